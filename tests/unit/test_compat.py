@@ -1,4 +1,4 @@
-"""trl_compat: the names of TRL 1.12 and of TRL 0.x's loop, with what they mean. docs/from-trl.md runs here too."""
+"""trl_compat: names and behaviour of TRL 1.12 and of TRL 0.x's loop. The code of docs/from-trl.md runs here too."""
 
 import copy
 import dataclasses
@@ -80,18 +80,18 @@ DEPARTURES: dict[str, Any] = {
 # TRL 1.12: constructor and configuration
 
 
-def test_the_constructor_has_trls_keywords_in_their_order() -> None:
+def test_ppo_trainer_has_trl_keywords_in_order() -> None:
     assert list(inspect.signature(PPOTrainer).parameters)[: len(CONSTRUCTOR)] == CONSTRUCTOR
 
 
-def test_every_field_has_trls_default_or_a_documented_one() -> None:
+def test_ppo_config_has_trl_defaults_or_documented_ones() -> None:
     ours = {field.name: field.default for field in dataclasses.fields(PPOConfig)}
     assert {name: ours[name] for name in FIELDS} == FIELDS | DEPARTURES
     assert all(f"`{name}`" in PAGE for name in DEPARTURES)
 
 
-def test_fields_that_trl_leaves_to_training_arguments_are_those(tmp_path: Path) -> None:
-    """All but what PPO has to change; world_size is a property there."""
+def test_ppo_config_keeps_other_training_arguments_defaults(tmp_path: Path) -> None:
+    """All but those that PPO has to change; world_size is a property there."""
     changed = {"learning_rate", "logging_steps", "remove_unused_columns"}
     ours = {field.name: field.default for field in dataclasses.fields(PPOConfig)}
     for field in dataclasses.fields(TrainingArguments):
@@ -100,7 +100,7 @@ def test_fields_that_trl_leaves_to_training_arguments_are_those(tmp_path: Path) 
         PPOConfig(output_dir=str(tmp_path), world_size=2)
 
 
-def test_batch_sizes_are_computed(tmp_path: Path) -> None:
+def test_ppo_config_computes_batch_sizes(tmp_path: Path) -> None:
     args = PPOConfig(
         output_dir=str(tmp_path), per_device_train_batch_size=4, gradient_accumulation_steps=6, num_mini_batches=3,
         total_episodes=100, batch_size=1, use_cpu=DEVICE == "cpu",
@@ -109,7 +109,7 @@ def test_batch_sizes_are_computed(tmp_path: Path) -> None:
     assert (args.local_mini_batch_size, args.mini_batch_size, args.num_total_batches) == (8, 8, 5)
 
 
-def test_a_command_line_fills_both_configurations(tmp_path: Path) -> None:
+def test_argument_parser_reads_both_configs(tmp_path: Path) -> None:
     """A default with a type that argparse cannot read would fail here, for every script that parses its flags."""
     [args] = HfArgumentParser(PPOConfig).parse_args_into_dataclasses(
         f"--output_dir {tmp_path} --learning_rate 2e-5 --kl_estimator k3 --stop_token eos --use_cpu".split()
@@ -127,7 +127,7 @@ VALUES = torch.tensor([[1.0, 2.0, 3.0], [5.0, 0.0, 9.0]])
 MASK = torch.tensor([[1, 1, 1], [1, 0, 0]])
 
 
-def test_masked_statistics() -> None:
+def test_masked_statistics_match_hand_values() -> None:
     assert masked_mean(VALUES, MASK) == 11 / 4
     assert masked_mean(VALUES, MASK, axis=1).tolist() == [2.0, 5.0]
     # Deviations from 2.75: −1.75, −0.75, 0.25, 2.25; their squares add up to 8.75.
@@ -145,7 +145,7 @@ def test_masked_statistics() -> None:
 
 
 @pytest.mark.parametrize("pad", [PAD, 17], ids=["a PAD with an embedding", "a PAD past the embeddings"])
-def test_batch_generation_continues_each_row_as_if_it_were_alone(pad: int) -> None:
+def test_batch_generation_matches_generating_rows_alone(pad: int) -> None:
     policy = make_policy()
     prompts = [[5, 6], [7], [8, 9, 3, 4], [10, 3], [12]]
     queries = torch.tensor([[pad] * (4 - len(ids)) + ids for ids in prompts])
@@ -194,7 +194,7 @@ def tokenised(count: int = 16) -> Dataset:
     )
 
 
-def from_trl(directory: Path, **given: Any) -> PPOTrainer:
+def make_trl_trainer(directory: Path, **given: Any) -> PPOTrainer:
     """A trainer as a script for TRL 1.12 makes it, over the toy world; names of PPOConfig go there."""
     parts: dict[str, Any] = {
         "processing_class": make_tokenizer(),
@@ -221,10 +221,10 @@ def from_trl(directory: Path, **given: Any) -> PPOTrainer:
     return PPOTrainer(args=PPOConfig(**fields | given), **parts)
 
 
-def test_attributes_and_what_training_does_to_the_models_that_were_given(tmp_path: Path) -> None:
+def test_training_updates_given_policy_and_copied_critic(tmp_path: Path) -> None:
     policy, reference, value_model = make_policy(), make_policy(), make_reward_model(seed=2, statistics=None)
     before = [digests(model) for model in (policy, value_model)]
-    trainer = from_trl(tmp_path, model=policy, ref_model=reference, value_model=value_model, stop_token="eos")
+    trainer = make_trl_trainer(tmp_path, model=policy, ref_model=reference, value_model=value_model, stop_token="eos")
     assert trainer.model.policy is trainer.policy_model is policy and trainer.ref_model is reference
     assert trainer.model.value_model is trainer.value_model is not value_model
     assert type(trainer.reward_model).__name__ == "LlamaForSequenceClassification"
@@ -240,14 +240,14 @@ def test_attributes_and_what_training_does_to_the_models_that_were_given(tmp_pat
         assert model is reference
 
 
-def test_epochs_say_how_many_updates_where_episodes_do_not(tmp_path: Path) -> None:
-    trainer = from_trl(tmp_path, total_episodes=None, num_train_epochs=2, train_dataset=tokenised(12))
+def test_update_count_follows_epochs_without_episodes(tmp_path: Path) -> None:
+    trainer = make_trl_trainer(tmp_path, total_episodes=None, num_train_epochs=2, train_dataset=tokenised(12))
     assert trainer.args.num_total_batches == 4  # two a pass: 8 and 4 prompts
     trainer.train()
     assert trainer.state.global_step == 4
 
 
-def test_under_lora_the_reference_is_the_adapter_switched_off(tmp_path: Path) -> None:
+def test_lora_reference_is_policy_without_adapter(tmp_path: Path) -> None:
     from peft import LoraConfig
 
     policy = make_policy()
@@ -255,7 +255,7 @@ def test_under_lora_the_reference_is_the_adapter_switched_off(tmp_path: Path) ->
     policy = type(policy).from_pretrained(tmp_path / "base")
     ids = torch.tensor([[5, 6, 7]])
     logits = policy(ids).logits
-    trainer = from_trl(
+    trainer = make_trl_trainer(
         tmp_path / "run", model=policy, ref_model=None, peft_config=LoraConfig(r=2, target_modules=["q_proj"])
     )
     trainer.train()
@@ -266,9 +266,7 @@ def test_under_lora_the_reference_is_the_adapter_switched_off(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("stops", [{}, {"stop_token_id": 9}], ids=["none", "id"])
-def test_completions_with_eos_in_them_escape_the_penalty_for_a_missing_one(
-    tmp_path: Path, stops: dict[str, Any]
-) -> None:
+def test_eos_anywhere_avoids_missing_eos_penalty(tmp_path: Path, stops: dict[str, Any]) -> None:
     """Where nothing stops a completion it runs on behind its EOS, and TRL looks for EOS anywhere in it."""
     seen: list[tuple[Any, Tensor]] = []
 
@@ -278,7 +276,7 @@ def test_completions_with_eos_in_them_escape_the_penalty_for_a_missing_one(
             seen.append((rollout.samples, scored.total - estimates.scores))
             return estimates
 
-    trainer = from_trl(tmp_path, missing_eos_penalty=2.0, num_mini_batches=1, **stops)
+    trainer = make_trl_trainer(tmp_path, missing_eos_penalty=2.0, num_mini_batches=1, **stops)
     trainer.__class__ = Watched
     trainer.train()
     [first, second] = seen
@@ -292,7 +290,7 @@ def test_completions_with_eos_in_them_escape_the_penalty_for_a_missing_one(
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_a_pad_past_the_embeddings_changes_no_score(kind: str) -> None:
+def test_pad_beyond_embeddings_leaves_scores_unchanged(kind: str) -> None:
     """Scripts add [PAD] and resize nothing. The score of a batch is that of each row alone, unpadded."""
     tokenizer = make_tokenizer()
     tokenizer.pad_token = None
@@ -308,15 +306,15 @@ def test_a_pad_past_the_embeddings_changes_no_score(kind: str) -> None:
     assert model.config.pad_token_id != 17, "transformers makes no model of such a configuration"
 
 
-def test_an_optimizer_over_a_model_that_was_copied_is_refused(tmp_path: Path) -> None:
+def test_optimizer_over_copied_critic_is_rejected(tmp_path: Path) -> None:
     policy, value_model = make_policy(), make_reward_model(statistics=None)
     optimizer = torch.optim.AdamW([*policy.parameters(), *value_model.parameters()], lr=1e-3)
     with pytest.raises(ZooError, match="optimizer has no weight of the critic"):
-        from_trl(tmp_path, model=policy, value_model=value_model, optimizers=(optimizer, None))
+        make_trl_trainer(tmp_path, model=policy, value_model=value_model, optimizers=(optimizer, None))
     value_model.config.num_labels = 1
     critic = AutoModelForTokenClassification.from_config(value_model.config)
     optimizer = torch.optim.AdamW([*policy.parameters(), *critic.parameters()], lr=1e-3)
-    trainer = from_trl(tmp_path, model=policy, value_model=critic, optimizers=(optimizer, None))
+    trainer = make_trl_trainer(tmp_path, model=policy, value_model=critic, optimizers=(optimizer, None))
     before = digests(critic)
     trainer.train()
     assert trainer.value_model is critic and digests(critic).items() - before.items()
@@ -327,10 +325,10 @@ def t5() -> AutoModelForSeq2SeqLMWithValueHead:
     return AutoModelForSeq2SeqLMWithValueHead.from_pretrained(T5ForConditionalGeneration(config))
 
 
-def test_mistakes_are_told_in_one_sentence(tmp_path: Path) -> None:
+def test_trainer_errors_are_one_sentence(tmp_path: Path) -> None:
     def refused(message: str, **given: Any) -> None:
         with pytest.raises(ZooError, match=message) as error:
-            from_trl(tmp_path, **given)
+            make_trl_trainer(tmp_path, **given)
         assert "\n" not in str(error.value)
 
     refused("stop_token is 'period': set it to 'eos'", stop_token="period")
@@ -341,8 +339,8 @@ def test_mistakes_are_told_in_one_sentence(tmp_path: Path) -> None:
 # docs/from-trl.md
 
 
-def test_the_code_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its blocks, one after the other, on toy models in the folders that they name."""
+def test_migration_page_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs its code blocks in order, on toy models in the folders that they name."""
     alphabet = sorted(set(LETTERS + ":; ") | set("the battery of this phone my kettle's handle camera's screen strap"))
     tokenizer = make_tokenizer("".join(alphabet))
     for name, model in (
@@ -363,7 +361,7 @@ def test_the_code_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert AutoModelForCausalLMWithValueHead.from_pretrained("runs/classic").v_head.summary.weight.any()
 
 
-def test_the_page_names_what_is_there() -> None:
+def test_migration_page_links_and_names_exist() -> None:
     """Links of the page lead somewhere, and its tables name every field, keyword and metric of TRL's."""
     for target in re.findall(r"\]\(([^)#]+)", PAGE):
         assert (ROOT / "docs" / target).exists(), target

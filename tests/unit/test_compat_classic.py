@@ -1,4 +1,4 @@
-"""rlhf_zoo.ppo.trl_compat.classic: the names and the loop of TRL 0.x, with what they mean."""
+"""rlhf_zoo.ppo.trl_compat.classic: names, settings and the step loop of TRL 0.x."""
 
 import copy
 import json
@@ -45,13 +45,13 @@ CLASSIC: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_the_classic_configuration_has_trls_fields_and_defaults() -> None:
+def test_classic_config_has_trl_fields_and_defaults() -> None:
     ours = vars(classic.PPOConfig())
     assert ours | CLASSIC == ours and ours.keys() - CLASSIC.keys() == {"exp_name", "output_dir"}
     assert all(re.search(rf"\b{name}\b", PAGE) for name in CLASSIC)
 
 
-def test_what_the_classic_configuration_means(tmp_path: Path) -> None:
+def test_classic_config_maps_to_ppo_config(tmp_path: Path) -> None:
     config = classic.PPOConfig(
         batch_size=24, mini_batch_size=4, gradient_accumulation_steps=2, ppo_epochs=3, steps=100, early_stopping=True,
         target_kl=0.3, use_score_scaling=True, use_score_norm=True, score_clip=2.0, output_dir=str(tmp_path),
@@ -72,7 +72,7 @@ def test_what_the_classic_configuration_means(tmp_path: Path) -> None:
     assert fixed.kl_target is None and fixed.per_device_train_batch_size == 16 and fixed.score_scaling == "none"
 
 
-def test_settings_that_change_nothing_say_so_and_wrong_ones_are_refused() -> None:
+def test_classic_config_warns_of_unused_and_rejects_invalid_settings() -> None:
     with pytest.warns(GuardWarning, match="ratio_threshold has no effect here"):
         classic.PPOConfig(ratio_threshold=5.0)
     with pytest.raises(ZooError, match="kl_penalty is 'mse', whose gradient"):
@@ -116,17 +116,17 @@ def queries(count: int = 8) -> list[Tensor]:
     return [torch.tensor(ids) for ids in tokenised(count)["input_ids"]]
 
 
-def scores_of(trainer: classic.PPOTrainer, responses: list[Tensor]) -> list[Tensor]:
+def score_responses(trainer: classic.PPOTrainer, responses: list[Tensor]) -> list[Tensor]:
     return [torch.tensor(score) for score in good(trainer.tokenizer.batch_decode(responses, skip_special_tokens=True))]
 
 
-def one_step(trainer: classic.PPOTrainer, scores: list[Any] | None = None) -> dict[str, Any]:
+def run_one_step(trainer: classic.PPOTrainer, scores: list[Any] | None = None) -> dict[str, Any]:
     asked = queries(trainer.config.batch_size)
     answers = trainer.generate(asked, return_prompt=False, **SAMPLING)
-    return trainer.step(asked, answers, scores_of(trainer, answers) if scores is None else scores)
+    return trainer.step(asked, answers, score_responses(trainer, answers) if scores is None else scores)
 
 
-def test_the_dataloader_gives_shuffled_batches_and_drops_the_rest(tmp_path: Path) -> None:
+def test_dataloader_shuffles_and_drops_last_batch(tmp_path: Path) -> None:
     rows = tokenised(20).add_column("query", [str(row) for row in range(20)]).with_format("torch")
     trainer = classic_trainer(tmp_path, dataset=rows, data_collator=collator)
     assert len(trainer.dataloader) == 2 and trainer.dataset is rows
@@ -136,7 +136,7 @@ def test_the_dataloader_gives_shuffled_batches_and_drops_the_rest(tmp_path: Path
     assert all(isinstance(ids, Tensor) and ids.dim() == 1 for ids in batch["input_ids"])
 
 
-def test_generate_takes_one_query_or_many_and_gives_no_padding(tmp_path: Path) -> None:
+def test_generate_accepts_one_or_many_queries_and_strips_padding(tmp_path: Path) -> None:
     trainer = classic_trainer(tmp_path)
     asked = queries(8)
     greedy = {"do_sample": False, "max_new_tokens": 8, "pad_token_id": EOS}
@@ -151,7 +151,7 @@ def test_generate_takes_one_query_or_many_and_gives_no_padding(tmp_path: Path) -
     assert len({len(answer) for answer in answers}) > 1, "some end early, so that padding would show"
 
 
-def test_generate_stops_where_it_is_told(tmp_path: Path) -> None:
+def test_generate_stops_at_given_eos_and_length(tmp_path: Path) -> None:
     trainer = classic_trainer(tmp_path)
     asked, model = queries(8), trainer.model
     sampled = trainer.generate(asked, return_prompt=False, batch_size=8, **SAMPLING)
@@ -171,11 +171,11 @@ def test_generate_stops_where_it_is_told(tmp_path: Path) -> None:
     assert {sampler() for _ in range(200)} == {3, 4, 5}
 
 
-def test_generate_can_ask_the_reference_too(tmp_path: Path) -> None:
+def test_generate_can_return_reference_responses(tmp_path: Path) -> None:
     trainer = classic_trainer(tmp_path, learning_rate=0.1)
     greedy = {"return_prompt": False, "do_sample": False, "max_new_tokens": 8, "pad_token_id": EOS}
     before = trainer.generate(queries(), **greedy)
-    one_step(trainer)
+    run_one_step(trainer)
     mine, theirs = trainer.generate(queries(), generate_ref_response=True, **greedy)
     assert all(torch.equal(one, other) for one, other in zip(before, theirs, strict=True))
     assert not all(torch.equal(one, other) for one, other in zip(before, mine, strict=True))
@@ -190,14 +190,14 @@ def logprobs_and_values(model: Any, query: Tensor, response: Tensor) -> tuple[Te
     return logps[range(len(response)), response], values[0, start:-1]
 
 
-def test_statistics_are_what_trl_calls_by_their_names(tmp_path: Path) -> None:
-    """Of a second step, so that policy and reference differ; row by row, by models copied before it."""
+def test_step_statistics_match_trl_definitions(tmp_path: Path) -> None:
+    """Checks a second step, so that policy and reference differ, row by row with copies of the models."""
     trainer = classic_trainer(tmp_path, learning_rate=2e-2, gamma=0.97, lam=0.9, adap_kl_ctrl=False)
-    one_step(trainer)
+    run_one_step(trainer)
     asked = queries()
     answers = trainer.generate(asked, return_prompt=False, **SAMPLING)
     policy, reference = copy.deepcopy(trainer.model).eval(), trainer.ref_model
-    scores = [float(score) for score in scores_of(trainer, answers)]
+    scores = [float(score) for score in score_responses(trainer, answers)]
     stats = trainer.step(asked, answers, scores)
 
     kls, entropies, returns, values, paid = [], [], [], [], []
@@ -248,8 +248,8 @@ def test_statistics_are_what_trl_calls_by_their_names(tmp_path: Path) -> None:
     assert stats.keys() == expected.keys() | rest and stats["time/ppo/total"] > 0
 
 
-def test_the_first_pass_is_of_the_policy_that_sampled(tmp_path: Path) -> None:
-    """Log-probabilities that `generate` drew by are those of the pass that trains, dropout and padding or not."""
+def test_first_training_pass_matches_sampling_logprobs(tmp_path: Path) -> None:
+    """Log-probabilities of `generate` equal those of the training pass, whatever dropout and padding."""
     trainer = classic_trainer(tmp_path, ppo_epochs=1, mini_batch_size=8)
     asked = queries()
     answers = trainer.generate(asked, return_prompt=False, **SAMPLING)
@@ -260,16 +260,16 @@ def test_the_first_pass_is_of_the_policy_that_sampled(tmp_path: Path) -> None:
     by = torch.stack(drawn.logits)[:, 0].log_softmax(-1)[range(len(said)), said]
     assert torch.allclose(by, logprobs_and_values(trainer.model, asked[3], said)[0], atol=1e-5)
     trainer.model.train()
-    stats = trainer.step(asked, answers, scores_of(trainer, answers))
+    stats = trainer.step(asked, answers, score_responses(trainer, answers))
     assert abs(stats["objective/kl"]) < 1e-5 and stats["ppo/policy/approxkl"] < 1e-10
     assert stats["ppo/policy/ratio"] == pytest.approx(1, abs=1e-6) and stats["ppo/policy/clipfrac"] == 0
 
 
-def test_the_callers_model_is_what_trains_and_what_is_saved(tmp_path: Path) -> None:
+def test_given_model_is_trained_and_saved(tmp_path: Path) -> None:
     trainer = classic_trainer(tmp_path / "out", learning_rate=1e-2)
     model, reference = trainer.model, digests(trainer.ref_model)
     before = digests(model)
-    one_step(trainer)
+    run_one_step(trainer)
     after = digests(model)
     moved = [name for name in before if before[name] != after[name]]
     assert {"v_head.summary.weight", "transformer.h.0.mlp.c_fc.weight", "lm_head.weight"} <= set(moved)
@@ -279,7 +279,7 @@ def test_the_callers_model_is_what_trains_and_what_is_saved(tmp_path: Path) -> N
     assert (tmp_path / "saved" / "tokenizer.json").is_file()
 
 
-def test_a_reference_that_is_given_wrapped_or_shares_layers(tmp_path: Path) -> None:
+def test_reference_may_be_wrapped_or_share_layers(tmp_path: Path) -> None:
     model = AutoModelForCausalLMWithValueHead.from_pretrained(gpt2(GPT2LMHeadModel, 0))
     reference = classic.create_reference_model(model)
     assert not any(parameter.requires_grad for parameter in reference.parameters())
@@ -288,7 +288,7 @@ def test_a_reference_that_is_given_wrapped_or_shares_layers(tmp_path: Path) -> N
 
     trainer = classic_trainer(tmp_path, num_shared_layers=1, learning_rate=1e-2)
     before, reference = digests(trainer.model), digests(trainer.ref_model)
-    one_step(trainer)
+    run_one_step(trainer)
     kept = {name for name, digest in digests(trainer.model).items() if digest == before[name]}
     assert {name for name in kept if ".h." in name} == {name for name in before if ".h.0." in name}
     assert {"transformer.wte.weight", "transformer.wpe.weight"} <= kept and "v_head.summary.weight" not in kept
@@ -299,16 +299,16 @@ def test_a_reference_that_is_given_wrapped_or_shares_layers(tmp_path: Path) -> N
         classic.create_reference_model(model, num_shared_layers=2)
 
 
-def test_an_optimizer_of_ones_own_is_used(tmp_path: Path) -> None:
+def test_given_optimizer_is_used(tmp_path: Path) -> None:
     model = AutoModelForCausalLMWithValueHead.from_pretrained(gpt2(GPT2LMHeadModel, 0))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
     trainer = classic_trainer(tmp_path, model=model, optimizer=optimizer, lr_scheduler=schedule)
-    rates = [one_step(trainer)["ppo/learning_rate"] for _ in range(2)]
+    rates = [run_one_step(trainer)["ppo/learning_rate"] for _ in range(2)]
     assert rates == [0.5, 0.25]
 
 
-def test_statistics_reach_tensorboard(tmp_path: Path) -> None:
+def test_step_statistics_reach_tensorboard(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     trainer = classic_trainer(
@@ -316,7 +316,7 @@ def test_statistics_reach_tensorboard(tmp_path: Path) -> None:
     )
     seen = []
     for _ in range(2):
-        seen.append(one_step(trainer))
+        seen.append(run_one_step(trainer))
         trainer.log_stats(seen[-1], {"query": [], "response": []}, [torch.tensor(1.0), 2.0], columns_to_log=["query"])
     events = EventAccumulator(str(tmp_path / "logs" / "trl")).Reload()
     for name in ("objective/kl", "ppo/mean_scores", "ppo/loss/total"):
@@ -328,8 +328,8 @@ def test_statistics_reach_tensorboard(tmp_path: Path) -> None:
     assert "objective/kl_dist" not in line and "runs" not in {path.name for path in tmp_path.rglob("*")}
 
 
-def test_a_batch_of_one(tmp_path: Path) -> None:
-    """As the oldest quick start has it."""
+def test_step_accepts_batch_of_one(tmp_path: Path) -> None:
+    """As in the oldest quick start of TRL."""
     trainer = classic_trainer(tmp_path, batch_size=1, mini_batch_size=1)
     [query] = queries(1)
     answer = trainer.generate(query, return_prompt=False, **SAMPLING | {"max_new_tokens": 1})[0]
@@ -338,11 +338,11 @@ def test_a_batch_of_one(tmp_path: Path) -> None:
     assert all(math.isfinite(value) for value in numbers) and stats["ppo/std_scores"] == 0
 
 
-def test_mistakes_of_the_loop_are_told_in_one_sentence(tmp_path: Path) -> None:
+def test_step_errors_are_one_sentence(tmp_path: Path) -> None:
     trainer = classic_trainer(tmp_path)
     asked = queries()
     answers = trainer.generate(asked, return_prompt=False, **SAMPLING)
-    scores = scores_of(trainer, answers)
+    scores = score_responses(trainer, answers)
 
     def refused(message: str, call: Any) -> None:
         with pytest.raises(ZooError, match=message) as error:
@@ -364,7 +364,7 @@ def test_mistakes_of_the_loop_are_told_in_one_sentence(tmp_path: Path) -> None:
     refused("config is a PPOConfig: pass", lambda: classic.PPOTrainer(old, model, None, tokenizer))
 
 
-def test_the_tutorials_loop_raises_the_reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tutorial_loop_raises_reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """examples/classic_loop.py, 30 of its 100 steps, from random weights: only words of praise are left."""
     out = tmp_path / "classic"
     options = ["--output_dir", str(out), "--steps", "30", "--log_with", "tensorboard"]

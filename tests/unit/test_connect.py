@@ -1,4 +1,4 @@
-"""Which Hub a command talks to, and that a token goes to no other."""
+"""Choosing the Hub of a command, and keeping its token from any other Hub."""
 
 import json
 import os
@@ -22,7 +22,7 @@ SECRET = "hf_secret"
 SERVED = "http://127.0.0.1:8123"
 
 
-def chosen(flag: str | None, push: bool, env: dict[str, str]) -> Hub:
+def choose_hub(flag: str | None, push: bool, env: dict[str, str]) -> Hub:
     with patch.dict(os.environ, env, clear=True):
         return choose(flag, push_to_hub=push)
 
@@ -44,22 +44,22 @@ def chosen(flag: str | None, push: bool, env: dict[str, str]) -> Hub:
         ("http://[::1]:8080", False, {}, "other", "http://[::1]:8080", "--hub"),
     ],
 )
-def test_the_rule(flag, push, env, kind, endpoint, why, tmp_path):
-    hub = chosen(flag, push, {"HF_HOME": str(tmp_path), **env})
+def test_choose_follows_flag_then_environment_then_token(flag, push, env, kind, endpoint, why, tmp_path):
+    hub = choose_hub(flag, push, {"HF_HOME": str(tmp_path), **env})
     assert (hub.kind, hub.endpoint) == (kind, endpoint)
     assert hub.reason.startswith(why) or why in hub.reason
     assert hub.label == ("local" if kind == "local" else endpoint)
     assert why in hub.description
 
 
-def test_a_hub_without_an_address_is_described_by_the_address_in_use():
+def test_default_hub_description_names_client_endpoint():
     from huggingface_hub import constants
 
     assert DEFAULT_HUB.description == f"{constants.ENDPOINT} (huggingface_hub's settings)"
 
 
 @pytest.mark.parametrize("by_flag", [False, True])
-def test_the_address_of_the_served_embedded_hub_means_the_embedded_hub(tmp_path, thread_hub, by_flag):
+def test_address_of_served_embedded_hub_selects_embedded_hub(tmp_path, thread_hub, by_flag):
     flag, endpoint = (thread_hub.url + "/", {}) if by_flag else (None, {"HF_ENDPOINT": thread_hub.url})
     env = {"RLHF_ZOO_HOME": str(tmp_path / "zoo"), "HF_HOME": str(tmp_path), **endpoint}
     (tmp_path / "zoo" / "hub").mkdir(parents=True)
@@ -67,20 +67,20 @@ def test_the_address_of_the_served_embedded_hub_means_the_embedded_hub(tmp_path,
     for content in (None, "{", '{"url": "http://127.0.0.1:9"}', json.dumps({"url": thread_hub.url})):
         if content is not None:
             record.write_text(content)
-        assert chosen(flag, False, env).kind == "other"
+        assert choose_hub(flag, False, env).kind == "other"
     record.write_text(json.dumps({"url": thread_hub.url, "pid": os.getpid()}))
-    hub = chosen(flag, False, env)
+    hub = choose_hub(flag, False, env)
     assert (hub.kind, hub.endpoint, hub.label) == ("local", None, "local")
     with patch.dict(os.environ, env, clear=True):
         assert choose_source(None, hub) is None or by_flag
 
 
-def test_the_record_of_a_killed_hub_is_ignored(tmp_path, thread_hub):
+def test_record_of_killed_hub_is_ignored(tmp_path, thread_hub):
     """Nothing answers at its address, or another program does, which is then the Hub that the user named."""
     (tmp_path / "zoo" / "hub").mkdir(parents=True)
     for address in (SERVED, thread_hub.url):
         (tmp_path / "zoo" / "hub" / "server.json").write_text(json.dumps({"url": address, "pid": 2**22 + 1}))
-        hub = chosen(
+        hub = choose_hub(
             None, False, {"RLHF_ZOO_HOME": str(tmp_path / "zoo"), "HF_HOME": str(tmp_path), "HF_ENDPOINT": address}
         )
         assert (hub.kind, hub.endpoint, hub.reason) == ("other", address, "HF_ENDPOINT")
@@ -89,15 +89,15 @@ def test_the_record_of_a_killed_hub_is_ignored(tmp_path, thread_hub):
 @pytest.mark.parametrize(
     "variables", [{"HF_HOME": "{0}"}, {"XDG_CACHE_HOME": "{0}"}, {"HF_TOKEN_PATH": "{0}/elsewhere"}]
 )
-def test_a_token_of_a_login_counts(tmp_path, variables):
+def test_choose_uses_token_of_login(tmp_path, variables):
     env = {"HF_HOME": "", **{name: value.format(tmp_path) for name, value in variables.items()}}
     env = {name: value for name, value in env.items() if value}
-    assert chosen(None, True, {"HF_HOME": "/nowhere", **env}).kind == "local"
+    assert choose_hub(None, True, {"HF_HOME": "/nowhere", **env}).kind == "local"
     for file in (tmp_path / "token", tmp_path / "huggingface" / "token", tmp_path / "elsewhere"):
         file.parent.mkdir(exist_ok=True)
         file.write_text(SECRET)
-    assert chosen(None, True, env).kind == "huggingface"
-    assert chosen(None, False, env).kind == "local"
+    assert choose_hub(None, True, env).kind == "huggingface"
+    assert choose_hub(None, False, env).kind == "local"
 
 
 @pytest.mark.parametrize(
@@ -113,15 +113,15 @@ def test_a_token_of_a_login_counts(tmp_path, variables):
         ("http://127.0.0.1:port", "use 'local' or an address"),
     ],
 )
-def test_addresses_that_are_none_or_unsafe(address, message):
+def test_choose_rejects_malformed_or_unsafe_addresses(address, message):
     with pytest.raises(ZooError, match=message):
-        chosen(address, False, {})
+        choose_hub(address, False, {})
     if address:
         with pytest.raises(ZooError, match=f"HF_ENDPOINT is .*{message}"):
-            chosen(None, False, {"HF_ENDPOINT": address})
+            choose_hub(None, False, {"HF_ENDPOINT": address})
 
 
-def test_home(monkeypatch, tmp_path):
+def test_home_follows_environment_variable(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("RLHF_ZOO_HOME", raising=False)
     assert home() == tmp_path / ".cache" / "rlhf-zoo"
@@ -152,7 +152,9 @@ REAL_PLACES = ("HF_HOME", "HF_HUB_CACHE", "HF_TOKEN_PATH", "HF_XET_CACHE", "HF_A
                "HF_MODULES_CACHE", "HUGGINGFACE_HUB_CACHE")  # fmt: skip
 
 
-def look(tmp_path: Path, flag: str | None, push: bool = False, python: Sequence[str] = PYTHON, **env: str) -> dict:
+def inspect_clients(
+    tmp_path: Path, flag: str | None, push: bool = False, python: Sequence[str] = PYTHON, **env: str
+) -> dict:
     """What the clients see after connect(), where the user has a token and caches of the real Hub."""
     mine = {name: str(tmp_path / "real" / name.lower()) for name in REAL_PLACES}
     env = environment(tmp_path) | mine | {"HF_TOKEN": SECRET} | env
@@ -171,8 +173,8 @@ def is_sealed(tmp_path: Path, seen: dict) -> bool:
 
 
 @pytest.mark.parametrize("python", [[sys.executable], PYTHON], ids=["cold", "warm"])
-def test_the_embedded_hub_sees_nothing_of_the_real_one(tmp_path, python):
-    seen = look(
+def test_embedded_hub_hides_real_token_and_caches(tmp_path, python):
+    seen = inspect_clients(
         tmp_path, "local", python=python, HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", HTTP_PROXY="http://127.0.0.1:9"
     )
     assert is_sealed(tmp_path, seen)
@@ -186,24 +188,24 @@ def test_the_embedded_hub_sees_nothing_of_the_real_one(tmp_path, python):
     assert hubs_over(tmp_path) == []
 
 
-def test_another_hub_gets_its_own_token_and_caches(tmp_path):
-    seen = look(tmp_path, OTHER, RLHF_ZOO_HUB_TOKEN="other_token")
+def test_other_hub_uses_own_token_and_caches(tmp_path):
+    seen = inspect_clients(tmp_path, OTHER, RLHF_ZOO_HUB_TOKEN="other_token")
     assert is_sealed(tmp_path, seen)
     assert (seen["token"], seen["token_variable"]) == ("other_token", "RLHF_ZOO_HUB_TOKEN")
     assert all(place.startswith(str(tmp_path / "zoo" / "hubs" / "hub.example.com")) for place in seen["places"])
     # The token that stands beside HF_ENDPOINT is that Hub's, and not the real one's.
-    seen = look(tmp_path, HF_URL, HF_ENDPOINT=OTHER)
+    seen = inspect_clients(tmp_path, HF_URL, HF_ENDPOINT=OTHER)
     assert is_sealed(tmp_path, seen) and seen["client"] == HF_URL and seen["token"] is None
 
 
 @pytest.mark.parametrize(("flag", "push", "endpoint"), [(None, True, None), (None, False, OTHER)])
-def test_a_token_goes_to_the_hub_it_belongs_to(tmp_path, flag, push, endpoint):
-    seen = look(tmp_path, flag, push, **({"HF_ENDPOINT": endpoint} if endpoint else {}))
+def test_token_is_sent_only_to_its_own_hub(tmp_path, flag, push, endpoint):
+    seen = inspect_clients(tmp_path, flag, push, **({"HF_ENDPOINT": endpoint} if endpoint else {}))
     assert (seen["client"], seen["token"], seen["token_variable"]) == (endpoint or HF_URL, SECRET, "HF_TOKEN")
     assert seen["places"][0] == str(tmp_path / "real" / "hf_home")
 
 
-def test_no_request_to_another_hub_holds_the_token(tmp_path, thread_hub, monkeypatch):
+def test_requests_to_other_hub_omit_token(tmp_path, thread_hub, monkeypatch):
     seen: list[str] = []
     really = Application.role
 
@@ -221,7 +223,7 @@ def test_no_request_to_another_hub_holds_the_token(tmp_path, thread_hub, monkeyp
     assert "Bearer mine" in "".join(seen) and SECRET not in "".join(seen)
 
 
-def test_the_embedded_hub_ends_with_its_command_even_when_that_is_killed(tmp_path):
+def test_embedded_hub_ends_when_its_command_is_killed(tmp_path):
     code = """
 import sys, time
 from rlhf_zoo.hub.client.connect import choose, connect
@@ -238,7 +240,7 @@ with connect(choose("local", push_to_hub=False)):
     wait_until(lambda: hubs_over(tmp_path) == [])
 
 
-def test_an_embedded_hub_that_cannot_be(tmp_path):
+def test_embedded_hub_start_errors_are_readable(tmp_path):
     (tmp_path / "zoo").mkdir()
     (tmp_path / "zoo" / "hub").write_text("a file")
     done = zoo("pull", "a/b", "--hub", "local", home=tmp_path)

@@ -1,4 +1,4 @@
-"""What the rows and files of a data set name is not opened: media columns, formats with links, archives, odd names."""
+"""Files that a data set's content names are not opened: media columns, linked formats, archives, odd names."""
 
 # ruff: noqa: F811
 
@@ -34,14 +34,14 @@ def card_of(image: Any) -> str:
     return f"---\n{yaml.safe_dump({'dataset_info': {'features': features}})}---\n"
 
 
-def in_json(folder: Path, url: str, image: Any = None) -> None:
+def write_json_data(folder: Path, url: str, image: Any = None) -> None:
     value: Any = f"{url}/image.png"
     value = [value] if image and "list" in image else value
     (folder / "train.jsonl").write_text(json.dumps({"prompt": "a", "image": value}) + "\n")
     (folder / "README.md").write_text(card_of(image or {"dtype": "image"}))
 
 
-def table(url: str, kind: str, nested: bool = False) -> pa.Table:
+def media_table(url: str, kind: str, nested: bool = False) -> pa.Table:
     """A table whose own metadata says that a column holds media."""
     value, of, said = {"bytes": None, "path": f"{url}/file"}, pa.struct(MEDIA), {"_type": kind}
     image = pa.array([[value]], pa.list_(of)) if nested else pa.array([value], of)
@@ -51,24 +51,24 @@ def table(url: str, kind: str, nested: bool = False) -> pa.Table:
     return found.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
 
 
-def in_parquet(folder: Path, url: str, kind: str = "Image", nested: bool = False) -> None:
-    parquet.write_table(table(url, kind, nested), folder / "train.parquet")
+def write_parquet_data(folder: Path, url: str, kind: str = "Image", nested: bool = False) -> None:
+    parquet.write_table(media_table(url, kind, nested), folder / "train.parquet")
 
 
-def in_arrow(folder: Path, url: str) -> None:
-    found = table(url, "Image")
+def write_arrow_data(folder: Path, url: str) -> None:
+    found = media_table(url, "Image")
     with pa.OSFile(str(folder / "train.arrow"), "wb") as file, pa.ipc.new_stream(file, found.schema) as writer:
         writer.write_table(found)
 
 
 COLUMNS = {
-    "json": in_json,
-    "json, list": lambda folder, url: in_json(folder, url, {"list": "image"}),
-    "parquet": in_parquet,
-    "parquet, nested": lambda folder, url: in_parquet(folder, url, nested=True),
-    "parquet, video": lambda folder, url: in_parquet(folder, url, kind="Video"),
-    "parquet, audio": lambda folder, url: in_parquet(folder, url, kind="Audio"),
-    "arrow": in_arrow,
+    "json": write_json_data,
+    "json, list": lambda folder, url: write_json_data(folder, url, {"list": "image"}),
+    "parquet": write_parquet_data,
+    "parquet, nested": lambda folder, url: write_parquet_data(folder, url, nested=True),
+    "parquet, video": lambda folder, url: write_parquet_data(folder, url, kind="Video"),
+    "parquet, audio": lambda folder, url: write_parquet_data(folder, url, kind="Audio"),
+    "arrow": write_arrow_data,
 }
 
 
@@ -82,7 +82,7 @@ def read_all(name: str) -> list[list[Any]]:
 
 
 @pytest.mark.parametrize(("how", "place"), [*((how, "folder") for how in COLUMNS), ("json", "hub"), ("parquet", "hub")])
-def test_a_media_column_opens_nothing(how: str, place: str, hub: ThreadHub, trap: Trap, tmp_path: Path) -> None:
+def test_media_columns_open_no_files(how: str, place: str, hub: ThreadHub, trap: Trap, tmp_path: Path) -> None:
     folder = tmp_path / "media"
     folder.mkdir()
     COLUMNS[how](folder, trap.url)
@@ -94,7 +94,7 @@ def test_a_media_column_opens_nothing(how: str, place: str, hub: ThreadHub, trap
     assert trap.heard == []
 
 
-def test_columns_of_values_stay() -> None:
+def test_drop_media_keeps_value_columns() -> None:
     rows = {"prompt": ["a"], "turns": [[{"role": "user", "n": [1]}]], "label": [1]}
     loaded = datasets.Dataset.from_dict(rows).cast_column("label", datasets.ClassLabel(num_classes=2))
     assert drop_media(loaded) is loaded
@@ -109,7 +109,7 @@ LOADERS = {
 
 
 @pytest.mark.parametrize("file", LOADERS)
-def test_a_format_that_may_open_other_files_is_not_loaded(file: str, hub: ThreadHub, tmp_path: Path) -> None:
+def test_formats_that_may_open_other_files_are_refused(file: str, hub: ThreadHub, tmp_path: Path) -> None:
     (tmp_path / "set" / file).parent.mkdir(parents=True)
     (tmp_path / "set" / file).write_bytes(LOADERS[file])
     names = [str(tmp_path / "set")]
@@ -130,7 +130,7 @@ def test_a_format_that_may_open_other_files_is_not_loaded(file: str, hub: Thread
 
 @pytest.mark.parametrize("name", ["json", "text", "csv"])
 @pytest.mark.parametrize("offline", [True, False])
-def test_a_name_of_a_loader_reads_no_working_directory(
+def test_loader_name_does_not_read_working_directory(
     name: str,
     offline: bool,
     hub: ThreadHub,
@@ -150,7 +150,7 @@ def test_a_name_of_a_loader_reads_no_working_directory(
 
 
 @pytest.mark.parametrize("inner", ["a.jsonl::{url}/b.zip", "{url}/a.jsonl", "a.jsonl::file://{secret}"])
-def test_a_name_in_an_archive_is_no_address(
+def test_archive_member_name_is_not_opened_as_address(
     inner: str,
     trap: Trap,
     tmp_path: Path,
@@ -178,7 +178,7 @@ def test_a_name_in_an_archive_is_no_address(
     assert find_data(str(folder), None, DEFAULT_HUB).load(None, "train", columns=[])["prompt"][:] == ["a", "b"]
 
 
-def test_a_file_of_a_data_set_is_called_by_no_chain(tmp_path: Path) -> None:
+def test_chained_file_names_are_not_opened(tmp_path: Path) -> None:
     folder = tmp_path / "chain"
     folder.mkdir()
     (folder / "train.jsonl::memory").write_text(ROWS)
@@ -191,13 +191,13 @@ def test_a_file_of_a_data_set_is_called_by_no_chain(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"\xff\xfe\x00", b"a: " + b"x" * 2**21, b"tasks: " + b"[" * 5000, b"tasks: {a: 1}"]
 )
-def test_an_odd_mark_of_a_benchmark_is_none(content: bytes, hub: ThreadHub) -> None:
+def test_malformed_benchmark_mark_is_ignored(content: bytes, hub: ThreadHub) -> None:
     """eval.yaml of a repository, which is read when the data set is looked up."""
     hub.make("marked", {"eval.yaml": content, "train.jsonl": ROWS}, "dataset")
     assert find_data("local/marked", None, DEFAULT_HUB).lineage["benchmark"] is None
 
 
-def calls(path: Path) -> set[str]:
+def loader_calls(path: Path) -> set[str]:
     """The functions of `datasets` that load, as a file calls or imports them."""
     loads = {"load_dataset", "load_dataset_builder", "load_from_disk", "get_dataset_split_names"}
     loads |= {"get_dataset_config_names", "get_dataset_config_info", "get_dataset_infos"}
@@ -209,8 +209,8 @@ def calls(path: Path) -> set[str]:
     return found
 
 
-def test_data_sets_are_loaded_in_one_place() -> None:
+def test_datasets_loaders_are_called_in_one_module_only() -> None:
     """Also in examples, which people copy."""
     files = [path for folder in ("rlhf_zoo", "examples", "spaces") for path in (ROOT / folder).rglob("*.py")]
     assert len(files) > 300
-    assert {path.name for path in files if calls(path)} == {"checked_data.py"}
+    assert {path.name for path in files if loader_calls(path)} == {"checked_data.py"}

@@ -1,4 +1,4 @@
-"""Models that no trainer holds go to the accelerator, and fewer rows at a time where its memory is too small."""
+"""Devices: models without a trainer run on the accelerator, and batches shrink when its memory is full."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -31,7 +31,7 @@ KEYS = [(1, row) for row in range(len(PROMPTS))]
 
 
 class Memory:
-    """Of a model: so many rows fit. `seen` are those that were tried."""
+    """Simulates memory for at most `most` rows in a model. `seen` lists the batch sizes that were tried."""
 
     def __init__(self, model: PreTrainedModel, most: int, error: type[Exception] = torch.OutOfMemoryError) -> None:
         self.seen: list[int] = []
@@ -45,11 +45,11 @@ class Memory:
         model.register_forward_pre_hook(check, with_kwargs=True)
 
 
-# Fewer rows
+# Smaller batches
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError])
-def test_tokens_are_equal_where_a_batch_was_halved(error: type[Exception]) -> None:
+def test_sampling_is_same_when_batches_are_halved(error: type[Exception]) -> None:
     tokenizer = make_tokenizer()
 
     def drawn(model: PreTrainedModel) -> Any:
@@ -68,7 +68,7 @@ def test_tokens_are_equal_where_a_batch_was_halved(error: type[Exception]) -> No
     assert memory.seen[:3] == [8, 4, 2] and max(memory.seen[3:]) == 2, "what did not fit is not tried again"
 
 
-def test_logits_of_a_large_vocabulary_are_held_for_fewer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_at_once_shrinks_with_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = make_policy()
     rows = policy.get_input_embeddings().weight.shape[0]
     assert rows_at_once(policy, 6) == 64
@@ -76,7 +76,7 @@ def test_logits_of_a_large_vocabulary_are_held_for_fewer_rows(monkeypatch: pytes
     assert rows_at_once(policy, 6) == 3 and rows_at_once(policy, 60) == 1
 
 
-def test_figures_are_equal_where_batches_were_halved_and_rewards_see_whole_batches() -> None:
+def test_measurements_are_same_when_batches_are_halved() -> None:
     tokenizer, sizes = make_tokenizer(), []
 
     def long(completions: Sequence[str], **_: Any) -> list[float]:
@@ -104,7 +104,7 @@ def test_figures_are_equal_where_batches_were_halved_and_rewards_see_whole_batch
     assert [len(row) for row in found] == [3, 6, 1, 4] and found == [pytest.approx(row, abs=1e-4) for row in wanted]
 
 
-def test_a_row_that_does_not_fit_alone_is_said_and_other_errors_pass() -> None:
+def test_micro_batches_report_single_row_that_does_not_fit() -> None:
     def full(rows: Sequence[int]) -> None:
         raise torch.OutOfMemoryError("full")
 
@@ -117,10 +117,10 @@ def test_a_row_that_does_not_fit_alone_is_said_and_other_errors_pass() -> None:
         list(MicroBatches(4).run(wrong, range(5)))
 
 
-# Where models run
+# Placement
 
 
-def test_the_best_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_best_device_prefers_accelerator_unless_cpu_is_forced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
     monkeypatch.setattr("accelerate.PartialState._shared_state", {})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -168,7 +168,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> RunContext:
     return context
 
 
-def test_evaluation_doctor_trace_and_page_run_on_the_device(trained: RunContext, placed: list[str]) -> None:
+def test_evaluation_doctor_trace_and_page_use_device(trained: RunContext, placed: list[str]) -> None:
     folder = trained.directory.parent
     other = save_stage(folder / "other", "reward", make_reward_model(seed=7), make_tokenizer())
     judged = {"evaluation.judge": f"reward:{other}", **{f"evaluation.{key}": EVALUATION[key] for key in ("prompts",)}}
@@ -192,7 +192,7 @@ def with_sft(tmp_path: Path) -> RunContext:
     return make_context(tmp_path)
 
 
-def test_pairs_and_score_statistics_are_sampled_on_the_device(with_sft: RunContext, placed: list[str]) -> None:
+def test_reward_stage_samples_on_device(with_sft: RunContext, placed: list[str]) -> None:
     keys = {"use_cpu": True, "max_steps": 1, "score_samples": 4, "dataset_test_split": "none", "save_steps": 1}
     context = replace(with_sft, flags={**with_sft.flags, "reward": keys})
     assert reward.run(context) is True
@@ -201,7 +201,7 @@ def test_pairs_and_score_statistics_are_sampled_on_the_device(with_sft: RunConte
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.accelerator.is_available(), reason="needs an accelerator")
-def test_on_an_accelerator_figures_are_those_of_the_cpu(trained: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accelerator_figures_match_cpu(trained: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a run whose recipe says use_cpu, and of the same without."""
     figures = []
     for no in ("true", "false"):

@@ -1,4 +1,4 @@
-"""Dialogues in one text, as those of Anthropic/hh-rlhf, become the turns of a chat template where texts do."""
+"""Dialogues in one text, as in Anthropic/hh-rlhf, are converted to chat turns."""
 
 from typing import Any
 
@@ -22,38 +22,38 @@ CHOSEN, REJECTED = (
 )
 
 
-def read(form: Form, *rows: dict[str, Any], turns: bool = True, **columns: str) -> dict[str, Any]:
+def read_row(form: Form, *rows: dict[str, Any], turns: bool = True, **columns: str) -> dict[str, Any]:
     data = datasets.Dataset.from_list(list(rows))
     return convert_rows(data, form, columns=columns, turns=turns, text="text", subject="The data set x")[0]
 
 
-def test_pairs_and_prompts_and_texts() -> None:
-    assert read("pairs", ROW) == {"prompt": TURNS, "chosen": CHOSEN, "rejected": REJECTED}
-    assert read("prompts", ROW)["prompt"] == TURNS
-    assert read("texts", ROW, messages="chosen") == {"messages": [*TURNS, *CHOSEN]}
+def test_dialogues_become_turns_in_every_form() -> None:
+    assert read_row("pairs", ROW) == {"prompt": TURNS, "chosen": CHOSEN, "rejected": REJECTED}
+    assert read_row("prompts", ROW)["prompt"] == TURNS
+    assert read_row("texts", ROW, messages="chosen") == {"messages": [*TURNS, *CHOSEN]}
 
 
-def test_an_open_answer_ends_a_prompt() -> None:
-    assert read("prompts", {"prompt": ASKED, "chosen": "a column of rewards"})["prompt"] == TURNS
+def test_dialogue_prompt_may_end_with_assistant_marker() -> None:
+    assert read_row("prompts", {"prompt": ASKED, "chosen": "a column of rewards"})["prompt"] == TURNS
     row = {"prompt": ASKED, "chosen": "Yes.\n\nIt is here.", "rejected": "Take it."}
-    assert read("pairs", row) == {"prompt": TURNS, "chosen": CHOSEN, "rejected": REJECTED}
-    assert read("pairs", {"prompt": ASKED, **ROW}) == {"prompt": TURNS, "chosen": CHOSEN, "rejected": REJECTED}
+    assert read_row("pairs", row) == {"prompt": TURNS, "chosen": CHOSEN, "rejected": REJECTED}
+    assert read_row("pairs", {"prompt": ASKED, **ROW}) == {"prompt": TURNS, "chosen": CHOSEN, "rejected": REJECTED}
 
 
-def test_texts_stay_texts_without_conversations_and_other_texts_are_one_turn() -> None:
-    assert read("pairs", ROW, turns=False) == {
+def test_dialogues_stay_text_without_turns_and_plain_text_is_one_turn() -> None:
+    assert read_row("pairs", ROW, turns=False) == {
         "prompt": ASKED, "chosen": " Yes.\n\nIt is here.", "rejected": " Take it."
     }  # fmt: skip
-    assert read("prompts", {"prompt": "Who is Human: A or B?"})["prompt"] == [
+    assert read_row("prompts", {"prompt": "Who is Human: A or B?"})["prompt"] == [
         {"role": "user", "content": "Who is Human: A or B?"}
     ]
 
 
 @pytest.mark.parametrize("text", ["", "Hello", "Hi\n\nHuman: a\n\nAssistant: b", "\n\nAssistant: b"])
-def test_what_is_no_dialogue(text: str) -> None:
+def test_turns_of_text_ignores_other_texts(text: str) -> None:
     assert turns_of_text(text) is None
 
 
-def test_a_row_without_a_dialogue_is_named() -> None:
+def test_convert_rows_names_row_without_dialogue() -> None:
     with pytest.raises(ZooError, match=r"Row 1 of the data set x has no dialogue .* in the column 'chosen'"):
-        read("pairs", ROW, {**ROW, "chosen": "No."})
+        read_row("pairs", ROW, {**ROW, "chosen": "No."})

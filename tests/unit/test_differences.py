@@ -1,4 +1,4 @@
-"""What counts as a difference between two runs, and how it is told."""
+"""Differences between two runs: weights, files, metrics, settings and versions."""
 
 import json
 import math
@@ -35,7 +35,7 @@ def sides(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "published", tmp_path / "here"
 
 
-def test_neither_the_base_that_an_adapter_names_nor_the_order_of_its_modules_is_a_difference(sides):
+def test_adapter_base_name_and_module_order_are_ignored(sides):
     for side, base in zip(sides, ("local/toy-sft", "/home/me/runs/sft/checkpoint-4"), strict=True):
         names = ["q_proj", "v_proj"][:: 1 if base.startswith("/") else -1]
         config = {"base_model_name_or_path": base, "revision": None if base.startswith("/") else "a" * 40, "r": 4}
@@ -46,7 +46,7 @@ def test_neither_the_base_that_an_adapter_names_nor_the_order_of_its_modules_is_
     assert compare_files(*sides) == [{"file": "adapter_config.json", "problem": "r differs"}]
 
 
-def test_equal_checkpoints(sides):
+def test_equal_checkpoints_have_no_differences(sides):
     rows = compare_weights(*sides)
     assert [(row["file"], row["tensors"], row["differing"], row["problem"]) for row in rows] == [
         ("critic/model.safetensors", 3, 0, None), ("model.safetensors", 3, 0, None),
@@ -54,7 +54,7 @@ def test_equal_checkpoints(sides):
     assert compare_files(*sides) == []
 
 
-def test_the_worst_tensor_is_named(sides):
+def test_compare_weights_names_worst_tensor(sides):
     changed = {"a": WEIGHTS["a"].clone(), "b": WEIGHTS["b"].clone(), "n": WEIGHTS["n"]}
     changed["a"][1, 2] += 0.5
     changed["b"][0] += 0.25
@@ -76,7 +76,7 @@ def test_the_worst_tensor_is_named(sides):
         (torch.tensor([math.inf]), torch.tensor([1.0]), None),
     ],
 )
-def test_one_bit_is_a_difference(sides, a, b, far):
+def test_compare_weights_detects_smallest_difference(sides, a, b, far):
     save_file({"a": a}, sides[0] / "model.safetensors")
     save_file({"a": a}, sides[1] / "model.safetensors")
     assert compare_weights(*sides)[1]["differing"] == 0, "the same NaN is none"
@@ -85,7 +85,7 @@ def test_one_bit_is_a_difference(sides, a, b, far):
     assert (row["differing"], row["worst"], row["max_abs"]) == (1, "a", far)
 
 
-def test_other_shapes_names_and_files(sides):
+def test_compare_weights_reports_shapes_names_and_missing_files(sides):
     save_file({**WEIGHTS, "a": torch.zeros(3, 2), "more": torch.zeros(1)}, sides[1] / "model.safetensors")
     (sides[1] / "critic" / "model.safetensors").unlink()
     critic, policy = compare_weights(*sides)
@@ -97,7 +97,7 @@ def test_other_shapes_names_and_files(sides):
     assert compare_weights(*sides)[1]["problem"].startswith("cannot be read (")
 
 
-def test_files_beside_the_weights(sides):
+def test_compare_files_reports_config_and_tokenizer_differences(sides):
     published, here = sides
     (here / "config.json").write_text('{"transformers_version": "6", "layers": 2}')  # the release is told elsewhere
     assert compare_files(published, here) == []
@@ -117,13 +117,13 @@ def test_files_beside_the_weights(sides):
 ROWS = [{"step": 1, "time": "a", "loss": 1.0, "kl": None}, {"step": 2, "loss": 0.5}, {"step": 2, "eval_loss": 3.0}]
 
 
-def test_equal_metrics_but_for_times():
+def test_compare_metrics_ignores_times():
     here = [{**row, "time": "b", "perf/seconds": 7.0, "eval_runtime": 1.0} for row in json.loads(json.dumps(ROWS))]
     found = compare_metrics(ROWS, [*here, {"step": 3, "loss": 9.0}], step=2)
     assert found == {"rows": 3, "rows_here": 3, "problem": None, "columns": 3, "differing": []}
 
 
-def test_a_column_that_differs():
+def test_compare_metrics_reports_differing_columns():
     here = [{"step": 1, "loss": 1.0, "kl": 0.5}, {"step": 2, "loss": 0.75}, {"step": 2}]
     found = compare_metrics(ROWS, here, step=2)
     assert found["differing"] == [
@@ -134,12 +134,12 @@ def test_a_column_that_differs():
 
 
 @pytest.mark.parametrize("value", ["much", None, True, 10**400, [1.0], {"a": 1}])
-def test_what_is_no_number_has_no_distance(value):
+def test_compare_metrics_has_no_distance_for_non_numbers(value):
     (row,) = compare_metrics([{"step": 1, "loss": value}], [{"step": 1, "loss": 1.0}], step=1)["differing"]
     assert (row["rows"], row["max_abs"]) == (1, None)
 
 
-def test_rows_of_other_steps():
+def test_compare_metrics_reports_mismatched_steps():
     here = [ROWS[0], {"step": 3, "loss": 0.5}]
     assert compare_metrics(ROWS, here, step=9)["problem"] == "row 2 has step 2 in the published metrics and step 3 here"
     assert (
@@ -154,7 +154,7 @@ def test_rows_of_other_steps():
     assert compare_metrics(ROWS, ROWS[:2], step=2)["problem"] is not None
 
 
-def test_settings_and_versions():
+def test_compare_settings_and_versions_list_differences():
     a = {"seed": 1, "recipe": {"seed": 1, "corpus": "x"}, "lr": 1.0}
     b = {"seed": 2, "recipe": {"seed": 1, "corpus": "y"}, "lr": 1, "more": 0}
     assert compare_settings(a, b) == [
@@ -168,5 +168,5 @@ def test_settings_and_versions():
     ]  # fmt: skip
 
 
-def test_names_from_elsewhere_drive_no_terminal():
+def test_error_text_escapes_control_characters():
     assert str(ZooError("No key \x1b[2Jok\nnext")) == "No key \\x1b[2Jok\nnext"

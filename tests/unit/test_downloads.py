@@ -1,4 +1,4 @@
-"""A recipe that came from outside names no code: from `pull`, the client or a cache, or as a copy of these."""
+"""Downloaded recipes and their copies may name no code, no private files, no account and no machine."""
 
 import shutil
 from pathlib import Path
@@ -29,7 +29,7 @@ def write_recipe(folder: Path, *, shared: Any = None, ppo: Any = None) -> Path:
     return folder
 
 
-def read(folder: Path, **flags: Any) -> None:
+def read_recipe(folder: Path, **flags: Any) -> None:
     """As every command that takes a recipe does. flags: of the stage ppo, and of recipe.yaml under `recipe`."""
     recipe, shared = load_recipe(str(folder)), flags.pop("recipe", {})
     recipe_config(recipe, shared)
@@ -84,51 +84,51 @@ BAD: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("key", "keys"), BAD, ids=[f"{key}-{place}" for place, (key, _) in enumerate(BAD)])
-def test_a_recipe_that_was_downloaded_names_no_code(key: str, keys: dict[str, Any], download: Path) -> None:
+def test_downloaded_recipe_may_not_name_code(key: str, keys: dict[str, Any], download: Path) -> None:
     (download / "beside.py").write_text("open('executed', 'w')\ndef f(**_): pass\n")
     Path("beside").write_text("task: own\ndoc_to_text: !function beside.f\n")
     Path("folder").mkdir()
     folder = write_recipe(download / "recipe", **keys)
     with pytest.raises(ZooError, match=rf"which was downloaded,.*{key}"):
-        read(folder)
+        read_recipe(folder)
     copy = copy_recipe(str(folder), download.parents[0] / "own" / "copied")
     with pytest.raises(ZooError, match=rf"which was downloaded,.*{key}"):
-        read(copy)
+        read_recipe(copy)
     assert not Path("executed").exists()
     (copy / MARK).unlink()  # its user has read it
     if find_download(copy) is None:  # outside of the client's cache
         assert load_recipe(str(copy)).download is None
 
 
-def test_what_a_download_may_say_and_what_the_user_says(tmp_path: Path) -> None:
+def test_downloaded_recipe_accepts_user_flags_for_refused_keys(tmp_path: Path) -> None:
     folder = write_recipe(
         tmp_path / "toy", shared={"evaluation": {"judge": "llm:gpt-9"}}, ppo={"reward_funcs": [SHELL]}
     )
-    read(folder)  # the user's own
+    read_recipe(folder)  # the user's own
     (tmp_path / DOWNLOADED).mkdir(parents=True)
     with pytest.raises(ZooError, match="which was downloaded"):
-        read(folder)
-    read(folder, reward_funcs=["my:own"], recipe={"evaluation.judge": "llm:gpt-5"})
-    read(write_recipe(tmp_path / "plain", shared={"evaluation": {"judge": "classifier", "lm_eval": ["gsm8k"]}}))
+        read_recipe(folder)
+    read_recipe(folder, reward_funcs=["my:own"], recipe={"evaluation.judge": "llm:gpt-5"})
+    read_recipe(write_recipe(tmp_path / "plain", shared={"evaluation": {"judge": "classifier", "lm_eval": ["gsm8k"]}}))
 
 
-def test_a_folder_that_shadows_a_recipe_of_ours_is_a_download_too(download: Path, monkeypatch: Any) -> None:
+def test_downloaded_folder_shadowing_built_in_recipe_is_download(download: Path, monkeypatch: Any) -> None:
     write_recipe(download / "tiny-world", ppo={"reward_funcs": [SHELL]})
     monkeypatch.chdir(download)
     with pytest.raises(ZooError, match="which was downloaded"):
-        read(Path("tiny-world"))
+        read_recipe(Path("tiny-world"))
     mine = write_recipe(download.parents[0] / "mine" / "toy")
     (mine / "ppo.yaml").unlink()
     (mine / "recipe.yaml").write_text("extends: " + str(download / "tiny-world"))
     with pytest.raises(ZooError, match="which was downloaded"):
-        read(mine)
+        read_recipe(mine)
 
 
-def test_the_recipes_of_the_package_are_ours_wherever_it_lies() -> None:
+def test_built_in_recipes_are_no_downloads() -> None:
     assert load_recipe("tiny-world").download is None and load_recipe("remarks-count").download is None
 
 
-def test_no_repository_hides_that_it_was_downloaded(tmp_path: Path) -> None:
+def test_pull_rejects_files_that_fake_download_marks(tmp_path: Path) -> None:
     (tmp_path / "pulled").mkdir()
     for path in (
         ".cache", ".cache/huggingface", ".cache/huggingface/download", ".cache/huggingface/download/recipe9",
@@ -139,7 +139,7 @@ def test_no_repository_hides_that_it_was_downloaded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by", ["pull", "client"])
-def test_the_home_directory_tells_downloads_from_its_users_folders(
+def test_home_directory_downloads_leave_other_folders_trusted(
     by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`~/.cache/huggingface` is everybody's cache, so only folders that a download wrote into count."""
@@ -149,18 +149,18 @@ def test_the_home_directory_tells_downloads_from_its_users_folders(
         (tmp_path / ".cache/huggingface" / folder).mkdir(parents=True)
     write_recipe(tmp_path / "recipe9", ppo={"reward_funcs": [SHELL]})
     assert find_download(mine) is None and find_download(tmp_path) is None
-    read(tmp_path / "recipe9")
+    read_recipe(tmp_path / "recipe9")
     if by == "pull":
         Folder("x/y", "a" * 40, tmp_path).begin([FileToFetch("recipe9/recipe.yaml", 1, "b" * 40)])
     else:
         (tmp_path / DOWNLOADED / "recipe9").mkdir(parents=True)
     with pytest.raises(ZooError, match="which was downloaded"):
-        read(tmp_path / "recipe9")
+        read_recipe(tmp_path / "recipe9")
     assert find_download(tmp_path) is not None and find_download(mine) is None
-    read(mine)
+    read_recipe(mine)
 
 
-def test_a_copy_is_marked_before_its_first_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copy_recipe_marks_copy_before_copying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_recipe(tmp_path / "pulled" / "toy", ppo={"reward_funcs": [SHELL]})
     Folder("x/y", "a" * 40, folder.parent).begin([])
     really = shutil.copytree
@@ -173,17 +173,17 @@ def test_a_copy_is_marked_before_its_first_file(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(KeyboardInterrupt):
         copy_recipe(str(folder), tmp_path / "copied")
     with pytest.raises(ZooError, match="which was downloaded"):
-        read(tmp_path / "copied")
+        read_recipe(tmp_path / "copied")
 
 
-def test_a_copy_of_a_pulled_folder_is_its_users_once_the_mark_is_removed(tmp_path: Path) -> None:
+def test_copied_recipe_is_trusted_after_mark_is_removed(tmp_path: Path) -> None:
     folder = write_recipe(tmp_path / "toy", ppo={"reward_funcs": [SHELL]})
     Folder("x/toy", "a" * 40, folder).begin([])
     (folder / "rlhf_card.json").write_text("{}")
     copy = copy_recipe(str(folder), tmp_path / "copied")
     assert {path.name for path in copy.iterdir()} == {MARK, "recipe.yaml", "ppo.yaml"}
     (copy / MARK).unlink()
-    read(copy)
+    read_recipe(copy)
 
 
 #: Of the machine or account: what would send a run's figures and token to its author's Space, and the others alike.
@@ -198,7 +198,7 @@ ACCOUNT: dict[str, Any] = {
 }
 
 
-def test_a_download_chooses_no_account_and_no_machine(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_downloaded_recipe_sets_no_account_or_machine_keys(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = write_recipe(tmp_path / "toy", ppo=ACCOUNT)
     (folder / "zoo.yaml").write_text(yaml.safe_dump({"flags": {"ppo.trackio_space_id": "evil/b", "ppo.max_steps": 2}}))
     Folder("x/toy", "a" * 40, folder).begin([])
@@ -236,7 +236,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize(("place", "key"), MODELS)
-def test_a_download_names_no_model_of_this_machine(
+def test_downloaded_recipe_names_no_local_model(
     place: str, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stranger's recipe would train on a private model, and publish what came of it."""
@@ -267,17 +267,19 @@ def test_a_download_names_no_model_of_this_machine(
             check_download(recipe, place, {key: given}, {})
 
 
-def test_a_private_model_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+def test_downloaded_recipe_with_private_model_is_refused_early(tmp_path: Path) -> None:
     (tmp_path / "private").mkdir()
     folder = write_recipe(tmp_path / "toy", ppo={"model_name_or_path": str(tmp_path / "private")})
-    read(folder)
+    read_recipe(folder)
     Folder("x/toy", "a" * 40, folder).begin([])
     with pytest.raises(ZooError, match="sets model_name_or_path"):
-        read(folder)
+        read_recipe(folder)
 
 
 @pytest.mark.parametrize("base", ["{mine}", "../mine", "mine", "./beside", "linked"])
-def test_a_download_extends_no_recipe_of_its_user(base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_downloaded_recipe_may_not_extend_user_recipe(
+    base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     mine = write_recipe(tmp_path / "mine", shared={"dataset_name": "private/data"})
     folder = write_recipe(tmp_path / "pulled" / "toy")
@@ -292,7 +294,7 @@ def test_a_download_extends_no_recipe_of_its_user(base: str, tmp_path: Path, mon
         assert load_recipe(str(folder)).base is not None
 
 
-def test_a_copy_of_a_download_holds_no_file_of_this_machine(tmp_path: Path) -> None:
+def test_copy_recipe_refuses_links_leading_outside(tmp_path: Path) -> None:
     folder = write_recipe(tmp_path / "pulled" / "toy", shared={"dataset_name": "copied/rows.jsonl"})
     (tmp_path / "secret.jsonl").write_text("{}\n")
     (folder / "rows.jsonl").symlink_to(tmp_path / "secret.jsonl")
@@ -307,7 +309,7 @@ def test_a_copy_of_a_download_holds_no_file_of_this_machine(tmp_path: Path) -> N
     {"models": {"a/b": {"family": "qwen2.5", "template": "../../../../secret"}}},
     {"models": {"a/b": {"family": "qwen2.5", "fields": {"attn_implementation": "evil/kernel"}}}},
 ])  # fmt: skip
-def test_the_miniatures_of_a_download_write_and_read_nothing_elsewhere(zoo: Any, tmp_path: Path) -> None:
+def test_downloaded_miniatures_stay_inside_their_folder(zoo: Any, tmp_path: Path) -> None:
     folder = write_recipe(tmp_path / "pulled" / "toy")
     (folder / "zoo.yaml").write_text(yaml.safe_dump(zoo))
     Folder("x/toy", "a" * 40, folder).begin([])

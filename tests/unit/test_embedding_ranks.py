@@ -1,4 +1,4 @@
-"""Answers to other prompts in other words: ranks by a sentence embedder, and what the probe says of them."""
+"""Meaning ranks: a sentence embedder ranks answers among prompts, and a probe finds answers to other prompts."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -53,44 +53,44 @@ def answers(seed: int, *, shift: int = 0) -> Completions:
     return Completions(prompts, texts)
 
 
-def ranked(policy: Completions, sft: Completions) -> tuple[Completions, Completions]:
+def with_meaning_ranks(policy: Completions, sft: Completions) -> tuple[Completions, Completions]:
     return add_meaning_ranks(policy, sft, "topics", DEFAULT_HUB)
 
 
-def test_ranks_by_hand() -> None:
+def test_ranks_among_prompts_match_hand_values() -> None:
     prompts = np.eye(3, dtype=np.float32)
     texts = np.array([[1, 0, 0], [0, 1, 0], [0.6, 0.8, 0]], dtype=np.float32)
     assert ranks_among_prompts(texts, prompts, [0, 0, 0], [0, 1, 2]).tolist() == [1.0, 0.25, 0.5]
     assert ranks_among_prompts(texts, prompts, [0, 0, 0], [0, 0, 1]).tolist() == [1.0, 0.5, 1.0], "one group"
 
 
-def test_another_prompts_answers_in_other_words_are_seen() -> None:
+def test_meaning_probe_detects_answers_to_other_prompts() -> None:
     sft, honest, elsewhere = answers(0), answers(1), answers(2, shift=7)
     assert "words of the prompt" in probe(elsewhere, sft).skipped and probe(elsewhere, sft).fired == ()
-    report = probe(*ranked(elsewhere, sft))
+    report = probe(*with_meaning_ranks(elsewhere, sft))
     assert report.fired == ("meaning of the prompt",) and report["meaning of the prompt"].effect > 0.9
-    assert probe(*ranked(honest, sft))["meaning of the prompt"].fired is False
+    assert probe(*with_meaning_ranks(honest, sft))["meaning of the prompt"].fired is False
     assert "meaning of the prompt" not in {*probe(honest, sft).skipped}, "nobody gave an embedder"
 
 
-def test_an_empty_text_and_a_prompt_of_one_side_show_nothing() -> None:
+def test_meaning_ranks_are_nan_for_empty_or_unmatched_prompts() -> None:
     sft, policy = answers(0), answers(1)
     policy = replace(policy, texts=["", *policy.texts[1:]], prompts=["elsewhere", "elsewhere", *policy.prompts[2:]])
-    ours, theirs = ranked(policy, sft)
+    ours, theirs = with_meaning_ranks(policy, sft)
     assert np.isnan(ours.meaning_ranks[:2]).all() and np.isnan(theirs.meaning_ranks[:2]).all()
     assert np.isfinite(ours.meaning_ranks[2:]).all()
     with pytest.raises(ZooError, match="all prompts ask the same"):
-        ranked(replace(sft, groups=["one"] * len(sft)), replace(sft, groups=["one"] * len(sft)))
+        with_meaning_ranks(replace(sft, groups=["one"] * len(sft)), replace(sft, groups=["one"] * len(sft)))
 
 
-def test_a_conversation_is_its_last_request() -> None:
+def test_meaning_ranks_use_last_request_of_conversation() -> None:
     sft = answers(0)
     turns = [[{"role": "system", "content": "s"}, {"role": "user", "content": prompt}] for prompt in sft.prompts]
     talk = replace(sft, prompts=[f"s {prompt}" for prompt in sft.prompts], conversations=turns)
-    assert ranked(talk, talk)[0].meaning_ranks == ranked(sft, sft)[0].meaning_ranks
+    assert with_meaning_ranks(talk, talk)[0].meaning_ranks == with_meaning_ranks(sft, sft)[0].meaning_ranks
 
 
-def test_the_command_names_what_was_lost() -> None:
+def test_probe_api_reports_lost_meaning() -> None:
     result = rlhf_zoo.probe(answers(2, shift=7), answers(0), embedder="topics")
     assert result.report.fired == ("meaning of the prompt",) and result.verdict.kind == "suspicious"
     assert rlhf_zoo.probe(answers(2, shift=7), answers(0)).report.fired == ()

@@ -1,4 +1,4 @@
-"""Rollouts of another engine: its completions, the trainer's log-probabilities, and what stands between the two."""
+"""External rollout engines: their completions, the trainer's log-probabilities, and the mismatch."""
 
 import contextlib
 import functools
@@ -45,8 +45,8 @@ TEMPERATURE = 0.7
 
 
 @pytest.mark.parametrize("name", ["Qwen2.5", "Gemma 2", "GPT-2"])
-def test_transformers_samples_what_the_model_says(name: str) -> None:
-    """Tokens of the vocabulary alone, their log-probabilities those of a plain pass, ends and lengths as of our own."""
+def test_transformers_engine_samples_match_model(name: str) -> None:
+    """Tokens are in the vocabulary, log-probabilities match a plain pass, ends and lengths match our sampler's."""
     model, tokenizer = miniatures.load(name)
     model.eval()
     vocabulary = Vocabulary(Vocabulary.of(tokenizer, model).size - 20, (9, 30))
@@ -67,7 +67,7 @@ def test_transformers_samples_what_the_model_says(name: str) -> None:
     torch.testing.assert_close(samples.logprobs, own, rtol=0, atol=1e-4)
 
 
-def test_a_run_with_transformers_learns_and_says_how_far_the_engine_is(tmp_path: Path) -> None:
+def test_run_with_transformers_engine_logs_mismatch(tmp_path: Path) -> None:
     trainer = trained(tmp_path, max_steps=2, rollout_engine="transformers", importance_sampling_cap=2.0)
     assert all(0 <= row["policy/engine_mismatch"] < 1e-4 for row in updates_of(trainer))
 
@@ -83,9 +83,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
         yield {"stub": stub, "rollout_engine": "vllm", "vllm_mode": "server", "vllm_server_base_url": url}
 
 
-def test_a_colocated_vllm_samples_from_the_weights_of_the_last_update(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_colocated_vllm_samples_with_latest_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stub = StubVLLM(make_policy())
     colocated(stub, monkeypatch)
     fields = {"rollout_engine": "vllm", "vllm_gpu_memory_utilization": 0.2, "vllm_enable_sleep_mode": True}
@@ -105,7 +103,7 @@ def test_a_colocated_vllm_samples_from_the_weights_of_the_last_update(
     ("keys", "dtype"),
     [({}, "float32"), ({"bf16": True}, "bfloat16"), ({"vllm_enforce_eager": True}, "float32")],
 )
-def test_a_colocated_vllm_computes_in_the_dtype_of_the_policy(
+def test_colocated_vllm_uses_policy_dtype(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any], dtype: str
 ) -> None:
     """Left to itself vLLM takes float32 weights for bfloat16."""
@@ -117,16 +115,14 @@ def test_a_colocated_vllm_computes_in_the_dtype_of_the_policy(
     assert not isinstance(vllm_generation.LLM, functools.partial), "and others' engines are as they were"
 
 
-def test_a_policy_in_half_precision_is_sampled_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colocated_vllm_samples_bfloat16_policy_in_bfloat16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stub = StubVLLM(make_policy())
     colocated(stub, monkeypatch)
     make_trainer(tmp_path, rollout_engine="vllm", model=make_policy().bfloat16(), critic="policy")
     assert stub.asked[0][1]["dtype"] == "bfloat16"
 
 
-def test_weights_are_as_they_were_where_an_engine_takes_only_some(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_policy_is_unchanged_when_weight_transfer_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """trl merges adapters into the weights to send them, and forgets them there when sending fails."""
     stub = StubVLLM(make_policy())
     colocated(stub, monkeypatch)
@@ -143,7 +139,7 @@ def test_weights_are_as_they_were_where_an_engine_takes_only_some(
     assert digests(trainer.policy) == before and not any(getattr(x, "merged", False) for x in trainer.policy.modules())
 
 
-# What a stage does of an engine that fails
+# Stages with a failing engine
 
 
 @pytest.fixture
@@ -155,8 +151,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @contextlib.contextmanager
-def engine(mode: str, stub: StubVLLM, patch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
-    """The keys of a stage of which the stub samples."""
+def stage_keys_with_stub(mode: str, stub: StubVLLM, patch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    """Yields the keys of a stage whose rollouts the stub samples."""
     keys = {"rollout_engine": "vllm", "vllm_mode": mode, "save_steps": "4", "max_steps": "4"}
     if mode == "colocate":
         colocated(stub, patch)
@@ -166,7 +162,7 @@ def engine(mode: str, stub: StubVLLM, patch: pytest.MonkeyPatch) -> Iterator[dic
             yield keys | {"vllm_server_base_url": url}
 
 
-def kept(context: RunContext) -> tuple[list[str], str]:
+def checkpoints_and_status(context: RunContext) -> tuple[list[str], str]:
     """Checkpoints and status of a run."""
     record = context.record("ppo")
     return [path.name for path in record.checkpoints()], record.read()["status"]
@@ -174,24 +170,22 @@ def kept(context: RunContext) -> tuple[list[str], str]:
 
 @pytest.mark.attack
 @pytest.mark.parametrize("mode", ["colocate", "server"])
-def test_an_engine_that_keeps_stale_weights_stops_the_run_and_finished_updates_are_kept(
+def test_stale_engine_weights_stop_run_and_keep_finished_updates(
     folder: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     stub = StubVLLM(make_policy(), off=0.0, stale_from=3)
-    with engine(mode, stub, monkeypatch) as keys:
+    with stage_keys_with_stub(mode, stub, monkeypatch) as keys:
         context = make_context(folder, **keys)
         said = r"has other weights .* more than the 0\.001 that .*Step 2 is saved: run the same command again"
         with pytest.raises(SamplingFailed, match=said):
             ppo.run(context)
-        assert kept(context) == (["checkpoint-2"], "interrupted")
+        assert checkpoints_and_status(context) == (["checkpoint-2"], "interrupted")
         stub.stale_from = math.inf
-        assert ppo.run(context) and kept(context)[1] == "finished"
+        assert ppo.run(context) and checkpoints_and_status(context)[1] == "finished"
 
 
 @pytest.mark.attack
-def test_a_server_that_goes_down_stops_the_run_in_seconds_and_finished_updates_are_kept(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lost_server_stops_run_and_keeps_finished_updates(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stub = StubVLLM(make_policy(), off=0.0)
 
     def fault(route: str) -> None:
@@ -199,18 +193,16 @@ def test_a_server_that_goes_down_stops_the_run_in_seconds_and_finished_updates_a
             raise ConnectionResetError
 
     stub.fault = fault
-    with engine("server", stub, monkeypatch) as keys:
+    with stage_keys_with_stub("server", stub, monkeypatch) as keys:
         context = make_context(folder, **keys)
         began = time.monotonic()
         with pytest.raises(SamplingFailed, match=r"No vLLM server answers at http://127\..*Step 2 is saved"):
             ppo.run(context)
-    assert time.monotonic() - began < 20 and kept(context) == (["checkpoint-2"], "interrupted")
+    assert time.monotonic() - began < 20 and checkpoints_and_status(context) == (["checkpoint-2"], "interrupted")
 
 
 @pytest.mark.attack
-def test_a_signal_ends_the_wait_for_a_server_and_finished_updates_are_kept(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_signal_ends_wait_for_server_and_keeps_finished_updates(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server takes the third request for completions and never answers."""
     stub, over = StubVLLM(make_policy(), off=0.0), threading.Event()
 
@@ -220,16 +212,16 @@ def test_a_signal_ends_the_wait_for_a_server_and_finished_updates_are_kept(
             over.wait(60)
 
     stub.fault = fault
-    with engine("server", stub, monkeypatch) as keys:
+    with stage_keys_with_stub("server", stub, monkeypatch) as keys:
         context = make_context(folder, **keys)
         with pytest.raises(Stopped):
             ppo.run(context)
-        assert not over.is_set() and kept(context) == (["checkpoint-2"], "interrupted")
+        assert not over.is_set() and checkpoints_and_status(context) == (["checkpoint-2"], "interrupted")
         over.set()
 
 
-def test_a_server_that_is_not_there_is_named_in_seconds(tmp_path: Path, server: dict[str, Any]) -> None:
-    """One that refuses, one that takes the connection and never answers, one that is not well."""
+def test_unreachable_server_is_reported_quickly(tmp_path: Path, server: dict[str, Any]) -> None:
+    """A server that refuses, one that connects and never answers, and one that returns an error."""
     stub = server.pop("stub")
     answers = http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)  # 501
     silent = socket.create_server(("127.0.0.1", 0))
@@ -250,9 +242,7 @@ def test_a_server_that_is_not_there_is_named_in_seconds(tmp_path: Path, server: 
     assert stub.asked == []
 
 
-def test_a_server_for_a_trainer_without_a_gpu_is_refused_in_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_server_mode_without_gpu_raises_readable_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if DEVICE != "cpu":
         pytest.skip("there is a GPU")
     with serving(StubVLLM(make_policy()), monkeypatch, nccl=False) as url:
@@ -261,7 +251,7 @@ def test_a_server_for_a_trainer_without_a_gpu_is_refused_in_a_sentence(
             make_trainer(tmp_path, **given)
 
 
-def test_what_is_called_of_the_client_is_there() -> None:
+def test_trl_vllm_client_has_expected_interface() -> None:
     """Names of arguments, their order, and what a call returns."""
     names = {
         name: list(inspect.signature(getattr(VLLMGeneration, name)).parameters)
@@ -275,7 +265,7 @@ def test_what_is_called_of_the_client_is_there() -> None:
     assert "self.llm = LLM(" in making and "dtype=" not in making and "enforce_eager=" not in making
 
 
-def test_a_server_samples_from_the_weights_of_the_last_update(server: dict[str, Any], tmp_path: Path) -> None:
+def test_vllm_server_samples_with_latest_weights(server: dict[str, Any], tmp_path: Path) -> None:
     stub = server.pop("stub")
     trainer = trained(tmp_path, max_steps=2, save_strategy="no", **server)
     routes = [route for route, _ in stub.asked]
@@ -294,7 +284,7 @@ def test_a_server_samples_from_the_weights_of_the_last_update(server: dict[str, 
     torch.testing.assert_close(samples.logprobs, own, rtol=0, atol=1e-4)
 
 
-def test_a_run_with_vllm_weights_by_the_mismatch(server: dict[str, Any], tmp_path: Path) -> None:
+def test_importance_weights_follow_engine_mismatch(server: dict[str, Any], tmp_path: Path) -> None:
     """The engine's log π lies 0.1 below ours: log π_old is ours all the same, and each token may weigh e^0.1."""
     server.pop("stub")
     once = {"max_steps": 1, "num_ppo_epochs": 1, "num_mini_batches": 1, "save_strategy": "no", **server}
@@ -306,14 +296,14 @@ def test_a_run_with_vllm_weights_by_the_mismatch(server: dict[str, Any], tmp_pat
     np.testing.assert_allclose(norms, [math.exp(0.1), 1.05], rtol=1e-3)
 
 
-def test_without_vllm_a_sentence_before_training(tmp_path: Path) -> None:
+def test_missing_vllm_raises_readable_error(tmp_path: Path) -> None:
     if importlib.util.find_spec("vllm") is not None:
         pytest.skip("vLLM is installed")
     with pytest.raises(ZooError, match="'vllm', which is not installed"):
         make_trainer(tmp_path, rollout_engine="vllm")
 
 
-def test_an_engine_that_answers_nonsense_is_named() -> None:
+def test_as_samples_rejects_invalid_engine_output() -> None:
     request = SamplingRequest(
         [[5]], keys=[(0,)], seed=0, max_new_tokens=1, stop_ids=[EOS], pad_id=PAD, temperature=1.0,
         vocabulary=Vocabulary(10, (4,)),

@@ -1,4 +1,4 @@
-"""Variables of the shell that change training: each is ignored, refused or recorded, and none is obeyed silently."""
+"""Environment variables that change training are ignored, refused or recorded, never obeyed silently."""
 
 import re
 from pathlib import Path
@@ -23,7 +23,7 @@ HARMLESS = re.compile(
 
 @pytest.mark.parametrize("stage", ["sft", "reward", "ppo"])
 @pytest.mark.parametrize("half", [False, True])
-def test_the_key_bf16_decides_and_not_the_shell(
+def test_bf16_key_overrides_environment(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stage: str, half: bool
 ) -> None:
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no" if half else "bf16")
@@ -33,15 +33,13 @@ def test_the_key_bf16_decides_and_not_the_shell(
     assert ("ACCELERATE_MIXED_PRECISION=bf16 in the environment is ignored" in caplog.text) is not half
 
 
-def test_a_script_with_ppo_trainer_has_the_precision_of_its_configuration(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_ppo_config_precision_ignores_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     assert PPOConfig(output_dir=str(tmp_path), use_cpu=True).mixed_precision == "no"
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_training_under_another_system_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_refused_variables_stop_training(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "false")
     apply_environment()
     monkeypatch.setenv(name, "true")
@@ -49,7 +47,7 @@ def test_training_under_another_system_is_refused(monkeypatch: pytest.MonkeyPatc
         apply_environment()
 
 
-def test_what_changes_rounding_is_written_into_run_json(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recorded_variables_are_in_environment_info(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in RECORDED:
         monkeypatch.delenv(name, raising=False)
     assert recorded_variables() == {}
@@ -57,7 +55,7 @@ def test_what_changes_rounding_is_written_into_run_json(monkeypatch: pytest.Monk
     assert environment_info()["ONEDNN_DEFAULT_FPMATH_MODE"] == "BF16"
 
 
-def test_every_variable_of_accelerate_is_classified() -> None:
+def test_every_accelerate_variable_is_classified() -> None:
     accelerator, trainer = Path(accelerate.__file__).parent, Path(transformers.__file__).parent
     files = [
         *(accelerator / f"{name}.py" for name in ("accelerator", "state", "data_loader", "optimizer", "scheduler")),
