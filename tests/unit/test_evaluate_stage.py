@@ -1,4 +1,4 @@
-"""The eval stage: its judge is settled before training, and another evaluation takes the place of the one before."""
+"""The eval stage: its judge is fixed before training, and a new evaluation replaces the earlier one."""
 
 import html
 import json
@@ -49,11 +49,11 @@ EXACT = "rlhf_zoo.rewards.verifiable:exact_match"
 ALONE = {name: value for name, value in EVALUATION.items() if name != "judge"}
 
 
-def refuses(prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
+def raise_no_opinion(prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
     raise ValueError("no opinion")
 
 
-def judged(context: RunContext, judge: str, **keys: Any) -> RunContext:
+def with_judge(context: RunContext, judge: str, **keys: Any) -> RunContext:
     """The same run with another judge, as `rlhf-zoo eval RECIPE --judge` makes it."""
     asked = {"evaluation.judge": judge, **{f"evaluation.{name}": value for name, value in keys.items()}}
     return replace(context, flags={**context.flags, "recipe": asked})
@@ -70,13 +70,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> RunContext:
     return context
 
 
-def test_an_evaluation_can_be_done_again_with_another_judge(trained: RunContext) -> None:
-    """What fails changes nothing: neither the figures before, nor which checkpoint is published."""
+def test_evaluation_reruns_with_another_judge(trained: RunContext) -> None:
+    """A failed evaluation changes neither the earlier figures nor the published checkpoint."""
     chosen = trained.record("ppo").read()["chosen"]
     assert chosen["provisional"] is True
     before = tree(trained.directory)
     with pytest.raises(Exception, match="no opinion"):
-        evaluate.run(judged(trained, "test_evaluate_stage:refuses"))
+        evaluate.run(with_judge(trained, "test_evaluate_stage:raise_no_opinion"))
     assert tree(trained.directory) == before, "a failed evaluation holds nothing"
 
     assert evaluate.run(trained) is True and evaluate.run(trained) is False
@@ -86,10 +86,10 @@ def test_an_evaluation_can_be_done_again_with_another_judge(trained: RunContext)
 
     before = tree(trained.directory)
     with pytest.raises(Exception, match="no opinion"):
-        evaluate.run(judged(trained, "test_evaluate_stage:refuses"))
+        evaluate.run(with_judge(trained, "test_evaluate_stage:raise_no_opinion"))
     assert tree(trained.directory) == before, "the figures before still stand, and main is not held back"
 
-    other = judged(trained, "rule:toy_run:answered", judges=[JUDGE])
+    other = with_judge(trained, "rule:toy_run:answered", judges=[JUDGE])
     assert evaluate.run(other) is True and evaluate.run(other) is False
     second = trained.record("eval").read()
     figures = read_json(trained.record("eval").path / "evaluation.json")
@@ -105,10 +105,10 @@ UP, UNSURE = Estimate(0.5, (0.1, 0.9), 6), Estimate(0.5, (-0.1, 1.1), 6)
 
 
 @pytest.mark.parametrize(("gain", "winnable"), [(UP, False), (UNSURE, False), (UP, True)])
-def test_what_test_prompts_do_not_confirm_is_neither_main_nor_recommended(
+def test_checkpoint_is_recommended_only_when_test_prompts_confirm_gain(
     trained: RunContext, monkeypatch: pytest.MonkeyPatch, gain: Estimate, winnable: bool
 ) -> None:
-    """Step 1 is the candidate; a judge that a constant wins, which test prompts show, leaves none."""
+    """Step 1 is the candidate; none remains when test prompts show that a constant text wins by the judge."""
 
     def decided(evidence: Evidence, *, seed: int) -> Verdict:
         return replace(decide(evidence, seed=seed), candidate=None if evidence.judge.winnable else 1)
@@ -131,9 +131,9 @@ def test_what_test_prompts_do_not_confirm_is_neither_main_nor_recommended(
     assert ("recommends none; there is no tag `best`." in card) is (recommended is None)
 
 
-def test_answers_of_the_data_stand_beside_both_policies(trained: RunContext) -> None:
-    """By the length of a text: a sampled one is longer than the one letter of an answer, or as long."""
-    judged_by_length = judged(trained, JUDGE, reference={"column": "answer"})
+def test_evaluation_compares_policies_with_reference_answers(trained: RunContext) -> None:
+    """The judge scores length: a sample is at least as long as the one-letter reference answer."""
+    judged_by_length = with_judge(trained, JUDGE, reference={"column": "answer"})
     assert evaluate.run(judged_by_length) is True
     found = read_json(trained.record("eval").path / "evaluation.json")["reference"]
     samples = (trained.record("eval").path / "samples.jsonl").read_text().splitlines()
@@ -156,7 +156,7 @@ def test_answers_of_the_data_stand_beside_both_policies(trained: RunContext) -> 
         in (trained.record("ppo").path / "README.md").read_text()
     )
 
-    colder = judged(trained, JUDGE, reference={"column": "answer", "temperature": 0.01})
+    colder = with_judge(trained, JUDGE, reference={"column": "answer", "temperature": 0.01})
     assert evaluate.run(colder) is True and evaluate.run(colder) is False
     again = read_json(trained.record("eval").path / "evaluation.json")
     assert again["reference"]["temperature"] == 0.01 and again["temperature"] != 0.01
@@ -175,9 +175,9 @@ def test_answers_of_the_data_stand_beside_both_policies(trained: RunContext) -> 
         ({"colum": "answer"}, "evaluation.reference"),
     ],
 )
-def test_answers_that_are_not_there(trained: RunContext, keys: dict[str, Any], message: str) -> None:
+def test_evaluation_rejects_invalid_reference_settings(trained: RunContext, keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ZooError, match=message):
-        evaluation_prompts(asked := judged(trained, JUDGE, reference=keys), stage_source(asked, "ppo"))
+        evaluation_prompts(asked := with_judge(trained, JUDGE, reference=keys), stage_source(asked, "ppo"))
 
 
 class Silent:
@@ -193,7 +193,7 @@ class Silent:
         ({"prompts": 99}, "evaluation.prompts is 99: lower it"),
     ],
 )
-def test_what_the_evaluation_needs_is_known_before_anything_trains(
+def test_run_checks_evaluation_settings_before_training(
     tmp_path: Path, evaluation: dict[str, Any], message: str
 ) -> None:
     make_recipe(tmp_path, shared={"evaluation": {**EVALUATION, **evaluation}})
@@ -203,8 +203,8 @@ def test_what_the_evaluation_needs_is_known_before_anything_trains(
     assert not any((tmp_path / "run" / stage).exists() for stage in ("sft", "reward", "ppo", "eval"))
 
 
-def test_a_verifiable_reward_judges_what_it_rewards(tmp_path: Path) -> None:
-    """Its answers are read strictly and leniently; the verdict goes by it, and the card says what it is."""
+def test_verifiable_reward_serves_as_judge(tmp_path: Path) -> None:
+    """Answers are read strictly and leniently, the verdict uses the rule, and the card says so."""
     make_recipe(tmp_path, ppo={"reward_funcs": [EXACT], "reward_model_path": None}, shared={"evaluation": ALONE})
     save_start(tmp_path)
     context = make_context(tmp_path)
@@ -242,7 +242,7 @@ def test_a_verifiable_reward_judges_what_it_rewards(tmp_path: Path) -> None:
     assert f"from reward, KL and probes alone, the same rule gives: **{alone}**." in card
 
 
-def test_a_verifiable_reward_is_the_judge_where_none_is_named(tmp_path: Path) -> None:
+def test_verifiable_reward_is_default_judge(tmp_path: Path) -> None:
     make_recipe(tmp_path, ppo={"reward_funcs": ["toy_run:answered", EXACT]}, shared={"evaluation": ALONE})
     context = make_context(tmp_path)
     settled = evaluate.evaluation_of(context)
@@ -253,7 +253,7 @@ def test_a_verifiable_reward_is_the_judge_where_none_is_named(tmp_path: Path) ->
 REWARD = {"use_cpu": True, "max_steps": 2, "save_steps": 2, "score_samples": 4, "dataset_test_split": "none"}
 
 
-def test_a_judge_of_the_same_labels_learns_from_pairs_that_the_reward_model_never_saw(tmp_path: Path) -> None:
+def test_same_labels_judge_trains_on_reserved_pairs(tmp_path: Path) -> None:
     make_recipe(tmp_path, shared={"evaluation": {**EVALUATION, "judge": "same-labels"}})
 
     def flagged(**reward: Any) -> RunContext:
@@ -284,14 +284,14 @@ def test_a_judge_of_the_same_labels_learns_from_pairs_that_the_reward_model_neve
     assert {**record.read()["resolved"], **again} == record.read()["resolved"] and again["max_steps"] == 2
     # Another judge leaves it and the reward model as they are; other keys of the reward model are another one's.
     before = tree(tmp_path / "run/judge")
-    assert evaluate.run(judged(context, JUDGE)) is True
+    assert evaluate.run(with_judge(context, JUDGE)) is True
     with pytest.raises(ZooError, match="was trained with another max_steps than this command sets"):
         evaluate.run(flagged(judge_share=0.5, max_steps=1))
     evaluate.check_judges(flagged(judge_share=0.5, max_steps=1), restart=True)
     assert tree(tmp_path / "run/judge") == before
 
 
-def of_texts(texts: Sequence[str]) -> Any:
+def make_length_judge(texts: Sequence[str]) -> Any:
     """A judge that learns from texts alone: it likes long completions."""
     assert all(isinstance(text, str) for text in texts)
 
@@ -304,8 +304,8 @@ def of_texts(texts: Sequence[str]) -> Any:
     return Long()
 
 
-def test_pairs_of_the_policies_own_outputs_say_whether_a_judge_is_one(trained: RunContext, tmp_path: Path) -> None:
-    """A file beside recipe.yaml, looked at before anything; its order decides, and a change of it counts."""
+def test_own_pairs_decide_whether_judge_is_trusted(trained: RunContext, tmp_path: Path) -> None:
+    """A file beside recipe.yaml, checked first; the order within its pairs decides, and a change counts."""
     shutil.copytree(trained.directory, tmp_path / "run", ignore=shutil.ignore_patterns("eval"))
     shutil.copytree(trained.recipe.folder, tmp_path / "toy")
     recipe = load_recipe(str(tmp_path / "toy"))
@@ -313,7 +313,7 @@ def test_pairs_of_the_policies_own_outputs_say_whether_a_judge_is_one(trained: R
     texts = tmp_path / "toy" / "texts.jsonl"
     texts.write_text("".join(json.dumps({"text": letter, "label": 0}) + "\n" for letter in "abcd"))
     asked = {"own_pairs": {"dataset_name": "own.jsonl"}, "labeled": {"dataset_name": str(texts)}}
-    context = judged(run, "unlabeled:test_evaluate_stage:of_texts", judges=[JUDGE], **asked)
+    context = with_judge(run, "unlabeled:test_evaluate_stage:make_length_judge", judges=[JUDGE], **asked)
 
     def write(*sides: str, rows: int = 40) -> None:
         made = [{"prompt": f"p{row}", sides[0]: "ab", sides[1]: "a", "from": "ppo"} for row in range(rows)]
@@ -343,20 +343,18 @@ def test_pairs_of_the_policies_own_outputs_say_whether_a_judge_is_one(trained: R
     standing = read_json(path)["over_training"]["judge_reliability"]
     assert standing["own_accuracy"]["value"] == 1.0 and standing["unfit"] is None
     # Who learned from the labels of the reward's data is said to have.
-    assert shares_reward_labels(judged(run, "classifier"), "classifier")
+    assert shares_reward_labels(with_judge(run, "classifier"), "classifier")
     assert not shares_reward_labels(context, "classifier") and not shares_reward_labels(
         context, context.shared.evaluation.judge
     )
 
 
-def test_votes_of_people_are_pairs_of_the_policies_own_outputs(
-    trained: RunContext, thread_hub: ThreadHub, tmp_path: Path
-) -> None:
-    """As they stand on the Hub; ties are no pairs."""
+def test_votes_on_hub_serve_as_own_pairs(trained: RunContext, thread_hub: ThreadHub, tmp_path: Path) -> None:
+    """Votes come from the Hub; ties are no pairs."""
     hub = Hub("other", thread_hub.url, "a test", thread_hub.token, cache=thread_hub.cache, data_cache=tmp_path)
     votes = [make_vote("left"), make_vote("right"), make_vote("tie")]
     HubVotes("local/votes", hub=hub).append("2030-01-01/first", votes)
-    context = judged(replace(trained, hub=hub), JUDGE, own_pairs={"dataset_name": "local/votes"})
+    context = with_judge(replace(trained, hub=hub), JUDGE, own_pairs={"dataset_name": "local/votes"})
     found = own_pairs(context)
     assert found is not None and found[1].lineage["commit"]
     pairs = {(row["prompt"], row["chosen"], row["rejected"]) for row in found[0]}
@@ -366,9 +364,7 @@ def test_votes_of_people_are_pairs_of_the_policies_own_outputs(
     }
 
 
-def test_the_evaluation_is_of_what_was_trained_whatever_file_and_flags_say_now(
-    trained: RunContext, tmp_path: Path
-) -> None:
+def test_evaluation_uses_settings_of_training(trained: RunContext, tmp_path: Path) -> None:
     shutil.copytree(trained.directory, tmp_path / "run", ignore=shutil.ignore_patterns("eval"))
     plain, length = (
         replace(trained, directory=tmp_path / "run", flags={}),
@@ -381,21 +377,21 @@ def test_the_evaluation_is_of_what_was_trained_whatever_file_and_flags_say_now(
         evaluate.run(replace(plain, flags={"ppo": {"response_length": "3"}}))
 
 
-def halves(completions: Sequence[str], **_: Any) -> list[list[tuple[int, int, float]]]:
+def first_half_spans(completions: Sequence[str], **_: Any) -> list[list[tuple[int, int, float]]]:
     return [[(0, len(completion) // 2, 1.0)] for completion in completions]
 
 
-def test_texts_that_somebody_wrote_are_paid_as_completions_are(tmp_path: Path) -> None:
-    """And cut, also for a reward that pays spans of what it reads."""
+def test_score_by_reward_truncates_and_scores_given_texts(tmp_path: Path) -> None:
+    """Texts are truncated, also for a reward that scores spans."""
     make_recipe(tmp_path)
     save_start(tmp_path)
-    context = make_context(tmp_path, reward_model_path="none", reward_funcs="test_evaluate_stage:halves")
+    context = make_context(tmp_path, reward_model_path="none", reward_funcs="test_evaluate_stage:first_half_spans")
     tools = make_evaluator(context, context.checkpoint("sft").path)
     assert score_by_reward(tools, ["ab", "cd"], ["abc" * 40, "ab"], {}) == [1.0, 1.0]
 
 
-def test_a_policy_of_a_run_is_asked_what_its_training_held_out(trained: RunContext, tmp_path: Path) -> None:
-    """The data that the run named, without the option, and the share of its prompts that PPO never rolled out."""
+def test_policy_evaluation_uses_held_out_prompts_of_run(trained: RunContext, tmp_path: Path) -> None:
+    """By default it takes the run's data, and the share of its prompts that PPO held out."""
     run = tmp_path / "run"
     shutil.copytree(trained.directory, run)
     record = StageRecord(run / "ppo")

@@ -1,4 +1,4 @@
-"""Files that a stranger wrote: wrong types and sizes are sentences, no figure is ours, and no terminal obeys a text."""
+"""Untrusted files: readable errors for wrong types and sizes, no figures shown as ours, no terminal control."""
 
 import json
 import logging
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.attack
 ODD: list[Any] = [True, -1, 10**400, math.nan, "x", ["x"], {"x": 1}, {"x": ["x"]}, [[[1]]]]
 
 
-def test_json_has_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_depth_and_size_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Deeper documents would end in a RecursionError wherever a function recurses over them."""
     assert parse_json("[" * MAX_DEPTH + "]" * MAX_DEPTH)
     file = tmp_path / "x.json"
@@ -49,7 +49,7 @@ def test_json_has_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("name", [name for name in SHAPE if name is not None])
-def test_fields_of_another_type(tmp_path: Path, name: str) -> None:
+def test_run_record_rejects_fields_of_wrong_type(tmp_path: Path, name: str) -> None:
     record = StageRecord(tmp_path / "ppo")
     document = record.write(stage="ppo", recipe="toy")
 
@@ -68,7 +68,7 @@ def test_fields_of_another_type(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("path", [("sft", 5), ("sft", {"path": 5}), ("sft", {"repo": ["x"]}), ("sft", {"commit": {}})])
-def test_parents_of_another_type(tmp_path: Path, path: tuple[str, Any]) -> None:
+def test_run_record_rejects_parents_of_wrong_type(tmp_path: Path, path: tuple[str, Any]) -> None:
     record = StageRecord(tmp_path / "ppo")
     document = record.write(stage="ppo")
     record.run_file.write_text(json.dumps({**document, "parents": dict([path])}))
@@ -77,7 +77,7 @@ def test_parents_of_another_type(tmp_path: Path, path: tuple[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("row", ["[" * 10**4, '{"step": 1, "x": ' + "[" * 100 + "]" * 100 + "}", '{"step": 1e3}'])
-def test_rows_of_metrics_that_are_none(tmp_path: Path, row: str) -> None:
+def test_run_record_rejects_malformed_metrics_rows(tmp_path: Path, row: str) -> None:
     (tmp_path / "metrics.jsonl").write_text(f"{row}\n{row}\n")
     with pytest.raises(ZooError, match=r"Line 1 of .* is not a row of metrics"):
         StageRecord(tmp_path).metrics()
@@ -101,7 +101,7 @@ def strange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("command", [card, lineage])
-def test_no_figure_of_a_strangers_run_is_shown_as_measured(strange: Path, command: Any) -> None:
+def test_card_and_lineage_refuse_run_of_another_machine(strange: Path, command: Any) -> None:
     before = sorted(strange.rglob("*"))
     arguments = [str(strange), *(["--hub", "http://127.0.0.1:9"] if command is lineage else [])]
     outcome = CliRunner().invoke(command, arguments)
@@ -110,14 +110,14 @@ def test_no_figure_of_a_strangers_run_is_shown_as_measured(strange: Path, comman
     assert sorted(strange.rglob("*")) == before and "win_rate" not in outcome.output
 
 
-def test_a_page_shows_nothing_beside_a_strangers_folder(strange: Path) -> None:
+def test_page_shows_no_data_of_untrusted_run(strange: Path) -> None:
     source = Checkpoint(str(strange), strange)
     runs, problem = subject._runs(Lineage(source, source, None, {}), None, lenient=False)
     assert runs == [] and problem is not None and "was not written by your rlhf-zoo" in problem
     assert held_out.held_out_prompts(Lineage(source, source, None, {}), lambda prompt: None) == []
 
 
-def test_a_strangers_run_names_no_local_data(strange: Path) -> None:
+def test_untrusted_run_may_not_name_local_data(strange: Path) -> None:
     source = Checkpoint(str(strange), strange)
     document = StageRecord(strange).read()
     policy = TracedPolicy(source, source, (), None, None, 1, document["resolved"], strange / "run.json", trusted=False)
@@ -129,7 +129,7 @@ def test_a_strangers_run_names_no_local_data(strange: Path) -> None:
 CONTROLS = "a\x1b[2J\x1b]0;t\x07\x9b1m\u202e\u2066\x00\r\ud800b"
 
 
-def test_no_text_controls_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_terminal_output_escapes_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
     print_json({CONTROLS: CONTROLS, "é": "日本"})
     written = capsys.readouterr().out
     assert json.loads(written) == {CONTROLS: CONTROLS, "é": "日本"} and "日本" in written

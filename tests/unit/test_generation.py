@@ -1,4 +1,4 @@
-"""A generation config that contradicts itself is mended as its model is loaded: a run saves its checkpoints."""
+"""Contradictory generation configs are fixed on loading, so that checkpoints can be saved."""
 
 import json
 import logging
@@ -34,7 +34,7 @@ def anew() -> None:
         ({"temperature": 0.5, "length_penalty": 2.0}, {"length_penalty": None}, "temperature, length_penalty are"),
     ],
 )
-def test_a_contradiction_is_mended_and_said_once(
+def test_load_fixes_contradictory_generation_config_and_warns_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, fields: dict[str, Any], changed: dict[str, Any], said: str
 ) -> None:
     path = save("Qwen3", tmp_path / "base") / "generation_config.json"
@@ -51,7 +51,7 @@ def test_a_contradiction_is_mended_and_said_once(
     assert saved.eos_token_id == load("Qwen3")[0].generation_config.eos_token_id
 
 
-def test_a_config_without_fault_stays_as_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_valid_generation_config_is_unchanged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model, _ = load("Qwen3")
     before = model.generation_config
     make_savable(model, name="It")
@@ -59,14 +59,14 @@ def test_a_config_without_fault_stays_as_it_is(tmp_path: Path, caplog: pytest.Lo
     assert model.generation_config is before and not caplog.records
 
 
-def test_one_that_nothing_mends_is_refused() -> None:
+def test_unfixable_generation_config_is_refused() -> None:
     model, _ = load("Qwen3")
     model.generation_config.streamer = 1
     with pytest.raises(ZooError, match=r"a generation_config\.json that cannot be saved \(.*streamer.*\): correct it"):
         make_savable(model, name="It")
 
 
-def test_the_trainer_saves_a_policy_that_was_made_so(tmp_path: Path) -> None:
+def test_trainer_saves_policy_with_contradictory_generation_config(tmp_path: Path) -> None:
     policy = make_policy()
     policy.generation_config.temperature = 0.5
     trainer = make_trainer(tmp_path, model=policy, max_steps=1)
@@ -74,7 +74,7 @@ def test_the_trainer_saves_a_policy_that_was_made_so(tmp_path: Path) -> None:
     assert GenerationConfig.from_pretrained(tmp_path / "saved").do_sample is True
 
 
-def test_a_policy_is_saved_with_the_sampling_of_its_training(tmp_path: Path) -> None:
+def test_set_sampling_saves_training_sampling_settings(tmp_path: Path) -> None:
     policy = make_policy()
     before = policy.generation_config.eos_token_id
     set_sampling(policy, temperature=0.7)

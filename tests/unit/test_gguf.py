@@ -1,4 +1,4 @@
-"""Weights out of a GGUF file: unpacked once, trained and saved as any other, or refused before anything trains."""
+"""GGUF files: unpacked once, then trained and saved like other weights, or refused before training."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ from rlhf_zoo.runs.settings.declared import declared_keys, refused_keys
 from rlhf_zoo.runs.settings.values import checked_keys
 
 
-def test_packed_weights_are_unpacked_when_they_are_loaded() -> None:
+def test_gguf_loading_options_request_dequantization() -> None:
     assert with_plain_weights({"dtype": "float32"}) == {"dtype": "float32"}
     given = with_plain_weights({"dtype": "float32", "gguf_file": FILE})
     assert given["quantization_config"].dequantize is True and given["gguf_file"] == FILE
@@ -32,7 +32,7 @@ def test_packed_weights_are_unpacked_when_they_are_loaded() -> None:
         with_plain_weights({"gguf_file": FILE, "quantization_config": GgufConfig()})
 
 
-def quantized(packed: dict[str, Any]) -> Any:
+def make_gguf_policy(packed: dict[str, Any]) -> Any:
     """A policy as transformers leaves one that it loads from a GGUF file."""
     policy = make_policy()
     policy.hf_quantizer = SimpleNamespace(
@@ -48,20 +48,20 @@ def _as_transformers_does(model: Any) -> None:
     model.is_quantized = False
 
 
-def test_a_policy_that_was_loaded_elsewhere_is_saved(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, model=quantized({}))
+def test_trainer_saves_policy_loaded_from_gguf(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, model=make_gguf_policy({}))
     trainer.save_model(str(tmp_path / "saved"))
     assert load_file(tmp_path / "saved" / "model.safetensors")
     assert "quantization_config" not in json.loads((tmp_path / "saved" / "config.json").read_text())
 
 
-def test_packed_weights_are_refused_before_anything_trains(tmp_path: Path) -> None:
+def test_trainer_rejects_packed_gguf_weights(tmp_path: Path) -> None:
     with pytest.raises(ZooError, match="packed as in its GGUF file, so they can be neither trained nor saved: load it"):
-        make_trainer(tmp_path, model=quantized({"model.layers.0.mlp.up_proj": object()}))
+        make_trainer(tmp_path, model=make_gguf_policy({"model.layers.0.mlp.up_proj": object()}))
     check_plain_weights(make_policy())
 
 
-def test_a_file_becomes_plain_safetensors(tmp_path: Path) -> None:
+def test_gguf_model_saves_as_plain_safetensors(tmp_path: Path) -> None:
     write_gguf(tmp_path)
     model = load_model(AutoModelForCausalLM, tmp_path, subject="The model", overrides={"gguf_file": FILE})
     wrapped = AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path, gguf_file=FILE)
@@ -74,7 +74,7 @@ def test_a_file_becomes_plain_safetensors(tmp_path: Path) -> None:
             assert weight.dtype == torch.float32 and torch.equal(again.state_dict()[name], weight), name
 
 
-def test_a_file_is_unpacked_once_into_a_folder_like_any_other(
+def test_gguf_file_is_unpacked_once_into_model_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("RLHF_ZOO_HOME", str(tmp_path / "home"))
@@ -101,13 +101,13 @@ def test_a_file_is_unpacked_once_into_a_folder_like_any_other(
     assert unpack_if_gguf("org/model") == "org/model" and unpack_if_gguf(str(folder)) == str(folder)
 
 
-def test_the_configuration_of_gemma_3_is_read_from_metadata(tmp_path: Path) -> None:
+def test_gemma3_config_is_read_from_gguf_metadata(tmp_path: Path) -> None:
     write_gguf(tmp_path, kind="gemma3")
     config = AutoConfig.from_pretrained(tmp_path, gguf_file=FILE)
     assert type(config).__name__ == "Gemma3TextConfig" and config.num_hidden_layers == 1 and config.head_dim == 16
 
 
-def test_files_that_cannot_be_unpacked_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unpack_rejects_missing_damaged_or_ambiguous_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLHF_ZOO_HOME", str(tmp_path / "home"))
     with pytest.raises(ZooError, match=r"There is no file .*missing\.gguf: check the path"):
         unpack_if_gguf(str(tmp_path / "missing.gguf"))
@@ -123,7 +123,7 @@ def test_files_that_cannot_be_unpacked_are_errors(tmp_path: Path, monkeypatch: p
     assert not [path for path in (tmp_path / "home").rglob("*") if path.is_file()], "no half folder stays"
 
 
-def test_a_reward_model_is_no_gguf_file(tmp_path: Path) -> None:
+def test_reward_model_may_not_be_gguf_file(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     file = tmp_path / "folder" / FILE
     file.touch()
@@ -134,12 +134,12 @@ def test_a_reward_model_is_no_gguf_file(tmp_path: Path) -> None:
     check_no_gguf(file.parent, key="--reward")  # which has weights beside it, or says itself that it has none
 
 
-def test_the_key_gguf_file_says_where_to_name_the_file() -> None:
+def test_gguf_file_key_error_names_model_name_or_path() -> None:
     for where in ({"flag": "--sft."}, {"refused": refused_keys("sft")}):
         with pytest.raises(ZooError, match=r"gguf_file.* not taken by recipes: name the file in model_name_or_path"):
             checked_keys({"gguf_file": FILE}, {}, "sft.yaml", **{"refused": refused_keys("sft"), **where})
 
 
-def test_a_key_whose_library_advises_against_it_says_what_it_does_here() -> None:
+def test_pad_token_help_describes_key() -> None:
     said = declared_keys("sft")["pad_token"].help
     assert said.startswith("PAD token: one that no text uses")

@@ -1,4 +1,4 @@
-"""The loss of pairs and its metrics, as several processes compute them: here of one process's share."""
+"""Pairwise loss and metrics over several processes, tested on the share of one process."""
 
 from collections import defaultdict
 from types import SimpleNamespace
@@ -25,8 +25,8 @@ def trainer(coefficient: float | None = None) -> Any:
     return made
 
 
-def compute(made: Any, **inputs: Any) -> float:
-    """The loss of CHOSEN against REJECTED, whose gradient is looked at too."""
+def pair_loss(made: Any, **inputs: Any) -> float:
+    """The loss of CHOSEN against REJECTED; checks its gradient too."""
     logits = torch.tensor([*CHOSEN, *REJECTED]).unsqueeze(1).requires_grad_()
 
     class Model:
@@ -44,28 +44,28 @@ def compute(made: Any, **inputs: Any) -> float:
     return float(loss.detach())
 
 
-def share(each: torch.Tensor) -> float:
-    """Of a mean over all processes, which average what they compute."""
+def process_share(each: torch.Tensor) -> float:
+    """This process's share of a mean over all processes, which average their results."""
     return float(each[:REAL].sum()) * PROCESSES / OF_ALL
 
 
-def test_a_pair_is_to_differ_by_more_than_its_margin() -> None:
+def test_reward_loss_subtracts_margin() -> None:
     """−log σ(chosen − rejected − margin): Llama 2, arXiv:2307.09288, eq. 2. A margin raises the loss."""
     difference, margins = torch.tensor(CHOSEN) - torch.tensor(REJECTED), torch.tensor(MARGINS)
-    plain, apart = compute(trainer()), compute(trainer(), margin=margins)
-    assert plain == pytest.approx(share(torch.log1p(torch.exp(-difference))), rel=1e-6)
-    assert apart == pytest.approx(share(torch.log1p(torch.exp(-difference + margins))), rel=1e-6)
+    plain, apart = pair_loss(trainer()), pair_loss(trainer(), margin=margins)
+    assert plain == pytest.approx(process_share(torch.log1p(torch.exp(-difference))), rel=1e-6)
+    assert apart == pytest.approx(process_share(torch.log1p(torch.exp(-difference + margins))), rel=1e-6)
     assert apart > plain
 
 
-def test_scores_are_centered_by_their_squared_sum() -> None:
+def test_reward_loss_centers_scores() -> None:
     together = torch.tensor(CHOSEN) + torch.tensor(REJECTED)
-    assert compute(trainer(0.3)) - compute(trainer()) == pytest.approx(share(0.3 * together**2), rel=1e-5)
+    assert pair_loss(trainer(0.3)) - pair_loss(trainer()) == pytest.approx(process_share(0.3 * together**2), rel=1e-5)
 
 
-def test_metrics_are_of_the_pairs_that_count() -> None:
+def test_reward_metrics_ignore_padding_pairs() -> None:
     made = trainer()
-    compute(made, margin=torch.tensor(MARGINS))
+    pair_loss(made, margin=torch.tensor(MARGINS))
     assert {name: seen[0] for name, seen in made._metrics["train"].items()} == pytest.approx(
         {"num_tokens": 140.0, "min_reward": -1.0, "max_reward": 2.0, "mean_reward": 3.5 / 6, "accuracy": 1 / 3,
          "margin": (1.5 - 2.0 + 0.0) / 3}

@@ -1,4 +1,4 @@
-"""benchmarks/gpu.py, rehearsed on the CPU with tiny models: nothing in it waits for a GPU to be tried."""
+"""benchmarks/gpu.py on the CPU with tiny models, so that every part is tested without a GPU."""
 
 import gzip
 import json
@@ -12,7 +12,7 @@ from gguf_fixture import write_gguf
 from speed.points import POINTS
 
 
-def test_nothing_begins_when_the_minutes_are_over(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_gpu_script_starts_no_part_after_time_limit(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     path = tmp_path / "figures.json"
     words = ["--device", "cpu", "--tiny", "--output", str(path)]
     assert gpu.main([*words, "ceilings"]) == 0
@@ -22,7 +22,7 @@ def test_nothing_begins_when_the_minutes_are_over(tmp_path: Path, capsys: pytest
     assert json.loads(path.read_text())["parts"].keys() == {"ceilings"}
 
 
-def test_a_part_that_takes_too_long_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_script_skips_part_that_takes_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "figures.json"
     monkeypatch.setitem(gpu.PARTS, "resume", lambda *_: time.sleep(60))
     monkeypatch.setitem(gpu.AT_MOST, "resume", 0.2)
@@ -32,11 +32,11 @@ def test_a_part_that_takes_too_long_leaves_the_others(tmp_path: Path, monkeypatc
     assert found["ceilings"][gpu.MATRIX] > 0
 
 
-def test_the_tests_that_run_on_a_gpu_are_there() -> None:
+def test_gpu_script_test_files_exist() -> None:
     assert all((gpu.ROOT / name).is_file() for name in gpu.TESTS)
 
 
-def test_the_matrices_of_shape_c_are_counted() -> None:
+def test_update_flops_of_shape_c_match_hand_count() -> None:
     point = POINTS["c"]
     responses = [min(length, point.response) for length in point.lengths(2560)]
     assert sum(responses) / 2560 == pytest.approx(314, rel=0.03)
@@ -48,7 +48,7 @@ def test_the_matrices_of_shape_c_are_counted() -> None:
 
 
 @pytest.mark.full
-def test_every_part_runs_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_script_runs_every_part_on_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "PEER", tmp_path)
     monkeypatch.delenv("RLHF_ZOO_DATA", raising=False)
     path = tmp_path / "figures.json"
@@ -64,7 +64,7 @@ def test_every_part_runs_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.full
-def test_the_chat_model_is_trained_from_two_halves_and_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_smollm2_part_joins_halves_trains_and_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = write_gguf(tmp_path, context=2048)
     content = file.read_bytes()
     model = tmp_path / "model.gguf"

@@ -1,4 +1,4 @@
-"""Every guard, with the fault that it is there for: a run that is wrong says so, by name."""
+"""Every guard against the fault that it detects: errors and warnings name the fault."""
 
 import warnings
 from dataclasses import replace
@@ -30,20 +30,20 @@ from rlhf_zoo.ppo.rollout import Rollout
 from rlhf_zoo.ppo.trainer import PPOTrainer
 
 
-def refused(directory: Path, message: str, **given: Any) -> None:
+def assert_refused(directory: Path, message: str, **given: Any) -> None:
     with pytest.raises(ZooError, match=message) as caught:
         make_trainer(directory, **given).train()
     assert "\n" not in str(caught.value) and str(caught.value).endswith("."), message
 
 
-def prompts(*rows: Any) -> Dataset:
-    """As many rows as an update takes: of the first, but for the others at the end."""
+def make_prompts(*rows: Any) -> Dataset:
+    """As many rows as an update takes: copies of the first row, then the others."""
     first, *others = rows
     column = "input_ids" if isinstance(first, list) and isinstance(first[0], int) else "prompt"
     return Dataset.from_dict({column: [first] * (8 - len(others)) + others})
 
 
-def test_a_right_run_says_nothing(tmp_path: Path) -> None:
+def test_valid_run_raises_no_guard_warning(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", GuardWarning)
         make_trainer(tmp_path, reward_model=make_reward_model(), ref_model=make_policy()).train()
@@ -57,7 +57,7 @@ def test_a_right_run_says_nothing(tmp_path: Path) -> None:
         ({"kl_estimator": "k3"}, r"not the gradient of a KL.*use k1"),
     ],
 )
-def test_settings_that_are_rarely_meant(tmp_path: Path, given: dict[str, Any], message: str) -> None:
+def test_unusual_settings_raise_guard_warning(tmp_path: Path, given: dict[str, Any], message: str) -> None:
     with pytest.warns(GuardWarning, match=message):
         make_trainer(tmp_path, **given)
 
@@ -65,13 +65,13 @@ def test_settings_that_are_rarely_meant(tmp_path: Path, given: dict[str, Any], m
 # Before training
 
 
-def test_eos_as_pad(tmp_path: Path) -> None:
+def test_guard_rejects_eos_as_pad(tmp_path: Path) -> None:
     tokenizer = make_tokenizer()
     tokenizer.pad_token = tokenizer.eos_token
-    refused(tmp_path, "no pad_token other than its eos_token", processing_class=tokenizer)
+    assert_refused(tmp_path, "no pad_token other than its eos_token", processing_class=tokenizer)
 
 
-def test_a_fresh_reward_head(tmp_path: Path) -> None:
+def test_guard_rejects_untrained_reward_head(tmp_path: Path) -> None:
     path = tmp_path / "reward"
     make_reward_model().save_pretrained(path)
     make_tokenizer().save_pretrained(path)
@@ -79,13 +79,13 @@ def test_a_fresh_reward_head(tmp_path: Path) -> None:
     tensors = load_file(path / "model.safetensors")
     del tensors["score.weight"]
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
-    refused(tmp_path, r"has no trained head \(score.weight is missing", reward_model=str(path))
+    assert_refused(tmp_path, r"has no trained head \(score.weight is missing", reward_model=str(path))
     make_policy().save_pretrained(tmp_path / "causal")
     make_tokenizer().save_pretrained(tmp_path / "causal")
-    refused(tmp_path, "has 2 outputs|has no trained head", reward_model=str(tmp_path / "causal"))
+    assert_refused(tmp_path, "has 2 outputs|has no trained head", reward_model=str(tmp_path / "causal"))
 
 
-def test_swapped_tokenizers(tmp_path: Path) -> None:
+def test_guard_detects_swapped_tokenizers(tmp_path: Path) -> None:
     """Policy and reward model know other letters; each is given the other's tokenizer."""
     mine, other = make_tokenizer(), make_tokenizer("lkjihgfedcba:;")
     for name, model, tokenizer in (("policy", make_policy(mine), mine), ("reward", make_reward_model(other), other)):
@@ -93,17 +93,17 @@ def test_swapped_tokenizers(tmp_path: Path) -> None:
         tokenizer.save_pretrained(tmp_path / name)
     load = {"model": str(tmp_path / "policy"), "reward_model": make_reward_model().from_pretrained(tmp_path / "reward")}
     make_trainer(tmp_path, **load, processing_class=mine, reward_processing_class=other)
-    refused(
+    assert_refused(
         tmp_path, "passed for the policy is not the one.*swapped",
         **load, processing_class=other, reward_processing_class=mine,
     )  # fmt: skip
-    refused(
+    assert_refused(
         tmp_path, "passed for the reward model is not the one.*swapped",
         **load, processing_class=mine, reward_processing_class=mine,
     )  # fmt: skip
 
 
-def test_what_does_not_fit_together(tmp_path: Path) -> None:
+def test_guard_rejects_incompatible_arguments(tmp_path: Path) -> None:
     no_pad, no_eos = make_tokenizer(), make_tokenizer()
     no_pad.pad_token = no_eos.eos_token = None
     policy, wide, short = make_policy(), make_policy(vocab_size=64), make_reward_model(max_position_embeddings=12)
@@ -112,18 +112,19 @@ def test_what_does_not_fit_together(tmp_path: Path) -> None:
         # prompts
         ("has 5 rows, but an update needs 8", {"train_dataset": prompt_rows(5)}),
         ("is empty", {"train_dataset": Dataset.from_dict({"prompt": []})}),
-        ("Prompt 7 is empty", {"train_dataset": prompts("a", "")}),
-        ("Prompt 7 has 23 tokens.*context of 32 with response_length 10", {"train_dataset": prompts("a", "b" * 23)}),
+        ("Prompt 7 is empty", {"train_dataset": make_prompts("a", "")}),
+        ("Prompt 7 has 23 tokens.*context of 32 with response_length 10", {
+            "train_dataset": make_prompts("a", "b" * 23)}),
         ("Prompt 2 has 3 tokens.*exceeds the context of 12", {"value_model": short}),
         ("Prompt 2 has 3 tokens.*exceeds the context of 12", {"reward_model": short}),
         ("no column 'prompt', only 'text'", {"train_dataset": Dataset.from_dict({"text": ["a"] * 8})}),
         ("no column 'prompt'", {"eval_dataset": Dataset.from_dict({"text": ["a"] * 8})}),
-        ("neither a text nor a conversation", {"train_dataset": prompts(1)}),
-        ("no chat template", {"train_dataset": prompts([{"role": "user", "content": "a"}])}),
-        ("Prompt 7 has the token id 17, but the policy has only 17", {"train_dataset": prompts([4, 5], [5, 17])}),
-        ("Prompt 7 has the token id -1, but the policy has only 17", {"train_dataset": prompts([4, 5], [-1, 5])}),
+        ("neither a text nor a conversation", {"train_dataset": make_prompts(1)}),
+        ("no chat template", {"train_dataset": make_prompts([{"role": "user", "content": "a"}])}),
+        ("Prompt 7 has the token id 17, but the policy has only 17", {"train_dataset": make_prompts([4, 5], [5, 17])}),
+        ("Prompt 7 has the token id -1, but the policy has only 17", {"train_dataset": make_prompts([4, 5], [-1, 5])}),
         ("Prompt 7 has the token id 30, but the critic has only 17", {
-            "model": wide, "value_model": make_reward_model(), "train_dataset": prompts([4, 5], [4, 30])}),
+            "model": wide, "value_model": make_reward_model(), "train_dataset": make_prompts([4, 5], [4, 30])}),
         ("train_dataset is a mapping", {"train_dataset": {"train": 5}}),
         ("The prompts are a list", {"train_dataset": ["a"]}),
         # tokenizers and models
@@ -151,7 +152,7 @@ def test_what_does_not_fit_together(tmp_path: Path) -> None:
                                     "eval_steps": 1}),
     ]  # fmt: skip
     for message, given in cases:
-        refused(tmp_path, message, **given)
+        assert_refused(tmp_path, message, **given)
 
 
 @pytest.mark.parametrize(
@@ -168,8 +169,8 @@ def test_what_does_not_fit_together(tmp_path: Path) -> None:
     ],
     ids=["none", "list", "empty", "columns", "numbers", "short", "prompt fills the context", "ids"],
 )
-def test_text_that_cannot_be_modelled(tmp_path: Path, dataset: Any, message: str) -> None:
-    refused(tmp_path, message, ptx_coef=1.0, ptx_dataset=dataset)
+def test_guard_rejects_unusable_ptx_datasets(tmp_path: Path, dataset: Any, message: str) -> None:
+    assert_refused(tmp_path, message, ptx_coef=1.0, ptx_dataset=dataset)
 
 
 # While training
@@ -186,11 +187,11 @@ class Moving(PPOTrainer):
         return loss
 
 
-def test_a_reference_that_moves(tmp_path: Path) -> None:
-    refused(tmp_path, "The reference changed: .* moved by", kind=Moving, max_steps=3)
+def test_guard_detects_moving_reference(tmp_path: Path) -> None:
+    assert_refused(tmp_path, "The reference changed: .* moved by", kind=Moving, max_steps=3)
 
 
-def test_a_reference_that_is_not_the_start(tmp_path: Path) -> None:
+def test_guard_detects_reference_other_than_initial_policy(tmp_path: Path) -> None:
     """An adapter that was trained before, as an SFT run leaves it: switched off, it is the base and not the start."""
     from peft import LoraConfig, get_peft_model
 
@@ -198,7 +199,7 @@ def test_a_reference_that_is_not_the_start(tmp_path: Path) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         used = get_peft_model(make_policy(), lora)
-    refused(tmp_path, "nats per completion.*merge it into its base, or pass ref", model=used)
+    assert_refused(tmp_path, "nats per completion.*merge it into its base, or pass ref", model=used)
     with pytest.warns(GuardWarning, match=r"first rollout .*\d+\.\d+ nats per completion"):
         make_trainer(tmp_path, model=used, ref_model=make_policy(), max_steps=1).train()
 
@@ -212,10 +213,10 @@ class Rounded(PPOTrainer):
         return replace(rollout, ref_logprobs=rollout.logprobs - away)
 
 
-def test_what_bf16_alone_can_cause_is_warned_of_by_its_name(tmp_path: Path) -> None:
+def test_guard_warns_when_bf16_rounding_explains_first_kl(tmp_path: Path) -> None:
     with pytest.warns(GuardWarning, match=r"1 ± 0\.35 nats per completion\. Rounding in bfloat16 alone can"):
         make_trainer(tmp_path, kind=Rounded, model=make_policy().bfloat16(), max_steps=1).train()
-    refused(
+    assert_refused(
         tmp_path, r"1 ± 0\.35 nats .* although the run starts at its reference: if the policy's adapter", kind=Rounded
     )
 
@@ -230,7 +231,7 @@ def rollouts(rows: int, length: int, *, apart: float, seed: int) -> tuple[Tensor
 
 @pytest.mark.parametrize("length", [16, 64, 1024])
 @pytest.mark.parametrize("rows", [1, 2, 8, 128])
-def test_the_bound_of_the_first_kl_knows_length_batch_and_precision(rows: int, length: int) -> None:
+def test_first_kl_bound_depends_on_length_batch_and_precision(rows: int, length: int) -> None:
     """bf16 moves a token by 0.06, as it was measured; a policy that differs by 1 a token differs in any precision."""
     beyond = 0
     for seed in range(100):
@@ -264,19 +265,19 @@ def test_the_bound_of_the_first_kl_knows_length_batch_and_precision(rows: int, l
     ],
     ids=["paid", "broadcast", "forgotten"],
 )
-def test_rewards_that_are_not_score_less_kl(tmp_path: Path, rewards: Any, message: str) -> None:
+def test_guard_detects_wrong_token_rewards(tmp_path: Path, rewards: Any, message: str) -> None:
     class Wrong(PPOTrainer):
         def token_rewards(self, scores: Tensor, kl: Tensor, mask: Tensor, *, kl_coef: float) -> Tensor:
             return rewards(scores, kl, mask, kl_coef)
 
-    refused(tmp_path, message, kind=Wrong, ref_model=make_policy(seed=4), kl_coef=0.2)
+    assert_refused(tmp_path, message, kind=Wrong, ref_model=make_policy(seed=4), kl_coef=0.2)
 
 
-def test_a_critic_that_returns_nan(tmp_path: Path) -> None:
+def test_guard_detects_nan_values(tmp_path: Path) -> None:
     critic = make_reward_model()
     with torch.no_grad():
         critic.score.weight[0, 0] = torch.nan
-    refused(tmp_path, "critic returned NaN or infinite values for 8 of 8", value_model=critic)
+    assert_refused(tmp_path, "critic returned NaN or infinite values for 8 of 8", value_model=critic)
 
 
 class Noisy(PPOTrainer):
@@ -288,13 +289,15 @@ class Noisy(PPOTrainer):
         return super().run_epochs(model, *args, **kwargs)
 
 
-def test_a_first_pass_whose_ratio_is_not_one(tmp_path: Path) -> None:
+def test_guard_detects_first_pass_ratio_other_than_one(tmp_path: Path) -> None:
     """Before its step, so also where an update has one step alone."""
     once = {"num_ppo_epochs": 1, "num_mini_batches": 1}
-    refused(tmp_path, r"In the first pass log π differs from the sampler's by 0\.\d+ per token", kind=Noisy, **once)
+    assert_refused(
+        tmp_path, r"In the first pass log π differs from the sampler's by 0\.\d+ per token", kind=Noisy, **once
+    )
 
 
-def test_an_end_token_that_is_lost(tmp_path: Path) -> None:
+def test_guard_detects_lost_end_token(tmp_path: Path) -> None:
     class Lost(PPOTrainer):
         def rollout(self, rows: Any, *, stream: int) -> Any:
             samples = super().rollout(rows, stream=stream).samples
@@ -302,10 +305,10 @@ def test_an_end_token_that_is_lost(tmp_path: Path) -> None:
             guards.check_ends(Samples(**kept), self.stop_ids)
             raise AssertionError("not reached")
 
-    refused(tmp_path, r"Completion \d+ of the rollout ended, but the last token in its mask is", kind=Lost)
+    assert_refused(tmp_path, r"Completion \d+ of the rollout ended, but the last token in its mask is", kind=Lost)
 
 
-def feed(watch: KLWatch, rows: list[tuple[float, float, float]]) -> list[str]:
+def observe_all(watch: KLWatch, rows: list[tuple[float, float, float]]) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for row in rows:
@@ -313,25 +316,25 @@ def feed(watch: KLWatch, rows: list[tuple[float, float, float]]) -> list[str]:
     return [str(one.message) for one in caught if issubclass(one.category, GuardWarning)]
 
 
-def test_kl_below_zero_for_several_updates() -> None:
-    assert feed(KLWatch(), [(-0.5, 0.1, 0.0)] * 4 + [(0.1, 0.1, 0.0)] + [(-0.5, 0.1, 0.0)] * 4) == []
-    assert feed(KLWatch(), [(-0.1, 0.1, 0.0)] * 30) == []
-    [said] = feed(KLWatch(), [(-0.5, 0.1, 0.0)] * 30)
+def test_kl_watch_warns_of_repeated_negative_kl() -> None:
+    assert observe_all(KLWatch(), [(-0.5, 0.1, 0.0)] * 4 + [(0.1, 0.1, 0.0)] + [(-0.5, 0.1, 0.0)] * 4) == []
+    assert observe_all(KLWatch(), [(-0.1, 0.1, 0.0)] * 30) == []
+    [said] = observe_all(KLWatch(), [(-0.5, 0.1, 0.0)] * 30)
     assert "KL was negative in 5 updates in a row (now -0.5 nats)" in said
 
 
-def test_kl_that_is_flat_while_the_score_climbs() -> None:
+def test_kl_watch_warns_when_score_rises_at_flat_kl() -> None:
     climbing = [(0.0, 0.0, 0.1 * step) for step in range(30)]
-    [said] = feed(KLWatch(), climbing)
+    [said] = observe_all(KLWatch(), climbing)
     assert "The score rose by 1.5 over 20 updates while KL stayed at 0 nats" in said
-    assert feed(KLWatch(), [(0.02 * step, 0.01, score) for step, (_, _, score) in enumerate(climbing)]) == []
-    assert feed(KLWatch(), [(0.0, 0.0, 0.5)] * 30) == []
+    assert observe_all(KLWatch(), [(0.02 * step, 0.01, score) for step, (_, _, score) in enumerate(climbing)]) == []
+    assert observe_all(KLWatch(), [(0.0, 0.0, 0.5)] * 30) == []
 
 
-# What only warns, as the user may have meant it
+# Warnings only, since the user may have intended these
 
 
-def test_a_reward_model_whose_files_hold_no_head(tmp_path: Path) -> None:
+def test_guard_warns_of_reward_model_with_fresh_head(tmp_path: Path) -> None:
     """As every TRL script passes it: an object, loaded as a classifier from a causal checkpoint."""
     make_policy().save_pretrained(tmp_path / "sft")
     fresh = type(make_reward_model()).from_pretrained(tmp_path / "sft", num_labels=1)
@@ -346,7 +349,7 @@ def test_a_reward_model_whose_files_hold_no_head(tmp_path: Path) -> None:
 # Checkpoints
 
 
-def test_a_half_written_checkpoint_is_never_picked_up(tmp_path: Path) -> None:
+def test_half_written_checkpoint_is_never_resumed(tmp_path: Path) -> None:
     """Without the recipe's stages: the trainer alone marks a checkpoint that it has written to its end."""
 
     class Killed(PPOTrainer):

@@ -1,4 +1,4 @@
-"""What PPO holds out of a split, no stage of the run learns from."""
+"""No stage of a run learns from the prompts that PPO holds out."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,7 +21,7 @@ from rlhf_zoo.runs.recipe import load_recipe
 
 
 @pytest.mark.parametrize(("schema", "form"), SCHEMAS)
-def test_no_stage_reads_a_prompt_of_the_evaluation(schema: str, form: str, tmp_path: Path) -> None:
+def test_no_stage_trains_on_evaluation_prompts(schema: str, form: str, tmp_path: Path) -> None:
     keys: dict[str, Any] = {"reward": {"judge_share": 0.5}} if "reward" in SCHEMAS[schema, form] else {}
     folder = make_recipe(tmp_path, schema, form, **keys)
     hub = Hub("other", "http://127.0.0.1:9", "a test")
@@ -52,7 +52,7 @@ def test_no_stage_reads_a_prompt_of_the_evaluation(schema: str, form: str, tmp_p
         assert not [prompt for prompt in evaluated for end in ("", " ", "\n", "?") if prompt + end in asked], stage
 
 
-def test_a_prompt_is_the_same_in_every_form() -> None:
+def test_without_prompts_matches_prompts_across_formats() -> None:
     texts = [[{"role": "user", "content": "one "}], "two", "\n\nHuman: three\n\nAssistant:"]
     asked = [{"prompt": text} for text in texts]
     for rows in (
@@ -73,7 +73,7 @@ def test_a_prompt_is_the_same_in_every_form() -> None:
         without_prompts(Dataset.from_list([{"prompt": "two"}]), asked, subject="the stage sft")
 
 
-def test_where_the_evaluation_has_its_own_split_all_that_is_held_out_is_watched(tmp_path: Path) -> None:
+def test_all_held_out_prompts_validate_when_evaluation_has_own_split(tmp_path: Path) -> None:
     folder = make_recipe(tmp_path, "trl-lib/tldr", "plain")
     hub = Hub("other", "http://127.0.0.1:9", "a test")
     context = RunContext(load_recipe(str(folder)), tmp_path / "run", hub, namespace="local", publish=False)
@@ -86,7 +86,7 @@ def test_where_the_evaluation_has_its_own_split_all_that_is_held_out_is_watched(
     assert len(evaluation_rows(own, source)) == 24
 
 
-def test_texts_in_which_no_prompt_can_be_told_promise_nothing(tmp_path: Path) -> None:
+def test_without_held_out_keeps_texts_without_prompt(tmp_path: Path) -> None:
     folder = make_recipe(tmp_path, "openai/gsm8k", "plain")
     hub = Hub("other", "http://127.0.0.1:9", "a test")
     context = RunContext(load_recipe(str(folder)), tmp_path / "run", hub, namespace="local", publish=False)
@@ -95,7 +95,7 @@ def test_texts_in_which_no_prompt_can_be_told_promise_nothing(tmp_path: Path) ->
     assert len(kept) == 24 and left_out == {}
 
 
-def test_rows_that_are_left_out_are_said_once_in_a_command(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_left_out_rows_are_logged_once_per_command(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = make_recipe(tmp_path, "openai/gsm8k", "plain")
     hub = Hub("other", "http://127.0.0.1:9", "a test")
     context = RunContext(load_recipe(str(folder)), tmp_path / "run", hub, namespace="local", publish=False)

@@ -1,4 +1,4 @@
-"""What little bytes that were pushed cost the embedded Hub: memory for Xet, processor time for cards."""
+"""Small pushes cost the embedded Hub bounded memory (Xet) and bounded processor time (cards, history)."""
 
 import io
 import json
@@ -29,7 +29,7 @@ TINY = b"\0\1\0\0\0\1\0\0x"
 
 
 @contextmanager
-def at_most(mebibytes: float) -> Iterator[None]:
+def assert_peak_memory(mebibytes: float) -> Iterator[None]:
     tracemalloc.start()
     try:
         yield
@@ -38,9 +38,9 @@ def at_most(mebibytes: float) -> Iterator[None]:
         tracemalloc.stop()
 
 
-def test_a_xorb_of_the_smallest_chunks() -> None:
+def test_xorb_chunk_count_is_bounded() -> None:
     """65 MiB of chunks of 9 bytes are 7.5 million; hf-xet makes 8,192 at most."""
-    with io.BytesIO(TINY * (65 * 2**20 // len(TINY))) as xorb, at_most(1):
+    with io.BytesIO(TINY * (65 * 2**20 // len(TINY))) as xorb, assert_peak_memory(1):
         with pytest.raises(Fault, match="8192 chunks") as caught:
             chunks_of(xorb)
         assert caught.value.status == 400
@@ -50,12 +50,12 @@ def test_a_xorb_of_the_smallest_chunks() -> None:
         assert read_chunk(xorb, found[-1]) == b"x"
 
 
-def test_a_file_of_very_many_segments() -> None:
+def test_shard_with_many_segments_uses_little_memory() -> None:
     count = 2**15
     body = ENTRY.pack(bytes(32), 3 << 30, count, 0, 0) + ENTRY.pack(b"\1" * 32, 0, 7, 0, 1) * count
     shard = _SHARD_MAGIC.ljust(48, b"\0") + body + bytes(48 * count) + ENTRY.pack(bytes(32), 0, 0, 0, 0)
     shard += ENTRY.pack(b"\xff" * 32, 0, 0, 0, 0) * 2
-    with at_most(1):
+    with assert_peak_memory(1):
         (file,) = parse_shard(shard)
         assert file.size == 7 * count
         assert sum(segment.length for segment in file.segments()) == file.size
@@ -66,7 +66,7 @@ def long_card(entries: int) -> bytes:
     return f"---\nlicense: mit\nmodel-index:\n{rows}\n---\ntext".encode()
 
 
-def test_a_card_is_parsed_once_and_read_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_card_blob_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     content = long_card(4000)
     loaded = []
 
@@ -88,7 +88,7 @@ def test_a_card_is_parsed_once_and_read_no_more(monkeypatch: pytest.MonkeyPatch)
     assert cards.read_card(content, "a" * 40)[0]["license"] == "mit"  # type: ignore[index]
 
 
-def test_many_who_ask_for_the_same_wait_for_one() -> None:
+def test_digest_cache_computes_once_for_concurrent_requests() -> None:
     known, calls = DigestCache(1000), []
 
     def read() -> list[int]:
@@ -105,7 +105,7 @@ def test_many_who_ask_for_the_same_wait_for_one() -> None:
     assert (found, len(calls)) == ([[1]] * 8, 1)
 
 
-def test_what_is_kept_is_bounded() -> None:
+def test_digest_cache_size_is_bounded() -> None:
     known, calls = DigestCache(100), []
 
     def reader(text: str) -> Callable[[], str]:
@@ -117,7 +117,7 @@ def test_what_is_kept_is_bounded() -> None:
     assert known._size == sum(map(len, known._entries.values())) <= 100
 
 
-def test_the_last_commit_of_every_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_last_commits_match_git_log_with_few_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As git tells it, and each commit of the history is read a few times, however many paths are asked for."""
     storage, repo = Storage(tmp_path), RepoId("model", "local", "m")
     storage.create(repo, private=False, sdk=None, variables={})
@@ -172,19 +172,19 @@ def test_the_last_commit_of_every_path(tmp_path: Path, monkeypatch: pytest.Monke
         (b"---\na: 1\n----\n---\n", None),
     ],
 )
-def test_where_a_card_ends(readme: bytes, card: dict[str, int] | None) -> None:
+def test_parse_card_finds_front_matter(readme: bytes, card: dict[str, int] | None) -> None:
     found, error = cards.parse_card(readme)
     assert found == card if error is None else readme.count(b"----")
 
 
 @pytest.mark.parametrize("head", [b"---\n", b"\n" * 2**20, b"---" + b" " * 2**20, b"---\n" + b"---" * 2**20])
-def test_a_readme_of_any_kind_takes_a_moment(head: bytes) -> None:
+def test_parse_card_is_fast_for_any_readme(head: bytes) -> None:
     began = time.process_time()
     cards.parse_card(head + b"--- x\n" * 2**20 + b"---" + b" " * 2**20 + b"x")
     assert time.process_time() - began < 3
 
 
-def test_no_alias_makes_an_answer_of_gigabytes() -> None:
+def test_parse_card_rejects_yaml_alias_expansion() -> None:
     _, error = cards.parse_card(f"---\na: &a {'x' * 500_000}\nb: [{'*a,' * 90_000}]\n---\n".encode())
     assert error is not None and "written out" in error
     json.dumps(error)

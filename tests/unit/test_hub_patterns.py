@@ -1,4 +1,4 @@
-"""Patterns of .gitattributes and .gitignore: what git and fnmatch say of them, and how long the worst ones take."""
+"""Patterns of .gitattributes and .gitignore: agreement with git and fnmatch, and worst-case time."""
 
 import re
 import subprocess
@@ -19,7 +19,7 @@ NAMES = st.text("abc-", max_size=8)
 
 @given(st.lists(TOKENS, max_size=8).map("".join), NAMES)
 @settings(max_examples=500, deadline=None)
-def test_a_name_matches_as_fnmatch_says(pattern: str, name: str) -> None:
+def test_glob_matches_like_fnmatch(pattern: str, name: str) -> None:
     assert Glob(pattern.encode()).matches(name.encode()) == fnmatchcase(name, pattern)
 
 
@@ -31,8 +31,8 @@ LINES = [
 PATHS = ["a", "b", "c", "a/b", "a/c", "b/a", "a/b/c", "a/a/b/c", "ab/bc/c", "x.bin", "a/x.bin", "aab", "abc", "ac/b"]
 
 
-def test_git_reads_the_same_into_them(tmp_path: Path) -> None:
-    """One pattern at a time, then all of them with some taken back: every answer is that of git."""
+def test_lfs_and_ignore_patterns_match_git(tmp_path: Path) -> None:
+    """One pattern at a time, then all together with negations: every answer equals git's."""
 
     def git(*arguments: str, text: str) -> str:
         done = subprocess.run(["git", "-C", str(tmp_path), *arguments], input=text, capture_output=True, text=True)
@@ -68,7 +68,7 @@ def test_git_reads_the_same_into_them(tmp_path: Path) -> None:
         b"[ab]*" * 400 + b"c",
     ],
 )
-def test_the_worst_patterns_take_a_moment(pattern: bytes) -> None:
+def test_worst_case_patterns_match_quickly(pattern: bytes) -> None:
     """A regular expression of the first takes minutes over such a path."""
     began = time.process_time()
     for path in (b"a" * 1024, b"a/" * 511 + b"a"):
@@ -76,7 +76,7 @@ def test_the_worst_patterns_take_a_moment(pattern: bytes) -> None:
     assert time.process_time() - began < 1
 
 
-def test_the_steps_of_one_request_are_bounded() -> None:
+def test_pattern_budget_bounds_steps_per_request() -> None:
     budget = Budget(steps=10_000)
     large = LfsPaths(b"?*x*\n/a/*b?\n".replace(b"\n", b" filter=lfs\n"), budget)
     with pytest.raises(Fault, match="takes too long") as caught:
@@ -86,7 +86,7 @@ def test_the_steps_of_one_request_are_bounded() -> None:
         IgnoredPaths(b"?\n" * 10_000, Budget(steps=10_000))
 
 
-def test_what_git_gives_up_on() -> None:
+def test_glob_rejects_malformed_patterns() -> None:
     for pattern in (b"[", b"[a", b"[[:no:]]", b"a\\", b"[a-\\"):
         with pytest.raises(MalformedPatternError, match=re.escape(str(pattern)[2:3])):
             Glob(pattern)

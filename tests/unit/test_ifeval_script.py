@@ -1,4 +1,4 @@
-"""`benchmarks/ifeval.py`: its scores, and that it goes on where it stopped."""
+"""`benchmarks/ifeval.py`: its scores, and resuming."""
 
 import json
 import string
@@ -29,7 +29,7 @@ def prompts(tmp_path: Path) -> Path:
     return path
 
 
-def test_strict_and_loose_accuracy() -> None:
+def test_score_reports_strict_and_loose_accuracy() -> None:
     figures = ifeval.score(ROWS, [("Sure, here:\nhi you", True), ('"me"', False)])
     assert figures["prompt_strict"]["share"] == 0.5
     assert figures["prompt_loose"]["share"] == 1
@@ -39,14 +39,14 @@ def test_strict_and_loose_accuracy() -> None:
     assert (figures["words"], figures["ended"], figures["skipped"]) == (2.5, 0.5, {})
 
 
-def test_a_constant_text_needs_no_model(prompts: Path, tmp_path: Path) -> None:
+def test_constant_text_is_scored_without_model(prompts: Path, tmp_path: Path) -> None:
     ifeval.main(["--text", '"hi you"', "--prompts", str(prompts), "--output", str(tmp_path / "scores.json")])
     figures = json.loads((tmp_path / "scores.json").read_text())
     assert figures["prompt_strict"]["share"] == 1
     assert figures["settings"]["text"] == '"hi you"'
 
 
-def test_kinds_that_cannot_run_are_counted() -> None:
+def test_score_counts_skipped_kinds() -> None:
     row = {"prompt": "?", "instruction_id_list": ["count:nothing"], "kwargs": [{}]}
     figures = ifeval.score([*ROWS, row], [("a b", True)] * 3)
     assert figures["prompts_scored"] == 2
@@ -55,7 +55,7 @@ def test_kinds_that_cannot_run_are_counted() -> None:
         ifeval.score([row], [("a", True)])
 
 
-def test_answers_go_on_where_they_stopped(tmp_path: Path) -> None:
+def test_answers_resume_after_interrupt(tmp_path: Path) -> None:
     path, calls = tmp_path / "answers.jsonl", []
 
     def stops(done: int) -> Any:
@@ -75,7 +75,7 @@ def test_answers_go_on_where_they_stopped(tmp_path: Path) -> None:
         ifeval.resumed(path, ROWS[::-1], rest)
 
 
-def test_a_policy_answers_alike_in_any_batch_and_greedily_as_generate_does(prompts: Path, tmp_path: Path) -> None:
+def test_answers_are_same_in_any_batch_and_match_greedy_generate(prompts: Path, tmp_path: Path) -> None:
     tokenizer = make_tokenizer(string.printable)
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }};{% endfor %}"
     model = make_policy(tokenizer, seed=1)

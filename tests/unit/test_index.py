@@ -1,4 +1,4 @@
-"""The zoo's index: what a card says reaches the listing, whatever the card is made of."""
+"""The zoo's index: entries made from cards, sorting, filters, and the benchmark table."""
 
 import json
 import math
@@ -39,25 +39,25 @@ CARD = {
 }  # fmt: skip
 
 
-def of(**card: Any) -> Entry:
+def entry_of(**card: Any) -> Entry:
     return make_entry("zoo/toy-ppo", COMMIT, {**CARD, **card})
 
 
-def test_the_figures_are_the_held_out_ones_of_the_cards_own_stage():
-    found = of()
+def test_entry_has_held_out_figures_of_own_stage():
+    found = entry_of()
     assert (found.stage, found.recipe, found.base, found.step, found.seed) == ("ppo", "toy", "zoo/toy-sft", 40, 3)
     assert (found.simulated, found.date, found.note) == (True, "2026-11-20T23:00:00+00:00", None)
     assert found.reward == Figure(2.5, (2.0, 3.0), 540) and found.kl == Figure(7.0, None, 540)
     assert found.win_rate == Figure(0.875, (0.85, 0.9), 540) and found.accuracy is None
-    sft = of(stage="sft")
+    sft = entry_of(stage="sft")
     assert sft.reward == Figure(0.5, (0.25, 0.75), 9) and (sft.kl, sft.win_rate, sft.accuracy) == (None, None, None)
-    reward = of(stage="reward")
+    reward = entry_of(stage="reward")
     assert reward.accuracy == Figure(0.75, (0.7, 0.8), 500)
     assert (reward.reward, reward.kl, reward.win_rate) == (None, None, None)
 
 
-def test_without_an_evaluation_the_figures_are_trainings_and_say_so():
-    found = of(evaluation=None, finished=None)
+def test_entry_without_evaluation_has_training_figures():
+    found = entry_of(evaluation=None, finished=None)
     assert found.reward == Figure(2.75, held_out=False) and found.kl == Figure(7.5, held_out=False)
     assert found.win_rate is None and found.date == "2026-11-20T10:00:00+00:00"
     # What the card does not say the Hub may.
@@ -79,17 +79,17 @@ def test_without_an_evaluation_the_figures_are_trainings_and_say_so():
         (b"null", "that is not a JSON object"),
     ],
 )
-def test_a_card_that_cannot_be_read_is_a_note(content, note):
+def test_unreadable_card_becomes_note(content, note):
     card, said = Card.parse(content)
     assert card == {} and said is not None and note in said
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, True, "7", [7], {"value": 7}, None, 10**400, {}])
-def test_what_is_no_number_is_no_figure(value):
-    found = of(evaluation={"ppo": {"reward": {"value": value}}, "win_rate": value}, reward=value, step=value)
+def test_entry_ignores_values_that_are_no_numbers(value):
+    found = entry_of(evaluation={"ppo": {"reward": {"value": value}}, "win_rate": value}, reward=value, step=value)
     assert found.reward is None and found.step is None
     assert found.win_rate == (Figure(7.0) if value == {"value": 7} else None)
-    odd = of(evaluation={"win_rate": {"value": 0.5, "ci95": [0.4, value], "n": value}})
+    odd = entry_of(evaluation={"win_rate": {"value": 0.5, "ci95": [0.4, value], "n": value}})
     assert odd.win_rate == Figure(0.5)
 
 
@@ -103,14 +103,14 @@ JSON = st.recursive(
 
 @settings(deadline=None, max_examples=60)
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys([*CARD, "checkpoints", "chosen"], JSON)), JSON)
-def test_no_card_breaks_a_listing_or_speaks_to_the_terminal(card, rows):
+def test_any_card_gives_printable_listing(card, rows):
     found = make_entry("zoo/x", COMMIT, card)
     texts = [value for value in asdict(found).values() if isinstance(value, str)]
     assert all(text.isprintable() and len(text) <= 96 for text in texts)
     for by in (None, *SORTS):
-        assert len(sort_entries([found, of()], by)) == 2
+        assert len(sort_entries([found, entry_of()], by)) == 2
     json.dumps(asdict(found), allow_nan=False)
-    table = benchmark_table([found, of()], command="rlhf-zoo zoo", namespace="zoo")
+    table = benchmark_table([found, entry_of()], command="rlhf-zoo zoo", namespace="zoo")
     assert with_table(with_table(None, table), table) == with_table(None, table)
     lines = [line for line in table.splitlines() if line.startswith("|")]
     assert len(lines) == 4 and {line.count("|") for line in lines} == {lines[0].count("|")}
@@ -143,12 +143,12 @@ def names_of(entries: list[Entry]) -> list[str]:
         ("name", "a-ppo a-reward a-sft b-ppo none", "none b-ppo a-sft a-reward a-ppo"),
     ],
 )
-def test_order(by, names, backwards):
+def test_sort_entries_orders_by_key(by, names, backwards):
     assert names_of(sort_entries(ENTRIES[::-1], by)) == names.split()
     assert names_of(sort_entries(ENTRIES, by, reverse=True)) == backwards.split()
 
 
-def test_filters():
+def test_filter_entries_by_stage_recipe_and_base():
     def names(**wanted: str) -> list[str]:
         return names_of(filter_entries(ENTRIES, **wanted))
 
@@ -163,7 +163,7 @@ def test_filters():
 TABLE = benchmark_table(ENTRIES, command="rlhf-zoo zoo", namespace="zoo")
 
 
-def test_the_table_replaces_itself_and_leaves_the_rest():
+def test_benchmark_table_replaces_only_itself():
     text = "# Mine\r\n\nbefore\n\n<!-- zoo -->\nold\n<!-- /zoo -->\n\nafter  \n"
     new = with_table(text, TABLE)
     assert new.startswith("# Mine\r\n\nbefore\n\n<!-- zoo -->\nMade by") and new.endswith("<!-- /zoo -->\n\nafter  \n")
@@ -175,7 +175,7 @@ def test_the_table_replaces_itself_and_leaves_the_rest():
 
 
 @pytest.mark.parametrize("order", ["a", "z", "za", "aaz", "azz", "azaz"])
-def test_markers_that_are_no_pair_are_refused(order, tmp_path):
+def test_write_benchmark_rejects_unpaired_markers(order, tmp_path):
     text = "\n".join({"a": "<!-- zoo -->", "z": "<!-- /zoo -->"}[one] for one in order)
     (tmp_path / "R.md").write_text(text)
     with pytest.raises(ZooError, match=r"R\.md: The markers .* must appear once each"):
@@ -183,7 +183,7 @@ def test_markers_that_are_no_pair_are_refused(order, tmp_path):
     assert (tmp_path / "R.md").read_text() == text
 
 
-def test_where_the_table_cannot_be_written(tmp_path):
+def test_write_benchmark_rejects_missing_folder_and_non_utf8(tmp_path):
     with pytest.raises(ZooError, match=r"There is no folder .*/none for R\.md"):
         write_benchmark(tmp_path / "none" / "R.md", TABLE)
     (tmp_path / "latin.md").write_bytes(b"\xff")
@@ -192,7 +192,7 @@ def test_where_the_table_cannot_be_written(tmp_path):
     assert (tmp_path / "latin.md").read_bytes() == b"\xff"
 
 
-def test_figures_of_a_tag_that_moved_are_not_shown():
+def test_checkpoint_rows_omit_figures_of_moved_tags():
     """A run that was restarted has other checkpoints under the same tags; an older card is still in main."""
     tags = {"step-000004": "a" * 40, "step-000010": "b" * 40}
     rows = [

@@ -114,14 +114,14 @@ def test_loose_reading_drops_outer_lines_and_asterisks() -> None:
         ("The 3. place is ours.", 1),
     ],
 )
-def test_sentences(text: str, count: int) -> None:
+def test_count_sentences(text: str, count: int) -> None:
     assert count_sentences(text) == count
 
 
 @pytest.mark.parametrize(
     ("text", "count"), [("I saw NASA's U.S. base", 3), ("DON'T (STOP) -- **NOW**!", 4), ("A1 b2 3", 1), ("", 0)]
 )
-def test_capital_words(text: str, count: int) -> None:
+def test_count_capital_words(text: str, count: int) -> None:
     assert count_capital_words(text) == count
 
 
@@ -139,7 +139,7 @@ def scores(answers: list[str], ids: list[Any], kwargs: list[Any], **settings: An
     return rewards, extra, metrics
 
 
-def test_reward_is_the_share_and_a_bonus_for_all() -> None:
+def test_reward_is_share_followed_plus_completion_bonus() -> None:
     ids = [["punctuation:no_comma", "length_constraints:number_words"]] * 2 + [None]
     kwargs = [[{"num_words": None}, {"relation": AT_LEAST, "num_words": 2.0}]] * 2 + [None]
     rewards, extra, metrics = scores(["two words", "two, words", "x"], ids, kwargs)
@@ -206,7 +206,7 @@ def test_missing_extra_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_langdetect
-def test_language_is_the_same_each_time_and_draws_nothing() -> None:
+def test_detect_language_is_deterministic_and_leaves_random_state() -> None:
     import langdetect
 
     random.seed(1)

@@ -42,7 +42,7 @@ def test_no_task_is_in_two_splits(splits: dict[str, Rows]) -> None:
     assert not any(groups[first] & groups[second] for first, second in combinations(groups, 2))
 
 
-def test_a_seed_draws_training_prompts_alone(splits: dict[str, Rows]) -> None:
+def test_seed_changes_training_prompts_only(splits: dict[str, Rows]) -> None:
     assert prepare(seed=1)["prompts"] == splits
     other = prepare(seed=2, prompts=50)["prompts"]
     assert len(other["train"]) == 50
@@ -50,7 +50,7 @@ def test_a_seed_draws_training_prompts_alone(splits: dict[str, Rows]) -> None:
     assert other["test"] == splits["test"]
 
 
-def test_kinds_can_be_left_out_of_training_alone(splits: dict[str, Rows]) -> None:
+def test_not_trained_kinds_are_left_out_of_training_only(splits: dict[str, Rows]) -> None:
     left_out = {"startend:quotation", "combination:repeat_prompt"}
     other = prepare(seed=1, not_trained=sorted(left_out))["prompts"]
     trained = {*chain.from_iterable(row["instruction_id_list"] for row in other["train"])}
@@ -88,7 +88,7 @@ def test_compatibility_keeps_the_conflicts_of_ifeval() -> None:
         assert not (are_compatible(kind, other) and other in conflicts[kind]), (kind, other)
 
 
-def test_a_request_to_repeat_can_be_met(splits: dict[str, Rows]) -> None:
+def test_repeat_prompt_instructions_can_be_followed(splits: dict[str, Rows]) -> None:
     for row in chain.from_iterable(splits.values()):
         for kind, arguments in zip(row["instruction_id_list"], row["kwargs"], strict=True):
             if kind == "combination:repeat_prompt":
@@ -105,7 +105,7 @@ def test_a_request_to_repeat_can_be_met(splits: dict[str, Rows]) -> None:
         ({"not_trained": [*INSTRUCTIONS]}, "leaves no kind"),
     ],
 )
-def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
+def test_prepare_rejects_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ZooError, match=message):
         prepare(seed=1, **arguments)
 
@@ -116,7 +116,7 @@ def grams(prompt: str) -> set[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("benchmark", ["ifeval", "ifbench"])
-def test_nothing_of_the_benchmarks_is_trained_on(splits: dict[str, Rows], real_data: Path, benchmark: str) -> None:
+def test_corpus_shares_no_ngram_with_benchmarks(splits: dict[str, Rows], real_data: Path, benchmark: str) -> None:
     with gzip.open(real_data / benchmark / "test.jsonl.gz", "rt", encoding="utf-8") as file:
         prompts = [json.loads(line)["prompt"] for line in file]
     theirs = set().union(*map(grams, prompts))

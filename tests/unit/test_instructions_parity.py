@@ -105,14 +105,14 @@ def agreement(google: dict[str, Any], answers: list[str]) -> dict[str, float]:
     return {kind: same[kind] / compared[kind] for kind in KINDS}
 
 
-def test_decisions_are_google_s(google: dict[str, Any]) -> None:
+def test_decisions_match_google_verifiers(google: dict[str, Any]) -> None:
     answers = random.Random(0).sample(ANSWERS, 60)
     shares = agreement(google, answers)
     assert {kind: share for kind, share in shares.items() if share < OUR_RULES.get(kind, 1)} == {}
 
 
 @pytest.mark.full
-def test_decisions_are_google_s_on_all_answers(google: dict[str, Any]) -> None:
+def test_decisions_match_google_verifiers_on_all_answers(google: dict[str, Any]) -> None:
     assert len(ANSWERS) > 300
     shares = agreement(google, ANSWERS)
     print(shares)
@@ -120,7 +120,7 @@ def test_decisions_are_google_s_on_all_answers(google: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("kind", "arguments", "right", "wrong"), [case for case in CASES if usable_by_google(case[1])])
-def test_cases_are_google_s(
+def test_cases_match_google_verifiers(
     google: dict[str, Any], kind: str, arguments: dict[str, Any], right: str, wrong: str
 ) -> None:
     if arguments.get("keywords") == ["c++"]:

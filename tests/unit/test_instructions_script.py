@@ -1,4 +1,4 @@
-"""`benchmarks/instructions.py`: a base and a run's policy on both benchmarks, kept and shown."""
+"""`benchmarks/instructions.py`: scores a base and a run's policy on both benchmarks, keeps and shows them."""
 
 import gzip
 import json
@@ -48,9 +48,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "run"
 
 
-def test_base_policy_and_constant_text_are_scored_kept_and_shown(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_script_scores_base_policy_and_constant_text(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     answers = tmp_path / "answers"
     instructions.main([str(run), "--batch", "2", "--judges", "grammar", "--answers", str(answers)])
     document = keep.load(instructions.NAME)
@@ -68,7 +66,7 @@ def test_base_policy_and_constant_text_are_scored_kept_and_shown(
     assert {path: path.stat().st_mtime_ns for path in answers.rglob("*.jsonl")} == before
 
 
-def test_a_run_is_added_to_the_kept_figures(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_add_keeps_earlier_figures(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """The base and the first run stay as they were kept, and nothing of them is sampled."""
     with pytest.raises(SystemExit):
         instructions.main([str(run), "--add"])
@@ -86,14 +84,14 @@ def test_a_run_is_added_to_the_kept_figures(run: Path, tmp_path: Path, capsys: p
     assert "*more KL:*\n\n```text\nLa la\n```" in instructions_table.page()
 
 
-def test_a_part_of_the_prompts_is_shown_and_not_kept(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_limited_run_is_shown_but_not_kept(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     instructions.main(["--limit", "1", "--temperature", "1", "--judges", "--answers", str(tmp_path / "answers")])
     assert "base  on IFEval: " in capsys.readouterr().out
     assert keep.load(instructions.NAME) == {}
     assert "Nothing is measured yet" in instructions_table.page()
 
 
-def test_verifiers_that_are_not_installed_are_refused_before_an_answer_is_sampled(
+def test_missing_verifiers_are_refused_before_sampling(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     with pytest.raises(SystemExit):
@@ -102,14 +100,14 @@ def test_verifiers_that_are_not_installed_are_refused_before_an_answer_is_sample
     assert not (tmp_path / "answers").exists()
 
 
-def test_one_benchmark_alone_leaves_the_column_of_the_other_empty(run: Path, tmp_path: Path) -> None:
+def test_single_benchmark_leaves_other_column_empty(run: Path, tmp_path: Path) -> None:
     answers = str(tmp_path / "answers")
     instructions.main([str(run), "--benchmarks", "IFEval", "--batch", "2", "--judges", "--answers", answers])
     assert "IFBench not measured" in instructions_table.page()
     assert {path.name for path in (tmp_path / "answers").rglob("*.jsonl")} == {"ifeval-t0.jsonl"}
 
 
-def test_runs_are_told_apart_by_label_and_seed(run: Path, tmp_path: Path) -> None:
+def test_policies_are_distinguished_by_label_and_seed(run: Path, tmp_path: Path) -> None:
     pairs = [instructions.labeled(f"{label}{run}") for label in ("", "β = 0.05=")]
     base, recipe, other = instructions.policies_of(pairs, tmp_path)
     assert [recipe["policy"], other["policy"]] == ["PPO", "β = 0.05"]
@@ -118,7 +116,7 @@ def test_runs_are_told_apart_by_label_and_seed(run: Path, tmp_path: Path) -> Non
         instructions.policies_of([pairs[0], pairs[0]], tmp_path)
 
 
-def test_an_unfinished_run_is_refused(run: Path) -> None:
+def test_script_rejects_unfinished_run(run: Path) -> None:
     record = json.loads((run / "ppo/run.json").read_text())
     (run / "ppo/run.json").write_text(json.dumps({**record, "status": "running"}))
     with pytest.raises(ZooError, match="not a finished run of smollm2-ifeval"):

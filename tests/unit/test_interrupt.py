@@ -10,7 +10,7 @@ from rlhf_zoo.pipeline.stages.interrupt import Interruptible
 
 
 class Interrupting(io.RawIOBase):
-    """Where a signal comes while it is being written to."""
+    """A stream that raises SIGINT on every write."""
 
     def writable(self) -> bool:
         return True
@@ -20,7 +20,7 @@ class Interrupting(io.RawIOBase):
         return len(data)
 
 
-def test_a_signal_amid_a_progress_bar(monkeypatch, capfd):
+def test_interruptible_handles_signal_during_write(monkeypatch, capfd):
     with Interruptible("the ppo stage") as interrupt, monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", io.TextIOWrapper(io.BufferedWriter(Interrupting()), line_buffering=True))
         print("ppo: 17%", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""A judge beside labeled pairs: swapped labels, known binomials, calibration, errors shared with the reward."""
+"""Judge checks on labeled pairs: swapped labels, binomial tests, calibration, errors shared with the reward."""
 
 import random
 
@@ -28,7 +28,7 @@ def rows(swapped: bool) -> list[dict]:
 
 
 @pytest.mark.parametrize(("swapped", "finding"), [(False, "agrees"), (True, "contradicts")])
-def test_swapped_labels_are_detected(swapped: bool, finding: str) -> None:
+def test_check_pairs_detects_swapped_labels(swapped: bool, finding: str) -> None:
     judge = ClassifierJudge.train(rows(swapped), seed=1)
     assert judge.accuracy.value > 0.9, "its own held-out part is swapped as well"
     prompts = [f"the door {n} is" for n in range(32)]
@@ -41,7 +41,7 @@ def test_swapped_labels_are_detected(swapped: bool, finding: str) -> None:
 
 
 @pytest.mark.parametrize(("right", "finding"), [(30, "contradicts"), (50, "inconclusive"), (70, "agrees")])
-def test_the_finding_is_that_of_a_binomial_test(right: int, finding: str) -> None:
+def test_check_pairs_finding_matches_binomial_test(right: int, finding: str) -> None:
     scores = np.array([1.0] * right + [0.0] * (100 - right))
     found = check_pairs(scores, 1 - scores, range(100), probabilities=False, seed=2)
     exact = scipy_stats.binomtest(right, 100).proportion_ci(method="exact")
@@ -49,7 +49,7 @@ def test_the_finding_is_that_of_a_binomial_test(right: int, finding: str) -> Non
     assert found.accuracy.value == right / 100 and found.finding == finding and found.calibration is None
 
 
-def test_ties_and_certainties() -> None:
+def test_check_pairs_handles_ties_and_certain_scores() -> None:
     found = check_pairs([0.5, 0.5], [0.5, 0.5], ["a", "b"], probabilities=True, seed=1)
     assert found.accuracy.value == 0.5 and found.accuracy.ties == 1.0 and found.finding == "inconclusive"
     sure = check_pairs([1.0, 1.0], [0.0, 0.0], ["a", "b"], probabilities=True, seed=1)
@@ -58,13 +58,13 @@ def test_ties_and_certainties() -> None:
 
 
 def check(errs: np.ndarray, reward_errs: np.ndarray) -> PairCheck:
-    """Of a judge and a reward that are wrong there and right elsewhere."""
+    """The check of a judge and a reward that are wrong at the given pairs and right elsewhere."""
     judge, reward = (np.where(wrong, -1.0, 1.0) for wrong in (errs, reward_errs))
     return check_pairs(judge, -judge, range(len(errs)), probabilities=False, seed=1, reward_margins=reward)
 
 
-def test_errors_that_a_judge_shares_with_the_reward() -> None:
-    """Two that err by themselves, and a judge that copies the reward's errors in three of four."""
+def test_with_reward_measures_shared_errors() -> None:
+    """An independent judge, and one that copies the reward's errors in three of four pairs."""
     rng = np.random.default_rng(3)
     reward, own, copies = rng.random(4000) < 0.12, rng.random(4000) < 0.12, rng.random(4000) < 0.75
     alone, copied = (check(errs, reward).with_reward for errs in (own, np.where(copies, reward, own)))
@@ -73,8 +73,8 @@ def test_errors_that_a_judge_shares_with_the_reward() -> None:
     assert copied.correlation.ci95[0] > 0.6 and copied.where_reward_errs.value == pytest.approx(0.78, abs=0.05)
 
 
-def test_independence_is_measured() -> None:
-    """A judge that errs by itself, one that copies, one with too few errors to tell; and which pairs count."""
+def test_judge_check_decides_independence() -> None:
+    """An independent judge, a copying one, one with too few errors to tell; own pairs count first."""
     rng = np.random.default_rng(5)
     reward, own, copies = rng.random(800) < 0.3, rng.random(800) < 0.2, rng.random(800) < 0.5
     alone, copied = check(own, reward), check(np.where(copies, reward, own), reward)
@@ -90,8 +90,8 @@ def test_independence_is_measured() -> None:
     assert faultless.correlation is None and faultless.independent is True
 
 
-def test_who_made_noisy_labels_is_not_condemned_by_their_noise() -> None:
-    """The gold utility errs where its own labels were drawn wrongly, and so does every reward that learned well."""
+def test_majority_preferences_clear_gold_judge_of_label_noise() -> None:
+    """The gold utility errs where noise flipped its own labels, and so does every good reward model."""
     rng = np.random.default_rng(6)
     worth = rng.normal(size=(2000, 2)) * 1.5
     chance = 1 / (1 + np.exp(worth[:, 0] - worth[:, 1]))  # that the second is preferred
@@ -113,7 +113,7 @@ def test_who_made_noisy_labels_is_not_condemned_by_their_noise() -> None:
     assert independent(np.array([-1 if one is None else one for one in meant]), kept) is True
 
 
-def test_a_coin_does_not_agree_with_itself() -> None:
+def test_split_half_reliability_is_zero_for_random_judge() -> None:
     rng = np.random.default_rng(4)
     worth = rng.normal(size=(80, 1))
     coin, judge = rng.integers(0, 2, (80, 4)).astype(float), worth + rng.normal(size=(80, 4))

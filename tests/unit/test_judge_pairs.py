@@ -1,4 +1,4 @@
-"""`probe --labeled` and `--own_pairs`: the judge of rollouts, checked on pairs of known order."""
+"""`probe --labeled` and `--own_pairs`: checks the judge of the rollouts on pairs of known order."""
 
 import json
 import re
@@ -34,7 +34,7 @@ def pairs(number: int, right: int, **columns) -> list[dict[str, object]]:
     ]
 
 
-def test_pairs_turn_an_unchecked_judge_into_a_figure():
+def test_labeled_pairs_decide_whether_judge_is_fit():
     unchecked = rlhf_zoo.probe(*sides())
     assert unchecked.judge_check is None and "Nobody checked the judge" in unchecked.verdict.reasons[0]
     for labeled, fit in ((pairs(100, 90), True), (pairs(100, 62), False), (pairs(100, 20), False)):
@@ -51,7 +51,7 @@ def test_pairs_turn_an_unchecked_judge_into_a_figure():
     assert six.kind != "better" and "for only 6 different prompts" in six.reasons[0], six.reasons
 
 
-def test_pairs_of_prompts_that_ask_the_same_count_once():
+def test_labeled_pairs_count_equivalent_prompts_once():
     spellings = ("the price of item {}", "Please the price of an item {}", "The  price of my item {}.")
     repeated = [{**pair, "prompt": spelling.format(k)} for k, pair in enumerate(pairs(8, 8)) for spelling in spellings]
     result = rlhf_zoo.probe(*sides(), labeled=repeated)
@@ -60,7 +60,7 @@ def test_pairs_of_prompts_that_ask_the_same_count_once():
     assert result.verdict.judge.to_json()["labeled_prompts"] == 8
 
 
-def test_own_pairs_read_the_scores_of_the_rollouts():
+def test_own_pairs_use_judge_scores_of_rollouts():
     policy, reference = sides()
     own = [
         {"prompt": f" {prompt}", "chosen": [{"role": "assistant", "content": text}], "rejected": worse}
@@ -78,7 +78,7 @@ def test_own_pairs_read_the_scores_of_the_rollouts():
     assert rlhf_zoo.probe(twice, reference, own_pairs=own).judge_check.own.accuracy.value == 59 / 60
 
 
-def test_own_pairs_show_a_judge_that_overrates_the_policy():
+def test_own_pairs_measure_bias_toward_policy():
     policy, reference = sides()
     texts = list(zip(policy.prompts[::2], policy.texts[::2], reference.texts[::2], strict=True))
 
@@ -103,7 +103,7 @@ def test_own_pairs_show_a_judge_that_overrates_the_policy():
     assert rlhf_zoo.probe(policy, reference, own_pairs=alone).judge_check.own.policy_bias is None
 
 
-def test_rewards_of_the_pairs_show_whether_judge_and_reward_err_alike():
+def test_reward_columns_decide_judge_independence():
     alike = pairs(200, 150, reward_chosen=lambda k: float(k < 150), reward_rejected=lambda k: 0.5)
     result = rlhf_zoo.probe(*sides(), labeled=alike)
     assert result.judge_check.independent is False and result.verdict.kind == "not judged"
@@ -116,7 +116,7 @@ def test_rewards_of_the_pairs_show_whether_judge_and_reward_err_alike():
     assert rlhf_zoo.probe(*sides(), labeled=pairs(100, 90)).judge_check.independent is None
 
 
-def test_the_command_prints_the_figures_and_mistakes_name_the_row(tmp_path):
+def test_probe_command_prints_judge_check_and_names_wrong_rows(tmp_path):
     policy, reference = sides()
     files = [
         write(tmp_path / name, side, judge=side.judged, reward=side.rewards)

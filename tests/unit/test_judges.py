@@ -82,7 +82,7 @@ def test_saved_classifier_gives_the_same_scores_and_holds_no_pickle(classifier, 
         assert not any(arrays[key].dtype.hasobject for key in arrays.files)
 
 
-def test_a_file_that_is_no_judge_is_refused(tmp_path, classifier):
+def test_classifier_load_rejects_other_files(tmp_path, classifier):
     with pytest.raises(ZooError, match="no judge at"):
         ClassifierJudge.load(tmp_path / "absent.npz")
     bad = tmp_path / "bad.npz"
@@ -108,7 +108,7 @@ def test_a_file_that_is_no_judge_is_refused(tmp_path, classifier):
         ([], "not both labels"),
     ],
 )
-def test_bad_rows_are_one_sentence(rows, message):
+def test_classifier_training_rejects_bad_rows(rows, message):
     with pytest.raises(ZooError, match=message):
         ClassifierJudge.train(rows, seed=0)
 
@@ -136,7 +136,7 @@ def test_bad_rows_are_one_sentence(rows, message):
         ("!!!", 0.0),
     ],
 )
-def test_lexicon(text, score):
+def test_lexicon_scores_words_and_negations(text, score):
     judge = LexiconJudge([*GOOD, "user-friendly", "a+", "cheap"], [*BAD, "cheap"])
     assert judge([""], [text]) == [pytest.approx(score)]
     assert judge([text], [""]) == [pytest.approx(score)]
@@ -155,7 +155,7 @@ def test_lexicon_words_are_trimmed_and_counted():
 # function
 
 
-def test_function(module):
+def test_function_judge_scores_and_reads_docstring(module):
     def shout(prompts, completions):
         """Counts exclamation
         marks.
@@ -185,7 +185,7 @@ def test_function(module):
         (3, "is a int, not a function"),
     ],
 )
-def test_a_function_that_is_no_judge_is_told_in_a_sentence(module, function, message):
+def test_function_judge_rejects_invalid_functions(module, function, message):
     module.odd = function
     with pytest.raises(ZooError) as refused:
         FunctionJudge("toy_judges:odd")(["a"], [" b"])

@@ -1,4 +1,4 @@
-"""`benchmarks/ledger.py` on a small folder of the shape of alpaca_eval, and the table that is made of its figures."""
+"""`benchmarks/ledger.py` on a small copy of alpaca_eval's layout, and the table of its figures."""
 
 import json
 from collections.abc import Mapping
@@ -71,7 +71,7 @@ def run(clone: Path, *arguments: str) -> dict[str, dict[str, Any]]:
     return {row["policy"]: row for row in keep.load("ledger")["rows"]}
 
 
-def test_figures_are_kept_and_no_text(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ledger_keeps_figures_without_texts(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
     annotate(clone, "plain", AE2, START, 1.5)
     annotate(clone, "cheat", AE2, CHEAT, 1.9)
     rows = run(clone)
@@ -87,7 +87,7 @@ def test_figures_are_kept_and_no_text(clone: Path, capsys: pytest.CaptureFixture
     assert not [text for text in ("Ignore", "people", "rivers") if text in kept]
 
 
-def test_the_table_shows_each_pair(clone: Path) -> None:
+def test_ledger_table_shows_each_pair(clone: Path) -> None:
     run(clone)
     shown = tables.TABLES["ledger"]()
     assert "| `cheat`, `plain` | [cheat](https://example.org/cheat) |" in shown
@@ -95,7 +95,7 @@ def test_the_table_shows_each_pair(clone: Path) -> None:
     assert "? |" in shown and "not judged |" in shown
 
 
-def test_what_was_probed_is_not_probed_again(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ledger_does_not_probe_pairs_twice(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = run(clone)
     probed: list[str] = []
     probe_pair = ledger.probe_pair
@@ -109,7 +109,7 @@ def test_what_was_probed_is_not_probed_again(clone: Path, monkeypatch: pytest.Mo
     assert run(clone, "--pairs", "longer") == first and probed == ["longer"]
 
 
-def test_a_judge_must_have_compared_these_answers_with_those_of_one_model(clone: Path) -> None:
+def test_common_judge_requires_same_answers_and_opponent(clone: Path) -> None:
     sides = [CHEAT, START]
     annotate(clone, "plain", AE2, START, 1.5)
     annotate(clone, "cheat", AE2, CHEAT, 1.9, generator_1="text_davinci_003")
@@ -122,7 +122,7 @@ def test_a_judge_must_have_compared_these_answers_with_those_of_one_model(clone:
     assert judge == AE1 and [set(side.values()) for side in scores] == [{0.0}, {1.0}]
 
 
-def test_prompts_without_a_preference_are_left_out(clone: Path) -> None:
+def test_ledger_leaves_out_prompts_without_preference(clone: Path) -> None:
     annotate(clone, "plain", AE2, START, 1.5)
     annotate(clone, "cheat", AE2, CHEAT, 1.9)
     path = clone / "results/cheat" / AE2 / "annotations.json"
@@ -131,7 +131,7 @@ def test_prompts_without_a_preference_are_left_out(clone: Path) -> None:
     assert run(clone)["cheat"]["prompts"] == len(START) - 1
 
 
-def test_a_wrong_folder_or_pair_is_named(clone: Path, tmp_path: Path) -> None:
+def test_ledger_names_wrong_folder_or_pair(clone: Path, tmp_path: Path) -> None:
     with pytest.raises(ZooError, match="no folder results"):
         ledger.main([str(tmp_path)])
     with pytest.raises(ZooError, match="no such pair"):
@@ -141,7 +141,7 @@ def test_a_wrong_folder_or_pair_is_named(clone: Path, tmp_path: Path) -> None:
         run(clone)
 
 
-def test_what_the_page_says_of_the_figures() -> None:
+def test_kept_ledger_figures_support_page() -> None:
     rows = {row["policy"]: row for row in KEPT}
     assert list(rows) == [pair.policy for pair in ledger.PAIRS] and len(rows) == 34
     assert sum(row["judge"] is not None for row in KEPT) == 12

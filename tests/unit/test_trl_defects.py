@@ -3,9 +3,9 @@
 Tested elsewhere:
     bf16 and gradient_checkpointing without effect: test_training_run::test_precision_and_checkpointing_take_effect
     max_grad_norm never applied: test_trainer::test_the_critics_gradient_leaves_the_policys_step_alone
-    a data set smaller than a batch hangs: test_guards::test_what_does_not_fit_together
+    a data set smaller than a batch hangs: test_guards::test_guard_rejects_incompatible_arguments
     with PAD = EOS the EOS is never in the loss:
-        test_guards::test_eos_as_pad, test_trainer::test_an_update_is_what_the_formulas_say
+        test_guards::test_guard_rejects_eos_as_pad, test_trainer::test_an_update_is_what_the_formulas_say
     no resuming: test_resume::test_resumed_run_equals_uninterrupted_run
     the critic is not saved: test_training_run::test_a_checkpoint_is_a_plain_model_with_its_critic
     evaluate() fails: test_training_run::test_evaluation_is_repeatable_and_disturbs_nothing
