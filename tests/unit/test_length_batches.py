@@ -1,4 +1,4 @@
-"""`train_sampling_strategy: group_by_length`: tight batches, another order each pass, and runs that go on alike."""
+"""`train_sampling_strategy: group_by_length`: batches with little padding, a new order each epoch, exact resuming."""
 
 import inspect
 from pathlib import Path
@@ -15,7 +15,7 @@ from rlhf_zoo.modeling.length_grouping import SeededLengthSampler, with_length_g
 LENGTHS = [1 + (7 * row) % 23 for row in range(1030)]
 
 
-def test_each_row_once_in_tight_batches_whose_order_is_of_seed_and_pass() -> None:
+def test_length_sampler_groups_rows_and_shuffles_by_seed_and_epoch() -> None:
     sampler = SeededLengthSampler(LENGTHS, 8, seed=3)
     first = list(sampler)
     assert sorted(first) == list(range(1030)) and list(sampler) == first
@@ -38,9 +38,7 @@ PAIRS = {"chosen": TEXTS["text"], "rejected": ["cab"] * 25 + ["abc" * 9]}
     [(SFTTrainer, SFTConfig, make_policy, TEXTS), (RewardTrainer, RewardConfig, make_reward_model, PAIRS)],
     ids=["sft", "reward"],
 )
-def test_a_run_resumed_within_a_pass_reads_the_same_rows(
-    kind: Any, config: Any, make: Any, rows: Any, tmp_path: Path
-) -> None:
+def test_run_resumed_within_epoch_reads_same_rows(kind: Any, config: Any, make: Any, rows: Any, tmp_path: Path) -> None:
     def build(folder: Path) -> Any:
         tokenizer = make_tokenizer()
         args = config(
@@ -59,6 +57,6 @@ def test_a_run_resumed_within_a_pass_reads_the_same_rows(
     assert lengths.max() - lengths.min() <= 4
 
 
-def test_trainer_asks_for_its_sampler_by_this_name() -> None:
+def test_transformers_trainer_has_expected_sampler_hook() -> None:
     assert list(inspect.signature(Trainer._get_train_sampler).parameters) == ["self", "train_dataset"]
     assert "_get_train_sampler" in inspect.getsource(Trainer.get_train_dataloader)

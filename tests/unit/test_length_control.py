@@ -1,4 +1,4 @@
-"""The length-controlled win rate against scikit-learn, scipy, and judges whose liking for length is known."""
+"""The length-controlled win rate against scipy, and judges whose length bias is known."""
 
 import numpy as np
 import pytest
@@ -21,12 +21,12 @@ def scores(n: int, log_odds, *, seed: int = 1, ties: float = 0.0) -> np.ndarray:
     return np.where(rng.random(n) < ties, 0.5, won)
 
 
-def controlled(score, a, b, *, groups=None, resamples=50, seed=0):
+def controlled_win_rate(score, a, b, *, groups=None, resamples=50, seed=0):
     groups = list(range(len(score))) if groups is None else groups
     return length_controlled_win_rate(score, a, b, groups, seed=seed, resamples=resamples)
 
 
-def test_fit_is_scipys_also_with_weights():
+def test_fit_logistic_matches_scipy_with_weights():
     rng, ridge = np.random.default_rng(3), 0.5
     x = np.stack([np.ones(80), rng.normal(size=80)], axis=1)
     y, weights = rng.choice([0.0, 0.5, 1.0], 80), rng.integers(0, 4, 80).astype(float)
@@ -42,11 +42,11 @@ def test_fit_is_scipys_also_with_weights():
     np.testing.assert_allclose(far, beta, atol=1e-9)
 
 
-def test_what_is_left_at_equal_length_is_found():
+def test_length_controlled_win_rate_recovers_known_effect():
     a, b = lengths(20_000, more=15)
     feature = np.tanh((a - b) / (a - b).std())
     y = scores(20_000, 0.3 + 1.5 * feature, ties=0.0)
-    found = controlled(y, a, b, resamples=40)
+    found = controlled_win_rate(y, a, b, resamples=40)
     assert found.value == pytest.approx(expit(0.3), abs=0.02)
     assert found.plain.value > found.value + 0.05
     assert found.ci95[0] < expit(0.3) < found.ci95[1]
@@ -57,29 +57,29 @@ def test_what_is_left_at_equal_length_is_found():
 
 
 @pytest.mark.parametrize("score", [1.0, 0.0])
-def test_all_of_one_kind_does_not_diverge(score):
+def test_length_controlled_win_rate_is_finite_for_constant_outcomes(score):
     a, b = lengths(100)
-    found = controlled(np.full(100, score), a, b, groups=[i // 2 for i in range(100)])
+    found = controlled_win_rate(np.full(100, score), a, b, groups=[i // 2 for i in range(100)])
     assert np.isfinite(found.slope) and found.value == pytest.approx(score, abs=0.001)
     assert found.ci95 == proportion(50 * int(score), 50).ci95
 
 
-def test_differences_that_do_not_vary_leave_the_plain_win_rate():
-    assert controlled([1.0], [10], [3]).ci95 == proportion(1, 1).ci95, "one comparison"
+def test_constant_length_differences_leave_plain_win_rate():
+    assert controlled_win_rate([1.0], [10], [3]).ci95 == proportion(1, 1).ci95, "one comparison"
     y = np.array([1.0, 1.0, 1.0, 0.0])
     for a, b in ((np.full(4, 120), np.full(4, 100)), (np.arange(4) + 5, np.arange(4) + 5), (np.zeros(4), np.zeros(4))):
-        found = controlled(y, a, b)
+        found = controlled_win_rate(y, a, b)
         assert found.value == pytest.approx(0.75, abs=1e-3) and found.slope == 0 and found.scale == 0
 
 
-def test_interval_is_paired_over_prompts():
-    """Copies of a comparison under its prompt add nothing, and under prompts of their own they do."""
+def test_length_controlled_interval_groups_by_prompt():
+    """Copies of a comparison add no information under the same prompt, but do under prompts of their own."""
     a, b = lengths(60)
     y = scores(60, 0.5)
-    once = controlled(y, a, b, resamples=200)
+    once = controlled_win_rate(y, a, b, resamples=200)
     copies = [np.repeat(values, 4) for values in (y, a, b)]
-    within = controlled(*copies, groups=np.repeat(np.arange(60), 4).tolist(), resamples=200)
-    apart = controlled(*copies, resamples=200)
+    within = controlled_win_rate(*copies, groups=np.repeat(np.arange(60), 4).tolist(), resamples=200)
+    apart = controlled_win_rate(*copies, resamples=200)
     assert within.value == pytest.approx(once.value, abs=1e-4) and within.plain == win_rate(
         copies[0], 1 - copies[0], np.repeat(np.arange(60), 4).tolist()
     )
@@ -87,7 +87,7 @@ def test_interval_is_paired_over_prompts():
     assert apart.ci95[1] - apart.ci95[0] < 0.7 * (once.ci95[1] - once.ci95[0])
 
 
-def test_lengths_that_do_not_overlap_are_warned_of():
+def test_length_control_warns_when_lengths_do_not_overlap():
     rng = np.random.default_rng(0)
     won, short = rng.integers(0, 2, 300).astype(float), rng.normal(50, 2, 300)
     near = length_controlled_win_rate(won, short + rng.normal(0, 2, 300), short, range(300), seed=1, resamples=20)

@@ -1,4 +1,4 @@
-"""Every number of every stage at its bounds: settings that train, or a sentence before anything trains."""
+"""Every numeric key of every stage at its bounds: it trains, or raises a readable error before training."""
 
 import math
 import typing
@@ -41,7 +41,7 @@ TOYS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def numeric(stage: str) -> dict[str, type]:
+def numeric_keys(stage: str) -> dict[str, type]:
     """The keys of a stage, or of recipe.yaml, that take a number: name -> int or float."""
     keys = recipe_keys() if stage == "recipe" else stage_keys(stage)
     found = {}
@@ -53,7 +53,7 @@ def numeric(stage: str) -> dict[str, type]:
     return found
 
 
-def values(name: str, kind: type) -> list[Any]:
+def candidate_values(name: str, kind: type) -> list[Any]:
     """Numbers at, just inside and just outside the bounds of a key, and those that nothing takes."""
     limit = LIMITS.get(name)
     bounds = [bound for bound in (limit.low, limit.high) if math.isfinite(bound)] if limit else []
@@ -69,7 +69,7 @@ def build(stage: str, keys: dict[str, Any], folder: Path = Path("runs")) -> Stag
     return stage_settings(recipe, stage, {}, shared_flags={}, output_dir=folder / stage)
 
 
-def attempt(stage: str, keys: dict[str, Any], folder: Path = Path("runs")) -> StageSettings | None:
+def try_settings(stage: str, keys: dict[str, Any], folder: Path = Path("runs")) -> StageSettings | None:
     """The settings, or None where they are refused, in one sentence."""
     try:
         return build(stage, keys, folder)
@@ -79,7 +79,7 @@ def attempt(stage: str, keys: dict[str, Any], folder: Path = Path("runs")) -> St
         return None
 
 
-def train(built: StageSettings) -> None:
+def train_one_update(built: StageSettings) -> None:
     """One update over the toys, with the trainer of the stage."""
     tokenizer, text = make_tokenizer(), ["abcdef", "bcdefg", "cdefgh", "defghi"] * 2
     if built.stage == "sft":
@@ -111,20 +111,20 @@ def plain_logs() -> None:
     transformers.utils.logging.set_verbosity_error()
 
 
-def test_every_number_of_every_stage_has_its_bounds() -> None:
-    keys = {name.removeprefix("evaluation.") for stage in ("recipe", *STAGES) for name in numeric(stage)}
+def test_every_numeric_key_has_limits() -> None:
+    keys = {name.removeprefix("evaluation.") for stage in ("recipe", *STAGES) for name in numeric_keys(stage)}
     assert keys - LIMITS.keys() == UNBOUNDED and LIMITS.keys() <= keys
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_value_at_the_bounds_is_taken_or_named(stage: str) -> None:
+def test_values_at_limits_are_accepted_or_named(stage: str) -> None:
     """Settings within the bounds come out, or the sentence names the key: for a value outside, it does."""
-    for name, kind in numeric(stage).items():
+    for name, kind in numeric_keys(stage).items():
         base = {**TOYS[stage], **WITH.get(name, {})}
         if name == "total_episodes":
             base.pop("max_steps")
-        for value in values(name, kind):
-            built = attempt(stage, {**base, name: [value] if name == "reward_weights" else value})
+        for value in candidate_values(name, kind):
+            built = try_settings(stage, {**base, name: [value] if name == "reward_weights" else value})
             if built is not None:
                 check_limits(name, getattr(built.data, name, getattr(built.trainer, name, None)))
         outside = [] if name in UNBOUNDED | {"max_steps"} else [-1]
@@ -146,13 +146,13 @@ def test_a_value_at_the_bounds_is_taken_or_named(stage: str) -> None:
         ("ppo", {"kl_coef": 10**5000}, "kl_coef in runs/ppo.yaml is too large to show, but it takes whole numbers"),
     ],
 )  # fmt: skip
-def test_sentences(stage: str, keys: dict[str, Any], message: str) -> None:
+def test_limit_errors_name_key_and_file(stage: str, keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ZooError) as caught:
         build(stage, {**TOYS[stage], **keys})
     assert str(caught.value).startswith(message)
 
 
-# What no value may be
+# Values that no key may have
 
 
 def nested(depth: int) -> Any:
@@ -175,7 +175,7 @@ def nested(depth: int) -> Any:
         ('{"a": "\\u0000"}', "text without NUL characters and lone surrogates"),
     ],
 )  # fmt: skip
-def test_what_run_json_could_not_hold_is_refused(value: Any, wanted: str) -> None:
+def test_settings_reject_values_that_run_json_cannot_hold(value: Any, wanted: str) -> None:
     with pytest.raises(ZooError) as caught:
         build("sft", {"lr_scheduler_kwargs": value})
     said = str(caught.value)
@@ -183,7 +183,7 @@ def test_what_run_json_could_not_hold_is_refused(value: Any, wanted: str) -> Non
     assert len(said) < 400
 
 
-# What is taken trains
+# Accepted values train
 
 
 @pytest.mark.parametrize(
@@ -194,8 +194,8 @@ def test_what_run_json_could_not_hold_is_refused(value: Any, wanted: str) -> Non
         ("ppo", "response_length", 1), ("ppo", "temperature", 1e-4), ("ppo", "logging_steps", 1e-320),
     ],
 )  # fmt: skip
-def test_a_bound_trains(stage: str, name: str, value: Any, tmp_path: Path) -> None:
-    train(build(stage, {**TOYS[stage], name: value}, tmp_path))
+def test_extreme_accepted_values_train(stage: str, name: str, value: Any, tmp_path: Path) -> None:
+    train_one_update(build(stage, {**TOYS[stage], name: value}, tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -213,9 +213,7 @@ def test_a_bound_trains(stage: str, name: str, value: Any, tmp_path: Path) -> No
         ),
     ],
 )
-def test_what_only_the_trainer_finds_is_a_sentence(
-    stage: str, keys: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_trainer_errors_are_readable(stage: str, keys: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ZooError) as caught:
-        train(build(stage, {**TOYS[stage], **keys}, tmp_path))
+        train_one_update(build(stage, {**TOYS[stage], **keys}, tmp_path))
     assert str(caught.value).startswith(message)

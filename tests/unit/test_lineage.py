@@ -1,4 +1,4 @@
-"""From a PPO checkpoint's card to its models; the Hub is a table of folders here, and a real one in the e2e tests."""
+"""From a PPO checkpoint's card to its models. The Hub is simulated by folders; the e2e tests use a real one."""
 
 import json
 from pathlib import Path
@@ -53,7 +53,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return run
 
 
-def test_parents_at_their_commits(ask) -> None:
+def test_lineage_finds_parents_at_their_commits(ask) -> None:
     found = ask(CARD)
     assert found.sft.name == f"local/x-sft@{'a' * 40}" and found.sft.path.is_dir()
     assert found.reward.name == "local/x-reward"
@@ -62,8 +62,8 @@ def test_parents_at_their_commits(ask) -> None:
     assert found.setting("response_length", 32) == 32
 
 
-def test_reward_models_of_an_ensemble(ask, tmp_path: Path) -> None:
-    """From a Hub, or beside the run that a folder is of; no card reaches anywhere else on this machine."""
+def test_lineage_finds_reward_models_of_ensemble(ask, tmp_path: Path) -> None:
+    """From a Hub or beside the run of a folder; a card reaches nowhere else on this machine."""
     other = {"repo": "local/other", "commit": None}
     settings = {"reward_ensemble": "worst", "reward_ensemble_lambda": "much", "score_centering": "none"}
     card = {**CARD, "parents": {**CARD["parents"], "reward_2": other}, "settings": settings}
@@ -87,14 +87,14 @@ def test_reward_models_of_an_ensemble(ask, tmp_path: Path) -> None:
         assert find_lineage(str(tmp_path / place)).rewards[1].path == checkpoint
 
 
-def test_flags_override_and_may_be_folders(ask, tmp_path) -> None:
+def test_lineage_flags_override_card_and_accept_folders(ask, tmp_path) -> None:
     (tmp_path / "mine").mkdir()
     found = ask(CARD, sft=str(tmp_path / "mine"), reward="local/other")
     assert found.sft.path == tmp_path / "mine" and found.reward.name == "local/other"
 
 
 @pytest.mark.attack
-def test_no_card_names_a_model_of_this_machine(ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lineage_ignores_local_folders_named_by_card(ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "local" / "other").mkdir(parents=True)
     for role in ("sft", "reward"):
@@ -107,7 +107,7 @@ def test_no_card_names_a_model_of_this_machine(ask, tmp_path: Path, monkeypatch:
             ask({**CARD, "parents": parents})
 
 
-def test_what_is_not_said_is_none(ask) -> None:
+def test_lineage_has_none_for_missing_fields(ask) -> None:
     assert ask(CARD | {"parents": {"sft": CARD["parents"]["sft"]}}).reward is None
     found = ask(None, sft="local/other", ppo="local/other")
     assert found.reward is None and found.card == {} and found.prompts == [] and found.kl is None
@@ -134,6 +134,6 @@ def test_what_is_not_said_is_none(ask) -> None:
         ),
     ],
 )
-def test_what_names_no_models(ask, card: Any, message: str) -> None:
+def test_lineage_rejects_cards_without_usable_parents(ask, card: Any, message: str) -> None:
     with pytest.raises(ZooError, match=message):
         ask(card)

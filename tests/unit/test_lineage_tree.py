@@ -1,4 +1,4 @@
-"""The family tree, from cards that are given: what is drawn where, and what hostile cards cannot do to it."""
+"""The family tree built from cards: its layout, and safety against hostile cards."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +15,7 @@ def card(stage: str, step: int = 40, parents: Mapping[str, Any] | None = None, *
     return {"stage": stage, "recipe": "toy", "step": step, "parents": parents or {}, **more}
 
 
-def at(repo: str, commit: str | None) -> dict[str, Any]:
+def parent_at(repo: str, commit: str | None) -> dict[str, Any]:
     return {"repo": repo, "commit": commit}
 
 
@@ -40,14 +40,14 @@ class World:
 @pytest.fixture
 def world() -> World:
     """PPO from SFT and a reward model, which came of the same SFT; all of one data set."""
-    data = at("x/data", D)
+    data = parent_at("x/data", D)
     return World(
         ppo=(
             A,
             ("best",),
             card(
                 "ppo",
-                parents={"data": data, "reward": at("x/reward", B), "sft": at("x/sft", C)},
+                parents={"data": data, "reward": parent_at("x/reward", B), "sft": parent_at("x/sft", C)},
                 reward=1.25,
                 kl=3.5,
                 evaluation={"ppo": {"reward": {"value": 2.0}}, "win_rate": {"value": 0.8}},
@@ -57,7 +57,12 @@ def world() -> World:
         reward=(
             B,
             (),
-            card("reward", 6, {"sft": at("x/sft", C), "data": data}, checkpoints=[{"step": 6, "eval_accuracy": 0.75}]),
+            card(
+                "reward",
+                6,
+                {"sft": parent_at("x/sft", C), "data": data},
+                checkpoints=[{"step": 6, "eval_accuracy": 0.75}],
+            ),
         ),
         sft=(C, ("step-000009",), card("sft", 9, {"data": data}, checkpoints=[{"step": 8}, {"step": 9, "loss": 1.5}])),
         data=(D, (), None),
@@ -69,7 +74,7 @@ def shape(node: Node) -> Any:
     return (node.reference.name, node.omitted, [shape(parent) for parent in node.parents])
 
 
-def test_a_shared_parent_is_drawn_once_and_asked_for_once(world):
+def test_family_tree_draws_and_reads_shared_parent_once(world):
     data = ("x/data", None, [])
     assert shape(world.tree()) == (
         "x/ppo",
@@ -83,13 +88,13 @@ def test_a_shared_parent_is_drawn_once_and_asked_for_once(world):
     assert sorted(world.asked) == ["x/data", "x/ppo", "x/reward", "x/sft"]
 
 
-def test_another_commit_of_a_parent_is_another_model(world):
+def test_family_tree_separates_commits_of_a_parent(world):
     world.repositories["x/reward"][2]["parents"]["sft"]["commit"] = A
     sft = world.tree().parents[1].parents[0]
     assert world.asked.count("x/sft") == 2 and sft.omitted is None and node_lines(sft)[0].endswith("(aaaaaaaaaa)")
 
 
-def test_what_a_node_says(world):
+def test_node_lines_and_json_describe_model(world):
     root = world.tree()
     assert node_lines(root) == [
         "this model: x/ppo @ best (aaaaaaaaaa)",
@@ -116,25 +121,27 @@ def test_what_a_node_says(world):
     ("parent", "title"),
     [(None, "base model"), (card("sft"), "SFT policy"), (card("ppo"), "PPO policy")],
 )
-def test_what_ppo_was_put_on_is_called_what_it_is(parent, title):
+def test_base_title_follows_stage_of_base(parent, title):
     settings = {"model_name_or_path": "x/base"}
-    world = World(ppo=(A, (), card("ppo", parents={"sft": at("x/base", B)}, settings=settings)), base=(B, (), parent))
+    world = World(
+        ppo=(A, (), card("ppo", parents={"sft": parent_at("x/base", B)}, settings=settings)), base=(B, (), parent)
+    )
     root = world.tree()
     assert node_lines(root.parents[0])[0].startswith(f"{title}: x/base")
     assert root.to_json()["parents"][0]["title"] == title
 
 
-def test_a_cycle_ends(world):
-    world.repositories["x/sft"][2]["parents"]["base"] = at("x/ppo", A)
+def test_family_tree_ends_at_cycle(world):
+    world.repositories["x/sft"][2]["parents"]["base"] = parent_at("x/ppo", A)
     found = world.tree().parents[0].parents[1]
     assert found.omitted is not None and found.omitted.startswith("a cycle")
     assert node_lines(found)[1] == found.omitted
-    world.repositories["x/ppo"][2]["parents"] = {"sft": at("x/ppo", None)}  # one that names itself
+    world.repositories["x/ppo"][2]["parents"] = {"sft": parent_at("x/ppo", None)}  # one that names itself
     (found,) = world.tree().parents
     assert found.omitted is not None and found.omitted.startswith("a cycle")
 
 
-def test_an_endless_chain_ends():
+def test_family_tree_bounds_generations():
     def look(reference: Reference) -> Member:
         following = f"x/{int(reference.name[2:]) + 1}"
         return Member(A, (), None, None, (Reference("sft", "model", following),))
@@ -146,7 +153,7 @@ def test_an_endless_chain_ends():
     assert node.omitted is not None and f"more than {MAX_GENERATIONS} generations" in node.omitted
 
 
-def test_a_tree_that_branches_for_ever_looks_at_so_many_repositories():
+def test_family_tree_bounds_repositories_read():
     asked = []
 
     def look(reference: Reference) -> Member:
@@ -159,9 +166,17 @@ def test_a_tree_that_branches_for_ever_looks_at_so_many_repositories():
     assert "not read: more than 64 repositories" in str(root.to_json())
 
 
-def test_parents_of_nonsense():
-    """Whatever a card holds there: none, or one that no Hub could have, which was never published."""
-    for parents in (None, [], "sft", {"sft": None}, {"sft": "x/sft"}, {"sft": []}, {"../sft": at("x/sft", None)}):
+def test_card_parents_ignore_malformed_entries():
+    """A malformed entry yields no parent, or a parent that was never published."""
+    for parents in (
+        None,
+        [],
+        "sft",
+        {"sft": None},
+        {"sft": "x/sft"},
+        {"sft": []},
+        {"../sft": parent_at("x/sft", None)},
+    ):
         assert Card(parents=parents).parents == ()
     for repo in (None, 3, "", "/etc/passwd", "../x", "a/b/c", "a b", ["x"]):
         (found,) = Card(parents={"sft": {"repo": repo, "commit": 3}}).parents
@@ -170,7 +185,7 @@ def test_parents_of_nonsense():
         assert Card(parents={"sft": {"repo": "x/y", "commit": commit}}).parents[0].commit is None
 
 
-def test_texts_of_a_card_are_data(world):
+def test_family_tree_escapes_card_texts(world):
     world.repositories["x/ppo"] = (
         A,
         ("be\x1b[31mst",),
@@ -184,7 +199,7 @@ def test_texts_of_a_card_are_data(world):
     assert root.card.step is None and root.card.figures == {}
 
 
-def test_clean_keeps_what_can_be_read():
+def test_clean_keeps_printable_text():
     assert clean("größer 好 [x]") == "größer 好 [x]"
     assert clean("a\nb\tc\x00") == "a\ufffdb\ufffdc\ufffd"
     assert len(clean("x" * 200)) == 120 and clean("x" * 200).endswith("…")

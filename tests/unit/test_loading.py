@@ -1,4 +1,4 @@
-"""Model keys: what reaches from_pretrained, what is refused before training, and which weights are held but once."""
+"""Model keys: what reaches from_pretrained, what is refused before training, and which weights are shared."""
 
 import copy
 from pathlib import Path
@@ -77,7 +77,7 @@ BEST = {
         ("reward", {"fsdp2": True}, "fsdp2 shards weights over several processes, but there is only one"),
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_trains(stage: str, keys: dict[str, Any], message: str) -> None:
+def test_settings_reject_incompatible_model_keys(stage: str, keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ZooError, match=message):
         settings(stage, **keys)
 
@@ -93,7 +93,7 @@ def test_what_cannot_work_is_refused_before_anything_trains(stage: str, keys: di
         ({"report_to": ["wandb"]}, "report_to wandb of the stage ppo needs wandb, which is not installed"),
     ],
 )
-def test_what_is_not_installed_is_said_at_the_start(
+def test_check_installed_names_missing_packages(
     keys: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
@@ -102,7 +102,7 @@ def test_what_is_not_installed_is_said_at_the_start(
     check_installed(settings("ppo", optim="adamw_torch_fused", attn_implementation="sdpa"))
 
 
-def test_what_the_keys_say_reaches_from_pretrained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_keys_reach_from_pretrained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights in few bits need a package and a GPU; what transformers is asked for does not."""
     asked: dict[str, Any] = {}
     make_policy().save_pretrained(tmp_path)
@@ -121,10 +121,10 @@ def test_what_the_keys_say_reaches_from_pretrained(tmp_path: Path, monkeypatch: 
     assert loading_of(settings("ppo", **LORA, load_in_8bit=True)).quantization.load_in_8bit
     assert loading_of(settings("sft")) == Loading()
     with pytest.raises(ZooError, match="cannot be merged into quantized weights"):
-        load_causal(adapter(tmp_path, tmp_path / "adapter", "CAUSAL_LM"), options=how)
+        load_causal(save_adapter(tmp_path, tmp_path / "adapter", "CAUSAL_LM"), options=how)
 
 
-def test_weights_are_held_as_asked_and_frozen_ones_as_they_were_saved(tmp_path: Path) -> None:
+def test_weights_load_in_requested_or_saved_dtype(tmp_path: Path) -> None:
     make_policy().save_pretrained(tmp_path / "policy")
     make_reward_model().to(torch.bfloat16).save_pretrained(tmp_path / "reward")
     assert load_causal(tmp_path / "policy", options=Loading("bfloat16", "eager")).dtype == torch.bfloat16
@@ -141,7 +141,7 @@ def test_weights_are_held_as_asked_and_frozen_ones_as_they_were_saved(tmp_path: 
     )
 
 
-def adapter(base: Path, folder: Path, task: str, model: Any = None, **fields: Any) -> Path:
+def save_adapter(base: Path, folder: Path, task: str, model: Any = None, **fields: Any) -> Path:
     """A random adapter on what lies at `base`, saved."""
     model = AutoModelForCausalLM.from_pretrained(base) if model is None else model
     config = LoraConfig(r=2, target_modules=["q_proj"], task_type=task, init_lora_weights=False, **fields)
@@ -149,12 +149,12 @@ def adapter(base: Path, folder: Path, task: str, model: Any = None, **fields: An
     return folder
 
 
-def test_a_reward_model_may_be_an_adapter(tmp_path: Path) -> None:
-    """Its head is in the adapter, its configuration beside it; a policy it is not."""
+def test_reward_model_may_be_adapter(tmp_path: Path) -> None:
+    """Its head is in the adapter and its configuration beside it; it does not load as a policy."""
     make_policy().save_pretrained(tmp_path / "base")
     trained = AutoModelForSequenceClassification.from_pretrained(tmp_path / "base", num_labels=1)
     trained.config.rlhf_zoo = {"score_mean": 0.5, "score_std": 2.0}
-    path = adapter(tmp_path / "base", tmp_path / "reward", "SEQ_CLS", trained)
+    path = save_adapter(tmp_path / "base", tmp_path / "reward", "SEQ_CLS", trained)
     ids = torch.tensor([[5, 6, 7, 1]])
     wanted = trained.eval()(input_ids=ids).logits
     for configured in (False, True):  # others save none
@@ -176,9 +176,9 @@ def test_a_reward_model_may_be_an_adapter(tmp_path: Path) -> None:
         load_classifier(path)
 
 
-def test_an_adapters_base_is_loaded_once_at_its_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adapter_base_loads_once_at_its_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_policy().save_pretrained(tmp_path / "base")
-    path = adapter(tmp_path / "base", tmp_path / "adapter", "CAUSAL_LM", revision="abc")
+    path = save_adapter(tmp_path / "base", tmp_path / "adapter", "CAUSAL_LM", revision="abc")
     seen: list[Any] = []
     real = models.load_model
 
@@ -192,8 +192,8 @@ def test_an_adapters_base_is_loaded_once_at_its_revision(tmp_path: Path, monkeyp
 
 
 @pytest.mark.filterwarnings("ignore:.*so its adapter names no base:rlhf_zoo.ppo.guards.GuardWarning")
-def test_two_bases_are_held_where_policy_and_critic_train_adapters(tmp_path: Path) -> None:
-    """The reference is the policy with its adapter off, and the critic lies on the reward model's very weights."""
+def test_adapters_share_base_weights_with_reference_and_reward_model(tmp_path: Path) -> None:
+    """The reference is the policy without its adapter, and the critic shares the reward model's weights."""
     lora = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
     given: dict[str, Any] = {"max_steps": 2, "learning_rate": 0.02, "critic_learning_rate": 0.02, "merge_adapter": True}
 
@@ -216,8 +216,8 @@ def test_two_bases_are_held_where_policy_and_critic_train_adapters(tmp_path: Pat
     assert not reward & held
 
 
-def test_the_keys_of_the_page_build(tmp_path: Path) -> None:
-    """What docs/models.md proposes for one card."""
+def test_keys_of_models_page_build_settings(tmp_path: Path) -> None:
+    """The keys that docs/models.md proposes for one GPU."""
     page = (Path(__file__).parents[2] / "docs/models.md").read_text(encoding="utf-8")
     keys = yaml.safe_load(page.split("```yaml")[1].split("```")[0])
     for stage in STAGES:

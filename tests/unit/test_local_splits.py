@@ -1,4 +1,4 @@
-"""A split of a local folder is made of the files that its name stands for, and of no others."""
+"""A split of a local folder reads only the files that match its name."""
 
 import json
 import logging
@@ -11,7 +11,7 @@ from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client.checked_data import open_checked
 
 
-def write(folder: Path, files: Mapping[str, str]) -> None:
+def write_files(folder: Path, files: Mapping[str, str]) -> None:
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         rows = [{"text": f"{text} {row}"} for row in range(3)]
@@ -39,13 +39,13 @@ def load(folder: Path, split: str = "train") -> list[str]:
         (["train.jsonl", "test.jsonl", "test/b.jsonl"], "The split test of the data set"),
     ],
 )
-def test_other_files_never_join_or_replace_a_split(tmp_path: Path, files: list[str], message: str) -> None:
-    write(tmp_path / "data", dict.fromkeys(files, "x"))
+def test_split_is_never_joined_or_replaced_by_other_files(tmp_path: Path, files: list[str], message: str) -> None:
+    write_files(tmp_path / "data", dict.fromkeys(files, "x"))
     with pytest.raises(ZooError, match=message):
         load(tmp_path / "data")
 
 
-def test_a_file_its_shards_and_unrelated_files_are_read_as_they_are(
+def test_split_reads_its_file_or_shards_and_ignores_unrelated_files(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     own = {
@@ -55,26 +55,26 @@ def test_a_file_its_shards_and_unrelated_files_are_read_as_they_are(
         "other.jsonl": "no",
         ".old/train.jsonl": "no",
     }
-    write(tmp_path / "one", own)
+    write_files(tmp_path / "one", own)
     assert load(tmp_path / "one") == ["mine 0", "mine 1", "mine 2"]
     assert load(tmp_path / "one", "test") == ["test 0", "test 1", "test 2"]
-    write(tmp_path / "shards", {f"data/train-0000{shard}-of-00002.jsonl": str(shard) for shard in range(2)})
+    write_files(tmp_path / "shards", {f"data/train-0000{shard}-of-00002.jsonl": str(shard) for shard in range(2)})
     assert len(load(tmp_path / "shards")) == 6
     assert not caplog.records
 
 
-def test_files_without_the_name_of_a_split_are_listed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    write(tmp_path / "data", {"a.jsonl": "a", "deep/b.jsonl": "b"})
+def test_files_without_split_name_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_files(tmp_path / "data", {"a.jsonl": "a", "deep/b.jsonl": "b"})
     with caplog.at_level(logging.WARNING):
         assert len(load(tmp_path / "data")) == 6
     assert "is made of a.jsonl, deep/b.jsonl" in caplog.text
     caplog.clear()
-    write(tmp_path / "one", {"a.jsonl": "a"})
+    write_files(tmp_path / "one", {"a.jsonl": "a"})
     assert len(load(tmp_path / "one")) == 3 and not caplog.records
 
 
-def test_a_card_decides_where_it_lists_the_files(tmp_path: Path) -> None:
-    write(tmp_path / "data", {"train.jsonl": "mine", "train-old/a.jsonl": "old"})
+def test_card_file_list_defines_split(tmp_path: Path) -> None:
+    write_files(tmp_path / "data", {"train.jsonl": "mine", "train-old/a.jsonl": "old"})
     (tmp_path / "data/README.md").write_text(
         "---\nconfigs:\n- config_name: default\n  data_files:\n  - split: train\n    path: train.jsonl\n---\n"
     )

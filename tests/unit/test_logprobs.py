@@ -1,4 +1,4 @@
-"""Chunked log-probabilities equal the plain ones, values and gradients, whatever a model makes of its head's output."""
+"""Chunked log-probabilities equal plain ones in values and gradients, for every kind of LM head."""
 
 from dataclasses import replace
 from itertools import pairwise, product
@@ -26,7 +26,7 @@ from rlhf_zoo.ppo import config
 from rlhf_zoo.ppo.minibatch import Minibatch
 
 HOLES = Vocabulary(15, (4, 9))
-# What is done to a head's output, and a head that is no plain one.
+# Transforms of a head's output, and heads that are not plain linear layers.
 HEADS: dict[str, tuple[str, dict[str, Any]]] = {
     "scaled": ("cohere", {"logit_scale": 0.25}),
     "divided": ("granite", {"logits_scaling": 3.0}),
@@ -73,7 +73,7 @@ def assert_equal(plain: tuple[Tensor, ...], chunked: tuple[Tensor, ...], within:
 
 @pytest.mark.parametrize("name", [*HEADS, *FAMILIES])
 @pytest.mark.parametrize("learns", [False, True], ids=["logged", "bonus"])
-def test_chunks_say_what_the_plain_path_says(monkeypatch: pytest.MonkeyPatch, name: str, learns: bool) -> None:
+def test_chunked_logprobs_match_plain_path(monkeypatch: pytest.MonkeyPatch, name: str, learns: bool) -> None:
     monkeypatch.setattr(chunked_logprobs, "tokens_per_chunk", lambda _, size: max(1, 40 // size))
     if name in HEADS:
         family, more = HEADS[name]
@@ -86,7 +86,7 @@ def test_chunks_say_what_the_plain_path_says(monkeypatch: pytest.MonkeyPatch, na
 
 
 class Widest(TorchDispatchMode):
-    """The most rows of a vocabulary's width that a float32 tensor has while it is open, but for a head's weight."""
+    """Records the most rows of any vocabulary-wide float32 tensor made while it is open, except a head's weight."""
 
     def __init__(self, head: Tensor) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class Widest(TorchDispatchMode):
         return out
 
 
-def test_texts_of_ptx_too_and_no_logits_of_all_tokens_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunked_text_logprobs_match_plain_and_hold_one_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunked_logprobs, "tokens_per_chunk", lambda *_: 3)
     model, ids = make_policy(), some().completion_ids
     attention = torch.arange(6, device=ids.device) < torch.tensor([[6], [4], [5]], device=ids.device)
@@ -121,7 +121,7 @@ def test_texts_of_ptx_too_and_no_logits_of_all_tokens_are_held(monkeypatch: pyte
     )
 
 
-def test_a_head_that_is_held_back_or_adapted_and_one_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunked_logprobs_support_frozen_and_bfloat16_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     """A head without a gradient gets none; bfloat16 rounds its products, and sums stay in float32."""
     model = make_policy()
     model.lm_head.requires_grad_(False)
@@ -136,7 +136,7 @@ def test_a_head_that_is_held_back_or_adapted_and_one_in_bf16(monkeypatch: pytest
 
 
 class Own(LlamaForCausalLM):
-    """What a script does with logits that no configuration tells."""
+    """A custom class that changes logits in a way that its configuration does not show."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         out = super().forward(*args, **kwargs)
@@ -144,7 +144,7 @@ class Own(LlamaForCausalLM):
         return out
 
 
-def test_models_that_alone_can_say_keep_their_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_with_custom_logits_use_plain_path(monkeypatch: pytest.MonkeyPatch) -> None:
     from peft import LoraConfig, get_peft_model
 
     plain = make_policy()
@@ -162,8 +162,8 @@ def test_models_that_alone_can_say_keep_their_forward_pass(monkeypatch: pytest.M
         assert_equal(*both_ways(monkeypatch, model, some()))
 
 
-def test_the_pad_token_reaches_no_number_of_a_real_one() -> None:
-    """Not even where its embedding is NaN, nor by way of the cache."""
+def test_pad_embedding_does_not_affect_real_tokens() -> None:
+    """Not even when its embedding is NaN, or through the cache."""
     given, pad_id, vocabulary = some(15), 16, Vocabulary(16)
     prompts = given.prompt_ids.masked_fill(~given.prompt_mask, pad_id)
     completions = given.completion_ids.masked_fill(~given.mask, pad_id)
@@ -179,7 +179,7 @@ def test_the_pad_token_reaches_no_number_of_a_real_one() -> None:
     assert all(map(torch.equal, *found))
 
 
-def test_batches_are_alike_in_length_and_within_their_tokens() -> None:
+def test_split_batches_group_lengths_within_token_budget() -> None:
     samples = Samples(*(torch.cat([x] * 4) for x in list(vars(some()).values())[:6]))
     for size, tokens in ((64, 20), (2, 1000), (3, None), (64, 1)):
         batches = split_batches(samples, size=size, tokens=tokens)
@@ -192,8 +192,8 @@ def test_batches_are_alike_in_length_and_within_their_tokens() -> None:
 
 
 @hypothesis.given(st.lists(st.integers(1, 9), min_size=1, max_size=7), st.integers(1, 4), st.integers(1, 24))
-def test_even_batches_are_few_and_have_the_least_padding(lengths: list[int], size: int, tokens: int) -> None:
-    """Of all ways to cut rows of rising lengths."""
+def test_split_batches_minimize_count_then_padding(lengths: list[int], size: int, tokens: int) -> None:
+    """Compared with all ways to cut the rows sorted by length."""
 
     def cost(batches: list[list[int]]) -> tuple[int, int]:
         return len(batches), sum(len(one) * max(one) for one in batches)
@@ -235,8 +235,10 @@ class Sized(Spy):
 
 
 @pytest.mark.parametrize("critic", ["policy", "shared"])
-def test_a_run_with_any_option_is_the_plain_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, critic: str) -> None:
-    """SGD, since Adam divides by the size of gradients: the rounding of one near 0 would count like any."""
+def test_run_with_any_memory_option_matches_plain_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, critic: str
+) -> None:
+    """Uses SGD: Adam divides by gradient size and would amplify the rounding of gradients near 0."""
     given: dict[str, Any] = {
         "kind": Sized, "critic": critic, "optim": "sgd", "entropy_coef": 0.1, "stop_token_id": 3, "learning_rate": 0.1,
     }  # fmt: skip
@@ -258,8 +260,8 @@ def test_a_run_with_any_option_is_the_plain_run(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="a CPU's bound")
-def test_a_cpu_bounds_the_tokens_of_a_pass_beside_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a number of one's own stands instead of both."""
+def test_cpu_bounds_tokens_per_pass_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """max_tokens_per_micro_batch replaces both bounds."""
     monkeypatch.setattr(config, "CPU_TOKENS_PER_PASS", 20)
     given: dict[str, Any] = {
         "kind": Sized, "max_steps": 1, "num_ppo_epochs": 1, "stop_token_id": 3, "num_mini_batches": 1,

@@ -1,4 +1,4 @@
-"""A loss by token, whose gradients the chunked head makes in its forward pass, is the plain one with each option."""
+"""A per-token loss whose gradients the chunked head computes in its forward pass equals the plain loss."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ def settings(**given: Any) -> PPOConfig:
     return PPOConfig(output_dir="unused", use_cpu=True, report_to="none", cliprange=0.1, **given)
 
 
-def around(model: PreTrainedModel, samples: Samples) -> Minibatch:
+def minibatch_near_policy(model: PreTrainedModel, samples: Samples) -> Minibatch:
     """A micro-batch near what the model says now, so that some ratios are clipped, with random advantages."""
     random = torch.Generator().manual_seed(3)
 
@@ -57,7 +57,7 @@ def both_ways(
 ) -> list[tuple[Tensor, ...]]:
     """Plain, then chunked: the loss, log π, the entropy, terms, and each weight's gradient by three times the loss."""
     args, samples = settings(**given), some(vocabulary=vocabulary)
-    loss = PolicyLoss(args, around(model, samples), 0.7)
+    loss = PolicyLoss(args, minibatch_near_policy(model, samples), 0.7)
     assert loss.is_separable_per_token
     results = []
     for ask in (lambda _: None, logit_transform):
@@ -85,7 +85,7 @@ def few_tokens_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in [*SETTINGS, *MORE] if name not in NOT_BY_TOKEN])
-def test_every_option_of_the_loss(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_chunked_loss_matches_plain_for_every_option(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     given = (SETTINGS | MORE)[name]
     for vocabulary in (None, HOLES):
         assert_equal(*both_ways(monkeypatch, make_policy(), vocabulary, **given))
@@ -93,14 +93,14 @@ def test_every_option_of_the_loss(monkeypatch: pytest.MonkeyPatch, name: str) ->
 
 @pytest.mark.parametrize("name", HEADS)
 @pytest.mark.parametrize("entropy", [0.0, 0.4])
-def test_every_head(monkeypatch: pytest.MonkeyPatch, name: str, entropy: float) -> None:
+def test_chunked_loss_matches_plain_for_every_head(monkeypatch: pytest.MonkeyPatch, name: str, entropy: float) -> None:
     family, more = HEADS[name]
     model = tiny_model(AutoModelForCausalLM, family, **more).to(DEVICE)
     for vocabulary in (None, HOLES):
         assert_equal(*both_ways(monkeypatch, model, vocabulary, entropy_coef=entropy))
 
 
-def test_a_head_that_is_held_back_and_one_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunked_loss_supports_frozen_and_bfloat16_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_policy()
     model.lm_head.requires_grad_(False)
     assert_equal(*both_ways(monkeypatch, model))
@@ -108,16 +108,16 @@ def test_a_head_that_is_held_back_and_one_in_bf16(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("name", sorted(NOT_BY_TOKEN))
-def test_what_is_not_by_token_has_no_such_loss(name: str) -> None:
-    """A completion's ratio is of all its tokens, and an exact KL of the whole vocabulary."""
+def test_loss_over_whole_sequence_is_not_separable_per_token(name: str) -> None:
+    """A sequence ratio needs all tokens of a completion, and an exact KL needs the whole vocabulary."""
     model = make_policy()
-    assert not PolicyLoss(settings(**SETTINGS[name]), around(model, some()), 0.7).is_separable_per_token
+    assert not PolicyLoss(settings(**SETTINGS[name]), minibatch_near_policy(model, some()), 0.7).is_separable_per_token
 
 
-def test_the_head_runs_once_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a loss by token; without one the backward pass makes the logits again."""
+def test_chunked_head_runs_once_per_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a per-token loss; without one, the backward pass recomputes the logits."""
     model, made, capped = make_policy(), [], chunked_logprobs._apply_transform
-    loss = PolicyLoss(settings(), around(model, some()), 0.7)
+    loss = PolicyLoss(settings(), minibatch_near_policy(model, some()), 0.7)
     samples = loss.batch.rollout.samples
 
     def counted(z: Tensor, *how: Any) -> Tensor:
@@ -132,10 +132,10 @@ def test_the_head_runs_once_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
         assert sum(made) == times * int(samples.mask.sum()) and len(made) > 2 * times
 
 
-def test_a_loss_of_the_forward_pass_is_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_micro_batch_loss_reuses_loss_of_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its terms are logged as they are; without one, `micro_batch_loss` computes it."""
     model = make_policy()
-    loss = PolicyLoss(settings(), around(model, some()), 0.7)
+    loss = PolicyLoss(settings(), minibatch_near_policy(model, some()), 0.7)
     output = response_logprobs(model, loss.batch.rollout.samples, temperature=0.7, loss=loss)
     values = torch.zeros_like(output.logprobs)
     plain = ActorCriticOutput(output.logprobs, output.entropy, values)
@@ -147,8 +147,8 @@ def test_a_loss_of_the_forward_pass_is_not_computed_again(monkeypatch: pytest.Mo
     assert all(torch.equal(same[name], term) and not term.requires_grad for name, term in terms.items())
 
 
-def test_a_micro_batch_has_the_size_of_its_minibatch_and_the_rows_of_the_rollout() -> None:
-    update = around(make_policy(), some())
+def test_micro_batch_keeps_minibatch_size_and_rollout_rows() -> None:
+    update = minibatch_near_policy(make_policy(), some())
     rows = torch.tensor([2, 0])
     whole = Minibatch.of(update.rollout, update.estimates, rows, max_actions=10)
     assert whole.size.actions == update.estimates.mask[rows].sum() and whole.size.sequences == len(whole) == 2

@@ -1,4 +1,4 @@
-"""What an evaluation measures with: whether its judge is what PPO was paid by."""
+"""Whether the judge of an evaluation is a reward that PPO was trained on."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +25,7 @@ ANSWERED, JUDGE = "toy_run:answered", "toy_run:judge"
         ("classifier", {"reward_funcs": [ANSWERED]}, False),
     ],
 )
-def test_a_judge_that_ppo_is_paid_by(tmp_path: Path, judge: str, ppo: dict, is_reward: bool) -> None:
+def test_reward_judges_finds_judge_used_as_reward(tmp_path: Path, judge: str, ppo: dict, is_reward: bool) -> None:
     make_recipe(tmp_path, ppo={"reward_model_path": None, **ppo}, shared={"evaluation": {"judge": judge}})
     named: Any = SimpleNamespace(name=judge) if judge == "classifier" else FunctionJudge(judge, name="the judge")
     tools: Any = SimpleNamespace(panel=Panel([named]), rewards=None)

@@ -1,4 +1,4 @@
-"""Where memory is short: frozen models wait on the CPU, and a micro-batch that does not fit is halved."""
+"""Saving memory: frozen models are offloaded to the CPU, and micro-batches are halved when they do not fit."""
 
 import gc
 import logging
@@ -34,7 +34,7 @@ ELSEWHERE = torch.device("cuda:7")
 
 
 class Carried(nn.Module):
-    """A model that only says where it is."""
+    """A model that only records its device."""
 
     def __init__(self, *, quantized: bool = False) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Carried(nn.Module):
         self.device = torch.device(device)
 
 
-def test_models_are_on_the_device_while_they_run_and_then_where_they_were() -> None:
+def test_temporarily_on_device_moves_and_returns_models() -> None:
     waits, stays = Carried(), Carried()
     stays.to(ELSEWHERE)
     with temporarily_on_device(ELSEWHERE, waits, None, stays):
@@ -56,8 +56,8 @@ def test_models_are_on_the_device_while_they_run_and_then_where_they_were() -> N
     assert [waits.device.type, stays.device] == ["cpu", ELSEWHERE]
 
 
-def test_what_can_wait_on_the_cpu_does() -> None:
-    """Not a quantized model, nor one whose weights train too; without the key all go to the device."""
+def test_place_frozen_models_offloads_movable_models() -> None:
+    """Quantized models and shared weights stay on the device; without the key, so do all models."""
     reference, alone, quantized, shares, training = (Carried(quantized=place == 2) for place in range(5))
     shares.weight = training.weight
     rewards: Any = [alone, quantized, shares]
@@ -81,15 +81,13 @@ def test_what_can_wait_on_the_cpu_does() -> None:
         ),
     ],
 )
-def test_offloading_where_nothing_can_be_moved_is_refused(tmp_path: Path, keys: dict[str, Any], said: str) -> None:
+def test_offload_frozen_is_refused_when_nothing_can_move(tmp_path: Path, keys: dict[str, Any], said: str) -> None:
     with pytest.raises(ZooError, match=rf"^offload_frozen .*{said}.*: (remove|omit) .*\.$"):
         make_trainer(tmp_path, offload_frozen=True, **keys)
 
 
-def test_frozen_models_run_only_where_they_were_brought_and_keep_their_type(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Training, evaluating and showing samples; of two reward models one is there at a time."""
+def test_offloaded_models_run_on_device_and_keep_dtype(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In training, evaluation and sample tables; of two reward models, one is on the device at a time."""
     here: list[Any] = []
 
     @contextmanager
@@ -121,7 +119,7 @@ def test_frozen_models_run_only_where_they_were_brought_and_keep_their_type(
     assert {weight.dtype for weight in reward.parameters()} == {torch.bfloat16}
 
 
-# A micro-batch that does not fit
+# Micro-batches that do not fit
 
 
 class Full:
@@ -147,9 +145,7 @@ class Full:
 SGD: dict[str, Any] = {"optim": "sgd", "learning_rate": 0.1, "stop_token_id": 3, "critic": "shared"}
 
 
-def test_micro_batches_are_halved_until_they_fit_and_the_run_is_the_same(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_halved_micro_batches_give_same_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     whole, narrow = trained(tmp_path, **SGD), make_trainer(tmp_path, **SGD)
     full = Full(narrow.policy, 30)
     with caplog.at_level(logging.WARNING):
@@ -162,7 +158,7 @@ def test_micro_batches_are_halved_until_they_fit_and_the_run_is_the_same(
         assert theirs == pytest.approx(mine, rel=1e-4, abs=1e-5, nan_ok=True)
 
 
-def test_a_row_that_does_not_fit_is_an_error_with_its_mend(tmp_path: Path) -> None:
+def test_single_row_that_does_not_fit_raises_readable_error(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, **SGD)
     Full(trainer.policy, 1)
     with pytest.raises(ZooError, match=r"^A single row does not fit into the memory of"):
@@ -183,7 +179,7 @@ class Resident(TrainerCallback):
 
 
 def resident(folder: Path, updates: Collection[int]) -> dict[int, int]:
-    """In a process of its own, where nothing else comes and goes."""
+    """Runs in a separate process, where nothing else allocates memory."""
     trainer, watch = make_trainer(folder, max_steps=max(updates)), Resident(updates)
     trainer.add_callback(watch)
     trainer.train()

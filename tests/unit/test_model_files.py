@@ -1,4 +1,4 @@
-"""Models that somebody else saved: pickles, files cut short, missing tokenizers and remote code are one sentence."""
+"""Untrusted model files: readable errors for pickles, truncated files, missing tokenizers and remote code."""
 
 import json
 from collections.abc import Callable
@@ -25,12 +25,12 @@ pytestmark = pytest.mark.attack
 LOADERS = [(load_causal, make_policy), (load_classifier, make_reward_model), (critic_from, make_reward_model)]
 
 
-def cut(path: Path) -> None:
+def truncate_file(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
 
 @pytest.mark.parametrize(("load", "make"), LOADERS)
-def test_a_pickle_is_refused_before_it_is_read(tmp_path: Path, load: Callable, make: Callable) -> None:
+def test_pickled_weights_are_refused_before_reading(tmp_path: Path, load: Callable, make: Callable) -> None:
     model = make()
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(tmp_path)
@@ -41,7 +41,7 @@ def test_a_pickle_is_refused_before_it_is_read(tmp_path: Path, load: Callable, m
 
 @pytest.mark.parametrize("fields", [{"num_hidden_layers": 10**7}, {"text_config": {"num_local_experts": 10**7}}])
 @pytest.mark.parametrize(("load", "make"), LOADERS)
-def test_a_model_of_ten_million_layers_is_refused_before_it_is_built(
+def test_config_with_millions_of_layers_is_refused(
     tmp_path: Path, load: Callable, make: Callable, fields: dict[str, Any]
 ) -> None:
     make().save_pretrained(tmp_path)
@@ -52,7 +52,7 @@ def test_a_model_of_ten_million_layers_is_refused_before_it_is_built(
             read(tmp_path)
 
 
-def test_a_pickled_adapter_is_refused(hub: RunningHub, tmp_path: Path) -> None:
+def test_pickled_adapter_is_refused(hub: RunningHub, tmp_path: Path) -> None:
     from peft import LoraConfig, get_peft_model
     from safetensors.torch import load_file
 
@@ -77,24 +77,24 @@ def test_a_pickled_adapter_is_refused(hub: RunningHub, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("load", "make"), LOADERS)
-def test_weights_that_are_cut_short_are_named(tmp_path: Path, load: Callable, make: Callable) -> None:
+def test_truncated_weights_are_named(tmp_path: Path, load: Callable, make: Callable) -> None:
     make().save_pretrained(tmp_path)
-    cut(tmp_path / "model.safetensors")
+    truncate_file(tmp_path / "model.safetensors")
     with pytest.raises(ZooError, match=r"model\.safetensors is truncated or damaged \(.*\): copy it again\.$"):
         load(tmp_path)
 
 
 @pytest.mark.parametrize("part", ["model.safetensors", f"{CRITIC_DIR}/model.safetensors"])
-def test_a_checkpoint_that_is_cut_short_is_not_resumed(tmp_path: Path, part: str) -> None:
+def test_truncated_checkpoint_is_not_resumed(tmp_path: Path, part: str) -> None:
     actor = ActorCritic(make_policy(), critic_from(make_reward_model()))
     actor.save_pretrained(tmp_path)
-    cut(tmp_path / part)
+    truncate_file(tmp_path / part)
     with pytest.raises(ZooError, match="is truncated or damaged"):
         actor.load_checkpoint(tmp_path)
 
 
-def test_a_model_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
-    """transformers would make an empty one of config.json."""
+def test_model_without_tokenizer_is_refused(tmp_path: Path) -> None:
+    """transformers would build an empty tokenizer from config.json."""
     make_policy().save_pretrained(tmp_path)
     with pytest.raises(ZooError, match="has no tokenizer that can be loaded: save the tokenizer with the model"):
         load_tokenizer(tmp_path)
@@ -106,7 +106,7 @@ def test_a_model_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("load", [load_causal, load_classifier, critic_from])
-def test_a_model_that_needs_code_of_its_own_is_refused_by_name(tmp_path: Path, load: Callable) -> None:
+def test_model_with_remote_code_is_refused(tmp_path: Path, load: Callable) -> None:
     classes = dict.fromkeys(("AutoConfig", "AutoModelForCausalLM", "AutoModelForSequenceClassification"), "evil.Evil")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "evil", "auto_map": classes}))
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
@@ -137,10 +137,10 @@ def edit(path: Path, **keys: Any) -> None:
     ],
 )
 @pytest.mark.parametrize("load", [load_causal, critic_from])
-def test_weights_that_do_not_fit_the_config_are_named(
+def test_weights_that_mismatch_config_are_named(
     tmp_path: Path, load: Callable, keys: dict[str, Any], said: str
 ) -> None:
-    """transformers draws what is missing at random, and leaves out what has no place."""
+    """transformers would initialize missing weights at random and drop surplus ones."""
     edit(save("Llama 3", tmp_path) / "config.json", **keys)
     with pytest.raises(ZooError, match=said):
         load(tmp_path)
@@ -155,7 +155,7 @@ DEEP = '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}"
     ["config.json", "generation_config.json", "adapter_config.json", "model.safetensors.index.json", "tokenizer.json",
      "tokenizer_config.json"],
 )  # fmt: skip
-def test_files_that_are_no_json_objects_are_one_sentence(tmp_path: Path, name: str, content: str) -> None:
+def test_malformed_json_files_raise_readable_error(tmp_path: Path, name: str, content: str) -> None:
     if name == "generation_config.json" and content.startswith("<"):
         pytest.skip("transformers does without it")
     (save("Llama 3", tmp_path) / name).write_text(content)
@@ -179,8 +179,8 @@ def test_files_that_are_no_json_objects_are_one_sentence(tmp_path: Path, name: s
         {"text_config": {"experts_implementation": "attacker/kernel"}},
     ],
 )
-def test_a_config_that_names_a_kernel_of_a_repository_is_refused(tmp_path: Path, fields: dict) -> None:
-    """transformers would fetch it, and run it, if the package kernels is installed."""
+def test_config_naming_hub_kernel_is_refused(tmp_path: Path, fields: dict) -> None:
+    """transformers would download and run it if the package kernels is installed."""
     make_policy().save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, **fields}))
@@ -191,7 +191,7 @@ def test_a_config_that_names_a_kernel_of_a_repository_is_refused(tmp_path: Path,
 SECRET = "hf_AbCdEf0123456789"
 
 
-def tokenizer_of_nothing(folder: Path, **settings: Any) -> Path:
+def write_minimal_tokenizer(folder: Path, **settings: Any) -> Path:
     """A folder whose tokenizer_config.json says all that there is: its tokens are the printable characters."""
     folder.mkdir(exist_ok=True)
     texts = {str(10 + at): {"content": chr(33 + at), "special": False} for at in range(94)}
@@ -215,13 +215,13 @@ def tokenizer_of_nothing(folder: Path, **settings: Any) -> Path:
         {"tokenizer_class": "RagTokenizer"},
     ],
 )
-def test_a_tokenizer_that_names_a_file_is_refused(
+def test_tokenizer_naming_other_files_is_refused(
     tmp_path: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "secret.txt").write_text(f"HF_TOKEN={SECRET}\0HOME=/root\n")
     monkeypatch.chdir(tmp_path)
     text = json.dumps(settings).replace("{secret}", str(tmp_path / "secret.txt"))
-    folder = tokenizer_of_nothing(tmp_path / "model", **json.loads(text))
+    folder = write_minimal_tokenizer(tmp_path / "model", **json.loads(text))
     with pytest.raises(
         ZooError, match=r"may only read files that were saved with it|combines two tokenizers"
     ) as caught:
@@ -229,8 +229,8 @@ def test_a_tokenizer_that_names_a_file_is_refused(
     assert SECRET not in str(caught.value)
 
 
-def test_a_special_token_map_names_no_file(tmp_path: Path) -> None:
-    """Its entries would win over the files that transformers found."""
+def test_special_tokens_map_may_not_name_files(tmp_path: Path) -> None:
+    """Its entries would override the files that transformers found."""
     folder = save("GPT-2", tmp_path)
     (folder / "special_tokens_map.json").write_text(json.dumps({"eos_token": "<|endoftext|>"}))
     load_tokenizer(folder)
@@ -239,8 +239,8 @@ def test_a_special_token_map_names_no_file(tmp_path: Path) -> None:
         load_tokenizer(folder)
 
 
-def test_a_repository_is_checked_at_the_commit_that_is_loaded(hub: RunningHub, tmp_path: Path) -> None:
-    folder = tokenizer_of_nothing(tmp_path / "model", tokenizer_class="BertTokenizer", vocab="/proc/self/environ")
+def test_hub_tokenizer_is_checked_before_loading(hub: RunningHub, tmp_path: Path) -> None:
+    folder = write_minimal_tokenizer(tmp_path / "model", tokenizer_class="BertTokenizer", vocab="/proc/self/environ")
     hub.api().create_repo("local/reads-files")
     hub.api().upload_folder(repo_id="local/reads-files", folder_path=folder)
     said = hub.python(
@@ -252,7 +252,7 @@ def test_a_repository_is_checked_at_the_commit_that_is_loaded(hub: RunningHub, t
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_paths_that_former_exports_note_are_not_read(tmp_path: Path, name: str) -> None:
+def test_tokenizer_ignores_paths_noted_by_older_exports(tmp_path: Path, name: str) -> None:
     folder = save(name, tmp_path)
     saved = load_tokenizer(folder).get_vocab()
     noted = ("name_or_path", "special_tokens_map_file", "tokenizer_file", "vocab_file", "merges_file")
@@ -265,7 +265,7 @@ def test_paths_that_former_exports_note_are_not_read(tmp_path: Path, name: str) 
             load_tokenizer(folder)
 
 
-def test_pieces_of_words_without_a_token_for_the_rest_are_refused(tmp_path: Path) -> None:
+def test_wordpiece_tokenizer_without_unk_is_refused(tmp_path: Path) -> None:
     from tokenizers import Tokenizer
     from tokenizers.models import WordPiece
     from transformers import PreTrainedTokenizerFast
@@ -279,7 +279,7 @@ def test_pieces_of_words_without_a_token_for_the_rest_are_refused(tmp_path: Path
         load_tokenizer(tmp_path)
 
 
-def adapter_on(tmp_path: Path, **settings: Any) -> Path:
+def save_adapter_with(tmp_path: Path, **settings: Any) -> Path:
     from peft import LoraConfig, get_peft_model
 
     make_policy().save_pretrained(tmp_path / "base")
@@ -306,10 +306,10 @@ def adapter_on(tmp_path: Path, **settings: Any) -> Path:
     ],
 )
 @pytest.mark.parametrize("load", [load_causal, AutoModelForCausalLMWithValueHead.from_pretrained])
-def test_an_adapter_names_its_base_and_nothing_else(
+def test_adapter_config_may_name_only_its_base(
     tmp_path: Path, load: Callable, settings: dict[str, Any], said: str | None
 ) -> None:
-    adapter = adapter_on(tmp_path, **settings)
+    adapter = save_adapter_with(tmp_path, **settings)
     if said is None:
         load(adapter)
         return
@@ -317,16 +317,16 @@ def test_an_adapter_names_its_base_and_nothing_else(
         load(adapter)
 
 
-def test_the_base_of_an_adapter_is_no_adapter(tmp_path: Path) -> None:
-    """transformers would load it by itself, whatever its type."""
-    adapter = adapter_on(tmp_path, base_model_name_or_path=str(tmp_path / "base"))
+def test_adapter_on_adapter_is_refused(tmp_path: Path) -> None:
+    """transformers would load the base adapter by itself, whatever its type."""
+    adapter = save_adapter_with(tmp_path, base_model_name_or_path=str(tmp_path / "base"))
     (tmp_path / "base" / "adapter_config.json").write_text((adapter / "adapter_config.json").read_text())
     with pytest.raises(ZooError, match="is itself an adapter: merge it"):
         AutoModelForCausalLMWithValueHead.from_pretrained(adapter)
 
 
-def test_transformers_never_asks_whether_code_may_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The answer is always given, as a boolean."""
+def test_trust_remote_code_is_always_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a boolean, so that transformers never prompts the user."""
     from transformers.models.auto import auto_factory, configuration_auto, tokenization_auto
 
     asked: list[Any] = []
@@ -363,7 +363,7 @@ def test_transformers_never_asks_whether_code_may_run(tmp_path: Path, monkeypatc
         {"sizes": [1, 10**9]},
     ],
 )
-def test_a_config_of_parts_without_end_is_refused(tmp_path: Path, fields: dict[str, Any]) -> None:
+def test_config_with_huge_sizes_is_refused(tmp_path: Path, fields: dict[str, Any]) -> None:
     folder = save("Llama 3", tmp_path)
     edit(folder / "config.json", **fields)
     for read in (load_causal, load_tokenizer, lambda path: load_config(path, subject="The model")):
@@ -371,7 +371,7 @@ def test_a_config_of_parts_without_end_is_refused(tmp_path: Path, fields: dict[s
             read(folder)
 
 
-def test_large_numbers_that_build_nothing_stay(tmp_path: Path) -> None:
+def test_config_accepts_large_numbers_that_allocate_nothing(tmp_path: Path) -> None:
     folder = save("Llama 3", tmp_path)
     edit(
         folder / "config.json", max_position_embeddings=10_485_760, rope_theta=10**11, eos_token_id=[128_001, 128_008],
@@ -383,7 +383,7 @@ def test_large_numbers_that_build_nothing_stay(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "fields", [{"attn_implementation": "flash_attention_2"}, {"quantization_config": {"quant_method": "hqq"}}]
 )
-def test_a_library_that_is_missing_is_one_sentence(tmp_path: Path, fields: dict[str, Any]) -> None:
+def test_missing_library_raises_readable_error(tmp_path: Path, fields: dict[str, Any]) -> None:
     folder = save("Llama 3", tmp_path)
     edit(folder / "config.json", **fields)
     with pytest.raises(ZooError, match=r"cannot be loaded") as caught:
@@ -393,12 +393,12 @@ def test_a_library_that_is_missing_is_one_sentence(tmp_path: Path, fields: dict[
 
 @pytest.mark.parametrize("mark", [".downloaded", ".cache/huggingface/download", "rlhf_card.json", "in the cache"])
 @pytest.mark.parametrize("load", [load_causal, AutoModelForCausalLMWithValueHead.from_pretrained])
-def test_a_strangers_adapter_lies_on_no_model_of_this_machine(
+def test_untrusted_adapter_may_not_use_local_base(
     tmp_path: Path, load: Callable, mark: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is trained from it would be published, with the private model merged in."""
+    """A model trained from it would be published with the private model merged in."""
     monkeypatch.chdir(tmp_path)
-    adapter = adapter_on(tmp_path)
+    adapter = save_adapter_with(tmp_path)
     if mark == "in the cache":
         cached = tmp_path / "models--x--y" / "snapshots" / "c"
         cached.parent.mkdir(parents=True)
@@ -414,12 +414,12 @@ def test_a_strangers_adapter_lies_on_no_model_of_this_machine(
             load(adapter)
 
 
-def test_the_adapters_of_ones_own_runs_lie_on_folders(tmp_path: Path) -> None:
-    """Their card lies beside run.json; one that another machine signed is a stranger's, unless the user trusts it."""
+def test_adapter_of_own_run_may_use_local_base(tmp_path: Path) -> None:
+    """A run that another machine signed is untrusted, unless the user trusts it."""
     record = StageRecord(tmp_path / "sft")
     record.write(stage="sft")
     (record.path / "rlhf_card.json").write_text("{}")
-    adapter = adapter_on(tmp_path).rename(record.path / "checkpoint-4")
+    adapter = save_adapter_with(tmp_path).rename(record.path / "checkpoint-4")
     load_causal(adapter)
     document = json.loads(record.run_file.read_text())
     record.run_file.write_text(json.dumps({**document, "signature": "0" * 64}))
@@ -430,8 +430,8 @@ def test_the_adapters_of_ones_own_runs_lie_on_folders(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("load", [load_causal, AutoModelForCausalLMWithValueHead.from_pretrained])
-def test_an_index_names_no_weights_elsewhere(tmp_path: Path, load: Callable) -> None:
-    """A stranger's model would be a private one of this machine, and published under another name."""
+def test_weights_index_may_not_name_files_elsewhere(tmp_path: Path, load: Callable) -> None:
+    """Otherwise a private local model would be loaded and published under another name."""
     make_policy().save_pretrained(tmp_path / "private")
     make_policy().save_pretrained(tmp_path / "model", max_shard_size="10KB")
     index = tmp_path / "model" / "model.safetensors.index.json"

@@ -1,4 +1,4 @@
-"""Models of PPO: a critic from any architecture, checkpoints that come back bit for bit, a reference that stays."""
+"""PPO's models: critics for several architectures, exact checkpoints, and loading errors."""
 
 from pathlib import Path
 from typing import Any
@@ -32,19 +32,19 @@ KINDS = ("llama", "qwen2", "gpt_neox", "gpt2")
 IDS = torch.tensor([[5, 6, 7, 8, EOS], [9, 4, 3, 3, 12]])
 
 
-def causal(kind: str, **more: Any) -> PreTrainedModel:
+def make_causal(kind: str, **more: Any) -> PreTrainedModel:
     return tiny_model(AutoModelForCausalLM, kind, **more)
 
 
-def classifier(kind: str, **more: Any) -> PreTrainedModel:
+def make_classifier(kind: str, **more: Any) -> PreTrainedModel:
     """Its weights are not those of `causal`."""
     given = {"num_labels": 1, "initializer_range": 0.3} | more
     return tiny_model(AutoModelForSequenceClassification, kind, **given)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_critic_from_a_reward_model_computes_its_normalised_score(kind: str) -> None:
-    source = classifier(kind)
+def test_critic_from_reward_model_computes_normalised_score(kind: str) -> None:
+    source = make_classifier(kind)
     set_score_statistics(source, mean=0.7, std=0.25, measured_on="nothing: a toy")
     critic = critic_from(source).eval()
     with torch.no_grad():
@@ -57,8 +57,8 @@ def test_a_critic_from_a_reward_model_computes_its_normalised_score(kind: str) -
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_critic_from_a_policy_takes_its_trunk_and_begins_at_zero(kind: str) -> None:
-    source = causal(kind)
+def test_critic_from_policy_copies_trunk_and_starts_at_zero(kind: str) -> None:
+    source = make_causal(kind)
     critic = critic_from(source)
     assert digests(critic.base_model) == digests(source.base_model)
     assert critic.base_model is not source.base_model
@@ -68,24 +68,24 @@ def test_a_critic_from_a_policy_takes_its_trunk_and_begins_at_zero(kind: str) ->
     assert digests(critic.base_model) != digests(source.base_model)
 
 
-def test_a_frozen_half_precision_source_gives_a_critic_that_trains_in_float32() -> None:
-    source = classifier("llama").to(torch.bfloat16).requires_grad_(False)
+def test_critic_from_frozen_bfloat16_model_trains_in_float32() -> None:
+    source = make_classifier("llama").to(torch.bfloat16).requires_grad_(False)
     source.config.dtype = torch.bfloat16
     critic = critic_from(source)
     assert all(p.dtype == torch.float32 and p.requires_grad for p in critic.parameters())
 
 
 @pytest.mark.parametrize("saved", ["critic", "classifier", "causal"])
-def test_a_critic_from_a_path_is_what_lies_there(tmp_path: Path, saved: str) -> None:
-    made = {"critic": lambda: critic_from(classifier("llama")), "classifier": lambda: classifier("llama"),
-            "causal": lambda: causal("llama")}[saved]()  # fmt: skip
+def test_critic_from_path_loads_saved_weights(tmp_path: Path, saved: str) -> None:
+    made = {"critic": lambda: critic_from(make_classifier("llama")), "classifier": lambda: make_classifier("llama"),
+            "causal": lambda: make_causal("llama")}[saved]()  # fmt: skip
     made.save_pretrained(tmp_path)
     assert digests(critic_from(tmp_path)) == digests(made if saved == "critic" else critic_from(made))
 
 
 @pytest.mark.parametrize(("kind", "tied"), [("llama", False), ("qwen2", True), ("gpt_neox", False), ("gpt2", True)])
-def test_a_checkpoint_comes_back_bit_for_bit(tmp_path: Path, kind: str, tied: bool) -> None:
-    actor = ActorCritic(causal(kind, tie_word_embeddings=tied), critic_from(classifier(kind)))
+def test_checkpoint_round_trip_is_exact(tmp_path: Path, kind: str, tied: bool) -> None:
+    actor = ActorCritic(make_causal(kind, tie_word_embeddings=tied), critic_from(make_classifier(kind)))
     actor.save_pretrained(tmp_path)
     wanted = digests(actor)
     with torch.no_grad():
@@ -102,28 +102,28 @@ def test_a_checkpoint_comes_back_bit_for_bit(tmp_path: Path, kind: str, tied: bo
     assert digests(loaded) == digests(actor.value_model)
 
 
-def test_another_models_checkpoint_is_refused(tmp_path: Path) -> None:
-    actor = ActorCritic(causal("llama"), critic_from(classifier("llama")))
+def test_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    actor = ActorCritic(make_causal("llama"), critic_from(make_classifier("llama")))
     with pytest.raises(ZooError, match=r"no model\*.safetensors"):
         actor.load_checkpoint(tmp_path)
-    ActorCritic(causal("gpt2"), critic_from(classifier("gpt2"))).save_pretrained(tmp_path)
+    ActorCritic(make_causal("gpt2"), critic_from(make_classifier("gpt2"))).save_pretrained(tmp_path)
     with pytest.raises(ZooError, match="another model's checkpoint"):
         actor.load_checkpoint(tmp_path)
     with pytest.raises(ZooError, match=r"has no critic/value_head\.safetensors"):
-        ActorCritic(policy := causal("gpt2"), shared_value_head(policy)).load_checkpoint(tmp_path)
+        ActorCritic(policy := make_causal("gpt2"), shared_value_head(policy)).load_checkpoint(tmp_path)
     with pytest.raises(ZooError, match=r"has no adapter_model\.safetensors"):
-        ActorCritic(get_peft_model(causal("gpt2"), LoraConfig()), actor.value_model).load_checkpoint(tmp_path)
-    narrow = ActorCritic(causal("gpt2", n_embd=16), critic_from(classifier("gpt2", n_embd=16)))
+        ActorCritic(get_peft_model(make_causal("gpt2"), LoraConfig()), actor.value_model).load_checkpoint(tmp_path)
+    narrow = ActorCritic(make_causal("gpt2", n_embd=16), critic_from(make_classifier("gpt2", n_embd=16)))
     with pytest.raises(ZooError, match="another model's checkpoint"):
         narrow.load_checkpoint(tmp_path)
 
 
-def test_a_model_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+def test_load_errors_name_model(tmp_path: Path) -> None:
     for loader in (load_causal, load_classifier):
         with pytest.raises(ZooError, match="nor a readable repository") as caught:
             loader(tmp_path / "nothing")
         assert "nothing" in str(caught.value) and "\n" not in str(caught.value)
-    classifier("llama", num_labels=2).save_pretrained(tmp_path / "two")
+    make_classifier("llama", num_labels=2).save_pretrained(tmp_path / "two")
     with pytest.raises(ZooError, match="has 2 outputs"):
         load_classifier(tmp_path / "two")
 
@@ -137,7 +137,7 @@ def test_models_load_in_float32_with_their_score_statistics(tmp_path: Path) -> N
     assert score_statistics(make_reward_model(statistics=None)) == (0, 1)
 
 
-def test_an_architecture_is_built_for_the_tokenizer() -> None:
+def test_build_causal_uses_tokenizer_ids() -> None:
     tokenizer = make_tokenizer()
     model = build_causal({"model_type": "llama", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
                           "intermediate_size": 16}, tokenizer)  # fmt: skip
@@ -148,13 +148,13 @@ def test_an_architecture_is_built_for_the_tokenizer() -> None:
             build_causal(wrong, tokenizer)
 
 
-def test_every_dropout_is_switched_off() -> None:
+def test_disable_dropout_covers_every_architecture() -> None:
     """Two passes in training mode agree: dropout sits in modules (GPT-2), in attributes (Llama), in both (Bloom)."""
     models = [
-        causal("gpt2", resid_pdrop=0.5, attn_pdrop=0.5, embd_pdrop=0.5),
-        causal("llama", attention_dropout=0.5),
-        causal("gpt_neox", hidden_dropout=0.5, attention_dropout=0.5),
-        causal("bloom", hidden_dropout=0.5, attention_dropout=0.5),
+        make_causal("gpt2", resid_pdrop=0.5, attn_pdrop=0.5, embd_pdrop=0.5),
+        make_causal("llama", attention_dropout=0.5),
+        make_causal("gpt_neox", hidden_dropout=0.5, attention_dropout=0.5),
+        make_causal("bloom", hidden_dropout=0.5, attention_dropout=0.5),
     ]
     for model in models:
         model.train()
@@ -165,9 +165,9 @@ def test_every_dropout_is_switched_off() -> None:
     assert not any(m.p for model in models for m in model.modules() if isinstance(m, nn.Dropout))
 
 
-def test_a_mixture_of_experts_decodes_after_trl_has_trained_it(tmp_path: Path) -> None:
+def test_mixture_of_experts_decodes_after_trl_training(tmp_path: Path) -> None:
     """trl writes `output_router_logits: true` into the checkpoint; its loss has no shape in a step of decoding."""
-    causal("mixtral", eos_token_id=None, output_router_logits=True).save_pretrained(tmp_path)
+    make_causal("mixtral", eos_token_id=None, output_router_logits=True).save_pretrained(tmp_path)
     model = load_causal(tmp_path)
     assert not model.config.output_router_logits
     ids = torch.ones(2, 4, dtype=torch.long)
