@@ -13,7 +13,7 @@ from ..errors import printable
 from ..runs.status_line import doing
 from .common import parse_columns, quiet_hub
 from .open_run import open_hub
-from .options import SOURCE_HUB, TRUST, UserPath
+from .options import ONLY_SOURCE_HUB, TRUST, UserPath
 
 
 @click.command()
@@ -45,7 +45,7 @@ from .options import SOURCE_HUB, TRUST, UserPath
     type=click.FloatRange(min=0, min_open=True),
     help="Memory of the GPU in GiB.  [default: the memory of this machine's GPU, or of the machine if it has none]",
 )
-@SOURCE_HUB
+@ONLY_SOURCE_HUB
 @TRUST
 def new(folder: Path, columns: str | None, memory: float | None, source_hub: str | None, **options: Any) -> None:
     """Write a recipe for a model and data of your own.
@@ -83,9 +83,11 @@ def new(folder: Path, columns: str | None, memory: float | None, source_hub: str
         # Values come from the data and the tokenizer, so a value with a newline must not look like another setting.
         click.echo(printable(" ".join(f"{setting}: {value} ({reason})".split("\n"))))
     click.echo(recipe.plan.line)
+    device = "" if memory is None else f" --gpu {memory:g}gb"
     arguments = shlex.quote(str(folder)) + (f" --source_hub {shlex.quote(source_hub)}" if source_hub else "")
+    planned = f"rlhf-zoo plan {arguments}{device}  # memory; with the name of a card, such as --gpu rtx4090, also time"
     arguments += f" {FLAG}" if is_trusted() else ""
     click.echo(
         f"\n{folder} holds {', '.join(recipe.files)}. Try next:\n"
-        f"  rlhf-zoo doctor {arguments}\n  rlhf-zoo run {arguments}"
+        f"  {planned}\n  rlhf-zoo doctor {arguments}\n  rlhf-zoo run {arguments}"
     )

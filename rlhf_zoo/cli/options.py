@@ -74,14 +74,21 @@ LM_EVAL = click.option(
     callback=_store_tasks,
     help="Also measure SFT and PPO on tasks of lm-evaluation-harness (if installed): TASK,TASK or YAML files.",
 )
-SOURCE_HUB = click.option(
-    "--source_hub",
-    "--source-hub",
-    cls=RunOption,
-    envvar="RLHF_ZOO_SOURCE_HUB",
-    help="Hub for models and data that --hub does not have: an address, 'local' or 'none'.  "
-    "[default: HF_ENDPOINT, else the Hugging Face Hub]",
-)
+
+
+def _source_hub(title: str) -> Callable:
+    return click.option(
+        "--source_hub",
+        "--source-hub",
+        cls=RunOption,
+        envvar="RLHF_ZOO_SOURCE_HUB",
+        help=f"{title}: an address, 'local' or 'none'.  [default: HF_ENDPOINT, else the Hugging Face Hub]",
+    )
+
+
+SOURCE_HUB = _source_hub("Hub for models and data that --hub does not have")
+#: For a command that publishes nothing, so that it has no --hub.
+ONLY_SOURCE_HUB = _source_hub("Hub of models and data")
 
 
 def _trusting(module: str) -> Callable[[click.Context, click.Parameter, bool], None]:

@@ -15,7 +15,7 @@ from ..runs.status_line import doing
 from .common import quiet_hub, run_flags
 from .layout import RecipeCommand
 from .open_run import open_hub
-from .options import RECIPE, SOURCE_HUB, json_option
+from .options import ONLY_SOURCE_HUB, RECIPE, json_option
 from .tables import print_json, table
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def hub_for_reading(is_needed: bool, source: str | None) -> Iterator[Hub]:
     "--prompt_length", "--prompt-length", type=click.IntRange(min=1), help="Number of tokens of the longest prompt."
 )
 @click.option("--detail", is_flag=True, help="Also show the memory of each phase and of each model.")
-@SOURCE_HUB
+@ONLY_SOURCE_HUB
 @json_option()
 @click.pass_context
 def plan(
@@ -151,16 +151,23 @@ def print_plan(result: Plan, *, detail: bool) -> None:
     click.echo(f"{result.recipe} on {result.device}")
     for stage in result.stages:
         click.echo(_verdict(result, stage))
+    unknown: list[str] = []
     for stage in result.stages:
         duration, unit = result.durations[stage.stage], "update" if stage.stage == "ppo" else "step"
         if duration is None:
-            click.echo(f"{stage.stage} takes an unknown time, because nothing was measured on such a device.")
+            unknown.append(stage.stage)
             continue
         phases = ", ".join(f"{name} {seconds(value)}" for name, value in duration.seconds.items() if value)
         click.echo(
             f"{stage.stage} takes about {seconds(duration.total)} s per {unit}, if every text has the maximum length"
             f"{result.total_time(stage.stage)}: {phases}; {duration.basis}."
         )
+    if unknown:
+        stages, is_unnamed = " and ".join(unknown), not result.device.cpu and not result.device.teraflops
+        hint = ": name the card for a time, such as --gpu rtx4090" if is_unnamed else ""
+        click.echo(f"The time of {stages} is unknown, because nothing was measured on such a device{hint}.")
+    if total := result.total_sentence:
+        click.echo(total)
     for assumption in result.assumptions:
         click.echo(f"Assumed: {assumption}.")
     if not detail:
@@ -181,7 +188,7 @@ def _verdict(result: Plan, stage: StagePlan) -> str:
     remedy = (
         "no key makes it fit: use more or larger devices"
         if change is None
-        else f"the smallest change that makes it fit is {change} ({gib(change.peak)} GiB)"
+        else f"the smallest change that makes it fit is {change.flags(stage.stage)} ({gib(change.peak)} GiB)"
     )
     return f"{stage.stage} DOES NOT FIT: {memory}; {remedy}."
 

@@ -16,7 +16,7 @@ from ..runs.registry import STAGES
 from ..runs.status_line import doing
 from .common import run_flags
 from .layout import Group, RecipeCommand
-from .options import RECIPE, SOURCE_HUB, UserPath, json_option
+from .options import ONLY_SOURCE_HUB, RECIPE, UserPath, json_option
 from .plan import hub_for_reading
 from .tables import print_json, print_text, table
 
@@ -104,7 +104,7 @@ def recipes_copy(recipe: str, target: Path) -> None:
 
 @recipes.command("validate", cls=RecipeCommand)
 @RECIPE
-@SOURCE_HUB
+@ONLY_SOURCE_HUB
 @click.pass_context
 def recipes_validate(ctx: click.Context, recipe: str, source_hub: str | None) -> None:
     """Check every key of a recipe, flags and the names of reward functions, without training.

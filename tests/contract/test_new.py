@@ -24,6 +24,7 @@ from rlhf_zoo.pipeline.inspect.examination import FAILED
 from rlhf_zoo.pipeline.new.model import inspect_model
 from rlhf_zoo.pipeline.new.recipe import make_recipe
 from rlhf_zoo.pipeline.new.request import RecipeRequest
+from rlhf_zoo.pipeline.new.sizes import MAX_EPISODES, Decisions, add_episodes, batches
 from rlhf_zoo.pipeline.plan.devices import parse_device
 from rlhf_zoo.pipeline.plan.memory import GIB
 from rlhf_zoo.pipeline.plan.plan import make_plan
@@ -351,6 +352,19 @@ def test_new_rejects_unusable_input_and_writes_nothing(words: list[str], message
     assert not Path("mine").exists()
 
 
+def test_few_prompts_give_several_passes_and_few_updates_a_warning() -> None:
+    for trained, episodes, reason in (
+        (128, 2560, "40 updates of 64 answers, 20 passes over 128 prompts"),
+        (6400, 6400, "100 updates of 64 answers"),
+        (100_000, 20_000 // 64 * 64, "312 updates of 64 answers"),
+    ):
+        decisions, sizes = Decisions(), {"trained": trained, **batches(trained, 64, MAX_EPISODES)}
+        add_episodes(sizes, decisions)
+        assert decisions.rows == [("total_episodes", str(episodes), reason)]
+    add_episodes({"trained": 128, **batches(128, 64, 128)}, decisions, "two hours")
+    assert decisions.rows[0][2].startswith("2 updates of 64 answers; two hours; TOO FEW UPDATES")
+
+
 def test_new_refuses_folder_that_is_not_empty() -> None:
     Path("mine").mkdir()
     Path("mine/notes.txt").write_text("mine")
@@ -478,7 +492,11 @@ def test_new_on_cpu_limits_time_of_update_and_run(capsys: pytest.CaptureFixture[
     [seconds] = re.findall(r"about ([\d.]+) s per PPO update", output)
     assert rollout >= 8 and (float(seconds) <= 60 or rollout == 8), output
     assert float(seconds) * keys["total_episodes"] / rollout <= 7200 * 1.01
+    capsys.readouterr()
     zoo("new", "there", *words, "--memory", "24")
+    output = capsys.readouterr().out
+    assert "Try next:\n  rlhf-zoo plan there --gpu 24gb  # " in output
+    assert " GiB of 22.1 GiB usable; 24 GiB set by --memory)" in output
     keys = read_recipe("there")["ppo"]
     assert "critic" not in keys and (keys["response_length"], keys["total_episodes"]) != (64, 0)
     assert keys["per_device_train_batch_size"] * keys["gradient_accumulation_steps"] == 64

@@ -46,7 +46,7 @@ def test_the_page_from_start_to_end(place: tuple[Path, dict[str, str]]) -> None:
     found = json.loads((folder / "runs/my-model/eval/evaluation.json").read_text())
     assert found["judge"]["name"] == f"reward:{folder / JUDGE}" and not found["judge"]["is_training_reward"]
     ppo = json.loads((folder / "runs/my-model/ppo/run.json").read_text())
-    assert ppo["status"] == "finished" and "step-000003" in ppo["repo"]["tags"]
+    assert ppo["status"] == "finished" and "step-000040" in ppo["repo"]["tags"]
     assert ppo["chosen"]["rule"] == "recommended" and "provisional" not in ppo["chosen"]
     assert ("best" in ppo["repo"]["tags"]) is ("none" not in ppo["chosen"])
     assert "bfloat16" in (folder / "runs/my-model/ppo/README.md").read_text()

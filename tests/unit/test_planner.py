@@ -2,6 +2,7 @@
 
 import random
 import re
+import shlex
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -11,11 +12,12 @@ import calibrate
 import plan_check
 import pytest
 import torch
+import yaml
 from click.testing import CliRunner
 from figures import keep
 from transformers import AutoModelForCausalLM
 
-from rlhf_zoo.cli.plan import plan, print_plan_line
+from rlhf_zoo.cli.plan import plan, print_plan, print_plan_line
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client.connect import DEFAULT_HUB
 from rlhf_zoo.pipeline.plan import memory, tracing
@@ -23,12 +25,13 @@ from rlhf_zoo.pipeline.plan.devices import CARDS, Device, parse_device
 from rlhf_zoo.pipeline.plan.memory import GIB, ModelMemory, TrainingPass
 from rlhf_zoo.pipeline.plan.plan import _rounding_changes, make_plan, smallest_change, stage_keys_of
 from rlhf_zoo.pipeline.plan.published import published_shapes
-from rlhf_zoo.pipeline.plan.result import gib
+from rlhf_zoo.pipeline.plan.result import Change, gib
 from rlhf_zoo.pipeline.plan.seconds import RATES
 from rlhf_zoo.pipeline.plan.shapes import find_shape, new_shape
 from rlhf_zoo.pipeline.plan.tracing import tracer
 from rlhf_zoo.runs.recipe import Recipe, load_recipe
 from rlhf_zoo.runs.recipe_table import recipe_rows
+from rlhf_zoo.runs.settings.parse import parse_flags
 
 PAGE = (Path(__file__).parents[2] / "docs/plan.md").read_text(encoding="utf-8")
 SMALL = {
@@ -342,6 +345,36 @@ def test_the_memory_of_each_recipe_is_the_planners(name):
             assert needs in readme
 
 
+def test_a_change_is_printed_as_flags():
+    change = Change({"per_device_train_batch_size": 1, "bf16": True, "lora_target_modules": ["all-linear"]}, 1.0)
+    flags = shlex.split(change.flags("ppo"))
+    assert flags == [
+        "--ppo.per_device_train_batch_size", "1", "--ppo.bf16", "true", "--ppo.lora_target_modules", '["all-linear"]',
+    ]  # fmt: skip
+    assert {key: yaml.safe_load(value) for key, value in parse_flags(flags)["ppo"].items()} == change.keys
+
+
+@pytest.mark.usefixtures("untraced")
+def test_the_total_names_stages_whose_steps_the_data_decide():
+    def told(gpu, **steps):
+        recipe = four_models({**LLAMA_7B, "num_hidden_layers": 2}, max_steps=7)
+        for stage, count in steps.items():
+            recipe.stages[stage].update(max_steps=count, bf16=None)
+        return make_plan(recipe, parse_device(gpu), prompt_length=64, suggest_changes=False).total_sentence
+
+    assert told("h100", sft=5, reward=5).startswith("All stages: about ")
+    assert ", without sft and reward, whose steps depend on" in told("h100", sft=-1, reward=-1)
+    assert told("24gb", sft=5, reward=5) == ""
+
+
+@pytest.mark.usefixtures("untraced")
+def test_without_a_name_the_time_of_a_gpu_is_unknown(capsys):
+    recipe = four_models({**LLAMA_7B, "num_hidden_layers": 2})
+    print_plan(make_plan(recipe, parse_device("24gb"), prompt_length=64, suggest_changes=False), detail=False)
+    said = capsys.readouterr().out
+    assert "The time of sft and reward and ppo is unknown" in said and "such as --gpu rtx4090." in said
+
+
 def test_flags_of_a_recipe_hold_for_its_own_device():
     def told(*asked):
         done = CliRunner().invoke(plan, ["tldr-pythia-6.9b", *asked], catch_exceptions=False)
@@ -352,7 +385,7 @@ def test_flags_of_a_recipe_hold_for_its_own_device():
     assert own == by_hand and own.count("fsdp2 true, as zoo.yaml of the recipe sets for 8 × h100") == 3
     assert "communication between devices is not included" in own and "DOES NOT FIT" not in own
     other = told("--gpu", "h100:8", "--sft.fsdp2", "false")
-    assert other.splitlines()[1].startswith("sft DOES NOT FIT: ") and "makes it fit is fsdp2: true" in other
+    assert other.splitlines()[1].startswith("sft DOES NOT FIT: ") and "makes it fit is --sft.fsdp2 true (" in other
     # The answer comes first; tables only on request.
     assert [line.partition(":")[0] for line in own.splitlines()[1:4]] == ["sft fits", "reward fits", "ppo fits"]
     assert "ppo: models" not in own

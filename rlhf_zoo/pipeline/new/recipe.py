@@ -30,7 +30,7 @@ from ..plan.result import Plan, gib, seconds
 from .data import MAX_COUNTED, InspectedData, StageData, inspect_data, stage_data
 from .model import ModelFacts, inspect_model, reward_labels
 from .request import RecipeRequest, check_folder
-from .sizes import MAX_EPISODES, Decisions, batches, choose_sizes
+from .sizes import MAX_EPISODES, Decisions, add_episodes, batches, choose_sizes
 
 TEMPLATES = Path(__file__).parent / "templates"
 #: Maximum share of a GPU's memory for the KV cache.
@@ -282,7 +282,8 @@ def _fit_to_memory(
     if device.cpu:
         plan = _shorten_for_cpu(variables, device, plan, decisions)
     variables["memory"] = {stage.stage: gib(stage.peak) for stage in plan.stages}
-    reason = f"training all weights, {_largest_stage(plans[0])} of {device.gib:.0f} GiB {device_reason}"
+    usable = f"{device.usable_gib:.1f} GiB usable; {device.gib:.0f} GiB {device_reason}"
+    reason = f"training all weights, {_largest_stage(plans[0])} of {usable}"
     decisions.add("use_peft", str(lora).lower(), reason)
     if bfloat16:
         decisions.add("dtype", "bfloat16", f"of the model under LoRA; in float32 {_largest_stage(plans[1])}")
@@ -315,10 +316,11 @@ def _shorten_for_cpu(variables: dict[str, Any], device: Device, plan: Plan, deci
             break
         plan = _plan(variables, device)
     if update_time is None or update_time.total * sizes["updates"] <= CPU_RUN:
+        add_episodes(sizes, decisions)
         return plan
     sizes |= batches(sizes["trained"], sizes["rollout"], max(1, int(CPU_RUN / update_time.total)) * sizes["rollout"])
     reason = f"an update takes about {seconds(update_time.total)} s on this CPU; the run should end within two hours"
-    decisions.add("total_episodes", sizes["episodes"], reason)
+    add_episodes(sizes, decisions, reason)
     return _plan(variables, device)
 
 

@@ -20,6 +20,8 @@ MAX_PROMPTS, MAX_EPISODES, MAX_RESPONSE, MAX_TOKENS = 200, 20_000, 256, 1024
 MIN_PROMPTS = 8
 #: With fewer prompts for the evaluation, the probes find only large effects.
 FEW_PROMPTS = 50
+#: PPO takes several passes over few prompts, so that it has this many updates. Fewer than `FEW_UPDATES` change little.
+MIN_UPDATES, FEW_UPDATES = 40, 10
 #: Maximum number of completions per update, and per micro-batch.
 ROLLOUT, MICRO_BATCH = 64, 4
 
@@ -116,10 +118,30 @@ def choose_sizes(
     )
     decisions.add("held_out_share", share, reason)
     sft_rows = max(1, min(32, readings["sft"].row_count // 4)) if "sft" in readings else None
-    return {
+    sizes = {
         "prompt": prompt_length, "response": response_length, "text": text_length, "evaluated": eval_prompts,
         "share": share, "trained": trained_rows, "sft_rows": sft_rows, **batches(trained_rows, rollout, MAX_EPISODES),
     }  # fmt: skip
+    add_episodes(sizes, decisions)
+    return sizes
+
+
+def add_episodes(sizes: Mapping[str, Any], decisions: Decisions, reason: str = "") -> None:
+    """Adds the choice of `total_episodes`, with what it means in updates and passes, and a warning if they are few.
+
+    Args:
+        sizes: The sizes that `choose_sizes` returned.
+        decisions: Where the choice is added.
+        reason: Why there are no more; "" if nothing limits them.
+    """
+    passes, updates = sizes["episodes"] / sizes["trained"], sizes["updates"]
+    parts = [f"{updates:,} update{'' if updates == 1 else 's'} of {sizes['rollout']} answers"]
+    if passes > 1:
+        parts[0] += f", {passes:.0f} passes over {sizes['trained']:,} prompts"
+    parts += [reason] if reason else []
+    if updates < FEW_UPDATES:
+        parts.append(f"TOO FEW UPDATES TO LEARN MUCH: below {FEW_UPDATES}, so raise total_episodes")
+    decisions.add("total_episodes", sizes["episodes"], "; ".join(parts))
 
 
 def batches(trained: int, rollout: int, episodes: int) -> dict[str, int]:
@@ -131,7 +153,7 @@ def batches(trained: int, rollout: int, episodes: int) -> dict[str, int]:
         episodes: Maximum number of answers in the run.
     """
     micro_batch = min(MICRO_BATCH, rollout)
-    episodes = max(rollout, min(episodes, trained) // rollout * rollout)
+    episodes = max(rollout, min(episodes, max(trained, MIN_UPDATES * rollout)) // rollout * rollout)
     updates = episodes // rollout
     return {
         "rollout": rollout, "rows": micro_batch, "accumulated": rollout // micro_batch, "episodes": episodes,

@@ -1,5 +1,7 @@
 """The result of a plan. This module imports neither torch nor transformers, so that a cached plan appears quickly."""
 
+import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -98,8 +100,13 @@ class Change:
     keys: Mapping[str, Any]
     peak: float
 
-    def __str__(self) -> str:
-        return ", ".join(f"{name}: {_format_yaml(value)}" for name, value in self.keys.items())
+    def flags(self, stage: str) -> str:
+        """Returns the keys as flags, ready to paste after `rlhf-zoo plan RECIPE` or `rlhf-zoo run RECIPE`.
+
+        Args:
+            stage: Name of the stage that they are for.
+        """
+        return " ".join(f"--{stage}.{name} {_flag_value(value)}" for name, value in self.keys.items())
 
 
 @dataclass(frozen=True)
@@ -152,9 +159,27 @@ class Plan:
         duration = self.durations[stage]
         if duration is None or updates is None:
             return ""
-        hours = duration.total * updates / 3600
-        unit = "updates" if stage == "ppo" else "steps"
-        return f" ({updates:,} {unit}: {f'{hours:,.1f} h' if hours >= 1 else f'{60 * hours:.1f} min'})"
+        unit = "update" if stage == "ppo" else "step"
+        return f" ({updates:,} {unit}{'' if updates == 1 else 's'}: {_hours(duration.total * updates)})"
+
+    @property
+    def total_sentence(self) -> str:
+        """How long the stages with a known number of steps take together; "" if the time of a step is unknown."""
+        known: dict[str, float] = {}
+        for stage in self.stages:
+            duration, updates = self.durations[stage.stage], stage.batch.get("updates")
+            if duration is None:
+                return ""
+            if updates is not None:
+                known[stage.stage] = duration.total * updates
+        left_out = [stage.stage for stage in self.stages if stage.stage not in known]
+        if not known:
+            return ""
+        time = _hours(sum(known.values()))
+        if not left_out:
+            return f"All stages: about {time}, without the evaluation."
+        unknown = f"{' and '.join(left_out)}, whose steps depend on the rows of the data"
+        return f"{' and '.join(known)}: about {time}, without {unknown}, and without the evaluation."
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any], *, change_peaks: Mapping[str, float]) -> "Plan":
@@ -218,6 +243,12 @@ def seconds(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}" if value >= 0.01 else "under 0.01"
 
 
+def _hours(duration: float) -> str:
+    """Formats seconds as minutes or hours."""
+    hours = duration / 3600
+    return f"{hours:,.1f} h" if hours >= 1 else f"{60 * hours:.1f} min"
+
+
 def gib(byte_count: float) -> str:
     """Formats bytes in GiB.
 
@@ -232,7 +263,5 @@ def _without_total(entries: Mapping[str, Mapping[str, float]]) -> dict[str, dict
     return {name: {part: size for part, size in sizes.items() if part != "total"} for name, sizes in entries.items()}
 
 
-def _format_yaml(value: Any) -> str:
-    return (
-        str(value).lower() if isinstance(value, bool) else ", ".join(value) if isinstance(value, list) else str(value)
-    )
+def _flag_value(value: Any) -> str:
+    return shlex.quote(value if isinstance(value, str) else json.dumps(value))
