@@ -164,22 +164,22 @@ class Plan:
 
     @property
     def total_sentence(self) -> str:
-        """How long the stages with a known number of steps take together; "" if the time of a step is unknown."""
-        known: dict[str, float] = {}
+        """How long the stages with a known number of steps take together; "" if nothing was measured on the device."""
+        seconds_by_stage: dict[str, float] = {}
         for stage in self.stages:
             duration, updates = self.durations[stage.stage], stage.batch.get("updates")
             if duration is None:
                 return ""
             if updates is not None:
-                known[stage.stage] = duration.total * updates
-        left_out = [stage.stage for stage in self.stages if stage.stage not in known]
-        if not known:
+                seconds_by_stage[stage.stage] = duration.total * updates
+        left_out = [stage.stage for stage in self.stages if stage.stage not in seconds_by_stage]
+        if not seconds_by_stage:
             return ""
-        time = _hours(sum(known.values()))
+        time = _hours(sum(seconds_by_stage.values()))
         if not left_out:
             return f"All stages: about {time}, without the evaluation."
         unknown = f"{' and '.join(left_out)}, whose steps depend on the rows of the data"
-        return f"{' and '.join(known)}: about {time}, without {unknown}, and without the evaluation."
+        return f"{' and '.join(seconds_by_stage)}: about {time}, without {unknown}, and without the evaluation."
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any], *, change_peaks: Mapping[str, float]) -> "Plan":
