@@ -111,7 +111,7 @@ def tokenize_for_reward(text: Prompt, tokenizer: PreTrainedTokenizerBase, *, end
 
     A reward model that this package trained reads a conversation as PPO samples it: the rendered prompt, the completion
     and the end of turn. Any other reward model reads the complete conversation as its template renders it, or
-    `plain_text` if it has no template.
+    `plain_text` without system turns if it has no template.
 
     Args:
         text: A text, or a conversation with its answer.
@@ -125,7 +125,8 @@ def tokenize_for_reward(text: Prompt, tokenizer: PreTrainedTokenizerBase, *, end
         ZooError: The template refuses the conversation.
     """
     if not isinstance(text, str) and tokenizer.chat_template is None:
-        text = plain_text(text)
+        # Such a model was trained on texts alone, so what the assistant was told is noise to it.
+        text = plain_text([turn for turn in text if turn.get("role") != "system"])
     if isinstance(text, str):
         ids, end = tokenize_text(text, tokenizer), tokenizer.eos_token_id
     elif Chat.of(tokenizer) is None:  # this package did not train the reward model
@@ -210,8 +211,8 @@ def move_answer_prefix(prompt: Prompt, completion: Any) -> tuple[Any, Any]:
 def plain_text(text: Prompt) -> str:
     """Writes a prompt, or a prompt with its answer, as plain text without the template's tokens.
 
-    Judges, probes and reward models without a chat template read this. System turns are left out. A single
-    user turn is written without its role; several turns are labeled `User:` and `Assistant:`.
+    People, judges and probes read this, and reward models without a chat template. A single user turn is written
+    without its role; several turns are labeled `System:`, `User:` and `Assistant:`.
 
     Args:
         text: A text, or a conversation with or without an answer.
@@ -226,10 +227,9 @@ def plain_text(text: Prompt) -> str:
     # The answer continues right after its prefix, so there is no blank line between them.
     if has_answer_prefix(text):
         return plain_text(text[:-1]) + answer_prefix(text)
-    turns = [turn for turn in text if turn.get("role") != "system"]
-    if len(turns) == 1:
-        return _content(turns[0]) + "\n\n"
-    return "".join(f"{str(turn.get('role')).capitalize()}: {_content(turn)}\n\n" for turn in turns)
+    if len(text) == 1:
+        return _content(text[0]) + "\n\n"
+    return "".join(f"{str(turn.get('role')).capitalize()}: {_content(turn)}\n\n" for turn in text)
 
 
 def display_text(prompt: Prompt) -> str:

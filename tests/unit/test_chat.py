@@ -67,7 +67,7 @@ def test_reward_tokens_match_ppo_rollout_tokens() -> None:
 def test_plain_text_renders_conversations() -> None:
     talk = [{"role": "system", "content": "s"}, *ASKED, {"role": "assistant", "content": "fine"}, *ASKED]
     assert plain_text("a text") == "a text" and plain_text(ASKED) == "how are you\n\n"
-    assert plain_text(talk) == "User: how are you\n\nAssistant: fine\n\nUser: how are you\n\n"
+    assert plain_text(talk) == "System: s\n\nUser: how are you\n\nAssistant: fine\n\nUser: how are you\n\n"
     for prompt in (ASKED, talk, talk[:-1]):
         assert plain_text(append_completion(prompt, "well")) == plain_text(prompt) + "well"
     assert remove_thoughts("<think>a\nb</think>\n\n42") == "42" and remove_thoughts("so <think>cut") == "so "

@@ -81,8 +81,9 @@ def test_what_a_card_says_of_labeled_texts() -> None:
     assert labels(dataset_name="/etc").dataset_name is None
 
 
-def test_people_read_conversations_without_what_is_for_models() -> None:
+def test_display_text_shows_system_turns_and_labels_several_turns() -> None:
     turns = [*ASKED, {"role": "assistant", "content": "Good."}, {"role": "user", "content": "And now?"}]
-    assert display_text(ASKED) == "How is it?"
-    assert display_text(turns) == "User: How is it?\n\nAssistant: Good.\n\nUser: And now?"
+    assert display_text(ASKED[1:]) == "How is it?"
+    assert display_text(ASKED) == "System: Be kind.\n\nUser: How is it?"
+    assert display_text(turns) == "System: Be kind.\n\nUser: How is it?\n\nAssistant: Good.\n\nUser: And now?"
     assert display_text("a text \n") == "a text \n"

@@ -33,15 +33,16 @@ _BASE_OF_PPO = "base model, from which PPO started"
 _SETTINGS = (
     "model_name_or_path", "learning_rate", "critic_learning_rate", "lr_scheduler_type", "warmup_ratio", "warmup_steps",
     "weight_decay", "num_train_epochs", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps",
-    "max_length", "packing", "simulated_pairs", "preference", "center_rewards_coefficient", "score_samples",
+    "max_length", "max_prompt_length", "held_out_share", "packing", "simulated_pairs", "preference",
+    "center_rewards_coefficient", "score_samples",
     "reward_model_path", "reward_label", "reward_output", "reward_pad_token", "reward_model_loader", "reward_ensemble",
     "reward_ensemble_lambda", "reward_funcs", "reward_weights", "total_episodes", "num_ppo_epochs", "num_mini_batches",
     "num_generations", "response_length", "response_length_min", "truncate_text", "truncate_after", "skip_equal_scores",
     "temperature", "kl_coef", "kl_in", "kl_estimator", "kl_target", "kl_horizon", "action_level", "cliprange",
     "cliprange_high", "cliprange_value", "vf_coef", "entropy_coef", "ptx_coef", "ptx_dataset_config", "gamma", "lam",
     "whiten_rewards", "score_centering", "score_scaling", "score_clip", "missing_eos_penalty", "missing_eos_score",
-    "early_stop_kl", "max_grad_norm", "use_peft", "lora_r", "lora_alpha", "dtype", "load_in_4bit", "load_in_8bit",
-    "release", "metric_for_best_model",
+    "early_stop_kl", "max_grad_norm", "critic", "use_peft", "lora_r", "lora_alpha", "lora_target_modules", "dtype",
+    "load_in_4bit", "load_in_8bit", "release", "metric_for_best_model",
 )  # fmt: skip
 _EVALUATION = (
     "judge", "reward_model", "sft", "ppo", "win_rate", "win_rate_at_equal_length", "control", "verdict", "recommended",
