@@ -83,7 +83,7 @@ def pytest_configure(config: Any) -> None:
 def pytest_collection_modifyitems(items: list[Any]) -> None:
     """Whole files change places; within one, tests keep their order. One test in a browser is not of the long tier."""
     for item in items:
-        if {"browser", "visitor"} & set(item.fixturenames) and item.name != "test_a_visitor_compares":
+        if {"browser", "visitor"} & set(item.fixturenames) and item.name != "test_visitor_compares_completions":
             item.add_marker(pytest.mark.full)
     items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
 

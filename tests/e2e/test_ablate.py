@@ -1,4 +1,4 @@
-"""`rlhf-zoo ablate`: PPO under several β from one SFT model, each run published, and found by the page."""
+"""`rlhf-zoo ablate`: PPO with several β from one SFT model; runs are published, and the page finds them."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ print(json.dumps([[run.repo, run.beta, list(run.steps)] for run in found.runs] +
 """
 
 
-def test_an_ablation_is_trained_published_and_found(base: Run, tmp_path: Path) -> None:
+def test_ablate_trains_publishes_and_lists_runs(base: Run, tmp_path: Path) -> None:
     run = base.before_ppo(tmp_path / "run")
 
     def ablate(*words: str) -> str:

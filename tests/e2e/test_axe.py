@@ -64,7 +64,7 @@ def violations(visitor: Visitor, axe: str) -> list[str]:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", WIDTHS)
-def test_the_comparison_page(visitor: Visitor, axe: str, width: str, theme: str) -> None:
+def test_comparison_page_has_no_accessibility_violations(visitor: Visitor, axe: str, width: str, theme: str) -> None:
     resize(visitor, width)
     visitor.open(theme)
     visitor.all("#sampling button")[0].click()
@@ -92,7 +92,9 @@ def test_the_comparison_page(visitor: Visitor, axe: str, width: str, theme: str)
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", WIDTHS)
-def test_the_pages_of_the_embedded_hub(visitor: Visitor, hub: RunningHub, axe: str, width: str, theme: str) -> None:
+def test_embedded_hub_pages_have_no_accessibility_violations(
+    visitor: Visitor, hub: RunningHub, axe: str, width: str, theme: str
+) -> None:
     resize(visitor, width)
     feature = {"features": [{"name": "prefers-color-scheme", "value": theme}]}
     visitor.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", feature)

@@ -1,4 +1,4 @@
-"""`rlhf-zoo baseline` on a toy run: each method is trained, measured as PPO was, resumed, and laid beside it."""
+"""`rlhf-zoo baseline` on a toy run: each method is trained, measured like PPO, resumed, and compared with it."""
 
 import html
 import json
@@ -96,7 +96,9 @@ def samples(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_each_method_is_laid_beside_ppo(folder: Path, compare: Compare, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_baseline_method_is_compared_with_ppo(
+    folder: Path, compare: Compare, capsys: pytest.CaptureFixture[str]
+) -> None:
     compare("--method", "best-of-n", "--pool", "4")
     compare("--method", "dpo", "--beta", "0.1", "--seeds", "2")
     compare("--method", "sft", "--seeds", "2")
@@ -143,8 +145,10 @@ def test_each_method_is_laid_beside_ppo(folder: Path, compare: Compare, capsys: 
     assert {**again, "command": "", "commands": {}} == {**frontier, "command": "", "commands": {}}
 
 
-def is_of_sft(folder: Path, method: str, frontier: dict[str, Any], *, name: str = "beta-0.1-seed-1") -> None:
-    """Prompts, keys and seed are those of the eval stage, so a policy that did not move says what SFT said there."""
+def assert_measured_like_sft(
+    folder: Path, method: str, frontier: dict[str, Any], *, name: str = "beta-0.1-seed-1"
+) -> None:
+    """Prompts, keys and seed are those of the eval stage, so an unchanged policy repeats SFT's completions."""
     ours = samples(folder / "run/baseline" / method / name / "samples.jsonl")
     theirs = samples(folder / "run/eval/samples.jsonl")
     assert len(ours) == 12
@@ -156,7 +160,7 @@ def is_of_sft(folder: Path, method: str, frontier: dict[str, Any], *, name: str 
     assert point["win_rate"]["sft"]["value"] == 0.5 and point["extra_metrics"] == frontier["sft"]["extra_metrics"]
 
 
-def test_rejection_learns_from_what_the_reward_likes_of_as_many_completions(
+def test_rejection_trains_on_best_of_equally_many_completions(
     finished: Path, folder: Path, compare: Compare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that ended and were rewarded above the mean; by PPO's steps and minibatches. Cut off, it samples nothing
@@ -177,7 +181,7 @@ def test_rejection_learns_from_what_the_reward_likes_of_as_many_completions(
     REWARDED.clear()
     frontier = compare(*asked_for)
     assert len(REWARDED) == 12, "of the evaluation alone"
-    is_of_sft(folder, "rejection", frontier, name="seed-1")
+    assert_measured_like_sft(folder, "rejection", frontier, name="seed-1")
     lines, sampled = samples(run / "lines/train.jsonl"), StageRecord(run).read()["sampled"]
     prompts = [row["prompt"] for row in samples(finished / "data/prompts/train.jsonl")]
     assert 0 < len(lines) == sampled["kept"] < sampled["completions"] == 12
@@ -194,9 +198,9 @@ def test_rejection_learns_from_what_the_reward_likes_of_as_many_completions(
     assert models["reward"]["read"] == sampled["prompt_tokens"] + sampled["completion_tokens"]
 
 
-def test_sft_for_twice_as_long_is_the_stage_with_twice_the_steps(folder: Path, compare: Compare) -> None:
+def test_longer_sft_baseline_equals_stage_with_twice_the_steps(folder: Path, compare: Compare) -> None:
     frontier = compare("--method", "sft", "--seeds", "1", *STILL)
-    is_of_sft(folder, "sft", frontier, name="seed-1")
+    assert_measured_like_sft(folder, "sft", frontier, name="seed-1")
     run = folder / "run/baseline/sft/seed-1"
     assert StageRecord(run / "sft").read()["resolved"]["max_steps"] == 8
     training = frontier["methods"]["sft"][0]["compute"]["training"]["models"]
@@ -204,8 +208,8 @@ def test_sft_for_twice_as_long_is_the_stage_with_twice_the_steps(folder: Path, c
     assert training["policy"]["trained"] == 4 * 4 * 7, "four more steps over texts of six letters and an end"
 
 
-def test_a_policy_is_measured_anew_and_not_trained_for_another_evaluation(folder: Path, compare: Compare) -> None:
-    """And begun again it trains anew, also where it was cut off before. Seeds at two rates are two points."""
+def test_changed_evaluation_remeasures_without_training(folder: Path, compare: Compare) -> None:
+    """--restart trains again, also after an interrupt. Two learning rates of a seed are two points."""
     asked_for, run = ("--method", "rejection", "--seeds", "1"), folder / "run/baseline/rejection/seed-1"
     first = compare(*asked_for)
     record, inner = StageRecord(run), StageRecord(run / "sft")
@@ -233,7 +237,7 @@ def test_a_policy_is_measured_anew_and_not_trained_for_another_evaluation(folder
     assert [point["label"] for point in points] == [f"{label} 0.003", f"{label} 0.5"]
 
 
-def test_ppos_card_has_the_baselines_of_its_own_evaluation(folder: Path, compare: Compare) -> None:
+def test_ppo_card_lists_baselines_of_its_evaluation(folder: Path, compare: Compare) -> None:
     ppo = folder / "run/ppo"
     frontier = compare("--method", "best-of-n", "--pool", "2")
     compare("--method", "sft", "--seeds", "1")
@@ -260,7 +264,7 @@ def test_ppos_card_has_the_baselines_of_its_own_evaluation(folder: Path, compare
     )
 
 
-def test_a_reward_that_likes_nothing_leaves_nothing_to_learn_from(finished: Path, folder: Path) -> None:
+def test_rejection_fails_when_no_reward_exceeds_mean(finished: Path, folder: Path) -> None:
     opened = baseline.open_baseline(replace(make_context(finished), directory=folder / "run"), "rejection")
     same = replace(opened.evaluator, rewards=Rewards([lambda completions, **_: [1.0] * len(completions)]))
     with pytest.raises(
@@ -269,8 +273,8 @@ def test_a_reward_that_likes_nothing_leaves_nothing_to_learn_from(finished: Path
         draw_samples(same, opened.prompts(), 5, seed=1)
 
 
-def test_rloo_samples_as_many_completions_as_ppo_and_counts_them(folder: Path, compare: Compare) -> None:
-    is_of_sft(folder, "rloo", compare("--method", "rloo", "--beta", "0.1", "--seeds", "1", *STILL))
+def test_rloo_samples_as_many_completions_as_ppo(folder: Path, compare: Compare) -> None:
+    assert_measured_like_sft(folder, "rloo", compare("--method", "rloo", "--beta", "0.1", "--seeds", "1", *STILL))
     assert len(REWARDED) == 3 * 4 + 6 * 2, "three rollouts of four, and the evaluation"
     document = StageRecord(folder / "run/baseline/rloo/beta-0.1-seed-1").read()
     models = document["compute"]["models"]
@@ -282,9 +286,7 @@ def test_rloo_samples_as_many_completions_as_ppo_and_counts_them(folder: Path, c
     assert ours[-1]["episodes"] == 12
 
 
-def test_dpo_stands_beside_ppo_under_another_beta_and_not_beside_what_is_of_another_policy(
-    folder: Path, compare: Compare
-) -> None:
+def test_dpo_is_compared_with_ppo_of_same_sft_policy_only(folder: Path, compare: Compare) -> None:
     """An ablation with the samples of SFT: PPO that did not move. One that differs in more than β is left out."""
     compare("--method", "best-of-n", "--pool", "2")
     record = StageRecord(folder / "run/baseline/best-of-n")
@@ -306,7 +308,7 @@ def test_dpo_stands_beside_ppo_under_another_beta_and_not_beside_what_is_of_anot
     dpo = ("--method", "dpo", "--beta", "0.1", "--seeds", "1")
     frontier = compare(*dpo, *STILL)
     assert set(frontier["methods"]) == {"dpo"}, "best-of-n was of another SFT policy"
-    is_of_sft(folder, "dpo", frontier)
+    assert_measured_like_sft(folder, "dpo", frontier)
     assert [point["label"] for point in frontier["ppo_ablation"]] == ["PPO, β = 9"]
     assert frontier["ppo_ablation"][0]["judge"] == frontier["sft"]["judge"]
     seeds = {one["label"]: one["judge"] for one in frontier["ppo"]["seeds"]}
@@ -324,8 +326,8 @@ def test_dpo_stands_beside_ppo_under_another_beta_and_not_beside_what_is_of_anot
     assert compare(*dpo, "--restart")["methods"]["dpo"][0]["kl"]["value"] > 1e-4
 
 
-def test_what_ppo_computed_is_read_off_its_run(finished: Path, folder: Path, compare: Compare) -> None:
-    """Three updates of four completions are one pass over the twelve prompts, two epochs each, four models."""
+def test_ppo_compute_is_read_from_run_record(finished: Path, folder: Path, compare: Compare) -> None:
+    """Three updates of four completions: one pass over twelve prompts, two epochs each, four models."""
     frontier = compare("--method", "best-of-n", "--pool", "2", "--served", "0")
     generated = int((finished / "generated").read_text())
     rows = samples(finished / "data/prompts/train.jsonl")
@@ -343,7 +345,7 @@ def test_what_ppo_computed_is_read_off_its_run(finished: Path, folder: Path, com
     assert frontier["methods"]["best-of-n"][0]["compute"]["flops"] == 0
 
 
-def test_best_of_n_is_fitted_and_resumes_where_it_was_cut_off(folder: Path, compare: Compare) -> None:
+def test_best_of_n_resumes_after_interrupt(folder: Path, compare: Compare) -> None:
     frontier = compare("--method", "best-of-n", "--pool", "8")
     record = StageRecord(folder / "run/baseline/best-of-n")
     rows = record.metrics()
@@ -373,7 +375,7 @@ def test_best_of_n_is_fitted_and_resumes_where_it_was_cut_off(folder: Path, comp
     assert again["methods"] == frontier["methods"]
 
 
-def test_ctrl_c_leaves_what_is_finished(folder: Path, compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_keeps_finished_baselines(folder: Path, compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[str] = []
 
     def cut_off(opened: Any, trained: Any, *, desc: str) -> Any:
@@ -397,7 +399,7 @@ def test_ctrl_c_leaves_what_is_finished(folder: Path, compare: Compare, monkeypa
     assert len(frontier["methods"]["dpo"][0]["seeds"]) == 2
 
 
-def test_what_cannot_be_compared(folder: Path, compare: Compare) -> None:
+def test_baseline_rejects_incomparable_runs(folder: Path, compare: Compare) -> None:
     for arguments, message in (
         (("--method", "dpo", "--pool", "3"), "--pool is not an option of --method dpo: leave it out."),
         (("--method", "best-of-n", "--seeds", "3"), "--seeds is not an option of --method best-of-n: leave it out."),

@@ -1,4 +1,4 @@
-"""A data set with eval.yaml on a Hub is a benchmark: its commit and tasks are recorded, and the card answers them."""
+"""A data set with eval.yaml on a Hub is a benchmark: the run records its tasks, and the card has the results."""
 
 import dataclasses
 import json
@@ -45,7 +45,7 @@ def data(thread_hub: ThreadHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     return put
 
 
-def test_a_benchmark_gets_its_results(data: Any, tmp_path: Path) -> None:
+def test_card_writes_results_for_benchmark_data_set(data: Any, tmp_path: Path) -> None:
     commit = data(yaml.safe_dump(EVAL))
     save_start(tmp_path)
     context = dataclasses.replace(make_context(tmp_path), hub=DEFAULT_HUB)
@@ -63,7 +63,7 @@ def test_a_benchmark_gets_its_results(data: Any, tmp_path: Path) -> None:
     assert entry.value == figures["ppo"]["judge"]["value"] and entry.notes.startswith("judge (length), 95% interval")
 
 
-def test_what_registers_nothing_is_no_benchmark(data: Any, tmp_path: Path) -> None:
+def test_data_without_valid_eval_yaml_is_no_benchmark(data: Any, tmp_path: Path) -> None:
     said = (None, "tasks: [", "name: Toy\n", "[1, 2]", "tasks: 3\n", "tasks: [{config: x}, y, null]\n")
     commits = [data(text) for text in said]
     asked = [*commits, None, "0" * 40]

@@ -50,13 +50,13 @@ def card(reader: Run, stage: str) -> Printed:
     return Printed.of(reader.path / stage / "README.md")
 
 
-def sh(reader: Run, command: str) -> subprocess.CompletedProcess[str]:
+def run_shell(reader: Run, command: str) -> subprocess.CompletedProcess[str]:
     env = environment(reader.home, PATH=f"{reader.folder / 'bin'}{os.pathsep}{os.environ['PATH']}")
     shell = ["bash", "-euo", "pipefail", "-c", command]
     return subprocess.run(shell, cwd=reader.folder, env=env, capture_output=True, text=True, check=False)
 
 
-def test_the_cards_print_what_a_reader_needs(reader: Run) -> None:
+def test_cards_print_expected_commands(reader: Run) -> None:
     for stage, steps in STEPS.items():
         printed, repo, last = card(reader, stage), f"local/tiny-world-{stage}", f"step-{steps[-1]:06d}"
         for revision in (last, "best"):
@@ -69,8 +69,8 @@ def test_the_cards_print_what_a_reader_needs(reader: Run) -> None:
         assert len(printed.python) == (2 if stage == "ppo" else 1), "one that generates, and one that loads the critic"
 
 
-def test_every_command_in_the_cards_runs(reader: Run) -> None:
-    done = sh(reader, "rlhf-zoo pull local/tiny-world-ppo@step-000002 --hub local --output_dir first")
+def test_every_card_command_runs(reader: Run) -> None:
+    done = run_shell(reader, "rlhf-zoo pull local/tiny-world-ppo@step-000002 --hub local --output_dir first")
     assert done.returncode == 0, done.stderr
     cards = [card(reader, stage) for stage in STAGES] + [Printed.of(reader.folder / "first" / "README.md")]
     commands = list(dict.fromkeys(command for one in cards for command in one.shell))
@@ -80,14 +80,14 @@ def test_every_command_in_the_cards_runs(reader: Run) -> None:
         command: done.stderr[-2000:]
         for command in commands
         if not command.startswith(("rlhf-zoo run ", "rlhf-zoo reproduce "))
-        and (done := sh(reader, command)).returncode != 0
+        and (done := run_shell(reader, command)).returncode != 0
     }
     assert not failed
     # Each snippet after what its own card says to fetch: two cards may fill the same folder.
     for number, one in enumerate(cards):
         (reader.folder / f"snippet_{number}.py").write_text("\n".join(one.python))
         fetch = [command for command in one.shell if "--output_dir tiny-world" in command]
-        done = sh(reader, "\n".join([*fetch, f"{shlex.join(PYTHON)} snippet_{number}.py"]))
+        done = run_shell(reader, "\n".join([*fetch, f"{shlex.join(PYTHON)} snippet_{number}.py"]))
         assert done.returncode == 0, done.stderr[-2000:]
         assert done.stdout.strip(), "it prints what it generates, or its score"
     defaults = json.loads((reader.folder / "tiny-world-ppo" / "generation_config.json").read_text())

@@ -46,8 +46,8 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield browser
 
 
-def show(browser: Any, readme: Path) -> None:
-    """Opens the card beside which its plots lie, as HTML of which nothing is cleaned."""
+def open_card(browser: Any, readme: Path) -> None:
+    """Opens the card as unsanitized HTML, next to its plots."""
     _, _, body = readme.read_text(encoding="utf-8").split("---\n", 2)
     html = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"]).render(body)
     page = readme.parent / "card.html"
@@ -61,8 +61,8 @@ def show(browser: Any, readme: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["sft", "reward", "ppo", "step"])
-def test_a_card_in_a_browser(browser: Any, cards: dict[str, Path], name: str, tmp_path: Path) -> None:
-    show(browser, cards[name])
+def test_card_renders_in_browser(browser: Any, cards: dict[str, Path], name: str, tmp_path: Path) -> None:
+    open_card(browser, cards[name])
     assert screenshot(browser, f"card-{name}.png", tmp_path, WIDTH).stat().st_size > 50_000
     images = browser.execute_script("return [...document.images].map(one => [one.naturalWidth, one.width, one.alt])")
     assert len(images) == {"sft": 1, "reward": 5, "ppo": 3, "step": 3}[name]
@@ -88,7 +88,7 @@ def test_a_card_in_a_browser(browser: Any, cards: dict[str, Path], name: str, tm
     assert not [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
 
 
-def test_a_static_page_of_a_space(browser: Any, tmp_path: Path) -> None:
+def test_static_space_page_renders_in_browser(browser: Any, tmp_path: Path) -> None:
     figures = dict.fromkeys(("token_logprob_ppo", "token_logprob_sft", "token_kl", "token_values"), (0.5,) * 9)
     side = Side(NASTY, 1.0, 0.0, (0.5,) * 9, (NASTY,) * 9, 9, True, stop="eos", **figures)
     sample = Snapshot(NASTY, 1, 1.0, 1.0, 8, (side,), (side,), done=True)

@@ -1,4 +1,4 @@
-"""`rlhf-zoo compare` as a person and as a program meet it: a real process, the page's own requests, a real Chromium."""
+"""`rlhf-zoo compare` for people and programs: a real process, the page's own requests, a real Chromium."""
 
 import json
 import re
@@ -77,7 +77,7 @@ def visitor(page: Page, tmp_path: Path) -> Iterator[Visitor]:
 
 
 def texts(html: str, element: str) -> list[str]:
-    """What stands in the elements that open with this."""
+    """The texts of the elements whose tag starts like this."""
     name = element.split()[0]
     found = re.findall(rf"<{re.escape(element)}[^>]*>(.*?)</{name}>", html, re.DOTALL)
     return [unescape(re.sub(r"<[^>]+>", "", one)) for one in found]
@@ -105,7 +105,7 @@ def couples(found: Snapshot) -> list[dict[str, str]]:
 # Compare
 
 
-def test_a_visitor_compares(visitor: Visitor, page: Page) -> None:
+def test_visitor_compares_completions(visitor: Visitor, page: Page) -> None:
     visitor.open()
     head = visitor.read("#head .zoo")
     assert "Verdict: healthy · use step 20 · win rate over SFT 0.74 (0.69 to 0.76), judge: gold utility" in head
@@ -129,14 +129,14 @@ def test_a_visitor_compares(visitor: Visitor, page: Page) -> None:
     assert columns[1]["y"] >= columns[0]["y"] + columns[0]["height"], "on a phone the columns stand one below the other"
 
 
-def test_the_page_opens_with_an_answered_example(client: PageClient, page: Page) -> None:
+def test_page_opens_with_answered_example(client: PageClient, page: Page) -> None:
     assert client.value("prompt") == PROMPTS[0]
     assert sides(client.value("pairs")) == couples(page.at(PROMPTS[0]))
     client.load()
     assert client.value("prompt") == PROMPTS[0], "an address without a link changes nothing"
 
 
-def test_the_kl_penalty_is_slid_off_and_on(client: PageClient, page: Page) -> None:
+def test_kl_slider_switches_penalty(client: PageClient, page: Page) -> None:
     assert client.value("kl") == 1 and "with KL penalty, β = 0.05 · step 40" in client.value("pairs")
     event = client.fire("kl", "input", kl=0, prompt="the screen")
     assert sides(event.values["pairs"]) == couples(page.at("the screen", 40, LOOSE))
@@ -149,14 +149,14 @@ def test_the_kl_penalty_is_slid_off_and_on(client: PageClient, page: Page) -> No
     assert sides(again.values["pairs"]) == couples(page.at("the screen")) and "kl=" not in again.values["pairs"]
 
 
-def test_several_completions_top_p_and_seed(client: PageClient, page: Page) -> None:
+def test_page_applies_completion_count_top_p_and_seed(client: PageClient, page: Page) -> None:
     changes = {"n": 3, "seed": 7, "temperature": 1.2}
     html = client.fire("compare", prompt="the screen", tokens=20, **{"top-p": 0.8}, **changes).values["pairs"]
     assert sides(html) == couples(page.at("the screen", top_p=0.8, max_new_tokens=20, **changes))
     assert "Means over 3 completions" in html and "Sampled with top-p 0.8" in html
 
 
-def test_a_stream_is_stopped(client: PageClient) -> None:
+def test_stop_button_ends_stream(client: PageClient) -> None:
     event = client.start("compare", prompt="the camera", tokens=CONTEXT - 10, n=8)
     next(update for update in event if "pairs" in update.values)
     assert "Stopped." in client.fire("stop").values["message"]
@@ -167,7 +167,7 @@ def test_a_stream_is_stopped(client: PageClient) -> None:
     )
 
 
-def test_a_prompt_by_chance_is_compared(client: PageClient, page: Page) -> None:
+def test_random_prompt_is_compared(client: PageClient, page: Page) -> None:
     client.fire("surprise")
     assert client.value("prompt") in PROMPTS
     assert sides(client.value("pairs")) == couples(page.at(client.value("prompt"), seed=client.value("seed")))
@@ -182,14 +182,14 @@ def test_a_prompt_by_chance_is_compared(client: PageClient, page: Page) -> None:
         ({"n": 9}, "number of completions is 9; the limit is 8"),
     ],
 )
-def test_what_cannot_be_compared_is_a_message(client: PageClient, values: dict, message: str) -> None:
+def test_invalid_request_shows_message(client: PageClient, values: dict, message: str) -> None:
     event = client.fire("compare", **({"prompt": "the camera"} | values))
     assert event.error is None, event.error
     assert message in event.values["message"] and 'role="alert"' in event.values["message"]
     assert "pairs" not in event.values, "what stood there stays"
 
 
-def test_the_endpoints(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_api_endpoints_return_comparisons(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRADIO_ANALYTICS_ENABLED", "0")
     from gradio_client import Client
     from gradio_client.exceptions import AppError
@@ -226,7 +226,7 @@ def test_the_endpoints(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
         client.predict("the screen", [11], api_name="/over_training")
 
 
-def test_what_cannot_be_opened(page: Page) -> None:
+def test_compare_rejects_models_that_cannot_be_opened(page: Page) -> None:
     command = [*PYTHON, "-m", "rlhf_zoo.cli", "compare", "local/missing-ppo", "--port", "0"]
     done = subprocess.run(command, env=page.hub.env, capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stderr
@@ -236,7 +236,7 @@ def test_what_cannot_be_opened(page: Page) -> None:
 # Links
 
 
-def test_a_link_shows_the_same_completions_again(visitor: Visitor, client: PageClient, page: Page) -> None:
+def test_shared_link_reproduces_completions(visitor: Visitor, client: PageClient, page: Page) -> None:
     prompt = "the screen & more"
     html = client.fire("compare", prompt=prompt, seed=7).values["pairs"]
     (link,) = re.findall(r'<a href="[?]([^"]*)"', html)
@@ -254,12 +254,12 @@ def test_a_link_shows_the_same_completions_again(visitor: Visitor, client: PageC
     assert "step-000010" in visitor.read("#curves .zoo-note") and visitor.all("#step")[0].is_displayed()
 
 
-def test_a_link_with_anything_in_it_is_met_with_a_message(visitor: Visitor) -> None:
+def test_malformed_link_shows_message(visitor: Visitor) -> None:
     visitor.open(link="prompt=the+camera&seed=-5&tokens=1e9&kl=x&run=y")
     visitor.wait("the message", lambda: "The seed is" in visitor.read("#message [role=alert]"))
 
 
-def test_programs_that_show_a_link_find_our_own_description(page: Page) -> None:
+def test_page_has_link_preview_description(page: Page) -> None:
     html = httpx2.get(page.url).text
     head = html.partition("<script")[0]
     for name in ("og:title", "og:description", "twitter:title", "twitter:description"):
@@ -272,7 +272,7 @@ def test_programs_that_show_a_link_find_our_own_description(page: Page) -> None:
 # Over training
 
 
-def test_the_slider_goes_over_the_checkpoints(client: PageClient, page: Page) -> None:
+def test_slider_steps_through_checkpoints(client: PageClient, page: Page) -> None:
     assert f"step-{RECOMMENDED:06d} " in client.value("curves"), "the recommended checkpoint is where it begins"
     for step in (40, 10):
         event = client.fire("step", "input", step=step)
@@ -288,7 +288,7 @@ def test_the_slider_goes_over_the_checkpoints(client: PageClient, page: Page) ->
     assert texts(html, 'span class="zoo-badge"') == ["recommended", "best"]
 
 
-def test_the_runs_by_strength_of_the_kl_penalty(client: PageClient, page: Page) -> None:
+def test_page_lists_runs_by_kl_coefficient(client: PageClient, page: Page) -> None:
     emphasized = r'<g class="zoo-run zoo-emphasized">.*?<title>(β = [\d.]+),'
     assert re.findall(emphasized, client.value("frontier"), re.DOTALL) == ["β = 0.05"]
     html = client.fire("every-beta", **{"training-prompt": "the screen"}).values["betas"]
@@ -300,7 +300,7 @@ def test_the_runs_by_strength_of_the_kl_penalty(client: PageClient, page: Page) 
     assert re.findall(emphasized, client.value("frontier"), re.DOTALL) == ["β = 0"], "the selected run"
 
 
-def test_a_prompt_that_cannot_be_shown_over_training(client: PageClient) -> None:
+def test_over_training_tab_rejects_invalid_prompt(client: PageClient) -> None:
     for button, message in (("every-step", "training-message"), ("every-beta", "beta-message")):
         event = client.fire(button, **{"training-prompt": " "})
         assert event.error is None and "The prompt is empty" in event.values[message]
@@ -313,7 +313,7 @@ def test_a_prompt_that_cannot_be_shown_over_training(client: PageClient) -> None
 # The blind test
 
 
-def test_a_blind_vote_is_revealed_and_stored(client: PageClient, page: Page, tmp_path: Path) -> None:
+def test_blind_vote_is_revealed_and_stored(client: PageClient, page: Page, tmp_path: Path) -> None:
     assert VOTES in client.value("blind-notice")
     assert "0 votes so far" in client.load().values["blind-figures"]
     client.fire("blind-new")
@@ -335,7 +335,7 @@ def test_a_blind_vote_is_revealed_and_stored(client: PageClient, page: Page, tmp
 # The card
 
 
-def test_the_card_of_each_checkpoint(client: PageClient) -> None:
+def test_card_tab_shows_card_of_each_checkpoint(client: PageClient) -> None:
     assert "at step 40" in client.value("card")
     other = client.fire("card-of", "input", **{"card-of": f"{PPO}@step-000020 (recommended)"}).values["card"]
     assert "at step 20" in other and other.count("<img") == 1 and 'src="data:image/png;base64,' in other
@@ -346,7 +346,7 @@ def test_the_card_of_each_checkpoint(client: PageClient) -> None:
 # What only a browser shows: keys, focus, colors, and layouts
 
 
-def test_the_keyboard_alone_is_enough(visitor: Visitor, page: Page) -> None:
+def test_page_is_usable_by_keyboard_alone(visitor: Visitor, page: Page) -> None:
     from selenium.webdriver.common.keys import Keys
 
     visitor.open("dark")
@@ -393,7 +393,7 @@ def test_the_keyboard_alone_is_enough(visitor: Visitor, page: Page) -> None:
     assert visitor.overflow() <= 0
 
 
-def test_on_a_phone_the_result_is_in_view(visitor: Visitor) -> None:
+def test_result_is_in_view_on_phone(visitor: Visitor) -> None:
     def result_top() -> int:
         return int(
             visitor.browser.execute_script("return document.getElementById('pairs').getBoundingClientRect().top")
@@ -422,7 +422,7 @@ def test_on_a_phone_the_result_is_in_view(visitor: Visitor) -> None:
     visitor.screenshot_as_it_is("phone-card.png")
 
 
-def test_the_slider_stands_below_the_chart_it_moves(visitor: Visitor) -> None:
+def test_slider_is_below_its_chart(visitor: Visitor) -> None:
     from selenium.webdriver.common.keys import Keys
 
     visitor.open()
@@ -439,14 +439,14 @@ def test_the_slider_stands_below_the_chart_it_moves(visitor: Visitor) -> None:
         )
 
 
-def test_no_tab_and_button_have_one_name(visitor: Visitor) -> None:
+def test_tab_and_button_names_differ(visitor: Visitor) -> None:
     visitor.open()
     tabs = {one.text for one in visitor.all("button[role=tab]")}
     named = [one.strip() for one in visitor.texts("button:not([role=tab], [tabindex='-1'])")]
     assert tabs == {"Side by side", "Over training", "Blind test", "Card"} and not tabs & set(named)
 
 
-def test_keys_vote_and_draw_but_not_while_typing(visitor: Visitor) -> None:
+def test_vote_shortcuts_are_ignored_while_typing(visitor: Visitor) -> None:
     from selenium.webdriver.common.action_chains import ActionChains
     from selenium.webdriver.common.keys import Keys
 

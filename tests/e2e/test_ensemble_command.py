@@ -1,4 +1,4 @@
-"""`rlhf-zoo ensemble`: reward models that differ by their seed alone, before and after the run is evaluated."""
+"""`rlhf-zoo ensemble`: reward models that differ only in their seed, before and after the run's evaluation."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from json_keys import unexplained
 from zoo_process import errors
 
 
-def test_an_ensemble_is_trained_on_the_same_pairs_and_scores_what_is_there(base: Run, tmp_path: Path) -> None:
+def test_ensemble_trains_on_same_pairs_and_scores_samples(base: Run, tmp_path: Path) -> None:
     run = base.copy(tmp_path / "run")
     command = run.command("ensemble", "--seeds", "2")
     (run.path / "eval").rename(tmp_path / "eval")

@@ -61,8 +61,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         yield Place(folder, token, server=hub, toys=toys, data=write_data(folder / "data"))
 
 
-def test_every_kind_of_judge(place: Place) -> None:
-    """SFT and reward model by the card, at its commits; an LLM by its endpoint; people by their votes."""
+def test_eval_policy_runs_every_kind_of_judge(place: Place) -> None:
+    """SFT and reward model from the card at its commits, an LLM by its endpoint, people by their votes."""
     api = place.server.api()
     sft = json.loads(Path(api.hf_hub_download(PPO, "rlhf_card.json")).read_text())["parents"]["sft"]["commit"]
     assert sft != api.model_info("local/toy-sft").sha
@@ -118,8 +118,8 @@ def test_every_kind_of_judge(place: Place) -> None:
     assert found["votes"][VOTES]["problem"] == f"None of the 9 votes in {VOTES} compares these two policies."
 
 
-def test_figures_go_into_the_card(place: Place) -> None:
-    """Twice: what the first left is replaced, and the rest of the card stays. Then by a model that errs, as it says."""
+def test_eval_policy_writes_figures_into_card(place: Place) -> None:
+    """A second evaluation replaces the first and leaves the rest of the card; errors of a judge are reported."""
 
     def backwards(data: dict[str, str]) -> str:
         return json.dumps({"verdict": "tie"} if "A" in data else {"rating": 1 if data["completion"][1:] in GOOD else 9})
@@ -148,7 +148,7 @@ def test_figures_go_into_the_card(place: Place) -> None:
     assert "**The judge contradicts the labels" in file("README.md").split("**Judge:** llm:stub")[1].split("\n")[0]
 
 
-def test_folders_need_no_hub_and_no_reward_model(place: Place) -> None:
+def test_eval_policy_on_folders_needs_no_hub_or_reward_model(place: Place) -> None:
     done = place.eval(
         place.toys.ppo, "--against", place.toys.sft, "--reward", "none", "--dataset_name", place.data, "--prompts", "8",
         "--samples", "1", "--temperature", "0.7", "--max_new_tokens", "6", "--seed", "3", "--output_dir", "plain",
@@ -160,8 +160,8 @@ def test_folders_need_no_hub_and_no_reward_model(place: Place) -> None:
     assert (found["temperature"], found["max_new_tokens"], found["seed"]) == (0.7, 6, 3)
 
 
-def test_prompts_of_other_columns_and_a_label_as_judge(place: Place) -> None:
-    """A stranger's file, and of a classifier the probability of one label."""
+def test_eval_policy_reads_other_columns_and_label_judge(place: Place) -> None:
+    """A file with other column names, and a classifier's probability of one label as the judge."""
     (place.folder / "comments.jsonl").write_text(
         "".join(json.dumps({"comment": f"the {what} of mine is"}) + "\n" for what in ("battery", "camera") * 10)
     )
@@ -192,8 +192,8 @@ def test_prompts_of_other_columns_and_a_label_as_judge(place: Place) -> None:
         ),
     ],
 )
-def test_mistakes(place: Place, arguments: list[str], message: str) -> None:
-    """Of those that need no process of their own: tests/unit/test_policies.py."""
+def test_eval_policy_rejects_invalid_arguments(place: Place, arguments: list[str], message: str) -> None:
+    """tests/unit/test_policies.py has those that need no process of their own."""
     done = place.eval(*arguments, "--output_dir", "bad")
     said = errors(done.stderr)
     assert done.returncode == 2 and message in said[-1], done.stderr

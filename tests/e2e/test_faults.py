@@ -1,4 +1,4 @@
-"""Publishing while the Hub fails in every way: training never stops, no checkpoint is lost, all arrive byte for byte.
+"""Publishing while the Hub fails in every way: training continues, and every checkpoint arrives byte for byte.
 
 A proxy stands between the real client, in a real run of a small recipe, and the embedded Hub.
 """
@@ -42,8 +42,8 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def lost(place: Place) -> list[str]:
-    """Saved checkpoints that the Hub does not hold byte for byte under their tag, and whatever else is not in order."""
+def publishing_defects(place: Place) -> list[str]:
+    """Saved checkpoints that the Hub does not hold byte for byte under their tag, and other defects there."""
     wrong = []
     api = place.server.api()
     for stage, steps in STEPS.items():
@@ -93,14 +93,14 @@ def trained(base: Run, place: Place) -> Place:
     return place
 
 
-def unharmed(place: Place, base: Run) -> None:
-    """Whatever the Hub did, the training is the undisturbed one, and all of it has arrived."""
+def assert_run_and_hub_are_complete(place: Place, base: Run) -> None:
+    """The training equals the undisturbed one, and all of it has arrived."""
     for stage in STEPS:
         assert weights(place.path / stage) == weights(base.path / stage), stage
-    assert lost(place) == []
+    assert publishing_defects(place) == []
 
 
-def test_every_fault_of_the_hub_in_one_run(base, trained):
+def test_run_survives_every_hub_fault(base, trained):
     # The first three commits claim the repositories: a Hub that fails then is told of before anything trains.
     trained.proxy.inject(
         Fault("refuse", "commit", nth=4),
@@ -125,12 +125,12 @@ def test_every_fault_of_the_hub_in_one_run(base, trained):
         "refuse 500": 3, "refuse 500 forwarded": 1, "refuse 412": 1, "refuse 429": 2, "drop forwarded": 2, "drop": 1,
         "cut_upload": 3, "delay": 1,
     }  # fmt: skip
-    unharmed(trained, base)
+    assert_run_and_hub_are_complete(trained, base)
     assert set(json.loads(done.stdout)["repos"]["ppo"]["tags"]) == {*map(tag_name, STEPS["ppo"]), "best"}
     print(f"faults injected: {dict(counts)}; checkpoints saved: {SAVED}; lost: 0")
 
 
-def test_a_hub_that_is_down_while_ppo_trains_and_push_resume(base, trained):
+def test_push_delivers_after_hub_outage_during_ppo(base, trained):
     process = trained.start(*trained.command("run", "--patience", "0"))
     try:
         first = trained.record("sft").checkpoint_path(STEPS["sft"][0])
@@ -147,7 +147,7 @@ def test_a_hub_that_is_down_while_ppo_trains_and_push_resume(base, trained):
     trained.proxy.up()
     done = trained.zoo("push", "--resume", "run")
     assert done.returncode == 0, done.stderr
-    unharmed(trained, base)
+    assert_run_and_hub_are_complete(trained, base)
     api = trained.server.api()
     ppo = json.loads(Path(api.hf_hub_download("local/tiny-world-ppo", "rlhf_card.json")).read_text())
     sft = {ref.name: ref.target_commit for ref in api.list_repo_refs("local/tiny-world-sft").tags}

@@ -1,4 +1,4 @@
-"""A model that brings its own program code: refused unless the command line says so, and then its code goes along."""
+"""Models with remote code: refused unless the command line allows it, and then published with their code."""
 
 import json
 import os
@@ -55,9 +55,7 @@ def published(hub: ThreadHub, repo: str) -> Path:
     return resolve(repo, Hub("other", hub.url, "a test", token=hub.token)).path
 
 
-def test_code_runs_where_the_command_line_says_so_and_goes_with_what_is_trained(
-    hub: ThreadHub, recipe: Path, tmp_path: Path
-) -> None:
+def test_remote_code_runs_only_with_flag_and_is_published(hub: ThreadHub, recipe: Path, tmp_path: Path) -> None:
     with pytest.raises(ZooError, match=rf"The model {BASE} needs program code of its own .* pass {FLAG}"):
         command(hub, "run", "mine")
     assert not (tmp_path / "ran").exists() and not Path("runs/mine/sft").exists()
@@ -83,7 +81,7 @@ def test_code_runs_where_the_command_line_says_so_and_goes_with_what_is_trained(
 
 
 @pytest.mark.parametrize("where", ["recipe", "sft", "ppo"])
-def test_no_recipe_can_say_it(hub: ThreadHub, recipe: Path, where: str) -> None:
+def test_recipe_may_not_set_trust_remote_code(hub: ThreadHub, recipe: Path, where: str) -> None:
     with (recipe / f"{where}.yaml").open("a") as file:
         file.write("trust_remote_code: true\n")
     for words in (["run", "mine"], ["recipes", "validate", "mine"]):
@@ -91,7 +89,7 @@ def test_no_recipe_can_say_it(hub: ThreadHub, recipe: Path, where: str) -> None:
             cli.main(words, standalone_mode=False)
 
 
-def test_code_of_another_repository_is_refused(tmp_path: Path) -> None:
+def test_remote_code_of_another_repository_is_refused(tmp_path: Path) -> None:
     base = code_model.save(tmp_path / "base")
     config = json.loads((base / "config.json").read_text())
     config["auto_map"]["AutoModelForCausalLM"] = "who/knows--modeling_strange.StrangeForCausalLM"
@@ -105,7 +103,7 @@ def test_code_of_another_repository_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("lora", [False, True])
-def test_every_stage_and_the_evaluation(hub: ThreadHub, recipe: Path, lora: bool) -> None:
+def test_every_stage_runs_with_remote_code(hub: ThreadHub, recipe: Path, lora: bool) -> None:
     for stage in ("sft", "reward", "ppo") if lora else ():
         with (recipe / f"{stage}.yaml").open("a") as file:
             file.write(yaml.safe_dump(LORA | ({"push_merged": True} if stage == "sft" else {})))

@@ -12,7 +12,7 @@ LONGEST = 60.0  # seconds: far above what was ever seen, and below what a reques
 
 
 @pytest.mark.full
-def test_twenty_visitors(tmp_path: Path) -> None:
+def test_page_serves_twenty_visitors(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     command = [sys.executable, "benchmarks/page_load.py", "--visitors", "20", "--seconds", "30"]
     done = subprocess.run([*command, "--json", str(figures)], cwd=ROOT, capture_output=True, text=True, check=False)

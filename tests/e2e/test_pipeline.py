@@ -1,4 +1,4 @@
-"""A whole recipe through the command line: what it leaves on the disk and on the Hub, and that nothing stops it."""
+"""A whole recipe through the command line: its files, its repositories, and recovery from interrupts."""
 
 import json
 import re
@@ -60,7 +60,7 @@ def tags_of(hub: RunningHub, stage: str) -> dict[str, str]:
 # What a run leaves
 
 
-def test_the_run_directory(base):
+def test_run_directory_holds_expected_files(base):
     assert {path.name for path in base.path.iterdir()} == {"data", *STAGES, "eval", "summary.json", "run_id"}
     for stage in (*STAGES, "eval"):
         document = base.json(stage, "run.json")
@@ -88,7 +88,7 @@ def test_the_run_directory(base):
     assert ppo[0]["objective/kl"] == pytest.approx(0, abs=1e-3)
 
 
-def test_evaluation_and_samples(base):
+def test_run_writes_evaluation_and_samples(base):
     document = base.json("eval", "evaluation.json")
     assert (document["schema"], document["split"], document["n"]) == (1, "test", 16)
     assert document["judge"]["is_training_reward"] is False and document["simulated"] is True
@@ -103,8 +103,8 @@ def test_evaluation_and_samples(base):
     assert {row["prompt"] for row in rows} <= held_out - rolled_out
 
 
-def test_the_verdict_over_the_checkpoints(base):
-    """From scores by prompt that a reader can go over again; the page and the card have the same."""
+def test_verdict_over_checkpoints_can_be_recomputed(base):
+    """From the stored scores of each prompt; the page and the card show the same verdict."""
     document = base.json("eval", "evaluation.json")
     over = document["over_training"]
     assert (over["split"], over["samples_per_prompt"], over["schema"]) == ("validation", 2, 1)
@@ -125,7 +125,7 @@ def test_the_verdict_over_the_checkpoints(base):
     assert (base.path / "ppo" / "plots" / "over_training.png").is_file()
 
 
-def test_summary_is_the_contracts_and_what_json_prints(base):
+def test_summary_matches_schema_and_json_output(base):
     summary = base.json("summary.json")
     assert json.loads((base.folder / "stdout").read_text()) == summary
     assert summary.keys() == {
@@ -149,7 +149,7 @@ def test_summary_is_the_contracts_and_what_json_prints(base):
         assert summary[name] == {key: figures[name][key] for key in ("value", "ci95", "n")}
 
 
-def test_what_a_run_says(base):
+def test_run_output_names_stages_and_results(base):
     said = (base.folder / "stderr").read_text()
     assert "Hub: the embedded Hub (to publish" in said and "Publishing to local/tiny-world-*" in said
     assert re.search(r"^Plan for cpu \(.* GiB\): sft [\d.]+, reward [\d.]+, ppo [\d.]+ GiB, about ", said, re.MULTILINE)
@@ -161,7 +161,7 @@ def test_what_a_run_says(base):
 # What stands on the Hub
 
 
-def test_plain_clients_load_what_was_published(base, served, tmp_path):
+def test_plain_transformers_load_published_models(base, served, tmp_path):
     code = """
 import sys, torch
 from datasets import get_dataset_config_names, load_dataset
@@ -187,7 +187,7 @@ assert reward.config.rlhf_zoo["score_std"] > 0 and reward.num_labels == 1
 # Again, and in parts
 
 
-def test_running_it_again_changes_nothing_and_other_settings_are_refused(base):
+def test_rerun_changes_nothing_and_rejects_other_settings(base):
     before = tree(base.path), tree(base.root)
     done = base.zoo(*base.command())
     assert (done.returncode, errors(done.stderr)) == (0, [])
@@ -213,7 +213,7 @@ def test_running_it_again_changes_nothing_and_other_settings_are_refused(base):
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_stage_that_was_killed_behind_its_last_step_trains_no_more(base, tmp_path, stage, monkeypatch):
+def test_stage_killed_after_last_step_trains_no_more(base, tmp_path, stage, monkeypatch):
     run = base.copy(tmp_path / "copy")
     monkeypatch.setenv("RLHF_ZOO_HOME", str(run.home / "zoo"))  # whose key signs the record
     record = run.record(stage)
@@ -228,8 +228,8 @@ def test_a_stage_that_was_killed_behind_its_last_step_trains_no_more(base, tmp_p
     assert record.last_checkpoint() == last and weights(last) == held and record.metrics() == rows
 
 
-def test_ppo_alone_starts_from_the_hub_and_the_verdict_chooses_what_is_published(base, tmp_path):
-    """Nothing but PPO is trained again. `main` and `best` wait for the evaluation: what it recommends."""
+def test_ppo_stage_starts_from_hub_and_verdict_chooses_release(base, tmp_path):
+    """Only PPO is trained. `main` and `best` wait for the step that the evaluation recommends."""
     run = base.copy(tmp_path / "copy", "data", *STAGES, "eval")
     done = run.zoo(*run.command("ppo"))
     assert done.returncode == 2 and "has the tag step-" in done.stderr and "pass --restart" in done.stderr
@@ -277,7 +277,7 @@ def test_ppo_alone_starts_from_the_hub_and_the_verdict_chooses_what_is_published
     assert head == base.json("data", "run.json")["repo"]["commit"]
 
 
-def test_card_and_push(base, tmp_path):
+def test_card_and_push_commands_publish_run(base, tmp_path):
     run = base.copy(tmp_path / "copy")
     before = tree(run.root)
     done = run.zoo("card", "run/ppo", "--step", "4")
@@ -319,7 +319,7 @@ def logged(run: Run, stage: str) -> int:
     return max((row["step"] for row in run.record(stage).metrics()), default=0)
 
 
-def test_ctrl_c_saves_the_step_under_way_and_neither_it_nor_a_kill_changes_the_result(base, tmp_path):
+def test_interrupted_and_killed_runs_give_same_result(base, tmp_path):
     run = base.before_ppo(tmp_path / "copy")
     code, said = stop(run, run.command("ppo"), lambda: logged(run, "ppo") >= 1, signal.SIGINT)
     assert code == 130, said
@@ -341,7 +341,7 @@ def test_ctrl_c_saves_the_step_under_way_and_neither_it_nor_a_kill_changes_the_r
 
 
 @pytest.mark.full
-def test_kills_in_every_stage_leave_the_same_on_a_hub_behind_hf_endpoint(base, tmp_path):
+def test_kills_in_every_stage_publish_same_repositories(base, tmp_path):
     run = Run(tmp_path / "copy")
     shutil.copytree(base.folder / "recipes", run.folder / "recipes")
     hub, kept = start_hub(tmp_path / "server"), base.hub(tmp_path / "kept")

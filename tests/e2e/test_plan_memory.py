@@ -1,4 +1,4 @@
-"""The planner's memory against what processes come to hold, over models, critics and LoRA."""
+"""The planner's memory estimate against real processes, over models, critics and LoRA."""
 
 import plan_check
 import pytest
@@ -14,7 +14,7 @@ NAMES = [name for name in plan_check.TABLE if name.startswith("smollm2") != name
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_process_takes_what_the_plan_says(name: str) -> None:
+def test_process_memory_matches_plan(name: str) -> None:
     """The peak of a child, imports and all, and of the largest below the 10 GiB that a small machine has free."""
     row = {"setting": name, **plan_check.predicted(plan_check.TABLE[name]), **plan_check.measured(name)}
     assert plan_check.within(row), plan_check.line(row)

@@ -14,8 +14,8 @@ def rows(path: Path) -> list[dict]:
 
 @pytest.mark.full
 @pytest.mark.timeout(2400)
-def test_the_figures_of_the_recipe(real_data, tmp_path):
-    """It comes near what the committed evidence shows of three seeds, with room for other threads and processors."""
+def test_product_remarks_figures_match_evidence(real_data, tmp_path):
+    """Within the committed figures of three seeds, with a margin for other thread counts and processors."""
     done = zoo("run", "product-remarks", "--dataset_name", real_data / "pros_cons", "--evaluation.lexicon",
                real_data / "opinion_lexicon", "--ppo.release", "last",
                home=tmp_path / "home", cwd=tmp_path)  # fmt: skip

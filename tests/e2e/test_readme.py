@@ -107,14 +107,14 @@ def run(command: str, place, **more) -> subprocess.CompletedProcess:
     return done
 
 
-def test_readme_has_the_commands_that_this_file_runs():
+def test_readme_contains_expected_commands():
     made = {line.split()[1] for block in blocks("sh") for line in block.splitlines() if line.startswith("make ")}
     assert made == {"demo", "real"}
     assert len(commands()) >= 14
     assert all(command.startswith(("rlhf-zoo ", "hf ", 'eval "$(rlhf-zoo hub env)"')) for command in commands())
 
 
-def test_each_command_runs_as_it_stands(place):
+def test_every_documented_command_runs(place):
     served = None
     serving: dict[str, str] = {}
     try:

@@ -1,4 +1,4 @@
-"""A recipe that was published, pulled and made again: bit for bit, and where something was altered, that is named."""
+"""`rlhf-zoo reproduce`: published stages reproduce bit for bit, and alterations are named."""
 
 import json
 import shutil
@@ -187,7 +187,7 @@ def answers(served: RunningHub, tmp_path_factory: pytest.TempPathFactory) -> Ans
 
 
 @pytest.mark.parametrize(("stage", "when"), [("ppo", "best"), *((stage, "middle") for stage in STAGES)])
-def test_every_stage_comes_out_bit_for_bit(answers, stage, when):
+def test_every_stage_reproduces_bit_for_bit(answers, stage, when):
     found = answers[f"{stage}-{when}"]
     step = LAST[stage] if when == "best" else MIDDLE[stage]
     assert found["bit_equal"], found
@@ -206,7 +206,7 @@ def test_every_stage_comes_out_bit_for_bit(answers, stage, when):
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_only_the_one_stage_is_run_and_only_to_its_step(answers, served, tmp_path, stage):
+def test_reproduce_runs_one_stage_up_to_its_step(answers, served, tmp_path, stage):
     run, api = answers.folder / f"{stage}-middle", served.api()
     assert {path.name for path in run.iterdir()} == {"data", stage, "reproduce.json", "run_id"}
     assert max(int(path.name[11:]) for path in (run / stage).glob("checkpoint-*")) == MIDDLE[stage]
@@ -222,12 +222,12 @@ def test_only_the_one_stage_is_run_and_only_to_its_step(answers, served, tmp_pat
     assert len(list(api.list_models())) == len(STAGES) + len(ALTERED)
 
 
-def test_a_pulled_folder_is_made_again_too(answers):
+def test_pulled_folder_reproduces(answers):
     found = answers["of-a-folder"]
     assert found["bit_equal"] and (found["commit"], found["step"]) == (None, 10)
 
 
-def test_a_finished_one_is_compared_again_and_not_run_again(answers):
+def test_finished_reproduction_is_compared_without_rerun(answers):
     before, again = answers["sft-middle"], answers["sft-middle-again"]
     assert json.loads((answers.folder / "sft-middle" / "reproduce.json").read_text()) == again
     assert before["seconds"] > 0 and again["seconds"] is None
@@ -240,7 +240,7 @@ def test_a_finished_one_is_compared_again_and_not_run_again(answers):
 # Planted differences
 
 
-def test_another_seed(answers):
+def test_reproduce_reports_another_seed(answers):
     found = answers["seed"]
     assert not found["bit_equal"]
     assert {"key": "seed (card, recipe.json)", "published": 1, "here": 2} in found["settings"]["differing"]
@@ -249,8 +249,8 @@ def test_another_seed(answers):
     assert "objective/score" in {row["column"] for row in found["metrics"]["differing"]}
 
 
-def test_altered_weights_metrics_and_configuration(answers):
-    """Each is all that differs there, and enough."""
+def test_reproduce_names_altered_weights_metrics_and_config(answers):
+    """Each alteration is reported alone, and suffices for a failure."""
     told = {}
     for name in ("weights", "metrics", "config"):
         found = answers[name]
@@ -272,8 +272,8 @@ def test_altered_weights_metrics_and_configuration(answers):
     assert told["config"] == [[], [], [{"file": "config.json", "problem": "hidden_act differs"}]]
 
 
-def test_what_is_told_and_is_no_difference_of_the_result(answers):
-    """Another version, and a data set that is gone and not needed, since a corpus makes it."""
+def test_reproduce_notes_versions_and_missing_data_without_failing(answers):
+    """Another version, and a missing data set that is not needed because a corpus generates it."""
     found = answers["told"]
     (row,) = found["versions"]
     assert found["bit_equal"] and (row["name"], row["published"]) == ("torch", "\x1b0.1")
@@ -282,7 +282,7 @@ def test_what_is_told_and_is_no_difference_of_the_result(answers):
     assert note.startswith(f"the data set local/gone at {'0' * 40} could not be compared")
 
 
-def test_data_of_a_folder_of_the_publishers_are_taken_as_published(answers):
+def test_reproduce_uses_published_data_of_local_folder(answers):
     found = answers["folder"]
     assert found["bit_equal"], found
     assert found["data"]["how"].startswith("taken as published: its corpus reads /somewhere/lines")
@@ -305,27 +305,27 @@ def test_data_of_a_folder_of_the_publishers_are_taken_as_published(answers):
         ("own-reward", "sets reward_funcs to their_rewards:good, which may import code"),
     ],
 )
-def test_what_is_missing_is_one_sentence_before_anything_trains(answers, name, message):
+def test_reproduce_names_missing_parts_before_training(answers, name, message):
     found = answers[name]
     assert message in found["error"] and ". " not in found["error"]
     run = answers.folder / name
     assert {path.name for path in run.glob("*")} <= {"reproduce.json"}
 
 
-def test_a_function_of_a_stranger_runs_only_where_the_user_says_so(answers):
+def test_reproduce_runs_foreign_reward_function_with_flag(answers):
     found = answers["allowed"]
     assert (answers.folder / "imported").exists() and not found["bit_equal"]
     assert "rewards/good" in {row["column"] for row in found["metrics"]["differing"]}
 
 
-def test_settings_that_do_not_lead_to_the_step(answers):
+def test_reproduce_rejects_settings_that_end_before_step(answers):
     assert "ended before step 10, the step of local/short" in answers["short"]["error"]
 
 
 # The command
 
 
-def test_the_command_says_where_it_differs_and_what_it_refuses(served, tmp_path):
+def test_reproduce_command_prints_differences_and_refusals(served, tmp_path):
     def command(*arguments: str) -> Any:
         return zoo(
             "reproduce", *arguments, "--hub", served.url, home=tmp_path, cwd=tmp_path, RLHF_ZOO_HUB_TOKEN=served.token

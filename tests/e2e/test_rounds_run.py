@@ -11,7 +11,7 @@ from rlhf_zoo.cli import main as cli
 from rlhf_zoo.errors import ZooError
 
 
-def test_a_second_round_names_the_first(base: Run, tmp_path: Path) -> None:
+def test_second_round_records_first_round(base: Run, tmp_path: Path) -> None:
     run = base.copy(tmp_path / "run")
     words = run.command("run", "--rounds", "2", "--round_pairs", "48")
     before = run.json("ppo", "run.json")
@@ -72,7 +72,7 @@ def test_a_second_round_names_the_first(base: Run, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_labeler_that_is_not_there_is_told_before_anything_trains(
+def test_missing_labeler_fails_before_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -42,7 +42,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return schemas.make_recipe(tmp_path_factory.mktemp("recipe"), "Anthropic/hh-rlhf", "plain", **KEYS)
 
 
-def in_two(*arguments: str | Path, home: Path) -> tuple[list[int], list[str]]:
+def run_in_two_processes(*arguments: str | Path, home: Path) -> tuple[list[int], list[str]]:
     """`rlhf-zoo ARGUMENTS` in two processes: their exit codes and stderr."""
     ended = together([*COMMAND, *map(str, arguments)], home.parent, environment(home, PYTHONPATH=TESTS))
     assert hubs_over(home) == []
@@ -58,16 +58,16 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return [*map(without_times, StageRecord(folder).metrics())]
 
 
-def close(found: Any, wanted: Any, where: str = "") -> None:
-    """The same JSON, but for rounding in single precision and for times."""
+def assert_close(found: Any, wanted: Any, where: str = "") -> None:
+    """Asserts that two JSON values are equal, except for float32 rounding and times."""
     if isinstance(wanted, dict):
         assert found.keys() == wanted.keys(), where
         for key in wanted.keys() - {"seconds"}:
-            close(found[key], wanted[key], f"{where}.{key}")
+            assert_close(found[key], wanted[key], f"{where}.{key}")
     elif isinstance(wanted, list):
         assert len(found) == len(wanted), where
         for place, (one, other) in enumerate(zip(found, wanted, strict=True)):
-            close(one, other, f"{where}[{place}]")
+            assert_close(one, other, f"{where}[{place}]")
     elif isinstance(wanted, float):
         assert found == pytest.approx(wanted, rel=1e-3, abs=2e-5), where
     elif isinstance(wanted, str):  # sentences have rounded figures in them
@@ -76,7 +76,7 @@ def close(found: Any, wanted: Any, where: str = "") -> None:
         assert found == wanted, where
 
 
-def same_weights(one: Path, two: Path) -> None:
+def assert_same_weights(one: Path, two: Path) -> None:
     names = sorted(path.relative_to(one) for path in one.rglob("*.safetensors"))
     assert names
     for name in names:
@@ -91,7 +91,9 @@ def runs(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
     root = tmp_path_factory.mktemp("runs")
     done = zoo("run", recipe, "--output_dir", root / "one", "--hub", "local", home=root / "home-one", PYTHONPATH=TESTS)
     assert done.returncode == 0, done.stderr
-    codes, said = in_two("run", recipe, "--output_dir", root / "two", "--hub", "local", home=root / "home-two")
+    codes, said = run_in_two_processes(
+        "run", recipe, "--output_dir", root / "two", "--hub", "local", home=root / "home-two"
+    )
     assert codes == [0, 0], said
     # torch's own warning is switched off in a process of its own, but not where torch is imported already.
     assert [line for line in errors(said[1]) if "reducer.cpp" not in line] == [], "the first process speaks for all"
@@ -100,18 +102,20 @@ def runs(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
 
 
 @pytest.mark.timeout(600)
-def test_two_processes_leave_what_one_does(runs: tuple[Path, Path]) -> None:
+def test_two_processes_match_one(runs: tuple[Path, Path]) -> None:
     one, two = runs
     for stage in ("sft", "reward", "ppo"):
         assert files(two / stage) == files(one / stage)
-        close(rows(two / stage), rows(one / stage), stage)
+        assert_close(rows(two / stage), rows(one / stage), stage)
         ours, theirs = (StageRecord(run / stage).read() for run in (one, two))
         assert ours["fingerprint"] == theirs["fingerprint"] and ours["chosen"]["step"] == theirs["chosen"]["step"]
         assert ours["repo"]["tags"].keys() == theirs["repo"]["tags"].keys() > {"best"}
         for checkpoint in StageRecord(one / stage).checkpoints():
             check_integrity(two / stage / checkpoint.name)
-            same_weights(checkpoint, two / stage / checkpoint.name)
-    close(*(json.loads((run / "eval" / "evaluation.json").read_text()) for run in (two, one)), where="evaluation")
+            assert_same_weights(checkpoint, two / stage / checkpoint.name)
+    assert_close(
+        *(json.loads((run / "eval" / "evaluation.json").read_text()) for run in (two, one)), where="evaluation"
+    )
     assert (two / "eval" / "samples.jsonl").read_text().count("\n") == 2
     assert not (two / LOCK).exists()
     assert (two / "summary.json").is_file()
@@ -137,22 +141,24 @@ def cut(run: Path, stage: str, step: int, to: Path) -> Path:
         ("ppo", ["--fsdp2"]),
     ],
 )
-def test_a_run_goes_on_in_two_processes_and_then_in_one(
+def test_run_resumes_with_other_process_count(
     recipe: Path, runs: tuple[Path, Path], tmp_path: Path, stage: str, how: list[str]
 ) -> None:
     one, _ = runs
     *_, before, then, _ = [0, *(int(each.name.partition("-")[2]) for each in StageRecord(one / stage).checkpoints())]
     more = cut(one, stage, before, tmp_path / "more")
-    codes, said = in_two(stage, recipe, "--output_dir", more, "--hub", NOWHERE, *how, home=tmp_path / "home")
+    codes, said = run_in_two_processes(
+        stage, recipe, "--output_dir", more, "--hub", NOWHERE, *how, home=tmp_path / "home"
+    )
     assert codes == [0, 0], said
     fewer = cut(more, stage, then, tmp_path / "fewer")
     done = zoo(stage, recipe, "--output_dir", fewer, "--hub", NOWHERE, home=tmp_path / "home", PYTHONPATH=TESTS)
     assert done.returncode == 0, done.stderr
     for run in (more, fewer):
-        close(rows(run / stage), rows(one / stage), f"{run.name} {stage}")
+        assert_close(rows(run / stage), rows(one / stage), f"{run.name} {stage}")
         last = StageRecord(one / stage).last_checkpoint()
         assert last is not None
-        same_weights(last, run / stage / last.name)
+        assert_same_weights(last, run / stage / last.name)
 
 
 @pytest.mark.timeout(300)
@@ -166,20 +172,22 @@ def test_a_run_goes_on_in_two_processes_and_then_in_one(
         (("--dataset_train_split", "nope"), "has no split 'nope', only 'train'"),
     ],
 )
-def test_a_mistake_is_said_once(recipe: Path, tmp_path: Path, flags: tuple[str, str], said: str) -> None:
+def test_error_is_printed_once_for_all_processes(
+    recipe: Path, tmp_path: Path, flags: tuple[str, str], said: str
+) -> None:
     found = ("sft", recipe, "--output_dir", tmp_path / "run", "--hub", NOWHERE, *flags)
-    codes, stderr = in_two(*found, home=tmp_path / "home")
+    codes, stderr = run_in_two_processes(*found, home=tmp_path / "home")
     assert codes[0] == 2 and codes[1] != 0
     assert sum(one.count("Error: ") for one in stderr) == 1 and said in stderr[0]
 
 
 @pytest.mark.full
 @pytest.mark.timeout(300)
-def test_a_stage_begins_again_with_another_base_in_all_processes(recipe: Path, tmp_path: Path) -> None:
+def test_restart_with_another_base_reaches_all_processes(recipe: Path, tmp_path: Path) -> None:
     base = miniatures.save("Qwen3", tmp_path / "base")
     asked = ("sft", recipe, "--output_dir", tmp_path / "run", "--hub", NOWHERE, "--model_name_or_path", base)
     for more in ((), ("--restart",)):
-        codes, said = in_two(*asked, "--max_steps", "1", *more, home=tmp_path / "home")
+        codes, said = run_in_two_processes(*asked, "--max_steps", "1", *more, home=tmp_path / "home")
         assert codes == [0, 0], said
         weights = base / "model.safetensors"
         save_file({name: value * 2 for name, value in load_file(weights).items()}, weights, metadata={"format": "pt"})
@@ -187,9 +195,7 @@ def test_a_stage_begins_again_with_another_base_in_all_processes(recipe: Path, t
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-def test_a_killed_worker_ends_the_run_and_the_last_checkpoint_is_whole(
-    recipe: Path, runs: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_killed_worker_ends_run_with_intact_checkpoint(recipe: Path, runs: tuple[Path, Path], tmp_path: Path) -> None:
     """By `accelerate launch`, as a user starts it."""
     shutil.copytree(runs[0], tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "ppo")

@@ -14,7 +14,7 @@ ROWS = recipe_rows()
 FAST = [row for row in ROWS if row.smoke == "make test"]
 
 
-def test_a_quarter_is_in_the_fast_tier() -> None:
+def test_smoke_fast_tier_has_a_quarter_of_recipes() -> None:
     assert {row.smoke for row in ROWS} == {"make test", "make test-full"}
     assert 4 * len(FAST) >= len(ROWS)
 
@@ -22,8 +22,8 @@ def test_a_quarter_is_in_the_fast_tier() -> None:
 @pytest.mark.parametrize(
     "row", [pytest.param(row, id=row.name, marks=[] if row in FAST else pytest.mark.full) for row in ROWS]
 )
-def test_every_stage_trains_in_miniature(row: Row, tmp_path: Path) -> None:
-    """And has its card."""
+def test_smoke_trains_every_stage_in_miniature(row: Row, tmp_path: Path) -> None:
+    """Each stage has its card."""
     done = zoo("smoke", row.name, "--json", "--keep", tmp_path / "kept", home=tmp_path)
     assert done.returncode == 0, (done.stdout, done.stderr[-2000:])
     found = json.loads(done.stdout)
@@ -33,7 +33,7 @@ def test_every_stage_trains_in_miniature(row: Row, tmp_path: Path) -> None:
     assert [(tmp_path / "kept/run" / stage / "README.md").is_file() for stage in row.stages] == [True] * len(row.stages)
 
 
-def test_a_stage_that_fails_is_named(tmp_path: Path) -> None:
+def test_smoke_names_failed_stage(tmp_path: Path) -> None:
     recipe = copy_recipe("imdb-gpt2", tmp_path / "mine")
     path = recipe / "ppo.yaml"
     path.write_text(path.read_text().replace("reward_label: POSITIVE", "reward_label: HAPPY"))
@@ -44,7 +44,7 @@ def test_a_stage_that_fails_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "distilbert", "minilm", "pythia"])
-def test_special_tokens_have_their_own_ids(name: str) -> None:
+def test_miniature_special_tokens_have_distinct_ids(name: str) -> None:
     family = families()[name]
     tokenizer = make_tokenizer(family, ["how is it"])
     assert len(tokenizer) == (family.tokens or family.vocab_size)

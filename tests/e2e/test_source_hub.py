@@ -1,4 +1,4 @@
-"""Models and data from one Hub, the run on another: neither is told the other's token, nor asked for what it has."""
+"""Models and data from one Hub, the run on another: neither gets the other's token or requests."""
 
 import json
 import os
@@ -80,7 +80,7 @@ def zoo(*arguments: str) -> None:
     cli.main(list(arguments), prog_name="rlhf-zoo", standalone_mode=False)
 
 
-def test_the_whole_chain(
+def test_run_reads_from_source_hub_and_publishes_to_target(
     hubs: tuple[ThreadHub, ThreadHub], recipe: Path, told: set, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     source, target = hubs
@@ -105,7 +105,7 @@ def test_the_whole_chain(
     assert "Hub: " + target.url in capsys.readouterr().err
 
 
-def test_what_is_asked_of_whom(hubs: tuple[ThreadHub, ThreadHub], tmp_path: Path) -> None:
+def test_each_hub_gets_only_its_own_requests(hubs: tuple[ThreadHub, ThreadHub], tmp_path: Path) -> None:
     first, second = hubs
     for hub, repo in ((first, "maker/both"), (second, "maker/both"), (second, "maker/second"), (first, "maker/pickle")):
         hub.push(repo, {"pytorch_model.bin" if repo == "maker/pickle" else "model.safetensors": hub.url})
@@ -146,7 +146,9 @@ def test_what_is_asked_of_whom(hubs: tuple[ThreadHub, ThreadHub], tmp_path: Path
         ("https://other.example.com", "local", {}, "https://other.example.com"),
     ],
 )
-def test_which_source(flag: str | None, target: str, env: dict[str, str], endpoint: str | None) -> None:
+def test_source_hub_choice_follows_flag_and_environment(
+    flag: str | None, target: str, env: dict[str, str], endpoint: str | None
+) -> None:
     hub = Hub("local", None, "a test") if target == "local" else Hub("huggingface", target, "a test")
     with patch.dict(os.environ, env, clear=True):
         found = choose_source(flag, hub)
@@ -155,7 +157,7 @@ def test_which_source(flag: str | None, target: str, env: dict[str, str], endpoi
         choose_source("http://x.com", hub)
 
 
-def test_the_users_token_goes_to_the_users_hub(hubs: tuple[ThreadHub, ThreadHub], told: set) -> None:
+def test_token_goes_to_its_own_hub_only(hubs: tuple[ThreadHub, ThreadHub], told: set) -> None:
     """HF_ENDPOINT is the source then, with HF_TOKEN; another --source_hub gets RLHF_ZOO_SOURCE_TOKEN alone."""
     from rlhf_zoo.hub.client.connect import connect
 
@@ -177,7 +179,7 @@ def test_the_users_token_goes_to_the_users_hub(hubs: tuple[ThreadHub, ThreadHub]
         assert told == {(source.port, f"Bearer {sent}"), (target.port, f"Bearer {target.token}")}
 
 
-def test_an_adapter_here_and_its_base_there(hubs: tuple[ThreadHub, ThreadHub], tmp_path: Path) -> None:
+def test_adapter_and_base_load_from_different_hubs(hubs: tuple[ThreadHub, ThreadHub], tmp_path: Path) -> None:
     import torch
     from peft import LoraConfig, get_peft_model
 

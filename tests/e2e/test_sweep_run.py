@@ -1,4 +1,4 @@
-"""`rlhf-zoo sweep`: PPO over a grid and seeds from one SFT and reward model, each cell a tag; Ctrl-C keeps them."""
+"""`rlhf-zoo sweep`: PPO over a grid and seeds from one SFT and reward model; each cell is a tag, also after Ctrl-C."""
 
 import json
 import signal
@@ -19,7 +19,7 @@ print(json.dumps({ref.name: ref.target_commit for ref in refs.tags}))
 """
 
 
-def test_cells_are_trained_once_and_are_tags(base: Run, tmp_path: Path) -> None:
+def test_sweep_trains_each_cell_once_and_tags_it(base: Run, tmp_path: Path) -> None:
     run = base.before_ppo(tmp_path / "run")
     words = ["sweep", "recipes/tiny-world", "--output_dir", "run", *SMALL]
     both = [*words, "--grid", "kl_coef=0,0.5", "--json"]

@@ -1,4 +1,4 @@
-"""Models of public families and data of public schemas go through every stage, the evaluation, card and comparison."""
+"""Public model families and data schemas run through every stage, the evaluation, card and comparison."""
 
 import json
 import shutil
@@ -38,7 +38,8 @@ DIAGONAL = {
     "SmolLM2": ("trl-lib/ultrafeedback_binarized", "conversational"),
 }
 ADAPTED = ["Qwen3-Base"]
-#: In the long tier: all their stages run in test_smoke.py or `test_adapters` too, or they are near another family here.
+#: In the long tier: test_smoke.py or `test_family_runs_every_stage_with_adapters` runs all their stages too, or another
+#: family here is near them.
 MORE = {"Qwen2.5", "Qwen3-Base", "Gemma 2", "Pythia", "GPT-2", "SmolLM2"}
 LORA = {"use_peft": True, "lora_r": 2, "lora_target_modules": "all-linear"}
 
@@ -72,7 +73,7 @@ def family(folder, name, *, schema=None, base=None, stages=STAGES, hub=None, **k
 
 
 def check_shown(context, form):
-    """What people, judges and cards see is plain words, and what the models read is not."""
+    """People, judges and cards see plain text without special tokens; the models read the chat template."""
     for stage in context.recipe.stages:
         make_card(context.record(stage).path)
     paths = {stage: context.checkpoint(stage).path for stage in context.recipe.stages}
@@ -88,14 +89,14 @@ def check_shown(context, form):
     assert not any(token in json.loads(line)["prompt"] for line in lines for token in special)
 
 
-def test_the_diagonal_is_one():
+def test_diagonal_covers_every_family_and_schema():
     assert DIAGONAL.keys() == FAMILIES.keys() and {*DIAGONAL.values()} == SCHEMAS.keys()
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.full if name in MORE else []) for name in FAMILIES]
 )
-def test_diagonal(tmp_path, name):
+def test_family_and_schema_run_every_stage(tmp_path, name):
     check_shown(family(tmp_path, name, schema=DIAGONAL[name]), DIAGONAL[name][1])
 
 
@@ -122,13 +123,13 @@ def adapted(folder, name, **given):
 
 
 @pytest.mark.parametrize("name", ADAPTED)
-def test_adapters(tmp_path, name):
+def test_family_runs_every_stage_with_adapters(tmp_path, name):
     adapted(tmp_path, name)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("stages", [("sft",), ("reward", "ppo")])
-def test_adapters_in_some_stages(tmp_path, stages):
+def test_run_with_adapters_in_some_stages(tmp_path, stages):
     context = family(tmp_path, "Qwen2.5", stages=stages, **LORA)
     for stage in context.recipe.stages:
         assert (context.checkpoint(stage).path / "adapter_config.json").is_file() == (stage in stages)
@@ -136,6 +137,6 @@ def test_adapters_in_some_stages(tmp_path, stages):
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["GPT-2", "Pythia", "OPT", "Gemma 3"])
-def test_adapters_on_layers_of_other_names(tmp_path, name):
+def test_adapters_on_families_with_other_layer_names(tmp_path, name):
     """Qwen, Llama, Mistral and SmolLM2 name their projections as Qwen3-Base does; Gemma 2 as Gemma 3."""
     adapted(tmp_path, name)

@@ -1,4 +1,4 @@
-"""tiny-sums comes near what the committed evidence shows of it: PPO finds out that showing its work pays."""
+"""tiny-sums reproduces its committed figures: PPO learns that showing its work pays."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from rlhf_zoo.runs.record import StageRecord
 
 @pytest.mark.full
 @pytest.mark.timeout(2400)
-def test_showing_the_work_pays(tmp_path: Path) -> None:
+def test_tiny_sums_figures_match_evidence(tmp_path: Path) -> None:
     # A fifth of the recipe's 1,000 prompts: the differences are ten times what this many can show.
     done = zoo("run", "tiny-sums", "--evaluation.prompts", "200", home=tmp_path / "home", cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-4000:]

@@ -1,4 +1,4 @@
-"""tiny-world comes near what the committed evidence shows of it."""
+"""tiny-world reproduces its committed figures."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from zoo_process import zoo
 
 @pytest.mark.full
 @pytest.mark.timeout(2400)
-def test_the_figures_of_the_recipe(tmp_path: Path) -> None:
+def test_tiny_world_figures_match_evidence(tmp_path: Path) -> None:
     done = zoo("run", "tiny-world", home=tmp_path / "home", cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-4000:]
     summary = json.loads((tmp_path / "runs/tiny-world/summary.json").read_text())

@@ -89,7 +89,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     hub.stop()
 
 
-def test_votes_train_a_reward_model_in_the_run_of_the_recipe(place):
+def test_votes_train_reward_model_of_recipe_run(place):
     data = (place.path / "data" / "run.json").read_bytes()
     done = place.reward()
     assert done.returncode == 0, done.stderr
@@ -112,7 +112,7 @@ def test_votes_train_a_reward_model_in_the_run_of_the_recipe(place):
     assert "simulated_pairs" not in Path(api.hf_hub_download("local/tiny-world-reward", "README.md")).read_text()
 
 
-def test_votes_that_come_later_change_a_run_only_by_restart(place):
+def test_later_votes_change_run_only_with_restart(place):
     run = place.json("reward", "run.json")
     cast(place.server, place.folder, VOTES, some_votes(40, seed=2))
     done = place.reward()
@@ -125,7 +125,7 @@ def test_votes_that_come_later_change_a_run_only_by_restart(place):
     assert again["reward_model"]["n"] >= run["reward_model"]["n"]
 
 
-def test_the_next_policy_is_trained_against_it(place):
+def test_next_policy_trains_on_vote_reward_model(place):
     done = place.zoo("ppo", "recipes/tiny-world", "--hub", place.server.url, "--output_dir", "run", *SFT[:2],
                      "--total_episodes", "32", "--per_device_train_batch_size", "16", "--gradient_accumulation_steps",
                      "1", "--num_mini_batches", "1", "--eval_strategy", "no", "--response_length", "8")  # fmt: skip
@@ -134,7 +134,7 @@ def test_the_next_policy_is_trained_against_it(place):
     assert parents["reward"]["fingerprint"] == place.json("reward", "run.json")["fingerprint"]
 
 
-def test_what_was_published_is_made_again_bit_by_bit(place):
+def test_vote_reward_model_reproduces_bit_for_bit(place):
     done = place.zoo("reproduce", "local/tiny-world-reward", "--hub", place.server.url, "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -142,7 +142,7 @@ def test_what_was_published_is_made_again_bit_by_bit(place):
     assert found["data"]["how"] == f"loaded from {VOTES}"
 
 
-def test_a_fresh_directory_takes_the_sft_model_from_the_hub(place):
+def test_fresh_directory_takes_sft_model_from_hub(place):
     to = ["--hub", place.server.url, "--output_dir", "fresh", "--namespace", "local"]
     done = place.zoo("reward", "recipes/tiny-world", *to, "--dataset_name", VOTES, *REWARD[2:], "--max_steps", "2")
     assert done.returncode == 0, done.stderr
@@ -161,7 +161,7 @@ def test_a_fresh_directory_takes_the_sft_model_from_the_hub(place):
         (VOTES, ["--held_out_share", "0.2"], "set dataset_test_split to null"),
     ],
 )
-def test_what_cannot_be_trained_on_is_named(place, tmp_path, name, more, said):
+def test_unusable_votes_are_named(place, tmp_path, name, more, said):
     to = ["--hub", place.server.url, "--output_dir", str(tmp_path / "run"), "--namespace", "local"]
     done = place.zoo("reward", "recipes/tiny-world", *to, "--dataset_name", name, *REWARD, *more)
     assert done.returncode == 2 and said in errors(done.stderr)[-1] and "Traceback" not in done.stderr, done.stderr
@@ -184,7 +184,7 @@ PAIR = {"prompt": "a", "chosen": "b", "rejected": "c"}
         ({"other": {"train": [PAIR]}}, None),
     ],
 )
-def test_pairs_alone_are_known_from_other_data(tmp_path, configurations, found):
+def test_named_pairs_detects_data_of_pairs_only(tmp_path, configurations, found):
     make_recipe(tmp_path)
     named = write_data_set(tmp_path / "named", configurations)
     context = make_context(tmp_path)
@@ -195,7 +195,7 @@ def test_pairs_alone_are_known_from_other_data(tmp_path, configurations, found):
     assert pairs is None or (pairs.commit, repo) == (None, None), "a folder has no name"
 
 
-def test_what_a_corpus_has_read_is_no_pairs(tmp_path):
+def test_named_pairs_ignores_source_of_corpus(tmp_path):
     """`rlhf-zoo reward product-remarks --dataset_name TEXT` goes on as before, also where no Hub answers."""
     make_recipe(tmp_path)
     context = make_context(tmp_path)
@@ -205,7 +205,7 @@ def test_what_a_corpus_has_read_is_no_pairs(tmp_path):
     assert named_pairs(context) is None
 
 
-def test_the_recipe_on_pairs_says_every_key(tmp_path):
+def test_recipe_on_pairs_lists_every_key(tmp_path):
     recipe = load_recipe("tiny-world")
     pairs = NamedPairs("local/votes", "a" * 40, "default", None)
     made = recipe_on_pairs(recipe, pairs, response_length=7, temperature=0.5)
@@ -226,7 +226,7 @@ def test_the_recipe_on_pairs_says_every_key(tmp_path):
     assert settings.data.held_out_share == 0.1 and settings.resolved["ppo"]["dataset_config"] == "default"
 
 
-def test_prompts_are_held_out_whole_and_stay_there():
+def test_hold_out_keeps_prompts_together_and_stable():
     rng = random.Random(0)
     rows = [{**PAIR, "prompt": f"prompt {rng.randrange(200)}"} for _ in range(1000)]
     train, out = hold_out(Dataset.from_list(rows), 0.1)

@@ -35,7 +35,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str
 
 
 @pytest.mark.full
-def test_the_page_from_start_to_end(place: tuple[Path, dict[str, str]]) -> None:
+def test_your_model_page_commands_run(place: tuple[Path, dict[str, str]]) -> None:
     assert len(commands()) >= 9
     for command in commands():
         if command.startswith("rlhf-zoo compare "):
