@@ -280,7 +280,7 @@ def _context(
         flags=flags,
         private=private,
         base=base,
-        own=own or VARIANT_STAGES,
+        own_stages=own or VARIANT_STAGES,
         variant=variant,
     )
     reason = reason_not_to_publish(context) if context.publish and not explicit else None

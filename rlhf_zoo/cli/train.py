@@ -181,7 +181,7 @@ def run(
     if rounds == 1 and option is not None:
         raise ZooError(f"{option} needs --rounds 2 or more: set --rounds, or drop {option}.")
     if labels not in (None, *BUILTIN_LABELERS):
-        check_judge_name(str(labels), also=BUILTIN_LABELERS)
+        check_judge_name(str(labels), words=BUILTIN_LABELERS)
     flags = run_flags(ctx, recipe)
     distributed.join()
     if rounds > 1 and distributed.process_count() > 1:

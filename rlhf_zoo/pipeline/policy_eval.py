@@ -163,17 +163,16 @@ def find_pair(
     stage_folder = _ppo_stage(Path(policy))
     if stage_folder is not None:
         subject = find(policy, sft=against, reward=reward_name, hub=hub)
-        recorded = recorded_settings(
-            subject.resolved, "ppo", ("response_length", "temperature"), where=str(subject.where)
-        )
+        where = str(subject.settings_file)
+        recorded = recorded_settings(subject.resolved, "ppo", ("response_length", "temperature"), where=where)
         evaluation = StageRecord(stage_folder.parent / "eval")
         evaluation_keys = (evaluation.read().get("resolved") or {}).get("evaluation") or {}
         judge = evaluation_keys.get("judge")
-        loader = _reward_loader(subject.resolved, str(subject.where)) if reward is None else None
+        loader = _reward_loader(subject.resolved, where) if reward is None else None
         if not terms.judges:
             _check_recorded_judge(evaluation, judge)
         if loader is not None and not subject.trusted:
-            check_object(loader, LOADERS, key="reward_model_loader", where=str(subject.where), flag=TRUST_RUN_FLAG)
+            check_object(loader, LOADERS, key="reward_model_loader", where=where, flag=TRUST_RUN_FLAG)
         data_folder = stage_folder.parent / "data"
         # Next to a stage that was downloaded alone, a folder "data" belongs to the user and not to the run.
         is_of_run = find_download(stage_folder) is None or find_download(data_folder) is not None
@@ -191,8 +190,8 @@ def find_pair(
             functions=_reward_functions(subject.resolved),
             prompts_at=prompts_at(subject.resolved),
             held_out=_held_out(subject.resolved),
-            reading=reading_of(recorded_settings(subject.resolved, "ppo", READING_KEYS, where=str(subject.where))),
-            cuts=_truncation_keys(subject.resolved, str(subject.where)),
+            reading=reading_of(recorded_settings(subject.resolved, "ppo", READING_KEYS, where=where)),
+            cuts=_truncation_keys(subject.resolved, where),
             loader=loader,
             hub=hub,
         )
@@ -225,7 +224,7 @@ def _run_data(stage_folder: Path, subject: TracedPolicy, hub: Hub) -> DataSource
     if not isinstance(name := keys.get("dataset_name"), str):
         return None
     if not subject.trusted:
-        check_repository(name, key="dataset_name", where=str(subject.where))
+        check_repository(name, key="dataset_name", where=str(subject.settings_file))
     recorded = StageRecord(stage_folder).read().get("dataset")
     source = find_data(name, keys.get("dataset_revision"), hub, recorded=recorded)
     check_unchanged(f"The data set {name}", source.lineage, recorded)

@@ -122,7 +122,7 @@ def check(context: RunContext) -> None:
     models = starting_models(context)
     check_members(context)
     if any(context.settings(stage).data.dataset_name is None for stage in context.recipe.stages):
-        data_source(context, again=context.restart and context.base is None)
+        data_source(context, refresh=context.restart and context.base is None)
     tokenizer = policy_tokenizer(context, models.get("policy"))
     if "reward" in settings_to_train:
         check_pairs(context, tokenizer)

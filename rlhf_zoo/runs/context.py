@@ -132,8 +132,8 @@ class RunContext:
         pinned: Stage -> REPOSITORY@COMMIT to load if this directory has no finished run of the stage.
         stop_after: Step at which a stage saves a checkpoint and stops, with the status "stopped"; None never stops
             early.
-        base: The run directory with the stages that are not in `own`; None if the run trains all of its stages itself.
-        own: The stages that a run with a `base` trains itself.
+        base: The run directory with the stages that are not in `own_stages`; None if the run trains all of its stages.
+        own_stages: The stages that a run with a `base` trains itself.
         variant: Name of the run within an ablation, a sweep or a set of rounds; None for a recipe's main run.
         preflight_passed: Whether all checks before training have passed, so that stages need not repeat them.
         trains_judge: Whether the reward stage trains the judge `same-labels`, on the pairs reserved for it.
@@ -154,7 +154,7 @@ class RunContext:
     pinned: Mapping[str, str] = field(default_factory=dict)
     stop_after: int | None = None
     base: Path | None = None
-    own: tuple[str, ...] = VARIANT_STAGES
+    own_stages: tuple[str, ...] = VARIANT_STAGES
     variant: str | None = None
     preflight_passed: bool = False
     trains_judge: bool = False
@@ -188,7 +188,7 @@ class RunContext:
         Returns:
             The record of the stage.
         """
-        return StageRecord((self.directory if self.base is None or stage in self.own else self.base) / stage)
+        return StageRecord((self.directory if self.base is None or stage in self.own_stages else self.base) / stage)
 
     def repo(self, stage: str) -> str:
         """Returns the repository of a stage.
@@ -199,7 +199,7 @@ class RunContext:
         Returns:
             NAMESPACE/RECIPE-STAGE, or NAMESPACE/RECIPE-VARIANT-STAGE for a variant's own stage.
         """
-        suffix = f"-{self.variant}" if self.variant is not None and stage in self.own else ""
+        suffix = f"-{self.variant}" if self.variant is not None and stage in self.own_stages else ""
         return f"{self.namespace}/{self.recipe.name}{suffix}-{stage}"
 
     def run_json_header(self, stage: str, status: str, *, seed: int, resolved: Mapping[str, Any]) -> dict[str, Any]:

@@ -370,12 +370,12 @@ def stages_to_train(context: RunContext) -> dict[str, StageSettings]:
     }
 
 
-def data_source(context: RunContext, *, again: bool = False) -> DataSource:
+def data_source(context: RunContext, *, refresh: bool = False) -> DataSource:
     """Opens the recipe's data: what its corpus prepares, or the data set that it names.
 
     Args:
         context: The run.
-        again: Whether to prepare or look up the data again, although this run directory already has data.
+        refresh: Whether to prepare or look up the data again, although this run directory already has data.
 
     Returns:
         The data.
@@ -385,27 +385,27 @@ def data_source(context: RunContext, *, again: bool = False) -> DataSource:
             not set.
     """
     with distributed.main_process_first():
-        return _data_source(context, again=again and distributed.is_main_process())
+        return _data_source(context, refresh=refresh and distributed.is_main_process())
 
 
-def _data_source(context: RunContext, *, again: bool) -> DataSource:
+def _data_source(context: RunContext, *, refresh: bool) -> DataSource:
     shared = context.shared
     if shared.corpus is not None:
-        return corpus_source(context, again=again)
+        return corpus_source(context, refresh=refresh)
     if shared.dataset_name is None:
         raise ZooError(f"The recipe {context.recipe.name} names no data set: set --dataset_name.")
-    return _named_source(context, shared.dataset_name, again=again)
+    return _named_source(context, shared.dataset_name, refresh=refresh)
 
 
-def _named_source(context: RunContext, name: str, *, again: bool) -> DataSource:
+def _named_source(context: RunContext, name: str, *, refresh: bool) -> DataSource:
     """Finds the data set that the recipe names, at the commit to which its revision pointed when this run started."""
     record = context.record("data")
     document = record.read()
     recorded = {**(document.get("dataset") or {}), "fingerprint": document.get("fingerprint")}
-    source = find_data(name, context.shared.dataset_revision, context.hub, recorded=None if again else recorded)
+    source = find_data(name, context.shared.dataset_revision, context.hub, recorded=None if refresh else recorded)
     data_fingerprint = source.lineage["fingerprint"]
     is_pinned = source.lineage["repo"] and source.lineage["commit"] and source.outage is None
-    if is_pinned and (again or recorded["fingerprint"] != data_fingerprint):
+    if is_pinned and (refresh or recorded["fingerprint"] != data_fingerprint):
         lineage = {key: value for key, value in source.lineage.items() if key != "fingerprint"}
         record.write(
             stage="data", recipe=context.recipe.name, status="named", fingerprint=data_fingerprint, dataset=lineage

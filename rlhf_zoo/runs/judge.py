@@ -106,9 +106,8 @@ def judge_run(context: RunContext) -> RunContext:
         flags = {name: {} if name == "ppo" else keys for name, keys in run.flags.items()}
         run = replace(run, recipe=replace(run.recipe, stages={**run.recipe.stages, "ppo": ppo_keys}), flags=flags)
     base = context.record("reward").path.parent
-    return replace(
-        run, directory=base / "judge", base=base, own=("reward",), trains_judge=True, publish=False, restart=False
-    )
+    run = replace(run, directory=base / "judge", base=base, own_stages=("reward",))
+    return replace(run, trains_judge=True, publish=False, restart=False)
 
 
 def with_trained_keys(context: RunContext, stage: str) -> RunContext:

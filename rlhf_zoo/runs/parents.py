@@ -102,7 +102,7 @@ def member_run(context: RunContext, seed: int) -> RunContext:
         The run.
     """
     base = context.base or context.directory
-    return replace(context, directory=base / ENSEMBLE / f"seed-{seed}", base=base, own=("reward",))
+    return replace(context, directory=base / ENSEMBLE / f"seed-{seed}", base=base, own_stages=("reward",))
 
 
 def _run_of_member(context: RunContext, name: str) -> RunContext:

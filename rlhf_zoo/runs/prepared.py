@@ -25,12 +25,12 @@ from .data.sources import DataSource, digest, find_data
 from .settings.parse import RecipeConfig
 
 
-def corpus_source(context: RunContext, *, again: bool) -> DataSource:
+def corpus_source(context: RunContext, *, refresh: bool) -> DataSource:
     """Opens the data of the recipe's corpus, after preparing them if needed.
 
     Args:
         context: The run.
-        again: Whether to prepare the data again, although the run directory already has them.
+        refresh: Whether to prepare the data again, although the run directory already has them.
 
     Returns:
         The data in the run directory.
@@ -48,8 +48,8 @@ def corpus_source(context: RunContext, *, again: bool) -> DataSource:
     except ZooError:
         if not context.restart:
             raise
-        again = True
-    if again or record.read().get("status") != "finished":
+        refresh = True
+    if refresh or record.read().get("status") != "finished":
         started = time.monotonic()
         prepared = _prepare(shared, context.hub)
         if record.path.is_dir():

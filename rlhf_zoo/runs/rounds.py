@@ -49,7 +49,7 @@ def round_run(context: RunContext, number: int, labeler: str, previous_policy: P
         flags={**context.flags, "reward": _without_first_round_keys(context.flags.get("reward", {}))},
         directory=folder,
         base=context.directory,
-        own=ROUND_STAGES,
+        own_stages=ROUND_STAGES,
         variant=name,
         round=Round(number, labeler, folder / "pairs", previous_policy),
     )

@@ -351,7 +351,7 @@ def test_prepared_data_that_changed_are_refused_and_not_sent(folder: Path) -> No
         file.write_bytes(before)
     data_source(context)
     (data.path / "lines" / "train.jsonl").write_text("")
-    data_source(replace(context, restart=True), again=True)
+    data_source(replace(context, restart=True), refresh=True)
     assert (data.path / "lines" / "train.jsonl").read_text() == '{"text": "abcdef"}\n'
     data.write(files={})  # as a run has it that was begun before digests were recorded
     add_configuration(context, "preferences", pairs)

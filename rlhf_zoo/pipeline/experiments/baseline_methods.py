@@ -365,7 +365,7 @@ def run_sft_variant(context: RunContext, folder: Path, flags: Mapping[str, Any])
         The new run, which shares the run's data.
     """
     base, flags = context.directory, with_keys(context.flags, "sft", flags)
-    run = replace(context, directory=folder, base=base, own=("sft",), flags=flags, publish=False, restart=False)
+    run = replace(context, directory=folder, base=base, own_stages=("sft",), flags=flags, publish=False, restart=False)
     run_stage(run, "sft")
     return run
 

@@ -69,7 +69,7 @@ class TracedPolicy:
         old: The policy π_old in the denominator of ρ; None for the reference.
         step: The step of the checkpoint; 0 for the policy that PPO started from, None if it is unknown.
         resolved: The run's settings.
-        where: The file with the settings.
+        settings_file: The file with the settings.
         trusted: Whether this user's rlhf-zoo wrote the settings, so that every Python object that they name may be
             imported. Otherwise `runs.trusted_names` decides.
     """
@@ -81,7 +81,7 @@ class TracedPolicy:
     old: Checkpoint | None
     step: int | None
     resolved: Mapping[str, Any]
-    where: Path
+    settings_file: Path
     trusted: bool
 
     @property
@@ -161,7 +161,7 @@ def _from_run(
         old=None if old_name is None else _resolve_checkpoint(old_name, hub),
         step=step,
         resolved=document.get("resolved") or {},
-        where=record.run_file,
+        settings_file=record.run_file,
         trusted=record.is_own(),
     )
 
@@ -212,7 +212,7 @@ def _from_repository(
         old=None if old_name is None else _resolve_checkpoint(old_name, hub),
         step=0 if at_start else card_step or None,
         resolved=resolved,
-        where=path / RECIPE_FILE,
+        settings_file=path / RECIPE_FILE,
         trusted=False,
     )
 
@@ -317,7 +317,7 @@ def trace_checkpoint(
         ZooError: A model cannot be loaded, is not trusted, or does not belong to the run.
     """
     silence_libraries()
-    where = str(subject.where)
+    where = str(subject.settings_file)
     data = recorded_settings(subject.resolved, "ppo", DATA_KEYS, where=where)
     settings = recorded_settings(subject.resolved, "ppo", TRAINER_KEYS, where=where)
     functions, weights = _load_functions(subject, data, settings["reward_weights"], reward_funcs)
@@ -388,7 +388,9 @@ def _load_functions(
     count = len(model) + len(names)
     weights = [1.0] * count if weights is None else weights
     if len(weights) != count:
-        raise ZooError(f"{subject.where} has {len(weights)} reward_weights for {count} rewards: use another run.")
+        raise ZooError(
+            f"{subject.settings_file} has {len(weights)} reward_weights for {count} rewards: use another run."
+        )
     if untrusted_names := [name for name in allowed if name not in names]:
         raise ZooError(
             f"--reward_funcs names {untrusted_names[0]}, but the reward functions of {subject.policy.name} are "
@@ -399,7 +401,7 @@ def _load_functions(
     by_name = dict(zip(names, weights[len(model) :], strict=True))
     chosen = [name for name in names if name in allowed or may_import(name, REWARDS)]
     if missing := [name for name, weight in by_name.items() if weight and name not in chosen]:
-        hint = f", or {TRUST_RUN_FLAG} to allow all functions," if subject.where.name == "run.json" else ""
+        hint = f", or {TRUST_RUN_FLAG} to allow all functions," if subject.settings_file.name == "run.json" else ""
         raise ZooError(
             f"{subject.policy.name} was also rewarded by {', '.join(missing)}, but code that a download names is not "
             f"imported unless you allow it: add --reward_funcs {shlex.quote(missing[0])}{hint} if you trust it."

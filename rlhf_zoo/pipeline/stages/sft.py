@@ -58,7 +58,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     started = time.monotonic()
     settings = context.settings("sft")
     silence_libraries()
-    opened_source = data_source(context, again=context.restart) if settings.data.dataset_name is None else None
+    opened_source = data_source(context, refresh=context.restart) if settings.data.dataset_name is None else None
     source = stage_source(context, "sft", opened_source)
     base = _find_base(context, settings)
     adapter = _adapter_config(settings, base)

@@ -34,12 +34,12 @@ def kind_of(name: str) -> tuple[str, str]:
     return kind, argument
 
 
-def check_judge_name(name: str, *, also: Sequence[str] = ()) -> None:
+def check_judge_name(name: str, *, words: Sequence[str] = ()) -> None:
     """Checks a judge's name without importing anything, so that a typo is reported at once.
 
     Args:
         name: A judge's name, as in the recipe.
-        also: Words that are allowed instead of a judge's name.
+        words: Words that are allowed instead of a judge's name.
 
     Raises:
         ZooError: Neither a judge nor a module has this name. The message suggests the closest name.
@@ -49,10 +49,11 @@ def check_judge_name(name: str, *, also: Sequence[str] = ()) -> None:
         check_registered(argument, group=REWARDS)
     if judge_kind != "function":
         return
-    judges = [*also, "classifier", SAME_LABELS, *registered(JUDGES)]
+    judges = [*words, "classifier", SAME_LABELS, *registered(JUDGES)]
     if ":" not in name and name.partition("(")[0].strip() not in judges:
         suggestion = (
-            did_you_mean(name, judges) or f": write {', '.join([*also, 'classifier', 'KIND:NAME'])} or MODULE:FUNCTION."
+            did_you_mean(name, judges)
+            or f": write {', '.join([*words, 'classifier', 'KIND:NAME'])} or MODULE:FUNCTION."
         )
         raise ZooError(f"There is no judge {name!r}{suggestion}")
     kind, colon, target = name.partition(":")
