@@ -53,7 +53,8 @@ def compare(
 ) -> None:
     """Open the comparison page: SFT and PPO side by side.
 
-    PPO is NAMESPACE/NAME[@TAG] or a folder. The page also shows training step by step, a blind test, and PPO's card.
+    PPO is NAMESPACE/NAME[@TAG], a run directory or a folder. The page also shows training step by step, a blind test,
+    and PPO's card.
 
     \b
     Example:

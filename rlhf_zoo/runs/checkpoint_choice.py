@@ -11,6 +11,7 @@ from ..fileio import finite
 from ..hub.client.connect import DEFAULT_HUB, Hub
 from ..hub.client.refs import Checkpoint, resolve
 from ..modeling.gguf import unpack_if_gguf
+from ..modeling.model_files import ADAPTER_CONFIG
 from .record import StageRecord, checkpoint_step
 from .registry import STAGES
 
@@ -310,9 +311,21 @@ def resolve_model(name: str | Path, hub: Hub = DEFAULT_HUB, *, skip_source: bool
         skip_source: Whether to look only on `hub` itself, and not on its source.
 
     Returns:
-        The checkpoint.
+        The checkpoint. For the folder of a stage, its name is that folder.
+
+    Raises:
+        ZooError: There is no such model, or the folder of a stage has no complete checkpoint.
     """
     checkpoint = resolve(unpack_if_gguf(str(name)), hub, skip_source=skip_source)
     stage = StageRecord(checkpoint.path)
-    chosen = stage.chosen_checkpoint() if checkpoint.repo is None and stage.run_file.is_file() else None
-    return checkpoint if chosen is None else replace(checkpoint, path=chosen)
+    if checkpoint.repo is not None or not stage.run_file.is_file():
+        return checkpoint
+    if (chosen := stage.chosen_checkpoint()) is not None:
+        return replace(checkpoint, path=chosen)
+    # A pulled repository may have a run.json too, but its model is beside it.
+    if any((checkpoint.path / file).is_file() for file in ("config.json", ADAPTER_CONFIG)):
+        return checkpoint
+    raise ZooError(
+        f"{name} is the folder of a stage, but its chosen checkpoint is not there or not complete: train the stage to "
+        "its end, or name a checkpoint in it."
+    )

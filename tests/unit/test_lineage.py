@@ -87,6 +87,28 @@ def test_lineage_finds_reward_models_of_ensemble(ask, tmp_path: Path) -> None:
         assert find_lineage(str(tmp_path / place)).rewards[1].path == checkpoint
 
 
+def test_folder_of_run_and_of_stage_opens_chosen_checkpoint(ask, tmp_path: Path) -> None:
+    """The card of a run on this machine is in the folder of its stage, and not in the checkpoint."""
+    record = StageRecord(tmp_path / "run/ppo")
+    record.write(stage="ppo", status="running")
+    with pytest.raises(ZooError, match="run/ppo is the folder of a stage, but its chosen checkpoint is not there"):
+        find_lineage(str(tmp_path / "run"))
+    for step in (2, 3):
+        record.checkpoint_path(step).mkdir(parents=True)
+        record.mark_complete(record.checkpoint_path(step))
+    (record.path / "rlhf_card.json").write_text(json.dumps(CARD))
+    ask(CARD)  # downloads the parents
+    for place in ("run", "run/ppo"):
+        lineage = find_lineage(str(tmp_path / place))
+        assert lineage.ppo.path == record.checkpoint_path(3), "the last one, until one is chosen"
+        assert lineage.ppo.name == str(record.path) and lineage.prompts == ["one", "three"]
+    record.write(stage="ppo", status="finished", chosen={"step": 2})
+    assert find_lineage(str(record.path)).ppo.path == record.checkpoint_path(2)
+    record.remove_checkpoint(record.checkpoint_path(2))
+    (record.path / "config.json").write_text("{}")
+    assert find_lineage(str(record.path)).ppo.path == record.path, "a pulled repository with a run.json"
+
+
 def test_lineage_flags_override_card_and_accept_folders(ask, tmp_path) -> None:
     (tmp_path / "mine").mkdir()
     found = ask(CARD, sft=str(tmp_path / "mine"), reward="local/other")

@@ -25,12 +25,12 @@ from typing import Any
 from ...errors import ZooError
 from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.pull import full_revision
-from ...hub.client.refs import ask, resolve
+from ...hub.client.refs import ask
 from ...modeling.devices import on_device
 from ...modeling.models import label_index, labels_of
 from ...plugins import run_judge
 from ...rewards import RewardModel
-from ...runs.record import StageRecord
+from ...runs.checkpoint_choice import resolve_model
 from ...runs.settings.evaluation import LLMConfig
 from ...runs.settings.judge_names import SAME_LABELS, check_judge_name, kind_of
 from .llm import LLMJudge
@@ -292,9 +292,7 @@ def _load_reward_model(name: str, *, use_cpu: bool, hub: Hub) -> RewardModel:
     from ...modeling.models import load_classifier
 
     model, label = split_label(name)
-    path = resolve(model, hub).path
-    if not (path / "config.json").is_file():  # the folder of a run's stage: use the checkpoint that the run chose
-        path = StageRecord(path).chosen_checkpoint() or path
+    path = resolve_model(model, hub).path
     loaded = on_device(load_classifier(path, label=label), use_cpu=use_cpu)
     tokenizer = load_tokenizer(path, name=f"The judge reward:{name}")
     if label is None:

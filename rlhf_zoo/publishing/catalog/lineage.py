@@ -12,7 +12,6 @@ from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.pull import find_revision, split_revision
 from ...hub.client.refs import Checkpoint, resolve
 from ...hub.client.refusals import client_errors, reason
-from ...modeling.gguf import unpack_if_gguf
 from ...runs.checkpoint_choice import resolve_model
 from ...runs.parents import member_beside
 from ...runs.record import StageRecord
@@ -130,7 +129,7 @@ def find_lineage(ppo: str, *, sft: str | None = None, reward: str | None = None,
     """Downloads a PPO checkpoint and its SFT and reward models, at the commits that its card names.
 
     Args:
-        ppo: NAMESPACE/NAME[@TAG] or a folder.
+        ppo: NAMESPACE/NAME[@TAG] or a folder; for a run or its PPO stage, the checkpoint that the stage chose.
         sft: SFT model to use instead of the card's.
         reward: Reward model to use instead of the card's.
         hub: The Hub to fetch from.
@@ -153,7 +152,7 @@ def find_policy(
     """Downloads any policy, the model to compare it with, and its reward models.
 
     Args:
-        policy: NAMESPACE/NAME[@TAG] or a folder.
+        policy: NAMESPACE/NAME[@TAG] or a folder; for a run or its PPO stage, the checkpoint that the stage chose.
         against: The model to compare it with; None for the card's SFT model.
         reward: Reward model to use instead of the card's.
         without_reward: Whether to leave out the reward models.
@@ -163,7 +162,7 @@ def find_policy(
     Raises:
         ZooError: A model cannot be fetched, or nothing names the model to compare with.
     """
-    checkpoint = resolve(unpack_if_gguf(str(policy)), hub)
+    checkpoint = resolve_model(_ppo_stage(policy), hub)
     card = _read_card(checkpoint)
     if only_ppo and not card.is_ppo:
         raise ZooError(
@@ -175,15 +174,24 @@ def find_policy(
     if base is None:
         raise ZooError(f"{checkpoint.name} does not name the SFT model it started from: name it with {flag}.")
     if without_reward or reward is not None:
-        return Lineage(checkpoint, base, None if reward is None else resolve(reward, hub), card)
+        return Lineage(checkpoint, base, None if reward is None else resolve_model(reward, hub), card)
     parents = (_parent(checkpoint, card, role, "--reward", hub) for role in REWARD_ROLES)
     rewards = [parent for parent in parents if parent is not None]
     return Lineage(checkpoint, base, rewards[0] if rewards else None, card, tuple(rewards[1:]))
 
 
+def _ppo_stage(policy: str) -> str:
+    """Returns the folder of the PPO stage for the folder of a run, and every other name as it is."""
+    folder = Path(policy)
+    is_run = (folder / "ppo" / "run.json").is_file() and not (folder / "run.json").is_file()
+    return str(folder / "ppo") if is_run else str(policy)
+
+
 def _read_card(checkpoint: Checkpoint) -> Card:
-    path = checkpoint.path / CARD_FILE
-    if not path.is_file():
+    # The card of a run on this machine is in the folder of its stage, which is then the checkpoint's name.
+    folders = (checkpoint.path,) if checkpoint.repo is not None else (checkpoint.path, Path(checkpoint.name))
+    path = next((folder / CARD_FILE for folder in folders if (folder / CARD_FILE).is_file()), None)
+    if path is None:
         return Card()
     card, problem = Card.parse(path.read_bytes())
     if problem is not None:
