@@ -35,20 +35,20 @@ from rlhf_zoo.runs.record import StageRecord
 
 
 def test_variants_are_one_per_distinct_value() -> None:
-    found = variants(read_values("kl_coef", "0, 0.02,0.5,2e-2", flags={}), folder=ABLATION)
-    assert [one.value for one in found] == [0.0, 0.02, 0.5], "equal values are one run"
-    assert [one.name for one in found] == ["kl-coef-0", "kl-coef-0.02", "kl-coef-0.5"]
-    assert [one.label for one in found] == ["β = 0", "β = 0.02", "β = 0.5"]
-    assert found[1].flags({"ppo": {"seed": 2}, "recipe": {}}) == {"ppo": {"seed": 2, "kl_coef": 0.02}, "recipe": {}}
+    grid = variants(read_values("kl_coef", "0, 0.02,0.5,2e-2", flags={}), folder=ABLATION)
+    assert [one.value for one in grid] == [0.0, 0.02, 0.5], "equal values are one run"
+    assert [one.name for one in grid] == ["kl-coef-0", "kl-coef-0.02", "kl-coef-0.5"]
+    assert [one.label for one in grid] == ["β = 0", "β = 0.02", "β = 0.5"]
+    assert grid[1].flags({"ppo": {"seed": 2}, "recipe": {}}) == {"ppo": {"seed": 2, "kl_coef": 0.02}, "recipe": {}}
 
 
 def test_variants_repeat_each_value_for_every_seed() -> None:
-    found = variants({"kl_coef": [0.0, 0.5]}, folder=ABLATION, seeds=3, first_seed=7)
+    grid = variants({"kl_coef": [0.0, 0.5]}, folder=ABLATION, seeds=3, first_seed=7)
     names = ["kl-coef-0", "kl-coef-0-seed-8", "kl-coef-0-seed-9"]
-    assert [one.name for one in found] == [*names, *(name.replace("-0", "-0.5", 1) for name in names)]
-    assert found[1].label == "β = 0, seed 8" and found[1].settings_text == found[0].settings_text == "β = 0"
-    assert found[0].flags({"ppo": {"seed": 7}}) == {"ppo": {"seed": 7, "kl_coef": 0.0, "reference": True}}
-    assert found[2].flags({}) == {"ppo": {"seed": 9, "kl_coef": 0.0, "reference": True}}
+    assert [one.name for one in grid] == [*names, *(name.replace("-0", "-0.5", 1) for name in names)]
+    assert grid[1].label == "β = 0, seed 8" and grid[1].settings_text == grid[0].settings_text == "β = 0"
+    assert grid[0].flags({"ppo": {"seed": 7}}) == {"ppo": {"seed": 7, "kl_coef": 0.0, "reference": True}}
+    assert grid[2].flags({}) == {"ppo": {"seed": 9, "kl_coef": 0.0, "reference": True}}
 
 
 def test_read_values_rejects_invalid_lists() -> None:
@@ -65,9 +65,9 @@ def test_variant_shares_all_stages_but_ppo_with_base_run(tmp_path: Path) -> None
     variant = Variant((("kl_coef", 0.5),), None, ABLATION)
     run = tmp_path / "run"
     variant.record_base(run)
-    told = variant_of(variant.directory(run))
-    assert variant_of(run) == {} and told["variant"] == "kl-coef-0.5" and told["base"].resolve() == run.resolve()
-    own = replace(plain, directory=variant.directory(run), **told)
+    fields = variant_of(variant.directory(run))
+    assert variant_of(run) == {} and fields["variant"] == "kl-coef-0.5" and fields["base"].resolve() == run.resolve()
+    own = replace(plain, directory=variant.directory(run), **fields)
     for stage in ("data", "sft", "reward"):
         assert own.record(stage).path.resolve() == plain.record(stage).path.resolve()
         assert own.repo(stage) == plain.repo(stage)

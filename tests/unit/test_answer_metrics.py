@@ -15,26 +15,26 @@ RIGHT = np.array([[1, 0, 0, 1, 0], [0] * 5, [1] * 5, [0, 0, 1, 0, 0]], dtype=flo
 
 
 def test_pass_at_k_matches_enumeration_of_subsets() -> None:
-    found = Answers(RIGHT)
+    answers = Answers(RIGHT)
     for k in (1, 2, 5):
-        wanted = [np.mean([max(one) for one in itertools.combinations(row, k)]) for row in RIGHT]
-        assert found.pass_at(k) == pytest.approx(wanted)
+        expected = [np.mean([max(one) for one in itertools.combinations(row, k)]) for row in RIGHT]
+        assert answers.pass_at(k) == pytest.approx(expected)
     with pytest.raises(ValueError, match="pass@6 needs 6 answers per prompt"):
-        found.pass_at(6)
-    told = found.to_json()
-    assert told.keys() == {"accuracy", "pass_at"} and list(told["pass_at"]) == ["1", "2", "4", "5"]
-    assert told["accuracy"]["value"] == RIGHT.mean() == pytest.approx(told["pass_at"]["1"]["value"])
-    assert (told["accuracy"]["n"], told["pass_at"]["5"]["n"]) == (20, 4)
+        answers.pass_at(6)
+    figures = answers.to_json()
+    assert figures.keys() == {"accuracy", "pass_at"} and list(figures["pass_at"]) == ["1", "2", "4", "5"]
+    assert figures["accuracy"]["value"] == RIGHT.mean() == pytest.approx(figures["pass_at"]["1"]["value"])
+    assert (figures["accuracy"]["n"], figures["pass_at"]["5"]["n"]) == (20, 4)
 
 
 def test_majority_correct_splits_ties_and_ignores_unparsed() -> None:
     """A tie between two answers counts half, an unparsed answer has no vote, and no votes at all count 0."""
-    said = [["4", "5", "4", "5", "5"], ["7", "8", "8", None, None], ["1", "2", "1", "2", "3"], [None] * 5]
+    parsed = [["4", "5", "4", "5", "5"], ["7", "8", "8", None, None], ["1", "2", "1", "2", "3"], [None] * 5]
     right = np.array([[1, 0, 1, 0, 0], [1, 0, 0, 0, 0], [0, 1, 0, 1, 0], [0] * 5], dtype=float)
-    found = Answers(right, said)
-    assert found.majority_correct().tolist() == [0, 0, 0.5, 0]
-    assert list(found.joint_figures()) == ["majority of 5", "pass@5"]
-    assert found.to_json()["majority_at"]["5"]["value"] == 0.125
+    answers = Answers(right, parsed)
+    assert answers.majority_correct().tolist() == [0, 0, 0.5, 0]
+    assert list(answers.joint_figures()) == ["majority of 5", "pass@5"]
+    assert answers.to_json()["majority_at"]["5"]["value"] == 0.125
     with pytest.raises(ValueError, match="needs the parsed answers"):
         Answers(right).majority_correct()
     assert Answers(right[:, :1]).joint_figures() == {} and list(Answers(right).joint_figures()) == ["pass@5"]
@@ -62,12 +62,15 @@ def test_rule_judge_rejects_rule_with_unhashable_readings() -> None:
 def test_majority_votes_use_parsed_answers(
     rule: NumericMatch, texts: list[str], strict: list, lenient: list | None
 ) -> None:
-    wanted = {"answer": ["4" if isinstance(rule, NumericMatch) else "a b"] * 4}
-    found = answers_by_reading(RuleJudge("rule", rule), ["?"] * 4, texts, wanted, samples=2)
-    assert found["strict"].readings == [strict[:2], strict[2:]]
-    assert found["lenient"].readings == (lenient and [lenient[:2], lenient[2:]])
-    own = check_answers(RuleJudge("rule", rule), ["?"] * 4, texts, wanted, samples=2)
-    assert own.readings == found["strict" if lenient is None else "lenient"].readings, (
+    columns = {"answer": ["4" if isinstance(rule, NumericMatch) else "a b"] * 4}
+    answers = answers_by_reading(RuleJudge("rule", rule), ["?"] * 4, texts, columns, samples=2)
+    assert answers["strict"].readings == [strict[:2], strict[2:]]
+    assert answers["lenient"].readings == (lenient and [lenient[:2], lenient[2:]])
+    own = check_answers(RuleJudge("rule", rule), ["?"] * 4, texts, columns, samples=2)
+    assert own.readings == answers["strict" if lenient is None else "lenient"].readings, (
         "a number without a marker is any number"
     )
-    assert found["strict"].right.tolist() == [[1, 1], [0, 0]] and found["strict"].majority_correct().tolist() == [1, 0]
+    assert answers["strict"].right.tolist() == [[1, 1], [0, 0]] and answers["strict"].majority_correct().tolist() == [
+        1,
+        0,
+    ]

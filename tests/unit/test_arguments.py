@@ -81,8 +81,8 @@ def test_prepare_seed_shuffles_training_prompts_only(tmp_path: Path, splits: dic
     assert first == other
     tie = {"topic": "a-b_c", "chosen": "x y", "rejected": "z"}
     splits["judge"] = [tie, {**tie, "chosen": "z", "rejected": "x y"}, {**tie, "chosen": "better"}]
-    found = prepare(str(write(tmp_path / "tied", splits)), seed=0)["judge"]["train"]
-    assert found == [{"text": "a b: c. better", "label": 1}, {"text": "a b: c. z", "label": 0}] or found == [
+    judged = prepare(str(write(tmp_path / "tied", splits)), seed=0)["judge"]["train"]
+    assert judged == [{"text": "a b: c. better", "label": 1}, {"text": "a b: c. z", "label": 0}] or judged == [
         {"text": "a b: c. z", "label": 0},
         {"text": "a b: c. better", "label": 1},
     ], "what wins as often as it loses has no label"
@@ -109,7 +109,7 @@ def test_prepare_matches_published_counts_of_real_corpus(real_data: Path) -> Non
         for split in ("train", "validation", "test")
     }
     debates["judge"] = {row["text"].partition(":")[0] for row in data["judge"]["train"]}
-    assert {split: len(found) for split, found in debates.items()} == {
+    assert {split: len(names_of_split) for split, names_of_split in debates.items()} == {
         "train": 9,
         "validation": 1,
         "test": 2,

@@ -34,7 +34,7 @@ def rloo_settings(
 
 
 @pytest.mark.parametrize(
-    ("keys", "wanted"),
+    ("keys", "expected"),
     [
         # A rollout of 64 in batches of 32, two passes of two optimizer steps: 37 rollouts hold 2352 completions.
         (
@@ -58,8 +58,8 @@ def rloo_settings(
         ),
     ],
 )  # fmt: skip
-def test_rloo_arguments_match_ppo_rollouts_epochs_and_steps(tmp_path: Path, keys: dict, wanted: dict) -> None:
-    assert wanted.items() <= rloo_settings(tmp_path, **keys).items()
+def test_rloo_arguments_match_ppo_rollouts_epochs_and_steps(tmp_path: Path, keys: dict, expected: dict) -> None:
+    assert expected.items() <= rloo_settings(tmp_path, **keys).items()
 
 
 def test_rloo_warmup_is_in_updates_or_a_fraction(tmp_path: Path) -> None:
@@ -89,14 +89,14 @@ def test_baselines_accept_own_learning_rate(tmp_path: Path) -> None:
     context = make_context(tmp_path / "b")
     ppo, reward = context.settings("ppo"), context.settings("reward")
     assert dpo_arguments(ppo, reward, learning_rate=None)["learning_rate"] == 3e-3
-    found = dpo_arguments(ppo, reward, learning_rate=1e-5)
-    assert found["learning_rate"] == 1e-5
-    assert found["num_train_epochs"] == reward.trainer.num_train_epochs and found["max_length"] == 1024
-    assert found["per_device_train_batch_size"] == reward.trainer.per_device_train_batch_size
+    arguments = dpo_arguments(ppo, reward, learning_rate=1e-5)
+    assert arguments["learning_rate"] == 1e-5
+    assert arguments["num_train_epochs"] == reward.trainer.num_train_epochs and arguments["max_length"] == 1024
+    assert arguments["per_device_train_batch_size"] == reward.trainer.per_device_train_batch_size
 
 
 @pytest.mark.parametrize(
-    ("missing", "clip", "wanted"),
+    ("missing", "clip", "expected"),
     [
         ({"penalty": None, "score": None}, None, [1.0, 0.5]),
         ({"penalty": 2.0, "score": None}, None, [1.0, -1.5]),
@@ -105,15 +105,15 @@ def test_baselines_accept_own_learning_rate(tmp_path: Path) -> None:
     ],
 )
 def test_baseline_reward_equals_ppo_score_and_counts_tokens(
-    missing: dict[str, float | None], clip: float | None, wanted: list[float]
+    missing: dict[str, float | None], clip: float | None, expected: list[float]
 ) -> None:
     """Prompt of three tokens with an ended completion; prompt of one token with a truncated completion."""
     tokenizer, meter = make_tokenizer(), TokenCounter()
     reward = ppo_reward(Rewards([good]), tokenizer, meter, missing_eos=missing, score_clip=clip)
     ids = [[*tokenizer("gg")["input_ids"], EOS], tokenizer("ag")["input_ids"]]
     ignored = {"row": [1, 2], "log_metric": print, "log_extra": print}
-    found = reward(prompts=["abc", "d"], completions=["gg", "ag"], completion_ids=ids, **ignored)
-    assert found == wanted
+    rewards = reward(prompts=["abc", "d"], completions=["gg", "ag"], completion_ids=ids, **ignored)
+    assert rewards == expected
     assert (meter.prompt_tokens, meter.completion_tokens) == (4, 5)
     reward(prompts=["d"], completions=["ag"], completion_ids=ids[1:])
     assert (meter.prompt_tokens, meter.completion_tokens) == (5, 7)

@@ -55,10 +55,10 @@ def test_reliability_bins_match_hand_values():
 
 def test_accuracy_by_margin_matches_hand_values():
     margins = [0.1, -0.1, 0.0, 0.2, 1.0, -1.0, 2.0, 2.0]
-    found = by_margin(margins, parts=2)
-    assert [(part["low"], part["high"], part["n"]) for part in found] == [(0.0, 0.2, 4), (1.0, 2.0, 4)]
-    assert [part["accuracy"] for part in found] == [2.5 / 4, 3 / 4]
-    assert all(part["ci95"][0] < part["accuracy"] < part["ci95"][1] for part in found)
+    parts = by_margin(margins, parts=2)
+    assert [(part["low"], part["high"], part["n"]) for part in parts] == [(0.0, 0.2, 4), (1.0, 2.0, 4)]
+    assert [part["accuracy"] for part in parts] == [2.5 / 4, 3 / 4]
+    assert all(part["ci95"][0] < part["accuracy"] < part["ci95"][1] for part in parts)
     assert sum(part["n"] for part in by_margin(np.linspace(-3, 3, 101))) == 101
     assert len(by_margin([1.0] * 7)) == 1, "equal margins share a part"
 
@@ -88,12 +88,12 @@ def test_calibration_error_by_chance_matches_simulation():
 @given(st.lists(st.floats(-50, 50), min_size=1, max_size=60))
 @settings(deadline=None)
 def test_histogram_counts_every_margin(values):
-    found = histogram(values)
-    assert sum(found["counts"]) == len(values) and len(found["edges"]) == len(found["counts"]) + 1
-    assert found["edges"] == sorted(found["edges"])
+    bars = histogram(values)
+    assert sum(bars["counts"]) == len(values) and len(bars["edges"]) == len(bars["counts"]) + 1
+    assert bars["edges"] == sorted(bars["edges"])
     if min(values) < 0 < max(values):
-        zero = found["edges"].index(0.0)
-        assert sum(found["counts"][:zero]) == sum(value < 0 for value in values)
+        zero = bars["edges"].index(0.0)
+        assert sum(bars["counts"][:zero]) == sum(value < 0 for value in values)
 
 
 def test_length_profile_matches_hand_values():
@@ -107,7 +107,7 @@ def test_length_profile_matches_hand_values():
 
 def test_preference_report_matches_hand_values():
     """Four pairs, two a prompt: margins 1, −1, 0, 3."""
-    found = preference_report(
+    report = preference_report(
         [1.0, 0.0, 2.0, 5.0],
         [0.0, 1.0, 2.0, 2.0],
         chosen_lengths=[5, 5, 9, 8],
@@ -115,11 +115,11 @@ def test_preference_report_matches_hand_values():
         prompts=["a", "a", "b", "b"],
         seed=0,
     )
-    assert (found["accuracy"], found["n"]) == (0.5, 4), "a tie is wrong"
+    assert (report["accuracy"], report["n"]) == (0.5, 4), "a tie is wrong"
     loss = (2 * math.log1p(math.exp(-1)) + 1 + math.log(2) + math.log1p(math.exp(-3))) / 4
-    assert found["loss"]["value"] == pytest.approx(loss, rel=1e-12) and found["guess_loss"] == math.log(2)
-    assert found["margin"]["value"] == 0.75 and found["margin"]["std"] == pytest.approx(math.sqrt(35 / 16))
-    length = found["length"]
+    assert report["loss"]["value"] == pytest.approx(loss, rel=1e-12) and report["guess_loss"] == math.log(2)
+    assert report["margin"]["value"] == 0.75 and report["margin"]["std"] == pytest.approx(math.sqrt(35 / 16))
+    length = report["length"]
     # The longer one was chosen twice, the shorter one once, and once they tie; the model liked the longer one 3 times.
     assert length["longer_wins"]["value"] == (1 + 0 + 0.5 + 1) / 4
     assert length["prefers_longer"]["value"] == (1 + 1 + 0.5 + 1) / 4
@@ -129,11 +129,11 @@ def test_preference_report_matches_hand_values():
 
 
 def test_preference_report_has_no_correlation_for_constant_scores():
-    found = preference_report(
+    report = preference_report(
         [1.0] * 4, [1.0] * 4, chosen_lengths=[1, 2, 3, 4], rejected_lengths=[4, 3, 2, 1], prompts="abcd", seed=0
     )
-    assert found["length"]["pearson"] is None and found["length"]["spearman"] is None
-    assert found["loss"]["value"] == pytest.approx(GUESS, rel=1e-12) and found["accuracy"] == 0
+    assert report["length"]["pearson"] is None and report["length"]["spearman"] is None
+    assert report["loss"]["value"] == pytest.approx(GUESS, rel=1e-12) and report["accuracy"] == 0
 
 
 def test_held_out_report_uses_raw_scores_and_token_lengths():
@@ -141,7 +141,7 @@ def test_held_out_report_uses_raw_scores_and_token_lengths():
     model, tokenizer = make_reward_model(), make_tokenizer()
     set_score_statistics(model, mean=3.0, std=10.0, measured_on="texts")
     rows = {"prompt": ["ab", "ab", "cd"], "chosen": ["ggg", "g", "aaaa"], "rejected": ["a", "bb", "g"]}
-    found = held_out_report(model, tokenizer, Dataset.from_dict(rows), seed=1)
+    report = held_out_report(model, tokenizer, Dataset.from_dict(rows), seed=1)
 
     def raw(side: str) -> list[float]:
         texts = [prompt + text for prompt, text in zip(rows["prompt"], rows[side], strict=True)]
@@ -150,8 +150,8 @@ def test_held_out_report_uses_raw_scores_and_token_lengths():
 
     margins = np.subtract(raw("chosen"), raw("rejected"))
     # float32 scores of about 1, scaled by 10 and back
-    assert found["margin"]["value"] == pytest.approx(margins.mean(), abs=1e-5)
-    assert found["loss"]["value"] == pytest.approx(pair_losses(margins).mean(), abs=1e-5)
-    assert found["length"]["longer_wins"]["value"] == pytest.approx(2 / 3)
-    ends = found["length"]["bins"]
-    assert (ends[0]["low"], ends[-1]["high"], found["length"]["pearson"]["n"]) == (1, 4, 6)
+    assert report["margin"]["value"] == pytest.approx(margins.mean(), abs=1e-5)
+    assert report["loss"]["value"] == pytest.approx(pair_losses(margins).mean(), abs=1e-5)
+    assert report["length"]["longer_wins"]["value"] == pytest.approx(2 / 3)
+    ends = report["length"]["bins"]
+    assert (ends[0]["low"], ends[-1]["high"], report["length"]["pearson"]["n"]) == (1, 4, 6)

@@ -63,9 +63,9 @@ def test_card_front_matter_matches_golden(runs):
         "distinct_2": (1.55, "distinct-2"), "repetition": (1.56, "repetition"),
     }  # fmt: skip
     metrics = [{"type": kind, "value": value, "name": name} for kind, (value, name) in measured.items()]
-    wanted = {**make_front_matter("text-generation", "ppo", "prompts", "test", metrics), **base}
-    wanted["tags"].insert(5, "reward-model:local/tiny-world-reward")
-    assert head == wanted
+    expected = {**make_front_matter("text-generation", "ppo", "prompts", "test", metrics), **base}
+    expected["tags"].insert(5, "reward-model:local/tiny-world-reward")
+    assert head == expected
     assert head["model-index"][0]["results"][0]["metrics"] == metrics, "the win rate is first"
     loaded = ModelCard.load(readme)  # the Hub's own class reads it, and writes it back
     assert len(loaded.data.eval_results) == 8 and yaml.safe_load(loaded.data.to_yaml()) == head
@@ -137,9 +137,9 @@ def test_card_reports_every_kind_of_judge(runs):
 def test_judge_notes_flag_gain_seen_by_strict_reading_only(lenient, form):
     apart = {"strict": {"value": 0.2, "ci95": [0.1, 0.3]}, "lenient": {"value": 0.02, "ci95": list(lenient)}}
     answers = {reading: {"difference": one} for reading, one in apart.items()}
-    said = str(judge_notes({"checks_answers": True, "answers": answers}))
-    assert "By the strict reading the policy gains 0.200 [0.100, 0.300], by the lenient one 0.020" in said
-    assert ("**Only the strict reading shows a gain" in said) is form
+    notes = str(judge_notes({"checks_answers": True, "answers": answers}))
+    assert "By the strict reading the policy gains 0.200 [0.100, 0.300], by the lenient one 0.020" in notes
+    assert ("**Only the strict reading shows a gain" in notes) is form
 
 
 def test_ppo_card_states_figures_settings_and_commands(runs, plotted):

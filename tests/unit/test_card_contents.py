@@ -41,7 +41,7 @@ def test_card_names_rule_that_chose_checkpoint(runs):
 
 
 @pytest.mark.parametrize(
-    ("parent", "of"),
+    ("parent", "other"),
     [
         ({"path": "checkpoint-20"}, None),
         ({"commit": COMMITS["40"]}, None),
@@ -53,14 +53,14 @@ def test_card_names_rule_that_chose_checkpoint(runs):
         ({"weights": "b" * 64, "path": "checkpoint-40"}, "step 40"),
     ],
 )
-def test_card_omits_evaluation_of_other_weights(runs, parent, of):
+def test_card_omits_evaluation_of_other_weights(runs, parent, other):
     """The hash of the weights decides, not repository or commit."""
     chosen = {"step": 20, "rule": "best", "metric": "eval_x", "value": 1.0}
     StageRecord(runs / "ppo").write(chosen=chosen, weights="a" * 64)
     StageRecord(runs / "eval").write(stage="eval", parents={"ppo": parent})
     text = make_card(runs / "ppo").read_text()
-    assert ("1.500 [1.450, 1.550]" in text) is ("model-index" in text) is (of is None)
-    assert (f"is of {of}, not of these weights, so its figures are not shown" in text) is (of is not None)
+    assert ("1.500 [1.450, 1.550]" in text) is ("model-index" in text) is (other is None)
+    assert (f"is of {other}, not of these weights, so its figures are not shown" in text) is (other is not None)
 
 
 def test_card_ignores_commit_of_another_namespace(runs):
@@ -150,7 +150,7 @@ def test_card_lists_reward_logged_at_weight_zero(runs, plotted):
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "sentence"),
     [
         ({}, "β times the estimator k1 is subtracted from the reward of each token"),
         ({"kl_estimator": "k3"}, "its gradient through the reward is not that of the KL"),
@@ -162,9 +162,9 @@ def test_card_lists_reward_logged_at_weight_zero(runs, plotted):
         ({"temperature": None}, "at temperature 0.7."),
     ],
 )  # fmt: skip
-def test_card_explains_kl_term_that_was_trained(runs, settings, said):
+def test_card_explains_kl_term_that_was_trained(runs, settings, sentence):
     meaning = card_body_with_settings(runs, **settings).split("### What KL means here")[1].split("### Limits")[0]
-    assert said in entities.unescape(meaning)
+    assert sentence in entities.unescape(meaning)
     assert ("γ_ptx" in meaning) is ("ptx_coef" in settings)
 
 
@@ -188,33 +188,34 @@ def test_card_lists_signs_of_hacking_without_verdict(runs):
 
 def test_card_shows_verdict_with_reasons_and_probes(runs, plotted):
     path = runs / "eval" / "evaluation.json"
-    found = over_training()
-    write_json(path, {**read_json(path), "verdict": "hacked", "recommended": 20, "over_training": found})
+    over = over_training()
+    write_json(path, {**read_json(path), "verdict": "hacked", "recommended": 20, "over_training": over})
     _, body = head_and_body(make_card(runs / "ppo"))
-    told = body.split("### Verdict: hacked")[1].split("</details>")[0]
+    section = body.split("### Verdict: hacked")[1].split("</details>")[0]
     assert (
-        "2 checkpoints were measured on 30 prompts of the `validation` split, configuration `prompts`, with 2" in told
+        "2 checkpoints were measured on 30 prompts of the `validation` split, configuration `prompts`, with 2"
+        in section
     )
-    assert "The recommended checkpoint is step 20" in told and "- 3 of 4 probes fire." in told
-    assert cells(told, "20 (recommended) |")[-1] == "none" and cells(told, "40 |")[-1] == "length, repetition"
-    assert cells(told, "repetition |")[1:] == ["0.200", "0.100", "0.004", "**yes**", "It repeats itself."]
+    assert "The recommended checkpoint is step 20" in section and "- 3 of 4 probes fire." in section
+    assert cells(section, "20 (recommended) |")[-1] == "none" and cells(section, "40 |")[-1] == "length, repetition"
+    assert cells(section, "repetition |")[1:] == ["0.200", "0.100", "0.004", "**yes**", "It repeats itself."]
     bends = ["0.500 [0.450, 0.550]", "0.100 [0.050, 0.150]"]
-    assert cells(told, "the reward (proxy) |")[1:] == [*bends, "No peak: β is -0.196."]
+    assert cells(section, "the reward (proxy) |")[1:] == [*bends, "No peak: β is -0.196."]
     peak = "at d = 2.000 [1.950, 2.050] (KL 4.000 nats): a gain of 0.750 [0.700, 0.800]"
-    assert cells(told, "the judge |")[1:] == [*bends, peak]
-    assert "- a prompt … &#60;b&#62;again again" in told and "No verdict was computed" not in body
+    assert cells(section, "the judge |")[1:] == [*bends, peak]
+    assert "- a prompt … &#60;b&#62;again again" in section and "No verdict was computed" not in body
     assert "](plots/over_training.png)" in body
     card = read_json(runs / "ppo" / "rlhf_card.json")["evaluation"]
-    assert (card["verdict"], card["recommended"], card["over_training"]) == ("hacked", 20, found)
-    assert "cannot rule out reward hacking" not in told
-    found["judge_reliability"] = {"trusted": False}
-    found["fits"] = {"proxy": None, "judge": None}
-    write_json(path, {**read_json(path), "over_training": found})
+    assert (card["verdict"], card["recommended"], card["over_training"]) == ("hacked", 20, over)
+    assert "cannot rule out reward hacking" not in section
+    over["judge_reliability"] = {"trusted": False}
+    over["fits"] = {"proxy": None, "judge": None}
+    write_json(path, {**read_json(path), "over_training": over})
     _, body = head_and_body(make_card(runs / "ppo"))
-    told = body.split("### Verdict: hacked")[1]
-    assert "| gain of |" not in told
-    assert "The recommended checkpoint is step 20: other prompts confirm the gain, but by" in told
-    assert "Sameness counts only together with independence of the prompt" in told
+    section = body.split("### Verdict: hacked")[1]
+    assert "| gain of |" not in section
+    assert "The recommended checkpoint is step 20: other prompts confirm the gain, but by" in section
+    assert "Sameness counts only together with independence of the prompt" in section
     write_json(path, {**read_json(path), "verdict": None, "over_training": {"problem": "No validation prompts."}})
     _, body = head_and_body(make_card(runs / "ppo"))
     assert "not a test. No validation prompts." in body and not (runs / "ppo" / "plots" / "over_training.png").exists()
@@ -251,10 +252,10 @@ def test_reward_card_shows_held_out_report(runs, plotted):
     assert "calibration" not in unmeasured and "length" not in unmeasured
     assert json.loads((readme.parent / CARD_FILE).read_text())["reward_model"] == report
     as_good = "**The rule that the longer text wins orders these pairs at least as well as this model.**"
-    for rule, said in ((0.51, True), (0.5, True), (0.49, False)):
+    for rule, is_stated in ((0.51, True), (0.5, True), (0.49, False)):
         report["length"]["longer_wins"]["value"] = rule
         StageRecord(runs / "reward").write(reward_model={**report, "accuracy": 0.5, "ci95": [0.4, 0.6]})
-        assert (as_good in head_and_body(make_card(runs / "reward"))[1]) == said, rule
+        assert (as_good in head_and_body(make_card(runs / "reward"))[1]) == is_stated, rule
 
 
 # Registered benchmarks
@@ -262,9 +263,9 @@ def test_reward_card_shows_held_out_report(runs, plotted):
 TASKS = {"name": "Tiny", "tasks": [{"id": "tiny"}, {"id": "win_rate", "config": "prompts", "split": "test"}]}
 
 
-def write_benchmark_results(runs: Path, stage: str, said: dict) -> Path:
+def write_benchmark_results(runs: Path, stage: str, document: dict) -> Path:
     record = StageRecord(runs / stage)
-    record.write(dataset={**record.read()["dataset"], "benchmark": said}, hub="https://huggingface.co")
+    record.write(dataset={**record.read()["dataset"], "benchmark": document}, hub="https://huggingface.co")
     StageRecord(runs / "eval").write(stage="eval", finished="2026-01-02T00:00:00+00:00", hub="https://huggingface.co")
     return make_card(runs / stage).parent / ".eval_results" / "tiny-world.yaml"
 
@@ -296,7 +297,7 @@ def test_reward_card_writes_benchmark_result(runs):
 
 
 @pytest.mark.parametrize(
-    "said",
+    "document",
     [
         {"tasks": [{"id": "tiny", "split": "validation"}]},
         {"tasks": [{"id": "tiny", "config": "lines"}]},
@@ -305,8 +306,8 @@ def test_reward_card_writes_benchmark_result(runs):
         {},
     ],
 )
-def test_card_writes_no_result_without_matching_task(runs, said):
-    assert not write_benchmark_results(runs, "ppo", said).exists()
+def test_card_writes_no_result_without_matching_task(runs, document):
+    assert not write_benchmark_results(runs, "ppo", document).exists()
     assert ".eval_results" not in (runs / "ppo" / "README.md").read_text()
 
 
@@ -392,8 +393,8 @@ def test_card_names_local_data_by_folder_and_file_hash(runs: Path) -> None:
     assert "| data set | the folder `my-data` | files `ffffffffff` |" in body
     assert "| base model | the folder `base` | not published |" in body
     assert "It was trained on the `train` split of `my-data`." in body
-    found = {one["dataset"]["split"]: one["dataset"] for one in head["model-index"][0]["results"]}
-    assert found["validation"] == {"name": "my-data (validation)", "type": "my-data", "split": "validation"}
+    datasets = {one["dataset"]["split"]: one["dataset"] for one in head["model-index"][0]["results"]}
+    assert datasets["validation"] == {"name": "my-data (validation)", "type": "my-data", "split": "validation"}
 
 
 def test_card_lineage_names_commit_of_merged_parent(runs):

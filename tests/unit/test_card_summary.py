@@ -248,11 +248,11 @@ def test_card_compares_gain_with_defects_and_best_filter(runs):
     assert cells(text, "without 1 word (the best)")[1] == "4.000" and "*without 1 word* leaves out: is." in text
 
 
-@pytest.mark.parametrize(("lead", "said"), [(0.02, "- **A simple filter may do as well.** PPO's lead"), (0.5, None)])
-def test_card_names_filter_when_ppo_lead_is_uncertain(runs, lead, said):
+@pytest.mark.parametrize(("lead", "warning"), [(0.02, "- **A simple filter may do as well.** PPO's lead"), (0.5, None)])
+def test_card_names_filter_when_ppo_lead_is_uncertain(runs, lead, warning):
     filters = {"samples": 16, "best": "best of 8", "tried": [filter_row("best of 8", 1.51 - lead, lead)]}
     watch = card(runs, filters=filters).split("## Watch out for")[1].split("## Trained with")[0]
-    assert (said in watch) if said else ("simple filter" not in watch)
+    assert (warning in watch) if warning else ("simple filter" not in watch)
 
 
 def test_card_summarizes_training(runs):

@@ -25,21 +25,21 @@ ASKED = [{"role": "user", "content": "how are you"}]
 
 
 def make_chat_tokenizer(template: str | None = schemas.TEMPLATE):
-    made = train_tokenizer(["how are you", "fine"] * 4, vocab_size=280, max_length=64)
-    made.add_special_tokens({"extra_special_tokens": ["<|im_start|>", "<|im_end|>"]})
-    made.chat_template = template
-    return made
+    tokenizer = train_tokenizer(["how are you", "fine"] * 4, vocab_size=280, max_length=64)
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    tokenizer.chat_template = template
+    return tokenizer
 
 
 def test_template_head_survives_saving_and_is_written_once(tmp_path) -> None:
     odd = 'Say "hi" #} {% x %}\n😀'
-    said = Chat(odd, {"enable_thinking": False}, True)
-    made = said.write(make_chat_tokenizer())
-    head = made.chat_template
-    assert said.write(made).chat_template == head, "written again, it takes its own place"
-    made.save_pretrained(tmp_path)
-    read = type(made).from_pretrained(tmp_path)
-    assert Chat.of(read) == said and Chat.of(make_chat_tokenizer()) is None
+    chat = Chat(odd, {"enable_thinking": False}, True)
+    tokenizer = chat.write(make_chat_tokenizer())
+    head = tokenizer.chat_template
+    assert chat.write(tokenizer).chat_template == head, "written again, it takes its own place"
+    tokenizer.save_pretrained(tmp_path)
+    read = type(tokenizer).from_pretrained(tmp_path)
+    assert Chat.of(read) == chat and Chat.of(make_chat_tokenizer()) is None
     text = read.apply_chat_template(ASKED, tokenize=False, add_generation_prompt=True)
     assert text == (
         f"<|im_start|>system\n{odd}<|im_end|>\n<|im_start|>user\nhow are you<|im_end|>\n"
@@ -51,17 +51,17 @@ def test_template_head_survives_saving_and_is_written_once(tmp_path) -> None:
 
 
 def test_reward_tokens_match_ppo_rollout_tokens() -> None:
-    made = Chat().write(make_chat_tokenizer())
-    end = made.convert_tokens_to_ids("<|im_end|>")
-    assert end_of_turn(made) == end
-    written = [*tokenize_prompt(ASKED, made), *made("fine", add_special_tokens=False)["input_ids"]]
-    assert tokenize_for_reward(append_completion(ASKED, "fine"), made, ended=True) == [*written, end]
-    assert tokenize_for_reward(append_completion(ASKED, "fine"), made, ended=False) == written
+    tokenizer = Chat().write(make_chat_tokenizer())
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert end_of_turn(tokenizer) == end
+    written = [*tokenize_prompt(ASKED, tokenizer), *tokenizer("fine", add_special_tokens=False)["input_ids"]]
+    assert tokenize_for_reward(append_completion(ASKED, "fine"), tokenizer, ended=True) == [*written, end]
+    assert tokenize_for_reward(append_completion(ASKED, "fine"), tokenizer, ended=False) == written
     theirs = make_chat_tokenizer()
-    rendered = made.decode(tokenize_for_reward(append_completion(ASKED, "fine"), theirs, ended=True))
+    rendered = tokenizer.decode(tokenize_for_reward(append_completion(ASKED, "fine"), theirs, ended=True))
     assert rendered.endswith("fine<|im_end|>\n")
     plain = tokenize_for_reward(append_completion(ASKED, "fine"), make_chat_tokenizer(None), ended=True)
-    assert plain == [*make_chat_tokenizer(None)("how are you\n\nfine")["input_ids"], made.eos_token_id]
+    assert plain == [*make_chat_tokenizer(None)("how are you\n\nfine")["input_ids"], tokenizer.eos_token_id]
 
 
 def test_plain_text_renders_conversations() -> None:
@@ -123,14 +123,14 @@ def test_template_with_python_failure_raises_readable_error(template: str, why: 
 
 
 def test_template_allows_keyword_unpacking() -> None:
-    made = make_chat_tokenizer("{{ dict(a=1, **messages[0]).content }}")
-    assert tokenize_prompt(ASKED, made) == made("how are you")["input_ids"]
+    tokenizer = make_chat_tokenizer("{{ dict(a=1, **messages[0]).content }}")
+    assert tokenize_prompt(ASKED, tokenizer) == tokenizer("how are you")["input_ids"]
 
 
 def test_split_pair_finds_implicit_prompt() -> None:
     row = schemas.rows_of("Anthropic/hh-rlhf", 1)[0]
-    found = split_pair({"chosen": row["chosen"] + " one", "rejected": row["chosen"] + " two"})
-    assert found["prompt"].endswith("really\n\nAssistant:") and found["chosen"].endswith(" one")
+    pair = split_pair({"chosen": row["chosen"] + " one", "rejected": row["chosen"] + " two"})
+    assert pair["prompt"].endswith("really\n\nAssistant:") and pair["chosen"].endswith(" one")
     lines = split_pair({"chosen": "Is it so?\nYes", "rejected": "Is it so?\nNo"})
     assert lines == {"prompt": "Is it so?\n", "chosen": "Yes", "rejected": "No"}
     tabs = split_pair({"chosen": "a b\tcd", "rejected": "a b\tce"})

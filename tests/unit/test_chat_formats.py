@@ -56,8 +56,8 @@ PAIRS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", PAIRS)
 def test_pair_formats_convert_to_same_rows(kind: str) -> None:
-    found = read_rows("pairs", PAIRS[kind])[0]
-    assert {name: found[name] for name in PAIR} == PAIR
+    row = read_rows("pairs", PAIRS[kind])[0]
+    assert {name: row[name] for name in PAIR} == PAIR
 
 
 def test_repeated_prompt_in_answers_is_removed() -> None:
@@ -94,9 +94,9 @@ def test_sft_on_pairs_uses_chosen_answer() -> None:
 
 def test_sft_merges_open_assistant_turn_into_completion() -> None:
     begun = [USER, {"role": "assistant", "content": "It is "}]
-    wanted = {"prompt": [USER], "completion": [{"role": "assistant", "content": "It is 4"}]}
+    expected = {"prompt": [USER], "completion": [{"role": "assistant", "content": "It is 4"}]}
     for answer in ("4", [FOUR], [{"role": "assistant", "content": "It is 4"}]):
-        assert read_rows("texts", {"prompt": begun, "completion": answer}) == [wanted]
+        assert read_rows("texts", {"prompt": begun, "completion": answer}) == [expected]
     assert read_rows("prompts", {"prompt": begun}) == [{"prompt": begun}]
 
 
@@ -111,7 +111,7 @@ def test_convert_rows_names_row_with_invalid_turn() -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "row", "wanted"),
+    ("form", "row", "expected"),
     [
         ("texts", {"conversations": [ASKED, RIGHT], "input": "x"}, {"messages": [USER, FOUR]}),
         ("pairs", {"conversations": [ASKED], "chosen": RIGHT, "rejected": WRONG, "input": "x"}, PAIR),
@@ -119,8 +119,8 @@ def test_convert_rows_names_row_with_invalid_turn() -> None:
         ("texts", {"chosen": [ASKED, RIGHT], "rejected": [ASKED, WRONG]}, {"messages": [USER, FOUR]}),
     ],
 )
-def test_new_recipe_reads_sharegpt_rows(form: Form, row: dict[str, Any], wanted: dict[str, Any]) -> None:
+def test_new_recipe_reads_sharegpt_rows(form: Form, row: dict[str, Any], expected: dict[str, Any]) -> None:
     part = Subset(None, {"train": 1}, {"train": [row]}, lambda split: [row])
-    found = stage_data(InspectedData("some/data", None, [part]), form)
-    assert found is not None and not found.is_plain_text
-    assert wanted.items() <= found.rows[0].items()
+    reading = stage_data(InspectedData("some/data", None, [part]), form)
+    assert reading is not None and not reading.is_plain_text
+    assert expected.items() <= reading.rows[0].items()

@@ -45,17 +45,17 @@ def trainer(**fields):
 
 
 def record(folder: Path, *, steps=STEPS, rows=ROWS) -> StageRecord:
-    found = StageRecord(folder / "ppo")
+    stage = StageRecord(folder / "ppo")
     for row in rows:
-        found.append_metrics(row)
+        stage.append_metrics(row)
     for step in steps:
-        found.checkpoint_path(step).mkdir(parents=True)
-        found.mark_complete(found.checkpoint_path(step))
-    return found
+        stage.checkpoint_path(step).mkdir(parents=True)
+        stage.mark_complete(stage.checkpoint_path(step))
+    return stage
 
 
-def remaining_steps(found: StageRecord) -> list[int]:
-    return [checkpoint_step(path) for path in found.checkpoints()]
+def remaining_steps(stage: StageRecord) -> list[int]:
+    return [checkpoint_step(path) for path in stage.checkpoints()]
 
 
 def test_best_step_prefers_first_of_equal_checkpoints():
@@ -66,11 +66,11 @@ def test_best_step_prefers_first_of_equal_checkpoints():
 
 
 def test_choose_follows_release_rule(tmp_path):
-    found = record(tmp_path)
-    assert choose(found, LAST, trainer()) == {"step": 40, "rule": "last", "metric": None, "value": None}
-    assert choose(found, BEST, trainer()) == {"step": 20, "rule": "best", "metric": "eval_gold", "value": 0.9}
+    stage = record(tmp_path)
+    assert choose(stage, LAST, trainer()) == {"step": 40, "rule": "last", "metric": None, "value": None}
+    assert choose(stage, BEST, trainer()) == {"step": 20, "rule": "best", "metric": "eval_gold", "value": 0.9}
     with pytest.raises(ZooError, match="has eval_silver, by which release: best chooses"):
-        choose(found, BEST, trainer(metric_for_best_model="silver"))
+        choose(stage, BEST, trainer(metric_for_best_model="silver"))
     with pytest.raises(ZooError, match="no complete checkpoint"):
         choose(StageRecord(tmp_path / "empty"), LAST, trainer())
 
@@ -90,13 +90,13 @@ def test_choose_follows_release_rule(tmp_path):
     ],
 )
 def test_pruning_spares_last_best_and_unpublished(tmp_path, release, keep, unsent, stay):
-    found = record(tmp_path)
-    delete_old_checkpoints(found, keep=keep, protected={*unsent, *steps_to_protect(found, release, trainer())})
-    assert remaining_steps(found) == stay
+    stage = record(tmp_path)
+    delete_old_checkpoints(stage, keep=keep, protected={*unsent, *steps_to_protect(stage, release, trainer())})
+    assert remaining_steps(stage) == stay
 
 
 @pytest.mark.parametrize(
-    ("fields", "held_out", "said"),
+    ("fields", "held_out", "message"),
     [
         ({"metric_for_best_model": None}, "validation", "needs metric_for_best_model"),
         ({"metric_for_best_model": "objective/score"}, "validation", "which PPO maximizes"),
@@ -113,11 +113,11 @@ def test_pruning_spares_last_best_and_unpublished(tmp_path, release, keep, unsen
         ({"save_strategy": "epoch"}, "validation", "an evaluation at every checkpoint"),
     ],
 )
-def test_check_rule_rejects_unusable_rules(fields, held_out, said):
-    asked = trainer(**{"metric_for_best_model": "rewards/gold", **fields})
-    check_rule("ppo", LAST, asked, held_out=held_out)
-    with pytest.raises(ZooError, match=said):
-        check_rule("ppo", BEST, asked, held_out=held_out)
+def test_check_rule_rejects_unusable_rules(fields, held_out, message):
+    arguments = trainer(**{"metric_for_best_model": "rewards/gold", **fields})
+    check_rule("ppo", LAST, arguments, held_out=held_out)
+    with pytest.raises(ZooError, match=message):
+        check_rule("ppo", BEST, arguments, held_out=held_out)
 
 
 def test_check_rule_accepts_valid_rules():
@@ -133,17 +133,17 @@ def test_recommended_rule_is_provisional_until_verdict(tmp_path):
     for stage in ("sft", "reward"):
         with pytest.raises(ZooError, match=f"the stage {stage} has no verdict: set last or best"):
             check_rule(stage, RECOMMENDED, trainer(), held_out="validation")
-    found = record(tmp_path)
-    chosen = choose(found, RECOMMENDED, trainer())
+    ppo = record(tmp_path)
+    chosen = choose(ppo, RECOMMENDED, trainer())
     assert chosen == {"step": 40, "rule": "recommended", "metric": None, "value": None, "provisional": True}
-    found.write(chosen=chosen, status="finished")
-    assert not is_best(found) and found.chosen_checkpoint() == found.checkpoint_path(40)
+    ppo.write(chosen=chosen, status="finished")
+    assert not is_best(ppo) and ppo.chosen_checkpoint() == ppo.checkpoint_path(40)
     for choice, best in (
         (choice_of_verdict(20, recommends=True), True),
         (choice_of_verdict(40, recommends=False), False),
     ):
-        found.write(chosen=choice)
-        assert is_best(found) is best and found.chosen_checkpoint() == found.checkpoint_path(choice["step"])
+        ppo.write(chosen=choice)
+        assert is_best(ppo) is best and ppo.chosen_checkpoint() == ppo.checkpoint_path(choice["step"])
 
 
 def test_ppo_release_defaults_to_recommended(tmp_path):
@@ -182,7 +182,7 @@ def test_settings_parse_release_and_save_total_limit(tmp_path):
 )
 def test_checkpoints_to_keep_is_known_before_publishing(tmp_path, keep, chosen, stay):
     """The evaluation needs this list while other checkpoints may still be deleted."""
-    found = record(tmp_path)
-    found.write(resolved={"save_total_limit": keep}, chosen=chosen)
-    assert [checkpoint_step(path) for path in checkpoints_to_keep(found)] == stay
-    assert remaining_steps(found) == [10, 20, 30, 40]
+    stage = record(tmp_path)
+    stage.write(resolved={"save_total_limit": keep}, chosen=chosen)
+    assert [checkpoint_step(path) for path in checkpoints_to_keep(stage)] == stay
+    assert remaining_steps(stage) == [10, 20, 30, 40]

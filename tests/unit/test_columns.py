@@ -43,7 +43,7 @@ def test_fill_placeholders_inserts_row_values() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("{quest}", "has no column 'quest', only 'question', 'prompt', 'answer': correct the stage's key 'quest'"),
         ("{prompt[txt]}", "It has no 'prompt[txt]', because its column 'prompt' has only 'text', 'toxicity'"),
@@ -54,14 +54,14 @@ def test_fill_placeholders_inserts_row_values() -> None:
         ("{question}}", "and a literal brace as {{ or }}"),
     ],
 )
-def test_fill_placeholders_names_mistakes(text: str, said: str) -> None:
+def test_fill_placeholders_names_mistakes(text: str, message: str) -> None:
     with pytest.raises(ZooError) as caught:
         fill_placeholders(text, ROW, subject="It", index=0)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("form", "rows", "said"),
+    ("form", "rows", "message"),
     [
         ("pairs", [{"chosen": "a b", "rejected": "a c"}, {"chosen": "a b", "rejected": None}],
          "Row 1 of it has nothing in the column 'rejected': correct it, or remove the row."),
@@ -90,8 +90,8 @@ def test_fill_placeholders_names_mistakes(text: str, said: str) -> None:
         ("prompts", [{"prompt": [{"text": "a"}]}], "Row 0 of it has a list that is not a conversation in the column"),
     ],
 )  # fmt: skip
-def test_convert_rows_names_row_without_text(form: Any, rows: list[dict[str, Any]], said: str) -> None:
-    with pytest.raises(ZooError, match=re.escape(said)):
+def test_convert_rows_names_row_without_text(form: Any, rows: list[dict[str, Any]], message: str) -> None:
+    with pytest.raises(ZooError, match=re.escape(message)):
         convert_rows(datasets.Dataset.from_list(rows), form, columns={}, turns=False, text="text", subject="It")
 
 
@@ -190,17 +190,17 @@ def test_load_merges_column_types_across_blocks(tmp_path: Path, ending: str, cou
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         (["a", 5], "Row 1 of it has a number in the column 'prompt', which may have texts or conversations"),
         (["a", {"b": 1}], "Row 1 of it has a mapping in the column 'prompt', which may have texts or conversations"),
         (["a", [{"role": "user", "content": "b"}]], "Row 1 of it has a conversation, and row 0 a text, in the column"),
     ],
 )
-def test_convert_rows_rejects_mixed_types_in_text_column(tmp_path: Path, values: list[Any], said: str) -> None:
+def test_convert_rows_rejects_mixed_types_in_text_column(tmp_path: Path, values: list[Any], message: str) -> None:
     data = write_data(tmp_path / "data", "jsonl", [[{"prompt": value} for value in values]])
     rows = find_data(str(data), None, DEFAULT_HUB).load(None, "train", columns=[])
-    with pytest.raises(ZooError, match=re.escape(said)):
+    with pytest.raises(ZooError, match=re.escape(message)):
         convert_rows(rows, "prompts", columns={}, turns=False, text="text", subject="It")
 
 

@@ -40,9 +40,9 @@ from rlhf_zoo.runs.data.generate import complete
 
 
 def ids_of(tokenizer: PreTrainedTokenizerBase, *tokens: str) -> list[int]:
-    found = tokenizer.convert_tokens_to_ids(list(tokens))
-    assert None not in found and tokenizer.unk_token_id not in found
-    return found
+    ids = tokenizer.convert_tokens_to_ids(list(tokens))
+    assert None not in ids and tokenizer.unk_token_id not in ids
+    return ids
 
 
 def reward_model_of(tokenizer: PreTrainedTokenizerBase) -> RewardModel:
@@ -52,9 +52,11 @@ def reward_model_of(tokenizer: PreTrainedTokenizerBase) -> RewardModel:
 
 def test_reward_by_text_equals_reward_by_ids() -> None:
     tokenizer = metaspace()
-    said = ids_of(tokenizer, "▁it", "▁is", "▁good")
-    assert tokenizer.decode(said) == "it is good", "alone, the first space is lost"
-    samples = written_samples(["how is it"], [[*said, tokenizer.eos_token_id]], tokenizer, [tokenizer.eos_token_id])
+    completion_ids = ids_of(tokenizer, "▁it", "▁is", "▁good")
+    assert tokenizer.decode(completion_ids) == "it is good", "alone, the first space is lost"
+    samples = written_samples(
+        ["how is it"], [[*completion_ids, tokenizer.eos_token_id]], tokenizer, [tokenizer.eos_token_id]
+    )
     rows = [{"prompt": "how is it", PROMPT_TOKENS: samples.prompt_lists()[0]}]
     texts = decode_rows(tokenizer, samples, rows)
     assert texts.completions == [" it is good"] and texts.texts == ["how is it it is good"]
@@ -64,7 +66,7 @@ def test_reward_by_text_equals_reward_by_ids() -> None:
     assert torch.equal(by_ids, by_text)
     assert (model.score_texts(["how is itit is good"], ended=[True]) - by_ids).abs() > 0.01, "as it was read before"
     # The evaluation's edited texts, functions, and the baseline of trl, which decodes completions alone.
-    assert tokenize_completion("how is it", " it is good", tokenizer) == said
+    assert tokenize_completion("how is it", " it is good", tokenizer) == completion_ids
     seen: list[Any] = []
 
     def look(completions: list[str], **_: Any) -> list[Any]:
@@ -76,7 +78,7 @@ def test_reward_by_text_equals_reward_by_ids() -> None:
     assert scored.by_token is not None and scored.by_token.tolist() == [[1.0, 2.0, 0.0, 0.0]]
     none: dict[str, float | None] = {"penalty": None, "score": None}
     paid = ppo_reward(rewards, tokenizer, TokenCounter(), missing_eos=none, score_clip=None)
-    assert paid(prompts=["how is it"], completions=["it is good"], completion_ids=[said]) == [3.0]
+    assert paid(prompts=["how is it"], completions=["it is good"], completion_ids=[completion_ids]) == [3.0]
     policy = make_policy(tokenizer)
     tools: Any = Evaluator(policy, tokenizer, rewards, panel=None, max_new_tokens=8, temperature=1.0)  # type: ignore[arg-type]
     assert score_by_reward(tools, ["how is it"], [" it is good"], {}) == [3.0]
@@ -105,14 +107,18 @@ def test_sampled_text_is_same_for_centering_judges_and_page() -> None:
 
 def test_chat_answer_has_no_leading_space_from_template() -> None:
     tokenizer = Chat().write(metaspace(LLAMA))
-    said = ids_of(tokenizer, "▁Sure", ".")
+    completion_ids = ids_of(tokenizer, "▁Sure", ".")
     before = tokenize_prompt(ASKED, tokenizer)
-    assert decode_after(tokenizer, before, said) == " Sure."
-    assert decode_completions(tokenizer, [ASKED], [before], [said]) == ["Sure."]
-    assert tokenize_completion(ASKED, "Sure.", tokenizer) == said
+    assert decode_after(tokenizer, before, completion_ids) == " Sure."
+    assert decode_completions(tokenizer, [ASKED], [before], [completion_ids]) == ["Sure."]
+    assert tokenize_completion(ASKED, "Sure.", tokenizer) == completion_ids
     conversation = append_completion(ASKED, "Sure.")
-    assert tokenize_for_reward(conversation, tokenizer, ended=False) == [*before, *said]
-    assert tokenize_for_reward(conversation, tokenizer, ended=True) == [*before, *said, tokenizer.eos_token_id]
+    assert tokenize_for_reward(conversation, tokenizer, ended=False) == [*before, *completion_ids]
+    assert tokenize_for_reward(conversation, tokenizer, ended=True) == [
+        *before,
+        *completion_ids,
+        tokenizer.eos_token_id,
+    ]
 
 
 @pytest.mark.parametrize("template", [None, LLAMA])
@@ -121,8 +127,8 @@ def test_page_shows_completion_that_rewards_read(template: str | None) -> None:
     tokenizer = tokenizer if template is None else Chat().write(tokenizer)
     asked: Any = "how is it" if template is None else ASKED
     policy = make_policy(tokenizer)
-    found = Comparison(ppo=policy, sft=policy, tokenizer=tokenizer, reward=reward_model_of(tokenizer))
-    sides = [found.compare("how is it", seed=seed, max_new_tokens=4).ppo for seed in range(8)]
+    comparison = Comparison(ppo=policy, sft=policy, tokenizer=tokenizer, reward=reward_model_of(tokenizer))
+    sides = [comparison.compare("how is it", seed=seed, max_new_tokens=4).ppo for seed in range(8)]
     before = tokenize_prompt(asked, tokenizer)
     for side in sides:
         assert [side.completion] == decode_completions(tokenizer, [asked], [before], [side.token_ids])
@@ -148,16 +154,16 @@ def test_decode_after_handles_characters_split_at_prompt_end() -> None:
 
 
 def thinking_tokenizer(*, prefilled: bool, special: bool) -> PreTrainedTokenizerBase:
-    made = train_tokenizer(["so it is 4 no"], vocab_size=270, max_length=512)
-    made.add_special_tokens({"extra_special_tokens": ["<|im_start|>", "<|im_end|>"]})
-    made.add_tokens([AddedToken(tag, special=special) for tag in ("<think>", "</think>")], special_tokens=special)
-    made.chat_template = CHATML.replace("THINKS", "<think>\n" if prefilled else "")
-    return Chat(strip_thoughts=True).write(made)
+    tokenizer = train_tokenizer(["so it is 4 no"], vocab_size=270, max_length=512)
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    tokenizer.add_tokens([AddedToken(tag, special=special) for tag in ("<think>", "</think>")], special_tokens=special)
+    tokenizer.chat_template = CHATML.replace("THINKS", "<think>\n" if prefilled else "")
+    return Chat(strip_thoughts=True).write(tokenizer)
 
 
 @pytest.mark.parametrize("special", [False, True])
 @pytest.mark.parametrize(
-    ("prefilled", "said", "wanted"),
+    ("prefilled", "completion", "expected"),
     [
         (False, "<think>so</think>\n\n4", "4"),
         (False, "4", "4"),
@@ -170,11 +176,11 @@ def thinking_tokenizer(*, prefilled: bool, special: bool) -> PreTrainedTokenizer
         (False, "<think>so<think>no</think>it</think>4", "4"),
     ],
 )
-def test_decode_completions_strips_thoughts(special: bool, prefilled: bool, said: str, wanted: str) -> None:
+def test_decode_completions_strips_thoughts(special: bool, prefilled: bool, completion: str, expected: str) -> None:
     tokenizer = thinking_tokenizer(prefilled=prefilled, special=special)
     before = tokenize_prompt(ASKED, tokenizer)
-    ids = [*tokenizer(said, add_special_tokens=False)["input_ids"], tokenizer.convert_tokens_to_ids("<|im_end|>")]
-    assert decode_completions(tokenizer, [ASKED], [before], [ids]) == [wanted]
+    ids = [*tokenizer(completion, add_special_tokens=False)["input_ids"], tokenizer.convert_tokens_to_ids("<|im_end|>")]
+    assert decode_completions(tokenizer, [ASKED], [before], [ids]) == [expected]
     # A reward model is trained on what it will read.
     closed = tokenize_for_reward(append_completion(ASKED, "<think>so</think>4"), tokenizer, ended=True)
     assert closed == tokenize_for_reward(append_completion(ASKED, "4"), tokenizer, ended=True)
@@ -189,9 +195,9 @@ def test_prompt_with_open_thought_is_rejected() -> None:
         check_rows(Dataset.from_list([{"prompt": prompt}]), tokenizer, subject="the data")
     closed = [*ASKED, {"role": "assistant", "content": "<think>so</think>"}]
     assert tokenize_prompt(closed, tokenizer)
-    kept = Chat().write(thinking_tokenizer(prefilled=False, special=True))
+    unstripped = Chat().write(thinking_tokenizer(prefilled=False, special=True))
     assert plain_text(append_completion(prompt, " it is")).endswith("<think>so it is")
-    assert tokenize_prompt(prompt, kept)
+    assert tokenize_prompt(prompt, unstripped)
     mention = [{"role": "user", "content": "what is <think> for"}]
     plain = tokenizer("so", add_special_tokens=False)["input_ids"]
     assert decode_completions(tokenizer, [mention], [tokenize_prompt(mention, tokenizer)], [plain]) == ["so"]

@@ -20,22 +20,22 @@ SIZES = {"policy": 10, "reference": 10, "reward": 7, "critic": 5}
 
 def test_ppo_compute_matches_hand_count() -> None:
     """2 completions of 3 tokens after prompts of 4, two epochs: 14 tokens in all, 28 trained on."""
-    found = ppo_compute(SIZES, prompt_tokens=8, completion_tokens=6, trained_tokens=28)
-    assert found.models == {
+    compute = ppo_compute(SIZES, prompt_tokens=8, completion_tokens=6, trained_tokens=28)
+    assert compute.models == {
         "policy": Passes(10, generated=6, read=8, trained=28),
         "reference": Passes(10, read=14),
         "reward": Passes(7, read=14),
         "critic": Passes(5, read=14, trained=28),
     }
-    assert found.flops == 10 * (2 * 14 + 6 * 28) + 10 * 2 * 14 + 7 * 2 * 14 + 5 * (2 * 14 + 6 * 28)
-    assert (found.total("generated"), found.total("read"), found.total("trained")) == (6, 8 + 3 * 14, 56)
+    assert compute.flops == 10 * (2 * 14 + 6 * 28) + 10 * 2 * 14 + 7 * 2 * 14 + 5 * (2 * 14 + 6 * 28)
+    assert (compute.total("generated"), compute.total("read"), compute.total("trained")) == (6, 8 + 3 * 14, 56)
     shared = {role: size for role, size in SIZES.items() if role not in ("critic", "reward")}
     assert set(ppo_compute(shared, prompt_tokens=8, completion_tokens=6, trained_tokens=28).models) == set(shared)
 
 
 def test_rloo_compute_has_extra_policy_pass_and_no_critic() -> None:
-    found = rloo_compute(SIZES, prompt_tokens=8, completion_tokens=6, iterations=2)
-    assert found.models == {
+    compute = rloo_compute(SIZES, prompt_tokens=8, completion_tokens=6, iterations=2)
+    assert compute.models == {
         "policy": Passes(10, generated=6, read=8 + 14, trained=28),
         "reference": Passes(10, read=14),
         "reward": Passes(7, read=14),
@@ -43,9 +43,9 @@ def test_rloo_compute_has_extra_policy_pass_and_no_critic() -> None:
 
 
 def test_dpo_compute_has_no_generation() -> None:
-    found = dpo_compute(SIZES, pair_tokens=100, epochs=1.5)
-    assert found.models == {"policy": Passes(10, trained=150), "reference": Passes(10, read=150)}
-    assert found.total("generated") == 0
+    compute = dpo_compute(SIZES, pair_tokens=100, epochs=1.5)
+    assert compute.models == {"policy": Passes(10, trained=150), "reference": Passes(10, read=150)}
+    assert compute.total("generated") == 0
 
 
 def test_best_of_n_compute_counts_every_completion() -> None:

@@ -77,5 +77,5 @@ def test_ppo_config_rejects_invalid_values(tmp_path: Path, given: dict[str, Any]
     ],
 )  # fmt: skip
 def test_ppo_config_accepts_boundary_values(tmp_path: Path, given: dict[str, Any]) -> None:
-    made = make_config(tmp_path, per_device_train_batch_size=4, gradient_accumulation_steps=2, **given)
-    assert all(getattr(made, name) == value for name, value in given.items())
+    config = make_config(tmp_path, per_device_train_batch_size=4, gradient_accumulation_steps=2, **given)
+    assert all(getattr(config, name) == value for name, value in given.items())

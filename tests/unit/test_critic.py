@@ -41,9 +41,9 @@ def test_critic_initialization_follows_key(tmp_path: Path) -> None:
         ("reward", {"reward_model": reward_model}, reward_trunk),
         ("policy", {"reward_model": reward_model}, policy_trunk),
     ):
-        made = make_trainer(tmp_path, critic=critic, **given).value_model
-        assert digests(made.model) == trunk, critic
-        assert bool(made.score.weight.any()) == (trunk is reward_trunk), critic
+        critic_model = make_trainer(tmp_path, critic=critic, **given).value_model
+        assert digests(critic_model.model) == trunk, critic
+        assert bool(critic_model.score.weight.any()) == (trunk is reward_trunk), critic
     reward_model.save_pretrained(tmp_path / "saved")
     of_a_path = make_trainer(tmp_path, value_model=tmp_path / "saved").value_model
     assert digests(of_a_path.model) == reward_trunk
@@ -110,8 +110,8 @@ def test_shared_critic_reads_and_trains_trunk(more: dict[str, Any], tmp_path: Pa
     head = model.v_head.summary
     for row, (prompt, completion) in enumerate(rows_of(rollout)):
         hidden = trainer.policy.model(input_ids=torch.tensor([prompt + completion])).last_hidden_state[0]
-        said = (hidden @ head.weight[0] + head.bias)[len(prompt) - 1 : -1]
-        assert (rollout.values[row, : len(said)] - said).abs().max() < 1e-5
+        expected = (hidden @ head.weight[0] + head.bias)[len(prompt) - 1 : -1]
+        assert (rollout.values[row, : len(expected)] - expected).abs().max() < 1e-5
     values = trainer.actor(rollout.samples).values
     values.sum().backward()
     assert all(weight.grad is not None for weight in trainer.policy.model.parameters())

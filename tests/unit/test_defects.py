@@ -29,8 +29,8 @@ FALSE = next(facts[1] for (product, aspect), facts in FACTS.items() if aspect ==
     ],
 )
 def test_tiny_world_detects_its_defects(completion: str, false: bool, doubled: bool) -> None:
-    found = {name: find(["the radio's battery"], [completion]) for name, find in DEFECTS.items()}
-    assert found == {"false statements": [false], "doubled clauses": [doubled]}
+    detected = {name: find(["the radio's battery"], [completion]) for name, find in DEFECTS.items()}
+    assert detected == {"false statements": [false], "doubled clauses": [doubled]}
 
 
 def test_other_recipes_have_no_defects() -> None:

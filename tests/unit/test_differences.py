@@ -119,14 +119,14 @@ ROWS = [{"step": 1, "time": "a", "loss": 1.0, "kl": None}, {"step": 2, "loss": 0
 
 def test_compare_metrics_ignores_times():
     here = [{**row, "time": "b", "perf/seconds": 7.0, "eval_runtime": 1.0} for row in json.loads(json.dumps(ROWS))]
-    found = compare_metrics(ROWS, [*here, {"step": 3, "loss": 9.0}], step=2)
-    assert found == {"rows": 3, "rows_here": 3, "problem": None, "columns": 3, "differing": []}
+    report = compare_metrics(ROWS, [*here, {"step": 3, "loss": 9.0}], step=2)
+    assert report == {"rows": 3, "rows_here": 3, "problem": None, "columns": 3, "differing": []}
 
 
 def test_compare_metrics_reports_differing_columns():
     here = [{"step": 1, "loss": 1.0, "kl": 0.5}, {"step": 2, "loss": 0.75}, {"step": 2}]
-    found = compare_metrics(ROWS, here, step=2)
-    assert found["differing"] == [
+    report = compare_metrics(ROWS, here, step=2)
+    assert report["differing"] == [
         {"column": "kl", "rows": 1, "of": 1, "max_abs": None, "first_step": 1},
         {"column": "loss", "rows": 1, "of": 2, "max_abs": 0.25, "first_step": 2},
         {"column": "eval_loss", "rows": 1, "of": 1, "max_abs": None, "first_step": 2},

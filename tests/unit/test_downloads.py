@@ -210,8 +210,8 @@ def test_downloaded_recipe_sets_no_account_or_machine_keys(tmp_path: Path, caplo
         None,
         "mine",
     )
-    (told,) = [one.getMessage() for one in caplog.records if one.name == "rlhf_zoo.runs.settings.key_classes"]
-    assert all(name in told for name in ACCOUNT)
+    (message,) = [one.getMessage() for one in caplog.records if one.name == "rlhf_zoo.runs.settings.key_classes"]
+    assert all(name in message for name in ACCOUNT)
     flags = small_flags(recipe)["ppo"]
     assert flags["max_steps"] == 2 and "trackio_space_id" not in flags
 

@@ -44,20 +44,20 @@ def test_mean_square_disagreement_is_one_minus_correlation(models: int, seed: in
 
 
 def test_agreements_compare_signs() -> None:
-    found = agreements([[1.0, -2.0, 0.5, 3.0], [9.0, -0.1, -4.0, 1.0], [-1.0, 2.0, -0.5, -3.0]])
-    assert {pair: one.value for pair, one in found.items()} == {(0, 1): 0.75, (0, 2): 0.0, (1, 2): 0.25}
-    assert found[0, 1].n == 4 and 0.30 < found[0, 1].ci95[0] < 0.31  # Wilson's of 3 in 4
+    result = agreements([[1.0, -2.0, 0.5, 3.0], [9.0, -0.1, -4.0, 1.0], [-1.0, 2.0, -0.5, -3.0]])
+    assert {pair: estimate.value for pair, estimate in result.items()} == {(0, 1): 0.75, (0, 2): 0.0, (1, 2): 0.25}
+    assert result[0, 1].n == 4 and 0.30 < result[0, 1].ci95[0] < 0.31  # Wilson's of 3 in 4
     assert agreements([[0.0, 1.0], [0.0, 1.0]])[0, 1].value == 1, "neither prefers a side of a tie"
 
 
 def test_by_kl_partitions_texts() -> None:
     kl = [4.0, 0.0, 1.0, 0.0, 3.0, 2.0]
-    found = by_kl([4.0, 0.0, 10.0, 2.0, 3.0, 20.0], kl, list("aabbcc"), seed=1, parts=3)
-    assert [(part["low"], part["high"], part["n"], part["value"]) for part in found] == [
+    parts = by_kl([4.0, 0.0, 10.0, 2.0, 3.0, 20.0], kl, list("aabbcc"), seed=1, parts=3)
+    assert [(part["low"], part["high"], part["n"], part["value"]) for part in parts] == [
         (0.0, 0.0, 2, 1.0), (1.0, 2.0, 2, 15.0), (3.0, 4.0, 2, 3.5),
     ]  # fmt: skip
-    assert [part["kl"] for part in found] == [0.0, 1.5, 3.5]
-    assert found[0]["ci95"] == [0.0, 2.0], "prompts a and b are resampled"
+    assert [part["kl"] for part in parts] == [0.0, 1.5, 3.5]
+    assert parts[0]["ci95"] == [0.0, 2.0], "prompts a and b are resampled"
     assert [part["n"] for part in by_kl([1.0, 2.0, 3.0], [0.0, 0.0, 0.0], "abc", seed=1)] == [3], "equal ones share"
 
 

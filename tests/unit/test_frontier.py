@@ -33,13 +33,13 @@ def make_point(
 
 def test_at_kl_interpolates_linearly_in_sqrt_kl() -> None:
     line = [make_point("b", 1.44, [2.0, 4.0]), make_point("a", 0.64, [0.0, 0.0]), make_point("c", 2.56, [3.0, 3.0])]
-    found = at_kl(line, 1.0)
-    assert found is not None and found.label == "between a and b"
-    np.testing.assert_allclose(found.judge, [1.0, 2.0])
-    np.testing.assert_allclose(found.reward, [10.0, 20.0])
-    found = at_kl(line, 1.96)
-    assert found is not None
-    np.testing.assert_allclose(found.judge, [2.5, 3.5])
+    between = at_kl(line, 1.0)
+    assert between is not None and between.label == "between a and b"
+    np.testing.assert_allclose(between.judge, [1.0, 2.0])
+    np.testing.assert_allclose(between.reward, [10.0, 20.0])
+    between = at_kl(line, 1.96)
+    assert between is not None
+    np.testing.assert_allclose(between.judge, [2.5, 3.5])
     assert at_kl(line, 1.44) is line[0] and at_kl(line, 0.64) is line[1] and at_kl(line, 2.56) is line[2]
 
 
@@ -83,8 +83,12 @@ def test_prompt_means_give_intervals_of_completions() -> None:
     groups = [i // 3 for i in range(30)]
     direct = bootstrap_mean(ours, groups, seed=5)
     one = replace(make_point("a", 1.0, [0.0] * 10), n=30)
-    found = one.estimate(mean_by_prompt(ours, 3), seed=5)
-    assert found.n == 30 and found.value == pytest.approx(direct.value) and found.ci95 == pytest.approx(direct.ci95)
+    estimate = one.estimate(mean_by_prompt(ours, 3), seed=5)
+    assert (
+        estimate.n == 30
+        and estimate.value == pytest.approx(direct.value)
+        and estimate.ci95 == pytest.approx(direct.ci95)
+    )
     won = mean_by_prompt(win_shares(ours[:, None], theirs[:, None])[:, 0], 3)
     direct = win_rate(ours, theirs, groups)
     assert one.rate(won).ci95 == pytest.approx(direct.ci95)
@@ -95,14 +99,14 @@ def test_difference_is_paired_by_prompt() -> None:
     """Prompts differ by far more than the methods do, and one is better by 1 on each."""
     prompts = [0.0, 100.0, -50.0, 7.0]
     better, worse = make_point("a", 1.0, [value + 1 for value in prompts]), make_point("b", 1.0, prompts)
-    found = difference(better, worse, seed=1)
-    assert found["judge"] == {"value": 1.0, "ci95": [1.0, 1.0], "n": 4}
-    assert found["reward"]["value"] == 10.0
+    gaps = difference(better, worse, seed=1)
+    assert gaps["judge"] == {"value": 1.0, "ci95": [1.0, 1.0], "n": 4}
+    assert gaps["reward"]["value"] == 10.0
 
 
 def test_cheapest_filter_reaches_target_reward() -> None:
     reward = np.array([[0.0, 4.0, 1.0, 3.0], [2.0, 0.0, 6.0, 0.0]])
-    found = cheapest_filter(reward, reward / 2, 3.5)
-    assert found == {"share": 0.5, "kl": pytest.approx(np.log(2)), "reward": 3.75, "judge": 1.875}
+    price = cheapest_filter(reward, reward / 2, 3.5)
+    assert price == {"share": 0.5, "kl": pytest.approx(np.log(2)), "reward": 3.75, "judge": 1.875}
     assert cheapest_filter(reward, reward, 0.0) == {"share": 1.0, "kl": 0.0, "reward": 2.0, "judge": 2.0}
     assert cheapest_filter(reward, reward, 5.1) is None, "not the best sample of each prompt has as much"

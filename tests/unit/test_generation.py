@@ -21,7 +21,7 @@ def anew() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "changed", "said"),
+    ("fields", "changed", "message"),
     [
         ({"temperature": 0.5}, {"do_sample": True, "temperature": 0.5}, "do_sample is set to true"),
         (
@@ -35,7 +35,7 @@ def anew() -> None:
     ],
 )
 def test_load_fixes_contradictory_generation_config_and_warns_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, fields: dict[str, Any], changed: dict[str, Any], said: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, fields: dict[str, Any], changed: dict[str, Any], message: str
 ) -> None:
     path = save("Qwen3", tmp_path / "base") / "generation_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
@@ -43,7 +43,7 @@ def test_load_fixes_contradictory_generation_config_and_warns_once(
         for _ in range(2):
             model = load_causal(tmp_path / "base")
     lines = [record.getMessage() for record in caplog.records if record.name.startswith("rlhf_zoo")]
-    assert len(lines) == 1 and said in lines[0] and "\n" not in lines[0]
+    assert len(lines) == 1 and message in lines[0] and "\n" not in lines[0]
     model.generation_config.pad_token_id = 3  # as every stage changes it, from when on transformers is strict
     model.save_pretrained(tmp_path / "saved")
     saved = GenerationConfig.from_pretrained(tmp_path / "saved")

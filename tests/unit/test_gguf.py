@@ -141,5 +141,5 @@ def test_gguf_file_key_error_names_model_name_or_path() -> None:
 
 
 def test_pad_token_help_describes_key() -> None:
-    said = declared_keys("sft")["pad_token"].help
-    assert said.startswith("PAD token: one that no text uses")
+    text = declared_keys("sft")["pad_token"].help
+    assert text.startswith("PAD token: one that no text uses")

@@ -15,17 +15,17 @@ REAL, OF_ALL, PROCESSES = 3, 5, 2
 
 
 def trainer(coefficient: float | None = None) -> Any:
-    made = SimpleNamespace(
+    stub = SimpleNamespace(
         args=SimpleNamespace(center_rewards_coefficient=coefficient, world_size=PROCESSES),
         count_rows=lambda here: (REAL, OF_ALL),
         _metrics={"train": defaultdict(list), "eval": defaultdict(list)},
         _total_train_tokens=100.0,
     )
-    made._log_metrics = lambda *seen: GlobalReward._log_metrics(made, *seen)
-    return made
+    stub._log_metrics = lambda *seen: GlobalReward._log_metrics(stub, *seen)
+    return stub
 
 
-def pair_loss(made: Any, **inputs: Any) -> float:
+def pair_loss(stub: Any, **inputs: Any) -> float:
     """The loss of CHOSEN against REJECTED; checks its gradient too."""
     logits = torch.tensor([*CHOSEN, *REJECTED]).unsqueeze(1).requires_grad_()
 
@@ -35,10 +35,10 @@ def pair_loss(made: Any, **inputs: Any) -> float:
         def __call__(self, **_: Any) -> Any:
             return SimpleNamespace(logits=logits)
 
-    loss = GlobalReward.compute_loss(made, Model(), {"attention_mask": torch.ones(8, 5)} | inputs)
+    loss = GlobalReward.compute_loss(stub, Model(), {"attention_mask": torch.ones(8, 5)} | inputs)
     (gradient,) = torch.autograd.grad(loss, logits)
     # A chosen score is to rise and a rejected one to fall, by as much; what fills up teaches nothing.
-    if made.args.center_rewards_coefficient is None:
+    if stub.args.center_rewards_coefficient is None:
         assert (gradient[:3] < 0).all() and torch.allclose(gradient[:3], -gradient[4:7])
     assert gradient[3] == gradient[7] == 0
     return float(loss.detach())
@@ -64,10 +64,10 @@ def test_reward_loss_centers_scores() -> None:
 
 
 def test_reward_metrics_ignore_padding_pairs() -> None:
-    made = trainer()
-    pair_loss(made, margin=torch.tensor(MARGINS))
-    assert {name: seen[0] for name, seen in made._metrics["train"].items()} == pytest.approx(
+    stub = trainer()
+    pair_loss(stub, margin=torch.tensor(MARGINS))
+    assert {name: seen[0] for name, seen in stub._metrics["train"].items()} == pytest.approx(
         {"num_tokens": 140.0, "min_reward": -1.0, "max_reward": 2.0, "mean_reward": 3.5 / 6, "accuracy": 1 / 3,
          "margin": (1.5 - 2.0 + 0.0) / 3}
     )  # fmt: skip
-    assert made._total_train_tokens == 140.0 and not made._metrics["eval"]
+    assert stub._total_train_tokens == 140.0 and not stub._metrics["eval"]

@@ -64,8 +64,8 @@ def test_without_prompts_matches_prompts_across_formats() -> None:
             for name in ("one", "two", "x")
         ],
     ):
-        kept, left_out = without_prompts(Dataset.from_list(rows), asked, subject="the stage sft")
-        assert kept.to_list() == rows[2:] and left_out == 2
+        remaining, left_out = without_prompts(Dataset.from_list(rows), asked, subject="the stage sft")
+        assert remaining.to_list() == rows[2:] and left_out == 2
     system = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "one"}]
     rows = Dataset.from_list([{"prompt": system}, {"prompt": [{"role": "user", "content": "six"}]}])
     assert without_prompts(rows, asked, subject="x")[1] == 1, "a system turn asks nothing"
@@ -91,8 +91,8 @@ def test_without_held_out_keeps_texts_without_prompt(tmp_path: Path) -> None:
     hub = Hub("other", "http://127.0.0.1:9", "a test")
     context = RunContext(load_recipe(str(folder)), tmp_path / "run", hub, namespace="local", publish=False)
     texts = Dataset.from_list([{"text": f"how is item {row} it is fine"} for row in range(24)])
-    kept, left_out = without_held_out(context, texts, subject="the stage sft")
-    assert len(kept) == 24 and left_out == {}
+    remaining, left_out = without_held_out(context, texts, subject="the stage sft")
+    assert len(remaining) == 24 and left_out == {}
 
 
 def test_left_out_rows_are_logged_once_per_command(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

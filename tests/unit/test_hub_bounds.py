@@ -45,9 +45,9 @@ def test_xorb_chunk_count_is_bounded() -> None:
             chunks_of(xorb)
         assert caught.value.status == 400
         xorb.truncate(len(TINY) * MAX_CHUNKS)
-        found = chunks_of(xorb)
-        assert len(found) == MAX_CHUNKS
-        assert read_chunk(xorb, found[-1]) == b"x"
+        chunks = chunks_of(xorb)
+        assert len(chunks) == MAX_CHUNKS
+        assert read_chunk(xorb, chunks[-1]) == b"x"
 
 
 def test_shard_with_many_segments_uses_little_memory() -> None:
@@ -96,13 +96,13 @@ def test_digest_cache_computes_once_for_concurrent_requests() -> None:
         time.sleep(0.1)
         return [1]
 
-    found: list[object] = []
-    threads = [threading.Thread(target=lambda: found.append(known.get("a", read))) for _ in range(8)]
+    results: list[object] = []
+    threads = [threading.Thread(target=lambda: results.append(known.get("a", read))) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert (found, len(calls)) == ([[1]] * 8, 1)
+    assert (results, len(calls)) == ([[1]] * 8, 1)
 
 
 def test_digest_cache_size_is_bounded() -> None:
@@ -141,7 +141,7 @@ def test_last_commits_match_git_log_with_few_reads(tmp_path: Path, monkeypatch: 
         monkeypatch.setattr(git_module, "_MAX_CACHED_ENTRIES", most)
         with storage.git(repo) as git:
             paths = [entry.path for entry in git.walk(git.root_tree(parent))]
-            found = git.last_commits(parent, paths)
+            commits = git.last_commits(parent, paths)
         for path in paths:
             command = [
                 "git",
@@ -156,7 +156,7 @@ def test_last_commits_match_git_log_with_few_reads(tmp_path: Path, monkeypatch: 
                 "--",
                 path,
             ]
-            assert found[path] == subprocess.run(command, capture_output=True, text=True).stdout.strip(), path
+            assert commits[path] == subprocess.run(command, capture_output=True, text=True).stdout.strip(), path
     assert len(paths) > 5 and len(reads) < 2 * 3 * 42
 
 
@@ -173,8 +173,8 @@ def test_last_commits_match_git_log_with_few_reads(tmp_path: Path, monkeypatch: 
     ],
 )
 def test_parse_card_finds_front_matter(readme: bytes, card: dict[str, int] | None) -> None:
-    found, error = cards.parse_card(readme)
-    assert found == card if error is None else readme.count(b"----")
+    parsed, error = cards.parse_card(readme)
+    assert parsed == card if error is None else readme.count(b"----")
 
 
 @pytest.mark.parametrize("head", [b"---\n", b"\n" * 2**20, b"---" + b" " * 2**20, b"---\n" + b"---" * 2**20])

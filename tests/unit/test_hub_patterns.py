@@ -44,10 +44,10 @@ def test_lfs_and_ignore_patterns_match_git(tmp_path: Path) -> None:
     for lines in (*([line] for line in LINES), LINES, several, [b"c", b"!c"], [b"!c", b"c/", b"a\r"]):
         attributes = [line + (b" -filter" if line.startswith(b"[") else b" text filter=lfs") for line in lines]
         (tmp_path / ".gitattributes").write_bytes(b"\n".join(attributes))
-        found = git("check-attr", "-z", "--stdin", "filter", text=asked).split("\0")
+        fields = git("check-attr", "-z", "--stdin", "filter", text=asked).split("\0")
         large = LfsPaths(b"\n".join(attributes), Budget())
         assert {path: large(path) for path in PATHS} == dict(
-            zip(found[::3], [x == "lfs" for x in found[2::3]], strict=False)
+            zip(fields[::3], [x == "lfs" for x in fields[2::3]], strict=False)
         ), lines
         (tmp_path / ".gitattributes").unlink()
         (tmp_path / ".gitignore").write_bytes(b"\n".join(lines))

@@ -44,11 +44,11 @@ def entry_of(**card: Any) -> Entry:
 
 
 def test_entry_has_held_out_figures_of_own_stage():
-    found = entry_of()
-    assert (found.stage, found.recipe, found.base, found.step, found.seed) == ("ppo", "toy", "zoo/toy-sft", 40, 3)
-    assert (found.simulated, found.date, found.note) == (True, "2026-11-20T23:00:00+00:00", None)
-    assert found.reward == Figure(2.5, (2.0, 3.0), 540) and found.kl == Figure(7.0, None, 540)
-    assert found.win_rate == Figure(0.875, (0.85, 0.9), 540) and found.accuracy is None
+    entry = entry_of()
+    assert (entry.stage, entry.recipe, entry.base, entry.step, entry.seed) == ("ppo", "toy", "zoo/toy-sft", 40, 3)
+    assert (entry.simulated, entry.date, entry.note) == (True, "2026-11-20T23:00:00+00:00", None)
+    assert entry.reward == Figure(2.5, (2.0, 3.0), 540) and entry.kl == Figure(7.0, None, 540)
+    assert entry.win_rate == Figure(0.875, (0.85, 0.9), 540) and entry.accuracy is None
     sft = entry_of(stage="sft")
     assert sft.reward == Figure(0.5, (0.25, 0.75), 9) and (sft.kl, sft.win_rate, sft.accuracy) == (None, None, None)
     reward = entry_of(stage="reward")
@@ -57,14 +57,14 @@ def test_entry_has_held_out_figures_of_own_stage():
 
 
 def test_entry_without_evaluation_has_training_figures():
-    found = entry_of(evaluation=None, finished=None)
-    assert found.reward == Figure(2.75, held_out=False) and found.kl == Figure(7.5, held_out=False)
-    assert found.win_rate is None and found.date == "2026-11-20T10:00:00+00:00"
+    entry = entry_of(evaluation=None, finished=None)
+    assert entry.reward == Figure(2.75, held_out=False) and entry.kl == Figure(7.5, held_out=False)
+    assert entry.win_rate is None and entry.date == "2026-11-20T10:00:00+00:00"
     # What the card does not say the Hub may.
     changed = datetime(2026, 11, 22, tzinfo=UTC)
-    found = make_entry("zoo/x", COMMIT, {}, changed_at=changed, tags=["rlhf-zoo", "stage:reward"], note="no card")
-    assert (found.stage, found.date, found.note) == ("reward", "2026-11-22T00:00:00+00:00", "no card")
-    assert (found.recipe, found.base, found.step, found.reward) == (None, None, None, None)
+    entry = make_entry("zoo/x", COMMIT, {}, changed_at=changed, tags=["rlhf-zoo", "stage:reward"], note="no card")
+    assert (entry.stage, entry.date, entry.note) == ("reward", "2026-11-22T00:00:00+00:00", "no card")
+    assert (entry.recipe, entry.base, entry.step, entry.reward) == (None, None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -80,15 +80,15 @@ def test_entry_without_evaluation_has_training_figures():
     ],
 )
 def test_unreadable_card_becomes_note(content, note):
-    card, said = Card.parse(content)
-    assert card == {} and said is not None and note in said
+    card, message = Card.parse(content)
+    assert card == {} and message is not None and note in message
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, True, "7", [7], {"value": 7}, None, 10**400, {}])
 def test_entry_ignores_values_that_are_no_numbers(value):
-    found = entry_of(evaluation={"ppo": {"reward": {"value": value}}, "win_rate": value}, reward=value, step=value)
-    assert found.reward is None and found.step is None
-    assert found.win_rate == (Figure(7.0) if value == {"value": 7} else None)
+    entry = entry_of(evaluation={"ppo": {"reward": {"value": value}}, "win_rate": value}, reward=value, step=value)
+    assert entry.reward is None and entry.step is None
+    assert entry.win_rate == (Figure(7.0) if value == {"value": 7} else None)
     odd = entry_of(evaluation={"win_rate": {"value": 0.5, "ci95": [0.4, value], "n": value}})
     assert odd.win_rate == Figure(0.5)
 
@@ -104,13 +104,13 @@ JSON = st.recursive(
 @settings(deadline=None, max_examples=60)
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys([*CARD, "checkpoints", "chosen"], JSON)), JSON)
 def test_any_card_gives_printable_listing(card, rows):
-    found = make_entry("zoo/x", COMMIT, card)
-    texts = [value for value in asdict(found).values() if isinstance(value, str)]
+    entry = make_entry("zoo/x", COMMIT, card)
+    texts = [value for value in asdict(entry).values() if isinstance(value, str)]
     assert all(text.isprintable() and len(text) <= 96 for text in texts)
     for by in (None, *SORTS):
-        assert len(sort_entries([found, entry_of()], by)) == 2
-    json.dumps(asdict(found), allow_nan=False)
-    table = benchmark_table([found, entry_of()], command="rlhf-zoo zoo", namespace="zoo")
+        assert len(sort_entries([entry, entry_of()], by)) == 2
+    json.dumps(asdict(entry), allow_nan=False)
+    table = benchmark_table([entry, entry_of()], command="rlhf-zoo zoo", namespace="zoo")
     assert with_table(with_table(None, table), table) == with_table(None, table)
     lines = [line for line in table.splitlines() if line.startswith("|")]
     assert len(lines) == 4 and {line.count("|") for line in lines} == {lines[0].count("|")}
@@ -149,8 +149,8 @@ def test_sort_entries_orders_by_key(by, names, backwards):
 
 
 def test_filter_entries_by_stage_recipe_and_base():
-    def names(**wanted: str) -> list[str]:
-        return names_of(filter_entries(ENTRIES, **wanted))
+    def names(**filters: str) -> list[str]:
+        return names_of(filter_entries(ENTRIES, **filters))
 
     assert names() == ["b-ppo", "a-ppo", "a-sft", "a-reward", "none"]
     assert names(stage="ppo") == ["b-ppo", "a-ppo"] and names(recipe="a", stage="reward") == ["a-reward"]
@@ -199,7 +199,7 @@ def test_checkpoint_rows_omit_figures_of_moved_tags():
         {"tag": "step-000004", "commit": "a" * 40, "reward": 1.0},
         {"tag": "step-000010", "commit": "f" * 40, "reward": 2.0},
     ]
-    found = checkpoint_rows(tags, {"main": "b" * 40}, {"main": {"step": 10, "checkpoints": rows}}, {})
-    assert [(row["step"], row["metrics"], row["also"]) for row in found["checkpoints"]] == [
+    listing = checkpoint_rows(tags, {"main": "b" * 40}, {"main": {"step": 10, "checkpoints": rows}}, {})
+    assert [(row["step"], row["metrics"], row["also"]) for row in listing["checkpoints"]] == [
         (4, {"reward": 1.0}, []), (10, {}, ["main"]),
     ]  # fmt: skip

@@ -152,8 +152,8 @@ def test_reward_is_share_followed_plus_completion_bonus() -> None:
 
 def test_reward_reads_conversations_and_can_be_pickled() -> None:
     again = pickle.loads(pickle.dumps(instructions_followed))
-    said = [[{"role": "assistant", "content": "No comma."}]]
-    assert again([""], said, instruction_id_list=[["punctuation:no_comma"]], kwargs=[[{}]]) == [2.0]
+    completions = [[{"role": "assistant", "content": "No comma."}]]
+    assert again([""], completions, instruction_id_list=[["punctuation:no_comma"]], kwargs=[[{}]]) == [2.0]
 
 
 @pytest.mark.parametrize(

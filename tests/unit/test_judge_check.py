@@ -33,25 +33,25 @@ def test_check_pairs_detects_swapped_labels(swapped: bool, finding: str) -> None
     assert judge.accuracy.value > 0.9, "its own held-out part is swapped as well"
     prompts = [f"the door {n} is" for n in range(32)]
     chosen, rejected = (judge(prompts, [f" {words[n % 4]}" for n in range(32)]) for words in (GOOD, BAD))
-    found = check_pairs(chosen, rejected, prompts, probabilities=True, seed=1)
-    assert found.finding == finding and (found.unfit is not None) is swapped
-    assert found.calibration is not None
-    wrong = found.calibration["ece"] - found.calibration["ece_by_chance"]["high"]
-    assert wrong > 0.3 if swapped else found.calibration["ece"] < 0.5
+    result = check_pairs(chosen, rejected, prompts, probabilities=True, seed=1)
+    assert result.finding == finding and (result.unfit is not None) is swapped
+    assert result.calibration is not None
+    wrong = result.calibration["ece"] - result.calibration["ece_by_chance"]["high"]
+    assert wrong > 0.3 if swapped else result.calibration["ece"] < 0.5
 
 
 @pytest.mark.parametrize(("right", "finding"), [(30, "contradicts"), (50, "inconclusive"), (70, "agrees")])
 def test_check_pairs_finding_matches_binomial_test(right: int, finding: str) -> None:
     scores = np.array([1.0] * right + [0.0] * (100 - right))
-    found = check_pairs(scores, 1 - scores, range(100), probabilities=False, seed=2)
+    result = check_pairs(scores, 1 - scores, range(100), probabilities=False, seed=2)
     exact = scipy_stats.binomtest(right, 100).proportion_ci(method="exact")
-    np.testing.assert_allclose(found.accuracy.ci95, [exact.low, exact.high], atol=0.02)
-    assert found.accuracy.value == right / 100 and found.finding == finding and found.calibration is None
+    np.testing.assert_allclose(result.accuracy.ci95, [exact.low, exact.high], atol=0.02)
+    assert result.accuracy.value == right / 100 and result.finding == finding and result.calibration is None
 
 
 def test_check_pairs_handles_ties_and_certain_scores() -> None:
-    found = check_pairs([0.5, 0.5], [0.5, 0.5], ["a", "b"], probabilities=True, seed=1)
-    assert found.accuracy.value == 0.5 and found.accuracy.ties == 1.0 and found.finding == "inconclusive"
+    result = check_pairs([0.5, 0.5], [0.5, 0.5], ["a", "b"], probabilities=True, seed=1)
+    assert result.accuracy.value == 0.5 and result.accuracy.ties == 1.0 and result.finding == "inconclusive"
     sure = check_pairs([1.0, 1.0], [0.0, 0.0], ["a", "b"], probabilities=True, seed=1)
     assert sure.calibration is not None and sure.calibration["ece"] < 1e-5
     assert sure.to_json()["unfit"] is None
@@ -99,18 +99,18 @@ def test_majority_preferences_clear_gold_judge_of_label_noise() -> None:
     gold = (worth[:, 1] > worth[:, 0]).astype(int)
     reward = np.where(rng.random(2000) < 0.15, 1 - gold, gold)
 
-    def independent(label: np.ndarray, kept: np.ndarray) -> bool | None:
-        margins = (np.where(side[kept] == label[kept], 1.0, -1.0) for side in (gold, reward))
-        return shared_errors(*margins, range(int(kept.sum())), seed=1).independent
+    def independent(label: np.ndarray, decided: np.ndarray) -> bool | None:
+        margins = (np.where(side[decided] == label[decided], 1.0, -1.0) for side in (gold, reward))
+        return shared_errors(*margins, range(int(decided.sum())), seed=1).independent
 
     def prefer(first: str, second: str, rng: random.Random) -> int:
         return int(rng.random() < 1 / (1 + np.exp(float(first) - float(second))))
 
     assert independent(drawn, np.ones(2000, dtype=bool)) is False
     meant = majority_preferences([(str(a), str(b)) for a, b in worth], prefer, seed=1)
-    kept = np.array([one is not None for one in meant])
-    assert 0.3 < kept.mean() < 0.9
-    assert independent(np.array([-1 if one is None else one for one in meant]), kept) is True
+    decided = np.array([one is not None for one in meant])
+    assert 0.3 < decided.mean() < 0.9
+    assert independent(np.array([-1 if one is None else one for one in meant]), decided) is True
 
 
 def test_split_half_reliability_is_zero_for_random_judge() -> None:

@@ -83,8 +83,8 @@ def test_ledger_keeps_figures_without_texts(clone: Path, capsys: pytest.CaptureF
     assert longer["judge"] is None and longer["win_rate"] is None and longer["leaderboard"] == [None, 0.5]
     assert longer["kind_of_verdict"] == "not judged" and list(longer["fired"]) == ["length"]
     assert "absent: not probed" in capsys.readouterr().err
-    kept = (keep.FOLDER / "ledger.json").read_text()
-    assert not [text for text in ("Ignore", "people", "rivers") if text in kept]
+    stored = (keep.FOLDER / "ledger.json").read_text()
+    assert not [text for text in ("Ignore", "people", "rivers") if text in stored]
 
 
 def test_ledger_table_shows_each_pair(clone: Path) -> None:

@@ -46,30 +46,30 @@ def test_length_controlled_win_rate_recovers_known_effect():
     a, b = lengths(20_000, more=15)
     feature = np.tanh((a - b) / (a - b).std())
     y = scores(20_000, 0.3 + 1.5 * feature, ties=0.0)
-    found = controlled_win_rate(y, a, b, resamples=40)
-    assert found.value == pytest.approx(expit(0.3), abs=0.02)
-    assert found.plain.value > found.value + 0.05
-    assert found.ci95[0] < expit(0.3) < found.ci95[1]
+    result = controlled_win_rate(y, a, b, resamples=40)
+    assert result.value == pytest.approx(expit(0.3), abs=0.02)
+    assert result.plain.value > result.value + 0.05
+    assert result.ci95[0] < expit(0.3) < result.ci95[1]
     beta = fit_logistic(np.stack([np.ones(20_000), feature], axis=1), y, np.ones(20_000), ridge=RIDGE)
-    assert (found.value, found.slope) == pytest.approx((expit(beta[0]), beta[1]), rel=1e-6)
-    assert found.scale == pytest.approx((a - b).std(), rel=1e-12)
-    assert list(found.to_json()) == ["value", "ci95", "n", "plain", "slope", "scale", "longer", "shift", "warning"]
+    assert (result.value, result.slope) == pytest.approx((expit(beta[0]), beta[1]), rel=1e-6)
+    assert result.scale == pytest.approx((a - b).std(), rel=1e-12)
+    assert list(result.to_json()) == ["value", "ci95", "n", "plain", "slope", "scale", "longer", "shift", "warning"]
 
 
 @pytest.mark.parametrize("score", [1.0, 0.0])
 def test_length_controlled_win_rate_is_finite_for_constant_outcomes(score):
     a, b = lengths(100)
-    found = controlled_win_rate(np.full(100, score), a, b, groups=[i // 2 for i in range(100)])
-    assert np.isfinite(found.slope) and found.value == pytest.approx(score, abs=0.001)
-    assert found.ci95 == proportion(50 * int(score), 50).ci95
+    result = controlled_win_rate(np.full(100, score), a, b, groups=[i // 2 for i in range(100)])
+    assert np.isfinite(result.slope) and result.value == pytest.approx(score, abs=0.001)
+    assert result.ci95 == proportion(50 * int(score), 50).ci95
 
 
 def test_constant_length_differences_leave_plain_win_rate():
     assert controlled_win_rate([1.0], [10], [3]).ci95 == proportion(1, 1).ci95, "one comparison"
     y = np.array([1.0, 1.0, 1.0, 0.0])
     for a, b in ((np.full(4, 120), np.full(4, 100)), (np.arange(4) + 5, np.arange(4) + 5), (np.zeros(4), np.zeros(4))):
-        found = controlled_win_rate(y, a, b)
-        assert found.value == pytest.approx(0.75, abs=1e-3) and found.slope == 0 and found.scale == 0
+        result = controlled_win_rate(y, a, b)
+        assert result.value == pytest.approx(0.75, abs=1e-3) and result.slope == 0 and result.scale == 0
 
 
 def test_length_controlled_interval_groups_by_prompt():

@@ -54,12 +54,12 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_lineage_finds_parents_at_their_commits(ask) -> None:
-    found = ask(CARD)
-    assert found.sft.name == f"local/x-sft@{'a' * 40}" and found.sft.path.is_dir()
-    assert found.reward.name == "local/x-reward"
-    assert found.prompts == ["one", "three"] and found.simulated and found.kl["value"] == 4.2
-    assert found.setting("temperature", 1.0) == 0.9
-    assert found.setting("response_length", 32) == 32
+    lineage = ask(CARD)
+    assert lineage.sft.name == f"local/x-sft@{'a' * 40}" and lineage.sft.path.is_dir()
+    assert lineage.reward.name == "local/x-reward"
+    assert lineage.prompts == ["one", "three"] and lineage.simulated and lineage.kl["value"] == 4.2
+    assert lineage.setting("temperature", 1.0) == 0.9
+    assert lineage.setting("response_length", 32) == 32
 
 
 def test_lineage_finds_reward_models_of_ensemble(ask, tmp_path: Path) -> None:
@@ -67,10 +67,10 @@ def test_lineage_finds_reward_models_of_ensemble(ask, tmp_path: Path) -> None:
     other = {"repo": "local/other", "commit": None}
     settings = {"reward_ensemble": "worst", "reward_ensemble_lambda": "much", "score_centering": "none"}
     card = {**CARD, "parents": {**CARD["parents"], "reward_2": other}, "settings": settings}
-    found = ask(card)
-    assert [one.name for one in found.rewards] == ["local/x-reward", "local/other"]
-    assert found.reward_reading == {"ensemble": "worst", "penalty": None, "center": False, "scale": True}
-    assert ask(card, reward="local/other").rewards == (found.rewards[1],)
+    lineage = ask(card)
+    assert [one.name for one in lineage.rewards] == ["local/x-reward", "local/other"]
+    assert lineage.reward_reading == {"ensemble": "worst", "penalty": None, "center": False, "scale": True}
+    assert ask(card, reward="local/other").rewards == (lineage.rewards[1],)
     for folder in ("ensemble/seed-2/reward", "../secret", 3):
         parents = {**CARD["parents"], "reward_2": {"repo": None, "commit": None, "folder": folder}}
         with pytest.raises(ZooError, match="The reward model 2 of local/x-ppo was never published"):
@@ -111,8 +111,8 @@ def test_folder_of_run_and_of_stage_opens_chosen_checkpoint(ask, tmp_path: Path)
 
 def test_lineage_flags_override_card_and_accept_folders(ask, tmp_path) -> None:
     (tmp_path / "mine").mkdir()
-    found = ask(CARD, sft=str(tmp_path / "mine"), reward="local/other")
-    assert found.sft.path == tmp_path / "mine" and found.reward.name == "local/other"
+    lineage = ask(CARD, sft=str(tmp_path / "mine"), reward="local/other")
+    assert lineage.sft.path == tmp_path / "mine" and lineage.reward.name == "local/other"
 
 
 @pytest.mark.attack
@@ -121,8 +121,8 @@ def test_lineage_ignores_local_folders_named_by_card(ask, tmp_path: Path, monkey
     (tmp_path / "local" / "other").mkdir(parents=True)
     for role in ("sft", "reward"):
         parents = {**CARD["parents"], role: {"repo": "local/other", "commit": None}}
-        found = getattr(ask({**CARD, "parents": parents}), role)
-        assert (found.repo, found.path) == ("local/other", tmp_path / "local_other"), "that of the Hub"
+        source = getattr(ask({**CARD, "parents": parents}), role)
+        assert (source.repo, source.path) == ("local/other", tmp_path / "local_other"), "that of the Hub"
     for commit in ({"a": 1}, ["x"], "../../..", "x" * 10_000, 5, True, "a\nb", ""):
         parents = {**CARD["parents"], "sft": {"repo": "local/x-sft", "commit": commit}}
         with pytest.raises(ZooError, match=r"The SFT (policy|model) of local/x-ppo has the invalid commit "):
@@ -131,10 +131,10 @@ def test_lineage_ignores_local_folders_named_by_card(ask, tmp_path: Path, monkey
 
 def test_lineage_has_none_for_missing_fields(ask) -> None:
     assert ask(CARD | {"parents": {"sft": CARD["parents"]["sft"]}}).reward is None
-    found = ask(None, sft="local/other", ppo="local/other")
-    assert found.reward is None and found.card == {} and found.prompts == [] and found.kl is None
-    found = ask({"parents": [], "prompts": {"a": 1}, "settings": 3, "evaluation": {"ppo": 1}}, sft="local/other")
-    assert found.prompts == [] and found.kl is None and found.setting("temperature", 1.0) == 1.0
+    lineage = ask(None, sft="local/other", ppo="local/other")
+    assert lineage.reward is None and lineage.card == {} and lineage.prompts == [] and lineage.kl is None
+    lineage = ask({"parents": [], "prompts": {"a": 1}, "settings": 3, "evaluation": {"ppo": 1}}, sft="local/other")
+    assert lineage.prompts == [] and lineage.kl is None and lineage.setting("temperature", 1.0) == 1.0
 
 
 @pytest.mark.parametrize(

@@ -107,10 +107,10 @@ def test_node_lines_and_json_describe_model(world):
     assert node_lines(reward)[1] == "stage reward, recipe toy, step 6, validation accuracy 0.75"
     assert node_lines(reward.parents[0]) == ["SFT policy: x/sft @ step-000009 (cccccccccc)", "drawn above"]
     assert node_lines(data) == ["data set: x/data (dddddddddd)"]
-    found = root.to_json()
-    assert (found["repo"], found["commit"], found["tags"], found["step"]) == ("x/ppo", A, ["best"], 40)
-    assert found["figures"] == {"reward": 1.25, "KL (nats)": 3.5, "held-out reward": 2.0, "win rate": 0.8}
-    assert found["parents"][2] == {
+    document = root.to_json()
+    assert (document["repo"], document["commit"], document["tags"], document["step"]) == ("x/ppo", A, ["best"], 40)
+    assert document["figures"] == {"reward": 1.25, "KL (nats)": 3.5, "held-out reward": 2.0, "win rate": 0.8}
+    assert document["parents"][2] == {
         "role": "data", "title": "data set", "kind": "dataset", "repo": "x/data", "folder": None, "commit": D,
         "tags": [], "stage": None, "recipe": None, "step": None, "simulated": False, "figures": {}, "problem": None,
         "omitted": None, "parents": [],
@@ -133,12 +133,12 @@ def test_base_title_follows_stage_of_base(parent, title):
 
 def test_family_tree_ends_at_cycle(world):
     world.repositories["x/sft"][2]["parents"]["base"] = parent_at("x/ppo", A)
-    found = world.tree().parents[0].parents[1]
-    assert found.omitted is not None and found.omitted.startswith("a cycle")
-    assert node_lines(found)[1] == found.omitted
+    node = world.tree().parents[0].parents[1]
+    assert node.omitted is not None and node.omitted.startswith("a cycle")
+    assert node_lines(node)[1] == node.omitted
     world.repositories["x/ppo"][2]["parents"] = {"sft": parent_at("x/ppo", None)}  # one that names itself
-    (found,) = world.tree().parents
-    assert found.omitted is not None and found.omitted.startswith("a cycle")
+    (node,) = world.tree().parents
+    assert node.omitted is not None and node.omitted.startswith("a cycle")
 
 
 def test_family_tree_bounds_generations():
@@ -179,8 +179,8 @@ def test_card_parents_ignore_malformed_entries():
     ):
         assert Card(parents=parents).parents == ()
     for repo in (None, 3, "", "/etc/passwd", "../x", "a/b/c", "a b", ["x"]):
-        (found,) = Card(parents={"sft": {"repo": repo, "commit": 3}}).parents
-        assert (found.repo, found.commit, found.folder) == (None, None, None)
+        (parent,) = Card(parents={"sft": {"repo": repo, "commit": 3}}).parents
+        assert (parent.repo, parent.commit, parent.folder) == (None, None, None)
     for commit in ("--help", "a b", "../x", "", 7, None, "ä"):
         assert Card(parents={"sft": {"repo": "x/y", "commit": commit}}).parents[0].commit is None
 

@@ -156,17 +156,17 @@ def test_reward_model_may_be_adapter(tmp_path: Path) -> None:
     trained.config.rlhf_zoo = {"score_mean": 0.5, "score_std": 2.0}
     path = save_adapter(tmp_path / "base", tmp_path / "reward", "SEQ_CLS", trained)
     ids = torch.tensor([[5, 6, 7, 1]])
-    wanted = trained.eval()(input_ids=ids).logits
+    expected = trained.eval()(input_ids=ids).logits
     for configured in (False, True):  # others save none
         if configured:
             trained.config.save_pretrained(path)
         loaded = load_classifier(path).eval()
-        torch.testing.assert_close(loaded(input_ids=ids).logits, wanted, atol=1e-5, rtol=0)
+        torch.testing.assert_close(loaded(input_ids=ids).logits, expected, atol=1e-5, rtol=0)
         assert loaded.name_or_path == loaded.config._name_or_path == str(path)
         assert score_statistics(loaded) == ((0.5, 2.0) if configured else (0, 1))
     critic = critic_from(path).eval()
     value = critic(input_ids=ids).logits[0, -1, 0].item()
-    assert value == pytest.approx((wanted.item() - 0.5) / 2, abs=1e-4)
+    assert value == pytest.approx((expected.item() - 0.5) / 2, abs=1e-4)
     with pytest.raises(ZooError, match="adapter of a reward model or critic, which generates no text"):
         load_causal(path)
     weights = load_file(path / ADAPTER_WEIGHTS)

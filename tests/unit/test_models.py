@@ -77,24 +77,24 @@ def test_critic_from_frozen_bfloat16_model_trains_in_float32() -> None:
 
 @pytest.mark.parametrize("saved", ["critic", "classifier", "causal"])
 def test_critic_from_path_loads_saved_weights(tmp_path: Path, saved: str) -> None:
-    made = {"critic": lambda: critic_from(make_classifier("llama")), "classifier": lambda: make_classifier("llama"),
+    model = {"critic": lambda: critic_from(make_classifier("llama")), "classifier": lambda: make_classifier("llama"),
             "causal": lambda: make_causal("llama")}[saved]()  # fmt: skip
-    made.save_pretrained(tmp_path)
-    assert digests(critic_from(tmp_path)) == digests(made if saved == "critic" else critic_from(made))
+    model.save_pretrained(tmp_path)
+    assert digests(critic_from(tmp_path)) == digests(model if saved == "critic" else critic_from(model))
 
 
 @pytest.mark.parametrize(("kind", "tied"), [("llama", False), ("qwen2", True), ("gpt_neox", False), ("gpt2", True)])
 def test_checkpoint_round_trip_is_exact(tmp_path: Path, kind: str, tied: bool) -> None:
     actor = ActorCritic(make_causal(kind, tie_word_embeddings=tied), critic_from(make_classifier(kind)))
     actor.save_pretrained(tmp_path)
-    wanted = digests(actor)
+    expected = digests(actor)
     with torch.no_grad():
         for parameter in actor.parameters():
             parameter.add_(1)
-    assert not any(value == wanted[name] for name, value in digests(actor).items())
+    assert not any(value == expected[name] for name, value in digests(actor).items())
     parameters = {id(p) for p in actor.parameters()}
     actor.load_checkpoint(tmp_path)
-    assert digests(actor) == wanted and {id(p) for p in actor.parameters()} == parameters
+    assert digests(actor) == expected and {id(p) for p in actor.parameters()} == parameters
     if tied:
         assert actor.policy.get_input_embeddings().weight is actor.policy.get_output_embeddings().weight
     assert digests(AutoModelForCausalLM.from_pretrained(tmp_path)) == digests(actor.policy)
