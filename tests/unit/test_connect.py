@@ -15,7 +15,11 @@ from zoo_process import environment, hubs_over, wait_until, zoo
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client.connect import DEFAULT_HUB, HF_URL, Hub, choose, choose_source, home
+from rlhf_zoo.hub.client.refusals import check_reachable, lookup
 from rlhf_zoo.hub.server.application import Application
+from rlhf_zoo.hub.server.names import RepoId
+from rlhf_zoo.hub.server.storage import Storage
+from rlhf_zoo.pipeline.plan.shapes import find_shape
 
 OTHER = "https://hub.example.com"
 SECRET = "hf_secret"
@@ -246,3 +250,35 @@ def test_embedded_hub_start_errors_are_readable(tmp_path):
     done = zoo("pull", "a/b", "--hub", "local", home=tmp_path)
     assert done.returncode == 2 and "set RLHF_ZOO_HOME to a writable folder" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_failed_lookup_names_embedded_hub_that_has_repository(thread_hub, tmp_path, monkeypatch):
+    """A Hub that lacks it, and one that does not answer; `plan`, `validate` and `new` look up by this."""
+    monkeypatch.setenv("RLHF_ZOO_HOME", str(tmp_path / "own" / "zoo"))
+    embedded = tmp_path / "own" / "zoo" / "hub"
+    embedded.mkdir(parents=True)
+    Storage(embedded).create(RepoId("model", "maker", "base"), private=False, sdk=None, variables={})
+    remedy = r", but it is on the embedded Hub: add --source_hub local\.$"
+
+    def look_up(hub: Hub, repo: str, repo_type: str) -> None:
+        with lookup("The model x", hub, "check its name.", repo=repo, repo_type=repo_type):
+            hub.api().repo_info(repo.partition("@")[0], repo_type=repo_type)
+
+    answering = Hub("other", thread_hub.url, "", token=False, flag="--source_hub")
+    closed = Hub("other", "http://127.0.0.1:9", "", token=False, flag="--source_hub")
+    for hub in (answering, closed):
+        with pytest.raises(ZooError, match=rf"^The model x cannot be found on {hub.address} \(.*\){remedy}"):
+            look_up(hub, "maker/base@main", "model")
+        for repo, repo_type in (("maker/base", "dataset"), ("maker/other", "model")):
+            with pytest.raises(ZooError) as caught:
+                look_up(hub, repo, repo_type)
+            assert "embedded" not in str(caught.value)
+    with pytest.raises(ZooError, match=remedy):
+        check_reachable(closed, "maker/base")
+    with pytest.raises(ZooError, match="so maker/other cannot be looked up: check the network"):
+        check_reachable(closed, "maker/other")
+    with pytest.raises(ZooError, match=rf"^The model maker/base cannot be found on .*{remedy}"):
+        find_shape("maker/base", hub=answering)
+    request = ("--model", "maker/base", "--preferences", "maker/pairs", "--judge", "classifier")
+    done = zoo("new", tmp_path / "mine", *request, home=tmp_path / "own", HF_ENDPOINT=thread_hub.url)
+    assert done.returncode == 2 and "but it is on the embedded Hub: add --source_hub local." in done.stderr

@@ -273,7 +273,7 @@ def _check_on_hub(judge: str, repo: str, revision: str | None, *, repo_type: str
     from ...hub.client.refusals import lookup
 
     def check_exists(connection: Hub) -> None:
-        with lookup(f"The judge {judge}", connection, "check its name and the token."):
+        with lookup(f"The judge {judge}", connection, "check its name and the token.", repo=repo, repo_type=repo_type):
             tag = full_revision(repo, revision, connection) if repo_type == "model" else revision
             connection.api().repo_info(repo, revision=tag, repo_type=repo_type)
 

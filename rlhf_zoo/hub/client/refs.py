@@ -12,7 +12,7 @@ from ...errors import ZooError
 from ...fileio import hub_id, read_json, write_json
 from .connect import DEFAULT_HUB, Hub
 from .pull import PulledRevision, fetch, split_revision
-from .refusals import after_waiting
+from .refusals import after_waiting, is_missing
 from .trees import COMMIT_ID
 
 #: Other formats of a model's weights, and files for other programs. rlhf-zoo loads none of them.
@@ -152,15 +152,10 @@ def ask(name: str, hub: Hub, request: Callable[[Hub], Answer]) -> tuple[Hub, Ans
     Raises:
         ZooError: Neither Hub has the repository, or a Hub refuses for another reason.
     """
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
-
     try:
         return hub, after_waiting(lambda: request(hub), hub=hub.name)
     except ZooError as error:
-        cause = error.__cause__
-        # A gated repository exists, and a repository of the same name on the source could be a different model.
-        is_missing = isinstance(cause, RepositoryNotFoundError) and not isinstance(cause, GatedRepoError)
-        if hub.source is None or not is_missing:
+        if hub.source is None or error.__cause__ is None or not is_missing(error.__cause__):
             raise
     source = hub.source
     try:

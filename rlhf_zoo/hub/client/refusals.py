@@ -182,15 +182,20 @@ def refusals_as(failure: str, remedy: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def lookup(subject: str, hub: "Hub", remedy: str) -> Iterator[None]:
+def lookup(
+    subject: str, hub: "Hub", remedy: str, *, repo: str | None = None, repo_type: str = "model"
+) -> Iterator[None]:
     """Turns exceptions of the client while it looks for something on a Hub into a ZooError.
 
-    A Hub that cannot be reached is reported as that, and not as a mistake in the name.
+    A Hub that cannot be reached is reported as that, and not as a mistake in the name. If the embedded Hub has the
+    repository, the message says so.
 
     Args:
         subject: What is looked for; begins the message.
         hub: The Hub.
         remedy: What the user can do if the Hub does not have it; ends the message.
+        repo: NAMESPACE/NAME[@REVISION] of the repository, if the command has --source_hub; otherwise None.
+        repo_type: "model" or "dataset".
 
     Raises:
         ZooError: The Hub does not have it, cannot be reached, or does not answer like a Hub.
@@ -200,11 +205,45 @@ def lookup(subject: str, hub: "Hub", remedy: str) -> Iterator[None]:
         with refusals_as(f"{subject} cannot be found on {hub.name}", remedy):
             yield
     except ZooError as error:
-        if error.__cause__ is None or not is_outage(error.__cause__):
+        cause = error.__cause__
+        if cause is None or not (is_outage(cause) or is_missing(cause)):
             raise
-        raise unreachable(hub, error.__cause__, f"so {subject[:1].lower()}{subject[1:]} cannot be looked up") from (
-            error.__cause__
-        )
+        if remedy_here := _remedy_on_embedded_hub(hub, repo, repo_type):
+            raise ZooError(f"{subject} cannot be found on {hub.address} ({reason(cause)}), {remedy_here}") from cause
+        if is_missing(cause):
+            raise
+        raise unreachable(hub, cause, f"so {subject[:1].lower()}{subject[1:]} cannot be looked up") from cause
+
+
+def is_missing(error: BaseException) -> bool:
+    """Whether a Hub answered that it has no such repository, or none that this token may know of.
+
+    Args:
+        error: The client's exception.
+    """
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    # A gated repository exists, and a repository of the same name on another Hub could differ from it.
+    return isinstance(error, RepositoryNotFoundError) and not isinstance(error, GatedRepoError)
+
+
+def _remedy_on_embedded_hub(hub: "Hub", repo: str | None, *repo_types: str) -> str | None:
+    """Returns the end of a message for a repository that the embedded Hub has and `hub` does not; None otherwise."""
+    from ...fileio import home
+    from ..server.faults import Fault
+    from ..server.names import parse_repo_id
+    from ..server.storage import repository_folder
+    from .connect import SOURCE_FLAG
+
+    if repo is None or hub.name == "the embedded Hub":
+        return None
+    namespace, _, name = repo.partition("@")[0].partition("/")
+    try:
+        folders = [repository_folder(home() / "hub", parse_repo_id(kind, namespace, name)) for kind in repo_types]
+    except Fault:  # a name that no Hub allows
+        return None
+    is_there = any(folder.is_dir() for folder in folders)
+    return f"but it is on the embedded Hub: add {SOURCE_FLAG} local." if is_there else None
 
 
 def unreachable(hub: "Hub", cause: BaseException, consequence: str) -> ZooError:
@@ -228,11 +267,13 @@ def check_reachable(hub: "Hub", name: str) -> None:
 
     Args:
         hub: The Hub.
-        name: What will be looked up there, for the message.
+        name: The model or data set that will be looked up there.
 
     Raises:
         ZooError: The Hub cannot be reached.
     """
     outage = hub.outage()
     if outage is not None:
+        if remedy := _remedy_on_embedded_hub(hub, name, "model", "dataset"):
+            raise ZooError(f"{name} cannot be looked up on {hub.address} ({reason(outage)}), {remedy}") from outage
         raise unreachable(hub, outage, f"so {name} cannot be looked up") from outage

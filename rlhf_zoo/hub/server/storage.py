@@ -93,6 +93,17 @@ class Settings:
                 check_types(entry, {})  # each entry must be a JSON object
 
 
+def repository_folder(root: Path, repo: RepoId) -> Path:
+    """Returns the folder of a bare repository, whether or not it exists.
+
+    Args:
+        root: The Hub's folder.
+        repo: The repository.
+    """
+    # `parse_repo_id` has checked the names, so the path stays below the root.
+    return root / "repos" / repo.plural / repo.namespace / f"{repo.name}.git"
+
+
 class Storage:
     """Creates, finds, moves and removes repositories.
 
@@ -116,8 +127,7 @@ class Storage:
         Args:
             repo: The repository.
         """
-        # `parse_repo_id` has checked the names, so the path stays below the root.
-        return self._repos / repo.plural / repo.namespace / f"{repo.name}.git"
+        return repository_folder(self.root, repo)
 
     def exists(self, repo: RepoId) -> bool:
         """Whether a repository exists, intact or damaged.

@@ -126,7 +126,8 @@ def inspect_data(name: str) -> InspectedData:
         from huggingface_hub import HfApi
 
         source = replace(DEFAULT_HUB, flag=SOURCE_FLAG)
-        with lookup(f"The data set {repo}", source, "check its name, folder or file, and --source_hub."):
+        advice = "check its name, folder or file, and --source_hub."
+        with lookup(f"The data set {repo}", source, advice, repo=repo, repo_type="dataset"):
             commit = str(HfApi().dataset_info(repo, revision=revision or None).sha)
     try:
         with open_checked(repo, commit) as data:

@@ -140,7 +140,8 @@ def _pin_commit(name: str) -> tuple[str, str | None, str | None]:
         return name, None, gguf_source(Path(name)).get("license")
     repo, revision = split_revision(name)
     source = replace(DEFAULT_HUB, flag=SOURCE_FLAG)
-    with lookup(f"The model {repo}", source, "check its name or folder, its revision and --source_hub."):
+    advice = "check its name or folder, its revision and --source_hub."
+    with lookup(f"The model {repo}", source, advice, repo=repo):
         info = DEFAULT_HUB.api().model_info(repo, revision=full_revision(repo, revision, DEFAULT_HUB))
     license_name = getattr(info.card_data, "license", None)
     return repo, str(info.sha), license_name if isinstance(license_name, str) else None

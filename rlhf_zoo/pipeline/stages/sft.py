@@ -266,7 +266,7 @@ def _find_base(context: RunContext, settings: StageSettings) -> ParentCheckpoint
         if hub.offline:
             return fetch(f"{name}@{revision or 'main'}", hub=hub, ignore=NOT_LOADED).commit
         advice = f"check model_name_or_path, model_revision and {hub.flag}."
-        with lookup(f"The model {name}", hub, advice):
+        with lookup(f"The model {name}", hub, advice, repo=name):
             return str(hub.api().model_info(name, revision=full_revision(name, revision, hub)).sha)
 
     hub, commit = ask(name, context.hub, commit_on)

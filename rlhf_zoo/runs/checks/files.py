@@ -43,7 +43,7 @@ def fetch_files(
         return Path(name)
 
     def snapshot(candidate: Hub) -> Path:
-        with lookup(f"The model {name}", candidate, fix):
+        with lookup(f"The model {name}", candidate, fix, repo=name):
             outage = candidate.outage()
             try:
                 answering_hub = candidate if outage is None else replace(candidate, offline=True)

@@ -281,7 +281,7 @@ def _look_up(name: str, revision: str | None, hub: Hub) -> tuple[Hub, dict[str, 
 
     def query(candidate: Hub) -> dict[str, Any]:
         queried_hubs.append(candidate)
-        with lookup(f"The data set {name}", candidate, "check its name."):
+        with lookup(f"The data set {name}", candidate, "check its name.", repo=name, repo_type="dataset"):
             info = candidate.api().dataset_info(name, revision=revision)
             entry: dict[str, Any] = {"repo": name, "commit": info.sha}
             if any(file.rfilename == BENCHMARK_FILE for file in info.siblings or []):
