@@ -36,16 +36,16 @@ from rlhf_zoo.runs.record import StageRecord
 
 def test_variants_are_one_per_distinct_value() -> None:
     grid = variants(read_values("kl_coef", "0, 0.02,0.5,2e-2", flags={}), folder=ABLATION)
-    assert [one.value for one in grid] == [0.0, 0.02, 0.5], "equal values are one run"
-    assert [one.name for one in grid] == ["kl-coef-0", "kl-coef-0.02", "kl-coef-0.5"]
-    assert [one.label for one in grid] == ["β = 0", "β = 0.02", "β = 0.5"]
+    assert [variant.value for variant in grid] == [0.0, 0.02, 0.5], "equal values are one run"
+    assert [variant.name for variant in grid] == ["kl-coef-0", "kl-coef-0.02", "kl-coef-0.5"]
+    assert [variant.label for variant in grid] == ["β = 0", "β = 0.02", "β = 0.5"]
     assert grid[1].flags({"ppo": {"seed": 2}, "recipe": {}}) == {"ppo": {"seed": 2, "kl_coef": 0.02}, "recipe": {}}
 
 
 def test_variants_repeat_each_value_for_every_seed() -> None:
     grid = variants({"kl_coef": [0.0, 0.5]}, folder=ABLATION, seeds=3, first_seed=7)
     names = ["kl-coef-0", "kl-coef-0-seed-8", "kl-coef-0-seed-9"]
-    assert [one.name for one in grid] == [*names, *(name.replace("-0", "-0.5", 1) for name in names)]
+    assert [variant.name for variant in grid] == [*names, *(name.replace("-0", "-0.5", 1) for name in names)]
     assert grid[1].label == "β = 0, seed 8" and grid[1].settings_text == grid[0].settings_text == "β = 0"
     assert grid[0].flags({"ppo": {"seed": 7}}) == {"ppo": {"seed": 7, "kl_coef": 0.0, "reference": True}}
     assert grid[2].flags({}) == {"ppo": {"seed": 9, "kl_coef": 0.0, "reference": True}}
@@ -67,17 +67,19 @@ def test_variant_shares_all_stages_but_ppo_with_base_run(tmp_path: Path) -> None
     variant.record_base(run)
     fields = variant_of(variant.directory(run))
     assert variant_of(run) == {} and fields["variant"] == "kl-coef-0.5" and fields["base"].resolve() == run.resolve()
-    own = replace(plain, directory=variant.directory(run), **fields)
+    ablation = replace(plain, directory=variant.directory(run), **fields)
     for stage in ("data", "sft", "reward"):
-        assert own.record(stage).path.resolve() == plain.record(stage).path.resolve()
-        assert own.repo(stage) == plain.repo(stage)
-    assert own.record("ppo").path == variant.directory(run) / "ppo"
-    assert own.repo("ppo") == "local/toy-kl-coef-0.5-ppo" != plain.repo("ppo")
-    for context in (plain, own):
+        assert ablation.record(stage).path.resolve() == plain.record(stage).path.resolve()
+        assert ablation.repo(stage) == plain.repo(stage)
+    assert ablation.record("ppo").path == variant.directory(run) / "ppo"
+    assert ablation.repo("ppo") == "local/toy-kl-coef-0.5-ppo" != plain.repo("ppo")
+    for context in (plain, ablation):
         for stage in ("sft", "reward", "ppo"):
             context.record(stage).write(status="finished")
-    pipeline._delete_records(replace(own, restart=True))
-    left = [one.run_file.is_file() for one in (own.record("ppo"), own.record("sft"), plain.record("ppo"))]
+    pipeline._delete_records(replace(ablation, restart=True))
+    left = [
+        record.run_file.is_file() for record in (ablation.record("ppo"), ablation.record("sft"), plain.record("ppo"))
+    ]
     assert left == [False, True, True], "--restart is of the ablation's own runs"
 
 
@@ -115,8 +117,8 @@ def test_overview_aggregates_over_seeds(tmp_path: Path) -> None:
     assert [one.repo for one in outcomes] == [f"local/x-{name}-ppo" for name in names]
     assert [one.fired for one in outcomes] == [["length", "stuffing"], [], []]
     assert [text for _, text, _, _ in outcomes[0].samples] == ["c0", "c2", "c4", "c6"] and SAMPLES == 4
-    (loose, figures, both), (_, _, one) = group_by_setting(outcomes)
-    assert loose == "β = 0" and figures["reward"] == Spread(3.5, (2.0, 5.0), 2) and (len(both), len(one)) == (2, 1)
+    (loose, figures, seeds), (_, _, one) = group_by_setting(outcomes)
+    assert loose == "β = 0" and figures["reward"] == Spread(3.5, (2.0, 5.0), 2) and (len(seeds), len(one)) == (2, 1)
     path = write_overview(tmp_path, "x", outcomes)
     plot = path.with_suffix(".png")
     document = json.loads(path.read_text())

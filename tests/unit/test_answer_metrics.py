@@ -17,7 +17,7 @@ RIGHT = np.array([[1, 0, 0, 1, 0], [0] * 5, [1] * 5, [0, 0, 1, 0, 0]], dtype=flo
 def test_pass_at_k_matches_enumeration_of_subsets() -> None:
     answers = Answers(RIGHT)
     for k in (1, 2, 5):
-        expected = [np.mean([max(one) for one in itertools.combinations(row, k)]) for row in RIGHT]
+        expected = [np.mean([max(subset) for subset in itertools.combinations(row, k)]) for row in RIGHT]
         assert answers.pass_at(k) == pytest.approx(expected)
     with pytest.raises(ValueError, match="pass@6 needs 6 answers per prompt"):
         answers.pass_at(6)
@@ -66,8 +66,8 @@ def test_majority_votes_use_parsed_answers(
     answers = answers_by_reading(RuleJudge("rule", rule), ["?"] * 4, texts, columns, samples=2)
     assert answers["strict"].readings == [strict[:2], strict[2:]]
     assert answers["lenient"].readings == (lenient and [lenient[:2], lenient[2:]])
-    own = check_answers(RuleJudge("rule", rule), ["?"] * 4, texts, columns, samples=2)
-    assert own.readings == answers["strict" if lenient is None else "lenient"].readings, (
+    checked = check_answers(RuleJudge("rule", rule), ["?"] * 4, texts, columns, samples=2)
+    assert checked.readings == answers["strict" if lenient is None else "lenient"].readings, (
         "a number without a marker is any number"
     )
     assert answers["strict"].right.tolist() == [[1, 1], [0, 0]] and answers["strict"].majority_correct().tolist() == [

@@ -31,8 +31,8 @@ PROMPTS = [[5, 6, 7, 3, 4, 8, 9], [8], [3, 4, 2], [9, 9, 9, 10]]
 
 def draw(model: Any, **options: Any) -> Samples:
     keys = [(row,) for row in range(len(PROMPTS))]
-    given = {"seed": 3, "max_new_tokens": 10, "stop_ids": range(2, 7), "pad_id": 0} | options
-    return sample(model, PROMPTS, keys=keys, **given)
+    arguments = {"seed": 3, "max_new_tokens": 10, "stop_ids": range(2, 7), "pad_id": 0} | options
+    return sample(model, PROMPTS, keys=keys, **arguments)
 
 
 # Sampling
@@ -156,13 +156,13 @@ def test_critic_starts_at_reward_model_score(tmp_path: Path, family: str) -> Non
     # Saved, loaded by its path, and resumed into the very modules.
     actor = ActorCritic(make_policy(), critic)
     actor.save_pretrained(tmp_path)
-    wanted = digests(critic)
-    assert digests(critic_from(tmp_path / CRITIC_DIR)) == wanted
+    expected = digests(critic)
+    assert digests(critic_from(tmp_path / CRITIC_DIR)) == expected
     with torch.no_grad():
         for parameter in critic.parameters():
             parameter.add_(1)
     actor.load_checkpoint(tmp_path)
-    assert digests(critic) == wanted
+    assert digests(critic) == expected
 
 
 def test_ppo_resumes_critic_without_transformers_token_classifier(tmp_path: Path) -> None:

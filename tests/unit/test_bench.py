@@ -25,17 +25,17 @@ def restore_patched_levers(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("settings", [report.SETTINGS[name] for name in ("separate", "shared bf16")], ids=str)
 def test_trainer_and_floor_sample_equally_many_tokens(settings: tuple, capsys: pytest.CaptureFixture) -> None:
     seen = []
-    for one in (ours, floor):
-        one.main(["tiny", "--updates", "2", *settings])
+    for side in (ours, floor):
+        side.main(["tiny", "--updates", "2", *settings])
         seen.append(json.loads(capsys.readouterr().out.splitlines()[-1]))
     lengths = [min(length, TINY.response) for length in TINY.lengths(3 * TINY.batch)][TINY.batch :]
-    wanted = [sum(lengths[: TINY.batch]), sum(lengths[TINY.batch :])]
-    for one in seen:
-        assert [update["tokens"] for update in one["updates"]] == wanted
-        for update in one["updates"]:
+    expected = [sum(lengths[: TINY.batch]), sum(lengths[TINY.batch :])]
+    for side in seen:
+        assert [update["tokens"] for update in side["updates"]] == expected
+        for update in side["updates"]:
             assert update["phases"].keys() == {*report.PHASES} and all(spent > 0 for spent in update["phases"].values())
             assert sum(update["phases"].values()) == pytest.approx(update["seconds"], rel=0.2)
-        assert one["peak_mib"] > one["net_mib"] >= 0
+        assert side["peak_mib"] > side["net_mib"] >= 0
 
 
 @pytest.mark.parametrize("keys", [keys for keys in bench.LEVERS if "without" in keys], ids=str)
@@ -57,22 +57,22 @@ def test_floor_computes_same_logprobs_and_gradients_as_models(name: str) -> None
     assert [len(each) for each in responses] == lengths
     packed = floor.Packed.of(prompts, responses)
     hidden = packed.seen_by(trunk)[packed.before]
-    found = floor.LogProbs.apply(hidden, trunk.embedding, bias, packed.tokens, torch.float32)
-    weights = torch.randn(len(found))
-    (found * weights).sum().backward()
-    wanted = []
+    logprob = floor.LogProbs.apply(hidden, trunk.embedding, bias, packed.tokens, torch.float32)
+    weights = torch.randn(len(logprob))
+    (logprob * weights).sum().backward()
+    expected = []
     for prompt, response in zip(prompts, responses, strict=True):
         logits = models.policy(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1] / points.TEMPERATURE
-        wanted.append(selected_logprobs(logits, torch.tensor(response)))
-    (torch.cat(wanted) * weights).sum().backward()
+        expected.append(selected_logprobs(logits, torch.tensor(response)))
+    (torch.cat(expected) * weights).sum().backward()
     sampled = torch.stack([each for row in logprobs for each in row])
-    for one in (found, sampled):
-        torch.testing.assert_close(one, torch.cat(wanted), atol=1e-5, rtol=1e-5)
+    for computed in (logprob, sampled):
+        torch.testing.assert_close(computed, torch.cat(expected), atol=1e-5, rtol=1e-5)
     gradient = models.policy.get_input_embeddings().weight.grad
     torch.testing.assert_close(trunk.embedding.grad, gradient, atol=1e-5, rtol=1e-4)
-    own = models.policy.model.layers[0].mlp
-    both = torch.cat([own.gate_proj.weight.grad, own.up_proj.weight.grad])
-    torch.testing.assert_close(trunk.layers[0].up.grad, both, atol=1e-5, rtol=1e-4)
+    mlp = models.policy.model.layers[0].mlp
+    gradients = torch.cat([mlp.gate_proj.weight.grad, mlp.up_proj.weight.grad])
+    torch.testing.assert_close(trunk.layers[0].up.grad, gradients, atol=1e-5, rtol=1e-4)
 
 
 def test_adapter_with_shared_trunk_does_same_work(capsys: pytest.CaptureFixture) -> None:
@@ -84,8 +84,8 @@ def test_adapter_with_shared_trunk_does_same_work(capsys: pytest.CaptureFixture)
 def test_packed_gae_matches_gae_of_each_row() -> None:
     rewards, values = torch.randn(2, 4), torch.randn(2, 4)
     mask = torch.tensor([[True] * 4, [True] * 2 + [False] * 2])
-    wanted, _ = gae(rewards * mask, values * mask, mask, gamma=1.0, lam=floor.LAMBDA)
-    torch.testing.assert_close(floor.advantages(rewards[mask], values[mask], [4, 2]), wanted[mask])
+    expected, _ = gae(rewards * mask, values * mask, mask, gamma=1.0, lam=floor.LAMBDA)
+    torch.testing.assert_close(floor.advantages(rewards[mask], values[mask], [4, 2]), expected[mask])
 
 
 def test_bench_resumes_after_interrupt_and_reports(

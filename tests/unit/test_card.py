@@ -136,7 +136,7 @@ def test_card_reports_every_kind_of_judge(runs):
 @pytest.mark.parametrize(("lenient", "form"), [((-0.01, 0.03), True), ((0.01, 0.05), False)])
 def test_judge_notes_flag_gain_seen_by_strict_reading_only(lenient, form):
     apart = {"strict": {"value": 0.2, "ci95": [0.1, 0.3]}, "lenient": {"value": 0.02, "ci95": list(lenient)}}
-    answers = {reading: {"difference": one} for reading, one in apart.items()}
+    answers = {reading: {"difference": difference} for reading, difference in apart.items()}
     notes = str(judge_notes({"checks_answers": True, "answers": answers}))
     assert "By the strict reading the policy gains 0.200 [0.100, 0.300], by the lenient one 0.020" in notes
     assert ("**Only the strict reading shows a gain" in notes) is form
@@ -246,7 +246,7 @@ def test_card_of_earlier_step_shows_that_step_only(runs):
     assert "reward 0.500 → 1.000." in body
     card = json.loads((runs / "out" / CARD_FILE).read_text())
     assert (card["step"], card["reward"], card["kl"], card["evaluation"]) == (20, 1.0, 2.0, None)
-    assert [one["step"] for one in card["checkpoints"]] == [20]
+    assert [row["step"] for row in card["checkpoints"]] == [20]
     assert not (runs / "ppo" / "README.md").exists()
 
 
@@ -289,15 +289,20 @@ def test_card_marks_nonfinite_figures_as_not_measured(runs):
 
 def test_reward_card_reports_best_of_n_ties_and_hard_pairs(runs):
     """Figures that the run lacks are marked as not measured."""
-    stage, given = StageRecord(runs / "reward"), {"value": 0.5, "ci95": [0.25, 0.75], "n": 8}
+    stage, estimate = StageRecord(runs / "reward"), {"value": 0.5, "ci95": [0.25, 0.75], "n": 8}
     report = {"accuracy": 0.875, "n": 800, "ci95": [0.85, 0.9]}
     body = head_and_body(make_card(stage.path))[1]
     assert cells(body, "**best of 4**")[1] == cells(body, "**ties**")[1] == "not measured"
     assert "best of 4; ties; " in body and "by the true utility" not in body
-    best = {"candidates": 4, "chance": 0.25, **given, "borrowed": 0.125, "gold": {**given, "value": 0.625}}
-    quarter = {"low": 0.0, "high": 0.25, **given, "gold": 0.875}
-    hard = {"by_overlap": [quarter], "by_strength": None, "same_length": {**given, "gold": 1.0}, "chosen_longer": None}
-    tie = {"n": 3, "apart": {**given, "n": 3}, "others": {**given, "value": 2.0, "n": 5}, "ratio": 0.25}
+    best = {"candidates": 4, "chance": 0.25, **estimate, "borrowed": 0.125, "gold": {**estimate, "value": 0.625}}
+    quarter = {"low": 0.0, "high": 0.25, **estimate, "gold": 0.875}
+    hard = {
+        "by_overlap": [quarter],
+        "by_strength": None,
+        "same_length": {**estimate, "gold": 1.0},
+        "chosen_longer": None,
+    }
+    tie = {"n": 3, "apart": {**estimate, "n": 3}, "others": {**estimate, "value": 2.0, "n": 5}, "ratio": 0.25}
     stage.write(reward_model={**report, "best_of_n": best, "ties": tie, "hard": hard})
     body = head_and_body(make_card(stage.path))[1]
     row = cells(body, "**best of 4**")

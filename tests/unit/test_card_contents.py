@@ -393,7 +393,7 @@ def test_card_names_local_data_by_folder_and_file_hash(runs: Path) -> None:
     assert "| data set | the folder `my-data` | files `ffffffffff` |" in body
     assert "| base model | the folder `base` | not published |" in body
     assert "It was trained on the `train` split of `my-data`." in body
-    datasets = {one["dataset"]["split"]: one["dataset"] for one in head["model-index"][0]["results"]}
+    datasets = {result["dataset"]["split"]: result["dataset"] for result in head["model-index"][0]["results"]}
     assert datasets["validation"] == {"name": "my-data (validation)", "type": "my-data", "split": "validation"}
 
 

@@ -103,9 +103,9 @@ def test_card_names_step_that_verdict_is_about(runs):
 
 def test_card_of_recommended_step_has_verdict_of_that_step(runs):
     """Not that on the end of training, which may be hacked. A hacked end stays in its second sentence."""
-    own = {"verdict": "healthy", "kind": "healthy", "step": 20, "disagree": False, "fired": [], "explained": [],
+    at_step = {"verdict": "healthy", "kind": "healthy", "step": 20, "disagree": False, "fired": [], "explained": [],
            "reasons": ["Judge and reward rise."]}  # fmt: skip
-    verdict = judged("hacked", recommended=20, at_recommended=own)
+    verdict = judged("hacked", recommended=20, at_recommended=at_step)
     assert "**Verdict: hacked.**" in card(runs, **verdict)
     StageRecord(runs / "ppo").write(chosen={"step": 20, "rule": "recommended", "metric": None, "value": None})
     text = card(runs, **verdict)
@@ -117,10 +117,10 @@ def test_card_of_recommended_step_has_verdict_of_that_step(runs):
 
 
 def test_card_says_why_recommended_step_beats_healthy_last_step(runs):
-    own = {"verdict": "healthy", "kind": "healthy", "step": 20, "disagree": False, "fired": [], "explained": [],
+    at_step = {"verdict": "healthy", "kind": "healthy", "step": 20, "disagree": False, "fired": [], "explained": [],
            "reasons": ["Judge and reward rise."]}  # fmt: skip
     StageRecord(runs / "ppo").write(chosen={"step": 20, "rule": "recommended", "metric": None, "value": None})
-    verdict = judged("healthy", recommended=20, at_recommended=own)
+    verdict = judged("healthy", recommended=20, at_recommended=at_step)
     use = "Use **step 20** (this page, `main`). The last step, 40, is *healthy* too, but the judge rates"
     assert f"{use} step 20 highest." in card(runs, **verdict)
     last = verdict["over_training"]["checkpoints"][-1]

@@ -45,8 +45,8 @@ def test_template_head_survives_saving_and_is_written_once(tmp_path) -> None:
         f"<|im_start|>system\n{odd}<|im_end|>\n<|im_start|>user\nhow are you<|im_end|>\n"
         "<|im_start|>assistant\n<think></think>"
     )
-    own = [{"role": "system", "content": "mine"}, *ASKED]
-    text = read.apply_chat_template(own, tokenize=False, add_generation_prompt=True, enable_thinking=True)
+    messages = [{"role": "system", "content": "mine"}, *ASKED]
+    text = read.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, enable_thinking=True)
     assert odd not in text and "mine" in text and "<think>" not in text, "what a caller says comes first"
 
 
@@ -57,8 +57,8 @@ def test_reward_tokens_match_ppo_rollout_tokens() -> None:
     written = [*tokenize_prompt(ASKED, tokenizer), *tokenizer("fine", add_special_tokens=False)["input_ids"]]
     assert tokenize_for_reward(append_completion(ASKED, "fine"), tokenizer, ended=True) == [*written, end]
     assert tokenize_for_reward(append_completion(ASKED, "fine"), tokenizer, ended=False) == written
-    theirs = make_chat_tokenizer()
-    rendered = tokenizer.decode(tokenize_for_reward(append_completion(ASKED, "fine"), theirs, ended=True))
+    plain_tokenizer = make_chat_tokenizer()
+    rendered = tokenizer.decode(tokenize_for_reward(append_completion(ASKED, "fine"), plain_tokenizer, ended=True))
     assert rendered.endswith("fine<|im_end|>\n")
     plain = tokenize_for_reward(append_completion(ASKED, "fine"), make_chat_tokenizer(None), ended=True)
     assert plain == [*make_chat_tokenizer(None)("how are you\n\nfine")["input_ids"], tokenizer.eos_token_id]

@@ -19,8 +19,8 @@ USER, FOUR, FIVE = (
 def read_rows(
     form: Form, *rows: dict[str, Any], columns: dict[str, str] | None = None, turns: bool = False
 ) -> list[dict]:
-    given = datasets.Dataset.from_list(list(rows))
-    return convert_rows(given, form, columns=columns or {}, turns=turns, text="text", subject="It").to_list()
+    data = datasets.Dataset.from_list(list(rows))
+    return convert_rows(data, form, columns=columns or {}, turns=turns, text="text", subject="It").to_list()
 
 
 def test_sft_reads_sharegpt_conversations() -> None:
@@ -80,8 +80,8 @@ def test_system_column_joins_renamed_conversations() -> None:
 def test_prompt_formats_convert_to_same_rows() -> None:
     answered = {"conversations": [ASKED, RIGHT], "solution": "4"}
     assert read_rows("prompts", answered) == [{"prompt": [USER], "solution": "4"}]
-    asked = read_rows("prompts", {"conversations": [ASKED], "chosen": RIGHT, "rejected": WRONG})[0]
-    assert asked["prompt"] == [USER]
+    row = read_rows("prompts", {"conversations": [ASKED], "chosen": RIGHT, "rejected": WRONG})[0]
+    assert row["prompt"] == [USER]
     assert read_rows("prompts", {"prompt": [ASKED], "system": "no business of ours"})[0]["prompt"] == [USER]
     assert read_rows("prompts", {"conversations": [ASKED], "system": "Be brief."})[0]["prompt"][0]["role"] == "system"
 

@@ -87,8 +87,8 @@ def references(trap: Trap) -> str:
 
 
 def card(data_files: Any = None, **keys: Any) -> str:
-    said = {"config_name": "default", **({} if data_files is None else {"data_files": data_files}), **keys}
-    return f"---\n{yaml.safe_dump({'configs': [said]})}---\n# A data set\n"
+    config = {"config_name": "default", **({} if data_files is None else {"data_files": data_files}), **keys}
+    return f"---\n{yaml.safe_dump({'configs': [config]})}---\n# A data set\n"
 
 
 PATTERNS = [
@@ -169,8 +169,8 @@ def test_hub_repository_with_outside_patterns_is_refused(
     for place, pattern in enumerate(PATTERNS):
         written = pattern.format(folder="/data", port=trap.server_port, secret=secret)
         text = card([{"split": "train", "path": [written]}])
-        said = text if file == "README.md" else text.split("---\n")[1]
-        commits[f"local/evil{place}"] = hub.make(f"evil{place}", {**files, file: said}, "dataset")
+        card_text = text if file == "README.md" else text.split("---\n")[1]
+        commits[f"local/evil{place}"] = hub.make(f"evil{place}", {**files, file: card_text}, "dataset")
     monkeypatch.setattr(datasets.data_files, "resolve_pattern", lambda *_, **__: pytest.fail("a pattern was resolved"))
     for name, commit in commits.items():
         for revision in (None, "main", commit):
@@ -269,9 +269,9 @@ def ordinary_files() -> dict[str, str]:
         ]},
         {"config_name": "others", "data_dir": "others", "description": "From https://example.org/data"},
     ]  # fmt: skip
-    said = yaml.safe_dump({"license": "mit", "homepage": "https://example.org", "configs": configs})
+    front_matter = yaml.safe_dump({"license": "mit", "homepage": "https://example.org", "configs": configs})
     return {
-        "README.md": f"---\n{said}---\nSee https://example.org\n",
+        "README.md": f"---\n{front_matter}---\nSee https://example.org\n",
         "data/train-1.jsonl": ROWS,
         "data/test.jsonl": ROWS,
         "more/a/b.jsonl": ROWS,
@@ -355,7 +355,7 @@ def test_loading_script_or_bad_features_raise_readable_error(
 def test_read_splits_reads_splits_with_custom_names(hub: ThreadHub) -> None:
     hub.make("corpus", {"train.jsonl": ROWS, "judge.jsonl": ROWS}, "dataset")
     rows = read_splits("local/corpus", ["train", "judge"], ["prompt"], fix="fetch it")
-    assert {split: len(found) for split, found in rows.items()} == {"train": 2, "judge": 2}
+    assert {split: len(rows_of_split) for split, rows_of_split in rows.items()} == {"train": 2, "judge": 2}
 
 
 def silence(*_: Any, **__: Any) -> None:
@@ -394,19 +394,19 @@ def test_downloaded_recipe_names_only_hub_or_own_data(
     folder.mkdir()
     (folder / "rows.jsonl").write_text(ROWS)
     (folder / "link.txt").symlink_to(secret)
-    for both in (folder / "both.jsonl", tmp_path / "both.jsonl"):
-        both.write_text(ROWS)
+    for path in (folder / "both.jsonl", tmp_path / "both.jsonl"):
+        path.write_text(ROWS)
     (folder / "own").mkdir()
     (folder / "own" / "train.jsonl").symlink_to("../own/rows.jsonl")
     (folder / "linked").mkdir()
     (folder / "linked" / "train.jsonl").symlink_to(secret)
     (folder / ".downloaded").write_text("")
-    given = {"dataset_name": name.format(folder=folder, secret=secret)}
-    shared: dict[str, Any] = {"description": "A toy.", **(given if place == "recipe" else {})}
+    keys = {"dataset_name": name.format(folder=folder, secret=secret)}
+    shared: dict[str, Any] = {"description": "A toy.", **(keys if place == "recipe" else {})}
     if place in ("labeled", "own_pairs"):
-        shared["evaluation"] = {place: given}
+        shared["evaluation"] = {place: keys}
     (folder / "recipe.yaml").write_text(yaml.safe_dump(shared))
-    ppo = {"use_cpu": True, "reward_funcs": ["length"], "max_steps": 1, **(given if place == "ppo" else {})}
+    ppo = {"use_cpu": True, "reward_funcs": ["length"], "max_steps": 1, **(keys if place == "ppo" else {})}
     (folder / "ppo.yaml").write_text(yaml.safe_dump(ppo))
 
     def read() -> None:

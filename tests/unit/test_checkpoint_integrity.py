@@ -68,12 +68,12 @@ def test_complete_lists_every_file_and_hashes_each_once(tmp_path: Path, monkeypa
         wholeness.hashlib, "file_digest", lambda file, kind: (read.append(file.name), real(file, kind))[1]
     )
     path = save_checkpoint(tmp_path, 4)
-    said = json.loads((path / COMPLETE).read_text())
+    document = json.loads((path / COMPLETE).read_text())
     names = {"config.json", "generation_config.json", "model.safetensors", "optimizer.pt", "critic/model.safetensors"}
-    assert set(said["files"]) == names and len(read) == len(names)
+    assert set(document["files"]) == names and len(read) == len(names)
     for name in names:
         content = (path / name).read_bytes()
-        assert said["files"][name] == {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        assert document["files"][name] == {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     for _ in range(3):
         check_integrity(path, training=True)
         load_causal(path)
@@ -92,31 +92,31 @@ def test_damaged_file_is_named_with_last_intact_checkpoint(tmp_path: Path, harm:
     whole, last, path = (save_checkpoint(tmp_path / "ppo", step) for step in (5, 10, 100))
     flip_bit(last / "model.safetensors")
     harm(path / name)
-    said = rf"^{re.escape(str(path / name))} has .*; {re.escape(str(whole))} is intact\.$"
+    message = rf"^{re.escape(str(path / name))} has .*; {re.escape(str(whole))} is intact\.$"
     for use in (
         lambda: check_integrity(path),
         lambda: load_causal(path),
         lambda: load_classifier(path),
     ):
-        with pytest.raises(ZooError, match=said):
+        with pytest.raises(ZooError, match=message):
             use()
 
 
 def test_damaged_complete_file_raises_readable_error(tmp_path: Path) -> None:
     path = save_checkpoint(tmp_path / "ppo", 4)
-    one = '{"files": {"%s": {"size": %s, "sha256": "x"}}}'
+    template = '{"files": {"%s": {"size": %s, "sha256": "x"}}}'
     nested = '{"files": ' + "[" * 10**5
-    for said in (
+    for content in (
         "",
         "{}",
         "x",
         '{"files": 5}',
         nested,
-        one % ("a", "1e999"),
-        one % ("a\\u0000b", 1),
-        one % ("\\ud800", 1),
+        template % ("a", "1e999"),
+        template % ("a\\u0000b", 1),
+        template % ("\\ud800", 1),
     ):
-        (path / COMPLETE).write_text(said)
+        (path / COMPLETE).write_text(content)
         with pytest.raises(ZooError, match=r"COMPLETE is damaged|cannot be read"):
             check_integrity(path)
 
@@ -153,9 +153,9 @@ def test_run_resumes_from_last_intact_checkpoint(folder: Path, caplog: pytest.Lo
     truncate(record.checkpoint_path(2) / "optimizer.pt")
     with caplog.at_level(logging.WARNING):
         assert ppo.run(context)
-    (said,) = [one.getMessage() for one in caplog.records if "checkpoint-2" in one.getMessage()]
-    assert said.startswith(str(record.checkpoint_path(2) / "optimizer.pt"))
-    assert said.endswith("damaged-checkpoint-*, and training resumes from checkpoint-1.")
+    (message,) = [log.getMessage() for log in caplog.records if "checkpoint-2" in log.getMessage()]
+    assert message.startswith(str(record.checkpoint_path(2) / "optimizer.pt"))
+    assert message.endswith("damaged-checkpoint-*, and training resumes from checkpoint-1.")
     assert (record.path / "damaged-checkpoint-2" / "model.safetensors").is_file()
     assert [path.name for path in record.checkpoints()] == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
     assert (record.checkpoint_path(3) / "model.safetensors").read_bytes() == weights
@@ -191,7 +191,7 @@ def test_missing_checkpoint_of_finished_stage_fails_before_training(
     sft = context.record("sft")
     # Another checkpoint of the stage does not take its place.
     sft.checkpoint_path(4).rename(sft.checkpoint_path(2))
-    said = (
+    message = (
         f"{sft.checkpoint_path(4)}, which the finished stage sft chose, is missing and cannot be loaded from "
         r"local/toy-sft@step-000004 \(.*\): restore it, or train it again with "
         r"`rlhf-zoo sft .*toy --output_dir .*run --restart` .*$"
@@ -201,7 +201,7 @@ def test_missing_checkpoint_of_finished_stage_fails_before_training(
         lambda: pipeline.run_stage(context, "reward"),
         lambda: pipeline.run_stage(context, "ppo"),
     ):
-        with pytest.raises(ZooError, match=said):
+        with pytest.raises(ZooError, match=message):
             train()
     assert sft.chosen_checkpoint() is None
 
@@ -236,18 +236,18 @@ def test_missing_checkpoint_is_restored_from_hub(
     record.write(chosen={"step": 4, "rule": "last"})
     weights = (chosen / "model.safetensors").read_bytes()
     shutil.rmtree(chosen)
-    asked = []
+    requests = []
     monkeypatch.setattr(
         huggingface_hub,
         "snapshot_download",
-        lambda repo, revision, **_: (asked.append((repo, revision)), str(published))[1],
+        lambda repo, revision, **_: (requests.append((repo, revision)), str(published))[1],
     )
     context.restore_chosen("sft")
     context.restore_chosen("sft")
-    assert asked == [("local/toy-sft", "step-000004")]
-    found = context.checkpoint("sft")
-    assert (found.path / "model.safetensors").read_bytes() == weights
-    assert (found.lineage["repo"], found.lineage["commit"]) == ("local/toy-sft", "a" * 40)
+    assert requests == [("local/toy-sft", "step-000004")]
+    checkpoint = context.checkpoint("sft")
+    assert (checkpoint.path / "model.safetensors").read_bytes() == weights
+    assert (checkpoint.lineage["repo"], checkpoint.lineage["commit"]) == ("local/toy-sft", "a" * 40)
     shutil.rmtree(chosen)
     (published / "recipe.json").write_text(json.dumps({"sft": 2}))
     with pytest.raises(ZooError, match=r"missing, and local/toy-sft@step-000004 belongs to another run: "):
@@ -262,10 +262,10 @@ def test_stage_rejects_recipe_edited_after_sft(folder: Path, monkeypatch: pytest
     context.record("sft").write(resolved=before)
     context.check_shared()
     path = folder / "toy" / "recipe.yaml"
-    own = yaml.safe_load(path.read_text())
-    path.write_text(yaml.safe_dump({**own, "description": "Another.", "evaluation": {"prompts": 5}}))
+    keys = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump({**keys, "description": "Another.", "evaluation": {"prompts": 5}}))
     make_context(folder).check_shared()
-    path.write_text(yaml.safe_dump({**own, "tokenizer": {"vocab_size": 300}}))
+    path.write_text(yaml.safe_dump({**keys, "tokenizer": {"vocab_size": 300}}))
     for run in (reward.run, ppo.run):
         with pytest.raises(ZooError) as caught:
             run(make_context(folder))

@@ -75,13 +75,13 @@ def plain_logprobs(path: Path, prompt: list[int], completion: tuple[int, ...], t
 def test_comparison_figures_match_plain_float64_passes(
     comparison: Comparison, toys: Toys, temperature: float, top_p: float
 ) -> None:
-    found = last(comparison, seed=4, temperature=temperature, top_p=top_p, max_new_tokens=12, n=3)
+    snapshot = last(comparison, seed=4, temperature=temperature, top_p=top_p, max_new_tokens=12, n=3)
     prompt = prompt_ids(toys)
-    assert len(found.sft) == len(found.ppo) == 3
-    for side in (*found.sft, *found.ppo):
+    assert len(snapshot.sft) == len(snapshot.ppo) == 3
+    for side in (*snapshot.sft, *snapshot.ppo):
         ppo, sft = (plain_logprobs(path, prompt, side.token_ids, temperature) for path in (toys.ppo, toys.sft))
         taken = range(side.length), list(side.token_ids)
-        wanted = {
+        expected = {
             "token_logprob_ppo": ppo[taken],
             "token_logprob_sft": sft[taken],
             "token_log_ratio": ppo[taken] - sft[taken],
@@ -90,12 +90,12 @@ def test_comparison_figures_match_plain_float64_passes(
             "token_entropy_ppo": -(ppo.exp() * ppo).sum(-1),
             "token_entropy_sft": -(sft.exp() * sft).sum(-1),
         }
-        for name, figures in wanted.items():
+        for name, figures in expected.items():
             assert getattr(side, name) == pytest.approx(figures.tolist(), abs=ROUNDING), name
-        assert side.log_ratio == pytest.approx(wanted["token_log_ratio"].sum().item(), abs=ROUNDING * side.length)
-        assert side.kl == pytest.approx(wanted["token_kl"].sum().item(), abs=ROUNDING * side.length)
+        assert side.log_ratio == pytest.approx(expected["token_log_ratio"].sum().item(), abs=ROUNDING * side.length)
+        assert side.kl == pytest.approx(expected["token_kl"].sum().item(), abs=ROUNDING * side.length)
         assert min(side.token_kl) > 1e-3 > 0, "these policies differ everywhere, so a constant 0 would show"
-    assert found.sft != found.ppo
+    assert snapshot.sft != snapshot.ppo
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.9, 0.35])
@@ -105,9 +105,9 @@ def test_comparison_draws_tokens_by_inverse_nucleus_cdf(
 ) -> None:
     """Row i draws with the stream of (seed, 7) for i = 0 and (seed, 7, i) after it, whichever policy it is."""
     seed, length, n = 11, 12, 4
-    found = last(comparison, seed=seed, temperature=0.9, top_p=top_p, max_new_tokens=length, n=n)
+    snapshot = last(comparison, seed=seed, temperature=0.9, top_p=top_p, max_new_tokens=length, n=n)
     prompt = prompt_ids(toys)
-    for row, side in enumerate(getattr(found, name)):
+    for row, side in enumerate(getattr(snapshot, name)):
         key = [7, row] if row else [7]
         stream = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, len(key), *key]))).random(length)
         for logps, token, uniform in zip(
@@ -126,12 +126,12 @@ def test_comparison_draws_tokens_by_inverse_nucleus_cdf(
 
 def test_comparison_rewards_values_and_stop_reasons_match_transformers(comparison: Comparison, toys: Toys) -> None:
     """Each completion alone, by plain transformers."""
-    found = last(comparison, seed=3, max_new_tokens=6, n=6)
+    snapshot = last(comparison, seed=3, max_new_tokens=6, n=6)
     prompt = prompt_ids(toys)
     scorer = AutoModelForSequenceClassification.from_pretrained(toys.reward)
     critic = AutoModelForTokenClassification.from_pretrained(toys.ppo / "critic")
     eos = critic.config.eos_token_id
-    sides = (*found.sft, *found.ppo)
+    sides = (*snapshot.sft, *snapshot.ppo)
     for side in sides:
         ids = torch.tensor([[*prompt, *side.token_ids]])
         with torch.no_grad():
@@ -151,8 +151,8 @@ def test_comparison_reward_model_with_other_tokenizer_reads_text(toys: Toys, tmp
     tokenizer.save_pretrained(tmp_path)
     comparison = Comparison.load(ppo=toys.ppo, sft=toys.sft, reward=tmp_path, device="cpu")
     scorer = AutoModelForSequenceClassification.from_pretrained(tmp_path)
-    found = last(comparison, seed=3, max_new_tokens=6, n=6)
-    for side in (*found.sft, *found.ppo):
+    snapshot = last(comparison, seed=3, max_new_tokens=6, n=6)
+    for side in (*snapshot.sft, *snapshot.ppo):
         ids = tokenizer(PROMPT + side.completion)["input_ids"] + [tokenizer.eos_token_id] * side.ended
         with torch.no_grad():
             assert side.reward == pytest.approx((scorer(torch.tensor([ids])).logits.item() - 0.1) / 0.5, abs=1e-4)
@@ -169,13 +169,13 @@ def test_comparison_values_come_from_shared_value_head(toys: Toys, tmp_path: Pat
     AutoTokenizer.from_pretrained(toys.ppo).save_pretrained(tmp_path)
     comparison = Comparison.load(ppo=tmp_path, sft=toys.sft, device="cpu")
     prompt = prompt_ids(toys)
-    found = last(comparison, seed=1, max_new_tokens=9, temperature=0.7, n=2)
+    snapshot = last(comparison, seed=1, max_new_tokens=9, temperature=0.7, n=2)
     assert comparison.has_critic
-    for side in (*found.sft, *found.ppo):
+    for side in (*snapshot.sft, *snapshot.ppo):
         with torch.no_grad():
             hidden = policy(torch.tensor([[*prompt, *side.token_ids]]), output_hidden_states=True).hidden_states[-1]
-        wanted = (hidden @ head.summary.weight.T + head.summary.bias)[0, len(prompt) - 1 : -1, 0]
-        assert side.token_values == pytest.approx(wanted.tolist(), abs=ROUNDING)
+        expected = (hidden @ head.summary.weight.T + head.summary.bias)[0, len(prompt) - 1 : -1, 0]
+        assert side.token_values == pytest.approx(expected.tolist(), abs=ROUNDING)
 
 
 def test_comparison_without_critic_or_with_broken_one(toys: Toys, tmp_path: Path) -> None:
@@ -220,10 +220,10 @@ def test_stream_pace_skips_only_middle_snapshots(comparison: Comparison) -> None
 
 
 def test_snapshot_serializes_to_strict_json(comparison: Comparison) -> None:
-    found = last(comparison, seed=1, n=2)
-    back = json.loads(json.dumps(found.to_json(), allow_nan=False))
-    assert back["n"] == 2 and back["ppo"][1]["tokens"] == list(found.ppo[1].tokens)
-    assert back["sft"][0]["token_kl"] == list(found.sft[0].token_kl)
+    snapshot = last(comparison, seed=1, n=2)
+    back = json.loads(json.dumps(snapshot.to_json(), allow_nan=False))
+    assert back["n"] == 2 and back["ppo"][1]["tokens"] == list(snapshot.ppo[1].tokens)
+    assert back["sft"][0]["token_kl"] == list(snapshot.sft[0].token_kl)
     endless = Side("", math.nan, math.inf, (-math.inf,), ("a",), 1, True)
     shown = Snapshot(PROMPT, 1, 1.0, 1.0, 1, (endless,), (endless,), True).pair().to_json()
     assert shown["sft"]["reward"] is shown["sft"]["log_ratio"] is shown["sft"]["token_log_ratio"][0] is None
@@ -231,10 +231,10 @@ def test_snapshot_serializes_to_strict_json(comparison: Comparison) -> None:
 
 def test_equal_policies_write_same_text_with_zero_kl(toys: Toys) -> None:
     same = Comparison.load(ppo=toys.sft, sft=toys.sft, reward=toys.reward)
-    found = last(same, seed=5, n=4, max_new_tokens=20)
-    assert found.sft == found.ppo
-    assert len({side.token_ids for side in found.sft}) == 4
-    for side in found.sft:
+    snapshot = last(same, seed=5, n=4, max_new_tokens=20)
+    assert snapshot.sft == snapshot.ppo
+    assert len({side.token_ids for side in snapshot.sft}) == 4
+    for side in snapshot.sft:
         assert set(side.token_log_ratio) == set(side.token_kl) == set(side.token_kl_reverse) == {0.0}
 
 
@@ -269,20 +269,20 @@ def test_stream_runs_one_pass_per_step_over_distinct_texts(comparison: Compariso
 @pytest.fixture
 def caches(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref]:
     """Every key-value cache that is made."""
-    made: list[weakref.ref] = []
+    references: list[weakref.ref] = []
 
     class Watched(lockstep.DynamicCache):
         def __init__(self, *args, **kwargs) -> None:
             super().__init__(*args, **kwargs)
-            made.append(weakref.ref(self))
+            references.append(weakref.ref(self))
 
     monkeypatch.setattr(lockstep, "DynamicCache", Watched)
-    return made
+    return references
 
 
 def count_alive(caches: list[weakref.ref]) -> int:
     gc.collect()
-    return sum(one() is not None for one in caches)
+    return sum(reference() is not None for reference in caches)
 
 
 def test_closing_stream_stops_and_frees_caches(comparison: Comparison, caches: list[weakref.ref]) -> None:
@@ -310,7 +310,7 @@ def test_concurrent_streams_equal_sequential_ones(comparison: Comparison, toys: 
         {"seed": seed, "n": 1 + seed % 3, "temperature": 0.7 + seed / 10, "top_p": 1 - seed % 2 / 4}
         for seed in range(4)
     ]
-    wanted = [last(comparison, **job) for job in jobs]
+    expected = [last(comparison, **job) for job in jobs]
     inside, overlaps = [0], []
     start = threading.Barrier(len(jobs))
 
@@ -326,10 +326,10 @@ def test_concurrent_streams_equal_sequential_ones(comparison: Comparison, toys: 
         return last(comparison, **job)
 
     with ExitStack() as hooks, ThreadPoolExecutor(len(jobs)) as pool:
-        for one in (*comparison._policies.values(), comparison._reward.model):
-            hooks.enter_context(one.register_forward_pre_hook(enter))
-            hooks.enter_context(one.register_forward_hook(leave))
-        assert list(pool.map(go, jobs)) == wanted
+        for model in (*comparison._policies.values(), comparison._reward.model):
+            hooks.enter_context(model.register_forward_pre_hook(enter))
+            hooks.enter_context(model.register_forward_hook(leave))
+        assert list(pool.map(go, jobs)) == expected
     assert set(overlaps) == {1}, "two threads were in the models at the same time"
 
 
@@ -362,7 +362,7 @@ FULL = r"memory .* is full: request fewer completions"
 
 
 @pytest.mark.parametrize(
-    ("error", "kind", "said"),
+    ("error", "kind", "message"),
     [
         (None, ZooError, FULL),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB."), ZooError, FULL),
@@ -371,9 +371,9 @@ FULL = r"memory .* is full: request fewer completions"
     ],
 )
 def test_out_of_memory_raises_readable_error_and_keeps_models_usable(
-    comparison: Comparison, caches: list[weakref.ref], error: BaseException | None, kind: type, said: str
+    comparison: Comparison, caches: list[weakref.ref], error: BaseException | None, kind: type, message: str
 ) -> None:
-    wanted = comparison.compare(PROMPT)
+    expected = comparison.compare(PROMPT)
     steps = []
 
     def burst(*_) -> None:
@@ -383,11 +383,11 @@ def test_out_of_memory_raises_readable_error_and_keeps_models_usable(
                 raise error
             torch.empty(2**58, dtype=torch.uint8)
 
-    with comparison._policies["ppo"].register_forward_pre_hook(burst), pytest.raises(kind, match=said) as caught:
+    with comparison._policies["ppo"].register_forward_pre_hook(burst), pytest.raises(kind, match=message) as caught:
         list(comparison.stream(PROMPT, n=4))
     if kind is ZooError:
         assert count_alive(caches) == 0 and caught.value, "the error holds on to what filled the memory"
-    assert comparison.compare(PROMPT) == wanted
+    assert comparison.compare(PROMPT) == expected
 
 
 def test_comparison_rejects_missing_or_different_tokenizers(toys: Toys, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_multi_token_character_appears_at_last_token() -> None:
     assert len(ids) == 1 + 3 + 4 + 2
     pieces, texts = pieces_of(BYTES, ids)
     assert pieces == ["a", "", "", "€", "", "", "", "🙂", "", "é"]
-    assert texts[-1] == text and not any("\ufffd" in one for one in texts)
+    assert texts[-1] == text and not any("\ufffd" in part for part in texts)
     pieces, texts = pieces_of(BYTES, BYTES("a€")["input_ids"][:-1])
     assert pieces == ["a", "", "\ufffd"] and texts[-1] == "a", "a cut character is shown at the end"
 

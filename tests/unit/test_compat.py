@@ -135,10 +135,10 @@ def test_masked_statistics_match_hand_values() -> None:
     assert masked_var(VALUES, MASK, unbiased=False).item() == pytest.approx(8.75 / 4, rel=1e-6)
     deviation = math.sqrt(8.75 / 3)
     whitened = [[-1.75 / deviation, -0.75 / deviation, 0.25 / deviation], [2.25 / deviation, -2.75 / deviation]]
-    found = masked_whiten(VALUES, MASK)
-    assert found[0].tolist() == pytest.approx(whitened[0], rel=1e-6)
-    assert found[1, :2].tolist() == pytest.approx(whitened[1], rel=1e-6)
-    assert torch.equal(masked_whiten(VALUES, MASK, shift_mean=False), found + 11 / 4)
+    result = masked_whiten(VALUES, MASK)
+    assert result[0].tolist() == pytest.approx(whitened[0], rel=1e-6)
+    assert result[1, :2].tolist() == pytest.approx(whitened[1], rel=1e-6)
+    assert torch.equal(masked_whiten(VALUES, MASK, shift_mean=False), result + 11 / 4)
     for mask in (torch.zeros_like(MASK), torch.tensor([[1, 0, 0], [0, 0, 0]])):
         with pytest.raises(ZooError, match=f"masked_var got {int(mask.sum())} values"):
             masked_whiten(VALUES, mask)
@@ -159,13 +159,13 @@ def test_batch_generation_matches_generating_rows_alone(pad: int) -> None:
     # What the first row says second ends a response; so other rows end elsewhere, or not at all.
     stop = alone[0][0][1]
     config = GenerationConfig(max_new_tokens=6, do_sample=False, eos_token_id=stop)
-    found, scores = batch_generation(policy, queries, 2, pad, config)
-    assert found.shape == (5, 10) and scores.shape == (5, 6, 17) and torch.equal(found[:, :4], queries)
+    sequences, scores = batch_generation(policy, queries, 2, pad, config)
+    assert sequences.shape == (5, 10) and scores.shape == (5, 6, 17) and torch.equal(sequences[:, :4], queries)
     lengths = set()
     for row, (tokens, logits) in alone.items():
         length = tokens.index(stop) + 1 if stop in tokens else 6
         lengths.add(length)
-        assert found[row, 4:].tolist() == tokens[:length] + [pad] * (6 - length)
+        assert sequences[row, 4:].tolist() == tokens[:length] + [pad] * (6 - length)
         assert torch.allclose(scores[row, :length], logits[:length], atol=1e-5)  # padding rounds otherwise
         assert not scores[row, length:].any()
     assert len(lengths) > 1

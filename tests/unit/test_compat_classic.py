@@ -121,9 +121,9 @@ def score_responses(trainer: classic.PPOTrainer, responses: list[Tensor]) -> lis
 
 
 def run_one_step(trainer: classic.PPOTrainer, scores: list[Any] | None = None) -> dict[str, Any]:
-    asked = queries(trainer.config.batch_size)
-    answers = trainer.generate(asked, return_prompt=False, **SAMPLING)
-    return trainer.step(asked, answers, score_responses(trainer, answers) if scores is None else scores)
+    prompts = queries(trainer.config.batch_size)
+    answers = trainer.generate(prompts, return_prompt=False, **SAMPLING)
+    return trainer.step(prompts, answers, score_responses(trainer, answers) if scores is None else scores)
 
 
 def test_dataloader_shuffles_and_drops_last_batch(tmp_path: Path) -> None:
@@ -138,34 +138,34 @@ def test_dataloader_shuffles_and_drops_last_batch(tmp_path: Path) -> None:
 
 def test_generate_accepts_one_or_many_queries_and_strips_padding(tmp_path: Path) -> None:
     trainer = classic_trainer(tmp_path)
-    asked = queries(8)
+    prompts = queries(8)
     greedy = {"do_sample": False, "max_new_tokens": 8, "pad_token_id": EOS}
-    answers = trainer.generate(asked, batch_size=3, return_prompt=False, **greedy)
-    whole = trainer.generate(asked, batch_size=8, **greedy)
-    for query, answer, both in zip(asked, answers, whole, strict=True):
-        assert torch.equal(both, torch.cat([query, answer])) and 1 <= len(answer) <= 8
+    answers = trainer.generate(prompts, batch_size=3, return_prompt=False, **greedy)
+    whole = trainer.generate(prompts, batch_size=8, **greedy)
+    for query, answer, joined in zip(prompts, answers, whole, strict=True):
+        assert torch.equal(joined, torch.cat([query, answer])) and 1 <= len(answer) <= 8
         assert EOS not in answer[:-1].tolist()
         single = trainer.generate(query, **greedy)
-        assert single.shape == (1, len(both)) and torch.equal(single[0], both)
+        assert single.shape == (1, len(joined)) and torch.equal(single[0], joined)
         assert torch.equal(trainer.generate(query, return_prompt=False, **greedy)[0], answer)
     assert len({len(answer) for answer in answers}) > 1, "some end early, so that padding would show"
 
 
 def test_generate_stops_at_given_eos_and_length(tmp_path: Path) -> None:
     trainer = classic_trainer(tmp_path)
-    asked, model = queries(8), trainer.model
-    sampled = trainer.generate(asked, return_prompt=False, batch_size=8, **SAMPLING)
+    prompts, model = queries(8), trainer.model
+    sampled = trainer.generate(prompts, return_prompt=False, batch_size=8, **SAMPLING)
     assert any(EOS in ids.tolist() for ids in sampled) and all(len(ids) <= 8 for ids in sampled)
     # Out of the vocabulary, as scripts have it so that nothing ends.
     for never in (-1, 100_000):
-        endless = trainer.generate(asked, return_prompt=False, batch_size=8, eos_token_id=never, **SAMPLING)
+        endless = trainer.generate(prompts, return_prompt=False, batch_size=8, eos_token_id=never, **SAMPLING)
         assert all(len(ids) == 8 for ids in endless) and any(EOS in ids.tolist()[:-1] for ids in endless)
     # Some models end with one of several tokens; a batch goes on with padding behind each of them.
     model.generation_config.eos_token_id = [EOS, 9, 10, 11]
-    for ids in trainer.generate(asked, return_prompt=False, batch_size=8, **SAMPLING):
+    for ids in trainer.generate(prompts, return_prompt=False, batch_size=8, **SAMPLING):
         assert not {EOS, 9, 10, 11} & set(ids[:-1].tolist()) and (len(ids) == 8 or int(ids[-1]) in {EOS, 9, 10, 11})
     lengths = iter([2, 5])
-    drawn = trainer.generate(asked, lambda: next(lengths), return_prompt=False, eos_token_id=-1, **SAMPLING)
+    drawn = trainer.generate(prompts, lambda: next(lengths), return_prompt=False, eos_token_id=-1, **SAMPLING)
     assert [len(ids) for ids in drawn] == [2] * 4 + [5] * 4
     sampler = classic.LengthSampler(3, 6)
     assert {sampler() for _ in range(200)} == {3, 4, 5}
@@ -176,9 +176,9 @@ def test_generate_can_return_reference_responses(tmp_path: Path) -> None:
     greedy = {"return_prompt": False, "do_sample": False, "max_new_tokens": 8, "pad_token_id": EOS}
     before = trainer.generate(queries(), **greedy)
     run_one_step(trainer)
-    mine, theirs = trainer.generate(queries(), generate_ref_response=True, **greedy)
-    assert all(torch.equal(one, other) for one, other in zip(before, theirs, strict=True))
-    assert not all(torch.equal(one, other) for one, other in zip(before, mine, strict=True))
+    current, reference = trainer.generate(queries(), generate_ref_response=True, **greedy)
+    assert all(torch.equal(left, other) for left, other in zip(before, reference, strict=True))
+    assert not all(torch.equal(left, other) for left, other in zip(before, current, strict=True))
 
 
 def logprobs_and_values(model: Any, query: Tensor, response: Tensor) -> tuple[Tensor, Tensor]:
@@ -202,10 +202,10 @@ def test_step_statistics_match_trl_definitions(tmp_path: Path) -> None:
 
     kls, entropies, returns, values, paid = [], [], [], [], []
     for query, answer, score in zip(asked, answers, scores, strict=True):
-        mine, value = logprobs_and_values(policy, query, answer)
+        logprobs, value = logprobs_and_values(policy, query, answer)
         with torch.no_grad():
             logits = reference(torch.cat([query, answer]).unsqueeze(0)).logits[0, len(query) - 1 : -1]
-        k1 = mine - logits.log_softmax(-1)[range(len(answer)), answer]
+        k1 = logprobs - logits.log_softmax(-1)[range(len(answer)), answer]
         rewards = -0.2 * k1
         paid += rewards.tolist()
         rewards[-1] += score
@@ -214,7 +214,7 @@ def test_step_statistics_match_trl_definitions(tmp_path: Path) -> None:
         returns += (torch.stack(ahead) + value).tolist()
         values += value.tolist()
         kls.append(float(k1.sum()))
-        entropies.append(float(-mine.sum()))
+        entropies.append(float(-logprobs.sum()))
     assert stats["objective/kl_dist"] == pytest.approx(kls, abs=1e-5) and max(map(abs, kls)) > 0.1
     mean, variance = (lambda x: sum(x) / len(x)), (lambda x: float(torch.tensor(x).var()))
     lengths, prompts = ([float(len(ids)) for ids in each] for each in (answers, asked))
@@ -251,16 +251,16 @@ def test_step_statistics_match_trl_definitions(tmp_path: Path) -> None:
 def test_first_training_pass_matches_sampling_logprobs(tmp_path: Path) -> None:
     """Log-probabilities of `generate` equal those of the training pass, whatever dropout and padding."""
     trainer = classic_trainer(tmp_path, ppo_epochs=1, mini_batch_size=8)
-    asked = queries()
-    answers = trainer.generate(asked, return_prompt=False, **SAMPLING)
+    prompts = queries()
+    answers = trainer.generate(prompts, return_prompt=False, **SAMPLING)
     drawn = trainer.model.eval().generate(
-        asked[3].unsqueeze(0), return_dict_in_generate=True, output_logits=True, **SAMPLING | {"eos_token_id": None}
+        prompts[3].unsqueeze(0), return_dict_in_generate=True, output_logits=True, **SAMPLING | {"eos_token_id": None}
     )
-    said = drawn.sequences[0, len(asked[3]) :]
-    by = torch.stack(drawn.logits)[:, 0].log_softmax(-1)[range(len(said)), said]
-    assert torch.allclose(by, logprobs_and_values(trainer.model, asked[3], said)[0], atol=1e-5)
+    completion = drawn.sequences[0, len(prompts[3]) :]
+    by = torch.stack(drawn.logits)[:, 0].log_softmax(-1)[range(len(completion)), completion]
+    assert torch.allclose(by, logprobs_and_values(trainer.model, prompts[3], completion)[0], atol=1e-5)
     trainer.model.train()
-    stats = trainer.step(asked, answers, score_responses(trainer, answers))
+    stats = trainer.step(prompts, answers, score_responses(trainer, answers))
     assert abs(stats["objective/kl"]) < 1e-5 and stats["ppo/policy/approxkl"] < 1e-10
     assert stats["ppo/policy/ratio"] == pytest.approx(1, abs=1e-6) and stats["ppo/policy/clipfrac"] == 0
 
@@ -289,9 +289,12 @@ def test_reference_may_be_wrapped_or_share_layers(tmp_path: Path) -> None:
     trainer = classic_trainer(tmp_path, num_shared_layers=1, learning_rate=1e-2)
     before, reference = digests(trainer.model), digests(trainer.ref_model)
     run_one_step(trainer)
-    kept = {name for name, digest in digests(trainer.model).items() if digest == before[name]}
-    assert {name for name in kept if ".h." in name} == {name for name in before if ".h.0." in name}
-    assert {"transformer.wte.weight", "transformer.wpe.weight"} <= kept and "v_head.summary.weight" not in kept
+    unchanged = {name for name, digest in digests(trainer.model).items() if digest == before[name]}
+    assert {name for name in unchanged if ".h." in name} == {name for name in before if ".h.0." in name}
+    assert {
+        "transformer.wte.weight",
+        "transformer.wpe.weight",
+    } <= unchanged and "v_head.summary.weight" not in unchanged
     assert digests(trainer.ref_model) == reference
     shared = trainer.ref_model.transformer.h[0].mlp.c_fc.weight
     assert shared.data_ptr() == trainer.model.pretrained_model.transformer.h[0].mlp.c_fc.weight.data_ptr()
@@ -340,8 +343,8 @@ def test_step_accepts_batch_of_one(tmp_path: Path) -> None:
 
 def test_step_errors_are_one_sentence(tmp_path: Path) -> None:
     trainer = classic_trainer(tmp_path)
-    asked = queries()
-    answers = trainer.generate(asked, return_prompt=False, **SAMPLING)
+    prompts = queries()
+    answers = trainer.generate(prompts, return_prompt=False, **SAMPLING)
     scores = score_responses(trainer, answers)
 
     def refused(message: str, call: Any) -> None:
@@ -349,10 +352,10 @@ def test_step_errors_are_one_sentence(tmp_path: Path) -> None:
             call()
         assert "\n" not in str(error.value)
 
-    refused("got 7 queries, but batch_size is 8", lambda: trainer.step(asked[:7], answers[:7], scores[:7]))
+    refused("got 7 queries, but batch_size is 8", lambda: trainer.step(prompts[:7], answers[:7], scores[:7]))
     nan = [*scores[:3], torch.tensor(float("nan")), *scores[4:]]
-    refused("Score 3 is nan: pass a finite number", lambda: trainer.step(asked, answers, nan))
-    refused("response_masks is not supported", lambda: trainer.step(asked, answers, scores, response_masks=answers))
+    refused("Score 3 is nan: pass a finite number", lambda: trainer.step(prompts, answers, nan))
+    refused("response_masks is not supported", lambda: trainer.step(prompts, answers, scores, response_masks=answers))
     refused(r"Query 0 is of shape \(1, 3\)", lambda: trainer.generate(torch.tensor([[3, 4, 5]]), **SAMPLING))
     refused("LengthSampler got 5 and 5", lambda: classic.LengthSampler(5, 5))
     refused("this model has an encoder", lambda: classic_trainer(tmp_path, model=t5()))

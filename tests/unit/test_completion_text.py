@@ -125,13 +125,13 @@ def test_chat_answer_has_no_leading_space_from_template() -> None:
 def test_page_shows_completion_that_rewards_read(template: str | None) -> None:
     tokenizer = metaspace(template)
     tokenizer = tokenizer if template is None else Chat().write(tokenizer)
-    asked: Any = "how is it" if template is None else ASKED
+    prompt: Any = "how is it" if template is None else ASKED
     policy = make_policy(tokenizer)
     comparison = Comparison(ppo=policy, sft=policy, tokenizer=tokenizer, reward=reward_model_of(tokenizer))
     sides = [comparison.compare("how is it", seed=seed, max_new_tokens=4).ppo for seed in range(8)]
-    before = tokenize_prompt(asked, tokenizer)
+    before = tokenize_prompt(prompt, tokenizer)
     for side in sides:
-        assert [side.completion] == decode_completions(tokenizer, [asked], [before], [side.token_ids])
+        assert [side.completion] == decode_completions(tokenizer, [prompt], [before], [side.token_ids])
     assert any(side.tokens[0].startswith(" ") for side in sides)
     assert any(side.completion.startswith(" ") for side in sides) == (template is None)
 

@@ -51,8 +51,8 @@ def test_dpo_compute_has_no_generation() -> None:
 def test_best_of_n_compute_counts_every_completion() -> None:
     four = best_of_n_compute(SIZES, 4, prompt_tokens=4, completion_tokens=3)
     assert four.models == {"policy": Passes(10, generated=12, read=16), "reward": Passes(7, read=28)}
-    one = best_of_n_compute(SIZES, 1, prompt_tokens=4, completion_tokens=3)
-    assert one.models == {"policy": Passes(10, generated=3, read=4)}, "nothing to choose, so no reward is asked"
+    single = best_of_n_compute(SIZES, 1, prompt_tokens=4, completion_tokens=3)
+    assert single.models == {"policy": Passes(10, generated=3, read=4)}, "nothing to choose, so no reward is asked"
 
 
 def test_compute_sum_keeps_roles_and_rejects_two_sizes() -> None:
@@ -76,7 +76,7 @@ def test_matmul_parameters_exclude_embedding_lookup() -> None:
     """A table of embeddings is only looked up, unless it is the matrix of logits too."""
     untied, tied = make_policy(), make_policy(tie_word_embeddings=True)
     table = untied.get_input_embeddings().weight.numel()
-    assert matmul_parameters(untied) == sum(one.numel() for one in untied.parameters()) - table
+    assert matmul_parameters(untied) == sum(weight.numel() for weight in untied.parameters()) - table
     assert matmul_parameters(tied) == matmul_parameters(untied)
     reward = make_reward_model()
     assert (

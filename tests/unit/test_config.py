@@ -17,7 +17,7 @@ def make_config(directory: Path, **given: Any) -> PPOConfig:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("keys", "message"),
     [
         ({"total_episodes": 64, "max_steps": 3}, "total_episodes 64 makes 8 updates, but max_steps is 3"),
         ({"kl_estimator": "k2"}, "'k2' does not work in the reward, because .*biased"),
@@ -62,20 +62,20 @@ def make_config(directory: Path, **given: Any) -> PPOConfig:
         (SERVER | {"vllm_enable_sleep_mode": True}, "vllm_enable_sleep_mode is for a colocated vLLM"),
     ],
 )
-def test_ppo_config_rejects_invalid_values(tmp_path: Path, given: dict[str, Any], message: str) -> None:
+def test_ppo_config_rejects_invalid_values(tmp_path: Path, keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ZooError, match=message) as caught:
-        make_config(tmp_path, per_device_train_batch_size=4, gradient_accumulation_steps=2, **given)
+        make_config(tmp_path, per_device_train_batch_size=4, gradient_accumulation_steps=2, **keys)
     assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
 
 
 @pytest.mark.parametrize(
-    "given",
+    "keys",
     [
         {"kl_coef": 0.0}, {"lam": 0.0}, {"lam": 1.0}, {"gamma": 1.0}, {"cliprange_value": None}, {"score_clip": None},
         {"vf_coef": 0.0}, {"stop_token": None}, {"kl_target": 6.0}, {"kl_target": 6.0, "kl_horizon": 2},
         {"num_mini_batches": 8}, {"kl_estimator": "k3"}, {"bf16": True}, {"total_episodes": 16, "max_steps": 2},
     ],
 )  # fmt: skip
-def test_ppo_config_accepts_boundary_values(tmp_path: Path, given: dict[str, Any]) -> None:
-    config = make_config(tmp_path, per_device_train_batch_size=4, gradient_accumulation_steps=2, **given)
-    assert all(getattr(config, name) == value for name, value in given.items())
+def test_ppo_config_accepts_boundary_values(tmp_path: Path, keys: dict[str, Any]) -> None:
+    config = make_config(tmp_path, per_device_train_batch_size=4, gradient_accumulation_steps=2, **keys)
+    assert all(getattr(config, name) == value for name, value in keys.items())

@@ -160,8 +160,8 @@ def inspect_clients(
     tmp_path: Path, flag: str | None, push: bool = False, python: Sequence[str] = PYTHON, **env: str
 ) -> dict:
     """What the clients see after connect(), where the user has a token and caches of the real Hub."""
-    mine = {name: str(tmp_path / "real" / name.lower()) for name in REAL_PLACES}
-    env = environment(tmp_path) | mine | {"HF_TOKEN": SECRET} | env
+    places = {name: str(tmp_path / "real" / name.lower()) for name in REAL_PLACES}
+    env = environment(tmp_path) | places | {"HF_TOKEN": SECRET} | env
     command = [*python, "-c", LOOK, json.dumps([flag, push])]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -170,10 +170,10 @@ def inspect_clients(
 
 def is_sealed(tmp_path: Path, seen: dict) -> bool:
     """Neither the user's token nor the user's caches are in reach of what runs after connect()."""
-    said = json.dumps({key: value for key, value in seen.items() if key != "environment"})
+    report = json.dumps({key: value for key, value in seen.items() if key != "environment"})
     known = ("RLHF_ZOO_HUB_TOKEN", "TRACKIO_DIR")  # logs are of no Hub
     left = {name: value for name, value in seen["environment"].items() if name not in known}
-    return SECRET not in json.dumps(left) + said and str(tmp_path / "real") not in json.dumps(left) + said
+    return SECRET not in json.dumps(left) + report and str(tmp_path / "real") not in json.dumps(left) + report
 
 
 @pytest.mark.parametrize("python", [[sys.executable], PYTHON], ids=["cold", "warm"])

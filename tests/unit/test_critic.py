@@ -162,7 +162,7 @@ def test_policy_is_frozen_during_critic_warmup(tmp_path: Path, critic: str) -> N
     trainer.train()
     for part, moves in (("policy", [False, True]), ("value_model", [True, True])):
         held = [{k: v for k, v in each.items() if k.startswith(part)} for each in (start, *steps.seen)]
-        assert [one != other for one, other in pairwise(held)] == moves, part
+        assert [earlier != other for earlier, other in pairwise(held)] == moves, part
     first, second = updates_of(trainer)
     assert first["grad_norm/policy"] == 0 < second["grad_norm/policy"]
     assert first["loss"] == pytest.approx(0.3 * first["loss/value"], rel=1e-5)

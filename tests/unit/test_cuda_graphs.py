@@ -69,11 +69,11 @@ def request(model: PreTrainedModel, *, seed: int = 3, max_tokens: int | None = N
     )  # fmt: skip
 
 
-def assert_equal_samples(one: Samples, other: Samples) -> None:
-    assert one.token_lists() == other.token_lists()
-    assert torch.equal(one.ended, other.ended) and torch.equal(one.prompt_ids, other.prompt_ids)
-    torch.testing.assert_close(one.logprobs, other.logprobs, rtol=0, atol=1e-5)
-    torch.testing.assert_close(one.values, other.values, rtol=0, atol=1e-5)
+def assert_equal_samples(first: Samples, other: Samples) -> None:
+    assert first.token_lists() == other.token_lists()
+    assert torch.equal(first.ended, other.ended) and torch.equal(first.prompt_ids, other.prompt_ids)
+    torch.testing.assert_close(first.logprobs, other.logprobs, rtol=0, atol=1e-5)
+    torch.testing.assert_close(first.values, other.values, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", miniatures.FAMILIES)
@@ -84,8 +84,8 @@ def test_fixed_cache_samples_same_tokens(name: str, narrow: None) -> None:
     recorded = Recorded()
     engine = NativeEngine(lambda: recorded)
     for most in (None, 4 * 96):
-        asked = request(model, max_tokens=most)
-        got, plain = engine(model, asked), sample(model, **vars(asked))
+        query = request(model, max_tokens=most)
+        got, plain = engine(model, query), sample(model, **vars(query))
         assert_equal_samples(got, plain)
         passed = critic(response_states(model, plain)).masked_fill(~plain.mask, 0)
         torch.testing.assert_close(plain.values, passed, rtol=0, atol=1e-5)
@@ -102,9 +102,9 @@ def test_graphs_are_reused_until_weights_move(llama: PreTrainedModel, narrow: No
     """Where the weights lie as they lay: a step in place is seen by the graphs, and moved weights are captured anew."""
     recorded = Recorded()
     engine = NativeEngine(lambda: recorded)
-    asked = request(llama)
-    first, captured = engine(llama, asked), recorded.captured
-    again = engine(llama, asked)
+    query = request(llama)
+    first, captured = engine(llama, query), recorded.captured
+    again = engine(llama, query)
     assert recorded.captured == captured and torch.equal(first.logprobs, again.logprobs)
     with torch.no_grad():
         for weight in llama.parameters():
@@ -114,7 +114,7 @@ def test_graphs_are_reused_until_weights_move(llama: PreTrainedModel, narrow: No
     for weight in llama.parameters():
         weight.data = weight.data * 0.9
     before = recorded.captured
-    assert_equal_samples(engine(llama, asked), sample(llama, **vars(asked)))
+    assert_equal_samples(engine(llama, query), sample(llama, **vars(query)))
     assert recorded.captured - before >= 5
 
 
@@ -122,7 +122,7 @@ def test_autocast_cache_holds_keys_in_attention_dtype(
     llama: PreTrainedModel, narrow: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their rotation leaves them in float32, and each step would cast them all anew, to the same bits."""
-    allocate, seen, found = graphs.FixedLayer.allocate, set[torch.dtype](), []
+    allocate, seen, samples = graphs.FixedLayer.allocate, set[torch.dtype](), []
 
     def as_they_come(layer: graphs.FixedLayer, keys: Tensor, values: Tensor) -> None:
         allocate(layer, keys, values)
@@ -135,16 +135,16 @@ def test_autocast_cache_holds_keys_in_attention_dtype(
     for way in (as_they_come, as_they_are):
         monkeypatch.setattr(graphs.FixedLayer, "allocate", way)
         with torch.autocast("cpu", torch.bfloat16):
-            found.append(NativeEngine(Recorded)(llama, request(llama)))
+            samples.append(NativeEngine(Recorded)(llama, request(llama)))
     assert seen == {torch.float32, torch.bfloat16}
-    assert torch.equal(found[0].logprobs, found[1].logprobs)
+    assert torch.equal(samples[0].logprobs, samples[1].logprobs)
 
 
 def test_graph_count_is_bounded(llama: PreTrainedModel, narrow: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "MAX_GRAPHS", 2)
     engine = NativeEngine(Recorded)
-    asked = request(llama)
-    assert_equal_samples(engine(llama, asked), sample(llama, **vars(asked)))
+    query = request(llama)
+    assert_equal_samples(engine(llama, query), sample(llama, **vars(query)))
     assert engine._decoder is not None and len(engine._decoder._graphs) == 2
 
 
@@ -192,26 +192,26 @@ def test_failed_capture_warns_once_and_samples_without_graphs(
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
     monkeypatch.setattr(torch.cuda, "current_stream", refuses)
-    asked = request(llama, rows=3)
+    query = request(llama, rows=3)
     with pytest.warns(UserWarning, match=r"not permitted when stream is capturing\), .* rollout_graphs: false") as seen:
-        got = NativeEngine(graphs.CudaGraphs)(llama, asked)
+        got = NativeEngine(graphs.CudaGraphs)(llama, query)
     assert len(seen) == 1 and torch.is_autocast_cache_enabled()
-    assert_equal_samples(got, sample(llama, **vars(asked)))
+    assert_equal_samples(got, sample(llama, **vars(query)))
 
 
 def test_run_with_graphs_matches_run_without_and_resumes_exactly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = trained(tmp_path / "plain", max_steps=1)
-    made = list[Recorded]()
+    recorders = list[Recorded]()
 
     def recorded() -> Recorded:
-        made.append(Recorded())
-        return made[-1]
+        recorders.append(Recorded())
+        return recorders[-1]
 
     monkeypatch.setattr("rlhf_zoo.ppo.base.make_engine", lambda *_: NativeEngine(recorded))
     graphed = resumed_alike(lambda folder: make_trainer(folder, kind=Spy, **SAVED), tmp_path)
-    assert all(each.replayed for each in made)
+    assert all(each.replayed for each in recorders)
     one, other = updates_of(plain)[0], updates_of(graphed)[0]
     names = [name for name in one if name.startswith(("completions/", "objective/"))]
     assert len(names) > 4 and [one[n] for n in names] == pytest.approx([other[n] for n in names], rel=1e-4, abs=1e-5)

@@ -36,11 +36,11 @@ def test_rows_truncated_by_max_length_are_counted_everywhere(folder: Path, caplo
     (folder / "long").mkdir()
     lines = [json.dumps({"prompt": prompt, "completion": completion}) for prompt, completion in rows]
     (folder / "long" / "train.jsonl").write_text("\n".join(lines))
-    own = {
+    sft_keys = {
         "model_name_or_path": str(folder / "base"), "dataset_name": str(folder / "long"), "dataset_config": None,
         "dataset_test_split": None, "max_length": 16, "max_steps": 1, "use_cpu": True, "eval_strategy": "no",
     }  # fmt: skip
-    context = replace(make_context(folder), flags={"sft": own})
+    context = replace(make_context(folder), flags={"sft": sft_keys})
     counted = {"max_length": 16, "rows": 6, "cut": 3, "without_answer": 1}
     settings, base = context.settings("sft"), NamedModel("model_name_or_path", "base", folder / "base")
     foreseen = count_rows_cut_by_sft(context.shared, settings, base, DEFAULT_HUB)
@@ -72,9 +72,9 @@ def test_rows_truncated_by_max_length_are_counted_everywhere(folder: Path, caplo
 def test_count_cut_rows_matches_trainer(keys: dict[str, Any], counted: tuple[int, int] | None) -> None:
     tokenizer = make_tokenizer()
     tokenizer.chat_template = CHAT
-    asked = {"max_length": 16, "packing": False, "packing_strategy": "bfd", "truncation_mode": "keep_start"} | keys
+    arguments = {"max_length": 16, "packing": False, "packing_strategy": "bfd", "truncation_mode": "keep_start"} | keys
     texts = [("ab" * 40, "cd"), ("ab", "cd" * 10), ("abab", "c" * 16), ("ab", "cd")]
     turns = [{"messages": [{"role": "user", "content": p}, {"role": "assistant", "content": c}]} for p, c in texts]
     for rows in (turns, [{"prompt": p, "completion": c} for p, c in texts]):
-        result = count_cut_rows(datasets.Dataset.from_list(rows), tokenizer, SimpleNamespace(**asked), field="text")
+        result = count_cut_rows(datasets.Dataset.from_list(rows), tokenizer, SimpleNamespace(**arguments), field="text")
         assert (result and (result.cut, result.without_answer)) == counted

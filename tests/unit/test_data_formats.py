@@ -43,12 +43,12 @@ def write_json_data(folder: Path, url: str, image: Any = None) -> None:
 
 def media_table(url: str, kind: str, nested: bool = False) -> pa.Table:
     """A table whose own metadata says that a column holds media."""
-    value, of, said = {"bytes": None, "path": f"{url}/file"}, pa.struct(MEDIA), {"_type": kind}
-    image = pa.array([[value]], pa.list_(of)) if nested else pa.array([value], of)
-    feature = {"_type": "List", "feature": said} if nested else said
+    value, struct, media = {"bytes": None, "path": f"{url}/file"}, pa.struct(MEDIA), {"_type": kind}
+    image = pa.array([[value]], pa.list_(struct)) if nested else pa.array([value], struct)
+    feature = {"_type": "List", "feature": media} if nested else media
     features = {"prompt": {"dtype": "string", "_type": "Value"}, "image": feature}
-    found = pa.table({"prompt": ["a"], "image": image})
-    return found.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    rows = pa.table({"prompt": ["a"], "image": image})
+    return rows.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
 
 
 def write_parquet_data(folder: Path, url: str, kind: str = "Image", nested: bool = False) -> None:
@@ -56,9 +56,9 @@ def write_parquet_data(folder: Path, url: str, kind: str = "Image", nested: bool
 
 
 def write_arrow_data(folder: Path, url: str) -> None:
-    found = media_table(url, "Image")
-    with pa.OSFile(str(folder / "train.arrow"), "wb") as file, pa.ipc.new_stream(file, found.schema) as writer:
-        writer.write_table(found)
+    rows = media_table(url, "Image")
+    with pa.OSFile(str(folder / "train.arrow"), "wb") as file, pa.ipc.new_stream(file, rows.schema) as writer:
+        writer.write_table(rows)
 
 
 COLUMNS = {
@@ -98,8 +98,8 @@ def test_drop_media_keeps_value_columns() -> None:
     rows = {"prompt": ["a"], "turns": [[{"role": "user", "n": [1]}]], "label": [1]}
     loaded = datasets.Dataset.from_dict(rows).cast_column("label", datasets.ClassLabel(num_classes=2))
     assert drop_media(loaded) is loaded
-    both = datasets.DatasetDict(train=loaded.add_column("image", ["x"]).cast_column("image", datasets.Image()))
-    assert drop_media(both)["train"].column_names == ["prompt", "turns", "label"]
+    splits = datasets.DatasetDict(train=loaded.add_column("image", ["x"]).cast_column("image", datasets.Image()))
+    assert drop_media(splits)["train"].column_names == ["prompt", "turns", "label"]
 
 
 LOADERS = {

@@ -53,18 +53,18 @@ def test_sampling_is_same_when_batches_are_halved(error: type[Exception]) -> Non
     tokenizer = make_tokenizer()
 
     def drawn(model: PreTrainedModel) -> Any:
-        asked = {"keys": KEYS, "seed": 3, "max_new_tokens": 8, "temperature": 1.0, "desc": "", "batch_size": 8}
-        return complete(model, tokenizer, PROMPTS, **asked)
+        options = {"keys": KEYS, "seed": 3, "max_new_tokens": 8, "temperature": 1.0, "desc": "", "batch_size": 8}
+        return complete(model, tokenizer, PROMPTS, **options)
 
     whole, narrow = drawn(make_policy()), make_policy()
     memory = Memory(narrow, 3, error)
     halved = drawn(narrow)
     assert [len(batch) for batch in halved.batches] == [len(batch) for batch in whole.batches] == [8, 3]
     assert halved.texts == whole.texts and halved.ended == whole.ended
-    for ours, theirs in zip(halved.batches, whole.batches, strict=True):
+    for ours, expected in zip(halved.batches, whole.batches, strict=True):
         for name in ("prompt_ids", "prompt_mask", "completion_ids", "mask", "ended"):
-            assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
-        assert torch.allclose(ours.logprobs, theirs.logprobs, atol=1e-5)
+            assert torch.equal(getattr(ours, name), getattr(expected, name)), name
+        assert torch.allclose(ours.logprobs, expected.logprobs, atol=1e-5)
     assert memory.seen[:3] == [8, 4, 2] and max(memory.seen[3:]) == 2, "what did not fit is not tried again"
 
 
@@ -100,8 +100,8 @@ def test_measurements_are_same_when_batches_are_halved() -> None:
     tokens = [[5, 6, 7], [6, 7, 8, 9, 10, 11], [7], [8, 9, 10, 11]]
     policy, narrow = make_policy(), make_policy()
     Memory(narrow, 1)
-    found, wanted = (logprobs_under(model, tokenizer, PROMPTS[:4], tokens, desc="") for model in (narrow, policy))
-    assert [len(row) for row in found] == [3, 6, 1, 4] and found == [pytest.approx(row, abs=1e-4) for row in wanted]
+    result, expected = (logprobs_under(model, tokenizer, PROMPTS[:4], tokens, desc="") for model in (narrow, policy))
+    assert [len(row) for row in result] == [3, 6, 1, 4] and result == [pytest.approx(row, abs=1e-4) for row in expected]
 
 
 def test_micro_batches_report_single_row_that_does_not_fit() -> None:
@@ -143,7 +143,7 @@ def placed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     def to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         where = [*args, *kwargs.values()]
-        if any(isinstance(one, torch.device) for one in where):
+        if any(isinstance(argument, torch.device) for argument in where):
             alive.append(self)  # so that no other gets its id
             moved.update(map(id, self.modules()))
         return move(self, *args, **kwargs)
@@ -181,8 +181,8 @@ def test_evaluation_doctor_trace_and_page_use_device(trained: RunContext, placed
         lambda: list(Comparison.load(ppo=policy, sft=sft).stream("abc", max_new_tokens=6)),
     ):
         placed.clear()
-        found = look()
-        assert "LlamaForCausalLM" in placed, found
+        result = look()
+        assert "LlamaForCausalLM" in placed, result
 
 
 @pytest.fixture

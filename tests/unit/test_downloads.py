@@ -117,11 +117,11 @@ def test_downloaded_folder_shadowing_built_in_recipe_is_download(download: Path,
     monkeypatch.chdir(download)
     with pytest.raises(ZooError, match="which was downloaded"):
         read_recipe(Path("tiny-world"))
-    mine = write_recipe(download.parents[0] / "mine" / "toy")
-    (mine / "ppo.yaml").unlink()
-    (mine / "recipe.yaml").write_text("extends: " + str(download / "tiny-world"))
+    user_recipe = write_recipe(download.parents[0] / "mine" / "toy")
+    (user_recipe / "ppo.yaml").unlink()
+    (user_recipe / "recipe.yaml").write_text("extends: " + str(download / "tiny-world"))
     with pytest.raises(ZooError, match="which was downloaded"):
-        read_recipe(mine)
+        read_recipe(user_recipe)
 
 
 def test_built_in_recipes_are_no_downloads() -> None:
@@ -144,11 +144,11 @@ def test_home_directory_downloads_leave_other_folders_trusted(
 ) -> None:
     """`~/.cache/huggingface` is everybody's cache, so only folders that a download wrote into count."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    mine = write_recipe(tmp_path / "mine" / "toy", ppo={"reward_funcs": [SHELL]})
+    user_recipe = write_recipe(tmp_path / "mine" / "toy", ppo={"reward_funcs": [SHELL]})
     for folder in ("hub", "modules", "datasets/downloads"):
         (tmp_path / ".cache/huggingface" / folder).mkdir(parents=True)
     write_recipe(tmp_path / "recipe9", ppo={"reward_funcs": [SHELL]})
-    assert find_download(mine) is None and find_download(tmp_path) is None
+    assert find_download(user_recipe) is None and find_download(tmp_path) is None
     read_recipe(tmp_path / "recipe9")
     if by == "pull":
         Folder("x/y", "a" * 40, tmp_path).begin([FileToFetch("recipe9/recipe.yaml", 1, "b" * 40)])
@@ -156,8 +156,8 @@ def test_home_directory_downloads_leave_other_folders_trusted(
         (tmp_path / DOWNLOADED / "recipe9").mkdir(parents=True)
     with pytest.raises(ZooError, match="which was downloaded"):
         read_recipe(tmp_path / "recipe9")
-    assert find_download(tmp_path) is not None and find_download(mine) is None
-    read_recipe(mine)
+    assert find_download(tmp_path) is not None and find_download(user_recipe) is None
+    read_recipe(user_recipe)
 
 
 def test_copy_recipe_marks_copy_before_copying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +210,7 @@ def test_downloaded_recipe_sets_no_account_or_machine_keys(tmp_path: Path, caplo
         None,
         "mine",
     )
-    (message,) = [one.getMessage() for one in caplog.records if one.name == "rlhf_zoo.runs.settings.key_classes"]
+    (message,) = [log.getMessage() for log in caplog.records if log.name == "rlhf_zoo.runs.settings.key_classes"]
     assert all(name in message for name in ACCOUNT)
     flags = small_flags(recipe)["ppo"]
     assert flags["max_steps"] == 2 and "trackio_space_id" not in flags
@@ -250,21 +250,21 @@ def test_downloaded_recipe_names_no_local_model(
     (folder / "link").symlink_to(tmp_path / "private")
     (folder / "linked").mkdir()
     (folder / "linked" / "config.json").symlink_to(tmp_path / "private" / "config.json")
-    mine = load_recipe(str(folder))
+    user_recipe = load_recipe(str(folder))
     Folder("x/toy", "a" * 40, folder).begin([])
     recipe = load_recipe(str(folder))
-    own = [("reward", True), ("ensemble/seed-1/reward", place == "ppo")]
-    for name, passes in [*NAMES, *own]:
-        given: Any = name.format(private=tmp_path / "private", recipe=folder)
-        given = f"reward:{given}" if key in ("judge", "judges") else given
-        given = [given] if key in ("judges", "reward_model_path") else given
-        check_download(mine, place, {key: given}, {})
-        check_download(recipe, place, {key: given}, {key: "the user's"})
+    run_models = [("reward", True), ("ensemble/seed-1/reward", place == "ppo")]
+    for name, passes in [*NAMES, *run_models]:
+        named: Any = name.format(private=tmp_path / "private", recipe=folder)
+        named = f"reward:{named}" if key in ("judge", "judges") else named
+        named = [named] if key in ("judges", "reward_model_path") else named
+        check_download(user_recipe, place, {key: named}, {})
+        check_download(recipe, place, {key: named}, {key: "the user's"})
         if passes:
-            check_download(recipe, place, {key: given}, {})
+            check_download(recipe, place, {key: named}, {})
             continue
         with pytest.raises(ZooError, match=rf"which was downloaded, sets {key}.*Hub and files in its own folder"):
-            check_download(recipe, place, {key: given}, {})
+            check_download(recipe, place, {key: named}, {})
 
 
 def test_downloaded_recipe_with_private_model_is_refused_early(tmp_path: Path) -> None:
@@ -281,12 +281,12 @@ def test_downloaded_recipe_may_not_extend_user_recipe(
     base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    mine = write_recipe(tmp_path / "mine", shared={"dataset_name": "private/data"})
+    user_recipe = write_recipe(tmp_path / "mine", shared={"dataset_name": "private/data"})
     folder = write_recipe(tmp_path / "pulled" / "toy")
     write_recipe(folder.parent / "beside")
-    (folder.parent / "linked").symlink_to(mine)
+    (folder.parent / "linked").symlink_to(user_recipe)
     Folder("x/toy", "a" * 40, folder.parent).begin([])
-    (folder / "recipe.yaml").write_text(yaml.safe_dump({"extends": base.format(mine=mine)}))
+    (folder / "recipe.yaml").write_text(yaml.safe_dump({"extends": base.format(mine=user_recipe)}))
     with pytest.raises(ZooError, match="which was downloaded, extends"):
         load_recipe(str(folder))
     for name in ("beside", "tiny-world"):

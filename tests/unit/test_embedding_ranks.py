@@ -76,9 +76,9 @@ def test_meaning_probe_detects_answers_to_other_prompts() -> None:
 def test_meaning_ranks_are_nan_for_empty_or_unmatched_prompts() -> None:
     sft, policy = answers(0), answers(1)
     policy = replace(policy, texts=["", *policy.texts[1:]], prompts=["elsewhere", "elsewhere", *policy.prompts[2:]])
-    ours, theirs = with_meaning_ranks(policy, sft)
-    assert np.isnan(ours.meaning_ranks[:2]).all() and np.isnan(theirs.meaning_ranks[:2]).all()
-    assert np.isfinite(ours.meaning_ranks[2:]).all()
+    policy_ranked, sft_ranked = with_meaning_ranks(policy, sft)
+    assert np.isnan(policy_ranked.meaning_ranks[:2]).all() and np.isnan(sft_ranked.meaning_ranks[:2]).all()
+    assert np.isfinite(policy_ranked.meaning_ranks[2:]).all()
     with pytest.raises(ZooError, match="all prompts ask the same"):
         with_meaning_ranks(replace(sft, groups=["one"] * len(sft)), replace(sft, groups=["one"] * len(sft)))
 

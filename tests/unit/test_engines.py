@@ -63,8 +63,8 @@ def test_transformers_engine_samples_match_model(name: str) -> None:
     for tokens, ended in zip(lists, samples.ended.tolist(), strict=True):
         assert not set(tokens[:-1]) & set(stops)
         assert ended == (tokens[-1] in stops) and (ended or len(tokens) == 6)
-    own = token_logprobs(model, samples, temperature=TEMPERATURE)
-    torch.testing.assert_close(samples.logprobs, own, rtol=0, atol=1e-4)
+    expected = token_logprobs(model, samples, temperature=TEMPERATURE)
+    torch.testing.assert_close(samples.logprobs, expected, rtol=0, atol=1e-4)
 
 
 def test_run_with_transformers_engine_logs_mismatch(tmp_path: Path) -> None:
@@ -88,8 +88,8 @@ def test_colocated_vllm_samples_with_latest_weights(tmp_path: Path, monkeypatch:
     colocated(stub, monkeypatch)
     fields = {"rollout_engine": "vllm", "vllm_gpu_memory_utilization": 0.2, "vllm_enable_sleep_mode": True}
     trainer = trained(tmp_path, max_steps=2, save_strategy="no", importance_sampling_cap=2.0, **fields)
-    (_, made), *calls = stub.asked
-    assert made["gpu_memory_utilization"] == 0.2 and made["logprobs_mode"] == "processed_logprobs"
+    (_, options), *calls = stub.asked
+    assert options["gpu_memory_utilization"] == 0.2 and options["logprobs_mode"] == "processed_logprobs"
     wakes = [("wake_up", {"tags": [what]}) for what in ("weights", "kv_cache")]
     asleep = ("sleep", {"level": 2})
     assert calls == [asleep, *[wakes[0], ("reset_prefix_cache", {}), wakes[1], wakes[1], asleep] * 2]
@@ -110,8 +110,8 @@ def test_colocated_vllm_uses_policy_dtype(
     stub = StubVLLM(make_policy())
     colocated(stub, monkeypatch)
     make_trainer(tmp_path, rollout_engine="vllm", **keys)
-    [(_, made)] = stub.asked
-    assert (made["dtype"], made["enforce_eager"]) == (dtype, "vllm_enforce_eager" in keys)
+    [(_, options)] = stub.asked
+    assert (options["dtype"], options["enforce_eager"]) == (dtype, "vllm_enforce_eager" in keys)
     assert not isinstance(vllm_generation.LLM, functools.partial), "and others' engines are as they were"
 
 
@@ -176,8 +176,8 @@ def test_stale_engine_weights_stop_run_and_keep_finished_updates(
     stub = StubVLLM(make_policy(), off=0.0, stale_from=3)
     with stage_keys_with_stub(mode, stub, monkeypatch) as keys:
         context = make_context(folder, **keys)
-        said = r"has other weights .* more than the 0\.001 that .*Step 2 is saved: run the same command again"
-        with pytest.raises(SamplingFailed, match=said):
+        message = r"has other weights .* more than the 0\.001 that .*Step 2 is saved: run the same command again"
+        with pytest.raises(SamplingFailed, match=message):
             ppo.run(context)
         assert checkpoints_and_status(context) == (["checkpoint-2"], "interrupted")
         stub.stale_from = math.inf
@@ -246,9 +246,9 @@ def test_server_mode_without_gpu_raises_readable_error(tmp_path: Path, monkeypat
     if DEVICE != "cpu":
         pytest.skip("there is a GPU")
     with serving(StubVLLM(make_policy()), monkeypatch, nccl=False) as url:
-        given = {"rollout_engine": "vllm", "vllm_mode": "server", "vllm_server_base_url": url}
+        keys = {"rollout_engine": "vllm", "vllm_mode": "server", "vllm_server_base_url": url}
         with pytest.raises(ZooError, match=r"needs a CUDA device, got .cpu.\..* Use vllm_mode .colocate."):
-            make_trainer(tmp_path, **given)
+            make_trainer(tmp_path, **keys)
 
 
 def test_trl_vllm_client_has_expected_interface() -> None:
@@ -270,8 +270,8 @@ def test_vllm_server_samples_with_latest_weights(server: dict[str, Any], tmp_pat
     trainer = trained(tmp_path, max_steps=2, save_strategy="no", **server)
     routes = [route for route, _ in stub.asked]
     rollout = ["/start_weight_update", "/update_weights", "/finish_weight_update", "/reset_prefix_cache"]
-    made = ["/health", "/health", "/v1/models", "/server_info?config_format=json"]
-    assert routes == [*made, *["/health", *rollout, "/v1/completions", "/v1/completions"] * 2]
+    startup = ["/health", "/health", "/v1/models", "/server_info?config_format=json"]
+    assert routes == [*startup, *["/health", *rollout, "/v1/completions", "/v1/completions"] * 2]
     seen = {name: weight.clone() for name, weight in stub.sent}
     prompts = [[5, 6], [7, 8, 9]]
     request = SamplingRequest(
@@ -280,8 +280,8 @@ def test_vllm_server_samples_with_latest_weights(server: dict[str, Any], tmp_pat
     )  # fmt: skip
     samples = trainer.engine(trainer.policy, request)
     assert any(not torch.equal(seen[name], weight) for name, weight in stub.sent), "the second update's weights"
-    own = token_logprobs(trainer.policy, samples, temperature=trainer.args.temperature) - samples.mask * stub.off
-    torch.testing.assert_close(samples.logprobs, own, rtol=0, atol=1e-4)
+    expected = token_logprobs(trainer.policy, samples, temperature=trainer.args.temperature) - samples.mask * stub.off
+    torch.testing.assert_close(samples.logprobs, expected, rtol=0, atol=1e-4)
 
 
 def test_importance_weights_follow_engine_mismatch(server: dict[str, Any], tmp_path: Path) -> None:

@@ -73,14 +73,14 @@ def make_run_context(tmp_path: Path, recipe: str = "tiny-world", **reward: objec
 
 def test_ensemble_member_changes_seed_and_keeps_pairs(tmp_path: Path) -> None:
     run = make_run_context(tmp_path, learning_rate="1e-4")
-    one = member(run, 4)
-    own, other = run.settings("reward"), one.settings("reward")
+    member_run = member(run, 4)
+    own, other = run.settings("reward"), member_run.settings("reward")
     assert (own.trainer.seed, other.trainer.seed) == (1, 4)
     assert pairs_seed(own) == pairs_seed(other) == 1
     differing = {key for key in other.resolved if other.resolved[key] != own.resolved.get(key)}
     assert differing == {"seed", "pairs_seed"}
-    assert one.record("reward").path == tmp_path / "ensemble" / "seed-4" / "reward"
-    assert {one.record(stage).path for stage in ("data", "sft", "eval")} == {
+    assert member_run.record("reward").path == tmp_path / "ensemble" / "seed-4" / "reward"
+    assert {member_run.record(stage).path for stage in ("data", "sft", "eval")} == {
         tmp_path / stage for stage in ("data", "sft", "eval")
     }
     assert pairs_seed(member(make_run_context(tmp_path, pairs_seed="9"), 4).settings("reward")) == 9

@@ -55,8 +55,8 @@ def raise_no_opinion(prompts: Sequence[str], completions: Sequence[str]) -> list
 
 def with_judge(context: RunContext, judge: str, **keys: Any) -> RunContext:
     """The same run with another judge, as `rlhf-zoo eval RECIPE --judge` makes it."""
-    asked = {"evaluation.judge": judge, **{f"evaluation.{name}": value for name, value in keys.items()}}
-    return replace(context, flags={**context.flags, "recipe": asked})
+    flags = {"evaluation.judge": judge, **{f"evaluation.{name}": value for name, value in keys.items()}}
+    return replace(context, flags={**context.flags, "recipe": flags})
 
 
 @pytest.fixture(scope="module")
@@ -117,13 +117,13 @@ def test_checkpoint_is_recommended_only_when_test_prompts_confirm_gain(
     monkeypatch.setattr(HeadToHead, "judge_gain", lambda self, policy, rows: gain)
     monkeypatch.setattr(TrivialScores, "winnable", winnable)
     assert evaluate.run(replace(trained, restart=True)) is True
-    ppo, found = trained.record("ppo"), read_json(trained.record("eval").path / "evaluation.json")
+    ppo, figures = trained.record("ppo"), read_json(trained.record("eval").path / "evaluation.json")
     recommended = 1 if gain is UP and not winnable else None
     step, none = (1, {}) if recommended else (3, {"none": True})
     assert ppo.read()["chosen"] == {"step": step, "rule": "recommended", "metric": None, "value": None, **none}
     assert trained.record("eval").read()["parents"]["ppo"]["path"] == f"checkpoint-{step}"
-    assert found["recommended"] is recommended and found["over_training"]["recommended"] is recommended
-    there = found["over_training"]["at_recommended"]
+    assert figures["recommended"] is recommended and figures["over_training"]["recommended"] is recommended
+    there = figures["over_training"]["at_recommended"]
     assert (there and there["step"]) == recommended, "a verdict on what is main, beside that on the end of training"
     make_card(ppo.path)
     card = (ppo.path / "README.md").read_text()
@@ -135,13 +135,15 @@ def test_evaluation_compares_policies_with_reference_answers(trained: RunContext
     """The judge scores length: a sample is at least as long as the one-letter reference answer."""
     judged_by_length = with_judge(trained, JUDGE, reference={"column": "answer"})
     assert evaluate.run(judged_by_length) is True
-    found = read_json(trained.record("eval").path / "evaluation.json")["reference"]
+    reference = read_json(trained.record("eval").path / "evaluation.json")["reference"]
     samples = (trained.record("eval").path / "samples.jsonl").read_text().splitlines()
     lengths = [len(json.loads(line)["sft"]["completion"]) for line in samples[:: EVALUATION["samples"]]]
     rows = evaluation_prompts(trained, stage_source(trained, "ppo"))
     apart = [length - len(answer) for length, answer in zip(lengths, rows["answer"], strict=True)]
-    assert found["sft"]["value"] == sum(1.0 if one > 0 else 0.5 if one == 0 else 0.0 for one in apart) / len(apart)
-    assert found["column"] == "answer" and found["temperature"] is None and found["ppo"]["n"] == len(rows)
+    assert reference["sft"]["value"] == sum(
+        1.0 if difference > 0 else 0.5 if difference == 0 else 0.0 for difference in apart
+    ) / len(apart)
+    assert reference["column"] == "answer" and reference["temperature"] is None and reference["ppo"]["n"] == len(rows)
     document = read_json(trained.record("eval").path / "evaluation.json")
     seen = {"sft": None, "reward": len(rows), "ppo": len(rows)}
     assert document["data"]["trained_on"] == seen, (
@@ -177,7 +179,7 @@ def test_evaluation_compares_policies_with_reference_answers(trained: RunContext
 )
 def test_evaluation_rejects_invalid_reference_settings(trained: RunContext, keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ZooError, match=message):
-        evaluation_prompts(asked := with_judge(trained, JUDGE, reference=keys), stage_source(asked, "ppo"))
+        evaluation_prompts(context := with_judge(trained, JUDGE, reference=keys), stage_source(context, "ppo"))
 
 
 class Silent:
@@ -210,11 +212,11 @@ def test_verifiable_reward_serves_as_judge(tmp_path: Path) -> None:
     context = make_context(tmp_path)
     ppo.run(context)
     assert evaluate.run(context) is True
-    found = read_json(context.record("eval").path / "evaluation.json")
+    figures = read_json(context.record("eval").path / "evaluation.json")
     name = f"rule:{EXACT}"
-    judge, answers = found["judge"], found["judges"][name]["answers"]
+    judge, answers = figures["judge"], figures["judges"][name]["answers"]
     assert (judge["name"], judge["is_training_reward"], judge["checks_answers"]) == (name, True, True)
-    assert answers.keys() == {"strict", "lenient"} and unexplained(found) == []
+    assert answers.keys() == {"strict", "lenient"} and unexplained(figures) == []
     for sides in answers.values():
         for side in ("sft", "ppo"):
             right, passed = sides[side]["accuracy"], sides[side]["pass_at"]
@@ -224,20 +226,20 @@ def test_verifiable_reward_serves_as_judge(tmp_path: Path) -> None:
         assert sides["difference"]["value"] == pytest.approx(
             sides["ppo"]["accuracy"]["value"] - sides["sft"]["accuracy"]["value"]
         )
-    assert answers["strict"]["ppo"]["accuracy"]["value"] == pytest.approx(found["ppo"]["reward"]["value"])
+    assert answers["strict"]["ppo"]["accuracy"]["value"] == pytest.approx(figures["ppo"]["reward"]["value"])
     assert answers["lenient"]["ppo"]["accuracy"]["value"] >= answers["strict"]["ppo"]["accuracy"]["value"]
-    assert "the training reward itself" not in str(found["over_training"]["reasons"])
-    trivial = found["trivial"]
-    assert [one["kind"] for one in trivial["policies"]][-1] == "shuffled" and trivial["policies"][0]["text"]
-    assert found["over_training"]["judge_reliability"]["winnable"] is trivial["winnable_by_a_constant"]
-    assert all(one["win_rate"]["n"] == 12 and one["reward"]["n"] == 12 for one in trivial["policies"])
+    assert "the training reward itself" not in str(figures["over_training"]["reasons"])
+    trivial = figures["trivial"]
+    assert [row["kind"] for row in trivial["policies"]][-1] == "shuffled" and trivial["policies"][0]["text"]
+    assert figures["over_training"]["judge_reliability"]["winnable"] is trivial["winnable_by_a_constant"]
+    assert all(row["win_rate"]["n"] == 12 and row["reward"]["n"] == 12 for row in trivial["policies"])
     make_card(context.record("ppo").path)
     card = html.unescape((context.record("ppo").path / "README.md").read_text())
     assert "| PPO with prompts shuffled |" in card
     assert "It is the reward that PPO was trained on. It checks whether an answer is right" in card
     assert f"correct answers by {name}, read strictly" in card and "| pass@2, read leniently" in card
     assert "By the strict reading the policy gains" in card
-    alone = found["over_training"]["without_judge"]
+    alone = figures["over_training"]["without_judge"]
     assert alone in ("not judged", "suspicious", "hacked"), "nobody but a judge sees a gain"
     assert f"from reward, KL and probes alone, the same rule gives: **{alone}**." in card
 
@@ -267,13 +269,13 @@ def test_same_labels_judge_trains_on_reserved_pairs(tmp_path: Path) -> None:
     assert reward.run(context) is True
     of_judge = judge_run(context)
     _, source = reward.open_pairs(context)
-    kept, trained = (set(reward.training_pairs(one, source)[0]["prompt"]) for one in (of_judge, context))
-    assert len(kept) == len(trained) == 6 and not kept & trained
+    reserved, trained = (set(reward.training_pairs(run, source)[0]["prompt"]) for run in (of_judge, context))
+    assert len(reserved) == len(trained) == 6 and not reserved & trained
 
     assert ppo.run(context) is True and evaluate.run(context) is True
-    found = read_json(context.record("eval").path / "evaluation.json")
-    assert found["judge"]["name"] == "same labels" and not found["judge"]["is_training_reward"]
-    assert "shares the errors of these labels" in found["judge"]["description"]
+    figures = read_json(context.record("eval").path / "evaluation.json")
+    assert figures["judge"]["name"] == "same labels" and not figures["judge"]["is_training_reward"]
+    assert "shares the errors of these labels" in figures["judge"]["description"]
     assert context.record("eval").read()["resolved"]["evaluation"]["judge"] == "same-labels"
     record = of_judge.record("reward")
     assert record.path == tmp_path / "run/judge/reward"
@@ -312,12 +314,12 @@ def test_own_pairs_decide_whether_judge_is_trusted(trained: RunContext, tmp_path
     run = replace(trained, directory=tmp_path / "run", recipe=recipe)
     texts = tmp_path / "toy" / "texts.jsonl"
     texts.write_text("".join(json.dumps({"text": letter, "label": 0}) + "\n" for letter in "abcd"))
-    asked = {"own_pairs": {"dataset_name": "own.jsonl"}, "labeled": {"dataset_name": str(texts)}}
-    context = with_judge(run, "unlabeled:test_evaluate_stage:make_length_judge", judges=[JUDGE], **asked)
+    keys = {"own_pairs": {"dataset_name": "own.jsonl"}, "labeled": {"dataset_name": str(texts)}}
+    context = with_judge(run, "unlabeled:test_evaluate_stage:make_length_judge", judges=[JUDGE], **keys)
 
     def write(*sides: str, rows: int = 40) -> None:
-        made = [{"prompt": f"p{row}", sides[0]: "ab", sides[1]: "a", "from": "ppo"} for row in range(rows)]
-        (tmp_path / "toy" / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
+        pairs = [{"prompt": f"p{row}", sides[0]: "ab", sides[1]: "a", "from": "ppo"} for row in range(rows)]
+        (tmp_path / "toy" / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs))
 
     with pytest.raises(ZooError, match=r"own\.jsonl"):
         evaluate.check_judges(context)
@@ -327,17 +329,17 @@ def test_own_pairs_decide_whether_judge_is_trusted(trained: RunContext, tmp_path
     write("rejected", "chosen")
     assert evaluate.run(context) is True and evaluate.run(context) is False
     path = tmp_path / "run/eval/evaluation.json"
-    found = read_json(path)
-    check, over = found["judge"]["check"], found["over_training"]
-    assert unexplained(found) == [] and found["own_pairs"] == {"dataset_name": "own.jsonl"}
-    assert found["judge"]["description"] == "Learned from 4 texts." and check["same_labels"] is False
+    figures = read_json(path)
+    check, over = figures["judge"]["check"], figures["over_training"]
+    assert unexplained(figures) == [] and figures["own_pairs"] == {"dataset_name": "own.jsonl"}
+    assert figures["judge"]["description"] == "Learned from 4 texts." and check["same_labels"] is False
     assert (check["own"]["accuracy"]["value"], check["own"]["accuracy"]["n"]) == (0.0, 40)
     assert (
         over["judge_reliability"]["own_accuracy"] == check["own"]["accuracy"]
         and not over["judge_reliability"]["trusted"]
     )
     assert any("of 40 pairs of the policies' outputs correctly" in reason for reason in over["reasons"])
-    assert found["judges"]["judge"]["check"]["own"]["finding"] == "contradicts", "of every judge"
+    assert figures["judges"]["judge"]["check"]["own"]["finding"] == "contradicts", "of every judge"
     write("chosen", "rejected")
     assert evaluate.run(context) is True
     standing = read_json(path)["over_training"]["judge_reliability"]
@@ -355,9 +357,9 @@ def test_votes_on_hub_serve_as_own_pairs(trained: RunContext, thread_hub: Thread
     votes = [make_vote("left"), make_vote("right"), make_vote("tie")]
     HubVotes("local/votes", hub=hub).append("2030-01-01/first", votes)
     context = with_judge(replace(trained, hub=hub), JUDGE, own_pairs={"dataset_name": "local/votes"})
-    found = own_pairs(context)
-    assert found is not None and found[1].lineage["commit"]
-    pairs = {(row["prompt"], row["chosen"], row["rejected"]) for row in found[0]}
+    opened = own_pairs(context)
+    assert opened is not None and opened[1].lineage["commit"]
+    pairs = {(row["prompt"], row["chosen"], row["rejected"]) for row in opened[0]}
     assert pairs == {
         (votes[0].prompt, votes[0].left.completion, votes[0].right.completion),
         (votes[1].prompt, votes[1].right.completion, votes[1].left.completion),
@@ -403,10 +405,13 @@ def test_policy_evaluation_uses_held_out_prompts_of_run(trained: RunContext, tmp
     record.write(resolved=resolved)
     pair = find_pair(str(run), against=None, reward="none", terms=terms)
     judged = replace(terms, judges=(JUDGE,))
-    found = evaluate_pair(pair, judged, out=tmp_path / "out", command="")
-    assert found["split"] == found["terms"]["split"] == "train (20% of its prompts held out)" and found["prompts"] == 3
+    figures = evaluate_pair(pair, judged, out=tmp_path / "out", command="")
+    assert (
+        figures["split"] == figures["terms"]["split"] == "train (20% of its prompts held out)"
+        and figures["prompts"] == 3
+    )
     rows = pair.data.load("prompts", "train", columns=[])
     lines = (tmp_path / "out" / "samples.jsonl").read_text().splitlines()
     assert {json.loads(line)["prompt"] for line in lines} == set(split_by_prompt(rows, 0.2, parts=2)[0]["prompt"])
-    asked = evaluate_pair(pair, replace(judged, split="test"), out=tmp_path / "out", command="")
-    assert asked["split"] == "test" and asked["prompts"] == 4
+    on_test = evaluate_pair(pair, replace(judged, split="test"), out=tmp_path / "out", command="")
+    assert on_test["split"] == "test" and on_test["prompts"] == 4

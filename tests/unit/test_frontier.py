@@ -55,11 +55,11 @@ def test_at_kl_neither_extrapolates_nor_spans_wide_gaps() -> None:
 def test_weighted_mean_averages_and_keeps_seeds() -> None:
     first = make_point("seed 1", 1.0, [0.0, 2.0], training=100, wins={"sft": np.array([0.0, 1.0])})
     second = make_point("seed 2", 3.0, [2.0, 2.0], training=300, wins={"sft": np.array([1.0, 1.0])})
-    both = weighted_mean([first, second], label="β = 0.1")
-    assert both.mean_kl == 2.0 and both.n == 4 and both.seed_points == (first, second)
-    np.testing.assert_allclose(both.judge, [1.0, 2.0])
-    np.testing.assert_allclose(both.wins["sft"], [0.5, 1.0])
-    assert both.flops(0) == 200, "a seed is a run: what one costs"
+    mean = weighted_mean([first, second], label="β = 0.1")
+    assert mean.mean_kl == 2.0 and mean.n == 4 and mean.seed_points == (first, second)
+    np.testing.assert_allclose(mean.judge, [1.0, 2.0])
+    np.testing.assert_allclose(mean.wins["sft"], [0.5, 1.0])
+    assert mean.flops(0) == 200, "a seed is a run: what one costs"
 
 
 def test_best_within_picks_best_affordable_point() -> None:
@@ -82,8 +82,8 @@ def test_prompt_means_give_intervals_of_completions() -> None:
     ours, theirs = rng.normal(size=30), rng.normal(size=30)
     groups = [i // 3 for i in range(30)]
     direct = bootstrap_mean(ours, groups, seed=5)
-    one = replace(make_point("a", 1.0, [0.0] * 10), n=30)
-    estimate = one.estimate(mean_by_prompt(ours, 3), seed=5)
+    point = replace(make_point("a", 1.0, [0.0] * 10), n=30)
+    estimate = point.estimate(mean_by_prompt(ours, 3), seed=5)
     assert (
         estimate.n == 30
         and estimate.value == pytest.approx(direct.value)
@@ -91,8 +91,8 @@ def test_prompt_means_give_intervals_of_completions() -> None:
     )
     won = mean_by_prompt(win_shares(ours[:, None], theirs[:, None])[:, 0], 3)
     direct = win_rate(ours, theirs, groups)
-    assert one.rate(won).ci95 == pytest.approx(direct.ci95)
-    assert one.rate(np.ones(20), n=60).ci95 == proportion(20, 20).ci95, "winning everywhere is not certainty"
+    assert point.rate(won).ci95 == pytest.approx(direct.ci95)
+    assert point.rate(np.ones(20), n=60).ci95 == proportion(20, 20).ci95, "winning everywhere is not certainty"
 
 
 def test_difference_is_paired_by_prompt() -> None:

@@ -26,8 +26,8 @@ from rlhf_zoo.runs.settings.values import checked_keys
 
 def test_gguf_loading_options_request_dequantization() -> None:
     assert with_plain_weights({"dtype": "float32"}) == {"dtype": "float32"}
-    given = with_plain_weights({"dtype": "float32", "gguf_file": FILE})
-    assert given["quantization_config"].dequantize is True and given["gguf_file"] == FILE
+    options = with_plain_weights({"dtype": "float32", "gguf_file": FILE})
+    assert options["quantization_config"].dequantize is True and options["gguf_file"] == FILE
     with pytest.raises(ZooError, match="and quantization_config are both set"):
         with_plain_weights({"gguf_file": FILE, "quantization_config": GgufConfig()})
 
@@ -65,9 +65,9 @@ def test_gguf_model_saves_as_plain_safetensors(tmp_path: Path) -> None:
     write_gguf(tmp_path)
     model = load_model(AutoModelForCausalLM, tmp_path, subject="The model", overrides={"gguf_file": FILE})
     wrapped = AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path, gguf_file=FILE)
-    for place, one in enumerate((model, wrapped)):
+    for place, loaded in enumerate((model, wrapped)):
         saved = tmp_path / str(place)
-        one.save_pretrained(saved)
+        loaded.save_pretrained(saved)
         assert "quantization_config" not in json.loads((saved / "config.json").read_text())
         again = AutoModelForCausalLM.from_pretrained(saved)
         for name, weight in model.state_dict().items():

@@ -27,9 +27,9 @@ def test_gpu_script_skips_part_that_takes_too_long(tmp_path: Path, monkeypatch: 
     monkeypatch.setitem(gpu.PARTS, "resume", lambda *_: time.sleep(60))
     monkeypatch.setitem(gpu.AT_MOST, "resume", 0.2)
     assert gpu.main(["--device", "cpu", "--tiny", "--output", str(path), "resume", "ceilings"]) == 0
-    found = json.loads(path.read_text())["parts"]
-    assert found["resume"] == {"not run": "it took longer than the minutes that were left"}
-    assert found["ceilings"][gpu.MATRIX] > 0
+    figures = json.loads(path.read_text())["parts"]
+    assert figures["resume"] == {"not run": "it took longer than the minutes that were left"}
+    assert figures["ceilings"][gpu.MATRIX] > 0
 
 
 def test_gpu_script_test_files_exist() -> None:
@@ -54,12 +54,12 @@ def test_gpu_script_runs_every_part_on_cpu(tmp_path: Path, monkeypatch: pytest.M
     path = tmp_path / "figures.json"
     parts = [name for name in gpu.PARTS if name != "tests"]
     assert gpu.main(["--device", "cpu", "--tiny", "--output", str(path), "--minutes", "60", *parts]) == 0
-    found = json.loads(path.read_text())["parts"]
-    assert found.keys() == set(parts)
-    assert found["trl"].keys() == found["smollm2"].keys() == {"not run"}
-    assert all(0 < setting["share of the measured rate"] < 1 for setting in found["c"].values())
+    figures = json.loads(path.read_text())["parts"]
+    assert figures.keys() == set(parts)
+    assert figures["trl"].keys() == figures["smollm2"].keys() == {"not run"}
+    assert all(0 < setting["share of the measured rate"] < 1 for setting in figures["c"].values())
     for name in ("c", "1b", "8b-lora"):
-        for setting in found[name].values():
+        for setting in figures[name].values():
             assert setting["rollout"] > 0 and setting["update"] > 0 and setting["response tokens"] > 0
 
 
@@ -76,7 +76,7 @@ def test_smollm2_part_joins_halves_trains_and_scores(tmp_path: Path, monkeypatch
         prompts.write(json.dumps(row) + "\n")
     monkeypatch.setenv("RLHF_ZOO_DATA", str(tmp_path))
     monkeypatch.setattr(gpu_smollm2, "MODEL", model)
-    found = gpu_smollm2.smollm2("cpu", tiny=True)
+    figures = gpu_smollm2.smollm2("cpu", tiny=True)
     assert model.read_bytes() == content
-    assert found["updates"] == 1 and 0 <= found["last update"]["rewards/instructions_followed"] <= 2
-    assert found["IFEval before"]["prompts"] == found["IFEval after"]["prompts"] == 1
+    assert figures["updates"] == 1 and 0 <= figures["last update"]["rewards/instructions_followed"] <= 2
+    assert figures["IFEval before"]["prompts"] == figures["IFEval after"]["prompts"] == 1

@@ -51,15 +51,15 @@ def test_valid_run_raises_no_guard_warning(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("keys", "message"),
     [
         ({"num_ppo_epochs": 5}, "num_ppo_epochs is 5"),
         ({"kl_estimator": "k3"}, r"not the gradient of a KL.*use k1"),
     ],
 )
-def test_unusual_settings_raise_guard_warning(tmp_path: Path, given: dict[str, Any], message: str) -> None:
+def test_unusual_settings_raise_guard_warning(tmp_path: Path, keys: dict[str, Any], message: str) -> None:
     with pytest.warns(GuardWarning, match=message):
-        make_trainer(tmp_path, **given)
+        make_trainer(tmp_path, **keys)
 
 
 # Before training
@@ -87,19 +87,22 @@ def test_guard_rejects_untrained_reward_head(tmp_path: Path) -> None:
 
 def test_guard_detects_swapped_tokenizers(tmp_path: Path) -> None:
     """Policy and reward model know other letters; each is given the other's tokenizer."""
-    mine, other = make_tokenizer(), make_tokenizer("lkjihgfedcba:;")
-    for name, model, tokenizer in (("policy", make_policy(mine), mine), ("reward", make_reward_model(other), other)):
+    own_tokenizer, other = make_tokenizer(), make_tokenizer("lkjihgfedcba:;")
+    for name, model, tokenizer in (
+        ("policy", make_policy(own_tokenizer), own_tokenizer),
+        ("reward", make_reward_model(other), other),
+    ):
         model.save_pretrained(tmp_path / name)
         tokenizer.save_pretrained(tmp_path / name)
     load = {"model": str(tmp_path / "policy"), "reward_model": make_reward_model().from_pretrained(tmp_path / "reward")}
-    make_trainer(tmp_path, **load, processing_class=mine, reward_processing_class=other)
+    make_trainer(tmp_path, **load, processing_class=own_tokenizer, reward_processing_class=other)
     assert_refused(
         tmp_path, "passed for the policy is not the one.*swapped",
-        **load, processing_class=other, reward_processing_class=mine,
+        **load, processing_class=other, reward_processing_class=own_tokenizer,
     )  # fmt: skip
     assert_refused(
         tmp_path, "passed for the reward model is not the one.*swapped",
-        **load, processing_class=mine, reward_processing_class=mine,
+        **load, processing_class=own_tokenizer, reward_processing_class=own_tokenizer,
     )  # fmt: skip
 
 
@@ -151,8 +154,8 @@ def test_guard_rejects_incompatible_arguments(tmp_path: Path) -> None:
                                     "save_strategy": "steps", "eval_strategy": "steps", "save_steps": 1,
                                     "eval_steps": 1}),
     ]  # fmt: skip
-    for message, given in cases:
-        assert_refused(tmp_path, message, **given)
+    for message, arguments in cases:
+        assert_refused(tmp_path, message, **arguments)
 
 
 @pytest.mark.parametrize(
@@ -301,8 +304,8 @@ def test_guard_detects_lost_end_token(tmp_path: Path) -> None:
     class Lost(PPOTrainer):
         def rollout(self, rows: Any, *, stream: int) -> Any:
             samples = super().rollout(rows, stream=stream).samples
-            kept = {**vars(samples), "mask": samples.mask & (samples.completion_ids != EOS)}
-            guards.check_ends(Samples(**kept), self.stop_ids)
+            fields = {**vars(samples), "mask": samples.mask & (samples.completion_ids != EOS)}
+            guards.check_ends(Samples(**fields), self.stop_ids)
             raise AssertionError("not reached")
 
     assert_refused(tmp_path, r"Completion \d+ of the rollout ended, but the last token in its mask is", kind=Lost)
@@ -313,20 +316,20 @@ def observe_all(watch: KLWatch, rows: list[tuple[float, float, float]]) -> list[
         warnings.simplefilter("always")
         for row in rows:
             watch.observe(*row)
-    return [str(one.message) for one in caught if issubclass(one.category, GuardWarning)]
+    return [str(warning.message) for warning in caught if issubclass(warning.category, GuardWarning)]
 
 
 def test_kl_watch_warns_of_repeated_negative_kl() -> None:
     assert observe_all(KLWatch(), [(-0.5, 0.1, 0.0)] * 4 + [(0.1, 0.1, 0.0)] + [(-0.5, 0.1, 0.0)] * 4) == []
     assert observe_all(KLWatch(), [(-0.1, 0.1, 0.0)] * 30) == []
-    [said] = observe_all(KLWatch(), [(-0.5, 0.1, 0.0)] * 30)
-    assert "KL was negative in 5 updates in a row (now -0.5 nats)" in said
+    [message] = observe_all(KLWatch(), [(-0.5, 0.1, 0.0)] * 30)
+    assert "KL was negative in 5 updates in a row (now -0.5 nats)" in message
 
 
 def test_kl_watch_warns_when_score_rises_at_flat_kl() -> None:
     climbing = [(0.0, 0.0, 0.1 * step) for step in range(30)]
-    [said] = observe_all(KLWatch(), climbing)
-    assert "The score rose by 1.5 over 20 updates while KL stayed at 0 nats" in said
+    [message] = observe_all(KLWatch(), climbing)
+    assert "The score rose by 1.5 over 20 updates while KL stayed at 0 nats" in message
     assert observe_all(KLWatch(), [(0.02 * step, 0.01, score) for step, (_, _, score) in enumerate(climbing)]) == []
     assert observe_all(KLWatch(), [(0.0, 0.0, 0.5)] * 30) == []
 
@@ -358,20 +361,20 @@ def test_half_written_checkpoint_is_never_resumed(tmp_path: Path) -> None:
             if self.state.global_step == 2:
                 raise KeyboardInterrupt
 
-    given: dict[str, Any] = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    keys: dict[str, Any] = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
     with pytest.raises(KeyboardInterrupt):
-        make_trainer(tmp_path / "run", kind=Killed, **given).train()
+        make_trainer(tmp_path / "run", kind=Killed, **keys).train()
     assert (tmp_path / "run/checkpoint-2/model.safetensors").is_file()
     torn = str(tmp_path / "run/checkpoint-2")
     with pytest.raises(ZooError, match="checkpoint-2 has no ppo_complete"):
-        make_trainer(tmp_path / "run", **given).train(resume_from_checkpoint=torn)
-    resumed = make_trainer(tmp_path / "run", **given)
+        make_trainer(tmp_path / "run", **keys).train(resume_from_checkpoint=torn)
+    resumed = make_trainer(tmp_path / "run", **keys)
     resumed.train(resume_from_checkpoint=True)
-    whole = make_trainer(tmp_path / "whole", **given)
+    whole = make_trainer(tmp_path / "whole", **keys)
     whole.train()
     assert digests(whole) == digests(resumed)
     (tmp_path / "run/checkpoint-1/ppo_state.json").unlink()
     with pytest.raises(ZooError, match="it is not a PPO checkpoint"):
-        make_trainer(tmp_path / "run", **given).train(resume_from_checkpoint=str(tmp_path / "run/checkpoint-1"))
+        make_trainer(tmp_path / "run", **keys).train(resume_from_checkpoint=str(tmp_path / "run/checkpoint-1"))
     with pytest.raises(ZooError, match="has no complete checkpoint to resume from"):
-        make_trainer(tmp_path / "empty", **given).train(resume_from_checkpoint=True)
+        make_trainer(tmp_path / "empty", **keys).train(resume_from_checkpoint=True)

@@ -48,13 +48,13 @@ def test_no_stage_trains_on_evaluation_prompts(schema: str, form: str, tmp_path:
 
     for stage, texts in learned():
         assert texts
-        asked = {text.strip()[: len(prompt) + 1] for prompt in evaluated for text in texts}
-        assert not [prompt for prompt in evaluated for end in ("", " ", "\n", "?") if prompt + end in asked], stage
+        prefixes = {text.strip()[: len(prompt) + 1] for prompt in evaluated for text in texts}
+        assert not [prompt for prompt in evaluated for end in ("", " ", "\n", "?") if prompt + end in prefixes], stage
 
 
 def test_without_prompts_matches_prompts_across_formats() -> None:
     texts = [[{"role": "user", "content": "one "}], "two", "\n\nHuman: three\n\nAssistant:"]
-    asked = [{"prompt": text} for text in texts]
+    held_out = [{"prompt": text} for text in texts]
     for rows in (
         [{"prompt": "one"}, {"prompt": " two"}, {"prompt": "four"}],
         [{"prompt": [{"role": "user", "content": name}]} for name in ("one", "two", "four")],
@@ -64,26 +64,26 @@ def test_without_prompts_matches_prompts_across_formats() -> None:
             for name in ("one", "two", "x")
         ],
     ):
-        remaining, left_out = without_prompts(Dataset.from_list(rows), asked, subject="the stage sft")
+        remaining, left_out = without_prompts(Dataset.from_list(rows), held_out, subject="the stage sft")
         assert remaining.to_list() == rows[2:] and left_out == 2
     system = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "one"}]
     rows = Dataset.from_list([{"prompt": system}, {"prompt": [{"role": "user", "content": "six"}]}])
-    assert without_prompts(rows, asked, subject="x")[1] == 1, "a system turn asks nothing"
+    assert without_prompts(rows, held_out, subject="x")[1] == 1, "a system turn asks nothing"
     with pytest.raises(ZooError, match="holds out every prompt of the stage sft: use more data, or lower the share"):
-        without_prompts(Dataset.from_list([{"prompt": "two"}]), asked, subject="the stage sft")
+        without_prompts(Dataset.from_list([{"prompt": "two"}]), held_out, subject="the stage sft")
 
 
 def test_all_held_out_prompts_validate_when_evaluation_has_own_split(tmp_path: Path) -> None:
     folder = make_recipe(tmp_path, "trl-lib/tldr", "plain")
     hub = Hub("other", "http://127.0.0.1:9", "a test")
     context = RunContext(load_recipe(str(folder)), tmp_path / "run", hub, namespace="local", publish=False)
-    own = replace(context, flags={"recipe": {"evaluation.dataset_test_split": "train"}})
+    changed = replace(context, flags={"recipe": {"evaluation.dataset_test_split": "train"}})
     source = data_source(context)
-    both = [prompt for part in ("test", "validation") for prompt in evaluation_rows(context, source, part)["prompt"]]
-    train, watched, _ = train_and_held_out(own, "ppo", source)
-    assert watched is not None and list(watched["prompt"]) == both and len(train) == 24 - len(both)
-    assert evaluation_rows(own, source, "validation").to_list() == watched.to_list()
-    assert len(evaluation_rows(own, source)) == 24
+    prompts = [prompt for part in ("test", "validation") for prompt in evaluation_rows(context, source, part)["prompt"]]
+    train, watched, _ = train_and_held_out(changed, "ppo", source)
+    assert watched is not None and list(watched["prompt"]) == prompts and len(train) == 24 - len(prompts)
+    assert evaluation_rows(changed, source, "validation").to_list() == watched.to_list()
+    assert len(evaluation_rows(changed, source)) == 24
 
 
 def test_without_held_out_keeps_texts_without_prompt(tmp_path: Path) -> None:
@@ -103,6 +103,6 @@ def test_left_out_rows_are_logged_once_per_command(tmp_path: Path, caplog: pytes
         [{"prompt": prompt} for prompt in evaluation_rows(context, data_source(context))["prompt"]]
     )
     rows = concatenate_datasets([prompts, Dataset.from_list([{"prompt": "another"}])])
-    for one in (context, context, replace(context, preflight_passed=True)):
-        assert without_held_out(one, rows, subject="the stage sft")[1] == {HELD_OUT: len(prompts)}
+    for run in (context, context, replace(context, preflight_passed=True)):
+        assert without_held_out(run, rows, subject="the stage sft")[1] == {HELD_OUT: len(prompts)}
     assert caplog.text.count(f"{len(prompts)} of {len(rows)} rows of the stage sft are left out") == 1

@@ -39,19 +39,19 @@ def test_lfs_and_ignore_patterns_match_git(tmp_path: Path) -> None:
         return done.stdout
 
     git("init", "-q", text="")
-    asked = "\0".join(PATHS) + "\0"
+    stdin = "\0".join(PATHS) + "\0"
     several = [b"*.bin", b"!a/x.bin", b"a/", b"!a/b", b"b*", b"!b", b"# c", b"\\!c", b"c \\ ", b" "]
     for lines in (*([line] for line in LINES), LINES, several, [b"c", b"!c"], [b"!c", b"c/", b"a\r"]):
         attributes = [line + (b" -filter" if line.startswith(b"[") else b" text filter=lfs") for line in lines]
         (tmp_path / ".gitattributes").write_bytes(b"\n".join(attributes))
-        fields = git("check-attr", "-z", "--stdin", "filter", text=asked).split("\0")
+        fields = git("check-attr", "-z", "--stdin", "filter", text=stdin).split("\0")
         large = LfsPaths(b"\n".join(attributes), Budget())
         assert {path: large(path) for path in PATHS} == dict(
             zip(fields[::3], [x == "lfs" for x in fields[2::3]], strict=False)
         ), lines
         (tmp_path / ".gitattributes").unlink()
         (tmp_path / ".gitignore").write_bytes(b"\n".join(lines))
-        left_out = set(git("check-ignore", "-z", "--no-index", "--stdin", text=asked).split("\0")) - {""}
+        left_out = set(git("check-ignore", "-z", "--no-index", "--stdin", text=stdin).split("\0")) - {""}
         ignored = IgnoredPaths(b"\n".join(lines), Budget())
         assert {path for path in PATHS if ignored(path)} == left_out, lines
         (tmp_path / ".gitignore").unlink()

@@ -85,8 +85,17 @@ def test_answers_are_same_in_any_batch_and_match_greedy_generate(prompts: Path, 
     for temperature in ("0", "1"):
         for batch in ("1", "2"):
             output = tmp_path / f"{temperature}-{batch}.json"
-            given = ["--prompts", str(prompts), "--output", str(output), "--tokens", "12", "--temperature", temperature]
-            ifeval.main([str(tmp_path / "policy"), *given, "--batch", batch])
+            options = [
+                "--prompts",
+                str(prompts),
+                "--output",
+                str(output),
+                "--tokens",
+                "12",
+                "--temperature",
+                temperature,
+            ]
+            ifeval.main([str(tmp_path / "policy"), *options, "--batch", batch])
             assert json.loads(output.read_text())["prompts_scored"] == 2
             lines = output.with_suffix(".answers.jsonl").read_text().splitlines()
             answers[temperature, batch] = [json.loads(line)["answer"] for line in lines]

@@ -176,7 +176,7 @@ def test_benchmark_table_replaces_only_itself():
 
 @pytest.mark.parametrize("order", ["a", "z", "za", "aaz", "azz", "azaz"])
 def test_write_benchmark_rejects_unpaired_markers(order, tmp_path):
-    text = "\n".join({"a": "<!-- zoo -->", "z": "<!-- /zoo -->"}[one] for one in order)
+    text = "\n".join({"a": "<!-- zoo -->", "z": "<!-- /zoo -->"}[letter] for letter in order)
     (tmp_path / "R.md").write_text(text)
     with pytest.raises(ZooError, match=r"R\.md: The markers .* must appear once each"):
         write_benchmark(tmp_path / "R.md", TABLE)

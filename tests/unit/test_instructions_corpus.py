@@ -119,7 +119,7 @@ def grams(prompt: str) -> set[tuple[str, ...]]:
 def test_corpus_shares_no_ngram_with_benchmarks(splits: dict[str, Rows], real_data: Path, benchmark: str) -> None:
     with gzip.open(real_data / benchmark / "test.jsonl.gz", "rt", encoding="utf-8") as file:
         prompts = [json.loads(line)["prompt"] for line in file]
-    theirs = set().union(*map(grams, prompts))
-    assert len(theirs) > 5000
-    shared = {gram for row in chain.from_iterable(splits.values()) for gram in grams(text(row)) & theirs}
+    benchmark_grams = set().union(*map(grams, prompts))
+    assert len(benchmark_grams) > 5000
+    shared = {gram for row in chain.from_iterable(splits.values()) for gram in grams(text(row)) & benchmark_grams}
     assert shared == set()

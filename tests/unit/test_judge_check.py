@@ -66,8 +66,8 @@ def check(errs: np.ndarray, reward_errs: np.ndarray) -> PairCheck:
 def test_with_reward_measures_shared_errors() -> None:
     """An independent judge, and one that copies the reward's errors in three of four pairs."""
     rng = np.random.default_rng(3)
-    reward, own, copies = rng.random(4000) < 0.12, rng.random(4000) < 0.12, rng.random(4000) < 0.75
-    alone, copied = (check(errs, reward).with_reward for errs in (own, np.where(copies, reward, own)))
+    reward, independent, copies = rng.random(4000) < 0.12, rng.random(4000) < 0.12, rng.random(4000) < 0.75
+    alone, copied = (check(errs, reward).with_reward for errs in (independent, np.where(copies, reward, independent)))
     assert alone.correlation.ci95[0] < 0 < alone.correlation.ci95[1]
     assert alone.where_reward_errs.value == pytest.approx(0.12, abs=0.04)
     assert copied.correlation.ci95[0] > 0.6 and copied.where_reward_errs.value == pytest.approx(0.78, abs=0.05)
@@ -76,9 +76,9 @@ def test_with_reward_measures_shared_errors() -> None:
 def test_judge_check_decides_independence() -> None:
     """An independent judge, a copying one, one with too few errors to tell; own pairs count first."""
     rng = np.random.default_rng(5)
-    reward, own, copies = rng.random(800) < 0.3, rng.random(800) < 0.2, rng.random(800) < 0.5
-    alone, copied = check(own, reward), check(np.where(copies, reward, own), reward)
-    few = check(own[:60], np.arange(60) < 9)
+    reward, independent, copies = rng.random(800) < 0.3, rng.random(800) < 0.2, rng.random(800) < 0.5
+    alone, copied = check(independent, reward), check(np.where(copies, reward, independent), reward)
+    few = check(independent[:60], np.arange(60) < 9)
     assert alone.with_reward.excess.value == pytest.approx(0, abs=0.06)
     assert JudgeCheck(labeled=alone).independent is True and JudgeCheck(labeled=copied).independent is False
     assert JudgeCheck(labeled=few).independent is None and JudgeCheck().independent is None
@@ -108,9 +108,9 @@ def test_majority_preferences_clear_gold_judge_of_label_noise() -> None:
 
     assert independent(drawn, np.ones(2000, dtype=bool)) is False
     meant = majority_preferences([(str(a), str(b)) for a, b in worth], prefer, seed=1)
-    decided = np.array([one is not None for one in meant])
+    decided = np.array([preference is not None for preference in meant])
     assert 0.3 < decided.mean() < 0.9
-    assert independent(np.array([-1 if one is None else one for one in meant]), decided) is True
+    assert independent(np.array([-1 if preference is None else preference for preference in meant]), decided) is True
 
 
 def test_split_half_reliability_is_zero_for_random_judge() -> None:

@@ -62,11 +62,11 @@ def test_labeled_pairs_count_equivalent_prompts_once():
 
 def test_own_pairs_use_judge_scores_of_rollouts():
     policy, reference = sides()
-    own = [
+    labeled = [
         {"prompt": f" {prompt}", "chosen": [{"role": "assistant", "content": text}], "rejected": worse}
         for prompt, text, worse in zip(policy.prompts[::2], policy.texts[::2], reference.texts[::2], strict=True)
     ]
-    result = rlhf_zoo.probe(policy, reference, own_pairs=own)
+    result = rlhf_zoo.probe(policy, reference, own_pairs=labeled)
     assert result.verdict.kind == "better" and result.judge_check.own.accuracy.value == 1.0
     assert result.verdict.judge.own_accuracy.n == 60 and result.verdict.judge.accuracy is None
     assert result.judge_check.own.policy_bias.value == 0 and result.judge_check.own.policy_bias.n == 60
@@ -75,7 +75,7 @@ def test_own_pairs_use_judge_scores_of_rollouts():
         policy, prompts=[*policy.prompts, policy.prompts[0]], texts=[*policy.texts, policy.texts[0]],
         judged=[*policy.judged, -9.0], rewards=[*policy.rewards, 0.0], logprobs=[*policy.logprobs, [-1.0]],
     )  # fmt: skip
-    assert rlhf_zoo.probe(twice, reference, own_pairs=own).judge_check.own.accuracy.value == 59 / 60
+    assert rlhf_zoo.probe(twice, reference, own_pairs=labeled).judge_check.own.accuracy.value == 59 / 60
 
 
 def test_own_pairs_measure_bias_toward_policy():
@@ -129,10 +129,13 @@ def test_probe_command_prints_judge_check_and_names_wrong_rows(tmp_path):
         labeled.write_text("".join(json.dumps(row) + "\n" for row in rows))
         return CliRunner().invoke(cli, [*command, *flags])
 
-    own = tmp_path / "own.json"
-    own.write_text(json.dumps([{"prompt": policy.prompts[k], "chosen": policy.texts[k], "rejected": reference.texts[k]}
-                               for k in range(0, 120, 2)]))  # fmt: skip
-    printed = " ".join(run(pairs(100, 90), "--own_pairs", str(own)).output.split())
+    own_file = tmp_path / "own.json"
+    own_rows = [
+        {"prompt": policy.prompts[k], "chosen": policy.texts[k], "rejected": reference.texts[k]}
+        for k in range(0, 120, 2)
+    ]
+    own_file.write_text(json.dumps(own_rows))
+    printed = " ".join(run(pairs(100, 90), "--own_pairs", str(own_file)).output.split())
     assert re.search(r"- The judge orders 0\.900 \[0\.8\d+, 0\.9\d+\] of 100 labeled pairs correctly\.", printed)
     assert "of 60 own pairs correctly." in printed and "The judge's errors are independent of the reward's." in printed
     document = json.loads(run(pairs(100, 90), "--json").stdout)

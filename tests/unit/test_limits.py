@@ -44,13 +44,13 @@ TOYS: dict[str, dict[str, Any]] = {
 def numeric_keys(stage: str) -> dict[str, type]:
     """The keys of a stage, or of recipe.yaml, that take a number: name -> int or float."""
     keys = recipe_keys() if stage == "recipe" else stage_keys(stage)
-    found = {}
+    kinds_of_key = {}
     for name, (hint, _, _) in keys.items():
         named = typing.get_origin(hint) is dict  # numbers of columns, which the rows bound
         kinds = {hint, *typing.get_args(hint)} & {int, float} if not named else set()
         if kinds or list[float] in {hint, *typing.get_args(hint)}:
-            found[name] = int if int in kinds and float not in kinds else float
-    return found
+            kinds_of_key[name] = int if int in kinds and float not in kinds else float
+    return kinds_of_key
 
 
 def candidate_values(name: str, kind: type) -> list[Any]:
@@ -74,8 +74,8 @@ def try_settings(stage: str, keys: dict[str, Any], folder: Path = Path("runs")) 
     try:
         return build(stage, keys, folder)
     except ZooError as error:
-        said = str(error)
-        assert said.endswith((".", "?")) and "\n" not in said and len(said) < 600, said
+        message = str(error)
+        assert message.endswith((".", "?")) and "\n" not in message and len(message) < 600, message
         return None
 
 
@@ -163,7 +163,7 @@ def nested(depth: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("value", "wanted"),
+    ("value", "expected"),
     [
         ({"a": "b\0c"}, "text without NUL characters and lone surrogates"),
         ({1: 2}, "mappings whose keys are text"),
@@ -175,12 +175,14 @@ def nested(depth: int) -> Any:
         ('{"a": "\\u0000"}', "text without NUL characters and lone surrogates"),
     ],
 )  # fmt: skip
-def test_settings_reject_values_that_run_json_cannot_hold(value: Any, wanted: str) -> None:
+def test_settings_reject_values_that_run_json_cannot_hold(value: Any, expected: str) -> None:
     with pytest.raises(ZooError) as caught:
         build("sft", {"lr_scheduler_kwargs": value})
-    said = str(caught.value)
-    assert said.startswith("lr_scheduler_kwargs in runs/sft.yaml is ") and said.endswith(f"but it takes {wanted}.")
-    assert len(said) < 400
+    message = str(caught.value)
+    assert message.startswith("lr_scheduler_kwargs in runs/sft.yaml is ") and message.endswith(
+        f"but it takes {expected}."
+    )
+    assert len(message) < 400
 
 
 # Accepted values train

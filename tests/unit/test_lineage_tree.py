@@ -154,15 +154,15 @@ def test_family_tree_bounds_generations():
 
 
 def test_family_tree_bounds_repositories_read():
-    asked = []
+    requests = []
 
     def look(reference: Reference) -> Member:
-        asked.append(reference.name)
+        requests.append(reference.name)
         parents = (Reference("sft", "model", f"{reference.name}0"), Reference("reward", "model", f"{reference.name}1"))
         return Member(A, (), None, None, parents)
 
     root = family_tree(Reference("", "model", "x/"), look)
-    assert len(asked) == 64
+    assert len(requests) == 64
     assert "not read: more than 64 repositories" in str(root.to_json())
 
 

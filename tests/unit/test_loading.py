@@ -104,15 +104,17 @@ def test_check_installed_names_missing_packages(
 
 def test_model_keys_reach_from_pretrained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights in few bits need a package and a GPU; what transformers is asked for does not."""
-    asked: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     make_policy().save_pretrained(tmp_path)
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda source, **given: asked.update(given) or whole)
+    monkeypatch.setattr(
+        AutoModelForCausalLM, "from_pretrained", lambda source, **given: arguments.update(given) or whole
+    )
     whole = make_policy()
     keys = {**FOUR, "bnb_4bit_quant_type": "fp4", "use_bnb_nested_quant": True, "bnb_4bit_quant_storage": "bfloat16"}
     how = loading_of(settings("ppo", **keys, dtype="bfloat16", attn_implementation="eager", bf16=True, use_cpu=True))
     load_causal(tmp_path, options=how)
-    bits = asked.pop("quantization_config").to_dict()
-    assert asked == {
+    bits = arguments.pop("quantization_config").to_dict()
+    assert arguments == {
         "dtype": "bfloat16", "attn_implementation": "eager", "trust_remote_code": False, "use_safetensors": True,
         "ignore_mismatched_sizes": True, "output_loading_info": True,  # which is how weights that do not fit are told
     }  # fmt: skip

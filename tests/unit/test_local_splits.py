@@ -48,14 +48,14 @@ def test_split_is_never_joined_or_replaced_by_other_files(tmp_path: Path, files:
 def test_split_reads_its_file_or_shards_and_ignores_unrelated_files(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    own = {
+    files = {
         "train.jsonl": "mine",
         "test.jsonl": "test",
         "notes/read.md": "x",
         "other.jsonl": "no",
         ".old/train.jsonl": "no",
     }
-    write_files(tmp_path / "one", own)
+    write_files(tmp_path / "one", files)
     assert load(tmp_path / "one") == ["mine 0", "mine 1", "mine 2"]
     assert load(tmp_path / "one", "test") == ["test 0", "test 1", "test 2"]
     write_files(tmp_path / "shards", {f"data/train-0000{shard}-of-00002.jsonl": str(shard) for shard in range(2)})

@@ -50,25 +50,25 @@ def both_ways(
     monkeypatch: pytest.MonkeyPatch, model: PreTrainedModel, samples: Samples, **given: Any
 ) -> list[tuple[Tensor, ...]]:
     """Plain, then chunked: log π, entropy, and the gradient of every weight by a sum of both."""
-    found = []
+    results = []
     for ask in (lambda _: None, logit_transform):
         monkeypatch.setattr(logprobs, "logit_transform", ask)
-        said = response_logprobs(model, samples, temperature=0.7, **given)
-        weights = torch.linspace(-1, 2, said.logprobs.numel(), device=said.logprobs.device).view_as(said.logprobs)
-        loss = (weights * said.logprobs).sum()
+        output = response_logprobs(model, samples, temperature=0.7, **given)
+        weights = torch.linspace(-1, 2, output.logprobs.numel(), device=output.logprobs.device).view_as(output.logprobs)
+        loss = (weights * output.logprobs).sum()
         if given.get("entropy_requires_grad"):
-            loss = loss + (weights.flip(1) * said.entropy).sum()
+            loss = loss + (weights.flip(1) * output.entropy).sum()
         learning = [weight for weight in model.parameters() if weight.requires_grad]
         gradients = torch.autograd.grad(loss, learning, allow_unused=True)
-        found.append((said.logprobs, said.entropy, *(x for x in gradients if x is not None)))
-    return found
+        results.append((output.logprobs, output.entropy, *(x for x in gradients if x is not None)))
+    return results
 
 
 def assert_equal(plain: tuple[Tensor, ...], chunked: tuple[Tensor, ...], within: float = 1e-5) -> None:
     assert len(plain) == len(chunked) > 2
-    for one, other in zip(plain, chunked, strict=True):
+    for expected, actual in zip(plain, chunked, strict=True):
         # Of a gradient's largest entry: they are sums over many tokens.
-        assert (one - other).abs().max() <= within * max(1.0, float(one.detach().abs().max()))
+        assert (expected - actual).abs().max() <= within * max(1.0, float(expected.detach().abs().max()))
 
 
 @pytest.mark.parametrize("name", [*HEADS, *FAMILIES])
@@ -108,16 +108,16 @@ def test_chunked_text_logprobs_match_plain_and_hold_one_chunk(monkeypatch: pytes
     monkeypatch.setattr(chunked_logprobs, "tokens_per_chunk", lambda *_: 3)
     model, ids = make_policy(), some().completion_ids
     attention = torch.arange(6, device=ids.device) < torch.tensor([[6], [4], [5]], device=ids.device)
-    own = model(input_ids=ids, attention_mask=attention.long()).logits[:, :-1]
-    plain = selected_logprobs(own, ids[:, 1:]).masked_fill(~attention[:, 1:], 0)
+    logits = model(input_ids=ids, attention_mask=attention.long()).logits[:, :-1]
+    plain = selected_logprobs(logits, ids[:, 1:]).masked_fill(~attention[:, 1:], 0)
     with Widest(model.lm_head.weight) as widest:
-        found = text_logprobs(model, ids, attention)
-        found.sum().backward()
+        result = text_logprobs(model, ids, attention)
+        result.sum().backward()
         response_logprobs(model, some(), loss=lambda logprobs, _: (logprobs.sum(), {})).loss.backward()
     assert widest.rows == 3
     assert_equal(
         (plain, *torch.autograd.grad(plain.sum(), list(model.parameters()))),
-        (found, *torch.autograd.grad(text_logprobs(model, ids, attention).sum(), list(model.parameters()))),
+        (result, *torch.autograd.grad(text_logprobs(model, ids, attention).sum(), list(model.parameters()))),
     )
 
 
@@ -148,35 +148,35 @@ def test_models_with_custom_logits_use_plain_path(monkeypatch: pytest.MonkeyPatc
     from peft import LoraConfig, get_peft_model
 
     plain = make_policy()
-    own = Own(plain.config).to(DEVICE)
+    custom = Own(plain.config).to(DEVICE)
     adapted: Any = get_peft_model(make_policy(), LoraConfig(target_modules=["lm_head", "q_proj"]))
     beside: Any = get_peft_model(make_policy(), LoraConfig(target_modules=["q_proj"]))
-    assert [logit_transform(model) for model in (own, adapted)] == [None, None]
+    assert [logit_transform(model) for model in (custom, adapted)] == [None, None]
     assert logit_transform(beside) == logit_transform(plain) == (1.0, None)
     assert not set(vars(plain.lm_head)) & {"forward"}
     hooked = make_policy()
     assert logit_transform(hooked) == (1.0, None)
     hooked.lm_head.register_forward_hook(lambda head, _, logits: logits * 1.5 if head.training else logits)
     assert logit_transform(hooked) is None
-    for model in (own, adapted, beside):
+    for model in (custom, adapted, beside):
         assert_equal(*both_ways(monkeypatch, model, some()))
 
 
 def test_pad_embedding_does_not_affect_real_tokens() -> None:
     """Not even when its embedding is NaN, or through the cache."""
-    given, pad_id, vocabulary = some(15), 16, Vocabulary(16)
-    prompts = given.prompt_ids.masked_fill(~given.prompt_mask, pad_id)
-    completions = given.completion_ids.masked_fill(~given.mask, pad_id)
-    samples = replace(given, prompt_ids=prompts, completion_ids=completions, vocabulary=vocabulary)
+    base, pad_id, vocabulary = some(15), 16, Vocabulary(16)
+    prompts = base.prompt_ids.masked_fill(~base.prompt_mask, pad_id)
+    completions = base.completion_ids.masked_fill(~base.mask, pad_id)
+    samples = replace(base, prompt_ids=prompts, completion_ids=completions, vocabulary=vocabulary)
     how: Any = {"seed": 0, "max_new_tokens": 4, "stop_ids": [], "pad_id": pad_id, "vocabulary": vocabulary}
-    found = []
+    results = []
     for embedding in (0.0, float("nan")):
         model = make_policy(tie_word_embeddings=False)
         model.get_input_embeddings().weight.data[pad_id] = embedding
         drawn = sample(model, [[3], [5, 4, 3]], keys=[(0,), (1,)], **how)
-        of_texts = text_logprobs(model, completions, given.mask)
-        found.append((response_logprobs(model, samples).logprobs, of_texts, drawn.logprobs))
-    assert all(map(torch.equal, *found))
+        of_texts = text_logprobs(model, completions, base.mask)
+        results.append((response_logprobs(model, samples).logprobs, of_texts, drawn.logprobs))
+    assert all(map(torch.equal, *results))
 
 
 def test_split_batches_group_lengths_within_token_budget() -> None:
@@ -196,20 +196,24 @@ def test_split_batches_minimize_count_then_padding(lengths: list[int], size: int
     """Compared with all ways to cut the rows sorted by length."""
 
     def cost(batches: list[list[int]]) -> tuple[int, int]:
-        return len(batches), sum(len(one) * max(one) for one in batches)
+        return len(batches), sum(len(batch_lengths) * max(batch_lengths) for batch_lengths in batches)
 
     mask = torch.arange(9) < torch.tensor(lengths).unsqueeze(1)
     samples = Samples(mask.long()[:, :1], mask[:, :1], mask.long()[:, 1:], mask[:, 1:], mask[:, 1:].float(), mask[:, 0])
     batches = split_batches(samples, size=size, tokens=tokens, minimize_padding=True)
     assert sorted(torch.cat(batches).tolist()) == list(range(len(lengths)))
-    found = [[lengths[row] for row in batch.tolist()] for batch in batches]
+    result = [[lengths[row] for row in batch.tolist()] for batch in batches]
     ordered, ways = sorted(lengths), []
     for cuts in product([False, True], repeat=len(lengths) - 1):
         bounds = [0, *(place for place, cut in enumerate(cuts, start=1) if cut), len(lengths)]
         way = [ordered[begin:end] for begin, end in pairwise(bounds)]
-        if all(len(one) == 1 or (len(one) <= size and len(one) * max(one) <= tokens) for one in way):
+        if all(
+            len(batch_lengths) == 1
+            or (len(batch_lengths) <= size and len(batch_lengths) * max(batch_lengths) <= tokens)
+            for batch_lengths in way
+        ):
             ways.append(cost(way))
-    assert cost(found) == min(ways)
+    assert cost(result) == min(ways)
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -239,21 +243,21 @@ def test_run_with_any_memory_option_matches_plain_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, critic: str
 ) -> None:
     """Uses SGD: Adam divides by gradient size and would amplify the rounding of gradients near 0."""
-    given: dict[str, Any] = {
+    keys: dict[str, Any] = {
         "kind": Sized, "critic": critic, "optim": "sgd", "entropy_coef": 0.1, "stop_token_id": 3, "learning_rate": 0.1,
     }  # fmt: skip
     with monkeypatch.context() as patched:
         patched.setattr(logprobs, "logit_transform", lambda _: None)
-        plain = trained(tmp_path, **given)
+        plain = trained(tmp_path, **keys)
     assert distance(plain.before, snapshot(plain)) > 1e-3
     assert {rows for rows, _ in plain.sizes} == {4}
     for name, options in OPTIONS.items():
-        run = trained(tmp_path, **given | options)
+        run = trained(tmp_path, **keys | options)
         assert distance(snapshot(plain), snapshot(run)) < 1e-5, name
-        for mine, theirs in zip(updates_of(plain), updates_of(run), strict=True):
+        for expected, actual in zip(updates_of(plain), updates_of(run), strict=True):
             # In a quarter that no score reaches, returns are rounding alone.
-            here = {key: value for key, value in theirs.items() if "mismatch" not in key and "quarter" not in key}
-            assert here == pytest.approx({key: mine[key] for key in here}, rel=1e-4, abs=1e-5, nan_ok=True), name
+            here = {key: value for key, value in actual.items() if "mismatch" not in key and "quarter" not in key}
+            assert here == pytest.approx({key: expected[key] for key in here}, rel=1e-4, abs=1e-5, nan_ok=True), name
         if "max_tokens_per_micro_batch" in options:
             assert all(rows == 1 or tokens <= 30 for rows, tokens in run.sizes)
             assert len({rows for rows, _ in run.sizes}) > 1
@@ -263,10 +267,10 @@ def test_run_with_any_memory_option_matches_plain_run(
 def test_cpu_bounds_tokens_per_pass_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """max_tokens_per_micro_batch replaces both bounds."""
     monkeypatch.setattr(config, "CPU_TOKENS_PER_PASS", 20)
-    given: dict[str, Any] = {
+    keys: dict[str, Any] = {
         "kind": Sized, "max_steps": 1, "num_ppo_epochs": 1, "stop_token_id": 3, "num_mini_batches": 1,
         "per_device_train_batch_size": 2, "gradient_accumulation_steps": 4,
     }  # fmt: skip
-    bounded, own = trained(tmp_path, **given).sizes, trained(tmp_path, **given, max_tokens_per_micro_batch=1000).sizes
+    bounded, custom = trained(tmp_path, **keys).sizes, trained(tmp_path, **keys, max_tokens_per_micro_batch=1000).sizes
     assert all(rows == 1 or tokens <= 20 for rows, tokens in bounded) and {rows for rows, _ in bounded} == {1, 2}
-    assert [rows for rows, _ in own] == [8]
+    assert [rows for rows, _ in custom] == [8]

@@ -66,8 +66,8 @@ def both_ways(
             model, loss.batch.rollout.samples, temperature=0.7, entropy_requires_grad=args.entropy_coef > 0, loss=loss
         )
         assert output.loss is not None and output.loss_terms is not None
-        kept = [output.logprobs, output.entropy, *output.loss_terms.values()]
-        assert not any(x.requires_grad for x in kept)
+        outputs = [output.logprobs, output.entropy, *output.loss_terms.values()]
+        assert not any(x.requires_grad for x in outputs)
         # They are of this very log π and entropy.
         again = loss(output.logprobs, output.entropy)[1]
         assert again.keys() == output.loss_terms.keys()
@@ -75,7 +75,7 @@ def both_ways(
         learning = [weight for weight in model.parameters() if weight.requires_grad]
         gradients = torch.autograd.grad(3 * output.loss, learning, allow_unused=True)
         assert any(x is not None and x.abs().max() > 1e-3 for x in gradients)
-        results.append((output.loss, *kept, *(x for x in gradients if x is not None)))
+        results.append((output.loss, *outputs, *(x for x in gradients if x is not None)))
     return results
 
 
@@ -86,9 +86,9 @@ def few_tokens_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", [name for name in [*SETTINGS, *MORE] if name not in NOT_BY_TOKEN])
 def test_chunked_loss_matches_plain_for_every_option(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    given = (SETTINGS | MORE)[name]
+    keys = (SETTINGS | MORE)[name]
     for vocabulary in (None, HOLES):
-        assert_equal(*both_ways(monkeypatch, make_policy(), vocabulary, **given))
+        assert_equal(*both_ways(monkeypatch, make_policy(), vocabulary, **keys))
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -116,20 +116,20 @@ def test_loss_over_whole_sequence_is_not_separable_per_token(name: str) -> None:
 
 def test_chunked_head_runs_once_per_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a per-token loss; without one, the backward pass recomputes the logits."""
-    model, made, capped = make_policy(), [], chunked_logprobs._apply_transform
+    model, calls, capped = make_policy(), [], chunked_logprobs._apply_transform
     loss = PolicyLoss(settings(), minibatch_near_policy(model, some()), 0.7)
     samples = loss.batch.rollout.samples
 
     def counted(z: Tensor, *how: Any) -> Tensor:
-        made.append(len(z))
+        calls.append(len(z))
         return capped(z, *how)
 
     monkeypatch.setattr(chunked_logprobs, "_apply_transform", counted)
-    for times, asked in ((1, loss), (2, None)):
-        made.clear()
-        output = response_logprobs(model, samples, temperature=0.7, loss=asked)
+    for times, loss_or_none in ((1, loss), (2, None)):
+        calls.clear()
+        output = response_logprobs(model, samples, temperature=0.7, loss=loss_or_none)
         (loss(output.logprobs, output.entropy)[0] if output.loss is None else output.loss).backward()
-        assert sum(made) == times * int(samples.mask.sum()) and len(made) > 2 * times
+        assert sum(calls) == times * int(samples.mask.sum()) and len(calls) > 2 * times
 
 
 def test_micro_batch_loss_reuses_loss_of_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,10 +139,10 @@ def test_micro_batch_loss_reuses_loss_of_forward_pass(monkeypatch: pytest.Monkey
     output = response_logprobs(model, loss.batch.rollout.samples, temperature=0.7, loss=loss)
     values = torch.zeros_like(output.logprobs)
     plain = ActorCriticOutput(output.logprobs, output.entropy, values)
-    given = plain._replace(policy_loss=output.loss, policy_terms=output.loss_terms)
+    with_loss = plain._replace(policy_loss=output.loss, policy_terms=output.loss_terms)
     expected, terms = micro_batch_loss(loss, plain)
     monkeypatch.setattr(PolicyLoss, "__call__", None)
-    total, same = micro_batch_loss(loss, given)
+    total, same = micro_batch_loss(loss, with_loss)
     assert torch.equal(total, expected) and same.keys() == terms.keys()
     assert all(torch.equal(same[name], term) and not term.requires_grad for name, term in terms.items())
 

@@ -72,7 +72,7 @@ def test_place_frozen_models_offloads_movable_models() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "said"),
+    ("keys", "message"),
     [
         ({"ref_load_in_8bit": True}, "ref_load_in_8bit, whose weights cannot be moved"),
         ({"kl_in": "loss", "kl_estimator": "full"}, "kl_estimator 'full', for which the reference runs in every"),
@@ -81,8 +81,8 @@ def test_place_frozen_models_offloads_movable_models() -> None:
         ),
     ],
 )
-def test_offload_frozen_is_refused_when_nothing_can_move(tmp_path: Path, keys: dict[str, Any], said: str) -> None:
-    with pytest.raises(ZooError, match=rf"^offload_frozen .*{said}.*: (remove|omit) .*\.$"):
+def test_offload_frozen_is_refused_when_nothing_can_move(tmp_path: Path, keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ZooError, match=rf"^offload_frozen .*{message}.*: (remove|omit) .*\.$"):
         make_trainer(tmp_path, offload_frozen=True, **keys)
 
 
@@ -150,12 +150,12 @@ def test_halved_micro_batches_give_same_run(tmp_path: Path, caplog: pytest.LogCa
     full = Full(narrow.policy, 30)
     with caplog.at_level(logging.WARNING):
         narrow.train()
-    said = [record.message for record in caplog.records if "do not fit" in record.message]
-    assert full.failed == len(said) >= 1
-    assert said[-1].endswith(f"memory: continuing with {narrow.max_tokens_per_micro_batch} at a time.")
+    messages = [record.message for record in caplog.records if "do not fit" in record.message]
+    assert full.failed == len(messages) >= 1
+    assert messages[-1].endswith(f"memory: continuing with {narrow.max_tokens_per_micro_batch} at a time.")
     assert distance(snapshot(whole), snapshot(narrow)) < 1e-5 < distance(whole.before, snapshot(whole))
-    for mine, theirs in zip(updates_of(whole), updates_of(narrow), strict=True):
-        assert theirs == pytest.approx(mine, rel=1e-4, abs=1e-5, nan_ok=True)
+    for expected, actual in zip(updates_of(whole), updates_of(narrow), strict=True):
+        assert actual == pytest.approx(expected, rel=1e-4, abs=1e-5, nan_ok=True)
 
 
 def test_single_row_that_does_not_fit_raises_readable_error(tmp_path: Path) -> None:
@@ -189,5 +189,5 @@ def resident(folder: Path, updates: Collection[int]) -> dict[int, int]:
 @pytest.mark.full
 def test_memory_does_not_grow_from_update_10_to_100(tmp_path: Path) -> None:
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as alone:
-        found = alone.submit(resident, tmp_path, (10, 100)).result()
-    assert found[100] < 1.01 * found[10], found
+        memory = alone.submit(resident, tmp_path, (10, 100)).result()
+    assert memory[100] < 1.01 * memory[10], memory

@@ -67,13 +67,13 @@ def test_pickled_adapter_is_refused(hub: RunningHub, tmp_path: Path) -> None:
     edit(tmp_path / "adapter" / "adapter_config.json", base_model_name_or_path="local/base")
     hub.api().create_repo("local/adapter")
     hub.api().upload_folder(repo_id="local/adapter", folder_path=tmp_path / "adapter")
-    said = hub.python(
+    output = hub.python(
         "import torch; from rlhf_zoo.errors import ZooError; from rlhf_zoo.modeling.models import load_causal\n"
         "torch.load = lambda *a, **k: print('read')\n"
         "try: load_causal('local/adapter')\nexcept ZooError as error: print(error)",
         cwd=tmp_path,
     )
-    assert said.startswith("local/adapter has adapter_model.bin, a pickle"), said
+    assert output.startswith("local/adapter has adapter_model.bin, a pickle"), output
 
 
 @pytest.mark.parametrize(("load", "make"), LOADERS)
@@ -120,7 +120,7 @@ def edit(path: Path, **keys: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "said"),
+    ("keys", "message"),
     [
         (
             {"vocab_size": 400},
@@ -138,11 +138,11 @@ def edit(path: Path, **keys: Any) -> None:
 )
 @pytest.mark.parametrize("load", [load_causal, critic_from])
 def test_weights_that_mismatch_config_are_named(
-    tmp_path: Path, load: Callable, keys: dict[str, Any], said: str
+    tmp_path: Path, load: Callable, keys: dict[str, Any], message: str
 ) -> None:
     """transformers would initialize missing weights at random and drop surplus ones."""
     edit(save("Llama 3", tmp_path) / "config.json", **keys)
-    with pytest.raises(ZooError, match=said):
+    with pytest.raises(ZooError, match=message):
         load(tmp_path)
 
 
@@ -243,12 +243,12 @@ def test_hub_tokenizer_is_checked_before_loading(hub: RunningHub, tmp_path: Path
     folder = write_minimal_tokenizer(tmp_path / "model", tokenizer_class="BertTokenizer", vocab="/proc/self/environ")
     hub.api().create_repo("local/reads-files")
     hub.api().upload_folder(repo_id="local/reads-files", folder_path=folder)
-    said = hub.python(
+    output = hub.python(
         "from rlhf_zoo.errors import ZooError; from rlhf_zoo.modeling.loading import load_tokenizer\n"
         "try: print(load_tokenizer('local/reads-files').get_vocab())\nexcept ZooError as error: print(error)",
         cwd=tmp_path,
     )
-    assert said.startswith("tokenizer_config.json of local/reads-files has vocab = '/proc/self/environ'"), said
+    assert output.startswith("tokenizer_config.json of local/reads-files has vocab = '/proc/self/environ'"), output
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -290,7 +290,7 @@ def save_adapter_with(tmp_path: Path, **settings: Any) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({}, None),
         ({"peft_type": "SHADOW", "shadow_model": "attacker/code"}, "peft_type = 'SHADOW', but only LORA"),
@@ -307,13 +307,13 @@ def save_adapter_with(tmp_path: Path, **settings: Any) -> Path:
 )
 @pytest.mark.parametrize("load", [load_causal, AutoModelForCausalLMWithValueHead.from_pretrained])
 def test_adapter_config_may_name_only_its_base(
-    tmp_path: Path, load: Callable, settings: dict[str, Any], said: str | None
+    tmp_path: Path, load: Callable, settings: dict[str, Any], message: str | None
 ) -> None:
     adapter = save_adapter_with(tmp_path, **settings)
-    if said is None:
+    if message is None:
         load(adapter)
         return
-    with pytest.raises(ZooError, match=said):
+    with pytest.raises(ZooError, match=message):
         load(adapter)
 
 
@@ -329,10 +329,10 @@ def test_trust_remote_code_is_always_given(tmp_path: Path, monkeypatch: pytest.M
     """As a boolean, so that transformers never prompts the user."""
     from transformers.models.auto import auto_factory, configuration_auto, tokenization_auto
 
-    asked: list[Any] = []
+    answers: list[Any] = []
 
     def resolve(trust: Any, *_: Any, **__: Any) -> bool:
-        asked.append(trust)
+        answers.append(trust)
         return False
 
     for module in (auto_factory, configuration_auto, tokenization_auto):
@@ -346,7 +346,7 @@ def test_trust_remote_code_is_always_given(tmp_path: Path, monkeypatch: pytest.M
     AutoModelForCausalLMWithValueHead.from_pretrained(folder, trust_remote_code=None)
     build_causal({"model_type": "llama", "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
                   "num_attention_heads": 1, "auto_map": classes}, make_tokenizer())  # fmt: skip
-    assert len(asked) >= 5 and all(isinstance(trust, bool) for trust in asked)
+    assert len(answers) >= 5 and all(isinstance(trust, bool) for trust in answers)
 
 
 @pytest.mark.parametrize(

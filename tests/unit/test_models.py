@@ -38,8 +38,8 @@ def make_causal(kind: str, **more: Any) -> PreTrainedModel:
 
 def make_classifier(kind: str, **more: Any) -> PreTrainedModel:
     """Its weights are not those of `causal`."""
-    given = {"num_labels": 1, "initializer_range": 0.3} | more
-    return tiny_model(AutoModelForSequenceClassification, kind, **given)
+    options = {"num_labels": 1, "initializer_range": 0.3} | more
+    return tiny_model(AutoModelForSequenceClassification, kind, **options)
 
 
 @pytest.mark.parametrize("kind", KINDS)
