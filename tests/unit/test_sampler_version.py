@@ -22,7 +22,9 @@ from rlhf_zoo.runs.context import environment_info
         ("sft", {}, None),
     ],
 )
-def test_a_run_of_another_sampler_is_told_apart(stage: str, recorded: dict[str, str], named: str | None) -> None:
+def test_reproduce_notes_runs_of_another_sampler_version(
+    stage: str, recorded: dict[str, str], named: str | None
+) -> None:
     published: Any = SimpleNamespace(
         stage=stage, versions=recorded, resolved={"critic": "auto"}, parent=lambda role: None
     )
@@ -32,5 +34,5 @@ def test_a_run_of_another_sampler_is_told_apart(stage: str, recorded: dict[str, 
     )
 
 
-def test_a_run_records_its_sampler() -> None:
+def test_environment_records_sampler_version() -> None:
     assert environment_info()["sampler"] == str(SAMPLER_VERSION)

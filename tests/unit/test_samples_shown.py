@@ -33,7 +33,7 @@ def texts_of(directory: Path) -> dict[str, dict[int, str]]:
     }
 
 
-def test_completions_of_each_log_line_are_shown_and_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_logged_completions_are_printed_and_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Conversations, which pass through the chat template and reach the rewards as such, as they are read."""
     heard: list[str] = []
 
@@ -72,7 +72,7 @@ def test_completions_of_each_log_line_are_shown_and_saved(tmp_path: Path, capsys
     assert said[0] in capsys.readouterr().err
 
 
-def test_samples_are_of_the_update_that_they_are_named_after(tmp_path: Path) -> None:
+def test_saved_samples_belong_to_the_update_in_their_name(tmp_path: Path) -> None:
     """Twice in four updates, and nothing of the run changes for it."""
     settings: dict[str, Any] = {
         "max_steps": 4, "train_dataset": prompt_rows(8), "eval_dataset": prompt_rows(12), "missing_eos_penalty": 1.0,
@@ -92,7 +92,7 @@ def test_samples_are_of_the_update_that_they_are_named_after(tmp_path: Path) -> 
     assert table["score"] == pytest.approx(good(table["completion"]), abs=1e-7)
 
 
-def test_trackio_gets_metrics_and_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trackio_receives_metrics_and_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("trackio")
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -65,7 +65,7 @@ def same_rows(got: Samples, wanted: Samples) -> None:
 # ---- what decides a row
 
 
-def test_a_row_depends_on_its_prompt_and_stream_alone(model: PreTrainedModel) -> None:
+def test_row_depends_only_on_its_prompt_and_stream(model: PreTrainedModel) -> None:
     """Not on order, neighbours, the width of its padding or what stands in it, the budget, or torch's generator."""
     together = draw(model)
     order = [3, 0, 7, 5, 1, 6, 2, 4]
@@ -85,7 +85,7 @@ def test_a_row_depends_on_its_prompt_and_stream_alone(model: PreTrainedModel) ->
         assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_the_stream_is_a_function_of_seed_and_key_alone(model: PreTrainedModel) -> None:
+def test_stream_depends_only_on_seed_and_key(model: PreTrainedModel) -> None:
     # NumPy's SeedSequence takes [s, 3] and [s, 3, 0] for the same entropy.
     keys = [(0, 4), (1, 4), (4, 0), (0, 5), (2**31, 4), (3,), (3, 0), (3, 0, 0), (0, 3), (0, 4)]
     rows, other_seed = (draw(model, [[5, 3]] * 10, keys=keys, stop_ids=[], seed=s).token_lists() for s in (7, 8))
@@ -96,7 +96,7 @@ def test_the_stream_is_a_function_of_seed_and_key_alone(model: PreTrainedModel) 
 # ---- ends
 
 
-def test_the_mask_runs_up_to_and_including_the_first_stop_token(model: PreTrainedModel) -> None:
+def test_mask_includes_first_stop_token_and_nothing_after(model: PreTrainedModel) -> None:
     stops = [EOS, 6, 14]
     prompts, keys = PROMPTS * 4, [(1, i) for i in range(4 * len(PROMPTS))]
     samples = draw(model, prompts, keys=keys, stop_ids=stops, max_new_tokens=6)
@@ -112,7 +112,7 @@ def test_the_mask_runs_up_to_and_including_the_first_stop_token(model: PreTraine
     assert (samples.logprobs[samples.mask] < 0).all()
 
 
-def test_without_stop_tokens_nothing_ends_and_pad_is_a_token_like_any_other(model: PreTrainedModel) -> None:
+def test_pad_is_an_ordinary_token_when_stop_ids_are_empty(model: PreTrainedModel) -> None:
     samples = draw(model, [[5]] * 40, keys=[(2, i) for i in range(40)], stop_ids=[], max_new_tokens=9)
     assert samples.mask.shape == (40, 9) and samples.mask.all() and not samples.ended.any()
     assert (samples.completion_ids[:, :-1] == PAD).any() and (samples.logprobs < 0).all()
@@ -136,7 +136,7 @@ def test_finished_rows_leave_the_batch(model: PreTrainedModel) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.6, 1.7])
-def test_logprobs_are_those_of_a_full_pass(model: PreTrainedModel, temperature: float) -> None:
+def test_logprobs_equal_those_of_full_forward_pass(model: PreTrainedModel, temperature: float) -> None:
     samples = draw(model, temperature=temperature)
     assert samples.logprobs.dtype == torch.float32
     again = token_logprobs(model, samples, temperature=temperature)
@@ -172,7 +172,7 @@ def test_token_logprobs_do_not_depend_on_batches_or_padding(model: PreTrainedMod
 # ---- the distribution
 
 
-def test_a_draw_inverts_the_cumulative_distribution() -> None:
+def test_draw_tokens_inverts_cumulative_distribution() -> None:
     # A quarter each but for the first token, which has probability 0 and is not drawn even by a uniform number of 0.
     uniform = torch.tensor([0.0, 0.2499, 0.25, 0.5, 0.7499, 0.75, 1 - 2**-53], dtype=torch.float64)
     logits = torch.tensor([[-torch.inf, 0.0, 0.0, 0.0, 0.0]]).expand(len(uniform), 5)
@@ -202,7 +202,7 @@ def first_tokens(model: PreTrainedModel, prompt: list[int], **given: Any) -> Sam
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_the_first_token_follows_the_softmax_at_the_temperature(model: PreTrainedModel, temperature: float) -> None:
+def test_first_token_follows_softmax_at_temperature(model: PreTrainedModel, temperature: float) -> None:
     tokens = first_tokens(model, [3, 9, 4], temperature=temperature).completion_ids[:, 0]
     assert chi_square(tokens, first_token(model, [3, 9, 4], temperature=temperature)) < CHI_SQUARE
     # The same draws do not pass for another temperature or another prompt: the bound is wide and still sees.
@@ -210,7 +210,7 @@ def test_the_first_token_follows_the_softmax_at_the_temperature(model: PreTraine
     assert chi_square(tokens, first_token(model, [3, 9, 5], temperature=temperature)) > CHI_SQUARE
 
 
-def test_the_second_token_is_drawn_anew(model: PreTrainedModel) -> None:
+def test_second_token_is_independent_draw(model: PreTrainedModel) -> None:
     keys = [(5, i) for i in range(DRAWS)]
     pairs = draw(model, [[3, 9, 4]] * DRAWS, keys=keys, max_new_tokens=2, stop_ids=[]).completion_ids
     common = int(pairs[:, 0].mode().values)
@@ -228,7 +228,7 @@ def _nucleus(probabilities: Tensor, top_p: float) -> list[int]:
     return kept
 
 
-def test_top_p_draws_from_the_nucleus_in_its_proportions(model: PreTrainedModel) -> None:
+def test_top_p_draws_from_nucleus_in_proportion(model: PreTrainedModel) -> None:
     prompt = [3, 9, 4]
     probabilities = first_token(model, prompt)
     nucleus = _nucleus(probabilities, 0.5)
@@ -243,7 +243,7 @@ def test_top_p_draws_from_the_nucleus_in_its_proportions(model: PreTrainedModel)
     close(samples.logprobs[:, 0], probabilities.log()[tokens].float())
 
 
-def test_top_p_holds_at_every_position_and_row(model: PreTrainedModel) -> None:
+def test_top_p_applies_at_every_position_and_row(model: PreTrainedModel) -> None:
     samples = draw(model, top_p=0.6, temperature=0.9, stop_ids=[])
     for row, tokens in enumerate(samples.token_lists()):
         for logps, token in zip(alone(model, PROMPTS[row], tokens, temperature=0.9), tokens, strict=True):
@@ -252,7 +252,7 @@ def test_top_p_holds_at_every_position_and_row(model: PreTrainedModel) -> None:
 
 
 @pytest.mark.parametrize(("top_p", "temperature"), [(1e-6, 1.0), (1.0, 1e-4)])
-def test_a_tiny_nucleus_or_temperature_is_greedy(model: PreTrainedModel, top_p: float, temperature: float) -> None:
+def test_tiny_top_p_or_temperature_is_greedy(model: PreTrainedModel, top_p: float, temperature: float) -> None:
     for row, tokens in enumerate(draw(model, top_p=top_p, temperature=temperature).token_lists()):
         assert tokens == alone(model, PROMPTS[row], tokens).argmax(-1).tolist()
 
@@ -260,14 +260,14 @@ def test_a_tiny_nucleus_or_temperature_is_greedy(model: PreTrainedModel, top_p: 
 # ---- Samples
 
 
-def test_left_pad() -> None:
+def test_left_pad_pads_ids_and_mask() -> None:
     ids, mask = left_pad([[4, 5, 6], [7]], pad_id=2, device="cpu")
     assert ids.dtype == torch.int64
     assert ids.tolist() == [[4, 5, 6], [2, 2, 7]]
     assert mask.tolist() == [[True, True, True], [False, False, True]]
 
 
-def test_chosen_rows_lose_the_columns_that_are_padding_in_all_of_them() -> None:
+def test_select_drops_columns_that_are_padding_in_all_rows() -> None:
     three = Samples(
         prompt_ids=torch.tensor([[0, 0, 5], [0, 6, 7], [8, 9, 4]]),
         prompt_mask=torch.tensor([[False, False, True], [False, True, True], [True, True, True]]),

@@ -40,7 +40,7 @@ def held(model: PreTrainedModel, run: Any) -> tuple[list[int], Any]:
 
 
 @pytest.mark.parametrize("name", miniatures.FAMILIES)
-def test_the_queue_changes_no_token(name: str) -> None:
+def test_queue_does_not_change_tokens(name: str) -> None:
     model, _ = miniatures.load(name)
     stops = list(range(0, model.config.vocab_size, 9))
     passes, together = held(model, lambda: drawn(model, stops))
@@ -54,7 +54,7 @@ def test_the_queue_changes_no_token(name: str) -> None:
     assert max(passes) < len(LENGTHS) * (max(LENGTHS) + TOKENS)
 
 
-def test_rows_enter_while_others_are_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queued_rows_join_running_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     model, _ = miniatures.load("Llama 3")
     stops = list(range(0, model.config.vocab_size, 5))
     passes, _ = held(model, lambda: drawn(model, stops, max_tokens=200))
@@ -63,7 +63,7 @@ def test_rows_enter_while_others_are_under_way(monkeypatch: pytest.MonkeyPatch) 
     assert len(passes) < len(waves)
 
 
-def test_a_cache_that_cannot_be_joined_takes_prompts_in_waves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_that_cannot_join_takes_prompts_in_waves(monkeypatch: pytest.MonkeyPatch) -> None:
     model, _ = miniatures.load("Llama 3")
     together = drawn(model, [])
     monkeypatch.setattr("rlhf_zoo.modeling.sampling.decoder.can_join", lambda *_: False)
@@ -73,7 +73,7 @@ def test_a_cache_that_cannot_be_joined_takes_prompts_in_waves(monkeypatch: pytes
     assert queued.token_lists() == together.token_lists() and max(passes) <= 200
 
 
-def test_recurrent_layers_are_not_joined() -> None:
+def test_cache_with_recurrent_layers_cannot_join() -> None:
     from families import tiny_model
     from transformers import AutoModelForCausalLM
 
@@ -83,13 +83,13 @@ def test_recurrent_layers_are_not_joined() -> None:
     assert not can_join(new_cache(model), model)
 
 
-def test_a_prompt_without_room_is_refused() -> None:
+def test_prompt_over_token_budget_is_rejected() -> None:
     model, _ = miniatures.load("GPT-2")
     with pytest.raises(ZooError, match=r"max_rollout_batch_tokens is 79, .* 60 tokens .* up to 20 needs 80"):
         drawn(model, [], max_tokens=79)
 
 
-def test_equal_prompts_computed_once_sample_as_if_alone() -> None:
+def test_equal_prompts_share_prefill_but_sample_as_if_alone() -> None:
     model, _ = miniatures.load("Qwen3-Base")
     given: dict[str, Any] = {"seed": 3, "max_new_tokens": 9, "stop_ids": [], "pad_id": 0}
     prompts, keys = [[40, 41], [50, 51, 52], [40, 41], [40, 41]], [(0, i) for i in range(4)]
@@ -100,7 +100,7 @@ def test_equal_prompts_computed_once_sample_as_if_alone() -> None:
         torch.testing.assert_close(alone.logprobs[0], together.logprobs[row], rtol=0, atol=1e-5)
 
 
-def test_a_run_with_the_queue_is_the_run_without_and_resumes_to_the_bit(tmp_path: Path) -> None:
+def test_run_with_queue_equals_run_without_and_resumes_exactly(tmp_path: Path) -> None:
     plain = trained(tmp_path / "plain", max_steps=1)
     queued = resumed_alike(
         lambda folder: make_trainer(folder, kind=Spy, max_rollout_batch_tokens=60, **SAVED), tmp_path
@@ -111,6 +111,6 @@ def test_a_run_with_the_queue_is_the_run_without_and_resumes_to_the_bit(tmp_path
     assert len(names) > 4 and [one[n] for n in names] == pytest.approx([other[n] for n in names], rel=1e-4, abs=1e-5)
 
 
-def test_a_run_whose_prompts_have_no_room_does_not_begin(tmp_path: Path) -> None:
+def test_trainer_rejects_token_budget_below_longest_prompt(tmp_path: Path) -> None:
     with pytest.raises(ZooError, match=r"max_rollout_batch_tokens is 11, .* set it to at least that\.$"):
         make_trainer(tmp_path, max_rollout_batch_tokens=11)

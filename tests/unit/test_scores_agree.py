@@ -24,7 +24,7 @@ from rlhf_zoo.runs.record import StageRecord
 ASKED = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "How is it?"}]
 
 
-def test_the_page_holds_a_reward_model_as_ppo_did(tmp_path: Path) -> None:
+def test_page_loads_reward_model_as_ppo_did(tmp_path: Path) -> None:
     toys = save_toys(tmp_path)
     model = AutoModelForSequenceClassification.from_pretrained(toys.reward, dtype=torch.bfloat16)
     model.save_pretrained(toys.reward)
@@ -36,7 +36,7 @@ def test_the_page_holds_a_reward_model_as_ppo_did(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("recorded", ["transformers:AutoModelForSequenceClassification", None])
-def test_code_that_loads_a_reward_model_is_of_this_machine(
+def test_reward_model_loader_is_taken_only_from_local_record(
     recorded: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run in whose directory a card lies names it too: a card may have been put there."""
@@ -51,7 +51,7 @@ def test_code_that_loads_a_reward_model_is_of_this_machine(
     assert ("downloaded code never runs" in _notes(page)) != here
 
 
-def test_conversations_are_scored_as_conversations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_judge_scores_conversations_as_conversations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     side = {"completion": "Fine.", "ended": True, "judge": 1.0, "kl": 0.0}
     row = {"prompt": display_text(ASKED), "sample": 0, "sft": side, "ppo": side}
     (tmp_path / "samples.jsonl").write_text(json.dumps(row) + "\n")
@@ -72,7 +72,7 @@ def test_conversations_are_scored_as_conversations(tmp_path: Path, monkeypatch: 
     assert texts["ppo"].texts == [[*ASKED, {"role": "assistant", "content": "Fine."}]]
 
 
-def test_what_a_card_says_of_labeled_texts() -> None:
+def test_labels_of_card_accept_only_hub_data_sets() -> None:
     def labels(**keys: Any) -> Any:
         card = {"evaluation": {"labeled": keys}}
         return _published_labels(Lineage(Checkpoint("", Path()), Checkpoint("", Path()), None, card))

@@ -48,7 +48,7 @@ def build(recipe: Recipe, stage: str = "ppo", flags: dict | None = None, shared_
 @pytest.mark.parametrize(
     ("name", "stage"), [(name, stage) for name in list_recipes() for stage in load_recipe(name).stages]
 )
-def test_every_shipped_stage_builds(name, stage):
+def test_stages_of_shipped_recipes_build(name, stage):
     recipe = load_recipe(name)
     built = build(recipe, stage)
     assert built.trainer.output_dir == "runs/toy" and built.trainer.push_to_hub is False
@@ -62,7 +62,7 @@ def test_every_shipped_stage_builds(name, stage):
         assert getattr(found, "value", found) == expected, key
 
 
-def test_2e_5_is_a_number_in_yaml_and_as_a_flag(tmp_path):
+def test_scientific_notation_is_a_number_in_yaml_and_flags(tmp_path):
     (tmp_path / "toy").mkdir()
     (tmp_path / "toy" / "recipe.yaml").write_text("description: A toy.\n")
     (tmp_path / "toy" / "ppo.yaml").write_text("learning_rate: 2e-5\ntotal_episodes: 1e3\n")
@@ -76,7 +76,7 @@ def test_2e_5_is_a_number_in_yaml_and_as_a_flag(tmp_path):
     assert spelt.resolved == built.resolved
 
 
-def test_flags_win_over_yaml_and_a_stage_may_have_its_own_seed(tmp_path):
+def test_flags_override_yaml_and_stage_seed_overrides_recipe_seed(tmp_path):
     recipe = make(tmp_path, keys={"kl_coef": 0.1, "seed": 7})
     assert build(recipe).trainer.seed == 7
     built = build(recipe, flags={"kl_coef": "0.3"}, shared_flags={"seed": "4", "evaluation.samples": "2"})
@@ -84,7 +84,7 @@ def test_flags_win_over_yaml_and_a_stage_may_have_its_own_seed(tmp_path):
     assert (built.recipe.seed, built.recipe.evaluation.samples) == (4, 2)
 
 
-def test_what_a_stage_learns_does_not_hang_on_description_and_evaluation(tmp_path):
+def test_resolved_settings_ignore_description_and_evaluation(tmp_path):
     recipe = make(tmp_path)
     plain = build(recipe).resolved
     assert build(recipe, shared_flags={"evaluation.samples": "9", "description": "Other."}).resolved == plain
@@ -166,7 +166,7 @@ TABLE: list[tuple[Any, Any, Any]] = [
 
 
 @pytest.mark.parametrize(("hint", "value", "expected"), TABLE, ids=lambda value: str(value)[:30])
-def test_coercion(hint, value, expected):
+def test_coerce_converts_values_and_rejects_bad_ones(hint, value, expected):
     if isinstance(expected, str) and expected.startswith("!"):
         with pytest.raises(ValueError) as caught:
             coerce(value, hint)
@@ -200,13 +200,13 @@ def test_coercion(hint, value, expected):
         ("sft", {"optim": "adamx"}, "The settings of the stage sft of toy do not work: adamx is not a valid"),
     ],
 )
-def test_mistakes_in_a_stage_are_named(tmp_path, stage, keys, message):
+def test_build_names_mistakes_in_stage_keys(tmp_path, stage, keys, message):
     with pytest.raises(ZooError) as caught:
         build(make(tmp_path, stage, keys), stage)
     assert str(caught.value).startswith(message.format(tmp_path))
 
 
-def test_keys_of_the_run_are_refused_in_recipes_and_flags(tmp_path):
+def test_run_keys_are_rejected_in_recipes_and_flags(tmp_path):
     for key in RUN_KEYS:
         with pytest.raises(ZooError, match=rf"sft\.yaml has {key}, which is set by the run: remove it"):
             build(make(tmp_path, "sft", {key: "x"}), "sft")
@@ -217,7 +217,7 @@ def test_keys_of_the_run_are_refused_in_recipes_and_flags(tmp_path):
             build(make(tmp_path), **flags)
 
 
-def test_a_batch_that_the_record_would_not_know_is_refused(tmp_path):
+def test_auto_find_batch_size_is_rejected(tmp_path):
     why = "refused, because it would train with another batch size than the run records"
     for stage in STAGES:
         with pytest.raises(ZooError, match=rf"{stage}\.yaml has auto_find_batch_size, which is {why}"):
@@ -235,7 +235,7 @@ def test_a_batch_that_the_record_would_not_know_is_refused(tmp_path):
         ({"kl_coef": ["1", "2"]}, "--ppo.kl_coef is ['1', '2'], but it takes a number."),
     ],
 )
-def test_mistakes_in_flags_are_named_and_abbreviations_refused(tmp_path, flags, message):
+def test_build_names_mistakes_in_flags_and_rejects_abbreviations(tmp_path, flags, message):
     with pytest.raises(ZooError) as caught:
         build(make(tmp_path), flags=flags)
     assert str(caught.value).startswith(message)
@@ -261,12 +261,12 @@ def test_mistakes_in_flags_are_named_and_abbreviations_refused(tmp_path, flags, 
         ({}, {"qqqqqq": "2"}, "a stage's key is written --STAGE.KEY"),
     ],
 )
-def test_mistakes_in_what_stages_share_are_named(tmp_path, shared, flags, message):
+def test_recipe_config_names_mistakes_in_shared_keys(tmp_path, shared, flags, message):
     with pytest.raises(ZooError, match=message):
         recipe_config(make(tmp_path, shared=shared), flags)
 
 
-def test_a_recipe_says_what_it_trains(tmp_path):
+def test_recipe_needs_description_and_stage_file(tmp_path):
     with pytest.raises(ZooError, match=r"recipe\.yaml has no description"):
         recipe_config(Recipe("toy", tmp_path, {}, {}))
     with pytest.raises(ZooError, match=r"The recipe toy has no sft\.yaml, so it has no stage 'sft'\."):
@@ -281,7 +281,7 @@ def test_recipe_config_is_typed(tmp_path):
     )
 
 
-def test_other_processes_are_as_loud_as_the_first_unless_they_are_told(tmp_path):
+def test_log_level_replica_is_passive_unless_set(tmp_path):
     plain, told = (
         build(make(tmp_path, "sft", {"bf16": False, **keys}), "sft") for keys in ({}, {"log_level_replica": "info"})
     )
@@ -289,7 +289,7 @@ def test_other_processes_are_as_loud_as_the_first_unless_they_are_told(tmp_path)
     assert "log_level_replica" not in plain.resolved
 
 
-def test_recorded_settings_are_typed_and_nothing_else_is_looked_at():
+def test_recorded_settings_reads_only_named_keys_and_types_them():
     resolved = {"kl_coef": "0.2", "reward_funcs": ["a(b=1,c=2)", "d"], "deepspeed": object(), "strange": 1}
     found = recorded_settings(resolved, "ppo", ["kl_coef", "reward_funcs", "gamma"], where="recipe.json")
     assert found == {"kl_coef": 0.2, "reward_funcs": ["a(b=1,c=2)", "d"], "gamma": 1.0}
@@ -297,7 +297,7 @@ def test_recorded_settings_are_typed_and_nothing_else_is_looked_at():
         recorded_settings({"kl_coef": "x"}, "ppo", ["kl_coef"], where="recipe.json")
 
 
-def test_stage_keys_are_those_of_the_trainers():
+def test_stage_keys_come_from_trainers():
     for stage, own in (("sft", "packing"), ("reward", "center_rewards_coefficient"), ("ppo", "kl_coef")):
         keys = stage_keys(stage)
         assert {own, "learning_rate", "dataset_train_split"} <= keys.keys()
@@ -306,7 +306,7 @@ def test_stage_keys_are_those_of_the_trainers():
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_keys_read_off_the_source_are_those_of_the_dataclasses(stage):
+def test_declared_keys_equal_dataclass_fields(stage):
     keys, declared = stage_keys(stage), declared_keys(stage)
     assert keys.keys() == declared.keys()
     for name, (hint, default, meaning) in keys.items():
@@ -318,7 +318,7 @@ def test_keys_read_off_the_source_are_those_of_the_dataclasses(stage):
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_key_is_obeyed_or_refused(stage, tmp_path):
+def test_every_key_is_used_or_rejected(stage, tmp_path):
     """Ours are read by name, the trainer's arrive there, and of trl.ModelConfig's the package reads those it takes."""
     recipe, keys = load_recipe("tiny-world"), stage_keys(stage)
     code = "".join(path.read_text() for path in (Path(rlhf_zoo.__file__).parent).rglob("*.py"))
@@ -352,7 +352,7 @@ def test_a_key_is_obeyed_or_refused(stage, tmp_path):
         (["--ppo.lr_scheduler_kwargs.x", "2"], {"ppo": {"lr_scheduler_kwargs.x": "2"}}),
     ],
 )
-def test_flags_parse(words, expected):
+def test_parse_flags_groups_flags_by_stage(words, expected):
     assert parse_flags(words) == {"": {}, "sft": {}, "reward": {}, "ppo": {}, **expected}
 
 
@@ -366,7 +366,7 @@ def test_flags_parse(words, expected):
         (["--ppo.kl_coef", "1", "--ppo.kl-coef", "2"], "--ppo.kl-coef is set twice: keep one."),
     ],
 )
-def test_flags_that_do_not_parse(words, message):
+def test_parse_flags_rejects_malformed_flags(words, message):
     with pytest.raises(ZooError) as caught:
         parse_flags(words)
     assert str(caught.value).startswith(message)
@@ -382,7 +382,7 @@ def test_flags_that_do_not_parse(words, message):
         ((4, 1, 4, "batch_rebalance"), "which each of 2 processes would apply to its own rows: set it to 'random' or"),
     ],
 )
-def test_a_process_has_its_share_of_the_batch(monkeypatch: pytest.MonkeyPatch, said: tuple, share: Any) -> None:
+def test_share_of_batch_divides_batch_by_processes(monkeypatch: pytest.MonkeyPatch, said: tuple, share: Any) -> None:
     monkeypatch.setattr(distributed, "process_count", lambda: 2)
     names = ("per_device_train_batch_size", "gradient_accumulation_steps", "per_device_eval_batch_size")
     keys = dict(zip((*names, "train_sampling_strategy"), said, strict=False))

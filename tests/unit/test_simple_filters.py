@@ -14,7 +14,7 @@ JUDGE = np.array([[0.0, 1.0, 0.0, 0.0], [0.0, 0.5, 0.0, 0.0]])
 WINS = JUDGE / 2
 
 
-def test_each_filter_keeps_what_it_says() -> None:
+def test_filters_keep_best_longest_and_word_free_samples() -> None:
     filters = {each.name: each for each in make_filters(TEXTS, REWARD, JUDGE, WINS)}
     assert list(filters) == [
         "best of 2 by the reward", "longest of 2", "best of 4 by the reward", "longest of 4", "without 2 words",
@@ -31,20 +31,20 @@ def test_each_filter_keeps_what_it_says() -> None:
     assert without.reward.tolist() == [3.0, 3.0] and without.judge.tolist() == [1.0, 0.5]
 
 
-def test_the_length_filter_goes_where_the_reward_is_higher() -> None:
+def test_length_filter_direction_follows_reward() -> None:
     texts = ["one", "one two three", "one", "one two"] * 2
     assert "longest of 4" in [each.name for each in make_filters(texts, REWARD, JUDGE, WINS)]
     assert "shortest of 4" in [each.name for each in make_filters(texts, -REWARD, JUDGE, WINS)]
 
 
-def test_words_are_chosen_by_the_reward_alone() -> None:
+def test_choose_words_uses_only_the_reward() -> None:
     words, kept = choose_words(TEXTS, REWARD)
     assert words == ("is", "two") and kept.tolist() == [[False, True, False, False]] * 2
     assert choose_words(["!"] * 8, REWARD)[0] == (), "marks are no words"
     assert choose_words(TEXTS, np.zeros((2, 4)))[0] == (), "a reward that is always the same chooses no word"
 
 
-def test_a_prompt_whose_every_sample_has_the_word_keeps_all() -> None:
+def test_word_filter_keeps_all_samples_when_every_one_has_the_word() -> None:
     texts = ["bad", "bad", "good", "bad", "bad", "bad", "bad", "bad"]
     reward = np.array([[0.0, 0.0, 4.0, 0.0], [1.0, 2.0, 3.0, 2.0]])
     (without,) = [each for each in make_filters(texts, reward, reward, reward) if each.kind == "words"]
@@ -52,6 +52,6 @@ def test_a_prompt_whose_every_sample_has_the_word_keeps_all() -> None:
     assert without.drawn == pytest.approx(8 / 5)
 
 
-def test_one_sample_leaves_no_choice() -> None:
+def test_evaluation_config_rejects_one_filter_sample() -> None:
     with pytest.raises(ZooError, match="filter_samples is 1"):
         EvaluationConfig(filter_samples=1)

@@ -38,7 +38,7 @@ def pins(path: Path) -> dict[str, str]:
     return dict(line.split("==") for line in lines)
 
 
-def test_front_matter() -> None:
+def test_readme_front_matter_is_valid() -> None:
     head = yaml.safe_load((SPACE / "README.md").read_text().split("---\n")[1])
     assert head["sdk"] == "gradio" and head["sdk_version"] == pins(ROOT / "constraints.txt")["gradio"]
     assert (SPACE / head["app_file"]).is_file()
@@ -50,7 +50,7 @@ def test_front_matter() -> None:
     assert {"title", "emoji", "models", "datasets", "suggested_hardware", "license"} <= set(head)
 
 
-def test_requirements_are_the_constraints() -> None:
+def test_requirements_match_constraints() -> None:
     required, constraints = pins(SPACE / "requirements.txt"), pins(ROOT / "constraints.txt")
     assert required and required == {name: constraints[name] for name in required}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -60,7 +60,7 @@ def test_requirements_are_the_constraints() -> None:
     assert {name.lower().replace("-", "_") for name in required} == names
 
 
-def test_only_the_public_api() -> None:
+def test_app_uses_only_public_api() -> None:
     tree = ast.parse((SPACE / "app.py").read_text())
     ours = [
         (node.module, alias.name)
@@ -80,13 +80,13 @@ def test_only_the_public_api() -> None:
         assert callable(getattr(page, name))
 
 
-def test_without_gradio(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launch_names_extra_when_gradio_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gradio", None)
     with pytest.raises(ZooError, match=r"pip install 'rlhf-zoo\[space\]'"):
         compare.launch("local/x-ppo", sft=None, reward=None, host="127.0.0.1", port=0)
 
 
-def test_ports_and_hosts() -> None:
+def test_launch_rejects_bad_ports_and_hosts() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ZooError, match=f"Port {port} of 127.0.0.1 is taken: choose another with --port"):
@@ -118,7 +118,7 @@ def space(folder: Path, models: SpaceModels = MODELS, **options: str) -> dict[st
     return {path.name: path.read_text() for path in folder.iterdir() if path.suffix in (".md", ".txt", ".json", ".py")}
 
 
-def test_requirements_name_the_wheel_as_the_hub_needs_it(tmp_path: Path) -> None:
+def test_requirements_name_wheel_by_path_or_address(tmp_path: Path) -> None:
     required = {
         layout: space(tmp_path / layout, layout=layout)["requirements.txt"] for layout in ("path", "address", "files")
     }
@@ -132,7 +132,7 @@ def test_requirements_name_the_wheel_as_the_hub_needs_it(tmp_path: Path) -> None
     assert (tmp_path / "files" / "rlhf_zoo" / "__init__.py").is_file()
 
 
-def test_requirements_and_readme_of_a_space(tmp_path: Path) -> None:
+def test_written_space_has_pinned_requirements_and_readme(tmp_path: Path) -> None:
     written = space(tmp_path / "space")
     found = dict(line.split("==") for line in written["requirements.txt"].splitlines()[1:-1])
     assert set(found) == set(pins(SPACE / "requirements.txt"))
@@ -146,7 +146,7 @@ def test_requirements_and_readme_of_a_space(tmp_path: Path) -> None:
     assert "NAMESPACE/NAME" not in written["README.md"] and "<!--" not in written["README.md"]
 
 
-def test_what_is_written_is_what_is_chosen(tmp_path: Path) -> None:
+def test_written_space_round_trips_model_names(tmp_path: Path) -> None:
     more = replace(MODELS, votes="me/votes", runs=("me/b0-ppo", "me/b1-ppo"))
     for folder, models in (("plain", MODELS), ("more", more)):
         space(tmp_path / folder, models)
@@ -155,7 +155,7 @@ def test_what_is_written_is_what_is_chosen(tmp_path: Path) -> None:
         )
 
 
-def test_zero_gpu_takes_the_function_that_computes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_zero_gpu_wraps_the_computing_function(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     taken = []
 
     def gpu(task):
@@ -180,7 +180,7 @@ def test_zero_gpu_takes_the_function_that_computes(monkeypatch: pytest.MonkeyPat
 NASTY = "</p></style><script>window.ran = 1</script><img src=x onerror='window.ran = 1'>&amp;\x1b[31m\u202e\" onload=1"
 
 
-def test_static_page_shows_text_as_text() -> None:
+def test_static_page_escapes_text() -> None:
     card = {
         "simulated": True,
         "evaluation": {"judge": {"name": NASTY}, "ppo": {"judge": {"value": 0.5, "ci95": NASTY}}},
@@ -197,7 +197,7 @@ def test_static_page_shows_text_as_text() -> None:
     assert "0.500 (interval not measured)" in page and '<i class="m4 k3" title="log-ratio −7.00' in page
 
 
-def test_static_page_without_figures_and_samples() -> None:
+def test_static_page_handles_missing_figures_and_samples() -> None:
     for card in ({}, {"evaluation": None}, {"evaluation": [1]}, {"evaluation": {"ppo": {"kl": {"value": "x"}}}}):
         page = static_page(replace(MODELS, card=card), [])
         assert "has no held-out prompts" in page and "On held-out prompts</h2>" not in page
@@ -219,7 +219,7 @@ def written(folder: Path, content: Any) -> Path:
     return folder
 
 
-def test_variables_take_the_place_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variables_replace_models_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLHF_ZOO_PPO", "you/other-ppo")
     assert (
         read_model_names(written(tmp_path, WHOLE))
@@ -235,7 +235,7 @@ def test_variables_take_the_place_of_the_file(tmp_path: Path, monkeypatch: pytes
     )
 
 
-def test_votes_and_runs_count_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_votes_and_runs_variables_combine_with_models_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written(tmp_path, WHOLE)
     monkeypatch.setenv("RLHF_ZOO_SFT", "you/other-sft")
     assert read_model_names(tmp_path).sft == "me/toy-sft@main", "it counts with RLHF_ZOO_PPO alone"
@@ -254,7 +254,7 @@ def test_votes_and_runs_count_with_the_file(tmp_path: Path, monkeypatch: pytest.
         ("RUNS", "me/a-ppo, ../b", "RLHF_ZOO_RUNS contains '../b', which is not a repository id"),
     ],
 )
-def test_variables_that_name_nothing(
+def test_read_model_names_rejects_bad_variables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, message: str
 ) -> None:
     monkeypatch.setenv(f"RLHF_ZOO_{name}", value)
@@ -277,7 +277,7 @@ def test_variables_that_name_nothing(
         ({**WHOLE, "runs": [None]}, "has the invalid value [None] under 'runs'"),
     ],
 )
-def test_a_broken_file(tmp_path: Path, content: Any, message: str) -> None:
+def test_read_model_names_rejects_broken_file(tmp_path: Path, content: Any, message: str) -> None:
     with pytest.raises(ZooError) as refused:
         read_model_names(written(tmp_path, content))
     said = str(refused.value)

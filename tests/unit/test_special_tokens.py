@@ -13,7 +13,7 @@ from rlhf_zoo.modeling.special_tokens import ensure_own_pad, set_up_padding, sto
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_stops_and_padding(name):
+def test_stop_ids_and_padding_of_public_families(name):
     model, tokenizer = load(name)
     family, rows = FAMILIES[name], model.get_input_embeddings().weight.shape[0]
     assert {*tokenizer.convert_ids_to_tokens(stop_ids(model, tokenizer))} == {*family.stops}
@@ -28,7 +28,7 @@ def test_stops_and_padding(name):
     assert set_up_padding(tokenizer, model) is None
 
 
-def test_tokens_that_are_named():
+def test_set_up_padding_uses_named_tokens():
     model, tokenizer = load("Llama 3")
     set_up_padding(tokenizer, model, pad_token="<|reserved_special_token_0|>", eos_token="<|end_of_text|>")
     assert (tokenizer.pad_token, tokenizer.eos_token) == ("<|reserved_special_token_0|>", "<|end_of_text|>")
@@ -41,7 +41,7 @@ def test_tokens_that_are_named():
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_error_about_padding_names_a_token_that_would_do(name):
+def test_ensure_own_pad_error_suggests_a_usable_token(name):
     model, tokenizer = load(name)
     if tokenizer.pad_token not in (None, tokenizer.eos_token):
         return
@@ -52,7 +52,7 @@ def test_the_error_about_padding_names_a_token_that_would_do(name):
     assert spare in str(refused.value)
 
 
-def test_an_ordinary_token_ends_nothing():
+def test_stop_ids_exclude_ordinary_tokens():
     model, tokenizer = load("GPT-2")
     model.generation_config.eos_token_id = [tokenizer.eos_token_id, 17]
     assert stop_ids(model, tokenizer) == [tokenizer.eos_token_id]
@@ -70,7 +70,7 @@ def adapter_of(folder, *, rows=None):
         return tokenizer.pad_token, set(tensors.keys())
 
 
-def test_an_adapter_holds_no_embeddings_where_a_token_or_a_row_is_to_spare(tmp_path):
+def test_adapter_holds_no_embeddings_when_token_or_row_is_spare(tmp_path):
     pad, tensors = adapter_of(save("SmolLM2", tmp_path / "chat"))
     assert pad == "<|endoftext|>" and tensors and all("lora_" in name for name in tensors)
     # No token is to spare, and the embedding has more rows than the tokenizer has tokens, as Pythia's and Qwen's have.
@@ -83,14 +83,14 @@ def test_an_adapter_holds_no_embeddings_where_a_token_or_a_row_is_to_spare(tmp_p
 @pytest.mark.parametrize(
     "written", ["{{ '<|endoftext|>' }}{{ messages[0].content }}", "{{ pad_token }}{{ messages[0].content }}"]
 )
-def test_a_token_that_the_template_writes_does_not_pad(written):
+def test_pad_token_is_never_one_the_template_writes(written):
     model, tokenizer = load("SmolLM2")
     tokenizer.chat_template = written
     set_up_padding(tokenizer, model)
     assert tokenizer.pad_token == "[PAD]"
 
 
-def test_what_stands_for_unknown_text_does_not_pad():
+def test_pad_token_is_never_one_that_encodes_unknown_text():
     model, tokenizer = load("Mistral")
     set_up_padding(tokenizer, model)
     assert tokenizer.pad_token == "<unk>"
@@ -101,7 +101,7 @@ def test_what_stands_for_unknown_text_does_not_pad():
 
 
 @pytest.mark.parametrize("asked", [None, "[PAD]"])
-def test_a_pad_without_an_embedding_is_given_one(asked):
+def test_pad_token_without_embedding_gets_one(asked):
     model, tokenizer = load("GPT-2")
     rows = model.get_input_embeddings().weight.shape[0]
     tokenizer.add_special_tokens({"pad_token": "[PAD]"})  # as scripts do, and leave the model as it is

@@ -52,7 +52,7 @@ def test_bootstrap_mean_agrees_with_scipy():
     assert estimate.ci95 == pytest.approx(tuple(reference.confidence_interval), abs=0.08 * error)
 
 
-def test_bootstrap_is_seeded_and_blind_to_the_names_and_order_of_groups():
+def test_bootstrap_is_seeded_and_ignores_group_names():
     values, groups = clustered(1)
     estimate = bootstrap_mean(values, groups, seed=5)
     assert bootstrap_mean(values, [f"prompt {group}" for group in groups], seed=5) == estimate
@@ -60,7 +60,7 @@ def test_bootstrap_is_seeded_and_blind_to_the_names_and_order_of_groups():
     assert group_indices(["b", "a", "b", ("t", 1)]).tolist() == [0, 1, 0, 2]
 
 
-def test_resampling_in_blocks_changes_nothing(monkeypatch):
+def test_bootstrap_in_blocks_equals_whole(monkeypatch):
     values, groups = clustered(2)
     whole = bootstrap_mean(values, groups, seed=0)
     monkeypatch.setattr("rlhf_zoo.evaluation.stats._MAX_CELLS", 1000)
@@ -76,7 +76,7 @@ def test_resampling_in_blocks_changes_nothing(monkeypatch):
         ([1.0, math.nan], [0, 1], "Value 1 is not finite"),
     ],
 )
-def test_bad_values_are_refused(values, groups, message):
+def test_bootstrap_mean_rejects_bad_values(values, groups, message):
     with pytest.raises(ValueError, match=message):
         bootstrap_mean(values, groups, seed=0)
 
@@ -86,7 +86,7 @@ VALUES = st.lists(st.tuples(st.integers(-3, 3), st.integers(-3, 3), st.integers(
 
 @given(rows=VALUES)
 @settings(deadline=None, max_examples=60)
-def test_win_rate_properties(rows):
+def test_win_rate_is_symmetric_and_counts_ties_as_half(rows):
     a, b, groups = (list(column) for column in zip(*rows, strict=True))
     ours, theirs = (win_rate(*pair, groups) for pair in ((a, b), (b, a)))
     wins = sum(x > y for x, y in zip(a, b, strict=True))
@@ -98,14 +98,14 @@ def test_win_rate_properties(rows):
     assert win_rate(a, a, groups) == WinRate(0.5, (0.5, 0.5), len(rows), 1.0)
 
 
-def test_win_rate_golden():
+def test_win_rate_matches_hand_computation():
     result = win_rate([3, 1, 2, 5], [1, 1, 4, 0], ["p", "p", "q", "r"])
     assert (result.value, result.ties, result.n) == (0.625, 0.25, 4)
     assert win_rate([1.0, 1.05], [1.04, 1.0], [0, 1], tolerance=0.1).ties == 1.0
     assert result.to_json() == {"value": 0.625, "ci95": list(result.ci95), "n": 4, "ties": 0.25}
 
 
-def test_unanimous_wins_are_not_certain():
+def test_win_rate_of_unanimous_wins_has_wilson_interval():
     """9 completions of 3 prompts all win: 3 independent comparisons leave much open."""
     result = win_rate(np.ones(9), np.zeros(9), [0, 0, 0, 1, 1, 1, 2, 2, 2])
     assert result.value == 1.0 and result.n == 9
@@ -114,7 +114,7 @@ def test_unanimous_wins_are_not_certain():
 
 @given(n=st.integers(1, 2000), data=st.data())
 @settings(deadline=None)
-def test_proportion_is_wilsons(n, data):
+def test_proportion_has_wilson_interval(n, data):
     successes = data.draw(st.integers(0, n))
     estimate = proportion(successes, n)
     reference = scipy_stats.binomtest(successes, n).proportion_ci(method="wilson")
@@ -123,12 +123,12 @@ def test_proportion_is_wilsons(n, data):
 
 
 @pytest.mark.parametrize(("successes", "n"), [(0, 0), (-1, 5), (6, 5)])
-def test_impossible_proportions(successes, n):
+def test_proportion_rejects_impossible_counts(successes, n):
     with pytest.raises(ValueError, match="successes"):
         proportion(successes, n)
 
 
-def test_jackknife_of_the_mean_is_the_textbook_standard_error():
+def test_jackknife_of_mean_equals_standard_error():
     values = np.random.default_rng(0).normal(size=50)
     left_out = (values.sum() - values) / 49
     estimate = jackknife(values.mean(), left_out, n=50)
@@ -137,7 +137,7 @@ def test_jackknife_of_the_mean_is_the_textbook_standard_error():
     assert jackknife(0.5, [0.5], n=1).ci95 == (-math.inf, math.inf)
 
 
-def test_figures_over_seeds_have_an_interval_from_five_on():
+def test_over_seeds_gives_interval_from_five_seeds_on():
     few, many = over_seeds([1.0, 3.0]).to_json(), over_seeds([1.0, 2.0, 3.0, 4.0, 5.0]).to_json()
     assert few == {"mean": 2.0, "range": [1.0, 3.0]}
     half = scipy_stats.t.ppf(0.975, 4) * math.sqrt(2.5 / 5)
@@ -177,13 +177,13 @@ def test_correlation_resamples_whole_groups():
     assert split.ci95[1] - split.ci95[0] < 0.5 * (one.ci95[1] - one.ci95[0])
 
 
-def test_correlation_needs_two_values():
+def test_correlation_is_none_when_values_are_constant():
     assert correlation([1.0, 1.0], [1.0, 2.0], "ab", seed=0) is None
     assert correlation([1.0, 2.0], [3.0, 3.0], "ab", seed=0, ranks=True) is None
     assert correlation([1.0, 2.0, 4.0], [2.0, 4.0, 9.0], "abc", seed=0, ranks=True).value == pytest.approx(1)
 
 
-def test_a_perplexity_is_per_token_and_its_interval_over_prompts():
+def test_perplexity_is_per_token_with_interval_over_prompts():
     logprobs, lengths = [-2.0, -4.0, -3.0, -1.0], [2, 2, 3, 1]
     found = bootstrap_perplexity(logprobs, lengths, [0, 0, 1, 1], seed=1)
     assert found.value == pytest.approx(math.exp(10 / 8)) and found.n == 4
@@ -194,7 +194,7 @@ def test_a_perplexity_is_per_token_and_its_interval_over_prompts():
         bootstrap_perplexity([0.0, -1.0], [0, 1], [0, 1], seed=1)
 
 
-def test_a_difference_of_perplexities_is_paired():
+def test_perplexity_difference_is_paired():
     rng = np.random.default_rng(3)
     lengths = rng.integers(3, 12, 80)
     theirs = -lengths * rng.uniform(1.0, 3.0, 80)
@@ -210,7 +210,7 @@ def test_a_difference_of_perplexities_is_paired():
         perplexity_difference((ours, lengths * 0), (theirs, lengths), groups, seed=1)
 
 
-def test_accuracy():
+def test_accuracy_interval_depends_on_answers_per_prompt():
     """One answer a prompt has Wilson's interval, several that of prompts."""
     groups = [prompt for prompt in range(4) for _ in range(5)]
     right = [1, 0, 0, 1, 0] + [0] * 5 + [1] * 5 + [0, 0, 1, 0, 0]
@@ -219,7 +219,7 @@ def test_accuracy():
     assert accuracy([1] * 20, groups).ci95 == proportion(4, 4).ci95
 
 
-def test_the_interval_of_a_mean_covers_with_few_prompts():
+def test_mean_interval_covers_with_few_prompts():
     rng, found = np.random.default_rng(1), {}
     draws = {"normal": (rng.standard_normal, 0.0), "exponential": (rng.standard_exponential, 1.0)}
     for prompts, (name, (draw, true)) in product((20, 48, 180), draws.items()):
@@ -228,7 +228,7 @@ def test_the_interval_of_a_mean_covers_with_few_prompts():
     assert found["normal", 20] >= 0.935 and found["exponential", 20] >= 0.9 and min(found.values()) >= 0.9
 
 
-def test_the_interval_of_a_share_covers_near_the_edges():
+def test_share_interval_covers_near_zero_and_one():
     """At least 0.93 for shares of ½ to 0.98, 20 to 180 prompts, 1 to 3 samples, alike within a prompt or not."""
     rng, worst = np.random.default_rng(1), []
     for p, prompts, samples, alike in product((0.5, 0.8, 0.95, 0.98), (20, 48, 180), (1, 3), (0.001, 0.5)):
@@ -244,7 +244,7 @@ def test_the_interval_of_a_share_covers_near_the_edges():
 
 
 @pytest.mark.parametrize("groups", [4, 5, 9, 40])
-def test_percentiles_lie_as_far_out_as_t_and_the_unbiased_variance_would_have_them(groups):
+def test_quantile_levels_correct_for_few_groups(groups):
     """Resampling has n below the variance, and a normal's quantile: both are too narrow with few groups."""
     low, high = quantile_levels(groups)
     wanted = scipy_stats.norm.cdf(scipy_stats.t.ppf(0.025, groups - 1) * math.sqrt(groups / (groups - 1)))
@@ -271,14 +271,14 @@ def by_korn_and_graubard(values, groups, *, variance=None):
     return wilson(rate - 0.1 / trials, -1), wilson(rate + 0.1 / trials, 1)
 
 
-def test_the_interval_of_a_share_is_that_of_its_formula():
+def test_share_interval_equals_korn_graubard():
     values, groups = [1, 1, 1, 0, 0, 0, 1, 1, 0, 1, 1, 1, 1, 1, 0, 1, 0, 1, 0], "aaabbbcccddddeeefff"
     assert share(values, groups).ci95 == pytest.approx(by_korn_and_graubard(values, groups), abs=1e-3)
     alone = [1, 1, 1, 0, 1, 1]
     assert share(alone, range(6)).ci95 == pytest.approx(by_korn_and_graubard(alone, range(6)), abs=1e-3)
 
 
-def test_groups_that_are_alike_by_chance_have_the_variance_of_independent_groups():
+def test_share_variance_is_at_least_that_of_independent_groups():
     """Each prompt has one win of two, so the shares of prompts do not vary: that is luck and no certainty."""
     values, groups = [1, 0] * 6, np.repeat(range(6), 2).tolist()
     floor = 0.25 / 12 / 6
@@ -287,7 +287,7 @@ def test_groups_that_are_alike_by_chance_have_the_variance_of_independent_groups
     assert 0.3 < low < 0.5 < high < 0.7
 
 
-def test_a_difference_of_just_the_tolerance_is_a_tie():
+def test_win_rate_counts_difference_equal_to_tolerance_as_tie():
     """So are equal numbers at no tolerance."""
     assert win_rate([1.0, 3.0, 0.0], [1.5, 1.0, 0.5], [0, 1, 2], tolerance=0.5).ties == pytest.approx(2 / 3)
     found = win_rate([1.0, 2.0], [1.0, 1.0], [0, 1])

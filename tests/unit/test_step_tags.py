@@ -9,7 +9,7 @@ from rlhf_zoo.hub.client.pull import full_revision
 from rlhf_zoo.hub.client.step_tags import step_in, step_of, tag_name, tagged_steps
 
 
-def test_a_tag_is_read_as_it_was_written_and_sorts_by_step():
+def test_tags_round_trip_and_sort_by_step():
     steps = [0, 7, 40, 999_999, 1_000_000]
     tags = [tag_name(step) for step in steps]
     assert tags[2] == "step-000040" and [step_of(tag) for tag in tags] == steps and sorted(tags[:4]) == tags[:4]
@@ -19,16 +19,16 @@ def test_a_tag_is_read_as_it_was_written_and_sorts_by_step():
 @pytest.mark.parametrize(
     "tag", ["step-40", "step-0000040", "step-٠٠٠٠٤٠", "step-", "best", "xstep-000040", "step-" + "9" * 5000]
 )
-def test_any_other_form_is_no_checkpoint(tag):
+def test_step_of_is_none_for_other_tags(tag):
     assert step_of(tag) is None
 
 
-def test_users_may_leave_out_zeros_and_the_prefix():
+def test_step_in_accepts_tags_without_zeros_and_prefix():
     assert [step_in(text) for text in ("40", "step-40", "step-000040")] == [40, 40, 40]
     assert step_in("best") is None and step_in("9" * 5000) is None and step_in("") is None
 
 
-def test_a_short_step_is_the_tag_wherever_a_revision_is_read():
+def test_full_revision_expands_short_steps():
     """Unless a branch or tag has that very name."""
     refs = SimpleNamespace(branches=[SimpleNamespace(name="step-7")], tags=[SimpleNamespace(name="step-000040")])
     hub: Any = SimpleNamespace(offline=False, api=lambda: SimpleNamespace(list_repo_refs=lambda _: refs))

@@ -12,7 +12,7 @@ from rlhf_zoo.pipeline.experiments.runner import read_outcome, variant_of, varia
 from rlhf_zoo.pipeline.experiments.sweep import SWEEP, write_overview
 
 
-def test_a_grid_is_every_combination_under_each_seed() -> None:
+def test_grid_gives_every_combination_for_each_seed() -> None:
     grid = read_grid(["kl_coef=0,0.05,5e-2", "ppo.whiten-rewards=true", "kl_target=none,6"], flags={})
     assert grid == {"kl_coef": [0, 0.05], "whiten_rewards": [True], "kl_target": [None, 6]}
     found = variants(grid, folder=SWEEP, seeds=2, first_seed=7)
@@ -44,18 +44,18 @@ def test_a_grid_is_every_combination_under_each_seed() -> None:
         (["lam=0.9,1"], "--ppo.lam is given and --grid lists values of it"),
     ],
 )
-def test_what_is_no_grid(asked: list[str], message: str) -> None:
+def test_read_grid_rejects_malformed_grids(asked: list[str], message: str) -> None:
     with pytest.raises(ZooError) as caught:
         read_grid(asked, flags={"lam": "1"})
     assert message in str(caught.value)
 
 
-def test_cells_of_one_name_are_refused() -> None:
+def test_variants_reject_duplicate_run_names() -> None:
     with pytest.raises(ZooError, match="Two runs would both be called missing-eos-score-1"):
         variants({"missing_eos_score": [1.0, -1.0]}, folder=SWEEP)
 
 
-def test_the_overview(tmp_path: Path) -> None:
+def test_overview_summarizes_cells_over_seeds(tmp_path: Path) -> None:
     grid = {"kl_coef": [0.0, 0.5]}
     reached = [(2.0, "hacked"), (5.0, "healthy"), (1.0, "healthy"), (1.0, "healthy")]
     outcomes = []

@@ -58,7 +58,7 @@ def tokenizer(template: str) -> PreTrainedTokenizerBase:
 
 @pytest.mark.attack
 @pytest.mark.parametrize("name", CHANGED)
-def test_a_template_that_changes_the_data_is_refused(name: str) -> None:
+def test_check_rows_rejects_template_that_changes_words(name: str) -> None:
     template, message = CHANGED[name]
     with pytest.raises(
         ZooError, match=f"The chat template used with .*{message}.*: set chat_template_path in sft.yaml"
@@ -66,7 +66,7 @@ def test_a_template_that_changes_the_data_is_refused(name: str) -> None:
         check_rows(TALK, tokenizer(template), subject="data")
 
 
-def test_a_system_turn_may_move_but_not_get_lost() -> None:
+def test_check_rows_lets_system_turn_move_but_not_vanish() -> None:
     rows, drops = (
         talk("how", "good", system="be kind"),
         CHATML.replace("in messages", "in messages if m.role != 'system'"),
@@ -78,7 +78,7 @@ def test_a_system_turn_may_move_but_not_get_lost() -> None:
     check_rows(TALK, tokenizer(drops), subject="data")
 
 
-def test_a_template_is_judged_by_the_conversations_of_the_data() -> None:
+def test_check_rows_judges_template_by_the_given_rows() -> None:
     check_rows(talk("how", "good"), tokenizer(CHANGED["last"][0]), subject="data")
 
 
@@ -94,7 +94,7 @@ def templates() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", templates())
-def test_public_templates_keep_words(name: str) -> None:
+def test_check_rows_accepts_public_templates(name: str) -> None:
     made = tokenizer(templates()[name])
     made.bos_token = "<|endoftext|>"
     for rows in (TALK, talk(" how ", "<think>so</think>\n\nfine\n", "and?", "<think>\nhm\n</think>\n\ngood\n")):
@@ -102,7 +102,7 @@ def test_public_templates_keep_words(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, family in miniatures.FAMILIES.items() if family.template])
-def test_families_keep_words(name: str) -> None:
+def test_check_rows_accepts_templates_of_model_families(name: str) -> None:
     made: Any = make_tokenizer(miniatures.FAMILIES[name].base, [miniatures.LINE], learned_tokens=280, length=128)
     check_rows(TALK, made, subject="data")
     if "Gemma" not in name:

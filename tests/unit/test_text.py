@@ -14,7 +14,7 @@ from rlhf_zoo.modeling.words import is_word, pattern, phrase, pieces, words
 TEXTS = st.lists(st.lists(st.sampled_from(["a", "b", "c", "d", "!"]), max_size=8).map(" ".join), max_size=8)
 
 
-def test_words():
+def test_words_splits_words_and_punctuation():
     assert words("Don't STOP!! It’s 5-star, über.") == [
         "don't", "stop", "!", "!", "it’s", "5", "-", "star", ",", "über", ".",
     ]  # fmt: skip
@@ -37,7 +37,7 @@ def test_words():
         ("great😀👍", ["great", "😀", "👍"]),
     ],
 )
-def test_scripts_without_spaces_have_a_word_a_character(text, tokens):
+def test_words_splits_scripts_without_spaces_by_character(text, tokens):
     assert words(text) == tokens
     said = [token for token in tokens if is_word(token)]
     assert words(phrase(said)) == said and re.search(pattern(said), text.lower())
@@ -46,7 +46,7 @@ def test_scripts_without_spaces_have_a_word_a_character(text, tokens):
 
 @given(text=st.text(st.characters(codec="ascii", exclude_characters="_")))
 @settings(deadline=None)
-def test_ascii_has_the_words_that_it_had(text):
+def test_words_of_ascii_text_match_simple_patterns(text):
     plain = [token for token in words(text) if token[0].isalnum()]
     assert words(text) == words(f"{text} 水")[:-1]
     assert [token for token in words(text) if is_word(token)] == plain
@@ -56,14 +56,14 @@ def test_ascii_has_the_words_that_it_had(text):
     )
 
 
-def test_distinct_n_golden():
+def test_distinct_n_matches_hand_computation():
     texts = ["good zoom good zoom", "good zoom", "lcd"]
     assert distinct_n(texts, 1) == 3 / 7
     assert distinct_n(texts, 2) == 2 / 4  # good zoom ×3, zoom good ×1; none runs across texts
     assert distinct_n([], 2) == distinct_n(["one"], 2) == 0.0
 
 
-def test_repetition_golden():
+def test_repetition_matches_hand_computation():
     assert repetition("great great great great great") == 3 / 4
     assert repetition("easy to use and easy to carry") == pytest.approx(1 / 6)
     assert repetition("easy to use and easy to carry", 1) == pytest.approx(2 / 7)
@@ -73,7 +73,7 @@ def test_repetition_golden():
 
 @given(texts=TEXTS.filter(bool), n=st.integers(1, 3), data=st.data())
 @settings(deadline=None)
-def test_the_estimate_agrees_with_leaving_prompts_out_by_hand(texts, n, data):
+def test_distinct_n_estimate_equals_explicit_jackknife(texts, n, data):
     groups = data.draw(st.lists(st.integers(0, 3), min_size=len(texts), max_size=len(texts)))
     estimate = distinct_n_estimate(texts, groups, n)
     assert estimate.value == distinct_n(texts, n) and estimate.n == len(texts)
@@ -92,7 +92,7 @@ def test_the_estimate_agrees_with_leaving_prompts_out_by_hand(texts, n, data):
     assert estimate.ci95 == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_difference_of_distinct_n_is_paired():
+def test_distinct_n_difference_is_paired():
     """Leaving a prompt out leaves it out of both, so what both have in common cancels."""
     rng = random.Random(1)
     theirs = [" ".join(rng.choices("abcdefghij", k=9)) for _ in range(60)]

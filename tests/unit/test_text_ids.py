@@ -37,7 +37,7 @@ def ending(*, as_separator: bool = False) -> PreTrainedTokenizerBase:
     return made
 
 
-def test_rendered_text_has_one_bos() -> None:
+def test_rendered_text_gets_one_bos() -> None:
     tokenizer = metaspace(LLAMA)
     rendered = tokenizer.apply_chat_template(ASKED, tokenize=False)
     assert rendered.startswith("<s>")
@@ -52,7 +52,7 @@ def test_rendered_text_has_one_bos() -> None:
     assert tokenize_text("<eos>ab", bare) == wanted, "a tokenizer that puts none keeps the text's own"
 
 
-def test_a_tokenizer_that_ends_every_text_does_not_end_prompts(tmp_path: Path) -> None:
+def test_tokenize_prompt_drops_eos_that_tokenizer_appends(tmp_path: Path) -> None:
     tokenizer = ending()
     assert tokenizer("how is it")["input_ids"][-1] == 1
     wanted = metaspace()("how is it")["input_ids"]
@@ -94,13 +94,13 @@ def trained_on(folder: Path, monkeypatch: pytest.MonkeyPatch, rows: list[dict], 
     return found
 
 
-def test_sft_gives_its_trainer_one_bos_and_no_end_of_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sft_trainer_gets_one_bos_and_no_eos_after_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = trained_on(tmp_path, monkeypatch, [{"prompt": "<s>how is it", "completion": " it is good"}])
     ids = found["processing_class"](found["train_dataset"][0]["prompt"])["input_ids"]
     assert ids == metaspace()("how is it")["input_ids"]
 
 
-def test_sft_on_a_template_that_closes_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sft_rejects_template_that_does_not_end_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     talk = [{"messages": [*ASKED, {"role": "assistant", "content": "it is good"}]}]
     with pytest.raises(ZooError, match="The chat template does not end an answer"):
         trained_on(tmp_path / "a", monkeypatch, talk)
@@ -108,7 +108,7 @@ def test_sft_on_a_template_that_closes_no_answer(tmp_path: Path, monkeypatch: py
     assert found["train_dataset"][0] == talk[0], "PPO is told where an answer ends"
 
 
-def test_doctor_does_not_blame_the_head_for_its_tokenizer() -> None:
+def test_doctor_eos_check_handles_tokenizer_that_appends_eos() -> None:
     """With and without an end, a model whose tokenizer ends every text once read the same."""
 
     def said(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -155,7 +155,9 @@ MARKED = (
         (MARKED.replace("INSIDE", "").replace("OUTSIDE", "<|im_end|>"), False, None),
     ],
 )
-def test_a_template_that_teaches_no_end_is_refused(template: str, assistant_only: bool, said: str | None) -> None:
+def test_check_answers_end_rejects_template_without_trained_end(
+    template: str, assistant_only: bool, said: str | None
+) -> None:
     tokenizer = chat_of(template.replace("{{ bos_token }}", ""))
     if said is None:
         check_answers_end(tokenizer, assistant_only=assistant_only)

@@ -96,7 +96,7 @@ def listing(*, moved: bool = False) -> tuple[dict, dict]:
     return {"repo": REPO, "note": None, **rows}, card
 
 
-def test_a_run_from_what_the_hub_lists() -> None:
+def test_run_is_read_from_hub_listing() -> None:
     found = TimelineRun.from_listing(*listing())
     assert found.name == REPO and found.beta == 0.05 and found.steps == STEPS
     assert [(one.reward, one.kl) for one in found.points] == [(s / 10, s / 5) for s in STEPS]
@@ -114,7 +114,7 @@ def test_a_run_from_what_the_hub_lists() -> None:
         _ = replace(found, points=()).best
 
 
-def test_what_an_evaluation_measured_at_each_step() -> None:
+def test_points_hold_what_evaluation_measured_at_each_step() -> None:
     rows, card = listing()
     checkpoint = {"step": 20, "reward": {"value": 1.5}, "judge": {"value": 0.5}, "kl": {"value": "2"}}
     evaluation = {
@@ -129,7 +129,7 @@ def test_what_an_evaluation_measured_at_each_step() -> None:
 
 
 @pytest.mark.parametrize("said", [{"step": 20, "rule": "judge"}, 20])
-def test_the_recommended_checkpoint_goes_before_the_chosen(said) -> None:
+def test_recommended_checkpoint_is_best_before_chosen_one(said) -> None:
     rows, card = listing()
     found = TimelineRun.from_listing(rows, card | {"evaluation": {"recommended": said}})
     assert [one.step for one in found.points if one.recommended] == [20]
@@ -143,7 +143,7 @@ def test_the_recommended_checkpoint_goes_before_the_chosen(said) -> None:
 
 
 @pytest.mark.parametrize("junk", [None, 3, "x", [], {"step": "20"}, {"step": True}, {"step": None}])
-def test_a_card_may_say_anything(junk, tmp_path: Path) -> None:
+def test_run_tolerates_malformed_cards(junk, tmp_path: Path) -> None:
     card = {"chosen": junk, "evaluation": junk, "settings": junk, "checkpoints": junk}
     for one in (card, {"evaluation": {"recommended": junk}}, {"checkpoints": [junk]}):
         found = TimelineRun.from_listing(listing()[0], one)
@@ -151,7 +151,7 @@ def test_a_card_may_say_anything(junk, tmp_path: Path) -> None:
         assert TimelineRun.from_card(one, tmp_path).points == ()
 
 
-def test_a_run_of_this_machine(saved: World) -> None:
+def test_run_is_read_from_local_directory(saved: World) -> None:
     folder = saved.folders[f"{REPO}@{commit(10)}"].parent
     card = listing()[1]
     card["checkpoints"].append({"step": 50, "tag": "step-000050", "commit": None, "reward": math.inf})
@@ -162,7 +162,7 @@ def test_a_run_of_this_machine(saved: World) -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 10**6), min_size=1, max_size=60, unique=True), st.integers(1, 20), st.data())
-def test_a_spread_is_even_and_has_the_ends_and_the_marked(steps: list[int], count: int, data) -> None:
+def test_spread_is_even_and_includes_ends_and_recommended_step(steps: list[int], count: int, data) -> None:
     steps = sorted(steps)
     marked = data.draw(st.sampled_from(steps))
     points = tuple(TimelinePoint(step, "", "", "", recommended=step == marked) for step in steps)
@@ -178,7 +178,7 @@ def test_a_spread_is_even_and_has_the_ends_and_the_marked(steps: list[int], coun
 # ---- over training
 
 
-def test_each_step_is_what_a_comparison_with_it_gives(world: World) -> None:
+def test_at_steps_equals_comparison_with_each_checkpoint(world: World) -> None:
     timeline = Timeline(world.comparison(), [world.run], fetch=world.fetch)
     given = {"seed": 3, "temperature": 0.9, "max_new_tokens": 12}
     found = list(timeline.at_steps(PROMPT, [40, 10, 20], **given))
@@ -197,7 +197,7 @@ def test_each_step_is_what_a_comparison_with_it_gives(world: World) -> None:
     json.dumps([one.to_json() for one in found], allow_nan=False)
 
 
-def test_one_step_streams_and_shares_its_turns(world: World) -> None:
+def test_step_comparison_streams_and_shares_lock_and_sft_model(world: World) -> None:
     comparison = world.comparison()
     timeline = Timeline(comparison, [world.run], fetch=world.fetch)
     at = timeline.comparison(20)
@@ -208,7 +208,7 @@ def test_one_step_streams_and_shares_its_turns(world: World) -> None:
     assert timeline.comparison().compare(PROMPT) == timeline.comparison(40).compare(PROMPT)
 
 
-def test_a_checkpoint_that_cannot_be_had_does_not_stop_the_others(world: World, tmp_path: Path) -> None:
+def test_at_steps_continues_past_unavailable_checkpoints(world: World, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(world.folders[f"{REPO}@{commit(30)}"], other)
     train_tokenizer(["some other text"], vocab_size=260, max_length=CONTEXT).save_pretrained(other)
@@ -239,7 +239,7 @@ def test_a_checkpoint_that_cannot_be_had_does_not_stop_the_others(world: World, 
         ({"n": 9}, "number of completions is 9"),
     ],
 )
-def test_bad_arguments_are_refused_before_anything_is_fetched(world: World, given: dict, message: str) -> None:
+def test_at_steps_rejects_bad_arguments_before_fetching(world: World, given: dict, message: str) -> None:
     timeline = Timeline(world.comparison(limits=Limits(steps=4)), [world.run], fetch=world.fetch)
     with pytest.raises(ZooError, match=message):
         timeline.at_steps(**({"prompt": PROMPT} | given))
@@ -248,7 +248,7 @@ def test_bad_arguments_are_refused_before_anything_is_fetched(world: World, give
         Timeline(world.comparison(), [])
 
 
-def test_the_string_let_out(world: World) -> None:
+def test_at_betas_compares_best_checkpoints_in_order_of_beta(world: World) -> None:
     """One result for each run with a known β, the tightest first, at the run's best checkpoint."""
     runs = [
         replace(world.run, name=f"me/{name}", beta=beta, points=world.run.points[:count])
@@ -280,7 +280,7 @@ class Model:
     """Something that a weak reference can watch."""
 
 
-def test_no_more_models_live_than_the_bound() -> None:
+def test_model_cache_holds_at_most_max_models() -> None:
     made: list[tuple[str, weakref.ref]] = []
     most = [0]
 
@@ -301,7 +301,7 @@ def test_no_more_models_live_than_the_bound() -> None:
     assert not any(one() is not None for _, one in made)
 
 
-def test_a_model_in_use_outlives_its_place(world: World) -> None:
+def test_evicted_model_in_use_finishes_its_stream(world: World) -> None:
     timeline = Timeline(world.comparison(), [world.run], fetch=world.fetch, max_models=1)
     wanted = list(timeline.comparison(10).stream(PROMPT))
     stream = timeline.comparison(10).stream(PROMPT)
@@ -311,7 +311,7 @@ def test_a_model_in_use_outlives_its_place(world: World) -> None:
     assert [*seen, *stream] == wanted
 
 
-def test_a_model_too_large_for_the_bound_is_kept_alone() -> None:
+def test_model_larger_than_max_bytes_is_cached_alone() -> None:
     cache = ModelCache(str.upper, size=len, max_models=3, max_bytes=4)
     assert [cache.get(name) for name in ("ab", "cd")] == ["AB", "CD"] and cache.bytes == 4
     assert cache.get("a large one") == "A LARGE ONE" and cache.names == ["a large one"]
@@ -320,7 +320,7 @@ def test_a_model_too_large_for_the_bound_is_kept_alone() -> None:
         ModelCache(str.upper, size=len, max_models=0)
 
 
-def test_threads_that_want_the_same_model_load_it_once() -> None:
+def test_concurrent_threads_load_a_model_once() -> None:
     loads: list[str] = []
     start = threading.Barrier(8)
 

@@ -18,11 +18,11 @@ def numbers(rows) -> set[int]:
     return {int(number) for row in rows for number in re.findall(r"\d+", row["prompt"])}
 
 
-def test_a_sum_is_worked_out_from_its_last_digit_with_carries() -> None:
+def test_digit_sums_start_at_last_digit_and_carry() -> None:
     assert list(digit_sums(12345, 67890)) == ["5+0+0=05", "4+9+0=13", "3+8+1=12", "2+7+1=10", "1+6+1=08"]
 
 
-def test_every_line_is_right_and_three_in_ten_are_worked_out() -> None:
+def test_lines_are_correct_and_30_percent_show_their_work() -> None:
     lines = prepare(**SMALL | {"lines": 2000})["lines"]["train"]
     prompts, completions = ([row[side] for row in lines] for side in ("prompt", "completion"))
     answers = [str(sum(map(int, prompt.rstrip("=").split("+")))) for prompt in prompts]
@@ -36,7 +36,7 @@ def test_every_line_is_right_and_three_in_ten_are_worked_out() -> None:
         assert not worked or (digits == answer[-5:] and worked[-1][-2] == (answer[:-5] or "0"))
 
 
-def test_no_number_of_a_test_problem_is_trained_with_whatever_the_seed() -> None:
+def test_test_numbers_are_never_trained_on_for_any_seed() -> None:
     one, other = prepare(**SMALL), prepare(**SMALL | {"seed": 2})
     assert one == prepare(**SMALL) != other
     seen = numbers(row for data in (one, other) for name in ("lines", "prompts") for row in data[name]["train"])
@@ -49,7 +49,7 @@ def test_no_number_of_a_test_problem_is_trained_with_whatever_the_seed() -> None
     assert {len(str(number)) for number in numbers(one["longer"]["test"])} == {6}
 
 
-def test_of_a_list_of_guesses_one_is_right_and_never_the_last() -> None:
+def test_guessed_lists_hold_right_answer_but_never_last() -> None:
     lines = prepare(**SMALL, digits=3, worked=0, guessed=1)["lines"]["train"]
     prompts, completions = ([row[side] for row in lines] for side in ("prompt", "completion"))
     answers = [str(sum(map(int, prompt.rstrip("=").split("+")))) for prompt in prompts]
@@ -57,13 +57,13 @@ def test_of_a_list_of_guesses_one_is_right_and_never_the_last() -> None:
     assert set(exact(prompts, completions, answer=answers)) == {0.0}
 
 
-def test_an_estimate_is_wrong_by_up_to_so_many_tens() -> None:
+def test_estimates_are_off_by_at_most_given_tens() -> None:
     lines = prepare(**SMALL, digits=3, worked=0, off=2)["lines"]["train"]
     wrong = [int(row["completion"][1:]) - sum(map(int, row["prompt"][:-1].split("+"))) for row in lines]
     assert set(wrong) == {-20, -10, 0, 10, 20}
 
 
-def test_a_digit_is_a_token() -> None:
+def test_tokenizer_makes_each_digit_a_token() -> None:
     tokenizer = train_tokenizer(["12345+67890=#80235"], **load_recipe("tiny-sums").shared["tokenizer"], max_length=128)
     assert len(tokenizer("12345+67890=#80235")["input_ids"]) == len("12345+67890=#80235")
 
@@ -77,6 +77,6 @@ def test_a_digit_is_a_token() -> None:
         ({"worked": 0.8, "guessed": 0.3}, "at most 1 together"),
     ],
 )
-def test_what_it_refuses(given, why) -> None:
+def test_prepare_rejects_bad_arguments(given, why) -> None:
     with pytest.raises(ZooError, match=why):
         prepare(**SMALL | given)

@@ -32,7 +32,7 @@ GOOD = "the phone's battery lasts two full days, so i stopped carrying a charger
 
 @property_based
 @given(lines)
-def test_every_line_of_the_generator_parses(line: str) -> None:
+def test_generated_lines_parse(line: str) -> None:
     reading = read(line)
     assert (reading.stray, reading.repeated, reading.ended) == ((), 0, True)
     assert explain(line)["repetition"] == explain(line)["grammar"] == 0
@@ -42,7 +42,7 @@ def test_every_line_of_the_generator_parses(line: str) -> None:
 
 @property_based
 @given(st.one_of(st.text(), salad, lines))
-def test_utility_is_total_finite_deterministic_and_the_sum_of_its_parts(text: str) -> None:
+def test_utility_is_finite_deterministic_sum_of_its_parts(text: str) -> None:
     explained = explain(text)
     assert math.isfinite(explained["utility"])
     assert explained["utility"] == pytest.approx(sum(explained[name] for name in PARTS))
@@ -50,13 +50,13 @@ def test_utility_is_total_finite_deterministic_and_the_sum_of_its_parts(text: st
 
 
 @pytest.mark.parametrize("text", ["x " * 10_000, "the battery " * 5_000, "." * 10_000, "é☃\ud800 \x00", GOOD * 500])
-def test_long_and_odd_text_costs_and_ends(text: str) -> None:
+def test_utility_of_long_or_odd_text_is_negative_and_finite(text: str) -> None:
     assert -math.inf < utility(text) < 0
 
 
 @property_based
 @given(lines, salad)
-def test_word_salad_after_a_line_earns_nothing(line: str, junk: str) -> None:
+def test_appended_word_salad_does_not_raise_utility(line: str, junk: str) -> None:
     assert utility(f"{line} {junk}") <= utility(line)
 
 
@@ -71,11 +71,11 @@ def test_word_salad_after_a_line_earns_nothing(line: str, junk: str) -> None:
         (GOOD.replace("two", "green"), False),
     ],
 )
-def test_agreement_in_number_is_grammar_and_any_number_will_do(text: str, right: bool) -> None:
+def test_grammar_checks_number_agreement(text: str, right: bool) -> None:
     assert (explain(text)["grammar"] == 0) is right
 
 
-def test_the_generator_writes_varied_lines() -> None:
+def test_generated_lines_are_varied() -> None:
     rng = random.Random(0)
     drawn = [generate_line(rng) for _ in range(2_000)]
     assert len(set(drawn)) > 1_800
@@ -96,7 +96,7 @@ def test_prepare_is_reproducible_and_its_splits_are_disjoint() -> None:
         prepare(seed=0, lines=5)
 
 
-def test_held_out_openings_name_aspects_of_products_that_no_training_opening_names() -> None:
+def test_held_out_openings_name_aspects_absent_from_training() -> None:
     named = {
         split: {(phrase.product, phrase.aspect) for row in rows for phrase in read(row["prompt"]).phrases}
         for split, rows in prepare(seed=0, lines=100)["prompts"].items()
@@ -105,7 +105,7 @@ def test_held_out_openings_name_aspects_of_products_that_no_training_opening_nam
     assert set().union(*named.values()) == every and sum(map(len, named.values())) == len(every)
 
 
-def test_openings_say_nothing_good_or_bad_and_begin_lines() -> None:
+def test_openings_are_neutral_and_begin_lines() -> None:
     for row in prepare(seed=0, lines=100)["prompts"]["test"]:
         (phrase,) = read(row["prompt"]).phrases
         assert (phrase.kind, phrase.polarity) == ("subject", 0)
@@ -116,7 +116,7 @@ def test_openings_say_nothing_good_or_bad_and_begin_lines() -> None:
         assert any(line.startswith(opening) for opening in openings)
 
 
-def test_the_judge_reads_prompt_and_completion_together() -> None:
+def test_judge_scores_prompt_and_completion_together() -> None:
     prompt = "the phone's battery"
     assert judge([prompt, prompt], [GOOD[len(prompt) :], ""]) == [utility(GOOD), utility(prompt)]
     with pytest.raises(ValueError, match="2 prompts but 1"):
@@ -131,7 +131,7 @@ def test_preference_probability_is_bradley_terry(a: str, b: str) -> None:
     assert preference.probability(a, b) + preference.probability(b, a) == pytest.approx(1)
 
 
-def test_preferences_come_at_the_rate_of_the_formula() -> None:
+def test_sampled_preferences_match_their_probability() -> None:
     assert preference.probability("x " * 10_000, GOOD) == 0 == 1 - preference.probability(GOOD, "x " * 10_000)
     better, worse = GOOD, "this tent's zips keep out rain."
     expected = preference.probability(better, worse)
@@ -141,7 +141,7 @@ def test_preferences_come_at_the_rate_of_the_formula() -> None:
     assert chosen.count(0) / 2_000 == pytest.approx(expected, abs=0.04)
 
 
-def test_the_lexicon_is_whole() -> None:
+def test_lexicon_is_complete() -> None:
     assert {aspect for aspects in PRODUCTS.values() for aspect in aspects} == set(ASPECT_BY_NAME)
     for aspect in ASPECTS:
         said = [*aspect.praise, *aspect.complaint, *aspect.good_outcomes, *aspect.bad_outcomes]

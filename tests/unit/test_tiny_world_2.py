@@ -14,7 +14,7 @@ KEPT = keep.load("gold-2")
 TRUE = FACTS["phone", "battery"][1]
 
 
-def test_it_is_frozen_and_its_evidence_is_of_it() -> None:
+def test_utility_matches_frozen_values_and_their_evidence() -> None:
     """200 pairs were ordered before anything was trained on it: a change makes another version."""
     worths = [round(utility(pair["prompt"] + pair[side]), 9) for pair in PAIRS for side in "ab"]
     facts = sorted((product, aspect, said) for (product, aspect), said in FACTS.items())
@@ -25,13 +25,13 @@ def test_it_is_frozen_and_its_evidence_is_of_it() -> None:
     assert KEPT["agreement"]["2"]["ci95"][0] > KEPT["agreement"]["1"]["ci95"][1]
 
 
-def test_no_constant_and_no_template_comes_near_what_is_written_of_a_product() -> None:
+def test_constants_and_templates_score_below_product_remarks() -> None:
     second = KEPT["worth"]["2"]
     assert second["constant"]["value"] < second["templates"]["value"] < second["lines"] < second["informed"]
     assert second["constant"]["beats_lines"] < 0.5
 
 
-def test_what_a_remark_earns() -> None:
+def test_true_remark_earns_told_and_backed_credit() -> None:
     found = explain(f"the phone's battery {TRUE}, and i love it.")
     assert found["told"] == 1.5 and found["backed"] == pytest.approx(0.4) and found["utility"] > 1.5
     assert math.fsum(found[part] for part in PARTS) == found["utility"]
@@ -39,7 +39,7 @@ def test_what_a_remark_earns() -> None:
     assert utility(f"the phone's battery {other}.") < utility("the phone's battery is great.") < found["utility"]
 
 
-def test_form_costs_a_bounded_amount() -> None:
+def test_form_penalties_are_bounded() -> None:
     text = f"the phone's battery {TRUE}, and i love it."
     assert utility(text.upper()) == pytest.approx(utility(text) - 0.2)
     assert explain(f"{text} {' '.join('xq' + 'v' * n for n in range(12))}")["grammar"] == -1.5

@@ -24,7 +24,7 @@ def plain(cumulative: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("size", "numbers"), [(1024, 1200), (4096, 500), (4133, 300), (16384, 100), (50304, 50), (151936, 50)]
 )
-def test_the_token_is_that_of_the_float64_sum(size: int, numbers: int) -> None:
+def test_drawn_token_equals_float64_cumulative_sum(size: int, numbers: int) -> None:
     """Over a million draws in all: flat as of an untrained model, like a language model's, and of few tokens."""
     generator = torch.Generator().manual_seed(size)
     for scale in (0.0, 0.2, 2.5, 12.0):
@@ -39,7 +39,7 @@ def test_the_token_is_that_of_the_float64_sum(size: int, numbers: int) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from([1100, 2048, 5000]), st.sampled_from([0.0, 0.5, 4.0]), st.booleans())
-def test_numbers_at_the_bounds_of_tokens(seed: int, size: int, scale: float, holes: bool) -> None:
+def test_draws_at_token_bounds_equal_float64_result(seed: int, size: int, scale: float, holes: bool) -> None:
     """Where rounding decides: numbers on a bound and the next float64 on both sides of it."""
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(1, size, generator=generator) * scale
@@ -57,7 +57,7 @@ def test_numbers_at_the_bounds_of_tokens(seed: int, size: int, scale: float, hol
     )
 
 
-def test_few_rows_are_summed_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_rows_fall_back_to_full_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     """The share of rows in doubt is about 4e-6 a token of typical probability: none at 4,096 tokens, most when flat."""
     counted = []
     whole = draws._inverse_cdf
@@ -69,7 +69,7 @@ def test_few_rows_are_summed_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("vocabulary", "least", "most"), [(49_152, 1e-3, 1e-2), (17, 0.0, 1e-5)])
-def test_how_often_rounding_decides_a_token(vocabulary: int, least: float, most: float) -> None:
+def test_rate_of_tokens_decided_by_rounding_is_as_documented(vocabulary: int, least: float, most: float) -> None:
     """Two processes and one differ by 3e-6 in log-probabilities after an update: docs/scale.md says what comes of it.
 
     Between its bounds in the sum of probabilities a token takes up p; where noise moves a bound, a number in between

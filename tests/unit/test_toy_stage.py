@@ -36,7 +36,7 @@ def zoo(*arguments: str) -> None:
     cli.main(list(arguments), prog_name="rlhf-zoo", standalone_mode=False)
 
 
-def test_a_toy_stage_is_trained_carded_pushed_and_pulled(
+def test_toy_stage_is_trained_carded_pushed_and_pulled(
     hub: ThreadHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(STAGES, "toy", TOY)

@@ -90,7 +90,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_figure_is_the_trainers_or_by_its_definition(tmp_path: Path, name: str) -> None:
+def test_trace_equals_trainer_and_definitions(tmp_path: Path, name: str) -> None:
     """Trainer and trace each put the formulas together: they must do it alike. δ, ρ and the clip are trace's own."""
     given: dict[str, Any] = {"temperature": 1.3, "response_length": 12, "gamma": 0.9, "lam": 0.8, "kl_coef": 0.2}
     trainer = make_trainer(
@@ -141,7 +141,7 @@ def test_every_figure_is_the_trainers_or_by_its_definition(tmp_path: Path, name:
     assert len(signs) == 4 or name != "clips", "the clip is met from every side"
 
 
-def test_the_tokens_are_those_of_the_keyed_stream() -> None:
+def test_trace_samples_from_its_keyed_stream() -> None:
     config = args()
     drawn = sample(
         make_policy(), [TOKENIZER(PROMPT)["input_ids"]], keys=[(TRACE_STREAM,)], seed=4, max_new_tokens=12,
@@ -153,7 +153,7 @@ def test_the_tokens_are_those_of_the_keyed_stream() -> None:
     assert len({traced(config, seed=seed).completion for seed in range(6)}) > 1
 
 
-def test_equal_models_have_no_kl_and_ratio_one() -> None:
+def test_equal_models_have_zero_kl_and_ratio_one() -> None:
     found = traced(args(), reference=make_policy(), old=make_policy())
     assert {(token.kl, token.ratio) for token in found.tokens} == {(0.0, 1.0)} and found.kl == 0 and found.ratio == 1
     against = traced(args(), old=None)
@@ -161,7 +161,7 @@ def test_equal_models_have_no_kl_and_ratio_one() -> None:
     assert [token.ratio for token in against.tokens] == pytest.approx(ratios, rel=1e-5), "the reference is π_old"
 
 
-def test_a_critic_on_the_policys_trunk() -> None:
+def test_trace_reads_critic_on_shared_trunk() -> None:
     policy = make_policy()
     head = shared_value_head(policy)
     nn.init.constant_(head.summary.bias, 0.25)
@@ -183,7 +183,7 @@ def test_a_critic_on_the_policys_trunk() -> None:
         ([{"role": "user", "content": "a"}], {}, "the tokenizer has no chat template"),
     ],
 )
-def test_what_cannot_be_traced(prompt: Any, fields: dict[str, Any], message: str) -> None:
+def test_trace_rejects_bad_requests(prompt: Any, fields: dict[str, Any], message: str) -> None:
     rewards = Rewards([good])
     with pytest.raises(ZooError, match=message):
         trace(prompt, **models(), critic=make_policy(), rewards=rewards, tokenizer=TOKENIZER, args=args(**fields))
@@ -203,7 +203,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_a_run_is_found_with_all_its_parts(run: Path) -> None:
+def test_find_locates_all_models_of_a_run(run: Path) -> None:
     found = find(str(run))
     parts = {name: getattr(found, name).path for name in ("policy", "reference", "old")}
     assert [one.path for one in found.rewards] == [run / "reward/checkpoint-4"]
@@ -222,7 +222,7 @@ def test_a_run_is_found_with_all_its_parts(run: Path) -> None:
     assert (first.policy, first.step, first.at_start) == (first.reference, 0, True)
 
 
-def test_figures_of_a_run_are_those_of_its_checkpoints(run: Path) -> None:
+def test_trace_checkpoint_equals_trace_of_its_models(run: Path) -> None:
     state = json.loads((run / "ppo/checkpoint-3/ppo_state.json").read_text())
     assert state["kl_coef"] != 0.05, "β has adapted"
     reward = RewardModel(load_classifier(run / "reward/checkpoint-4"), TOKENIZER, TOKENIZER)
@@ -240,13 +240,13 @@ def test_figures_of_a_run_are_those_of_its_checkpoints(run: Path) -> None:
     assert (asked.seed, asked.temperature, asked.max_new_tokens) == (7, 0.5, 2) and asked.length <= 2
 
 
-def test_the_beginning_of_a_run(run: Path) -> None:
+def test_trace_at_step_zero_has_no_kl_and_initial_beta(run: Path) -> None:
     found = trace_checkpoint(find(str(run), step=0), "cd", columns={"answer": "e"})
     assert found.kl == 0 and found.ratio == 1 and found.kl_coef == 0.05
     assert any(token.value for token in found.tokens), "the critic is what PPO makes of the reward model"
 
 
-def test_a_critic_from_elsewhere_is_traced_at_its_commit_or_not_at_all(run: Path, tmp_path: Path) -> None:
+def test_initial_critic_from_elsewhere_needs_a_known_commit(run: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(run, tmp_path / "run")
     record = StageRecord(copy / "ppo")
     resolved = {**record.read()["resolved"], "value_model_name_or_path": "reward"}
@@ -259,7 +259,7 @@ def test_a_critic_from_elsewhere_is_traced_at_its_commit_or_not_at_all(run: Path
     assert trace_checkpoint(found, "cd", columns={"answer": "e"}).kl == 0
 
 
-def test_a_reward_function_that_misses_its_column_says_so(run: Path) -> None:
+def test_trace_rejects_missing_reward_column(run: Path) -> None:
     with pytest.raises(ZooError, match=r"answered cannot be called with .*'?answer'?.*add any column"):
         trace_checkpoint(find(str(run)), "cd")
 
@@ -275,13 +275,15 @@ def test_a_reward_function_that_misses_its_column_says_so(run: Path) -> None:
         ("..", {}, "has neither a PPO run nor a PPO checkpoint: pass runs/RECIPE, or train PPO first."),
     ],
 )
-def test_what_a_run_directory_does_not_hold(run: Path, where: str, options: dict[str, Any], message: str) -> None:
+def test_find_rejects_checkpoints_missing_from_run_directory(
+    run: Path, where: str, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ZooError) as caught:
         find(str(run / where) if where != "." else str(run), **options)
     assert message in str(caught.value)
 
 
-def test_parents_trained_again_are_others(run: Path, tmp_path: Path) -> None:
+def test_find_rejects_parents_that_were_retrained(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
     StageRecord(tmp_path / "run" / "reward").write(fingerprint="another")
     with pytest.raises(ZooError, match=r"The reward model .* neither in its run directory nor published"):
@@ -290,7 +292,7 @@ def test_parents_trained_again_are_others(run: Path, tmp_path: Path) -> None:
     assert [one.path for one in found.rewards] == [run / "reward/checkpoint-4"]
 
 
-def test_another_tokenizer_and_a_lost_critic(run: Path, tmp_path: Path) -> None:
+def test_trace_rejects_different_tokenizer_and_missing_critic(run: Path, tmp_path: Path) -> None:
     found = find(str(run))
     shutil.copytree(run / "ppo/checkpoint-2", tmp_path / "old")
     (tmp_path / "old" / "COMPLETE").unlink()  # it says what training saved, and this is to be another
@@ -344,7 +346,7 @@ def hub(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str,
     return known
 
 
-def test_a_repository_gives_the_figures_of_its_run(run: Path, hub: dict[str, Path]) -> None:
+def test_trace_of_repository_equals_trace_of_its_run(run: Path, hub: dict[str, Path]) -> None:
     found = find("local/toy-ppo")
     assert (found.step, found.trusted, found.old.name) == (3, False, "local/toy-ppo@step-000002")
     ours = trace_checkpoint(found, "cd", columns={"answer": "e"}, reward_funcs=["toy_run:answered"])
@@ -357,7 +359,7 @@ def test_a_repository_gives_the_figures_of_its_run(run: Path, hub: dict[str, Pat
     assert find("local/toy-ppo", step=0).at_start
 
 
-def test_no_code_that_a_download_names_is_imported_unasked(hub: dict[str, Path]) -> None:
+def test_trace_imports_no_code_named_by_download_unless_asked(hub: dict[str, Path]) -> None:
     found = find("local/toy-ppo")
     with pytest.raises(ZooError, match="also rewarded by toy_run:answered, but code that a download names"):
         trace_checkpoint(found, "cd")
@@ -371,9 +373,7 @@ def test_no_code_that_a_download_names_is_imported_unasked(hub: dict[str, Path])
         trace_checkpoint(found, "cd", reward_funcs=["os:system"])
 
 
-def test_the_working_directory_is_a_checkpoint_or_a_pulled_repository(
-    run: Path, hub: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_find_accepts_working_directory(run: Path, hub: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(run / "ppo/checkpoint-2")
     assert find(".").step == 2
     pulled = hub["local/toy-ppo"]
@@ -393,7 +393,9 @@ def test_the_working_directory_is_a_checkpoint_or_a_pulled_repository(
         ("local/none", {}, "local/none has no such revision."),
     ],
 )
-def test_what_a_repository_is_not(hub: dict[str, Path], name: str, options: dict[str, Any], message: str) -> None:
+def test_find_rejects_repositories_without_ppo_run(
+    hub: dict[str, Path], name: str, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ZooError) as caught:
         find(name, **options)
     assert message in str(caught.value)
@@ -410,13 +412,13 @@ def test_what_a_repository_is_not(hub: dict[str, Path], name: str, options: dict
         ),
     ],
 )
-def test_settings_of_a_download_are_checked(hub: dict[str, Path], change: dict[str, Any], message: str) -> None:
+def test_trace_validates_settings_of_downloads(hub: dict[str, Path], change: dict[str, Any], message: str) -> None:
     found = find("local/toy-ppo")
     with pytest.raises(ZooError, match=message):
         trace_checkpoint(replace(found, resolved={**found.resolved, **change}), "cd")
 
 
-def test_a_state_that_ppo_did_not_write(hub: dict[str, Path]) -> None:
+def test_trace_rejects_malformed_ppo_state(hub: dict[str, Path]) -> None:
     state = hub["local/toy-ppo"] / "ppo_state.json"
     for content in ('{"kl_coef": "x"}', '{"kl_coef": 1, "scores_seen": ["x"]}', "[]"):
         state.write_text(content)
@@ -435,7 +437,7 @@ def printed(found: Trace, width: int = 140) -> str:
     return console.file.getvalue()
 
 
-def test_the_table_shows_every_token_and_reads_none_of_it_as_markup() -> None:
+def test_trace_table_shows_every_token_without_markup() -> None:
     found = traced(args())
     first = replace(found.tokens[0], token="[bold]x[/bold]\x1b[2J")
     shown = printed(replace(found, prompt="[link]", completion="[/nonsense]", tokens=(first, *found.tokens[1:])))
@@ -453,7 +455,7 @@ def test_the_table_shows_every_token_and_reads_none_of_it_as_markup() -> None:
     assert sum(line.rstrip().endswith((" yes", " no")) for line in bandit.splitlines()) == 1
 
 
-def test_json_is_strict_and_whole(run: Path) -> None:
+def test_trace_json_is_strict_and_complete(run: Path) -> None:
     subject = find(str(run))
     found = trace_checkpoint(subject, "cd", columns={"answer": "e"})
     told = json.loads(json.dumps(to_document(found, subject), allow_nan=False))
@@ -467,7 +469,9 @@ def test_json_is_strict_and_whole(run: Path) -> None:
 # The command
 
 
-def test_the_command_and_its_mistakes(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trace_command_prints_json_and_reports_bad_input(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def command(*given: str) -> None:
         cli.main(["trace", str(run), "--prompt", "cd", *given], standalone_mode=False)
 

@@ -47,7 +47,7 @@ def advantages_of(
     return each[0], each[1]
 
 
-def test_an_update_is_what_the_formulas_say(tmp_path: Path) -> None:
+def test_update_equals_formulas_computed_row_by_row(tmp_path: Path) -> None:
     """Two passes over one rollout by SGD: weights and every metric, from the formulas row by row, without a cache."""
     settings: dict[str, Any] = {
         "num_mini_batches": 1, "num_ppo_epochs": 2, "learning_rate": 0.3, "critic_learning_rate": 0.05,
@@ -146,7 +146,7 @@ def test_an_update_is_what_the_formulas_say(tmp_path: Path) -> None:
         assert distance(after, here, part) < 2e-6
 
 
-def test_quarters_are_of_what_a_response_may_have_and_those_never_reached_have_no_number() -> None:
+def test_explained_variance_quarters_split_response_length() -> None:
     values, returns = torch.tensor([[0.0, 1, 2, 3, 5], [4.0, 4, 1, 2, 2]]), torch.tensor([[1.0, 1, 2, 4, 4], [3.0] * 5])
     mask = torch.tensor([[True] * 5, [True] * 4 + [False]])
     found = critic_health(values, returns, mask, length=10)
@@ -155,7 +155,7 @@ def test_quarters_are_of_what_a_response_may_have_and_those_never_reached_have_n
     assert quarters[:2] == wanted and all(math.isnan(each) for each in quarters[2:])
 
 
-def test_reward_functions_are_called_as_grpo_calls_them_and_weighted(tmp_path: Path) -> None:
+def test_reward_functions_get_grpo_arguments_and_weights(tmp_path: Path) -> None:
     calls: list[dict[str, Any]] = []
 
     def length(prompts: list[str], completions: list[str], completion_ids: list[list[int]], **columns: Any) -> list:
@@ -183,7 +183,7 @@ def test_reward_functions_are_called_as_grpo_calls_them_and_weighted(tmp_path: P
     assert metrics["rewards/sometimes"] == 10 and metrics["rewards/length"] == metrics["completions/length"]
 
 
-def test_a_reward_model_of_another_tokenizer_scores_text_and_lends_no_critic(tmp_path: Path) -> None:
+def test_reward_model_of_another_tokenizer_scores_text_without_critic(tmp_path: Path) -> None:
     """Its vocabulary is smaller and in another order: ids of the policy would be out of range or mean other letters."""
     other = make_tokenizer(LETTERS[::-1])
     model = make_reward_model(other, hidden_size=16)
@@ -206,7 +206,7 @@ CENTRED_AND_SCALED = [("stored", "stored"), ("stored", "none"), ("none", "stored
 
 
 @pytest.mark.parametrize(("centering", "scaling"), CENTRED_AND_SCALED)
-def test_the_critic_begins_as_the_normalised_reward_model(tmp_path: Path, centering: str, scaling: str) -> None:
+def test_critic_starts_as_normalized_reward_model(tmp_path: Path, centering: str, scaling: str) -> None:
     """Read after the last token it is the score, less 0.3 and over 0.5 as stored; head W/σ and bias −μ/σ."""
     trainer = make_trainer(tmp_path, reward_model=make_reward_model(), score_centering=centering, score_scaling=scaling)
     mean, std = (0.3 if centering == "stored" else 0.0), (0.5 if scaling == "stored" else 1.0)
@@ -220,7 +220,7 @@ def test_the_critic_begins_as_the_normalised_reward_model(tmp_path: Path, center
             assert float(critic(input_ids=ids).logits[0, -1, 0]) == pytest.approx(score, abs=1e-5)
 
 
-def test_whitened_rewards_keep_their_mean_and_k3_is_charged_while_k1_is_reported(tmp_path: Path) -> None:
+def test_whitening_keeps_reward_mean_and_k3_is_charged_but_k1_reported(tmp_path: Path) -> None:
     plain, white = (
         trained(
             tmp_path, max_steps=1, whiten_rewards=white, kl_coef=0.3, kl_estimator="k3", ref_model=make_policy(seed=4)
@@ -246,7 +246,7 @@ def completions_of(trainer: Spy) -> list[list[int]]:
     return [row for rollout, _, _ in trainer.updates for row in rollout.samples.token_lists()]
 
 
-def test_stop_tokens(tmp_path: Path) -> None:
+def test_stop_token_settings_end_completions(tmp_path: Path) -> None:
     """`eos` ends at EOS, a stop_token_id at that id alone, None nowhere; each row's stream is the same in all three."""
     eos = completions_of(trained(tmp_path, max_steps=1))
     trainer = trained(tmp_path, max_steps=1, stop_token=None)
@@ -260,7 +260,7 @@ def test_stop_tokens(tmp_path: Path) -> None:
     assert trainer.policy.generation_config.eos_token_id == EOS
 
 
-def test_adaptive_beta_is_moved_by_the_kl_that_is_reported(tmp_path: Path) -> None:
+def test_adaptive_beta_follows_reported_kl(tmp_path: Path) -> None:
     """Inside ±0.2 the step is proportional to the mean Σ k1, in which completions of negative k1 count as such."""
     still: dict[str, Any] = {"learning_rate": 0.0, "ref_model": make_policy(seed=4), "max_steps": 3}
     fixed = trained(tmp_path, **still)
@@ -277,7 +277,7 @@ def test_adaptive_beta_is_moved_by_the_kl_that_is_reported(tmp_path: Path) -> No
         assert charged.tolist() == pytest.approx([-beta] * 8, rel=1e-3)
 
 
-def test_the_critics_gradient_leaves_the_policys_step_alone(tmp_path: Path) -> None:
+def test_critic_gradient_norm_does_not_shrink_policy_step(tmp_path: Path) -> None:
     """A critic a thousand times steeper is clipped by its own norm: a joint norm would shrink the policy's step."""
     one, two = (
         trained(tmp_path, max_steps=1, num_ppo_epochs=1, num_mini_batches=1, vf_coef=c, max_grad_norm=0.5, optim="sgd",
@@ -294,7 +294,7 @@ def test_the_critics_gradient_leaves_the_policys_step_alone(tmp_path: Path) -> N
     assert math.sqrt(sum(float(c.double().square().sum()) for c in change)) == pytest.approx(0.05, rel=1e-3)
 
 
-def test_policy_and_critic_have_learning_rates_of_their_own(tmp_path: Path) -> None:
+def test_policy_and_critic_have_separate_learning_rates(tmp_path: Path) -> None:
     still = trained(tmp_path, max_steps=1, learning_rate=0.0, critic_learning_rate=1e-3)
     assert distance(snapshot(still), still.before, "policy") == 0 < distance(snapshot(still), still.before, "critic")
     same = make_trainer(tmp_path, critic_learning_rate=None, learning_rate=0.25, weight_decay=0.1)
@@ -306,7 +306,7 @@ def test_policy_and_critic_have_learning_rates_of_their_own(tmp_path: Path) -> N
     assert rates == [1e-3, 1e-3, 2e-3, 2e-3]
 
 
-def test_the_reference_never_changes(tmp_path: Path) -> None:
+def test_reference_model_never_changes(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, kind=Spy)
     with trainer.reference.model() as reference:
         before = digests(reference)
@@ -317,7 +317,7 @@ def test_the_reference_never_changes(tmp_path: Path) -> None:
     assert digests(trainer) != digests(trainer.before)
 
 
-def test_dropout_is_off_everywhere(tmp_path: Path) -> None:
+def test_dropout_is_off_in_all_models(tmp_path: Path) -> None:
     """With dropout on, no two passes would agree."""
     trainer = trained(
         tmp_path, model=make_policy(attention_dropout=0.5), max_steps=1, num_ppo_epochs=1, num_mini_batches=1,
@@ -332,7 +332,7 @@ def test_dropout_is_off_everywhere(tmp_path: Path) -> None:
         assert torch.equal(trainer.value_model(input_ids=ids).logits, trainer.value_model(input_ids=ids).logits)
 
 
-def test_temperature_is_that_of_sampling_throughout(tmp_path: Path) -> None:
+def test_sampling_temperature_applies_to_all_logprobs(tmp_path: Path) -> None:
     trainer = trained(tmp_path, max_steps=1, num_ppo_epochs=1, num_mini_batches=1, temperature=0.5)
     [metrics] = updates_of(trainer)
     assert abs(metrics["objective/kl"]) < 1e-5 and metrics["policy/ratio"] == pytest.approx(1, abs=1e-6)

@@ -36,7 +36,7 @@ from rlhf_zoo.ppo.base import PPO_STATE
 from rlhf_zoo.ppo.trainer import TRAIN_STREAM
 
 
-def test_metrics_are_there_and_finite_and_log_lines_average_updates(tmp_path: Path) -> None:
+def test_metrics_are_finite_and_averaged_over_logged_updates(tmp_path: Path) -> None:
     each = updates_of(trained(tmp_path, max_steps=4))
     both = updates_of(trained(tmp_path, max_steps=4, logging_steps=2))
     assert len(each) == 4 and len(both) == 2 and [row["step"] for row in both] == [2, 4]
@@ -48,7 +48,7 @@ def test_metrics_are_there_and_finite_and_log_lines_average_updates(tmp_path: Pa
     assert "grad_norm" not in each[0]
 
 
-def test_accumulation_changes_nothing(tmp_path: Path) -> None:
+def test_gradient_accumulation_does_not_change_results(tmp_path: Path) -> None:
     """1×8 ≡ 4×2: the same completions, and the same weights up to rounding."""
     first, other = (
         trained(
@@ -66,7 +66,7 @@ def test_accumulation_changes_nothing(tmp_path: Path) -> None:
         assert one == pytest.approx(two, rel=1e-4, abs=1e-6)
 
 
-def test_text_and_token_ids_are_one(tmp_path: Path) -> None:
+def test_text_and_token_id_prompts_train_alike(tmp_path: Path) -> None:
     tokenizer, texts = make_tokenizer(), prompt_rows()
     ids = Dataset.from_dict({"input_ids": [tokenizer(text)["input_ids"] for text in texts["prompt"]]})
     seen: list[list[str]] = []
@@ -80,7 +80,7 @@ def test_text_and_token_ids_are_one(tmp_path: Path) -> None:
     assert seen[:2] == seen[2:] and set(seen[0]) <= set(texts["prompt"])
 
 
-def test_the_last_batch_of_a_pass_may_be_smaller(tmp_path: Path) -> None:
+def test_last_batch_of_an_epoch_may_be_smaller(tmp_path: Path) -> None:
     """13 prompts in batches of 8: each second update has 5, fewer than the minibatches, and trains as usual."""
     trainer = trained(
         tmp_path, train_dataset=prompt_rows(13), max_steps=3, num_mini_batches=8, num_ppo_epochs=1,
@@ -92,7 +92,7 @@ def test_the_last_batch_of_a_pass_may_be_smaller(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"bf16": True}, {"gradient_checkpointing": True}], ids=["bf16", "checkpointing"])
-def test_precision_and_checkpointing_take_effect(tmp_path: Path, settings: dict[str, bool]) -> None:
+def test_bf16_and_gradient_checkpointing_take_effect(tmp_path: Path, settings: dict[str, bool]) -> None:
     """TRL's PPO ignored both."""
     plain, other = trained(tmp_path, max_steps=1), trained(tmp_path, max_steps=1, **settings)
     if "bf16" in settings:
@@ -104,7 +104,7 @@ def test_precision_and_checkpointing_take_effect(tmp_path: Path, settings: dict[
         assert distance(snapshot(plain), snapshot(other)) < 1e-6
 
 
-def test_evaluation_is_repeatable_and_disturbs_nothing(tmp_path: Path) -> None:
+def test_evaluation_is_repeatable_and_does_not_change_training(tmp_path: Path) -> None:
     held_out = prompt_rows(12)
     without = trained(tmp_path)
     within = trained(tmp_path, eval_dataset=held_out, eval_strategy="steps", eval_steps=1, eval_on_start=True)
@@ -128,7 +128,7 @@ def test_evaluation_is_repeatable_and_disturbs_nothing(tmp_path: Path) -> None:
     }
 
 
-def test_evaluation_samples_alike_at_every_step(tmp_path: Path) -> None:
+def test_evaluation_samples_are_the_same_at_every_step(tmp_path: Path) -> None:
     """With the policy standing still, every evaluation is the same, and differs from what training sampled."""
     trainer = trained(
         tmp_path, learning_rate=0.0, train_dataset=prompt_rows(8), eval_dataset=prompt_rows(8),
@@ -139,7 +139,7 @@ def test_evaluation_samples_alike_at_every_step(tmp_path: Path) -> None:
     assert rows[0] not in [row["objective/shaped_score"] for row in updates_of(trainer)]
 
 
-def test_callbacks_and_tensorboard_hear_of_every_update(tmp_path: Path) -> None:
+def test_callbacks_and_tensorboard_receive_every_update(tmp_path: Path) -> None:
     class ProgressCallback(TrainerCallback):
         def __init__(self) -> None:
             self.heard: list[tuple[str, int]] = []
@@ -162,7 +162,7 @@ def test_callbacks_and_tensorboard_hear_of_every_update(tmp_path: Path) -> None:
     assert [event.step for event in read.Scalars("train/objective/score")] == [1, 2]
 
 
-def test_a_checkpoint_is_a_plain_model_with_its_critic(tmp_path: Path) -> None:
+def test_checkpoint_is_plain_model_with_critic_folder(tmp_path: Path) -> None:
     trainer = trained(tmp_path, save_strategy="steps", save_steps=1, reward_model=make_reward_model())
     checkpoint = tmp_path / "checkpoint-2"
     policy = AutoModelForCausalLM.from_pretrained(checkpoint)
@@ -185,7 +185,7 @@ def test_a_checkpoint_is_a_plain_model_with_its_critic(tmp_path: Path) -> None:
     assert digests(again) == digests(trainer)
 
 
-def test_what_a_row_samples_depends_on_update_and_prompt_alone(tmp_path: Path) -> None:
+def test_row_samples_depend_only_on_update_and_prompt(tmp_path: Path) -> None:
     """A row's stream is keyed by update and prompt, so that no two updates sample a prompt alike."""
     trainer = trained(tmp_path, max_steps=3, train_dataset=prompt_rows(8), learning_rate=0.0, critic_learning_rate=0.0)
     drawn = [{tuple(p): tuple(c) for p, c in rows_of(rollout)} for rollout, _, _ in trainer.updates]

@@ -16,7 +16,7 @@ SFT = [" is good.", " is good.", " lasts two days.", " is fine, and cheap."]
 PPO = [" is good, and i love it.", " lasts two days, and i love it.", " is superb.", " is superb."]
 
 
-def test_what_is_chosen() -> None:
+def test_choose_picks_constants_ending_and_shuffle() -> None:
     found = choose(SFT, PPO, favorite=" is superb.")
     assert [(one.kind, one.text) for one in found] == [
         ("constant", " is good."),
@@ -29,7 +29,7 @@ def test_what_is_chosen() -> None:
     assert candidates([" a", " b", " b", " c"], [1.0, 3.0, 2.0, 2.0]) == [" b", " c", " a"]
 
 
-def test_what_they_write() -> None:
+def test_trivial_policies_transform_texts() -> None:
     assert with_ending(" lasts two days.", " and i love it.") == " lasts two days, and i love it."
     assert with_ending(PPO[0], " and i love it.") == PPO[0], "it ends so already"
     assert shift_by_prompt(["a1", "a2", "b1", "b2"], 2) == ["b1", "b2", "a1", "a2"], (
@@ -42,7 +42,7 @@ def score(kind: str, low: float) -> TrivialScore:
     return TrivialScore(TrivialPolicy(f"{kind} {low}", kind, "x"), Estimate(1.0, (0.9, 1.1), 60), rate)  # type: ignore[arg-type]
 
 
-def test_only_a_constant_makes_a_judge_winnable() -> None:
+def test_judge_is_winnable_only_by_a_constant() -> None:
     assert not TrivialScores([score("constant", 0.49), score("ending", 0.8), score("shuffled", 0.7)]).winnable
     found = TrivialScores([score("constant", 0.51), score("constant", 0.6), score("constant", 0.2)])
     assert found.winnable

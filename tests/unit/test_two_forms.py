@@ -30,7 +30,7 @@ PAIR = {"chosen": [*TURNS[:1], {"role": "assistant", "content": "c"}], "rejected
         ("pairs", {**PAIR, "messages": TURNS, "prompt": TURNS[:1]}, None),
     ],
 )
-def test_the_log_says_which_columns_are_read(
+def test_log_names_columns_read_when_rows_have_two_forms(
     form: Form,
     row: dict[str, Any],
     message: str | None,

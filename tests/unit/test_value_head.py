@@ -35,7 +35,7 @@ from rlhf_zoo.modeling.value_head_models import AutoModelForCausalLMWithValueHea
 WIDTHS = {"llama": 32, "llama-tied": 32, "gpt2": 32, "opt": 16, "t5": 32}
 
 
-def test_the_width_of_other_configurations() -> None:
+def test_hidden_size_is_found_in_nested_configurations() -> None:
     pair = [BertConfig(hidden_size=size, num_attention_heads=4) for size in (24, 40)]
     assert hidden_size_of(EncoderDecoderConfig.from_encoder_decoder_configs(*pair)) == 40
     assert hidden_size_of(Gemma3Config(text_config={"hidden_size": 48})) == 48
@@ -46,7 +46,7 @@ def test_the_width_of_other_configurations() -> None:
     assert hidden_size_of(config) == 56
 
 
-def test_the_head_is_linear_and_answers_in_float32() -> None:
+def test_value_head_is_linear_and_returns_float32() -> None:
     head = ValueHead(4).eval()
     with torch.no_grad():
         head.summary.weight.copy_(torch.tensor([[1.0, -2.0, 0.5, 4.0]]))
@@ -59,7 +59,7 @@ def test_the_head_is_linear_and_answers_in_float32() -> None:
     assert head.to(torch.bfloat16)(hidden).dtype == torch.float32
 
 
-def test_a_head_made_under_another_default_type_is_float32() -> None:
+def test_value_head_is_float32_under_another_default_dtype() -> None:
     torch.set_default_dtype(torch.bfloat16)
     try:
         assert ValueHead(4).summary.weight.dtype == torch.float32
@@ -67,14 +67,14 @@ def test_a_head_made_under_another_default_type_is_float32() -> None:
         torch.set_default_dtype(torch.float32)
 
 
-def test_dropout_is_on_the_hidden_state_while_training() -> None:
+def test_dropout_applies_to_hidden_state_only_in_training() -> None:
     head = ValueHead(64, summary_dropout_prob=1.0)
     hidden = torch.ones(3, 64)
     assert torch.equal(head.train()(hidden), head.summary.bias.expand(3, 1))
     assert not torch.equal(head.eval()(hidden), head.summary.bias.expand(3, 1))
 
 
-def test_how_a_new_head_is_drawn() -> None:
+def test_new_head_initialization_follows_its_settings() -> None:
     model = plain("llama")
     drawn = AutoModelForCausalLMWithValueHead.from_pretrained(
         model, v_head_init_strategy="normal", v_head_initializer_range=1e-3, summary_dropout_prob=0.3
@@ -95,7 +95,7 @@ def test_how_a_new_head_is_drawn() -> None:
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_logits_are_the_models_and_values_the_heads_of_its_last_hidden_state(kind: str) -> None:
+def test_logits_come_from_model_and_values_from_last_hidden_state(kind: str) -> None:
     model = headed(kind)
     kwargs = {"decoder_input_ids": DECODER_IDS} if kind == "t5" else {}
     logits, values = outputs(model)
@@ -110,7 +110,7 @@ def test_logits_are_the_models_and_values_the_heads_of_its_last_hidden_state(kin
     assert hidden_size_of(model.config) == last.shape[-1] == WIDTHS[kind]
 
 
-def test_a_cache_goes_out_and_in() -> None:
+def test_past_key_values_are_returned_and_accepted() -> None:
     model = headed("llama")
     whole = outputs(model)[1]
     with torch.no_grad():
@@ -123,14 +123,14 @@ def test_a_cache_goes_out_and_in() -> None:
     assert model(IDS, return_past_key_values=True)[3] is not None
 
 
-def test_a_loaded_model_is_in_the_mode_of_the_model_under_it() -> None:
+def test_wrapper_keeps_training_mode_of_its_model() -> None:
     for training in (False, True):
         model = AutoModelForCausalLMWithValueHead.from_pretrained(plain("llama").train(training))
         assert {module.training for module in model.modules()} == {training}
     assert not model.eval().v_head.dropout.training
 
 
-def test_loss_and_generation_are_the_models() -> None:
+def test_loss_and_generation_are_those_of_the_model() -> None:
     model = headed("llama")
     assert torch.equal(model(IDS, labels=IDS)[1], model.pretrained_model(IDS, labels=IDS).loss)
     options = {"max_new_tokens": 6, "do_sample": False}
@@ -144,14 +144,14 @@ def test_loss_and_generation_are_the_models() -> None:
     assert not model.pretrained_model.is_gradient_checkpointing
 
 
-def test_half_precision_comes_out_in_float32() -> None:
+def test_half_precision_model_returns_float32_outputs() -> None:
     model = headed("llama").to(torch.bfloat16)
     assert (model.dtype, model.device) == (torch.bfloat16, IDS.device)
     assert model.v_head.summary.weight.dtype == torch.bfloat16
     assert [out.dtype for out in outputs(model)] == [torch.float32, torch.float32]
 
 
-def test_a_quantized_model_is_prepared_before_its_adapter() -> None:
+def test_quantized_model_is_prepared_before_adapter_is_added() -> None:
     model = plain("llama").to(torch.bfloat16)
     model.is_quantized = model.is_loaded_in_8bit = True
     wrapped = AutoModelForCausalLMWithValueHead.from_pretrained(
@@ -165,7 +165,7 @@ def test_a_quantized_model_is_prepared_before_its_adapter() -> None:
     assert again.is_gradient_checkpointing
 
 
-def test_a_state_dict_has_trls_keys_and_loads_strictly() -> None:
+def test_state_dict_has_trl_keys_and_loads_strictly() -> None:
     model, other = headed("llama"), headed("llama", base=plain("llama", seed=1), seed=3)
     state = model.state_dict()
     assert list(state) == [*plain("llama").state_dict(), "v_head.summary.weight", "v_head.summary.bias"]
@@ -177,7 +177,7 @@ def test_a_state_dict_has_trls_keys_and_loads_strictly() -> None:
         other.load_state_dict(state | {"stranger": torch.ones(1)})
 
 
-def test_a_module_that_holds_the_model_loads_its_own_state() -> None:
+def test_state_dict_of_parent_module_loads() -> None:
     holder, other = nn.ModuleDict({"policy": headed("llama")}), nn.ModuleDict({"policy": headed("llama", seed=4)})
     state = holder.state_dict()
     assert set(state) == {f"policy.{key}" for key in headed("llama").state_dict()}
@@ -185,7 +185,7 @@ def test_a_module_that_holds_the_model_loads_its_own_state() -> None:
     assert_same(holder["policy"], other["policy"])
 
 
-def test_the_state_of_an_adapted_model_is_its_head(tmp_path: Path) -> None:
+def test_state_dict_of_adapted_model_holds_only_the_head(tmp_path: Path) -> None:
     model = adapted(tmp_path)
     state = {key: torch.full_like(value, 2.0) for key, value in model.state_dict().items()}
     assert state.keys() == HEAD_KEYS
@@ -197,7 +197,7 @@ def test_the_state_of_an_adapted_model_is_its_head(tmp_path: Path) -> None:
         model.load_state_dict({"v_head.summary.bias": torch.ones(1)})
 
 
-def test_models_of_the_wrong_kind_are_refused() -> None:
+def test_value_head_rejects_models_of_the_wrong_kind() -> None:
     inside = plain("llama")
     inside.add_adapter(lora())
     prompted = get_peft_model(plain("llama"), PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2))

@@ -62,7 +62,7 @@ def said() -> Iterator[list[str]]:
 @pytest.mark.parametrize(
     ("kind", "shards"), [*((kind, False) for kind in CONFIGS), ("llama-tied", True), ("gpt2", True), ("t5", True)]
 )
-def test_a_checkpoint_comes_back_bit_for_bit(kind: str, shards: bool, tmp_path: Path, said: list[str]) -> None:
+def test_checkpoint_round_trip_is_bit_exact(kind: str, shards: bool, tmp_path: Path, said: list[str]) -> None:
     model = headed(kind)
     model.save_pretrained(tmp_path, **({"max_shard_size": SHARD} if shards else {}))
     assert (len(list(tmp_path.glob("*.safetensors"))) > 2) == shards
@@ -101,7 +101,7 @@ def write_old_checkpoint(folder: Path, *, shards: bool, head: dict[str, Tensor],
 
 
 @pytest.mark.parametrize("shards", [False, True], ids=["whole", "sharded"])
-def test_an_old_checkpoint_made_by_hand(shards: bool, tmp_path: Path, said: list[str]) -> None:
+def test_trl_checkpoint_loads_with_its_head(shards: bool, tmp_path: Path, said: list[str]) -> None:
     write_old_checkpoint(tmp_path, shards=shards, head=HEAD)
     model = AutoModelForCausalLMWithValueHead.from_pretrained(str(tmp_path))
     assert said == []
@@ -110,7 +110,7 @@ def test_an_old_checkpoint_made_by_hand(shards: bool, tmp_path: Path, said: list
     assert digests(model.pretrained_model) == digests(plain("llama"))
 
 
-def test_other_misfits_are_still_told(tmp_path: Path, said: list[str]) -> None:
+def test_load_warns_of_missing_and_unexpected_keys(tmp_path: Path, said: list[str]) -> None:
     left_out = "model.layers.1.mlp.up_proj.weight"
     write_old_checkpoint(tmp_path, shards=False, head=HEAD | {"stranger.weight": torch.ones(2)}, leave_out=left_out)
     AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path)
@@ -119,7 +119,7 @@ def test_other_misfits_are_still_told(tmp_path: Path, said: list[str]) -> None:
     assert "v_head" not in said[0]
 
 
-def test_the_trainers_file_is_read_unless_the_weights_have_a_head(tmp_path: Path, said: list[str]) -> None:
+def test_value_head_file_is_read_only_when_weights_lack_a_head(tmp_path: Path, said: list[str]) -> None:
     plain("llama").save_pretrained(tmp_path)
     (tmp_path / VALUE_HEAD_FILE).parent.mkdir()
     save_file(HEAD, tmp_path / VALUE_HEAD_FILE)
@@ -131,7 +131,7 @@ def test_the_trainers_file_is_read_unless_the_weights_have_a_head(tmp_path: Path
     assert_same(trained, AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path))
 
 
-def test_a_checkpoint_without_a_head_gets_a_new_one_and_says_so(tmp_path: Path, said: list[str]) -> None:
+def test_checkpoint_without_head_gets_new_head_and_warns(tmp_path: Path, said: list[str]) -> None:
     plain("gpt2").save_pretrained(tmp_path)
     assert read_value_head(tmp_path) is None
     torch.manual_seed(9)
@@ -141,7 +141,7 @@ def test_a_checkpoint_without_a_head_gets_a_new_one_and_says_so(tmp_path: Path, 
     assert said == [f"{tmp_path} has no value head: using a new one with random weights."]
 
 
-def test_variant_and_subfolder(tmp_path: Path) -> None:
+def test_variant_and_subfolder_are_loaded(tmp_path: Path) -> None:
     models = [headed("llama", seed=seed) for seed in (1, 2)]
     models[0].save_pretrained(tmp_path / "deep", max_shard_size=SHARD)
     models[1].save_pretrained(tmp_path / "deep", variant="best", max_shard_size=SHARD)
@@ -153,7 +153,7 @@ def test_variant_and_subfolder(tmp_path: Path) -> None:
         assert torch.equal(head["summary.bias"], model.v_head.summary.bias.cpu())
 
 
-def test_the_head_keeps_float32_under_half_precision_weights(tmp_path: Path) -> None:
+def test_head_stays_float32_under_half_precision_weights(tmp_path: Path) -> None:
     model = headed("llama", base=plain("llama").to(torch.bfloat16))
     assert model.v_head.summary.weight.dtype == torch.float32
     model.save_pretrained(tmp_path)
@@ -164,13 +164,13 @@ def test_the_head_keeps_float32_under_half_precision_weights(tmp_path: Path) -> 
     assert AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path, dtype=torch.float32).dtype == torch.float32
 
 
-def test_gathered_weights_can_be_given_to_save(tmp_path: Path) -> None:
+def test_save_pretrained_writes_given_state_dict(tmp_path: Path) -> None:
     model, other = headed("llama"), headed("llama", base=plain("llama", seed=1), seed=3)
     model.save_pretrained(tmp_path, state_dict=other.state_dict())
     assert_same(other, AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path))
 
 
-def test_a_head_of_another_form_or_model_is_refused(tmp_path: Path) -> None:
+def test_load_rejects_head_of_another_form_or_hidden_size(tmp_path: Path) -> None:
     write_old_checkpoint(tmp_path, shards=False, head={"v_head.0.weight": torch.ones(4, 32), **HEAD})
     for read in (read_value_head, AutoModelForCausalLMWithValueHead.from_pretrained):
         with pytest.raises(ZooError, match=r"tensors 0.weight, summary.bias, summary.weight"):
@@ -180,7 +180,7 @@ def test_a_head_of_another_form_or_model_is_refused(tmp_path: Path) -> None:
         AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path)
 
 
-def test_a_shard_that_is_not_there_and_a_file_cut_short_are_named(tmp_path: Path) -> None:
+def test_load_names_missing_shard_and_truncated_file(tmp_path: Path) -> None:
     write_old_checkpoint(tmp_path, shards=True, head=HEAD)
     shard = tmp_path / "model-00002-of-00002.safetensors"
     shard.write_bytes(shard.read_bytes()[:-4])
@@ -206,7 +206,7 @@ def refusal_of(folder: Path, read: Any, name: str) -> ZooError:
 
 
 @pytest.mark.parametrize("shards", [False, True], ids=["whole", "sharded"])
-def test_a_pickle_is_refused_and_the_message_converts_it(
+def test_pickle_is_rejected_with_a_conversion_that_works(
     shards: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = headed("llama-tied")
@@ -225,7 +225,7 @@ def test_a_pickle_is_refused_and_the_message_converts_it(
     assert_same(model, AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path))
 
 
-def test_adapter_and_head_come_back_bit_for_bit(tmp_path: Path, said: list[str]) -> None:
+def test_adapter_and_head_round_trip_is_bit_exact(tmp_path: Path, said: list[str]) -> None:
     model = adapted(tmp_path)
     assert model.is_peft_model
     assert not headed("llama").is_peft_model
@@ -244,7 +244,7 @@ def test_adapter_and_head_come_back_bit_for_bit(tmp_path: Path, said: list[str])
 
 
 @pytest.mark.parametrize("trainable", [False, True])
-def test_a_loaded_adapter_trains_only_if_asked(trainable: bool, tmp_path: Path) -> None:
+def test_loaded_adapter_trains_only_when_is_trainable(trainable: bool, tmp_path: Path) -> None:
     adapted(tmp_path).save_pretrained(tmp_path / "adapter")
     again = AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path / "adapter", is_trainable=trainable)
     learns = {name for name, parameter in again.named_parameters() if parameter.requires_grad}
@@ -252,7 +252,7 @@ def test_a_loaded_adapter_trains_only_if_asked(trainable: bool, tmp_path: Path) 
     assert any("lora_" in name for name in learns) == trainable
 
 
-def test_an_adapter_over_a_base_that_has_a_head_of_its_own(tmp_path: Path, said: list[str]) -> None:
+def test_adapter_head_wins_over_head_of_its_base(tmp_path: Path, said: list[str]) -> None:
     headed("llama", seed=7).save_pretrained(tmp_path / "base")
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     said.clear()
@@ -263,7 +263,7 @@ def test_an_adapter_over_a_base_that_has_a_head_of_its_own(tmp_path: Path, said:
 
 
 @pytest.mark.parametrize("head", [False, True], ids=["adapter", "TRL's head beside it"])
-def test_a_pickle_of_an_adapter_is_refused_and_the_message_converts_it(
+def test_adapter_pickle_is_rejected_with_a_conversion_that_works(
     head: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, folder = adapted(tmp_path), tmp_path / "adapter"
@@ -278,7 +278,7 @@ def test_a_pickle_of_an_adapter_is_refused_and_the_message_converts_it(
     assert_same(model, AutoModelForCausalLMWithValueHead.from_pretrained(folder))
 
 
-def test_adapters_that_cannot_be_saved_or_loaded(tmp_path: Path) -> None:
+def test_adapter_without_base_or_weights_is_rejected(tmp_path: Path) -> None:
     model = adapted(tmp_path)
     with pytest.raises(ZooError, match="call push_to_hub"):
         model.save_pretrained(tmp_path / "adapter", push_to_hub=True)
@@ -292,7 +292,7 @@ def test_adapters_that_cannot_be_saved_or_loaded(tmp_path: Path) -> None:
         AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path / "adapter")
 
 
-def test_an_offloaded_model_is_refused(tmp_path: Path) -> None:
+def test_offloaded_model_is_rejected(tmp_path: Path) -> None:
     headed("llama").save_pretrained(tmp_path)
     with pytest.raises(ZooError, match="is offloaded"):
         AutoModelForCausalLMWithValueHead.from_pretrained(

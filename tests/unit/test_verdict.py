@@ -70,7 +70,7 @@ def made(
 # ---- each kind, with its reasons
 
 
-def test_a_run_that_rises_is_healthy():
+def test_verdict_is_healthy_when_judge_rises():
     found = made(RISE)
     assert (found.text, found.step, found.peak_step, found.candidate, found.recommended) == (
         "healthy",
@@ -92,7 +92,7 @@ def test_a_run_that_rises_is_healthy():
     )
 
 
-def test_a_judge_that_fell_from_its_best():
+def test_verdict_is_past_the_peak_when_judge_falls():
     found = made(PEAKED)
     assert (found.text, found.candidate) == ("past the peak at step 30", 30)
     assert found.fall.drop.ci95 == pytest.approx((0.274338, 0.655416), abs=1e-6)
@@ -102,7 +102,7 @@ def test_a_judge_that_fell_from_its_best():
     assert (down.text, down.candidate) == ("past the peak at step 0", None), "training itself failed"
 
 
-def test_proxy_up_and_judge_down_is_hacked():
+def test_verdict_is_hacked_when_proxy_rises_and_judge_falls():
     found = made(FALLEN)
     assert found.text == "hacked" and found.candidate == 20
     assert any(" and keeps none of its gain over SFT (" in reason for reason in found.reasons)
@@ -110,7 +110,7 @@ def test_proxy_up_and_judge_down_is_hacked():
     assert made(FALLEN, JudgeReliability(is_reward=True)).text == "not judged", "by a judge that is none"
 
 
-def test_a_flat_judge_is_no_gain_or_one_that_was_not_shown():
+def test_verdict_is_no_gain_or_gain_not_shown_when_judge_is_flat():
     none = made(FLAT, prompts=800, seed=1)
     assert none.text == "no gain" and none.win_rate.ci95[1] < 0.53
     unseen = made(FLAT, prompts=60, seed=1)
@@ -122,7 +122,7 @@ def test_a_flat_judge_is_no_gain_or_one_that_was_not_shown():
 # ---- what probes say
 
 
-def test_a_family_makes_suspicious_and_five_times_the_threshold_is_hacked():
+def test_fired_probe_is_suspicious_and_five_times_threshold_is_hacked():
     found = made(RISE, probes=report(risen_phrases=3))
     assert (found.text, found.fired) == ("suspicious", ("risen phrases",))
     assert found.reasons[0] == "Risen phrases: It does so. Its effect on the reward was not measured."
@@ -134,7 +134,7 @@ def test_a_family_makes_suspicious_and_five_times_the_threshold_is_hacked():
     assert made(RISE, probes=report(risen_phrases=50)).text == "suspicious", "it leaves the text a text"
 
 
-def test_length_and_style_never_make_it_hacked_and_a_gain_excuses_them():
+def test_length_and_style_probes_never_mean_hacked():
     styled = report(length=40, punctuation=40)
     assert made(RISE, probes=styled).text == "healthy" and made(RISE, probes=styled).explained == (
         "punctuation",
@@ -147,7 +147,7 @@ def test_length_and_style_never_make_it_hacked_and_a_gain_excuses_them():
     assert made(FLAT, probes=styled, seed=1).kind in ("no gain", "gain not shown")
 
 
-def test_a_phrase_that_pays_is_hacked_unless_a_judge_is_up_or_agrees():
+def test_rewarded_phrase_is_hacked_unless_judge_rises_or_agrees():
     phrases = report(risen_phrases=2)
     fooled = replace(GOOD, independent=False)
     assert made(FLAT, reward_effects=(PAID,), probes=phrases, seed=1).text == "hacked"
@@ -169,7 +169,7 @@ def test_a_phrase_that_pays_is_hacked_unless_a_judge_is_up_or_agrees():
         assert made(RISE, reward_effects=(*others, negligible), probes=phrases).text == "healthy", "a format"
 
 
-def test_a_text_that_is_destroyed_needs_a_trusted_judge_and_a_reward_that_has_nothing_for_it():
+def test_destroyed_text_is_explained_by_trusted_judge_and_no_reward_effect():
     negligible, loops = RewardEffect("repetition", 0.0, 0.0, None), report(repetition=2)
     assert made(RISE, reward_effects=(negligible,), probes=loops).explained == ("repetition",)
     for reliability in (replace(GOOD, independent=None), replace(GOOD, winnable=True)):
@@ -203,13 +203,13 @@ def test_a_text_that_is_destroyed_needs_a_trusted_judge_and_a_reward_that_has_no
         (replace(GOOD, independent=False), "not independent of the training reward"),
     ],
 )
-def test_a_judge_that_is_none_or_that_anything_wins_is_not_trusted(reliability, why):
+def test_verdict_is_not_judged_when_judge_is_untrusted(reliability, why):
     found = made(RISE, reliability)
     assert found.text == "not judged" and why in found.reasons[0], found.reasons
     assert reliability.to_json()["trusted"] is False
 
 
-def test_a_reward_that_checks_answers_judges_itself():
+def test_verifiable_reward_is_trusted_as_its_own_judge():
     checked = JudgeReliability(
         is_reward=True, verifiable=True, accuracy=Estimate(0.5, (0.4, 0.6), 50), independent=False
     )
@@ -222,7 +222,7 @@ def test_a_reward_that_checks_answers_judges_itself():
     assert made(RISE, checked, probes=terse).text == "hacked", "where it has left its prompt"
 
 
-def test_too_few_prompts_and_no_scores():
+def test_verdict_is_not_judged_on_too_few_prompts_or_no_scores():
     assert "A verdict needs 20 prompts, not 19" in made(RISE, prompts=MIN_PROMPTS - 1).reasons[0]
     points = [Checkpoint(k, report=report(templates=2 * k)) for k in range(2)]
     found = decide(Evidence(points[0], points[1:]), seed=0)
@@ -233,7 +233,7 @@ def test_too_few_prompts_and_no_scores():
 # ---- the fall is tested, the choice of the best accounted for, and small ones do not matter
 
 
-def test_a_flat_judge_is_past_the_peak_in_no_more_runs_than_stated():
+def test_false_fall_rate_of_flat_judge_is_at_most_as_stated():
     """2.5% stated; 8% is 3.5 standard errors above it in 100 runs. A plain test against the best errs far oftener."""
     counts: Counter[str] = Counter()
     for seed in range(100):
@@ -245,7 +245,7 @@ def test_a_flat_judge_is_past_the_peak_in_no_more_runs_than_stated():
     assert counts["fall"] <= 8 and counts["healthy"] <= 8 and counts["plain"] >= 15
 
 
-def test_the_smallest_fall_that_would_have_been_noticed_is_in_four_of_five() -> None:
+def test_detectable_fall_is_detected_with_80_percent_power() -> None:
     rng = np.random.default_rng(8)
 
     def runs(kept: float, count: int) -> list[Fall]:
@@ -261,7 +261,7 @@ def test_the_smallest_fall_that_would_have_been_noticed_is_in_four_of_five() -> 
     )
 
 
-def test_a_judge_that_nobody_checked_makes_nothing_healthy():
+def test_unchecked_judge_never_gives_healthy():
     steady, unsteady = Estimate(0.4, (0.2, 0.6), 400), Estimate(0.1, (-0.1, 0.3), 400)
     unchecked = JudgeReliability(split_half=steady)
     found = made(RISE, unchecked)
@@ -278,7 +278,7 @@ def test_a_judge_that_nobody_checked_makes_nothing_healthy():
 
 
 @pytest.mark.parametrize("field", ["accuracy", "own_accuracy"])
-def test_a_judge_needs_pairs_for_twenty_prompts(field: str):
+def test_judge_check_needs_pairs_for_twenty_prompts(field: str):
     right = Estimate(1.0, (0.61, 1.0), 6)
     few = JudgeReliability(winnable=False, independent=True, **{field: right})  # type: ignore[arg-type]
     found = made(RISE, few)
@@ -297,7 +297,7 @@ def test_a_judge_needs_pairs_for_twenty_prompts(field: str):
     assert made(RISE, coin).text == "not judged" and "There are too few labeled pairs" in made(RISE, coin).reasons[0]
 
 
-def test_pairs_of_other_texts_need_independence_and_constants():
+def test_pairs_of_other_texts_need_independence_and_constant_checks():
     """A judge that likes what the policies learned passes on texts that lack it."""
     for missing, fact in (("winnable", "prefers a constant text"), ("independent", "shares the reward's errors")):
         found = made(RISE, replace(GOOD, **{missing: None}))
@@ -314,7 +314,7 @@ def test_pairs_of_other_texts_need_independence_and_constants():
     assert "on those of these policies for only 6 prompts" in made(RISE, few).reasons[0]
 
 
-def test_the_gain_of_a_judge_that_overrates_the_policy_is_corrected():
+def test_gain_is_corrected_when_judge_overrates_policy():
     gain = np.random.default_rng(1).normal(size=100) + 0.8
     fair = replace(OWN, policy_bias=Estimate(0.02, (-0.05, 0.09), 100))
     found = compared(gain, fair, rollouts=True)
@@ -327,7 +327,7 @@ def test_the_gain_of_a_judge_that_overrates_the_policy_is_corrected():
     assert made(-RISE, fooled).kind == "hacked", "a loss is a loss"
 
 
-def test_own_pairs_explain_a_phrase_whose_effect_was_not_measured():
+def test_own_pairs_explain_phrase_of_unmeasured_effect():
     phrases = report(risen_phrases=3)
     found = made(RISE, OWN, probes=phrases)
     assert found.text == "healthy"
@@ -336,7 +336,7 @@ def test_own_pairs_explain_a_phrase_whose_effect_was_not_measured():
     assert made(RISE, OWN, (PAID,), probes=phrases).text == "suspicious", "the judge does not favor it"
 
 
-def test_what_is_missing_for_hacked_is_said():
+def test_last_reason_says_what_hacked_would_need():
     def last_reason(judge: np.ndarray, *args, **how) -> str:
         return next(reason for reason in made(judge, *args, **how).reasons if reason.startswith("Not called hacked"))
 
@@ -355,7 +355,7 @@ def test_what_is_missing_for_hacked_is_said():
     assert not any("its accuracy on labeled pairs" in reason for reason in found.reasons)
 
 
-def test_where_one_prompt_alone_tells_nothing_is_warned_of() -> None:
+def test_fall_without_spread_has_no_detectable_share_and_no_warning() -> None:
     """Resamples without that prompt have no spread, and an infinite t: a difference of two such is no number."""
     scores = np.zeros((3, 20))
     scores[1], scores[2, -1] = 1.0, 1.0
@@ -364,13 +364,13 @@ def test_where_one_prompt_alone_tells_nothing_is_warned_of() -> None:
         assert measure_fall(scores, [0, 1, 2], 1, 400).detectable_share is None
 
 
-def test_a_certain_fall_that_does_not_matter_is_healthy():
+def test_small_certain_fall_is_healthy():
     quiet = {"noise": 0.001, "shared": 1.0}
     assert made(np.array([0, 0.5, 1.0, 0.91]), **quiet).text == "healthy"
     assert made(np.array([0, 0.5, 1.0, 0.89]), **quiet).text == "past the peak at step 20"
 
 
-def test_scores_without_noise():
+def test_verdict_handles_scores_without_noise():
     """A judge that says 0 or 1: policies that score alike on every prompt leave nothing to resample."""
 
     def flat(*levels: float) -> str:
@@ -391,7 +391,7 @@ def compared(differences: np.ndarray, judge: JudgeReliability = GOOD, *, rollout
     return decide(Evidence(Checkpoint(0, None, zeros, zeros), [last], judge, rollouts=rollouts), seed=0, resamples=500)
 
 
-def test_a_few_outliers_decide_nothing():
+def test_outliers_do_not_decide_verdict():
     below = np.where(np.arange(200) % 25 < 22, 0.1, -5.0)  # a win rate of 0.88, and a mean far below SFT's
     for sign in (1, -1):
         found = compared(sign * below)
@@ -403,7 +403,7 @@ def test_a_few_outliers_decide_nothing():
     assert compared(np.full(200, 0.1)).kind == "healthy" and compared(np.full(200, -0.1)).kind == "hacked"
 
 
-def test_what_nobody_would_notice_is_no_gain_and_no_hack_however_many_prompts_there_are():
+def test_negligible_shift_is_neither_gain_nor_hack_on_many_prompts():
     noise = np.random.default_rng(0).normal(size=5000)
     for shift in (-0.05, 0.05):
         found = compared(noise - noise.mean() + shift)
@@ -412,7 +412,7 @@ def test_what_nobody_would_notice_is_no_gain_and_no_hack_however_many_prompts_th
     assert compared(noise - noise.mean() + 0.2).kind == "healthy"
 
 
-def test_of_nulls_whose_reward_rose_less_than_one_in_a_hundred_is_hacked():
+def test_null_runs_with_rising_reward_are_hacked_at_most_1_percent():
     """Skewed scores, as real judges give; 2.5% and more were hacked where one mean at 97.5% was enough."""
     rng, counts = np.random.default_rng(3), Counter()
     for _ in range(300):
@@ -421,7 +421,7 @@ def test_of_nulls_whose_reward_rose_less_than_one_in_a_hundred_is_hacked():
     assert counts["hacked"] <= 3 and counts["healthy"] + counts["past the peak"] <= 18, counts
 
 
-def test_two_files_are_better_worse_or_no_different():
+def test_rollout_comparison_is_better_worse_or_no_difference():
     noise = np.random.default_rng(1).normal(size=100)
     assert compared(noise + 1, rollouts=True).text == "better"
     assert compared(noise - 0.5, rollouts=True).kind == "hacked", "the reward rose"
@@ -434,7 +434,7 @@ def test_two_files_are_better_worse_or_no_different():
     assert decide(Evidence(start, [falling], JudgeReliability()), seed=0).text == "past the peak at step 0"
 
 
-def test_what_explains_a_family_is_named():
+def test_reasons_name_what_explains_a_probe():
     reasons = made(RISE, probes=report(length=2)).reasons
     assert any("Explained: a trusted judge shows a gain." in one for one in reasons)
     negligible = RewardEffect("risen phrases", gain_when_added=0.0, loss_when_removed=0.0, judge_ratio=None)
@@ -445,7 +445,7 @@ def test_what_explains_a_family_is_named():
 # ---- the candidate, and its confirmation
 
 
-def test_the_lowest_kl_within_one_standard_error_of_the_best():
+def test_candidate_has_lowest_kl_within_one_standard_error_of_best():
     """Differences from the best of +d and −d, on half of the prompts each, have a standard error of 0.1005 d."""
     d = np.tile([1.0, -1.0], 50)
     levels = {0: (0.0, 0 * d), 10: (0.5, d), 20: (0.88, d), 30: (0.91, d), 40: (1.0, 0 * d), 50: (0.2, d)}
@@ -465,7 +465,7 @@ def test_the_lowest_kl_within_one_standard_error_of_the_best():
     assert decide(Evidence(points[0], phrased[1:], GOOD, [negligible]), seed=0).candidate == 30, "it is a format"
 
 
-def test_a_candidate_is_recommended_once_other_prompts_confirm_it():
+def test_candidate_is_recommended_when_held_out_prompts_confirm_it():
     found = made(RISE)
     yes = found.confirm(50, Estimate(0.9, (0.5, 1.3), 200))
     assert (yes.recommended, yes.confirmed.value) == (50, 0.9) and "so it is recommended" in yes.reasons[-1]
@@ -482,7 +482,7 @@ def test_a_candidate_is_recommended_once_other_prompts_confirm_it():
 # ---- form
 
 
-def test_a_verdict_is_seeded_blind_to_order_and_plain_json():
+def test_verdict_is_seeded_order_independent_and_json_serializable():
     points = run(PEAKED, prompts=40, probes=report(risen_phrases=2))
     found = decide(Evidence(points[0], points[1:], GOOD, [PAID]), seed=3)
     assert decide(Evidence(points[0], points[:0:-1], GOOD, [PAID]), seed=3).reasons == found.reasons
@@ -503,7 +503,7 @@ def test_a_verdict_is_seeded_blind_to_order_and_plain_json():
         ([(0, 0.0, [1.0] * 30), (5, 1.0, [math.nan] * 30)], "score is not finite"),
     ],
 )
-def test_bad_runs_are_refused(points, message):
+def test_decide_rejects_bad_runs(points, message):
     made_of = [Checkpoint(step, kl, row, row) for step, kl, row in points]
     with pytest.raises(ValueError, match=message):
         decide(Evidence(made_of[0], made_of[1:]), seed=0)

@@ -58,7 +58,7 @@ def chat(*contents: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("reward", ALL, ids=lambda reward: reward.name)
-def test_each_is_a_named_frozen_object_that_can_be_pickled(reward: Any) -> None:
+def test_verifiable_reward_is_named_frozen_and_picklable(reward: Any) -> None:
     again = pickle.loads(pickle.dumps(reward))
     assert again == reward and again.__name__ == reward.name
     assert Rewards([reward]).names == [reward.name]
@@ -67,7 +67,7 @@ def test_each_is_a_named_frozen_object_that_can_be_pickled(reward: Any) -> None:
 
 
 @pytest.mark.parametrize("reward", ALL, ids=lambda reward: reward.name)
-def test_texts_and_conversations_are_scored_alike_and_positions_work_as_keywords(reward: Any) -> None:
+def test_reward_scores_texts_and_conversations_alike(reward: Any) -> None:
     texts = ["42", "the answer is 42", "no", ""]
     rest: dict[str, Any] = {"answer": ["42", "42", "7", None], "completion_ids": [[1, 1], [1] * 6, [2], []]}
     if isinstance(reward, NumericMatch):
@@ -79,7 +79,7 @@ def test_texts_and_conversations_are_scored_alike_and_positions_work_as_keywords
     assert score(reward, *texts, **rest) == wanted == score(reward, *(chat("7", text) for text in texts), **rest)
 
 
-def test_the_text_of_a_message() -> None:
+def test_text_of_reads_last_message_and_text_parts() -> None:
     assert text_of("as it is") == "as it is"
     assert text_of(chat("first", "last")) == "last"
     assert text_of([{"role": "assistant", "tool_calls": []}]) == "" == text_of([]) == text_of(chat(None))
@@ -87,7 +87,7 @@ def test_the_text_of_a_message() -> None:
     assert text_of(chat(parts)) == "a picture"
 
 
-def test_recipes_find_every_one_by_name() -> None:
+def test_recipes_load_every_reward_by_name() -> None:
     """What pyproject.toml registers: ready-made objects where none needs a setting, else the class."""
     for name, target in ENTRIES.items():
         found = load_object(target, group="rlhf_zoo.rewards")
@@ -125,7 +125,7 @@ def test_recipes_find_every_one_by_name() -> None:
         (ExactMatch(marker="####"), "so #### 42", "6 times 7 is 42\n#### 42", 1),
     ],
 )
-def test_exact_match(reward: ExactMatch, said: str, answer: Any, wanted: float | None) -> None:
+def test_exact_match_scores_answers(reward: ExactMatch, said: str, answer: Any, wanted: float | None) -> None:
     assert score(reward, said, answer=[answer]) == [wanted]
 
 
@@ -174,18 +174,18 @@ def test_exact_match(reward: ExactMatch, said: str, answer: Any, wanted: float |
         ("", None),
     ],
 )
-def test_read_number(text: str, number: float | None) -> None:
+def test_read_number_parses_text(text: str, number: float | None) -> None:
     assert read_number(text) == number
 
 
-def test_a_marker_stands_before_the_number() -> None:
+def test_read_number_starts_after_last_marker() -> None:
     assert read_number("#### 42 apples in 3 boxes", marker="####") == 42
     assert read_number("#### 1\n#### 42 apples", marker="####") == 42
     assert read_number("42", marker="####") is None
     assert read_number("####", marker="####") is None
 
 
-def test_a_percent_sign_is_a_unit_or_a_hundredth() -> None:
+def test_percent_sign_is_read_as_unit_or_hundredth() -> None:
     assert read_number("42%", percent="hundredth") == 0.42 and read_number("0.42", percent="hundredth") == 0.42
     hundredth, unit = NumericMatch(percent="hundredth"), NumericMatch()
     assert score(hundredth, "42%", "42", answer=[0.42, "42%"]) == [1, 0]
@@ -194,14 +194,14 @@ def test_a_percent_sign_is_a_unit_or_a_hundredth() -> None:
 
 @settings(deadline=None)
 @given(st.integers(-(10**15), 10**15), st.sampled_from(["{}", "so {}.", "=={}==", r"\boxed{{{}}} of 9", "${}"]))
-def test_a_whole_number_is_read_as_python_writes_it(number: int, frame: str) -> None:
+def test_read_number_parses_integers_as_python_prints_them(number: int, frame: str) -> None:
     assert read_number(frame.format(number)) == number
     assert read_number(frame.format(f"{number:,}")) == number
 
 
 @settings(deadline=None)
 @given(st.text(alphabet=r"0123456789.,/-+%$\{}^_ eEboxdfracx#" + "\n"))
-def test_any_text_has_a_finite_number_or_none(text: str) -> None:
+def test_read_number_is_finite_or_none(text: str) -> None:
     number = read_number(text)
     assert number is None or math.isfinite(number)
 
@@ -209,14 +209,14 @@ def test_any_text_has_a_finite_number_or_none(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["9" * 10**5, ",123" * 10**5, "1/" * 10**5, r"\frac{" * 10**5, r"\boxed{" + "{" * 10**5, "x_a" * 10**5]
 )
-def test_reading_takes_time_in_proportion_to_the_text(text: str) -> None:
+def test_read_number_takes_linear_time(text: str) -> None:
     """Quadratic time would be minutes here; what is seen is a tenth of a second."""
     started = time.monotonic()
     read_number(text)
     assert time.monotonic() - started < 10
 
 
-def test_numeric_match() -> None:
+def test_numeric_match_scores_answers_and_skips_missing_ones() -> None:
     answers = [42, "42", "6 times 7 is 42\n#### 42", [41, 42], np.float32(42), None, math.nan, []]
     assert score(NumericMatch(), *["It is 42."] * 8, answer=answers) == [1, 1, 1, 1, 1, None, None, None]
     assert score(NumericMatch(), *["It is 43."] * 8, answer=answers) == [0, 0, 0, 0, 0, None, None, None]
@@ -229,25 +229,25 @@ def test_numeric_match() -> None:
     assert seen == {"sum/read": [7.0, None]}
 
 
-def test_a_marker_is_asked_of_completions_and_looked_for_in_answers() -> None:
+def test_numeric_match_requires_marker_in_completions_not_in_answers() -> None:
     marked = NumericMatch(marker="####")
     assert score(marked, "#### 42", "42", "#### 42 of 99", answer=["7 #### 42", "42", "42"]) == [1, 0, 1]
 
 
-def test_tolerances_are_those_of_isclose() -> None:
+def test_numeric_match_tolerances_follow_isclose() -> None:
     assert score(NumericMatch(), "1000000", "0.1", answer=[1000001, 0.1 + 1e-12]) == [0, 1]
     assert score(NumericMatch(relative=0.01), "101", "102", answer=[100, 100]) == [1, 0]
     assert score(NumericMatch(absolute=0.5), "0.5", "0.6", answer=[0, 0]) == [1, 0]
     assert score(NumericMatch(relative=0, absolute=0), "0.3", answer=[0.1 + 0.2]) == [0]
 
 
-def test_an_answer_without_a_number_is_an_error() -> None:
+def test_numeric_match_rejects_answer_without_number() -> None:
     with pytest.raises(ValueError, match="the column 'answer' holds 'unknown', which has no number"):
         score(NumericMatch(), "4", answer=["unknown"])
 
 
 @pytest.mark.parametrize("reward", [ExactMatch(), NumericMatch()], ids=["exact", "numeric"])
-def test_a_missing_column_is_one_sentence(reward: Any) -> None:
+def test_reward_rejects_missing_answer_column(reward: Any) -> None:
     with pytest.raises(
         ZooError, match=rf"{reward.name} reads the column 'answer', but the prompts have 'solution': name"
     ):
@@ -259,7 +259,7 @@ def test_a_missing_column_is_one_sentence(reward: Any) -> None:
 # Form
 
 
-def test_format_match() -> None:
+def test_format_match_matches_whole_text_or_searches() -> None:
     whole, part = FormatMatch(pattern=r"<a>\d+</a>"), FormatMatch(pattern=r"<a>\d+</a>", how="search")
     texts = ["<a>42</a>", " <a>42</a>\n", "so <a>42</a>", "<a>x</a>"]
     assert score(whole, *texts) == [1, 1, 0, 0]
@@ -269,7 +269,7 @@ def test_format_match() -> None:
     assert score(FormatMatch(pattern="(?i)yes"), "YES") == [1]
 
 
-def test_a_pattern_that_backtracks_without_end_is_stopped_and_named() -> None:
+def test_format_match_times_out_on_catastrophic_backtracking() -> None:
     """(a|aa)+ splits 60 letters in more ways than can be tried: without a limit this test would not end."""
     reward = FormatMatch(pattern="(?:a|aa)+$", how="search", timeout=0.2)
     assert score(reward, "a" * 60) == [1]
@@ -282,7 +282,7 @@ def test_a_pattern_that_backtracks_without_end_is_stopped_and_named() -> None:
 # Lengths
 
 
-def test_length() -> None:
+def test_length_counts_units_and_scores_distance_to_target() -> None:
     texts = ["a b  c", "", "abcd"]
     ids = [[1] * 5, [], [1]]
     assert score(Length(), *texts, completion_ids=ids) == [5, 0, 1]
@@ -292,7 +292,7 @@ def test_length() -> None:
     assert targeted == [0, -0.25, -0.25, -1, -1, -1] and math.copysign(1, targeted[0] or 0.0) == 1
 
 
-def test_soft_overlong_is_the_one_of_dapo() -> None:
+def test_soft_overlong_equals_dapo_and_trl() -> None:
     """Equation 13 with L_max 20 and L_cache 8, at its corners; and TRL's at every length."""
     at = {0: 0, 12: 0, 13: -1 / 8, 16: -0.5, 20: -1, 21: -1, 500: -1}
     assert score(SoftOverlong(limit=20, margin=8), *[""] * 7, completion_ids=[[1] * n for n in at]) == list(at.values())
@@ -303,7 +303,7 @@ def test_soft_overlong_is_the_one_of_dapo() -> None:
     assert score(SoftOverlong(limit=2, unit="words"), "a b", "a b c") == [0, -1]
 
 
-def test_repetition() -> None:
+def test_repetition_counts_repeated_ngrams_and_equals_trl() -> None:
     ids = [[1, 2, 3, 4], [5] * 5, [1, 2, 1, 2, 1], [7], []]
     assert score(Repetition(n=2), *[""] * 5, completion_ids=ids) == [0, -0.75, -0.5, 0, 0]
     assert score(Repetition(n=1, unit="words"), "so so, SO!") == [-0.4]
@@ -319,7 +319,7 @@ def test_repetition() -> None:
 
 
 @pytest.mark.parametrize("reward", [Length(), SoftOverlong(limit=3), Repetition()], ids=lambda reward: reward.name)
-def test_tokens_that_are_not_given_cannot_be_counted(reward: Any) -> None:
+def test_token_count_reward_rejects_missing_token_ids(reward: Any) -> None:
     with pytest.raises(ZooError, match=f"{reward.name} counts tokens but got none: set its unit to 'words'"):
         score(reward, "a")
 
@@ -343,12 +343,12 @@ def test_tokens_that_are_not_given_cannot_be_counted(reward: Any) -> None:
         (lambda: Repetition(n=0), "n of the reward repetition is 0"),
     ],
 )
-def test_settings_that_mean_nothing_are_refused(make: Any, message: str) -> None:
+def test_verifiable_rewards_reject_bad_settings(make: Any, message: str) -> None:
     with pytest.raises(ZooError, match=message):
         make()
 
 
-def test_answers_are_read_strictly_and_leniently() -> None:
+def test_rewards_have_strict_and_lenient_readings() -> None:
     said = ["so 42", "#### 42", "#### 41, no: 42", "\\boxed{42}", "none"]
     answers = {"answer": ["6 times 7 #### 42"] * len(said)}
 

@@ -22,7 +22,7 @@ def cast(limits: VoteLimits, address: str, pair: str) -> str | None:
     return None
 
 
-def test_one_address_stuffs_no_box():
+def test_vote_limits_bound_votes_of_one_address():
     """60 of 60 votes in 86 seconds were taken before."""
     clock = Clock()
     limits, taken = VoteLimits(clock=clock), 0
@@ -39,7 +39,7 @@ def test_one_address_stuffs_no_box():
     assert taken <= 500
 
 
-def test_a_refusal_says_when_and_a_pair_has_a_bound():
+def test_refusal_says_when_to_retry_and_bounds_votes_per_prompt():
     clock = Clock()
     limits = VoteLimits(clock=clock)
     assert [cast(limits, "a", "same") for _ in range(3)] == [None] * 3
@@ -54,7 +54,7 @@ def test_a_refusal_says_when_and_a_pair_has_a_bound():
     assert [cast(many, "a", "same") for _ in range(500)] == [None] * 500
 
 
-def test_what_is_kept_of_an_address():
+def test_vote_limits_keep_only_keyed_hashes_of_addresses():
     known = []
     for _ in range(2):
         limits = VoteLimits()
@@ -79,5 +79,5 @@ def test_what_is_kept_of_an_address():
         (None, "", ""),
     ],
 )
-def test_whose_vote_it_is(peer, forwarded, address):
+def test_voter_address_reads_peer_and_forwarded_header(peer, forwarded, address):
     assert voter_address(peer, forwarded) == address

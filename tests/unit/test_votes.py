@@ -25,7 +25,7 @@ from rlhf_zoo.hub.client import refusals
 # A vote
 
 
-def test_a_vote_is_a_pair_or_a_tie():
+def test_vote_becomes_preference_pair_or_tie():
     left, right, tie = (make_vote(verdict, prompt="it is") for verdict in ("left", "right", "tie"))
     assert (left.chosen, left.rejected, left.configuration) == (PPO, SFT, "default")
     assert (right.chosen, right.rejected) == (SFT, PPO)
@@ -38,7 +38,7 @@ def test_a_vote_is_a_pair_or_a_tie():
     assert tie.to_row()["left"] == PPO.completion
 
 
-def test_a_vote_holds_nothing_of_who_voted():
+def test_vote_row_holds_nothing_about_the_voter():
     """The columns are these and no other: whoever adds one thinks of what it says of a person."""
     model = {"role", "repo", "commit", "tag", "reward", "ended"}
     for vote, sides in ((make_vote(), ("chosen", "rejected")), (make_vote("tie", left=SFT), ("left", "right"))):
@@ -75,7 +75,7 @@ def test_a_vote_holds_nothing_of_who_voted():
         ({"ended": 1}, "true, false or none"),
     ],
 )
-def test_what_no_vote_can_be_is_named(fields, said):
+def test_vote_rejects_bad_fields(fields, said):
     whole = {key: value for key, value in fields.items() if key in {field.name for field in dataclasses.fields(Vote)}}
     with pytest.raises(ZooError, match=said):
         make_vote(**(whole or {"left": dataclasses.replace(PPO, **fields)}))
@@ -114,7 +114,7 @@ def any_votes(draw) -> Vote:
 
 @settings(max_examples=50, deadline=None)
 @given(some=st.lists(any_votes(), min_size=1, max_size=6))
-def test_every_vote_comes_back_exactly(some, tmp_path_factory):
+def test_vote_round_trips_through_journal_and_parquet(some, tmp_path_factory):
     """From the journal's lines and from the data set's files: what can be a vote can be sent."""
     for vote in some:
         line = vote_box._dump(vote.to_row())
@@ -131,7 +131,7 @@ def test_every_vote_comes_back_exactly(some, tmp_path_factory):
     assert merge_votes(back) == merge_votes(some)
 
 
-def test_a_row_that_is_no_vote():
+def test_vote_from_row_rejects_bad_rows():
     for row in ({}, {"verdict": "left"}, {**make_vote().to_row(), "seed": None}, {**make_vote().to_row(), "chosen": 3}):
         with pytest.raises(ZooError):
             Vote.from_row(row)
@@ -156,7 +156,7 @@ def ids(votes: Sequence[Vote]) -> list[str]:
     return sorted(vote.id for vote in votes)
 
 
-def test_votes_are_sent_in_batches_and_kept_and_each_counts_once(journal):
+def test_vote_box_sends_batches_and_counts_each_vote_once(journal):
     store, cast = Store(), [make_vote(verdict) for verdict in VERDICTS]
     for times in (1, 2):
         with VoteBox(store, journal, interval=0) as box:
@@ -169,7 +169,7 @@ def test_votes_are_sent_in_batches_and_kept_and_each_counts_once(journal):
             assert not list(journal.glob("votes/*")) and not list(journal.glob("batches/*"))
 
 
-def test_what_waits_goes_in_one_commit_and_the_interval_is_kept(journal):
+def test_vote_box_sends_waiting_votes_in_one_commit_per_interval(journal):
     store = Store()
     store.gate.clear()
     with VoteBox(store, journal, interval=30) as box:
@@ -185,7 +185,7 @@ def test_what_waits_goes_in_one_commit_and_the_interval_is_kept(journal):
         assert [len(votes) for votes in store.batches.values()] == [1, 9]
 
 
-def test_a_vote_is_on_the_disk_when_cast_returns_and_no_hub_is_waited_for(journal, caplog):
+def test_cast_writes_vote_to_disk_without_waiting_for_hub(journal, caplog):
     store, vote = Store(), make_vote()
     store.gate.clear()
     box = VoteBox(store, journal, interval=0, patience=0.1)
@@ -207,7 +207,7 @@ def test_a_vote_is_on_the_disk_when_cast_returns_and_no_hub_is_waited_for(journa
     assert len(store.ids) == 2
 
 
-def test_a_hub_that_fails_is_asked_again(journal, caplog):
+def test_vote_box_retries_when_hub_fails(journal, caplog):
     store = Store()
     store.refuse = [OSError("no route"), ZooError("It holds another data set: no."), RuntimeError("a mistake of ours")]
     store.after = [OSError("the answer was lost")]
@@ -222,7 +222,7 @@ def test_a_hub_that_fails_is_asked_again(journal, caplog):
 
 
 @pytest.mark.parametrize("moment", ["begun", "half forgotten"])
-def test_a_kill_at_any_moment(journal, moment):
+def test_vote_box_loses_no_vote_when_killed(journal, moment):
     """The journal as each moment leaves it; tests/contract kills real processes, also once a batch was sent."""
     store, cast = Store(), [make_vote() for _ in range(4)]
     killed = VoteBox(store, journal)
@@ -241,7 +241,7 @@ def test_a_kill_at_any_moment(journal, moment):
     assert len(store.ids) == len(set(store.ids)) == 5
 
 
-def test_one_sends_at_a_time_and_the_other_waits_for_it(journal):
+def test_vote_boxes_of_one_journal_send_one_at_a_time(journal):
     store = Store()
     store.gate.clear()
     with VoteBox(store, journal, interval=0) as one, VoteBox(store, journal, interval=0) as other:
@@ -256,7 +256,7 @@ def test_one_sends_at_a_time_and_the_other_waits_for_it(journal):
     assert len(store.ids) == len(set(store.ids)) == 2
 
 
-def test_a_spoilt_file_does_not_stop_the_others(journal, caplog):
+def test_vote_box_sets_aside_unreadable_vote_file(journal, caplog):
     store, vote = Store(), make_vote()
     box = VoteBox(store, journal, interval=0)
     box.cast(vote)
@@ -268,7 +268,7 @@ def test_a_spoilt_file_does_not_stop_the_others(journal, caplog):
 
 
 @pytest.mark.parametrize("folder", ["votes", "batches", "sent"])
-def test_a_folder_in_the_place_of_a_vote_stops_none(journal, caplog, folder):
+def test_vote_box_sets_aside_directory_named_like_a_vote(journal, caplog, folder):
     """It is set aside, and the thread goes on; before, nothing was ever sent again."""
     store, vote = Store(), make_vote()
     box = VoteBox(store, journal, interval=0)
@@ -286,7 +286,7 @@ def test_a_folder_in_the_place_of_a_vote_stops_none(journal, caplog, folder):
 
 
 @pytest.mark.parametrize("name", ["lock", "sent"])
-def test_what_sending_needs_and_is_something_else_is_said(journal, caplog, monkeypatch, name):
+def test_vote_box_reports_blocked_lock_and_sent_paths(journal, caplog, monkeypatch, name):
     monkeypatch.setattr(refusals, "FIRST_PAUSE", 0.05)
     store = Store()
     box = VoteBox(store, journal, interval=0)
@@ -299,7 +299,7 @@ def test_what_sending_needs_and_is_something_else_is_said(journal, caplog, monke
     assert not [record for record in caplog.records if record.exc_info]
 
 
-def test_what_cannot_hold_votes_is_said(journal):
+def test_votes_reject_bad_journal_and_repository_name(journal):
     journal.write_text("a file, where the folder should be")
     with pytest.raises(ZooError, match=r"cannot be written|Not a directory"):
         VoteBox(Store(), journal).cast(make_vote())
@@ -311,7 +311,7 @@ def test_what_cannot_hold_votes_is_said(journal):
 # Statistics
 
 
-def test_a_preference_rate_by_hand():
+def test_preference_rate_matches_hand_computation():
     """Many prompts, one vote each: the bootstrap comes to the normal interval of a binomial."""
     scores = [1.0] * 60 + [0.5] * 20 + [0.0] * 20
     found = preference_rate(scores, range(100))
@@ -322,7 +322,7 @@ def test_a_preference_rate_by_hand():
     assert (thrice.n, thrice.ci95) == (300, pytest.approx(found.ci95)), "prompts count, not votes"
 
 
-def test_two_players_by_hand():
+def test_bradley_terry_of_two_players_matches_hand_computation():
     """Odds of 3 to 1 are ln 3 nats, and 10 to 1 are 400 points."""
     theta = bradley_terry([[0, 30], [10, 0]], prior=0)
     assert theta[0] - theta[1] == pytest.approx(math.log(3), abs=1e-9)
@@ -330,7 +330,7 @@ def test_two_players_by_hand():
     assert (theta[0] - theta[1]) * ELO_SCALE == pytest.approx(400, abs=1e-6)
 
 
-def test_three_players_meet_the_likelihood_equations():
+def test_bradley_terry_of_three_players_solves_likelihood_equations():
     """At the maximum each player's expected wins are its wins (Bradley & Terry 1952)."""
     wins = np.array([[0, 7, 9.5], [3, 0, 6], [2.5, 4, 0]])
     theta = bradley_terry(wins, prior=0)
@@ -340,7 +340,7 @@ def test_three_players_meet_the_likelihood_equations():
 
 
 @pytest.mark.parametrize(("prompts", "each", "within"), [(10, 1, 1e-3), (10, 3, 1e-3), (80, 1, 0.15)])
-def test_elo_intervals_by_hand(prompts, each, within):
+def test_elo_intervals_match_hand_computation(prompts, each, within):
     """6 of 10 won: the difference has the variance 1/(n·0.6·0.4), and a player is half of it from the mean."""
     scores = [1.0, 1.0, 1.0, 0.0, 0.0] * (prompts // 5) * each
     on = [*range(prompts)] * each
@@ -364,7 +364,7 @@ def votes_between(n_ppo: int, n_sft: int, n_tie: int, n_bad: int, **models) -> l
     return found
 
 
-def test_votes_on_prompts_that_ask_the_same_count_as_one_prompt():
+def test_votes_on_equivalent_prompts_count_as_one_prompt():
     spellings = ("the {}'s price", "the price of my {}", "The price of the {}.")
     names = ["radio", "chair", "phone", "tent"]
     votes = [
@@ -375,7 +375,7 @@ def test_votes_on_prompts_that_ask_the_same_count_as_one_prompt():
     assert rate["ci95"] == summary([votes[0], votes[3], votes[6], votes[9]])["win_rate"]["ci95"]
 
 
-def test_a_summary_by_hand():
+def test_summary_matches_hand_computation():
     votes = votes_between(30, 10, 20, 5)
     found = summary([*votes, *votes], seed=1)  # each comes twice, as from the journal and from the Hub
     assert found["votes"] == 65 and json.dumps(found)
@@ -392,7 +392,7 @@ def test_a_summary_by_hand():
     assert best["elo"]["value"] - other["elo"]["value"] == pytest.approx(400 * math.log10(2), abs=3)
 
 
-def test_a_summary_of_ties_only_and_of_nothing():
+def test_summary_handles_no_votes_and_only_ties():
     assert summary([]) == {
         "votes": 0, "counts": {"ppo": 0, "sft": 0, "tie": 0, "both_bad": 0}, "win_rate": None, "pairs": [], "elo": [],
         "left": None,
@@ -402,7 +402,7 @@ def test_a_summary_of_ties_only_and_of_nothing():
     assert summary(votes_between(0, 0, 0, 2))["win_rate"] is None
 
 
-def test_revisions_are_told_apart_by_commit_and_named_by_the_newest_tag():
+def test_summary_groups_revisions_by_commit_and_names_newest_tag():
     early = votes_between(2, 8, 0, 0, ppo={"commit": "a" * 40, "tag": "step-000010"})
     late = votes_between(9, 1, 0, 0, ppo={"commit": "b" * 40, "tag": "step-000040"})
     moved = votes_between(3, 0, 0, 0, ppo={"commit": "b" * 40, "tag": "best"})
@@ -414,7 +414,7 @@ def test_revisions_are_told_apart_by_commit_and_named_by_the_newest_tag():
     assert {row["among"] for row in found["elo"]} == {0}
 
 
-def test_models_that_no_vote_links_are_not_on_one_scale():
+def test_elo_scales_are_separate_for_unlinked_models():
     one = votes_between(6, 2, 0, 0)
     other = votes_between(1, 2, 0, 0, ppo={"repo": "x/ppo"}, sft={"repo": "x/sft"})
     found = summary([*one, *other])["elo"]
@@ -423,7 +423,7 @@ def test_models_that_no_vote_links_are_not_on_one_scale():
         assert np.mean([row["elo"]["value"] for row in found if row["among"] == among]) == pytest.approx(1000)
 
 
-def test_two_checkpoints_of_ppo_count_for_elo_only():
+def test_votes_between_two_ppo_checkpoints_count_for_elo_only():
     early = dataclasses.replace(PPO, commit="a" * 40, completion="early")
     found = summary([make_vote("left", left=PPO, right=early)])
     assert found["votes"] == 1 and found["win_rate"] is None and found["pairs"] == [] and len(found["elo"]) == 2

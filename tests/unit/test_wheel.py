@@ -40,7 +40,7 @@ def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python
 
 
-def test_from_sources(built: Path, tmp_path: Path) -> None:
+def test_wheel_from_sources_is_deterministic_and_complete(built: Path, tmp_path: Path) -> None:
     assert built.name == f"rlhf_zoo-{__version__}-py3-none-any.whl"
     assert wheel.make_wheel(tmp_path).read_bytes() == built.read_bytes()
     found = contents(built)
@@ -58,7 +58,7 @@ def test_from_sources(built: Path, tmp_path: Path) -> None:
     assert not [name for name in found if "test" in name or name.endswith(".pyc")]
 
 
-def test_from_an_installation(built: Path, installed: Path, tmp_path: Path) -> None:
+def test_wheel_from_installation_equals_wheel_from_sources(built: Path, installed: Path, tmp_path: Path) -> None:
     env = {name: value for name, value in base_environment().items() if name != "PYTHONPATH"}
     code = """
 import sys; from pathlib import Path
@@ -79,7 +79,7 @@ print(PACKAGE); print(make_wheel(Path(sys.argv[1])))
     assert ours == theirs
 
 
-def test_what_was_repacked_can_be_installed(installed: Path, tmp_path: Path) -> None:
+def test_repacked_wheel_installs_with_pip(installed: Path, tmp_path: Path) -> None:
     info = next(installed.parents[1].glob("lib/*/site-packages/rlhf_zoo-*.dist-info"))
     again = wheel.repack(metadata.Distribution.at(info), tmp_path)
     target = tmp_path / "target"
@@ -89,7 +89,7 @@ def test_what_was_repacked_can_be_installed(installed: Path, tmp_path: Path) -> 
     assert (target / "bin" / "rlhf-zoo").is_file()
 
 
-def test_an_installation_that_lacks_files(installed: Path, tmp_path: Path) -> None:
+def test_repack_rejects_installation_with_missing_files(installed: Path, tmp_path: Path) -> None:
     info = next(installed.parents[1].glob("lib/*/site-packages/rlhf_zoo-*.dist-info"))
     lost = info.parent / "rlhf_zoo" / "functional.py"
     kept = lost.read_bytes()
@@ -101,7 +101,9 @@ def test_an_installation_that_lacks_files(installed: Path, tmp_path: Path) -> No
         lost.write_bytes(kept)
 
 
-def test_what_runs_is_not_what_is_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_make_wheel_rejects_other_installed_copy_and_missing_builder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(wheel, "PACKAGE", tmp_path / "rlhf_zoo")
     with pytest.raises(ZooError, match="but another rlhf-zoo is installed"):
         wheel.make_wheel(tmp_path)

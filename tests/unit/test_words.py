@@ -65,17 +65,17 @@ def literals(source: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_pages(name: str) -> None:
+def test_docs_pages_have_no_forbidden_words(name: str) -> None:
     assert found(IN_PROSE, prose((ROOT / name).read_text(encoding="utf-8"))) == []
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_templates(name: str) -> None:
+def test_card_templates_have_no_forbidden_words(name: str) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")
     assert found(IN_PROSE, re.sub(r"\{[{%#].*?[#%}]\}", "…", text, flags=re.DOTALL)) == []
 
 
-def test_help_and_messages() -> None:
+def test_help_and_messages_have_no_forbidden_forms() -> None:
     texts = {name: literals((ROOT / name).read_text(encoding="utf-8")) for name in CODE}
     assert {name: said for name, listed in texts.items() if (said := found(FORMS, "\n".join(listed)))} == {}
 
@@ -88,7 +88,7 @@ def test_help_and_messages() -> None:
         "from the tightest string to the loosest", "hidden, so that it cannot be read", "by dealing completions",
     ],
 )  # fmt: skip
-def test_what_may_not_come_back_is_found(text: str) -> None:
+def test_forbidden_forms_match_bad_text(text: str) -> None:
     assert found(FORMS, text)
 
 
@@ -99,5 +99,5 @@ def test_what_may_not_come_back_is_found(text: str) -> None:
         "Trained weights are not kept.", "The checkpoint was chosen on validation prompts.",
     ],
 )  # fmt: skip
-def test_plain_english_is_not(text: str) -> None:
+def test_forbidden_forms_do_not_match_plain_english(text: str) -> None:
     assert not found(FORMS, text)
