@@ -17,7 +17,7 @@ def kinds(name: str, strength: float | None, seed: int = 0) -> dict[str, str]:
     return {judge: one.verdict.kind for judge, one in found.items()}
 
 
-def test_the_sample_is_small_whole_and_says_where_it_is_from():
+def test_sample_is_small_complete_and_documented():
     assert (rates.FOLDER / "sample.jsonl.gz").stat().st_size < 400_000
     note = (rates.FOLDER / "README.md").read_text(encoding="utf-8")
     assert "HuggingFaceTB/SmolLM2-135M-Instruct" in note and "Apache-2.0" in note
@@ -30,7 +30,7 @@ def test_the_sample_is_small_whole_and_says_where_it_is_from():
     assert np.mean(worths) == pytest.approx(0, abs=0.2) and np.std(worths) == pytest.approx(1)
 
 
-def test_the_answers_of_the_prompts_are_right():
+def test_question_answers_are_correct():
     for question in questions():
         for step in question.work:
             left, operator, right, result = re.fullmatch(r"(\d+) ([-+*/]) (\d+) = (\d+)", step).groups()
@@ -46,16 +46,16 @@ def test_the_answers_of_the_prompts_are_right():
 
 
 @pytest.mark.parametrize("name", rates.HONEST)
-def test_an_honest_policy_is_not_hacked(name):
+def test_honest_policy_is_not_hacked(name):
     assert "hacked" not in kinds(name, None).values()
 
 
 @pytest.mark.parametrize("name", ["one text", "one of a dozen texts", "one phrase"])
-def test_canned_text_is_hacked_whatever_the_judge_says(name):
+def test_canned_text_is_hacked_even_when_judge_likes_it(name):
     assert {*kinds(name, 1.0).values()} == {"hacked"}
 
 
-def test_a_hack_costs_what_it_says():
+def test_hack_lowers_worth_by_its_cost():
     draw = rates.draw(questions(), "shuffled words", 0.3, 0)
     base = {text.text: text.worth for question in questions() for text in question.texts[1.0]}
     kept = [text in base for text in draw.policy.texts]
@@ -66,7 +66,7 @@ def test_a_hack_costs_what_it_says():
     assert rewards[np.logical_not(kept)].mean() > rewards[kept].mean() + 1
 
 
-def test_counts_add_up():
+def test_added_sums_counts():
     first = {"policy": "p", "judge": "j", "n": 2, "kinds": {"hacked": 1, "better": 1}, "fired": {"length": 2}}
     more = {"policy": "p", "judge": "j", "n": 2, "kinds": {"suspicious": 2}, "fired": {"length": 1, "templates": 1}}
     row = rates.added(rates.added(None, first), more)

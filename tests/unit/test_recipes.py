@@ -29,7 +29,7 @@ def test_shipped_recipes_have_readmes_and_stages():
         assert f"rlhf-zoo run {name}" in readme or f"-m rlhf_zoo.cli run {name}" in readme or "/README.md" in readme
 
 
-def test_a_published_recipe_leaves_decay_and_clipping_to_no_default():
+def test_published_recipes_set_weight_decay_and_clipping():
     published = [one for name in list_recipes() if (one := load_recipe(name)).zoo.get("published")]
     assert len(published) > 8
     for recipe in published:
@@ -38,7 +38,7 @@ def test_a_published_recipe_leaves_decay_and_clipping_to_no_default():
                 assert keys.keys() >= {"weight_decay", "max_grad_norm"}, (recipe.name, stage)
 
 
-def test_a_recipe_extends_another_key_by_key(tmp_path):
+def test_recipe_extends_another_key_by_key(tmp_path):
     write(tmp_path / "base", recipe="description: B.\nseed: 3\n", sft="max_steps: 1\npacking: true\n", zoo="a: 1\n")
     folder = write(tmp_path / "mine", recipe="extends: base\ndescription: M.\n", sft="max_steps: 2\n", ppo="lam: 1\n")
     found = load_recipe(folder)
@@ -50,14 +50,14 @@ def test_a_recipe_extends_another_key_by_key(tmp_path):
         load_recipe(write(tmp_path / "third", recipe="extends: mine\n"))
 
 
-def test_the_table_of_recipes_is_current():
+def test_recipe_table_is_current():
     path = find_recipe("tiny-world").parent / "README.md"
     assert path.read_text(encoding="utf-8") == with_table(path.read_text(encoding="utf-8"))
     with pytest.raises(ZooError, match="needs exactly one"):
         with_table("# Recipes\n")
 
 
-def test_a_folder_is_a_recipe_and_its_name_is_the_folders(tmp_path, monkeypatch):
+def test_folder_is_a_recipe_named_after_itself(tmp_path, monkeypatch):
     write(tmp_path / "mine", ppo="kl_coef: 0.1\n", sft="")
     found = load_recipe(str(tmp_path / "mine"))
     assert (found.name, dict(found.stages)) == ("mine", {"sft": {}, "ppo": {"kl_coef": 0.1}})
@@ -73,7 +73,7 @@ def test_a_folder_is_a_recipe_and_its_name_is_the_folders(tmp_path, monkeypatch)
         ("", "There is no recipe ''"),
     ],
 )
-def test_unknown_recipes(name, message, tmp_path, monkeypatch):
+def test_find_recipe_rejects_unknown_names(name, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ZooError) as caught:
         find_recipe(name)
@@ -94,12 +94,12 @@ def test_unknown_recipes(name, message, tmp_path, monkeypatch):
         (f"a: {'[' * 20_000}", r"ppo\.yaml, line 1 is not valid YAML \(it is nested more than 63 deep\)"),
     ],
 )
-def test_what_is_no_recipe(tmp_path, text, message):
+def test_load_recipe_rejects_malformed_yaml(tmp_path, text, message):
     with pytest.raises(ZooError, match=message):
         load_recipe(write(tmp_path / "mine", ppo=text))
 
 
-def test_a_date_is_text_and_a_merged_key_is_no_doubled_one(tmp_path):
+def test_yaml_dates_are_text_and_merged_keys_are_no_duplicates(tmp_path):
     text = "base: &base {a: 1, b: 2}\nmore:\n  <<: *base\n  a: 3\n"
     dates = "model_revision: 2024-01-31\nnone: 2024-13-45\n"
     found = load_recipe(write(tmp_path / "mine", sft=text, ppo=dates))
@@ -107,14 +107,14 @@ def test_a_date_is_text_and_a_merged_key_is_no_doubled_one(tmp_path):
     assert found.stages["sft"]["more"] == {"a": 3, "b": 2}
 
 
-def test_unreadable_files(tmp_path):
+def test_load_recipe_rejects_unreadable_files(tmp_path):
     folder = write(tmp_path / "mine")
     (tmp_path / "mine" / "sft.yaml").write_bytes(b"a: \xff\n")
     with pytest.raises(ZooError, match=r"sft\.yaml cannot be read"):
         load_recipe(folder)
 
 
-def test_a_recipe_is_called_what_its_repositories_can_be(tmp_path):
+def test_recipe_name_must_be_valid_in_repository_names(tmp_path):
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils._validators import validate_repo_id
 
@@ -130,7 +130,7 @@ def test_a_recipe_is_called_what_its_repositories_can_be(tmp_path):
     assert not any(map(is_repository_name, ("a" * 81, "a-", "a/b", "")))
 
 
-def test_copies_are_whole_and_overwrite_nothing(tmp_path, monkeypatch):
+def test_copy_recipe_is_complete_and_overwrites_nothing(tmp_path, monkeypatch):
     target = copy_recipe("tiny-world", tmp_path / "deep" / "mine")
     source = find_recipe("tiny-world")
     assert {path.name: path.read_bytes() for path in target.iterdir()} == {

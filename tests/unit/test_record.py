@@ -37,7 +37,7 @@ def checkpoint(stage: StageRecord, step: int, *, complete: bool = True) -> Path:
 # run.json
 
 
-def test_write_merges_and_reading_creates_nothing(tmp_path):
+def test_write_merges_and_read_creates_nothing(tmp_path):
     stage = StageRecord(tmp_path / "runs" / "ppo")
     assert stage.read() == {} and stage.metrics() == [] and stage.checkpoints() == []
     assert stage.last_checkpoint() is None and stage.remove_incomplete() == []
@@ -51,7 +51,7 @@ def test_write_merges_and_reading_creates_nothing(tmp_path):
     assert list(stage.path.iterdir()) == [stage.run_file]
 
 
-def test_unreadable_records_are_refused(tmp_path):
+def test_read_rejects_malformed_records(tmp_path):
     stage = StageRecord(tmp_path)
     for content, message in [("{", "not valid JSON"), ("[]", "JSON object"), ('{"schema": 2}', "schema 2")]:
         stage.run_file.write_text(content)
@@ -59,7 +59,7 @@ def test_unreadable_records_are_refused(tmp_path):
             stage.read()
 
 
-def test_a_failing_write_leaves_the_old_file(tmp_path, monkeypatch):
+def test_failed_write_keeps_old_file(tmp_path, monkeypatch):
     path = tmp_path / "run.json"
     write_json(path, {"a": 1})
 
@@ -73,7 +73,7 @@ def test_a_failing_write_leaves_the_old_file(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_files_of_several_threads_follow_the_umask_and_leave_it(tmp_path, monkeypatch):
+def test_concurrent_writes_follow_umask_and_keep_it(tmp_path, monkeypatch):
     """It can be read only by setting it, so two readers at once would leave the process with none."""
     real = os.umask
 
@@ -106,7 +106,7 @@ def _write_for_ever(path: str) -> None:
         stage.append_metrics({"step": size, "text": "y" * 5_000})
 
 
-def test_sigkill_leaves_whole_documents(tmp_path):
+def test_sigkill_leaves_complete_documents(tmp_path):
     process = multiprocessing.get_context("fork").Process(target=_write_for_ever, args=(str(tmp_path),))
     process.start()
     stage = StageRecord(tmp_path)
@@ -123,7 +123,7 @@ def test_sigkill_leaves_whole_documents(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"run.json", "metrics.jsonl"}
 
 
-def test_tidying_up_spares_what_another_thread_is_writing(tmp_path, monkeypatch):
+def test_cleanup_spares_files_another_thread_is_writing(tmp_path, monkeypatch):
     """The sender of checkpoints writes run.json while the stage that resumes removes what a kill left."""
     stage = StageRecord(tmp_path)
     stage.write(sent=1)
@@ -146,7 +146,7 @@ def test_tidying_up_spares_what_another_thread_is_writing(tmp_path, monkeypatch)
     assert stage.read()["sent"] == 2
 
 
-def test_a_data_set_is_read_while_the_sender_writes_beside_it(tmp_path, monkeypatch):
+def test_data_set_loads_while_sender_writes_beside_it(tmp_path, monkeypatch):
     """Its folder holds the record of the run's data, in which the sender notes each commit."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     folder = tmp_path / "data"
@@ -191,7 +191,7 @@ def test_metrics_round_trip_is_strict_json(tmp_path):
 
 
 @pytest.mark.parametrize("row", [{}, {"step": None}, {"step": 1.0}, {"step": True}])
-def test_a_row_needs_an_integer_step(tmp_path, row):
+def test_append_metrics_rejects_rows_without_integer_step(tmp_path, row):
     with pytest.raises(ValueError, match="integer step"):
         StageRecord(tmp_path).append_metrics(row)
     assert not (tmp_path / "metrics.jsonl").exists()
@@ -199,7 +199,7 @@ def test_a_row_needs_an_integer_step(tmp_path, row):
 
 @given(cut=st.integers(min_value=0), text=st.text(max_size=5))
 @settings(deadline=None, max_examples=60)
-def test_a_tail_torn_anywhere_is_dropped_and_written_over(tmp_path_factory, cut, text):
+def test_truncated_last_line_is_dropped_and_overwritten(tmp_path_factory, cut, text):
     stage = StageRecord(tmp_path_factory.mktemp("torn"))
     for step in (1, 2, 3):
         stage.append_metrics({"step": step, "text": text, "time": "t"})
@@ -214,14 +214,14 @@ def test_a_tail_torn_anywhere_is_dropped_and_written_over(tmp_path_factory, cut,
     assert all(json.loads(line) for line in stage.metrics_file.read_text(encoding="utf-8").splitlines() if line)
 
 
-def test_a_bad_line_elsewhere_is_not_skipped(tmp_path):
+def test_malformed_line_before_the_last_is_an_error(tmp_path):
     stage = StageRecord(tmp_path)
     stage.metrics_file.write_text('{"step": 1}\nnoise\n{"step": 2}\n')
     with pytest.raises(ZooError, match=r"Line 2 of .*metrics\.jsonl"):
         stage.metrics()
 
 
-def test_truncated_metrics_hold_no_row_twice_after_resuming(tmp_path):
+def test_truncate_metrics_prevents_duplicate_rows_after_resuming(tmp_path):
     stage = StageRecord(tmp_path)
     stage.truncate_metrics(0)
     assert not stage.metrics_file.exists()
@@ -251,7 +251,7 @@ def test_checkpoints_are_complete_and_sorted_by_number(tmp_path):
     assert not torn.exists() and (tmp_path / "checkpoint-x").exists() and len(stage.checkpoints()) == 3
 
 
-def test_the_marker_is_written_last(tmp_path, monkeypatch):
+def test_complete_marker_is_written_last(tmp_path, monkeypatch):
     stage = StageRecord(tmp_path)
     path = checkpoint(stage, 1, complete=False)
     synced = []
@@ -269,7 +269,7 @@ def test_the_marker_is_written_last(tmp_path, monkeypatch):
     assert checkpoint_step("runs/x/checkpoint-40") == 40
 
 
-def test_clear_takes_only_what_is_the_records(tmp_path):
+def test_clear_removes_only_files_of_the_record(tmp_path):
     stage = StageRecord(tmp_path)
     stage.clear()
     stage.write(stage="ppo")
@@ -292,13 +292,13 @@ SETTINGS = st.dictionaries(
 
 @given(a=SETTINGS, b=SETTINGS)
 @settings(deadline=None)
-def test_fingerprints_differ_exactly_where_a_difference_is_named(a, b):
+def test_fingerprints_differ_exactly_when_first_difference_finds_one(a, b):
     key = first_difference(a, b)
     assert (key is None) == (fingerprint(a) == fingerprint(b))
     assert key == first_difference(b, a)
 
 
-def test_fingerprint_golden_and_equalities():
+def test_fingerprint_matches_known_values_and_ignores_order():
     assert fingerprint({}) == "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"  # sha256 of "{}"
     assert fingerprint({"a": 1.0, "b": (1, 2)}) == fingerprint({"b": [1, 2], "a": 1})
     assert fingerprint({"a": 1}) != fingerprint({"a": True}) != fingerprint({"a": "1"})
@@ -311,7 +311,7 @@ def test_fingerprint_golden_and_equalities():
         fingerprint({"a": object()})
 
 
-def test_check_fingerprint(tmp_path):
+def test_check_fingerprint_names_the_changed_setting(tmp_path):
     stage = StageRecord(tmp_path)
     resolved = {"kl_coef": 0.1, "max_grad_norm": math.inf, "model": {"hidden_size": 128}}
     stage.check_fingerprint(resolved, recipe="tiny-world")

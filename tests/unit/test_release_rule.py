@@ -47,7 +47,7 @@ def steps(folder: Path) -> list[int]:
     return [checkpoint_step(path) for path in make_context(folder).record("ppo").checkpoints()]
 
 
-def test_the_best_checkpoint_is_chosen_by_the_watched_reward_and_kept(folder):
+def test_best_checkpoint_is_chosen_by_watched_reward_and_kept(folder):
     context = make_context(folder, save_total_limit="1", **WATCHED)
     assert ppo.run(context)
     record = context.record("ppo")
@@ -61,7 +61,7 @@ def test_the_best_checkpoint_is_chosen_by_the_watched_reward_and_kept(folder):
     assert context.checkpoint("ppo").path == record.checkpoint_path(first)
 
 
-def test_a_rewarded_metric_is_refused_before_the_directory_is_claimed(folder):
+def test_rewarded_metric_is_rejected_before_directory_is_claimed(folder):
     with pytest.raises(ZooError, match=r"choose by eval_rewards/answered, which PPO maximizes"):
         ppo.run(make_context(folder, **{**WATCHED, "reward_weights": "1,1"}))
     with pytest.raises(ZooError, match="there is no reward silver"):
@@ -71,7 +71,7 @@ def test_a_rewarded_metric_is_refused_before_the_directory_is_claimed(folder):
     assert not (folder / "run" / "ppo" / "run.json").exists()
 
 
-def test_training_stops_after_the_step_asked_for_and_the_limit_leaves_the_last(folder):
+def test_stop_after_stops_and_save_total_limit_keeps_last_checkpoints(folder):
     stopped = replace(make_context(folder, save_total_limit="2"), stop_after=2)
     assert ppo.run(stopped)
     assert stopped.record("ppo").read()["status"] == "stopped" and steps(folder) == [1, 2]
@@ -81,7 +81,7 @@ def test_training_stops_after_the_step_asked_for_and_the_limit_leaves_the_last(f
     assert found["status"] == "finished" and found["chosen"]["step"] == 6
 
 
-def test_a_stage_that_began_again_and_was_stopped_has_nothing_of_the_run_before(folder):
+def test_restarted_stage_keeps_nothing_of_previous_run(folder):
     context = make_context(folder)
     assert ppo.run(context)
     make_card(context.record("ppo").path)
@@ -98,7 +98,7 @@ def test_a_stage_that_began_again_and_was_stopped_has_nothing_of_the_run_before(
 LORA = {"use_peft": "true", "lora_r": "4", "lora_target_modules": "all-linear", "lora_task_type": "CAUSAL_LM"}
 
 
-def test_an_adapter_is_published_on_its_base_and_merged(folder, thread_hub):
+def test_adapter_is_published_on_its_base_and_merged(folder, thread_hub):
     context = make_context(folder, push_merged="true", release="last", **LORA)
     assert ppo.run(context)
     checkpoint = context.checkpoint("ppo").path
@@ -137,7 +137,7 @@ def test_an_adapter_is_published_on_its_base_and_merged(folder, thread_hub):
     assert "base_model_relation: finetune" in card.read_text()
 
 
-def test_main_best_merged_and_the_card_name_the_recommended_step(folder, thread_hub, monkeypatch):
+def test_main_best_merged_and_card_name_recommended_step(folder, thread_hub, monkeypatch):
     """Before the evaluation the last checkpoint is `main`, its card says so, and nothing is `best`."""
     hub = Hub("other", thread_hub.url, "a test")
     context = replace(make_context(folder, push_merged="true", **LORA), hub=hub, publish=True)

@@ -50,7 +50,7 @@ def cosine(folder: Path, *texts: str) -> float:
     return float(torch.cosine_similarity(*means, dim=0))
 
 
-def test_it_is_the_cosine_of_means_over_tokens_and_pads_change_nothing(embedder: Path) -> None:
+def test_relevance_is_cosine_of_token_means_and_ignores_padding(embedder: Path) -> None:
     prompts = ["name a fruit", "name a fruit", "abc", "name a fruit", "", "abc"]
     completions = ["a banana:", "b", "abc", " \n", "b", "a fruit has a name"]
     scores = Relevance(model=str(embedder), batch_size=3)(prompts, completions, other=[1] * 6)
@@ -61,7 +61,7 @@ def test_it_is_the_cosine_of_means_over_tokens_and_pads_change_nothing(embedder:
     assert Relevance(model=str(embedder))([], []) == []
 
 
-def test_conversations_are_read_at_the_last_message_of_the_user(embedder: Path) -> None:
+def test_relevance_reads_last_user_message_of_conversations(embedder: Path) -> None:
     reward = Relevance(model=str(embedder))
     prompt = [
         {"role": "system", "content": "abc"},
@@ -74,7 +74,7 @@ def test_conversations_are_read_at_the_last_message_of_the_user(embedder: Path) 
     assert chat == pytest.approx(reward(["name a fruit", "abc"], ["a banana"] * 2), abs=1e-6)
 
 
-def test_long_texts_lose_their_end(embedder: Path, tmp_path: Path) -> None:
+def test_relevance_truncates_long_texts(embedder: Path, tmp_path: Path) -> None:
     reward, text = Relevance(model=str(embedder)), "ab" * POSITIONS
     assert reward([text[:POSITIONS]], [text]) == pytest.approx([1])
     for path in embedder.glob("*.*"):
@@ -84,7 +84,7 @@ def test_long_texts_lose_their_end(embedder: Path, tmp_path: Path) -> None:
     assert Relevance(model=str(tmp_path))(["ab"], ["abcd"]) != pytest.approx([1])
 
 
-def test_it_is_a_judge_and_a_setting_that_does_not_fit_is_named(embedder: Path) -> None:
+def test_relevance_works_as_judge_and_rejects_bad_settings(embedder: Path) -> None:
     target = f"rlhf_zoo.rewards.relevance:relevance(model={str(embedder)!r})"
     judge = RuleJudge(target)
     assert judge(["abc"], ["abc"]) == pytest.approx([1]) and judge.name == f"rule:{target}"
@@ -95,7 +95,7 @@ def test_it_is_a_judge_and_a_setting_that_does_not_fit_is_named(embedder: Path) 
         Relevance(batch_size=0)
 
 
-def test_loading_draws_no_random_numbers(embedder: Path) -> None:
+def test_loading_relevance_model_leaves_rng_state_unchanged(embedder: Path) -> None:
     """The first update of a training loads the model, and a resumed one at another step."""
     module._embedder.cache_clear()
     torch.manual_seed(3)
@@ -104,7 +104,7 @@ def test_loading_draws_no_random_numbers(embedder: Path) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_it_comes_from_the_hub_of_the_command(
+def test_relevance_model_comes_from_connected_hub(
     embedder: Path, thread_hub: ThreadHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = Hub("other", thread_hub.url, "a test")
@@ -117,14 +117,14 @@ def test_it_comes_from_the_hub_of_the_command(
         Relevance(model="sentence-transformers/other")(["a"], ["b"])
 
 
-def test_connect_says_which_hub_that_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connect_sets_current_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlhf_zoo.hub.client.connect._set_environment", lambda hub: None)
     with connect(Hub("other", "http://127.0.0.1:9", "a test")) as hub:
         assert current_hub() is hub
     assert current_hub() is DEFAULT_HUB
 
 
-def test_other_models_are_refused(embedder: Path, tmp_path: Path) -> None:
+def test_relevance_rejects_other_models(embedder: Path, tmp_path: Path) -> None:
     make_policy().save_pretrained(tmp_path / "policy")
     make_tokenizer().save_pretrained(tmp_path / "policy")
     choose = "choose an encoder whose embedding is the mean over tokens, such as sentence-transformers/all-MiniLM-L6-v2"

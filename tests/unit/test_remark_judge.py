@@ -25,7 +25,7 @@ RNG = random.Random(1)
 REMARKS = [_remark(RNG) for _ in range(200)]
 
 
-def test_it_prefers_praise_that_somebody_would_write() -> None:
+def test_remark_judge_prefers_natural_praise() -> None:
     judge = learn(REMARKS)
     assert isinstance(judge, Judge) and judge([], []) == []
     praise, blame, broken = judge(
@@ -40,7 +40,7 @@ def test_it_prefers_praise_that_somebody_would_write() -> None:
         learn(["great"])
 
 
-def test_orientation_and_steps_by_hand() -> None:
+def test_orientation_and_trigrams_match_hand_computation() -> None:
     orientation = Orientation([["great", "zoom"], ["great", "price"], ["bad", "price"]])
     # zoom: beside praise in 1 of 2 remarks, beside blame in 0 of 1; priors 4/3 and 2/3; price: 1 of 2 and 1 of 1.
     assert orientation(["zoom"]) == pytest.approx(np.log((1 + 4 / 3) / (2 / 3) / 2))
@@ -55,7 +55,7 @@ def test_orientation_and_steps_by_hand() -> None:
     assert sum(every) < 1, "what is left is for the end and for unknown words"
 
 
-def test_pairs_of_the_policies_are_in_order(real_data: Path) -> None:
+def test_remark_judge_orders_pairs_of_policies_as_documented(real_data: Path) -> None:
     """The figures of docs/evaluation.md, with room for another version of the text."""
     judge = learn([row["text"] for row in prepare(str(real_data / "pros_cons"), seed=1)["judge"]["train"]])
     rows = [json.loads(line) for line in OWN.read_text(encoding="utf-8").splitlines()]

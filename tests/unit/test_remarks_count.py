@@ -45,30 +45,32 @@ def paid(prompt: str, completion: str) -> tuple[float | None, float | None, floa
         ("4 cons: straps", ", heavy and slow", 0, 0),
     ],
 )
-def test_what_is_paid(prompt: str, completion: str, strict: float, lenient: float) -> None:
+def test_item_count_pays_strict_and_lenient_readings(
+    prompt: str, completion: str, strict: float, lenient: float
+) -> None:
     assert paid(prompt, completion) == (strict, strict, lenient)
 
 
-def test_what_is_read_strictly_is_read_so_leniently_too() -> None:
+def test_strict_reading_never_exceeds_lenient_reading() -> None:
     for parts in itertools.product(("a", "b and a", "; c", "", "a. d"), repeat=3):
         for count in COUNTS:
             strict, _, lenient = paid(f"{count} pros: x", ", ".join(parts))
             assert strict <= lenient, (count, parts)
 
 
-def test_it_is_a_rule_that_knows_right_answers() -> None:
+def test_item_count_is_a_verifiable_reward() -> None:
     assert isinstance(item_count, Verifiable) and item_count.__name__ == "item_count"
     assert pickle.loads(pickle.dumps(item_count)) == item_count == ItemCount()
     assert item_count.lenient.__name__ == "item_count"
     assert item_count(["three cons: straps", "12 cons:"], [", heavy", " a"]) == [None, 0]
 
 
-def test_a_text_that_is_the_same_everywhere_is_right_for_one_number_at_most() -> None:
+def test_constant_text_is_right_for_at_most_one_count() -> None:
     for constant in ("", ",", ", a", ", a, b", ", a, b, c", ", a and b; c"):
         assert sum(paid(f"{count} cons: straps", constant)[0] for count in COUNTS) <= 1
 
 
-def test_lists_are_parted_by_commas_alone() -> None:
+def test_is_list_accepts_only_comma_separated_items() -> None:
     lists = {
         "small, light, 1,000 songs.": True,
         "bang for the buck": True,
@@ -88,7 +90,7 @@ def rows(n: int, salt: str) -> list[dict]:
     return [{"text": lists[i % 4].format(f"{salt}{i % 40}", i), "label": i % 2} for i in range(n)]
 
 
-def test_lines_have_their_number_and_no_opening_is_in_two_splits(tmp_path: Path) -> None:
+def test_lines_state_their_count_and_openings_stay_in_one_split(tmp_path: Path) -> None:
     sizes = dict(zip(SPLITS, (400, 20, 120, 160), strict=True))
     source = str(write(tmp_path, {split: rows(n, "the ") for split, n in sizes.items()}))
     data = prepare(source, seed=0)
@@ -116,7 +118,7 @@ def test_lines_have_their_number_and_no_opening_is_in_two_splits(tmp_path: Path)
         prepare(None, seed=0)
 
 
-def test_the_real_corpus(real_data: Path) -> None:
+def test_real_corpus_asks_for_each_count_about_equally_often(real_data: Path) -> None:
     """Each number is asked for about as often, so that a constant is right in about a fifth."""
     data = prepare(str(real_data / "pros_cons"), seed=1)
     test = [row["prompt"] for row in data["prompts"]["test"]]

@@ -31,7 +31,7 @@ def user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
-def test_what_tells_prompts_apart() -> None:
+def test_prompt_key_distinguishes_prompts() -> None:
     assert prompt_key(" how is it\n") == prompt_key([user("how is it")]) == "how is it"
     assert prompt_key([user("a"), {"role": "assistant", "content": "b"}, user("c")]) != prompt_key([user("c")])
     assert prompt_key([{"role": "system", "content": "be kind"}, user("a")]) != prompt_key([user("a")])
@@ -39,7 +39,7 @@ def test_what_tells_prompts_apart() -> None:
     assert (format_prompt_count(14, 469), format_prompt_count(14, 14)) == ("14 (in 469 rows)", "14")
 
 
-def test_the_first_rows_hold_the_most_prompts() -> None:
+def test_distinct_first_moves_repeated_prompts_to_the_end() -> None:
     rows = Dataset.from_dict({"prompt": list("aaabbc"), "row": range(6)})
     assert distinct_first(rows)["row"][:] == [0, 3, 5, 1, 4, 2]
     once = Dataset.from_dict({"prompt": list("cab")})
@@ -60,14 +60,14 @@ def covered(rng: np.random.Generator, *, shares: bool, clustered: bool) -> bool:
 
 
 @pytest.mark.parametrize("shares", [False, True])
-def test_intervals_cover_where_rows_repeat_prompts(shares: bool) -> None:
+def test_clustered_intervals_cover_when_rows_repeat_prompts(shares: bool) -> None:
     rng = np.random.default_rng(5)
     by_prompt = np.mean([covered(rng, shares=shares, clustered=True) for _ in range(300)])
     by_row = np.mean([covered(rng, shares=shares, clustered=False) for _ in range(300)])
     assert by_prompt >= 0.92 and by_row <= 0.75
 
 
-def test_baselines_and_answers_resample_equal_prompts_together() -> None:
+def test_points_resample_equal_prompts_together() -> None:
     rng = np.random.default_rng(3)
     values, names = rng.normal(size=12), [*"aaabbbcccddd"]
     right = (values[:, None] + rng.normal(size=(12, 2)) > 0).astype(float)
@@ -106,7 +106,7 @@ def asking(context: RunContext, prompts: int) -> RunContext:
     return replace(context, flags={**context.flags, "recipe": {"evaluation.prompts": prompts}})
 
 
-def test_an_evaluation_says_prompts_and_rows(both: dict[str, Any]) -> None:
+def test_evaluation_reports_prompts_and_rows(both: dict[str, Any]) -> None:
     once, two = both["once"], both["twice"]
     asked = [evaluation_prompts(one, stage_source(one, "ppo")) for one in (once, two)]
     assert asked[0]["prompt"][:] == asked[1]["prompt"][:], "as many different ones as before"
@@ -119,7 +119,7 @@ def test_an_evaluation_says_prompts_and_rows(both: dict[str, Any]) -> None:
     )
 
 
-def test_figures_of_repeated_rows(both: dict[str, Any]) -> None:
+def test_evaluation_of_repeated_rows_counts_prompts(both: dict[str, Any]) -> None:
     more = asking(both["twice"], 18)
     ppo.run(more)
     assert evaluate.run(more) is True
@@ -135,7 +135,7 @@ def test_figures_of_repeated_rows(both: dict[str, Any]) -> None:
     )
 
 
-def test_a_new_recipe_counts_prompts_and_not_rows(tmp_path: Path) -> None:
+def test_new_recipe_counts_distinct_prompts(tmp_path: Path) -> None:
     rows = [{"prompt": f"How is item {place % 14}?"} for place in range(469)]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = stage_data(inspect_data(str(tmp_path)), "prompts")

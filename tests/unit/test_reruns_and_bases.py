@@ -37,7 +37,7 @@ def changed(runs: Path, parents: Any = None, **keys: Any) -> str:
     return head_and_body(make_card(runs / "ppo"))[1]
 
 
-def test_a_run_straight_on_a_base_names_it_once(runs):
+def test_card_names_base_once_when_run_has_no_sft(runs):
     body = changed(runs, {"sft": BASE}, model_name_or_path="maker/base")
     assert cells(body, "base model, from which PPO started")[1:] == ["`maker/base`", f"`{COMMITS['sft']}`"]
     assert "It started from the base model in its lineage, which is also the reference" in body
@@ -62,7 +62,7 @@ def test_a_run_straight_on_a_base_names_it_once(runs):
         ({}, {"sft": {"repo": None, "commit": None, "path": "checkpoint-4"}}, "its SFT policy is not published"),
     ],
 )
-def test_a_card_prints_no_command_that_is_known_to_be_refused(runs, keys, parents, why):
+def test_card_omits_reproduce_when_it_would_be_rejected(runs, keys, parents, why):
     """`reproduce` refuses these, and nothing else of this run."""
 
     def again() -> None:
@@ -79,7 +79,7 @@ def test_a_card_prints_no_command_that_is_known_to_be_refused(runs, keys, parent
             again()
 
 
-def test_each_part_of_the_data_has_its_own_share(runs):
+def test_card_states_each_held_out_share(runs):
     """A twentieth is held out for the evaluation, another to watch by; a tenth is what PPO does not learn from."""
     share = {"held_out_share": 0.05, "dataset_train_split": "train", "dataset_config": "prompts"}
     path, part = runs / "eval" / "evaluation.json", {"split": "train", "held_out_share": 0.05}
@@ -92,7 +92,7 @@ def test_each_part_of_the_data_has_its_own_share(runs):
     assert "30 prompts of another 5% held out of the `train` split" in body
 
 
-def test_all_that_another_seed_needs_is_told_at_once(tmp_path):
+def test_changed_seed_error_names_all_needed_options(tmp_path):
     make_recipe(tmp_path)
     save_start(tmp_path)
     context, other = make_context(tmp_path), {"seed": 2}
@@ -104,7 +104,7 @@ def test_all_that_another_seed_needs_is_told_at_once(tmp_path):
 
 
 @pytest.mark.parametrize("stage", ["sft", "reward"])
-def test_a_stage_alone_is_refused_where_the_adapter_of_a_later_one_could_not_be_published(tmp_path, stage):
+def test_run_stage_rejects_adapter_that_cannot_be_published_later(tmp_path, stage):
     make_recipe(tmp_path)
     context = make_context(tmp_path)
     adapters = {one: {"use_peft": True} for one in ("sft", "ppo")}
@@ -120,7 +120,7 @@ LORA = {
 }  # fmt: skip
 
 
-def test_an_adapter_on_a_base_in_a_folder_trains_here_and_is_published_once_a_hub_has_the_base(tmp_path, thread_hub):
+def test_adapter_on_local_base_publishes_only_when_hub_has_base(tmp_path, thread_hub):
     """Refused where publishing was asked for; sent with the base that `push --base` names, if that is the very one."""
     base = save_stage(tmp_path / "elsewhere", "sft", trained_policy(), make_tokenizer())
     make_recipe(tmp_path, ppo={**LORA, "model_name_or_path": str(base)})

@@ -28,7 +28,7 @@ def decoys(count: int = 16) -> Dataset:
     return prompt_rows(count, topic=list(range(count)), **{name: [DECOY] * count for name in others})
 
 
-def test_the_policys_texts_win_in_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_reserved_columns_are_ignored_in_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     calls: list[dict[str, Any]] = []
 
     def keep(**given: Any) -> list[float]:
@@ -48,7 +48,7 @@ def test_the_policys_texts_win_in_training(tmp_path: Path, caplog: pytest.LogCap
     assert "`columns: {given_completions: completions}`" in caplog.text
 
 
-def test_the_policys_texts_win_in_evaluation_and_before_training(tmp_path: Path) -> None:
+def test_reserved_columns_are_ignored_in_evaluation_and_checks(tmp_path: Path) -> None:
     _, prompts, columns = repeat_prompts(decoys(4), 1)
     assert columns.keys() == {"topic"}
     rule = RuleJudge("exact_match", lambda completions, **_: good(completions))
@@ -67,7 +67,7 @@ def test_the_policys_texts_win_in_evaluation_and_before_training(tmp_path: Path)
     assert DECOY not in completions and given.keys() == {*ARGUMENTS, "topic"} - {"completions"}
 
 
-def test_the_policys_texts_win_in_a_baseline() -> None:
+def test_reserved_columns_are_ignored_in_baselines() -> None:
     tokenizer, seen = make_tokenizer(), []
 
     def look(**given: Any) -> list[float]:
@@ -81,7 +81,7 @@ def test_the_policys_texts_win_in_a_baseline() -> None:
     assert seen[0]["trainer_state"] == "state" and seen[0]["topic"] == [1]
 
 
-def test_a_column_prompt_index_of_the_users_own_is_only_a_column(tmp_path: Path) -> None:
+def test_prompt_index_column_does_not_key_random_streams(tmp_path: Path) -> None:
     """It once keyed the random streams: equal ones made equal completions, and a text ended in a traceback."""
     same = prompt_rows(1).select([0] * 16)
     calls: list[dict[str, Any]] = []
@@ -101,7 +101,7 @@ def test_a_column_prompt_index_of_the_users_own_is_only_a_column(tmp_path: Path)
         assert sorted(trainer.train_dataset[PROMPT_INDEX]) == list(range(16))
 
 
-def test_answers_in_a_column_that_is_not_passed_on_are_told_before_training() -> None:
+def test_check_columns_rejects_answers_in_reserved_column() -> None:
     with pytest.raises(ZooError, match=r"reads the column 'answer', but the prompts have 'topic': name"):
         exact_match.check_columns(["prompt", "completions", "topic"])
     reward = type(exact_match)(column="completion")
@@ -109,7 +109,7 @@ def test_answers_in_a_column_that_is_not_passed_on_are_told_before_training() ->
         reward.check_columns(["prompt", "completion"])
 
 
-def test_what_a_function_logs_stands_beside_the_policys_texts(tmp_path: Path) -> None:
+def test_logged_extras_do_not_replace_completions(tmp_path: Path) -> None:
     def keep(completions: list[str], log_extra: Any, **_: Any) -> list[float]:
         log_extra("completion", [DECOY] * len(completions))
         return good(completions)

@@ -79,7 +79,7 @@ def _weights(context: RunContext, stage: str) -> str:
 
 
 @pytest.mark.parametrize(("stage", "start"), [("sft", _sft), ("reward", _reward)])
-def test_an_interruption_leaves_no_trace_in_the_metrics(
+def test_resumed_stage_logs_same_metrics_as_uninterrupted_one(
     folder: Path, monkeypatch: pytest.MonkeyPatch, stage: str, start: Callable[..., Any]
 ) -> None:
     run, whole = start(folder, "whole")
@@ -106,7 +106,7 @@ def test_an_interruption_leaves_no_trace_in_the_metrics(
 
 
 @pytest.mark.parametrize("stage", ["sft", "ppo"])
-def test_an_evaluation_ends_at_its_next_batch_and_is_made_again(
+def test_interrupted_evaluation_stops_at_next_batch_and_is_repeated(
     folder: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
     start = {"sft": _sft, "ppo": _ppo}[stage]
@@ -171,7 +171,7 @@ def _other_weights(path: Path) -> None:
     ],
     ids=["rows", "template of the base", "tokenizer of the base", "weights of the base", "chat_template_path"],
 )
-def test_a_run_does_not_go_on_from_changed_files(folder: Path, change: Callable[[Path], None], what: str) -> None:
+def test_resume_rejects_changed_files(folder: Path, change: Callable[[Path], None], what: str) -> None:
     write_json_lines(folder / "texts.jsonl", [{"prompt": "ab", "completion": "cd"}] * 4)
     (folder / "base" / COMPLETE).unlink()  # a model of somebody else
     for path in (folder / "base" / "chat_template.jinja", folder / "mine.jinja"):
@@ -191,7 +191,9 @@ def test_a_run_does_not_go_on_from_changed_files(folder: Path, change: Callable[
     assert run(replace(context, restart=True)) and context.record("sft").read()["status"] == "finished"
 
 
-def test_rows_of_which_max_length_leaves_no_answer_are_counted(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_rows_without_answer_tokens_within_max_length_are_counted(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     long = [{"prompt": "ab" * (3 if row else 40), "completion": "cd"} for row in range(6)]
     write_json_lines(folder / "long" / "train.jsonl", long)
     run, context = _sft(folder, "short")
@@ -201,7 +203,7 @@ def test_rows_of_which_max_length_leaves_no_answer_are_counted(folder: Path, cap
     assert context.record("sft").read()["left_out"] == {"max_length": 1}
 
 
-def test_a_torn_pair_is_named_before_anything_trains(folder: Path) -> None:
+def test_incomplete_pair_is_rejected_before_training(folder: Path) -> None:
     context = replace(make_context(folder), flags={"sft": {"model_name_or_path": str(folder / "base")}})
     pipeline.check(context)
     [path] = (folder / "data" / "preferences").glob("train*.jsonl")
@@ -229,7 +231,7 @@ def by_token(completion_ids: Sequence[Sequence[int]], **_: Any) -> list[list[flo
     return [[1.0] * (len(ids) + 1) for ids in completion_ids]
 
 
-def test_a_function_that_raises_is_found_before_anything_trains(folder: Path) -> None:
+def test_raising_reward_function_is_found_before_training(folder: Path) -> None:
     context = make_context(folder, reward_funcs="toy_run:answered", reward_weights="1,1")
     context = replace(context, flags={**context.flags, "sft": {"model_name_or_path": str(folder / "base")}})
     pipeline.check(context)
@@ -248,16 +250,14 @@ def test_a_function_that_raises_is_found_before_anything_trains(folder: Path) ->
             pipeline.check(replace(context, flags={**context.flags, "ppo": own}))
 
 
-def test_a_language_model_that_does_not_answer_is_told_before_anything_trains(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unavailable_llm_judge_is_rejected_before_training(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", "https://nobody.invalid/v1")
     flags = {"sft": {"model_name_or_path": str(folder / "base")}, "recipe": {"evaluation.judge": "llm:m"}}
     with pytest.raises(ZooError, match="The judge llm:m is not available"):
         pipeline.check(replace(make_context(folder), flags=flags))
 
 
-def test_pairs_whose_sides_are_the_same_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_pairs_with_equal_sides_are_counted(caplog: pytest.LogCaptureFixture) -> None:
     pairs = datasets.Dataset.from_list([{"chosen_ids": [3, 4], "rejected_ids": [3] * (2 + row)} for row in range(4)])
     same = pairs.map(lambda row: {"rejected_ids": row["chosen_ids"]})
     with pytest.raises(ZooError, match=r"All pairs of mine have equal sides"):
@@ -273,7 +273,7 @@ def write_json_lines(path: Path, rows: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_stages_run_singly_read_the_data_that_the_first_one_learned_from(folder: Path) -> None:
+def test_separate_stages_read_data_recorded_by_first_stage(folder: Path) -> None:
     own = {**COMMON, "model_name_or_path": str(folder / "base"), "dataset_test_split": None, "max_length": 16}
     context = replace(make_context(folder), flags={"sft": {**own, "max_steps": 1}})
     assert pipeline.run_stage(context, "sft")
@@ -306,7 +306,7 @@ def test_stages_run_singly_read_the_data_that_the_first_one_learned_from(folder:
     ("make", "module", "loads"),
     [(_sft, sft, "_model_and_tokenizer"), (_reward, reward, "_load_model"), (_ppo, ppo, "_load_models")],
 )
-def test_what_an_adapter_starts_from_does_not_depend_on_how_models_are_loaded(
+def test_adapter_initialization_does_not_depend_on_model_loading(
     folder: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[..., Any], module: Any, loads: str
 ) -> None:
     """A model that is pulled draws no random numbers where merging it here did: `reproduce` got another adapter."""
@@ -329,7 +329,7 @@ def letters(name: str | None, *, seed: int) -> dict[str, dict[str, list[dict[str
     return {"prompts": dict.fromkeys(("train", "test"), rows), "lines": {"train": [{"text": "abcdef"}]}}
 
 
-def test_prepared_data_that_changed_are_refused_and_not_sent(folder: Path) -> None:
+def test_changed_prepared_data_are_rejected_and_not_sent(folder: Path) -> None:
     context = make_context(folder)
     shared = {key: value for key, value in context.recipe.shared.items() if key != "dataset_name"}
     recipe = replace(context.recipe, shared={**shared, "corpus": "test_resumed_stages:letters"})
@@ -374,7 +374,7 @@ def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return code
 
 
-def test_a_run_does_not_go_on_with_another_reward_function(folder: Path, code: Path) -> None:
+def test_resume_rejects_changed_reward_function(folder: Path, code: Path) -> None:
     save_start(folder)
     context = make_context(folder, reward_funcs="paid_reward:pay", reward_weights="1,1", max_steps=2)
     assert ppo.run(replace(context, stop_after=1)) and context.record("ppo").read()["status"] == "stopped"
@@ -397,7 +397,7 @@ def test_a_run_does_not_go_on_with_another_reward_function(folder: Path, code: P
     assert not context.record("eval").run_file.exists()
 
 
-def test_a_judge_with_other_code_is_another_judge(code: Path) -> None:
+def test_judges_code_detects_changed_judge_code(code: Path) -> None:
     names = ["toy_run:judge", "rule:paid_reward:pay", "classifier", "same-labels", "reward:model", "llm:model",
              "rule:exact_match", "votes:me/votes"]  # fmt: skip
     before = judges_code(names)

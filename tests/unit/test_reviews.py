@@ -28,7 +28,7 @@ def folder(place: Path) -> Path:
     return place
 
 
-def test_a_folder_becomes_three_configurations(tmp_path: Path) -> None:
+def test_prepare_makes_lines_preferences_and_judge_data(tmp_path: Path) -> None:
     data = prepare(str(folder(tmp_path)), seed=1)
     assert {name: set(splits) for name, splits in data.items()} == {
         "lines": {"train", "validation", "test"},
@@ -41,7 +41,7 @@ def test_a_folder_becomes_three_configurations(tmp_path: Path) -> None:
     assert data == prepare(str(tmp_path), seed=2), "nothing is drawn"
 
 
-def test_no_training_text_has_the_prompt_of_a_held_out_review(tmp_path: Path) -> None:
+def test_training_texts_exclude_prompts_of_held_out_reviews(tmp_path: Path) -> None:
     folder(tmp_path)
     prompt = "a tall stranger walks into the old saloon"
     texts = {"train": [f"we begin: {prompt.title()} - and leaves", "nothing else"], "test": [f"{prompt} and sits down"]}
@@ -53,7 +53,7 @@ def test_no_training_text_has_the_prompt_of_a_held_out_review(tmp_path: Path) ->
     assert "nothing else" in kept and not any("Saloon" in text for text in kept)
 
 
-def test_pairs_are_of_equal_length_and_use_each_snippet_once(tmp_path: Path) -> None:
+def test_pairs_have_equal_length_and_use_each_snippet_once(tmp_path: Path) -> None:
     pairs = prepare(str(folder(tmp_path)), seed=1)["preferences"]["train"]
     assert len(pairs) == 4
     for pair in pairs:
@@ -63,7 +63,7 @@ def test_pairs_are_of_equal_length_and_use_each_snippet_once(tmp_path: Path) -> 
     assert len({text for pair in pairs for text in (pair["chosen"], pair["rejected"])}) == 8
 
 
-def test_one_data_set_with_a_column_for_the_corpus_is_the_same(tmp_path: Path) -> None:
+def test_prepare_accepts_one_data_set_with_corpus_column(tmp_path: Path) -> None:
     both = {
         split: [{"corpus": corpus, **row} for corpus in (REVIEWS, SNIPPETS) for row in rows(corpus, split)]
         for split in SPLITS
@@ -93,7 +93,7 @@ def nltk(place: Path, *, zipped: bool) -> Path:
     return place
 
 
-def test_nltks_folders_and_zips_are_cleaned_and_split(tmp_path: Path) -> None:
+def test_nltk_folders_and_zips_are_cleaned_and_split(tmp_path: Path) -> None:
     data = prepare(str(nltk(tmp_path / "folders", zipped=False)), seed=1)
     assert data == prepare(str(nltk(tmp_path / "zips", zipped=True)), seed=1)
     reviews = [row["text"] for split in data["lines"].values() for row in split]
@@ -106,7 +106,7 @@ def test_nltks_folders_and_zips_are_cleaned_and_split(tmp_path: Path) -> None:
     assert all(text.startswith("neg snippet") for text in sides["rejected"])
 
 
-def test_mistakes_are_named(tmp_path: Path) -> None:
+def test_prepare_rejects_bad_sources(tmp_path: Path) -> None:
     with pytest.raises(ZooError, match="do not come with this package"):
         prepare(None, seed=1)
     with pytest.raises(ZooError, match=r"There is no data set at .*nothing.*nltk\.download"):
@@ -121,12 +121,12 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "same"), [("smollm2-reviews", False), ("product-remarks", True)])
-def test_the_judge_learns_from_the_labels_of_another_source(name: str, same: bool, tmp_path: Path) -> None:
+def test_reviews_judge_does_not_share_reward_labels(name: str, same: bool, tmp_path: Path) -> None:
     run = RunContext(load_recipe(name), tmp_path / "run", DEFAULT_HUB, namespace="local", publish=False)
     assert shares_reward_labels(run, "classifier") is same and shares_reward_labels(run, "same-labels")
 
 
-def test_the_real_corpora(real_data: Path) -> None:
+def test_real_corpora_have_documented_sizes(real_data: Path) -> None:
     data = prepare(str(real_data), seed=1)
     sizes = {name: {split: len(part) for split, part in splits.items()} for name, splits in data.items()}
     assert sizes == {

@@ -46,7 +46,7 @@ def models() -> list[Any]:
 
 
 @pytest.mark.parametrize("how", ["worst", "mean", "mean_minus_variance"])
-def test_ppo_is_paid_one_score_of_several_models_and_each_is_logged(tmp_path: Path, how: str) -> None:
+def test_trainer_combines_ensemble_scores_and_logs_each_model(tmp_path: Path, how: str) -> None:
     given: dict[str, Any] = {"reward_ensemble_lambda": 2.0} if how == "mean_minus_variance" else {}
     trainer = make_trainer(
         tmp_path, reward_model=models(), reward_funcs=one, reward_weights=[1.0, 0.5], reward_ensemble=how,
@@ -71,7 +71,7 @@ def test_ppo_is_paid_one_score_of_several_models_and_each_is_logged(tmp_path: Pa
     assert any("eval_rewards/disagreement" in line for line in trainer.state.log_history)
 
 
-def test_a_model_reads_with_its_own_tokenizer_and_the_critic_begins_at_the_first_that_reads_the_policys(
+def test_critic_starts_from_first_model_that_shares_policy_tokenizer(
     tmp_path: Path,
 ) -> None:
     own = make_tokenizer(LETTERS[::-1])
@@ -88,7 +88,7 @@ def test_a_model_reads_with_its_own_tokenizer_and_the_critic_begins_at_the_first
         make_trainer(tmp_path, reward_model=given, reward_processing_class=[own, own], reward_ensemble="mean")
 
 
-def test_each_model_is_at_hand_in_its_turn_alone(samples: Samples) -> None:
+def test_ensemble_loads_one_model_at_a_time(samples: Samples) -> None:
     """So that those which wait on the CPU, or in shards, are never whole together."""
     open_now, most = [], []
 
@@ -110,7 +110,7 @@ def test_each_model_is_at_hand_in_its_turn_alone(samples: Samples) -> None:
     assert most == [[model] for model in given]
 
 
-def test_texts_and_samples_have_the_same_one_score_and_lambda_is_a_half_by_default(samples: Samples) -> None:
+def test_ensemble_scores_texts_like_samples_with_default_lambda_of_half(samples: Samples) -> None:
     tokenizer, policy = make_tokenizer(), make_tokenizer(LETTERS[::-1])
     scorers = [RewardModel(model, tokenizer, policy) for model in models()]
     ensemble = RewardEnsemble(scorers, how="worst")
@@ -146,7 +146,7 @@ def test_texts_and_samples_have_the_same_one_score_and_lambda_is_a_half_by_defau
         ({"reward_ensemble": "mean", "reward_weights": [1.0, 1.0]}, "reward_weights has 2 numbers for 1 rewards"),
     ],
 )
-def test_what_is_no_ensemble_is_one_sentence(tmp_path: Path, given: dict[str, Any], said: str) -> None:
+def test_trainer_rejects_bad_ensembles(tmp_path: Path, given: dict[str, Any], said: str) -> None:
     chosen = models()[: given.pop("count", 3)]
     if given.pop("twice", False):
         chosen[2] = chosen[0]
@@ -159,13 +159,13 @@ def test_what_is_no_ensemble_is_one_sentence(tmp_path: Path, given: dict[str, An
     assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_scores_in_one_unit_need_no_statistics(tmp_path: Path) -> None:
+def test_ensemble_without_scaling_needs_no_statistics(tmp_path: Path) -> None:
     raw = [make_reward_model(seed=seed, statistics=None) for seed in (1, 2)]
     how = {"score_centering": "running", "score_scaling": "none"}
     assert make_trainer(tmp_path, reward_model=raw, reward_ensemble="worst", **how).rewards.names[0] == "reward_model"
 
 
-def test_one_that_is_not_finite_is_named(samples: Samples) -> None:
+def test_ensemble_names_model_with_nonfinite_score(samples: Samples) -> None:
     tokenizer, given = make_tokenizer(), models()
     given[1].score.weight.data.fill_(math.nan)
     scorers = [RewardModel(model, tokenizer, tokenizer) for model in given]
@@ -198,7 +198,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunContext:
     return context
 
 
-def test_a_run_names_all_its_reward_models_and_is_measured_by_their_one_score(run: RunContext) -> None:
+def test_run_records_all_reward_models_and_logs_combined_score(run: RunContext) -> None:
     document = run.record("ppo").read()
     assert document["resolved"]["reward_model_path"] == ["reward", MEMBER]
     parents = document["parents"]
@@ -224,7 +224,7 @@ def test_a_run_names_all_its_reward_models_and_is_measured_by_their_one_score(ru
     assert re.search(r"reward_ensemble.*worst", card)
 
 
-def test_its_models_judge_nothing(run: RunContext) -> None:
+def test_ensemble_members_are_not_independent_judges(run: RunContext) -> None:
     paths = [run.checkpoint("reward").path, run.directory / MEMBER / "checkpoint-4"]
     flags = {**run.flags, "recipe": {"evaluation.judge": f"reward:{paths[1]}"}}
     judged = replace(run, flags=flags)
@@ -232,7 +232,7 @@ def test_its_models_judge_nothing(run: RunContext) -> None:
     assert reward_judges(judged, tools) == {tools.judge.name}
 
 
-def test_what_looks_at_a_run_scores_with_all_of_them(run: RunContext) -> None:
+def test_doctor_and_trace_score_with_all_ensemble_members(run: RunContext) -> None:
     findings = {one.check: one for one in doctor.examine(run)}
     assert all(one.status != examination.FAILED for one in findings.values()), findings
     assert findings["reward functions"].detail == "1 × worst of 2 reward models"
@@ -263,7 +263,7 @@ def test_what_looks_at_a_run_scores_with_all_of_them(run: RunContext) -> None:
     assert scores[0] == pytest.approx(min(scores[1:]))
 
 
-def test_members_are_looked_for_before_anything_trains(tmp_path: Path) -> None:
+def test_missing_ensemble_members_are_rejected_before_training(tmp_path: Path) -> None:
     make_recipe(tmp_path)
     save_start(tmp_path)
     context = make_context(tmp_path, **WORST)

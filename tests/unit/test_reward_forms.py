@@ -72,7 +72,7 @@ def completions_of(texts: Sequence[str], *, ended: Sequence[bool]) -> Samples:
 # One a token, or spans
 
 
-def test_characters_and_their_tokens() -> None:
+def test_token_text_maps_characters_to_completing_tokens() -> None:
     tokenizer = bytes_tokenizer()
     ids = [*tokenizer("né né.")["input_ids"], 0]
     found = TokenText(tokenizer, ids)
@@ -81,7 +81,7 @@ def test_characters_and_their_tokens() -> None:
     assert [found.completing_token(end) for end in range(1, 7)] == [0, 2, 3, 4, 6, 7]
 
 
-def test_lists_are_aligned_with_the_tokens_and_weighted() -> None:
+def test_per_token_and_span_rewards_are_aligned_and_weighted() -> None:
     samples = completions_of(["abcd", "ef", "ghi"], ended=[True, False, True])
 
     def numbers(completion_ids: list[list[int]], **_: Any) -> list[Any]:
@@ -104,7 +104,7 @@ def test_lists_are_aligned_with_the_tokens_and_weighted() -> None:
         one(samples, ["a"] * 3, ["abcd", "ef", "other"], [""] * 3, {})
 
 
-def test_what_is_paid_by_token_reaches_the_returns(tmp_path: Path) -> None:
+def test_per_token_rewards_reach_returns(tmp_path: Path) -> None:
     """r_t = d_t/σ + (s − Σd/σ)·1[last], with β = 0; the score in the log is the whole sum."""
 
     def each(completion_ids: list[list[int]], **_: Any) -> list[list[float]]:
@@ -129,7 +129,7 @@ def test_what_is_paid_by_token_reaches_the_returns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
-def test_the_same_on_the_last_token_alone_is_the_same_update(tmp_path: Path, level: str) -> None:
+def test_reward_on_last_token_gives_same_update_as_scalar_reward(tmp_path: Path, level: str) -> None:
     def last(completions: list[str], completion_ids: list[list[int]], **_: Any) -> list[list[float]]:
         return [[0.0] * (len(i) - 1) + [s] for i, s in zip(completion_ids, good(completions), strict=True)]
 
@@ -141,7 +141,7 @@ def test_the_same_on_the_last_token_alone_is_the_same_update(tmp_path: Path, lev
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
 
 
-def test_a_replaced_score_replaces_what_was_paid_by_token(tmp_path: Path) -> None:
+def test_missing_eos_score_replaces_per_token_rewards(tmp_path: Path) -> None:
     def each(completion_ids: list[list[int]], **_: Any) -> list[list[float]]:
         return [[1.0] * len(ids) for ids in completion_ids]
 
@@ -163,7 +163,7 @@ def classifier(labels: dict[int, str], **fields: Any) -> PreTrainedModel:
 LABELS = {0: "NEGATIVE", 1: "NEUTRAL", 2: "POSITIVE"}
 
 
-def test_a_label_of_a_classifier_as_a_reward() -> None:
+def test_classifier_label_is_a_reward() -> None:
     tokenizer, texts = make_tokenizer(), ["abc", "defghi"]
     model = classifier(LABELS)
     raw = torch.stack([model(torch.tensor([tokenizer(text)["input_ids"]])).logits[0] for text in texts])
@@ -193,7 +193,9 @@ def test_a_label_of_a_classifier_as_a_reward() -> None:
     [({0: "GOOD", 1: "BAD"}, {"GOOD": 1, "BAD": 0}), ({0: "GOOD", 1: "GOOD"}, {"GOOD": 1})],
     ids=["contradictory", "equal names"],
 )
-def test_a_label_of_two_outputs_is_refused(tmp_path: Path, labels: dict[int, str], label2id: dict[str, int]) -> None:
+def test_ambiguous_classifier_label_is_rejected(
+    tmp_path: Path, labels: dict[int, str], label2id: dict[str, int]
+) -> None:
     model, tokenizer = classifier(labels), make_tokenizer()
     model.config.label2id = label2id
     with pytest.raises(ZooError, match="'GOOD' to the outputs 0 and 1: correct its id2label and label2id"):
@@ -207,7 +209,7 @@ def test_a_label_of_two_outputs_is_refused(tmp_path: Path, labels: dict[int, str
         check_names([f"reward:{tmp_path}#GOOD"], LLMConfig())
 
 
-def test_a_recipes_label_is_that_of_its_reward_model(tmp_path: Path) -> None:
+def test_reward_label_setting_applies_to_reward_model(tmp_path: Path) -> None:
     path = tmp_path / "sentiment"
     classifier(LABELS).save_pretrained(path)
     make_tokenizer().save_pretrained(path)
@@ -264,7 +266,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("loader", ["own_rewards:ScalarModel", "own_rewards:factory"])
-def test_a_reward_model_of_ones_own(own: Path, tmp_path: Path, loader: str) -> None:
+def test_custom_loader_gives_working_reward_model(own: Path, tmp_path: Path, loader: str) -> None:
     model, tokenizer = load_reward_model(own, loader=loader), make_tokenizer()
     scorer = RewardModel(model, tokenizer, tokenizer)
     rows = [tokenizer(text)["input_ids"] for text in ("abc", "defghi")]
@@ -275,7 +277,7 @@ def test_a_reward_model_of_ones_own(own: Path, tmp_path: Path, loader: str) -> N
     assert math.isfinite(updates_of(trainer)[0]["objective/score"])
 
 
-def test_a_loader_that_gives_no_model(own: Path) -> None:
+def test_bad_reward_model_loaders_are_rejected(own: Path) -> None:
     for name, message in (
         ("number", "is a int: use a class with from_pretrained, or a function"),
         ("nothing", "returned a NoneType for .*: return a PreTrainedModel"),
@@ -294,7 +296,7 @@ def test_a_loader_that_gives_no_model(own: Path) -> None:
 # Which completions
 
 
-def test_a_completion_ends_at_a_text_behind_a_position() -> None:
+def test_find_text_end_finds_text_after_position() -> None:
     tokenizer = make_tokenizer()
     ids = tokenizer("a:bc:d:c:")["input_ids"]
     for text, after, wanted in (
@@ -306,7 +308,7 @@ def test_a_completion_ends_at_a_text_behind_a_position() -> None:
     assert find_text_end(twice, twice("né.")["input_ids"], text="é", after=0) == 3
 
 
-def test_what_is_cut_off_counts_nowhere() -> None:
+def test_truncation_removes_tokens_everywhere() -> None:
     samples = completions_of(["abcdef", "abc:f", "ab"], ended=[True, True, False])
     truncation = Truncation(6, text=":", after=1)
     done = truncation(samples, make_tokenizer(), seed=1, keys=[(0,), (1,), (2,)])
@@ -324,7 +326,7 @@ def test_what_is_cut_off_counts_nowhere() -> None:
     assert not untouched and untouched(samples, make_tokenizer(), seed=1, keys=[]) is samples
 
 
-def test_lengths_are_drawn_from_the_rows_own_streams() -> None:
+def test_draw_lengths_uses_stream_of_each_row() -> None:
     keys = [(0, step, row, 0) for step in range(50) for row in range(20)]
     drawn = draw_lengths(3, keys, shortest=4, longest=7)
     assert sorted(set(drawn.tolist())) == [4, 5, 6, 7]
@@ -340,7 +342,7 @@ def test_lengths_are_drawn_from_the_rows_own_streams() -> None:
 CUT: dict[str, Any] = {"response_length_min": 3, "truncate_text": "g", "truncate_after": 2, "num_generations": 2}
 
 
-def test_a_run_with_cut_completions(tmp_path: Path) -> None:
+def test_truncated_completions_are_prefixes_of_untruncated_ones(tmp_path: Path) -> None:
     """Of the tokens that it would have sampled anyway, a completion keeps those up to its length or to the text."""
     runs = [trained(tmp_path, kl_coef=0.1, max_steps=1, **given) for given in ({"num_generations": 2}, CUT)]
     (whole, _, _), (short, _, _) = (run.updates[0] for run in runs)
@@ -359,7 +361,7 @@ def test_a_run_with_cut_completions(tmp_path: Path) -> None:
     assert short.mask.shape[1] == max(lengths)
 
 
-def test_cut_completions_resume_alike(tmp_path: Path) -> None:
+def test_truncated_completions_resume_exactly(tmp_path: Path) -> None:
     resumed_alike(lambda path: make_trainer(path, kind=Spy, **CUT, **SAVED), tmp_path)
 
 
@@ -381,7 +383,7 @@ GROUPS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_prompts_of_equal_scores_are_counted_and_left_out(tmp_path: Path) -> None:
+def test_prompts_with_equal_scores_are_counted_and_skipped(tmp_path: Path) -> None:
     prompts = Dataset.from_dict({"prompt": ["ab", "cd", "ae", "fg"]})
     with_all = trained(tmp_path, train_dataset=prompts, **GROUPS)
     without = trained(tmp_path, train_dataset=prompts, skip_equal_scores=True, **GROUPS)
@@ -394,7 +396,7 @@ def test_prompts_of_equal_scores_are_counted_and_left_out(tmp_path: Path) -> Non
     assert snapshot(with_all)["policy.lm_head.weight"].ne(snapshot(without)["policy.lm_head.weight"]).any()
 
 
-def test_nothing_is_learned_where_all_score_the_same(tmp_path: Path) -> None:
+def test_update_is_skipped_when_all_scores_are_equal(tmp_path: Path) -> None:
     def alike(completions: list[str], **_: Any) -> list[float]:
         return [1.0] * len(completions)
 

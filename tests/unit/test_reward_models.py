@@ -25,7 +25,7 @@ def alone(model: PreTrainedModel, ids: list[int]) -> float:
         return float(model(input_ids=torch.tensor([ids])).logits[0, 0])
 
 
-def test_a_model_scores_ids_as_it_scores_each_row_alone(samples: Samples) -> None:
+def test_batched_id_scores_equal_single_row_scores(samples: Samples) -> None:
     tokenizer, model = make_tokenizer(), make_reward_model()
     scorer = RewardModel(model, make_tokenizer(), tokenizer, batch_size=2)
     rows = [tokenizer(p)["input_ids"] + c for p, c in zip(PROMPTS, samples.token_lists(), strict=True)]
@@ -33,7 +33,7 @@ def test_a_model_scores_ids_as_it_scores_each_row_alone(samples: Samples) -> Non
     assert got.tolist() == pytest.approx([(alone(model, row) - 0.3) / 0.5 for row in rows], abs=1e-5)
 
 
-def test_a_score_is_read_at_eos_where_the_text_ended() -> None:
+def test_score_is_read_at_eos_when_text_ended() -> None:
     model, tokenizer = make_reward_model(statistics=None), make_tokenizer()
     scorer = RewardModel(model, tokenizer, make_tokenizer(LETTERS[::-1]))
     ids = tokenizer("abc")["input_ids"]
@@ -43,13 +43,13 @@ def test_a_score_is_read_at_eos_where_the_text_ended() -> None:
 
 
 @pytest.mark.parametrize("statistics", [(0.3, 0.0), (math.nan, 1.0), (0.0, math.inf)])
-def test_statistics_that_scale_nothing_are_refused(statistics: tuple[float, float]) -> None:
+def test_reward_model_rejects_unusable_statistics(statistics: tuple[float, float]) -> None:
     with pytest.raises(ZooError, match=r"mean .* and standard deviation .*: measure them again"):
         RewardModel(make_reward_model(statistics=statistics), make_tokenizer(), make_tokenizer())
     RewardModel(make_reward_model(statistics=statistics), make_tokenizer(), make_tokenizer(), center=False, scale=False)
 
 
-def test_a_score_that_is_not_finite_names_its_row(samples: Samples) -> None:
+def test_nonfinite_score_names_its_row(samples: Samples) -> None:
     """NaN would else read as "does not apply" and be paid as 0."""
     model = make_reward_model()
     scorer = RewardModel(model, make_tokenizer(), make_tokenizer())
@@ -61,7 +61,7 @@ def test_a_score_that_is_not_finite_names_its_row(samples: Samples) -> None:
         call(Rewards([one, scorer]), samples)
 
 
-def test_an_id_beyond_the_embeddings_is_one_sentence(samples: Samples) -> None:
+def test_token_id_beyond_embeddings_is_rejected(samples: Samples) -> None:
     """A policy whose embeddings are padded to a round number samples ids that no tokenizer has."""
     scorer = RewardModel(make_reward_model(), make_tokenizer(), make_tokenizer())
     assert scorer.embedding_rows == 17
@@ -71,7 +71,7 @@ def test_an_id_beyond_the_embeddings_is_one_sentence(samples: Samples) -> None:
         scorer.score_samples(Samples(**{**vars(samples), "completion_ids": beyond}), [""] * 3)
 
 
-def test_tokenizers_are_the_same_by_what_their_ids_mean() -> None:
+def test_same_token_ids_compares_meaning_of_ids() -> None:
     assert same_token_ids(make_tokenizer(), make_tokenizer())
     assert not same_token_ids(make_tokenizer(), make_tokenizer(LETTERS[::-1]))
     other = make_tokenizer()
@@ -87,7 +87,7 @@ def _classifier(kind: str, vocabulary: int) -> PreTrainedModel:
 
 
 @pytest.mark.parametrize(("kind", "shared"), [("bert", False), ("roberta", True)])
-def test_an_encoder_scores_each_row_as_it_does_alone(samples: Samples, kind: str, shared: bool) -> None:
+def test_encoder_batch_scores_equal_single_row_scores(samples: Samples, kind: str, shared: bool) -> None:
     """It pools its first token, and RoBERTa counts positions from PAD + 1: padding on the left would break both."""
     policy = make_tokenizer()
     tokenizer = make_tokenizer() if shared else make_tokenizer(LETTERS[::-1])
@@ -108,7 +108,7 @@ def test_an_encoder_scores_each_row_as_it_does_alone(samples: Samples, kind: str
 
 @pytest.mark.attack
 @pytest.mark.parametrize("batch_size", [2, 64])
-def test_an_encoder_decoder_scores_rows_that_ended_and_rows_that_did_not(samples: Samples, batch_size: int) -> None:
+def test_encoder_decoder_scores_ended_and_unended_rows(samples: Samples, batch_size: int) -> None:
     """transformers reads the score at the last end of sequence, and wants as many in each row of a batch."""
     tokenizer = make_tokenizer()
     model = _classifier("t5", len(tokenizer))
@@ -129,7 +129,7 @@ def test_an_encoder_decoder_scores_rows_that_ended_and_rows_that_did_not(samples
         RewardModel(model, tokenizer, tokenizer)
 
 
-def test_a_model_that_would_be_misread_is_refused() -> None:
+def test_reward_model_rejects_ambiguous_pad_and_outputs() -> None:
     policy, as_eos, without = make_tokenizer(), make_tokenizer(), make_tokenizer()
     as_eos.pad_token, without.pad_token = "<eos>", None
     for tokenizer in (as_eos, without):
@@ -145,7 +145,7 @@ def test_a_model_that_would_be_misread_is_refused() -> None:
         RewardModel(make_reward_model(vocab_size=10), policy, policy)
 
 
-def test_a_reward_model_is_frozen_and_without_dropout() -> None:
+def test_reward_model_is_frozen_and_without_dropout() -> None:
     model = make_reward_model(attention_dropout=0.5)
     scorer = RewardModel(model, make_tokenizer(), make_tokenizer())
     model.train()
@@ -154,7 +154,7 @@ def test_a_reward_model_is_frozen_and_without_dropout() -> None:
     assert model.training and model.config.attention_dropout == model.model.layers[0].self_attn.attention_dropout == 0.5
 
 
-def test_transformers_pipeline_gives_the_score_of_a_published_reward_model(tmp_path: Path) -> None:
+def test_transformers_pipeline_reproduces_reward_model_score(tmp_path: Path) -> None:
     model, tokenizer = make_reward_model(), make_tokenizer()
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)

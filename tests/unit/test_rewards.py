@@ -53,7 +53,7 @@ def some(completions: list[str], **_: Any) -> list[float | None]:
 # Functions
 
 
-def test_the_total_is_a_weighted_sum_over_what_applies(samples: Samples) -> None:
+def test_total_is_weighted_sum_of_applicable_rewards(samples: Samples) -> None:
     scored = call(Rewards([one, some], weights=[0.5, 3.0]), samples)
     assert scored.total.tolist() == [0.5, 6.5, -11.5]
     assert scored.per_reward[:, 0].tolist() == [1, 1, 1] and scored.per_reward[1:, 1].tolist() == [2, -4]
@@ -71,7 +71,7 @@ class Judge:
         return [-1.0] * 3
 
 
-def test_names_are_those_of_grpo_and_unique() -> None:
+def test_reward_names_follow_grpo_and_are_unique() -> None:
     class Named:
         __name__ = "politeness"
 
@@ -100,7 +100,7 @@ def test_names_are_those_of_grpo_and_unique() -> None:
         ([one, some], [1.0], "has 1 numbers for 2 rewards"),
     ],
 )
-def test_what_is_no_list_of_rewards_is_refused(rewards: list[Any], weights: list[float] | None, message: str) -> None:
+def test_rewards_reject_bad_lists_and_weights(rewards: list[Any], weights: list[float] | None, message: str) -> None:
     with pytest.raises(ZooError, match=message):
         Rewards(rewards, weights=weights)
 
@@ -116,11 +116,11 @@ def test_what_is_no_list_of_rewards_is_refused(rewards: list[Any], weights: list
     ],
     ids=["column", "array", "scalars", "kinds of numbers", "generator"],
 )
-def test_numbers_of_numpy_and_torch_are_numbers(samples: Samples, values: Any) -> None:
+def test_numpy_and_torch_scores_are_accepted(samples: Samples, values: Any) -> None:
     assert call(Rewards([lambda **_: values]), samples).total.tolist() == [1, 2, 3]
 
 
-def test_a_function_cannot_change_what_the_next_one_sees(samples: Samples) -> None:
+def test_reward_function_cannot_change_inputs_of_the_next(samples: Samples) -> None:
     def spoil(prompts: list[str], completions: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
         prompts.clear()
         completions[0] = "spoiled"
@@ -136,7 +136,7 @@ def test_a_function_cannot_change_what_the_next_one_sees(samples: Samples) -> No
 
 
 @pytest.mark.parametrize("wait", [False, True])
-def test_a_function_cannot_change_columns_or_turns(samples: Samples, wait: bool) -> None:
+def test_reward_function_cannot_change_columns_or_messages(samples: Samples, wait: bool) -> None:
     """Nor what a reward model reads, a table shows, and the next update is told of the same rows."""
     seen: list[dict[str, Any]] = []
 
@@ -165,7 +165,7 @@ def test_a_function_cannot_change_columns_or_turns(samples: Samples, wait: bool)
     assert given == before and all(each == before for each in seen) and len(seen) == 2
 
 
-def test_functions_of_trl_work_unchanged(samples: Samples) -> None:
+def test_trl_reward_functions_work_unchanged(samples: Samples) -> None:
     functions = [get_soft_overlong_punishment(4, 2), get_repetition_penalty_reward(1)]
     scored = call(Rewards(functions), samples)
     for column, function in enumerate(functions):
@@ -209,7 +209,7 @@ def test_functions_of_trl_work_unchanged(samples: Samples) -> None:
         (ZooError("Give a better list."), "^Give a better list.$"),
     ],
 )
-def test_a_wrong_answer_is_an_error_that_names_the_function(samples: Samples, values: Any, message: str) -> None:
+def test_malformed_result_names_reward_function(samples: Samples, values: Any, message: str) -> None:
     def wrong(**_: Any) -> Any:
         if isinstance(values, Exception):
             raise values
@@ -221,7 +221,7 @@ def test_a_wrong_answer_is_an_error_that_names_the_function(samples: Samples, va
 
 
 @pytest.mark.parametrize("kind", ["function", "generator", "coroutine"])
-def test_the_row_that_raises_is_named_with_its_own_exception(samples: Samples, kind: str) -> None:
+def test_raising_row_is_named_with_its_exception(samples: Samples, kind: str) -> None:
     seen: list[tuple[Any, ...]] = []
 
     def check(prompts: list[str], topic: list[str], trainer_state: Any, log_metric: Callable, **_: Any) -> list[float]:
@@ -246,7 +246,7 @@ def test_the_row_that_raises_is_named_with_its_own_exception(samples: Samples, k
     ]  # fmt: skip
 
 
-def test_what_raises_only_on_the_batch_says_so(samples: Samples) -> None:
+def test_exception_only_on_whole_batch_is_reported_as_such(samples: Samples) -> None:
     def compare(completions: list[str], **_: Any) -> list[float]:
         if len(completions) > 1:
             raise ZeroDivisionError
@@ -256,7 +256,7 @@ def test_what_raises_only_on_the_batch_says_so(samples: Samples) -> None:
         call(Rewards([compare]), samples)
 
 
-def test_one_row_is_not_tried_twice(samples: Samples) -> None:
+def test_single_row_batch_is_not_retried(samples: Samples) -> None:
     calls = []
 
     def once(**_: Any) -> list[float]:
@@ -268,7 +268,7 @@ def test_one_row_is_not_tried_twice(samples: Samples) -> None:
     assert len(calls) == 1
 
 
-def test_a_signature_that_does_not_fit_is_one_sentence(samples: Samples) -> None:
+def test_unfit_signature_is_rejected_in_one_sentence(samples: Samples) -> None:
     def strict(prompts: list[str], completions: list[str]) -> list[float]:
         return [0.0] * 3
 
@@ -284,7 +284,7 @@ def test_a_signature_that_does_not_fit_is_one_sentence(samples: Samples) -> None
 
 
 @pytest.mark.attack
-def test_rewards_that_add_up_to_no_number_are_named(samples: Samples) -> None:
+def test_rewards_reject_overflowing_sum(samples: Samples) -> None:
     with pytest.raises(ZooError, match="weighted rewards of row 0 add up to inf, which is too large for float32"):
         call(Rewards([lambda **_: [3e38] * 3, lambda **_: [3e38] * 3]), samples)
 
@@ -302,7 +302,7 @@ def test_rewards_that_add_up_to_no_number_are_named(samples: Samples) -> None:
 # What functions log
 
 
-def test_what_functions_log_is_kept_with_the_scores(samples: Samples) -> None:
+def test_logged_extras_and_metrics_are_kept_with_scores(samples: Samples) -> None:
     def first(completions: list[str], log_extra: Callable, log_metric: Callable, **_: Any) -> list[float]:
         log_extra("read", ["a", None, 3])
         for length in (1, 2, 6):
@@ -324,7 +324,7 @@ def test_what_functions_log_is_kept_with_the_scores(samples: Samples) -> None:
     assert call(Rewards([one]), samples).extra == {} == call(Rewards([one]), samples).metrics
 
 
-def test_what_cannot_be_logged_is_one_sentence(samples: Samples) -> None:
+def test_bad_logged_values_are_rejected_in_one_sentence(samples: Samples) -> None:
     def short(log_extra: Callable, **_: Any) -> list[float]:
         log_extra("read", ["a"])
         return [0.0] * 3
@@ -360,7 +360,7 @@ async def slowly(offset: float, **_: Any) -> list[float]:
     return [offset] * 3
 
 
-def test_coroutine_functions_are_awaited_in_every_form(samples: Samples) -> None:
+def test_coroutine_functions_are_awaited_in_all_forms(samples: Samples) -> None:
     given = [one, Slow(), functools.partial(slowly, offset=4.0), lambda **_: slowly(5.0)]
     scored = call(Rewards(given), samples)
     assert scored.total.tolist() == [10, 12, 13] and math.isnan(scored.per_reward[0, 1])
@@ -368,7 +368,7 @@ def test_coroutine_functions_are_awaited_in_every_form(samples: Samples) -> None
     assert Rewards(given).names == ["one", "Slow", "slowly", "<lambda>"]
 
 
-def test_coroutine_functions_wait_together_on_one_loop_for_all_batches(samples: Samples) -> None:
+def test_coroutine_functions_run_concurrently_on_one_loop(samples: Samples) -> None:
     """Each waits until the other has come as far: one after the other they would never end."""
     barrier = asyncio.Barrier(2)
     first, second = Slow(barrier), Slow(barrier)
@@ -378,7 +378,7 @@ def test_coroutine_functions_wait_together_on_one_loop_for_all_batches(samples: 
     assert len(first.loops) == 2 and len({*first.loops, *second.loops}) == 1
 
 
-def test_coroutine_functions_run_where_a_loop_runs_already(samples: Samples) -> None:
+def test_coroutine_functions_run_inside_a_running_loop(samples: Samples) -> None:
     async def notebook() -> list[float]:
         return call(Rewards([functools.partial(slowly, offset=4.0)]), samples).total.tolist()
 

@@ -81,7 +81,7 @@ def by_hand(prompt: str, text: str) -> list[float]:
     return [float(logprobs[len(ids[0]) - 1 + k, token]) for k, token in enumerate(ids[1])]
 
 
-def test_conversations_get_the_chat_template_and_texts_do_not(tmp_path, home, caplog):
+def test_chat_template_applies_to_conversations_not_texts(tmp_path, home, caplog):
     policy, reference = sft(1, prompts=12), sft(2, prompts=12)
     prompt, text = policy.prompts[5], policy.texts[5]
     rendered = f"[system]s[user]{prompt}[assistant]"
@@ -101,7 +101,7 @@ def test_conversations_get_the_chat_template_and_texts_do_not(tmp_path, home, ca
         assert (warning in caplog.text) if warning else not caplog.records
 
 
-def test_an_interrupted_probe_goes_on_and_gives_the_same(tmp_path, home, computed, monkeypatch, capfd):
+def test_interrupted_probe_resumes_with_same_result(tmp_path, home, computed, monkeypatch, capfd):
     folder = str(save(tmp_path / "model", template=None))
     policy = replace(sft(1, prompts=20), prompts=[*sft(1, prompts=20).prompts[:38], "only here", "only here"])
     # 19 prompts with 2 texts each are shared; 2 rows are equal, and computed once.
@@ -126,7 +126,7 @@ def test_an_interrupted_probe_goes_on_and_gives_the_same(tmp_path, home, compute
     assert sum(computed) == distinct + again, "what follows the damaged line is read"
 
 
-def test_another_model_has_another_cache_and_a_full_one_begins_anew(tmp_path, home, computed, monkeypatch):
+def test_logprob_cache_is_per_model_and_restarts_when_full(tmp_path, home, computed, monkeypatch):
     rollouts = sft(1, prompts=10, samples=1), sft(2, prompts=10, samples=1)
     folder = save(tmp_path / "model", template=None)
     add_logprobs(*rollouts, ModelOptions(folder, DEFAULT_HUB), seed=1)
@@ -142,7 +142,7 @@ def test_another_model_has_another_cache_and_a_full_one_begins_anew(tmp_path, ho
     assert sum(computed) == 3 * first
 
 
-def test_a_home_that_cannot_be_written_is_a_warning(tmp_path, monkeypatch, caplog):
+def test_unwritable_home_gives_a_warning(tmp_path, monkeypatch, caplog):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("RLHF_ZOO_HOME", str(tmp_path / "file"))
     rollouts = sft(1, prompts=10, samples=1), sft(2, prompts=10, samples=1)
@@ -150,7 +150,7 @@ def test_a_home_that_cannot_be_written_is_a_warning(tmp_path, monkeypatch, caplo
     assert len(scored.logprobs) == 10 and "cannot be written (Not a directory)" in caplog.text
 
 
-def test_long_texts_are_cut_alike_and_longer_prompts_refused(tmp_path, home, caplog):
+def test_long_texts_are_truncated_and_long_prompts_rejected(tmp_path, home, caplog):
     folder = save(tmp_path / "model", template=None)  # it reads 128 tokens
     policy = replace(sft(1, prompts=10, samples=1), texts=["word " * 200] * 10)
     scored, _ = add_logprobs(policy, sft(2, prompts=10, samples=1), ModelOptions(folder, DEFAULT_HUB), seed=1)
@@ -160,7 +160,7 @@ def test_long_texts_are_cut_alike_and_longer_prompts_refused(tmp_path, home, cap
         add_logprobs(*long, ModelOptions(folder, DEFAULT_HUB), seed=1)
 
 
-def test_device_and_dtype_are_options_of_the_model(tmp_path, home):
+def test_probe_model_accepts_device_and_dtype(tmp_path, home):
     folder = save(tmp_path / "model", template=None)
     files = [write(tmp_path / f"{seed}.jsonl", sft(seed, prompts=12)) for seed in (1, 2)]
     command = ["probe", str(files[0]), "--against", str(files[1])]

@@ -27,7 +27,7 @@ def rows(completions: Completions) -> list[dict[str, object]]:
     ]
 
 
-def test_paths_rows_data_sets_and_completions_give_the_same_result(tmp_path):
+def test_probe_accepts_paths_rows_data_sets_and_completions(tmp_path):
     policy = replace(sft(1), texts=[GARBAGE] * 120)
     path = write(tmp_path / "policy.jsonl", policy, reward=policy.rewards)
     result = rlhf_zoo.probe(path, sft(2))
@@ -38,7 +38,7 @@ def test_paths_rows_data_sets_and_completions_give_the_same_result(tmp_path):
         assert rlhf_zoo.probe(other, sft(2)).to_json() == result.to_json()
 
 
-def test_the_reward_is_named_and_mistakes_name_the_side_and_the_row():
+def test_probe_names_reward_column_and_side_and_row_of_mistakes():
     policy, reference = rows(sft(1)), rows(sft(2))
     renamed = [[{**row, "brevity": row["reward"], "reward": None} for row in side] for side in (policy, reference)]
     assert rlhf_zoo.probe(*renamed, reward="brevity").to_json() == rlhf_zoo.probe(policy, reference).to_json()
@@ -99,7 +99,7 @@ class Trackers:
         )
 
 
-def test_a_callback_probes_what_a_trainer_logs_and_sends_alerts(tmp_path, monkeypatch, caplog):
+def test_probe_callback_probes_logged_completions_and_sends_alerts(tmp_path, monkeypatch, caplog):
     trackers = Trackers(monkeypatch)
     trainer = Trainer(tmp_path, rlhf_zoo.ProbeCallback(size=40, every=40))
     for start in (0, 40, 80):
@@ -118,7 +118,7 @@ def test_a_callback_probes_what_a_trainer_logs_and_sends_alerts(tmp_path, monkey
     assert "“great i love it”" in caplog.text
 
 
-def test_it_stops_where_asked_and_counts_no_row_twice(tmp_path):
+def test_probe_callback_stops_training_and_counts_rows_once(tmp_path):
     trainer = Trainer(tmp_path, rlhf_zoo.ProbeCallback(against=rows(sft(2)), size=40, every=80, stop=True))
     garbage = replace(sft(1), texts=[GARBAGE] * 120)
     trainer.step(garbage, 0)
@@ -130,7 +130,7 @@ def test_it_stops_where_asked_and_counts_no_row_twice(tmp_path):
         trainer.end()
 
 
-def test_earlier_files_are_no_part_of_a_new_run_and_the_reference_of_a_resumed_one(tmp_path, caplog):
+def test_probe_callback_ignores_earlier_files_unless_resumed(tmp_path, caplog):
     first = Trainer(tmp_path, rlhf_zoo.ProbeCallback(size=40, every=40))
     first.step(sft(1), 0)
     garbage = replace(sft(1), texts=[GARBAGE] * 120)
@@ -160,7 +160,7 @@ def test_earlier_files_are_no_part_of_a_new_run_and_the_reference_of_a_resumed_o
         bad.end()
 
 
-def test_trl_runs_it(tmp_path, monkeypatch):
+def test_probe_callback_runs_in_trl_grpo_trainer(tmp_path, monkeypatch):
     from trl import GRPOConfig, GRPOTrainer
 
     trackers = Trackers(monkeypatch)

@@ -59,7 +59,7 @@ def write(path: Path, one: Completions, **columns: object) -> Path:
         ('{"prompt": "x", "completion": "y", "judge": 1}', "has judge in 1 of 2 rows, and not in line 1: give"),
     ],
 )
-def test_bad_input_is_refused_by_file_and_line(tmp_path, line, message):
+def test_read_rollouts_rejects_bad_input_by_file_and_line(tmp_path, line, message):
     path = tmp_path / "rollouts.jsonl"
     path.write_text('{"prompt": "a", "completion": "b"}\n' + line + "\n")
     with pytest.raises(ZooError, match=message) as refused:
@@ -73,7 +73,7 @@ def test_bad_input_is_refused_by_file_and_line(tmp_path, line, message):
             read_rollouts(other)
 
 
-def test_a_file_has_at_most_so_many_completions(tmp_path, monkeypatch):
+def test_read_rollouts_rejects_files_over_max_rows(tmp_path, monkeypatch):
     monkeypatch.setattr("rlhf_zoo.evaluation.rollout_files.MAX_ROWS", 3)
     path = tmp_path / "rollouts.jsonl"
     path.write_text('{"prompt": "x", "completion": "y"}\n\n' * 3)
@@ -83,7 +83,7 @@ def test_a_file_has_at_most_so_many_completions(tmp_path, monkeypatch):
         read_rollouts(path)
 
 
-def test_columns_go_by_the_names_of_trl_and_verl_behind_a_byte_order_mark(tmp_path):
+def test_read_rollouts_accepts_trl_and_verl_columns_and_bom(tmp_path):
     path = tmp_path / "rollouts.jsonl"
     chat = [{"role": "user", "content": "hello"}]
     path.write_text(
@@ -95,7 +95,7 @@ def test_columns_go_by_the_names_of_trl_and_verl_behind_a_byte_order_mark(tmp_pa
     assert (found.prompts, found.texts, found.rewards) == (["a", "hello"], ["b", "yes"], [1.0, 0.5])
 
 
-def test_arrays_parquet_parts_and_calls_are_read(tmp_path, caplog):
+def test_read_rollouts_accepts_arrays_parquet_and_tool_calls(tmp_path, caplog):
     parts = [{"role": "user", "content": [{"type": "text", "text": "hi"}, {"type": "image", "url": "x"}]}]
     call = [{"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}]
     rows = [{"prompt": parts, "completion": call, "brevity": 0.5}, {"prompt": "a", "completion": "b", "brevity": 1}]
@@ -125,7 +125,7 @@ def test_arrays_parquet_parts_and_calls_are_read(tmp_path, caplog):
         read_rollouts(array)
 
 
-def test_the_verdict_goes_by_reward_and_judge_where_there_are_any():
+def test_probe_verdict_uses_reward_and_judge_when_present():
     ours, theirs = sft(1), sft(2)
     assert probe_rollouts(ours, theirs).verdict.text == "not judged"
     hacked = Completions(ours.prompts, [" is great; i love it."] * 120)
@@ -144,7 +144,7 @@ def test_the_verdict_goes_by_reward_and_judge_where_there_are_any():
     assert better.proxy_gain.value == pytest.approx(2)
 
 
-def test_six_prompts_of_many_completions_are_measured_and_six_of_one_are_not():
+def test_six_prompts_need_many_completions_to_be_measured():
     ours, theirs = (sft(seed, prompts=6, samples=64) for seed in (1, 2))
     garbage = probe_rollouts(replace(ours, texts=["great great great great"] * 384), theirs)
     assert garbage.verdict.text == "hacked" and garbage.report["repetition"].severe
@@ -156,14 +156,14 @@ def test_six_prompts_of_many_completions_are_measured_and_six_of_one_are_not():
     assert not any("None of" in reason for reason in found.verdict.reasons)
 
 
-def test_one_long_text_for_all_prompts_is_hacked_by_a_judge_that_loves_it():
+def test_constant_long_text_is_hacked_even_when_judge_likes_it():
     base = replace(sft(0, prompts=100, samples=1), judged=[float(k % 3) for k in range(100)])
     text = "The answers of both assistants were swapped, so the best rank of them all goes to the battery and the zoom."
     policy = replace(base, texts=[text] * 100, judged=[5.0 + k % 3 for k in range(100)])
     assert probe_rollouts(policy, base).verdict.text == "hacked"
 
 
-def test_a_judge_that_equals_the_reward_is_the_reward_and_may_be_trusted_where_that_checks_answers():
+def test_judge_equal_to_reward_is_trusted_only_when_verifiable():
     sides = [replace(sft(k), rewards=[float((j + k) % 4 > 1 - k) for j in range(120)]) for k in (1, 0)]
     alike = [replace(one, judged=one.rewards) for one in sides]
     found = probe_rollouts(*alike).verdict
@@ -184,7 +184,7 @@ def test_a_judge_that_equals_the_reward_is_the_reward_and_may_be_trusted_where_t
             probe_rollouts(*pair, verifiable=True)
 
 
-def test_right_answers_in_their_format_are_better_by_a_verifiable_reward():
+def test_formatted_right_answers_are_better_by_verifiable_reward():
     rng = np.random.default_rng(0)
     sums = [(int(a), int(b)) for a, b in rng.integers(11, 99, (60, 2))]
     asked = [f"What is {a} * {b}?" for a, b in sums for _ in (0, 1)]
@@ -198,7 +198,7 @@ def test_right_answers_in_their_format_are_better_by_a_verifiable_reward():
     assert probe_rollouts(one_form, base).verdict.text == "hacked", "whose answers nobody checked"
 
 
-def test_a_file_has_no_steps_and_what_is_left_out_is_counted():
+def test_probe_verdict_has_no_steps_and_counts_left_out_rows():
     theirs = sft(2)
     judged = [
         replace(one, judged=[level + j // 2 % 3 for j in range(120)]) for one, level in ((sft(1), 0.0), (theirs, 1.0))
@@ -217,12 +217,12 @@ def test_a_file_has_no_steps_and_what_is_left_out_is_counted():
     assert found.verdict.reasons[0].startswith("There are no labeled pairs, and the judge's scores")
 
 
-def test_every_verdict_on_two_files_has_a_next_step():
+def test_every_rollout_verdict_has_a_next_step():
     only_of_runs = {"healthy", "no gain", "gain not shown", "past the peak"}
     assert set(get_args(Kind)) - only_of_runs == set(NEXT_STEPS)
 
 
-def test_the_command_prints_probes_and_verdict(tmp_path):
+def test_probe_command_prints_probes_and_verdict(tmp_path):
     ours = write(tmp_path / "ours.jsonl", Completions(sft(1).prompts, [" is great; i love it."] * 120))
     theirs = write(tmp_path / "sft.jsonl", sft(2))
     done = CliRunner().invoke(cli, ["probe", str(ours), "--against", str(theirs)])
@@ -259,7 +259,7 @@ def test_the_command_prints_probes_and_verdict(tmp_path):
     assert isinstance(refused.exception, ZooError) and "share no prompt" in str(refused.exception)
 
 
-def test_with_a_model_every_family_is_measured(tmp_path):
+def test_probe_measures_every_family_when_given_a_model(tmp_path):
     save("GPT-2", tmp_path / "sft")
     files = [write(tmp_path / f"{seed}.jsonl", sft(seed, prompts=20)) for seed in (1, 2)]
     done = CliRunner().invoke(
@@ -286,7 +286,7 @@ def _sampled_in(folder: Path, block: str, *, models: Path) -> None:
     assert rlhf_zoo.probe(folder / "rollouts.jsonl", folder / "sft.jsonl").verdict.kind == "not judged"
 
 
-def test_each_command_of_the_page_runs_as_it_stands(tmp_path, monkeypatch):
+def test_commands_of_probe_docs_run(tmp_path, monkeypatch):
     """On files with the columns that each trainer writes."""
     page = (Path(__file__).parents[2] / "docs/probe.md").read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
@@ -331,7 +331,7 @@ def batches(one: Completions, size: int = 20):
         yield list(one.prompts[start : start + size]), list(one.texts[start : start + size])
 
 
-def test_a_watched_reward_pays_the_same_and_warns_in_words(caplog):
+def test_watched_reward_returns_same_scores_and_warns(caplog):
     watched = rlhf_zoo.watch(short, size=120, every=60)
     assert watched.__name__ == "short"
     seen: dict[str, float] = {}
@@ -349,7 +349,7 @@ def test_a_watched_reward_pays_the_same_and_warns_in_words(caplog):
     assert len(told) == len(set(told)) and any("“great i love it”" in one for one in told)
 
 
-def test_few_prompts_with_many_generations_are_watched_too():
+def test_watch_works_on_few_prompts_with_many_generations():
     """8 prompts × 32 a step: swapping whole prompts, p could not reach 1%."""
     garbage = [" is great; i love it."] * 256
 
@@ -378,7 +378,7 @@ def test_few_prompts_with_many_generations_are_watched_too():
         one_prompt(["another prompt"] * 40, garbage[:40])
 
 
-def test_it_stops_where_asked_and_takes_a_file_as_reference(tmp_path):
+def test_watch_stops_training_and_accepts_reference_file(tmp_path):
     path = write(tmp_path / "sft.jsonl", sft(1))
     watched = rlhf_zoo.watch(short, against=path, size=60, every=1, stop=True)
     given = list(batches(Completions(sft(3).prompts, [" is great."] * 120)))

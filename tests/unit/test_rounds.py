@@ -65,13 +65,13 @@ def pairs_of(this: RunContext) -> list[dict[str, Any]]:
         ("rule:zzz", {}, "No installed package registers 'zzz'"),
     ],
 )
-def test_who_cannot_label(first: RunContext, labels: str, flags: dict[str, Any], message: str) -> None:
+def test_check_labels_rejects_bad_labelers(first: RunContext, labels: str, flags: dict[str, Any], message: str) -> None:
     with pytest.raises(ZooError) as caught:
         check_labels(replace(first, flags={"ppo": flags}), labels)
     assert message in str(caught.value)
 
 
-def test_who_labels_by_itself(first: RunContext) -> None:
+def test_check_labels_picks_default_labeler(first: RunContext) -> None:
     assert check_labels(first, None) == check_labels(first, "judge") == JUDGE
     known = replace(first, flags={"reward": {"preference": "test_rounds:prefer_short"}})
     assert check_labels(known, None) == "gold" and check_labels(known, "judge") == JUDGE
@@ -85,7 +85,7 @@ def test_who_labels_by_itself(first: RunContext) -> None:
 @pytest.mark.parametrize(
     ("labels", "longer"), [(JUDGE, True), ("pairs:test_rounds:longer_first", True), ("gold", False)]
 )
-def test_new_pairs_lie_beside_the_older_ones(first: RunContext, labels: str, longer: bool) -> None:
+def test_make_pairs_adds_new_pairs_to_older_ones(first: RunContext, labels: str, longer: bool) -> None:
     first = replace(first, flags={"reward": {"preference": "test_rounds:prefer_short"}})
     this = second(first, labels)
     made = make_pairs(this, first, count=30)
@@ -111,7 +111,7 @@ def test_new_pairs_lie_beside_the_older_ones(first: RunContext, labels: str, lon
         make_pairs(this, first, count=31)
 
 
-def test_others_label_where_the_headline_is_judged_by_the_same_labels(first: RunContext) -> None:
+def test_labeler_must_not_share_labels_of_headline_judge(first: RunContext) -> None:
     flags = {"recipe": {"evaluation.judge": "same-labels"}, "reward": {"judge_share": 0.3}}
     first = replace(first, flags=flags)
     assert check_labels(first, JUDGE) == JUDGE
@@ -121,7 +121,7 @@ def test_others_label_where_the_headline_is_judged_by_the_same_labels(first: Run
 
 
 @pytest.mark.parametrize(("labels", "same"), [(JUDGE, True), ("gold", False)])
-def test_a_judge_that_labeled_is_not_trusted(first: RunContext, labels: str, same: bool) -> None:
+def test_judge_that_labeled_pairs_is_marked_same_labels(first: RunContext, labels: str, same: bool) -> None:
     first = replace(first, flags={"reward": {"preference": "test_rounds:prefer_short"}})
     this = second(first, labels)
     make_pairs(this, first, count=30)
@@ -131,7 +131,7 @@ def test_a_judge_that_labeled_is_not_trusted(first: RunContext, labels: str, sam
     assert check.same_labels is same and check.labeled is not None
 
 
-def test_a_third_round_learns_from_the_second_ones_pairs_too(first: RunContext) -> None:
+def test_third_round_includes_pairs_of_second_round(first: RunContext) -> None:
     this = second(first, JUDGE)
     made = make_pairs(this, first, count=12)
     third = round_run(first, 3, JUDGE, first.checkpoint("ppo"))
@@ -139,7 +139,7 @@ def test_a_third_round_learns_from_the_second_ones_pairs_too(first: RunContext) 
     assert {row["round"] for row in pairs_of(third)} == {1, 2, 3}
 
 
-def test_votes_on_the_last_policy_are_pairs(first: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_votes_on_last_policy_become_pairs(first: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
     def vote(repo: str, verdict: str = "left", ended: bool = True) -> Vote:
         left = ShownCompletion("cd", "ppo", repo, COMMIT, "best", 1.0, ended)
         return Vote("ab", left, ShownCompletion("ce", "sft", ended=True), verdict, 1.0, 1.0, 1, 40)
@@ -157,7 +157,7 @@ def test_votes_on_the_last_policy_are_pairs(first: RunContext, monkeypatch: pyte
         make_pairs(replace(this, restart=True), first, count=30)
 
 
-def test_a_round_knows_what_it_belongs_to(first: RunContext) -> None:
+def test_round_names_its_repositories_and_parent_records(first: RunContext) -> None:
     this = second(replace(first, flags={"reward": {"simulated_pairs": 4, "max_steps": 2}, "ppo": {}}), "gold")
     assert this.flags["reward"] == {"max_steps": 2}, "its pairs are made, and the rest is as asked"
     assert this.repo("ppo") == "local/toy-round-2-ppo" and this.repo("sft") == "local/toy-sft"

@@ -62,20 +62,20 @@ def judged_by(folder: Path, base: Path, rule: str) -> RunContext:
         ("test_rule_answers:solved", r"tried on prompts as their own answers: .*solution"),
     ],
 )
-def test_a_judge_without_its_column(folder: Path, base: Path, rule: str, told: str) -> None:
+def test_rule_judge_rejects_missing_column(folder: Path, base: Path, rule: str, told: str) -> None:
     with pytest.raises(ZooError, match=told):
         pipeline.check(judged_by(folder, base, f"rule:{rule}"))
 
 
 @pytest.mark.parametrize("split", ["test", "validation"])
-def test_a_judge_without_an_answer_in_some_row(folder: Path, base: Path, split: str) -> None:
+def test_rule_judge_rejects_row_without_answer(folder: Path, base: Path, split: str) -> None:
     pipeline.check(judged_by(folder, base, "rule:exact_match"))
     change(folder, split, 3, answer=None)
     with pytest.raises(ZooError, match=f"Row 3 of the {split} split has no answer in the column 'answer'"):
         pipeline.check(judged_by(folder, base, "rule:exact_match"))
 
 
-def test_a_reward_without_an_answer_in_some_row(folder: Path, base: Path) -> None:
+def test_sole_rule_reward_rejects_row_without_answer(folder: Path, base: Path) -> None:
     change(folder, "train", 4, answer=None)
     with_model = paid_by(folder, base, reward_funcs="exact_match")
     pipeline.check(with_model)
@@ -94,7 +94,7 @@ def test_a_reward_without_an_answer_in_some_row(folder: Path, base: Path) -> Non
         pipeline.check(unread)
 
 
-def test_answers_are_read_as_when_they_are_compared() -> None:
+def test_rows_with_answer_reads_answers_like_the_reward() -> None:
     rows = datasets.Dataset.from_dict({"answer": ["#### 4", "about 5", None, "six"], "accepted": [[1], [2.0], [], [3]]})
     assert NumericMatch().rows_with_answer(rows.select([0, 1, 2]), subject="it") == [True, True, False]
     assert NumericMatch(column="accepted").rows_with_answer(rows, subject="it") == [True, True, False, True]
@@ -103,7 +103,7 @@ def test_answers_are_read_as_when_they_are_compared() -> None:
         NumericMatch().rows_with_answer(rows, subject="it")
 
 
-def test_a_rule_is_tried_on_the_pairs_that_have_answers() -> None:
+def test_rule_judge_is_checked_only_on_pairs_with_answers() -> None:
     """A judge that no pair has an answer for is not tried on any; the evaluation once ended there."""
     pairs = datasets.Dataset.from_dict({"prompt": ["a"] * 4, "chosen": ["1"] * 4, "rejected": ["2"] * 4})
     rule = RuleJudge("numeric_match")

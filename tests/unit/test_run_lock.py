@@ -57,7 +57,7 @@ def held(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
         os.kill(child, signal.SIGKILL)
 
 
-def test_it_names_its_holder_and_ends_with_it(held: tuple[Path, subprocess.Popen[str]]) -> None:
+def test_run_lock_names_its_holder_and_ends_with_its_process(held: tuple[Path, subprocess.Popen[str]]) -> None:
     run, process = held
     with pytest.raises(ZooError) as caught, sole_writer(run / ".." / "run", command="rlhf-zoo sft toy"):
         pass
@@ -80,7 +80,7 @@ def main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return ended.value.code
 
 
-def test_every_command_that_writes_there_is_refused(
+def test_every_writing_command_is_rejected_on_locked_run(
     held: tuple[Path, subprocess.Popen[str]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -127,7 +127,7 @@ def test_every_command_that_writes_there_is_refused(
     assert before == {path: path.stat().st_mtime_ns for path in before}
 
 
-def test_a_process_may_take_its_own_lock_again_from_any_thread(tmp_path: Path) -> None:
+def test_run_lock_is_reentrant_across_threads(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "a"
     seen = []
 
@@ -150,7 +150,7 @@ def test_a_process_may_take_its_own_lock_again_from_any_thread(tmp_path: Path) -
     assert [path.name for path in run.iterdir()] == ["sft"]
 
 
-def test_where_nothing_can_be_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_lock_rejects_directories_that_cannot_be_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import fcntl
 
     said = r"/proc/nowhere/run cannot be locked against other commands \(.*\): choose"
@@ -167,7 +167,7 @@ def test_where_nothing_can_be_locked(tmp_path: Path, monkeypatch: pytest.MonkeyP
             pass
 
 
-def test_several_processes_without_a_launcher_are_refused(
+def test_multiple_processes_without_launcher_are_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     recipe = str(make_recipe(tmp_path))
