@@ -61,8 +61,8 @@ def attempt(directory: Path, phase: str | None, step: int) -> None:
         return trainer.state.global_step == step - 1
 
     if phase == "sampling":
-        rlhf_zoo.modeling.sampling.sampler.draw = kill_after(
-            rlhf_zoo.modeling.sampling.sampler.draw, lambda: is_last_update() and next(calls) == 3
+        rlhf_zoo.modeling.sampling.sampler.draw_with_logprobs = kill_after(
+            rlhf_zoo.modeling.sampling.sampler.draw_with_logprobs, lambda: is_last_update() and next(calls) == 3
         )
     elif phase == "update":
         trainer.optimizer_step = kill_after(trainer.optimizer_step, lambda: is_last_update() and next(calls) == 1)
