@@ -113,13 +113,13 @@ def choose(sft: Sequence[str], ppo: Sequence[str], *, favorite: str | None = Non
     Returns:
         The policies, constants first.
     """
-    constants = {
-        "SFT's most frequent completion": _most_frequent(sft),
-        "PPO's most frequent completion": _most_frequent(ppo),
-        "the reward's favorite completion": favorite,
-    }
+    constants = (
+        _most_frequent(sft, policy="SFT"),
+        _most_frequent(ppo, policy="PPO"),
+        ("the reward's favorite completion", favorite),
+    )
     chosen: dict[str, TrivialPolicy] = {}
-    for name, text in constants.items():
+    for name, text in constants:
         if text and text not in chosen:
             chosen[text] = TrivialPolicy(name, "constant", text)
     policies = list(chosen.values())
@@ -128,10 +128,13 @@ def choose(sft: Sequence[str], ppo: Sequence[str], *, favorite: str | None = Non
     return [*policies, TrivialPolicy("PPO with prompts shuffled", "shuffled")]
 
 
-def _most_frequent(texts: Sequence[str]) -> str | None:
+def _most_frequent(texts: Sequence[str], *, policy: str) -> tuple[str, str | None]:
+    """Returns (name, text) of a policy's most frequent completion; its text is None if all are empty."""
     # The empty text is not a useful constant.
     counted = Counter(text for text in texts if text.strip())
-    return min(counted, key=lambda text: (-counted[text], text), default=None)
+    text = min(counted, key=lambda text: (-counted[text], text), default=None)
+    repeats = text is not None and counted[text] > 1
+    return f"{policy}'s most frequent completion" if repeats else f"one of {policy}'s completions", text
 
 
 def risen_ending(sft: Sequence[str], ppo: Sequence[str]) -> str | None:

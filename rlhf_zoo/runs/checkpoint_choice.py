@@ -9,9 +9,8 @@ from ..errors import ZooError
 from ..fields import option
 from ..fileio import finite
 from ..hub.client.connect import DEFAULT_HUB, Hub
-from ..hub.client.refs import Checkpoint, resolve
+from ..hub.client.refs import ADAPTER_CONFIGS, Checkpoint, resolve
 from ..modeling.gguf import unpack_if_gguf
-from ..modeling.model_files import ADAPTER_CONFIG
 from .record import StageRecord, checkpoint_step
 from .registry import STAGES
 
@@ -323,7 +322,7 @@ def resolve_model(name: str | Path, hub: Hub = DEFAULT_HUB, *, skip_source: bool
     if (chosen := stage.chosen_checkpoint()) is not None:
         return replace(checkpoint, path=chosen)
     # A pulled repository may have a run.json too, but its model is beside it.
-    if any((checkpoint.path / file).is_file() for file in ("config.json", ADAPTER_CONFIG)):
+    if any((checkpoint.path / file).is_file() for file in ("config.json", *ADAPTER_CONFIGS)):
         return checkpoint
     raise ZooError(
         f"{name} is the folder of a stage, but its chosen checkpoint is not there or not complete: train the stage to "

@@ -213,6 +213,36 @@ def test_card_lists_warnings(runs):
         assert sentence in watch, sentence
 
 
+@pytest.mark.parametrize(
+    ("same_side", "is_training_reward", "is_listed"), [(0.8, False, True), (1.0, False, False), (0.8, True, False)]
+)
+def test_card_lists_disagreement_of_independent_judge_only(runs, same_side, is_training_reward, is_listed):
+    evaluation = read_json(runs / "eval" / "evaluation.json")
+    judge = {**evaluation["judge"], "is_training_reward": is_training_reward}
+    watch = card(runs, judge=judge, agreement={"same_side": estimate(same_side)}).split("## Watch out for")[1]
+    assert ("Reward and judge disagree" in watch) == is_listed
+
+
+@pytest.mark.parametrize(
+    ("ended", "stop", "is_listed"),
+    [
+        (0.4, {}, True),
+        (0.6, {}, False),
+        (0.4, {"stop_token": None}, False),
+        (0.4, {"stop_token": None, "stop_token_id": 13}, True),
+    ],
+)
+def test_card_warns_when_most_answers_are_cut(runs, ended, stop, is_listed):
+    """As often cut as before PPO, but most of what the judge reads are fragments; not where all have one length."""
+    evaluation = read_json(runs / "eval" / "evaluation.json")
+    for side in ("sft", "ppo"):
+        evaluation[side]["eos_rate"] = estimate(ended)
+    record = StageRecord(runs / "ppo")
+    record.write(resolved={**record.read()["resolved"], **stop})
+    watch = card(runs, **evaluation).split("## Watch out for")[1].split("## Trained with")[0]
+    assert ("- **Unfinished answers.** 60% reach the token limit (SFT 60%)." in watch) == is_listed
+
+
 def filter_row(name: str, judge: float, lead: float) -> dict:
     figures = {"judge": estimate(judge), "win_rate": estimate(0.6), "reward": estimate(1.0)}
     return {"name": name, "kind": "words", "drawn": 4.0, "words": ["is"] if "word" in name else [], **figures,

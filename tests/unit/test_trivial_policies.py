@@ -25,6 +25,8 @@ def test_choose_picks_constants_ending_and_shuffle() -> None:
         ("shuffled", ""),
     ], "a text that is two of them stands once"
     assert [one.kind for one in choose(SFT, SFT)] == ["constant", "shuffled"], "where nothing rose there is no ending"
+    names = [policy.name for policy in choose(SFT, [" b", " a"])[:2]]
+    assert names == ["SFT's most frequent completion", "one of PPO's completions"], "none of PPO's repeats"
     assert risen_ending([], [" a b"] * 3) == " b" and risen_ending(SFT, []) is None
     assert candidates([" a", " b", " b", " c"], [1.0, 3.0, 2.0, 2.0]) == [" b", " c", " a"]
 

@@ -3,12 +3,14 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from ...runs.settings.declared import default_of
 from .data import TITLES
 from .estimates import estimate_at
 from .facts import StageFacts
 from .markdown import Raw, escape, judge_title, short, with_interval
 
 _MIN_LENGTH_RATIO = 1.05  # a smaller change of length is not worth a line
+_MIN_SHARE_ENDED = 0.5  # with fewer answers that end by themselves, most texts that are judged are fragments
 LIKES_LENGTH = 0.3  # minimum rank correlation with length of a reward that "likes long texts"
 
 
@@ -74,7 +76,7 @@ def _changes(facts: StageFacts) -> Iterator[str]:
     if (change := _change(facts, "repetition")) and change.after > change.before and change.after >= 0.05:
         repeated = f"{_percent(change.after)} of its word pairs ({facts.start_title} {_percent(change.before)})"
         yield f"**Repetition.** An answer repeats {repeated}."
-    if (change := _change(facts, "eos_rate")) and change.after < change.before - 0.02:
+    if (change := _change(facts, "eos_rate")) and _is_often_cut(facts, change):
         cut = f"{_percent(1 - change.after)} reach the token limit ({facts.start_title} {_percent(1 - change.before)})"
         yield f"**Unfinished answers.** {cut}."
     if more_frequent := _more_frequent_defects(facts):
@@ -88,11 +90,23 @@ def _changes(facts: StageFacts) -> Iterator[str]:
             yield f"**{escape(judge_title(name))} falls** {values}{_unit(facts, name)}."
 
 
+def _is_often_cut(facts: StageFacts, ended: _Change) -> bool:
+    """Whether PPO's answers reach the token limit more often than before, or most of them do.
+
+    Without a stop token every answer has the full length, which is no defect.
+    """
+    stops = [facts.settings.get(key, default_of("ppo", key)) for key in ("stop_token", "stop_token_id")]
+    has_stop_token = any(stop is not None for stop in stops)
+    return ended.after < ended.before - 0.02 or (has_stop_token and ended.after < _MIN_SHARE_ENDED)
+
+
 def _doubts(facts: StageFacts) -> Iterator[str]:
     before, after = facts.estimate("agreement", "sft"), facts.estimate("agreement", "ppo")
     same_side = facts.estimate("agreement", "same_side")
     falls = bool(before and after and _fell(before, after))
-    if same_side:
+    is_reward = (facts.evaluation.get("judge") or {}).get("is_training_reward")
+    # A judge that is the reward agrees with itself.
+    if same_side and same_side["value"] < 1 and not is_reward:
         share = _percent(1 - same_side["value"])
         line = f"**Reward and judge disagree** in {share} of the comparisons."
         if falls and before and after:
@@ -101,7 +115,7 @@ def _doubts(facts: StageFacts) -> Iterator[str]:
     if (facts.evaluation.get("trivial") or {}).get("winnable_by_a_constant"):
         beaten = f"One text for every prompt beats {facts.start} by this judge"
         yield f"**A fixed text wins.** {beaten}, so it cannot rule out hacking."
-    if (facts.evaluation.get("judge") or {}).get("is_training_reward"):
+    if is_reward:
         yield "**The judge is the training reward**, so a win only shows that training worked."
     likes_length = estimate_at(facts.reward_report, "length", "spearman") if facts.has_reward_model else None
     if likes_length and likes_length["value"] >= LIKES_LENGTH:
