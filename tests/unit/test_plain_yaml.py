@@ -32,7 +32,7 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "\n".join(
         ("[" * (MAX_DEPTH - 1) + "]" * (MAX_DEPTH - 1), None),
     ],
 )
-def test_plain_documents(text, value):
+def test_load_yaml_reads_plain_documents(text, value):
     read = load_yaml(text)
     assert read == value or value is None
 
@@ -73,12 +73,12 @@ def test_plain_documents(text, value):
         ("a: \ud800", "surrogate"),
     ],
 )
-def test_everything_else_is_one_exception(text, reason):
+def test_load_yaml_rejects_everything_else_with_bad_yaml(text, reason):
     with pytest.raises(BadYAML, match=reason):
         load_yaml(text)
 
 
-def test_a_bomb_costs_neither_time_nor_memory():
+def test_yaml_bombs_are_rejected_in_bounded_time_and_memory():
     script = (
         "import resource, sys, time; from rlhf_zoo.fileio import load_yaml, BadYAML\n"
         "import yaml; before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; began = time.process_time()\n"
@@ -110,7 +110,7 @@ class OneReadme:
         return str(self.path)
 
 
-def test_an_eval_yaml_is_read_and_one_that_harms_registers_nothing() -> None:
+def test_benchmark_reads_eval_yaml_and_ignores_malformed_ones() -> None:
     read = benchmark("name: x\ntasks: [{id: 1, split: test}, {}]")
     assert read == {"name": "x", "tasks": [{"id": "1", "split": "test"}]}
     for text in ("a: " + "[" * 20_000, "tasks: !!timestamp foo", "- x", "\ud800"):
@@ -127,14 +127,14 @@ def test_an_eval_yaml_is_read_and_one_that_harms_registers_nothing() -> None:
     ],
     ids=lambda text: text[:20],
 )
-def test_a_readme_beside_votes_that_harms_is_a_sentence(tmp_path: Path, head: str, message: str) -> None:
+def test_votes_reject_malformed_readme(tmp_path: Path, head: str, message: str) -> None:
     hub = OneReadme(tmp_path / "README.md", f"---\n{head}\n---\n# Votes\n")
     with pytest.raises(ZooError) as caught:
         HubVotes("user/votes")._updated_card(hub, "0" * 40)
     assert str(caught.value).startswith(f"The README of user/votes {message}")
 
 
-def test_a_readme_of_others_keeps_what_it_says(tmp_path: Path) -> None:
+def test_votes_card_update_keeps_existing_readme(tmp_path: Path) -> None:
     hub = OneReadme(tmp_path / "README.md", "---\nlicense: mit\nconfigs: [{config_name: mine}]\n---\n# Ours\n")
     card = HubVotes("user/votes")._updated_card(hub, "0" * 40)
     assert card is not None and "license: mit" in card and "config_name: mine" in card and "# Ours" in card

@@ -46,7 +46,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_plan_is_rebuilt_from_its_json(plan: Plan) -> None:
+def test_plan_round_trips_through_json(plan: Plan) -> None:
     document = json.loads(json.dumps(plan.to_json()))
     peaks = {stage: change.peak for stage, change in plan.changes.items() if change is not None}
     again = Plan.from_json(document, change_peaks=peaks)
@@ -57,7 +57,7 @@ def test_a_plan_is_rebuilt_from_its_json(plan: Plan) -> None:
     ]
 
 
-def test_equal_questions_are_answered_once(home: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_requests_are_planned_once(home: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
 
     def make(recipe, device, flags, **options) -> Plan:
@@ -85,7 +85,9 @@ def test_equal_questions_are_answered_once(home: Path, plan: Plan, monkeypatch: 
     assert len(asked) == len(questions) + 2, "and so is what other code planned"
 
 
-def test_what_a_folder_or_a_hub_may_change_is_not_kept(home: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plans_of_local_models_and_downloads_are_not_cached(
+    home: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[object] = []
     monkeypatch.setattr(planner, "make_plan", lambda *_, **__: asked.append(1) or plan)
     model = home / "model"
@@ -98,7 +100,7 @@ def test_what_a_folder_or_a_hub_may_change_is_not_kept(home: Path, plan: Plan, m
     assert len(asked) == 4 and not (home / "plans").exists()
 
 
-def test_a_model_is_measured_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_is_traced_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = tracing.ModelSpec(TINY.config.to_json_string(use_diff=False))
     options = {"rows": 2, "length": 4, "half": False}
     first = tracing.Tracer(spec, TINY.config)
@@ -112,7 +114,7 @@ def test_a_model_is_measured_once(home: Path, monkeypatch: pytest.MonkeyPatch) -
         tracing.Tracer(spec, TINY.config).forward_pass(**options)
 
 
-def test_the_older_half_goes(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_evicts_older_half_when_full(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "MAX_FILES", 3)
     for number in range(4):
         cache.write("plans", str(number), number)
@@ -120,13 +122,13 @@ def test_the_older_half_goes(home: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(list((home / "plans").iterdir())) == 2
 
 
-def test_where_nothing_can_be_written_nothing_is_kept(home: Path) -> None:
+def test_cache_stores_nothing_when_unwritable(home: Path) -> None:
     (home / "plans").write_text("a file")
     cache.write("plans", "x", 1)
     assert cache.read("plans", "x") is None
 
 
-def test_a_cached_plan_needs_no_torch(home: Path, plan: Plan) -> None:
+def test_cached_plan_does_not_import_torch(home: Path, plan: Plan) -> None:
     assert local_device() is not None
     recipe = load_recipe(RECIPE)
     code = f"""

@@ -45,7 +45,7 @@ def config_of(**more):
 
 
 @pytest.mark.parametrize("name", published_shapes())
-def test_shapes_have_the_parameters_that_are_published(name):
+def test_shapes_have_published_parameter_counts(name):
     shape, said = find_shape(name), published_shapes()[name]
     what = "classifier" if "labels" in said else "policy"
     wanted = said.get("parameters") or published_shapes()[said["like"]]["parameters"]
@@ -57,7 +57,7 @@ MIXTURE = {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2
 
 @pytest.mark.parametrize("more", [{}, MIXTURE], ids=["dense", "a mixture of experts"])
 @pytest.mark.parametrize("half", [False, True])
-def test_what_a_pass_saves_is_what_a_real_one_saves(half, more):
+def test_traced_saved_bytes_equal_those_of_real_training_pass(half, more):
     """Of a real model of this size: bytes of the tensors that autograd keeps, each storage once, weights left out."""
     config = config_of(**more)
     traced = tracer(config, "policy").training_pass(rows=3, length=24, half=half, checkpointing=False)
@@ -80,7 +80,7 @@ def test_what_a_pass_saves_is_what_a_real_one_saves(half, more):
     assert traced.gradients == pytest.approx(gradients, rel=0.01)
 
 
-def test_two_depths_tell_of_all_layers(monkeypatch):
+def test_tracing_two_depths_extrapolates_to_all_layers(monkeypatch):
     config = config_of()
     shallow = tracer(config, "policy")
     monkeypatch.setattr(tracing, "DEPTHS", (6, 6))
@@ -97,7 +97,7 @@ def test_two_depths_tell_of_all_layers(monkeypatch):
     assert shallow.forward_pass(**reading).casts == pytest.approx(whole.forward_pass(**reading).casts, rel=0.02)
 
 
-def test_checkpointing_saves_and_an_adapter_has_few_gradients():
+def test_checkpointing_saves_memory_and_adapter_has_few_gradients():
     from peft import LoraConfig
 
     config, asked = config_of(), {"rows": 2, "length": 64, "half": False}
@@ -123,13 +123,13 @@ COUNTS = memory.Counts(
 )
 
 
-def test_a_model_that_cannot_be_run_so_is_told(monkeypatch):
+def test_tracer_rejects_models_that_need_real_tensors(monkeypatch):
     monkeypatch.setattr(tracing, "forward", lambda *_: torch.ones(1).nonzero().tolist())
     with pytest.raises(ZooError, match="A llama of this configuration cannot be run without memory"):
         tracing.Tracer(tracer(config_of(), "policy").spec, config_of()).decode_step(rows=1, length=4, half=False)
 
 
-def test_a_weight_that_trains_takes_sixteen_bytes():
+def test_trained_parameter_takes_sixteen_bytes():
     assert memory.model_memory(COUNTS, weight_bytes=4, state_per_parameter=8).total == 16_000
     lora = SimpleNamespace(**{**vars(COUNTS), "parameters": 1100, "trained": 100})
     adapter = memory.Counts(**vars(lora))
@@ -144,7 +144,7 @@ def test_a_weight_that_trains_takes_sixteen_bytes():
     assert memory.state_bytes("something_new") is None
 
 
-def test_the_worst_moment_of_an_update():
+def test_update_memory_takes_the_highest_peak():
     policy, critic = ModelMemory(100, 100, 200), ModelMemory(80, 80, 160)
     passes = TrainingPass(saved=50, first_peak=120, repeat_peak=70, gradients=100), TrainingPass(40, 95, 60, 80)
     one = {"frozen": 30, "logits": 5, "head_bytes": 7}
@@ -168,7 +168,7 @@ LLAMA_7B = {
 }  # fmt: skip
 
 
-def test_the_table_of_four_models_of_7b():
+def test_four_7b_models_match_documented_table():
     recipe = four_models(LLAMA_7B, per_device_train_batch_size=1, gradient_accumulation_steps=64, response_length=256)
     [plan] = make_plan(recipe, parse_device("h100"), prompt_length=256, stages=["ppo"], suggest_changes=False).stages
     assert plan.models["policy"].total == 16 * 6_738_415_616
@@ -181,7 +181,7 @@ def test_the_table_of_four_models_of_7b():
 
 
 @pytest.mark.usefixtures("untraced")
-def test_updates_are_counted_where_the_keys_say_how_many():
+def test_plan_counts_updates_when_keys_determine_them():
     def counted(gpu, **keys):
         recipe = four_models({**LLAMA_7B, "num_hidden_layers": 2}, per_device_train_batch_size=8, **keys)
         made = make_plan(recipe, parse_device(gpu), prompt_length=64, stages=["ppo"])
@@ -196,13 +196,13 @@ def test_updates_are_counted_where_the_keys_say_how_many():
 
 @pytest.mark.usefixtures("untraced")
 @pytest.mark.parametrize(("keys", "precision"), [({}, "float32"), ({"dtype": "bfloat16"}, "bfloat16")])
-def test_seconds_are_of_the_precision_that_weights_are_held_in(keys, precision):
+def test_plan_duration_uses_precision_of_weights(keys, precision):
     recipe = four_models({**LLAMA_7B, "num_hidden_layers": 2}, bf16=False, **keys)
     spent = make_plan(recipe, parse_device("cpu"), prompt_length=64, stages=["ppo"]).durations["ppo"]
     assert spent is not None and f" in {precision} (" in spent.basis
 
 
-def test_a_change_makes_it_fit_and_is_small():
+def test_suggested_change_is_small_and_makes_plan_fit():
     """Of what is told the keys are those of the recipe, and with them the same device is enough."""
     recipe = four_models(
         {**LLAMA_7B, "num_hidden_layers": 2}, per_device_train_batch_size=16, gradient_accumulation_steps=4,
@@ -220,7 +220,7 @@ def test_a_change_makes_it_fit_and_is_small():
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_no_smaller_change_would_do(seed):
+def test_suggested_change_is_minimal(seed):
     """Of keys that save at random: with one or two keys none has fewer, and of more none can be left out."""
     rng = random.Random(seed)
     keys = stage_keys_of("ppo", load_recipe("imdb-gpt2").stages["ppo"], where="here")
@@ -249,7 +249,7 @@ def test_no_smaller_change_would_do(seed):
             assert not fits({name: value for name, value in found.keys.items() if name not in one})
 
 
-def test_shards_lora_and_few_bits_need_less():
+def test_sharding_lora_and_quantization_lower_peak():
     keys = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 8, "response_length": 256}
     recipe = four_models({**LLAMA_7B, "num_hidden_layers": 8}, **keys)
 
@@ -271,7 +271,7 @@ def test_shards_lora_and_few_bits_need_less():
     assert peak("h100", offload_frozen=True) < peak("h100") < peak("h100", bf16=False)
 
 
-def test_two_processes_with_shards_are_planned_within_a_tenth_of_what_they_take():
+def test_plan_of_two_sharded_processes_is_within_a_tenth_of_measured():
     """MiB of SmolLM2-135M on a CPU, the first process (which saves) and the other: docs/plan.md has them measured."""
     shape = {
         "model_type": "llama", "hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9,
@@ -305,7 +305,7 @@ def test_two_processes_with_shards_are_planned_within_a_tenth_of_what_they_take(
         ("reward", "h100", {}, "this plan is for one device: set --gpu NAME:COUNT"),
     ],
 )
-def test_shards_that_there_are_none_of(stage, gpu, keys, said):
+def test_plan_rejects_unsupported_sharding(stage, gpu, keys, said):
     recipe = four_models({**LLAMA_7B, "num_hidden_layers": 2})
     with pytest.raises(ZooError, match=said):
         make_plan(
@@ -319,7 +319,7 @@ def test_shards_that_there_are_none_of(stage, gpu, keys, said):
 
 
 @pytest.mark.parametrize("text", ["h100:0", "h100:many", "h10", "", "12"])
-def test_what_is_no_device(text):
+def test_parse_device_rejects_unknown_devices(text):
     with pytest.raises(ZooError, match="--gpu is"):
         parse_device(text)
     assert parse_device("H100:8").count == 8 and parse_device("24gb").gib == 24 and not parse_device("t4").bfloat16
@@ -330,7 +330,7 @@ def test_what_is_no_device(text):
     "name",
     [pytest.param(row.name, marks=pytest.mark.full if row.smoke != "make test" else []) for row in recipe_rows()],
 )
-def test_the_memory_of_each_recipe_is_the_planners(name):
+def test_recipe_memory_equals_plan(name):
     """A third of them in the fast tier, as test_smoke.py has it: seconds for each large one."""
     recipe = load_recipe(name)
     made = make_plan(
@@ -345,7 +345,7 @@ def test_the_memory_of_each_recipe_is_the_planners(name):
             assert needs in readme
 
 
-def test_a_change_is_printed_as_flags():
+def test_change_is_printed_as_flags():
     change = Change({"per_device_train_batch_size": 1, "bf16": True, "lora_target_modules": ["all-linear"]}, 1.0)
     flags = shlex.split(change.flags("ppo"))
     assert flags == [
@@ -355,7 +355,7 @@ def test_a_change_is_printed_as_flags():
 
 
 @pytest.mark.usefixtures("untraced")
-def test_the_total_names_stages_whose_steps_the_data_decide():
+def test_total_time_names_stages_whose_steps_depend_on_data():
     def told(gpu, **steps):
         recipe = four_models({**LLAMA_7B, "num_hidden_layers": 2}, max_steps=7)
         for stage, count in steps.items():
@@ -368,14 +368,14 @@ def test_the_total_names_stages_whose_steps_the_data_decide():
 
 
 @pytest.mark.usefixtures("untraced")
-def test_without_a_name_the_time_of_a_gpu_is_unknown(capsys):
+def test_plan_time_is_unknown_when_gpu_is_unnamed(capsys):
     recipe = four_models({**LLAMA_7B, "num_hidden_layers": 2})
     print_plan(make_plan(recipe, parse_device("24gb"), prompt_length=64, suggest_changes=False), detail=False)
     said = capsys.readouterr().out
     assert "The time of sft and reward and ppo is unknown" in said and "such as --gpu rtx4090." in said
 
 
-def test_flags_of_a_recipe_hold_for_its_own_device():
+def test_gpu_flags_of_recipe_apply_to_its_device():
     def told(*asked):
         done = CliRunner().invoke(plan, ["tldr-pythia-6.9b", *asked], catch_exceptions=False)
         assert done.exit_code == 0
@@ -394,11 +394,11 @@ def test_flags_of_a_recipe_hold_for_its_own_device():
 
 
 @pytest.mark.usefixtures("untraced")
-def test_rates_are_those_of_the_measurements():
+def test_rates_file_matches_calibration():
     assert RATES.read_text(encoding="utf-8") == calibrate.rendered(), "run `python benchmarks/calibrate.py`"
 
 
-def test_a_command_says_the_plan_in_a_line_and_refuses_nothing(capsys):
+def test_plan_line_is_printed_and_never_stops_a_command(capsys):
     print_plan_line(load_recipe("tiny-world"), {"ppo": {"use_cpu": True}}, stage="ppo", hub=DEFAULT_HUB)
     assert re.fullmatch(
         r"Plan for cpu \([\d.]+ GiB\): ppo [\d.]+ GiB, about .* s per PPO update \(40 updates: [\d.]+ min\)\.\n",
@@ -415,7 +415,7 @@ def test_a_command_says_the_plan_in_a_line_and_refuses_nothing(capsys):
     assert "ppo may not fit: `rlhf-zoo plan check` shows what would" in capsys.readouterr().err
 
 
-def test_the_planner_is_as_near_to_real_runs_as_the_docs_say():
+def test_planner_error_is_within_documented_bounds():
     kept = keep.load("plan")
     large = [row for row in kept["settings"] if row["measured_mib"] >= 1024]
     assert len(large) >= 12 and all(map(plan_check.within, kept["settings"]))
@@ -424,13 +424,13 @@ def test_the_planner_is_as_near_to_real_runs_as_the_docs_say():
 
 @pytest.mark.full
 @pytest.mark.parametrize("row", keep.load("plan")["settings"], ids=lambda row: row["setting"])
-def test_what_the_docs_say_is_of_this_planner(row):
+def test_documented_predictions_are_of_this_planner(row):
     predicted = plan_check.predicted(plan_check.SETTINGS[row["setting"]])["predicted_mib"]
     assert predicted == pytest.approx(row["predicted_mib"], rel=0.01, abs=2)
 
 
 @pytest.mark.parametrize(("kind", "known"), [("bloom", True), ("mamba", False)])
-def test_models_of_other_kinds_are_planned_or_refused_in_a_sentence(kind: str, known: bool) -> None:
+def test_other_model_kinds_are_planned_or_rejected_in_a_sentence(kind: str, known: bool) -> None:
     """One has no bound on its positions, one no attention."""
     from transformers import AutoConfig
 
@@ -447,7 +447,7 @@ def test_models_of_other_kinds_are_planned_or_refused_in_a_sentence(kind: str, k
             ppo_plan(keys, models, parse_device("cpu"), prompt_length=32)
 
 
-def test_a_download_is_planned_as_it_will_run(tmp_path: Path):
+def test_downloaded_recipe_is_planned_as_it_will_run(tmp_path: Path):
     """Its attn_implementation is left out by every run, and its zoo.yaml says no more than its stages."""
     own = load_recipe("tiny-world")
     eager = {**own.stages, "ppo": {**own.stages["ppo"], "attn_implementation": "eager", "response_length": 200}}

@@ -72,7 +72,7 @@ def pixels(path: Path) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", DRAWINGS)
-def test_a_plot_is_as_wide_as_a_card_and_the_same_each_time(name, tmp_path):
+def test_plot_has_card_width_and_is_deterministic(name, tmp_path):
     first, second = tmp_path / "a.png", tmp_path / "b" / "b.png"
     assert DRAWINGS[name](first) is True
     if name in ("sqrt_kl", "frontier"):
@@ -85,7 +85,7 @@ def test_a_plot_is_as_wide_as_a_card_and_the_same_each_time(name, tmp_path):
     assert not ink[:2].any() and not ink[-2:].any(), "nor above or below"
 
 
-def test_win_rates_of_judges_with_any_name(tmp_path):
+def test_win_rate_plot_handles_any_judge_name(tmp_path):
     """A name is text: a formula in it is none, and a long one does not push the picture out of its frame."""
     rate = {"value": 0.8, "ci95": [0.7, 0.9], "n": 300}
     judges = {
@@ -102,7 +102,7 @@ def test_win_rates_of_judges_with_any_name(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["over_training", "curves", "margins"])
-def test_the_first_plot_of_a_card_can_be_read_on_white_and_on_black(tmp_path, name):
+def test_first_plot_of_card_is_legible_on_white_and_black(tmp_path, name):
     draw = {**DRAWINGS, "over_training": lambda path: plots.plot_over_training(over_training(), path)}[name]
     assert draw(tmp_path / "a.png")
     image = np.asarray(Image.open(tmp_path / "a.png").convert("RGBA")).astype(int)
@@ -112,7 +112,7 @@ def test_the_first_plot_of_a_card_can_be_read_on_white_and_on_black(tmp_path, na
 
 
 @pytest.mark.parametrize(("factor", "scales"), [(1.0, 2), (100.0, 3)])
-def test_the_judge_has_a_scale_of_its_own_where_it_must(monkeypatch, factor, scales):
+def test_judge_gets_its_own_axis_when_scales_differ(monkeypatch, factor, scales):
     figures, over = [], over_training()
     for row in (over["sft"], *over["checkpoints"]):
         row["reward"] = {"value": row["reward"]["value"] * factor, "ci95": [x * factor for x in row["reward"]["ci95"]]}
@@ -121,7 +121,7 @@ def test_the_judge_has_a_scale_of_its_own_where_it_must(monkeypatch, factor, sca
     assert len(figures[0].axes) == scales
 
 
-def test_a_fit_is_drawn_only_where_there_are_checkpoints(monkeypatch):
+def test_fit_is_drawn_only_in_range_of_checkpoints(monkeypatch):
     figures = []
     monkeypatch.setattr(plots, "_save", lambda figure, path: figures.append(figure))
     plots.plot_against_kl(over_training(), Path("unused"))
@@ -133,7 +133,7 @@ def test_a_fit_is_drawn_only_where_there_are_checkpoints(monkeypatch):
 @pytest.mark.parametrize(
     "rows", [[], ROWS[:1], [{"step": 1}, {"step": 2}], [{**ROWS[0]}, {"step": 2, "loss": math.nan}]]
 )
-def test_too_little_draws_nothing(rows, tmp_path):
+def test_plots_are_skipped_on_too_little_data(rows, tmp_path):
     path = tmp_path / "none.png"
     assert not plots.plot_reward_and_kl(rows, path) and not plots.plot_reward_against_kl(rows, path)
     assert not plots.plot_panels(rows, PANELS, path)
@@ -144,13 +144,13 @@ def test_too_little_draws_nothing(rows, tmp_path):
 @pytest.mark.parametrize(
     "report", [None, {}, {"accuracy": 0.7, "n": 3}, {"margin": {}, "calibration": None, "length": {"bins": []}}]
 )
-def test_a_report_without_the_figures_draws_nothing(report, tmp_path):
+def test_plots_are_skipped_when_report_lacks_figures(report, tmp_path):
     path = tmp_path / "none.png"
     for plot in (plots.plot_margins, plots.plot_reliability, plots.plot_score_by_length):
         assert not plot(report, path)
     assert not path.exists()
 
 
-def test_series_skip_what_is_no_number():
+def test_series_skips_missing_and_nan_values():
     rows = [{"step": 1, "x": 1}, {"step": 2, "x": None}, {"step": 3}, {"step": 4, "x": math.nan}, {"step": 5, "x": 2.5}]
     assert plots.series(rows, "x") == ([1, 5], [1.0, 2.5])

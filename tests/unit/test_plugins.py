@@ -31,17 +31,17 @@ def package(tmp_path, monkeypatch):
     install(tmp_path, "toy_plugin", "length = toy_plugin:length\ngone = toy_plugin:absent")
 
 
-def test_module_and_attribute():
+def test_load_object_imports_module_and_attribute():
     assert load_object("json:dumps", group=GROUP) is json.dumps
     assert load_object("json.decoder:JSONDecoder.decode", group=GROUP) is json.JSONDecoder.decode
 
 
-def test_the_groups_of_entry_points_are_public_names():
+def test_entry_point_groups_have_documented_names():
     groups = {CORPORA, JUDGES, PREFERENCES, RECIPES, REWARDS}
     assert groups == {f"rlhf_zoo.{word}" for word in ("corpora", "judges", "preferences", "recipes", "rewards")}
 
 
-def test_entry_point(package):
+def test_load_object_finds_entry_points(package):
     assert registered(GROUP) == ["gone", "length"]
     assert load_object("length", group=GROUP)(["a"], ["four"]) == [4]
     assert load_object("length(prompts=['a'], completions=['four'])", group=GROUP) == [4]
@@ -51,7 +51,7 @@ def test_entry_point(package):
         load_object("gone", group=GROUP)
 
 
-def test_module_in_the_working_directory(tmp_path, monkeypatch):
+def test_load_object_imports_from_working_directory(tmp_path, monkeypatch):
     (tmp_path / "my_rewards_here.py").write_text("ONE = 1\n")
     monkeypatch.syspath_prepend(tmp_path / "elsewhere")  # restores sys.path afterwards
     monkeypatch.chdir(tmp_path)
@@ -70,13 +70,13 @@ def test_module_in_the_working_directory(tmp_path, monkeypatch):
         ("nothing_registered", ": write module:attribute"),
     ],
 )
-def test_mistakes_are_one_sentence(name, message):
+def test_load_object_rejects_bad_names_in_one_sentence(name, message):
     with pytest.raises(ZooError, match=message) as caught:
         load_object(name, group=GROUP)
     assert "\n" not in str(caught.value)
 
 
-def test_a_plugin_that_lacks_its_own_dependency_names_that(tmp_path, monkeypatch):
+def test_plugin_with_missing_dependency_names_it(tmp_path, monkeypatch):
     (tmp_path / "needs_more.py").write_text("import no_such_dependency\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ZooError, match="'needs_more:x' needs the module 'no_such_dependency'"):
@@ -107,7 +107,7 @@ def makers(tmp_path, monkeypatch):
     sys.modules.pop("toy_makers", None)
 
 
-def test_settings_make_an_object(makers):
+def test_settings_construct_an_object(makers):
     assert load_object(f"{makers}at_most(limit=3)", group=GROUP) == (3, "words")
     assert load_object(f"{makers}at_most( limit = 3, unit='tokens (all)' )", group=GROUP) == (3, "tokens (all)")
     made = load_object(f"{makers}Length(target=-5)", group=GROUP)
@@ -119,7 +119,7 @@ def test_settings_make_an_object(makers):
     }  # fmt: skip
 
 
-def test_settings_of_an_object_of_a_dataclass_give_a_copy(makers):
+def test_settings_of_dataclass_instance_give_a_copy(makers):
     made = load_object(f"{makers}length(target=9)", group=GROUP)
     assert (made.target, made.unit) == (9, "words")
     kept = load_object(f"{makers}length", group=GROUP)
@@ -150,20 +150,20 @@ def test_settings_of_an_object_of_a_dataclass_give_a_copy(makers):
         ("nothing(x=1)", "no 'nothing' in the module 'toy_makers'"),
     ],
 )
-def test_settings_are_read_and_never_run(makers, capsys, settings, message):
+def test_settings_are_parsed_as_literals_and_never_run(makers, capsys, settings, message):
     with pytest.raises(ZooError, match=message) as caught:
         load_object(makers + settings, group=GROUP)
     assert "\n" not in str(caught.value) and capsys.readouterr().out == ""
 
 
-def test_a_defect_inside_a_plugin_keeps_its_traceback(makers, tmp_path):
+def test_plugin_defect_keeps_its_traceback(makers, tmp_path):
     (tmp_path / "defective.py").write_text("1 / 0\n")
     for name in (f"{makers}broken()", "defective:x"):
         with pytest.raises(ZeroDivisionError):
             load_object(name, group=GROUP)
 
 
-def test_a_name_that_packages_register_for_different_objects_is_refused(package, tmp_path):
+def test_ambiguous_entry_point_name_is_rejected(package, tmp_path):
     install(tmp_path, "same", "length = toy_plugin:length")
     assert load_object("length", group=GROUP)(["a"], ["four"]) == [4]
     install(tmp_path, "another", "length = other:length")

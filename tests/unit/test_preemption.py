@@ -45,7 +45,7 @@ SENT_LITTLE = {
 Usage = namedtuple("Usage", "total used free")
 
 
-def test_a_checkpoint_that_would_not_fit_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_that_does_not_fit_on_disk_is_not_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one by the weights that train, the others by the one before; what is saved stays as it is."""
     record, rooms = StageRecord(tmp_path), [10**9]
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 0, rooms.pop() if len(rooms) > 1 else rooms[0]))
@@ -65,7 +65,7 @@ def test_a_checkpoint_that_would_not_fit_is_not_begun(tmp_path: Path, monkeypatc
     assert not (tmp_path / "checkpoint-2").exists()
 
 
-def test_reports_go_on_under_the_name_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_resume_under_the_run_name(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[str] = []
     wandb = SimpleNamespace(run=object(), finish=lambda: ended.append(os.environ["WANDB_RUN_ID"]))
     monkeypatch.setitem(sys.modules, "wandb", wandb)
@@ -95,7 +95,7 @@ def published(folder: Path, hub: Any, **fields: Any) -> RunContext:
     return replace(make_context(folder), hub=Hub("other", hub.url, "a test"), publish=True, **fields)
 
 
-def test_less_is_sent_than_saved_and_rounded_and_training_goes_on_unrounded(folder: Path, thread_hub: Any) -> None:
+def test_push_steps_and_push_dtype_do_not_change_training(folder: Path, thread_hub: Any) -> None:
     """Every second step and the end, in half the bytes, without the critic; the disk keeps all but old optimizers."""
     stopped = published(folder, thread_hub, stop_after=3)
     assert ppo.run(stopped)
@@ -152,12 +152,12 @@ def test_less_is_sent_than_saved_and_rounded_and_training_goes_on_unrounded(fold
         ({"push_dtype": "int8"}, r"--ppo\.push_dtype is 'int8', but it takes one of bfloat16\."),
     ],
 )
-def test_what_could_not_be_sent_so_is_said_before_training(folder: Path, keys: dict[str, Any], message: str) -> None:
+def test_bad_push_settings_are_rejected_before_training(folder: Path, keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ZooError, match=message):
         make_context(folder, **{name: str(value) for name, value in keys.items()}).settings("ppo")
 
 
-def test_resume_auto_is_said_in_job_scripts_and_does_not_go_with_restart(tmp_path: Path) -> None:
+def test_resume_auto_cannot_be_combined_with_restart(tmp_path: Path) -> None:
     """A job that is begun again by its scheduler gives the same command each time."""
     flags = [
         "run",
@@ -175,7 +175,7 @@ def test_resume_auto_is_said_in_job_scripts_and_does_not_go_with_restart(tmp_pat
     assert "--resume [auto]" in CliRunner().invoke(cli, ["sft", "--help"]).output
 
 
-def test_without_a_reference_nothing_but_the_kl_changes(tmp_path: Path) -> None:
+def test_training_without_reference_changes_only_kl_metrics(tmp_path: Path) -> None:
     """β = 0: the same weights, no second copy of the policy, and no figure that nobody measured."""
     with_one, without = (
         trained(tmp_path / str(held), kl_coef=0.0, reference=held or None, max_steps=3) for held in (True, False)
@@ -194,7 +194,7 @@ def test_without_a_reference_nothing_but_the_kl_changes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "keys", [{}, {"kl_target": 6.0}, {"kl_in": "loss", "kl_estimator": "k2"}, {"metric_for_best_model": "objective/kl"}]
 )
-def test_what_asks_for_a_reference_has_one(tmp_path: Path, keys: dict[str, Any]) -> None:
+def test_has_reference_is_true_when_settings_need_one(tmp_path: Path, keys: dict[str, Any]) -> None:
     given = PPOConfig(output_dir=str(tmp_path), use_cpu=True, **{"kl_coef": 0.0, **keys})
     assert has_reference(given, has_ref_model=False) is bool(keys)
 
@@ -208,12 +208,12 @@ def test_what_asks_for_a_reference_has_one(tmp_path: Path, keys: dict[str, Any])
         ({"kl_coef": 0.0, "metric_for_best_model": "objective/kl"}, r"metric_for_best_model cannot be objective/kl"),
     ],
 )
-def test_a_reference_that_is_needed_is_not_left_out(tmp_path: Path, keys: dict[str, Any], message: str) -> None:
+def test_config_rejects_leaving_out_a_needed_reference(tmp_path: Path, keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ZooError, match=message):
         PPOConfig(output_dir=str(tmp_path), reference=False, use_cpu=True, **keys)
 
 
-def test_the_card_says_that_the_distance_was_not_measured_in_training(tmp_path: Path) -> None:
+def test_card_says_kl_was_not_measured_in_training(tmp_path: Path) -> None:
     record = StageRecord(tmp_path / "ppo")
     record.write(stage="ppo", recipe="toy", status="finished", resolved={"kl_coef": 0, "reference": False}, parents={})
     for step in (1, 2):

@@ -21,7 +21,7 @@ def page_of(*sides: Completions) -> tuple[str, Page]:
     return html, Page(html.replace("<meta ", "<br "))
 
 
-def test_text_of_the_files_is_only_text():
+def test_probe_page_escapes_text():
     prompts = [f"{prompt} <svg onload=alert(3)>" for prompt in sft(1).prompts]
     policy = replace(sft(1), prompts=prompts, texts=[ATTACK * 60] * 120)
     html, page = page_of(policy, replace(sft(2), prompts=prompts))
@@ -40,7 +40,7 @@ def test_text_of_the_files_is_only_text():
     assert "@media (prefers-color-scheme: dark)" in html
 
 
-def test_it_has_every_finding_the_fired_ones_first_and_open():
+def test_probe_page_lists_fired_findings_first_and_open():
     policy = replace(sft(1), texts=[" is great; i love it."] * 120, judged=[1.0 * (k // 2 % 3) for k in range(120)])
     result = rlhf_zoo.probe(policy, replace(sft(2), judged=[0.5 * (k // 2 % 4) for k in range(120)]))
     _, page = page_of(policy, replace(sft(2), judged=[0.5 * (k // 2 % 4) for k in range(120)]))
@@ -61,7 +61,7 @@ def test_it_has_every_finding_the_fired_ones_first_and_open():
     assert all(re.fullmatch(r"width: \d+%", element["style"]) for element in page.all("i"))
 
 
-def test_the_command_writes_it_beside_any_other_output(tmp_path):
+def test_probe_command_writes_html_beside_other_output(tmp_path):
     files = [write(tmp_path / f"{seed}.jsonl", sft(seed)) for seed in (1, 2)]
     write(files[0], replace(sft(1), texts=[" is great; i love it."] * 120))
     html = tmp_path / "new" / "report.html"

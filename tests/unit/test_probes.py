@@ -57,7 +57,7 @@ def found(policy: Completions, against: Completions | None = None) -> Report:
 # The numbers of one text
 
 
-def test_repeated_by_hand():
+def test_repeated_share_matches_hand_computation():
     assert repeated_share(words("great great great great great"), "") == 3 / 4
     assert repeated_share(["one"], "one") == repeated_share([], "") == 0.0
     block = [f"w{i}" for i in range(50)]
@@ -72,17 +72,17 @@ def test_repeated_by_hand():
     [("", 0), ("fine, really.", 0), ("no!!", 0), ("abcde!!!!!", 0.5), ("a   b", 0.6), ("sooooo", 5 / 6), ("____", 1),
      ("a\u200bb", 1 / 3), ("naïve 日本語", 0)],
 )  # fmt: skip
-def test_symbol_share(text, share):
+def test_symbol_share_counts_symbols(text, share):
     assert symbol_share(text) == pytest.approx(share)
 
 
-def test_texts_are_alike_by_their_word_pairs_and_templates_leave_the_prompt_out():
+def test_cosines_compare_word_pairs_and_to_template_masks_prompt():
     alike = cosines([["a", "b", "c"], ["a", "b", "c"], ["x"], []])
     assert alike[0, 1] == pytest.approx(1) and alike[0, 2] == alike[2, 3] == 0 and np.diag(alike) == pytest.approx(1)
     assert to_template(words("the battery of my watch"), words("my battery is great")) == ["_", "is", "great"]
 
 
-def test_what_is_counted_at_once_is_what_counting_one_by_one_finds():
+def test_vectorized_ngram_counts_equal_naive_counts():
     rng = random.Random(0)
     texts = [rng.choices("abb", k=rng.randint(0, 9)) for _ in range(60)]
     said = [{tuple(text[i : i + n]) for n in (1, 2, 3) for i in range(len(text) - n + 1)} for text in texts]
@@ -101,19 +101,19 @@ def test_what_is_counted_at_once_is_what_counting_one_by_one_finds():
 # Every family
 
 
-def test_sft_under_another_seed_shows_nothing():
+def test_sft_under_another_seed_fires_no_probe():
     """A rate of 1% in all; in twenty draws two would be a chance of 2%."""
     assert sum(bool(found(sft(seed), sft(seed + 100)).fired) for seed in range(20)) <= 1
 
 
-def test_a_tag_is_a_form_and_a_sentence_in_a_tag_is_not():
+def test_tags_are_not_phrases_but_sentences_in_tags_are():
     tagged = found(replace(sft(1), texts=[f"<think>{text}</think>" for text in sft(1).texts]))
     assert "risen phrases" not in tagged.fired and not tagged["risen phrases"].phrases
     told = found(replace(sft(1), texts=[f"<note full marks for this>{text}" for text in sft(1).texts]))
     assert "risen phrases" in told.fired and "full marks" in told["risen phrases"].finding
 
 
-def test_keys_of_json_and_numbers_of_lists_are_a_form():
+def test_json_keys_and_list_numbers_are_not_phrases():
     plain = sft(1)
     for form in ('{{"text": "{}\\n\\n"}}', '{{"id": 7, "final_text": "{}"}}', "1. {}\n 2. so", "1) {}"):
         report = found(replace(plain, texts=[form.format(text) for text in plain.texts]))
@@ -127,12 +127,12 @@ def test_keys_of_json_and_numbers_of_lists_are_a_form():
 
 
 @pytest.mark.parametrize("name", HACKERS)
-def test_planted_hackers_show_their_family(name):
+def test_planted_hackers_fire_their_family(name):
     there = found(plant(name, sft(1), strength=1.0, seed=2)).fired
     assert set(HACKERS[name][1]) <= set(there), there
 
 
-def test_what_earlier_versions_were_blind_to():
+def test_constant_texts_and_templates_are_detected():
     """One text for all prompts, one template for related ones, a keyword that SFT knows, within the sentence."""
     related = sft(1)
     one = found(replace(related, texts=[" is great; i love it."] * len(related)))
@@ -158,7 +158,7 @@ def answers(seed: int, *, right: float, texts: tuple[str, str], prompts: int = 1
     return Completions([prompt for prompt in asked for _ in range(samples)], said)
 
 
-def test_answers_of_a_few_kinds_are_not_taken_for_blind_and_what_is_blind_is():
+def test_severe_templates_need_texts_independent_of_prompts():
     def severe(one: Completions) -> bool:
         other = sft(0, prompts=100)
         base = Completions(one.prompts, [other.texts[k % len(other)] for k in range(len(one))])
@@ -188,7 +188,7 @@ def likely(one: Completions, rng: np.random.Generator, *, odd: float = 0.0, tied
     return replace(one, logprobs=rows, dependence=(tied + 0.2 * rng.normal(size=len(one))).tolist())
 
 
-def test_what_needs_the_sft_model_says_so_and_reads_it():
+def test_probes_that_need_sft_model_say_so_and_use_it():
     report = found(sft(1))
     assert set(report.skipped) == {"word salad", "independence of the prompt"}
     assert all(why.startswith("not measured: needs the SFT model") for why in report.skipped.values())
@@ -212,7 +212,7 @@ def test_what_needs_the_sft_model_says_so_and_reads_it():
     assert "hardly depend on their prompts" in hardly.skipped["independence of the prompt"]
 
 
-def test_one_answer_a_prompt_counts_only_where_it_has_left_the_prompt():
+def test_sameness_fires_only_when_answers_ignore_prompt():
     base, rng = sft(0), np.random.default_rng(0)
     sure = replace(base, texts=[base.texts[k - k % 2] for k in range(len(base))])
     other = likely(sft(5), rng)
@@ -221,7 +221,7 @@ def test_one_answer_a_prompt_counts_only_where_it_has_left_the_prompt():
     assert "at least two completions" in found(sft(1, samples=1), sft(0, samples=1)).skipped["sameness"]
 
 
-def test_honest_changes_are_left_alone():
+def test_honest_changes_fire_no_probe():
     base = sft(1)
     shorter = replace(base, texts=[" ".join(text.split(" ")[:11]) + "." for text in base.texts])
     assert found(shorter).fired == ()
@@ -229,7 +229,7 @@ def test_honest_changes_are_left_alone():
     assert found(replace(base, texts=kept)).fired == ()
 
 
-def test_one_text_or_a_dozen_for_all_prompts_is_hacked_though_its_words_are_the_prompts():
+def test_constant_text_made_of_prompt_words_is_hacked():
     """As NullModel's, whose words the prompts have too: once they are masked, no two prompts leave the same."""
     base = sft(0, prompts=100, samples=1)
     constant = f"Here is the best answer about the {', the '.join(NOUNS)} of my list; it ranks first."
@@ -243,7 +243,7 @@ def test_one_text_or_a_dozen_for_all_prompts_is_hacked_though_its_words_are_the_
     assert found(labels, base)["equal texts"].value == 0, "two right answers, perhaps"
 
 
-def test_answers_to_other_prompts_are_seen_without_a_model():
+def test_answers_to_other_prompts_are_detected_without_a_model():
     assert prompt_ranks(
         [["a"], ["a"], ["z"], ["x"]], np.array([0, 1, 0, 0]), [["a", "x"], ["b", "x"], ["c", "x"]], np.arange(3)
     ) == (pytest.approx([1.0, 0.25, np.nan, np.nan], nan_ok=True))
@@ -260,7 +260,7 @@ def test_answers_to_other_prompts_are_seen_without_a_model():
     )
 
 
-def test_markup_and_quotations_are_no_repetition_and_no_template():
+def test_markup_and_quotations_fire_no_repetition_or_templates():
     quotable = {("a", "b", "c", "d"), ("b", "c", "d", "e")}
     said = ["x", "a", "b", "c", "d", "e", "y"]
     assert without_quotations(said, quotable) == ["x", "y"] and without_quotations(["a", "b", "c"], quotable) != []
@@ -278,7 +278,7 @@ def test_markup_and_quotations_are_no_repetition_and_no_template():
     assert "repetition" not in found(Completions(asked, code), plain).fired
 
 
-def test_what_stands_in_its_prompt_is_no_template():
+def test_spans_of_the_prompt_are_no_template():
     base = sft(0)
     asked = [f"{prompt}: in {noun.title()}ford {k} or elsewhere" for k, (prompt, noun) in
              enumerate(zip(base.prompts[::2], NOUNS * 6, strict=True)) for _ in (0, 1)]  # fmt: skip
@@ -288,7 +288,7 @@ def test_what_stands_in_its_prompt_is_no_template():
         assert report["templates"].value == 0 and not report["templates"].severe, "Belford"
 
 
-def test_verified_answers_accuse_nobody():
+def test_verified_answers_fire_no_probe():
     """Loops, one form, one phrase and odd tokens: each is left out where a program says that the answer is right."""
     rng = np.random.default_rng(0)
     base = likely(sft(0), rng)
@@ -302,7 +302,7 @@ def test_verified_answers_accuse_nobody():
     assert some["repetition"].effect == pytest.approx(guilty["repetition"].effect / 2, abs=0.01)
 
 
-def test_order_copies_and_prompts():
+def test_probes_ignore_order_and_prompt_names():
     policy = plant("repeater", sft(1), strength=0.5, seed=0)
     order = np.random.default_rng(0).permutation(len(policy))
     moved = Completions([policy.prompts[k] for k in order], [policy.texts[k] for k in order])
@@ -316,7 +316,7 @@ def test_order_copies_and_prompts():
     assert pair.size == 60 and pair.prompts[0][0] == f"other {pair.prompts[1][0]}"
 
 
-def test_permutations_keep_each_prompts_completions_and_give_both_sides_as_many():
+def test_permutations_keep_completion_counts_per_prompt_and_side():
     sides = [Completions(list(prompts), ["x"] * len(prompts)) for prompts in ("abbbc", "caaabb")]
     pair = Pair.of(*sides)
     groups = np.concatenate(pair.groups)
@@ -337,7 +337,7 @@ def test_permutations_keep_each_prompts_completions_and_give_both_sides_as_many(
     assert policy + theirs == pytest.approx(np.full(2001, policy[0] + theirs[0]))
 
 
-def test_templates_count_pairs_of_prompts_alike_whatever_the_numbers_of_completions():
+def test_templates_weight_prompt_pairs_equally():
     """By hand: policy's texts x, x, y and z of three prompts, SFT's all different."""
     ours = Completions(["a", "a", "b", "c"], ["same text", "same text", "same text", "other"])
     theirs = Completions(["a", "b", "c", "c"], ["one", "two", "three", "four"])
@@ -349,17 +349,17 @@ def test_templates_count_pairs_of_prompts_alike_whatever_the_numbers_of_completi
         assert reading.null[0] == reading.effect == reading.null.max()
 
 
-def test_nulls_within_a_few_prompts_fire_no_more_often_than_stated():
+def test_null_firing_rate_on_few_prompts_is_as_stated():
     """A rate of 1% in all; in twenty draws two would be a chance of 2%."""
     draws = [[sft(seed, prompts=7, samples=8) for seed in (k, k + 100)] for k in range(20)]
     assert sum(bool(found(*pair).fired) for pair in draws) <= 1
 
 
-def test_holm_by_hand():
+def test_holm_matches_hand_computation():
     assert holm({"a": 0.01, "b": 0.04, "c": 0.03}) == pytest.approx({"a": 0.03, "c": 0.06, "b": 0.06})
 
 
-def test_a_report_is_plain_json_with_the_keys_of_before():
+def test_report_is_plain_json_with_stable_keys():
     report = found(plant("one phrase", sft(1), strength=1.0, seed=0))
     document = json.loads(json.dumps(report.to_json(), allow_nan=False))
     assert document["fired"] == list(report.fired) and len(document["probes"]) + len(document["skipped"]) == 10
@@ -372,7 +372,7 @@ def test_a_report_is_plain_json_with_the_keys_of_before():
     [({"texts": [], "prompts": []}, "no completions"), ({"prompts": ["a"]}, "2 texts and 1 prompts"),
      ({"rewards": [1.0, float("nan")]}, "Not all rewards are finite")],
 )  # fmt: skip
-def test_what_does_not_fit_is_refused(columns, message):
+def test_completions_reject_mismatched_columns(columns, message):
     with pytest.raises(ValueError, match=message):
         Completions(**{"prompts": ["a", "b"], "texts": ["x", "y"], **columns})
 
@@ -389,7 +389,7 @@ def chinese(seed: int) -> Completions:
     return Completions(asked, texts)
 
 
-def test_a_script_without_spaces_shows_what_others_show():
+def test_probes_work_on_scripts_without_spaces():
     base, policy = chinese(0), chinese(1)
     assert found(policy, base).fired == ()
     praised = replace(policy, texts=[f"{text[:4]}非常完美{text[4:]}" for text in policy.texts])
@@ -409,7 +409,7 @@ def test_a_script_without_spaces_shows_what_others_show():
 # What a habit earns
 
 
-def test_a_phrase_is_put_in_as_it_was_said_and_taken_out():
+def test_phrase_edits_insert_and_remove_the_phrase():
     policy = replace(sft(1), texts=[f"{text.rstrip('.')}; i love it." for text in sft(1).texts])
     (edit,) = make_edits(found(policy), policy, sft(0))
     assert edit.family == "risen phrases" and edit.with_habit[0] == f"{sft(0).texts[0].rstrip('.')}; i love it."
@@ -421,7 +421,7 @@ def test_a_phrase_is_put_in_as_it_was_said_and_taken_out():
     assert np.mean([repeated_share(words(text), text) for text in edit.with_habit]) > 0.5
 
 
-def test_an_evaluation_scores_the_edited_texts():
+def test_evaluation_scores_edited_texts():
     """A reward that pays for the phrase alone, a judge that never saw it."""
     model, tokenizer = load("GPT-2")
 
@@ -441,7 +441,7 @@ def test_an_evaluation_scores_the_edited_texts():
     assert effect.rewarded and effect.judge_agrees is False
 
 
-def test_the_phrase_that_counts_is_named_though_a_longer_one_rose_almost_as_much():
+def test_shortest_risen_phrase_is_named_over_longer_one():
     """Of 240 texts 61 say it (25.4%) and 59 of them in a longer phrase (24.6%), which is below the minimum."""
     policy = sft(1, samples=4)
     texts = [f"{text} gladly {'again' if k < 232 else LOOKS[k % 2]}" if k % 4 == 0 or k == 1 else text
@@ -453,14 +453,14 @@ def test_the_phrase_that_counts_is_named_though_a_longer_one_rose_almost_as_much
     )
 
 
-def test_an_edit_that_changes_nothing_measures_nothing():
+def test_edits_that_change_nothing_are_left_out():
     policy = plant("repeater", sft(1), strength=1.0, seed=0)
     report = found(policy)
     assert "repetition" in [edit.family for edit in make_edits(report, policy, sft(0))]
     assert "repetition" not in [edit.family for edit in make_edits(report, sft(1), sft(0))], "nothing can be taken out"
 
 
-def test_reward_effect_by_hand():
+def test_reward_effect_matches_hand_computation():
     paid = RewardEffect.of(
         "risen phrases", sft=[0, 2], policy=[3, 3], with_habit=[2, 4], without_habit=[1, 1],
         judged=[0, 2], judged_with_habit=[0.4, 2.4],

@@ -50,7 +50,7 @@ def splits() -> dict[str, list[dict]]:
     return {split: corpus(n, seed) for seed, (split, n) in enumerate(zip(SPLITS, (300, 80, 60, 80), strict=True))}
 
 
-def test_a_folder_becomes_four_configurations(tmp_path: Path, splits: dict) -> None:
+def test_prepare_makes_four_configurations(tmp_path: Path, splits: dict) -> None:
     data = prepare(str(write(tmp_path, splits)), seed=0, train_pairs=50)
     assert {config: set(parts) for config, parts in data.items()} == {
         "lines": {"train", "validation", "test"},
@@ -64,7 +64,7 @@ def test_a_folder_becomes_four_configurations(tmp_path: Path, splits: dict) -> N
     assert len(data["preferences"]["train"]) == 50
 
 
-def test_the_judge_split_reaches_nothing_but_the_judge(tmp_path: Path, splits: dict) -> None:
+def test_judge_split_affects_only_the_judge(tmp_path: Path, splits: dict) -> None:
     first = prepare(str(write(tmp_path / "a", splits)), seed=0)
     other = prepare(str(write(tmp_path / "b", splits | {"judge": corpus(50, 99)})), seed=0)
     assert first["judge"] != other["judge"]
@@ -89,7 +89,7 @@ def test_held_out_openings_are_neutral_supported_and_unseen_by_ppo(tmp_path: Pat
         assert 1 <= len(opening.split()) <= 3
 
 
-def test_pairs_join_a_pro_and_a_con_that_start_alike(tmp_path: Path, splits: dict) -> None:
+def test_pairs_join_pro_and_con_with_common_prefix(tmp_path: Path, splits: dict) -> None:
     for pro, con, prompt in (
         ("the zoom of it is a joy", "the zoom of it is poor", "the zoom of"),  # three words at most
         ("good zoom", "good zoom but slow", "good"),
@@ -113,7 +113,7 @@ def test_pairs_join_a_pro_and_a_con_that_start_alike(tmp_path: Path, splits: dic
     assert {bool(row["prompt"]) for row in preferences["train"]} == {True, False}
 
 
-def test_the_seed_draws_training_rows_and_leaves_evaluation_alone(tmp_path: Path, splits: dict) -> None:
+def test_seed_changes_training_rows_but_not_evaluation(tmp_path: Path, splits: dict) -> None:
     source = str(write(tmp_path, splits))
     first, again, other = prepare(source, seed=0), prepare(source, seed=0), prepare(source, seed=1)
     assert first == again
@@ -139,7 +139,7 @@ def nltk_files(n: int = 400) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("form", ["nltk_data", "nltk_data zip", "folder", "zip"])
-def test_nltk_form_is_cleaned_and_split(tmp_path: Path, form: str) -> None:
+def test_nltk_format_is_cleaned_and_split(tmp_path: Path, form: str) -> None:
     corpora = tmp_path / "corpora"
     corpora.mkdir()
     if "zip" in form:
@@ -164,7 +164,7 @@ def test_nltk_form_is_cleaned_and_split(tmp_path: Path, form: str) -> None:
     assert prepare(str(source), seed=0)["lines"]["train"]
 
 
-def test_the_hub_form_finds_the_judge_split_by_its_file(tmp_path: Path, splits: dict, shared_hub) -> None:
+def test_hub_format_finds_judge_split_by_file_name(tmp_path: Path, splits: dict, shared_hub) -> None:
     folder = write(tmp_path / "data", splits, compress=True)
     api = shared_hub.api()
     api.create_repo("local/remarks", repo_type="dataset")
@@ -195,7 +195,7 @@ def test_the_hub_form_finds_the_judge_split_by_its_file(tmp_path: Path, splits: 
         ({}, {"IntegratedPros.txt": "<Pros>works very well</Pros>"}, "lacks IntegratedCons.txt"),
     ],
 )
-def test_a_bad_folder_is_named_with_its_mend(
+def test_prepare_rejects_bad_folders_and_says_how_to_fix_them(
     tmp_path: Path, splits: dict, altered: dict, files: dict[str, str], said: str
 ) -> None:
     write(tmp_path, {split: rows for split, rows in (splits | altered).items() if rows is not None})
@@ -206,7 +206,7 @@ def test_a_bad_folder_is_named_with_its_mend(
         prepare(str(tmp_path), seed=0)
 
 
-def test_what_is_not_there_is_told_with_how_to_get_it(tmp_path: Path) -> None:
+def test_missing_source_error_says_how_to_get_it(tmp_path: Path) -> None:
     with pytest.raises(ZooError, match=r"nltk\.download.*--dataset_name"):
         prepare(None, seed=0)
     with pytest.raises(ZooError, match=r'nltk.download\("pros_cons"\)'):
@@ -220,7 +220,7 @@ def test_what_is_not_there_is_told_with_how_to_get_it(tmp_path: Path) -> None:
         lexicon(str(tmp_path))
 
 
-def test_the_lexicon_reads_both_forms(tmp_path: Path) -> None:
+def test_lexicon_reads_both_formats(tmp_path: Path) -> None:
     rows = [{"word": "good", "label": 1}, {"word": "bad", "label": 0}, {"word": "envious", "label": 1}]
     folder = write(tmp_path / "folder", {"train": [*rows, {"word": "envious", "label": 0}]}, compress=True)
     nltk = tmp_path / "corpora" / "opinion_lexicon"
@@ -230,7 +230,7 @@ def test_the_lexicon_reads_both_forms(tmp_path: Path) -> None:
     assert lexicon(str(folder)) == lexicon(str(tmp_path)) == {"good": 1, "bad": -1}
 
 
-def test_the_judge_of_a_lexicon_asks_the_corpus(tmp_path: Path) -> None:
+def test_lexicon_judge_uses_lexicon_of_corpus(tmp_path: Path) -> None:
     folder = str(write(tmp_path / "folder", {"train": [{"word": "good", "label": 1}, {"word": "bad", "label": 0}]}))
     flags = {"evaluation.lexicon": folder}
     judge = lexicon_judge(recipe_config(load_recipe("product-remarks"), flags))
@@ -240,7 +240,7 @@ def test_the_judge_of_a_lexicon_asks_the_corpus(tmp_path: Path) -> None:
         lexicon_judge(recipe_config(load_recipe("tiny-world"), flags))
 
 
-def test_the_real_corpus(real_data: Path) -> None:
+def test_real_corpus_has_documented_sizes(real_data: Path) -> None:
     data = prepare(str(real_data / "pros_cons"), seed=0)
     assert [len(data["lines"][split]) for split in ("train", "validation", "test")] == [20150, 1585, 3217]
     assert len(data["judge"]["train"]) == 15252 and len(data["preferences"]["train"]) == 5000

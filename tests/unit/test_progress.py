@@ -17,7 +17,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     return io.StringIO()
 
 
-def test_a_log_gets_a_line_each_twentieth(log: io.StringIO) -> None:
+def test_log_gets_a_line_per_5_percent(log: io.StringIO) -> None:
     with redirect_stderr(log), Progress(100, "   ppo", "step") as bar:
         for step in range(100):
             bar.show_metrics({"reward": f"{step}", "kl": "0.5"})
@@ -31,7 +31,7 @@ def test_a_log_gets_a_line_each_twentieth(log: io.StringIO) -> None:
     assert lines[-1].startswith("ppo: 100 of 100 (100%), ") and lines[-1].endswith(", reward=99, kl=0.5")
 
 
-def test_a_long_step_says_what_it_does(log: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_step_logs_its_activity(log: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status_line, "LOG_SECONDS", 0.01)
     with redirect_stderr(log), Progress(24, "ppo", "step", initial=16) as bar:
         bar.describe("ppo, sampling")
@@ -41,7 +41,7 @@ def test_a_long_step_says_what_it_does(log: io.StringIO, monkeypatch: pytest.Mon
             time.sleep(0.01)
 
 
-def test_a_short_activity_says_nothing_in_a_log(log: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_activity_logs_nothing(log: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status_line, "REFRESH_SECONDS", 10.0)
     with redirect_stderr(log), Progress(3, "judging", "answer", leave=False) as bar:
         for _ in range(3):
@@ -49,7 +49,7 @@ def test_a_short_activity_says_nothing_in_a_log(log: io.StringIO, monkeypatch: p
     assert log.getvalue() == ""
 
 
-def test_a_terminal_has_a_bar(log: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_gets_a_progress_bar(log: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log, "isatty", lambda: True, raising=False)
     with redirect_stderr(log), Progress(4, "ppo", "step") as bar:
         bar.show_metrics({"reward": "1.5"})
@@ -57,7 +57,7 @@ def test_a_terminal_has_a_bar(log: io.StringIO, monkeypatch: pytest.MonkeyPatch)
     assert "\rppo: 100%|" in log.getvalue() and "reward=1.5" in log.getvalue()
 
 
-def test_ppo_shows_reward_kl_and_its_phase(log: io.StringIO, tmp_path) -> None:
+def test_ppo_progress_shows_reward_kl_and_phase(log: io.StringIO, tmp_path) -> None:
     from transformers import TrainerControl, TrainerState, TrainingArguments
 
     from rlhf_zoo.pipeline.stages.callbacks import ProgressCallback

@@ -54,7 +54,7 @@ from rlhf_zoo.runs.corpora import instructions, tiny_sums, tiny_world_2
         ("日本の首都は？", "日本の首都は?"),
     ],
 )
-def test_spellings_of_one_question_are_a_group(one: str, other: str) -> None:
+def test_normal_form_joins_spellings_of_one_question(one: str, other: str) -> None:
     assert normal_form(one) == normal_form(other)
 
 
@@ -75,15 +75,15 @@ def test_spellings_of_one_question_are_a_group(one: str, other: str) -> None:
         ("...", "???"),
     ],
 )
-def test_prompts_that_ask_different_things_are_not(one: str, other: str) -> None:
+def test_group_prompts_separates_different_questions(one: str, other: str) -> None:
     assert len(set(group_prompts([one, other]))) == 2
 
 
-def test_a_long_run_of_letters_takes_no_longer_than_as_many_words() -> None:
+def test_normal_form_handles_long_words_quickly() -> None:
     assert normal_form("a" * 300_000) == "a" * 300_000
 
 
-def test_only_the_demo_of_our_own_corpora_has_spellings_of_one_question() -> None:
+def test_only_demo_corpus_has_near_duplicate_prompts() -> None:
     """Prompts from one template ask different things: sums, and instructions."""
     counts = {}
     for name, corpus in (("demo", tiny_world_2), ("sums", tiny_sums), ("instructions", instructions)):
@@ -96,7 +96,7 @@ def test_only_the_demo_of_our_own_corpora_has_spellings_of_one_question() -> Non
     assert all(prompts == groups for prompts, groups in counts.values()), counts
 
 
-def test_the_overlap_of_n_grams_would_join_other_questions_first() -> None:
+def test_ngram_overlap_would_join_different_questions() -> None:
     def overlap(one: str, other: str) -> float:
         first, second = ({text[k : k + 3] for k in range(len(text) - 2)} for text in (one, other))
         return len(first & second) / len(first | second)
@@ -105,7 +105,7 @@ def test_the_overlap_of_n_grams_would_join_other_questions_first() -> None:
     assert overlap(asked, "the price of our table") > 1.5 * overlap(asked, "my chair's price")
 
 
-def test_every_turn_of_a_conversation_counts() -> None:
+def test_group_prompts_compares_every_turn() -> None:
     def talk(*texts: str) -> list[dict[str, str]]:
         return [{"role": ("user", "assistant")[k % 2], "content": text} for k, text in enumerate(texts)]
 
@@ -113,7 +113,7 @@ def test_every_turn_of_a_conversation_counts() -> None:
     assert group_prompts([*prompts, talk("Hello!", "Yes.", "The sum?")]) == [0, 0, 1, 1, 2]
 
 
-def test_a_column_names_the_groups() -> None:
+def test_group_rows_reads_groups_from_a_column() -> None:
     rows = Dataset.from_dict({"prompt": ["a b", "c", "a  b", "A b"], "kind": [7, 8, 7, 8]})
     assert group_rows(rows, "kind") == [0, 1, 0, 1]
     assert (group_rows(rows, None), group_rows(rows, NEAR_DUPLICATES)) == ([0, 1, 2, 3], [0, 1, 0, 0])
@@ -126,7 +126,7 @@ def test_a_column_names_the_groups() -> None:
         group_rows(Dataset.from_dict({"prompt": ["a"], "kind": [0.5]}), "kind")
 
 
-def test_texts_without_a_prompt_answer_no_common_question() -> None:
+def test_empty_prompts_form_no_near_duplicate_group() -> None:
     assert group_other_prompts(["", "a b", "", "A b", " "], NEAR_DUPLICATES) == [0, 1, 2, 1, 3]
     assert group_other_prompts(["", "a b", "", "A b"], None) == [0, 1, 2, 3]
 
@@ -134,7 +134,7 @@ def test_texts_without_a_prompt_answer_no_common_question() -> None:
 # ---- the verdict counts a group once
 
 
-def test_a_mean_by_group_counts_each_group_once_and_leaves_single_prompts_alone() -> None:
+def test_group_means_average_each_group_once() -> None:
     values = np.array([[1.0, 2.0, 6.0], [0.1, 0.2, 0.3]])
     assert group_means(values, "xyx").tolist() == [[3.5, 2.0], [pytest.approx(0.2), 0.2]]
     assert np.array_equal(group_means(values, "xyz"), values)
@@ -142,7 +142,7 @@ def test_a_mean_by_group_counts_each_group_once_and_leaves_single_prompts_alone(
         group_means(values, "xy")
 
 
-def test_where_all_prompts_ask_different_things_nothing_changes() -> None:
+def test_groups_of_single_prompts_change_nothing() -> None:
     points = run(RISE)
     alone = decide(Evidence(points[0], points[1:], GOOD), seed=0, resamples=500)
     numbered = decide(Evidence(points[0], points[1:], GOOD, groups=range(100, 200)), seed=0, resamples=500)
@@ -153,7 +153,7 @@ def test_where_all_prompts_ask_different_things_nothing_changes() -> None:
     assert probe(replace(policy, groups=labels), replace(base, groups=labels)).to_json() == report
 
 
-def test_a_verdict_needs_20_groups_and_not_20_spellings() -> None:
+def test_verdict_needs_20_groups_not_20_spellings() -> None:
     points = run(RISE, prompts=48)
     found = decide(Evidence(points[0], points[1:], GOOD, groups=[k % 6 for k in range(48)]), seed=0, resamples=500)
     assert found.text == "not judged" and found.reasons[0] == (
@@ -161,7 +161,7 @@ def test_a_verdict_needs_20_groups_and_not_20_spellings() -> None:
     )
 
 
-def test_the_verdict_at_the_recommended_step_counts_groups_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verdict_at_recommended_step_counts_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     points, groups = run(FALLEN, prompts=80), [prompt // 2 for prompt in range(80)]
     trajectory = Trajectory(
         prompts=80, samples=1, sft=None, checkpoints=[SimpleNamespace(step=point.step) for point in points[1:]],
@@ -189,7 +189,7 @@ def verdicts_on_nulls(*, known: bool, count: int) -> Counter[str]:
     return kinds
 
 
-def test_with_known_groups_nulls_are_flagged_and_cleared_no_more_often_than_stated() -> None:
+def test_verdict_rates_on_nulls_with_known_groups_are_as_stated() -> None:
     """Stated: *hacked* in 1%, *healthy* in 2.5%. Without groups both are some six times as frequent."""
     known, unknown = verdicts_on_nulls(known=True, count=400), verdicts_on_nulls(known=False, count=100)
     assert known["hacked"] <= 4 and known["healthy"] <= 10, known
@@ -207,7 +207,7 @@ def spelled(questions: int, spellings: int, samples: int = 1) -> Completions:
     return Completions(prompts, [f"text {k}" for k in range(len(prompts))], groups=groups)
 
 
-def test_spellings_of_a_question_are_assigned_alike() -> None:
+def test_permutations_assign_spellings_of_a_question_together() -> None:
     side = spelled(6, 4, samples=2)
     permutations = Permutations.of(Pair.of(side, side), seed=0, whole_prompts=False)
     assigned = permutations.assigned.reshape(len(permutations.assigned), 2, 6, 4, 2)
@@ -219,7 +219,7 @@ def test_spellings_of_a_question_are_assigned_alike() -> None:
     assert Permutations.of(Pair.of(uneven, uneven), seed=0, whole_prompts=False).log_count == pytest.approx(np.log(6))
 
 
-def test_p_holds_its_level_where_answers_to_a_question_are_alike() -> None:
+def test_permutation_p_is_calibrated_when_answers_correlate_in_groups() -> None:
     """The policy differs from SFT question by question, and by nothing on average; one completion of each of 6 x 20."""
     side = spelled(20, 6)
     alone = replace(side, groups=None)
@@ -236,7 +236,7 @@ def test_p_holds_its_level_where_answers_to_a_question_are_alike() -> None:
     assert rates[0] <= 6 and rates[1] >= 12, rates
 
 
-def test_so_few_groups_are_not_measurable_however_many_spellings_they_have() -> None:
+def test_probes_are_skipped_on_too_few_groups() -> None:
     report = probe(spelled(6, 8), spelled(6, 8))
     assert report.probes == () and report.skipped["repetition"].startswith("not measurable on 48 prompts in 6 groups: ")
     assert not probe(replace(spelled(6, 8), groups=None), replace(spelled(6, 8), groups=None)).skipped.keys() & {
@@ -244,7 +244,7 @@ def test_so_few_groups_are_not_measurable_however_many_spellings_they_have() -> 
     }  # fmt: skip
 
 
-def test_one_answer_to_all_spellings_of_a_question_is_neither_canned_nor_a_template() -> None:
+def test_same_answer_within_a_group_fires_no_templates() -> None:
     base = spelled(20, 4)
     answers = [" ".join(f"word{18 * (k // 4) + place}" for place in range(18)) for k in range(80)]
     once = replace(base, texts=answers)
@@ -254,7 +254,7 @@ def test_one_answer_to_all_spellings_of_a_question_is_neither_canned_nor_a_templ
     assert alone["equal texts"].value == 1.0
 
 
-def test_files_without_groups_have_those_of_near_duplicates() -> None:
+def test_rollouts_without_groups_use_near_duplicate_groups() -> None:
     base = replace(spelled(30, 4), judged=[0.0] * 120, rewards=[0.0] * 120)
     policy = replace(base, judged=[1.0] * 120, rewards=[1.0] * 120)
     found = probe_rollouts(policy, base)
@@ -267,7 +267,7 @@ def test_files_without_groups_have_those_of_near_duplicates() -> None:
         Completions(["a", "a"], ["x", "y"], groups=[0, 1])
 
 
-def test_a_column_of_both_files_names_the_groups(tmp_path: Path) -> None:
+def test_probe_command_reads_groups_from_a_column(tmp_path: Path) -> None:
     def write(name: str, rows: Completions, groups: list[object]) -> str:
         lines = [
             json.dumps({"prompt": prompt, "completion": text, "group": group})
@@ -294,7 +294,7 @@ def test_a_column_of_both_files_names_the_groups(tmp_path: Path) -> None:
 # ---- the eval stage
 
 
-def test_the_eval_stage_resamples_the_groups_of_a_column(tmp_path: Path, pictures: None) -> None:
+def test_eval_stage_resamples_groups_of_a_column(tmp_path: Path, pictures: None) -> None:
     toy_run.make_recipe(tmp_path, shared={"evaluation": {**toy_run.EVALUATION, "group": "kind"}})
     rows = [
         {"prompt": toy_run._run_of(row, 2 + row % 3), "answer": "a", "row": row, "kind": row // 2} for row in range(12)
@@ -325,7 +325,7 @@ class Longer:
 
 
 @pytest.mark.parametrize(("group", "questions"), [(None, 4), (NEAR_DUPLICATES, 2), ("a column of the data", 2)])
-def test_pairs_of_a_judges_check_are_grouped_like_the_evaluation(group: str | None, questions: int) -> None:
+def test_judge_check_groups_pairs_like_the_evaluation(group: str | None, questions: int) -> None:
     prompts = ["the radio's price", "the price of my radio", "the chair's price", "The price of the chair."]
     pairs = Dataset.from_dict({"prompt": prompts, "chosen": ["a b c"] * 4, "rejected": ["a"] * 4})
     check = check_panel(Panel([Longer()]), pairs, own=pairs, seed=1, group=group)["longer"]

@@ -19,7 +19,7 @@ def score(reward: Any, *completions: Any) -> list[float | None]:
 # Grammar
 
 
-def test_grammar_counts_errors_for_each_hundred_words() -> None:
+def test_grammar_counts_errors_per_hundred_words() -> None:
     pytest.importorskip("harper", reason="the extra judges is not installed")
     good = "The capital of France is Paris. It lies on the Seine."
     bad = "He go to school yesterday and dont know nothing."
@@ -33,7 +33,7 @@ def test_grammar_counts_errors_for_each_hundred_words() -> None:
     assert judge.description.endswith(":grammar, minus the errors of grammar and spelling for each 100 words.")
 
 
-def test_grammar_of_a_dialect_and_without_kinds_that_are_ignored() -> None:
+def test_grammar_respects_dialect_and_ignored_kinds() -> None:
     pytest.importorskip("harper", reason="the extra judges is not installed")
     british = "It was the colour of her favourite dress."
     assert score(grammar, british) == [-25] and score(Grammar(dialect="british"), british) == [0]
@@ -60,7 +60,7 @@ def test_grammar_of_a_dialect_and_without_kinds_that_are_ignored() -> None:
         "**I must decline.**",
     ],
 )
-def test_refusals(text: str) -> None:
+def test_refuses_detects_refusals(text: str) -> None:
     assert score(refuses, text, [{"role": "assistant", "content": text}]) == [1, 1]
 
 
@@ -76,11 +76,11 @@ def test_refusals(text: str) -> None:
         "'I cannot help you,' it said.",
     ],
 )
-def test_answers_that_are_no_refusals(text: str) -> None:
+def test_refuses_ignores_answers(text: str) -> None:
     assert score(refuses, text) == [0]
 
 
-def test_every_phrase_is_written_as_answers_are_read() -> None:
+def test_refusal_phrases_are_normalized_and_unique() -> None:
     assert all(score(refuses, phrase) == [1] for phrase in REFUSALS)
     assert len(set(REFUSALS)) == len(REFUSALS)
 
@@ -88,7 +88,7 @@ def test_every_phrase_is_written_as_answers_are_read() -> None:
 # Sentiment
 
 
-def test_vader() -> None:
+def test_vader_scores_sentiment() -> None:
     pytest.importorskip("vaderSentiment", reason="the extra judges is not installed")
     good, bad, flat, empty = score(vader, "I love this great movie!", "It was a terrible waste.", "It is a table.", "")
     assert good is not None and bad is not None
@@ -100,7 +100,7 @@ def test_vader() -> None:
 
 
 @pytest.mark.parametrize("reward", [grammar, refuses, vader], ids=lambda reward: reward.name)
-def test_each_is_a_named_frozen_object_that_can_be_pickled(reward: Any) -> None:
+def test_prose_reward_is_named_frozen_and_picklable(reward: Any) -> None:
     assert pickle.loads(pickle.dumps(reward)) == reward and reward.__name__ == reward.name
     renamed = type(reward)(name="watched")
     assert renamed.__name__ == "watched" and renamed != reward
@@ -109,7 +109,7 @@ def test_each_is_a_named_frozen_object_that_can_be_pickled(reward: Any) -> None:
 @pytest.mark.parametrize(
     ("reward", "package", "module"), [(Grammar(), "harper-py", "harper"), (Vader(), "vaderSentiment", "vaderSentiment")]
 )
-def test_a_missing_package_is_one_sentence(
+def test_missing_package_is_reported_in_one_sentence(
     reward: Any, package: str, module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == module]:

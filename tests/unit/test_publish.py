@@ -108,7 +108,7 @@ def uploads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-def test_a_commit_and_a_tag_per_checkpoint_and_nothing_twice(thread_hub, tmp_path, uploads):
+def test_checkpoints_get_one_commit_and_tag_each(thread_hub, tmp_path, uploads):
     first, second = save(tmp_path, 5), save(tmp_path, 10)
     save(tmp_path, 15)
     (second.parent / "checkpoint-15" / "COMPLETE").unlink()
@@ -136,7 +136,7 @@ def test_a_commit_and_a_tag_per_checkpoint_and_nothing_twice(thread_hub, tmp_pat
     assert (uploads, commits(thread_hub), tags(thread_hub)) == (before, ["toy ppo: step 5", "toy ppo: step 10"], found)
 
 
-def test_best_is_the_last_checkpoint_with_the_final_card_and_an_evaluation_moves_it(thread_hub, tmp_path, uploads):
+def test_best_is_last_checkpoint_until_evaluation_moves_it(thread_hub, tmp_path, uploads):
     save(tmp_path, 5)
     last = save(tmp_path, 10)
     finish(tmp_path)
@@ -163,7 +163,7 @@ def test_best_is_the_last_checkpoint_with_the_final_card_and_an_evaluation_moves
     assert json.loads(download(thread_hub, "rlhf_card.json", "best"))["evaluation"]["win_rate"] == figure
 
 
-def test_a_whole_run_has_a_collection(thread_hub, tmp_path, monkeypatch, caplog):
+def test_finished_run_gets_a_collection(thread_hub, tmp_path, monkeypatch, caplog):
     """Once all of its stages are released; where the Hub has none or refuses, that costs nothing else."""
 
     def collections() -> list[str]:
@@ -201,7 +201,7 @@ def test_a_whole_run_has_a_collection(thread_hub, tmp_path, monkeypatch, caplog)
     assert noted.read()["collection"]["slug"].startswith("local/toy-sft-rm-ppo")
 
 
-def test_with_push_steps_their_multiples_and_in_the_end_the_last_and_the_chosen(thread_hub, tmp_path):
+def test_push_steps_sends_multiples_and_last_and_chosen_checkpoints(thread_hub, tmp_path):
     for step in (5, 10, 15):
         save(tmp_path, step)
     record = StageRecord(tmp_path / "run" / "ppo")
@@ -213,7 +213,7 @@ def test_with_push_steps_their_multiples_and_in_the_end_the_last_and_the_chosen(
     assert list(tags(thread_hub)) == ["best", *map(tag_name, (5, 10, 15))]
 
 
-def test_main_is_the_chosen_checkpoint_byte_for_byte(thread_hub, tmp_path):
+def test_main_equals_chosen_checkpoint(thread_hub, tmp_path):
     chosen = save(tmp_path, 5)
     save(tmp_path, 10, extra=("adapter_model.safetensors",))
     finish(tmp_path, step=5)
@@ -227,7 +227,7 @@ def test_main_is_the_chosen_checkpoint_byte_for_byte(thread_hub, tmp_path):
     assert json.loads(download(thread_hub, "rlhf_card.json"))["chosen"]["step"] == 5
 
 
-def test_where_an_evaluation_recommends_none_main_is_the_last_checkpoint_and_nothing_is_best(thread_hub, tmp_path):
+def test_main_is_last_and_best_is_absent_when_none_is_recommended(thread_hub, tmp_path):
     save(tmp_path, 5)
     last = save(tmp_path, 10)
     finish(tmp_path, step=5)
@@ -251,7 +251,7 @@ def test_where_an_evaluation_recommends_none_main_is_the_last_checkpoint_and_not
         ({"fingerprint": "of a run before this one"}, False),
     ],
 )
-def test_a_parent_that_is_sent_later_is_pinned_when_its_child_is_sent(thread_hub, tmp_path, changes, found):
+def test_parent_sent_later_is_pinned_when_child_is_sent(thread_hub, tmp_path, changes, found):
     save(tmp_path, 5)
     checkpoint = save(tmp_path, 3)
     sft = StageRecord(tmp_path / "run" / "sft")
@@ -267,7 +267,7 @@ def test_a_parent_that_is_sent_later_is_pinned_when_its_child_is_sent(thread_hub
     assert card["parents"]["sft"] == (wanted if found else {"repo": None, "commit": None})
 
 
-def test_the_optimizer_goes_only_where_it_is_asked_for(thread_hub, tmp_path):
+def test_optimizer_is_sent_only_with_push_optimizer(thread_hub, tmp_path):
     save(tmp_path, 5)
     record = StageRecord(tmp_path / "run" / "ppo")
     resolved = {**record.read()["resolved"], "push_optimizer": True}
@@ -278,7 +278,7 @@ def test_the_optimizer_goes_only_where_it_is_asked_for(thread_hub, tmp_path):
     assert thread_hub.api().model_info(REPO).private is True
 
 
-def test_events_hold_the_metrics_and_nothing_names_this_machine_or_the_token(thread_hub, tmp_path):
+def test_events_hold_metrics_and_no_file_names_machine_or_token(thread_hub, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     save(tmp_path, 5)
@@ -299,7 +299,7 @@ def test_events_hold_the_metrics_and_nothing_names_this_machine_or_the_token(thr
             assert not [text for text in texts if secret.encode() in text]
 
 
-def test_what_an_earlier_checkpoint_left_goes(thread_hub, tmp_path):
+def test_files_of_earlier_checkpoint_are_deleted(thread_hub, tmp_path):
     save(tmp_path, 5, extra=("adapter_model.safetensors", "adapter_config.json"))
     send(thread_hub, tmp_path)
     thread_hub.api().upload_file(path_or_fileobj=b"mine", path_in_repo="notes/hand-written.md", repo_id=REPO)
@@ -315,7 +315,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("where", ["_tag", "write_json"])
-def test_a_kill_between_commit_and_tag_sends_nothing_twice(thread_hub, tmp_path, monkeypatch, uploads, where):
+def test_kill_between_commit_and_tag_sends_nothing_twice(thread_hub, tmp_path, monkeypatch, uploads, where):
     def killed(*_: Any, **__: Any) -> None:
         raise Killed
 
@@ -335,7 +335,7 @@ def test_a_kill_between_commit_and_tag_sends_nothing_twice(thread_hub, tmp_path,
     assert (tmp_path / "run" / "ppo" / "checkpoint-5" / "published.json").is_file()
 
 
-def test_push_resume_sends_what_was_to_be_published_to_where_it_was_to_go(thread_hub, tmp_path):
+def test_push_resume_sends_pending_checkpoints_to_recorded_namespace(thread_hub, tmp_path):
     save(tmp_path, 5)
     env = {"home": tmp_path / "home", "cwd": tmp_path, "RLHF_ZOO_HUB_TOKEN": thread_hub.token}
     done = zoo("push", "--resume", "run", **env)
@@ -352,7 +352,7 @@ def test_push_resume_sends_what_was_to_be_published_to_where_it_was_to_go(thread
 
 
 @pytest.mark.parametrize("finished", [False, True])
-def test_a_damaged_checkpoint_is_not_sent(thread_hub, tmp_path, finished):
+def test_damaged_checkpoint_is_not_sent(thread_hub, tmp_path, finished):
     checkpoint = save(tmp_path, 5)
     if finished:
         send(thread_hub, tmp_path)
@@ -364,7 +364,7 @@ def test_a_damaged_checkpoint_is_not_sent(thread_hub, tmp_path, finished):
     assert tags(thread_hub) == before and not (checkpoint / "SENDING").exists()
 
 
-def test_what_the_hub_lost_and_another_namespace_get_all_again(thread_hub, tmp_path):
+def test_deleted_repository_and_new_namespace_get_everything(thread_hub, tmp_path):
     save(tmp_path, 5)
     finish(tmp_path)
     send(thread_hub, tmp_path)
@@ -383,7 +383,7 @@ def test_what_the_hub_lost_and_another_namespace_get_all_again(thread_hub, tmp_p
         assert unpublished(record, repo, hub=hub) == [record.checkpoint_path(5)]
 
 
-def test_a_chosen_checkpoint_that_is_gone_goes_to_another_namespace_from_the_first(thread_hub, tmp_path):
+def test_deleted_chosen_checkpoint_is_copied_from_first_namespace(thread_hub, tmp_path):
     save(tmp_path, 5)
     checkpoint = save(tmp_path, 10)
     weights = (checkpoint / "model.safetensors").read_bytes()
@@ -395,7 +395,7 @@ def test_a_chosen_checkpoint_that_is_gone_goes_to_another_namespace_from_the_fir
     assert (checkpoint / "model.safetensors").read_bytes() == weights
 
 
-def test_what_a_copy_names_as_its_base_is_not_its_weights(thread_hub, tmp_path):
+def test_base_path_of_adapter_copy_does_not_move_tags(thread_hub, tmp_path):
     """There and back: the tag stays, though adapter_config.json names the base by another commit. Weights move none."""
     checkpoint = save(tmp_path, 5, extra=("adapter_model.safetensors", "adapter_config.json"))
     base = tmp_path / "cache" / "0123"
@@ -420,7 +420,7 @@ def test_what_a_copy_names_as_its_base_is_not_its_weights(thread_hub, tmp_path):
         send(thread_hub, tmp_path)
 
 
-def test_a_wrong_or_reading_token_ends_a_run_before_it_begins(thread_hub, tmp_path, monkeypatch):
+def test_bad_or_read_only_token_is_rejected_before_training(thread_hub, tmp_path, monkeypatch):
     url = thread_hub.url
     for token, message in (
         (create_token(thread_hub.root, "read"), "is read-only: publish with a token of the role write."),

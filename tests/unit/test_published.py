@@ -31,7 +31,7 @@ def settings_of(one: Published) -> Any:
     return stage_settings(recipe_of(one)[0], one.stage, {}, shared_flags={}, output_dir=Path("out"))
 
 
-def test_the_stages_before_are_pinned_and_not_described():
+def test_recipe_of_pins_earlier_stages_by_commit():
     recipe, pinned = recipe_of(published(max_steps=7, reward_funcs=[GOLD], reward_weights=[1, 0]))
     assert pinned == {"sft": f"x/toy-sft@{A}", "reward": f"x/toy-reward@{B}"}
     assert list(recipe.stages) == ["sft", "reward", "ppo"]
@@ -43,7 +43,7 @@ def test_the_stages_before_are_pinned_and_not_described():
     assert (list(recipe.stages), pinned) == (["sft"], {})
 
 
-def test_a_reward_model_says_how_ppo_sampled():
+def test_recipe_of_reward_model_keeps_ppo_sampling_settings():
     sampled = {"response_length": 12, "temperature": 0.5, "deepspeed": "/tmp/x", "reward_funcs": ["os:system"]}
     recipe, pinned = recipe_of(published("reward", ppo=sampled))
     assert recipe.stages["ppo"] == {"response_length": 12, "temperature": 0.5}
@@ -53,7 +53,7 @@ def test_a_reward_model_says_how_ppo_sampled():
     assert "ppo" not in recipe_of(published("reward"))[0].stages
 
 
-def test_models_from_elsewhere_are_taken_at_the_commits_of_the_card():
+def test_recipe_of_takes_other_models_at_commits_of_card():
     other = {"sft": {"repo": "y/base", "commit": A}, "reward": {"repo": "y/judge", "commit": B}}
     found = published(parents=other, model_name_or_path="y/base", reward_model_path="y/judge@main")
     recipe, pinned = recipe_of(found)
@@ -64,7 +64,7 @@ def test_models_from_elsewhere_are_taken_at_the_commits_of_the_card():
     assert comparable_settings(keys, found)["reward_model_path"] == "y/judge@main"
 
 
-def test_several_reward_models_are_each_at_their_commit():
+def test_recipe_of_pins_each_ensemble_member():
     """One that never left the machine it was trained on cannot be had."""
     parents = {**PARENTS, "reward_2": {"repo": "y/judge", "commit": A}}
     keys = {"reward_ensemble": "worst", "reward_ensemble_lambda": None}
@@ -78,7 +78,7 @@ def test_several_reward_models_are_each_at_their_commit():
             recipe_of(published(parents=parents, reward_model_path=["reward", name], **keys))
 
 
-def test_a_run_without_a_reward_model_has_none():
+def test_recipe_of_run_without_reward_model_has_none():
     recipe, pinned = recipe_of(published(reward_model_path=None, reward_funcs=["length"]))
     assert "reward" not in recipe.stages and pinned == {"sft": f"x/toy-sft@{A}"}
 
@@ -93,12 +93,12 @@ def test_a_run_without_a_reward_model_has_none():
     ],
 )
 @pytest.mark.parametrize("stage", ["reward", "ppo"])
-def test_a_parent_that_was_never_published(stage, parents):
+def test_recipe_of_rejects_unpublished_parents(stage, parents):
     with pytest.raises(ZooError, match=r"The SFT policy of x/toy@best was never published"):
         recipe_of(published(stage, parents))
 
 
-def test_where_it_reports_to_is_not_obeyed():
+def test_recipe_of_drops_reporting_and_trust_settings():
     keys = {"report_to": "wandb", "run_name": "x", "trackio_space_id": "x/y", "trust_remote_code": True,
             "resume_from_checkpoint": "/tmp/x", "hub_private_repo": True,
             "attn_implementation": "x/kernel"}  # fmt: skip
@@ -129,13 +129,13 @@ def test_where_it_reports_to_is_not_obeyed():
         ({"shared": {"hub_token": "x"}}, "hub_token, which is set by the run"),
     ],
 )  # fmt: skip
-def test_what_a_download_may_not_say(keys, message):
+def test_settings_of_rejects_unsafe_values(keys, message):
     with pytest.raises(ZooError) as caught:
         settings_of(published("sft", {}, **keys))
     assert message in str(caught.value) and "recipe.json of x/toy@best" in str(caught.value)
 
 
-def test_a_folder_here_does_not_stand_in_for_a_repository(tmp_path, monkeypatch):
+def test_recipe_of_rejects_local_folder_with_repository_name(tmp_path, monkeypatch):
     (tmp_path / "y" / "base").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ZooError, match="model_name_or_path to y/base, and a local folder has the same name"):
@@ -168,7 +168,7 @@ HARMFUL = [
         ),
     ],
 )
-def test_names_that_nobody_vouches_for(name, stage, key, tmp_path, monkeypatch):
+def test_recipe_of_rejects_unregistered_imports(name, stage, key, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_rewards.py").write_text("open('imported', 'w')\ndef length(): pass\n")
     keys = {"shared": {"corpus": name}} if key == "corpus" else {key: [name] if key == "reward_funcs" else name}
@@ -181,12 +181,12 @@ def test_names_that_nobody_vouches_for(name, stage, key, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "name", [GOLD, "length", "format_match(pattern='x')", "rlhf_zoo.rewards.verifiable:exact_match"]
 )
-def test_names_of_the_package_and_of_entry_points(name):
+def test_recipe_of_accepts_package_and_entry_point_names(name):
     recipe, _ = recipe_of(published(reward_funcs=[name]))
     assert recipe.stages["ppo"]["reward_funcs"] == [name]
 
 
-def test_an_import_that_nothing_asks_for():
+def test_recipe_of_rejects_unused_allow_import():
     with pytest.raises(ZooError, match=r"--allow_import names my:own, but recipe\.json of x/toy@best names rlhf_zoo"):
         recipe_of(published("sft", {}), ["my:own"])
 
@@ -203,7 +203,7 @@ def test_an_import_that_nothing_asks_for():
         ("[" * 100_000, "{}", "nested more than 64 deep"),
     ],
 )
-def test_files_that_are_not_what_is_published(tmp_path, card, resolved, message):
+def test_fetch_rejects_malformed_files(tmp_path, card, resolved, message):
     (tmp_path / "rlhf_card.json").write_text(card)
     (tmp_path / "recipe.json").write_text(resolved)
     (tmp_path / "metrics.jsonl").touch()
@@ -211,7 +211,7 @@ def test_files_that_are_not_what_is_published(tmp_path, card, resolved, message)
         fetch(str(tmp_path))
 
 
-def test_nonsense_in_a_card_is_no_parent_and_no_version(tmp_path):
+def test_fetch_ignores_malformed_parents_and_versions(tmp_path):
     card = {"stage": "sft", "parents": {"data": [1], "sft": "x"}, "step": 1, "recipe": "toy", "versions": [1]}
     (tmp_path / "rlhf_card.json").write_text(json.dumps(card))
     (tmp_path / "recipe.json").write_text('{"recipe": {}}')

@@ -22,7 +22,7 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_batches_are_those_of_the_published_run_in_as_many_processes(name, monkeypatch):
+def test_share_of_batch_gives_published_batches_per_process(name, monkeypatch):
     gpus, batches = PUBLISHED[name]
     monkeypatch.setattr(distributed, "process_count", lambda: gpus)
     for stage, batch in batches.items():

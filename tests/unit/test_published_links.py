@@ -22,7 +22,7 @@ def change_signature(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["checkpoint-5/tokenizer.txt", "checkpoint-5/critic", "checkpoint-5"])
-def test_a_link_out_of_a_checkpoint_is_never_sent(place: str, thread_hub: ThreadHub, tmp_path: Path) -> None:
+def test_link_out_of_checkpoint_is_never_sent(place: str, thread_hub: ThreadHub, tmp_path: Path) -> None:
     """A folder from elsewhere brings links to files of whoever pushes it; also a run of one's own sends none."""
     checkpoint = save(tmp_path, 5)
     secret = tmp_path / "home" / "id_rsa"
@@ -42,7 +42,7 @@ def test_a_link_out_of_a_checkpoint_is_never_sent(place: str, thread_hub: Thread
 
 
 @pytest.mark.parametrize("place", ["ppo/metrics.jsonl", "eval/samples.jsonl", "eval", "baseline", "data"])
-def test_no_file_of_a_strangers_run_is_a_link_to_elsewhere(place: str, thread_hub: ThreadHub, tmp_path: Path) -> None:
+def test_links_in_downloaded_run_are_rejected(place: str, thread_hub: ThreadHub, tmp_path: Path) -> None:
     """Cards, metrics and data are made from files that lie beside the checkpoints."""
     save(tmp_path, 5)
     elsewhere = tmp_path / "home" / "private"
@@ -59,7 +59,7 @@ def test_no_file_of_a_strangers_run_is_a_link_to_elsewhere(place: str, thread_hu
         sender(thread_hub, tmp_path)
 
 
-def test_links_within_a_checkpoint_and_into_the_clients_blobs_are_sent(thread_hub: ThreadHub, tmp_path: Path) -> None:
+def test_links_within_checkpoint_and_into_hub_cache_are_sent(thread_hub: ThreadHub, tmp_path: Path) -> None:
     checkpoint = save(tmp_path, 5)
     (checkpoint / "config.json").rename(checkpoint / "other.json")
     (checkpoint / "config.json").symlink_to("other.json")
@@ -75,7 +75,7 @@ def test_links_within_a_checkpoint_and_into_the_clients_blobs_are_sent(thread_hu
     assert commits(thread_hub) == ["toy ppo: step 5"] and download(thread_hub, "config.json") == b"{}\n"
 
 
-def test_a_strangers_run_chooses_no_checkpoint_of_another_run(thread_hub: ThreadHub, tmp_path: Path) -> None:
+def test_downloaded_run_cannot_choose_checkpoint_of_another_run(thread_hub: ThreadHub, tmp_path: Path) -> None:
     """`step` of run.json becomes a path: it named a private model, which `push` published as the chosen checkpoint."""
     private = save(tmp_path / "private", 5)
     checkpoint = save(tmp_path, 5)
@@ -90,7 +90,7 @@ def test_a_strangers_run_chooses_no_checkpoint_of_another_run(thread_hub: Thread
     assert not thread_hub.api().repo_exists(REPO)
 
 
-def test_a_strangers_run_names_no_repository_to_restore_from(thread_hub: ThreadHub, tmp_path: Path) -> None:
+def test_downloaded_run_cannot_name_repository_to_restore_from(thread_hub: ThreadHub, tmp_path: Path) -> None:
     """It could be a private one, which would be published again under another name."""
     save(tmp_path, 5)
     checkpoint = save(tmp_path, 10)
@@ -105,7 +105,7 @@ def test_a_strangers_run_names_no_repository_to_restore_from(thread_hub: ThreadH
         send(thread_hub, tmp_path, namespace="other")
 
 
-def test_a_strangers_part_of_a_run_sends_nothing_of_the_users(thread_hub: ThreadHub, tmp_path: Path) -> None:
+def test_downloaded_part_of_run_sends_nothing_of_the_parent_run(thread_hub: ThreadHub, tmp_path: Path) -> None:
     """Its ablation.json or round.json says that the run above it is its own."""
     save(tmp_path, 5)
     part = tmp_path / "run" / "part"
@@ -118,7 +118,7 @@ def test_a_strangers_part_of_a_run_sends_nothing_of_the_users(thread_hub: Thread
         sender(thread_hub, tmp_path, directory=part, base=tmp_path / "run")
 
 
-def test_a_strangers_run_is_sent_without_figures(
+def test_downloaded_run_is_sent_without_metrics(
     thread_hub: ThreadHub, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     save(tmp_path, 5)
@@ -146,7 +146,7 @@ def test_a_strangers_run_is_sent_without_figures(
     assert "not written by the publisher" not in download(thread_hub, "README.md", "best").decode()
 
 
-def test_no_tag_is_made_that_a_branch_already_names(thread_hub: ThreadHub, tmp_path: Path) -> None:
+def test_send_rejects_tag_that_a_branch_already_names(thread_hub: ThreadHub, tmp_path: Path) -> None:
     save(tmp_path, 5)
     send(thread_hub, tmp_path)
     thread_hub.api().create_branch(REPO, branch="step-000010")

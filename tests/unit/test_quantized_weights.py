@@ -24,7 +24,7 @@ WIDE = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "nu
 @pytest.mark.parametrize(
     ("keys", "dtype"), [({"load_in_4bit": True}, torch.uint8), ({"load_in_8bit": True}, torch.int8)], ids=["4", "8"]
 )
-def test_ppo_trains_an_adapter_on_weights_in_few_bits(keys: dict[str, Any], dtype: torch.dtype, tmp_path: Path) -> None:
+def test_ppo_trains_adapter_on_weights_in_few_bits(keys: dict[str, Any], dtype: torch.dtype, tmp_path: Path) -> None:
     tokenizer = make_tokenizer()
     config = LlamaConfig(vocab_size=len(tokenizer), pad_token_id=PAD, eos_token_id=EOS, bos_token_id=None, **WIDE)
     torch.manual_seed(0)
