@@ -81,7 +81,7 @@ def run(experiment: Experiment, part: str, seeds: Sequence[int]) -> None:
         print(f"{experiment.name(part)}: not run, RLHF_ZOO_DATA is not set", file=sys.stderr)
         return
     runs = str(shown(RUNS))
-    base = experiment.directory(experiment.ablated if part == "ablation" else experiment.seeds[0], RUNS)
+    base = experiment.directory(experiment.ablated_seed if part == "ablation" else experiment.seeds[0], RUNS)
     if part == "runs":
         for seed in (one for one in experiment.seeds if one in seeds):
             directory = experiment.directory(seed, RUNS)

@@ -56,10 +56,10 @@ class Experiment:
     @property
     def variants(self) -> list[Variant]:
         """The runs of the ablation, β = 0 first."""
-        return self._variants(0.0, self.beta, first=self.ablated)
+        return self._variants(0.0, self.beta, first=self.ablated_seed)
 
     @property
-    def ablated(self) -> int:
+    def ablated_seed(self) -> int:
         """The seed of the run that the ablation starts from."""
         return self.seeds[1]
 
@@ -83,7 +83,7 @@ class Experiment:
 
     def ablate(self, data: str, runs: str = "runs/evidence") -> list[str]:
         asked = ["--kl_coef", f"0,{self.beta:g}", "--ppo.total_episodes", str(self.episodes)]
-        return [*self._words("ablate", self.ablated, data, runs), *asked, "--seeds", str(self.ppo_seeds)]
+        return [*self._words("ablate", self.ablated_seed, data, runs), *asked, "--seeds", str(self.ppo_seeds)]
 
     def repeat(self, data: str, runs: str = "runs/evidence") -> list[str]:
         asked = ["--kl_coef", self._betas, "--seeds", str(self.ppo_seeds)]

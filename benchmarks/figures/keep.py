@@ -71,7 +71,7 @@ def kept_runs(experiment: Experiment, runs: Path) -> dict[str, Any]:
 
 def kept_ablation(experiment: Experiment, runs: Path) -> dict[str, Any]:
     """The finished runs of β = 0 and the recipe's β, under several seeds of PPO."""
-    base = experiment.directory(experiment.ablated, runs)
+    base = experiment.directory(experiment.ablated_seed, runs)
     kept = []
     for variant in experiment.variants:
         run = variant.directory(base)
@@ -83,7 +83,7 @@ def kept_ablation(experiment: Experiment, runs: Path) -> dict[str, Any]:
 
 def variant_seed(experiment: Experiment, seed: int | None) -> int:
     """The seed of PPO: a variant without one has the run's."""
-    return experiment.ablated if seed is None else seed
+    return experiment.ablated_seed if seed is None else seed
 
 
 def kept_baselines(experiment: Experiment, runs: Path) -> dict[str, Any]:

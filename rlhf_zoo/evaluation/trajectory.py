@@ -22,7 +22,7 @@ from ..modeling.models import load_causal
 from ..modeling.prompt_keys import count_distinct_prompts
 from ..runs.checkpoint_choice import checkpoints_to_keep
 from ..runs.context import RunContext
-from ..runs.dataset import DataSource, evaluated_part, evaluation_rows
+from ..runs.dataset import DataSource, evaluation_location, evaluation_rows
 from ..runs.record import checkpoint_step
 from .evidence import Checkpoint, Evidence, JudgeReliability
 from .head_to_head import preferences
@@ -65,7 +65,7 @@ class Trajectory:
         reward_effects: How much the last checkpoint's habits (families of probes that fired) change the reward.
         trivial: The trivial policies chosen on these prompts.
         confirmation: The candidate's step, and its gain on test prompts; None until it is measured.
-        prompt_source: The split and data of the prompts, see `evaluated_part`.
+        prompt_source: The split and data of the prompts, see `evaluation_location`.
         groups: (P,) the group of each prompt, see `evaluation.prompt_groups`; None if every prompt is its own group.
     """
 
@@ -271,7 +271,7 @@ def evaluate_checkpoints(
             evaluator, prompts, columns, sft, checkpoints[-1].measurements, samples=config.checkpoint_samples
         ),
         reward_effects=_reward_effects(evaluator, prompts, columns, report, policy_completions, sft_completions),
-        prompt_source=evaluated_part(context, "validation"),
+        prompt_source=evaluation_location(context, "validation"),
         groups=groups,
     )
 

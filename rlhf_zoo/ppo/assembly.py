@@ -199,7 +199,7 @@ def _prepare_texts(
     dataset: Dataset | None,
     policy: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    context: int | None,
+    context_length: int | None,
     args: PPOConfig,
 ) -> TextSource | None:
     """Returns the texts for the PTX loss; None without that loss."""
@@ -208,7 +208,11 @@ def _prepare_texts(
     if dataset is None:
         raise ZooError(f"ptx_coef is {args.ptx_coef}, but there are no texts for it: pass ptx_dataset.")
     return TextSource(
-        dataset, tokenizer, context=context, pad_id=tokenizer.eos_token_id, embeddings=embedding_rows(policy)
+        dataset,
+        tokenizer,
+        context_length=context_length,
+        pad_id=tokenizer.eos_token_id,
+        num_embeddings=embedding_rows(policy),
     )
 
 

@@ -14,19 +14,25 @@ class TextSource:
     """Texts that are tokenized once and drawn at random."""
 
     def __init__(
-        self, dataset: Dataset, tokenizer: PreTrainedTokenizerBase, *, context: int | None, pad_id: int, embeddings: int
+        self,
+        dataset: Dataset,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        context_length: int | None,
+        pad_id: int,
+        num_embeddings: int,
     ) -> None:
         """Tokenizes the texts, appends EOS, and cuts them to the context.
 
-        A text without a target token is dropped.
+        A text without a target token, a token to predict, is dropped.
 
         Args:
             dataset: A data set with the column `text`, with `prompt` and `completion` (only the completion has target
                 tokens), or with `input_ids`.
             tokenizer: The policy's tokenizer.
-            context: The maximum number of tokens in a text; None for no limit.
+            context_length: The maximum number of tokens in a text; None for no limit.
             pad_id: The id with which shorter texts are padded.
-            embeddings: The number of rows of the policy's embedding table.
+            num_embeddings: The number of rows of the policy's embedding table.
 
         Raises:
             ZooError: `dataset` is not a data set or has other columns, a row is not a text, an id has no embedding, or
@@ -55,19 +61,21 @@ class TextSource:
                 "'completion', or 'input_ids'."
             )
         # The first token of a text has no log-probability, because nothing precedes it.
-        self._rows = [(prompt, text) for prompt, text in rows if len((prompt + text)[:context]) > max(len(prompt), 1)]
+        self._rows = [
+            (prompt, text) for prompt, text in rows if len((prompt + text)[:context_length]) > max(len(prompt), 1)
+        ]
         if not self._rows:
             raise ZooError(
-                "No text of ptx_dataset has a target token, which must be within the context, after the text's first "
-                "token and after its prompt: choose another data set."
+                "No row of ptx_dataset has a token to predict, which must be within the context length, but neither in "
+                "the prompt nor the first token of the row: choose another data set."
             )
         for prompt, text in self._rows:
-            if wrong := [token_id for token_id in prompt + text if not 0 <= token_id < embeddings]:
+            if wrong := [token_id for token_id in prompt + text if not 0 <= token_id < num_embeddings]:
                 raise ZooError(
-                    f"ptx_dataset has the token id {wrong[0]}, but the policy has only {embeddings} embedding rows: "
-                    "tokenize it with the policy's own tokenizer."
+                    f"ptx_dataset has the token id {wrong[0]}, but the policy has only {num_embeddings} embedding "
+                    "rows: tokenize it with the policy's own tokenizer."
                 )
-        self._context, self._pad = context, pad_id
+        self._context_length, self._pad = context_length, pad_id
 
     def draw(self, count: int, generator: torch.Generator, device: torch.device) -> TextBatch:
         """Draws texts, with replacement.
@@ -77,10 +85,10 @@ class TextSource:
             generator: A random generator on the CPU.
             device: The device of the batch.
         """
-        # Draw with replacement, so that nothing has to be saved to resume.
+        # With replacement, so resuming needs no saved position in a shuffled order.
         row_indices = torch.randint(len(self._rows), (count,), generator=generator, device="cpu").tolist()
         rows = [self._rows[index] for index in row_indices]
-        sequences = [(prompt + text)[: self._context] for prompt, text in rows]
+        sequences = [(prompt + text)[: self._context_length] for prompt, text in rows]
         width = max(map(len, sequences))
         ids = torch.full((count, width), self._pad)
         attention = torch.zeros((count, width), dtype=torch.bool)

@@ -51,9 +51,11 @@ class Verifiable(Protocol):
     """A reward that checks whether an answer is right (1) or not (0), and can therefore also be a judge.
 
     Attributes:
-        strict: The check that reads the answer only where it should be, for example after a marker.
-        lenient: The check that finds the answer anywhere in the completion. If `strict` or `lenient` has a method
-            `read(text)`, which returns the answer or None, a majority vote over answers is evaluated too.
+        strict: A reward, called like this one, that reads the answer only where it should be, for example after a
+            marker.
+        lenient: A reward, called like this one, that finds the answer anywhere in the completion. If `strict` or
+            `lenient` has a method `read(text)`, which returns the answer or None, a majority vote over answers is
+            evaluated too.
     """
 
     @property
@@ -75,20 +77,21 @@ class AnswerRule(Rule):
             names: The names of the prompts' columns.
 
         Raises:
-            ZooError: The prompts lack the column, or reward functions get no column of that name.
+            ZooError: The prompts lack the column, or its name is reserved, so it is not passed to reward functions.
         """
         names, column = list(names), self.column
         readable = [name for name in names if name not in RESERVED]
         if column in withheld_columns(names):
             raise ZooError(
-                f"The reward {self.name} reads the column {column!r}, but reward functions get no column of that name: "
-                f"{how_to_rename(column)}, and name it, {self.name}(column=…)."
+                f"The reward {self.name} reads the column {column!r}, but that name is reserved, so the "
+                f"column is not passed to reward functions: {how_to_rename(column)}, and set "
+                f'{self.name}(column="given_{column}").'
             )
         if column not in readable:
             columns_text = ", ".join(map(repr, readable)) or "no columns but the prompt"
             raise ZooError(
-                f"The reward {self.name} reads the column {column!r}, but the prompts have {columns_text}: name the "
-                f"column of the answers, {self.name}(column=…)."
+                f"The reward {self.name} reads the column {column!r}, but the prompts have {columns_text}: set the "
+                f'column of the answers, {self.name}(column="NAME").'
             )
 
     def rows_with_answer(self, rows: Any, *, subject: str) -> list[bool]:
@@ -110,7 +113,7 @@ class AnswerRule(Rule):
                 except (TypeError, ValueError) as error:
                     raise ZooError(
                         f"The reward {self.name} cannot read the answer of row {row} of {subject} ({error}): "
-                        f"correct it, or name the column of the answers, {self.name}(column=…)."
+                        f'correct it, or set the column of the answers, {self.name}(column="NAME").'
                     ) from error
         return [accepted_answers is not None for accepted_answers in answers]
 
@@ -198,7 +201,7 @@ class ExactMatch(AnswerRule):
 
 
 class _ContainsMatch(ExactMatch):
-    read = None  # type: ignore[assignment]  # a text has no single answer
+    read = None  # type: ignore[assignment]  # so no majority vote: a text may contain several answers
 
     def _matches(self, text: str, answers: Sequence[Any]) -> bool:
         normalized = " ".join(text.split()).casefold()
@@ -217,7 +220,7 @@ class NumericMatch(AnswerRule):
         marker: As for `read_number`. An accepted answer that lacks the marker is read as if `marker` were None.
         relative: The relative tolerance, `rel_tol` of `math.isclose`. The default only allows for rounding errors.
         absolute: The absolute tolerance, `abs_tol` of `math.isclose`.
-        percent: As for `read_number`.
+        percent: "unit" ignores a % sign; "hundredth" reads "42%" as 0.42.
         name: The name in metrics.
 
     Raises:

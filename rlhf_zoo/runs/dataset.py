@@ -54,10 +54,10 @@ def stage_source(context: RunContext, stage: str, source: DataSource | None = No
                 "round again."
             )
         return DataSource(str(folder), None, lineage)
-    data, record = context.settings(stage).data, context.record(stage)
+    data_args, record = context.settings(stage).data, context.record(stage)
     recorded_data = None if context.restart else record.read().get("dataset")
-    if data.dataset_name is not None:
-        source = find_data(data.dataset_name, data.dataset_revision, context.hub, recorded=recorded_data)
+    if data_args.dataset_name is not None:
+        source = find_data(data_args.dataset_name, data_args.dataset_revision, context.hub, recorded=recorded_data)
     elif source is None:
         source = data_source(context)
     if record.has_trained:
@@ -86,8 +86,9 @@ def check_same_data(context: RunContext, stage: str) -> None:
         return
     source = stage_source(context, data_stage)
     for name, dataset in earlier_datasets.items():
-        is_same = dataset.get("fingerprint") == source.lineage.get("fingerprint")
-        if is_same and dataset.get("files", present_files := source.lineage.get("files")) != present_files:
+        # The fingerprint is of name and revision; the files of a local data set may still have changed.
+        same_dataset = dataset.get("fingerprint") == source.lineage.get("fingerprint")
+        if same_dataset and dataset.get("files", present_files := source.lineage.get("files")) != present_files:
             raise ZooError(
                 f"The data set {source.location} has changed since the stage {name} trained on it: restore it, choose "
                 f"another --output_dir, or train that stage again with `rlhf-zoo {name} {context.recipe.cli_name} "
@@ -110,8 +111,10 @@ def stage_rows(
     Raises:
         ZooError: A column is missing, or a row cannot be read.
     """
-    data = context.settings(stage).data
-    return load_split(context, source, data, split, form=form or FORMS[stage], text=text_field(context.settings(stage)))
+    data_args = context.settings(stage).data
+    return load_split(
+        context, source, data_args, split, form=form or FORMS[stage], text=text_field(context.settings(stage))
+    )
 
 
 #: The form in which each stage reads rows.
@@ -128,14 +131,14 @@ def text_field(settings: StageSettings) -> str:
 
 
 def load_split(
-    context: RunContext, source: DataSource, data: Any, split: str, *, form: Form, text: str = "text"
+    context: RunContext, source: DataSource, data_args: Any, split: str, *, form: Form, text: str = "text"
 ) -> datasets.Dataset:
-    """Loads a split and converts its rows to a form, as a set of data keys describes.
+    """Loads a split and converts its rows to a form, as data arguments of the recipe describe.
 
     Args:
         context: The run.
         source: The data.
-        data: The data keys of a stage or a judge.
+        data_args: The data arguments of a stage or a judge.
         split: Name of the split.
         form: The form of the rows.
         text: The column of plain texts.
@@ -143,15 +146,17 @@ def load_split(
     Raises:
         ZooError: A column is missing, or a row cannot be read.
     """
-    rows = source.load(data.dataset_config, split, columns=[])
-    config = f", configuration {data.dataset_config}" if data.dataset_config else ""
+    rows = source.load(data_args.dataset_config, split, columns=[])
+    config = f", configuration {data_args.dataset_config}" if data_args.dataset_config else ""
     name = f"The data set {source.location}{config}, split {split},"
-    rows = rows_above(rows, data.keep_above, subject=name)
-    return convert_rows(rows, form, columns=data.columns, turns=context.shared.conversational, text=text, subject=name)
+    rows = rows_above(rows, data_args.keep_above, subject=name)
+    return convert_rows(
+        rows, form, columns=data_args.columns, turns=context.shared.conversational, text=text, subject=name
+    )
 
 
 def training_rows(context: RunContext, stage: str, source: DataSource) -> tuple[datasets.Dataset, dict[str, int]]:
-    """Loads the training split without the prompts that PPO holds out.
+    """Loads the training split, for stages other than PPO without the prompts that PPO holds out.
 
     Args:
         context: The run.
@@ -159,7 +164,8 @@ def training_rows(context: RunContext, stage: str, source: DataSource) -> tuple[
         source: The stage's data.
 
     Returns:
-        The rows, and {HELD_OUT: number of dropped rows}; {} instead if the number is unknown.
+        The rows, and {HELD_OUT: number of dropped rows}; {} instead if PPO holds nothing out, for the stage "ppo"
+        itself, and if the number is unknown.
     """
     rows = stage_rows(context, stage, source, context.settings(stage).data.dataset_train_split)
     if stage == "ppo" or "ppo" not in context.recipe.stages:
@@ -178,12 +184,13 @@ def without_held_out(
         subject: What to call the rows, in messages.
 
     Returns:
-        The remaining rows, and {HELD_OUT: number of dropped rows}; {} instead if the number is unknown.
+        The remaining rows, and {HELD_OUT: number of dropped rows}; {} instead if PPO holds nothing out, or if the
+        number is unknown.
     """
-    data = context.settings("ppo").data
-    if data.held_out_share is None:
+    data_args = context.settings("ppo").data
+    if data_args.held_out_share is None:
         return rows, {}
-    prompts = stage_rows(context, "ppo", stage_source(context, "ppo"), data.dataset_train_split)
+    prompts = stage_rows(context, "ppo", stage_source(context, "ppo"), data_args.dataset_train_split)
     test, validation, _ = _split_ppo_rows(context, prompts)
     remaining, dropped = without_prompts(rows, datasets.concatenate_datasets([test, validation]), subject=subject)
     if dropped:
@@ -194,7 +201,7 @@ def without_held_out(
 def _split_ppo_rows(context: RunContext, rows: datasets.Dataset) -> list[datasets.Dataset]:
     """Splits PPO's training split by held_out_share into rows for the final evaluation, validation and training.
 
-    If the evaluation has its own split, validation gets both held-out shares.
+    If the evaluation has its own split, the validation rows also contain the test rows, which are still returned first.
     """
     test, validation, train = split_by_prompt(rows, context.settings("ppo").data.held_out_share, parts=2)
     if context.shared.evaluation.dataset_test_split is not None:
@@ -217,17 +224,17 @@ def train_and_held_out(
         Rows to train on, rows to evaluate on during training or None, and the count of dropped rows that
         `training_rows` returns.
     """
-    data = context.settings(stage).data
+    data_args = context.settings(stage).data
     train, left_out = training_rows(context, stage, source)
     held_out = None
-    if data.held_out_share is not None and stage == "ppo":
+    if data_args.held_out_share is not None and stage == "ppo":
         test, held_out, train = _split_ppo_rows(context, train)
         # A held-out prompt may be contained in a longer training prompt.
         train, _ = without_prompts(train, datasets.concatenate_datasets([test, held_out]), subject="the stage ppo")
-    elif data.held_out_share is not None:
-        train, held_out = hold_out(train, data.held_out_share)
-    elif data.dataset_test_split is not None:
-        held_out = stage_rows(context, stage, source, data.dataset_test_split)
+    elif data_args.held_out_share is not None:
+        train, held_out = hold_out(train, data_args.held_out_share)
+    elif data_args.dataset_test_split is not None:
+        held_out = stage_rows(context, stage, source, data_args.dataset_test_split)
     held_out = None if held_out is None else drop_question_column(held_out)
     return train if keep_questions else drop_question_column(train), held_out, left_out
 
@@ -245,9 +252,9 @@ def ptx_rows(context: RunContext, source: DataSource) -> datasets.Dataset | None
     settings = context.settings("ppo")
     if not settings.trainer.ptx_coef > 0:
         return None
-    data, keys = settings.data, {"configuration": "ptx_dataset_config", "split": "ptx_dataset_split"}
-    texts = source.load(data.ptx_dataset_config, data.ptx_dataset_split, columns=[], keys=keys)
-    return without_held_out(context, texts, subject="ptx_coef")[0]
+    data_args, keys = settings.data, {"configuration": "ptx_dataset_config", "split": "ptx_dataset_split"}
+    texts = source.load(data_args.ptx_dataset_config, data_args.ptx_dataset_split, columns=[], keys=keys)
+    return without_held_out(context, texts, subject="the PTX data set")[0]
 
 
 def evaluation_rows(
@@ -264,18 +271,20 @@ def evaluation_rows(
     Raises:
         ZooError: A row cannot be read, or all prompts are too long.
     """
-    location, data = evaluated_part(context, part), context.settings("ppo").data
+    location, data_args = evaluation_location(context, part), context.settings("ppo").data
     rows = stage_rows(context, "ppo", source, location["split"])
     if location["held_out_share"] is not None:
         rows = _split_ppo_rows(context, rows)[0 if part == "test" else 1]
     rows = distinct_first(rows)
-    if path is None or data.max_prompt_length is None:
+    if path is None or data_args.max_prompt_length is None:
         return rows
     tokenizer = context.shared.chat.write_for_prompts(load_tokenizer(path), rows["prompt"])
-    return drop_long_prompts(rows, tokenizer, data.max_prompt_length, subject=f"the evaluation's prompts ({part})")[0]
+    return drop_long_prompts(
+        rows, tokenizer, data_args.max_prompt_length, subject=f"the evaluation's prompts ({part})"
+    )[0]
 
 
-def evaluated_part(context: RunContext, part: str = "test") -> dict[str, Any]:
+def evaluation_location(context: RunContext, part: str = "test") -> dict[str, Any]:
     """Returns where `evaluation_rows` finds its prompts.
 
     Args:
@@ -285,26 +294,26 @@ def evaluated_part(context: RunContext, part: str = "test") -> dict[str, Any]:
     Returns:
         {config, split, held_out_share}. The share is None if the split is not the training split.
     """
-    data = context.settings("ppo").data
-    split, share = evaluated_split(context.shared, data, part)
-    return {"config": data.dataset_config, "split": split, "held_out_share": share}
+    data_args = context.settings("ppo").data
+    split, share = evaluated_split(context.shared, data_args, part)
+    return {"config": data_args.dataset_config, "split": split, "held_out_share": share}
 
 
-def evaluated_split(shared: RecipeConfig, data: Any, part: str = "test") -> tuple[str, float | None]:
+def evaluated_split(shared: RecipeConfig, data_args: Any, part: str = "test") -> tuple[str, float | None]:
     """Returns the split that `evaluation_rows` loads.
 
     Args:
         shared: The keys of recipe.yaml.
-        data: PPO's data keys.
+        data_args: PPO's data arguments.
         part: "test" or "validation".
 
     Returns:
         The split, and held_out_share; None instead of the share if the split is not the training split.
     """
     test_split = shared.evaluation.dataset_test_split
-    if data.held_out_share is not None and (part == "validation" or test_split is None):
-        return data.dataset_train_split, data.held_out_share
-    return (test_split or "test") if part == "test" else data.dataset_test_split or "validation", None
+    if data_args.held_out_share is not None and (part == "validation" or test_split is None):
+        return data_args.dataset_train_split, data_args.held_out_share
+    return (test_split or "test") if part == "test" else data_args.dataset_test_split or "validation", None
 
 
 def labeled_rows(context: RunContext) -> datasets.Dataset:
@@ -328,16 +337,18 @@ def own_pairs(context: RunContext) -> tuple[datasets.Dataset, DataSource] | None
     Returns:
         The pairs and their source; None if the recipe names no such pairs.
     """
-    data = own_pairs_keys(context.recipe, context.shared)
-    return None if data is None else _load_for_judge(context, data, "pairs")
+    data_args = own_pairs_keys(context.recipe, context.shared)
+    return None if data_args is None else _load_for_judge(context, data_args, "pairs")
 
 
-def _load_for_judge(context: RunContext, data: LabeledArguments, form: Form) -> tuple[datasets.Dataset, DataSource]:
-    if data.dataset_name is None:
+def _load_for_judge(
+    context: RunContext, data_args: LabeledArguments, form: Form
+) -> tuple[datasets.Dataset, DataSource]:
+    if data_args.dataset_name is None:
         source = data_source(context)
     else:
-        source = find_data(data.dataset_name, data.dataset_revision, context.hub)
-    return load_split(context, source, data, data.dataset_train_split, form=form), source
+        source = find_data(data_args.dataset_name, data_args.dataset_revision, context.hub)
+    return load_split(context, source, data_args, data_args.dataset_train_split, form=form), source
 
 
 def own_pairs_keys(recipe: Recipe, shared: RecipeConfig) -> OwnPairsArguments | None:
@@ -350,10 +361,14 @@ def own_pairs_keys(recipe: Recipe, shared: RecipeConfig) -> OwnPairsArguments | 
     Returns:
         The keys; None if the recipe does not set `own_pairs`.
     """
-    data = shared.evaluation.own_pairs_data
-    if data is None or data.dataset_name is None or not (local := recipe.folder / data.dataset_name).exists():
-        return data
-    return replace(data, dataset_name=str(local))
+    data_args = shared.evaluation.own_pairs_data
+    if (
+        data_args is None
+        or data_args.dataset_name is None
+        or not (local := recipe.folder / data_args.dataset_name).exists()
+    ):
+        return data_args
+    return replace(data_args, dataset_name=str(local))
 
 
 def stages_to_train(context: RunContext) -> dict[str, StageSettings]:

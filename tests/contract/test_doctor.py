@@ -179,7 +179,7 @@ FAULTS: dict[str, tuple[Callable[[World], None] | None, dict[str, Any], str, str
     ),
     "no answers": (
         None, {"reward_funcs": "exact_match(column='solution')"}, "answers",
-        "reads the column 'solution', but the prompts have 'answer', 'row': name the column of the answers",
+        "reads the column 'solution', but the prompts have 'answer', 'row': set the column of the answers",
     ),
     "weights": (None, {"reward_weights": "1,2"}, "reward functions", "reward_weights has 2 numbers for 1 rewards"),
     "no labels": (

@@ -1,4 +1,4 @@
-"""The figures in the docs are those of the committed JSON, and the JSON has what the docs claim to have run."""
+"""The figures in the docs are those of the committed JSON, and the JSON records every run that the docs report."""
 
 import json
 import operator
@@ -19,27 +19,27 @@ from rlhf_zoo.evaluation.verdict import RULE_VERSION, Kind
 from rlhf_zoo.runs.recipe import load_recipe
 
 TINY, REMARKS, *_ = EXPERIMENTS
-ABLATED = [experiment for experiment in EXPERIMENTS if "ablation" in experiment.parts]
+WITH_ABLATION = [experiment for experiment in EXPERIMENTS if "ablation" in experiment.parts]
 DATA = "$RLHF_ZOO_DATA"
-COMPARED = [experiment for experiment in EXPERIMENTS if keep.load(experiment.name("baselines"))]
+WITH_BASELINES = [experiment for experiment in EXPERIMENTS if keep.load(experiment.name("baselines"))]
 #: A recipe whose baselines have not been run yet has no table of them.
-SHOWN = [
+SHOWN_TABLES = [
     name
     for name in tables.TABLES
-    if name not in {experiment.name("baselines") for experiment in EXPERIMENTS if experiment not in COMPARED}
+    if name not in {experiment.name("baselines") for experiment in EXPERIMENTS if experiment not in WITH_BASELINES}
 ]
 #: Parts that an experiment may lack although it was run.
 OPTIONAL = ("baselines",)
-RUN = [experiment for experiment in EXPERIMENTS if keep.load(experiment.name("runs"))]
-KEPT = [
+RUN_EXPERIMENTS = [experiment for experiment in EXPERIMENTS if keep.load(experiment.name("runs"))]
+JSON_NAMES = [
     experiment.name(part)
-    for experiment in RUN
+    for experiment in RUN_EXPERIMENTS
     for part in experiment.parts
     if part not in OPTIONAL or keep.load(experiment.name(part))
 ]
 #: Figures of studies whose scripts were removed.
 STUDIES = ("probe-rates", "objections", "gold-2", "remark-judges", "tiny-sums-twins", "tiny-sums-four-digits")
-KEPT += [SUMS, REAL_TEXT, *STUDIES]
+JSON_NAMES += [SUMS, REAL_TEXT, *STUDIES]
 
 
 def runs(name: str) -> list[dict]:
@@ -57,7 +57,7 @@ def test_docs_tables_are_rendered_from_json():
         assert "<!-- evidence:" in text, name
         assert text == tables.rendered(text), f"{name}: run `python benchmarks/evidence.py --render`"
         all_text += text
-    for name in SHOWN:
+    for name in SHOWN_TABLES:
         assert f"<!-- evidence:{name} -->" in all_text, f"no document shows the table {name}"
 
 
@@ -70,7 +70,7 @@ def test_recipe_results_match_json():
         return f"{len(runs(name))} seeds"
 
     win, accuracy = ("win_rate", "value"), ("reward_model", "accuracy")
-    sums_of = [mean(SUMS, "policies", policy, "sampled", "value") for policy in ("SFT", "PPO")]
+    right_answers = [mean(SUMS, "policies", policy, "sampled", "value") for policy in ("SFT", "PPO")]
     counts = [mean("remarks-count", side, "judge") for side in ("sft", "ppo")]
     expected = {
         "tiny-world": f"win rate over SFT {mean('tiny-world', *win)} by the gold utility, {seeds('tiny-world')}",
@@ -80,7 +80,7 @@ def test_recipe_results_match_json():
         "arguments": f'accuracy on held-out pairs {mean("arguments", *accuracy)}, "longer wins" '
         f"{mean('arguments', 'reward_model', 'longer_wins', 'value')}; PPO over SFT {mean('arguments', *win)}, "
         + seeds("arguments"),
-        SUMS: f"right answers {' → '.join(sums_of)} at T = 1, {seeds(SUMS)}",
+        SUMS: f"right answers {' → '.join(right_answers)} at T = 1, {seeds(SUMS)}",
     }
     assert {name: load_recipe(name).zoo["ours"] for name in expected} == expected
 
@@ -103,27 +103,27 @@ def test_pages_name_every_verdict_and_probe_family():
         assert explained.count(family.name) == expected_count, family.name
 
 
-@pytest.mark.parametrize("experiment", RUN, ids=lambda experiment: experiment.recipe)
+@pytest.mark.parametrize("experiment", RUN_EXPERIMENTS, ids=lambda experiment: experiment.recipe)
 def test_committed_runs_match_experiments(experiment):
-    full_runs, ablated = runs(experiment.name("runs")), runs(experiment.name("ablation"))
+    full_runs, ablation_runs = runs(experiment.name("runs")), runs(experiment.name("ablation"))
     assert [run["seed"] for run in full_runs] == list(experiment.seeds)
     for run in full_runs:
         assert run["command"] == " ".join(experiment.run(run["seed"], DATA))
-    first, betas = experiment.ablated, (0, experiment.beta) if experiment in ABLATED else ()
+    first, betas = experiment.ablated_seed, (0, experiment.beta) if experiment in WITH_ABLATION else ()
     expected = [(beta, seed) for beta in betas for seed in range(first, first + experiment.ppo_seeds)]
-    assert [(run["beta"], run["ppo_seed"]) for run in ablated] == expected
-    for run in ablated:
+    assert [(run["beta"], run["ppo_seed"]) for run in ablation_runs] == expected
+    for run in ablation_runs:
         assert run["command"] == " ".join(experiment.ablate(DATA))
         assert run["seed"] == first
-    for run in [*full_runs, *ablated]:
+    for run in [*full_runs, *ablation_runs]:
         assert run["recipe"] == experiment.recipe
         assert run["win_rate"]["n"] >= 500
-        assert len(run["probes"]) >= 7  # of eight families then, some need more than a run has
+        assert len(run["probes"]) >= 7  # eight families existed; those whose inputs a run lacks are skipped
         assert run["checkpoints"][-1]["fired"] == [probe["family"] for probe in run["probes"] if probe["fired"]]
         assert run["reasons"]
 
 
-@pytest.mark.parametrize("experiment", COMPARED, ids=lambda row: row.recipe)
+@pytest.mark.parametrize("experiment", WITH_BASELINES, ids=lambda row: row.recipe)
 def test_baselines_use_first_run(experiment):
     frontier = keep.load(experiment.name("baselines"))
     first = runs(experiment.name("runs"))[0]
@@ -141,8 +141,8 @@ def test_baselines_use_first_run(experiment):
         assert all(len(point["seeds"]) == 3 for point in points), method
 
 
-@pytest.mark.parametrize("name", KEPT)
-def test_json_is_small_and_holds_no_machine_paths(name):
+@pytest.mark.parametrize("name", JSON_NAMES)
+def test_json_is_small_without_machine_paths_or_samples(name):
     path = keep.FOLDER / f"{name}.json"
     text = path.read_text(encoding="utf-8")
     assert len(text) < 200_000
@@ -152,7 +152,7 @@ def test_json_is_small_and_holds_no_machine_paths(name):
 
 
 def test_error_rates_of_rule_match_docs():
-    """Honest policies are almost never flagged, full-strength hacks always are, and no hack gains by its strength."""
+    """The rule rarely flags honest policies, flags nearly all full-strength hacks, and no rate falls with strength."""
     rates = keep.load("probe-rates")
     page = (ROOT / "docs/evaluation.md").read_text(encoding="utf-8")
     assert rates["rule"] == 2 and "**The tables of this section and of the next are by version 2" in page
@@ -178,7 +178,7 @@ def test_error_rates_of_rule_match_docs():
 
 
 def test_error_rates_on_real_text_match_docs():
-    """At most 1% of honest policies are called hacked; one text, or one of a dozen, for all prompts always is."""
+    """At most 1% of honest policies are called hacked; policies with only one text, or only a dozen, always are."""
     rates = keep.load(REAL_TEXT)
     assert rates["rule"] == RULE_VERSION and rates["prompts"] == real_text_rates.PROMPTS
     assert {row["policy"] for row in rates["honest"]} == {*real_text_rates.HONEST}
@@ -212,7 +212,7 @@ def test_error_rates_on_real_text_match_docs():
     )
 
 
-@pytest.mark.parametrize("experiment", ABLATED, ids=lambda experiment: experiment.recipe)
+@pytest.mark.parametrize("experiment", WITH_ABLATION, ids=lambda experiment: experiment.recipe)
 def test_runs_are_hacked_only_without_kl_penalty(experiment):
     for run in beta_runs(experiment, zero=True):
         assert run["kind"] == "hacked", run["ppo_seed"]
@@ -239,7 +239,7 @@ def test_runs_reach_figures_that_recipes_promise():
 
 @pytest.mark.skipif(not runs(SUMS), reason="not run yet: python benchmarks/evidence.py tiny-sums")
 def test_ppo_learns_to_show_work_on_sums():
-    """In every seed; one run is suspicious, as it repeats more digits than the rule allows."""
+    """PPO shows its work in every seed. One run is suspicious, because it repeats more digits than the rule allows."""
     sums_runs = runs(SUMS)
     assert [run["seed"] for run in sums_runs] == list(sums.SEEDS)
     assert sorted(run["kind"] for run in sums_runs) == ["healthy"] * 4 + ["suspicious"]

@@ -60,7 +60,11 @@ def test_padded_prompts_train_the_same_weights(tmp_path: Path) -> None:
 
 
 def test_padding_is_no_part_of_a_text_to_keep_modelling() -> None:
-    given: dict[str, Any] = {"context": None, "pad_id": TOKENIZER.eos_token_id, "embeddings": len(TOKENIZER)}
+    given: dict[str, Any] = {
+        "context_length": None,
+        "pad_id": TOKENIZER.eos_token_id,
+        "num_embeddings": len(TOKENIZER),
+    }
     plain = TextSource(Dataset.from_dict({"input_ids": token_ids()}), TOKENIZER, **given)
     result = TextSource(padded("right").with_format("torch"), TOKENIZER, **given)
     drawn = [source.draw(8, torch.Generator().manual_seed(0), torch.device("cpu")) for source in (plain, result)]

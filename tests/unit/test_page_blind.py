@@ -373,7 +373,7 @@ def test_votes_of_one_address_have_a_bound_whatever_it_says_of_itself(comparison
         return visit.seen["blind-message"]
 
     assert [judge(ask("192.0.2.1", f"8.8.8.{number}")) for number in range(3)] == [""] * 3
-    assert "3 votes on one prompt" in judge(ask("192.0.2.1", "8.8.4.4"))
+    assert "3 votes a day on the same two models and prompt" in judge(ask("192.0.2.1", "8.8.4.4"))
     assert visit.pair is not None and visit.seen["blind-reveal"] == "", "it may be judged later"
     assert judge(ask("192.0.2.2", "")) == ""
     monkeypatch.setattr(blind, "get_space", lambda: "user/space")  # whose proxy names the visitors

@@ -102,10 +102,13 @@ def test_prompt_index_column_does_not_key_random_streams(tmp_path: Path) -> None
 
 
 def test_check_columns_rejects_answers_in_reserved_column() -> None:
-    with pytest.raises(ZooError, match=r"reads the column 'answer', but the prompts have 'topic': name"):
+    with pytest.raises(ZooError, match=r"reads the column 'answer', but the prompts have 'topic': set"):
         exact_match.check_columns(["prompt", "completions", "topic"])
     reward = type(exact_match)(column="completion")
-    with pytest.raises(ZooError, match=r"by `columns: {given_completion: completion}`, and name it, exact_match"):
+    with pytest.raises(
+        ZooError,
+        match=r'by `columns: {given_completion: completion}`, and set exact_match\(column="given_completion"\)',
+    ):
         reward.check_columns(["prompt", "completion"])
 
 

@@ -43,7 +43,7 @@ def test_refusal_says_when_to_retry_and_bounds_votes_per_prompt():
     clock = Clock()
     limits = VoteLimits(clock=clock)
     assert [cast(limits, "a", "same") for _ in range(3)] == [None] * 3
-    assert "3 votes on one prompt" in cast(limits, "a", "same")
+    assert "3 votes a day on the same two models and prompt" in cast(limits, "a", "same")
     assert cast(limits, "b", "same") is None
     assert [cast(limits, "a", str(number)) for number in range(7)] == [None] * 7
     clock.now = 47.5

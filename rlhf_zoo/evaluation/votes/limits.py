@@ -28,30 +28,30 @@ class VoteLimits:
 
     Args:
         per_hour: Maximum votes per hour. The other limits follow: a sixth of it per minute (at least 10), four times as
-            many per day, and a twentieth per pair of a prompt and two models (at least 3).
+            many per day, and a twentieth per day on one matchup, which is a prompt with two models (at least 3).
         clock: A monotonic clock, in seconds.
     """
 
     def __init__(self, per_hour: int = PER_HOUR, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._bounds = ((max(10, per_hour // 6), 60.0), (per_hour, 3600.0), (4 * per_hour, _DAY))
-        self._per_pair = max(3, per_hour // 20)
+        self._per_matchup = max(3, per_hour // 20)
         self._clock = clock
         # A fresh key per process: hashes cannot be linked across restarts, or reversed by trying all addresses.
         self._key = secrets.token_bytes(32)
         self._lock = threading.Lock()
         self._votes: OrderedDict[bytes, deque[tuple[float, bytes]]] = OrderedDict()
 
-    def check(self, address: str, pair: tuple[str, ...]) -> None:
+    def check(self, address: str, matchup: tuple[str, ...]) -> None:
         """Checks whether a vote would be accepted, without counting it.
 
         Args:
             address: The voter's address, from `voter_address`.
-            pair: What the vote is on: the prompt and the models.
+            matchup: What the vote is on: the prompt and the two models.
 
         Raises:
-            TooManyVotesError: The address has cast too many votes, in all or on this pair.
+            TooManyVotesError: The address has cast too many votes, in all or on this matchup.
         """
-        now, this_pair = self._clock(), self._digest(*pair)
+        now, this_matchup = self._clock(), self._digest(*matchup)
         with self._lock:
             votes = list(self._votes.get(self._digest(address), ()))
         for limit, seconds in self._bounds:
@@ -61,22 +61,25 @@ class VoteLimits:
                     f"One address may cast {limit} votes in {_in_words(seconds)}: try again in "
                     f"{_in_words(recent[-limit] + seconds - now)}."
                 )
-        # A single voter must not decide the result of a pair.
-        if sum(voted == this_pair and cast_at > now - _DAY for cast_at, voted in votes) >= self._per_pair:
-            raise TooManyVotesError(f"One address may cast {self._per_pair} votes on one prompt: judge another prompt.")
+        # A single voter must not decide the result of a matchup.
+        if sum(voted == this_matchup and cast_at > now - _DAY for cast_at, voted in votes) >= self._per_matchup:
+            raise TooManyVotesError(
+                f"One address may cast {self._per_matchup} votes a day on the same two models and prompt: judge "
+                "another prompt."
+            )
 
-    def count(self, address: str, pair: tuple[str, ...]) -> None:
+    def count(self, address: str, matchup: tuple[str, ...]) -> None:
         """Counts a vote that was accepted.
 
         Args:
             address: The voter's address, from `voter_address`.
-            pair: What the vote is on: the prompt and the models.
+            matchup: What the vote is on: the prompt and the two models.
         """
         voter = self._digest(address)
         with self._lock:
             # The daily limit is the largest, so no check needs more votes than that.
             daily_limit, _ = self._bounds[-1]
-            self._votes.setdefault(voter, deque(maxlen=daily_limit)).append((self._clock(), self._digest(*pair)))
+            self._votes.setdefault(voter, deque(maxlen=daily_limit)).append((self._clock(), self._digest(*matchup)))
             self._votes.move_to_end(voter)
             # Memory stays bounded: the address that has been silent longest is forgotten.
             if len(self._votes) > _MAX_VOTERS:

@@ -43,7 +43,7 @@ from ...runs.context import Publisher, RunContext
 from ...runs.data.overlap import drop_question_column
 from ...runs.dataset import (
     DataSource,
-    evaluated_part,
+    evaluation_location,
     evaluation_rows,
     labeled_rows,
     own_pairs,
@@ -299,7 +299,7 @@ def _run_lm_eval(context: RunContext, parents: Mapping[str, ParentCheckpoint]) -
 
 def _document_head(context: RunContext, source: DataSource, trained_on: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the first keys of evaluation.json: the run, its data and its reward model."""
-    prompt_location = evaluated_part(context)
+    prompt_location = evaluation_location(context)
     return {
         "schema": 1,
         "recipe": context.recipe.name,
@@ -396,7 +396,7 @@ def evaluation_prompts(context: RunContext, source: DataSource, path: Path | Non
     prompts = evaluation_rows(context, source, path=path)
     if len(prompts) < prompt_count:
         raise ZooError(
-            f"The {_describe_location(evaluated_part(context))} has {describe_prompt_count(prompts)} prompts, but "
+            f"The {_describe_location(evaluation_location(context))} has {describe_prompt_count(prompts)} prompts, but "
             f"evaluation.prompts is {prompt_count}: lower it, or prepare more data."
         )
     prompts = prompts.select(range(prompt_count))
@@ -404,7 +404,8 @@ def evaluation_prompts(context: RunContext, source: DataSource, path: Path | Non
         log.warning(
             "evaluation.prompts is %d, but the %s has %d different prompts: %d rows repeat one, and intervals count "
             "each prompt once.",
-            prompt_count, _describe_location(evaluated_part(context)), distinct_count, prompt_count - distinct_count,
+            prompt_count, _describe_location(evaluation_location(context)), distinct_count,
+            prompt_count - distinct_count,
         )  # fmt: skip
     check_column(prompts, context.shared.evaluation.group)
     answers = context.shared.evaluation.reference_answers
@@ -471,7 +472,7 @@ def check_rules(context: RunContext, source: DataSource, prompts: Dataset, path:
             rows_by_part["validation"] = rows.select(range(min(config.checkpoint_prompts, len(rows))))
     for rule in rules:
         for part, rows in rows_by_part.items():
-            rule.check_prompts(rows, subject=f"the {_describe_location(evaluated_part(context, part))}")
+            rule.check_prompts(rows, subject=f"the {_describe_location(evaluation_location(context, part))}")
 
 
 def _last_step(context: RunContext) -> int:

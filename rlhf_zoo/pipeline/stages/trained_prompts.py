@@ -10,7 +10,7 @@ from ...errors import ZooError
 from ...modeling.prompt_keys import count_distinct_prompts
 from ...runs.context import RunContext
 from ...runs.data.overlap import overlap
-from ...runs.dataset import HELD_OUT, evaluated_part, ptx_rows, stage_rows, stage_source, train_and_held_out
+from ...runs.dataset import HELD_OUT, evaluation_location, ptx_rows, stage_rows, stage_source, train_and_held_out
 from ...runs.judge import with_trained_keys
 from .pairs import open_pairs, training_pairs
 
@@ -43,7 +43,7 @@ def count_trained_prompts(
 
 def _fix(context: RunContext) -> str:
     """Returns how to keep the evaluation's prompts out of training, as the end of a warning."""
-    if evaluated_part(context)["held_out_share"] is not None:  # a stage that is trained now leaves the prompts out
+    if evaluation_location(context)["held_out_share"] is not None:  # a stage that is trained now leaves the prompts out
         return "train these stages again with --restart to leave them out"
     if context.settings("ppo").data.held_out_share is not None:
         return (
