@@ -141,10 +141,10 @@ def trace(
     subject_options = {name: options.pop(name) for name in ("revision", "old", "sft", "reward")}
     with open_hub(hub, push_to_hub=False, source=source_hub) as connected_hub:
         with doing(f"tracing {run}"):
-            from ..pipeline.inspect.trace import find, trace_checkpoint
+            from ..pipeline.inspect.trace import find_traced_policy, trace_checkpoint
             from ..pipeline.inspect.trace_view import show, to_document
 
-            subject = find(run, step=step, hub=connected_hub, **subject_options)
+            subject = find_traced_policy(run, step=step, hub=connected_hub, **subject_options)
             trace_result = trace_checkpoint(subject, prompt, columns=prompt_columns, **options)
         if as_json:
             print_json(to_document(trace_result, subject))

@@ -174,14 +174,14 @@ def _compare(
     against, reward = options.pop("against", None), options.pop("reward", None)
     if judges:
         options["judges"] = judges
-    terms = policies.Terms(**options, llm=llm_config(llm or {}, "--llm"))
-    pair = policies.find_pair(subject, against=against, reward=reward, terms=terms, hub=hub)
+    settings = policies.ComparisonSettings(**options, llm=llm_config(llm or {}, "--llm"))
+    pair = policies.find_pair(subject, against=against, reward=reward, settings=settings, hub=hub)
     # The pair's name has the full tag of a short step such as step-40, so both spellings share one folder.
     folder = output_dir or Path("runs") / "eval" / slug(pair.policy.name if pair.policy.repo else subject)
     if folder.exists() and not folder.is_dir():
         raise ZooError(f"{folder} is a file, so no figures can be kept in it: give another --output_dir.")
     with locked(folder):
-        return folder, policies.evaluate(pair, terms, out=folder, command=command_line())
+        return folder, policies.evaluate(pair, settings, out=folder, command=command_line())
 
 
 def _is_policy(subject: str, keys: Mapping[str, Any]) -> bool:

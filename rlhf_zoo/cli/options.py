@@ -153,6 +153,19 @@ def json_option(text: str = "Print JSON.") -> Callable:
     return click.option("--json", "as_json", is_flag=True, help=text)
 
 
+def namespace_option(text: str, *, default: str = "local, or the token's owner") -> Callable:
+    """Makes the option --namespace.
+
+    Args:
+        text: The help text.
+        default: What the command takes without the option.
+    """
+    return click.option("--namespace", cls=RunOption, help=f"{text}  [default: {default}]")
+
+
+NAMESPACE = namespace_option(
+    "User or organization to publish under.", default="the run's namespace, else local, or the token's owner"
+)
 #: Options of a command that works on a recipe's run.
 run_options = with_options(
     OUTPUT_DIR,
@@ -165,11 +178,7 @@ run_options = with_options(
         is_flag=True,
         help="Publish; with --hub local this is always on.",
     ),
-    click.option(
-        "--namespace",
-        cls=RunOption,
-        help="User or organization to publish under.  [default: the run's namespace, else local, or the token's owner]",
-    ),
+    NAMESPACE,
     PRIVATE,
     PATIENCE,
     click.option(

@@ -9,7 +9,7 @@ from ..errors import ZooError
 from ..runs.registry import STAGES
 from .common import stage_directories
 from .open_run import locked, run_context
-from .options import OVERWRITE, PATIENCE, PRIVATE, TRUST_RUN, UserPath
+from .options import NAMESPACE, OVERWRITE, PATIENCE, PRIVATE, TRUST_RUN, UserPath
 
 
 @click.command()
@@ -39,7 +39,7 @@ def card(run: Path, step: int | None) -> None:
 @click.argument("run", type=UserPath())
 @click.option("--resume", is_flag=True, help="Send what training was to publish and has not sent yet, to the same Hub.")
 @click.option("--hub", help="The Hub: 'local' or an address.  [default: the Hub that training commands choose]")
-@click.option("--namespace", help="User or organization to publish under.  [default: local, or the token's owner]")
+@NAMESPACE
 @PRIVATE
 @PATIENCE
 @OVERWRITE

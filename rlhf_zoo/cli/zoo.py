@@ -12,7 +12,7 @@ import click
 from ..runs.registry import STAGES
 from .common import check_namespace
 from .open_run import open_hub
-from .options import HUB, UserPath, json_option
+from .options import HUB, UserPath, json_option, namespace_option
 from .tables import print_json, print_text, table
 
 if TYPE_CHECKING:
@@ -24,9 +24,7 @@ _README = "recipes/README.md"
 
 
 @click.command()
-@click.option(
-    "--namespace", help="The user or organization whose models to list.  [default: local, or the token's owner]"
-)
+@namespace_option("User or organization whose models to list.")
 @click.option("--stage", type=click.Choice([*STAGES]), help="Only models of this stage.")
 @click.option("--recipe", help="Only models of this recipe.")
 @click.option("--base", help="Only models that started from this model, NAMESPACE/NAME or NAME.")

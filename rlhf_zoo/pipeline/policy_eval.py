@@ -51,33 +51,35 @@ from ..runs.settings.judge_names import SAME_LABELS
 from ..runs.settings.key_classes import check_repository
 from ..runs.settings.parse import recorded_settings
 from ..runs.trusted_names import LOADERS, check_object, may_use_judge
-from .inspect.trace import TracedPolicy, find, tokenizer_of
+from .inspect.trace import TracedPolicy, find_traced_policy, tokenizer_of
 from .stages.train import silence_libraries
 
 log = logging.getLogger(__name__)
 
-CONFIGURATION = "prompts"
-PAIRS = "preferences"
+#: Configurations of the data sets that the zoo's own recipes prepare; PROMPTS_CONFIG is tried if a run names none.
+PROMPTS_CONFIG = "prompts"
+PAIRS_CONFIG = "preferences"
 #: With fewer prompts, a bootstrap interval over them is too narrow.
 FEW_PROMPTS = 20
 
 
 @dataclass(frozen=True)
-class Terms:
+class ComparisonSettings:
     """How two policies are compared.
 
     Attributes:
         prompts: Number of held-out prompts.
         samples: Number of completions per prompt.
-        split: Split of the prompts; None for the prompts that training held out, or for test without such prompts.
+        split: Split of the prompts; None for the prompts that training held out, or, if it held none out, for
+            the split test.
         seed: Seed of the samples.
         temperature, max_new_tokens: Sampling settings; None for the settings of the policy's training.
         dataset_name, dataset_revision: The data set with the prompts; None takes it from the policy's run or card.
         dataset_config: Configuration of the data set; "" for none, None takes it from the policy's run or card.
-        columns: The column that is read -> the data set's column.
+        columns: Name of the column that this command expects -> its name in the data set.
         judges: Names of the judges, the headline judge first; () for the judge of the policy's run.
         llm: Settings of judges llm:MODEL.
-        group: How prompts that ask the same are found, as in `group_rows`.
+        group: How near-duplicate prompts, or others that ask the same, are found, as in `group_rows`.
     """
 
     prompts: int = 200
@@ -113,12 +115,12 @@ class PolicyPair:
         settings: `temperature` and `response_length` (tokens) of the policy's training.
         judge: The judge of the policy's run, if the run is on this machine; otherwise None.
         judge_in_card: The judge that the policy's card names, for messages.
-        labeled: The keys of the texts that the judge `classifier` learns from.
+        labeled: Data-set arguments of the labeled texts that the judge `classifier` learns from.
         functions: Names of the reward functions of the policy's training.
         prompts_at: (configuration, column, evaluation split) of the policy's prompts in the data set.
         held_out: The share of prompts that training held out, and their split; (None, None) for no share.
-        reading: How to read the reward models, as keywords of `load_reward`.
-        cuts: How training truncated completions, as fields of `Truncation`.
+        reward_load_kwargs: How to read the reward models, as keywords of `load_reward`.
+        truncation_fields: How training truncated completions, as fields of `Truncation`.
         loader: The code that loads the reward model, for a run on this machine; None for a classifier.
         hub: The Hub that has the models and data.
     """
@@ -132,16 +134,16 @@ class PolicyPair:
     judge_in_card: str | None = None
     labeled: LabeledArguments = field(default_factory=LabeledArguments)
     functions: frozenset[str] = frozenset()
-    prompts_at: tuple[str | None, str, str | None] = (CONFIGURATION, "prompt", None)
+    prompts_at: tuple[str | None, str, str | None] = (PROMPTS_CONFIG, "prompt", None)
     held_out: tuple[float, str] | tuple[None, None] = (None, None)
-    reading: Mapping[str, Any] = field(default_factory=dict)
-    cuts: Mapping[str, Any] = field(default_factory=dict)
+    reward_load_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    truncation_fields: Mapping[str, Any] = field(default_factory=dict)
     loader: str | None = None
     hub: Hub = DEFAULT_HUB
 
 
 def find_pair(
-    policy: str, *, against: str | None, reward: str | None, terms: Terms, hub: Hub = DEFAULT_HUB
+    policy: str, *, against: str | None, reward: str | None, settings: ComparisonSettings, hub: Hub = DEFAULT_HUB
 ) -> PolicyPair:
     """Finds a policy and the policy to compare it with.
 
@@ -149,7 +151,7 @@ def find_pair(
         policy: A run directory of PPO or a checkpoint in it, a model's folder, or NAMESPACE/NAME[@TAG].
         against: Replaces the SFT policy that the run or card names.
         reward: Replaces the reward model that the run or card names; "none" for no reward model.
-        terms: How the policies are compared.
+        settings: How the policies are compared.
         hub: The Hub that has the models and data.
 
     Raises:
@@ -158,73 +160,73 @@ def find_pair(
     no_reward = reward == "none"
     reward_name = None if no_reward else reward
     data = None
-    if terms.dataset_name is not None:
-        data = find_data(terms.dataset_name, terms.dataset_revision, hub)
+    if settings.dataset_name is not None:
+        data = find_data(settings.dataset_name, settings.dataset_revision, hub)
     stage_folder = _ppo_stage(Path(policy))
     if stage_folder is not None:
-        subject = find(policy, sft=against, reward=reward_name, hub=hub)
-        where = str(subject.settings_file)
-        recorded = recorded_settings(subject.resolved, "ppo", ("response_length", "temperature"), where=where)
+        traced = find_traced_policy(policy, sft=against, reward=reward_name, hub=hub)
+        where = str(traced.settings_file)
+        recorded = recorded_settings(traced.resolved, "ppo", ("response_length", "temperature"), where=where)
         evaluation = StageRecord(stage_folder.parent / "eval")
         evaluation_keys = (evaluation.read().get("resolved") or {}).get("evaluation") or {}
         judge = evaluation_keys.get("judge")
-        loader = _reward_loader(subject.resolved, where) if reward is None else None
-        if not terms.judges:
+        loader = _reward_loader(traced.resolved, where) if reward is None else None
+        if not settings.judges:
             _check_recorded_judge(evaluation, judge)
-        if loader is not None and not subject.trusted:
+        if loader is not None and not traced.trusted:
             check_object(loader, LOADERS, key="reward_model_loader", where=where, flag=TRUST_RUN_FLAG)
         data_folder = stage_folder.parent / "data"
         # Next to a stage that was downloaded alone, a folder "data" belongs to the user and not to the run.
         is_of_run = find_download(stage_folder) is None or find_download(data_folder) is not None
-        if data is None and is_of_run and (data_folder / (prompts_at(subject.resolved)[0] or CONFIGURATION)).is_dir():
+        if data is None and is_of_run and (data_folder / (prompts_at(traced.resolved)[0] or PROMPTS_CONFIG)).is_dir():
             data = DataSource(str(data_folder), None, {})
-        data = data or _run_data(stage_folder, subject, hub)
+        data = data or _run_data(stage_folder, traced, hub)
         return PolicyPair(
-            subject.policy,
-            subject.reference,
-            () if no_reward else subject.rewards,
+            traced.policy,
+            traced.reference,
+            () if no_reward else traced.rewards,
             data,
             {name: float(value) for name, value in recorded.items()},
             judge=f"reward:{stage_folder.parent / 'judge' / 'reward'}" if judge == SAME_LABELS else judge,
             labeled=EvaluationConfig(labeled=evaluation_keys.get("labeled") or {}).labeled_data,
-            functions=_reward_functions(subject.resolved),
-            prompts_at=prompts_at(subject.resolved),
-            held_out=_held_out(subject.resolved),
-            reading=reading_of(recorded_settings(subject.resolved, "ppo", READING_KEYS, where=where)),
-            cuts=_truncation_keys(subject.resolved, where),
+            functions=_reward_functions(traced.resolved),
+            prompts_at=prompts_at(traced.resolved),
+            held_out=_held_out(traced.resolved),
+            reward_load_kwargs=reading_of(recorded_settings(traced.resolved, "ppo", READING_KEYS, where=where)),
+            truncation_fields=_truncation_fields(traced.resolved, where),
             loader=loader,
             hub=hub,
         )
     lineage = find_policy(policy, against=against, reward=reward_name, without_reward=no_reward, hub=hub)
-    settings = {"temperature": lineage.setting("temperature", 1.0)}
-    settings["response_length"] = lineage.setting("response_length", default_of("ppo", "response_length"))
+    sampling = {"temperature": lineage.setting("temperature", 1.0)}
+    sampling["response_length"] = lineage.setting("response_length", default_of("ppo", "response_length"))
     judge_name = get_nested(lineage.card, "evaluation", "judge", "target")
     return PolicyPair(
         lineage.ppo,
         lineage.sft,
         lineage.rewards,
         data or _published_data(lineage, hub),
-        settings,
+        sampling,
         judge_in_card=clean(judge_name) if isinstance(judge_name, str) else None,
         labeled=_published_labels(lineage),
         functions=_reward_functions(lineage.card.get("settings")),
         prompts_at=lineage.prompts_at,
         held_out=_held_out(lineage.card.get("settings")),
-        reading=lineage.reward_reading,
-        cuts=lineage.cuts,
+        reward_load_kwargs=lineage.reward_reading,
+        truncation_fields=lineage.truncation_fields,
         hub=hub,
     )
 
 
-def _run_data(stage_folder: Path, subject: TracedPolicy, hub: Hub) -> DataSource | None:
+def _run_data(stage_folder: Path, traced: TracedPolicy, hub: Hub) -> DataSource | None:
     """Opens the data set of a run's PPO stage, at the run's commit. An untrusted run must name a data set on a Hub."""
-    resolved = subject.resolved
+    resolved = traced.resolved
     shared = resolved.get("recipe") or {}
     keys = resolved if resolved.get("dataset_name") else {} if shared.get("corpus") else shared
     if not isinstance(name := keys.get("dataset_name"), str):
         return None
-    if not subject.trusted:
-        check_repository(name, key="dataset_name", where=str(subject.settings_file))
+    if not traced.trusted:
+        check_repository(name, key="dataset_name", where=str(traced.settings_file))
     recorded = StageRecord(stage_folder).read().get("dataset")
     source = find_data(name, keys.get("dataset_revision"), hub, recorded=recorded)
     check_unchanged(f"The data set {name}", source.lineage, recorded)
@@ -258,7 +260,7 @@ def _published_labels(lineage: Lineage) -> LabeledArguments:
     return EvaluationConfig(labeled=dict(labeled)).labeled_data
 
 
-def _truncation_keys(resolved: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _truncation_fields(resolved: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Returns how a run truncated completions, as fields of `Truncation`; {} if it did not truncate them."""
     keys = {"shortest": "response_length_min", "text": "truncate_text", "after": "truncate_after"}
     settings = recorded_settings(resolved, "ppo", tuple(keys.values()), where=where)
@@ -292,12 +294,12 @@ def _published_data(lineage: Lineage, hub: Hub) -> DataSource | None:
     return None
 
 
-def evaluate(pair: PolicyPair, terms: Terms, *, out: Path, command: str) -> dict[str, Any]:
+def evaluate(pair: PolicyPair, settings: ComparisonSettings, *, out: Path, command: str) -> dict[str, Any]:
     """Compares two policies on held-out prompts. Writes evaluation.json, samples.jsonl and a plot.
 
     Args:
         pair: The policies, as `find_pair` returns them.
-        terms: How the policies are compared.
+        settings: How the policies are compared.
         out: Folder for the files.
         command: The command line, for evaluation.json.
 
@@ -309,40 +311,40 @@ def evaluate(pair: PolicyPair, terms: Terms, *, out: Path, command: str) -> dict
     """
     started = time.monotonic()
     silence_libraries()
-    names = terms.judges or (pair.judge or "classifier",)
-    check_names(names, terms.llm, hub=pair.hub)
+    names = settings.judges or (pair.judge or "classifier",)
+    check_names(names, settings.llm, hub=pair.hub)
     if pair.data is None:
         raise ZooError(
             f"Neither run nor card of {pair.policy.name} names a data set with prompts: pass one with --dataset_name."
         )
-    rows, split = _prompts(pair, pair.data, terms)
+    rows, split = _prompts(pair, pair.data, settings)
     rows = distinct_first(rows)
-    rows = rows.select(range(min(terms.prompts, len(rows))))
-    if (distinct := count_distinct_prompts(rows["prompt"])) < terms.prompts:
+    rows = rows.select(range(min(settings.prompts, len(rows))))
+    if (distinct := count_distinct_prompts(rows["prompt"])) < settings.prompts:
         log.warning("The split %s has only %s prompts, so all of them are used.", split, describe_prompt_count(rows))
-    groups = number_of_groups(group_rows(rows, terms.group))
+    groups = number_of_groups(group_rows(rows, settings.group))
     if groups < FEW_PROMPTS:
         counts = f"{distinct} prompts" + (f" in {groups} groups that ask the same" if groups < distinct else "")
         log.warning("The evaluation has only %s, so its intervals are too narrow.", counts)
-    evaluator = _make_evaluator(pair, pair.data, terms, names, out)
+    evaluator = _make_evaluator(pair, pair.data, settings, names, out)
     policy = load_causal(pair.policy.path).eval()
     _check_context_length(policy, evaluator, rows["prompt"])
-    checks = _check_judges(evaluator, pair.data, terms)
+    checks = _check_judges(evaluator, pair.data, settings)
     comparison = head_to_head(
         policy,
         evaluator,
         rows,
-        samples=terms.samples,
-        seed=terms.seed,
+        samples=settings.samples,
+        seed=settings.seed,
         reward_judges=reward_model_judges(evaluator) | function_judges(evaluator, pair.functions),
         checks=checks,
-        group=terms.group,
+        group=settings.group,
     )
-    figures = comparison.to_json()
+    results = comparison.to_json()
     if evaluator.panel.votes:
         sides = {"ppo": _published_commits(pair.policy), "sft": _published_commits(pair.against)}
-        figures["votes"] = {
-            name: votes_on(name, **sides, seed=terms.seed, hub=pair.hub) for name in evaluator.panel.votes
+        results["votes"] = {
+            name: votes_on(name, **sides, seed=settings.seed, hub=pair.hub) for name in evaluator.panel.votes
         }
     document = {
         "schema": 1,
@@ -352,9 +354,9 @@ def evaluate(pair: PolicyPair, terms: Terms, *, out: Path, command: str) -> dict
         **({"rewards": list(map(_checkpoint_entry, pair.rewards))} if len(pair.rewards) > 1 else {}),
         "data": {"location": pair.data.location, "revision": pair.data.revision, "split": split},
         "split": split,
-        "seed": terms.seed,
-        **figures,
-        "terms": asdict(replace(terms, split=terms.split or split)),
+        "seed": settings.seed,
+        **results,
+        "terms": asdict(replace(settings, split=settings.split or split)),
         "versions": environment_info(),
         "command": command,
         "finished": now(),
@@ -368,16 +370,16 @@ def evaluate(pair: PolicyPair, terms: Terms, *, out: Path, command: str) -> dict
     return document
 
 
-def _prompts(pair: PolicyPair, data: DataSource, terms: Terms) -> tuple[Dataset, str]:
+def _prompts(pair: PolicyPair, data: DataSource, settings: ComparisonSettings) -> tuple[Dataset, str]:
     """Returns the held-out prompts and a name for them: the requested split, what training held out, or test."""
     configuration, column, _ = pair.prompts_at
-    share, train = pair.held_out if terms.split is None else (None, None)
-    split = train or terms.split or "test"
+    share, train = pair.held_out if settings.split is None else (None, None)
+    split = train or settings.split or "test"
     keys = {"configuration": "--dataset_config", "split": "--split"}
-    configuration = configuration if terms.dataset_config is None else terms.dataset_config or None
+    configuration = configuration if settings.dataset_config is None else settings.dataset_config or None
     rows = data.load(configuration, split, columns=[], keys=keys)
     subject = f"The data set {data.location}, split {split},"
-    column_names = terms.columns or ({} if column == "prompt" else {"prompt": column})
+    column_names = settings.columns or ({} if column == "prompt" else {"prompt": column})
     is_conversational = Chat.of(tokenizer_of(pair.policy)) is not None
     rows = convert_rows(rows, "prompts", columns=column_names, turns=is_conversational, text="text", subject=subject)
     if share is None:
@@ -407,16 +409,18 @@ def _check_context_length(policy: PreTrainedModel, evaluator: Evaluator, prompts
         )
 
 
-def _check_judges(evaluator: Evaluator, data: DataSource, terms: Terms) -> dict[str, JudgeCheck]:
+def _check_judges(evaluator: Evaluator, data: DataSource, settings: ComparisonSettings) -> dict[str, JudgeCheck]:
     try:
-        pairs: Dataset | None = data.load(PAIRS, "test", columns=COLUMNS)
+        pairs: Dataset | None = data.load(PAIRS_CONFIG, "test", columns=COLUMNS)
     except ZooError as error:
         log.info("The judges are not checked on labeled pairs: %s", error)
         pairs = None
-    return check_panel(evaluator.panel, pairs, seed=terms.seed, group=terms.group)
+    return check_panel(evaluator.panel, pairs, seed=settings.seed, group=settings.group)
 
 
-def _make_evaluator(pair: PolicyPair, data: DataSource, terms: Terms, names: Sequence[str], out: Path) -> Evaluator:
+def _make_evaluator(
+    pair: PolicyPair, data: DataSource, settings: ComparisonSettings, names: Sequence[str], out: Path
+) -> Evaluator:
     tokenizer, other_tokenizer = tokenizer_of(pair.policy), tokenizer_of(pair.against)
     if not same_token_ids(tokenizer, other_tokenizer):
         raise ZooError(
@@ -428,20 +432,20 @@ def _make_evaluator(pair: PolicyPair, data: DataSource, terms: Terms, names: Seq
     rewards = None
     if pair.rewards:
         paths = [model.path for model in pair.rewards]
-        reward = load_reward(paths, tokenizer, place=on_device, loader=pair.loader, **pair.reading)
+        reward = load_reward(paths, tokenizer, place=on_device, loader=pair.loader, **pair.reward_load_kwargs)
         rewards = Rewards([reward])
-    length = terms.max_new_tokens or int(pair.settings["response_length"])
+    length = settings.max_new_tokens or int(pair.settings["response_length"])
     panel = open_panel(
         names,
-        llm=terms.llm,
+        llm=settings.llm,
         labeled=lambda: _labeled_texts(pair, data),
         folder=out,
-        seed=terms.seed,
+        seed=settings.seed,
         hub=pair.hub,
     )
-    temperature = pair.settings["temperature"] if terms.temperature is None else terms.temperature
+    temperature = pair.settings["temperature"] if settings.temperature is None else settings.temperature
     reference = on_device(load_causal(pair.against.path)).eval()
-    truncation = Truncation(length, **pair.cuts)
+    truncation = Truncation(length, **pair.truncation_fields)
     if truncation.shortest is not None and truncation.shortest > length:
         truncation = replace(truncation, shortest=length)
     return Evaluator(
@@ -467,11 +471,13 @@ def _labeled_texts(pair: PolicyPair, data: DataSource) -> Dataset:
             rows, "labeled", columns=keys.columns, turns=False, text="text", subject=f"The data set, {where},"
         )
     except ZooError as error:
-        hint = f", such as {pair.judge_in_card}, which its card names" if pair.judge_in_card is not None else ""
+        if pair.judge_in_card is not None:
+            hint = f"; the policy's card names {pair.judge_in_card}."
+        else:
+            hint = ". The recipe's README or the card of its last checkpoint may name one."
         raise ZooError(
-            f"The data set {data.location} has no labeled texts for the judge classifier ({where}): name another judge "
-            f"with --judge{hint}: reward:MODEL, rule:REWARD, llm:MODEL or MODULE:FUNCTION. The recipe's README or the "
-            "card of its last checkpoint may name one."
+            f"The data set {data.location} has no labeled texts for the judge classifier ({where}): choose a judge "
+            f"with --judge (reward:MODEL, rule:REWARD, llm:MODEL or MODULE:FUNCTION){hint}"
         ) from error
 
 

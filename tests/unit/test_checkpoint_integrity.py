@@ -24,7 +24,7 @@ from rlhf_zoo.modeling import integrity as wholeness
 from rlhf_zoo.modeling.integrity import check_integrity, weights_digest
 from rlhf_zoo.modeling.models import load_causal, load_classifier
 from rlhf_zoo.pipeline import run_recipe as pipeline
-from rlhf_zoo.pipeline.inspect.trace import find
+from rlhf_zoo.pipeline.inspect.trace import find_traced_policy
 from rlhf_zoo.pipeline.stages import ppo, reward
 from rlhf_zoo.pipeline.stages.callbacks import StageCallback
 from rlhf_zoo.runs.context import RunContext
@@ -162,7 +162,7 @@ def test_run_resumes_from_last_intact_checkpoint(folder: Path, caplog: pytest.Lo
     assert [*map(without_times, record.metrics())] == rows
     # Neither is it traced, nor evaluated.
     flip_bit(record.checkpoint_path(3) / "tokenizer.json")
-    for use in (lambda: find(str(folder / "run")), lambda: context.checkpoint("ppo")):
+    for use in (lambda: find_traced_policy(str(folder / "run")), lambda: context.checkpoint("ppo")):
         with pytest.raises(
             ZooError, match=r"checkpoint-3/tokenizer\.json has a different sha256.*checkpoint-2 is intact"
         ):

@@ -177,7 +177,7 @@ def test_evaluation_doctor_trace_and_page_use_device(trained: RunContext, placed
     policy, sft = (trained.checkpoint(stage).path for stage in ("ppo", "sft"))
     for look in (
         lambda: doctor.examine(trained),
-        lambda: trace.trace_checkpoint(trace.find(str(trained.directory)), "abc"),
+        lambda: trace.trace_checkpoint(trace.find_traced_policy(str(trained.directory)), "abc"),
         lambda: list(Comparison.load(ppo=policy, sft=sft).stream("abc", max_new_tokens=6)),
     ):
         placed.clear()

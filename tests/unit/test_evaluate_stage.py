@@ -30,7 +30,7 @@ from rlhf_zoo.evaluation.votes.data import HubVotes
 from rlhf_zoo.fileio import read_json
 from rlhf_zoo.hub.client.connect import Hub
 from rlhf_zoo.pipeline import run_recipe as pipeline
-from rlhf_zoo.pipeline.policy_eval import Terms, find_pair
+from rlhf_zoo.pipeline.policy_eval import ComparisonSettings, find_pair
 from rlhf_zoo.pipeline.policy_eval import evaluate as evaluate_pair
 from rlhf_zoo.pipeline.stages import evaluate, ppo, reward
 from rlhf_zoo.pipeline.stages.evaluate import evaluation_prompts
@@ -397,14 +397,14 @@ def test_policy_evaluation_uses_held_out_prompts_of_run(trained: RunContext, tmp
     run = tmp_path / "run"
     shutil.copytree(trained.directory, run)
     record = StageRecord(run / "ppo")
-    terms = Terms(prompts=4, samples=1)
-    pair = find_pair(str(run), against=None, reward="none", terms=terms)
+    settings = ComparisonSettings(prompts=4, samples=1)
+    pair = find_pair(str(run), against=None, reward="none", settings=settings)
     assert pair.data is not None and pair.data.location == str(trained.directory.parent / "data")
     assert pair.held_out == (None, None)
     resolved = {**record.read()["resolved"], "held_out_share": 0.2, "dataset_test_split": None}
     record.write(resolved=resolved)
-    pair = find_pair(str(run), against=None, reward="none", terms=terms)
-    judged = replace(terms, judges=(JUDGE,))
+    pair = find_pair(str(run), against=None, reward="none", settings=settings)
+    judged = replace(settings, judges=(JUDGE,))
     figures = evaluate_pair(pair, judged, out=tmp_path / "out", command="")
     assert (
         figures["split"] == figures["terms"]["split"] == "train (20% of its prompts held out)"

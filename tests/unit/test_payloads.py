@@ -24,8 +24,8 @@ from rlhf_zoo.hub.client.run_signature import trusting
 from rlhf_zoo.modeling.loading import load_tokenizer
 from rlhf_zoo.modeling.models import load_causal
 from rlhf_zoo.pipeline.inspect.published import Published, named_objects, recipe_of
-from rlhf_zoo.pipeline.inspect.trace import find, trace_checkpoint
-from rlhf_zoo.pipeline.policy_eval import Terms, find_pair
+from rlhf_zoo.pipeline.inspect.trace import find_traced_policy, trace_checkpoint
+from rlhf_zoo.pipeline.policy_eval import ComparisonSettings, find_pair
 from rlhf_zoo.pipeline.stages import ppo
 from rlhf_zoo.plugins import CORPORA, JUDGES, PREFERENCES, REWARDS, entry_points, load_object, registered
 from rlhf_zoo.ppo.saved_critic import load_critic
@@ -304,7 +304,7 @@ def change(run: Path, stage: str, resolved: Mapping[str, Any]) -> None:
 def test_own_runs_are_known_by_their_signature(own: Path, tmp_path: Path) -> None:
     """Also where they were moved or copied, and while their record goes on; not where somebody changed it."""
     copied = StageRecord(shutil.copytree(own, tmp_path / "copy") / "ppo")
-    assert copied.is_own() and find(str(copied.path)).trusted and find(str(own)).trusted
+    assert copied.is_own() and find_traced_policy(str(copied.path)).trusted and find_traced_policy(str(own)).trusted
     copied.write(status="finished", seconds=1.5)
     assert copied.is_own()
     document = json.loads(copied.run_file.read_text())
@@ -349,7 +349,7 @@ def test_a_folder_with_run_json_is_no_run_of_this_users(strange: Path, resolved:
     change(strange, "ppo", resolved)
     for place in (strange, strange / "ppo", strange / "ppo" / "checkpoint-1"):
         with pytest.raises(ZooError, match="code that a download names"):
-            trace_checkpoint(find(str(place)), "cd", columns={"answer": "e"})
+            trace_checkpoint(find_traced_policy(str(place)), "cd", columns={"answer": "e"})
         if "reward_model_loader" in resolved:
             card = json.loads((strange / "ppo/checkpoint-1/rlhf_card.json").read_text())
             card["settings"] |= resolved
@@ -357,7 +357,7 @@ def test_a_folder_with_run_json_is_no_run_of_this_users(strange: Path, resolved:
             with pytest.raises(
                 ZooError, match="nor registered by an installed package: if you trust it, add --trust_run"
             ):
-                find_pair(str(place), against=None, reward=None, terms=Terms(judges=("classifier",)))
+                find_pair(str(place), against=None, reward=None, settings=ComparisonSettings(judges=("classifier",)))
             with pytest.raises(ZooError, match="add --trust_run if you trust this run"):
                 Subject.load(str(strange / "ppo/checkpoint-1"), sft=str(strange / "sft/checkpoint-4"))
     assert not Path(MARK).exists()
@@ -365,9 +365,9 @@ def test_a_folder_with_run_json_is_no_run_of_this_users(strange: Path, resolved:
 
 def test_the_user_may_trust_a_run(strange: Path) -> None:
     with pytest.raises(ZooError, match=r"--reward_funcs toy_run:answered, or --trust_run to allow all functions"):
-        trace_checkpoint(find(str(strange)), "cd", columns={"answer": "e"})
+        trace_checkpoint(find_traced_policy(str(strange)), "cd", columns={"answer": "e"})
     with trusting():
-        found = find(str(strange))
+        found = find_traced_policy(str(strange))
     assert found.trusted and trace_checkpoint(found, "cd", columns={"answer": "e"}).scores.keys() >= {"answered"}
 
 
@@ -376,11 +376,11 @@ def test_a_strangers_run_names_no_judge(strange: Path, own: Path, judge: str) ->
     """Nor one that asks an endpoint, which the user pays for."""
     change(strange, "eval", {"evaluation": {"judge": judge}})
     with pytest.raises(ZooError, match=r"eval/run.json was not written by your rlhf-zoo.*choose a judge with --judge"):
-        find_pair(str(strange), against=None, reward=None, terms=Terms())
+        find_pair(str(strange), against=None, reward=None, settings=ComparisonSettings())
     with pytest.raises(ZooError, match=r"dataset_name to '.*', a path on the machine that published it"):
-        find_pair(str(strange), against=None, reward=None, terms=Terms(judges=("classifier",)))
-    terms = Terms(judges=("classifier",), dataset_name=str(own.parent / "data"))
-    given = find_pair(str(strange), against=None, reward=None, terms=terms)
+        find_pair(str(strange), against=None, reward=None, settings=ComparisonSettings(judges=("classifier",)))
+    settings = ComparisonSettings(judges=("classifier",), dataset_name=str(own.parent / "data"))
+    given = find_pair(str(strange), against=None, reward=None, settings=settings)
     assert given.policy.path.name == "checkpoint-1" and not Path(MARK).exists()
 
 
@@ -435,11 +435,11 @@ def read(folder: Path, name: str) -> None:
         sft = str(folder.parent / "sft")
         jobs = [
             lambda: find_lineage(str(folder), sft=sft),
-            lambda: find_pair(str(folder), against=sft, reward="none", terms=Terms()),
+            lambda: find_pair(str(folder), against=sft, reward="none", settings=ComparisonSettings()),
             lambda: find_family(str(folder)),
             lambda: card_html(folder),
             lambda: Card.parse((folder / "rlhf_card.json").read_bytes()),
-            lambda: find(str(folder), sft=sft, reward=None),
+            lambda: find_traced_policy(str(folder), sft=sft, reward=None),
         ]
     elif name in ("config.json", "generation_config.json", "ppo_state.json"):
         jobs = [lambda: load_causal(folder)]

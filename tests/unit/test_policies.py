@@ -21,7 +21,7 @@ from rlhf_zoo.evaluation.judges.panel import Panel, RewardJudge, cheapest_first,
 from rlhf_zoo.evaluation.judges.rule import RuleJudge
 from rlhf_zoo.evaluation.measure import function_judges, reward_model_judges
 from rlhf_zoo.modeling.models import load_causal, load_classifier
-from rlhf_zoo.pipeline.policy_eval import PolicyPair, Terms, _check_context_length, find_pair
+from rlhf_zoo.pipeline.policy_eval import ComparisonSettings, PolicyPair, _check_context_length, find_pair
 from rlhf_zoo.ppo.base import PPO_STATE
 from rlhf_zoo.publishing.cards.report import report, slug
 from rlhf_zoo.rewards import RewardModel, Rewards
@@ -89,7 +89,7 @@ def test_terms_that_cannot_work() -> None:
         ({"max_new_tokens": 0}, r"--max_new_tokens is 0: give at least 1\."),
     ):
         with pytest.raises(ZooError, match=message):
-            Terms(**fields)
+            ComparisonSettings(**fields)
 
 
 @pytest.mark.parametrize(
@@ -284,18 +284,18 @@ def test_no_card_has_a_policy_judged_by_files_of_this_machine(
     }[where]
     (folder / "rlhf_card.json").write_text(json.dumps({"stage": "ppo", **named}))
     with pytest.raises(ZooError, match=r"The card of .* sets .* to .*runs/secret, and a local folder has"):
-        find_pair(str(folder), against=str(toys.sft), reward=None, terms=Terms())
+        find_pair(str(folder), against=str(toys.sft), reward=None, settings=ComparisonSettings())
 
 
 def test_folders_of_models(toys: Toys) -> None:
     with pytest.raises(ZooError, match="does not name the SFT model it started from"):
-        find_pair(str(toys.ppo), against=None, reward=None, terms=Terms())
-    terms = Terms(dataset_name="data", dataset_revision="main")
-    found = find_pair(str(toys.ppo), against=str(toys.sft), reward=str(toys.reward), terms=terms)
+        find_pair(str(toys.ppo), against=None, reward=None, settings=ComparisonSettings())
+    settings = ComparisonSettings(dataset_name="data", dataset_revision="main")
+    found = find_pair(str(toys.ppo), against=str(toys.sft), reward=str(toys.reward), settings=settings)
     assert found.data is not None
     assert (found.policy.path, found.against.path, found.rewards[0].path) == (toys.ppo, toys.sft, toys.reward)
     assert (found.data.location, found.data.revision) == ("data", "main")
-    without = find_pair(str(toys.ppo), against=str(toys.sft), reward="none", terms=terms)
+    without = find_pair(str(toys.ppo), against=str(toys.sft), reward="none", settings=settings)
     assert without.rewards == () and without.settings == {"temperature": 1.0, "response_length": 53}
 
 
@@ -315,7 +315,9 @@ def described(toys: Toys, folder: Path, card: dict[str, Any]) -> PolicyPair:
     """A folder with the toy policy and a card, against the toy SFT policy."""
     shutil.copytree(toys.ppo, folder, dirs_exist_ok=True)
     (folder / "rlhf_card.json").write_text(json.dumps(card))
-    return find_pair(str(folder), against=str(toys.sft), reward="none", terms=Terms(dataset_name="data"))
+    return find_pair(
+        str(folder), against=str(toys.sft), reward="none", settings=ComparisonSettings(dataset_name="data")
+    )
 
 
 def test_what_a_run_of_this_machine_says(toys: Toys, tmp_path: Path) -> None:
@@ -324,7 +326,7 @@ def test_what_a_run_of_this_machine_says(toys: Toys, tmp_path: Path) -> None:
     checkpoint = finished(toys, tmp_path / "run", {"response_length": 9, "temperature": 0.5})
     StageRecord(tmp_path / "run/eval").write(resolved={"evaluation": {"judge": "own_judges:longest"}})
     for name in (tmp_path / "run", tmp_path / "run/ppo", checkpoint):
-        found = find_pair(str(name), against=None, reward=None, terms=Terms())
+        found = find_pair(str(name), against=None, reward=None, settings=ComparisonSettings())
         assert (found.policy.path, found.against.path, found.judge) == (checkpoint, toys.sft, "own_judges:longest")
         assert [one.path for one in found.rewards] == [toys.reward]
         assert found.data is not None and found.data.location == str(tmp_path / "run/data")
@@ -365,8 +367,8 @@ def test_functions_that_a_policy_was_paid_by(
     card = described(toys, tmp_path / "told", {"settings": settings})
     assert card.functions == paid
     finished(toys, tmp_path / "run", settings)
-    terms = Terms(dataset_name="data")
-    assert find_pair(str(tmp_path / "run"), against=None, reward=None, terms=terms).functions == paid
+    settings = ComparisonSettings(dataset_name="data")
+    assert find_pair(str(tmp_path / "run"), against=None, reward=None, settings=settings).functions == paid
     names = ["length(target=4, unit='words')", "length(unit='words', target=5)"]
     tools: Any = SimpleNamespace(panel=Panel([RuleJudge(name) for name in names]))
     same = {f"rule:{names[0]}"} if "length(target=4)" in paid else set()

@@ -238,12 +238,14 @@ def test_doctor_and_trace_score_with_all_ensemble_members(run: RunContext) -> No
     assert findings["reward functions"].detail == "1 × worst of 2 reward models"
     assert findings["reward model's tokenizer"].detail.count("the policy's: it reads ids") == 2
 
-    subject = trace.find(str(run.directory))
+    subject = trace.find_traced_policy(str(run.directory))
     assert [one.path.parent.parent.name for one in subject.rewards] == ["run", "seed-2"]
     found = trace.trace_checkpoint(subject, "abc")
     each = [found.scores[f"reward_model_{place}"] for place in (0, 1)]
     assert found.score == pytest.approx(min(each)) and each[0] != pytest.approx(each[1])
-    alone = trace.find(str(run.directory), sft=str(run.directory / "sft"), reward=str(run.directory / MEMBER))
+    alone = trace.find_traced_policy(
+        str(run.directory), sft=str(run.directory / "sft"), reward=str(run.directory / MEMBER)
+    )
     assert (alone.reference.path, alone.rewards[0].path.name) == (subject.reference.path, "checkpoint-4")
     assert list(trace.trace_checkpoint(alone, "abc").scores) == ["reward_model"]
 

@@ -38,7 +38,7 @@ from rlhf_zoo.modeling.logprobs import token_logprobs
 from rlhf_zoo.modeling.models import load_causal, load_classifier
 from rlhf_zoo.modeling.sampling.sampler import sample
 from rlhf_zoo.pipeline.inspect import trace as tracing
-from rlhf_zoo.pipeline.inspect.trace import find, trace_checkpoint
+from rlhf_zoo.pipeline.inspect.trace import find_traced_policy, trace_checkpoint
 from rlhf_zoo.pipeline.inspect.trace_view import show, to_document
 from rlhf_zoo.pipeline.stages import ppo
 from rlhf_zoo.ppo.actor_critic import shared_value_head
@@ -204,7 +204,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_find_locates_all_models_of_a_run(run: Path) -> None:
-    found = find(str(run))
+    found = find_traced_policy(str(run))
     parts = {name: getattr(found, name).path for name in ("policy", "reference", "old")}
     assert [one.path for one in found.rewards] == [run / "reward/checkpoint-4"]
     assert parts == {
@@ -213,12 +213,12 @@ def test_find_locates_all_models_of_a_run(run: Path) -> None:
         "old": run / "ppo/checkpoint-2",
     }
     assert (found.step, found.at_start, found.trusted) == (3, False, True)
-    assert find(str(run / "ppo")) == found == find(str(run / "ppo" / "checkpoint-3"))
-    assert find(str(run), step=1).old is None, "before the first checkpoint there is the reference"
-    assert find(str(run), old="1").old.path == run / "ppo/checkpoint-1"
-    assert find(str(run), old=str(run / "ppo/checkpoint-1")).old.path == run / "ppo/checkpoint-1"
-    assert find(str(run), old="0").old is None
-    first = find(str(run), step=0)
+    assert find_traced_policy(str(run / "ppo")) == found == find_traced_policy(str(run / "ppo" / "checkpoint-3"))
+    assert find_traced_policy(str(run), step=1).old is None, "before the first checkpoint there is the reference"
+    assert find_traced_policy(str(run), old="1").old.path == run / "ppo/checkpoint-1"
+    assert find_traced_policy(str(run), old=str(run / "ppo/checkpoint-1")).old.path == run / "ppo/checkpoint-1"
+    assert find_traced_policy(str(run), old="0").old is None
+    first = find_traced_policy(str(run), step=0)
     assert (first.policy, first.step, first.at_start) == (first.reference, 0, True)
 
 
@@ -229,19 +229,21 @@ def test_trace_checkpoint_equals_trace_of_its_models(run: Path) -> None:
     folders = {"policy": "ppo/checkpoint-3", "old": "ppo/checkpoint-2", "reference": "sft/checkpoint-4"}
     parts: dict[str, Any] = {name: load_causal(run / folder) for name, folder in folders.items()}
     for seed in (1, 2):
-        found = trace_checkpoint(find(str(run)), "cd", columns={"answer": "e"}, seed=seed)
+        found = trace_checkpoint(find_traced_policy(str(run)), "cd", columns={"answer": "e"}, seed=seed)
         assert found == trace(
             "cd", **parts, critic=critic_from(run / "ppo/checkpoint-3/critic"), tokenizer=TOKENIZER, seed=seed,
             rewards=Rewards([reward, answered], weights=[1.0, 0.5]), columns={"answer": "e"},
             args=args(temperature=2.0, response_length=10, gamma=1.0, lam=0.95, cliprange=0.02),
             kl_coef=state["kl_coef"],
         )  # fmt: skip
-    asked = trace_checkpoint(find(str(run)), "cd", columns={"answer": "e"}, seed=7, temperature=0.5, max_new_tokens=2)
+    asked = trace_checkpoint(
+        find_traced_policy(str(run)), "cd", columns={"answer": "e"}, seed=7, temperature=0.5, max_new_tokens=2
+    )
     assert (asked.seed, asked.temperature, asked.max_new_tokens) == (7, 0.5, 2) and asked.length <= 2
 
 
 def test_trace_at_step_zero_has_no_kl_and_initial_beta(run: Path) -> None:
-    found = trace_checkpoint(find(str(run), step=0), "cd", columns={"answer": "e"})
+    found = trace_checkpoint(find_traced_policy(str(run), step=0), "cd", columns={"answer": "e"})
     assert found.kl == 0 and found.ratio == 1 and found.kl_coef == 0.05
     assert any(token.value for token in found.tokens), "the critic is what PPO makes of the reward model"
 
@@ -252,16 +254,16 @@ def test_initial_critic_from_elsewhere_needs_a_known_commit(run: Path, tmp_path:
     resolved = {**record.read()["resolved"], "value_model_name_or_path": "reward"}
     record.write(resolved=resolved)
     with pytest.raises(ZooError, match=r"The critic of .* started from reward at an unknown commit"):
-        trace_checkpoint(find(str(copy), step=0), "cd", columns={"answer": "e"})
+        trace_checkpoint(find_traced_policy(str(copy), step=0), "cd", columns={"answer": "e"})
     record.write(parents={**record.read()["parents"], "value": record.read()["parents"]["reward"]})
-    found = find(str(copy), step=0)
+    found = find_traced_policy(str(copy), step=0)
     assert found.value is not None and found.value.path == copy / "reward/checkpoint-4"
     assert trace_checkpoint(found, "cd", columns={"answer": "e"}).kl == 0
 
 
 def test_trace_rejects_missing_reward_column(run: Path) -> None:
     with pytest.raises(ZooError, match=r"answered cannot be called with .*'?answer'?.*add any column"):
-        trace_checkpoint(find(str(run)), "cd")
+        trace_checkpoint(find_traced_policy(str(run)), "cd")
 
 
 @pytest.mark.parametrize(
@@ -279,7 +281,7 @@ def test_find_rejects_checkpoints_missing_from_run_directory(
     run: Path, where: str, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ZooError) as caught:
-        find(str(run / where) if where != "." else str(run), **options)
+        find_traced_policy(str(run / where) if where != "." else str(run), **options)
     assert message in str(caught.value)
 
 
@@ -287,13 +289,13 @@ def test_find_rejects_parents_that_were_retrained(run: Path, tmp_path: Path) -> 
     shutil.copytree(run, tmp_path / "run")
     StageRecord(tmp_path / "run" / "reward").write(fingerprint="another")
     with pytest.raises(ZooError, match=r"The reward model .* neither in its run directory nor published"):
-        find(str(tmp_path / "run"))
-    found = find(str(tmp_path / "run"), reward=str(run / "reward/checkpoint-4"))
+        find_traced_policy(str(tmp_path / "run"))
+    found = find_traced_policy(str(tmp_path / "run"), reward=str(run / "reward/checkpoint-4"))
     assert [one.path for one in found.rewards] == [run / "reward/checkpoint-4"]
 
 
 def test_trace_rejects_different_tokenizer_and_missing_critic(run: Path, tmp_path: Path) -> None:
-    found = find(str(run))
+    found = find_traced_policy(str(run))
     shutil.copytree(run / "ppo/checkpoint-2", tmp_path / "old")
     (tmp_path / "old" / "COMPLETE").unlink()  # it says what training saved, and this is to be another
     make_tokenizer("lkjihgfedcba:;").save_pretrained(tmp_path / "old")
@@ -347,20 +349,24 @@ def hub(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str,
 
 
 def test_trace_of_repository_equals_trace_of_its_run(run: Path, hub: dict[str, Path]) -> None:
-    found = find("local/toy-ppo")
+    found = find_traced_policy("local/toy-ppo")
     assert (found.step, found.trusted, found.old.name) == (3, False, "local/toy-ppo@step-000002")
     ours = trace_checkpoint(found, "cd", columns={"answer": "e"}, reward_funcs=["toy_run:answered"])
-    assert ours == trace_checkpoint(find(str(run)), "cd", columns={"answer": "e"})
-    second = find("local/toy-ppo", step=2)
-    assert second == find("local/toy-ppo@step-000002") == find("local/toy-ppo", revision="step-000002")
-    assert second.old.name == "local/toy-ppo@step-000001" and find("local/toy-ppo", step=1).old is None
-    pulled = find(str(hub["local/toy-ppo"]))
+    assert ours == trace_checkpoint(find_traced_policy(str(run)), "cd", columns={"answer": "e"})
+    second = find_traced_policy("local/toy-ppo", step=2)
+    assert (
+        second
+        == find_traced_policy("local/toy-ppo@step-000002")
+        == find_traced_policy("local/toy-ppo", revision="step-000002")
+    )
+    assert second.old.name == "local/toy-ppo@step-000001" and find_traced_policy("local/toy-ppo", step=1).old is None
+    pulled = find_traced_policy(str(hub["local/toy-ppo"]))
     assert (pulled.step, pulled.old, pulled.trusted) == (3, None, False)
-    assert find("local/toy-ppo", step=0).at_start
+    assert find_traced_policy("local/toy-ppo", step=0).at_start
 
 
 def test_trace_imports_no_code_named_by_download_unless_asked(hub: dict[str, Path]) -> None:
-    found = find("local/toy-ppo")
+    found = find_traced_policy("local/toy-ppo")
     with pytest.raises(ZooError, match="also rewarded by toy_run:answered, but code that a download names"):
         trace_checkpoint(found, "cd")
     evil = replace(
@@ -375,13 +381,13 @@ def test_trace_imports_no_code_named_by_download_unless_asked(hub: dict[str, Pat
 
 def test_find_accepts_working_directory(run: Path, hub: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(run / "ppo/checkpoint-2")
-    assert find(".").step == 2
+    assert find_traced_policy(".").step == 2
     pulled = hub["local/toy-ppo"]
     monkeypatch.chdir(pulled)
-    assert (find(".").step, find(".").trusted) == (3, False)
+    assert (find_traced_policy(".").step, find_traced_policy(".").trusted) == (3, False)
     (pulled / "run.json").write_text("{}")
     with pytest.raises(ZooError, match="has schema None"):
-        find(".")
+        find_traced_policy(".")
 
 
 @pytest.mark.parametrize(
@@ -397,7 +403,7 @@ def test_find_rejects_repositories_without_ppo_run(
     hub: dict[str, Path], name: str, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ZooError) as caught:
-        find(name, **options)
+        find_traced_policy(name, **options)
     assert message in str(caught.value)
 
 
@@ -413,7 +419,7 @@ def test_find_rejects_repositories_without_ppo_run(
     ],
 )
 def test_trace_validates_settings_of_downloads(hub: dict[str, Path], change: dict[str, Any], message: str) -> None:
-    found = find("local/toy-ppo")
+    found = find_traced_policy("local/toy-ppo")
     with pytest.raises(ZooError, match=message):
         trace_checkpoint(replace(found, resolved={**found.resolved, **change}), "cd")
 
@@ -423,7 +429,7 @@ def test_trace_rejects_malformed_ppo_state(hub: dict[str, Path]) -> None:
     for content in ('{"kl_coef": "x"}', '{"kl_coef": 1, "scores_seen": ["x"]}', "[]"):
         state.write_text(content)
         with pytest.raises(ZooError, match="was not written by PPO"):
-            trace_checkpoint(find("local/toy-ppo"), "cd", reward_funcs=["toy_run:answered"])
+            trace_checkpoint(find_traced_policy("local/toy-ppo"), "cd", reward_funcs=["toy_run:answered"])
 
 
 # What is printed
@@ -456,7 +462,7 @@ def test_trace_table_shows_every_token_without_markup() -> None:
 
 
 def test_trace_json_is_strict_and_complete(run: Path) -> None:
-    subject = find(str(run))
+    subject = find_traced_policy(str(run))
     found = trace_checkpoint(subject, "cd", columns={"answer": "e"})
     told = json.loads(json.dumps(to_document(found, subject), allow_nan=False))
     assert told.keys() == {"prompt", "completion", "tokens", "totals", "models"}

@@ -16,7 +16,7 @@ from urllib.parse import parse_qs
 
 from .faults import Fault, bad_request, disk_fault
 from .messages import Body, FilePart, Request, Response, json_response
-from .pace import PacedReader, PendingConnections
+from .pace import MinimumRateReader, PendingConnections
 
 if TYPE_CHECKING:
     from .application import Application
@@ -180,11 +180,11 @@ class Handler(BaseHTTPRequestHandler):
         super().setup()
         # Replace the plain reader by a reader with deadlines for the head and the body.
         self.rfile.close()
-        self._reader = PacedReader(self.connection)
+        self._reader = MinimumRateReader(self.connection)
         self.rfile = io.BufferedReader(self._reader)
 
     def handle_one_request(self) -> None:
-        self._reader.await_head(_IDLE_SECONDS, _HEAD_SECONDS)
+        self._reader.expect_head(_IDLE_SECONDS, _HEAD_SECONDS)
         self.server.pending.add(self.connection)
         try:
             super().handle_one_request()
@@ -200,7 +200,7 @@ class Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         start = time.monotonic()
         self.server.pending.remove(self.connection)
-        self._reader.await_body(_PATIENCE_SECONDS)
+        self._reader.expect_body(_PATIENCE_SECONDS)
         self.server.begin_request()
         try:
             body: Body | None = None

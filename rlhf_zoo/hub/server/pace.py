@@ -9,11 +9,11 @@ import time
 from contextlib import suppress
 from typing import Any
 
-#: Minimum average speed of a body in bytes per second, not counting the delay that each sender may have.
+#: Minimum average speed of a body in bytes per second, not counting each sender's allowance.
 MIN_BYTES_PER_SECOND = 4096
 
 
-class PacedReader(io.RawIOBase):
+class MinimumRateReader(io.RawIOBase):
     """Reads a connection, and raises TimeoutError if the sender is too slow.
 
     A time limit for each read would not be enough: by sending a byte now and then, a client could occupy its thread for
@@ -27,10 +27,10 @@ class PacedReader(io.RawIOBase):
         self._connection = connection
         self._in_body = False
         self._deadline = self._head_seconds = 0.0
-        self._patience = self._seconds_left = 0.0
+        self._allowance = self._seconds_left = 0.0
 
-    def await_head(self, idle: float, seconds: float) -> None:
-        """Starts waiting for a request.
+    def expect_head(self, idle: float, seconds: float) -> None:
+        """Sets the limits for a request's head, which the next reads wait for.
 
         Args:
             idle: Seconds that its first byte may take.
@@ -39,15 +39,15 @@ class PacedReader(io.RawIOBase):
         self._in_body = False
         self._deadline, self._head_seconds = time.monotonic() + idle, seconds
 
-    def await_body(self, patience: float) -> None:
-        """Starts waiting for a body.
+    def expect_body(self, allowance: float) -> None:
+        """Sets the limit for a body, which the next reads wait for.
 
         Args:
-            patience: The longest pause in seconds, and the total delay in seconds beyond the time that the received
-                bytes take at MIN_BYTES_PER_SECOND.
+            allowance: Seconds that the sender may lag behind MIN_BYTES_PER_SECOND in total; also the limit on one
+                pause.
         """
         self._in_body = True
-        self._patience = self._seconds_left = patience
+        self._allowance = self._seconds_left = allowance
 
     def readable(self) -> bool:
         return True
@@ -62,7 +62,7 @@ class PacedReader(io.RawIOBase):
             TimeoutError: The sender is too slow.
         """
         start = time.monotonic()
-        timeout = min(self._patience, self._seconds_left) if self._in_body else self._deadline - start
+        timeout = min(self._allowance, self._seconds_left) if self._in_body else self._deadline - start
         if timeout <= 0:
             raise TimeoutError("the sender is too slow")
         self._connection.settimeout(timeout)

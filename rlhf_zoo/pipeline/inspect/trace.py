@@ -93,7 +93,7 @@ class TracedPolicy:
 # Finding
 
 
-def find(
+def find_traced_policy(
     name: str,
     *,
     step: int | None = None,

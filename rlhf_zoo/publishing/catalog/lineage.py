@@ -96,7 +96,7 @@ class Lineage:
         return reading_of(get_nested(self.card, "settings"))
 
     @property
-    def cuts(self) -> dict[str, Any]:
+    def truncation_fields(self) -> dict[str, Any]:
         """How training truncated completions, as fields of `Truncation`; {} if it did not truncate."""
         # The card is not trusted, so values of another type count as unset, as does a minimum of 0.
         keys = ("response_length_min", "truncate_text", "truncate_after")
