@@ -17,7 +17,7 @@ from .tables import print_json, print_text, table
 
 if TYPE_CHECKING:
     from ..hub.client.connect import Hub
-    from ..publishing.catalog.index import Entry, Figure
+    from ..publishing.catalog.index import CardEstimate, Entry
 
 _SORT_KEYS = ("reward", "kl", "win_rate", "date", "stage", "name")
 _README = "recipes/README.md"
@@ -127,7 +127,7 @@ def _show(namespace: str, entries: list[Entry], *, missing: str) -> None:
         click.echo("* the last value that training logged; the others are on held-out prompts", err=True)
 
 
-def _format_figure(figure: Figure | None) -> str:
+def _format_figure(figure: CardEstimate | None) -> str:
     from ..publishing.cards.markdown import number
 
     return "" if figure is None else f"{number(figure.value)}{'' if figure.held_out else '*'}"

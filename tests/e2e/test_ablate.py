@@ -15,11 +15,11 @@ SMALL = [
 FOUND = """
 import json, sys
 from rlhf_zoo.publishing.catalog.ablation import find_runs
-from rlhf_zoo.publishing.catalog.index import fetch_card
+from rlhf_zoo.publishing.catalog.index import try_download_card
 from huggingface_hub import HfApi
 api = HfApi()
 repo = "local/tiny-world-kl-coef-0.5-ppo"
-card, _ = fetch_card(repo, api.model_info(repo).sha)
+card, _ = try_download_card(repo, api.model_info(repo).sha)
 found = find_runs(repo, card)
 print(json.dumps([[run.repo, run.beta, list(run.steps)] for run in found.runs] + [found.problem]))
 """

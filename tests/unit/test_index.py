@@ -14,8 +14,8 @@ from rlhf_zoo.errors import ZooError
 from rlhf_zoo.publishing.catalog.card import Card
 from rlhf_zoo.publishing.catalog.index import (
     SORTS,
+    CardEstimate,
     Entry,
-    Figure,
     benchmark_table,
     checkpoint_rows,
     filter_entries,
@@ -47,18 +47,22 @@ def test_entry_has_held_out_figures_of_own_stage():
     entry = entry_of()
     assert (entry.stage, entry.recipe, entry.base, entry.step, entry.seed) == ("ppo", "toy", "zoo/toy-sft", 40, 3)
     assert (entry.simulated, entry.date, entry.note) == (True, "2026-11-20T23:00:00+00:00", None)
-    assert entry.reward == Figure(2.5, (2.0, 3.0), 540) and entry.kl == Figure(7.0, None, 540)
-    assert entry.win_rate == Figure(0.875, (0.85, 0.9), 540) and entry.accuracy is None
+    assert entry.reward == CardEstimate(2.5, (2.0, 3.0), 540) and entry.kl == CardEstimate(7.0, None, 540)
+    assert entry.win_rate == CardEstimate(0.875, (0.85, 0.9), 540) and entry.accuracy is None
     sft = entry_of(stage="sft")
-    assert sft.reward == Figure(0.5, (0.25, 0.75), 9) and (sft.kl, sft.win_rate, sft.accuracy) == (None, None, None)
+    assert sft.reward == CardEstimate(0.5, (0.25, 0.75), 9) and (sft.kl, sft.win_rate, sft.accuracy) == (
+        None,
+        None,
+        None,
+    )
     reward = entry_of(stage="reward")
-    assert reward.accuracy == Figure(0.75, (0.7, 0.8), 500)
+    assert reward.accuracy == CardEstimate(0.75, (0.7, 0.8), 500)
     assert (reward.reward, reward.kl, reward.win_rate) == (None, None, None)
 
 
 def test_entry_without_evaluation_has_training_figures():
     entry = entry_of(evaluation=None, finished=None)
-    assert entry.reward == Figure(2.75, held_out=False) and entry.kl == Figure(7.5, held_out=False)
+    assert entry.reward == CardEstimate(2.75, held_out=False) and entry.kl == CardEstimate(7.5, held_out=False)
     assert entry.win_rate is None and entry.date == "2026-11-20T10:00:00+00:00"
     # What the card does not say the Hub may.
     changed = datetime(2026, 11, 22, tzinfo=UTC)
@@ -88,9 +92,9 @@ def test_unreadable_card_becomes_note(content, note):
 def test_entry_ignores_values_that_are_no_numbers(value):
     entry = entry_of(evaluation={"ppo": {"reward": {"value": value}}, "win_rate": value}, reward=value, step=value)
     assert entry.reward is None and entry.step is None
-    assert entry.win_rate == (Figure(7.0) if value == {"value": 7} else None)
+    assert entry.win_rate == (CardEstimate(7.0) if value == {"value": 7} else None)
     odd = entry_of(evaluation={"win_rate": {"value": 0.5, "ci95": [0.4, value], "n": value}})
-    assert odd.win_rate == Figure(0.5)
+    assert odd.win_rate == CardEstimate(0.5)
 
 
 TEXT = st.text(max_size=12) | st.sampled_from(["\x1b[31m", "\u202eexe", "a|b", "<!-- /zoo -->", "x" * 500, "\n\n# H"])
@@ -119,8 +123,17 @@ def test_any_card_gives_printable_listing(card, rows):
 
 
 ENTRIES = [
-    Entry("z/b-ppo", COMMIT, "ppo", "b", "z/b-sft", reward=Figure(1.0), kl=Figure(5.0), date="2026-01-02"),
-    Entry("z/a-ppo", COMMIT, "ppo", "a", "y/a-sft", reward=Figure(2.0), kl=Figure(3.0), win_rate=Figure(0.9)),
+    Entry("z/b-ppo", COMMIT, "ppo", "b", "z/b-sft", reward=CardEstimate(1.0), kl=CardEstimate(5.0), date="2026-01-02"),
+    Entry(
+        "z/a-ppo",
+        COMMIT,
+        "ppo",
+        "a",
+        "y/a-sft",
+        reward=CardEstimate(2.0),
+        kl=CardEstimate(3.0),
+        win_rate=CardEstimate(0.9),
+    ),
     Entry("z/a-sft", COMMIT, "sft", "a", date="2026-01-03"),
     Entry("z/a-reward", COMMIT, "reward", "a", "y/a-sft", date="2026-01-01"),
     Entry("z/none", COMMIT, note="no card"),

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rlhf_zoo.publishing.catalog.card import Card
-from rlhf_zoo.publishing.catalog.family import MAX_GENERATIONS, Member, Node, Reference, clean, family_tree, node_lines
+from rlhf_zoo.publishing.catalog.family import MAX_GENERATIONS, CardParent, Member, Node, clean, family_tree, node_lines
 
 A, B, C, D = (letter * 40 for letter in "abcd")
 
@@ -26,7 +26,7 @@ class World:
         self.repositories = {f"x/{name}": found for name, found in repositories.items()}
         self.asked: list[str] = []
 
-    def look(self, reference: Reference) -> Member:
+    def look(self, reference: CardParent) -> Member:
         self.asked.append(reference.name)
         if reference.name not in self.repositories:
             return Member(problem="is not there")
@@ -34,7 +34,7 @@ class World:
         return Member(reference.commit or commit, tags, card, None, Card(card or {}).parents)
 
     def tree(self, name: str = "x/ppo") -> Node:
-        return family_tree(Reference("", "model", name), self.look)
+        return family_tree(CardParent("", "model", name), self.look)
 
 
 @pytest.fixture
@@ -142,11 +142,11 @@ def test_family_tree_ends_at_cycle(world):
 
 
 def test_family_tree_bounds_generations():
-    def look(reference: Reference) -> Member:
+    def look(reference: CardParent) -> Member:
         following = f"x/{int(reference.name[2:]) + 1}"
-        return Member(A, (), None, None, (Reference("sft", "model", following),))
+        return Member(A, (), None, None, (CardParent("sft", "model", following),))
 
-    node, generations = family_tree(Reference("", "model", "x/0"), look), 0
+    node, generations = family_tree(CardParent("", "model", "x/0"), look), 0
     while node.parents:
         (node,), generations = node.parents, generations + 1
     assert generations == MAX_GENERATIONS
@@ -156,12 +156,15 @@ def test_family_tree_bounds_generations():
 def test_family_tree_bounds_repositories_read():
     requests = []
 
-    def look(reference: Reference) -> Member:
+    def look(reference: CardParent) -> Member:
         requests.append(reference.name)
-        parents = (Reference("sft", "model", f"{reference.name}0"), Reference("reward", "model", f"{reference.name}1"))
+        parents = (
+            CardParent("sft", "model", f"{reference.name}0"),
+            CardParent("reward", "model", f"{reference.name}1"),
+        )
         return Member(A, (), None, None, parents)
 
-    root = family_tree(Reference("", "model", "x/"), look)
+    root = family_tree(CardParent("", "model", "x/"), look)
     assert len(requests) == 64
     assert "not read: more than 64 repositories" in str(root.to_json())
 

@@ -6,7 +6,7 @@ from html import escape, unescape
 
 from ...fileio import get_nested, integer
 from ...publishing.cards.markdown import judge_title
-from ...publishing.catalog.card import Card, Figure, one_line
+from ...publishing.catalog.card import Card, CardEstimate, one_line
 from ...publishing.catalog.lineage import Lineage
 from .html import number, short_name, text
 
@@ -70,5 +70,5 @@ def _findings(card: Card) -> Iterator[tuple[str, str]]:
         yield "kl", f"KL {number(kl.value)} nats"
 
 
-def _interval(figure: Figure) -> str:
+def _interval(figure: CardEstimate) -> str:
     return f" ({number(figure.ci95[0])} to {number(figure.ci95[1])})" if figure.ci95 is not None else ""

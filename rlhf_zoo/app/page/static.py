@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ...fileio import get_nested
 from ...publishing.cards.markdown import estimate
-from ...publishing.catalog.card import Card, Figure, clean
+from ...publishing.catalog.card import Card, CardEstimate, clean
 from ..engine import Snapshot, visible_text
 from ..space.files import SpaceModels
 from .views import legend, pairs
@@ -65,5 +65,5 @@ def _figures(card: Card) -> Iterator[tuple[str, str, str]]:
         yield "win rate over SFT", "", _estimate(win_rate)
 
 
-def _estimate(figure: Figure | None) -> str:
+def _estimate(figure: CardEstimate | None) -> str:
     return str(estimate(asdict(figure) if figure is not None else None))

@@ -16,7 +16,7 @@ from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.pull import split_revision
 from ...hub.client.refusals import refusals_as
 from ...hub.client.weights import Origin, equal_weights
-from .card import Card, clean, fetch_card
+from .card import Card, clean, try_download_card
 from .index import TAG, WORKERS, checkpoints
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def _read(repo: str, hub: Hub) -> tuple[Run, str | None]:
             raise ZooError(
                 f"{repo} is not on {hub.name}, or this token may not read it: check the names of the runs."
             ) from error
-    card, note = fetch_card(repo, info.sha or "main", hub)
+    card, note = try_download_card(repo, info.sha or "main", hub)
     return Run(checkpoints(repo, hub), card, bool(info.private)), note
 
 
@@ -211,7 +211,7 @@ def _may_be_ppo(model: ModelInfo) -> bool:
 
 def _as_run(model: ModelInfo, origin: Origin, recipe: str, beta: float, hub: Hub) -> tuple[Run | None, str | None]:
     """Returns (a model's run, None), (None, why it cannot be read), or (None, None) if it is not of this ablation."""
-    card, note = fetch_card(model.id, model.sha or "main", hub)
+    card, note = try_download_card(model.id, model.sha or "main", hub)
     if note is not None:
         return None, f"{model.id} ({note})"
     is_comparable = card.is_ppo and card.get("recipe") == recipe and equal_weights(card.origin, origin, hub=hub)

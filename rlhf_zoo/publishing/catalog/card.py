@@ -28,8 +28,8 @@ MAX_LINE = 96  # characters
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A measured number.
+class CardEstimate:
+    """A measured number of a card.
 
     Attributes:
         value: The number.
@@ -45,14 +45,14 @@ class Figure:
     held_out: bool = True
 
     @classmethod
-    def read(cls, estimate: object) -> Figure | None:
+    def read(cls, estimate: object) -> CardEstimate | None:
         """Reads an estimate.
 
         Args:
             estimate: {value, ci95, n}.
 
         Returns:
-            The figure; None if the value is not a finite number.
+            The estimate; None if the value is not a finite number.
         """
         value = number(get_nested(estimate, "value"))
         if value is None:
@@ -64,8 +64,10 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Reference:
-    """A model or data set that a card names, by repository and commit or by a local folder.
+class CardParent:
+    """A parent that a card names, a model or data set, by repository and commit or by a local folder.
+
+    It also describes the root of a family tree, which no card names.
 
     Attributes:
         role: Its role among the parents, a key of `ROLES`; "" for the root of a tree.
@@ -100,7 +102,8 @@ class Card(dict[str, Any]):
             content: The bytes of rlhf_card.json.
 
         Returns:
-            (the card, None), or ({}, the problem).
+            (the card, None), or ({}, a predicate to follow the model's name, such as "has an rlhf_card.json that is not
+            JSON").
         """
         try:
             card = parse_json(content)
@@ -170,7 +173,7 @@ class Card(dict[str, Any]):
         return [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
 
     @property
-    def parents(self) -> tuple[Reference, ...]:
+    def parents(self) -> tuple[CardParent, ...]:
         """The parents that it names, in the order of `ROLES`. Unknown roles are skipped.
 
         A parent that was never published, or has an invalid name, has no repository.
@@ -182,12 +185,12 @@ class Card(dict[str, Any]):
                 commit = parent.get("commit")
                 commit = commit if isinstance(commit, str) and commit.isascii() and commit.isalnum() else None
                 kind = "dataset" if role == "data" else "model"
-                title = parent_title("sft", on_base=True) if role == "sft" and self.on_base else ROLES[role]
-                parents.append(Reference(role, kind, hub_id(parent.get("repo")), commit, title=title))
+                title = parent_title("sft", on_base=True) if role == "sft" and self.started_from_base else ROLES[role]
+                parents.append(CardParent(role, kind, hub_id(parent.get("repo")), commit, title=title))
         return tuple(parents)
 
     @property
-    def on_base(self) -> bool:
+    def started_from_base(self) -> bool:
         """Whether it is a PPO run that started from a model named in its settings."""
         settings = self.get("settings")
         return isinstance(settings, Mapping) and starts_on_base(self.stage, settings)
@@ -209,13 +212,13 @@ class Card(dict[str, Any]):
         figures = {name: get_nested(document, *path) for name, path in stage.figures.items()} if stage else {}
         return {name: value for name, value in figures.items() if finite(value)}
 
-    def estimate(self, *path: str) -> Figure | None:
-        """Returns a figure of its evaluation; None if the evaluation does not have it.
+    def estimate(self, *path: str) -> CardEstimate | None:
+        """Returns an estimate of its evaluation; None if the evaluation does not have it.
 
         Args:
             *path: The keys that lead to it.
         """
-        return Figure.read(get_nested(self, "evaluation", *path))
+        return CardEstimate.read(get_nested(self, "evaluation", *path))
 
 
 def clean(text: str, max_length: int = 120) -> str:
@@ -257,7 +260,7 @@ def iso_date(value: Any) -> str | None:
         return None
 
 
-def fetch_card(repo: str, commit: str, hub: Hub = DEFAULT_HUB) -> tuple[Card, str | None]:
+def try_download_card(repo: str, commit: str, hub: Hub = DEFAULT_HUB) -> tuple[Card, str | None]:
     """Downloads a card as `download_card` does, but returns errors of the Hub as text. A full disk raises OSError.
 
     Args:
@@ -266,7 +269,7 @@ def fetch_card(repo: str, commit: str, hub: Hub = DEFAULT_HUB) -> tuple[Card, st
         hub: The Hub to ask.
 
     Returns:
-        (the card, None), or ({}, why there is none).
+        (the card, None), or ({}, a predicate to follow the model's name, such as "has no rlhf_card.json").
     """
     try:
         return download_card(repo, commit, hub)
@@ -285,7 +288,7 @@ def download_card(repo: str, commit: str, hub: Hub = DEFAULT_HUB) -> tuple[Card,
         hub: The Hub to ask.
 
     Returns:
-        (the card, None), or ({}, why there is none).
+        (the card, None), or ({}, a predicate to follow the model's name, such as "has no rlhf_card.json").
 
     Raises:
         Exception: Errors of the Hub's client pass through.

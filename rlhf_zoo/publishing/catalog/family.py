@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...runs.registry import STAGES
-from .card import ROLES, Card, Reference, clean
+from .card import ROLES, Card, CardParent, clean
 
 # Limits, because hostile cards could form an endless chain.
 MAX_GENERATIONS = 8
@@ -34,7 +34,7 @@ class Member:
     tags: tuple[str, ...] = ()
     card: Card | None = None
     problem: str | None = None
-    parents: tuple[Reference, ...] = ()
+    parents: tuple[CardParent, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Node:
         omitted: Why its parents are not shown here; None if they are.
     """
 
-    reference: Reference
+    reference: CardParent
     member: Member
     parents: tuple[Node, ...] = field(default=())
     omitted: str | None = None
@@ -91,7 +91,7 @@ class Node:
         }
 
 
-def family_tree(root: Reference, read: Callable[[Reference], Member]) -> Node:
+def family_tree(root: CardParent, read: Callable[[CardParent], Member]) -> Node:
     """Builds the family tree of a model. A member with two children is shown with its parents only once.
 
     Args:
@@ -104,7 +104,7 @@ def family_tree(root: Reference, read: Callable[[Reference], Member]) -> Node:
     members: dict[tuple[str | None, ...], Member] = {}
     shown: set[tuple[str | None, ...]] = set()
 
-    def node_of(reference: Reference, descendants: tuple[tuple[str | None, ...], ...]) -> Node:
+    def node_of(reference: CardParent, descendants: tuple[tuple[str | None, ...], ...]) -> Node:
         if reference.repo is None and reference.folder is None:
             return Node(reference, Member(problem="never published"))
         key = (reference.kind, reference.name, reference.commit)

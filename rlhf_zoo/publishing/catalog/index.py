@@ -22,7 +22,7 @@ from ...hub.client.step_tags import tagged_steps
 from ...runs.registry import STAGES
 from ..cards import markdown
 from ..cards.markdown import Raw
-from .card import Card, Figure, fetch_card, iso_date, one_line
+from .card import Card, CardEstimate, iso_date, one_line, try_download_card
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelInfo
@@ -71,10 +71,10 @@ class Entry:
     step: int | None = None
     seed: int | None = None
     simulated: bool | None = None
-    reward: Figure | None = None
-    kl: Figure | None = None
-    win_rate: Figure | None = None
-    accuracy: Figure | None = None
+    reward: CardEstimate | None = None
+    kl: CardEstimate | None = None
+    win_rate: CardEstimate | None = None
+    accuracy: CardEstimate | None = None
     date: str | None = None
     note: str | None = None
 
@@ -126,12 +126,12 @@ def make_entry(
     )
 
 
-def _figures(stage: str | None, card: Card) -> dict[str, Figure | None]:
+def _figures(stage: str | None, card: Card) -> dict[str, CardEstimate | None]:
     """Returns the figures of a stage. Each card holds the evaluation of the whole run, so they must be selected."""
     if stage == "reward":
         report = get_nested(card, "evaluation", "reward_model")
         is_report = isinstance(report, Mapping)
-        return {"accuracy": Figure.read({**report, "value": report.get("accuracy")})} if is_report else {}
+        return {"accuracy": CardEstimate.read({**report, "value": report.get("accuracy")})} if is_report else {}
     if stage not in ("sft", "ppo"):
         return {}
     figures = {"reward": card.estimate(stage, "reward") or _training_figure(card.get("reward"))}
@@ -141,9 +141,9 @@ def _figures(stage: str | None, card: Card) -> dict[str, Figure | None]:
     return figures
 
 
-def _training_figure(value: object) -> Figure | None:
+def _training_figure(value: object) -> CardEstimate | None:
     last_logged = number(value)
-    return None if last_logged is None else Figure(last_logged, held_out=False)
+    return None if last_logged is None else CardEstimate(last_logged, held_out=False)
 
 
 def filter_entries(
@@ -224,7 +224,7 @@ def benchmark_table(entries: Sequence[Entry], *, command: str, namespace: str) -
     return f"{BEGIN}\n{caption}\n\n{table}\n\n{legend}\n{END}\n"
 
 
-def _markdown_figure(figure: Figure | None) -> str:
+def _markdown_figure(figure: CardEstimate | None) -> str:
     if figure is None:
         return ""
     text = str(markdown.number(figure.value))
@@ -345,7 +345,7 @@ def _damaged_models(namespace: str, hub: Hub) -> dict[str, str]:
 
 
 def _read_entry(model: ModelInfo, *, hub: Hub) -> Entry:
-    card, note = fetch_card(model.id, model.sha or "main", hub)
+    card, note = try_download_card(model.id, model.sha or "main", hub)
     return make_entry(model.id, model.sha or "", card, changed_at=model.last_modified, tags=model.tags or (), note=note)
 
 
@@ -381,7 +381,7 @@ def checkpoints(repo: str, hub: Hub = DEFAULT_HUB) -> dict[str, Any]:
     commits = {ref.name: ref.target_commit for ref in (*refs.branches, *refs.tags)}
     pointers: dict[str, str] = {name: commits.pop(name) for name in ("best", "main") if name in commits}
     with disable_progress_bars():
-        cards = {name: fetch_card(repo, commit, hub) for name, commit in pointers.items()}
+        cards = {name: try_download_card(repo, commit, hub) for name, commit in pointers.items()}
     note = next((note for _, note in cards.values()), None)
     rows = checkpoint_rows(commits, pointers, {name: card for name, (card, _) in cards.items()}, dates)
     return {"repo": repo, "note": None if rows["stage"] else note, **rows}

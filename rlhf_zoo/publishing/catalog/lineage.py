@@ -21,7 +21,7 @@ from ...runs.settings.key_classes import is_revision
 from ..cards.card import CARD_FILE, card_json
 from ..cards.estimates import estimate_at
 from ..cards.facts import StageFacts
-from .card import Card, Reference, clean, download_card
+from .card import Card, CardParent, clean, download_card
 from .family import Member, Node, family_tree
 
 _MAX_LISTED = 12  # revisions in a message
@@ -205,7 +205,7 @@ def _parent(child: Checkpoint, card: Card, role: str, flag: str, hub: Hub) -> Ch
     if not isinstance(parent, Mapping):
         return None
     repo, commit = hub_id(parent.get("repo")), parent.get("commit")
-    title = parent_title(role, on_base=card.on_base)
+    title = parent_title(role, on_base=card.started_from_base)
     if repo is None:
         # The reward models of a local ensemble are in the run directory, next to the PPO stage.
         folder = member_beside(child.path, parent.get("folder")) if child.hub is None else None
@@ -238,16 +238,16 @@ def find_family(name: str, hub: Hub = DEFAULT_HUB) -> Node:
         ZooError: The model itself cannot be read.
     """
 
-    def read(reference: Reference) -> Member:
+    def read(reference: CardParent) -> Member:
         return _read_repository(reference, hub) if reference.folder is None else _read_folder(reference.folder)
 
     folder = Path(name)
     if folder.is_dir():
-        return family_tree(Reference("", "model", folder=_card_folder(folder)), read)
+        return family_tree(CardParent("", "model", folder=_card_folder(folder)), read)
     repo, revision = split_revision(name)
     if hub_id(repo) is None:
         raise ZooError(f"{name!r} is neither a repository nor a folder: write NAMESPACE/NAME or NAMESPACE/NAME@TAG.")
-    root = Reference("", "model", repo, revision)
+    root = CardParent("", "model", repo, revision)
     root_member = read(root)  # an unreadable root is an error, but an unreadable parent is only marked
     if root_member.problem is not None:
         raise ZooError(f"{name} on {hub.name} {root_member.problem}: check the name, the network, --hub and the token.")
@@ -278,16 +278,16 @@ def _read_folder(folder: Path) -> Member:
     return Member(commit=repo.get("commit"), tags=tags, card=card, parents=parents)
 
 
-def _sibling(folder: Path, document: Mapping[str, Any], parent: Reference) -> Reference:
+def _sibling(folder: Path, document: Mapping[str, Any], parent: CardParent) -> CardParent:
     """Replaces an unpublished parent by its stage's directory in the same run, if that still holds the same run."""
     lineage = document.get("dataset") if parent.role == "data" else (document.get("parents") or {}).get(parent.role)
     sibling = StageRecord(folder.parent / parent.role)
     if parent.repo is not None or not lineage or sibling.read().get("fingerprint") != lineage.get("fingerprint"):
         return parent
-    return Reference(parent.role, parent.kind, folder=sibling.path, title=parent.title)
+    return CardParent(parent.role, parent.kind, folder=sibling.path, title=parent.title)
 
 
-def _read_repository(reference: Reference, hub: Hub) -> Member:
+def _read_repository(reference: CardParent, hub: Hub) -> Member:
     """Reads a repository on a Hub, or on its source if the Hub lacks it. A failure becomes the `problem`."""
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
