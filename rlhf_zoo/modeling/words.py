@@ -1,8 +1,8 @@
 """Splits a text into words, as rewards, probes and metrics count them.
 
-A word is a run of letters and digits with inner apostrophes, lower-cased. Each punctuation mark is a word too, so a run
-of exclamation marks counts as a repetition. Han, kana, Thai, Lao, Khmer and Burmese have no spaces between words, so
-in these scripts each character, with its combining marks, is a word.
+A word is a run of letters and digits with inner apostrophes, lower-cased. `words` lists each punctuation mark too, so a
+run of exclamation marks counts as a repetition; `is_word` tells words from punctuation marks. Han, kana, Thai, Lao,
+Khmer and Burmese have no spaces between words, so in these scripts each character, with its combining marks, is a word.
 """
 
 import re
@@ -29,7 +29,7 @@ _PIECE = re.compile(rf"\s*(?:{_UNSPACED}|[^\s{_SCRIPTS}]+)")
 
 
 def words(text: str) -> list[str]:
-    """Splits a text into words, lower-cased."""
+    """Splits a text into words, lower-cased, and punctuation marks."""
     return (_ASCII_WORD if text.isascii() else _WORD).findall(text.lower())
 
 
@@ -51,24 +51,24 @@ def is_word(word: str) -> bool:
     return word[0].isalnum() or (not word.isascii() and unicodedata.category(word[0])[0] == "S")
 
 
-def phrase(tokens: Sequence[str]) -> str:
+def join_words(word_list: Sequence[str]) -> str:
     """Joins words into a text that `words` splits into the same words, with spaces where their script has them.
 
     Args:
-        tokens: Elements of `words`.
+        word_list: Elements of `words`.
     """
-    return "".join(word if is_unspaced(word) else f" {word}" for word in tokens).removeprefix(" ")
+    return "".join(word if is_unspaced(word) else f" {word}" for word in word_list).removeprefix(" ")
 
 
-def pattern(tokens: Sequence[str]) -> str:
+def words_regex(word_list: Sequence[str]) -> str:
     """Makes a regular expression for consecutive words of a lower-cased text, whatever marks and spaces separate them.
 
     Args:
-        tokens: Elements of `words`.
+        word_list: Elements of `words`.
     """
-    is_spaced = [word[0].isalnum() and not is_unspaced(word) for word in tokens]
+    is_spaced = [word[0].isalnum() and not is_unspaced(word) for word in word_list]
     regex = ""
-    for position, word in enumerate(tokens):
+    for position, word in enumerate(word_list):
         # Without a separator, two words of a script with spaces would be a single word.
         separator = "" if position == 0 else r"\W+" if is_spaced[position] and is_spaced[position - 1] else r"\W*"
         escaped = re.escape(word)
@@ -77,7 +77,7 @@ def pattern(tokens: Sequence[str]) -> str:
     return regex
 
 
-def pieces(text: str) -> list[str]:
+def split_before_spaces(text: str) -> list[str]:
     """Cuts a text before each run of white space, and at each character of a script without spaces.
 
     White space at the end of the text is dropped.

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf_zoo.evaluation.text import distinct_n, distinct_n_difference, distinct_n_estimate, ngrams, repetition
-from rlhf_zoo.modeling.words import is_word, pattern, phrase, pieces, words
+from rlhf_zoo.modeling.words import is_word, join_words, split_before_spaces, words, words_regex
 
 TEXTS = st.lists(st.lists(st.sampled_from(["a", "b", "c", "d", "!"]), max_size=8).map(" ".join), max_size=8)
 
@@ -40,8 +40,8 @@ def test_words_splits_words_and_punctuation():
 def test_words_splits_scripts_without_spaces_by_character(text, tokens):
     assert words(text) == tokens
     said = [token for token in tokens if is_word(token)]
-    assert words(phrase(said)) == said and re.search(pattern(said), text.lower())
-    assert "".join(pieces(text)) == text
+    assert words(join_words(said)) == said and re.search(words_regex(said), text.lower())
+    assert "".join(split_before_spaces(text)) == text
 
 
 @given(text=st.text(st.characters(codec="ascii", exclude_characters="_")))
@@ -50,9 +50,9 @@ def test_words_of_ascii_text_match_simple_patterns(text):
     plain = [token for token in words(text) if token[0].isalnum()]
     assert words(text) == words(f"{text} 水")[:-1]
     assert [token for token in words(text) if is_word(token)] == plain
-    assert pieces(text) == re.findall(r"\s*\S+", text) and words(phrase(plain)) == plain
+    assert split_before_spaces(text) == re.findall(r"\s*\S+", text) and words(join_words(plain)) == plain
     assert not plain or re.search(r"\b" + r"\W+".join(map(re.escape, plain)) + r"\b", text.lower()).group() == (
-        re.search(pattern(plain), text.lower()).group()
+        re.search(words_regex(plain), text.lower()).group()
     )
 
 

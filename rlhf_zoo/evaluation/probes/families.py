@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ...modeling.words import phrase, words
+from ...modeling.words import join_words, words
 from ..text import normalized
 from .blindness import is_blind
 from .permutations import Permutations
@@ -381,7 +381,7 @@ def _phrases(pair: Pair, permutations: Permutations) -> Reading:
     for k in order:
         if len(chosen) < 3 and not any(set(grams[k]) & set(grams[n]) for n in chosen):
             chosen.append(k)
-    phrases = tuple(f"“{phrase(grams[k])}”: {sft[k]:.1%} → {policy[k]:.1%}" for k in chosen)
+    phrases = tuple(f"“{join_words(grams[k])}”: {sft[k]:.1%} → {policy[k]:.1%}" for k in chosen)
     top = chosen[0] if chosen else int(excesses.argmax())
     needle = f" {' '.join(grams[top])} "
     numbers = np.array([needle in f" {' '.join(tokens)} " for tokens in policy_texts], float) * pair.counted[0]

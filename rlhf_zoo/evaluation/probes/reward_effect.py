@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ...modeling.words import is_unspaced, pattern, pieces, words
+from ...modeling.words import is_unspaced, split_before_spaces, words, words_regex
 from .report import Report
 from .texts import Completions
 
@@ -154,7 +154,7 @@ def make_edits(report: Report, policy: Completions, sft: Completions) -> list[Ed
 def _edit_phrases(phrases: Sequence[Sequence[str]], policy: Sequence[str], sft: Sequence[str]) -> Edit:
     """Adds phrases to SFT's texts where and how the policy mostly writes them, and removes them from the policy's."""
     # Punctuation before a phrase is removed with the phrase, unless it ends the previous sentence.
-    patterns = [re.compile(rf"[^\w{_ENDS}]*{pattern(phrase)}([{_ENDS}]?)", re.IGNORECASE) for phrase in phrases]
+    patterns = [re.compile(rf"[^\w{_ENDS}]*{words_regex(phrase)}([{_ENDS}]?)", re.IGNORECASE) for phrase in phrases]
     wordings, is_late = [], []
     for phrase_pattern in patterns:
         matches = [(match, text) for text in policy if (match := phrase_pattern.search(text))]
@@ -193,7 +193,7 @@ def _without_repeats(text: str) -> str:
     kept: list[str] = []
     earlier_pairs: set[tuple[str, ...]] = set()
     previous_word = ""
-    for piece in pieces(text):
+    for piece in split_before_spaces(text):
         word = " ".join(words(piece))
         pair = (previous_word, word)
         # Pieces without a word, such as punctuation, always stay.
