@@ -58,7 +58,7 @@ def outbox(disk: Disk, patience: float = 5.0) -> Outbox:
     return Outbox(disk, hub="the Hub", resume_command="rlhf-zoo push --resume run", patience=patience)  # type: ignore[arg-type]
 
 
-def test_nothing_is_sent_before_it_is_told_and_everything_in_order():
+def test_outbox_sends_in_order_once_notified():
     disk, threads = Disk("one", "two", "three"), threading.active_count()
     with outbox(disk) as box:
         time.sleep(0.1)
@@ -71,7 +71,7 @@ def test_nothing_is_sent_before_it_is_told_and_everything_in_order():
     assert disk.sent == ["one", "two", "three", "four"] and threading.active_count() == threads
 
 
-def test_training_goes_on_while_something_is_sent():
+def test_notify_does_not_wait_for_uploads():
     going, done = threading.Event(), threading.Event()
 
     def slow(name: str) -> None:
@@ -89,7 +89,7 @@ def test_training_goes_on_while_something_is_sent():
     assert disk.sent == ["one"]
 
 
-def test_a_failure_is_tried_again_and_said_once(caplog):
+def test_failed_upload_is_retried_and_logged_once(caplog):
     disk = Disk("one", "two", before=failing(3, OSError("the line is cut")))
     with outbox(disk) as box:
         box.notify()
@@ -101,7 +101,7 @@ def test_a_failure_is_tried_again_and_said_once(caplog):
     ]
 
 
-def test_it_gives_up_after_its_patience_and_says_how_to_go_on():
+def test_outbox_gives_up_after_patience_and_says_how_to_resume():
     disk = Disk("step 5 of ppo", "step 10 of ppo", before=failing(10**6, OSError("no route to host")))
     began = time.monotonic()
     with pytest.raises(ZooError) as caught, outbox(disk, patience=0.3):
@@ -113,7 +113,7 @@ def test_it_gives_up_after_its_patience_and_says_how_to_go_on():
     )
 
 
-def test_a_refusal_does_not_stop_training_and_is_raised_at_the_end(caplog):
+def test_refusal_is_raised_only_at_the_end(caplog):
     disk = Disk("one", before=failing(10**6, ZooError("local/x holds another run.")))
     box = outbox(disk).__enter__()
     box.notify()
@@ -125,21 +125,21 @@ def test_a_refusal_does_not_stop_training_and_is_raised_at_the_end(caplog):
     assert "training continues: local/x holds another run." in caplog.text
 
 
-def test_a_defect_is_not_swallowed(caplog):
+def test_unexpected_exception_is_raised(caplog):
     disk = Disk("one", before=failing(10**6, KeyError("a defect")))
     with pytest.raises(KeyError, match="a defect"), outbox(disk) as box:
         box.notify()
     assert "Traceback" in caplog.text
 
 
-def test_after_an_interruption_what_is_saved_is_sent_and_the_interruption_goes_on():
+def test_interrupted_outbox_sends_saved_files_and_reraises():
     disk = Disk("one", "two")
     with pytest.raises(KeyboardInterrupt), outbox(disk):
         raise KeyboardInterrupt
     assert disk.sent == ["one", "two"]
 
 
-def test_an_interruption_does_not_wait_for_a_hub_that_is_away(monkeypatch):
+def test_interrupted_outbox_does_not_wait_for_unreachable_hub(monkeypatch):
     monkeypatch.setattr(module, "LAST_PATIENCE", 0.2)
     disk = Disk("one", before=failing(10**6, OSError("away")))
     began = time.monotonic()
@@ -154,7 +154,7 @@ def busy(**headers: str) -> OSError:
     return error
 
 
-def test_it_waits_as_long_as_the_hub_asks():
+def test_outbox_waits_for_retry_after():
     for said, seconds in (("7", 7.0), ("99999", 600.0), ("soon", 0.0)):
         assert retry_after(busy(**{"Retry-After": said})) == seconds
     assert retry_after(busy()) == retry_after(OSError("no answer")) == 0.0

@@ -44,7 +44,7 @@ def turn(role: str, content: str) -> dict[str, str]:
     ],
     ids=["space and case", "form", "system", "first turn", "last turn", "template", "dialogue", "text", "other column"],
 )
-def test_a_prompt_is_found_in_every_form(row: dict[str, Any]) -> None:
+def test_overlap_finds_prompt_in_every_form(row: dict[str, Any]) -> None:
     for asking in (Dataset.from_list([row]), [row]):
         found = overlap([{"prompt": "Who is the mayor of the new town?"}, {"prompt": ASKED}], asking)
         assert (found.prompts, found.rows, found.is_complete) == ({1}, {0}, True)
@@ -61,11 +61,11 @@ def test_a_prompt_is_found_in_every_form(row: dict[str, Any]) -> None:
         {"prompt": "in the old town"},
     ],
 )
-def test_other_prompts_are_others(row: dict[str, Any]) -> None:
+def test_overlap_ignores_different_prompts(row: dict[str, Any]) -> None:
     assert overlap([{"prompt": ASKED}], [row]).prompts == set()
 
 
-def test_short_prompts_stand_for_a_whole_turn() -> None:
+def test_short_prompts_match_only_whole_turns() -> None:
     """What is shorter is a phrase, by which no plain text can be known to ask it."""
     short = [{"prompt": "2+2?"}, {"prompt": [turn("user", "hi"), turn("assistant", "yes"), turn("user", "2-2?")]}]
     for said, asked in (
@@ -81,14 +81,14 @@ def test_short_prompts_stand_for_a_whole_turn() -> None:
     assert found.prompts == set() and not found.is_complete
 
 
-def test_what_all_prompts_share_is_no_prompt() -> None:
+def test_shared_frame_of_prompts_is_no_overlap() -> None:
     frame = "Answer the following question in one sentence: {} Answer:"
     asked = [{"prompt": frame.format(f"how old is the tree of street {number}?")} for number in (4, 5)]
     assert overlap(asked, [{"prompt": "Answer the following question in one sentence:"}]).prompts == set()
     assert overlap(asked, [{"prompt": "How old is the tree of street 5?"}]).prompts == {1}
 
 
-def test_containment_is_that_of_comparing_all_with_all() -> None:
+def test_containment_equals_all_pairs_comparison() -> None:
     rng = random.Random(1)
 
     def text(least: int, most: int) -> str:
@@ -108,7 +108,7 @@ def test_containment_is_that_of_comparing_all_with_all() -> None:
     assert found.prompts == wanted and 100 < len(wanted) < 300
 
 
-def test_no_more_is_compared_than_stands_in_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_in_one_frame_need_few_comparisons(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts in one frame share most of their words: what they do not share is looked up."""
     from rlhf_zoo.runs.data.overlap import Questions
 
@@ -139,7 +139,7 @@ TEMPLATES = {
 
 
 @pytest.mark.parametrize("keys", TEMPLATES.values(), ids=TEMPLATES)
-def test_a_text_in_columns_hides_no_prompt(tmp_path: Path, keys: dict[str, Any]) -> None:
+def test_templated_columns_hide_no_prompt(tmp_path: Path, keys: dict[str, Any]) -> None:
     """The questions have four words, so that none is looked for within others."""
     context = a_run(tmp_path, **keys)
     source = data_source(context)
@@ -158,7 +158,7 @@ def test_a_text_in_columns_hides_no_prompt(tmp_path: Path, keys: dict[str, Any])
     )
 
 
-def test_one_prompt_in_several_forms_stays_on_one_side() -> None:
+def test_hold_out_keeps_forms_of_one_prompt_together() -> None:
     rows = [{"prompt": form(f"how is item {row}?")} for row in range(40) for form in (str, str.upper, " {} ".format)]
     learned, held_out = hold_out(Dataset.from_list(rows), 0.3)
     sides = [{normalized(text) for text in side["prompt"]} for side in (learned, held_out)]
@@ -184,7 +184,7 @@ def test_one_prompt_in_several_forms_stays_on_one_side() -> None:
     ],
     ids=["held out", "split of its own", "nothing held out"],
 )
-def test_prompts_that_each_stage_trains_on_are_counted(
+def test_evaluation_prompts_trained_on_are_counted_per_stage(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, flags: dict[str, Any], seen: dict[str, int], mend: str | None
 ) -> None:
     """The evaluation asks for two prompts; of a split of its own PPO holds out one of them, which only watches."""
@@ -201,7 +201,7 @@ def test_prompts_that_each_stage_trains_on_are_counted(
     assert count_trained_prompts(context, prompts, planned=["ppo"]) == {"sft": None, "ppo": seen["ppo"]}
 
 
-def test_held_out_pairs_that_are_trained_on_are_counted() -> None:
+def test_held_out_pairs_trained_on_are_counted() -> None:
     def pair(prompt: str, chosen: str = "it is good", rejected: str = "it is bad") -> dict[str, str]:
         return {"prompt": prompt, "chosen": chosen, "rejected": rejected}
 
@@ -213,7 +213,7 @@ def test_held_out_pairs_that_are_trained_on_are_counted() -> None:
     assert count_trained_pairs(nameless, learned) == {"prompts": None, "pairs": 0}
 
 
-def test_a_value_that_is_cut_is_known_by_the_whole_of_it() -> None:
+def test_truncated_column_is_matched_by_its_full_value() -> None:
     rows = Dataset.from_list([{"text": f"review {row} says that this film is {row}"} for row in range(3)])
     given: Any = {"turns": False, "text": "text", "subject": "mine"}
     prompts = convert_rows(rows, "prompts", columns={"prompt": "{text:2 words}"}, **given)

@@ -44,7 +44,7 @@ def curve(form: str, alpha: float, beta: float, *, furthest: float = 6.0, size: 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("shape", ["means", "errors", "prompts"])
-def test_noise_free_coefficients_and_peak_are_recovered_exactly(form, shape):
+def test_fit_recovers_noise_free_coefficients_and_peak(form, shape):
     alpha, beta = (2.0, 1.0) if form == "rl" else (2.0, 0.3)
     d, truth = curve(form, alpha, beta)
     gains = np.repeat(truth[:, None], 30, axis=1) if shape == "prompts" else truth
@@ -59,7 +59,7 @@ def test_noise_free_coefficients_and_peak_are_recovered_exactly(form, shape):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_intervals_cover_the_truth_about_as_often_as_they_say(form):
+def test_fit_intervals_have_nominal_coverage(form):
     """Those of the coefficients are also held against scipy's: tests/numerics/test_overoptimization_reference.py."""
     alpha, beta = (2.0, 1.0) if form == "rl" else (2.0, 0.3)
     d, truth = curve(form, alpha, beta)
@@ -72,7 +72,7 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say(form):
     assert (hits >= 87).all() and (hits <= 100).all()
 
 
-def test_scatter_of_checkpoints_is_told_and_is_no_misfit():
+def test_scatter_of_checkpoints_is_reported_and_is_no_misfit():
     """Each checkpoint off the curve by more than the noise of measurement: resampled prompts alone see none of it."""
     d, truth = curve("rl", 2.0, 1.0)
     calm, found = (fit("rl", d**2, by_prompt(truth, 0, scatter=each), seed=0) for each in (0.0, 3.0))
@@ -96,7 +96,7 @@ def test_kl_by_prompt_is_resampled_with_the_scores():
     assert wide > 2 * narrow
 
 
-def test_no_point_outweighs_100_others():
+def test_weight_of_a_point_is_bounded():
     """A collapsed policy scores the same on every prompt: its error is 0, and the curve need not go through it."""
     d, truth = curve("rl", 2.0, 1.0)
     off = truth + np.where(np.arange(len(d)) == 7, -3.0, 0.0)
@@ -109,7 +109,7 @@ def test_no_point_outweighs_100_others():
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_peak_beyond_the_observed_range_is_not_told(form):
+def test_peak_beyond_observed_range_is_not_reported(form):
     alpha, beta = (2.0, 1.0) if form == "rl" else (2.0, 0.3)
     place, _ = peak_of(form, alpha, beta)
     d, truth = curve(form, alpha, beta, furthest=0.9 * place)
@@ -123,7 +123,7 @@ def test_a_peak_beyond_the_observed_range_is_not_told(form):
     assert found.peak is None and "would peak at d =" in found.no_peak
 
 
-def test_a_rising_curve_has_no_peak_and_few_points_say_nothing_of_the_fit():
+def test_rising_curve_has_no_peak_and_few_points_no_fit_test():
     d = np.linspace(0.5, 4, 4)
     straight = fit("rl", d**2, 1.5 * d + 0.01 * (-1) ** np.arange(4), errors=np.full(4, 0.05), seed=0)
     assert straight.beta.value == pytest.approx(0.0, abs=0.05) and straight.peak is None
@@ -136,7 +136,7 @@ def test_a_rising_curve_has_no_peak_and_few_points_say_nothing_of_the_fit():
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_form_that_does_not_fit_is_said_not_to(form):
+def test_misfit_is_reported(form):
     d = np.linspace(0.3, 8, 30)
     # Rises to a plateau, then breaks down at once: neither form.
     measured = by_prompt(np.where(d < 4, np.minimum(d, 2.0), 2.0 - 4 * (d - 4)), 0)
@@ -149,7 +149,7 @@ def test_a_form_that_does_not_fit_is_said_not_to(form):
         assert found.peak is None and "does not fit" in found.no_peak
 
 
-def test_noise_that_checkpoints_share_is_no_misfit():
+def test_noise_shared_by_checkpoints_is_no_misfit():
     """The SFT score is subtracted from all: its noise shifts them together, and the residuals are smooth along d."""
     d, truth = curve("rl", 2.0, 1.0, size=30)
     smooth = 0
@@ -165,7 +165,7 @@ def test_noise_that_checkpoints_share_is_no_misfit():
 # ---- what is left out, and what is refused
 
 
-def test_points_at_the_reference_are_left_out_and_order_does_not_matter():
+def test_fit_ignores_points_at_reference_and_order():
     d, truth = curve("rl", 2.0, 1.0)
     noisy = truth + np.random.default_rng(0).normal(size=len(d)) * 0.1
     plain = fit("rl", d**2, noisy, seed=0)
@@ -175,7 +175,7 @@ def test_points_at_the_reference_are_left_out_and_order_does_not_matter():
     assert fit("rl", (d**2)[turned], noisy[turned], seed=0) == plain
 
 
-def test_a_fit_is_seeded_and_plain_json():
+def test_fit_is_seeded_and_json_serializable():
     d, truth = curve("rl", 2.0, 1.0)
     measured = by_prompt(truth, 5)
     first = fit("rl", d**2, measured, seed=1)
@@ -199,7 +199,7 @@ def test_a_fit_is_seeded_and_plain_json():
         ([1, 2, 3], [[1, 1], [2, 2], [3, 3]], {"errors": [1, 2, 1]}, "only one of the two"),
     ],
 )
-def test_bad_input_is_refused(kl, gains, options, message):
+def test_fit_rejects_bad_input(kl, gains, options, message):
     with pytest.raises(ValueError, match=message):
         fit("rl", kl, gains, seed=0, **options)
 
@@ -207,12 +207,12 @@ def test_bad_input_is_refused(kl, gains, options, message):
 # ---- best of n
 
 
-def test_kl_of_best_of_n():
+def test_best_of_n_kl_matches_formula():
     np.testing.assert_allclose(best_of_n_kl([1, 2, 64]), [0.0, math.log(2) - 0.5, math.log(64) - 63 / 64], rtol=1e-15)
 
 
 @pytest.mark.parametrize(("pool", "n"), [(1, 1), (5, 1), (5, 5), (7, 3), (64, 16)])
-def test_weights_are_those_of_the_order_statistic(pool, n):
+def test_best_of_n_weights_are_those_of_order_statistics(pool, n):
     exact = [math.comb(i - 1, n - 1) / math.comb(pool, n) for i in range(1, pool + 1)]
     np.testing.assert_allclose(best_of_n_weights(pool, n), exact, rtol=1e-13)
     assert best_of_n_weights(pool, n).sum() == pytest.approx(1.0, rel=1e-13)
@@ -230,7 +230,7 @@ def over_all_subsets(proxy: list[int], judge: list[int], n: int) -> float:
 
 @given(rows=st.lists(st.tuples(st.integers(0, 3), st.integers(-5, 5)), min_size=1, max_size=7))
 @settings(deadline=None, max_examples=80)
-def test_best_of_n_is_the_mean_over_all_subsets_ties_and_all(rows):
+def test_expected_best_of_n_is_mean_over_all_subsets(rows):
     proxy, judge = ([row[side] for row in rows] for side in (0, 1))
     sizes = range(1, len(rows) + 1)
     np.testing.assert_allclose(
@@ -245,6 +245,6 @@ def test_best_of_n_is_the_mean_over_all_subsets_ties_and_all(rows):
     np.testing.assert_allclose(both, [[9, 0]] * len(rows), atol=1e-12)  # prompts are kept apart
 
 
-def test_a_pool_that_is_not_finite_is_refused():
+def test_expected_best_of_n_rejects_nonfinite_scores():
     with pytest.raises(ValueError, match="not finite"):
         expected_best_of_n([[1.0, math.nan]], [1])

@@ -42,7 +42,7 @@ def replayed(directory: Path, run: Spy, **given: Any) -> tuple[PPOTrainer, list[
     return trainer, metrics, rates
 
 
-def test_steps_of_ones_own_are_those_of_train(tmp_path: Path) -> None:
+def test_step_equals_train(tmp_path: Path) -> None:
     """Bit for bit, where train takes log π_old from a forward pass too; with β adapting and the rate falling."""
     settings: dict[str, Any] = {
         "max_steps": 3, "kl_target": 0.3, "kl_horizon": 32, "missing_eos_penalty": 0.5, "score_scaling": "running",
@@ -64,7 +64,7 @@ def test_steps_of_ones_own_are_those_of_train(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("skip", [False, True])
-def test_a_loop_knows_no_groups(tmp_path: Path, skip: bool) -> None:
+def test_step_ignores_prompt_groups(tmp_path: Path, skip: bool) -> None:
     """Neighbors may be of any prompts: equal scores leave none of them out, and any number can be given."""
     queries, responses = prompt_rows(5)["prompt"], ["abc", "de", "f", "gh", "ijk"]
     ends = []
@@ -76,7 +76,7 @@ def test_a_loop_knows_no_groups(tmp_path: Path, skip: bool) -> None:
     assert ends[0] == ends[1]
 
 
-def test_a_loop_needs_neither_rewards_nor_prompts_nor_a_length(tmp_path: Path) -> None:
+def test_custom_loop_needs_no_rewards_prompts_or_length(tmp_path: Path) -> None:
     """What it samples is drawn anew each time, and the first step has no KL."""
     args = PPOConfig(output_dir=str(tmp_path), use_cpu=DEVICE == "cpu", report_to="none", response_length=8)
     trainer = PPOTrainer(args=args, processing_class=make_tokenizer(), model=make_policy())
@@ -108,7 +108,7 @@ def test_a_loop_needs_neither_rewards_nor_prompts_nor_a_length(tmp_path: Path) -
             wrong()
 
 
-def test_prompts_of_a_loop_may_have_any_form(tmp_path: Path) -> None:
+def test_custom_loop_accepts_prompts_in_any_form(tmp_path: Path) -> None:
     tokenizer = make_tokenizer()
     tokenizer.chat_template = CHAT
     chats = [[{"role": "user", "content": text}] for text in ("abc", "def")]
@@ -159,7 +159,7 @@ def loop(tmp_path_factory: pytest.TempPathFactory) -> PPOTrainer:
         (([[{"role": "user", "content": "a"}]],), "no chat template"),
     ],
 )
-def test_a_loop_that_cannot_be_is_refused_and_changes_nothing(loop: PPOTrainer, given: Any, message: str) -> None:
+def test_step_rejects_bad_input_and_changes_nothing(loop: PPOTrainer, given: Any, message: str) -> None:
     """Given to `step`, or to `generate` where it is prompts alone."""
     before = digests(loop)
     with pytest.raises(ZooError, match=message) as caught:

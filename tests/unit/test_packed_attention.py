@@ -49,7 +49,7 @@ def said_by(model: Any, samples: Samples) -> list[Tensor]:
 
 @pytest.mark.parametrize("chunked", [True, False], ids=["chunks", "logits"])
 @pytest.mark.parametrize("family", LAID)
-def test_a_row_sees_itself_alone(monkeypatch: pytest.MonkeyPatch, family: str, chunked: bool) -> None:
+def test_packed_row_attends_only_to_itself(monkeypatch: pytest.MonkeyPatch, family: str, chunked: bool) -> None:
     if not chunked:
         monkeypatch.setattr(logprobs, "logit_transform", lambda _: None)
     model, samples = tiny_model(AutoModelForCausalLM, family).to(DEVICE), some()
@@ -66,7 +66,7 @@ def test_a_row_sees_itself_alone(monkeypatch: pytest.MonkeyPatch, family: str, c
     assert (before.logprobs - after.logprobs).abs().max() < 1e-5
 
 
-def test_a_critic_says_the_same_values() -> None:
+def test_packed_critic_gives_same_values() -> None:
     critic, samples = tiny_model(AutoModelForTokenClassification, "llama", num_labels=1).to(DEVICE), some()
     with torch.no_grad():
         padded = response_outputs(critic, samples)
@@ -77,7 +77,7 @@ def test_a_critic_says_the_same_values() -> None:
 
 
 @pytest.mark.parametrize("family", REFUSED)
-def test_a_model_whose_rows_would_see_each_other_is_refused_and_left_as_it_was(family: str) -> None:
+def test_packing_rejects_unsupported_model_and_leaves_it_unchanged(family: str) -> None:
     model = tiny_model(AutoModelForCausalLM, family).to(DEVICE)
     before, samples = model.config._attn_implementation, some()
     with torch.no_grad():
@@ -89,7 +89,7 @@ def test_a_model_whose_rows_would_see_each_other_is_refused_and_left_as_it_was(f
         assert torch.equal(response_outputs(model, samples), padded)
 
 
-def test_batches_end_to_end_are_filled_with_real_tokens() -> None:
+def test_packed_batches_count_only_real_tokens() -> None:
     samples = some()
     batches = split_batches(samples, size=64, tokens=34, packed=True)
     assert [sorted(batch.tolist()) for batch in batches] == [[1, 2, 3], [0]]
@@ -100,7 +100,7 @@ def test_batches_end_to_end_are_filled_with_real_tokens() -> None:
 
 
 @pytest.mark.parametrize("critic", ["policy", "shared"])
-def test_a_policy_with_an_adapter_learns_the_same(tmp_path: Path, critic: str) -> None:
+def test_packed_policy_with_adapter_learns_the_same(tmp_path: Path, critic: str) -> None:
     given: dict[str, Any] = {
         "peft_config": LoraConfig(target_modules=["q_proj", "v_proj"]), "critic": critic, "optim": "sgd",
         "learning_rate": 0.1, "stop_token_id": 3,
@@ -114,7 +114,7 @@ def test_a_policy_with_an_adapter_learns_the_same(tmp_path: Path, critic: str) -
     assert distance(plain.before, snapshot(plain)) > 1e-3 and distance(snapshot(plain), snapshot(laid)) < 1e-5
 
 
-def test_what_is_saved_names_no_attention_of_ours(tmp_path: Path) -> None:
+def test_saved_config_does_not_name_packed_attention(tmp_path: Path) -> None:
     model = make_policy()
     enable_packing(model, subject="the policy")
     model.save_pretrained(tmp_path)

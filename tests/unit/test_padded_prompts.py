@@ -38,14 +38,14 @@ def prepared(rows: Dataset, tokenizer: Any = TOKENIZER) -> Dataset:
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("style", [None, "torch", "numpy"])
-def test_padding_is_no_part_of_a_prompt(side: str, style: str | None) -> None:
+def test_padding_is_removed_from_prompts(side: str, style: str | None) -> None:
     for rows in (padded(side), padded(side, masked=False), padded(side, token=TOKENIZER.eos_token_id)):
         result = prepared(rows.with_format(style))
         assert list(result["input_ids"]) == token_ids()
         assert "attention_mask" not in result.column_names
 
 
-def test_a_mask_decides_where_a_prompt_holds_pad() -> None:
+def test_attention_mask_decides_which_pad_tokens_belong_to_prompt() -> None:
     rows = Dataset.from_dict({"input_ids": [[PAD, 4, PAD, 3]], "attention_mask": [[0, 1, 1, 1]]})
     assert list(prepared(rows)["input_ids"]) == [[4, PAD, 3]]
 
@@ -59,7 +59,7 @@ def test_padded_prompts_train_the_same_weights(tmp_path: Path) -> None:
     assert result.evaluate(padded("left"))["eval_objective/score"] == expected.evaluate()["eval_objective/score"]
 
 
-def test_padding_is_no_part_of_a_text_to_keep_modelling() -> None:
+def test_padding_is_removed_from_pretraining_texts() -> None:
     given: dict[str, Any] = {
         "context_length": None,
         "pad_id": TOKENIZER.eos_token_id,
@@ -80,7 +80,7 @@ def test_padding_is_no_part_of_a_text_to_keep_modelling() -> None:
         ([0, 0, 0], "is empty"),
     ],
 )
-def test_a_mask_that_does_not_fit_is_refused(mask: list[int] | None, told: str) -> None:
+def test_bad_attention_mask_is_rejected(mask: list[int] | None, told: str) -> None:
     rows = Dataset.from_dict({"input_ids": [[3, 4, 5]] * 2, "attention_mask": [[1, 1, 1], mask]})
     with pytest.raises(ZooError, match=f"Prompt 1 .*{told}"):
         prepared(rows)

@@ -63,7 +63,7 @@ PPO, SFT = written(" sharp", reward=1.25), written(" weak", reward=-0.5, ended=F
 # A pair
 
 
-def test_sides_are_drawn_apart_from_the_seed_and_half_of_them_are_each_way():
+def test_sides_are_random_and_independent_of_the_seed():
     pairs = [Pair(drawn(PPO, SFT).snapshot) for _ in range(2000)]
     left = sum(one.ppo_side == "left" for one in pairs)
     assert 850 < left < 1150, "0.5 ± 6 standard errors"
@@ -75,7 +75,7 @@ def test_sides_are_drawn_apart_from_the_seed_and_half_of_them_are_each_way():
 @pytest.mark.parametrize(
     ("verdict", "preferred"), [("left", "sft"), ("right", "ppo"), ("tie", None), ("both_bad", None)]
 )
-def test_a_verdict_is_a_vote_of_what_was_shown(verdict, preferred):
+def test_verdict_becomes_a_vote_on_the_shown_pair(verdict, preferred):
     one = drawn(PPO, SFT, ppo_side="right")
     vote = create_vote(one, verdict, CONTENDERS)
     assert (vote.id, vote.verdict, vote.prompt, vote.seed, vote.temperature, vote.top_p, vote.max_new_tokens) == (
@@ -90,7 +90,7 @@ def test_a_verdict_is_a_vote_of_what_was_shown(verdict, preferred):
     assert dataclasses.replace(one, verdict=verdict).preferred == preferred
 
 
-def test_what_a_vote_leaves_out():
+def test_vote_omits_local_paths_and_nonfinite_rewards():
     """A folder of this machine leaves no path, and a reward that is no number is none."""
     vote = create_vote(drawn(written("a", reward=math.nan), SFT), "left", {"ppo": Model(), "sft": Model()})
     for side in (vote.left, vote.right):
@@ -98,7 +98,7 @@ def test_what_a_vote_leaves_out():
     assert vote.left.reward is None
 
 
-def test_which_verdicts_a_pair_takes():
+def test_pair_accepts_verdicts_only_when_finished():
     assert drawn(PPO, SFT).verdicts == tuple(VERDICTS)
     for one in (drawn(written("a", stop=None), SFT), drawn(PPO, written("b", stop=None))):
         assert one.verdicts == ()
@@ -115,7 +115,7 @@ def test_which_verdicts_a_pair_takes():
 
 
 @pytest.mark.parametrize("ends", [(None, None), ("eos", None), ("eos", "length")])
-def test_the_pair_tells_nothing_of_its_sides(ends):
+def test_pair_html_does_not_reveal_sides(ends):
     """PPO on the left, and the same texts with the roles changed over: the same bytes, whatever else they differ in."""
     figures = {"reward": 9.0, "log_ratio": 3.5, "length": 40, "kl": 2.0, "token_kl": (2.0,), "token_values": (1.0,)}
     one = drawn(written(" first", stop=ends[0], **figures), written(" second", stop=ends[1]), ppo_side="left")
@@ -128,7 +128,7 @@ def test_the_pair_tells_nothing_of_its_sides(ends):
     ]
 
 
-def test_what_was_written_is_text():
+def test_pair_html_escapes_text():
     hostile = "<img src=x onerror=alert(1)>\"'&\u202e${1}"
     one = drawn(written(hostile), written("&amp;"), prompt=hostile, verdict="left")
     for page in (pair_html(one), reveal_html(one, CONTENDERS)):
@@ -150,7 +150,7 @@ def plain(page: str) -> str:
         ("both_bad", "right", "You rated both as bad."),
     ],
 )
-def test_the_reveal(verdict, side, told):
+def test_reveal_names_sides_and_rewards(verdict, side, told):
     page = reveal_html(drawn(PPO, SFT, ppo_side=side, verdict=verdict), CONTENDERS)
     read = plain(page)
     assert read.startswith(told)
@@ -189,7 +189,7 @@ def votes_for(
     ]
 
 
-def test_the_figures_so_far():
+def test_figures_show_current_tally():
     votes = votes_for(30, 10, 10, 5)
     page = figures_html(tallied(votes), DATA_SET)
     rate = summary(votes)["win_rate"]
@@ -282,7 +282,7 @@ class Visit:
         self.take(self.call(name)(self.pair, pair))
 
 
-def test_a_pair_is_drawn_and_judged(comparison, tally, store):
+def test_tab_draws_a_pair_and_takes_a_verdict(comparison, tally, store):
     visit = Visit(make_tab(comparison, tally))
     visit.draw(until=1)
     assert visit.pair is None and visit.enabled() == [] and 'data-state="writing"' in visit.seen["blind-pair"]
@@ -309,7 +309,7 @@ def test_a_pair_is_drawn_and_judged(comparison, tally, store):
     assert vote == dataclasses.replace(create_vote(one, "right", CONTENDERS), time=vote.time)
 
 
-def test_the_sides_stay_while_the_texts_grow(comparison, tally, monkeypatch):
+def test_sides_stay_fixed_while_texts_stream(comparison, tally, monkeypatch):
     monkeypatch.setattr(drawing, "SNAPSHOT_INTERVAL", 0.0)
     visit = Visit(make_tab(comparison, tally))
     for _ in range(4):
@@ -321,7 +321,7 @@ def test_the_sides_stay_while_the_texts_grow(comparison, tally, monkeypatch):
         assert visit.pairs == [pair_html(dataclasses.replace(one, snapshot=snapshot)) for snapshot in whole]
 
 
-def test_a_verdict_on_a_pair_that_is_gone_is_no_vote(comparison, tally):
+def test_verdict_on_replaced_pair_is_no_vote(comparison, tally):
     visit = Visit(make_tab(comparison, tally))
     visit.draw()
     before = visit.seen["blind-pair-id"]
@@ -332,7 +332,7 @@ def test_a_verdict_on_a_pair_that_is_gone_is_no_vote(comparison, tally):
     assert tally.figures().summary["votes"] == 1
 
 
-def test_of_two_verdicts_on_a_pair_the_first_counts(comparison, tally):
+def test_first_of_two_verdicts_on_a_pair_counts(comparison, tally):
     """By the id of the vote, made with the pair: the tally keeps the first vote of an id, and both reveal that."""
     visit = Visit(make_tab(comparison, tally))
     visit.draw()
@@ -342,7 +342,7 @@ def test_of_two_verdicts_on_a_pair_the_first_counts(comparison, tally):
     assert reveals == [reveal_html(dataclasses.replace(one, verdict="both_bad"), CONTENDERS)] * 2
 
 
-def test_a_disk_that_is_full_is_said_and_the_pair_may_be_judged_again(comparison, tally, monkeypatch, caplog):
+def test_full_disk_is_reported_and_pair_can_be_judged_again(comparison, tally, monkeypatch, caplog):
     visit = Visit(make_tab(comparison, tally))
     visit.draw()
 
@@ -361,7 +361,7 @@ def test_a_disk_that_is_full_is_said_and_the_pair_may_be_judged_again(comparison
     assert visit.seen["blind-message"] == "" and tally.figures().summary["counts"]["tie"] == 1
 
 
-def test_votes_of_one_address_have_a_bound_whatever_it_says_of_itself(comparison, tally, monkeypatch):
+def test_vote_limit_of_an_address_ignores_forged_headers(comparison, tally, monkeypatch):
     visit = Visit(make_tab(comparison, tally))
 
     def ask(peer: str, forwarded: str) -> gr.Request:
@@ -381,7 +381,7 @@ def test_votes_of_one_address_have_a_bound_whatever_it_says_of_itself(comparison
     assert tally.figures().summary["votes"] == 5
 
 
-def test_without_a_tally_the_test_goes_on_and_keeps_nothing(comparison):
+def test_tab_without_tally_stores_no_votes(comparison):
     page = make_tab(comparison, None)
     visit = Visit(page)
     assert "This page stores no votes" in visit.parts["blind-notice"].value
@@ -392,7 +392,7 @@ def test_without_a_tally_the_test_goes_on_and_keeps_nothing(comparison):
     assert visit.seen["blind-reveal"] == reveal_html(dataclasses.replace(one, verdict="both_bad"), CONTENDERS)
 
 
-def test_what_the_tab_says_of_votes_and_names_to_programs(comparison, tally):
+def test_tab_states_where_votes_go_and_hides_its_api(comparison, tally):
     page = make_tab(comparison, tally)
     notice = Visit(page).parts["blind-notice"].value
     assert f'href="{tally.address}"' in notice and ">local/votes</a>" in notice
@@ -415,7 +415,7 @@ class Stalled:
         yield drawn(PPO, SFT, prompt=prompt).snapshot
 
 
-def test_a_vote_waits_for_no_generation_and_for_no_place_in_the_queue():
+def test_vote_does_not_wait_for_generation_or_queue():
     stalled = Stalled()
     with gr.Blocks() as page:
         proposal = Proposal(temperature=1.0, length=8, limit=8)

@@ -78,7 +78,7 @@ def card(tmp_path):
         "| <script> |\n|---|\n| </table><b> |",
     ],
 )
-def test_html_is_text(card, written):
+def test_card_html_is_escaped(card, written):
     page = card(written)
     assert "<script" not in page.html and "<h1" not in page.html
     if written.startswith("<"):
@@ -101,13 +101,13 @@ def test_html_is_text(card, written):
     ],
 )
 @pytest.mark.parametrize("form", ["[words](<{}>)", "[words][1]\n\n[1]: {}", "<{}>"])
-def test_no_other_link_leads_anywhere(card, address, form):
+def test_unsafe_links_are_removed(card, address, form):
     page = card(form.format(address))
     assert page.all("a") == []
     assert "words" in page.text or form == "<{}>"
 
 
-def test_folds_of_a_card_are_folds_and_alerts_have_a_title(card):
+def test_card_details_and_alerts_are_rendered(card):
     folded = "<details><summary>All <b>figures</b></summary>\n\n| a |\n|---|\n\n</details>\n\nend"
     page = card(f"> [!TIP]\n> Use it.\n\n{folded}")
     assert page.html.count("<details>") == page.html.count("</details>") == 1 and "[!TIP]" not in page.html
@@ -117,13 +117,13 @@ def test_folds_of_a_card_are_folds_and_alerts_have_a_title(card):
 @pytest.mark.parametrize(
     "written", ["</details>\nx", "<details><summary>a</summary>\n\nx", "</details>\n" * 3 + "<details>"]
 )
-def test_no_card_closes_a_fold_of_the_page(card, written):
+def test_card_cannot_close_details_of_the_page(card, written):
     page = card(written)
     assert page.html.count("<details>") == page.html.count("</details>")
     assert not re.match(r"<div class=\"zoo-md\">\s*</details>", page.html)
 
 
-def test_links_that_stay(card):
+def test_web_links_and_anchors_are_kept(card):
     page = card("# A *head*: line\n\n[x](https://a.example/p?q=1&r=\"2) <http://b.example> [to](#a-head-line 'title')")
     assert page.all("a") == [
         {"href": "https://a.example/p?q=1&r=%222", **OUTWARD},
@@ -155,7 +155,7 @@ def test_links_that_stay(card):
         "http://[::1",
     ],
 )
-def test_no_other_image_is_fetched(card, tmp_path, address):
+def test_images_outside_the_card_folder_are_not_loaded(card, tmp_path, address):
     folder = tmp_path / "card"
     (folder / "plots").mkdir(parents=True)
     (tmp_path / "outside.png").write_bytes(png())
@@ -175,7 +175,7 @@ def test_no_other_image_is_fetched(card, tmp_path, address):
     assert len(page.text) < 300 and "secret" not in page.text
 
 
-def test_what_is_not_shown_leaves_its_words_and_address(card):
+def test_removed_links_and_images_leave_text_and_address(card):
     page = card("See [the *log*](runs/metrics.jsonl), ![the *curve*](https://a.example/x.png) ![](b.png)"
                 " [![badge](https://a.example/b.svg)](https://b.example)")  # fmt: skip
     assert page.text.strip() == (
@@ -186,7 +186,7 @@ def test_what_is_not_shown_leaves_its_words_and_address(card):
 
 
 @pytest.mark.parametrize(("kind", "mime"), [("PNG", "png"), ("JPEG", "jpeg"), ("GIF", "gif"), ("WEBP", "webp")])
-def test_images_of_the_folder(card, tmp_path, kind, mime):
+def test_images_of_card_folder_are_embedded(card, tmp_path, kind, mime):
     (tmp_path / "card" / "my plots").mkdir(parents=True)
     data = png(kind=kind)
     (tmp_path / "card" / "my plots" / "a.png").write_bytes(data)
@@ -198,7 +198,7 @@ def test_images_of_the_folder(card, tmp_path, kind, mime):
     ]
 
 
-def test_the_hubs_cache_is_links_to_blobs(tmp_path):
+def test_images_in_hub_cache_are_followed_to_blobs(tmp_path):
     repo = tmp_path / "models--a--b"
     snapshot = repo / "snapshots" / ("c" * 40)
     (snapshot / "plots").mkdir(parents=True)
@@ -221,7 +221,7 @@ def test_the_hubs_cache_is_links_to_blobs(tmp_path):
     assert "has no card" in Page(card_html(snapshot)).text
 
 
-def test_images_are_bounded(card, tmp_path, monkeypatch):
+def test_oversized_images_are_not_shown(card, tmp_path, monkeypatch):
     folder = tmp_path / "card"
     folder.mkdir()
     (folder / "a.png").write_bytes(png())
@@ -234,7 +234,7 @@ def test_images_are_bounded(card, tmp_path, monkeypatch):
     assert len(page.all("img")) == 3 and page.text.count("a (a.png)") == 2
 
 
-def test_no_other_decoder_reads_a_file(card, tmp_path, monkeypatch):
+def test_image_is_opened_only_as_its_own_format(card, tmp_path, monkeypatch):
     (tmp_path / "card").mkdir()
     (tmp_path / "card" / "a.png").write_bytes(png(kind="BMP"))
     asked, read = [], Image.open
@@ -242,7 +242,7 @@ def test_no_other_decoder_reads_a_file(card, tmp_path, monkeypatch):
     assert card("![a](a.png)").all("img") == [] and asked == [("PNG", "JPEG", "GIF", "WEBP")]
 
 
-def test_front_matter_goes_and_rules_stay(card):
+def test_front_matter_is_removed_and_rules_are_kept(card):
     assert card("---\nlicense: mit\n# no: 'heading'\n---\n\nbody\n\n---\n\nmore").text.split() == ["body", "more"]
     assert card("\ufeff---\r\nlicense: mit\r\n---\r\nbody").text.split() == ["body"]
     assert card("body\n\n---\nlicense: mit\n---\n").text.split() == ["body", "license:", "mit"]
@@ -250,7 +250,7 @@ def test_front_matter_goes_and_rules_stay(card):
     assert "\ufffd" in card(b"\xff\xfe\x00 a").text, "bytes that are no text"
 
 
-def test_a_card_that_cannot_be_shown_is_a_sentence(card, tmp_path, monkeypatch):
+def test_unreadable_card_is_replaced_by_a_sentence(card, tmp_path, monkeypatch):
     assert len(card("x" * card_view.MAX_CARD_BYTES).text.strip()) == card_view.MAX_CARD_BYTES
     assert card("x" * (card_view.MAX_CARD_BYTES + 1)).text == (
         "The card of this checkpoint exceeds 128 KiB and is not shown here: read README.md in its repository."

@@ -109,7 +109,7 @@ def draw(values, *, chart=token_bars, **options):
 
 @settings(deadline=None)
 @given(st.floats(-1e12, 1e12), st.floats(-1e12, 1e12), st.booleans())
-def test_ticks_are_three_to_five_round_numbers_around_the_range(one, other, whole):
+def test_ticks_are_three_to_five_round_numbers(one, other, whole):
     low, high = sorted((one, other))
     found = ticks(low, high, integers=whole)
     assert 3 <= len(found) <= 5
@@ -123,7 +123,7 @@ def test_ticks_are_three_to_five_round_numbers_around_the_range(one, other, whol
         assert all(value == int(value) for value in found)
 
 
-def test_bars_stand_at_their_positions_as_high_as_their_values():
+def test_bars_have_position_and_height_of_their_values():
     values = [0.5, 2.0, 1.0, 0.0, 4.0]
     root = draw(values)
     drawn = bars(root)
@@ -146,7 +146,7 @@ def test_bars_stand_at_their_positions_as_high_as_their_values():
 
 @pytest.mark.parametrize("chart", [token_bars, token_line])
 @pytest.mark.parametrize("missing", [None, NAN, -INF, 1e300])
-def test_what_is_not_finite_is_a_gap(chart, missing):
+def test_nonfinite_values_are_gaps(chart, missing):
     values = [1.0, 2.0, missing, 3.0, missing, 2.0, 2.0]
     root, whole = draw(values, chart=chart), draw([0.0 if v is missing else v for v in values], chart=chart)
     assert [words.split()[0] for _, words in hits(root)] == ["“", "“", "“", "“", "“"]
@@ -163,7 +163,7 @@ def test_what_is_not_finite_is_a_gap(chart, missing):
 @example([3.0] * 9, 0.0)
 @example([1e-300, 1e-9], 0.0)
 @example([1e11, 1e11 + 1], 0.0)
-def test_any_numbers_draw(values, top):
+def test_charts_accept_any_numbers(values, top):
     for chart, options in ((token_bars, {"top": top}), (token_line, {})):
         root = draw(values, chart=chart, **options)
         assert 3 <= len(numbers(root)) <= 5
@@ -175,7 +175,7 @@ def test_any_numbers_draw(values, top):
         parsed(frontier([run(0.1, [(k, v, v) for k, v in enumerate(values)], best=2)], selected=0))
 
 
-def test_hostile_texts_stay_text():
+def test_charts_escape_text():
     for svg in (
         token_bars([1.0], labels=[HOSTILE], role="ppo", unit=HOSTILE, title=HOSTILE),
         token_line([1.0], labels=[HOSTILE], role="ppo", unit=HOSTILE, title=HOSTILE),
@@ -198,7 +198,7 @@ def curves(selected, **options):
     return parsed(step_curves(STEPS, series, selected=selected, **options))
 
 
-def test_curves_over_steps_share_their_axis():
+def test_step_curves_share_their_axis():
     root = curves(selected=800, labeled={400: "recommended", 1000: "best"})
     reward, kl = lines(root, 0), lines(root, 1)
     assert [len(stretch) for stretch in reward] == [2, 2] and [len(stretch) for stretch in kl] == [5]
@@ -229,7 +229,7 @@ def test_curves_over_steps_share_their_axis():
     )
 
 
-def test_the_frontier_marks_the_best_of_each_run():
+def test_frontier_marks_best_step_of_each_run():
     runs = [
         run(beta, [(step, math.sqrt(step) / (1 + beta), step / 100 / (beta + 0.1)) for step in STEPS], best=800)
         for beta in (0.02, 0.05, 0.1, 0.2, 0.4)

@@ -44,7 +44,7 @@ def zero_gpu(stream: Callable) -> Callable:
 
 
 @pytest.mark.parametrize("gpu", [None, zero_gpu])
-def test_streams_are_those_of_the_comparison(comparison: Comparison, toys: Toys, gpu) -> None:
+def test_drawing_streams_equal_those_of_comparison(comparison: Comparison, toys: Toys, gpu) -> None:
     drawing = Drawing(comparison, timeline(comparison, toys.sft, toys.ppo), gpu=gpu)
     *_, expected = comparison.stream("the camera", **SAMPLING)
     *_, found = drawing.stream("the camera", **SAMPLING)
@@ -57,7 +57,7 @@ def test_streams_are_those_of_the_comparison(comparison: Comparison, toys: Toys,
 
 
 @pytest.mark.parametrize("gpu", [None, zero_gpu])
-def test_what_is_refused_keeps_its_words(comparison: Comparison, toys: Toys, tmp_path: Path, gpu) -> None:
+def test_drawing_keeps_error_messages(comparison: Comparison, toys: Toys, tmp_path: Path, gpu) -> None:
     drawing = Drawing(comparison, timeline(comparison, toys.ppo, tmp_path / "gone"), gpu=gpu)
     for stream, message in [
         (drawing.stream(None, **SAMPLING), "The prompt is empty"),

@@ -39,7 +39,7 @@ def taken(prompt: str) -> None:
         raise ZooError("too long")
 
 
-def test_validation_comes_before_test_and_the_card_comes_last(tmp_path: Path) -> None:
+def test_held_out_prompts_prefer_validation_then_test_then_card(tmp_path: Path) -> None:
     rows = [{"prompt": "a"}, {"prompt": "b", "answer": 4}, {"prompt": "a"}, {"prompt": "long"}, {"prompt": ["chat"]}, 3]
     both = run(tmp_path / "both", validation=rows, test=[{"prompt": "t"}])
     assert held_out.held_out_prompts(lineage(both), taken) == ["a", "b"]
@@ -54,7 +54,7 @@ def test_validation_comes_before_test_and_the_card_comes_last(tmp_path: Path) ->
     assert held_out.held_out_prompts(lineage(broken), taken) == ["of the card"]
 
 
-def test_a_page_keeps_so_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_held_out_prompts_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(held_out, "MAX_PROMPTS", 3)
     folder = run(tmp_path, validation=[{"prompt": f"p{k}"} for k in range(9)])
     asked: list[str] = []
@@ -69,7 +69,7 @@ SECRET = {"dataset_config": "../secret", "dataset_test_split": "x", "columns": {
 @pytest.mark.attack
 @pytest.mark.parametrize("configuration", ["../secret", "{here}/secret", "../runs/../secret"])
 @pytest.mark.parametrize("place", ["repository", "folder"])
-def test_no_card_reads_a_file_of_this_machine(
+def test_card_cannot_read_local_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, configuration: str, place: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -86,7 +86,7 @@ def test_no_card_reads_a_file_of_this_machine(
 
 
 @pytest.mark.attack
-def test_no_public_page_shows_prompts_that_only_the_token_may_read(
+def test_public_page_does_not_show_private_prompts(
     tmp_path: Path, thread_hub: ThreadHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A card is its publisher's word, and may name a private data set of whoever serves the page."""

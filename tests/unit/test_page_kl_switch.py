@@ -26,7 +26,7 @@ def timeline(*runs: TimelineRun):
     return SimpleNamespace(run=lambda: runs[0], by_beta=tuple(by_beta))
 
 
-def test_the_compared_checkpoint_beside_the_end_of_the_run_without_a_penalty() -> None:
+def test_kl_switch_pairs_compared_checkpoint_with_run_without_penalty() -> None:
     switch = KLSwitch.of(timeline(run(0.1), run(0.0), run(0.5)), 20)
     assert switch is not None and switch.compared == ON
     assert [(one.beta, point.step) for one, point in (switch.on, switch.off)] == [(0.1, 20), (0.0, 20)]
@@ -36,25 +36,25 @@ def test_the_compared_checkpoint_beside_the_end_of_the_run_without_a_penalty() -
     assert unknown is not None and unknown.on[1].step == 10, "a card without a step: the run's best"
 
 
-def test_a_run_without_a_penalty_stands_beside_the_weakest() -> None:
+def test_kl_switch_pairs_run_without_penalty_with_weakest_penalty() -> None:
     switch = KLSwitch.of(timeline(run(0.0, best=20), run(0.5), run(0.1)), 20)
     assert switch is not None and switch.compared == OFF
     assert (switch.on[0].beta, switch.on[1].step, switch.off[0].beta) == (0.1, 10, 0.0)
 
 
 @pytest.mark.parametrize("betas", [(0.1,), (0.0,), (0.1, 0.5), (None, 0.0)])
-def test_without_both_there_is_no_switch(betas) -> None:
+def test_kl_switch_needs_runs_with_and_without_penalty(betas) -> None:
     assert KLSwitch.of(timeline(*(run(beta) for beta in betas)), 20) is None
     assert KLSwitch.of(None, 20) is None
 
 
 @pytest.mark.parametrize("value", [None, "0", [0], float("nan"), {"a": 1}])
-def test_what_is_no_number_is_the_compared_checkpoint(value) -> None:
+def test_kl_switch_treats_bad_values_as_compared_checkpoint(value) -> None:
     switch = KLSwitch.of(timeline(run(0.1), run(0.0)), 20)
     assert switch is not None and switch.selected(value) == ON and switch.at(value) == switch.on
 
 
-def test_reward_up_and_judge_down_is_said_and_marked() -> None:
+def test_kl_switch_marks_higher_reward_with_lower_judge() -> None:
     switch = KLSwitch.of(timeline(run(0.1, last=HIGH), run(0.0, last=LOW)), 20)
     assert switch is not None
     page = Page(switch.html(OFF))
@@ -67,7 +67,7 @@ def test_reward_up_and_judge_down_is_said_and_marked() -> None:
     assert "".join(selected).startswith("Off")
 
 
-def test_other_figures_claim_nothing() -> None:
+def test_kl_switch_claims_nothing_otherwise() -> None:
     same = KLSwitch.of(timeline(run(0.1, last=HIGH), run(0.0, last=HIGH)), 20)
     assert same is not None and "the reward is higher" not in same.html(ON) and "▲" not in same.html(ON)
     none = KLSwitch.of(timeline(run(0.1), run(0.0)), 20)

@@ -23,7 +23,7 @@ SNAPSHOT = Snapshot("the battery", 3, 0.7, 1.0, 32, sft=(None,), ppo=(None,), do
     st.integers(1, 64),
     st.integers(0, 10**6),
 )
-def test_what_a_link_carries_is_read_back(prompt, seed, temperature, top_p, tokens, step) -> None:
+def test_link_round_trips_its_fields(prompt, seed, temperature, top_p, tokens, step) -> None:
     snapshot = replace(SNAPSHOT, prompt=prompt, seed=seed, temperature=temperature, top_p=top_p, max_new_tokens=tokens)
     link = Link.parse(address(snapshot, PROPOSAL, step=step, run="a/b & c", kl="off"))
     assert link is not None and (link.prompt, link.step, link.run, link.kl) == (prompt, step, "a/b & c", "off")
@@ -31,17 +31,17 @@ def test_what_a_link_carries_is_read_back(prompt, seed, temperature, top_p, toke
     assert {**usual, **link.sampling} == {"seed": seed, "temperature": temperature, "top_p": top_p, "tokens": tokens}
 
 
-def test_a_link_leaves_out_what_is_as_the_page_begins() -> None:
+def test_link_omits_defaults() -> None:
     assert address(SNAPSHOT, PROPOSAL) == "?prompt=the+battery&seed=3"
     assert address(replace(SNAPSHOT, prompt="x" * MAX_LENGTH), PROPOSAL) is None
     assert address(replace(SNAPSHOT, prompt="half \ud800"), PROPOSAL) is None
 
 
 @pytest.mark.parametrize("query", ["", "?", None, 3, "seed=3", "?__theme=dark", "&".join(["prompt=x"] * 40)])
-def test_an_address_without_a_prompt_is_no_link(query) -> None:
+def test_parse_is_none_without_prompt(query) -> None:
     assert Link.parse(query) is None
 
 
 @pytest.mark.parametrize("value", ["x", "nan", "inf", "1e400", "", "1" * 400])
-def test_a_number_that_is_none_is_left_out(value: str) -> None:
+def test_parse_ignores_bad_numbers(value: str) -> None:
     assert Link.parse(f"?prompt=a&seed={value}&step={value}") == Link("a", {})

@@ -34,11 +34,11 @@ def visitor() -> Iterator[httpx2.Client]:
 @pytest.mark.parametrize(
     "path", ["/", "/config", "/config/", "/theme.css", "/robots.txt", "/manifest.json", f"{API}/info", f"{API}/app_id"]
 )
-def test_what_the_page_needs(visitor: httpx2.Client, path: str) -> None:
+def test_routes_of_the_page_are_open(visitor: httpx2.Client, path: str) -> None:
     assert visitor.get(path).status_code == 200
 
 
-def test_a_function_is_called(visitor: httpx2.Client) -> None:
+def test_api_function_can_be_called(visitor: httpx2.Client) -> None:
     response = visitor.post(f"{API}/run/length", json={"data": ["four"]})
     assert response.json()["data"] == [4]
 
@@ -51,23 +51,23 @@ def test_a_function_is_called(visitor: httpx2.Client) -> None:
         "profiling/summary", "custom_component/x/client/component/index.js", "dev/reload", "mcp/sse", "token", "user",
     ],
 )  # fmt: skip
-def test_other_routes_of_gradio_are_closed(visitor: httpx2.Client, path: str) -> None:
+def test_other_gradio_routes_are_closed(visitor: httpx2.Client, path: str) -> None:
     response = visitor.get(f"{API}/{path}")
     assert (response.status_code, response.json()) == (404, {"detail": "Not Found"})
 
 
 @pytest.mark.parametrize("path", ["..%2f..%2f__init__.py", "%2fetc%2fhostname", "..%2f..%2f..%2f..%2fetc%2fhostname"])
 @pytest.mark.parametrize("folder", ["static", "assets", "svelte"])
-def test_no_file_outside_the_front_end(visitor: httpx2.Client, folder: str, path: str) -> None:
+def test_files_outside_front_end_are_not_served(visitor: httpx2.Client, folder: str, path: str) -> None:
     assert visitor.get(f"/{folder}/{path}").status_code in (403, 404)
 
 
 @pytest.mark.parametrize("path", ["/monitoring", "/monitoring/summary", "/openapi.json", "/login", "/docs"])
-def test_nothing_is_told_of_the_server(visitor: httpx2.Client, path: str) -> None:
+def test_server_information_is_not_served(visitor: httpx2.Client, path: str) -> None:
     assert visitor.get(path).status_code == 404
 
 
-def test_no_visitor_writes_files(visitor: httpx2.Client) -> None:
+def test_visitors_cannot_upload_files(visitor: httpx2.Client) -> None:
     """Gradio would keep uploads, and give a recording to ffmpeg, which follows what a playlist names."""
     for path in ("upload", "upload/"):
         assert visitor.post(f"{API}/{path}", files=FILE).status_code == 404
@@ -77,7 +77,7 @@ def test_no_visitor_writes_files(visitor: httpx2.Client) -> None:
         assert visitor.post(f"{API}/{path}", json={}).status_code == 404
 
 
-def test_a_request_has_a_bound(visitor: httpx2.Client) -> None:
+def test_oversized_requests_are_rejected(visitor: httpx2.Client) -> None:
     for path in ("run/length", "queue/join", "call/length"):
         long = json.dumps({"data": ["x" * routes.MAX_BODY]}).encode()
         assert visitor.post(f"{API}/{path}", content=long).status_code == 413
@@ -86,7 +86,7 @@ def test_a_request_has_a_bound(visitor: httpx2.Client) -> None:
 
 
 @pytest.mark.parametrize("name", [["local/x"], {"a": 1}, 7, True, "local/y", ""])
-def test_a_run_that_is_none_is_a_sentence(name: Any) -> None:
+def test_unknown_run_is_rejected_in_a_sentence(name: Any) -> None:
     point = TimelinePoint(1, "step-1", None, "x")
     comparison: Any = SimpleNamespace()
     timeline = Timeline(comparison, [TimelineRun("local/x", 0.1, (point,))])
@@ -95,7 +95,7 @@ def test_a_run_that_is_none_is_a_sentence(name: Any) -> None:
 
 
 @pytest.mark.parametrize("root_path", ["/zoo", "/zoo/", "https://example.com/zoo", "/s"])
-def test_behind_a_proxy_with_a_path_prefix(monkeypatch: pytest.MonkeyPatch, root_path: str) -> None:
+def test_page_works_behind_proxy_with_path_prefix(monkeypatch: pytest.MonkeyPatch, root_path: str) -> None:
     """The proxy may strip its prefix or pass it on, and "/s" is also how /static begins."""
     monkeypatch.setenv("GRADIO_ROOT_PATH", root_path)
     with gr.Blocks(analytics_enabled=False) as page:

@@ -33,7 +33,7 @@ def stage(tmp_path: Path, **splits: list[dict]) -> Path:
     return tmp_path / "ppo"
 
 
-def test_a_completion_has_the_weighted_sum_of_the_rules(tmp_path: Path) -> None:
+def test_completion_reward_is_weighted_sum_of_rules(tmp_path: Path) -> None:
     toys = save_toys(tmp_path)
     rules = RuleRewards(Rewards([exact_match, length], weights=[10.0, 1.0]), {KNOWN: {"answer": "no such answer"}})
     comparison = Comparison.load(ppo=toys.ppo, sft=toys.sft, rules=rules)
@@ -52,7 +52,7 @@ def test_a_completion_has_the_weighted_sum_of_the_rules(tmp_path: Path) -> None:
     assert model.rules is None and model.compare(KNOWN, **options).ppo.reward is not None, "a reward model goes first"
 
 
-def test_the_columns_of_every_held_out_prompt(tmp_path: Path) -> None:
+def test_held_out_columns_cover_every_prompt(tmp_path: Path) -> None:
     folder = stage(tmp_path, validation=[{"prompt": "v ", "solution": 1}], test=[{"prompt": "t", "solution": 2}, 3])
     found = held_out_columns(lineage(folder, columns={"answer": "solution"}))
     assert {prompt: row["answer"] for prompt, row in found.items()} == {"v": 1, "t": 2}
@@ -74,7 +74,7 @@ def test_the_columns_of_every_held_out_prompt(tmp_path: Path) -> None:
         (None, None, None),
     ],
 )
-def test_only_rules_that_a_download_may_name(tmp_path: Path, names, weights, expected) -> None:
+def test_page_uses_only_rules_a_download_may_name(tmp_path: Path, names, weights, expected) -> None:
     card = lineage(stage(tmp_path), reward_funcs=names, reward_weights=weights)
     found = subject._rules(card, hub=subject.DEFAULT_HUB)
     assert (found.names if found else None) == expected

@@ -24,13 +24,13 @@ def listing(repo: str, *steps: int) -> dict:
     return {"repo": repo, "note": None, "checkpoints": rows}
 
 
-def test_where_a_model_is_published(tmp_path: Path) -> None:
+def test_published_at_gives_repository_commit_and_tag(tmp_path: Path) -> None:
     for name, tag in (("local/x@best", "best"), ("local/x", None), (f"local/x@{COMMIT}", None)):
         assert Checkpoint(name, tmp_path, "local/x", COMMIT).published_at == ("local/x", COMMIT, tag)
     assert Checkpoint("x@best", tmp_path).published_at == (None, None, None)
 
 
-def test_a_run_of_this_machine_has_its_checkpoints(tmp_path: Path) -> None:
+def test_local_run_has_its_checkpoints(tmp_path: Path) -> None:
     runs = make_runs(tmp_path / "runs")
     stage = runs / "ppo"
     (stage / "checkpoint-20").mkdir(exist_ok=True)
@@ -39,12 +39,12 @@ def test_a_run_of_this_machine_has_its_checkpoints(tmp_path: Path) -> None:
         assert 20 in found.steps and problem is None
 
 
-def test_a_folder_beside_no_run(tmp_path: Path) -> None:
+def test_folder_outside_a_run_has_no_checkpoints(tmp_path: Path) -> None:
     found, problem = subject._runs(lineage(str(tmp_path), tmp_path), None, lenient=False)
     assert found == [] and "has no sibling checkpoints" in problem
 
 
-def test_runs_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_unavailable_runs_are_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     own = Run(listing("local/x", 10, 20), {})
 
     def find_runs(repo, card, *, names=None, **_):
@@ -63,7 +63,7 @@ def test_runs_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert problem == "The other runs are not shown: local/gone is not there."
 
 
-def test_a_repository_without_tags(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_repository_without_tags_has_no_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     bare = Ablation((Run(listing("local/x"), {}), Run(listing("local/y", 5), {})), None)
     monkeypatch.setattr(subject, "find_runs", lambda *_, **__: bare)
     runs, problem = subject._runs(lineage("local/x", tmp_path / COMMIT), None, lenient=False)

@@ -32,7 +32,7 @@ def settled(tally: Tally) -> Figures:
     return tally.figures()
 
 
-def test_a_vote_counts_at_once_and_the_intervals_follow(journal, monkeypatch):
+def test_vote_counts_at_once_and_intervals_follow(journal, monkeypatch):
     """While the bootstrap of the first votes runs, the next ones are counted."""
     go, asked = threading.Event(), []
 
@@ -64,7 +64,7 @@ def test_a_vote_counts_at_once_and_the_intervals_follow(journal, monkeypatch):
     assert len(asked) <= 2 and asked[-1] == 7, "not once for every vote"
 
 
-def test_counts_are_exact_whatever_the_order(journal):
+def test_counts_are_exact_in_any_order(journal):
     """Votes here, on the Hub, in both, and sent, at the same time: at the end the summary is that of all."""
     rng = random.Random(1)
     store = Store([make_vote(rng.choice(VERDICTS), swapped=rng.random() < 0.5) for _ in range(30)])
@@ -86,7 +86,7 @@ def test_counts_are_exact_whatever_the_order(journal):
     assert sorted(vote.id for votes in store.batches.values() for vote in votes) == sorted(vote.id for vote in mine)
 
 
-def test_a_hub_that_cannot_be_read_is_said_and_asked_again(journal, caplog):
+def test_unreadable_hub_is_reported_and_retried(journal, caplog):
     store = Store([make_vote()])
     store.shelf.clear()
     with open_tally(store, journal) as tally:
@@ -105,7 +105,7 @@ def test_a_hub_that_cannot_be_read_is_said_and_asked_again(journal, caplog):
     assert "The votes of local/votes could not be read; trying again later." in caplog.text
 
 
-def test_votes_of_others_appear_and_those_taken_away_go(journal):
+def test_tally_follows_votes_added_and_removed_on_hub(journal):
     store = Store([make_vote(), make_vote()])
     with open_tally(store, journal) as tally:
         until(lambda: settled(tally).summary["votes"] == 2)
@@ -114,7 +114,7 @@ def test_votes_of_others_appear_and_those_taken_away_go(journal):
         until(lambda: settled(tally).summary == summary(merge_votes(store.there, [mine])))
 
 
-def test_a_vote_that_is_cast_while_others_are_read_stays(journal, monkeypatch):
+def test_vote_cast_during_a_read_is_kept(journal, monkeypatch):
     store = Store([make_vote()])
     store.shelf.clear()
     with open_tally(store, journal, read_interval=600) as tally:
@@ -127,7 +127,7 @@ def test_a_vote_that_is_cast_while_others_are_read_stays(journal, monkeypatch):
         assert settled(tally).summary["counts"] == {"ppo": 1, "sft": 0, "tie": 1, "both_bad": 0}
 
 
-def test_the_hub_is_read_after_votes_were_sent_but_not_too_often(journal):
+def test_tally_reads_hub_after_sending_but_not_too_often(journal):
     store = Store()
     with open_tally(store, journal, read_interval=600) as tally:
         until(lambda: store.reads == 1)
@@ -142,7 +142,7 @@ def test_the_hub_is_read_after_votes_were_sent_but_not_too_often(journal):
     assert rare.reads == 1
 
 
-def test_a_summary_that_fails_ends_no_thread(journal, monkeypatch, caplog):
+def test_failing_summary_ends_no_thread(journal, monkeypatch, caplog):
     monkeypatch.setattr(module, "summary", lambda votes: {} if not votes else 1 / 0)
     with open_tally(Store(), journal) as tally:
         tally._summary = summary([])
@@ -154,7 +154,7 @@ def test_a_summary_that_fails_ends_no_thread(journal, monkeypatch, caplog):
         assert settled(tally).summary["votes"] == 1
 
 
-def test_leaving_drains_and_ends_the_threads(journal):
+def test_closing_tally_drains_and_ends_threads(journal):
     def threads() -> list[threading.Thread]:
         return [thread for thread in threading.enumerate() if thread.name.startswith("votes")]
 

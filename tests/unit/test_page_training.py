@@ -24,7 +24,7 @@ def run(*steps: int, **marks: int) -> TimelineRun:
 
 @settings(deadline=None)
 @given(st.sets(st.integers(0, 10_000), min_size=1, max_size=30))
-def test_the_slider_reaches_every_checkpoint(steps: set[int]) -> None:
+def test_slider_reaches_every_checkpoint(steps: set[int]) -> None:
     found = run(*sorted(steps))
     bar = slider_range(found)
     assert bar["minimum"] == min(steps) and bar["maximum"] >= max(steps) and bar["maximum"] > bar["minimum"]
@@ -37,11 +37,11 @@ def test_the_slider_reaches_every_checkpoint(steps: set[int]) -> None:
     [(0, 10), (14, 10), (15, 10), (16, 20), (31, 40), (99, 40), (None, 20), (float("nan"), 20)]
     + [(odd, 20) for odd in (10**400, "40", [40], {"a": 1}, True)],
 )
-def test_between_two_checkpoints_the_nearer_one_counts(stands, step: int) -> None:
+def test_nearest_step_picks_closest_checkpoint(stands, step: int) -> None:
     assert nearest_step(run(10, 20, 40, recommended=20), stands) == step
 
 
-def test_the_curves_mark_the_chosen_step_and_name_the_others() -> None:
+def test_curves_mark_selected_step_and_name_others() -> None:
     found = run(10, 20, 40, chosen=40, recommended=20)
     drawn = curves(found, 10)
     assert {"recommended", "best", "step 10"} <= set(re.findall(r">([^<>]+)</text>", drawn))
@@ -58,7 +58,7 @@ def side(text: str) -> Side:
     return Side(text, 1.5, -0.2, (0.1, 0), (text, "</s>"), 2, True, stop="eos", token_kl=(0.2, 0), kl=0.2)
 
 
-def test_each_checkpoint_has_a_row_and_a_problem_stands_in_its_place() -> None:
+def test_each_checkpoint_has_a_row_or_a_problem() -> None:
     found = run(10, 20, 40, chosen=40, recommended=20)
     good = Snapshot("<b>p", 1, 1.0, 1.0, 8, sft=(side("a"),), ppo=(side("<i>x"),), done=True)
     rows = [

@@ -29,7 +29,7 @@ def last(comparison: Comparison, prompt: str = "the camera", **sampling) -> Snap
     return found
 
 
-def test_n_completions_stand_in_pairs_of_one_stream(comparison: Comparison) -> None:
+def test_completions_are_shown_in_pairs(comparison: Comparison) -> None:
     found = last(comparison, n=3)
     page = Page(pairs(found))
     assert [(one["data-side"], one["data-row"]) for one in page.all("article")] == [
@@ -44,7 +44,7 @@ def test_n_completions_stand_in_pairs_of_one_stream(comparison: Comparison) -> N
     assert not Page(pairs(last(comparison))).texts("caption"), "of one completion there is no mean"
 
 
-def test_without_a_reward_model_and_with_values(comparison: Comparison) -> None:
+def test_figures_handle_missing_reward_and_show_values(comparison: Comparison) -> None:
     found = last(comparison)
     side = replace(found.ppo[0], reward=None, token_values=tuple(0.5 for _ in found.ppo[0].tokens))
     assert Page(figures(side)).texts("dd", data_figure="reward") == ["none"]
@@ -55,13 +55,13 @@ def test_without_a_reward_model_and_with_values(comparison: Comparison) -> None:
     assert any("V +0.50" in (attrs.get("title") or "") for attrs in valued.all("i"))
 
 
-def test_an_answer_stands_below_its_prompt_and_a_continuation_beside_it(comparison: Comparison) -> None:
+def test_chat_answers_and_continuations_have_their_layout(comparison: Comparison) -> None:
     found = last(comparison)
     assert len(Page(pairs(found)).texts("p", class_="zoo-text")) == 2
     assert len(Page(pairs(replace(found, is_chat=True))).texts("p", class_="zoo-text zoo-chat")) == 2
 
 
-def test_shades_follow_the_figures() -> None:
+def test_token_shades_follow_figures() -> None:
     side = Side(
         completion="abcdef", reward=None, log_ratio=0.0, token_log_ratio=(0.04, 0.05, -0.3, 1.0, -9.0, float("nan")),
         tokens=("a", "b", "c", "d", "e", "f"), length=6, ended=False, stop="length",
@@ -76,7 +76,7 @@ def test_shades_follow_the_figures() -> None:
 @settings(deadline=None, max_examples=40)
 @given(st.text(max_size=60), st.lists(st.text(max_size=8), min_size=1, max_size=6))
 @example("<script>window.ran=1</script>", ['"onload=1', "<img src=x onerror=1>", "&amp;"])
-def test_no_text_becomes_an_element_or_an_attribute(prompt: str, pieces: list[str]) -> None:
+def test_views_escape_text(prompt: str, pieces: list[str]) -> None:
     count = len(pieces)
     zeros = (0.0,) * count
     side = Side(
@@ -91,7 +91,7 @@ def test_no_text_becomes_an_element_or_an_attribute(prompt: str, pieces: list[st
     assert not any(name.startswith("on") or name in ("href", "src", "srcdoc") for name in names)
 
 
-def test_the_details_of_both_policies_are_in_one_fold(comparison: Comparison) -> None:
+def test_details_of_both_policies_are_in_one_fold(comparison: Comparison) -> None:
     found = last(comparison)
     html = pairs(found, link="?prompt=a&amp")
     page = Page(html)

@@ -20,7 +20,7 @@ from rlhf_zoo.rewards import RewardModel
 # Best of n
 
 
-def test_choices_take_a_prompts_own_first_and_then_those_of_the_most_similar() -> None:
+def test_choices_take_own_rejected_texts_then_those_of_similar_prompts() -> None:
     prompts = ["a red car", "a red car", "a red bike", "my blue boat", "a red car"]
     chosen = ["good", "fine", "nice", "great", "well"]
     rejected = ["bad", "poor", "slow", "late", "Fine"]
@@ -41,7 +41,7 @@ pairs_drawn = st.lists(st.tuples(st.sampled_from(["p q", "p r", "s", ""]), texts
 
 @settings(deadline=None, max_examples=80)
 @given(pairs_drawn, st.integers(2, 5), st.integers(0, 99))
-def test_no_choice_has_a_text_twice_or_one_that_was_chosen(rows: list[tuple[str, str, str]], n: int, seed: int) -> None:
+def test_choices_hold_no_duplicate_or_chosen_text(rows: list[tuple[str, str, str]], n: int, seed: int) -> None:
     prompts, chosen, rejected = (list(side) for side in zip(*rows, strict=True)) if rows else ([], [], [])
     found = choices(prompts, chosen, rejected, seed=seed, candidates=n)
     assert found == choices(prompts, chosen, rejected, seed=seed, candidates=n)
@@ -56,11 +56,11 @@ def test_no_choice_has_a_text_twice_or_one_that_was_chosen(rows: list[tuple[str,
         assert not here & set(wrong[1:]) and not anywhere & set(borrowed)
 
 
-def test_credit_is_shared_among_equal_scores() -> None:
+def test_credit_is_shared_among_ties() -> None:
     assert credits_of([[2, 1, 0, 0], [1, 1, 0, 1], [0, 1, 0, 0], [5, 5, 5, 5]]).tolist() == [1, 1 / 3, 0, 1 / 4]
 
 
-def test_a_coin_is_right_as_often_as_chance() -> None:
+def test_random_scores_have_chance_accuracy() -> None:
     rng = np.random.default_rng(1)
     prompts = [f"p{place // 4}" for place in range(400)]
     made = choices(prompts, [f"good {n}" for n in range(400)], [f"bad {n}" for n in range(400)], seed=1)
@@ -74,13 +74,13 @@ def test_a_coin_is_right_as_often_as_chance() -> None:
 # Ties
 
 
-def test_ties_are_of_no_strength_or_equal_up_to_case_and_spaces() -> None:
+def test_ties_have_zero_margin_or_equal_text() -> None:
     chosen, rejected = ["One two", "a", "b", "c"], ["one  two ", "b", "b", "d"]
     assert are_ties(chosen, rejected, None).tolist() == [True, False, True, False]
     assert are_ties(chosen, rejected, [1.0, 0.0, -2.0, 0.5]).tolist() == [True, True, True, False]
 
 
-def test_ties_are_as_far_apart_as_the_model_says_and_letters_alone_count_for_nothing() -> None:
+def test_ties_report_distance_without_equal_texts() -> None:
     tied, same = [True, True, True, False, False], [False, False, True, False, False]
     found = ties([0.5, -1.5, 0.0, 3.0, -1.0], tied, same, "aabbc", seed=1)
     assert found is not None
@@ -93,12 +93,12 @@ def test_ties_are_as_far_apart_as_the_model_says_and_letters_alone_count_for_not
 # Hard pairs
 
 
-def test_overlap_counts_words_as_often_as_both_have_them() -> None:
+def test_overlap_counts_shared_words_with_multiplicity() -> None:
     assert overlap("the red red car", "The red boat") == 2 / 5  # the, red of the, red, red, car, boat
     assert (overlap("", ""), overlap("a", ""), overlap("a b", "b a")) == (1.0, 0.0, 1.0)
 
 
-def test_accuracy_by_quarters_the_hardest_first_and_by_length() -> None:
+def test_accuracy_is_split_by_difficulty_and_length() -> None:
     chosen = ["a b c d", "a b c e", "a b f g", "a h i j", "k l", "m n", "o p", "q r"]
     rejected = ["a b c x", "a b c y", "a b x y", "a x y z", "s t", "u v", "w x", "y z"]
     margins = [-1.0, -1.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0]
@@ -119,7 +119,7 @@ def test_accuracy_by_quarters_the_hardest_first_and_by_length() -> None:
     assert alone["by_strength"] is None and alone["same_length"]["gold"] is None and alone["chosen_longer"] is None
 
 
-def test_a_model_that_reads_length_alone_is_found_out_by_pairs_of_one_length() -> None:
+def test_equal_length_pairs_expose_length_only_model() -> None:
     rng = np.random.default_rng(0)
     good = rng.integers(5, 40, 600)
     bad = np.where(rng.random(600) < 0.3, good, rng.integers(5, 40, 600))
@@ -171,7 +171,7 @@ def worth_of(text: str) -> float:
 
 
 @pytest.mark.parametrize("turns", [False, True])
-def test_pairs_and_conversations_alike(turns: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_handles_texts_and_conversations_alike(turns: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     found = report(conversations() if turns else ROWS, monkeypatch, worth=worth_of)
     best = found["best_of_n"]
     # The fifth pair is a tie; of "cd" there is one rejected text, so two are borrowed from "ab".
@@ -181,7 +181,7 @@ def test_pairs_and_conversations_alike(turns: bool, monkeypatch: pytest.MonkeyPa
     assert found["hard"]["by_strength"] is None and sum(part["n"] for part in found["hard"]["by_overlap"]) == 4
 
 
-def test_simulated_pairs_are_held_to_the_utility_that_drew_their_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulated_pairs_are_checked_against_their_utility(monkeypatch: pytest.MonkeyPatch) -> None:
     found = report(ROWS, monkeypatch, worth=lambda text: -worth_of(text), utility=worth_of)
     assert (found["best_of_n"]["value"], found["best_of_n"]["gold"]["value"]) == (0.0, 1.0)
     parts = found["hard"]["by_strength"]
@@ -189,7 +189,7 @@ def test_simulated_pairs_are_held_to_the_utility_that_drew_their_labels(monkeypa
     assert {part["value"] for part in parts} == {0.0}
 
 
-def test_a_column_margin_says_what_is_a_tie(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_margin_column_defines_ties(monkeypatch: pytest.MonkeyPatch) -> None:
     found = report({**ROWS, "margin": [0.0, 1.0, 2.0, 3.0, 4.0]}, monkeypatch, worth=worth_of)
     assert found["ties"]["n"] == 2, "the first by its margin, the last by its letters"
     assert [part["low"] for part in found["hard"]["by_strength"]] == [1.0, 2.0, 3.0]
@@ -197,7 +197,7 @@ def test_a_column_margin_says_what_is_a_tie(monkeypatch: pytest.MonkeyPatch) -> 
     assert partly["ties"]["n"] == 1 and partly["hard"]["by_strength"] is None
 
 
-def test_the_chat_template_is_read_in_borrowed_candidates() -> None:
+def test_chat_template_applies_to_borrowed_candidates() -> None:
     """With a real model: nothing of it needs a text."""
     tokenizer = make_tokenizer()
     tokenizer.chat_template = CHAT

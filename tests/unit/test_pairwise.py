@@ -38,16 +38,16 @@ def by_length(prompts, shown_first, shown_second):
         (None, None, 0.5, [None, None]),
     ],
 )
-def test_merged(shown_first, shown_second, score, orders):
+def test_merge_orders_combines_both_orders(shown_first, shown_second, score, orders):
     assert merge_orders(shown_first, shown_second) == (score, {"orders": orders})
     assert merge_orders(shown_second, shown_first).score == 1 - score, "swapping sides swaps the score"
 
 
-def test_a_mark_is_a_detail():
+def test_merge_orders_keeps_extra_details():
     assert merge_orders(1, 0, unparsed=True).details == {"orders": [1, 1], "unparsed": True}
 
 
-def test_a_judge_of_the_texts():
+def test_compare_pairs_with_judge_of_texts():
     judge = FunctionPairJudge(by_length)
     assert isinstance(judge, PairJudge)
     assert (judge.name, judge.description) == ("by_length", "Prefers the longer text.")
@@ -62,7 +62,7 @@ def test_a_judge_of_the_texts():
 
 
 @pytest.mark.parametrize("place", [1.0, 0.0])
-def test_a_judge_of_places_decides_nothing(place):
+def test_judge_of_positions_gives_only_ties(place):
     judge = FunctionPairJudge(lambda prompts, a, b: [place] * len(prompts), name="place", description="A place.")
     report = compare_pairs(judge, PROMPTS, FIRST, SECOND, seed=0)
     assert report.scores == [0.5] * 4
@@ -81,7 +81,7 @@ def test_groups_default_to_prompts():
     assert 0 < low < 0.5 < high < 1
 
 
-def test_verdicts_without_orders_and_unread_ones_count_for_the_win_rate_only():
+def test_verdicts_without_orders_count_only_for_win_rate():
     class Odd:
         name = description = "odd"
 
@@ -105,12 +105,12 @@ def test_verdicts_without_orders_and_unread_ones_count_for_the_win_rate_only():
     ("answer", "said"),
     [([1.0], "gave 1 preferences for 2 pairs"), ([1.0, 0.7], "gave 0.7 for pair 1"), ([1.0, None], "gave None for")],
 )
-def test_answers_that_are_none(answer, said):
+def test_pair_judge_rejects_bad_answers(answer, said):
     with pytest.raises(ZooError, match=said):
         FunctionPairJudge(lambda prompts, a, b: answer).compare(["p", "q"], ["a", "b"], ["c", "d"])
 
 
-def test_what_cannot_be_compared():
+def test_pair_judge_rejects_bad_functions_and_pairs():
     judge = FunctionPairJudge(f"{__name__}:by_length")
     assert judge.name == "by_length" and judge.compare(["p"], ["aa"], ["b"]) == [(1, {"orders": [1, 1]})]
     with pytest.raises(ZooError, match="'toy_run:PPO' is a dict, not a function"):
@@ -119,7 +119,7 @@ def test_what_cannot_be_compared():
         compare_pairs(judge, ["p", "q"], ["a"], ["b", "c"], seed=0)
 
 
-def test_a_judge_of_pairs_compares_with_the_datas_answers():
+def test_pair_judge_compares_with_answers_of_the_data():
     """The first sample of each prompt; an answer is a conversation's last message, without special tokens."""
     judge = FunctionPairJudge(by_length, name="longer")
     tools = SimpleNamespace(

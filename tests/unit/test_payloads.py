@@ -131,7 +131,7 @@ def harmless(kind: Kind, value: Any) -> bool:
 # recipe.json
 
 
-def test_every_key_is_classified() -> None:
+def test_every_setting_is_classified() -> None:
     """A key that a new version of trl or transformers brings is refused until somebody says what a download may do."""
     keys = set().union(*(stage_keys(stage) for stage in STAGES))
     assert keys | {*SCRIPT_KEYS} == set(classified.STAGE_KEYS)
@@ -142,7 +142,7 @@ def test_every_key_is_classified() -> None:
     assert set(NON_STAGE_KEYS) == set(NON_STAGE_KINDS)
 
 
-def test_a_key_that_nobody_classified_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unclassified_key_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(classified, "STAGE_KEYS", {k: v for k, v in classified.STAGE_KEYS.items() if k != "max_steps"})
     monkeypatch.setattr("rlhf_zoo.pipeline.inspect.published.STAGE_KEYS", classified.STAGE_KEYS)
     with pytest.raises(ZooError, match="sets max_steps, which is not on the list of keys that a downloaded recipe"):
@@ -153,7 +153,7 @@ def test_a_key_that_nobody_classified_is_refused(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_no_key_of_recipe_json_runs_code(stage: str, pulled: Path) -> None:
+def test_recipe_json_keys_cannot_run_code(stage: str, pulled: Path) -> None:
     """Names of objects, files and hosts are refused; other texts at most name a column, or a word."""
     kinds = {**classified.STAGE_KEYS, **NON_STAGE_KINDS}
     for key, kind in kinds.items():
@@ -163,7 +163,7 @@ def test_no_key_of_recipe_json_runs_code(stage: str, pulled: Path) -> None:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_no_key_of_recipe_yaml_runs_code(stage: str, pulled: Path) -> None:
+def test_recipe_yaml_keys_cannot_run_code(stage: str, pulled: Path) -> None:
     for key, kind in classified.SHARED_KEYS.items():
         for payload in PAYLOADS:
             for value in (payload, {"model_type": "llama", "hidden_act": payload}, {key: payload}):
@@ -189,7 +189,7 @@ def test_no_key_of_recipe_yaml_runs_code(stage: str, pulled: Path) -> None:
         {"nobody_declares_this": "word"},
     ],
 )  # fmt: skip
-def test_fields_of_an_architecture_that_would_fetch_code(fields: dict[str, Any]) -> None:
+def test_architecture_fields_that_fetch_code_are_rejected(fields: dict[str, Any]) -> None:
     with pytest.raises(ZooError, match="which may load code"):
         recipe_of(published("sft", {"architecture": {"model_type": "llama", **fields}}))
     fine = {"model_type": "llama", "hidden_size": 32, "hidden_act": "silu", "rope_parameters": {"rope_type": "default"}}
@@ -199,7 +199,7 @@ def test_fields_of_an_architecture_that_would_fetch_code(fields: dict[str, Any])
 # What a name from outside may stand for
 
 
-def test_the_allow_list_takes_no_name_of_an_object(pulled: Path) -> None:
+def test_allow_listed_objects_accept_no_object_names(pulled: Path) -> None:
     """Each of its objects, with each payload in each of its settings."""
     for group, names in OWN.items():
         for name in names:  # the entry points of this package are among them
@@ -214,7 +214,7 @@ def test_the_allow_list_takes_no_name_of_an_object(pulled: Path) -> None:
                     assert not Path(MARK).exists()
 
 
-def test_only_registered_names_and_the_list_are_vouched_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_may_import_accepts_only_registered_and_listed_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert may_import("length(target=3, unit='words')", REWARDS) and may_import("length", REWARDS)
     assert {*OWN_ENTRIES, "relevance"} == set(registered(REWARDS))  # relevance names a model, by its default alone
     assert may_import("relevance", REWARDS) and may_import("relevance(batch_size=8)", REWARDS)
@@ -249,7 +249,7 @@ def test_only_registered_names_and_the_list_are_vouched_for(tmp_path: Path, monk
     assert not may_import(f"by_name(names=[[{{'a': {SHELL!r}}}]])", REWARDS)
 
 
-def test_the_working_directory_registers_nothing_and_is_not_searched(pulled: Path) -> None:
+def test_working_directory_registers_no_entry_points(pulled: Path) -> None:
     """It may be the folder that was downloaded."""
     for path in ("", str(pulled)):
         sys.path.insert(0, path)
@@ -301,7 +301,7 @@ def change(run: Path, stage: str, resolved: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(document))
 
 
-def test_own_runs_are_known_by_their_signature(own: Path, tmp_path: Path) -> None:
+def test_own_runs_are_recognized_by_signature(own: Path, tmp_path: Path) -> None:
     """Also where they were moved or copied, and while their record goes on; not where somebody changed it."""
     copied = StageRecord(shutil.copytree(own, tmp_path / "copy") / "ppo")
     assert copied.is_own() and find_traced_policy(str(copied.path)).trusted and find_traced_policy(str(own)).trusted
@@ -320,7 +320,7 @@ def test_own_runs_are_known_by_their_signature(own: Path, tmp_path: Path) -> Non
     assert copied.is_own(), "begun again here"
 
 
-def test_another_machine_has_another_key(own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signature_key_differs_between_machines(own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLHF_ZOO_HOME", str(tmp_path / "home"))
     assert not StageRecord(own / "ppo").is_own() and not (tmp_path / "home").exists()
     record = StageRecord(tmp_path / "ppo")
@@ -344,7 +344,7 @@ def test_another_machine_has_another_key(own: Path, tmp_path: Path, monkeypatch:
         {"reward_model_loader": PAYLOADS[1], "reward_funcs": ["length"]},
     ],
 )  # fmt: skip
-def test_a_folder_with_run_json_is_no_run_of_this_users(strange: Path, resolved: dict[str, Any]) -> None:
+def test_downloaded_folder_with_run_json_is_not_trusted(strange: Path, resolved: dict[str, Any]) -> None:
     """compare, trace and eval of a folder that was downloaded, by its run directory and by a checkpoint of it."""
     change(strange, "ppo", resolved)
     for place in (strange, strange / "ppo", strange / "ppo" / "checkpoint-1"):
@@ -363,7 +363,7 @@ def test_a_folder_with_run_json_is_no_run_of_this_users(strange: Path, resolved:
     assert not Path(MARK).exists()
 
 
-def test_the_user_may_trust_a_run(strange: Path) -> None:
+def test_user_can_trust_a_run(strange: Path) -> None:
     with pytest.raises(ZooError, match=r"--reward_funcs toy_run:answered, or --trust_run to allow all functions"):
         trace_checkpoint(find_traced_policy(str(strange)), "cd", columns={"answer": "e"})
     with trusting():
@@ -372,7 +372,7 @@ def test_the_user_may_trust_a_run(strange: Path) -> None:
 
 
 @pytest.mark.parametrize("judge", [*PAYLOADS[:6], f"rule:{SHELL}", f"unlabeled:{SHELL}", f"pairs:{SHELL}", "llm:gpt-9"])
-def test_a_strangers_run_names_no_judge(strange: Path, own: Path, judge: str) -> None:
+def test_downloaded_run_cannot_name_a_judge(strange: Path, own: Path, judge: str) -> None:
     """Nor one that asks an endpoint, which the user pays for."""
     change(strange, "eval", {"evaluation": {"judge": judge}})
     with pytest.raises(ZooError, match=r"eval/run.json was not written by your rlhf-zoo.*choose a judge with --judge"):
@@ -384,7 +384,7 @@ def test_a_strangers_run_names_no_judge(strange: Path, own: Path, judge: str) ->
     assert given.policy.path.name == "checkpoint-1" and not Path(MARK).exists()
 
 
-def test_a_strangers_run_directory_sets_no_code_of_a_recipes_run(strange: Path, own: Path) -> None:
+def test_downloaded_run_directory_cannot_set_code_of_recipe_run(strange: Path, own: Path) -> None:
     """`eval RECIPE` and `ensemble RECIPE` take the keys that a finished stage was trained with."""
     folder = strange.parent
     make_recipe(folder, ppo={"reward_funcs": ["toy_run:answered"]})
@@ -454,7 +454,7 @@ def read(folder: Path, name: str) -> None:
             assert not Path(MARK).exists(), name
 
 
-def test_no_key_of_any_file_of_a_checkpoint_runs_code(own: Path, pulled: Path) -> None:
+def test_checkpoint_file_keys_cannot_run_code(own: Path, pulled: Path) -> None:
     """One payload in the place of each key of each JSON file: cards, settings, configurations, tokenizers, states."""
     folder = shutil.copytree(own / "ppo/checkpoint-1", pulled / "checkpoint")
     shutil.copytree(own / "sft/checkpoint-4", pulled / "sft")

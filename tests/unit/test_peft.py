@@ -134,7 +134,7 @@ def sft(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
     ids=["policy critic", "full critic", "shared", "all-linear reward", "defaults", "head in full", "conv1d"],
 )
-def test_adapters_train_over_bases_that_stand_still(tmp_path: Path, given: dict[str, Any], critic: str) -> None:
+def test_adapters_train_while_bases_stay_fixed(tmp_path: Path, given: dict[str, Any], critic: str) -> None:
     config = {name: given[name] for name in ("target_modules", "modules_to_save") if name in given}
     settings = {name: value for name, value in given.items() if name not in config}
     make = gpt2 if "model" in given else make_policy
@@ -151,7 +151,7 @@ def test_adapters_train_over_bases_that_stand_still(tmp_path: Path, given: dict[
     assert {id(w) for w in groups} == {id(w) for w in trainer.model.parameters() if w.requires_grad}
 
 
-def test_adapters_in_bf16(tmp_path: Path) -> None:
+def test_adapters_keep_float32_under_bf16(tmp_path: Path) -> None:
     """The adapter itself keeps float32: a step of 1e-3 is below what bf16 resolves."""
     trainer = trained(tmp_path, model=make_policy().to(torch.bfloat16), peft_config=lora(), bf16=True, **RUN)
     check_moves(trainer, critic="lora")
@@ -162,7 +162,7 @@ def test_adapters_in_bf16(tmp_path: Path) -> None:
     assert abs(first) < 5e-3 and first != last
 
 
-def test_a_policy_that_comes_with_its_adapter(tmp_path: Path) -> None:
+def test_policy_with_its_own_adapter_trains(tmp_path: Path) -> None:
     """The critic gets one too. With a fresh adapter the base is the reference; a value head may come along."""
     trainer = trained(tmp_path, model=get_peft_model(make_policy(), lora()), **RUN)
     check_moves(trainer, critic="lora")
@@ -175,14 +175,14 @@ def test_a_policy_that_comes_with_its_adapter(tmp_path: Path) -> None:
     check_moves(trainer, critic="head")
 
 
-def test_a_critic_that_comes_with_its_adapter_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_critic_with_its_own_adapter_is_kept(tmp_path: Path) -> None:
     mine = get_peft_model(critic_from(make_reward_model()), lora(task_type="TOKEN_CLS", modules_to_save=["score"]))
     trainer = trained(tmp_path, value_model=mine, peft_config=lora(), **RUN)
     assert trainer.value_model is mine
     check_moves(trainer, critic="lora")
 
 
-def test_the_critic_of_a_trained_adapter_begins_at_the_policy_and_names_no_base(tmp_path: Path, base: Path) -> None:
+def test_critic_of_trained_adapter_starts_from_policy_without_base(tmp_path: Path, base: Path) -> None:
     """Its trunk is base and adapter together, so its own adapter over the base alone would be another critic."""
     policy = adapted("default", base=AutoModelForCausalLM.from_pretrained(base))
     trained(
@@ -199,7 +199,7 @@ def test_the_critic_of_a_trained_adapter_begins_at_the_policy_and_names_no_base(
         critic_from(str(tmp_path / "checkpoint-1" / "critic"))
 
 
-def test_one_adapter_trains_and_another_is_the_reference(tmp_path: Path, base: Path, sft: Path) -> None:
+def test_one_adapter_trains_with_another_as_reference(tmp_path: Path, base: Path, sft: Path) -> None:
     """`from_pretrained` and `load_adapter` freeze an adapter unless asked otherwise; it trains by name."""
 
     class Watched(Spy):
@@ -232,7 +232,7 @@ def test_one_adapter_trains_and_another_is_the_reference(tmp_path: Path, base: P
     assert (merged - says(load_causal(sft))).abs().max() > 1e-2
 
 
-def test_what_was_frozen_of_an_adapter_stays_frozen(tmp_path: Path) -> None:
+def test_frozen_adapter_weights_stay_frozen(tmp_path: Path) -> None:
     """Only its B trains, as in LoRA-FA: making the reference active and inactive again frees nothing."""
     model = adapted("ppo", "ref")
     for name, weight in model.named_parameters():
@@ -245,7 +245,7 @@ def test_what_was_frozen_of_an_adapter_stays_frozen(tmp_path: Path) -> None:
     assert {f"policy.{name}" for name, weight in model.named_parameters() if weight.requires_grad} == moved
 
 
-def test_a_reference_adapter_may_differ_from_the_one_that_trains(tmp_path: Path) -> None:
+def test_reference_adapter_may_differ_from_trained_one(tmp_path: Path) -> None:
     """It was chosen by name, so that the run need not begin at it."""
     model = adapted("ref")
     model.add_adapter("ppo", lora())
@@ -254,7 +254,7 @@ def test_a_reference_adapter_may_differ_from_the_one_that_trains(tmp_path: Path)
     assert abs(updates_of(trainer)[0]["objective/kl"]) > 0.5
 
 
-def test_an_adapter_of_any_name_is_saved_where_loaders_look(tmp_path: Path, base: Path) -> None:
+def test_named_adapter_is_saved_where_loaders_look(tmp_path: Path, base: Path) -> None:
     """PEFT would put it into a folder of its name, and the reference's beside it."""
 
     def build(directory: Path) -> Spy:
@@ -272,7 +272,7 @@ def test_an_adapter_of_any_name_is_saved_where_loaders_look(tmp_path: Path, base
     assert (says(load_causal(tmp_path / "whole" / "checkpoint-1")) - wanted).abs().max() > 1e-3
 
 
-def test_the_exact_kl_to_another_adapter_under_gradient_checkpointing(tmp_path: Path) -> None:
+def test_exact_kl_to_adapter_works_with_gradient_checkpointing(tmp_path: Path) -> None:
     """The reference runs beside the policy in each micro-batch, and the policy again on the way back."""
     runs = [
         trained(
@@ -288,7 +288,7 @@ def test_the_exact_kl_to_another_adapter_under_gradient_checkpointing(tmp_path: 
 
 
 @pytest.mark.parametrize("given", [{"critic": "shared"}, {"critic_lora": False}])
-def test_an_adapted_run_resumes_exactly(tmp_path: Path, given: dict[str, Any]) -> None:
+def test_run_with_adapter_resumes_exactly(tmp_path: Path, given: dict[str, Any]) -> None:
     def build(directory: Path) -> Spy:
         torch.manual_seed(0)  # an adapter begins at random
         return make_trainer(directory, kind=Spy, peft_config=lora(), **given, **RUN | SAVED)
@@ -296,7 +296,7 @@ def test_an_adapted_run_resumes_exactly(tmp_path: Path, given: dict[str, Any]) -
     resumed_alike(build, tmp_path)
 
 
-def test_a_merged_policy_is_a_plain_model(tmp_path: Path, base: Path) -> None:
+def test_merged_policy_is_a_plain_model(tmp_path: Path, base: Path) -> None:
     """save_model writes it, also as push_to_hub calls it and over an unmerged one; checkpoints keep the adapter."""
     trainer = trained(
         tmp_path, model=str(base), peft_config=lora(), merge_adapter=True, save_strategy="steps", save_steps=2,
@@ -319,7 +319,7 @@ def test_a_merged_policy_is_a_plain_model(tmp_path: Path, base: Path) -> None:
     assert digests(trainer) == adapter  # what trains was not merged
 
 
-def test_an_adapter_over_merged_weights_names_no_base(tmp_path: Path, base: Path, sft: Path) -> None:
+def test_adapter_over_merged_weights_names_no_base(tmp_path: Path, base: Path, sft: Path) -> None:
     """The base that an SFT adapter names is not what PPO's adapter was put on: loading it there was another policy."""
     with pytest.warns(GuardWarning, match=r"adapter names no base .* set merge_adapter, or save the model first"):
         trainer = trained(tmp_path, model=str(sft), peft_config=lora(), save_strategy="steps", save_steps=2, **RUN)
@@ -334,7 +334,7 @@ def test_an_adapter_over_merged_weights_names_no_base(tmp_path: Path, base: Path
     assert config["base_model_name_or_path"] == str(base)
 
 
-def test_what_cannot_train_or_be_a_reference_is_refused_in_one_sentence(tmp_path: Path, base: Path, sft: Path) -> None:
+def test_bad_adapters_and_references_are_rejected_in_one_sentence(tmp_path: Path, base: Path, sft: Path) -> None:
     frozen = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), sft)
     policy = make_policy()
     cases: list[tuple[str, dict[str, Any]]] = [

@@ -13,7 +13,7 @@ from rlhf_zoo.runs.metrics_file import without_times
 PHASES = {f"time/{name}" for name in ("rollout", "reference", "values", "reward", "update")}
 
 
-def test_a_phase_counts_without_those_within_it_and_only_in_an_update(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_phase_time_excludes_nested_phases_and_time_outside_updates(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(time, "perf_counter", lambda: now)
     phases = Phases(torch.device("cpu"))
@@ -34,7 +34,7 @@ def test_a_phase_counts_without_those_within_it_and_only_in_an_update(monkeypatc
     assert phases.pop_means() == {}
 
 
-def test_every_row_of_training_has_the_phases_of_its_updates(tmp_path: Path) -> None:
+def test_training_rows_hold_phases_of_their_updates(tmp_path: Path) -> None:
     trainer = make_trainer(
         tmp_path, reward_model=make_reward_model(), reward_funcs=good, max_steps=4, logging_steps=2,
         eval_dataset=prompt_rows(8), eval_strategy="steps", eval_steps=1,

@@ -12,7 +12,7 @@ Tested elsewhere:
     should_training_stop is ignored: test_training_run::test_callbacks_and_tensorboard_receive_every_update
     a reward model with a smaller vocabulary is an IndexError:
         test_trainer::test_reward_model_of_another_tokenizer_scores_text_without_critic
-    LoRA leaves the critic training in full: test_peft::test_adapters_train_over_bases_that_stand_still
+    LoRA leaves the critic training in full: test_peft::test_adapters_train_while_bases_stay_fixed
     a string among a data set's columns is an error:
         test_trainer::test_reward_functions_get_grpo_arguments_and_weights
     tables of samples need an account of wandb or Comet:
