@@ -107,7 +107,7 @@ def test_silent_source_hub_is_reported_within_seconds(tmp_path: Path) -> None:
         resolve("maker/model", source)
     assert time.monotonic() - started < 5
     for caught in (data, model):
-        assert f"the source {UNREACHABLE_HUB}" in str(caught.value)
+        assert UNREACHABLE_HUB in str(caught.value)
         assert "--source_hub" in str(caught.value)
     with pytest.raises(ZooError, match=f"and {UNREACHABLE_HUB} does not answer .*: check the network and --hub"):
         find_data("maker/lines", None, Hub("other", UNREACHABLE_HUB, "--hub", cache=tmp_path)).load(

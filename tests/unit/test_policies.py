@@ -385,6 +385,7 @@ def test_a_stage_of_a_run_is_its_reward_model(toys: Toys, tmp_path: Path) -> Non
     record = StageRecord(tmp_path / "reward")
     shutil.copytree(toys.reward, record.checkpoint_path(3))
     record.mark_complete(record.checkpoint_path(3))
+    record.write(stage="reward")
     panel = open_panel([f"reward:{record.path}"], llm=LLMConfig(), labeled=list, folder=tmp_path, seed=1)
     assert panel.scoring[0](["the camera"], [" is good"])
 
