@@ -65,13 +65,13 @@ def launch(
     from ..pipeline.stages.train import silence_libraries
 
     silence_libraries()
-    from .page import Subject
+    from .page import PageModels
 
     click.echo(f"Loading {ppo} and the models of its lineage; the first time takes a while.", err=True)
-    subject = Subject.load(ppo, sft=sft, reward=reward, runs=runs, hub=hub)
+    page_models = PageModels.load(ppo, sft=sft, reward=reward, runs=runs, hub=hub)
     try:
         with _import_space_app().opened(
-            subject,
+            page_models,
             votes=votes,
             votes_per_hour=votes_per_hour,
             private=votes is not None and _is_private(ppo, hub),

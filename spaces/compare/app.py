@@ -17,17 +17,19 @@ from rlhf_zoo import ZooError
 from rlhf_zoo.app import page
 
 
-def opened(subject: page.Subject, **options: Any) -> AbstractContextManager[str]:
+def opened(page_models: page.PageModels, **options: Any) -> AbstractContextManager[str]:
     """Serves the page of loaded models until the context exits; see `rlhf_zoo.app.page.opened`."""
-    return page.opened(subject, gpu=GPU, **options)
+    return page.opened(page_models, gpu=GPU, **options)
 
 
 def main() -> None:
     """Serves the page of the Space's models."""
     try:
         models = page.read_model_names(Path(__file__).parent)
-        subject = page.Subject.load(models.ppo, sft=models.sft, reward=models.reward, runs=models.runs, lenient=True)
-        with opened(subject, votes=models.votes, block=True):
+        page_models = page.PageModels.load(
+            models.ppo, sft=models.sft, reward=models.reward, runs=models.runs, lenient=True
+        )
+        with opened(page_models, votes=models.votes, block=True):
             pass
     except ZooError as error:
         raise SystemExit(str(error)) from None

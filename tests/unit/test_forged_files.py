@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from rlhf_zoo.app.page import held_out, subject
+from rlhf_zoo.app.page import held_out
+from rlhf_zoo.app.page import models as page_models
 from rlhf_zoo.cli import main
 from rlhf_zoo.cli.lineage import lineage
 from rlhf_zoo.cli.publish import card
@@ -112,7 +113,7 @@ def test_card_and_lineage_refuse_run_of_another_machine(strange: Path, command: 
 
 def test_page_shows_no_data_of_untrusted_run(strange: Path) -> None:
     source = Checkpoint(str(strange), strange)
-    runs, problem = subject._runs(Lineage(source, source, None, {}), None, lenient=False)
+    runs, problem = page_models._runs(Lineage(source, source, None, {}), None, lenient=False)
     assert runs == [] and problem is not None and "was not written by your rlhf-zoo" in problem
     assert held_out.held_out_prompts(Lineage(source, source, None, {}), lambda prompt: None) == []
 

@@ -20,7 +20,7 @@ from toy_models import save_toys
 from vote_store import Store
 
 from rlhf_zoo.app.engine import Comparison, Limits, Side, Snapshot
-from rlhf_zoo.app.page import blind, drawing
+from rlhf_zoo.app.page import blind, streams
 from rlhf_zoo.app.page.blind import (
     NO_PAIR,
     STALE_PAIR,
@@ -34,8 +34,8 @@ from rlhf_zoo.app.page.blind import (
     pair_html,
     reveal_html,
 )
-from rlhf_zoo.app.page.drawing import Drawing
-from rlhf_zoo.app.page.sampling import Proposal
+from rlhf_zoo.app.page.sampling import SamplingDefaults
+from rlhf_zoo.app.page.streams import CompletionStreams
 from rlhf_zoo.app.page.vote_counts import Figures, Tally
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.votes.ratings import summary
@@ -232,7 +232,12 @@ def tally(store: Store, tmp_path: Path) -> Iterator[Tally]:
 def make_tab(comparison: Comparison, tally: Tally | None, prompts: Sequence[str] = PROMPTS) -> gr.Blocks:
     with gr.Blocks(title="A blind test", analytics_enabled=False) as page, gr.Tabs(), gr.Tab("Blind test"):
         blind_tab(
-            Drawing(comparison), CONTENDERS, tally, prompts=prompts, proposal=Proposal(0.9, 12, 12), max_concurrent=8
+            CompletionStreams(comparison),
+            CONTENDERS,
+            tally,
+            prompts=prompts,
+            defaults=SamplingDefaults(0.9, 12, 12),
+            max_concurrent=8,
         )
     return page.queue(max_size=40, api_open=False)
 
@@ -310,7 +315,7 @@ def test_tab_draws_a_pair_and_takes_a_verdict(comparison, tally, store):
 
 
 def test_sides_stay_fixed_while_texts_stream(comparison, tally, monkeypatch):
-    monkeypatch.setattr(drawing, "SNAPSHOT_INTERVAL", 0.0)
+    monkeypatch.setattr(streams, "SNAPSHOT_INTERVAL", 0.0)
     visit = Visit(make_tab(comparison, tally))
     for _ in range(4):
         visit.pairs.clear()
@@ -418,8 +423,8 @@ class Stalled:
 def test_vote_does_not_wait_for_generation_or_queue():
     stalled = Stalled()
     with gr.Blocks() as page:
-        proposal = Proposal(temperature=1.0, length=8, limit=8)
-        blind_tab(stalled, CONTENDERS, None, prompts=PROMPTS, proposal=proposal, max_concurrent=1)
+        defaults = SamplingDefaults(temperature=1.0, length=8, limit=8)
+        blind_tab(stalled, CONTENDERS, None, prompts=PROMPTS, defaults=defaults, max_concurrent=1)
     page.queue(max_size=2)
     _, url, _ = page.launch(prevent_thread_lock=True, quiet=True)
     with contextlib.ExitStack() as opened:

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from rlhf_zoo.app.engine import Snapshot
 from rlhf_zoo.app.page.link import MAX_LENGTH, Link, address
-from rlhf_zoo.app.page.sampling import Proposal
+from rlhf_zoo.app.page.sampling import SamplingDefaults
 
-PROPOSAL = Proposal(temperature=0.7, length=32, limit=64)
+PROPOSAL = SamplingDefaults(temperature=0.7, length=32, limit=64)
 SNAPSHOT = Snapshot("the battery", 3, 0.7, 1.0, 32, sft=(None,), ppo=(None,), done=True)
 
 

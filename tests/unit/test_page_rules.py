@@ -7,7 +7,7 @@ import pytest
 from toy_models import save_toys
 
 from rlhf_zoo.app.engine import Comparison, RuleRewards
-from rlhf_zoo.app.page import subject
+from rlhf_zoo.app.page import models as page_models
 from rlhf_zoo.app.page.held_out import held_out_columns
 from rlhf_zoo.hub.client.refs import Checkpoint
 from rlhf_zoo.publishing.catalog.lineage import Lineage
@@ -76,5 +76,5 @@ def test_held_out_columns_cover_every_prompt(tmp_path: Path) -> None:
 )
 def test_page_uses_only_rules_a_download_may_name(tmp_path: Path, names, weights, expected) -> None:
     card = lineage(stage(tmp_path), reward_funcs=names, reward_weights=weights)
-    found = subject._rules(card, hub=subject.DEFAULT_HUB)
+    found = page_models._rules(card, hub=page_models.DEFAULT_HUB)
     assert (found.names if found else None) == expected

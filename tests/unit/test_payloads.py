@@ -17,7 +17,7 @@ import pytest
 from toy_run import make_context, make_recipe, save_start
 
 from rlhf_zoo.app.page.card_view import card_html
-from rlhf_zoo.app.page.subject import Subject
+from rlhf_zoo.app.page.models import PageModels
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.fileio import hub_id, write_json
 from rlhf_zoo.hub.client.run_signature import trusting
@@ -359,7 +359,7 @@ def test_downloaded_folder_with_run_json_is_not_trusted(strange: Path, resolved:
             ):
                 find_pair(str(place), against=None, reward=None, settings=ComparisonSettings(judges=("classifier",)))
             with pytest.raises(ZooError, match="add --trust_run if you trust this run"):
-                Subject.load(str(strange / "ppo/checkpoint-1"), sft=str(strange / "sft/checkpoint-4"))
+                PageModels.load(str(strange / "ppo/checkpoint-1"), sft=str(strange / "sft/checkpoint-4"))
     assert not Path(MARK).exists()
 
 

@@ -12,7 +12,7 @@ from toy_models import save_toys
 from transformers import AutoModelForSequenceClassification
 
 from rlhf_zoo.app.engine import Comparison
-from rlhf_zoo.app.page import subject
+from rlhf_zoo.app.page import models as page_models
 from rlhf_zoo.app.page.compare import _notes
 from rlhf_zoo.hub.client.refs import Checkpoint
 from rlhf_zoo.modeling.chat import display_text
@@ -44,9 +44,9 @@ def test_reward_model_loader_is_taken_only_from_local_record(
     StageRecord(toys.ppo).write(stage="ppo", resolved={"reward_model_loader": recorded})
     card = {"settings": {"reward_model_loader": "transformers:AutoModelForSequenceClassification"}}
     found = Lineage(Checkpoint(str(toys.ppo), toys.ppo), Checkpoint("", toys.sft), Checkpoint("", toys.reward), card)
-    monkeypatch.setattr(subject, "find_lineage", lambda *_, **__: found)
-    monkeypatch.setattr(subject, "_runs", lambda *_, **__: ([], None))
-    page = subject.Subject.load(str(toys.ppo))
+    monkeypatch.setattr(page_models, "find_lineage", lambda *_, **__: found)
+    monkeypatch.setattr(page_models, "_runs", lambda *_, **__: ([], None))
+    page = page_models.PageModels.load(str(toys.ppo))
     assert page.comparison.has_reward == here
     assert ("downloaded code never runs" in _notes(page)) != here
 

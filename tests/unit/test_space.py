@@ -15,14 +15,14 @@ from typing import Any
 import gradio as gr
 import pytest
 import yaml
-from test_page_drawing import zero_gpu
+from test_page_streams import zero_gpu
 from toy_models import save_toys
 
 import rlhf_zoo
 from rlhf_zoo.app import page
 from rlhf_zoo.app import serve as compare
 from rlhf_zoo.app.engine import Comparison, Side, Snapshot
-from rlhf_zoo.app.page import Subject, serve
+from rlhf_zoo.app.page import PageModels, serve
 from rlhf_zoo.app.page.static import static_page
 from rlhf_zoo.app.space.files import ZERO_GPU, Pinned, SpaceModels, write_space
 from rlhf_zoo.app.space.model_names import MODELS_FILE, ModelNames, read_model_names
@@ -164,11 +164,11 @@ def test_zero_gpu_wraps_the_computing_function(monkeypatch: pytest.MonkeyPatch, 
 
     toys = save_toys(tmp_path / "toys")
     source = {role: Checkpoint("me/x", getattr(toys, role)) for role in ("ppo", "sft")}
-    subject = Subject(Comparison.load(ppo=toys.ppo, sft=toys.sft), rlhf_zoo.Lineage(**source, reward=None))
+    page_models = PageModels(Comparison.load(ppo=toys.ppo, sft=toys.sft), rlhf_zoo.Lineage(**source, reward=None))
     app = compare._import_space_app()
     monkeypatch.setattr(app, "GPU", gpu)
     monkeypatch.setattr(serve, "start", lambda page, **address: page)
-    with app.opened(subject) as page:
+    with app.opened(page_models) as page:
         assert len(taken) == 1, "without a run, one function computes"
         fns = {one.api_name: one for one in page.fns.values()}
         assert fns["compare"].concurrency_limit == 1, "calls of ZeroGPU are processes of their own"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-__all__ = ["Subject", "Tally", "build", "opened", "read_model_names", "start"]
+__all__ = ["PageModels", "Tally", "build", "opened", "read_model_names", "start"]
 
 # Name -> its module, imported on first use, because gradio is optional and slow to import.
 _MODULES = {
-    "Subject": ".subject",
+    "PageModels": ".models",
     "Tally": ".vote_counts",
     "build": ".layout",
     "opened": ".serve",
@@ -19,8 +19,8 @@ _MODULES = {
 if TYPE_CHECKING:
     from ..space.model_names import read_model_names
     from .layout import build
+    from .models import PageModels
     from .serve import opened, start
-    from .subject import Subject
     from .vote_counts import Tally
 
 

@@ -8,38 +8,40 @@ import gradio as gr
 
 from ...errors import ZooError
 from ..engine import Sampling
-from .drawing import Drawing
-from .sampling import MODEL_QUEUE, Proposal
-from .subject import Subject
+from .models import PageModels
+from .sampling import MODEL_QUEUE, SamplingDefaults
+from .streams import CompletionStreams
 
 
-def endpoints(subject: Subject, drawing: Drawing, *, proposal: Proposal, max_concurrent: int) -> None:
+def endpoints(
+    page_models: PageModels, streams: CompletionStreams, *, defaults: SamplingDefaults, max_concurrent: int
+) -> None:
     """Adds the endpoints /compare, /checkpoints and /over_training.
 
     Args:
-        subject: The models and their runs.
-        drawing: Samples the completions.
-        proposal: Default sampling parameters.
+        page_models: The models and their runs.
+        streams: Samples the completions.
+        defaults: Default sampling parameters.
         max_concurrent: Largest number of requests that run the models at the same time.
     """
     models: dict[str, Any] = {"concurrency_id": MODEL_QUEUE, "concurrency_limit": max_concurrent}
     # By default Gradio shows only the head of a docstring, without the arguments.
     functions: list[tuple[Callable[..., object], dict[str, Any]]] = [
-        (_compare(drawing, proposal), models),
-        (_checkpoints(subject), {}),
-        (_over_training(subject, drawing, proposal), models),
+        (_compare(streams, defaults), models),
+        (_checkpoints(page_models), {}),
+        (_over_training(page_models, streams, defaults), models),
     ]
     for function, options in functions:
         gr.api(function, api_name=function.__name__, api_description=inspect.getdoc(function), **options)
 
 
-def _compare(drawing: Drawing, proposal: Proposal) -> Callable[..., dict]:
+def _compare(streams: CompletionStreams, defaults: SamplingDefaults) -> Callable[..., dict]:
     def compare(
         prompt: str,
         seed: int = 1,
-        temperature: float = proposal.temperature,
+        temperature: float = defaults.temperature,
         top_p: float = 1.0,
-        max_new_tokens: int = proposal.length,
+        max_new_tokens: int = defaults.length,
         n: int = 1,
     ) -> dict:
         """Complete a prompt with the SFT and the PPO policy, with the same random numbers.
@@ -58,37 +60,39 @@ def _compare(drawing: Drawing, proposal: Proposal) -> Callable[..., dict]:
             n: Number of completions of each policy, 1 to 8.
         """
         try:
-            *_, last = drawing.stream(
+            *_, last = streams.stream(
                 prompt, seed=seed, temperature=temperature, top_p=top_p, max_new_tokens=max_new_tokens, n=n
             )
         except ZooError as error:
-            raise _refusal(error) from error
+            raise _gradio_error(error) from error
         return last.to_json()
 
     return compare
 
 
-def _checkpoints(subject: Subject) -> Callable[..., list]:
+def _checkpoints(page_models: PageModels) -> Callable[..., list]:
     def checkpoints() -> list:
         """List the page's runs: name, beta (coefficient of the KL penalty) and points (the published checkpoints).
 
-        A point has step, tag, commit, the reward and kl that training logged, chosen (whether it is the run's best)
-        and recommended (whether an evaluation recommends it).
+        A point has step, tag, commit, the reward and kl that training logged, chosen (the run's own choice: its
+        main branch and tag best) and recommended (whether an evaluation recommends it).
         """
-        return [run.to_json() for run in subject.timeline.runs.values()] if subject.timeline else []
+        return [run.to_json() for run in page_models.timeline.runs.values()] if page_models.timeline else []
 
     return checkpoints
 
 
-def _over_training(subject: Subject, drawing: Drawing, proposal: Proposal) -> Callable[..., list]:
+def _over_training(
+    page_models: PageModels, streams: CompletionStreams, defaults: SamplingDefaults
+) -> Callable[..., list]:
     def over_training(
         prompt: str,
         steps: list[int] | None = None,
         run: str | None = None,
         seed: int = 1,
-        temperature: float = proposal.temperature,
+        temperature: float = defaults.temperature,
         top_p: float = 1.0,
-        max_new_tokens: int = proposal.length,
+        max_new_tokens: int = defaults.length,
     ) -> list:
         """Complete a prompt with the policies of several checkpoints of a run, with the same random numbers.
 
@@ -104,8 +108,8 @@ def _over_training(subject: Subject, drawing: Drawing, proposal: Proposal) -> Ca
             top_p: Sample from the most likely tokens that hold this share of the probability; 1 samples from all.
             max_new_tokens: Largest number of tokens in a completion.
         """
-        if subject.timeline is None:
-            raise gr.Error(subject.problem or "This page has no run.", print_exception=False)
+        if page_models.timeline is None:
+            raise gr.Error(page_models.problem or "This page has no run.", print_exception=False)
         if steps is not None and not (isinstance(steps, list) and all(type(step) is int for step in steps)):
             raise gr.Error("steps must be a list of integers: use those of /checkpoints.", print_exception=False)
         sampling: Sampling = {
@@ -115,12 +119,12 @@ def _over_training(subject: Subject, drawing: Drawing, proposal: Proposal) -> Ca
             "max_new_tokens": max_new_tokens,
         }
         try:
-            return [row.to_json() for row in drawing.steps(prompt, steps, run=run, **sampling)]
+            return [row.to_json() for row in streams.steps(prompt, steps, run=run, **sampling)]
         except ZooError as error:
-            raise _refusal(error) from error
+            raise _gradio_error(error) from error
 
     return over_training
 
 
-def _refusal(error: ZooError) -> gr.Error:
+def _gradio_error(error: ZooError) -> gr.Error:
     return gr.Error(str(error), print_exception=False)

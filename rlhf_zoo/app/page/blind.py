@@ -21,9 +21,9 @@ from ...evaluation.votes.vote import DECISIVE, ShownCompletion, Vote
 from ...fileio import number as number_of
 from ..engine import Side, Snapshot
 from .browser import live_region
-from .drawing import Drawing
 from .html import attributes, notice, text
-from .sampling import MODEL_QUEUE, SEED_LIMIT, Proposal, prompt_box
+from .sampling import MODEL_QUEUE, SEED_LIMIT, SamplingDefaults, prompt_box
+from .streams import CompletionStreams
 from .views import figures
 from .vote_counts import Tally
 from .vote_figures import NAMES, Model, figures_html
@@ -224,22 +224,22 @@ KEYS_HINT = (
 
 
 def blind_tab(
-    drawing: Drawing,
+    streams: CompletionStreams,
     models: Mapping[str, Model],
     tally: Tally | None,
     *,
     prompts: Sequence[str],
-    proposal: Proposal,
+    defaults: SamplingDefaults,
     max_concurrent: int,
 ) -> None:
     """Builds the contents of the tab.
 
     Args:
-        drawing: Samples the completions.
+        streams: Samples the completions.
         models: Role (ppo or sft) -> model.
         tally: Receives the votes; None if votes are not kept.
         prompts: Held-out prompts, used when the visitor writes none.
-        proposal: Sampling parameters of every pair.
+        defaults: Sampling parameters of every pair.
         max_concurrent: Largest number of requests that run the models at the same time.
     """
     tab = _layout(tally, prompts)
@@ -248,11 +248,11 @@ def blind_tab(
     def draw(prompt: object) -> Iterator[tuple[Pair | None, str, str]]:
         pair: Pair | None = None
         try:
-            for snapshot in drawing.stream(
+            for snapshot in streams.stream(
                 _choose_prompt(prompt, prompts),
                 seed=secrets.randbelow(SEED_LIMIT),
-                temperature=proposal.temperature,
-                max_new_tokens=proposal.length,
+                temperature=defaults.temperature,
+                max_new_tokens=defaults.length,
             ):
                 pair = Pair(snapshot) if pair is None else replace(pair, snapshot=snapshot)
                 yield (pair if snapshot.done else None), pair_html(pair), ""

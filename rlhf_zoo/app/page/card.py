@@ -10,7 +10,7 @@ from ...errors import ZooError
 from ...hub.client.card_files import fetch_card_files
 from .card_view import card_html
 from .html import notice, short_name
-from .subject import Subject
+from .models import PageModels
 
 #: Largest number of cards that are fetched at the same time.
 MAX_CONCURRENT = 4
@@ -18,13 +18,13 @@ MAX_CONCURRENT = 4
 MAX_CACHED_CARDS = 16
 
 
-def card_tab(subject: Subject) -> None:
+def card_tab(page_models: PageModels) -> None:
     """Builds the contents of the tab.
 
     Args:
-        subject: The models and their runs.
+        page_models: The models and their runs.
     """
-    sources = _sources(subject)
+    sources = _sources(page_models)
     render = lru_cache(MAX_CACHED_CARDS)(_render_card)  # a hostile card may take seconds to render
 
     def show(label: object) -> str:
@@ -56,10 +56,10 @@ def _render_card(source: str) -> str:
     return card_html(Path(source) if Path(source).is_dir() else fetch_card_files(source))
 
 
-def _sources(subject: Subject) -> dict[str, str]:
+def _sources(page_models: PageModels) -> dict[str, str]:
     """Returns label of a checkpoint in the list -> source of its card. The compared checkpoint comes first."""
-    sources = {f"{short_name(subject.lineage.ppo.name)} (compared)": str(subject.lineage.ppo.path)}
-    for run in subject.timeline.runs.values() if subject.timeline else ():
+    sources = {f"{short_name(page_models.lineage.ppo.name)} (compared)": str(page_models.lineage.ppo.path)}
+    for run in page_models.timeline.runs.values() if page_models.timeline else ():
         for point in run.points:
             marks = f" ({', '.join(point.marks)})" if point.marks else ""
             sources[f"{run.name}@{point.tag}{marks}"] = point.source

@@ -14,12 +14,12 @@ from gradio.helpers import Examples
 from ...errors import ZooError
 from ..engine import Snapshot
 from .browser import into_view, live_region
-from .drawing import Drawing
 from .html import notice, text
 from .kl_switch import OFF, ON, KLSwitch
 from .link import address
-from .sampling import MODEL_QUEUE, SEED_LIMIT, Proposal, controls, prompt_box, sampling_arguments
-from .subject import Subject
+from .models import PageModels
+from .sampling import MODEL_QUEUE, SEED_LIMIT, SamplingDefaults, controls, prompt_box, sampling_arguments
+from .streams import CompletionStreams
 from .views import ROLE_DESCRIPTIONS, empty_pairs, legend, pairs, summary
 
 #: Choice of what colors the tokens -> its value in the style sheet.
@@ -38,26 +38,31 @@ class ComparisonControls:
 
 
 def compare_tab(
-    subject: Subject, drawing: Drawing, *, proposal: Proposal, max_concurrent: int, example: Snapshot | None = None
+    page_models: PageModels,
+    streams: CompletionStreams,
+    *,
+    defaults: SamplingDefaults,
+    max_concurrent: int,
+    example: Snapshot | None = None,
 ) -> ComparisonControls:
     """Builds the contents of the tab.
 
     Args:
-        subject: The models and their runs.
-        drawing: Samples the completions.
-        proposal: Initial sampling parameters.
+        page_models: The models and their runs.
+        streams: Samples the completions.
+        defaults: Initial sampling parameters.
         max_concurrent: Largest number of requests that run the models at the same time.
         example: Finished completions that the page opens with; None to open without completions.
 
     Returns:
         The components that a link fills in.
     """
-    switch = KLSwitch.of(subject.timeline, subject.lineage.card.get("step"))
-    show = _stream_handler(drawing, switch, proposal)
-    tab = _layout(subject, switch, proposal, example)
+    switch = KLSwitch.of(page_models.timeline, page_models.lineage.card.get("step"))
+    show = _stream_handler(streams, switch, defaults)
+    tab = _layout(page_models, switch, defaults, example)
 
     def random_prompt_and_seed() -> tuple[str, int]:
-        return random.choice(subject.prompts), random.randrange(SEED_LIMIT)
+        return random.choice(page_models.prompts), random.randrange(SEED_LIMIT)
 
     private: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
     options: dict[str, Any] = {
@@ -75,7 +80,7 @@ def compare_tab(
     if tab.examples is not None:
         comparisons.append(tab.examples.load_input_event.then(show, **options))
         triggers.append(tab.examples.dataset.click)
-    if subject.prompts:
+    if page_models.prompts:
         seed, *_ = tab.sampling
         picked = tab.surprise.click(random_prompt_and_seed, outputs=[tab.prompt, seed], **private)
         comparisons.append(picked.then(show, **options))
@@ -91,7 +96,7 @@ def compare_tab(
 
 
 def _stream_handler(
-    drawing: Drawing, switch: KLSwitch | None, proposal: Proposal
+    streams: CompletionStreams, switch: KLSwitch | None, defaults: SamplingDefaults
 ) -> Callable[..., Iterator[tuple[object, object]]]:
     """Returns the handler that samples a prompt. It yields the contents of the message and of the completions."""
 
@@ -99,14 +104,14 @@ def _stream_handler(
         arguments = sampling_arguments(*sampling)
         message: object = ""  # only the first snapshot clears the message, so that later ones keep that of "Stop"
         try:
-            stream, label, side = drawing.stream(prompt, **arguments), ROLE_DESCRIPTIONS["ppo"], None
+            stream, label, side = streams.stream(prompt, **arguments), ROLE_DESCRIPTIONS["ppo"], None
             if switch is not None:
                 label = switch.label(kl)
                 if switch.selected(kl) != switch.compared:
                     side, (run, point) = "off" if switch.selected(kl) == OFF else "on", switch.at(kl)
-                    stream = drawing.at(point.step, prompt, run=run.name, **arguments)
+                    stream = streams.at(point.step, prompt, run=run.name, **arguments)
             for snapshot in stream:
-                html = pairs(snapshot, ppo=label, link=address(snapshot, proposal, kl=side))
+                html = pairs(snapshot, ppo=label, link=address(snapshot, defaults, kl=side))
                 yield (summary(snapshot) if snapshot.done else message), html
                 message = gr.skip()
         except ZooError as error:
@@ -130,7 +135,9 @@ class _Tab:
     sampling: tuple[gr.Slider | gr.Number, ...]
 
 
-def _layout(subject: Subject, switch: KLSwitch | None, proposal: Proposal, example: Snapshot | None) -> _Tab:
+def _layout(
+    page_models: PageModels, switch: KLSwitch | None, defaults: SamplingDefaults, example: Snapshot | None
+) -> _Tab:
     """Creates the components, in the order of the page."""
     gr.HTML("<h2>The same prompt through both policies</h2>", elem_classes="zoo-heard")
     with gr.Row(equal_height=True):
@@ -138,12 +145,14 @@ def _layout(subject: Subject, switch: KLSwitch | None, proposal: Proposal, examp
             "prompt", "The beginning of a text; Enter compares", value=example.prompt if example else "", min_width=240
         )
         compare = gr.Button("Compare", variant="primary", scale=1, min_width=100, elem_id="compare")
-        surprise = gr.Button("Surprise me", scale=1, min_width=100, elem_id="surprise", visible=bool(subject.prompts))
+        surprise = gr.Button(
+            "Surprise me", scale=1, min_width=100, elem_id="surprise", visible=bool(page_models.prompts)
+        )
         stop = gr.Button("Stop", scale=1, min_width=80, elem_id="stop")
     examples = None
-    if subject.lineage.prompts:
+    if page_models.lineage.prompts:
         examples = gr.Examples(
-            [[text] for text in subject.lineage.prompts],
+            [[text] for text in page_models.lineage.prompts],
             inputs=[prompt],
             label="Held-out prompts",
             api_visibility="private",
@@ -152,14 +161,14 @@ def _layout(subject: Subject, switch: KLSwitch | None, proposal: Proposal, examp
     kl = _kl_slider(switch)
     message = live_region("message")
     label = ROLE_DESCRIPTIONS["ppo"] if switch is None else switch.label(switch.compared)
-    initial = empty_pairs() if example is None else pairs(example, ppo=label, link=address(example, proposal))
+    initial = empty_pairs() if example is None else pairs(example, ppo=label, link=address(example, defaults))
     pairs_view = gr.HTML(initial, elem_id="pairs")
     with gr.Accordion("Sampling", open=False, elem_id="sampling"):
-        sampling = controls(proposal, max_completions=subject.comparison.limits.n)
+        sampling = controls(defaults, max_completions=page_models.comparison.limits.n)
     with gr.Row(elem_classes="zoo-colors"):
         gr.Radio(list(COLORS.items()), value="ratio", label="Color each token by", elem_id="colors", interactive=True)
         gr.HTML(legend())
-    gr.HTML(_notes(subject))
+    gr.HTML(_notes(page_models))
     return _Tab(prompt, compare, surprise, stop, examples, kl, message, pairs_view, tuple(sampling))
 
 
@@ -185,21 +194,24 @@ def _kl_slider(switch: KLSwitch | None) -> gr.Slider:
     return slider
 
 
-def answered_example(subject: Subject, proposal: Proposal) -> Snapshot | None:
+def answered_example(page_models: PageModels, defaults: SamplingDefaults) -> Snapshot | None:
     """Samples the example that the page opens with: the first held-out prompt whose two completions differ.
 
     Args:
-        subject: The models and their runs.
-        proposal: Initial sampling parameters.
+        page_models: The models and their runs.
+        defaults: Initial sampling parameters.
 
     Returns:
         The finished completions; None if the models cannot process any of the prompts.
     """
     answered: list[Snapshot] = []
-    for prompt in subject.lineage.prompts[:MAX_EXAMPLES]:
+    for prompt in page_models.lineage.prompts[:MAX_EXAMPLES]:
         with contextlib.suppress(ZooError):
-            stream = subject.comparison.stream(
-                prompt, temperature=proposal.temperature, max_new_tokens=proposal.length, every=math.inf
+            stream = page_models.comparison.stream(
+                prompt,
+                temperature=defaults.temperature,
+                max_new_tokens=defaults.length,
+                every=math.inf,
             )
             answered += deque(stream, maxlen=1)
             if answered[-1].sft[0].completion != answered[-1].ppo[0].completion:
@@ -207,13 +219,13 @@ def answered_example(subject: Subject, proposal: Proposal) -> Snapshot | None:
     return next(iter(answered), None)
 
 
-def _notes(subject: Subject) -> str:
+def _notes(page_models: PageModels) -> str:
     log_ratio = (
         "<b>Log-ratio</b>: log π<sub>PPO</sub> − log π<sub>SFT</sub> of a token, and summed over this one completion: "
         "how much more likely PPO makes it. It is one sample, not a KL; its mean over many PPO completions is the KL "
         "of PPO to SFT."
     )
-    if (kl := subject.lineage.kl) is not None:
+    if (kl := page_models.lineage.kl) is not None:
         sample_count = f" over {kl['n']} completions" if isinstance(kl.get("n"), int) else ""
         log_ratio += f" On held-out prompts, the KL was {kl['value']:.2f} nats{sample_count}."
     exact_kl = (
@@ -221,23 +233,23 @@ def _notes(subject: Subject) -> str:
         "exact, over the full vocabulary; <b>Summed KL</b> is their sum over this completion."
     )
     reward = "<b>Reward</b>: none, because this checkpoint names no reward model."
-    if subject.lineage.rewards:
+    if page_models.lineage.rewards:
         reward = (
             "<b>Reward</b>: none, because the reward model needs custom code, and downloaded code never runs: open the "
             "page for the run directory, or name another reward model with --reward."
         )
-    if subject.comparison.has_reward:
+    if page_models.comparison.has_reward:
         reward = (
             "<b>Reward</b>: the reward model's score of prompt and completion, the proxy that PPO was trained to "
             "maximize. It does not measure quality."
         )
-    if (rules := subject.comparison.rules) is not None:
+    if (rules := page_models.comparison.rules) is not None:
         reward = (
             f"<b>Reward</b>: {text(', '.join(rules.names))}, which a program computes. PPO was trained to maximize it. "
             "“none” marks a prompt of your own if the rule needs more than a prompt, such as its right answer."
         )
     value = "<b>Value</b>: none, because this checkpoint has no critic."
-    if subject.comparison.has_critic:
+    if page_models.comparison.has_critic:
         value = "<b>Value</b> (V): the critic's estimate of the remaining reward before a token, KL penalty included."
     randomness = "Both policies sample with the same random numbers, and equal settings give equal completions."
     notes = [reward, log_ratio, exact_kl, value, randomness]

@@ -11,13 +11,13 @@ from .blind import blind_tab
 from .browser import FOLLOW_LINK, QUERY
 from .card import card_tab
 from .compare import ComparisonControls, answered_example, compare_tab
-from .drawing import Drawing
 from .head import description, header
 from .html import notice
 from .kl_switch import OFF, ON
 from .link import Link
-from .sampling import Proposal
-from .subject import Subject
+from .models import PageModels
+from .sampling import SamplingDefaults
+from .streams import CompletionStreams
 from .training import TrainingControls, curves, nearest_step, slider_range, training_tab
 from .vote_counts import Tally
 from .vote_figures import Model
@@ -26,55 +26,57 @@ MAX_QUEUED = 40  # waiting requests; further ones are refused
 MAX_CONCURRENT = 24  # requests that run the models at the same time; they take turns token by token
 
 
-def build(subject: Subject, *, tally: Tally | None = None, gpu: Callable[[object], object] | None = None) -> gr.Blocks:
+def build(
+    page_models: PageModels, *, tally: Tally | None = None, gpu: Callable[[object], object] | None = None
+) -> gr.Blocks:
     """Builds the page; `start` serves it.
 
     Args:
-        subject: The models and their runs.
+        page_models: The models and their runs.
         tally: Receives the votes of the blind test; None if votes are not kept.
         gpu: ZeroGPU's decorator; None if the page does not run on ZeroGPU.
     """
-    lineage, comparison = subject.lineage, subject.comparison
-    proposal = Proposal.of(subject)
-    drawing = Drawing(comparison, subject.timeline, gpu=gpu)
+    lineage, comparison = page_models.lineage, page_models.comparison
+    defaults = SamplingDefaults.of(page_models)
+    streams = CompletionStreams(comparison, page_models.timeline, gpu=gpu)
     # ZeroGPU runs each call in a process of its own, where requests cannot take turns.
     max_concurrent = MAX_CONCURRENT if gpu is None else 1
     title, _ = description(lineage)
     with gr.Blocks(title=title, analytics_enabled=False) as page:
         gr.HTML(header(lineage), elem_id="head")
-        if subject.problem is not None and subject.timeline is not None:
-            gr.HTML(notice(subject.problem, kind="status"))
+        if page_models.problem is not None and page_models.timeline is not None:
+            gr.HTML(notice(page_models.problem, kind="status"))
         with gr.Tabs(elem_id="tabs") as tabs:
             with gr.Tab("Side by side", id="compare", elem_id="tab-compare"):
                 compared = compare_tab(
-                    subject,
-                    drawing,
-                    proposal=proposal,
+                    page_models,
+                    streams,
+                    defaults=defaults,
                     max_concurrent=max_concurrent,
-                    example=answered_example(subject, proposal),
+                    example=answered_example(page_models, defaults),
                 )
             with gr.Tab("Over training", id="training", elem_id="tab-training"):
-                trained = training_tab(subject, drawing, proposal=proposal, max_concurrent=max_concurrent)
+                trained = training_tab(page_models, streams, defaults=defaults, max_concurrent=max_concurrent)
             with gr.Tab("Blind test", id="blind", elem_id="tab-blind"):
                 blind_tab(
-                    drawing,
+                    streams,
                     {"ppo": Model(*lineage.ppo.published_at), "sft": Model(*lineage.sft.published_at)},
                     tally,
-                    prompts=subject.prompts,
-                    proposal=proposal,
+                    prompts=page_models.prompts,
+                    defaults=defaults,
                     max_concurrent=max_concurrent,
                 )
             with gr.Tab("Card", id="card", elem_id="tab-card"):
-                card_tab(subject)
-        _follow_links(subject, tabs, compared, trained)
-        endpoints(subject, drawing, proposal=proposal, max_concurrent=max_concurrent)
+                card_tab(page_models)
+        _follow_links(page_models, tabs, compared, trained)
+        endpoints(page_models, streams, defaults=defaults, max_concurrent=max_concurrent)
     # After each event, Gradio recomputes statistics over all events that it keeps: 10,000 by default.
     os.environ.setdefault("GRADIO_ANALYTICS_MAX_EVENTS", "100")
     return page.queue(max_size=MAX_QUEUED, default_concurrency_limit=max_concurrent, api_open=False)
 
 
 def _follow_links(
-    subject: Subject, tabs: gr.Tabs, compared: ComparisonControls, trained: TrainingControls | None
+    page_models: PageModels, tabs: gr.Tabs, compared: ComparisonControls, trained: TrainingControls | None
 ) -> None:
     """Fills the page's controls from the query of its address, if that is a link, and shows its completions."""
     query = gr.Textbox("", visible=False, elem_id="link")
@@ -92,7 +94,7 @@ def _follow_links(
                 compared.kl: gr.skip() if link.kl is None else (OFF if link.kl == "off" else ON),
                 **_linked_values(compared.sampling, link),
             }
-        timeline = subject.timeline
+        timeline = page_models.timeline
         assert timeline is not None  # there is a training tab
         run = timeline.runs.get(link.run or "", timeline.run())
         step = nearest_step(run, link.step)

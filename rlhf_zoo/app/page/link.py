@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from urllib.parse import parse_qs, urlencode
 
 from ..engine import Snapshot
-from .sampling import Proposal
+from .sampling import SamplingDefaults
 
 MAX_LENGTH = 2000  # characters of a link; longer ones are cut off by some programs
 
@@ -53,21 +53,26 @@ class Link:
         return cls(last["prompt"], sampling, None if step is None else int(step), last.get("run"), last.get("kl"))
 
 
-#: Name of a sampling parameter in a link -> its default, which links leave out. `address` adds those of `Proposal`;
-#: the seed has none.
+#: Name of a sampling parameter in a link -> its default, which links leave out. `address` adds those of the
+#: `SamplingDefaults`; the seed has none.
 _DEFAULTS: Mapping[str, float | None] = {
     "seed": None, "temperature": None, "top_p": 1.0, "tokens": None, "n": 1
 }  # fmt: skip
 
 
 def address(
-    snapshot: Snapshot, proposal: Proposal, *, step: int | None = None, run: str | None = None, kl: str | None = None
+    snapshot: Snapshot,
+    defaults: SamplingDefaults,
+    *,
+    step: int | None = None,
+    run: str | None = None,
+    kl: str | None = None,
 ) -> str | None:
     """Returns the relative address of a link.
 
     Args:
         snapshot: The completions that the link shows.
-        proposal: The page's initial parameters, which the link leaves out.
+        defaults: The page's initial parameters, which the link leaves out.
         step: See `Link`.
         run: See `Link`.
         kl: See `Link`.
@@ -75,7 +80,7 @@ def address(
     Returns:
         The address; None if it would be longer than `MAX_LENGTH`, or if no address can hold the prompt.
     """
-    defaults = {**_DEFAULTS, "temperature": proposal.temperature, "tokens": proposal.length}
+    link_defaults = {**_DEFAULTS, "temperature": defaults.temperature, "tokens": defaults.length}
     values = {
         "seed": snapshot.seed,
         "temperature": snapshot.temperature,
@@ -83,7 +88,10 @@ def address(
         "tokens": snapshot.max_new_tokens,
         "n": snapshot.n,
     }
-    fields = {"prompt": snapshot.prompt, **{name: value for name, value in values.items() if value != defaults[name]}}
+    fields = {
+        "prompt": snapshot.prompt,
+        **{name: value for name, value in values.items() if value != link_defaults[name]},
+    }
     fields |= {name: value for name, value in {"step": step, "run": run, "kl": kl}.items() if value is not None}
     try:
         link = f"?{urlencode(fields)}"

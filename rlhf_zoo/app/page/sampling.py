@@ -8,7 +8,7 @@ from typing import Any
 import gradio as gr
 
 from ...errors import ZooError
-from .subject import Subject
+from .models import PageModels
 
 #: Name of the queue of all calls that run the models, so that the page and the API share one limit.
 MODEL_QUEUE = "models"
@@ -18,7 +18,7 @@ MIN_TEMPERATURE, MAX_TEMPERATURE = 0.05, 2.0  # of the sliders; the API accepts 
 
 
 @dataclass(frozen=True)
-class Proposal:
+class SamplingDefaults:
     """Initial values of the controls: the sampling parameters of training.
 
     Attributes:
@@ -32,30 +32,30 @@ class Proposal:
     limit: int
 
     @classmethod
-    def of(cls, subject: Subject) -> Proposal:
+    def of(cls, page_models: PageModels) -> SamplingDefaults:
         """Returns the sampling parameters of training, within the limits of the page.
 
         Args:
-            subject: The models and their runs.
+            page_models: The models and their runs.
         """
-        context_length = subject.comparison.context_length
-        limit = subject.comparison.limits.max_new_tokens
+        context_length = page_models.comparison.context_length
+        limit = page_models.comparison.limits.max_new_tokens
         if context_length is not None:  # leave room for each example prompt
-            limit = max(min(limit, context_length - _longest_prompt(subject)), 1)
-        temperature = min(max(subject.lineage.setting("temperature", 1.0), MIN_TEMPERATURE), MAX_TEMPERATURE)
-        length = min(max(int(subject.lineage.setting("response_length", 32)), 1), limit)
+            limit = max(min(limit, context_length - _longest_prompt(page_models)), 1)
+        temperature = min(max(page_models.lineage.setting("temperature", 1.0), MIN_TEMPERATURE), MAX_TEMPERATURE)
+        length = min(max(int(page_models.lineage.setting("response_length", 32)), 1), limit)
         return cls(temperature, length, limit)
 
 
-def _longest_prompt(subject: Subject) -> int:
+def _longest_prompt(page_models: PageModels) -> int:
     """Returns the token count of the longest example prompt that fits the context; 1 if no prompt fits."""
     lengths = [1]
-    for prompt in subject.lineage.prompts:
+    for prompt in page_models.lineage.prompts:
         try:
-            subject.comparison.check(prompt, max_new_tokens=1)
+            page_models.comparison.check(prompt, max_new_tokens=1)
         except ZooError:
             continue
-        lengths.append(subject.comparison.count_tokens(prompt))
+        lengths.append(page_models.comparison.count_tokens(prompt))
     return max(lengths)
 
 
@@ -88,12 +88,12 @@ def prompt_box(elem_id: str, placeholder: str, *, min_width: int = 320, **option
 
 
 def controls(
-    proposal: Proposal, *, prefix: str = "", max_completions: int | None = None
+    defaults: SamplingDefaults, *, prefix: str = "", max_completions: int | None = None
 ) -> list[gr.Slider | gr.Number]:
     """Creates the row of controls.
 
     Args:
-        proposal: Initial values.
+        defaults: Initial values.
         prefix: Prefix of their element ids.
         max_completions: Largest number of completions; None if there is no control for their number.
 
@@ -102,12 +102,12 @@ def controls(
     """
     with gr.Row(elem_classes="zoo-controls"):
         temperature = gr.Slider(
-            MIN_TEMPERATURE, MAX_TEMPERATURE, value=proposal.temperature, step=0.05, label="Temperature",
+            MIN_TEMPERATURE, MAX_TEMPERATURE, value=defaults.temperature, step=0.05, label="Temperature",
             min_width=170, elem_id=f"{prefix}temperature",
         )  # fmt: skip
         top_p = gr.Slider(0.05, 1.0, value=1.0, step=0.05, label="Top\u2011p", min_width=170, elem_id=f"{prefix}top-p")
         tokens = gr.Slider(
-            1, proposal.limit, value=proposal.length, step=1, label="New tokens", min_width=170,
+            1, defaults.limit, value=defaults.length, step=1, label="New tokens", min_width=170,
             elem_id=f"{prefix}tokens",
         )  # fmt: skip
         n: list[gr.Slider] = []

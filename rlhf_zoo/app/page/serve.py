@@ -12,8 +12,8 @@ from ...evaluation.votes.data import HubVotes
 from ...evaluation.votes.limits import PER_HOUR
 from .head import TITLE, description
 from .layout import build
+from .models import PageModels
 from .routes import ServedRoutes, ShareDescription
-from .subject import Subject
 from .vote_counts import Tally
 
 STYLES = [Path(__file__).with_name(name) for name in ("style.css", "blind.css")]
@@ -80,7 +80,7 @@ def start(
 
 @contextlib.contextmanager
 def opened(
-    subject: Subject,
+    page_models: PageModels,
     *,
     votes: str | None = None,
     votes_per_hour: int = PER_HOUR,
@@ -95,7 +95,7 @@ def opened(
     SIGTERM, which stops a Space, also exits the context, so that every vote is sent or stays on disk.
 
     Args:
-        subject: The models and their runs.
+        page_models: The models and their runs.
         votes: The data set on the Hub that receives the votes of the blind test; None if votes are not kept.
         votes_per_hour: Largest number of votes per hour from one address.
         private: Whether to make that data set private if it is created.
@@ -109,10 +109,10 @@ def opened(
     """
     with _exit_on_sigterm(), contextlib.ExitStack() as stack:
         tally = stack.enter_context(Tally(HubVotes(votes, private=private), per_hour=votes_per_hour)) if votes else None
-        page = build(subject, tally=tally, gpu=gpu)
+        page = build(page_models, tally=tally, gpu=gpu)
         _import_matplotlib()
         try:
-            yield start(page, description=description(subject.lineage), host=host, port=port, block=block)
+            yield start(page, description=description(page_models.lineage), host=host, port=port, block=block)
         finally:
             page.close(verbose=False)
 

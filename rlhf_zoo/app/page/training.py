@@ -14,11 +14,11 @@ from ...fileio import finite
 from ..engine import AtCheckpoint, TimelinePoint, TimelineRun
 from .browser import into_view, live_region
 from .charts import DESKTOP_WIDTH, WIDTH, Series, frontier, step_curves, step_range
-from .drawing import Drawing
 from .html import notice, number, short_name, signed, text
 from .link import address
-from .sampling import MODEL_QUEUE, Proposal, controls, prompt_box, sampling_arguments
-from .subject import Subject
+from .models import PageModels
+from .sampling import MODEL_QUEUE, SamplingDefaults, controls, prompt_box, sampling_arguments
+from .streams import CompletionStreams
 from .views import completion, figures, pairs, summary
 
 MAX_WATCHED = 4  # curves of watched rewards, because a card is not trusted and may name any number
@@ -39,22 +39,24 @@ class TrainingControls:
 
 
 def training_tab(
-    subject: Subject, drawing: Drawing, *, proposal: Proposal, max_concurrent: int
+    page_models: PageModels, streams: CompletionStreams, *, defaults: SamplingDefaults, max_concurrent: int
 ) -> TrainingControls | None:
     """Builds the contents of the tab.
 
     Args:
-        subject: The models and their runs.
-        drawing: Samples the completions.
-        proposal: Initial sampling parameters.
+        page_models: The models and their runs.
+        streams: Samples the completions.
+        defaults: Initial sampling parameters.
         max_concurrent: Largest number of requests that run the models at the same time.
 
     Returns:
         The components that a link fills in; None if the checkpoint has no run.
     """
-    timeline = subject.timeline
+    timeline = page_models.timeline
     if timeline is None:
-        gr.HTML(notice(subject.problem or "This checkpoint has no run to show.", kind="status"), elem_id="no-training")
+        gr.HTML(
+            notice(page_models.problem or "This checkpoint has no run to show.", kind="status"), elem_id="no-training"
+        )
         return None
     first_run = timeline.run()
 
@@ -69,9 +71,9 @@ def training_tab(
         try:
             shown_run = timeline.run(run)
             point = shown_run.at(nearest_step(shown_run, step))
-            for snapshot in drawing.at(point.step, prompt, run=run, **sampling_arguments(*sampling)):
+            for snapshot in streams.at(point.step, prompt, run=run, **sampling_arguments(*sampling)):
                 link = address(
-                    snapshot, proposal, step=point.step, run=None if shown_run is first_run else shown_run.name
+                    snapshot, defaults, step=point.step, run=None if shown_run is first_run else shown_run.name
                 )
                 yield summary(snapshot), pairs(snapshot, ppo=_point_label(point), link=link)
         except ZooError as error:
@@ -80,14 +82,14 @@ def training_tab(
     def sample_all(prompt: object, run: Any, *sampling: Any) -> Iterator[tuple[object, object]]:
         try:
             shown_run, rows = timeline.run(run), list[AtCheckpoint]()
-            steps = shown_run.spread(subject.comparison.limits.steps)
-            for row in drawing.steps(prompt, steps, run=run, **sampling_arguments(*sampling)):
+            steps = shown_run.spread(page_models.comparison.limits.steps)
+            for row in streams.steps(prompt, steps, run=run, **sampling_arguments(*sampling)):
                 rows.append(row)
                 yield "", checkpoints(rows, requested=len(steps), total=len(shown_run.points))
         except ZooError as error:
             yield notice(error), gr.skip()
 
-    tab = _layout(subject, first_run, proposal)
+    tab = _layout(page_models, first_run, defaults)
     linked = tab.controls
     prompt, run, step, curves_html = linked.prompt, linked.run, linked.step, linked.curves
     sampling_controls, message = linked.sampling, tab.message
@@ -112,7 +114,7 @@ def training_tab(
 
     run.input(show_run, [run], [step, curves_html], **shared)
     if len(timeline.by_beta) > 1:
-        _betas(subject, drawing, controls=linked, models=models, shared=shared)
+        _betas(page_models, streams, controls=linked, models=models, shared=shared)
     return linked
 
 
@@ -128,20 +130,20 @@ class _Tab:
     all_steps: gr.HTML
 
 
-def _layout(subject: Subject, first_run: TimelineRun, proposal: Proposal) -> _Tab:
+def _layout(page_models: PageModels, first_run: TimelineRun, defaults: SamplingDefaults) -> _Tab:
     """Creates the components, in the order of the page."""
-    assert subject.timeline is not None
+    assert page_models.timeline is not None
     gr.HTML("<h2>The same prompt at each checkpoint</h2>", elem_classes="zoo-heard")
     with gr.Row(equal_height=True):
-        example = next(iter(subject.lineage.prompts), "")
+        example = next(iter(page_models.lineage.prompts), "")
         prompt = prompt_box("training-prompt", "The beginning of a text", value=example, min_width=240)
         run_step = gr.Button("At the step below", scale=1, min_width=120, elem_id="at-the-step")
         run_all = gr.Button("Every checkpoint", variant="primary", scale=1, min_width=120, elem_id="every-step")
     run = gr.Dropdown(
-        [(_run_label(timeline_run), timeline_run.name) for timeline_run in subject.timeline.runs.values()],
+        [(_run_label(timeline_run), timeline_run.name) for timeline_run in page_models.timeline.runs.values()],
         value=first_run.name,
         label="Run",
-        visible=len(subject.timeline.runs) > 1,
+        visible=len(page_models.timeline.runs) > 1,
         elem_id="run",
     )
     curves_html = gr.HTML(curves(first_run, first_run.best.step), elem_id="curves")
@@ -149,23 +151,23 @@ def _layout(subject: Subject, first_run: TimelineRun, proposal: Proposal) -> _Ta
     message = live_region("training-message")
     at_step = gr.HTML(SLIDER_HINT, elem_id="at-step")
     with gr.Accordion("Sampling", open=False, elem_id="training-sampling"):
-        sampling_controls = controls(proposal, prefix="training-")
+        sampling_controls = controls(defaults, prefix="training-")
     all_steps_html = gr.HTML("", elem_id="steps")
     training_controls = TrainingControls(prompt, run, step, curves_html, tuple(sampling_controls))
     return _Tab(training_controls, run_step, run_all, message, at_step, all_steps_html)
 
 
 def _betas(
-    subject: Subject,
-    drawing: Drawing,
+    page_models: PageModels,
+    streams: CompletionStreams,
     *,
     controls: TrainingControls,
     models: Mapping[str, Any],
     shared: Mapping[str, Any],
 ) -> None:
     """Builds the part of the tab that compares the runs of an ablation by β. "Run" above selects one of them."""
-    assert subject.timeline is not None
-    runs = subject.timeline.by_beta
+    assert page_models.timeline is not None
+    runs = page_models.timeline.by_beta
 
     def run_index(name: object) -> int:
         return next((index for index, run in enumerate(runs) if run.name == name), 0)
@@ -173,7 +175,7 @@ def _betas(
     def sample_all(prompt: object, *sampling: Any) -> Iterator[tuple[object, object]]:
         rows: list[AtCheckpoint] = []
         try:
-            for row in drawing.betas(prompt, **sampling_arguments(*sampling)):
+            for row in streams.betas(prompt, **sampling_arguments(*sampling)):
                 rows.append(row)
                 yield "", checkpoints(rows, requested=len(runs), total=len(runs), by_beta=True)
         except ZooError as error:
@@ -183,7 +185,7 @@ def _betas(
         '<div class="zoo"><h2>Strength of the KL penalty</h2><p>Runs with different β, the coefficient of the KL '
         "penalty. A large β keeps PPO close to SFT; a small one lets it exploit the reward model.</p></div>"
     )
-    frontier_html = gr.HTML(_frontier(runs, run_index(subject.timeline.run().name)), elem_id="frontier")
+    frontier_html = gr.HTML(_frontier(runs, run_index(page_models.timeline.run().name)), elem_id="frontier")
     run_all = gr.Button("The prompt with every β", elem_id="every-beta")
     message = live_region("beta-message")
     all_betas_html = gr.HTML("", elem_id="betas")

@@ -31,7 +31,7 @@ RULE_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
-class Subject:
+class PageModels:
     """What a page shows: the loaded models, their lineage, and the runs over training.
 
     Attributes:
@@ -63,7 +63,7 @@ class Subject:
         runs: Sequence[str] | None = None,
         lenient: bool = False,
         hub: Hub = DEFAULT_HUB,
-    ) -> Subject:
+    ) -> PageModels:
         """Fetches and loads the models of a PPO checkpoint.
 
         Args:

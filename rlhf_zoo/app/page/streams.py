@@ -12,7 +12,7 @@ SNAPSHOT_INTERVAL = 0.08
 T = TypeVar("T")
 
 
-class Drawing:
+class CompletionStreams:
     """Samples completions as streams, from a comparison and from its timeline.
 
     A stream raises ZooError at its first item if the arguments are refused, or later if memory runs out. Closing a
@@ -21,7 +21,7 @@ class Drawing:
     Args:
         comparison: The models.
         timeline: The runs' checkpoints; None if there are none: then only `stream` works.
-        gpu: ZeroGPU's decorator; None without it.
+        gpu: ZeroGPU's decorator; None if the page does not run on ZeroGPU.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Drawing:
         Args:
             step: The training step.
             prompt: The visitor's prompt.
-            run: The run's name; None for the first.
+            run: The run's name; None for the first run.
             **sampling: See `Comparison.stream`.
         """
         return self._at(step, run, prompt=_not_none(prompt), every=SNAPSHOT_INTERVAL, **sampling)
@@ -65,18 +65,18 @@ class Drawing:
         run: str | None = None,
         **sampling: Unpack[Sampling],
     ) -> Generator[AtCheckpoint, None, None]:
-        """Runs `Timeline.at_steps`.
+        """Streams completions of one prompt from the policies of several training steps (`Timeline.at_steps`).
 
         Args:
             prompt: The visitor's prompt.
-            steps: Training steps; None spreads them over the run.
-            run: The run's name; None for the first.
+            steps: Training steps; None to spread them over the run.
+            run: The run's name; None for the first run.
             **sampling: See `Comparison.stream`.
         """
         return self._steps(_not_none(prompt), steps, run=run, **sampling)
 
     def betas(self, prompt: object, **sampling: Unpack[Sampling]) -> Generator[AtCheckpoint, None, None]:
-        """Runs `Timeline.at_betas`.
+        """Streams completions of one prompt from the policies of runs with different β (`Timeline.at_betas`).
 
         Args:
             prompt: The visitor's prompt.

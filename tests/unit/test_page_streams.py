@@ -9,7 +9,7 @@ import pytest
 from toy_models import Toys, save_toys
 
 from rlhf_zoo.app.engine import Comparison, Timeline, TimelinePoint, TimelineRun
-from rlhf_zoo.app.page.drawing import Drawing
+from rlhf_zoo.app.page.streams import CompletionStreams
 from rlhf_zoo.errors import ZooError
 
 SAMPLING = {"seed": 1, "temperature": 0.9, "top_p": 1.0, "max_new_tokens": 8, "n": 1}
@@ -44,31 +44,31 @@ def zero_gpu(stream: Callable) -> Callable:
 
 
 @pytest.mark.parametrize("gpu", [None, zero_gpu])
-def test_drawing_streams_equal_those_of_comparison(comparison: Comparison, toys: Toys, gpu) -> None:
-    drawing = Drawing(comparison, timeline(comparison, toys.sft, toys.ppo), gpu=gpu)
+def test_streams_equal_those_of_comparison(comparison: Comparison, toys: Toys, gpu) -> None:
+    streams = CompletionStreams(comparison, timeline(comparison, toys.sft, toys.ppo), gpu=gpu)
     *_, expected = comparison.stream("the camera", **SAMPLING)
-    *_, found = drawing.stream("the camera", **SAMPLING)
+    *_, found = streams.stream("the camera", **SAMPLING)
     assert found == expected
-    *_, at = drawing.at(2, "the camera", run="run", **SAMPLING)
+    *_, at = streams.at(2, "the camera", run="run", **SAMPLING)
     assert at.ppo == expected.ppo
-    rows = list(drawing.steps("the camera", [1, 2], run="run", **SAMPLING))
+    rows = list(streams.steps("the camera", [1, 2], run="run", **SAMPLING))
     assert [row.snapshot.ppo == expected.ppo for row in rows] == [False, True]
-    assert [row.run for row in drawing.betas("the camera", **SAMPLING)] == ["run", "loose"]
+    assert [row.run for row in streams.betas("the camera", **SAMPLING)] == ["run", "loose"]
 
 
 @pytest.mark.parametrize("gpu", [None, zero_gpu])
-def test_drawing_keeps_error_messages(comparison: Comparison, toys: Toys, tmp_path: Path, gpu) -> None:
-    drawing = Drawing(comparison, timeline(comparison, toys.ppo, tmp_path / "gone"), gpu=gpu)
+def test_streams_keep_error_messages(comparison: Comparison, toys: Toys, tmp_path: Path, gpu) -> None:
+    streams = CompletionStreams(comparison, timeline(comparison, toys.ppo, tmp_path / "gone"), gpu=gpu)
     for stream, message in [
-        (drawing.stream(None, **SAMPLING), "The prompt is empty"),
-        (drawing.stream("the camera", **(SAMPLING | {"n": 99})), "the limit is 8"),
-        (drawing.at(7, "the camera", run="run", **SAMPLING), "no checkpoint of step 7"),
-        (drawing.at(1, "the camera", run="other", **SAMPLING), "There is no run 'other' here"),
-        (drawing.at(2, "the camera", run="run", **SAMPLING), "gone is neither a folder"),
-        (drawing.steps(" ", [1], run="run", **SAMPLING), "The prompt is empty"),
-        (drawing.betas("the camera", **(SAMPLING | {"seed": -1})), "The seed is -1"),
+        (streams.stream(None, **SAMPLING), "The prompt is empty"),
+        (streams.stream("the camera", **(SAMPLING | {"n": 99})), "the limit is 8"),
+        (streams.at(7, "the camera", run="run", **SAMPLING), "no checkpoint of step 7"),
+        (streams.at(1, "the camera", run="other", **SAMPLING), "There is no run 'other' here"),
+        (streams.at(2, "the camera", run="run", **SAMPLING), "gone is neither a folder"),
+        (streams.steps(" ", [1], run="run", **SAMPLING), "The prompt is empty"),
+        (streams.betas("the camera", **(SAMPLING | {"seed": -1})), "The seed is -1"),
     ]:
         with pytest.raises(ZooError, match=message):
             next(stream)
-    first, second = drawing.steps("the camera", [1, 2], run="run", **SAMPLING)
+    first, second = streams.steps("the camera", [1, 2], run="run", **SAMPLING)
     assert first.problem is None and "gone is neither a folder" in second.problem
