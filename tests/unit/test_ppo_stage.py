@@ -110,7 +110,7 @@ def never_asked(completions: Sequence[str], **_: Any) -> list[float]:
 def test_a_reward_that_refuses_ends_the_run_in_its_own_sentence(folder: Path) -> None:
     """Columns that are not there are said before anything trains."""
     context = make_context(folder, reward_model_path="none", reward_funcs='exact_match(column="solution")')
-    with pytest.raises(ZooError, match="reads the column 'solution', but the prompts have 'answer', 'row': name the"):
+    with pytest.raises(ZooError, match="reads the column 'solution', but the prompts have 'answer', 'row': set the"):
         ppo.run(context)
     with pytest.raises(ZooError, match="The service refuses: pay it") as caught:
         ppo.run(make_context(folder, reward_model_path="none", reward_funcs="test_ppo_stage:never_asked"))

@@ -249,7 +249,7 @@ def test_numeric_match_rejects_answer_without_number() -> None:
 @pytest.mark.parametrize("reward", [ExactMatch(), NumericMatch()], ids=["exact", "numeric"])
 def test_reward_rejects_missing_answer_column(reward: Any) -> None:
     with pytest.raises(
-        ZooError, match=rf"{reward.name} reads the column 'answer', but the prompts have 'solution': name"
+        ZooError, match=rf"{reward.name} reads the column 'answer', but the prompts have 'solution': set"
     ):
         score(reward, "4", solution=["4"], trainer_state=None, log_extra=lambda *_: None)
     with pytest.raises(ZooError, match="no columns but the prompt"):
