@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ZooError
 from ..evaluation.measure import make_evaluator, measure
 from ..fileio import read_json
+from ..hub.client.publish import same_weights
 from ..hub.client.refs import resolve
 from ..modeling import distributed
 from ..modeling.chat import plain_text
@@ -33,7 +34,7 @@ from ..runs.registry import STAGES
 from ..runs.settings.loading import check_installed
 from ..runs.status_line import doing
 from .stages import evaluate, ppo
-from .stages.evaluate import check_judges, check_rules, evaluation_prompts, same_weights
+from .stages.evaluate import check_judges, check_rules, evaluation_prompts
 from .stages.merged import merged_model
 from .stages.reward import check_pairs
 from .stages.summary import write_summary

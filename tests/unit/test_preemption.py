@@ -23,10 +23,11 @@ from transformers import AutoModelForCausalLM
 from rlhf_zoo.cli.main import cli
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client.connect import Hub
+from rlhf_zoo.hub.client.publish import same_weights
 from rlhf_zoo.modeling.integrity import check_integrity
 from rlhf_zoo.pipeline.inspect import reproduce
 from rlhf_zoo.pipeline.inspect.differences import compare_files, compare_weights
-from rlhf_zoo.pipeline.stages import evaluate, ppo
+from rlhf_zoo.pipeline.stages import ppo
 from rlhf_zoo.pipeline.stages.callbacks import NoRoom, StageCallback
 from rlhf_zoo.pipeline.stages.interrupt import Interruptible
 from rlhf_zoo.pipeline.stages.reporting import report_to_one_run
@@ -137,7 +138,7 @@ def test_push_steps_and_push_dtype_do_not_change_training(folder: Path, thread_h
     with reproduce._as_published(stopped, record, last) as made:
         assert not any(row["differing"] or row["problem"] for row in compare_weights(pulled, made))
         assert compare_files(pulled, made) == []
-    assert evaluate.same_weights(pulled, last, altered) and not evaluate.same_weights(pulled, last)
+    assert same_weights(pulled, last, altered) and not same_weights(pulled, last)
 
 
 @pytest.mark.parametrize(

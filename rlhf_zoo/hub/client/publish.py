@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, cast
@@ -433,3 +434,22 @@ def _replace_files(
     commit = commit_on_head(repo_id, operations, message, revision=revision, hub=hub)
     assert commit is not None  # `operations` always returns operations
     return commit
+
+
+def same_weights(a: Path, b: Path, overrides: Mapping[str, Path | None] = NO_OVERRIDES) -> bool:
+    """Whether the published weight files of two checkpoints have the same sha256.
+
+    Args:
+        a: Folder of the first checkpoint.
+        b: Folder of the second checkpoint.
+        overrides: Name of a file of `b` -> the file that replaces it, or None to omit it.
+    """
+    a_digests, b_digests = (
+        {
+            name: hashlib.sha256(path.read_bytes()).hexdigest()
+            for name, path in files.items()
+            if name.endswith(".safetensors")
+        }
+        for files in (checkpoint_files(a), checkpoint_files(b, overrides=overrides))
+    )
+    return bool(a_digests) and a_digests == b_digests

@@ -1,7 +1,6 @@
 """The eval stage: compares PPO with SFT on held-out prompts, using a judge that is not the training reward."""
 
 import contextlib
-import hashlib
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -27,7 +26,6 @@ from ...evaluation.simple_filters import score_filters
 from ...evaluation.trajectory import Trajectory, evaluate_checkpoints
 from ...evaluation.trivial_comparison import score_trivial
 from ...fileio import now, write_json, write_text
-from ...hub.client.publish import NO_OVERRIDES, checkpoint_files
 from ...hub.client.step_tags import tag_name
 from ...hub.client.weights import Origin
 from ...modeling import distributed
@@ -490,22 +488,3 @@ def _write_verdict(folder: Path, trajectory: Trajectory | str) -> dict[str, Any]
     write_json(scores, trajectory.arrays())
     figures = trajectory.to_json()
     return {"verdict": figures["verdict"], "recommended": figures["recommended"], "over_training": figures}
-
-
-def same_weights(a: Path, b: Path, overrides: Mapping[str, Path | None] = NO_OVERRIDES) -> bool:
-    """Whether the published weight files of two checkpoints have the same sha256.
-
-    Args:
-        a: Folder of the first checkpoint.
-        b: Folder of the second checkpoint.
-        overrides: Name of a file of `b` -> the file that replaces it, or None to omit it.
-    """
-    a_digests, b_digests = (
-        {
-            name: hashlib.sha256(path.read_bytes()).hexdigest()
-            for name, path in files.items()
-            if name.endswith(".safetensors")
-        }
-        for files in (checkpoint_files(a), checkpoint_files(b, overrides=overrides))
-    )
-    return bool(a_digests) and a_digests == b_digests
