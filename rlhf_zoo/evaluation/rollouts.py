@@ -107,9 +107,6 @@ def probe_rollouts(
         report: The probes of the same texts, where several judges score them; None runs the probes.
         seed: Seed of the permutations and resamples.
 
-    Returns:
-        The findings.
-
     Raises:
         ValueError: The two sides share no prompt.
         ZooError: The reward is verifiable but missing, or there is also a separate judge.

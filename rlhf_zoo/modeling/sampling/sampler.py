@@ -195,8 +195,7 @@ def sample(
         temperature: The sampling temperature, by which logits are divided.
         top_p: The total probability of the most likely tokens, to which draws are limited. It does not change log π.
         vocabulary: The tokens that can be sampled; None for every entry of the logits. All others have probability 0.
-        max_tokens: The maximum number of tokens in the cache, padding included; None for no limit. Prompts for which
-            there is no room wait.
+        max_tokens: The maximum number of tokens in the cache, with padding; None for no limit. Prompts wait for room.
         critic: A critic on the policy's trunk, for `Samples.values`; None for no critic.
         decoder: The decoder; None for a `GrowingDecoder`.
 
