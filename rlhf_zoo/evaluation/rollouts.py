@@ -21,7 +21,7 @@ _JUDGE_IS_REWARD = (
 )
 
 #: Page that names a remedy for each verdict and each family of probes.
-REMEDIES = "docs/reward-up-text-worse.md"
+REMEDIES = "https://github.com/rlhf-zoo/rlhf-zoo/blob/main/docs/reward-up-text-worse.md"
 _TRAIN_AGAIN = (
     "raise your trainer's KL coefficient (TRL: beta) or penalize what the probes name, and train again from the SFT "
     f"model: {REMEDIES}"

@@ -149,6 +149,15 @@ def test_new_guesses_reward_label_and_reports_it(capsys: pytest.CaptureFixture[s
         zoo("new", "other", *words, "--judge", "reward:two")
 
 
+@pytest.mark.parametrize(
+    ("name", "is_on_hub"),
+    [("maker/model", True), ("maker/model@v1", True), ("./model", False), ("/no/model", False), ("model", False)],
+)
+def test_request_looks_up_only_hub_names_on_hub(name: str, is_on_hub: bool) -> None:
+    request = RecipeRequest(name, prompts="data.jsonl", rewards=["length"])
+    assert request.on_hub == (name if is_on_hub else None)
+
+
 def test_new_writes_absolute_paths(monkeypatch: pytest.MonkeyPatch, working_directory: Path) -> None:
     save_model_and_data("GPT-2", "trl-lib/tldr-preference")
     zoo(

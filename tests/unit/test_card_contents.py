@@ -92,9 +92,12 @@ def card_body_with_settings(runs: Path, **changes) -> str:
 
 
 def test_card_notes_rewards_are_not_centered(runs):
-    note = "These rewards are not centered on the SFT model's"
+    note = "PPO did not center these rewards as the evaluation does"
     assert note not in make_card(runs / "ppo").read_text()
     assert note in card_body_with_settings(runs, score_centering="prompt")
+    stage = StageRecord(runs / "ppo")
+    stage.write(parents={"sft": stage.read()["parents"]["sft"]})
+    assert note not in card_body_with_settings(runs, score_centering="prompt"), "only a reward model is centered"
 
 
 def test_card_of_run_with_reward_functions_only(runs):

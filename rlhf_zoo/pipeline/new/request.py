@@ -52,9 +52,9 @@ class RecipeRequest:
 
     @property
     def on_hub(self) -> str | None:
-        """The first model or data set that is not on this machine; None if all are."""
+        """The first model or data set that only a Hub can have; None if there is none. A path is not a Hub's name."""
         names = (self.model, self.preferences, self.prompts, self.texts)
-        return next((name for name in names if name is not None and "/" in name and not Path(name).exists()), None)
+        return next((name for name in names if name is not None and _is_hub_name(name)), None)
 
     def __post_init__(self) -> None:
         # --judge takes reward models with this prefix, so --reward does too.
@@ -95,6 +95,12 @@ class RecipeRequest:
             raise ZooError("There is neither preference data nor a reward: pass --preferences or --reward.")
         if self.preferences is None and self.prompts is None:
             raise ZooError("There are no prompts for PPO: pass --prompts, or --preferences, which contain prompts.")
+
+
+def _is_hub_name(name: str) -> bool:
+    """Whether a name is NAMESPACE/NAME[@REVISION], and not a folder or file on this machine."""
+    parts = name.partition("@")[0].split("/")
+    return len(parts) == 2 and all(map(is_repository_name, parts)) and not Path(name).exists()
 
 
 def _absolute_path(name: str | None, *, data: bool = False) -> str | None:

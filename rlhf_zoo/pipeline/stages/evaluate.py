@@ -214,8 +214,8 @@ def _compare(
     judges_of_reward = reward_judges(context, evaluator)
     with doing("eval: measuring the checkpoints"):
         reliability = judge_reliability(evaluator, judges_of_reward, judge_check)
-        # No constant wins until the test prompts show one that does, or the candidate would be chosen by a judge that
-        # counts as unchecked.
+        # Whether a constant wins is measured on the test prompts, below. Until then assume that none does, or the judge
+        # would count as unchecked while the candidate is chosen.
         reliability = replace(reliability, winnable=False)
         trajectory = evaluate_checkpoints(context, inputs.source, evaluator, reliability=reliability)
 
