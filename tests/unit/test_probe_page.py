@@ -36,7 +36,9 @@ def test_probe_page_escapes_text():
     )
     assert "\u202e" not in html and "\x1b" not in html and "\\u202e\\x1b[31m" in page.text
     assert f"({len(ATTACK) * 60 - MAX_SAMPLE:,} more characters)" in page.text
-    assert "default-src 'none'" in html and not re.search(r"https?://|@import|url\(", html)
+    # Addresses stand in the text only: no attribute and no style loads one.
+    assert not any("://" in str(value) for _, attributes, _ in page.elements for value in attributes.values())
+    assert "default-src 'none'" in html and not re.search(r"@import|url\(", html)
     assert "@media (prefers-color-scheme: dark)" in html
 
 
