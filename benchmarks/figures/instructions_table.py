@@ -29,18 +29,18 @@ def short_table() -> str:
         return NOT_MEASURED
     runs = _first_runs(document["runs"])
     base, constant = document["policies"][0], document["policies"][-1]
-    policies = [base, *(_policy_of(run, document["policies"]) for run in runs)]
-    sides = [runs[0]["sft"], *(run["ppo"] for run in runs)]
+    rows = [["SmolLM2-135M-Instruct", *_short_cells(base, runs[0]["sft"]), ""]]
+    for run in runs:
+        cells = _short_cells(_policy_of(run, document["policies"]), run["ppo"])
+        rows.append([f"after {run['policy']}", *cells, f"*{run['verdict']}*"])
     constant_score = f"{100 * constant['IFEval']['average']:.1f}"
-    rows = [
-        ["all instructions followed, own test prompts, %", *(_hundred(side["judge"]) for side in sides)],
-        [
-            f"IFEval, average (one meaningless text: {constant_score})",
-            *(f"{100 * policy['IFEval']['average']:.1f}" for policy in policies),
-        ],
-        ["text that repeats, %", *(_hundred(side["repetition"]) for side in sides)],
-    ]
-    return table(["", "SmolLM2-135M-Instruct", *(f"after {run['policy']}: *{run['verdict']}*" for run in runs)], rows)
+    heads = ["%", "all instructions followed", f"IFEval (one meaningless text: {constant_score})", "text that repeats"]
+    return table([*heads, "verdict"], rows)
+
+
+def _short_cells(policy: Figures, own: Figures) -> list[str]:
+    """A policy's scores in percent: on the recipe's own test prompts, on IFEval, and how much of its text repeats."""
+    return [_hundred(own["judge"]), f"{100 * policy['IFEval']['average']:.1f}", _hundred(own["repetition"])]
 
 
 def short_pair() -> str:

@@ -8,13 +8,16 @@ from statistics import fmean
 from typing import Any
 
 from rlhf_zoo.fileio import write_bytes
+from rlhf_zoo.publishing.plot_parts import BLUE_ON_ANY, GREEN_ON_ANY, ORANGE_ON_ANY, make_transparent
 from rlhf_zoo.publishing.plots import plot_frontier
 
 from . import keep
 from .experiments import Experiment
 
 MANY = 5  # runs whose lines could not be told apart
-BLUE, GREEN, ORANGE = "#1f5fa8", "#2d7d46", "#c8501e"
+#: Recipes whose training is shown on first pages, also on phones.
+ON_FIRST_PAGES = ("tiny-world",)
+FONT_SIZE = 12  # typographic points
 
 
 def draw(experiment: Experiment) -> None:
@@ -23,7 +26,9 @@ def draw(experiment: Experiment) -> None:
     ablation = keep.load(experiment.name("ablation")).get("runs", [])
     cut = [run for run in ablation if run["beta"] == 0]
     if runs:
-        _training(experiment, runs, cut, keep.FOLDER / f"{experiment.recipe}.png")
+        _training(experiment, runs, cut, keep.FOLDER / f"{experiment.recipe}.png", narrow=False)
+        if experiment.recipe in ON_FIRST_PAGES:
+            _training(experiment, runs, cut, keep.FOLDER / f"{experiment.recipe}-narrow.png", narrow=True)
     if ablation:
         _over_optimisation(experiment, ablation, keep.FOLDER / f"{experiment.recipe}-over-optimisation.png")
     if frontier := keep.load(experiment.name("baselines")):
@@ -45,23 +50,25 @@ def draw_sums(runs: Sequence[Any], path: Path) -> None:
     """
     if not runs:
         return
-    figure, (panel,) = _figure(1)
-    right = panel.twinx()
-    _over_runs(panel, runs, "shows_work", color=GREEN, linestyle="-", label="shows its work (watched, unpaid)")
-    _over_runs(panel, runs, "reward", color=BLUE, linestyle="-", label="right answer (the reward)")
-    _over_runs(right, runs, "kl", color=ORANGE, linestyle="--", label="KL (right)")
+    figure, axes = _figure(1, 2, height=6.4)
+    panel, moved = axes[:, 0]
+    _over_runs(panel, runs, "shows_work", color=GREEN_ON_ANY, label="shows its work (watched, unpaid)")
+    _over_runs(panel, runs, "reward", color=BLUE_ON_ANY, label="right answer (the reward)")
+    _over_runs(moved, runs, "kl", color=ORANGE_ON_ANY, label="KL to SFT, nats")
     last = runs[0]["curve"][-1]["step"]
     for place, (policy, figure_of, label) in enumerate(_RIVALS):
         found = [run["policies"][policy][figure_of]["value"] for run in runs]
         panel.errorbar(
             last + 2 + 2 * place, fmean(found), yerr=[[fmean(found) - min(found)], [max(found) - fmean(found)]],
-            color=BLUE, marker="osD^v"[place], markersize=4, linewidth=1, label=label,
+            color=BLUE_ON_ANY, marker="osD^v"[place], markersize=5, linewidth=1, label=label,
         )  # fmt: skip
-    panel.set_title(f"tiny-sums: rollouts at T = 1 (mean and range of {len(runs)} runs)", fontsize=10.5)
-    panel.set(xlabel="PPO update", ylabel="share of completions", ylim=(0, 1.02))
-    right.set_ylabel("KL to SFT, nats per completion")
-    handles = [*panel.get_legend_handles_labels()[0], *right.get_legend_handles_labels()[0]]
-    panel.legend(handles=handles, frameon=False, fontsize=8, ncol=2, loc="upper center", bbox_to_anchor=(0.5, -0.14))
+    panel.set_title(f"tiny-sums: rollouts at T = 1\nmean and range of {len(runs)} runs", loc="left")
+    panel.set(ylabel="share of completions", ylim=(0, 1.02))
+    panel.tick_params(labelbottom=False)
+    moved.set_xlabel("PPO update")
+    moved.sharex(panel)
+    moved.legend(frameon=False, labelcolor="linecolor", handlelength=1.2)
+    figure.legend(handles=panel.get_legend_handles_labels()[0], frameon=False, loc="outside lower left")
     _save(figure, path)
 
 
@@ -71,55 +78,54 @@ def path_points(run: Mapping[str, Any], name: str) -> list[tuple[int, float, flo
     return [start, *((one["step"], math.sqrt(max(one["kl"], 0.0)), one[name]) for one in run["checkpoints"])]
 
 
-def _training(experiment: Experiment, runs: Sequence[Any], cut: Sequence[Any], path: Path) -> None:
-    """Proxy, gold where it is known, and KL against the update; β = 0 beside it."""
-    recipe = experiment.recipe
-    pairs = [(f"{recipe}: β = {experiment.beta:g}, the recipe's", runs), (f"{recipe}: β = 0", cut)]
-    pairs = [(title, group) for title, group in pairs if group]
-    paid = "reward model (proxy)" if runs[0]["reward_model"] else "reward (a rule)"
-    figure, axes = _figure(len(pairs))
-    for panel, (title, group) in zip(axes, pairs, strict=True):
-        right = panel.twinx()
-        lines = (
-            (panel, "reward", BLUE, "-", paid),
-            (panel, "gold", GREEN, "-", "gold utility (truth)"),
-            (right, "kl", ORANGE, "--", "KL (right)"),
-        )
-        for side, name, color, style, label in lines:
-            if name in group[0]["curve"][0]:
-                _over_runs(side, group, name, color=color, linestyle=style, label=label)
-        counted = f"{len(group)} run{'s' if len(group) > 1 else ''}"
-        panel.set_title(f"{title} ({'mean and range of ' if len(group) >= MANY else ''}{counted})", fontsize=10.5)
-        panel.set(xlabel="PPO update", ylabel="reward, gold utility" if "gold" in group[0]["curve"][0] else "reward")
-        right.set_ylabel("KL to SFT, nats per completion")
-        handles = [*panel.get_legend_handles_labels()[0], *right.get_legend_handles_labels()[0]]
-        panel.legend(handles=handles, framealpha=0.7, edgecolor="none", fontsize=8)
+def _training(experiment: Experiment, runs: Sequence[Any], cut: Sequence[Any], path: Path, *, narrow: bool) -> None:
+    """Reward, truth where it is known, and below them KL against the update; β = 0 beside that, or below if narrow."""
+    groups = [(experiment.beta, runs), *([(0.0, cut)] if cut else [])]
+    columns, rows = (1, 2 * len(groups)) if narrow else (len(groups), 2)
+    figure, axes = _figure(columns, rows, height=2.1 * rows)
+    pairs = list(axes.reshape(-1, 2) if narrow else axes.T)
+    paid = "reward (a reward model)" if runs[0]["reward_model"] else "reward (a rule)"
+    for (scores, moved), (beta, group) in zip(pairs, groups, strict=True):
+        _over_runs(scores, group, "reward", color=BLUE_ON_ANY, label=paid)
+        if "gold" in group[0]["curve"][0]:
+            _over_runs(scores, group, "gold", color=GREEN_ON_ANY, label="truth (never trained on)")
+        _over_runs(moved, group, "kl", color=ORANGE_ON_ANY, label="KL to SFT, nats")
+        runs_shown = f"{'mean and range of ' if len(group) >= MANY else ''}{len(group)} run{'s' * (len(group) > 1)}"
+        penalty = f"With a KL penalty, β = {beta:g}" if beta else "Without a KL penalty"
+        scores.set_title(f"{penalty}\n{runs_shown}", loc="left")
+        scores.tick_params(labelbottom=False)
+        moved.set_xlabel("PPO update")
+        for panel, first in ((scores, pairs[0][0]), (moved, pairs[0][1])):
+            panel.legend(frameon=False, labelcolor="linecolor", handlelength=1.2, borderaxespad=0)
+            if panel is not first:
+                panel.sharey(first)  # on one scale, a collapse looks like one
     _save(figure, path)
 
 
-def _over_runs(axes: Any, runs: Sequence[Any], name: str, *, label: str, **style: Any) -> None:
+def _over_runs(axes: Any, runs: Sequence[Any], name: str, *, label: str, color: str, **style: Any) -> None:
     """A line for each run; of many the mean, and a band from the lowest to the highest."""
     curves = [[(row["step"], row[name]) for row in run["curve"]] for run in runs]
     if len(runs) < MANY:
         for place, curve in enumerate(curves):
-            axes.plot(*zip(*curve, strict=True), alpha=0.75, linewidth=1.1, label=None if place else label, **style)
+            line_label = None if place else label
+            axes.plot(*zip(*curve, strict=True), color=color, linewidth=1.1, label=line_label, **style)
         return
     by_step: dict[int, list[float]] = {}
     for step, value in (point for curve in curves for point in curve):
         by_step.setdefault(step, []).append(value)
     steps, values = zip(*sorted(by_step.items()), strict=True)
-    axes.plot(steps, [fmean(found) for found in values], linewidth=1.3, label=label, **style)
+    axes.plot(steps, [fmean(found) for found in values], color=color, linewidth=1.8, label=label, **style)
     low, high = ([end(found) for found in values] for end in (min, max))
-    axes.fill_between(steps, low, high, alpha=0.15, color=style["color"], linewidth=0)
+    axes.fill_between(steps, low, high, alpha=0.18, color=color, linewidth=0)
 
 
 def _over_optimisation(experiment: Experiment, runs: Sequence[Any], path: Path) -> None:
     """Reward and judge of each checkpoint against √KL, by β and seed; a ring marks the recommended checkpoint."""
     figure, axes = _figure(2)
-    for panel, (name, title) in zip(axes, (("reward", "reward model (proxy)"), ("judge", "judge")), strict=True):
+    for panel, (name, title) in zip(axes[0], (("reward", "reward model (proxy)"), ("judge", "judge")), strict=True):
         labeled = set()
         for run in runs:
-            color = ORANGE if run["beta"] == 0 else BLUE
+            color = ORANGE_ON_ANY if run["beta"] == 0 else BLUE_ON_ANY
             points = path_points(run, name)
             label = f"β = {run['beta']:g}"
             panel.plot(*zip(*((x, y) for _, x, y in points), strict=True), "o-", color=color, alpha=0.75, markersize=3,
@@ -136,20 +142,24 @@ def _over_optimisation(experiment: Experiment, runs: Sequence[Any], path: Path) 
     _save(figure, path)
 
 
-def _figure(panels: int) -> tuple[Any, Any]:
+def _figure(columns: int, rows: int = 1, *, height: float = 3.8) -> tuple[Any, Any]:
+    """A figure, and its axes by row and column: of two rows, the second is half as high."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(5.4 * panels, 3.8), layout="constrained")
-    return figure, figure.subplots(1, panels, squeeze=False)[0]
+    figure = Figure(figsize=(5.4 * columns, height), layout="constrained")
+    ratios = [2, 1] * (rows // 2) or None
+    axes = figure.subplots(rows, columns, squeeze=False, sharex=False, height_ratios=ratios)
+    return figure, axes
 
 
 def _save(figure: Any, path: Path) -> None:
-    """As a PNG of 128 colors, which takes a third of the bytes."""
+    """As a PNG of 128 colors, which takes a third of the bytes; without a background, for light and dark pages."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from PIL import Image
 
     drawn, small = BytesIO(), BytesIO()
     FigureCanvasAgg(figure)
+    make_transparent(figure, size=FONT_SIZE)
     figure.savefig(drawn, dpi=110, format="png")
-    Image.open(drawn).convert("RGB").quantize(128).save(small, format="png", optimize=True)
+    Image.open(drawn).quantize(128, method=Image.Quantize.FASTOCTREE).save(small, format="png", optimize=True)
     write_bytes(path, small.getvalue())

@@ -23,8 +23,11 @@ OUTSIDE = (
     *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "recipes").glob("*/README.md"))),
     *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "examples").glob("*/README.md"))),
 )
-#: Fenced blocks and inline code, whose brackets are no links, and then links and images.
-LINK = re.compile(r"(?ms)^ *```.*?^ *```|`+[^`\n]+`+|(?<=\]\()(?P<target>[^()\s]+)(?=\))")
+#: Fenced blocks and inline code, whose brackets are no links, and then links, images and pictures of HTML.
+LINK = re.compile(
+    r"(?ms)^ *```.*?^ *```|`+[^`\n]+`+|(?<=\]\()(?P<target>[^()\s]+)(?=\))"
+    r'|\b(?P<attribute>src|srcset)="(?P<picture>[^"]+)"'
+)
 log = logging.getLogger("mkdocs.hooks.site")
 
 
@@ -45,6 +48,11 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
     def replaced(match: re.Match[str]) -> str:
         if match["target"] is not None:
             return site_link(match["target"], uri, origin, files)
+        if match["picture"] is not None:
+            # mkdocs leaves HTML as it is: unlike a link of Markdown, this is relative to the page's address.
+            link = site_link(match["picture"], uri, origin, files)
+            picture = posixpath.normpath(posixpath.join(posixpath.dirname(uri), link))
+            return f'{match["attribute"]}="{posixpath.relpath(picture, page.url or ".")}"'
         # In the code of a table GitHub needs a bar escaped, and Python-Markdown would show the backslash.
         in_table = markdown[markdown.rfind("\n", 0, match.start()) + 1] == "|"
         return match[0].replace("\\|", "|") if in_table else match[0]

@@ -59,6 +59,13 @@ def test_site_rewrites_links_between_folders_and_to_source(site: Path) -> None:
     assert "rlhf-zoo/blob/main/rlhf_zoo/ppo/trainer.py" in page(site, "trainer")
 
 
+def test_site_rewrites_addresses_in_html_pictures(site: Path) -> None:
+    assert 'srcset="evidence/tiny-world-narrow.png"' in page(site, ".")
+    assert 'src="evidence/tiny-world.png"' in page(site, ".")
+    assert 'srcset="../../evidence/tiny-world-narrow.png"' in page(site, "recipes/tiny-world")
+    assert (site / "evidence/tiny-world-narrow.png").is_file()
+
+
 def test_home_page_links_to_every_page() -> None:
     home = (ROOT / "docs/README.md").read_text(encoding="utf-8")
     pages = [path for paths in PAGES.values() for path in paths if not path.startswith("reference/")]
