@@ -235,22 +235,30 @@ def _distinct_lines(count: int, rng: random.Random) -> list[str]:
     return list(lines)
 
 
+_HELD_OUT_PAIRS = {"test": 10, "validation": 20}
+"""Pairs of product and aspect whose openings are held out. A verdict needs 20 validation prompts of different pairs."""
+
+
 def _openings(rng: random.Random) -> dict[str, Rows]:
-    """Returns neutral openings by split. No two splits share a pair of product and aspect."""
+    """Returns neutral openings by split. No two splits share a pair of product and aspect.
+
+    A held-out split lists one spelling of each pair, then another of each, and so on. So if an evaluation takes only
+    the first rows, it asks about each pair equally often.
+    """
     pairs = [(product, aspect) for product in sorted(PRODUCTS) for aspect in PRODUCTS[product]]
     rng.shuffle(pairs)
-    test_count, validation_count = round(0.32 * len(pairs)), round(0.08 * len(pairs))
-    pairs_by_split = {
-        "train": pairs[test_count + validation_count :],
-        "validation": pairs[test_count : test_count + validation_count],
-        "test": pairs[:test_count],
-    }
-    openings = {}
-    for split, split_pairs in pairs_by_split.items():
-        prompts = [prompt for product, aspect in split_pairs for prompt in subjects(product, aspect)]
-        rng.shuffle(prompts)
-        openings[split] = [{"prompt": prompt} for prompt in prompts]
-    return openings
+    train_pairs = pairs[sum(_HELD_OUT_PAIRS.values()) :]
+    train = [prompt for product, aspect in train_pairs for prompt in subjects(product, aspect)]
+    rng.shuffle(train)
+    prompts = {"train": train}
+    start = 0
+    for split, count in _HELD_OUT_PAIRS.items():
+        prompts_by_pair = [subjects(product, aspect) for product, aspect in pairs[start : start + count]]
+        for pair_prompts in prompts_by_pair:
+            rng.shuffle(pair_prompts)
+        prompts[split] = [prompt for spelling in zip(*prompts_by_pair, strict=True) for prompt in spelling]
+        start += count
+    return {split: [{"prompt": prompt} for prompt in prompts[split]] for split in ("train", "validation", "test")}
 
 
 def prepare(source: str | None = None, *, seed: int, lines: int = 12_000) -> dict[str, dict[str, Rows]]:
