@@ -13,9 +13,10 @@ Told = Mapping[str, Any]
 
 def baselines_table(experiment: Experiment) -> str:
     """The frontier of the first seed's run, and PPO's spread over the seeds of whole runs."""
-    frontier, runs = keep.load(experiment.name("baselines")), kept(experiment, "runs")
+    frontier = keep.load(experiment.name("baselines"))
     if not frontier:
         return NOTHING
+    runs = [run for run in kept(experiment, "runs") if same_prompts(frontier, run)]
     own = f"PPO, β = {experiment.beta:g}"
     headings = ["", "KL", "reward", "judge", "each seed's judge", "win rate over SFT", "over PPO", "10¹² FLOPs"]
     label = own if frontier["ppo"].get("seeds") else f"{own}, seed {frontier['seed']}"
@@ -47,6 +48,11 @@ def baselines_table(experiment: Experiment) -> str:
         *_fits(frontier),
     ]
     return "\n\n".join([*blocks, made(*map(code, frontier["commands"].values()))])
+
+
+def same_prompts(frontier: Told, run: Told) -> bool:
+    """Whether a run was tested on as many prompts and completions as the baselines. If not, figures differ by these."""
+    return bool(run["win_rate"]["n"] == frontier["prompts"] * frontier["samples_per_prompt"])
 
 
 def _points(frontier: Told) -> Iterator[tuple[str, Told]]:

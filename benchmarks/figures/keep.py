@@ -133,6 +133,7 @@ def _kept(run: Path) -> dict[str, Any]:
         "command": _public(StageRecord(run / "ppo").read()["command"]),
         "peak_rss_mib": summary["peak_rss_mib"],
         "reward_model": reward_model(model) if model else None,
+        **{key: evaluation[key] for key in ("prompts", "groups") if key in evaluation},
         **{side: {key: one["value"] for key, one in evaluation[side].items()} for side in ("sft", "ppo")},
         **{key: {part: evaluation[key][part] for part in ("value", "ci95", "n")} for key in WIN_RATES},
         "judges": {
@@ -171,7 +172,7 @@ def _verdict(run: Path, evaluation: Mapping[str, Any]) -> dict[str, Any]:
         "rule": over["rule"],
         "probes": [{key: probe[key] for key in PROBE_KEYS} for probe in over["probes"]["probes"]],
         "validation": {
-            "prompts": over["prompts"],
+            **{key: over[key] for key in ("prompts", "groups") if key in over},
             "samples": over["samples_per_prompt"],
             **{name: over["sft"][name]["value"] for name in figures},
         },

@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from rlhf_zoo.modeling.prompt_keys import format_group_count
+
 from . import keep
 from .experiments import Experiment
 from .text import NOTHING, code, listed, made, seeds, spread, table
@@ -44,7 +46,7 @@ def runs_table(experiment: Experiment) -> str:
     rows.append(["verdict", "", *(_counted(run["kind"] for run in of) for _, of, _ in columns[1:])])
     said = [
         f"{seeds(run['seed'] for run in runs).capitalize()}: mean, and the range in brackets; "
-        f"{runs[0]['win_rate']['n']} completions each."
+        f"{_completions(runs[0])} each."
     ]
     if cut:
         said.append(
@@ -68,6 +70,16 @@ def runs_table(experiment: Experiment) -> str:
             made(code(runs[0]["command"]) + " and the other seeds", *(code(run["command"]) for run in cut[:1])),
         ]
     )
+
+
+def _completions(run: Run) -> str:
+    """How many completions a run's figures are of; and of how many prompts, where that was kept."""
+    counted = f"{run['win_rate']['n']} completions"
+    return f"{counted} to {run['prompts']} test prompts{_groups(run)}" if "prompts" in run else counted
+
+
+def _groups(of: Mapping[str, Any]) -> str:
+    return format_group_count(of.get("groups"), of["prompts"])
 
 
 def _answer_rows(columns: Sequence[tuple[str, Sequence[Run], str]]) -> list[list[str]]:
@@ -132,8 +144,8 @@ def ablation_table(experiment: Experiment) -> str:
     said = [
         f"PPO's {seeds(dict.fromkeys(run['ppo_seed'] for run in runs))}, {len(first['curve'])} updates each, "
         f"from the SFT and reward model of seed {first['seed']}; figures are the mean, the range in brackets. Verdict "
-        f"and probes: {seen['prompts']} validation prompts, {seen['samples']} completions each. Figures: "
-        f"{first['win_rate']['n']} completions to test prompts.",
+        f"and probes: {seen['prompts']} validation prompts{_groups(seen)}, {seen['samples']} completions each. "
+        f"Figures: {_completions(first)}{'' if 'prompts' in first else ' to test prompts'}.",
         *missing_variants(experiment, runs),
     ]
     names = dict.fromkeys(one["family"] for run in runs for one in run["probes"])

@@ -91,7 +91,7 @@ def test_only_demo_corpus_has_near_duplicate_prompts() -> None:
         for split in ("validation", "test"):
             prompts = [row["prompt"] for row in splits[split]]
             counts[name, split] = (len(prompts), len(set(group_prompts(prompts))))
-    assert (counts["demo", "validation"], counts["demo", "test"]) == ((48, 6), (192, 24))
+    assert (counts["demo", "validation"], counts["demo", "test"]) == ((160, 20), (80, 10))
     del counts["demo", "validation"], counts["demo", "test"]
     assert all(prompts == groups for prompts, groups in counts.values()), counts
 
@@ -311,7 +311,9 @@ def test_eval_stage_resamples_groups_of_a_column(tmp_path: Path, pictures: None)
     assert "not measurable on 6 prompts in 3 groups" in str(over["probes"]["skipped"])
     make_card(context.record("ppo").path)
     card = (context.record("ppo").path / "README.md").read_text()
-    assert "6 prompts in 3 groups that ask the same thing" in card
+    assert "6 prompts in 3 groups that ask the same thing; 95% intervals over groups, not" in card
+    assert "6 prompts in 3 groups that ask the same thing, each resampled as a whole, of the" in card
+    assert "In brackets: 95% intervals over groups, paired" in card
     lost = replace(context, flags={**context.flags, "recipe": {"evaluation.group": "sort"}})
     with pytest.raises(ZooError, match="names the column sort"):
         evaluate.run(lost)

@@ -1,13 +1,18 @@
 """The tiny world: its generator writes what its grammar reads, and its gold utility is total."""
 
+import hashlib
+import json
 import math
 import random
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf_zoo.errors import ZooError
+from rlhf_zoo.evaluation.evidence import MIN_PROMPTS
+from rlhf_zoo.evaluation.prompt_groups import NEAR_DUPLICATES, group_prompts
 from rlhf_zoo.runs.corpora.tiny_world_2 import (
     PARTS,
     TEMPERATURE,
@@ -20,6 +25,7 @@ from rlhf_zoo.runs.corpora.tiny_world_2 import (
 )
 from rlhf_zoo.runs.corpora.tiny_world_2.grammar import read, subjects, tokenize
 from rlhf_zoo.runs.corpora.tiny_world_2.lexicon import ASPECT_BY_NAME, ASPECTS, PRODUCTS
+from rlhf_zoo.runs.recipe import load_recipe
 
 seeds = st.integers(0, 2**32 - 1)
 lines = seeds.map(lambda seed: generate_line(random.Random(seed)))
@@ -89,7 +95,7 @@ def test_prepare_is_reproducible_and_its_splits_are_disjoint() -> None:
     for config, column in (("lines", "text"), ("prompts", "prompt")):
         every = [row[column] for rows in world[config].values() for row in rows]
         assert len(every) == len(set(every))
-    assert len(world["prompts"]["test"]) >= 170
+    assert [len(world["prompts"][split]) for split in ("train", "validation", "test")] == [352, 160, 80]
     with pytest.raises(ZooError, match="dataset_name"):
         prepare("some/data", seed=0)
     with pytest.raises(ZooError, match="at least 20"):
@@ -103,6 +109,24 @@ def test_held_out_openings_name_aspects_absent_from_training() -> None:
     }
     every = {(product, aspect) for product in PRODUCTS for aspect in PRODUCTS[product]}
     assert set().union(*named.values()) == every and sum(map(len, named.values())) == len(every)
+
+
+def test_training_openings_are_those_of_published_runs() -> None:
+    """The split of the held-out pairs has changed since runs were published, and the training prompts have not."""
+    prompts = [[row["prompt"] for row in prepare(seed=seed, lines=20)["prompts"]["train"]] for seed in range(1, 11)]
+    assert hashlib.sha256(json.dumps(prompts).encode()).hexdigest() == "07eb276ecc3ab9212b3ab43a754b23075c0b29f0f219886d663a38d565edf15c"
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_recipe_evaluates_enough_questions_each_equally_often(seed: int) -> None:
+    keys = load_recipe("tiny-world").shared["evaluation"]
+    assert keys["group"] == NEAR_DUPLICATES
+    splits = prepare(seed=seed, lines=20)["prompts"]
+    validation = [row["prompt"] for row in splits["validation"][: keys["checkpoint_prompts"]]]
+    counts = Counter(group_prompts(validation))
+    assert len(counts) == MIN_PROMPTS and set(counts.values()) == {5}
+    test = Counter(group_prompts([row["prompt"] for row in splits["test"]]))
+    assert len(splits["test"]) == keys["prompts"] and sorted(test.values()) == [8] * 10
 
 
 def test_openings_are_neutral_and_begin_lines() -> None:

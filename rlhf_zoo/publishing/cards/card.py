@@ -303,11 +303,14 @@ def _held_out(facts: StageFacts) -> Callable[[Mapping[str, Any] | None], Raw]:
 
 
 def _in_groups(evaluation: object) -> str:
-    """Returns how many groups an evaluation's prompts form, to follow "prompts"; "" if each group has one prompt."""
+    """Returns how many groups an evaluation's prompts form, to follow "prompts"; "" if each group has one prompt.
+
+    The text ends with a comma.
+    """
     prompts, groups = (get_nested(evaluation, key) for key in ("prompts", "groups"))
     if not (isinstance(prompts, int) and isinstance(groups, int)) or groups == prompts:
         return ""
-    return f"{format_group_count(groups, prompts)} that ask the same thing, each resampled as a whole"
+    return f"{format_group_count(groups, prompts)} that ask the same thing, each resampled as a whole,"
 
 
 def _no_samples(facts: StageFacts) -> str:

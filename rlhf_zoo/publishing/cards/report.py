@@ -99,13 +99,14 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     source = f"the {escape(document['split'])} split of {code(document['data']['location'])}"
     n_samples = document["samples_per_prompt"]
+    in_groups = format_group_count(document.get("groups"), document["prompts"])
     yield (
         f"{format_prompt_count(document['prompts'], document.get('rows', document['prompts']))} prompts"
-        f"{format_group_count(document.get('groups'), document['prompts'])} of {source}, "
+        f"{in_groups} of {source}, "
         f"{n_samples} completion{'' if n_samples == 1 else 's'} per row, the same prompts and seeds for both, "
         f"temperature {document['temperature']:g}, at most {document['max_new_tokens']} new tokens, seed "
-        f"{document['seed']}. In brackets: 95% intervals over prompts, paired for differences; n counts completions. A "
-        "tie counts one half."
+        f"{document['seed']}. In brackets: 95% intervals over {'groups' if in_groups else 'prompts'}, paired for "
+        "differences; n counts completions. A tie counts one half."
     )
     for name, figures in document["judges"].items():
         yield ""
