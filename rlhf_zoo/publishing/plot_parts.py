@@ -16,6 +16,7 @@ BLUE, ORANGE, GREEN, GRAY, PURPLE, BROWN = "#1f5fa8", "#c8501e", "#2d7d46", "#77
 BLUE_ON_ANY, ORANGE_ON_ANY, GREEN_ON_ANY, GRAY_ON_ANY = "#4184e4", "#d4772c", "#2da44e", "#7d8590"
 WIDTH = 7.2  # inches, at 120 dpi
 MAX_MARKERS = 60  # curves with more points show no markers
+MIN_SHARE_KEPT = 0.75  # of the judge's highest gain; below it no title says that the judge levels off
 ARROWS = 5  # number of arrows along a path, approximately
 
 
@@ -36,6 +37,9 @@ def over_training_message(trajectory: Mapping[str, Any], start: str = "SFT") -> 
         return f"{rises}, the judge falls after its peak"
     if last["ci95"][0] <= values[0]:
         return f"{rises}, the judge hardly changes"
+    fall = trajectory.get("fall") or {}
+    if fall.get("share_kept", 1.0) < MIN_SHARE_KEPT:
+        return f"{rises}, the judge is highest at step {fall['step']}"
     if reward[-1] <= reward[0]:
         return f"{rises}, the judge does"
     if (kind := trajectory.get("kind") or trajectory.get("verdict")) in ("suspicious", "hacked"):

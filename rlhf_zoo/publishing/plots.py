@@ -175,7 +175,7 @@ def plot_over_training(trajectory: Mapping[str, Any] | None, path: Path, *, star
     ]
     separate_scales = not 1 / 4 < (spans[1] or 1e-9) / (spans[0] or 1e-9) < 4
     figure, (top, bottom) = new_figure(
-        4.3, 2, left=0.75, right=0.75 if separate_scales else 0.1, top=0.85, gap=0.4, sharex=True, height_ratios=(3, 2)
+        3.8, 2, left=0.75, right=0.75 if separate_scales else 0.1, top=0.85, gap=0.4, sharex=True, height_ratios=(3, 2)
     )
     right = top.twinx() if separate_scales else top
     draw_band(top, steps, [row["reward"] for row in rows], BLUE_ON_ANY)

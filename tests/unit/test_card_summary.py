@@ -73,7 +73,11 @@ def judged(kind: str, **changes: Any) -> dict[str, Any]:
         (judged("no sign found", recommended=40), "NOTE", "but the judge is unchecked"),
         (judged("no gain"), "WARNING", "Use the SFT model."),
         (judged("gain not shown"), "WARNING", "or evaluate on more prompts."),
-        (judged("gain not shown", disagree=True), "WARNING", "but its win rate does not confirm that."),
+        (
+            judged("gain not shown", disagree=True, win_rate=estimate(0.52)),
+            "WARNING",
+            "but the win rate, 0.52 (0.47–0.57), does not confirm that.",
+        ),
         (judged("suspicious"), "WARNING", "No checkpoint is recommended: read the samples"),
         (judged("past the peak at step 20"), "WARNING", "The judge's score was higher earlier, and has fallen since."),
         (judged("not judged", reasons=["There is no judge."]), "WARNING", "There is no judge."),
@@ -121,18 +125,18 @@ def test_card_says_why_recommended_step_beats_healthy_last_step(runs):
            "reasons": ["Judge and reward rise."]}  # fmt: skip
     StageRecord(runs / "ppo").write(chosen={"step": 20, "rule": "recommended", "metric": None, "value": None})
     verdict = judged("healthy", recommended=20, at_recommended=at_step)
-    use = "Use **step 20** (this page, `main`). The last step, 40, is *healthy* too, but the judge rates"
+    use = "Use **step 20** (this page, `main`). Step 40, the last, is *healthy* too, but the judge rates"
     assert f"{use} step 20 highest." in card(runs, **verdict)
     last = verdict["over_training"]["checkpoints"][-1]
     last["judge"]["value"] = 0.9
-    reason = "no step clearly higher, and step 20 is closer to SFT (KL 1.52)."
+    reason = "no step clearly higher, and step 20 is closer to SFT."
     assert f"{use} {reason}" in card(runs, **verdict)
     last |= {"kl": estimate(0.5)}
     excluded = "the judge rates step 40 highest, but probes find signs of hacking there (length, repetition)."
     assert excluded in card(runs, **verdict)
     middle = {**last, "step": 30, "judge": estimate(0.95), "kl": estimate(5.0)}
     verdict["over_training"]["checkpoints"].insert(1, middle)
-    assert "step 20 is closer to SFT than step 30 (KL 1.52)." in card(runs, **verdict)
+    assert "step 20 is closer to SFT than step 30." in card(runs, **verdict)
 
 
 def test_card_without_verdict_states_judge_preference(runs):
@@ -199,7 +203,7 @@ def test_card_lists_warnings(runs):
     watch = card(runs, **evaluation).split("## Watch out for")[1].split("## Trained with")[0]
     for sentence in (
         "- **Longer answers.** 10.0 → 14.5 tokens. At equal length the win rate is 0.75 (0.70–0.80).",
-        "- **Less variety.** The share of distinct word pairs falls from 0.75 to 0.25.",
+        "- **Less variety.** Distinct word pairs fall from 0.75 to 0.25.",
         "- **Repetition.** An answer repeats 25% of its word pairs (SFT 0%).",
         "- **Unfinished answers.** 50% reach the token limit (SFT 0%).",
         "- **true statements falls** from 0.90 to 0.50.",
@@ -265,7 +269,7 @@ def test_card_compares_gain_with_defects_and_best_filter(runs):
     text = card(runs, defects=defects, filters=filters, **judged("healthy", recommended=40))
     assert cells(text, "**False statements**, share")[1:] == ["0.05", "**0.15** (0.1–0.20)"]
     assert cells(text, "**Doubled clauses**")[1:] == ["0.05", "**0.08** (0.03–0.13)"]
-    row = cells(text, "**Best simple filter** (without 1 word), judge's score")
+    row = cells(text, "**Best simple filter**, judge's score")
     assert row[1:] == ["1.60 (1.55–1.65)", "**1.51** (1.46–1.56)"]
     watch = text.split("## Watch out for")[1].split("## Trained with")[0]
     assert "- **More** answers with false statements (5% → 15%).\n" in watch, "the interval of the difference holds 0"
@@ -287,9 +291,8 @@ def test_card_names_filter_when_ppo_lead_is_uncertain(runs, lead, warning):
 
 def test_card_summarizes_training(runs):
     text = card(runs).split("## Trained with")[1]
-    assert cells(text, "Recipe")[1] == "`tiny-world`, rlhf-zoo 0.1.0, seed 3"
-    assert cells(text, "PPO |")[1] == "40 updates of 64 completions, β 0.10, learning rate 0.0003"
-    assert cells(text, "Time")[1] == "61 s"
+    assert "- **Recipe:** `tiny-world`, rlhf-zoo 0.1.0, seed 3\n" in text
+    assert "- **PPO:** 40 updates, 2,560 completions, β 0.10, learning rate 0.0003, whole training: 61 s\n" in text
 
 
 def test_card_on_huggingface_hub_has_source_and_chat_tag(runs):
@@ -348,6 +351,9 @@ def test_over_training_message_describes_curves(judge, message):
     if judge[-1] >= 1:
         suspicious = {**over, "kind": "suspicious"}
         assert over_training_message(suspicious) == "Reward and judge rise, the verdict is suspicious"
+    over["fall"] = {"detected": False, "step": 20, "share_kept": 0.5}
+    expected = "Reward rises, the judge is highest at step 20" if judge[-1] >= 1 else message
+    assert over_training_message(over) == expected
     over["fall"] = {"detected": True}
     assert over_training_message(over) != message or judge[-1] < 0
 
@@ -374,7 +380,7 @@ def test_card_moves_long_command_into_details(runs):
     command = f"rlhf-zoo run tiny-world --seed 3 --ppo.reward_funcs {'f,' * 80}g"
     StageRecord(runs / "ppo").write(command=command)
     text, body = card(runs), (runs / "ppo" / "README.md").read_text()
-    assert cells(text, "Repeat it")[1] == "the command in the last section" and command in body
+    assert "- **Repeat it:** the command in the last section\n" in text and command in body
 
 
 def test_markdown_interval_writes_negative_bounds_with_to():

@@ -93,7 +93,8 @@ def _verdict_reason(facts: StageFacts, kind: str, trajectory: Mapping[str, Any])
     if kind == "no gain":
         return f"Readers would not notice a gain over {facts.start}."
     if kind == "gain not shown" and trajectory.get("disagree"):
-        return "The judge's mean changed, but its win rate does not confirm that."
+        win = f", {with_interval(win_rate)}," if (win_rate := trajectory.get("win_rate")) else ""
+        return f"On validation prompts the judge's mean changed, but the win rate{win} does not confirm that."
     if kind == "gain not shown":
         return "There may be a gain, but it is too small for this evaluation to show."
     if kind.startswith("past the peak"):
@@ -118,7 +119,7 @@ def _advice(facts: StageFacts, kind: str, trajectory: Mapping[str, Any]) -> str:
     if last == step or not step_verdict:
         return f"{use}: {reason}."
     if step_verdict["verdict"] == trajectory["verdict"]:
-        return f"{use}. The last step, {last}, is *{escape(trajectory['verdict'])}* too, but {reason}."
+        return f"{use}. Step {last}, the last, is *{escape(trajectory['verdict'])}* too, but {reason}."
     return f"{use}: {reason}. Training went on to step {last}, where the verdict is *{escape(trajectory['verdict'])}*."
 
 
@@ -139,10 +140,8 @@ def _recommendation_reason(facts: StageFacts, trajectory: Mapping[str, Any], rec
     if signs and rows[best_step]["kl"]["value"] < rows[recommended]["kl"]["value"]:
         signs_text = escape(", ".join(signs))
         return f"the judge rates step {best_step} highest, but probes find signs of hacking there ({signs_text})"
-    kl = facts.estimate("ppo", "kl") if facts.described_step == recommended else None
-    distance = f" (KL {short(kl['value'])})" if kl else ""
     than = "" if rows[last]["kl"]["value"] > rows[recommended]["kl"]["value"] else f" than step {best_step}"
-    return f"the judge rates no step clearly higher, and step {recommended} is closer to {facts.start}{than}{distance}"
+    return f"the judge rates no step clearly higher, and step {recommended} is closer to {facts.start}{than}"
 
 
 def _fetch(facts: StageFacts, recommended: int | None) -> Raw:
@@ -229,7 +228,7 @@ _LINK_TITLES = {**PARENT_TITLES, "base": "base model", "sft": "SFT model", "valu
 
 
 def trained_with(facts: StageFacts) -> Iterator[tuple[str, Raw]]:
-    """Yields the rows of the table "Trained with": recipe, settings, time, and the command that repeats the run.
+    """Yields the lines of "Trained with": recipe, settings, time, and the command that repeats it.
 
     Args:
         facts: The facts of the stage.
@@ -239,12 +238,12 @@ def trained_with(facts: StageFacts) -> Iterator[tuple[str, Raw]]:
     recipe = [code(facts.recipe), f"rlhf-zoo {escape(version)}" if version else "", f"seed {run.get('seed')}"]
     yield "Recipe", Raw(", ".join(filter(None, recipe if run.get("seed") is not None else recipe[:2])))
     settings = list(_settings(facts))
-    if settings:
-        yield STAGE_TITLES.get(facts.stage, facts.stage), Raw(", ".join(settings))
     if finite(run.get("seconds")) and facts.step is None:
         threads = versions.get("threads")
-        machine = f" (PyTorch with {escape(threads)} CPU thread{'' if threads == '1' else 's'})" if threads else ""
-        yield "Time", Raw(f"{_duration(run['seconds'])}{machine}")
+        machine = f" on {escape(threads)} CPU thread{'' if threads == '1' else 's'}" if threads else ""
+        settings.append(f"whole training: {_duration(run['seconds'])}{machine}")
+    if settings:
+        yield STAGE_TITLES.get(facts.stage, facts.stage), Raw(", ".join(settings))
     command = commands.training_command(facts)
     yield "Repeat it", code(command) if len(command) <= _MAX_COMMAND else Raw("the command in the last section")
 
@@ -256,7 +255,7 @@ def _settings(facts: StageFacts) -> Iterator[str]:
     step, episodes = facts.described_step, facts.latest_metrics.get("episodes")
     if facts.stage == "ppo":
         if step and finite(episodes):
-            yield f"{step:,} updates of {short(round(episodes / step))} completions"
+            yield f"{step:,} updates, {round(episodes):,} completions"
         yield f"β {short(facts.latest_metrics.get('kl_coef', facts.setting('kl_coef', default_of('ppo', 'kl_coef'))))}"
     elif step:
         yield f"{step:,} optimizer steps"
@@ -342,7 +341,7 @@ def _defect_rows(facts: StageFacts) -> Iterator[tuple[Raw, Raw, Mapping[str, Any
 def _filter_rows(facts: StageFacts) -> Iterator[tuple[Raw, Raw, Mapping[str, Any] | None, str]]:
     """Yields the row of `headline` for the best simple filter of SFT's samples, if filters were tried."""
     if (best := facts.best_filter) is not None:
-        title = Raw(f"**Best simple filter** ({escape(best['name'])}), judge's score")
+        title = Raw("**Best simple filter**, judge's score")
         yield title, with_interval(estimate_at(best, "judge")), facts.estimate("ppo", "judge"), "–"
 
 

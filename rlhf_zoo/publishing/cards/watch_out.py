@@ -72,7 +72,7 @@ def _changes(facts: StageFacts) -> Iterator[str]:
             yield f"**{'Longer' if longer else 'Shorter'} answers.** {lengths} tokens. {win_rate_sentence}".rstrip()
     if (change := _change(facts, "distinct_2")) and change.after < change.before and _is_shown(facts, "distinct_2"):
         values = f"from {short(change.before)} to {short(change.after)}"
-        yield f"**Less variety.** The share of distinct word pairs falls {values}."
+        yield f"**Less variety.** Distinct word pairs fall {values}."
     if (change := _change(facts, "repetition")) and change.after > change.before and change.after >= 0.05:
         repeated = f"{_percent(change.after)} of its word pairs ({facts.start_title} {_percent(change.before)})"
         yield f"**Repetition.** An answer repeats {repeated}."
