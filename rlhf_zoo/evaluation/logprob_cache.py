@@ -34,7 +34,7 @@ class LogprobCache:
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         self._values: dict[str, Value] = {}
-        self._path: Path | None = home() / "logprobs" / f"{_fingerprint(model, tokenizer)}.jsonl"
+        self._path: Path | None = home() / "logprobs" / f"{model_fingerprint(model, tokenizer)}.jsonl"
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             if self._path.is_file() and self._path.stat().st_size > MAX_BYTES:
@@ -91,8 +91,13 @@ def request_key(prompt_ids: Sequence[int], tokens: Sequence[int], *, total: bool
     return hashlib.sha256(json.dumps([list(prompt_ids), list(tokens), total]).encode()).hexdigest()[:32]
 
 
-def _fingerprint(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Returns a digest of a sample of each tensor and of the vocabulary. It is the same on every device."""
+def model_fingerprint(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Returns a digest of a sample of each tensor and of the vocabulary. It is the same on every device.
+
+    Args:
+        model: The model.
+        tokenizer: The model's tokenizer.
+    """
     digest = hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().values())).encode())
     for name, weight in model.state_dict().items():
         digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())

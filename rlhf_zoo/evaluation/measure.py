@@ -41,7 +41,9 @@ from .judges.named import open_panel
 from .judges.panel import Panel, RewardJudge, cheapest_first, scores
 from .judges.rule import RuleJudge
 from .judges.scalar import FunctionJudge, Judge
+from .logprob_cache import model_fingerprint
 from .reward_reading import reading_of
+from .saved_measurements import SavedMeasurements
 
 MAX_COMPLETIONS = 64  # completions whose logits are in memory at once
 MAX_LOGITS = 2**28  # logits of one policy that are in memory at once; the tighter limit if the vocabulary is large
@@ -75,6 +77,7 @@ class Evaluator:
         temperature: The sampling temperature.
         truncation: Top-k and top-p; None for the full distribution.
         stops: Token ids that end a completion.
+        saved: The measurements of an unfinished evaluation, which `measure` reads and adds to; None to save none.
     """
 
     reference: PreTrainedModel
@@ -85,6 +88,7 @@ class Evaluator:
     temperature: float
     truncation: Truncation | None = None
     stops: Sequence[int] | None = None
+    saved: SavedMeasurements | None = None
 
     @property
     def judge(self) -> Judge:
@@ -261,6 +265,31 @@ def measure(
     """
     # KL needs the logits of both models on one device.
     move(policy, evaluator.reference.device)
+
+    def make() -> PolicyMeasurements:
+        return _measure(policy, evaluator, prompts, keys=keys, seed=seed, desc=desc, columns=columns)
+
+    if evaluator.saved is None:
+        return make()
+    key = {
+        "measured": desc,
+        "policy": [policy.name_or_path, model_fingerprint(policy, evaluator.tokenizer)],
+        "judges": [judge.name for judge in evaluator.panel.scoring],
+        "seed": seed,
+    }
+    return PolicyMeasurements(**evaluator.saved.get(key, lambda: dict(vars(make()))))
+
+
+def _measure(
+    policy: PreTrainedModel,
+    evaluator: Evaluator,
+    prompts: Sequence[Prompt],
+    *,
+    keys: Sequence[tuple[int, ...]],
+    seed: int,
+    desc: str,
+    columns: Mapping[str, Sequence[object]] | None,
+) -> PolicyMeasurements:
     samples = evaluator.sample(policy, prompts, keys=keys, seed=seed, desc=desc)
     metrics_by_batch: dict[int, _BatchMetrics] = {}
     # Logits over the whole vocabulary are the largest tensors here, so their size limits the micro-batches.

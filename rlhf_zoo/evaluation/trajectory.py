@@ -315,13 +315,9 @@ def _completions(
     seed: int,
 ) -> Completions:
     judged = measured.judges[evaluator.judge.name]
-    return Completions(
-        [display_text(prompt) for prompt in prompts],
-        measured.completions,
-        measured.reward or None,
-        judged,
-        measured.ref_logprobs,
-        dependence(
+
+    def prompt_dependence() -> list[float] | None:
+        return dependence(
             evaluator.reference,
             evaluator.tokenizer,
             prompts,
@@ -329,7 +325,21 @@ def _completions(
             measured.ref_logprob_sums,
             seed=seed,
             temperature=evaluator.temperature,
-        ),
+        )
+
+    # With its eight other prompts for each text, this takes as long as sampling.
+    dependences = (
+        prompt_dependence()
+        if evaluator.saved is None
+        else evaluator.saved.get({"measured": "dependence", "tokens": measured.tokens}, prompt_dependence)
+    )
+    return Completions(
+        [display_text(prompt) for prompt in prompts],
+        measured.completions,
+        measured.reward or None,
+        judged,
+        measured.ref_logprobs,
+        dependences,
         verified=[score >= 1 for score in judged] if checks_answers(evaluator.judge) else None,
         groups=groups,
     )

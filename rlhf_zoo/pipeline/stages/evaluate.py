@@ -22,6 +22,7 @@ from ...evaluation.lm_eval import check_data, check_tasks, run_tasks
 from ...evaluation.measure import Evaluator, make_evaluator, reward_judges
 from ...evaluation.prompt_groups import check_column
 from ...evaluation.reference_answers import compare_with_references
+from ...evaluation.saved_measurements import SavedMeasurements
 from ...evaluation.simple_filters import score_filters
 from ...evaluation.trajectory import Trajectory, evaluate_checkpoints
 from ...evaluation.trivial_comparison import score_trivial
@@ -120,7 +121,8 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     Writes eval/evaluation.json and eval/samples.jsonl. The figures are over held-out prompts; evaluation.json also says
     on how many of these prompts each stage was trained. A finished evaluation is repeated if its judges, prompts or
     policies have changed. The earlier files are replaced only at the end, so a failure does not change the run
-    directory. All processes sample and measure; the main process asks the judges and writes the files.
+    directory. After an interruption, the same evaluation continues with the policies that are not measured yet. All
+    processes sample and measure; the main process asks the judges and writes the files.
 
     Args:
         context: The run.
@@ -154,10 +156,11 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     prompts = evaluation_prompts(context, source, inputs.sft.path)
     check_rules(context, source, prompts, inputs.sft.path)
     trained_on = count_trained_prompts(context, prompts)
+    saved = SavedMeasurements(context.directory, {"resolved": resolved, "code": code}, restart=context.restart)
     try:
         if SAME_LABELS in config.names:
             train_same_labels(context)
-        evaluator = make_evaluator(context, inputs.sft.path)
+        evaluator = replace(make_evaluator(context, inputs.sft.path), saved=saved)
         with doing("eval: checking the judges"):
             checks = check_on_pairs(context, evaluator, None if own_pairs_data is None else own_pairs_data[0])
         comparison = _compare(context, inputs, evaluator, prompts, checks)
@@ -172,22 +175,15 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         }
     except KeyboardInterrupt as error:
         raise Stopped from error
-    seconds = time.monotonic() - started
-    document = {
-        **_document_head(context, source, trained_on),
-        **figures,
-        **{name: keys for name in ("labeled", "own_pairs") if (keys := getattr(config, name))},
-        **_write_verdict(record.path, comparison.trajectory),
-        "seconds": seconds,
-    }
+    seconds = time.monotonic() - started + saved.seconds
     evaluator.panel.save(record.path)
-    write_json(record.path / "evaluation.json", document)
-    write_text(record.path / "samples.jsonl", comparison.result.jsonl())
+    _write_results(context, comparison, {**_document_head(context, source, trained_on), **figures}, seconds)
     if comparison.chosen is not None:
         merge_chosen(context, comparison.ppo.path)
         weights = weights_digest(comparison.ppo.path)
         context.record("ppo").write(chosen=comparison.chosen, weights=weights)
     _write_record(context, parents, resolved, code, seconds)
+    saved.delete()
     if publisher is not None:
         publisher.notify()  # the cards of both stages are new
     return True
@@ -257,6 +253,19 @@ def _compare(
     recommended = None if isinstance(trajectory, str) else trajectory.verdict.recommended
     choice = choice_of_verdict(step, recommends=recommended is not None) if verdict_chooses else None
     return _Comparison(result, ppo, trajectory, figures, choice)
+
+
+def _write_results(context: RunContext, comparison: _Comparison, figures: Mapping[str, Any], seconds: float) -> None:
+    """Writes evaluation.json, samples.jsonl, and the scores over training."""
+    config, folder = evaluation_of(context), context.record("eval").path
+    document = {
+        **figures,
+        **{name: keys for name in ("labeled", "own_pairs") if (keys := getattr(config, name))},
+        **_write_verdict(folder, comparison.trajectory),
+        "seconds": seconds,
+    }
+    write_json(folder / "evaluation.json", document)
+    write_text(folder / "samples.jsonl", comparison.result.jsonl())
 
 
 def _collect_votes(

@@ -1,0 +1,68 @@
+"""What an unfinished evaluation has measured so far, in files, so that it continues after an interruption."""
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..fileio import home, write_text
+from ..modeling import distributed
+from ..runs.context import environment_info
+from ..runs.record import fingerprint
+
+
+class SavedMeasurements:
+    """The measurements of one evaluation, a file each, in this user's folder for caches.
+
+    JSON keeps every float exactly, so a continued evaluation gives the figures of an uninterrupted one. The files are
+    not in the run directory, which may come from somebody else, whose figures must not count as measured here.
+
+    Args:
+        run: The run directory.
+        identity: The settings and data that every measurement depends on, besides the versions of packages. Files of an
+            evaluation with another identity or other versions are deleted.
+        restart: Whether to delete the files of this evaluation too.
+    """
+
+    def __init__(self, run: Path, identity: Mapping[str, Any], *, restart: bool = False) -> None:
+        self._root = home() / "evaluations" / fingerprint({"run": run.resolve()})[:16]
+        self._folder = self._root / fingerprint({**identity, "versions": environment_info()})[:16]
+        #: The time that the saved measurements took which this process has read.
+        self.seconds = 0.0
+        if restart or not self._folder.is_dir():
+            self.delete()
+
+    def get(self, key: Mapping[str, Any], make: Callable[[], Any]) -> Any:
+        """Returns a saved measurement; if there is none, measures and saves it. All processes must call this together.
+
+        Args:
+            key: What distinguishes the measurement from the others of this evaluation.
+            make: Measures. Its result must consist of lists, dictionaries with text keys, texts, numbers and None.
+        """
+        path = self._folder / f"{fingerprint(key)[:32]}.json"
+        saved = distributed.from_main_process(lambda: _read(path))
+        if saved is not None:
+            self.seconds += saved["seconds"]
+            return saved["value"]
+        started = time.monotonic()
+        value = make()
+        if distributed.is_main_process():
+            document = {"seconds": time.monotonic() - started, "value": value}
+            # Judges may give scalars of numpy, which `item` converts.
+            write_text(path, json.dumps(document, default=lambda scalar: scalar.item()))
+        return value
+
+    def delete(self) -> None:
+        """Deletes all files, because the evaluation is finished or its settings have changed."""
+        if distributed.is_main_process() and self._root.is_dir():
+            shutil.rmtree(self._root)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    # `fileio.read_json` bounds documents of strangers. This one is our own, and may be larger.
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):  # there is none, or it is damaged and is replaced
+        return None
