@@ -79,7 +79,11 @@ def compare(
 
 @click.command()
 @click.argument("run", metavar="RUN|REPO")
-@click.option("--prompt", required=True, help="The text to complete.")
+@click.option(
+    "--prompt",
+    required=True,
+    help='The text to complete, or a conversation as JSON: \'[{"role": "user", "content": "hi"}]\'.',
+)
 @click.option(
     "--stage", type=click.Choice(["ppo", "sft"]), default="ppo", help="The policy to show; sft is the same as --step 0."
 )
@@ -143,9 +147,11 @@ def trace(
         with doing(f"tracing {run}"):
             from ..pipeline.inspect.trace import find_traced_policy, trace_checkpoint
             from ..pipeline.inspect.trace_view import show, to_document
+            from ..runs.data.turns import typed_prompt
 
+            typed = typed_prompt(prompt, option="--prompt")
             subject = find_traced_policy(run, step=step, hub=connected_hub, **subject_options)
-            trace_result = trace_checkpoint(subject, prompt, columns=prompt_columns, **options)
+            trace_result = trace_checkpoint(subject, typed, columns=prompt_columns, **options)
         if as_json:
             print_json(to_document(trace_result, subject))
             return

@@ -103,7 +103,8 @@ def probe(
 
     COMPLETIONS is a file of JSON lines, a JSON array or Parquet, as TRL, OpenRLHF or verl write it. Its columns are
     prompt and completion (or input and output). Optional columns are reward (or score), judge, logprobs (of the tokens
-    under the SFT model), and group (the same for prompts that ask the same).
+    under the SFT model), and group (the same for prompts that ask the same). The samples.jsonl of an evaluation holds
+    both sides: name it twice.
 
     \b
     Example:

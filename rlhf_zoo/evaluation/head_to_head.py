@@ -132,7 +132,11 @@ class HeadToHead:
         """Returns samples.jsonl: a line for each (prompt, sample), with every policy's completion and its metrics."""
         lines = []
         for i, prompt in enumerate(self.prompts):
-            row: dict[str, object] = {"prompt": display_text(prompt), "sample": i % self.samples}
+            row: dict[str, object] = {"prompt": display_text(prompt)}
+            if not isinstance(prompt, str):
+                # The roles matter to a chat template, so a text is not enough for `probe --model`.
+                row["messages"] = [dict(message) for message in prompt]
+            row["sample"] = i % self.samples
             row |= {side: measured.row(i, self.judge) for side, measured in self.measurements.items()}
             lines.append(json.dumps(row, ensure_ascii=False) + "\n")
         return "".join(lines)

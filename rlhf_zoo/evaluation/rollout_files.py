@@ -4,7 +4,7 @@ import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import ZooError
 from ..fileio import finite, parse_json
@@ -28,18 +28,24 @@ MAX_ROWS = 250_000
 #: Largest absolute score. Sums of `MAX_ROWS` such scores, and of their squares, stay finite.
 MAX_SCORE = 1e100
 
+#: The sides of a row of samples.jsonl that hold the policy's and the reference's completion.
+Side = Literal["ppo", "sft"]
 #: A file; rows, such as a list of dicts or a `datasets.Dataset`; or completions that have been read.
 Rollouts = str | Path | Completions | Iterable[Mapping[str, Any]]
 
 
-def read_rollouts(source: Rollouts, *, reward: str | None = None, name: str = "the rows") -> Completions:
+def read_rollouts(
+    source: Rollouts, *, reward: str | None = None, name: str = "the rows", side: Side = "ppo"
+) -> Completions:
     """Reads completions, with the optional columns that every row has.
 
     Args:
         source: A UTF-8 file of JSON lines or with a JSON array, or a Parquet file if its name ends in .parquet; rows
-            with the same columns; or completions, which are returned as they are.
+            with the same columns; or completions, which are returned as they are. The samples.jsonl of an evaluation
+            holds both sides in each row.
         reward: The column of the reward; None for one of the usual names.
         name: Name of rows in memory, for error messages. A file is named by its path.
+        side: Which side to read if the rows hold both.
 
     Returns:
         The completions.
@@ -58,6 +64,7 @@ def read_rollouts(source: Rollouts, *, reward: str | None = None, name: str = "t
     for where, document in documents:
         if len(rows) == MAX_ROWS:
             raise ZooError(f"{name} holds over {MAX_ROWS:,} completions: give a random sample of them.")
+        document = _flat(document, side)
         rows[where] = _parse_row(document, names, where)
         unread_numbers |= {key for key, value in document.items() if finite(value)} - set().union(*names.values())
     if not rows:
@@ -88,6 +95,14 @@ def read_rollouts(source: Rollouts, *, reward: str | None = None, name: str = "t
         prompts, columns["completion"] or [], columns["reward"], columns["judge"], columns["logprobs"],
         conversations=conversations if has_conversations else None, groups=groups,
     )  # fmt: skip
+
+
+def _flat(document: Mapping[str, Any], side: Side) -> Mapping[str, Any]:
+    """Returns a row of samples.jsonl in the form of other rows, with one side's completion and scores."""
+    values = document.get(side)
+    if "completion" in document or not isinstance(values, Mapping):
+        return document
+    return {**values, "prompt": document.get("messages", document.get("prompt"))}
 
 
 def rows_of(source: Any, name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from ..errors import ZooError
 from ..hub.client.connect import DEFAULT_HUB, Hub
 from .judge_pairs import check_judge
-from .rollout_files import Rollouts, check_same_columns, read_rollouts
+from .rollout_files import Rollouts, Side, check_same_columns, read_rollouts
 from .rollouts import RolloutFindings, group_sides, probe_rollouts
 
 
@@ -28,7 +28,8 @@ def probe(
 
     Args:
         policy: The policy's completions: a file, rows such as a list of dicts or a `datasets.Dataset`, or
-            `Completions`. Each row has prompt and completion, and optionally reward, judge, group and logprobs.
+            `Completions`. Each row has prompt and completion, and optionally reward, judge, group and logprobs. The
+            samples.jsonl of an evaluation holds both sides, so it may be the reference too.
         reference: The SFT model's completions of the same prompts, or the base model's if the policy started there.
         model: The SFT model, a folder or a Hub id; two probes need its log-probabilities. They are cached on disk, so
             an interrupted call resumes where it stopped. The model's chat template renders conversations.
@@ -63,10 +64,12 @@ def probe(
     if verifiable and (labeled is not None or own_pairs is not None):
         raise ZooError("A verifiable reward judges itself: remove --labeled and --own_pairs, or --verifiable.")
     sides = {}
-    for role, source in (("policy", policy), ("reference", reference)):
+    roles: tuple[tuple[str, Rollouts, Side], ...] = (("policy", policy, "ppo"), ("reference", reference, "sft"))
+    for role, source, side in roles:
         name = str(source) if isinstance(source, str | Path) else role
-        # Both sides may be the same file, which is then compared with itself.
-        sides[f"{name} (reference)" if name in sides else name] = read_rollouts(source, reward=reward, name=name)
+        # Both sides may be the same file: the samples.jsonl of an evaluation, or one that is compared with itself.
+        rollouts = read_rollouts(source, reward=reward, name=name, side=side)
+        sides[f"{name} (reference)" if name in sides else name] = rollouts
     ours, theirs = sides.values()
     if not set(ours.prompts) & set(theirs.prompts):
         raise ZooError(f"{' and '.join(sides)} share no prompt: sample both for the same prompts.")

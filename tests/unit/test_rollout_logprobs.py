@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from datasets import Dataset
 from miniatures import load
 from test_probes import sft
 from test_rollouts import write
@@ -16,10 +17,16 @@ import rlhf_zoo
 from rlhf_zoo.cli.main import cli
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation import logprob_cache, rollout_logprobs
+from rlhf_zoo.evaluation.head_to_head import head_to_head
+from rlhf_zoo.evaluation.judges.panel import Panel
+from rlhf_zoo.evaluation.judges.scalar import FunctionJudge
+from rlhf_zoo.evaluation.measure import Evaluator
 from rlhf_zoo.evaluation.probes import Completions
 from rlhf_zoo.evaluation.rollout_files import read_rollouts
 from rlhf_zoo.evaluation.rollout_logprobs import ModelOptions, add_logprobs
 from rlhf_zoo.hub.client.connect import DEFAULT_HUB
+from rlhf_zoo.modeling.loading import load_tokenizer
+from rlhf_zoo.modeling.models import load_causal
 
 TEMPLATE = (
     "{% for turn in messages %}[{{ turn.role }}]{{ turn.content }}{% endfor %}"
@@ -99,6 +106,49 @@ def test_chat_template_applies_to_conversations_not_texts(tmp_path, home, caplog
         assert scored.logprobs[5] == pytest.approx(by_hand(expected, text), abs=2e-4)
         assert len(scored.dependence) == 24 and max(scored.dependence) <= np.log(9)
         assert (warning in caplog.text) if warning else not caplog.records
+
+
+def test_samples_of_evaluation_are_both_sides_of_probe(tmp_path, home):
+    """Of conversations they hold the messages, system turns included, so the SFT model reads what it was trained on."""
+    folder = save(tmp_path / "model", template=TEMPLATE)
+    model, tokenizer = load_causal(folder), load_tokenizer(folder)
+    evaluator = Evaluator(
+        model, tokenizer, None, Panel([FunctionJudge("toy_run:judge")]), max_new_tokens=6, temperature=1.0
+    )
+    rows = Dataset.from_list([
+        {"prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": f"tell me about item {number}"}]}
+        for number in range(12)
+    ])  # fmt: skip
+    comparison = head_to_head(load_causal(folder), evaluator, rows, samples=2, seed=1)
+    samples = tmp_path / "samples.jsonl"
+    samples.write_text(comparison.jsonl(), encoding="utf-8")
+    first = json.loads(samples.read_text(encoding="utf-8").split("\n")[0])
+    assert (list(first), first["messages"]) == (
+        ["prompt", "messages", "sample", "sft", "ppo", "control"], rows[0]["prompt"]
+    )  # fmt: skip
+    for side in ("ppo", "sft"):
+        read = read_rollouts(samples, side=side)
+        measured = comparison.measurements[side]
+        assert read.texts == measured.completions and read.judged == measured.judges["judge"]
+        assert read.conversations == [rows[number // 2]["prompt"] for number in range(24)] and read.rewards is None
+    scored, _ = add_logprobs(read, read, ModelOptions(folder, DEFAULT_HUB), seed=1)
+    own = by_hand("[system]s[user]tell me about item 5[assistant]", read.texts[10])
+    assert scored.logprobs[10] == pytest.approx(own, abs=2e-4)
+    for options in ([], ["--model", str(folder)]):
+        command = ["probe", str(samples), "--against", str(samples), "--json", *options]
+        result = CliRunner().invoke(cli, command, catch_exceptions=False)
+        document = json.loads(result.stdout)
+        assert (document["prompts"], document["completions"], document["left_out"]) == (12, 24, [0, 0])
+        needs_model = [family for family, why in document["probes"]["skipped"].items() if "needs the SFT model" in why]
+        assert needs_model == ([] if options else ["word salad", "independence of the prompt"])
+
+    plain = Dataset.from_list([{"prompt": f"item {number}"} for number in range(3)])
+    samples.write_text(head_to_head(model, evaluator, plain, samples=1, seed=1).jsonl(), encoding="utf-8")
+    assert "messages" not in json.loads(samples.read_text(encoding="utf-8").split("\n")[0])
+    assert read_rollouts(samples).prompts == plain["prompt"][:] and read_rollouts(samples).conversations is None
+    rows_without = [{"prompt": "a", "ppo": {"reward": 1.0}}]
+    with pytest.raises(ZooError, match="row 1 has no completion"):
+        read_rollouts(rows_without)
 
 
 def test_interrupted_probe_resumes_with_same_result(tmp_path, home, computed, monkeypatch, capfd):

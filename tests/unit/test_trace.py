@@ -47,6 +47,7 @@ from rlhf_zoo.ppo.custom_loop import samples_from_user
 from rlhf_zoo.ppo.kl_controller import KLController, RunningScores
 from rlhf_zoo.ppo.trace import TRACE_STREAM, Trace, trace
 from rlhf_zoo.rewards import RewardModel, Rewards
+from rlhf_zoo.runs.data.turns import typed_prompt
 from rlhf_zoo.runs.record import StageRecord
 
 TOKENIZER = make_tokenizer()
@@ -475,6 +476,30 @@ def test_trace_json_is_strict_and_complete(run: Path) -> None:
 # The command
 
 
+def test_typed_prompt_is_text_or_conversation() -> None:
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
+    for text in (json.dumps(turns), f" {json.dumps(turns, indent=1)}\n"):
+        assert typed_prompt(text, option="--prompt") == turns
+    share_gpt = '[{"from": "system", "value": "Be brief."}, {"from": "human", "value": "hi"}]'
+    assert typed_prompt(share_gpt, option="--prompt") == turns
+    for text in ("the battery", "[1, 2] sorted is", '[{"a": 1}]', "[{", ""):
+        assert typed_prompt(text, option="--prompt") == text
+
+
+def test_trace_reads_conversation_through_chat_template() -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = (
+        "{% for turn in messages %}{{ {'system': 'a', 'user': 'b'}[turn.role] }}{{ turn.content }}{% endfor %}"
+        "{% if add_generation_prompt %}c{% endif %}"
+    )
+    turns = typed_prompt('[{"role": "system", "content": "d"}, {"role": "user", "content": "e"}]', option="--prompt")
+    parts = {**models(), "critic": make_policy(), "rewards": Rewards([good]), "args": args()}
+    found = trace(turns, tokenizer=tokenizer, **parts)
+    expected = trace("adbec", tokenizer=TOKENIZER, **parts)
+    assert found.tokens == expected.tokens and found.completion == expected.completion
+    assert found.to_json()["prompt"] == turns
+
+
 def test_trace_command_prints_json_and_reports_bad_input(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -487,6 +512,10 @@ def test_trace_command_prints_json_and_reports_bad_input(
     for given, message in (
         (("--columns", "{x"), "--columns is '{x', which is not JSON"),
         (("--columns", "[1]"), "--columns is '[1]', which is not a JSON object"),
+        (("--prompt", '[{"role": "user"'), "--prompt begins like a conversation, but is not JSON"),
+        (("--prompt", '[{"role": "user"}]'), "--prompt is not a conversation: write [{"),
+        (("--prompt", '[{"content": "hi"}]'), "--prompt is not a conversation: write [{"),
+        (("--prompt", '[{"role": "user", "content": "hi"}]'), "the tokenizer has no chat template"),
         (("--stage", "sft", "--step", "2"), "--stage sft is step 0, so it does not go with --step 2: pass only one"),
     ):
         with pytest.raises(ZooError) as caught:

@@ -18,6 +18,7 @@ from ...hub.client.refs import Checkpoint, resolve
 from ...hub.client.refusals import refusals_as
 from ...hub.client.run_signature import TRUST_RUN_FLAG
 from ...hub.client.step_tags import tag_name, tagged_steps
+from ...modeling.chat_template import Prompt
 from ...modeling.critic import CRITIC_DIR
 from ...modeling.devices import on_device
 from ...modeling.integrity import check_integrity
@@ -294,7 +295,7 @@ def _find_parent(stage: Path, document: Mapping[str, Any], role: str, hub: Hub) 
 
 def trace_checkpoint(
     subject: TracedPolicy,
-    prompt: str,
+    prompt: Prompt,
     *,
     seed: int = 1,
     temperature: float | None = None,
@@ -306,7 +307,7 @@ def trace_checkpoint(
 
     Args:
         subject: The policy and the models of its run.
-        prompt: The text of the prompt.
+        prompt: A text or a conversation.
         seed: Seed of the sampler.
         temperature: The sampling temperature; None for the run's own.
         max_new_tokens: The most tokens of the completion; None for the run's own limit.

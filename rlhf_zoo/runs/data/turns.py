@@ -12,7 +12,8 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ZooError
-from ...modeling.chat_template import is_conversation
+from ...fileio import parse_json
+from ...modeling.chat_template import Prompt, is_conversation
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -29,6 +30,8 @@ ROLES = {
 _ANSWER_COLUMNS = ("completion", "chosen", "rejected")
 #: The beginning of each turn of a dialogue in one text.
 SPEAKER = re.compile(r"(?:\A|\n\n)(Human|Assistant):")
+#: The beginning of a conversation as JSON.
+_JSON_TURNS = re.compile(r'\s*\[\s*\{\s*"(role|content|from|value)"\s*:')
 
 
 def conversation_columns(rows: Dataset, *, for_texts: bool, fits: bool) -> dict[str, str]:
@@ -175,6 +178,31 @@ def messages_of(value: Any, *, system: Any = None, subject: str) -> Any:
     if isinstance(system, str) and system.strip() and not any(turn["role"] == "system" for turn in messages):
         return [{"role": "system", "content": system}, *messages]
     return messages
+
+
+def typed_prompt(text: str, *, option: str) -> Prompt:
+    """Reads a prompt that a user typed: a text, or a conversation as JSON.
+
+    Args:
+        text: The option's value.
+        option: Name of the option, for the message.
+
+    Returns:
+        The conversation if the text begins as a JSON list of turns does, else the text.
+
+    Raises:
+        ZooError: The text begins so, but is no conversation.
+    """
+    if _JSON_TURNS.match(text) is None:
+        return text
+    example = '[{"role": "user", "content": "…"}]'
+    try:
+        prompt = messages_of(parse_json(text), subject=option)
+    except ValueError as error:
+        raise ZooError(f"{option} begins like a conversation, but is not JSON ({error}): write {example}.") from error
+    if not is_conversation(prompt) or not all(isinstance(turn.get("content"), str) for turn in prompt):
+        raise ZooError(f"{option} is not a conversation: write {example}, each turn with a role and a text.")
+    return prompt
 
 
 def speaker(value: Any) -> str | None:
