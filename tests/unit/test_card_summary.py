@@ -273,7 +273,7 @@ def test_card_compares_gain_with_defects_and_best_filter(runs):
     assert row[1:] == ["1.60 (1.55–1.65)", "**1.51** (1.46–1.56)"]
     watch = text.split("## Watch out for")[1].split("## Trained with")[0]
     assert "- **More** answers with false statements (5% → 15%).\n" in watch, "the interval of the difference holds 0"
-    assert "- **A simple filter does as well.** SFT with a filter (without 1 word) reaches PPO's score" in watch
+    assert "- **A simple filter does better.** SFT with a filter (without 1 word) scores higher than PPO" in watch
     text = (runs / "ppo" / "README.md").read_text(encoding="utf-8")
     assert cells(text, "false statements, share of completions")[1:3] == [
         "0.050 [0.000, 0.100]",
@@ -282,7 +282,14 @@ def test_card_compares_gain_with_defects_and_best_filter(runs):
     assert cells(text, "without 1 word (the best)")[1] == "4.000" and "*without 1 word* leaves out: is." in text
 
 
-@pytest.mark.parametrize(("lead", "warning"), [(0.02, "- **A simple filter may do as well.** PPO's lead"), (0.5, None)])
+@pytest.mark.parametrize(
+    ("lead", "warning"),
+    [
+        (-0.02, "- **A simple filter does as well.** SFT with a filter (best of 8) reaches PPO's score"),
+        (0.02, "- **A simple filter may do as well.** PPO's lead"),
+        (0.5, None),
+    ],
+)
 def test_card_names_filter_when_ppo_lead_is_uncertain(runs, lead, warning):
     filters = {"samples": 16, "best": "best of 8", "tried": [filter_row("best of 8", 1.51 - lead, lead)]}
     watch = card(runs, filters=filters).split("## Watch out for")[1].split("## Trained with")[0]

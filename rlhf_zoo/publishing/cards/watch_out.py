@@ -137,6 +137,8 @@ def _filter_sentence(facts: StageFacts) -> str | None:
         return None
     start = facts.start[:1].upper() + facts.start[1:]
     filtered_start = f"{start} with a filter ({escape(best['name'])})"
+    if lead["ci95"][1] < 0:
+        return f"**A simple filter does better.** {filtered_start} scores higher than PPO by the judge."
     if best["reaches_ppo"]:
         return f"**A simple filter does as well.** {filtered_start} reaches PPO's score by the judge."
     return f"**A simple filter may do as well.** PPO's lead over {filtered_start} is not shown."
