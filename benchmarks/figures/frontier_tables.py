@@ -16,7 +16,9 @@ def baselines_table(experiment: Experiment) -> str:
     frontier = keep.load(experiment.name("baselines"))
     if not frontier:
         return NOTHING
-    runs = [run for run in kept(experiment, "runs") if same_prompts(frontier, run)]
+    tested = frontier["prompts"] * frontier["samples_per_prompt"]
+    # Runs that were tested on other prompts differ also by these.
+    runs = [run for run in kept(experiment, "runs") if run["win_rate"]["n"] == tested]
     own = f"PPO, β = {experiment.beta:g}"
     headings = ["", "KL", "reward", "judge", "each seed's judge", "win rate over SFT", "over PPO", "10¹² FLOPs"]
     label = own if frontier["ppo"].get("seeds") else f"{own}, seed {frontier['seed']}"
@@ -48,11 +50,6 @@ def baselines_table(experiment: Experiment) -> str:
         *_fits(frontier),
     ]
     return "\n\n".join([*blocks, made(*map(code, frontier["commands"].values()))])
-
-
-def same_prompts(frontier: Told, run: Told) -> bool:
-    """Whether a run was tested on as many prompts and completions as the baselines. If not, figures differ by these."""
-    return bool(run["win_rate"]["n"] == frontier["prompts"] * frontier["samples_per_prompt"])
 
 
 def _points(frontier: Told) -> Iterator[tuple[str, Told]]:

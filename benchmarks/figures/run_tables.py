@@ -28,7 +28,7 @@ def runs_table(experiment: Experiment) -> str:
     runs = kept(experiment, "runs")
     if not runs:
         return NOTHING
-    cut = [run for run in kept(experiment, "ablation") if run["beta"] == 0]
+    cut = [run for run in kept(experiment, "ablation") if run["beta"] == 0 and same_prompts(run, runs[0])]
     columns = [("SFT", runs, "sft"), ("PPO", runs, "ppo")]
     if cut:
         columns.append((f"PPO, β = 0, {len(cut[0]['curve'])} updates", cut, "ppo"))
@@ -70,6 +70,11 @@ def runs_table(experiment: Experiment) -> str:
             made(code(runs[0]["command"]) + " and the other seeds", *(code(run["command"]) for run in cut[:1])),
         ]
     )
+
+
+def same_prompts(run: Run, other: Run) -> bool:
+    """Whether two runs were tested on as many completions. If not, figures differ also by the prompts."""
+    return bool(run["win_rate"]["n"] == other["win_rate"]["n"])
 
 
 def _completions(run: Run) -> str:
