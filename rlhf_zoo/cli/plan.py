@@ -157,17 +157,18 @@ def print_plan(result: Plan, *, detail: bool) -> None:
         if duration is None:
             unknown.append(stage.stage)
             continue
-        phases = ", ".join(f"{name} {seconds(value)}" for name, value in duration.seconds.items() if value)
-        click.echo(
-            f"{stage.stage} takes about {seconds(duration.total)} s per {unit}, if every text has the maximum length"
-            f"{result.total_time(stage.stage)}: {phases}; {duration.basis}."
-        )
+        phases = [f"{name} {seconds(value)}" for name, value in duration.seconds.items() if value]
+        parts = f": {', '.join(phases)}" if len(phases) > 1 else ""
+        time = f"{stage.stage} takes about {seconds(duration.total)} s per {unit}"
+        click.echo(f"{time}{result.total_time(stage.stage)}{parts}.")
     if unknown:
         stages, is_unnamed = " and ".join(unknown), not result.device.cpu and not result.device.teraflops
         hint = ": name the card for a time, such as --gpu rtx4090" if is_unnamed else ""
         click.echo(f"The time of {stages} is unknown, because nothing was measured on such a device{hint}.")
     if total := result.total_sentence:
         click.echo(total)
+    for basis in dict.fromkeys(duration.basis for duration in result.durations.values() if duration is not None):
+        click.echo(f"Times: if every text has the maximum length; {basis}.")
     for assumption in result.assumptions:
         click.echo(f"Assumed: {assumption}.")
     if not detail:
