@@ -116,6 +116,11 @@ def probe(
     with contextlib.ExitStack() as stack:
         connected_hub = DEFAULT_HUB
         if model is not None or embedder is not None:
+            from ..pipeline.stages.train import silence_libraries
+
+            silence_libraries()
+        # The folder of a model may be an adapter, whose base is on a Hub. An embedder is never one.
+        if model is not None or (embedder is not None and not Path(embedder).is_dir()):
             connected_hub = stack.enter_context(open_hub(hub, push_to_hub=False, source=source_hub))
         result = run_probes(
             completions, against, model=model, device=device, dtype=dtype, reward=reward, verifiable=verifiable,

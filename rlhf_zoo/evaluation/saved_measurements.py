@@ -1,16 +1,20 @@
 """What an unfinished evaluation has measured so far, in files, so that it continues after an interruption."""
 
 import json
+import logging
 import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..errors import ZooError
 from ..fileio import home, write_text
 from ..modeling import distributed
 from ..runs.context import environment_info
 from ..runs.record import fingerprint
+
+log = logging.getLogger(__name__)
 
 
 class SavedMeasurements:
@@ -31,6 +35,7 @@ class SavedMeasurements:
         self._folder = self._root / fingerprint({**identity, "versions": environment_info()})[:16]
         #: The time that the saved measurements took which this process has read.
         self.seconds = 0.0
+        self._writable = True
         if restart or not self._folder.is_dir():
             self.delete()
 
@@ -48,10 +53,15 @@ class SavedMeasurements:
             return saved["value"]
         started = time.monotonic()
         value = make()
-        if distributed.is_main_process():
+        if distributed.is_main_process() and self._writable:
             document = {"seconds": time.monotonic() - started, "value": value}
             # Judges may give scalars of numpy, which `item` converts.
-            write_text(path, json.dumps(document, default=lambda scalar: scalar.item()))
+            text = json.dumps(document, default=lambda scalar: scalar.item())
+            try:
+                write_text(path, text)
+            except ZooError as error:  # an evaluation does not need these files
+                log.warning("%s Until then, an interrupted evaluation starts again.", error)
+                self._writable = False
         return value
 
     def delete(self) -> None:
@@ -64,5 +74,5 @@ def _read(path: Path) -> dict[str, Any] | None:
     # `fileio.read_json` bounds documents of strangers. This one is our own, and may be larger.
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):  # there is none, or it is damaged and is replaced
+    except (OSError, ValueError):  # there is none, or it is damaged and is replaced
         return None

@@ -1,5 +1,6 @@
 """Meaning ranks: a sentence embedder ranks answers among prompts, and a probe finds answers to other prompts."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,8 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 
 import rlhf_zoo
+from rlhf_zoo.cli.main import cli
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation import embedding_ranks
 from rlhf_zoo.evaluation.embedding_ranks import add_meaning_ranks, ranks_among_prompts
@@ -94,3 +97,19 @@ def test_probe_api_reports_lost_meaning() -> None:
     result = rlhf_zoo.probe(answers(2, shift=7), answers(0), embedder="topics")
     assert result.report.fired == ("meaning of the prompt",) and result.verdict.kind == "suspicious"
     assert rlhf_zoo.probe(answers(2, shift=7), answers(0)).report.fired == ()
+
+
+def test_probe_command_needs_no_hub_for_embedder_folder(tmp_path: Path) -> None:
+    files = []
+    for name, side in (("rollouts", answers(2, shift=7)), ("sft", answers(0))):
+        rows = [{"prompt": prompt, "completion": text} for prompt, text in zip(side.prompts, side.texts, strict=True)]
+        files.append(write_rows(tmp_path / f"{name}.jsonl", rows))
+    command = ["probe", files[0], "--against", files[1], "--embedder", str(tmp_path)]
+    result = CliRunner().invoke(cli, command, catch_exceptions=False)
+    assert "meaning of the prompt" in result.stdout and "Verdict: suspicious, on 30 prompts." in result.stdout
+    assert "Hub" not in result.stderr
+
+
+def write_rows(path: Path, rows: list[dict[str, str]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)

@@ -49,6 +49,18 @@ def test_saved_measurements_are_those_of_one_evaluation(tmp_path: Path, monkeypa
     assert not list((tmp_path / "home").rglob("*.json"))
 
 
+def test_evaluation_continues_without_saving_when_home_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "home").write_text("a file")
+    monkeypatch.setenv("RLHF_ZOO_HOME", str(tmp_path / "home"))
+    saved = SavedMeasurements(tmp_path / "run", {"seed": 0})
+    assert [saved.get({"step": step}, lambda: [1]) for step in range(3)] == [[1]] * 3
+    (warning,) = caplog.messages
+    assert "could not be written" in warning and warning.endswith("an interrupted evaluation starts again.")
+    saved.delete()
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> RunContext:
     folder = tmp_path_factory.mktemp("trained")
