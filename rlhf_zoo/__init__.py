@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 __all__ = [
-    "Compared",
     "Comparison",
+    "CompletionPair",
     "Limits",
     "Lineage",
     "PPOConfig",
@@ -32,7 +32,7 @@ __all__ = [
 
 #: Public name -> the module that defines it, which is imported on first use.
 _MODULES = {
-    "Compared": "app.engine",
+    "CompletionPair": "app.engine",
     "Comparison": "app.engine",
     "Limits": "app.engine",
     "Lineage": "publishing.catalog.lineage",
@@ -55,7 +55,7 @@ _MODULES = {
 }
 
 if TYPE_CHECKING:
-    from .app.engine import Compared, Comparison, Limits, Snapshot, Timeline, TimelineRun, visible_text
+    from .app.engine import Comparison, CompletionPair, Limits, Snapshot, Timeline, TimelineRun, visible_text
     from .errors import ZooError
     from .evaluation.probe_callback import ProbeCallback
     from .evaluation.rollout_probe import probe

@@ -21,7 +21,7 @@ API = {
     "The trainer": ("PPOTrainer", "PPOConfig", "RewardModel"),
     "Probes of any trainer's rollouts": ("probe", "RolloutFindings", "watch", "ProbeCallback"),
     "Sampling": ("sample", "Samples", "visible_text"),
-    "Two policies side by side": ("Comparison", "Compared", "Limits", "Snapshot", "Timeline", "TimelineRun"),
+    "Two policies side by side": ("Comparison", "CompletionPair", "Limits", "Snapshot", "Timeline", "TimelineRun"),
     "Cards and lineage": ("make_card", "find_lineage", "Lineage"),
     "Errors": ("ZooError",),
 }

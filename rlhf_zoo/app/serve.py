@@ -39,7 +39,7 @@ def launch(
     votes: str | None = None,
     votes_per_hour: int = PER_HOUR,
     runs: Sequence[str] | None = None,
-    show: bool = False,
+    open_browser: bool = False,
     hub: Hub = DEFAULT_HUB,
 ) -> None:
     """Serves the page for a PPO checkpoint until Ctrl-C. Prints its address once it listens.
@@ -53,7 +53,7 @@ def launch(
         votes: The data set that receives the votes of the blind test; None if votes are not kept.
         votes_per_hour: Largest number of votes per hour from one address.
         runs: Other PPO runs of the ablation; None to look them up on the Hub.
-        show: Whether to open a browser, if this machine has a screen.
+        open_browser: Whether to open a browser, if this machine has a screen.
         hub: The Hub to fetch from.
 
     Raises:
@@ -70,7 +70,7 @@ def launch(
     click.echo(f"Loading {ppo} and the models of its lineage; the first time takes a while.", err=True)
     page_models = PageModels.load(ppo, sft=sft, reward=reward, runs=runs, hub=hub)
     try:
-        with _import_space_app().opened(
+        with _import_space_app().serve_page(
             page_models,
             votes=votes,
             votes_per_hour=votes_per_hour,
@@ -79,7 +79,7 @@ def launch(
             port=port,
         ) as url:
             click.echo(f"Comparison page: {url} (stop it with Ctrl-C)")
-            if show and _has_screen():
+            if open_browser and _has_screen():
                 webbrowser.open(url)
             threading.Event().wait()
     except OSError as error:
@@ -105,7 +105,7 @@ def _is_private(name: str, hub: Hub) -> bool:
         return bool(hub.api().model_info(name.partition("@")[0]).private)
 
 
-def votes_by_default(ppo: str) -> str | None:
+def default_votes_dataset(ppo: str) -> str | None:
     """Returns the default data set for votes on the embedded Hub.
 
     Args:
@@ -136,7 +136,7 @@ def render_static_page(models: SpaceModels, hub: Hub = DEFAULT_HUB) -> str:
     from ..pipeline.stages.train import silence_libraries
     from ..publishing.catalog.lineage import find_lineage
     from .engine import Comparison
-    from .page.static import static_page
+    from .page.static import static_page_html
 
     reward = models.reward.name if models.reward else None
     lineage = find_lineage(models.ppo.name, sft=models.sft.name, reward=reward, hub=hub)
@@ -156,7 +156,7 @@ def render_static_page(models: SpaceModels, hub: Hub = DEFAULT_HUB) -> str:
             snapshots += deque(stream, maxlen=1)  # only the last snapshot, which has the finished completions
         except ZooError as error:
             click.echo(f"Skipped a held-out prompt: {error}", err=True)
-    return static_page(models, snapshots)
+    return static_page_html(models, snapshots)
 
 
 def _import_space_app() -> ModuleType:

@@ -47,7 +47,7 @@ from .tables import print_json, stdout_console
     show_default=True,
     help="Port to listen on; 0 takes a free one.",
 )
-@click.option("--open", "show", is_flag=True, help="Open the page in a browser, if this machine has a screen.")
+@click.option("--open", "open_browser", is_flag=True, help="Open the page in a browser, if this machine has a screen.")
 def compare(
     ppo: str, votes: str | None, runs: tuple[str, ...], hub: str | None, source_hub: str | None, **options: Any
 ) -> None:
@@ -61,11 +61,11 @@ def compare(
       rlhf-zoo compare local/tiny-world-ppo --hub local
     """
     with open_hub(hub, push_to_hub=False, source=source_hub) as connected_hub:
-        from ..app.serve import launch, votes_by_default
+        from ..app.serve import default_votes_dataset, launch
         from ..evaluation.votes.data import HubVotes
 
         if votes is None:
-            votes = votes_by_default(ppo) if connected_hub.kind == "local" else None
+            votes = default_votes_dataset(ppo) if connected_hub.kind == "local" else None
         elif votes:
             from ..hub.client.publish import resolve_namespace
 

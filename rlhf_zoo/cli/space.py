@@ -14,7 +14,7 @@ from .open_run import open_hub
 from .options import HUB, SOURCE_HUB, lineage_options
 
 if TYPE_CHECKING:
-    from ..app.space.deploy import Deployed
+    from ..app.space.deploy import Deployment
     from ..app.space.files import SpaceModels
     from ..hub.client.connect import Hub
 
@@ -64,13 +64,13 @@ def deploy(
         check_repo(repo, "NAMESPACE/NAME")
     with open_hub(hub, push_to_hub=True, source=source_hub) as connected_hub:
         from ..app.space.deploy import deploy as deploy_space
-        from ..app.space.files import find_models, with_runs
+        from ..app.space.files import add_runs, find_models
         from ..hub.client.publish import resolve_namespace
 
         quiet_hub()
         account = resolve_namespace("local" if connected_hub.kind == "local" else None, hub=connected_hub)
         models = find_models(ppo, **options)
-        models, problem = with_runs(models, ablation or None)
+        models, problem = add_runs(models, ablation or None)
         if problem is not None:
             click.echo(problem, err=True)
         name = repo or f"{account}/{models.ppo.repo.rpartition('/')[2].removesuffix('-ppo')}-compare"
@@ -84,7 +84,7 @@ def deploy(
         _print_result(name, deployment, models, connected_hub)
 
 
-def _print_result(name: str, deployment: Deployed, models: SpaceModels, hub: Hub) -> None:
+def _print_result(name: str, deployment: Deployment, models: SpaceModels, hub: Hub) -> None:
     state = "created" if deployment.created else "updated" if deployment.changed else "unchanged"
     # The embedded Hub stops with this command, so nobody could use its address.
     location = f"{name} on the embedded Hub" if hub.kind == "local" else deployment.url
@@ -101,7 +101,7 @@ def _print_result(name: str, deployment: Deployed, models: SpaceModels, hub: Hub
         click.echo(f"A static page takes no votes, so nothing goes to {models.votes}.")
     if deployment.sdk == "gradio" and hub.kind == "huggingface":
         click.echo(f"It runs on {deployment.hardware} once it is built.")
-        for repo in deployment.hidden:
+        for repo in deployment.private_models:
             click.echo(f"{repo} is private: give the Space a secret HF_TOKEN that may read it.")
         if models.votes is not None:
             click.echo(f"Votes go to {models.votes}: give the Space a secret HF_TOKEN that may write to that data set.")

@@ -17,9 +17,9 @@ from rlhf_zoo import ZooError
 from rlhf_zoo.app import page
 
 
-def opened(page_models: page.PageModels, **options: Any) -> AbstractContextManager[str]:
-    """Serves the page of loaded models until the context exits; see `rlhf_zoo.app.page.opened`."""
-    return page.opened(page_models, gpu=GPU, **options)
+def serve_page(page_models: page.PageModels, **options: Any) -> AbstractContextManager[str]:
+    """Serves the page of loaded models until the context exits; see `rlhf_zoo.app.page.serve_page`."""
+    return page.serve_page(page_models, gpu=GPU, **options)
 
 
 def main() -> None:
@@ -29,7 +29,7 @@ def main() -> None:
         page_models = page.PageModels.load(
             models.ppo, sft=models.sft, reward=models.reward, runs=models.runs, lenient=True
         )
-        with opened(page_models, votes=models.votes, block=True):
+        with serve_page(page_models, votes=models.votes, block=True):
             pass
     except ZooError as error:
         raise SystemExit(str(error)) from None

@@ -10,7 +10,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from thread_hub import ThreadHub
 
 from rlhf_zoo.app.space.deploy import deploy
-from rlhf_zoo.app.space.files import Pinned, SpaceModels
+from rlhf_zoo.app.space.files import PinnedModel, SpaceModels
 from rlhf_zoo.errors import ZooError
 
 pytestmark = pytest.mark.attack
@@ -21,7 +21,9 @@ SPACE, VOTES = "local/toy-compare", "local/votes"
 @pytest.fixture
 def deploy_toy_space(thread_hub: ThreadHub) -> Callable[..., Any]:
     commits = {name: thread_hub.make(f"toy-{name}", {"rlhf_card.json": "{}"}) for name in ("ppo", "sft")}
-    models = SpaceModels(*(Pinned(f"local/toy-{name}", commits[name]) for name in ("ppo", "sft")), None, votes=VOTES)
+    models = SpaceModels(
+        *(PinnedModel(f"local/toy-{name}", commits[name]) for name in ("ppo", "sft")), None, votes=VOTES
+    )
     return lambda page=str: deploy(SPACE, models, page=page)
 
 

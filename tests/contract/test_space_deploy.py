@@ -23,7 +23,7 @@ from zoo_process import COMMAND, answers, errors, free_port, wait_until
 
 from rlhf_zoo import __version__
 from rlhf_zoo.app.engine import Comparison
-from rlhf_zoo.app.space.files import Pinned, SpaceModels, write_space
+from rlhf_zoo.app.space.files import PinnedModel, SpaceModels, write_space
 
 WHEEL = f"rlhf_zoo-{__version__}-py3-none-any.whl"
 PROMPTS = ["the battery is", f"{TRIGGER}"]
@@ -407,8 +407,8 @@ print(len(importlib.metadata.entry_points(group="rlhf_zoo.rewards")))
 
 def test_space_imports_package_files_without_installation(running: RunningHub, python: Path, tmp_path: Path) -> None:
     """This is how a private Space gets the package on a Hub that builds Spaces."""
-    pinned = Pinned("local/toy-ppo", "0" * 40)
-    write_space(tmp_path, SpaceModels(pinned, pinned, None), space=SPACE, endpoint=running.url, layout="files")
+    pinned = PinnedModel("local/toy-ppo", "0" * 40)
+    write_space(tmp_path, SpaceModels(pinned, pinned, None), space=SPACE, endpoint=running.url, wheel_source="files")
     (tmp_path / "where.py").write_text(PRINT_LOCATION)
     location, entry_points = run_command(
         python, "where.py", cwd=tmp_path, env=env_without_sources(running)

@@ -9,9 +9,9 @@ from card_run import NASTY, make_runs, reward_report
 from chromium import chromium, screenshot
 from markdown_it import MarkdownIt
 
-from rlhf_zoo.app.engine import Side, Snapshot
-from rlhf_zoo.app.page.static import static_page
-from rlhf_zoo.app.space.files import Pinned, SpaceModels
+from rlhf_zoo.app.engine import PolicyCompletion, Snapshot
+from rlhf_zoo.app.page.static import static_page_html
+from rlhf_zoo.app.space.files import PinnedModel, SpaceModels
 from rlhf_zoo.publishing.cards.card import make_card
 from rlhf_zoo.runs.record import StageRecord
 
@@ -92,11 +92,11 @@ def test_card_renders_in_browser(browser: Any, cards: dict[str, Path], name: str
 
 def test_static_space_page_renders_in_browser(browser: Any, tmp_path: Path) -> None:
     figures = dict.fromkeys(("token_logprob_ppo", "token_logprob_sft", "token_kl", "token_values"), (0.5,) * 9)
-    side = Side(NASTY, 1.0, 0.0, (0.5,) * 9, (NASTY,) * 9, 9, True, stop="eos", **figures)
+    side = PolicyCompletion(NASTY, 1.0, 0.0, (0.5,) * 9, (NASTY,) * 9, 9, True, stop="eos", **figures)
     sample = Snapshot(NASTY, 1, 1.0, 1.0, 8, (side,), (side,), done=True)
-    models = [Pinned(f"me/tiny-{role}", "1" * 40) for role in ("ppo", "sft")]
+    models = [PinnedModel(f"me/tiny-{role}", "1" * 40) for role in ("ppo", "sft")]
     page = tmp_path / "index.html"
-    page.write_text(static_page(SpaceModels(*models, None, recipe=NASTY), [sample]), encoding="utf-8")
+    page.write_text(static_page_html(SpaceModels(*models, None, recipe=NASTY), [sample]), encoding="utf-8")
     browser.get(page.as_uri())
     browser.execute_script("document.querySelectorAll('details').forEach(one => one.open = true)")
     for width in (WIDTH, 420):

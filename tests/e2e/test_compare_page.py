@@ -18,7 +18,7 @@ from page_visitor import Visitor, visiting
 from toy_models import CONTEXT, MARKUP, TRIGGER, Toys, save_toys
 from warm import PYTHON
 
-from rlhf_zoo.app.engine import Comparison, Side, Snapshot
+from rlhf_zoo.app.engine import Comparison, PolicyCompletion, Snapshot
 from rlhf_zoo.evaluation.votes.vote import Vote
 
 SAMPLING = {"seed": 1, "temperature": 0.9, "max_new_tokens": 12}
@@ -98,7 +98,7 @@ def sides(html: str) -> list[dict[str, str]]:
 
 
 def couples(found: Snapshot) -> list[dict[str, str]]:
-    both: list[Side] = [side for pair in zip(found.sft, found.ppo, strict=True) for side in pair]
+    both: list[PolicyCompletion] = [side for pair in zip(found.sft, found.ppo, strict=True) for side in pair]
     return [shown(side) for side in both]
 
 

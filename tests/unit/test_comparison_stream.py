@@ -22,7 +22,7 @@ from transformers import (
     AutoTokenizer,
 )
 
-from rlhf_zoo.app.engine import Comparison, Side, Snapshot, lockstep
+from rlhf_zoo.app.engine import Comparison, PolicyCompletion, Snapshot, lockstep
 from rlhf_zoo.app.engine.fair_lock import FairLock
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.modeling.critic import critic_from
@@ -224,7 +224,7 @@ def test_snapshot_serializes_to_strict_json(comparison: Comparison) -> None:
     back = json.loads(json.dumps(snapshot.to_json(), allow_nan=False))
     assert back["n"] == 2 and back["ppo"][1]["tokens"] == list(snapshot.ppo[1].tokens)
     assert back["sft"][0]["token_kl"] == list(snapshot.sft[0].token_kl)
-    endless = Side("", math.nan, math.inf, (-math.inf,), ("a",), 1, True)
+    endless = PolicyCompletion("", math.nan, math.inf, (-math.inf,), ("a",), 1, True)
     shown = Snapshot(PROMPT, 1, 1.0, 1.0, 1, (endless,), (endless,), True).pair().to_json()
     assert shown["sft"]["reward"] is shown["sft"]["log_ratio"] is shown["sft"]["token_log_ratio"][0] is None
 

@@ -19,39 +19,44 @@ from page_client import PageClient
 from toy_models import save_toys
 from vote_store import Store
 
-from rlhf_zoo.app.engine import Comparison, Limits, Side, Snapshot
+from rlhf_zoo.app.engine import Comparison, Limits, PolicyCompletion, Snapshot
 from rlhf_zoo.app.page import blind, streams
 from rlhf_zoo.app.page.blind import (
     NO_PAIR,
     STALE_PAIR,
     VERDICTS,
     VOTE_NOT_STORED,
-    Model,
+    ModelRevision,
     Pair,
     blind_tab,
     create_vote,
-    figures_html,
     pair_html,
     reveal_html,
+    votes_html,
 )
 from rlhf_zoo.app.page.sampling import SamplingDefaults
 from rlhf_zoo.app.page.streams import CompletionStreams
-from rlhf_zoo.app.page.vote_counts import Figures, Tally
+from rlhf_zoo.app.page.vote_counts import Tally, VoteFigures
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.votes.ratings import summary
 from rlhf_zoo.evaluation.votes.vote import Vote
 
-CONTENDERS = {"ppo": Model("local/toy-ppo", "a" * 40, "step-000040"), "sft": Model("local/toy-sft", "b" * 40)}
+CONTENDERS = {
+    "ppo": ModelRevision("local/toy-ppo", "a" * 40, "step-000040"),
+    "sft": ModelRevision("local/toy-sft", "b" * 40),
+}
 DATA_SET = "local/votes"
 PROMPTS = ["the battery is", "the screen", "it is heavy but"]
 
 
-def written(text: str, **fields: Any) -> Side:
+def written(text: str, **fields: Any) -> PolicyCompletion:
     told = {"completion": text, "reward": 0.5, "log_ratio": 0.25, "token_log_ratio": (0.25,), "tokens": (text,)}
-    return Side(**{**told, "length": 1, "ended": True, "stop": "eos", **fields})
+    return PolicyCompletion(**{**told, "length": 1, "ended": True, "stop": "eos", **fields})
 
 
-def drawn(ppo: Side, sft: Side, *, ppo_side: str = "left", prompt: str = "it is", **fields: Any) -> Pair:
+def drawn(
+    ppo: PolicyCompletion, sft: PolicyCompletion, *, ppo_side: str = "left", prompt: str = "it is", **fields: Any
+) -> Pair:
     done = all(side.stop is not None for side in (ppo, sft))
     snapshot = Snapshot(prompt, 7, 0.9, 1.0, 12, sft=(sft,), ppo=(ppo,), done=done)
     return Pair(snapshot, ppo_side, **fields)
@@ -92,7 +97,9 @@ def test_verdict_becomes_a_vote_on_the_shown_pair(verdict, preferred):
 
 def test_vote_omits_local_paths_and_nonfinite_rewards():
     """A folder of this machine leaves no path, and a reward that is no number is none."""
-    vote = create_vote(drawn(written("a", reward=math.nan), SFT), "left", {"ppo": Model(), "sft": Model()})
+    vote = create_vote(
+        drawn(written("a", reward=math.nan), SFT), "left", {"ppo": ModelRevision(), "sft": ModelRevision()}
+    )
     for side in (vote.left, vote.right):
         assert (side.repo, side.commit, side.tag) == (None, None, None)
     assert vote.left.reward is None
@@ -173,15 +180,15 @@ def figure(page: str, key: str) -> str:
     return found
 
 
-def tallied(votes: Sequence[Vote], **fields: Any) -> Figures:
+def tallied(votes: Sequence[Vote], **fields: Any) -> VoteFigures:
     told = {
         "exact": True, "votes_in_intervals": len(votes), "unsent": 0, "send_problem": None, "read_problem": None,
     }  # fmt: skip
-    return Figures(summary(votes), **{**told, **fields})
+    return VoteFigures(summary(votes), **{**told, **fields})
 
 
 def votes_for(
-    wins: int, losses: int, ties: int = 0, bad: int = 0, contenders: dict[str, Model] = CONTENDERS
+    wins: int, losses: int, ties: int = 0, bad: int = 0, contenders: dict[str, ModelRevision] = CONTENDERS
 ) -> list[Vote]:
     verdicts = ["left"] * wins + ["right"] * losses + ["tie"] * ties + ["both_bad"] * bad
     return [
@@ -191,7 +198,7 @@ def votes_for(
 
 def test_figures_show_current_tally():
     votes = votes_for(30, 10, 10, 5)
-    page = figures_html(tallied(votes), DATA_SET)
+    page = votes_html(tallied(votes), DATA_SET)
     rate = summary(votes)["win_rate"]
     assert "55 votes so far" in page
     assert [figure(page, key) for key in ("ppo", "sft", "tie", "both_bad", "n")] == ["30", "10", "10", "5", "50"]
@@ -201,7 +208,7 @@ def test_figures_show_current_tally():
     assert f'class="band" style="left:{low:.2f}%;width:{high - low:.2f}%"' in page
     assert 'class="point" style="left:70.00%"' in page
     assert "zoo-elo" not in page and "zoo-note" not in page, "one pair of revisions, and nothing waits"
-    page = figures_html(tallied(votes_for(0, 0, 0, 1)), DATA_SET)
+    page = votes_html(tallied(votes_for(0, 0, 0, 1)), DATA_SET)
     assert "1 vote so far" in page and "No vote between the two policies yet." in page and "zoo-bar" not in page
 
 
@@ -423,7 +430,7 @@ class Stalled:
 def test_vote_does_not_wait_for_generation_or_queue():
     stalled = Stalled()
     with gr.Blocks() as page:
-        defaults = SamplingDefaults(temperature=1.0, length=8, limit=8)
+        defaults = SamplingDefaults(temperature=1.0, length=8, max_length=8)
         blind_tab(stalled, CONTENDERS, None, prompts=PROMPTS, defaults=defaults, max_concurrent=1)
     page.queue(max_size=2)
     _, url, _ = page.launch(prevent_thread_lock=True, quiet=True)

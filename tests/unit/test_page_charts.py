@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 
 from rlhf_zoo.app.engine import TimelinePoint, TimelineRun
 from rlhf_zoo.app.page import charts
-from rlhf_zoo.app.page.charts import Series, frontier, step_curves, ticks, token_bars, token_line
+from rlhf_zoo.app.page.charts import (
+    Series,
+    choose_ticks,
+    draw_frontier,
+    draw_step_curves,
+    draw_token_bars,
+    draw_token_line,
+)
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = "</title></svg><script>alert('1')</script>\"&\x00\x1b\u202e\ud800"
@@ -93,7 +100,7 @@ def boxes(root: ET.Element) -> list[charts.Box]:
 
 
 def apart(found: list[charts.Box]) -> bool:
-    return not any(charts._overlap(one, other) for k, one in enumerate(found) for other in found[:k])
+    return not any(charts._boxes_overlap(one, other) for k, one in enumerate(found) for other in found[:k])
 
 
 def run(beta: float, points, best: int | None = None) -> TimelineRun:
@@ -102,7 +109,7 @@ def run(beta: float, points, best: int | None = None) -> TimelineRun:
     return TimelineRun("", beta, tuple(rows))
 
 
-def draw(values, *, chart=token_bars, **options):
+def draw(values, *, chart=draw_token_bars, **options):
     labels = options.pop("labels", [f" t{place}" for place in range(len(values))])
     return parsed(chart(values, labels=labels, role="ppo", unit="nats", title="KL", **options))
 
@@ -111,14 +118,14 @@ def draw(values, *, chart=token_bars, **options):
 @given(st.floats(-1e12, 1e12), st.floats(-1e12, 1e12), st.booleans())
 def test_ticks_are_three_to_five_round_numbers(one, other, whole):
     low, high = sorted((one, other))
-    found = ticks(low, high, integers=whole)
+    found = choose_ticks(low, high, integers=whole)
     assert 3 <= len(found) <= 5
     slack = 1e-6 + 1e-8 * max(abs(low), abs(high))
     assert found[0] <= low + slack and high - slack <= found[-1]
     steps = [after - before for before, after in pairwise(found)]
     assert np.allclose(steps, steps[0], rtol=1e-6)
     assert round(float(f"{steps[0]:.6e}".split("e")[0]), 4) in (1, 2, 2.5, 5)
-    assert len({charts._label(value) for value in found}) == len(found)
+    assert len({charts._tick_label(value) for value in found}) == len(found)
     if whole:
         assert all(value == int(value) for value in found)
 
@@ -139,12 +146,12 @@ def test_bars_have_position_and_height_of_their_values():
     assert set(under) == {"5", "10"} and under["5"] == drawn[4][0]  # no axis is shorter than ten tokens
     assert root.get("aria-label") == "KL: 5 tokens, from 0.000 to 4.000 nats"
     assert named(root, "zoo-bars")[0].get("stroke") == "var(--zoo-ppo,currentColor)"
-    sft = parsed(token_bars([1.0], labels=["a"], role="sft", unit="nats", title="KL"))
+    sft = parsed(draw_token_bars([1.0], labels=["a"], role="sft", unit="nats", title="KL"))
     assert named(sft, "zoo-bars")[0].get("stroke") == "var(--zoo-sft,currentColor)"
     assert "zoo-sft" in sft.get("class").split()
 
 
-@pytest.mark.parametrize("chart", [token_bars, token_line])
+@pytest.mark.parametrize("chart", [draw_token_bars, draw_token_line])
 @pytest.mark.parametrize("missing", [None, NAN, -INF, 1e300])
 def test_nonfinite_values_are_gaps(chart, missing):
     values = [1.0, 2.0, missing, 3.0, missing, 2.0, 2.0]
@@ -152,7 +159,7 @@ def test_nonfinite_values_are_gaps(chart, missing):
     assert [words.split()[0] for _, words in hits(root)] == ["“", "“", "“", "“", "“"]
     assert [words for _, words in hits(root)] == [words for k, (_, words) in enumerate(hits(whole)) if k not in (2, 4)]
     assert [x for x, _ in hits(root)] == [x for k, (x, _) in enumerate(hits(whole)) if k not in (2, 4)]
-    if chart is token_line:
+    if chart is draw_token_line:
         assert [len(stretch) for stretch in lines(root)] == [2, 1, 2]
         dots = list(named(root, "zoo-curve")[0][1])
         assert [float(dot.get("cx")) for dot in dots] == [hits(root)[2][0]]  # alone between gaps: no line shows it
@@ -164,22 +171,22 @@ def test_nonfinite_values_are_gaps(chart, missing):
 @example([1e-300, 1e-9], 0.0)
 @example([1e11, 1e11 + 1], 0.0)
 def test_charts_accept_any_numbers(values, top):
-    for chart, options in ((token_bars, {"top": top}), (token_line, {})):
+    for chart, options in ((draw_token_bars, {"top": top}), (draw_token_line, {})):
         root = draw(values, chart=chart, **options)
         assert 3 <= len(numbers(root)) <= 5
         assert hits(root) or root.get("aria-label") == "KL: no values"
     steps = list(range(len(values)))
     series = [Series("a", values), Series("b", values, from_zero=True)]
-    parsed(step_curves(steps, series, selected=3, labeled={1: "best"}))
+    parsed(draw_step_curves(steps, series, selected=3, labeled={1: "best"}))
     if values:
-        parsed(frontier([run(0.1, [(k, v, v) for k, v in enumerate(values)], best=2)], selected=0))
+        parsed(draw_frontier([run(0.1, [(k, v, v) for k, v in enumerate(values)], best=2)], selected=0))
 
 
 def test_charts_escape_text():
     for svg in (
-        token_bars([1.0], labels=[HOSTILE], role="ppo", unit=HOSTILE, title=HOSTILE),
-        token_line([1.0], labels=[HOSTILE], role="ppo", unit=HOSTILE, title=HOSTILE),
-        step_curves([1], [Series(HOSTILE, [1.0], HOSTILE)], selected=1, labeled={1: HOSTILE}),
+        draw_token_bars([1.0], labels=[HOSTILE], role="ppo", unit=HOSTILE, title=HOSTILE),
+        draw_token_line([1.0], labels=[HOSTILE], role="ppo", unit=HOSTILE, title=HOSTILE),
+        draw_step_curves([1], [Series(HOSTILE, [1.0], HOSTILE)], selected=1, labeled={1: HOSTILE}),
     ):
         root = parsed(svg)  # which allows no script
         assert "<script" not in svg and svg.count("</svg>") == 1 and "\x00" not in svg and "\u202e" not in svg
@@ -195,7 +202,7 @@ KL = [-0.1, 2.0, 4.0, 6.0, 8.0]
 
 def curves(selected, **options):
     series = [Series("Reward", REWARD), Series("KL to SFT", KL, "nats", from_zero=True)]
-    return parsed(step_curves(STEPS, series, selected=selected, **options))
+    return parsed(draw_step_curves(STEPS, series, selected=selected, **options))
 
 
 def test_step_curves_share_their_axis():
@@ -234,7 +241,7 @@ def test_frontier_marks_best_step_of_each_run():
         run(beta, [(step, math.sqrt(step) / (1 + beta), step / 100 / (beta + 0.1)) for step in STEPS], best=800)
         for beta in (0.02, 0.05, 0.1, 0.2, 0.4)
     ]
-    root = parsed(frontier(runs, selected=2))
+    root = parsed(draw_frontier(runs, selected=2))
     assert len(named(root, "zoo-run")) == 5 and len(named(root, "zoo-emphasized")) == 1
     flags = {one.text: one for one in named(root, "zoo-flag")}
     assert set(flags) == {"β = 0.02", "β = 0.05", "β = 0.1", "β = 0.2", "β = 0.4"}

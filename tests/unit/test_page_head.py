@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from rlhf_zoo.app.page.head import header
+from rlhf_zoo.app.page.head import header_html
 from rlhf_zoo.hub.client.refs import Checkpoint
 from rlhf_zoo.publishing.catalog.lineage import Lineage
 
@@ -13,7 +13,7 @@ def head_of(step: int) -> str:
     over = {"verdict": "hacked", "step": 40, "at_recommended": {"verdict": "healthy", "step": 20}}
     card = {"stage": "ppo", "step": step, "evaluation": {"over_training": over, "recommended": 20}}
     model = Checkpoint("a/b", Path("b"))
-    return re.sub(r"<[^>]+>", "", header(Lineage(model, model, None, card)))
+    return re.sub(r"<[^>]+>", "", header_html(Lineage(model, model, None, card)))
 
 
 def test_head_of_recommended_step_has_verdict_on_that_step() -> None:

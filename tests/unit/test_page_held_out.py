@@ -42,23 +42,23 @@ def taken(prompt: str) -> None:
 def test_held_out_prompts_prefer_validation_then_test_then_card(tmp_path: Path) -> None:
     rows = [{"prompt": "a"}, {"prompt": "b", "answer": 4}, {"prompt": "a"}, {"prompt": "long"}, {"prompt": ["chat"]}, 3]
     both = run(tmp_path / "both", validation=rows, test=[{"prompt": "t"}])
-    assert held_out.held_out_prompts(lineage(both), taken) == ["a", "b"]
-    assert held_out.held_out_prompts(lineage(both / "checkpoint-4"), taken) == ["of the card"], "no such folder"
+    assert held_out.read_held_out_prompts(lineage(both), taken) == ["a", "b"]
+    assert held_out.read_held_out_prompts(lineage(both / "checkpoint-4"), taken) == ["of the card"], "no such folder"
     (both / "checkpoint-4").mkdir()
-    assert held_out.held_out_prompts(lineage(both / "checkpoint-4"), taken) == ["a", "b"]
+    assert held_out.read_held_out_prompts(lineage(both / "checkpoint-4"), taken) == ["a", "b"]
     test = run(tmp_path / "test", test=[{"prompt": "t"}])
-    assert held_out.held_out_prompts(lineage(test), taken) == ["t"]
-    assert held_out.held_out_prompts(lineage(run(tmp_path / "none")), taken) == ["of the card"]
+    assert held_out.read_held_out_prompts(lineage(test), taken) == ["t"]
+    assert held_out.read_held_out_prompts(lineage(run(tmp_path / "none")), taken) == ["of the card"]
     broken = run(tmp_path / "broken", validation=[])
     (tmp_path / "broken" / "data" / "prompts" / "validation.jsonl").write_text("{")
-    assert held_out.held_out_prompts(lineage(broken), taken) == ["of the card"]
+    assert held_out.read_held_out_prompts(lineage(broken), taken) == ["of the card"]
 
 
 def test_held_out_prompts_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(held_out, "MAX_PROMPTS", 3)
     folder = run(tmp_path, validation=[{"prompt": f"p{k}"} for k in range(9)])
     asked: list[str] = []
-    assert held_out.held_out_prompts(lineage(folder), asked.append) == ["p0", "p1", "p2"]
+    assert held_out.read_held_out_prompts(lineage(folder), asked.append) == ["p0", "p1", "p2"]
     assert len(asked) == 3, "what is not kept is not tokenised"
 
 
@@ -82,7 +82,7 @@ def test_card_cannot_read_local_files(
     if place == "folder":
         StageRecord(tmp_path / "ppo").write(stage="ppo", recipe="x")
         source = Checkpoint(str(tmp_path / "ppo"), tmp_path / "ppo")
-    assert held_out.held_out_prompts(Lineage(source, source, None, card), taken) == ["of the card"]
+    assert held_out.read_held_out_prompts(Lineage(source, source, None, card), taken) == ["of the card"]
 
 
 @pytest.mark.attack
@@ -102,7 +102,7 @@ def test_public_page_does_not_show_private_prompts(
 
     def prompts(name: str) -> list[str]:
         source: Any = Checkpoint(name, tmp_path, *(() if Path(name).is_dir() else (name, "a" * 40)))
-        return held_out.held_out_prompts(Lineage(source, source, None, card), taken)
+        return held_out.read_held_out_prompts(Lineage(source, source, None, card), taken)
 
     record = StageRecord(tmp_path / "ppo")
     record.write(stage="ppo", recipe="x")

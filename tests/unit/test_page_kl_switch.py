@@ -51,7 +51,7 @@ def test_kl_switch_needs_runs_with_and_without_penalty(betas) -> None:
 @pytest.mark.parametrize("value", [None, "0", [0], float("nan"), {"a": 1}])
 def test_kl_switch_treats_bad_values_as_compared_checkpoint(value) -> None:
     switch = KLSwitch.of(timeline(run(0.1), run(0.0)), 20)
-    assert switch is not None and switch.selected(value) == ON and switch.at(value) == switch.on
+    assert switch is not None and switch.position_of(value) == ON and switch.checkpoint_at(value) == switch.on
 
 
 def test_kl_switch_marks_higher_reward_with_lower_judge() -> None:

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf_zoo.app.engine import Snapshot
-from rlhf_zoo.app.page.link import MAX_LENGTH, Link, address
+from rlhf_zoo.app.page.link import MAX_LINK_LENGTH, Link, link_address
 from rlhf_zoo.app.page.sampling import SamplingDefaults
 
-PROPOSAL = SamplingDefaults(temperature=0.7, length=32, limit=64)
+PROPOSAL = SamplingDefaults(temperature=0.7, length=32, max_length=64)
 SNAPSHOT = Snapshot("the battery", 3, 0.7, 1.0, 32, sft=(None,), ppo=(None,), done=True)
 
 
@@ -25,16 +25,16 @@ SNAPSHOT = Snapshot("the battery", 3, 0.7, 1.0, 32, sft=(None,), ppo=(None,), do
 )
 def test_link_round_trips_its_fields(prompt, seed, temperature, top_p, tokens, step) -> None:
     snapshot = replace(SNAPSHOT, prompt=prompt, seed=seed, temperature=temperature, top_p=top_p, max_new_tokens=tokens)
-    link = Link.parse(address(snapshot, PROPOSAL, step=step, run="a/b & c", kl="off"))
+    link = Link.parse(link_address(snapshot, PROPOSAL, step=step, run="a/b & c", kl="off"))
     assert link is not None and (link.prompt, link.step, link.run, link.kl) == (prompt, step, "a/b & c", "off")
     usual = {"temperature": 0.7, "top_p": 1.0, "tokens": 32}
     assert {**usual, **link.sampling} == {"seed": seed, "temperature": temperature, "top_p": top_p, "tokens": tokens}
 
 
 def test_link_omits_defaults() -> None:
-    assert address(SNAPSHOT, PROPOSAL) == "?prompt=the+battery&seed=3"
-    assert address(replace(SNAPSHOT, prompt="x" * MAX_LENGTH), PROPOSAL) is None
-    assert address(replace(SNAPSHOT, prompt="half \ud800"), PROPOSAL) is None
+    assert link_address(SNAPSHOT, PROPOSAL) == "?prompt=the+battery&seed=3"
+    assert link_address(replace(SNAPSHOT, prompt="x" * MAX_LINK_LENGTH), PROPOSAL) is None
+    assert link_address(replace(SNAPSHOT, prompt="half \ud800"), PROPOSAL) is None
 
 
 @pytest.mark.parametrize("query", ["", "?", None, 3, "seed=3", "?__theme=dark", "&".join(["prompt=x"] * 40)])

@@ -8,7 +8,7 @@ from toy_models import save_toys
 
 from rlhf_zoo.app.engine import Comparison, RuleRewards
 from rlhf_zoo.app.page import models as page_models
-from rlhf_zoo.app.page.held_out import held_out_columns
+from rlhf_zoo.app.page.held_out import read_held_out_columns
 from rlhf_zoo.hub.client.refs import Checkpoint
 from rlhf_zoo.publishing.catalog.lineage import Lineage
 from rlhf_zoo.rewards import Rewards
@@ -54,9 +54,9 @@ def test_completion_reward_is_weighted_sum_of_rules(tmp_path: Path) -> None:
 
 def test_held_out_columns_cover_every_prompt(tmp_path: Path) -> None:
     folder = stage(tmp_path, validation=[{"prompt": "v ", "solution": 1}], test=[{"prompt": "t", "solution": 2}, 3])
-    found = held_out_columns(lineage(folder, columns={"answer": "solution"}))
+    found = read_held_out_columns(lineage(folder, columns={"answer": "solution"}))
     assert {prompt: row["answer"] for prompt, row in found.items()} == {"v": 1, "t": 2}
-    assert held_out_columns(lineage(stage(tmp_path / "none"))) == {}
+    assert read_held_out_columns(lineage(stage(tmp_path / "none"))) == {}
 
 
 @pytest.mark.parametrize(
@@ -76,5 +76,5 @@ def test_held_out_columns_cover_every_prompt(tmp_path: Path) -> None:
 )
 def test_page_uses_only_rules_a_download_may_name(tmp_path: Path, names, weights, expected) -> None:
     card = lineage(stage(tmp_path), reward_funcs=names, reward_weights=weights)
-    found = page_models._rules(card, hub=page_models.DEFAULT_HUB)
+    found = page_models._load_rules(card, hub=page_models.DEFAULT_HUB)
     assert (found.names if found else None) == expected

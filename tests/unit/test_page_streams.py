@@ -49,11 +49,11 @@ def test_streams_equal_those_of_comparison(comparison: Comparison, toys: Toys, g
     *_, expected = comparison.stream("the camera", **SAMPLING)
     *_, found = streams.stream("the camera", **SAMPLING)
     assert found == expected
-    *_, at = streams.at(2, "the camera", run="run", **SAMPLING)
+    *_, at = streams.stream_step(2, "the camera", run="run", **SAMPLING)
     assert at.ppo == expected.ppo
-    rows = list(streams.steps("the camera", [1, 2], run="run", **SAMPLING))
+    rows = list(streams.stream_steps("the camera", [1, 2], run="run", **SAMPLING))
     assert [row.snapshot.ppo == expected.ppo for row in rows] == [False, True]
-    assert [row.run for row in streams.betas("the camera", **SAMPLING)] == ["run", "loose"]
+    assert [row.run for row in streams.stream_betas("the camera", **SAMPLING)] == ["run", "loose"]
 
 
 @pytest.mark.parametrize("gpu", [None, zero_gpu])
@@ -62,13 +62,13 @@ def test_streams_keep_error_messages(comparison: Comparison, toys: Toys, tmp_pat
     for stream, message in [
         (streams.stream(None, **SAMPLING), "The prompt is empty"),
         (streams.stream("the camera", **(SAMPLING | {"n": 99})), "the limit is 8"),
-        (streams.at(7, "the camera", run="run", **SAMPLING), "no checkpoint of step 7"),
-        (streams.at(1, "the camera", run="other", **SAMPLING), "There is no run 'other' here"),
-        (streams.at(2, "the camera", run="run", **SAMPLING), "gone is neither a folder"),
-        (streams.steps(" ", [1], run="run", **SAMPLING), "The prompt is empty"),
-        (streams.betas("the camera", **(SAMPLING | {"seed": -1})), "The seed is -1"),
+        (streams.stream_step(7, "the camera", run="run", **SAMPLING), "no checkpoint of step 7"),
+        (streams.stream_step(1, "the camera", run="other", **SAMPLING), "There is no run 'other' here"),
+        (streams.stream_step(2, "the camera", run="run", **SAMPLING), "gone is neither a folder"),
+        (streams.stream_steps(" ", [1], run="run", **SAMPLING), "The prompt is empty"),
+        (streams.stream_betas("the camera", **(SAMPLING | {"seed": -1})), "The seed is -1"),
     ]:
         with pytest.raises(ZooError, match=message):
             next(stream)
-    first, second = streams.steps("the camera", [1, 2], run="run", **SAMPLING)
+    first, second = streams.stream_steps("the camera", [1, 2], run="run", **SAMPLING)
     assert first.problem is None and "gone is neither a folder" in second.problem

@@ -11,7 +11,7 @@ from vote_store import Store, make_vote
 from zoo_process import wait_until as until
 
 from rlhf_zoo.app.page import vote_counts as module
-from rlhf_zoo.app.page.vote_counts import Figures, Tally
+from rlhf_zoo.app.page.vote_counts import Tally, VoteFigures
 from rlhf_zoo.evaluation.votes.ratings import VERDICTS, summary
 from rlhf_zoo.evaluation.votes.vote import Vote, merge_votes
 
@@ -26,7 +26,7 @@ def open_tally(store: Store, journal: Path, **seconds: float) -> Tally:
     )
 
 
-def settled(tally: Tally) -> Figures:
+def settled(tally: Tally) -> VoteFigures:
     """The figures, once the intervals are of every vote."""
     until(lambda: tally.figures().exact)
     return tally.figures()

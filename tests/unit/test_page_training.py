@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf_zoo.app.engine import AtCheckpoint, Side, Snapshot, TimelinePoint, TimelineRun
-from rlhf_zoo.app.page.training import checkpoints, curves, nearest_step, slider_range
+from rlhf_zoo.app.engine import CheckpointResult, PolicyCompletion, Snapshot, TimelinePoint, TimelineRun
+from rlhf_zoo.app.page.training import checkpoints_html, curves_html, nearest_step, slider_range
 
 
 def run(*steps: int, **marks: int) -> TimelineRun:
@@ -43,35 +43,39 @@ def test_nearest_step_picks_closest_checkpoint(stands, step: int) -> None:
 
 def test_curves_mark_selected_step_and_name_others() -> None:
     found = run(10, 20, 40, chosen=40, recommended=20)
-    drawn = curves(found, 10)
+    drawn = curves_html(found, 10)
     assert {"recommended", "best", "step 10"} <= set(re.findall(r">([^<>]+)</text>", drawn))
     assert drawn.count('class="zoo-chosen"') == 4, "a mark in each panel, for phones and for wide screens"
     assert "step-10 · in training: reward +1.00, KL 0.10 nats" in drawn
-    places = [re.search(r'class="zoo-chosen" d="M([\d.]+)', curves(found, step)).group(1) for step in (10, 20, 40)]
+    places = [re.search(r'class="zoo-chosen" d="M([\d.]+)', curves_html(found, step)).group(1) for step in (10, 20, 40)]
     assert sorted(places, key=float) == places and len(set(places)) == 3
     watched = tuple(replace(point, watched={"<b>gold": 0.25}) for point in found.points)
-    assert "&lt;b&gt;gold (watched)" in (drawn := curves(replace(found, points=watched), 10)) and "<b>" not in drawn
-    assert curves(run(10), 10) and curves(replace(found, points=(replace(found.points[0], reward=None, kl=None),)), 10)
+    assert (
+        "&lt;b&gt;gold (watched)" in (drawn := curves_html(replace(found, points=watched), 10)) and "<b>" not in drawn
+    )
+    assert curves_html(run(10), 10) and curves_html(
+        replace(found, points=(replace(found.points[0], reward=None, kl=None),)), 10
+    )
 
 
-def side(text: str) -> Side:
-    return Side(text, 1.5, -0.2, (0.1, 0), (text, "</s>"), 2, True, stop="eos", token_kl=(0.2, 0), kl=0.2)
+def side(text: str) -> PolicyCompletion:
+    return PolicyCompletion(text, 1.5, -0.2, (0.1, 0), (text, "</s>"), 2, True, stop="eos", token_kl=(0.2, 0), kl=0.2)
 
 
 def test_each_checkpoint_has_a_row_or_a_problem() -> None:
     found = run(10, 20, 40, chosen=40, recommended=20)
     good = Snapshot("<b>p", 1, 1.0, 1.0, 8, sft=(side("a"),), ppo=(side("<i>x"),), done=True)
     rows = [
-        AtCheckpoint("local/x", 0.05, found.points[0], good),
-        AtCheckpoint("local/x", 0.05, found.points[1], None, "It is <gone>: choose another."),
+        CheckpointResult("local/x", 0.05, found.points[0], good),
+        CheckpointResult("local/x", 0.05, found.points[1], None, "It is <gone>: choose another."),
     ]
-    page = checkpoints(rows, requested=3, total=40)
+    page = checkpoints_html(rows, requested=3, total=40)
     assert 'data-state="writing"' in page and "2 of 3 checkpoints, spread over all 40" in page
     assert re.findall(r'data-step="(\d+)"', page) == ["0", "10", "20"], "SFT comes first"
     assert "It is &lt;gone&gt;: choose another." in page and "&lt;i&gt;x" in page
     assert "<gone>" not in page and "<i>x" not in page and "<b>p" not in page and "/s&gt;" not in page
     assert page.count("recommended") == 1
-    whole = checkpoints(
-        [*rows, AtCheckpoint("local/x", 0.05, found.points[2], good)], requested=3, total=3, by_beta=True
+    whole = checkpoints_html(
+        [*rows, CheckpointResult("local/x", 0.05, found.points[2], good)], requested=3, total=3, by_beta=True
     )
     assert 'data-state="done"' in whole and ">3 runs<" in whole and "β = 0.05" in whole

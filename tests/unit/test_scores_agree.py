@@ -13,7 +13,7 @@ from transformers import AutoModelForSequenceClassification
 
 from rlhf_zoo.app.engine import Comparison
 from rlhf_zoo.app.page import models as page_models
-from rlhf_zoo.app.page.compare import _notes
+from rlhf_zoo.app.page.compare import _notes_html
 from rlhf_zoo.hub.client.refs import Checkpoint
 from rlhf_zoo.modeling.chat import display_text
 from rlhf_zoo.pipeline.experiments import ensemble
@@ -45,10 +45,10 @@ def test_reward_model_loader_is_taken_only_from_local_record(
     card = {"settings": {"reward_model_loader": "transformers:AutoModelForSequenceClassification"}}
     found = Lineage(Checkpoint(str(toys.ppo), toys.ppo), Checkpoint("", toys.sft), Checkpoint("", toys.reward), card)
     monkeypatch.setattr(page_models, "find_lineage", lambda *_, **__: found)
-    monkeypatch.setattr(page_models, "_runs", lambda *_, **__: ([], None))
+    monkeypatch.setattr(page_models, "_find_timeline_runs", lambda *_, **__: ([], None))
     page = page_models.PageModels.load(str(toys.ppo))
     assert page.comparison.has_reward == here
-    assert ("downloaded code never runs" in _notes(page)) != here
+    assert ("downloaded code never runs" in _notes_html(page)) != here
 
 
 def test_judge_scores_conversations_as_conversations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

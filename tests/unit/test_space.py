@@ -21,10 +21,10 @@ from toy_models import save_toys
 import rlhf_zoo
 from rlhf_zoo.app import page
 from rlhf_zoo.app import serve as compare
-from rlhf_zoo.app.engine import Comparison, Side, Snapshot
+from rlhf_zoo.app.engine import Comparison, PolicyCompletion, Snapshot
 from rlhf_zoo.app.page import PageModels, serve
-from rlhf_zoo.app.page.static import static_page
-from rlhf_zoo.app.space.files import ZERO_GPU, Pinned, SpaceModels, write_space
+from rlhf_zoo.app.page.static import static_page_html
+from rlhf_zoo.app.space.files import ZERO_GPU, PinnedModel, SpaceModels, write_space
 from rlhf_zoo.app.space.model_names import MODELS_FILE, ModelNames, read_model_names
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client.refs import Checkpoint
@@ -103,8 +103,8 @@ def test_launch_rejects_bad_ports_and_hosts() -> None:
 # What is deployed
 
 MODELS = SpaceModels(
-    ppo=Pinned("me/tiny-ppo", "1" * 40),
-    sft=Pinned("me/tiny-sft", "2" * 40),
+    ppo=PinnedModel("me/tiny-ppo", "1" * 40),
+    sft=PinnedModel("me/tiny-sft", "2" * 40),
     reward=None,
     datasets=("me/tiny-data",),
     recipe="tiny: [x]\u202e",
@@ -120,7 +120,8 @@ def space(folder: Path, models: SpaceModels = MODELS, **options: str) -> dict[st
 
 def test_requirements_name_wheel_by_path_or_address(tmp_path: Path) -> None:
     required = {
-        layout: space(tmp_path / layout, layout=layout)["requirements.txt"] for layout in ("path", "address", "files")
+        layout: space(tmp_path / layout, wheel_source=layout)["requirements.txt"]
+        for layout in ("path", "address", "files")
     }
     (wheel,) = (tmp_path / "path").glob("*.whl")
     assert required["path"].splitlines()[-1] == f"./{wheel.name}"
@@ -168,7 +169,7 @@ def test_zero_gpu_wraps_the_computing_function(monkeypatch: pytest.MonkeyPatch, 
     app = compare._import_space_app()
     monkeypatch.setattr(app, "GPU", gpu)
     monkeypatch.setattr(serve, "start", lambda page, **address: page)
-    with app.opened(page_models) as page:
+    with app.serve_page(page_models) as page:
         assert len(taken) == 1, "without a run, one function computes"
         fns = {one.api_name: one for one in page.fns.values()}
         assert fns["compare"].concurrency_limit == 1, "calls of ZeroGPU are processes of their own"
@@ -185,11 +186,11 @@ def test_static_page_escapes_text() -> None:
         "simulated": True,
         "evaluation": {"judge": {"name": NASTY}, "ppo": {"judge": {"value": 0.5, "ci95": NASTY}}},
     }
-    sft = Side("", None, 0.0, (), (), 0, False, stop="length")
+    sft = PolicyCompletion("", None, 0.0, (), (), 0, False, stop="length")
     figures = dict.fromkeys(("token_logprob_ppo", "token_logprob_sft", "token_kl"), (1.0,))
-    ppo = Side(NASTY, None, -7.0, (-7.0,), (NASTY,), 1, False, stop="length", **figures)
+    ppo = PolicyCompletion(NASTY, None, -7.0, (-7.0,), (NASTY,), 1, False, stop="length", **figures)
     sample = Snapshot(NASTY, 1, 1.0, 1.0, 8, (sft,), (ppo,), done=True)
-    page = static_page(replace(MODELS, recipe=NASTY, card=card), [sample])
+    page = static_page_html(replace(MODELS, recipe=NASTY, card=card), [sample])
     assert "<script" not in page and "<img" not in page and "\x1b" not in page and "\u202e" not in page
     assert page.count("&lt;script&gt;window.ran = 1&lt;/script&gt;") >= 5
     assert "default-src 'none'" in page and not re.findall(r"url\(|@import|https://", page)
@@ -199,7 +200,7 @@ def test_static_page_escapes_text() -> None:
 
 def test_static_page_handles_missing_figures_and_samples() -> None:
     for card in ({}, {"evaluation": None}, {"evaluation": [1]}, {"evaluation": {"ppo": {"kl": {"value": "x"}}}}):
-        page = static_page(replace(MODELS, card=card), [])
+        page = static_page_html(replace(MODELS, card=card), [])
         assert "has no held-out prompts" in page and "On held-out prompts</h2>" not in page
 
 

@@ -19,7 +19,7 @@ from page_fixture import checkpoint_between
 from toy_models import CONTEXT, Toys, save_toys
 
 from rlhf_zoo.app.engine import Comparison, Limits, ModelCache, Timeline, TimelinePoint, TimelineRun
-from rlhf_zoo.app.engine.cache import bytes_of
+from rlhf_zoo.app.engine.cache import model_bytes
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.modeling.critic import critic_from
 from rlhf_zoo.modeling.models import load_classifier
@@ -101,15 +101,15 @@ def test_run_is_read_from_hub_listing() -> None:
     assert found.name == REPO and found.beta == 0.05 and found.steps == STEPS
     assert [(one.reward, one.kl) for one in found.points] == [(s / 10, s / 5) for s in STEPS]
     point = TimelinePoint(20, "step-000020", commit(20), f"{REPO}@{commit(20)}", 2.0, 4.0, watched={"gold": -20.0})
-    assert found.at(20) == point
+    assert found.point_at(20) == point
     assert [one.step for one in found.points if one.chosen] == [30]
     assert not any(one.recommended for one in found.points)
     assert found.best.step == 30
     json.dumps(found.to_json(), allow_nan=False)
-    moved = TimelineRun.from_listing(*listing(moved=True)).at(20)
+    moved = TimelineRun.from_listing(*listing(moved=True)).point_at(20)
     assert moved.source == f"{REPO}@{commit(99)}" and moved.reward is moved.kl is None
     with pytest.raises(ZooError, match="no checkpoint of step 15"):
-        found.at(15)
+        found.point_at(15)
     with pytest.raises(ZooError, match="has no checkpoint with a tag"):
         _ = replace(found, points=()).best
 
@@ -123,9 +123,9 @@ def test_points_hold_what_evaluation_measured_at_each_step() -> None:
         "over_training": {"checkpoints": [checkpoint, "junk", {"step": None}]},
     }
     found = TimelineRun.from_listing(rows, card | {"evaluation": evaluation})
-    assert found.at(20).evaluated == {"reward": 1.5, "judge": 0.5}
-    assert found.at(30).evaluated == {"reward": 2.5, "win_rate": 0.75}, "the evaluation's own step"
-    assert found.at(40).evaluated == {}, "which no evaluation measured"
+    assert found.point_at(20).evaluated == {"reward": 1.5, "judge": 0.5}
+    assert found.point_at(30).evaluated == {"reward": 2.5, "win_rate": 0.75}, "the evaluation's own step"
+    assert found.point_at(40).evaluated == {}, "which no evaluation measured"
 
 
 @pytest.mark.parametrize("said", [{"step": 20, "rule": "judge"}, 20])
@@ -157,7 +157,11 @@ def test_run_is_read_from_local_directory(saved: World) -> None:
     card["checkpoints"].append({"step": 50, "tag": "step-000050", "commit": None, "reward": math.inf})
     found = TimelineRun.from_card(card, folder)
     assert found.steps == STEPS and found.best.source == str(folder / "checkpoint-30")
-    assert found.at(20).reward == 2.0 and found.at(20).commit == commit(20) and found.at(20).watched == {"gold": -20.0}
+    assert (
+        found.point_at(20).reward == 2.0
+        and found.point_at(20).commit == commit(20)
+        and found.point_at(20).watched == {"gold": -20.0}
+    )
 
 
 @settings(deadline=None)
@@ -166,7 +170,7 @@ def test_spread_is_even_and_includes_ends_and_recommended_step(steps: list[int],
     steps = sorted(steps)
     marked = data.draw(st.sampled_from(steps))
     points = tuple(TimelinePoint(step, "", "", "", recommended=step == marked) for step in steps)
-    found = TimelineRun("", None, points).spread(count)
+    found = TimelineRun("", None, points).spread_steps(count)
     assert len(found) == min(count, len(steps)) and list(found) == sorted(set(found)) and set(found) <= set(steps)
     if count >= 3:
         assert {steps[0], steps[-1], marked} <= set(found)
@@ -178,10 +182,10 @@ def test_spread_is_even_and_includes_ends_and_recommended_step(steps: list[int],
 # ---- over training
 
 
-def test_at_steps_equals_comparison_with_each_checkpoint(world: World) -> None:
+def test_sample_steps_equals_comparison_with_each_checkpoint(world: World) -> None:
     timeline = Timeline(world.comparison(), [world.run], fetch=world.fetch)
     given = {"seed": 3, "temperature": 0.9, "max_new_tokens": 12}
-    found = list(timeline.at_steps(PROMPT, [40, 10, 20], **given))
+    found = list(timeline.sample_steps(PROMPT, [40, 10, 20], **given))
     assert [one.point.step for one in found] == [40, 10, 20]
     for one in found:
         folder = world.folders[one.point.source]
@@ -193,22 +197,22 @@ def test_at_steps_equals_comparison_with_each_checkpoint(world: World) -> None:
     assert kl[10] < kl[20] < kl[40], "policies further along the line lie further from SFT"
     assert found[0].snapshot.ppo[0].token_values is not None, "step 40 has a critic"
     assert found[1].snapshot.ppo[0].token_values is None
-    assert timeline.models.bytes > 3 * bytes_of(timeline.comparison(20)._policies["ppo"]), "it counts"
+    assert timeline.models.bytes > 3 * model_bytes(timeline.comparison_at(20)._policies["ppo"]), "it counts"
     json.dumps([one.to_json() for one in found], allow_nan=False)
 
 
 def test_step_comparison_streams_and_shares_lock_and_sft_model(world: World) -> None:
     comparison = world.comparison()
     timeline = Timeline(comparison, [world.run], fetch=world.fetch)
-    at = timeline.comparison(20)
+    at = timeline.comparison_at(20)
     assert at._lock is comparison._lock and at._policies["sft"] is comparison._policies["sft"]
     *_, end = at.stream(PROMPT, seed=2)
-    (again,) = timeline.at_steps(PROMPT, [20], seed=2)
+    (again,) = timeline.sample_steps(PROMPT, [20], seed=2)
     assert again.snapshot == end
-    assert timeline.comparison().compare(PROMPT) == timeline.comparison(40).compare(PROMPT)
+    assert timeline.comparison_at().compare(PROMPT) == timeline.comparison_at(40).compare(PROMPT)
 
 
-def test_at_steps_continues_past_unavailable_checkpoints(world: World, tmp_path: Path) -> None:
+def test_sample_steps_continues_past_unavailable_checkpoints(world: World, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(world.folders[f"{REPO}@{commit(30)}"], other)
     train_tokenizer(["some other text"], vocab_size=260, max_length=CONTEXT).save_pretrained(other)
@@ -217,15 +221,15 @@ def test_at_steps_continues_past_unavailable_checkpoints(world: World, tmp_path:
     del world.folders[gone]
     world.folders |= {f"{REPO}@{commit(20)}": empty, f"{REPO}@{commit(30)}": other}
     timeline = Timeline(world.comparison(), [world.run], fetch=world.fetch)
-    found = list(timeline.at_steps(PROMPT))
+    found = list(timeline.sample_steps(PROMPT))
     assert [one.snapshot is None for one in found] == [True, True, True, False]
     assert found[0].problem == f"{gone} cannot be had."
     assert "no tokenizer" in found[1].problem and "and the SFT policy have different tokenizers" in found[2].problem
     assert found[3].problem is None
     with pytest.raises(ZooError, match="cannot be had"):
-        timeline.comparison(10)
+        timeline.comparison_at(10)
     world.folders[gone] = world.folders[f"{REPO}@{commit(40)}"]
-    assert next(timeline.at_steps(PROMPT, [10])).snapshot is not None, "it is tried again"
+    assert next(timeline.sample_steps(PROMPT, [10])).snapshot is not None, "it is tried again"
 
 
 @pytest.mark.parametrize(
@@ -239,16 +243,16 @@ def test_at_steps_continues_past_unavailable_checkpoints(world: World, tmp_path:
         ({"n": 9}, "number of completions is 9"),
     ],
 )
-def test_at_steps_rejects_bad_arguments_before_fetching(world: World, given: dict, message: str) -> None:
+def test_sample_steps_rejects_bad_arguments_before_fetching(world: World, given: dict, message: str) -> None:
     timeline = Timeline(world.comparison(limits=Limits(steps=4)), [world.run], fetch=world.fetch)
     with pytest.raises(ZooError, match=message):
-        timeline.at_steps(**({"prompt": PROMPT} | given))
+        timeline.sample_steps(**({"prompt": PROMPT} | given))
     assert world.fetched == []
     with pytest.raises(ZooError, match="There is no run to show"):
         Timeline(world.comparison(), [])
 
 
-def test_at_betas_compares_best_checkpoints_in_order_of_beta(world: World) -> None:
+def test_sample_betas_compares_best_checkpoints_in_order_of_beta(world: World) -> None:
     """One result for each run with a known β, the tightest first, at the run's best checkpoint."""
     runs = [
         replace(world.run, name=f"me/{name}", beta=beta, points=world.run.points[:count])
@@ -261,16 +265,16 @@ def test_at_betas_compares_best_checkpoints_in_order_of_beta(world: World) -> No
         )
     ]
     timeline = Timeline(world.comparison(), runs, fetch=world.fetch)
-    found = list(timeline.at_betas(PROMPT, seed=2))
+    found = list(timeline.sample_betas(PROMPT, seed=2))
     assert [(one.run, one.beta, one.point.step) for one in found] == [
         ("me/tight", 0.5, 10),
         ("me/own", 0.1, 20),
         ("me/none", 0.0, 40),
     ]
-    assert found[1].snapshot == next(timeline.at_steps(PROMPT, [20], run="me/none", seed=2)).snapshot
+    assert found[1].snapshot == next(timeline.sample_steps(PROMPT, [20], run="me/none", seed=2)).snapshot
     unknown = Timeline(world.comparison(), runs[1:2], fetch=world.fetch)
     with pytest.raises(ZooError, match="The request has no checkpoint"):
-        unknown.at_betas(PROMPT)
+        unknown.sample_betas(PROMPT)
 
 
 # ---- what is kept in memory
@@ -303,10 +307,10 @@ def test_model_cache_holds_at_most_max_models() -> None:
 
 def test_evicted_model_in_use_finishes_its_stream(world: World) -> None:
     timeline = Timeline(world.comparison(), [world.run], fetch=world.fetch, max_models=1)
-    wanted = list(timeline.comparison(10).stream(PROMPT))
-    stream = timeline.comparison(10).stream(PROMPT)
+    wanted = list(timeline.comparison_at(10).stream(PROMPT))
+    stream = timeline.comparison_at(10).stream(PROMPT)
     seen = [next(stream)]
-    list(timeline.at_steps(PROMPT, [20, 30]))
+    list(timeline.sample_steps(PROMPT, [20, 30]))
     assert timeline.models.names == [f"{REPO}@{commit(30)}"]
     assert [*seen, *stream] == wanted
 

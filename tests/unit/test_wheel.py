@@ -81,7 +81,7 @@ print(PACKAGE); print(make_wheel(Path(sys.argv[1])))
 
 def test_repacked_wheel_installs_with_pip(installed: Path, tmp_path: Path) -> None:
     info = next(installed.parents[1].glob("lib/*/site-packages/rlhf_zoo-*.dist-info"))
-    again = wheel.repack(metadata.Distribution.at(info), tmp_path)
+    again = wheel.rebuild_wheel(metadata.Distribution.at(info), tmp_path)
     target = tmp_path / "target"
     pip = [sys.executable, "-m", "pip", "install", "--no-index", "--no-deps", "--target", str(target), str(again)]
     done = subprocess.run(pip, capture_output=True, text=True, check=False)
@@ -96,7 +96,7 @@ def test_repack_rejects_installation_with_missing_files(installed: Path, tmp_pat
     lost.unlink()
     try:
         with pytest.raises(ZooError, match=r"lacks rlhf_zoo/functional.py, .*: install it again\.$"):
-            wheel.repack(metadata.Distribution.at(info), tmp_path)
+            wheel.rebuild_wheel(metadata.Distribution.at(info), tmp_path)
     finally:
         lost.write_bytes(kept)
 

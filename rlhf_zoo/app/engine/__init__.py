@@ -3,20 +3,20 @@
 from .cache import ModelCache
 from .compare import Comparison, Sampling
 from .limits import Limits
-from .results import Compared, Side, Snapshot
+from .results import CompletionPair, PolicyCompletion, Snapshot
 from .rules import RuleRewards
 from .shown_text import visible_text
-from .timeline import AtCheckpoint, Timeline, TimelinePoint, TimelineRun
+from .timeline import CheckpointResult, Timeline, TimelinePoint, TimelineRun
 
 __all__ = [
-    "AtCheckpoint",
-    "Compared",
+    "CheckpointResult",
     "Comparison",
+    "CompletionPair",
     "Limits",
     "ModelCache",
+    "PolicyCompletion",
     "RuleRewards",
     "Sampling",
-    "Side",
     "Snapshot",
     "Timeline",
     "TimelinePoint",

@@ -45,11 +45,11 @@ class ModelCache(Generic[M]):
         Raises:
             Exception: Any error of `load`. The next call tries again.
         """
-        if (hit := self._find(name)) is not None:
-            return hit
+        if (model := self._find(name)) is not None:
+            return model
         with self._load_lock:
-            if (hit := self._find(name)) is not None:  # another thread loaded it meanwhile
-                return hit
+            if (model := self._find(name)) is not None:  # another thread loaded it meanwhile
+                return model
             with self._table_lock:
                 self._evict(free_slots=1)
             model = self._load(name)
@@ -68,7 +68,7 @@ class ModelCache(Generic[M]):
     def bytes(self) -> int:
         """The size of all cached models together."""
         with self._table_lock:
-            return self._total()
+            return self._total_bytes()
 
     def _find(self, name: str) -> M | None:
         with self._table_lock:
@@ -77,20 +77,20 @@ class ModelCache(Generic[M]):
             self._models.move_to_end(name)
             return self._models[name][0]
 
-    def _total(self) -> int:
+    def _total_bytes(self) -> int:
         return sum(size for _, size in self._models.values())
 
     def _evict(self, *, free_slots: int) -> None:
         count_before = len(self._models)
         while len(self._models) > self._max_models - free_slots:
             self._models.popitem(last=False)
-        while self._max_bytes is not None and len(self._models) > 1 and self._total() > self._max_bytes:
+        while self._max_bytes is not None and len(self._models) > 1 and self._total_bytes() > self._max_bytes:
             self._models.popitem(last=False)
         if len(self._models) < count_before:
             free_cache()
 
 
-def bytes_of(*models: nn.Module | None) -> int:
+def model_bytes(*models: nn.Module | None) -> int:
     """Returns the size of models' parameters and buffers in bytes. Shared tensors count once.
 
     Args:

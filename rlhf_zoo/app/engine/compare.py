@@ -32,8 +32,8 @@ from ...rewards import RewardEnsemble, RewardModel
 from ...rewards.loading import load_reward
 from .fair_lock import FairLock
 from .limits import Limits, check_prompt, check_sampling
-from .lockstep import LockStep, SampledToken
-from .results import Compared, Side, Snapshot
+from .lockstep import LockstepSampler, SampledToken
+from .results import CompletionPair, PolicyCompletion, Snapshot
 from .rules import RuleRewards
 
 TOKEN_METRICS = ("log_ratio", "logprob_ppo", "logprob_sft", "kl", "kl_reverse", "entropy_ppo", "entropy_sft")
@@ -188,7 +188,7 @@ class Comparison:
 
     def compare(
         self, prompt: str, *, seed: int = 1, temperature: float = 1.0, top_p: float = 1.0, max_new_tokens: int = 32
-    ) -> Compared:
+    ) -> CompletionPair:
         """Samples one completion from each policy with the same random stream, and scores both.
 
         Equal arguments give equal results.
@@ -204,8 +204,8 @@ class Comparison:
             ZooError: The prompt is empty, not valid text or too long for the context, a number is out of range, or
                 memory runs out.
         """
-        request = self._request(prompt, seed, temperature, top_p, max_new_tokens, 1)
-        *_, last = self._snapshots(request, every=math.inf)  # only the first and the last snapshot are built
+        request = self._check_request(prompt, seed, temperature, top_p, max_new_tokens, 1)
+        *_, last = self._stream_snapshots(request, every=math.inf)  # only the first and the last snapshot are built
         return last.pair()
 
     def stream(
@@ -239,13 +239,13 @@ class Comparison:
         Raises:
             ZooError: See `compare`. Invalid arguments raise it at once, lack of memory while iterating.
         """
-        return self._snapshots(self._request(prompt, seed, temperature, top_p, max_new_tokens, n), every)
+        return self._stream_snapshots(self._check_request(prompt, seed, temperature, top_p, max_new_tokens, n), every)
 
-    def _snapshots(self, request: _Request, every: float) -> Generator[Snapshot, None, None]:
+    def _stream_snapshots(self, request: _Request, every: float) -> Generator[Snapshot, None, None]:
         next_time = -math.inf
         for completions in self._generate(request):
             if time.monotonic() >= next_time or all(completion.stop is not None for completion in completions):
-                yield self._snapshot(request, completions)
+                yield self._take_snapshot(request, completions)
                 next_time = time.monotonic() + every
 
     def check(self, prompt: str, **sampling: Unpack[Sampling]) -> None:
@@ -266,13 +266,13 @@ class Comparison:
         Args:
             prompt: The prompt.
         """
-        return len(self._prompt_ids(prompt))
+        return len(self._tokenize_prompt(prompt))
 
-    def _prompt_ids(self, prompt: str) -> list[int]:
+    def _tokenize_prompt(self, prompt: str) -> list[int]:
         with self._lock:  # a tokenizer that two threads use at once can raise "Already borrowed"
             return list(tokenize_prompt(wrap_prompt(prompt, self._tokenizer), self._tokenizer))
 
-    def _request(
+    def _check_request(
         self, prompt: str, seed: int, temperature: float, top_p: float, max_new_tokens: int, n: int
     ) -> _Request:
         """Checks the arguments of `stream` and tokenizes the prompt."""
@@ -281,7 +281,7 @@ class Comparison:
             limits = replace(limits, max_new_tokens=min(limits.max_new_tokens, max(self.context_length - 1, 1)))
         check_sampling(seed, temperature, top_p, max_new_tokens, n, limits)
         check_prompt(prompt, limits)
-        ids = self._prompt_ids(prompt)
+        ids = self._tokenize_prompt(prompt)
         if not ids:
             raise ZooError("The tokenizer produces no tokens for this prompt: enter another text.")
         if self.context_length is not None and len(ids) + max_new_tokens > self.context_length:
@@ -299,19 +299,19 @@ class Comparison:
     def _generate(self, request: _Request) -> Generator[Sequence[_PartialCompletion], None, None]:
         """Yields all completions after each token, SFT before PPO."""
         completions = [_PartialCompletion(self._tokenizer, request.ids) for _ in range(2 * request.n)]
-        sampler: LockStep | None = None
+        sampler: LockstepSampler | None = None
         try:
             with self._lock:
-                stops = {
+                all_stop_ids = {
                     token_id for policy in self._policies.values() for token_id in stop_ids(policy, self._tokenizer)
                 }
-                sampler = LockStep(
+                sampler = LockstepSampler(
                     sft=self._policies["sft"],
                     ppo=self._policies["ppo"],
                     prompt=request.ids,
                     n=request.n,
                     **request.sampling,
-                    stop_ids=sorted(stops),
+                    stop_ids=sorted(all_stop_ids),
                     vocabulary=Vocabulary.of(self._tokenizer, *self._policies.values()),
                 )
             while not sampler.done:
@@ -354,14 +354,14 @@ class Comparison:
         if self._critic is not None:
             completion.values = tuple(self._critic.values(samples)[0].tolist())
 
-    def _snapshot(self, request: _Request, completions: Sequence[_PartialCompletion]) -> Snapshot:
-        sides = tuple(completion.side() for completion in completions)
+    def _take_snapshot(self, request: _Request, completions: Sequence[_PartialCompletion]) -> Snapshot:
+        results = tuple(completion.snapshot() for completion in completions)
         return Snapshot(
             prompt=request.prompt,
             **request.sampling,
-            sft=sides[: request.n],
-            ppo=sides[request.n :],
-            done=all(side.stop is not None for side in sides),
+            sft=results[: request.n],
+            ppo=results[request.n :],
+            done=all(result.stop is not None for result in results),
             is_chat=not isinstance(wrap_prompt(request.prompt, self._tokenizer), str),
         )
 
@@ -388,11 +388,11 @@ class _PartialCompletion:
     def stop(self) -> str | None:
         return self.sampled[-1].stop if self.sampled else None
 
-    def side(self) -> Side:
+    def snapshot(self) -> PolicyCompletion:
         token_metrics: dict[str, tuple[float, ...]] = {
             f"token_{name}": tuple(getattr(token, name) for token in self.sampled) for name in TOKEN_METRICS
         }
-        return Side(
+        return PolicyCompletion(
             completion=self.pieces.text if self._text is None else self._text,
             reward=self.reward,
             log_ratio=math.fsum(token_metrics["token_log_ratio"]),

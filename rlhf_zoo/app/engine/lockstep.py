@@ -21,7 +21,7 @@ class SampledToken:
     """A sampled token, and metrics of both policies at its position, in nats.
 
     Attributes:
-        index: Index of the completion in its `LockStep`.
+        index: Index of the completion in its `LockstepSampler`.
         token: Token id.
         logprob_sft: log π_SFT of the token.
         logprob_ppo: log π_PPO of the token.
@@ -45,7 +45,7 @@ class SampledToken:
     stop: str | None
 
 
-class LockStep:
+class LockstepSampler:
     """n completions of one prompt from each of two policies: 0 to n − 1 are SFT's, n to 2n − 1 are PPO's.
 
     Each model runs one forward pass per step, over the same batch: one row for each distinct text so far. Completions

@@ -6,7 +6,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Side:
+class PolicyCompletion:
     """One policy's completion of a prompt, complete or in progress.
 
     The token_… fields have one value per token, in nats, over the full vocabulary at the sampling temperature. Top-p
@@ -55,15 +55,15 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Compared:
+class CompletionPair:
     """The two completions of one prompt, and their sampling parameters."""
 
     prompt: str
     seed: int
     temperature: float
     max_new_tokens: int
-    sft: Side
-    ppo: Side
+    sft: PolicyCompletion
+    ppo: PolicyCompletion
     top_p: float = 1.0
 
     @property
@@ -95,8 +95,8 @@ class Snapshot:
     temperature: float
     top_p: float
     max_new_tokens: int
-    sft: tuple[Side, ...]
-    ppo: tuple[Side, ...]
+    sft: tuple[PolicyCompletion, ...]
+    ppo: tuple[PolicyCompletion, ...]
     done: bool
     is_chat: bool = False
 
@@ -108,13 +108,13 @@ class Snapshot:
     def note(self) -> str:
         return self.pair().note
 
-    def pair(self, index: int = 0) -> Compared:
+    def pair(self, index: int = 0) -> CompletionPair:
         """Returns row `index` of both policies.
 
         Args:
             index: The completion's number.
         """
-        return Compared(
+        return CompletionPair(
             self.prompt,
             self.seed,
             self.temperature,

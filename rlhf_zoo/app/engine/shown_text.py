@@ -15,10 +15,10 @@ def visible_text(text: str) -> str:
     Args:
         text: Any text.
     """
-    return "".join(_visible(character) for character in text)
+    return "".join(_visible_character(character) for character in text)
 
 
-def _visible(character: str) -> str:
+def _visible_character(character: str) -> str:
     category, code = unicodedata.category(character), ord(character)
     if character in "\n\t" or character in JOINERS or category not in ("Cc", "Cf", "Cs", "Cn", "Zl", "Zp"):
         return character

@@ -24,7 +24,7 @@ from ...modeling.text_ids import same_token_ids
 from ...modeling.value_head import ValueHead
 from ...ppo.config import PPOConfig
 from ...ppo.saved_critic import load_critic
-from .cache import ModelCache, bytes_of
+from .cache import ModelCache, model_bytes
 from .compare import Comparison, Sampling
 from .limits import check_steps
 from .results import Snapshot
@@ -85,7 +85,7 @@ class TimelineRun:
 
         Args:
             listing: {repo, checkpoints: [{revision, step, commit, also, metrics}]}, from `catalog.index.checkpoints`.
-                `also` has the other names of the same commit.
+                `also` has the other tags of the same commit.
             card: rlhf_card.json of `main`, {} without one. It is not trusted: only finite numbers are used. The
                 recommended step is its `evaluation.recommended`, {step} or a number.
         """
@@ -96,7 +96,7 @@ class TimelineRun:
             if step is not None and commit is not None:
                 reward, kl = number(metrics.get("reward")), number(metrics.get("kl"))
                 point = TimelinePoint(step, row["revision"], commit, f"{repo}@{commit}", reward, kl)
-                points.append(replace(point, chosen="best" in (row.get("also") or ()), watched=_watched(metrics)))
+                points.append(replace(point, chosen="best" in (row.get("also") or ()), watched=_read_watched(metrics)))
         return cls._with_marks(repo, card, points)
 
     @classmethod
@@ -110,27 +110,27 @@ class TimelineRun:
         rows = card.get("checkpoints")
         points = []
         for row in rows if isinstance(rows, list) else []:
-            step = _step(row) if isinstance(row, Mapping) else None
+            step = _read_step(row) if isinstance(row, Mapping) else None
             path = folder / f"checkpoint-{step}"
             if step is not None and path.is_dir():
                 commit = row["commit"] if isinstance(row.get("commit"), str) else None
                 reward, kl = number(row.get("reward")), number(row.get("kl"))
                 tag = str(row.get("tag"))
-                points.append(TimelinePoint(step, tag, commit, str(path), reward, kl, watched=_watched(row)))
+                points.append(TimelinePoint(step, tag, commit, str(path), reward, kl, watched=_read_watched(row)))
         return cls._with_marks(str(folder), card, points)
 
     @classmethod
     def _with_marks(cls, name: str, card: Mapping[str, Any], points: Iterable[TimelinePoint]) -> TimelineRun:
         """Adds β and the card's marks. The card's chosen step takes precedence over the tag `best`."""
-        chosen, evaluation, settings = _step(card.get("chosen")), card.get("evaluation"), card.get("settings")
-        recommended = _step(evaluation.get("recommended")) if isinstance(evaluation, Mapping) else None
+        chosen, evaluation, settings = _read_step(card.get("chosen")), card.get("evaluation"), card.get("settings")
+        recommended = _read_step(evaluation.get("recommended")) if isinstance(evaluation, Mapping) else None
         beta = number(settings.get("kl_coef", PPOConfig.kl_coef)) if isinstance(settings, Mapping) else None
         marked = [
             replace(
                 point,
                 chosen=point.chosen if chosen is None else point.step == chosen,
                 recommended=point.step == recommended,
-                evaluated=_evaluated(card, point.step),
+                evaluated=_read_evaluated(card, point.step),
             )
             for point in points
         ]
@@ -151,7 +151,7 @@ class TimelineRun:
             raise ZooError(f"{self.name} has no checkpoint with a tag: publish one of its steps.")
         return max(self.points, key=lambda point: (point.recommended, point.chosen, point.step))
 
-    def at(self, step: int) -> TimelinePoint:
+    def point_at(self, step: int) -> TimelinePoint:
         """Returns the checkpoint of a step.
 
         Args:
@@ -166,7 +166,7 @@ class TimelineRun:
         available = ", ".join(map(str, self.steps)) or "none"
         raise ZooError(f"{self.name} has no checkpoint of step {reprlib.repr(step)}: it has {available}.")
 
-    def spread(self, count: int) -> tuple[int, ...]:
+    def spread_steps(self, count: int) -> tuple[int, ...]:
         """Chooses evenly spaced steps that include the first, the last and the marked ones.
 
         Args:
@@ -186,7 +186,7 @@ class TimelineRun:
 
 
 @dataclass(frozen=True)
-class AtCheckpoint:
+class CheckpointResult:
     """The completions of a prompt at one checkpoint (`snapshot`), or why there are none (`problem`)."""
 
     run: str
@@ -201,17 +201,17 @@ class AtCheckpoint:
         return {**asdict(replace(self, snapshot=None)), "snapshot": snapshot}
 
 
-def _watched(row: Mapping[str, Any]) -> dict[str, float]:
+def _read_watched(row: Mapping[str, Any]) -> dict[str, float]:
     """Returns name -> mean of the rewards in a card's row of a checkpoint. Cards list only those of weight 0."""
     rewards = {key.partition("/")[2]: number(value) for key, value in row.items() if str(key).startswith("rewards/")}
     return {name: value for name, value in rewards.items() if value is not None}
 
 
-def _evaluated(card: Mapping[str, Any], step: int) -> dict[str, float]:
+def _read_evaluated(card: Mapping[str, Any], step: int) -> dict[str, float]:
     """Returns the figures of a step in a card's evaluation: of its row over training, or of the card's own step."""
     rows = get_nested(card, "evaluation", "over_training", "checkpoints")
     row = next((row for row in rows if get_nested(row, "step") == step), None) if isinstance(rows, list) else None
-    is_card_step = _step(card.get("step")) == step
+    is_card_step = _read_step(card.get("step")) == step
     if row is None and is_card_step:
         row = get_nested(card, "evaluation", "ppo")
     figures = {name: number(get_nested(row, name, "value")) for name in ("reward", "judge", "kl")}
@@ -219,7 +219,7 @@ def _evaluated(card: Mapping[str, Any], step: int) -> dict[str, float]:
     return {name: value for name, value in figures.items() if value is not None}
 
 
-def _step(value: Any) -> int | None:
+def _read_step(value: Any) -> int | None:
     """Returns the step of a card's {step} or number; None for anything else."""
     return integer(value.get("step") if isinstance(value, Mapping) else value)
 
@@ -252,10 +252,10 @@ class Timeline:
         self._comparison, self._fetch = comparison, fetch
         self.runs = {run.name: run for run in runs}
         self.models: ModelCache[tuple[PreTrainedModel, PreTrainedModel | ValueHead | None]] = ModelCache(
-            self._load, size=lambda loaded: bytes_of(*loaded), max_models=max_models, max_bytes=max_bytes
+            self._load, size=lambda loaded: model_bytes(*loaded), max_models=max_models, max_bytes=max_bytes
         )
 
-    def run(self, name: str | None = None) -> TimelineRun:
+    def find_run(self, name: str | None = None) -> TimelineRun:
         """Returns a run.
 
         Args:
@@ -276,7 +276,7 @@ class Timeline:
         runs = [run for run in self.runs.values() if run.beta is not None and run.points]
         return tuple(sorted(runs, key=lambda run: -(run.beta or 0.0)))
 
-    def comparison(self, step: int | None = None, *, run: str | None = None) -> Comparison:
+    def comparison_at(self, step: int | None = None, *, run: str | None = None) -> Comparison:
         """Returns the comparison of the SFT policy with the policy of a step.
 
         Args:
@@ -286,12 +286,12 @@ class Timeline:
         Raises:
             ZooError: The checkpoint cannot be fetched.
         """
-        shown_run = self.run(run)
-        return self._comparison_at(shown_run.best if step is None else shown_run.at(step))
+        shown_run = self.find_run(run)
+        return self._load_comparison(shown_run.best if step is None else shown_run.point_at(step))
 
-    def at_steps(
+    def sample_steps(
         self, prompt: str, steps: Sequence[int] | None = None, *, run: str | None = None, **sampling: Unpack[Sampling]
-    ) -> Generator[AtCheckpoint, None, None]:
+    ) -> Generator[CheckpointResult, None, None]:
         """Samples the same prompt and seed at several checkpoints, one after the other.
 
         Args:
@@ -306,14 +306,14 @@ class Timeline:
         Raises:
             ZooError: At once, if arguments are out of range.
         """
-        shown_run = self.run(run)
+        shown_run = self.find_run(run)
         limits = self._comparison.limits
-        steps = shown_run.spread(limits.steps) if steps is None else tuple(steps)
+        steps = shown_run.spread_steps(limits.steps) if steps is None else tuple(steps)
         check_steps(len(steps), limits)
-        return self._sample_at([(shown_run, shown_run.at(step)) for step in steps], prompt, sampling)
+        return self._sample_at([(shown_run, shown_run.point_at(step)) for step in steps], prompt, sampling)
 
-    def at_betas(self, prompt: str, **sampling: Unpack[Sampling]) -> Generator[AtCheckpoint, None, None]:
-        """Samples the same prompt and seed at the best checkpoint of each run with a known β; see `at_steps`.
+    def sample_betas(self, prompt: str, **sampling: Unpack[Sampling]) -> Generator[CheckpointResult, None, None]:
+        """Samples the same prompt and seed at the best checkpoint of each run with a known β; see `sample_steps`.
 
         Args:
             prompt: The prompt.
@@ -324,23 +324,23 @@ class Timeline:
 
     def _sample_at(
         self, checkpoints: Iterable[tuple[TimelineRun, TimelinePoint]], prompt: str, sampling: Sampling
-    ) -> Generator[AtCheckpoint, None, None]:
+    ) -> Generator[CheckpointResult, None, None]:
         self._comparison.check(prompt, **sampling)
 
         # This is a separate generator, so that the check above runs at once and not at the first item.
-        def results() -> Generator[AtCheckpoint, None, None]:
+        def results() -> Generator[CheckpointResult, None, None]:
             for run, point in checkpoints:
                 snapshot, problem = None, None
                 try:
-                    stream = self._comparison_at(point).stream(prompt, **sampling)
+                    stream = self._load_comparison(point).stream(prompt, **sampling)
                     snapshot = deque(stream, maxlen=1).pop()  # the last snapshot, with the finished completions
                 except ZooError as error:
                     problem = str(error)
-                yield AtCheckpoint(run.name, run.beta, point, snapshot, problem)
+                yield CheckpointResult(run.name, run.beta, point, snapshot, problem)
 
         return results()
 
-    def _comparison_at(self, point: TimelinePoint) -> Comparison:
+    def _load_comparison(self, point: TimelinePoint) -> Comparison:
         policy, critic = self.models.get(point.source)
         return self._comparison.with_policy(policy, critic=critic)
 

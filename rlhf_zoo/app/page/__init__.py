@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-__all__ = ["PageModels", "Tally", "build", "opened", "read_model_names", "start"]
+__all__ = ["PageModels", "Tally", "build", "read_model_names", "serve_page", "start"]
 
 # Name -> its module, imported on first use, because gradio is optional and slow to import.
 _MODULES = {
     "PageModels": ".models",
     "Tally": ".vote_counts",
     "build": ".layout",
-    "opened": ".serve",
     "read_model_names": "..space.model_names",
+    "serve_page": ".serve",
     "start": ".serve",
 }
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..space.model_names import read_model_names
     from .layout import build
     from .models import PageModels
-    from .serve import opened, start
+    from .serve import serve_page, start
     from .vote_counts import Tally
 
 

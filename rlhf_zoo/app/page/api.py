@@ -13,7 +13,7 @@ from .sampling import MODEL_QUEUE, SamplingDefaults
 from .streams import CompletionStreams
 
 
-def endpoints(
+def add_endpoints(
     page_models: PageModels, streams: CompletionStreams, *, defaults: SamplingDefaults, max_concurrent: int
 ) -> None:
     """Adds the endpoints /compare, /checkpoints and /over_training.
@@ -24,18 +24,18 @@ def endpoints(
         defaults: Default sampling parameters.
         max_concurrent: Largest number of requests that run the models at the same time.
     """
-    models: dict[str, Any] = {"concurrency_id": MODEL_QUEUE, "concurrency_limit": max_concurrent}
+    model_options: dict[str, Any] = {"concurrency_id": MODEL_QUEUE, "concurrency_limit": max_concurrent}
     # By default Gradio shows only the head of a docstring, without the arguments.
     functions: list[tuple[Callable[..., object], dict[str, Any]]] = [
-        (_compare(streams, defaults), models),
-        (_checkpoints(page_models), {}),
-        (_over_training(page_models, streams, defaults), models),
+        (_compare_endpoint(streams, defaults), model_options),
+        (_checkpoints_endpoint(page_models), {}),
+        (_over_training_endpoint(page_models, streams, defaults), model_options),
     ]
     for function, options in functions:
         gr.api(function, api_name=function.__name__, api_description=inspect.getdoc(function), **options)
 
 
-def _compare(streams: CompletionStreams, defaults: SamplingDefaults) -> Callable[..., dict]:
+def _compare_endpoint(streams: CompletionStreams, defaults: SamplingDefaults) -> Callable[..., dict]:
     def compare(
         prompt: str,
         seed: int = 1,
@@ -70,7 +70,7 @@ def _compare(streams: CompletionStreams, defaults: SamplingDefaults) -> Callable
     return compare
 
 
-def _checkpoints(page_models: PageModels) -> Callable[..., list]:
+def _checkpoints_endpoint(page_models: PageModels) -> Callable[..., list]:
     def checkpoints() -> list:
         """List the page's runs: name, beta (coefficient of the KL penalty) and points (the published checkpoints).
 
@@ -82,7 +82,7 @@ def _checkpoints(page_models: PageModels) -> Callable[..., list]:
     return checkpoints
 
 
-def _over_training(
+def _over_training_endpoint(
     page_models: PageModels, streams: CompletionStreams, defaults: SamplingDefaults
 ) -> Callable[..., list]:
     def over_training(
@@ -119,7 +119,7 @@ def _over_training(
             "max_new_tokens": max_new_tokens,
         }
         try:
-            return [row.to_json() for row in streams.steps(prompt, steps, run=run, **sampling)]
+            return [row.to_json() for row in streams.stream_steps(prompt, steps, run=run, **sampling)]
         except ZooError as error:
             raise _gradio_error(error) from error
 

@@ -18,15 +18,16 @@ from gradio.utils import get_space
 from ...errors import ZooError
 from ...evaluation.votes.limits import TooManyVotesError, voter_address
 from ...evaluation.votes.vote import DECISIVE, ShownCompletion, Vote
-from ...fileio import number as number_of
-from ..engine import Side, Snapshot
-from .browser import live_region
-from .html import attributes, notice, text
+from ...fileio import number
+from ..engine import PolicyCompletion, Snapshot
+from .browser import UNLISTED, live_region
+from .charts import Role
+from .html import escape_text, html_attributes, notice_html
 from .sampling import MODEL_QUEUE, SEED_LIMIT, SamplingDefaults, prompt_box
 from .streams import CompletionStreams
-from .views import figures
+from .views import NAMES, figures_html
 from .vote_counts import Tally
-from .vote_figures import NAMES, Model, figures_html
+from .vote_figures import ModelRevision, votes_html
 
 log = logging.getLogger(__name__)
 
@@ -61,12 +62,12 @@ class Pair:
     verdict: str | None = None
 
     @property
-    def roles(self) -> dict[str, str]:
+    def roles(self) -> dict[str, Role]:
         """Side -> role (ppo or sft), left first."""
         return {side: "ppo" if side == self.ppo_side else "sft" for side in DECISIVE}
 
     @property
-    def sides(self) -> dict[str, Side]:
+    def sides(self) -> dict[str, PolicyCompletion]:
         """Side -> completion, left first."""
         return {side: getattr(self.snapshot, role)[0] for side, role in self.roles.items()}
 
@@ -84,7 +85,7 @@ class Pair:
         return self.roles.get(self.verdict) if self.verdict is not None else None
 
 
-def create_vote(pair: Pair, verdict: str, models: Mapping[str, Model]) -> Vote:
+def create_vote(pair: Pair, verdict: str, models: Mapping[str, ModelRevision]) -> Vote:
     """Creates the vote for a verdict.
 
     Args:
@@ -102,7 +103,7 @@ def create_vote(pair: Pair, verdict: str, models: Mapping[str, Model]) -> Vote:
     completions = []
     for side, sample in pair.sides.items():
         role = pair.roles[side]
-        model, reward = models[role], number_of(sample.reward)
+        model, reward = models[role], number(sample.reward)
         completions.append(
             ShownCompletion(sample.completion, role, model.repo, model.commit, model.tag, reward, sample.ended)
         )
@@ -122,30 +123,32 @@ def pair_html(pair: Pair | None) -> str:
     """
     prompt, state, texts = "", "empty", dict.fromkeys(DECISIVE, "")
     if pair is not None:
-        prompt = f'<p class="zoo-prompt"><b>Prompt</b> <span class="given">{text(pair.snapshot.prompt)}</span></p>'
+        prompt = (
+            f'<p class="zoo-prompt"><b>Prompt</b> <span class="given">{escape_text(pair.snapshot.prompt)}</span></p>'
+        )
         state = "done" if pair.snapshot.done else "writing"
         texts = {side: sample.completion for side, sample in pair.sides.items()}
     cards = "".join(
         f'<article class="zoo-card" data-side="{side}"><header><h3>{side.capitalize()}</h3></header>'
-        f"{_completion(texts[side], state)}</article>"
+        f"{_completion_html(texts[side], state)}</article>"
         for side in DECISIVE
     )
     busy = ' aria-busy="true"' if state == "writing" else ""
     return f'<div class="zoo-blind" data-state="{state}"{busy}>{prompt}<div class="zoo-pair">{cards}</div></div>'
 
 
-def _completion(completion: str, state: str) -> str:
+def _completion_html(completion: str, state: str) -> str:
     if state == "empty":
         inside = '<span class="none">The completion will appear here.</span>'
     elif state == "done" and not completion:
         inside = '<span class="none">An empty completion.</span>'
     else:  # both sides keep the caret until both are done, because stopping first could reveal a policy
         caret = '<span class="caret" aria-hidden="true"></span>' if state == "writing" else ""
-        inside = f'<span class="new">{text(completion)}</span>{caret}'
+        inside = f'<span class="new">{escape_text(completion)}</span>{caret}'
     return f'<p class="zoo-text">{inside}</p>'
 
 
-def reveal_html(pair: Pair, models: Mapping[str, Model]) -> str:
+def reveal_html(pair: Pair, models: Mapping[str, ModelRevision]) -> str:
     """Renders which policy wrote which completion, with the figures of both.
 
     Args:
@@ -158,8 +161,8 @@ def reveal_html(pair: Pair, models: Mapping[str, Model]) -> str:
         badge = '<span class="zoo-badge">your choice</span>' if side == pair.verdict else ""
         cards.append(
             f'<article class="zoo-card zoo-{role}" data-side="{side}" data-role="{role}"><header>'
-            f"<h3>{side.capitalize()}: {NAMES[role]}</h3>{badge}<span>{text(models[role].name)}</span></header>"
-            f"{figures(sample)}</article>"
+            f"<h3>{side.capitalize()}: {NAMES[role]}</h3>{badge}<span>{escape_text(models[role].name)}</span></header>"
+            f"{figures_html(sample)}</article>"
         )
     sampling_note = f"Both were sampled with seed {pair.snapshot.seed} at temperature {pair.snapshot.temperature:g}."
     verdict = VERDICT_SENTENCES[pair.preferred or str(pair.verdict)]
@@ -176,19 +179,19 @@ def _compare_with_reward(pair: Pair) -> str:
     ppo, sft = rewards["ppo"], rewards["sft"]
     if pair.preferred is None or ppo is None or sft is None or ppo == sft:
         return ""
-    higher = "ppo" if ppo > sft else "sft"
+    higher: Role = "ppo" if ppo > sft else "sft"
     return "The reward model agrees." if higher == pair.preferred else f"The reward model prefers {NAMES[higher]}."
 
 
-def _storage_notice(tally: Tally | None) -> str:
+def _storage_notice_html(tally: Tally | None) -> str:
     if tally is None:
         return (
             '<div class="zoo"><p>This page stores no votes; <code>rlhf-zoo compare PPO --votes NAMESPACE/NAME</code> '
             "stores them in a data set. You can still judge: your verdict reveals which policy wrote which "
             "text.</p></div>"
         )
-    href = attributes({"href": tally.address})
-    link = f'<a{href} target="_blank" rel="noopener noreferrer">{text(tally.name)}</a>'
+    href = html_attributes({"href": tally.address})
+    link = f'<a{href} target="_blank" rel="noopener noreferrer">{escape_text(tally.name)}</a>'
     return (
         '<div class="zoo"><p>Your verdict, the prompt and both completions go to the data set '
         f"{link} on the Hub, <b>visible to everyone who may read it</b>: do not include anything private. Nothing "
@@ -225,7 +228,7 @@ KEYS_HINT = (
 
 def blind_tab(
     streams: CompletionStreams,
-    models: Mapping[str, Model],
+    models: Mapping[str, ModelRevision],
     tally: Tally | None,
     *,
     prompts: Sequence[str],
@@ -243,9 +246,9 @@ def blind_tab(
         max_concurrent: Largest number of requests that run the models at the same time.
     """
     tab = _layout(tally, prompts)
-    buttons, state, token = tab.buttons, tab.state, tab.token
+    buttons, state, pair_id = tab.buttons, tab.state, tab.pair_id
 
-    def draw(prompt: object) -> Iterator[tuple[Pair | None, str, str]]:
+    def draw_pair(prompt: object) -> Iterator[tuple[Pair | None, str, str]]:
         pair: Pair | None = None
         try:
             for snapshot in streams.stream(
@@ -257,44 +260,43 @@ def blind_tab(
                 pair = Pair(snapshot) if pair is None else replace(pair, snapshot=snapshot)
                 yield (pair if snapshot.done else None), pair_html(pair), ""
         except ZooError as error:
-            yield None, pair_html(None), notice(error)
+            yield None, pair_html(None), notice_html(error)
 
     def enable_buttons(pair: Pair | None) -> Updates:
         if pair is None:
-            return {token: "", **tab.enabled(())}
-        return {token: pair.id, **tab.enabled(pair.verdicts)}
+            return {pair_id: "", **tab.enabled(())}
+        return {pair_id: pair.id, **tab.enabled(pair.verdicts)}
 
-    private: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
     # A vote bypasses the queue, so that it never waits for a completion and is accepted even if the queue is full.
-    unqueued: dict[str, Any] = {**private, "queue": False}
+    unqueued: dict[str, Any] = {**UNLISTED, "queue": False}
     requests = [tab.new_pair.click, tab.prompt.submit]
     # Gradio rebuilds every output at each yield, so outputs that change only at the start or end have their own events.
     gr.on(
         requests,
-        lambda: {token: "", tab.reveal: "", **tab.enabled(())},
-        outputs=[token, tab.reveal, *buttons.values()],
+        lambda: {pair_id: "", tab.reveal: "", **tab.enabled(())},
+        outputs=[pair_id, tab.reveal, *buttons.values()],
         **unqueued,
     )
     gr.on(
         requests,
-        draw,
+        draw_pair,
         inputs=[tab.prompt],
         outputs=[state, tab.pair_view, tab.message],
         concurrency_id=MODEL_QUEUE,
         concurrency_limit=max_concurrent,
-        **private,
-    ).then(enable_buttons, inputs=[state], outputs=[token, *buttons.values()], **unqueued)
+        **UNLISTED,
+    ).then(enable_buttons, inputs=[state], outputs=[pair_id, *buttons.values()], **unqueued)
     for verdict, button in buttons.items():
         vote_event = button.click(
             _vote_handler(verdict, tab, models, tally),
-            inputs=[state, token],
-            outputs=[state, token, tab.message, tab.reveal, *buttons.values()],
+            inputs=[state, pair_id],
+            outputs=[state, pair_id, tab.message, tab.reveal, *buttons.values()],
             **unqueued,
         )
         if tally is not None:
-            vote_event.then(_figures_updates(tally), outputs=[tab.vote_figures], concurrency_limit=None, **private)
+            vote_event.then(_figures_updates(tally), outputs=[tab.vote_figures], concurrency_limit=None, **UNLISTED)
     if tally is not None:
-        gr.on(None, lambda: figures_html(tally.figures(), tally.name), outputs=[tab.vote_figures], **unqueued)
+        gr.on(None, lambda: votes_html(tally.figures(), tally.name), outputs=[tab.vote_figures], **unqueued)
 
 
 @dataclass(frozen=True)
@@ -308,9 +310,9 @@ class _Tab:
     buttons: Mapping[str, gr.Button]
     reveal: gr.HTML
     vote_figures: gr.HTML
-    # The pair, which stays on the server, and its id, which the browser sends back. A vote counts only if they match.
+    # The pair stays on the server, and the browser sends back its id. A vote counts only if they match.
     state: gr.State
-    token: gr.Textbox
+    pair_id: gr.Textbox
 
     def enabled(self, verdicts: Sequence[str]) -> Updates:
         """Returns the updates that enable the buttons of these verdicts and disable the others."""
@@ -321,7 +323,7 @@ def _layout(tally: Tally | None, prompts: Sequence[str]) -> _Tab:
     """Creates the components, in the order of the page."""
     with gr.Column(elem_id="blind-test"):
         gr.HTML("<h2>Which of two completions is better?</h2>", elem_classes="zoo-heard")
-        gr.HTML(_storage_notice(tally), elem_id="blind-notice")
+        gr.HTML(_storage_notice_html(tally), elem_id="blind-notice")
         with gr.Row(equal_height=True):
             placeholder = "Empty: a random held-out prompt" if prompts else "The beginning of a text"
             prompt = prompt_box("blind-prompt", placeholder, min_width=280)
@@ -337,43 +339,45 @@ def _layout(tally: Tally | None, prompts: Sequence[str]) -> _Tab:
         reveal = live_region("blind-reveal")
         vote_figures = gr.HTML("", elem_id="blind-figures", visible=tally is not None)
         state = gr.State(None, time_to_live=PAIR_LIFETIME)
-        token = gr.Textbox("", visible=False, elem_id="blind-pair-id")
-    return _Tab(prompt, new_pair, message, pair_view, buttons, reveal, vote_figures, state, token)
+        pair_id = gr.Textbox("", visible=False, elem_id="blind-pair-id")
+    return _Tab(prompt, new_pair, message, pair_view, buttons, reveal, vote_figures, state, pair_id)
 
 
-def _vote_handler(verdict: str, tab: _Tab, models: Mapping[str, Model], tally: Tally | None) -> Callable[..., Updates]:
+def _vote_handler(
+    verdict: str, tab: _Tab, models: Mapping[str, ModelRevision], tally: Tally | None
+) -> Callable[..., Updates]:
     """Returns the handler of a verdict's button, which casts the vote and reveals which policy wrote which text."""
 
-    def judge(pair: Pair | None, pair_id: object, request: gr.Request | None = None) -> Updates:
+    def cast_vote(pair: Pair | None, shown_id: object, request: gr.Request | None = None) -> Updates:
         if pair is None:
-            return {tab.message: notice(NO_PAIR)}
-        if pair_id != pair.id:
-            return {tab.message: notice(STALE_PAIR)}
+            return {tab.message: notice_html(NO_PAIR)}
+        if shown_id != pair.id:
+            return {tab.message: notice_html(STALE_PAIR)}
         try:
             vote = create_vote(pair, verdict, models)
         except ZooError as error:
-            return {tab.message: notice(error)}
+            return {tab.message: notice_html(error)}
         try:
-            vote = vote if tally is None else tally.cast(vote, _address(request))
+            vote = vote if tally is None else tally.cast(vote, _voter_address(request))
         except TooManyVotesError as error:
-            return {tab.message: notice(error)}
+            return {tab.message: notice_html(error)}
         except ZooError as error:  # its message names a path on the server, which visitors must not see
             log.error("A vote was not stored: %s", error)
-            return {tab.message: notice(VOTE_NOT_STORED)}
+            return {tab.message: notice_html(VOTE_NOT_STORED)}
         judged = replace(pair, verdict=vote.verdict)  # not `verdict`, because an earlier vote on this pair may count
         return {
             tab.state: None,
-            tab.token: "",
+            tab.pair_id: "",
             tab.message: "",
             tab.reveal: reveal_html(judged, models),
             **tab.enabled(()),
         }
 
-    return judge
+    return cast_vote
 
 
-def _address(request: gr.Request | None) -> str:
-    """Returns the voter's address, for the rate limits. Only in a Space is the proxy trusted to name its visitors."""
+def _voter_address(request: gr.Request | None) -> str:
+    """Returns the voter's address, for the rate limits. A proxy's header is trusted only in a Space."""
     if request is None or request.client is None:
         return ""
     return voter_address(request.client.host, request.headers.get("x-forwarded-for") if get_space() else None)
@@ -385,12 +389,12 @@ def _figures_updates(tally: Tally) -> Callable[[], AsyncIterator[str]]:
     async def update() -> AsyncIterator[str]:
         current = tally.figures()
         votes, deadline = current.summary["votes"], time.monotonic() + MAX_INTERVAL_WAIT
-        yield figures_html(current, tally.name)
+        yield votes_html(current, tally.name)
         while not current.exact and current.votes_in_intervals < votes and time.monotonic() < deadline:
             await asyncio.sleep(0.1)
             current = tally.figures()
             if current.exact or current.votes_in_intervals >= votes:
-                yield figures_html(current, tally.name)
+                yield votes_html(current, tally.name)
 
     return update
 

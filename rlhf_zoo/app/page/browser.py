@@ -1,6 +1,11 @@
 """Scripts of the page beyond Gradio's own: for screen readers, for scrolling to results, and for links."""
 
+from typing import Any
+
 import gradio as gr
+
+#: Options of events that the API does not list and that show no progress bar.
+UNLISTED: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
 
 # Gradio replaces what is inside a component. A screen reader announces changes only inside an element that stays.
 _LIVE = "element.closest('.block').setAttribute('aria-live', 'polite')"
@@ -15,7 +20,7 @@ def live_region(elem_id: str) -> gr.HTML:
     return gr.HTML("", elem_id=elem_id, js_on_load=_LIVE)
 
 
-def into_view(elem_id: str) -> str:
+def scroll_script(elem_id: str) -> str:
     """Returns JavaScript that scrolls to an element unless its top is in the upper half of the window.
 
     Gradio's own `scroll_to_output` has no effect in 6.31.
@@ -31,11 +36,11 @@ def into_view(elem_id: str) -> str:
 
 
 #: JavaScript that returns the query of the page's address, as the input of a function.
-QUERY = "() => [location.search]"
+QUERY_SCRIPT = "() => [location.search]"
 
 #: JavaScript that clicks the button which shows what a link carries, after its prompt and settings were filled in.
 #: Gradio draws a tab when it is first opened, so the button of another tab appears later.
-FOLLOW_LINK = """() => {
+FOLLOW_LINK_SCRIPT = """() => {
   const query = new URLSearchParams(location.search);
   if (!query.has('prompt')) return;
   const id = query.has('step') ? 'at-the-step' : 'compare';

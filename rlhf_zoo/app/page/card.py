@@ -9,7 +9,7 @@ import gradio as gr
 from ...errors import ZooError
 from ...hub.client.card_files import fetch_card_files
 from .card_view import card_html
-from .html import notice, short_name
+from .html import notice_html, shorten_name
 from .models import PageModels
 
 #: Largest number of cards that are fetched at the same time.
@@ -24,17 +24,17 @@ def card_tab(page_models: PageModels) -> None:
     Args:
         page_models: The models and their runs.
     """
-    sources = _sources(page_models)
+    sources = _card_sources(page_models)
     render = lru_cache(MAX_CACHED_CARDS)(_render_card)  # a hostile card may take seconds to render
 
     def show(label: object) -> str:
         source = sources.get(str(label))
         if source is None:
-            return notice(f"There is no checkpoint {reprlib.repr(label)}: choose one from the list.")
+            return notice_html(f"There is no checkpoint {reprlib.repr(label)}: choose one from the list.")
         try:
             return render(source)
         except ZooError as error:
-            return notice(error)
+            return notice_html(error)
 
     first = next(iter(sources))
     checkpoint = gr.Dropdown(
@@ -56,9 +56,9 @@ def _render_card(source: str) -> str:
     return card_html(Path(source) if Path(source).is_dir() else fetch_card_files(source))
 
 
-def _sources(page_models: PageModels) -> dict[str, str]:
+def _card_sources(page_models: PageModels) -> dict[str, str]:
     """Returns label of a checkpoint in the list -> source of its card. The compared checkpoint comes first."""
-    sources = {f"{short_name(page_models.lineage.ppo.name)} (compared)": str(page_models.lineage.ppo.path)}
+    sources = {f"{shorten_name(page_models.lineage.ppo.name)} (compared)": str(page_models.lineage.ppo.path)}
     for run in page_models.timeline.runs.values() if page_models.timeline else ():
         for point in run.points:
             marks = f" ({', '.join(point.marks)})" if point.marks else ""

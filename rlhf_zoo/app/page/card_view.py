@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from PIL import Image
 
 from ...hub.markdown import MAX_CARD_BYTES, card_body, render_card, split_address
-from .html import text
+from .html import escape_text
 
 MAX_IMAGE_BYTES = 2 * 2**20  # of one image
 MAX_IMAGES_BYTES = 8 * 2**20  # of all images of a card, as data: URIs
@@ -35,20 +35,22 @@ def card_html(folder: Path) -> str:
     files = _Files(folder)
     path = files.find("README.md")
     if path is None:
-        return _message(
+        return _message_html(
             "This checkpoint has no card (README.md). <code>rlhf-zoo card</code> writes one from its run directory."
         )
     try:
         with path.open("rb") as stream:
             content = stream.read(MAX_CARD_BYTES + 1)
     except OSError as error:
-        return _message(f"The card of this checkpoint cannot be read: {text(error.strerror or 'unknown reason')}.")
+        return _message_html(
+            f"The card of this checkpoint cannot be read: {escape_text(error.strerror or 'unknown reason')}."
+        )
     if len(content) > MAX_CARD_BYTES:
-        return _message(
+        return _message_html(
             f"The card of this checkpoint exceeds {MAX_CARD_BYTES // 1024} KiB and is not shown here: read "
             "README.md in its repository."
         )
-    return _wrapped(render_card(card_body(content.decode("utf-8", errors="replace")), files, id_prefix=ID_PREFIX))
+    return _wrap(render_card(card_body(content.decode("utf-8", errors="replace")), files, id_prefix=ID_PREFIX))
 
 
 class _Files:
@@ -108,9 +110,9 @@ class _Files:
         return f"data:{IMAGE_FORMATS[kind]};base64,{base64.b64encode(data).decode('ascii')}"
 
 
-def _message(html: str) -> str:
-    return _wrapped(f'<p class="zoo-note">{html}</p>')
+def _message_html(html: str) -> str:
+    return _wrap(f'<p class="zoo-note">{html}</p>')
 
 
-def _wrapped(html: str) -> str:
+def _wrap(html: str) -> str:
     return f'<div class="zoo-md">{html}</div>'

@@ -12,7 +12,7 @@ from itertools import pairwise, zip_longest
 from typing import Literal
 
 from ..engine import TimelineRun
-from .html import number, text
+from .html import escape_text, format_number
 
 Role = Literal["sft", "ppo"]
 Values = Sequence[float | None]
@@ -25,7 +25,7 @@ DESKTOP_WIDTH = 760  # of a chart over the whole page of a wide screen
 RIGHT_MARGIN = 12
 END_MARGIN = RIGHT_MARGIN + 4  # where the axes of steps and of KL end
 TITLE_HEIGHT = 20  # height of the title line above a panel
-FONT_SIZE = 11
+FONT_SIZE = 11  # in SVG units
 GLYPH_WIDTH = 6.2  # average width of a character at FONT_SIZE, to place labels without overlap
 MAX_ABSOLUTE = 1e12
 MIN_DIFFERENCE = 1e-6  # smaller numbers and differences count as zero
@@ -54,7 +54,7 @@ class Series:
     from_zero: bool = False
 
 
-def token_bars(
+def draw_token_bars(
     values: Values, *, labels: Sequence[str], role: Role, unit: str, title: str, top: float = 0.0, width: int = 0
 ) -> str:
     """Draws one bar per token position. Values below 0, from rounding, count as 0.
@@ -71,8 +71,8 @@ def token_bars(
     Raises:
         ValueError: Values and labels differ in number.
     """
-    numbers = [None if value is None else max(value, 0.0) for value in _finite(values)]
-    plot = _over_tokens(_axis([0.0, *_finite([top]), *numbers]), max(len(numbers), width))
+    numbers = [None if value is None else max(value, 0.0) for value in _drop_out_of_range(values)]
+    plot = _token_plot(_choose_axis_ticks([0.0, *_drop_out_of_range([top]), *numbers]), max(len(numbers), width))
     slot_width = plot.x(2) - plot.x(1)
     path = "".join(
         f"M{plot.x(index):.1f} {plot.bottom}v-{max(plot.bottom - plot.y(value), 1.0):.1f}"
@@ -83,10 +83,10 @@ def token_bars(
         f'<path class="zoo-bars" fill="none" stroke="{COLORS[role]}" pointer-events="none" '
         f'stroke-width="{min(slot_width * 0.8 if slot_width > 2 else slot_width, 16.0):.2f}" d="{path}"/>'
     )
-    return _token_chart(plot, numbers, labels, f"zoo-bars-chart zoo-{role}", title, unit, above=bars)
+    return _compose_token_chart(plot, numbers, labels, f"zoo-bars-chart zoo-{role}", title, unit, above=bars)
 
 
-def token_line(
+def draw_token_line(
     values: Values,
     *,
     labels: Sequence[str],
@@ -110,8 +110,8 @@ def token_line(
     Raises:
         ValueError: Values and labels differ in number.
     """
-    numbers = _finite(values)
-    plot = _over_tokens(_axis([0.0, *numbers, *_finite(span or ())]), max(len(numbers), width))
+    numbers = _drop_out_of_range(values)
+    plot = _token_plot(_choose_axis_ticks([0.0, *numbers, *_drop_out_of_range(span or ())]), max(len(numbers), width))
     points = [
         None if value is None else (f"{plot.x(position):.1f}", f"{plot.y(value):.1f}")
         for position, value in enumerate(numbers, 1)
@@ -119,11 +119,13 @@ def token_line(
     zero = (
         f'<path class="zoo-zero" d="M{plot.left:.1f} {plot.y(0.0):.1f}H{WIDTH - RIGHT_MARGIN}" stroke="{QUIET_COLOR}"/>'
     )
-    curve = _curve(points, COLORS[role])
-    return _token_chart(plot, numbers, labels, f"zoo-line-chart zoo-{role}", title, unit, below=zero, above=curve)
+    curve = _draw_curve(points, COLORS[role])
+    return _compose_token_chart(
+        plot, numbers, labels, f"zoo-line-chart zoo-{role}", title, unit, below=zero, above=curve
+    )
 
 
-def step_curves(
+def draw_step_curves(
     steps: Sequence[int],
     series: Sequence[Series],
     *,
@@ -149,17 +151,21 @@ def step_curves(
     """
     labeled = labeled or {}
     low, high = step_range([*steps, selected])
-    x_ticks = [step for step in ticks(low, high, integers=True) if low <= step <= high] or [low, high]
-    panels = [_finite(curve.values) for curve in series]
+    x_ticks = [step for step in choose_ticks(low, high, integers=True) if low <= step <= high] or [low, high]
+    panels = [_drop_out_of_range(curve.values) for curve in series]
     axes = [
-        _axis([0.0, *(None if value is None else max(value, 0.0) for value in panel)] if curve.from_zero else panel)
+        _choose_axis_ticks(
+            [0.0, *(None if value is None else max(value, 0.0) for value in panel)] if curve.from_zero else panel
+        )
         for curve, panel in zip(series, panels, strict=True)
     ]
     left = max(map(_axis_width, axes))
-    x = _linear(low, high, left, width - END_MARGIN)
+    x = _linear_scale(low, high, left, width - END_MARGIN)
     gaps = [x(after) - x(before) for before, after in pairwise(steps)]
     step_labels = [(x(step), label, "currentColor") for step, label in labeled.items()]
-    label_markup, bottom = _step_labels([*step_labels, (x(selected), f"step {selected}", MARK_COLOR)], left, width)
+    label_markup, bottom = _place_step_labels(
+        [*step_labels, (x(selected), f"step {selected}", MARK_COLOR)], left, width
+    )
     body, descriptions = [label_markup], []
     for curve, panel, y_ticks in zip(series, panels, axes, strict=True):
         plot = _Plot(y_ticks, x_ticks, x, top=bottom + TITLE_HEIGHT, height=96, left=left, width=width)
@@ -173,7 +179,7 @@ def step_curves(
             points.append(point)
             tooltip_columns.append(
                 plot.tooltip_column(
-                    step, f"step {step}: {text(curve.name)} {_value_with_unit(value, text(curve.unit))}"
+                    step, f"step {step}: {escape_text(curve.name)} {_value_with_unit(value, escape_text(curve.unit))}"
                 )
             )
             if step in labeled:
@@ -184,7 +190,7 @@ def step_curves(
             plot.axes(_with_unit(curve.name, curve.unit), x_labels=curve is series[-1]),
             f'<path class="zoo-chosen" d="M{x(selected):.1f} {plot.top}v{plot.height}" stroke="{MARK_COLOR}" '
             'stroke-width="1.5"/>',
-            _curve(points, COLORS["ppo"], dots=len(panel) <= MAX_DOTS),
+            _draw_curve(points, COLORS["ppo"], dots=len(panel) <= MAX_DOTS),
             f'<g fill="none" stroke="currentColor" stroke-width="1.5">{rings}</g>',
             _tooltip_columns(tooltip_columns, min([24.0, *gaps])),
         ]
@@ -192,11 +198,11 @@ def step_curves(
         descriptions.append(f"{curve.name} over training{selected_value}")
     body.append(_axis_title("training step", bottom + 24, width))
     descriptions += [f"{label}: step {step}" for step, label in labeled.items()]
-    # The slider is another component, so it needs to be told where the axis begins, which depends on the tick labels.
+    # The slider is another component, and where the axis begins depends on the widths of the tick labels.
     prefix = "--zoo" if width == WIDTH else "--zoo-wide"
     margins = f"{prefix}-left: {left / width:.4f}; {prefix}-right: {END_MARGIN / width:.4f}"
     body.append(f"<style>#step {{ {margins} }}</style>")
-    return _svg(bottom + 30, "zoo-steps-chart", "; ".join(descriptions), "".join(body), width)
+    return _svg_element(bottom + 30, "zoo-steps-chart", "; ".join(descriptions), "".join(body), width)
 
 
 def step_range(steps: Iterable[int]) -> tuple[int, int]:
@@ -209,7 +215,7 @@ def step_range(steps: Iterable[int]) -> tuple[int, int]:
     return ordered[0], max(ordered[-1], ordered[0] + 1)
 
 
-def frontier(runs: Sequence[TimelineRun], *, selected: int, width: int = WIDTH) -> str:
+def draw_frontier(runs: Sequence[TimelineRun], *, selected: int, width: int = WIDTH) -> str:
     """Draws reward against KL: one line per run through its checkpoints, with its best point marked and labeled by β.
 
     Args:
@@ -222,14 +228,14 @@ def frontier(runs: Sequence[TimelineRun], *, selected: int, width: int = WIDTH) 
         [
             (point.step, kl, reward)
             for point in run.points
-            for kl, reward in [_finite([point.kl, point.reward])]
+            for kl, reward in [_drop_out_of_range([point.kl, point.reward])]
             if kl is not None and reward is not None
         ]
         for run in runs
     ]
-    x_ticks = _axis([0.0, *(max(kl, 0.0) for points in run_points for _, kl, _ in points)])
-    y_ticks = _axis([reward for points in run_points for _, _, reward in points])
-    x = _linear(x_ticks[0], x_ticks[-1], _axis_width(y_ticks), width - END_MARGIN)
+    x_ticks = _choose_axis_ticks([0.0, *(max(kl, 0.0) for points in run_points for _, kl, _ in points)])
+    y_ticks = _choose_axis_ticks([reward for points in run_points for _, _, reward in points])
+    x = _linear_scale(x_ticks[0], x_ticks[-1], _axis_width(y_ticks), width - END_MARGIN)
     plot = _Plot(y_ticks, x_ticks, x, top=TITLE_HEIGHT, height=180, left=_axis_width(y_ticks), width=width)
     lines, marks, descriptions = [], [], []
     for index in sorted(range(len(runs)), key=lambda index: index == selected):  # draw the emphasized run last, on top
@@ -242,11 +248,12 @@ def frontier(runs: Sequence[TimelineRun], *, selected: int, width: int = WIDTH) 
             curve_points.append((f"{cx:.1f}", f"{cy:.1f}"))
             dots += (
                 f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="{2.5 if emphasized else 1.8}"><title>'
-                f"{label}, step {step}: reward {number(reward, 3)}, KL {number(kl, 3)} nats</title></circle>"
+                f"{label}, step {step}: reward {format_number(reward, 3)}, KL {format_number(kl, 3)} nats"
+                "</title></circle>"
             )
             if step == runs[index].best.step:
                 marks.append((cx, cy, label, emphasized))
-                descriptions.append(f"{label}: best reward {number(reward)} at KL {number(max(kl, 0.0))}")
+                descriptions.append(f"{label}: best reward {format_number(reward)} at KL {format_number(max(kl, 0.0))}")
                 if emphasized:
                     mark = (
                         f'<circle class="zoo-chosen" cx="{cx:.1f}" cy="{cy:.1f}" r="8.5" fill="none" '
@@ -254,15 +261,15 @@ def frontier(runs: Sequence[TimelineRun], *, selected: int, width: int = WIDTH) 
                     )
         lines.append(
             f'<g class="{"zoo-run zoo-emphasized" if emphasized else "zoo-run"}">'
-            f"{_curve(curve_points, color, width=2.0 if emphasized else 1.0)}"
+            f"{_draw_curve(curve_points, color, width=2.0 if emphasized else 1.0)}"
             f'<g fill="{color}" stroke="{color}" stroke-opacity="0" stroke-width="10">{dots}</g></g>{mark}'
         )
-    body = plot.axes(title) + "".join(lines) + _best_points(marks, plot)
+    body = plot.axes(title) + "".join(lines) + _mark_best_points(marks, plot)
     body += _axis_title("KL to SFT, nats per completion", plot.bottom + 32, width)
-    return _svg(plot.bottom + 38, "zoo-frontier-chart", "; ".join([title, *descriptions]), body, width)
+    return _svg_element(plot.bottom + 38, "zoo-frontier-chart", "; ".join([title, *descriptions]), body, width)
 
 
-def ticks(low: float, high: float, *, integers: bool = False) -> tuple[float, ...]:
+def choose_ticks(low: float, high: float, *, integers: bool = False) -> tuple[float, ...]:
     """Chooses three to five evenly spaced round numbers that enclose low and high.
 
     Args:
@@ -301,22 +308,22 @@ class _Plot:
     ) -> None:
         self.y_ticks, self.x_ticks, self.x, self.width = y_ticks, x_ticks, x, width
         self.top, self.height, self.bottom, self.left = top, height, top + height, left
-        self.y = _linear(y_ticks[0], y_ticks[-1], self.bottom, top)
+        self.y = _linear_scale(y_ticks[0], y_ticks[-1], self.bottom, top)
 
     def axes(self, title: str, *, x_labels: bool = True) -> str:
         """Draws the title, the grid and the tick labels, those of the x axis only if `x_labels` is True."""
         grid = "".join(f"M{self.left:.1f} {self.y(value):.1f}H{self.width - RIGHT_MARGIN}" for value in self.y_ticks)
         labels = [
-            f'<text x="{self.left - 5:.1f}" y="{self.y(value) + 3.8:.1f}" text-anchor="end">{_label(value)}</text>'
+            f'<text x="{self.left - 5:.1f}" y="{self.y(value) + 3.8:.1f}" text-anchor="end">{_tick_label(value)}</text>'
             for value in self.y_ticks
         ]
         for value in self.x_ticks:
             grid += f"M{self.x(value):.1f} {self.bottom}v3"
             if x_labels:
                 attributes = f'x="{self.x(value):.1f}" y="{self.bottom + 14}"'
-                labels.append(f'<text class="zoo-along" {attributes} text-anchor="middle">{_label(value)}</text>')
+                labels.append(f'<text class="zoo-along" {attributes} text-anchor="middle">{_tick_label(value)}</text>')
         return (
-            f'<text class="zoo-title" x="2" y="{self.top - 9}" fill="currentColor">{text(title)}</text>'
+            f'<text class="zoo-title" x="2" y="{self.top - 9}" fill="currentColor">{escape_text(title)}</text>'
             f'<path class="zoo-grid" d="{grid}" stroke="{QUIET_COLOR}" stroke-opacity=".35"/>'
             f'<g class="zoo-ticks" fill="{QUIET_COLOR}">{"".join(labels)}</g>'
         )
@@ -326,22 +333,22 @@ class _Plot:
         return f'<path d="M{self.x(at):.1f} {self.top}v{self.height}"><title>{tooltip}</title></path>'
 
 
-def _over_tokens(y_ticks: Sequence[float], positions: int) -> _Plot:
+def _token_plot(y_ticks: Sequence[float], positions: int) -> _Plot:
     """Returns a plot whose x axis is the token position, starting at 1."""
     positions = max(positions, MIN_POSITIONS)
     left = _axis_width(y_ticks)
-    x_ticks = [position for position in ticks(0, positions, integers=True) if 1 <= position <= positions]
+    x_ticks = [position for position in choose_ticks(0, positions, integers=True) if 1 <= position <= positions]
     return _Plot(
         y_ticks,
         x_ticks,
-        _linear(0.5, positions + 0.5, left, WIDTH - RIGHT_MARGIN),
+        _linear_scale(0.5, positions + 0.5, left, WIDTH - RIGHT_MARGIN),
         top=TITLE_HEIGHT,
         height=84,
         left=left,
     )
 
 
-def _token_chart(
+def _compose_token_chart(
     plot: _Plot,
     values: Values,
     labels: Sequence[str],
@@ -353,9 +360,9 @@ def _token_chart(
     above: str,
 ) -> str:
     """Composes a chart over tokens. `below` and `above` are drawn below and above the tooltip columns."""
-    escaped = text(unit)
+    escaped = escape_text(unit)
     tooltip_columns = [
-        plot.tooltip_column(position, f"“{_tooltip(label)}” {_value_with_unit(value, escaped)}")
+        plot.tooltip_column(position, f"“{_tooltip_text(label)}” {_value_with_unit(value, escaped)}")
         for position, (label, value) in enumerate(zip(labels, values, strict=True), 1)
         if value is not None
     ]
@@ -363,21 +370,23 @@ def _token_chart(
     description = f"{title}: no values"
     if heights:
         count = f"{len(values)} token{'s' * (len(values) != 1)}"
-        description = f"{title}: {count}, from {number(min(heights), 3)} to {_value_with_unit(max(heights), unit)}"
+        description = (
+            f"{title}: {count}, from {format_number(min(heights), 3)} to {_value_with_unit(max(heights), unit)}"
+        )
     columns = _tooltip_columns(tooltip_columns, plot.x(2) - plot.x(1))
     body = plot.axes(_with_unit(title, unit)) + below + columns + above
-    return _svg(plot.bottom + 18, css_class, description, body)
+    return _svg_element(plot.bottom + 18, css_class, description, body)
 
 
 def _axis_title(title: str, y: float, width: int) -> str:
     return f'<text x="{width - RIGHT_MARGIN}" y="{y}" text-anchor="end" fill="{QUIET_COLOR}">{title}</text>'
 
 
-def _svg(height: float, css_class: str, description: str, body: str, width: int = WIDTH) -> str:
+def _svg_element(height: float, css_class: str, description: str, body: str, width: int = WIDTH) -> str:
     """Wraps a chart in an SVG element. `description` is the text for screen readers."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="zoo-chart {css_class}" viewBox="0 0 {width} {height:g}" '
-        f'role="img" aria-label="{text(description)}" font-size="{FONT_SIZE}" '
+        f'role="img" aria-label="{escape_text(description)}" font-size="{FONT_SIZE}" '
         f'style="display:block;width:100%;max-width:var(--zoo-chart-width,520px);height:auto">{body}</svg>'
     )
 
@@ -388,7 +397,7 @@ def _tooltip_columns(columns: Iterable[str], width: float) -> str:
     return f'<g class="zoo-hits" {style}>{"".join(columns)}</g>'
 
 
-def _curve(points: Sequence[Point], color: str, *, dots: bool = False, width: float = 1.6) -> str:
+def _draw_curve(points: Sequence[Point], color: str, *, dots: bool = False, width: float = 1.6) -> str:
     """Draws a line through the points, broken at None. A point between two gaps becomes a dot."""
     path, circles = [], []
     previous: Point = None
@@ -405,7 +414,7 @@ def _curve(points: Sequence[Point], color: str, *, dots: bool = False, width: fl
     )
 
 
-def _step_labels(labels: Sequence[tuple[float, str, str]], left: float, width: int) -> tuple[str, float]:
+def _place_step_labels(labels: Sequence[tuple[float, str, str]], left: float, width: int) -> tuple[str, float]:
     """Places labels (x, label, color) above the panels, in as many lines as needed. Returns their markup and height."""
     lines: list[list[tuple[float, float]]] = []
     markup = []
@@ -422,11 +431,11 @@ def _step_labels(labels: Sequence[tuple[float, str, str]], left: float, width: i
             lines.append([])
         lines[line_index].append((middle, half_width))
         attributes = f'x="{middle:.1f}" y="{line_index * 14 + 11}" text-anchor="middle" fill="{color}"'
-        markup.append(f'<text class="zoo-flag" {attributes}>{text(label)}</text>')
+        markup.append(f'<text class="zoo-flag" {attributes}>{escape_text(label)}</text>')
     return "".join(markup), len(lines) * 14.0
 
 
-def _best_points(marks: Sequence[tuple[float, float, str, bool]], plot: _Plot) -> str:
+def _mark_best_points(marks: Sequence[tuple[float, float, str, bool]], plot: _Plot) -> str:
     """Outlines the best points (x, y, label, emphasized), and places their labels without overlap if possible."""
     occupied = [(x - 6, y - 6, x + 6, y + 6) for x, y, _, _ in marks]
     markup = []
@@ -439,7 +448,7 @@ def _best_points(marks: Sequence[tuple[float, float, str, bool]], plot: _Plot) -
             box
             for box in boxes
             if box[0] > plot.left and box[2] < plot.width and plot.top < box[1] and box[3] < plot.bottom
-            if not any(_overlap(box, other) for other in occupied)
+            if not any(_boxes_overlap(box, other) for other in occupied)
         )
         box = next(free, boxes[0])  # if no place is free, beside its point
         occupied.append(box)
@@ -448,36 +457,36 @@ def _best_points(marks: Sequence[tuple[float, float, str, bool]], plot: _Plot) -
         markup.append(
             f'<circle class="zoo-labeled" cx="{x:.1f}" cy="{y:.1f}" r="5" fill="none" stroke="{color}" '
             f'stroke-width="1.5"/><text class="zoo-flag" x="{box[0]:.1f}" y="{box[1] + 10:.1f}" '
-            f'fill="{color}"{weight}>{text(label)}</text>'
+            f'fill="{color}"{weight}>{escape_text(label)}</text>'
         )
     return f'<g pointer-events="none">{"".join(markup)}</g>'
 
 
-def _overlap(box: Box, other: Box) -> bool:
+def _boxes_overlap(box: Box, other: Box) -> bool:
     return box[0] < other[2] and other[0] < box[2] and box[1] < other[3] and other[1] < box[3]
 
 
-def _finite(values: Iterable[float | None]) -> list[float | None]:
+def _drop_out_of_range(values: Iterable[float | None]) -> list[float | None]:
     return [value if value is not None and -MAX_ABSOLUTE < value < MAX_ABSOLUTE else None for value in values]
 
 
-def _axis(values: Iterable[float | None]) -> tuple[float, ...]:
+def _choose_axis_ticks(values: Iterable[float | None]) -> tuple[float, ...]:
     numbers = [value for value in values if value is not None]
-    return ticks(min(numbers, default=0.0), max(numbers, default=0.0))
+    return choose_ticks(min(numbers, default=0.0), max(numbers, default=0.0))
 
 
-def _linear(low: float, high: float, start: float, end: float) -> Scale:
+def _linear_scale(low: float, high: float, start: float, end: float) -> Scale:
     slope = (end - start) / (high - low)
     return lambda value: start + (value - low) * slope
 
 
-def _label(value: float) -> str:
+def _tick_label(value: float) -> str:
     return f"{value:.6g}".replace("e+", "e").replace("-", "\N{MINUS SIGN}")
 
 
 def _axis_width(y_ticks: Sequence[float]) -> float:
     """Returns the width of the y axis labels, the same for up to four characters, so that charts align."""
-    return 8 + GLYPH_WIDTH * max(4, *(len(_label(value)) for value in y_ticks))
+    return 8 + GLYPH_WIDTH * max(4, *(len(_tick_label(value)) for value in y_ticks))
 
 
 def _with_unit(name: str, unit: str) -> str:
@@ -485,10 +494,12 @@ def _with_unit(name: str, unit: str) -> str:
 
 
 def _value_with_unit(value: float, unit: str) -> str:
-    return f"{number(value, 3)} {unit}".rstrip()
+    return f"{format_number(value, 3)} {unit}".rstrip()
 
 
 @lru_cache(maxsize=4096)
-def _tooltip(label: str) -> str:
+def _tooltip_text(label: str) -> str:
     """Returns a token as escaped text for a tooltip. Cached, because each new token redraws the whole completion."""
-    return text(label if len(label) <= MAX_TOOLTIP_LENGTH else label[: MAX_TOOLTIP_LENGTH - 1] + "…").replace("\n", "↵")
+    return escape_text(label if len(label) <= MAX_TOOLTIP_LENGTH else label[: MAX_TOOLTIP_LENGTH - 1] + "…").replace(
+        "\n", "↵"
+    )

@@ -13,17 +13,17 @@ from gradio.helpers import Examples
 
 from ...errors import ZooError
 from ..engine import Snapshot
-from .browser import into_view, live_region
-from .html import notice, text
+from .browser import UNLISTED, live_region, scroll_script
+from .html import escape_text, notice_html
 from .kl_switch import OFF, ON, KLSwitch
-from .link import address
+from .link import link_address
 from .models import PageModels
-from .sampling import MODEL_QUEUE, SEED_LIMIT, SamplingDefaults, controls, prompt_box, sampling_arguments
+from .sampling import MODEL_QUEUE, SEED_LIMIT, SamplingDefaults, create_controls, prompt_box, sampling_arguments
 from .streams import CompletionStreams
-from .views import ROLE_DESCRIPTIONS, empty_pairs, legend, pairs, summary
+from .views import ROLE_DESCRIPTIONS, empty_pairs_html, legend_html, pairs_html, summary_html
 
-#: Choice of what colors the tokens -> its value in the style sheet.
-COLORS = {"log-ratio": "ratio", "exact KL": "kl", "nothing": "none"}
+#: Label of a way to color tokens -> its value in the style sheet.
+COLOR_CHOICES = {"log-ratio": "ratio", "exact KL": "kl", "nothing": "none"}
 #: Largest number of prompts that are tried for the example that the page opens with.
 MAX_EXAMPLES = 3
 
@@ -58,15 +58,14 @@ def compare_tab(
         The components that a link fills in.
     """
     switch = KLSwitch.of(page_models.timeline, page_models.lineage.card.get("step"))
-    show = _stream_handler(streams, switch, defaults)
+    sample = _stream_handler(streams, switch, defaults)
     tab = _layout(page_models, switch, defaults, example)
 
     def random_prompt_and_seed() -> tuple[str, int]:
         return random.choice(page_models.prompts), random.randrange(SEED_LIMIT)
 
-    private: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
     options: dict[str, Any] = {
-        **private,
+        **UNLISTED,
         "inputs": [tab.prompt, tab.kl, *tab.sampling],
         "outputs": [tab.message, tab.pairs_view],
         "concurrency_id": MODEL_QUEUE,
@@ -74,23 +73,23 @@ def compare_tab(
         "preprocess": False,  # Gradio would reject bad values without a message; `Comparison.stream` checks them all
     }
     triggers = [tab.compare.click, tab.prompt.submit]
-    comparisons = [gr.on(triggers, show, **options)]
+    comparisons = [gr.on(triggers, sample, **options)]
     if switch is not None:
-        comparisons.append(tab.kl.input(show, trigger_mode="always_last", **options))
+        comparisons.append(tab.kl.input(sample, trigger_mode="always_last", **options))
     if tab.examples is not None:
-        comparisons.append(tab.examples.load_input_event.then(show, **options))
+        comparisons.append(tab.examples.load_input_event.then(sample, **options))
         triggers.append(tab.examples.dataset.click)
     if page_models.prompts:
         seed, *_ = tab.sampling
-        picked = tab.surprise.click(random_prompt_and_seed, outputs=[tab.prompt, seed], **private)
-        comparisons.append(picked.then(show, **options))
+        prompt_drawn = tab.surprise.click(random_prompt_and_seed, outputs=[tab.prompt, seed], **UNLISTED)
+        comparisons.append(prompt_drawn.then(sample, **options))
         triggers.append(tab.surprise.click)
-    gr.on(triggers, None, js=into_view("pairs"), **private)
+    gr.on(triggers, None, js=scroll_script("pairs"), **UNLISTED)
     tab.stop.click(
-        lambda: notice("Stopped. Only finished completions have rewards and values.", kind="status"),
+        lambda: notice_html("Stopped. Only finished completions have rewards and values.", kind="status"),
         outputs=[tab.message],
         cancels=comparisons,
-        **private,
+        **UNLISTED,
     )
     return ComparisonControls(tab.prompt, tab.kl, tab.sampling)
 
@@ -100,24 +99,24 @@ def _stream_handler(
 ) -> Callable[..., Iterator[tuple[object, object]]]:
     """Returns the handler that samples a prompt. It yields the contents of the message and of the completions."""
 
-    def show(prompt: object, kl: object, *sampling: Any) -> Iterator[tuple[object, object]]:
+    def sample(prompt: object, kl: object, *sampling: Any) -> Iterator[tuple[object, object]]:
         arguments = sampling_arguments(*sampling)
         message: object = ""  # only the first snapshot clears the message, so that later ones keep that of "Stop"
         try:
             stream, label, side = streams.stream(prompt, **arguments), ROLE_DESCRIPTIONS["ppo"], None
             if switch is not None:
                 label = switch.label(kl)
-                if switch.selected(kl) != switch.compared:
-                    side, (run, point) = "off" if switch.selected(kl) == OFF else "on", switch.at(kl)
-                    stream = streams.at(point.step, prompt, run=run.name, **arguments)
+                if switch.position_of(kl) != switch.compared:
+                    side, (run, point) = "off" if switch.position_of(kl) == OFF else "on", switch.checkpoint_at(kl)
+                    stream = streams.stream_step(point.step, prompt, run=run.name, **arguments)
             for snapshot in stream:
-                html = pairs(snapshot, ppo=label, link=address(snapshot, defaults, kl=side))
-                yield (summary(snapshot) if snapshot.done else message), html
+                html = pairs_html(snapshot, ppo=label, link=link_address(snapshot, defaults, kl=side))
+                yield (summary_html(snapshot) if snapshot.done else message), html
                 message = gr.skip()
         except ZooError as error:
-            yield notice(error), gr.skip()  # the previous comparison stays visible
+            yield notice_html(error), gr.skip()  # the previous comparison stays visible
 
-    return show
+    return sample
 
 
 @dataclass(frozen=True)
@@ -161,14 +160,18 @@ def _layout(
     kl = _kl_slider(switch)
     message = live_region("message")
     label = ROLE_DESCRIPTIONS["ppo"] if switch is None else switch.label(switch.compared)
-    initial = empty_pairs() if example is None else pairs(example, ppo=label, link=address(example, defaults))
+    initial = (
+        empty_pairs_html() if example is None else pairs_html(example, ppo=label, link=link_address(example, defaults))
+    )
     pairs_view = gr.HTML(initial, elem_id="pairs")
     with gr.Accordion("Sampling", open=False, elem_id="sampling"):
-        sampling = controls(defaults, max_completions=page_models.comparison.limits.n)
+        sampling = create_controls(defaults, max_completions=page_models.comparison.limits.n)
     with gr.Row(elem_classes="zoo-colors"):
-        gr.Radio(list(COLORS.items()), value="ratio", label="Color each token by", elem_id="colors", interactive=True)
-        gr.HTML(legend())
-    gr.HTML(_notes(page_models))
+        gr.Radio(
+            list(COLOR_CHOICES.items()), value="ratio", label="Color each token by", elem_id="colors", interactive=True
+        )
+        gr.HTML(legend_html())
+    gr.HTML(_notes_html(page_models))
     return _Tab(prompt, compare, surprise, stop, examples, kl, message, pairs_view, tuple(sampling))
 
 
@@ -179,22 +182,21 @@ def _kl_slider(switch: KLSwitch | None) -> gr.Slider:
         with gr.Column(scale=1, min_width=220):
             slider = gr.Slider(OFF, ON, value=compared, step=1, label="KL penalty: off or on", elem_id="kl")
             gr.HTML("" if switch is None else switch.ends, elem_id="kl-ends")
-        figures_html = gr.HTML("" if switch is None else switch.html(compared), elem_id="kl-figures")
+        figures_view = gr.HTML("" if switch is None else switch.html(compared), elem_id="kl-figures")
     if switch is not None:
         slider.input(
             switch.html,
             [slider],
-            [figures_html],
+            [figures_view],
             trigger_mode="always_last",
             queue=False,
-            api_visibility="private",
-            show_progress="hidden",
             preprocess=False,
+            **UNLISTED,
         )
     return slider
 
 
-def answered_example(page_models: PageModels, defaults: SamplingDefaults) -> Snapshot | None:
+def sample_example(page_models: PageModels, defaults: SamplingDefaults) -> Snapshot | None:
     """Samples the example that the page opens with: the first held-out prompt whose two completions differ.
 
     Args:
@@ -204,7 +206,7 @@ def answered_example(page_models: PageModels, defaults: SamplingDefaults) -> Sna
     Returns:
         The finished completions; None if the models cannot process any of the prompts.
     """
-    answered: list[Snapshot] = []
+    examples: list[Snapshot] = []
     for prompt in page_models.lineage.prompts[:MAX_EXAMPLES]:
         with contextlib.suppress(ZooError):
             stream = page_models.comparison.stream(
@@ -213,13 +215,13 @@ def answered_example(page_models: PageModels, defaults: SamplingDefaults) -> Sna
                 max_new_tokens=defaults.length,
                 every=math.inf,
             )
-            answered += deque(stream, maxlen=1)
-            if answered[-1].sft[0].completion != answered[-1].ppo[0].completion:
-                return answered[-1]
-    return next(iter(answered), None)
+            examples += deque(stream, maxlen=1)  # only the last snapshot, which has the finished completions
+            if examples[-1].sft[0].completion != examples[-1].ppo[0].completion:
+                return examples[-1]
+    return next(iter(examples), None)
 
 
-def _notes(page_models: PageModels) -> str:
+def _notes_html(page_models: PageModels) -> str:
     log_ratio = (
         "<b>Log-ratio</b>: log π<sub>PPO</sub> − log π<sub>SFT</sub> of a token, and summed over this one completion: "
         "how much more likely PPO makes it. It is one sample, not a KL; its mean over many PPO completions is the KL "
@@ -245,8 +247,9 @@ def _notes(page_models: PageModels) -> str:
         )
     if (rules := page_models.comparison.rules) is not None:
         reward = (
-            f"<b>Reward</b>: {text(', '.join(rules.names))}, which a program computes. PPO was trained to maximize it. "
-            "“none” marks a prompt of your own if the rule needs more than a prompt, such as its right answer."
+            f"<b>Reward</b>: {escape_text(', '.join(rules.names))}, which a program computes. PPO was trained to "
+            "maximize it. “none” marks a prompt of your own if the rule needs more than a prompt, such as its right "
+            "answer."
         )
     value = "<b>Value</b>: none, because this checkpoint has no critic."
     if page_models.comparison.has_critic:

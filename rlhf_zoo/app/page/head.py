@@ -8,12 +8,12 @@ from ...fileio import get_nested, integer
 from ...publishing.cards.markdown import judge_title
 from ...publishing.catalog.card import Card, CardEstimate, one_line
 from ...publishing.catalog.lineage import Lineage
-from .html import number, short_name, text
+from .html import escape_text, format_number, shorten_name
 
 TITLE = "SFT and PPO, side by side"
 
 
-def header(lineage: Lineage) -> str:
+def header_html(lineage: Lineage) -> str:
     """Renders the head of the page.
 
     Args:
@@ -22,7 +22,7 @@ def header(lineage: Lineage) -> str:
     models = [("PPO", lineage.ppo.name), ("SFT", lineage.sft.name)]
     models += [("reward model", model.name) for model in lineage.rewards]
     model_names = '<span class="sep">·</span>'.join(
-        f'<span class="model">{role} <b>{escape(short_name(name))}</b></span>' for role, name in models
+        f'<span class="model">{role} <b>{escape(shorten_name(name))}</b></span>' for role, name in models
     )
     finding = " · ".join(f'<span data-found="{key}">{html}</span>' for key, html in _findings(Card(lineage.card)))
     data_note = ""
@@ -31,14 +31,14 @@ def header(lineage: Lineage) -> str:
     return f'<div class="zoo"><h1>{TITLE}</h1><p class="zoo-found">{finding}</p><p>{model_names}</p>{data_note}</div>'
 
 
-def description(lineage: Lineage) -> tuple[str, str]:
+def link_preview(lineage: Lineage) -> tuple[str, str]:
     """Returns (title, description) of the page, which programs show beside a link to it.
 
     Args:
         lineage: The compared models and the card of the PPO checkpoint.
     """
     finding = "; ".join(unescape(re.sub(r"<[^>]+>", "", html)) for _, html in _findings(Card(lineage.card)))
-    name = short_name(lineage.ppo.name)
+    name = shorten_name(lineage.ppo.name)
     return (
         f"{name}: SFT and PPO, side by side",
         f"One prompt through both policies, with the same random numbers. {finding}.",
@@ -48,27 +48,28 @@ def description(lineage: Lineage) -> tuple[str, str]:
 def _findings(card: Card) -> Iterator[tuple[str, str]]:
     """Yields (key, HTML) of the verdict, the win rate and the KL, as far as the card has them."""
     over = get_nested(card, "evaluation", "over_training")
-    own = get_nested(over, "at_recommended")
-    if card.step is not None and integer(get_nested(own, "step")) == card.step:
-        over = own  # as on the card: the verdict on the compared step, and not on the last one
+    recommended_verdict = get_nested(over, "at_recommended")
+    if card.step is not None and integer(get_nested(recommended_verdict, "step")) == card.step:
+        over = recommended_verdict  # as on the card: the verdict on the compared step, and not on the last one
     verdict = one_line(get_nested(over, "verdict")) or one_line(get_nested(card, "evaluation", "verdict"))
     if verdict is None:
         yield "verdict", "<b>No verdict yet</b>: run <code>rlhf-zoo eval</code>"
     else:
-        last, step = integer(get_nested(over, "step")), card.step
-        at_step = f" at step {last}" if last is not None and step is not None and last != step else ""
-        yield "verdict", f"<b>Verdict{at_step}: {text(verdict)}</b>"
+        verdict_step = integer(get_nested(over, "step"))
+        is_other_step = verdict_step is not None and card.step is not None and verdict_step != card.step
+        at_step = f" at step {verdict_step}" if is_other_step else ""
+        yield "verdict", f"<b>Verdict{at_step}: {escape_text(verdict)}</b>"
     recommended = get_nested(card, "evaluation", "recommended")
     recommended = integer(recommended if not isinstance(recommended, dict) else recommended.get("step"))
     if recommended is not None:
         yield "recommended", f"use step {recommended}"
     if (win_rate := card.estimate("win_rate")) is not None:
         judge = one_line(get_nested(card, "evaluation", "judge", "name"))
-        by = f", judge: {text(judge_title(judge))}" if judge else ""
-        yield "win-rate", f"win rate over SFT <b>{number(win_rate.value)}</b>{_interval(win_rate)}{by}"
+        by = f", judge: {escape_text(judge_title(judge))}" if judge else ""
+        yield "win-rate", f"win rate over SFT <b>{format_number(win_rate.value)}</b>{_interval_text(win_rate)}{by}"
     if (kl := card.estimate("ppo", "kl")) is not None:
-        yield "kl", f"KL {number(kl.value)} nats"
+        yield "kl", f"KL {format_number(kl.value)} nats"
 
 
-def _interval(figure: CardEstimate) -> str:
-    return f" ({number(figure.ci95[0])} to {number(figure.ci95[1])})" if figure.ci95 is not None else ""
+def _interval_text(estimate: CardEstimate) -> str:
+    return f" ({format_number(estimate.ci95[0])} to {format_number(estimate.ci95[1])})" if estimate.ci95 else ""

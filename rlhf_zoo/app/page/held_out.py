@@ -30,7 +30,7 @@ MAX_PROMPTS = 1000
 MAX_ROWS = 10_000
 
 
-def held_out_prompts(lineage: Lineage, check: Callable[[str], object], hub: Hub = DEFAULT_HUB) -> list[str]:
+def read_held_out_prompts(lineage: Lineage, check: Callable[[str], object], hub: Hub = DEFAULT_HUB) -> list[str]:
     """Reads distinct held-out prompts of the data set that the checkpoint's card names, at the commit in the card.
 
     If the data set cannot be read or has no such prompts, the prompts in the card itself are used.
@@ -44,7 +44,7 @@ def held_out_prompts(lineage: Lineage, check: Callable[[str], object], hub: Hub 
         Up to `MAX_PROMPTS` prompts.
     """
     prompts: list[str] = []
-    for prompt in dict.fromkeys(_dataset_prompts(lineage, hub) or lineage.prompts):
+    for prompt in dict.fromkeys(_read_dataset_prompts(lineage, hub) or lineage.prompts):
         if len(prompts) == MAX_PROMPTS:
             break
         try:
@@ -55,7 +55,7 @@ def held_out_prompts(lineage: Lineage, check: Callable[[str], object], hub: Hub 
     return prompts
 
 
-def held_out_columns(lineage: Lineage, hub: Hub = DEFAULT_HUB) -> dict[str, dict[str, Any]]:
+def read_held_out_columns(lineage: Lineage, hub: Hub = DEFAULT_HUB) -> dict[str, dict[str, Any]]:
     """Reads the other columns of held-out prompts, which rules need: the right answers, or the instructions.
 
     Args:
@@ -69,8 +69,8 @@ def held_out_columns(lineage: Lineage, hub: Hub = DEFAULT_HUB) -> dict[str, dict
     renamed = get_nested(lineage.card, "settings", "columns")
     names = {key: name for key, name in renamed.items() if isinstance(name, str)} if isinstance(renamed, dict) else {}
     columns: dict[str, dict[str, Any]] = {}
-    for location, load in _sources(lineage, hub, all_columns=True):
-        for split in _splits(lineage):
+    for location, load in _list_sources(lineage, hub, all_columns=True):
+        for split in _list_splits(lineage):
             try:
                 rows = list(itertools.islice(load(configuration, split), MAX_ROWS))
                 for prompt, row in _prompts_in(rows, column, location):
@@ -83,8 +83,8 @@ def held_out_columns(lineage: Lineage, hub: Hub = DEFAULT_HUB) -> dict[str, dict
     return columns
 
 
-def stage_of(folder: Path) -> Path | None:
-    """Finds the stage's directory of a folder: the folder itself or its parent.
+def find_stage_folder(folder: Path) -> Path | None:
+    """Finds the stage directory of a folder: the folder itself or its parent.
 
     Args:
         folder: Any folder, such as a checkpoint.
@@ -96,11 +96,11 @@ def stage_of(folder: Path) -> Path | None:
     return next((candidate for candidate in folders if StageRecord(candidate).run_file.is_file()), None)
 
 
-def _dataset_prompts(lineage: Lineage, hub: Hub) -> list[str]:
+def _read_dataset_prompts(lineage: Lineage, hub: Hub) -> list[str]:
     """Returns held-out prompts; [] if there are none. The log then has the reason."""
     configuration, column, _ = lineage.prompts_at
-    for location, load in _sources(lineage, hub):
-        for split in _splits(lineage):
+    for location, load in _list_sources(lineage, hub):
+        for split in _list_splits(lineage):
             try:
                 texts = [prompt for prompt, _ in _prompts_in(load(configuration, split), column, location)]
             except (ValueError, OSError, ZooError) as error:
@@ -111,24 +111,27 @@ def _dataset_prompts(lineage: Lineage, hub: Hub) -> list[str]:
     return []
 
 
-def _splits(lineage: Lineage) -> Iterable[str]:
+def _list_splits(lineage: Lineage) -> Iterable[str]:
     """Returns the splits that may have held-out prompts, the card's own first."""
-    return dict.fromkeys(split for split in (lineage.prompts_at[2], *SPLITS) if split)
+    return dict.fromkeys(split for split in (lineage.prompts_at.split, *SPLITS) if split)
 
 
-def _sources(
+def _list_sources(
     lineage: Lineage, hub: Hub, *, all_columns: bool = False
 ) -> Iterator[tuple[str, Callable[[str | None, str], Iterable[object]]]]:
     """Yields (location, function that loads a configuration and split) of local data, then of published data sets."""
-    stage = stage_of(Path(lineage.ppo.name))
+    stage = find_stage_folder(Path(lineage.ppo.name))
     if stage is not None and StageRecord(stage).is_own():
-        yield str(stage.parent / "data"), partial(_local_rows, stage.parent / "data")
+        yield str(stage.parent / "data"), partial(_read_local_rows, stage.parent / "data")
     for parent in Card(lineage.card).parents:
         if parent.role == "data" and parent.repo is not None and parent.commit is not None:
-            yield parent.repo, partial(_published_rows, lineage, stage, parent.repo, parent.commit, hub, all_columns)
+            yield (
+                parent.repo,
+                partial(_read_published_rows, lineage, stage, parent.repo, parent.commit, hub, all_columns),
+            )
 
 
-def _local_rows(data: Path, configuration: str | None, split: str) -> list[object]:
+def _read_local_rows(data: Path, configuration: str | None, split: str) -> list[object]:
     """Reads rows of a run directory's data. Raises ZooError if a name from the card leads out of that folder."""
     path = data / (configuration or DEFAULT_CONFIGURATION) / f"{split}.jsonl"
     if not path.resolve().is_relative_to(data.resolve()):
@@ -136,7 +139,7 @@ def _local_rows(data: Path, configuration: str | None, split: str) -> list[objec
     return [parse_json(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def _published_rows(
+def _read_published_rows(
     lineage: Lineage,
     stage: Path | None,
     repo: str,
@@ -161,7 +164,7 @@ def _published_rows(
     if not is_own and not _may_show(lineage.ppo.repo, repo, hub):
         raise ZooError(f"{repo} is not public, so its prompts are not shown on the page of a public model.")
     rows = find_data(repo, commit, hub).load(configuration, split, columns=[])
-    column = lineage.prompts_at[1]
+    column = lineage.prompts_at.column
     # Unless the column is a template over several columns, the others need not be decoded.
     if not all_columns and not has_placeholders(column):
         rows = rows.select_columns([column] if column in rows.column_names else [])

@@ -14,7 +14,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 STOP_LABELS = {"eos": "by itself", "length": "cut off", None: "writing"}
 
 
-def text(value: object) -> str:
+def escape_text(value: object) -> str:
     """Escapes text for HTML, and makes characters visible that would hide or reverse their neighbors.
 
     Args:
@@ -23,16 +23,16 @@ def text(value: object) -> str:
     return escape(visible_text(str(value)))
 
 
-def signed(value: float | None) -> str:
+def format_signed(value: float | None) -> str:
     """Formats a number as +1.20 or −0.31; a dash for None and values that are not finite.
 
     Args:
         value: Any number.
     """
-    return number(value, sign="+")
+    return format_number(value, sign="+")
 
 
-def number(value: float | None, digits: int = 2, *, sign: str = "-") -> str:
+def format_number(value: float | None, digits: int = 2, *, sign: str = "-") -> str:
     """Formats a number as 1.20 or −0.31; a dash for None and values that are not finite.
 
     Args:
@@ -45,7 +45,7 @@ def number(value: float | None, digits: int = 2, *, sign: str = "-") -> str:
     return f"{value:{sign}.{digits}f}".replace("-", MINUS)
 
 
-def figure_list(rows: Iterable[tuple[str, str, object]]) -> str:
+def figure_list_html(rows: Iterable[tuple[str, str, object]]) -> str:
     """Renders figures as a definition list. The caller escapes labels and figures.
 
     Args:
@@ -55,7 +55,7 @@ def figure_list(rows: Iterable[tuple[str, str, object]]) -> str:
     return f"<dl>{''.join(items)}</dl>"
 
 
-def short_name(name: str) -> str:
+def shorten_name(name: str) -> str:
     """Shortens the commit in NAMESPACE/NAME@REVISION to 8 digits. The result is not escaped.
 
     Args:
@@ -65,17 +65,17 @@ def short_name(name: str) -> str:
     return f"{repo}{at}{revision[:8] if _COMMIT.fullmatch(revision) else revision}"
 
 
-def notice(message: object, *, kind: str = "alert") -> str:
+def notice_html(message: object, *, kind: str = "alert") -> str:
     """Renders a message.
 
     Args:
         message: Any text or error.
         kind: "alert" for an error, "status" for information.
     """
-    return f'<div class="zoo-message zoo-{kind}" role="{kind}">{text(message)}</div>'
+    return f'<div class="zoo-message zoo-{kind}" role="{kind}">{escape_text(message)}</div>'
 
 
-def attributes(values: Mapping[str, object]) -> str:
+def html_attributes(values: Mapping[str, object]) -> str:
     """Renders ` name="value"` for each value that is not None.
 
     Args:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ...fileio import finite, integer
 from ..engine import Timeline, TimelinePoint, TimelineRun
-from .html import number, signed
+from .html import format_number, format_signed
 
 ON, OFF = 1, 0  # values of the slider
 #: Key of a figure -> its title in the table.
@@ -41,10 +41,10 @@ class KLSwitch:
         """
         if timeline is None:
             return None
-        compared_run = timeline.run()
+        compared_run = timeline.find_run()
         card_step = integer(step)
         point = (
-            compared_run.at(card_step)
+            compared_run.point_at(card_step)
             if card_step in compared_run.steps and card_step is not None
             else compared_run.best
         )
@@ -58,7 +58,7 @@ class KLSwitch:
             return None
         return cls((compared_run, point), (off, off.points[-1]), ON)
 
-    def selected(self, value: object) -> int:
+    def position_of(self, value: object) -> int:
         """Returns ON or OFF for a value of the slider, or `compared` for anything that is not a number.
 
         Args:
@@ -66,13 +66,13 @@ class KLSwitch:
         """
         return (ON if value >= 0.5 else OFF) if finite(value) else self.compared
 
-    def at(self, value: object) -> tuple[TimelineRun, TimelinePoint]:
+    def checkpoint_at(self, value: object) -> tuple[TimelineRun, TimelinePoint]:
         """Returns the run and checkpoint that a value of the slider selects.
 
         Args:
             value: The slider's value.
         """
-        return self.on if self.selected(value) == ON else self.off
+        return self.on if self.position_of(value) == ON else self.off
 
     def label(self, value: object) -> str:
         """Describes the checkpoint that a value of the slider selects.
@@ -80,8 +80,8 @@ class KLSwitch:
         Args:
             value: The slider's value.
         """
-        run, point = self.at(value)
-        penalty = f"with KL penalty, β = {run.beta:g}" if self.selected(value) == ON else "without KL penalty, β = 0"
+        run, point = self.checkpoint_at(value)
+        penalty = f"with KL penalty, β = {run.beta:g}" if self.position_of(value) == ON else "without KL penalty, β = 0"
         return f"{penalty} · step {point.step}"
 
     @property
@@ -112,7 +112,7 @@ class KLSwitch:
         rows = []
         for side, (_, point) in ((ON, self.on), (OFF, self.off)):
             cells = "".join(f'<td data-figure="{name}">{self._cell(side, name)}</td>' for name in shown)
-            selection = ' data-selected="true"' if side == self.selected(value) else ""
+            selection = ' data-selected="true"' if side == self.position_of(value) else ""
             name = f"{'On' if side == ON else 'Off'}, step {point.step}"
             rows.append(f'<tr{selection}><th scope="row">{name}</th>{cells}</tr>')
         return (
@@ -124,7 +124,7 @@ class KLSwitch:
     def _cell(self, side: int, name: str) -> str:
         on, off = self.on[1].evaluated.get(name), self.off[1].evaluated.get(name)
         figure = on if side == ON else off
-        cell = signed(figure) if name in ("reward", "judge") else number(figure)
+        cell = format_signed(figure) if name in ("reward", "judge") else format_number(figure)
         if side == OFF and on is not None and off is not None and on != off:
             arrow, word = ("▲", "higher") if off > on else ("▼", "lower")
             cell += f' <span class="zoo-arrow" role="img" aria-label="{word}">{arrow}</span>'

@@ -6,23 +6,23 @@ from typing import Any
 
 import gradio as gr
 
-from .api import endpoints
+from .api import add_endpoints
 from .blind import blind_tab
-from .browser import FOLLOW_LINK, QUERY
+from .browser import FOLLOW_LINK_SCRIPT, QUERY_SCRIPT, UNLISTED
 from .card import card_tab
-from .compare import ComparisonControls, answered_example, compare_tab
-from .head import description, header
-from .html import notice
+from .compare import ComparisonControls, compare_tab, sample_example
+from .head import header_html, link_preview
+from .html import notice_html
 from .kl_switch import OFF, ON
 from .link import Link
 from .models import PageModels
 from .sampling import SamplingDefaults
 from .streams import CompletionStreams
-from .training import TrainingControls, curves, nearest_step, slider_range, training_tab
+from .training import TrainingControls, curves_html, nearest_step, slider_range, training_tab
 from .vote_counts import Tally
-from .vote_figures import Model
+from .vote_figures import ModelRevision
 
-MAX_QUEUED = 40  # waiting requests; further ones are refused
+MAX_QUEUED = 40  # requests that may wait; any more are refused
 MAX_CONCURRENT = 24  # requests that run the models at the same time; they take turns token by token
 
 
@@ -41,26 +41,26 @@ def build(
     streams = CompletionStreams(comparison, page_models.timeline, gpu=gpu)
     # ZeroGPU runs each call in a process of its own, where requests cannot take turns.
     max_concurrent = MAX_CONCURRENT if gpu is None else 1
-    title, _ = description(lineage)
+    title, _ = link_preview(lineage)
     with gr.Blocks(title=title, analytics_enabled=False) as page:
-        gr.HTML(header(lineage), elem_id="head")
+        gr.HTML(header_html(lineage), elem_id="head")
         if page_models.problem is not None and page_models.timeline is not None:
-            gr.HTML(notice(page_models.problem, kind="status"))
+            gr.HTML(notice_html(page_models.problem, kind="status"))
         with gr.Tabs(elem_id="tabs") as tabs:
             with gr.Tab("Side by side", id="compare", elem_id="tab-compare"):
-                compared = compare_tab(
+                compare_controls = compare_tab(
                     page_models,
                     streams,
                     defaults=defaults,
                     max_concurrent=max_concurrent,
-                    example=answered_example(page_models, defaults),
+                    example=sample_example(page_models, defaults),
                 )
             with gr.Tab("Over training", id="training", elem_id="tab-training"):
-                trained = training_tab(page_models, streams, defaults=defaults, max_concurrent=max_concurrent)
+                training_controls = training_tab(page_models, streams, defaults=defaults, max_concurrent=max_concurrent)
             with gr.Tab("Blind test", id="blind", elem_id="tab-blind"):
                 blind_tab(
                     streams,
-                    {"ppo": Model(*lineage.ppo.published_at), "sft": Model(*lineage.sft.published_at)},
+                    {"ppo": ModelRevision(*lineage.ppo.published_at), "sft": ModelRevision(*lineage.sft.published_at)},
                     tally,
                     prompts=page_models.prompts,
                     defaults=defaults,
@@ -68,43 +68,52 @@ def build(
                 )
             with gr.Tab("Card", id="card", elem_id="tab-card"):
                 card_tab(page_models)
-        _follow_links(page_models, tabs, compared, trained)
-        endpoints(page_models, streams, defaults=defaults, max_concurrent=max_concurrent)
+        _fill_from_link(page_models, tabs, compare_controls, training_controls)
+        add_endpoints(page_models, streams, defaults=defaults, max_concurrent=max_concurrent)
     # After each event, Gradio recomputes statistics over all events that it keeps: 10,000 by default.
     os.environ.setdefault("GRADIO_ANALYTICS_MAX_EVENTS", "100")
     return page.queue(max_size=MAX_QUEUED, default_concurrency_limit=max_concurrent, api_open=False)
 
 
-def _follow_links(
-    page_models: PageModels, tabs: gr.Tabs, compared: ComparisonControls, trained: TrainingControls | None
+def _fill_from_link(
+    page_models: PageModels,
+    tabs: gr.Tabs,
+    compare_controls: ComparisonControls,
+    training_controls: TrainingControls | None,
 ) -> None:
-    """Fills the page's controls from the query of its address, if that is a link, and shows its completions."""
+    """If the page's address is a link, fills the controls from its query and shows the completions."""
     query = gr.Textbox("", visible=False, elem_id="link")
-    outputs: list[Any] = [tabs, compared.prompt, compared.kl, *compared.sampling]
-    if trained is not None:
-        outputs += [trained.prompt, trained.run, trained.step, trained.curves, *trained.sampling]
+    outputs: list[Any] = [tabs, compare_controls.prompt, compare_controls.kl, *compare_controls.sampling]
+    if training_controls is not None:
+        outputs += [
+            training_controls.prompt,
+            training_controls.run,
+            training_controls.step,
+            training_controls.curves,
+            *training_controls.sampling,
+        ]
 
     def fill(address: object) -> dict[Any, object]:
         link = Link.parse(address)
         if link is None:
             return {tabs: gr.skip()}
-        if link.step is None or trained is None:
+        if link.step is None or training_controls is None:
             return {
-                compared.prompt: link.prompt,
-                compared.kl: gr.skip() if link.kl is None else (OFF if link.kl == "off" else ON),
-                **_linked_values(compared.sampling, link),
+                compare_controls.prompt: link.prompt,
+                compare_controls.kl: gr.skip() if link.kl is None else (OFF if link.kl == "off" else ON),
+                **_linked_values(compare_controls.sampling, link),
             }
         timeline = page_models.timeline
         assert timeline is not None  # there is a training tab
-        run = timeline.runs.get(link.run or "", timeline.run())
+        run = timeline.runs.get(link.run or "", timeline.find_run())
         step = nearest_step(run, link.step)
         return {
             tabs: gr.Tabs(selected="training"),
-            trained.prompt: link.prompt,
-            trained.run: run.name,
-            trained.step: gr.update(**slider_range(run), value=step),
-            trained.curves: curves(run, step),
-            **_linked_values(trained.sampling, link),
+            training_controls.prompt: link.prompt,
+            training_controls.run: run.name,
+            training_controls.step: gr.update(**slider_range(run), value=step),
+            training_controls.curves: curves_html(run, step),
+            **_linked_values(training_controls.sampling, link),
         }
 
     # Gradio passes `fill` what the script QUERY returns, without a check; `Link.parse` accepts any text.
@@ -113,11 +122,10 @@ def _follow_links(
         fill,
         inputs=[query],
         outputs=outputs,
-        js=QUERY,
-        api_visibility="private",
+        js=QUERY_SCRIPT,
         queue=False,
-        show_progress="hidden",
-    ).then(None, js=FOLLOW_LINK, api_visibility="private", show_progress="hidden")
+        **UNLISTED,
+    ).then(None, js=FOLLOW_LINK_SCRIPT, **UNLISTED)
 
 
 def _linked_values(controls: Sequence[gr.Slider | gr.Number], link: Link) -> dict[Any, object]:

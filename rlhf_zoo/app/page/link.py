@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, urlencode
 from ..engine import Snapshot
 from .sampling import SamplingDefaults
 
-MAX_LENGTH = 2000  # characters of a link; longer ones are cut off by some programs
+MAX_LINK_LENGTH = 2000  # characters of a link; longer ones are cut off by some programs
 
 
 @dataclass(frozen=True)
@@ -47,20 +47,20 @@ class Link:
         last = {name: values[-1] for name, values in fields.items()}
         if "prompt" not in last:
             return None
-        numbers = {name: _number(last.get(name)) for name in _DEFAULTS}
+        numbers = {name: _parse_number(last.get(name)) for name in _DEFAULTS}
         sampling = {name: value for name, value in numbers.items() if value is not None}
-        step = _number(last.get("step"))
+        step = _parse_number(last.get("step"))
         return cls(last["prompt"], sampling, None if step is None else int(step), last.get("run"), last.get("kl"))
 
 
-#: Name of a sampling parameter in a link -> its default, which links leave out. `address` adds those of the
-#: `SamplingDefaults`; the seed has none.
+#: Name of a sampling parameter in a link -> its default, which links leave out. `link_address` takes those of
+#: temperature and tokens from `SamplingDefaults`; the seed has none, so every link has the seed.
 _DEFAULTS: Mapping[str, float | None] = {
     "seed": None, "temperature": None, "top_p": 1.0, "tokens": None, "n": 1
 }  # fmt: skip
 
 
-def address(
+def link_address(
     snapshot: Snapshot,
     defaults: SamplingDefaults,
     *,
@@ -78,7 +78,7 @@ def address(
         kl: See `Link`.
 
     Returns:
-        The address; None if it would be longer than `MAX_LENGTH`, or if no address can hold the prompt.
+        The address; None if it would be longer than `MAX_LINK_LENGTH`, or if no address can hold the prompt.
     """
     link_defaults = {**_DEFAULTS, "temperature": defaults.temperature, "tokens": defaults.length}
     values = {
@@ -95,12 +95,12 @@ def address(
     fields |= {name: value for name, value in {"step": step, "run": run, "kl": kl}.items() if value is not None}
     try:
         link = f"?{urlencode(fields)}"
-    except UnicodeEncodeError:  # half a surrogate pair, which no address can hold
+    except UnicodeEncodeError:  # the prompt has a lone surrogate, which no address can hold
         return None
-    return link if len(link) <= MAX_LENGTH else None
+    return link if len(link) <= MAX_LINK_LENGTH else None
 
 
-def _number(value: str | None) -> float | None:
+def _parse_number(value: str | None) -> float | None:
     """Returns the number that a text holds, as an int if it is whole; None if the text is not a number."""
     try:
         number = float(value or "")

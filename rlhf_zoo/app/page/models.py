@@ -20,13 +20,13 @@ from ...rewards import Rewards
 from ...runs.record import StageRecord
 from ...runs.trusted_names import may_import
 from ..engine import Comparison, Limits, RuleRewards, Timeline, TimelineRun
-from .held_out import held_out_columns, held_out_prompts, stage_of
+from .held_out import find_stage_folder, read_held_out_columns, read_held_out_prompts
 
 LIMITS = Limits()
 #: Largest number of policies of other checkpoints that stay loaded, and their largest size together in bytes.
 MAX_CACHED_MODELS, MAX_CACHED_BYTES = 8, 2 * 2**30
 
-#: Seconds that rules may take for one completion.
+#: Time limit of the rules for one completion, in seconds.
 RULE_SECONDS = 2.0
 
 
@@ -79,17 +79,17 @@ class PageModels:
         """
         lineage = find_lineage(ppo, sft=sft, reward=reward, hub=hub)
         loader = lineage.reward_loader if reward is None else None
-        skip_loader = loader is not None and not _may_load(loader, stage_of(Path(lineage.ppo.name)))
+        skip_loader = loader is not None and not _may_load(loader, find_stage_folder(Path(lineage.ppo.name)))
         comparison = Comparison.load(
             ppo=lineage.ppo.path,
             sft=lineage.sft.path,
             reward=() if skip_loader else [model.path for model in lineage.rewards],
             reward_kwargs=lineage.reward_reading,
             loader=None if skip_loader else loader,
-            rules=None if lineage.rewards else _rules(lineage, hub),
+            rules=None if lineage.rewards else _load_rules(lineage, hub),
             limits=LIMITS,
         )
-        timeline_runs, problem = _runs(lineage, runs, lenient=lenient, hub=hub)
+        timeline_runs, problem = _find_timeline_runs(lineage, runs, lenient=lenient, hub=hub)
         timeline = None
         if timeline_runs:
             timeline = Timeline(
@@ -101,12 +101,12 @@ class PageModels:
             )
         # Held-out prompts must leave room for a completion as long as in training.
         length = max(int(lineage.setting("response_length", 1)), 1)
-        held_out = held_out_prompts(lineage, lambda prompt: comparison.check(prompt, max_new_tokens=length), hub)
+        held_out = read_held_out_prompts(lineage, lambda prompt: comparison.check(prompt, max_new_tokens=length), hub)
         return cls(comparison, lineage, timeline, problem, tuple(held_out))
 
 
-def _rules(lineage: Lineage, hub: Hub) -> RuleRewards | None:
-    """Loads the rules that PPO was rewarded with; None if there are none, or if one needs code that may not run."""
+def _load_rules(lineage: Lineage, hub: Hub) -> RuleRewards | None:
+    """Loads the reward functions of PPO; None if the card names none, or if one needs code that may not run."""
     settings = lineage.card.get("settings")
     names, weights = (get_nested(settings, key) for key in ("reward_funcs", "reward_weights"))
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
@@ -120,12 +120,12 @@ def _rules(lineage: Lineage, hub: Hub) -> RuleRewards | None:
     functions = [load_object(name, group=REWARDS) for name, _ in weighted]
     return RuleRewards(
         Rewards(functions, weights=[weight for _, weight in weighted], timeout=RULE_SECONDS),
-        held_out_columns(lineage, hub),
+        read_held_out_columns(lineage, hub),
     )
 
 
 def _may_run(rule: str) -> bool:
-    """Whether a rule that a card names may run for visitors. A pattern from a card may take long to match."""
+    """Whether a rule that a card names may run for visitors. Not with a pattern: a hostile one could take forever."""
     return may_import(rule, REWARDS) and "pattern" not in (split_settings(rule)[1] or {})
 
 
@@ -145,13 +145,13 @@ def _may_load(loader: str, stage: Path | None) -> bool:
     return bool(get_nested(record.read(), "resolved", "reward_model_loader") == loader)
 
 
-def _runs(
+def _find_timeline_runs(
     lineage: Lineage, run_names: Sequence[str] | None, *, lenient: bool, hub: Hub = DEFAULT_HUB
 ) -> tuple[list[TimelineRun], str | None]:
     """Returns (the run of the PPO checkpoint and then other runs with checkpoints, why some are missing or None)."""
     folder = Path(lineage.ppo.name)
     if folder.is_dir():
-        stage = stage_of(folder)
+        stage = find_stage_folder(folder)
         if stage is not None:
             try:
                 StageRecord(stage).check_own()

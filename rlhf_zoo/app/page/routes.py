@@ -86,7 +86,7 @@ class ServedRoutes:
 _DESCRIPTION = re.compile(rb'<meta\s+(?:property="og:|name="(?:twitter:|description"))[^>]*>\s*')
 
 
-class ShareDescription:
+class LinkPreview:
     """ASGI middleware that replaces Gradio's description in the head of the page.
 
     Chats and search engines show the description beside a link to the page.

@@ -14,7 +14,7 @@ from .models import PageModels
 MODEL_QUEUE = "models"
 #: The seeds that the page draws at random are below this number.
 SEED_LIMIT = 2**31
-MIN_TEMPERATURE, MAX_TEMPERATURE = 0.05, 2.0  # of the sliders; the API accepts more
+MIN_TEMPERATURE, MAX_TEMPERATURE = 0.05, 2.0  # bounds of the sliders; the API has wider bounds
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,12 @@ class SamplingDefaults:
     Attributes:
         temperature: Sampling temperature.
         length: Number of new tokens in a completion.
-        limit: Largest number of new tokens in one request.
+        max_length: Largest number of new tokens in a completion.
     """
 
     temperature: float
     length: int
-    limit: int
+    max_length: int
 
     @classmethod
     def of(cls, page_models: PageModels) -> SamplingDefaults:
@@ -39,12 +39,12 @@ class SamplingDefaults:
             page_models: The models and their runs.
         """
         context_length = page_models.comparison.context_length
-        limit = page_models.comparison.limits.max_new_tokens
+        max_length = page_models.comparison.limits.max_new_tokens
         if context_length is not None:  # leave room for each example prompt
-            limit = max(min(limit, context_length - _longest_prompt(page_models)), 1)
+            max_length = max(min(max_length, context_length - _longest_prompt(page_models)), 1)
         temperature = min(max(page_models.lineage.setting("temperature", 1.0), MIN_TEMPERATURE), MAX_TEMPERATURE)
-        length = min(max(int(page_models.lineage.setting("response_length", 32)), 1), limit)
-        return cls(temperature, length, limit)
+        length = min(max(int(page_models.lineage.setting("response_length", 32)), 1), max_length)
+        return cls(temperature, length, max_length)
 
 
 def _longest_prompt(page_models: PageModels) -> int:
@@ -87,7 +87,7 @@ def prompt_box(elem_id: str, placeholder: str, *, min_width: int = 320, **option
     )  # fmt: skip
 
 
-def controls(
+def create_controls(
     defaults: SamplingDefaults, *, prefix: str = "", max_completions: int | None = None
 ) -> list[gr.Slider | gr.Number]:
     """Creates the row of controls.
@@ -107,7 +107,7 @@ def controls(
         )  # fmt: skip
         top_p = gr.Slider(0.05, 1.0, value=1.0, step=0.05, label="Top\u2011p", min_width=170, elem_id=f"{prefix}top-p")
         tokens = gr.Slider(
-            1, defaults.limit, value=defaults.length, step=1, label="New tokens", min_width=170,
+            1, defaults.max_length, value=defaults.length, step=1, label="New tokens", min_width=170,
             elem_id=f"{prefix}tokens",
         )  # fmt: skip
         n: list[gr.Slider] = []

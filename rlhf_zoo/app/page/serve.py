@@ -10,10 +10,10 @@ from starlette.middleware import Middleware
 
 from ...evaluation.votes.data import HubVotes
 from ...evaluation.votes.limits import PER_HOUR
-from .head import TITLE, description
+from .head import TITLE, link_preview
 from .layout import build
 from .models import PageModels
-from .routes import ServedRoutes, ShareDescription
+from .routes import LinkPreview, ServedRoutes
 from .vote_counts import Tally
 
 STYLES = [Path(__file__).with_name(name) for name in ("style.css", "blind.css")]
@@ -45,7 +45,7 @@ def start(
         OSError: The port is taken.
     """
     title, sentences = description
-    described = Middleware(ShareDescription, title=title, description=sentences)
+    described = Middleware(LinkPreview, title=title, description=sentences)
     _, url, _ = page.launch(
         server_name=host,
         server_port=port,
@@ -79,7 +79,7 @@ def start(
 
 
 @contextlib.contextmanager
-def opened(
+def serve_page(
     page_models: PageModels,
     *,
     votes: str | None = None,
@@ -112,7 +112,7 @@ def opened(
         page = build(page_models, tally=tally, gpu=gpu)
         _import_matplotlib()
         try:
-            yield start(page, description=description(page_models.lineage), host=host, port=port, block=block)
+            yield start(page, description=link_preview(page_models.lineage), host=host, port=port, block=block)
         finally:
             page.close(verbose=False)
 

@@ -9,8 +9,9 @@ from ...publishing.cards.markdown import estimate
 from ...publishing.catalog.card import Card, CardEstimate, clean
 from ..engine import Snapshot, visible_text
 from ..space.files import SpaceModels
-from .views import legend, pairs
+from .views import legend_html, pairs_html
 
+#: Key of an estimate in the card -> its name on the page.
 _FIGURE_NAMES = {
     "reward": "reward",
     "kl": "KL to SFT, nats per completion",
@@ -20,7 +21,7 @@ _FIGURE_NAMES = {
 }
 
 
-def static_page(models: SpaceModels, samples: Sequence[Snapshot]) -> str:
+def static_page_html(models: SpaceModels, samples: Sequence[Snapshot]) -> str:
     """Renders the page, which has no scripts. Text from models, cards and prompts is escaped.
 
     Args:
@@ -30,14 +31,14 @@ def static_page(models: SpaceModels, samples: Sequence[Snapshot]) -> str:
     import jinja2
     from markupsafe import Markup
 
-    def make_visible(value: object) -> object:
+    def show_hidden_characters(value: object) -> object:
         return visible_text(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
     folder, card = Path(__file__).parent, Card(models.card)
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder),
         autoescape=True,
-        finalize=make_visible,
+        finalize=show_hidden_characters,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -45,25 +46,25 @@ def static_page(models: SpaceModels, samples: Sequence[Snapshot]) -> str:
     return environment.get_template("static.html.jinja").render(
         models=models,
         card=card,
-        figures=list(_figures(card)),
+        figures=list(_figure_rows(card)),
         samples=samples,
-        pairs=lambda sample: Markup(pairs(sample, folded=True)),
-        legend=Markup(legend()),
+        pairs=lambda sample: Markup(pairs_html(sample, folded=True)),
+        legend=Markup(legend_html()),
         style=Markup((folder / "style.css").read_text(encoding="utf-8")),
     )
 
 
-def _figures(card: Card) -> Iterator[tuple[str, str, str]]:
+def _figure_rows(card: Card) -> Iterator[tuple[str, str, str]]:
     """Yields (name, SFT, PPO) for each figure of the evaluation."""
     judge = get_nested(card, "evaluation", "judge", "name")
     for key, name in _FIGURE_NAMES.items():
         sft, ppo = (card.estimate(side, key) for side in ("sft", "ppo"))
         if ppo is not None:
             label = f"{name}: {clean(judge)}" if key == "judge" and isinstance(judge, str) else name
-            yield label, "0: it is the reference" if key == "kl" else _estimate(sft), _estimate(ppo)
+            yield label, "0: it is the reference" if key == "kl" else _estimate_text(sft), _estimate_text(ppo)
     if (win_rate := card.estimate("win_rate")) is not None:
-        yield "win rate over SFT", "", _estimate(win_rate)
+        yield "win rate over SFT", "", _estimate_text(win_rate)
 
 
-def _estimate(figure: CardEstimate | None) -> str:
+def _estimate_text(figure: CardEstimate | None) -> str:
     return str(estimate(asdict(figure) if figure is not None else None))

@@ -4,7 +4,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar, Unpack
 
 from ...errors import ZooError
-from ..engine import AtCheckpoint, Comparison, Sampling, Snapshot, Timeline
+from ..engine import CheckpointResult, Comparison, Sampling, Snapshot, Timeline
 
 #: Shortest time between two snapshots of a completion in progress, in seconds.
 SNAPSHOT_INTERVAL = 0.08
@@ -29,11 +29,11 @@ class CompletionStreams:
     ) -> None:
         self._stream = _keep_messages(comparison.stream, gpu)
         if timeline is not None:
-            self._at = _keep_messages(
-                lambda step, run, **sampling: timeline.comparison(step, run=run).stream(**sampling), gpu
+            self._stream_step = _keep_messages(
+                lambda step, run, **sampling: timeline.comparison_at(step, run=run).stream(**sampling), gpu
             )
-            self._steps = _keep_messages(timeline.at_steps, gpu)
-            self._betas = _keep_messages(timeline.at_betas, gpu)
+            self._stream_steps = _keep_messages(timeline.sample_steps, gpu)
+            self._stream_betas = _keep_messages(timeline.sample_betas, gpu)
 
     def stream(self, prompt: object, **sampling: Unpack[Sampling]) -> Generator[Snapshot, None, None]:
         """Runs `Comparison.stream` at the page's pace.
@@ -44,7 +44,7 @@ class CompletionStreams:
         """
         return self._stream(prompt=_not_none(prompt), every=SNAPSHOT_INTERVAL, **sampling)
 
-    def at(
+    def stream_step(
         self, step: int, prompt: object, *, run: str | None = None, **sampling: Unpack[Sampling]
     ) -> Generator[Snapshot, None, None]:
         """Runs `stream` with the policy of a training step.
@@ -55,17 +55,17 @@ class CompletionStreams:
             run: The run's name; None for the first run.
             **sampling: See `Comparison.stream`.
         """
-        return self._at(step, run, prompt=_not_none(prompt), every=SNAPSHOT_INTERVAL, **sampling)
+        return self._stream_step(step, run, prompt=_not_none(prompt), every=SNAPSHOT_INTERVAL, **sampling)
 
-    def steps(
+    def stream_steps(
         self,
         prompt: object,
         steps: Sequence[int] | None = None,
         *,
         run: str | None = None,
         **sampling: Unpack[Sampling],
-    ) -> Generator[AtCheckpoint, None, None]:
-        """Streams completions of one prompt from the policies of several training steps (`Timeline.at_steps`).
+    ) -> Generator[CheckpointResult, None, None]:
+        """Streams completions of one prompt from the policies of several training steps (`Timeline.sample_steps`).
 
         Args:
             prompt: The visitor's prompt.
@@ -73,16 +73,16 @@ class CompletionStreams:
             run: The run's name; None for the first run.
             **sampling: See `Comparison.stream`.
         """
-        return self._steps(_not_none(prompt), steps, run=run, **sampling)
+        return self._stream_steps(_not_none(prompt), steps, run=run, **sampling)
 
-    def betas(self, prompt: object, **sampling: Unpack[Sampling]) -> Generator[AtCheckpoint, None, None]:
-        """Streams completions of one prompt from the policies of runs with different β (`Timeline.at_betas`).
+    def stream_betas(self, prompt: object, **sampling: Unpack[Sampling]) -> Generator[CheckpointResult, None, None]:
+        """Streams completions of one prompt from the policies of runs with different β (`Timeline.sample_betas`).
 
         Args:
             prompt: The visitor's prompt.
             **sampling: See `Comparison.stream`.
         """
-        return self._betas(_not_none(prompt), **sampling)
+        return self._stream_betas(_not_none(prompt), **sampling)
 
 
 def _not_none(prompt: object) -> object:

@@ -11,15 +11,15 @@ import gradio as gr
 
 from ...errors import ZooError
 from ...fileio import finite
-from ..engine import AtCheckpoint, TimelinePoint, TimelineRun
-from .browser import into_view, live_region
-from .charts import DESKTOP_WIDTH, WIDTH, Series, frontier, step_curves, step_range
-from .html import notice, number, short_name, signed, text
-from .link import address
+from ..engine import CheckpointResult, TimelinePoint, TimelineRun
+from .browser import UNLISTED, live_region, scroll_script
+from .charts import DESKTOP_WIDTH, WIDTH, Series, draw_frontier, draw_step_curves, step_range
+from .html import escape_text, format_number, format_signed, notice_html, shorten_name
+from .link import link_address
 from .models import PageModels
-from .sampling import MODEL_QUEUE, SamplingDefaults, controls, prompt_box, sampling_arguments
+from .sampling import MODEL_QUEUE, SamplingDefaults, create_controls, prompt_box, sampling_arguments
 from .streams import CompletionStreams
-from .views import completion, figures, pairs, summary
+from .views import completion_html, figures_html, pairs_html, summary_html
 
 MAX_WATCHED = 4  # curves of watched rewards, because a card is not trusted and may name any number
 SLIDER_HINT = (
@@ -55,72 +55,74 @@ def training_tab(
     timeline = page_models.timeline
     if timeline is None:
         gr.HTML(
-            notice(page_models.problem or "This checkpoint has no run to show.", kind="status"), elem_id="no-training"
+            notice_html(page_models.problem or "This checkpoint has no run to show.", kind="status"),
+            elem_id="no-training",
         )
         return None
-    first_run = timeline.run()
+    first_run = timeline.find_run()
 
     def mark_step(run: Any, step: object) -> str:
         try:
-            shown_run = timeline.run(run)
+            shown_run = timeline.find_run(run)
         except ZooError as error:
-            return notice(error)
-        return curves(shown_run, nearest_step(shown_run, step))
+            return notice_html(error)
+        return curves_html(shown_run, nearest_step(shown_run, step))
 
     def sample_step(prompt: object, run: Any, step: object, *sampling: Any) -> Iterator[tuple[object, object]]:
         try:
-            shown_run = timeline.run(run)
-            point = shown_run.at(nearest_step(shown_run, step))
-            for snapshot in streams.at(point.step, prompt, run=run, **sampling_arguments(*sampling)):
-                link = address(
+            shown_run = timeline.find_run(run)
+            point = shown_run.point_at(nearest_step(shown_run, step))
+            for snapshot in streams.stream_step(point.step, prompt, run=run, **sampling_arguments(*sampling)):
+                link = link_address(
                     snapshot, defaults, step=point.step, run=None if shown_run is first_run else shown_run.name
                 )
-                yield summary(snapshot), pairs(snapshot, ppo=_point_label(point), link=link)
+                yield summary_html(snapshot), pairs_html(snapshot, ppo=_point_label(point), link=link)
         except ZooError as error:
-            yield notice(error), gr.skip()
+            yield notice_html(error), gr.skip()
 
     def sample_all(prompt: object, run: Any, *sampling: Any) -> Iterator[tuple[object, object]]:
         try:
-            shown_run, rows = timeline.run(run), list[AtCheckpoint]()
-            steps = shown_run.spread(page_models.comparison.limits.steps)
-            for row in streams.steps(prompt, steps, run=run, **sampling_arguments(*sampling)):
+            shown_run, rows = timeline.find_run(run), list[CheckpointResult]()
+            steps = shown_run.spread_steps(page_models.comparison.limits.steps)
+            for row in streams.stream_steps(prompt, steps, run=run, **sampling_arguments(*sampling)):
                 rows.append(row)
-                yield "", checkpoints(rows, requested=len(steps), total=len(shown_run.points))
+                yield "", checkpoints_html(rows, requested=len(steps), total=len(shown_run.points))
         except ZooError as error:
-            yield notice(error), gr.skip()
+            yield notice_html(error), gr.skip()
 
     tab = _layout(page_models, first_run, defaults)
-    linked = tab.controls
-    prompt, run, step, curves_html = linked.prompt, linked.run, linked.step, linked.curves
-    sampling_controls, message = linked.sampling, tab.message
+    controls, message = tab.controls, tab.message
+    prompt, run, step, curves_view = controls.prompt, controls.run, controls.step, controls.curves
 
     # preprocess=False: Gradio would reject bad values without a message; `Timeline` checks them all.
-    shared: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden", "preprocess": False}
-    models: dict[str, Any] = {**shared, "concurrency_id": MODEL_QUEUE, "concurrency_limit": max_concurrent}
+    options: dict[str, Any] = {**UNLISTED, "preprocess": False}
+    model_options: dict[str, Any] = {**options, "concurrency_id": MODEL_QUEUE, "concurrency_limit": max_concurrent}
     # `input` and not `release`, because the keyboard moves a slider without a release.
-    step.input(mark_step, [run, step], [curves_html], trigger_mode="always_last", queue=False, **shared)
-    triggers, inputs = [step.input, prompt.submit, tab.run_step.click], [prompt, run, step, *sampling_controls]
-    gr.on(triggers, sample_step, inputs, [message, tab.at_step], trigger_mode="always_last", **models)
-    tab.run_all.click(sample_all, [prompt, run, *sampling_controls], [message, tab.all_steps], **models)
-    for trigger, result in ((tab.run_step.click, "at-step"), (prompt.submit, "at-step"), (tab.run_all.click, "steps")):
-        gr.on(trigger, None, js=into_view(result), api_visibility="private", show_progress="hidden")
+    step.input(mark_step, [run, step], [curves_view], trigger_mode="always_last", queue=False, **options)
+    triggers, inputs = [step.input, prompt.submit, tab.run_step.click], [prompt, run, step, *controls.sampling]
+    gr.on(triggers, sample_step, inputs, [message, tab.at_step], trigger_mode="always_last", **model_options)
+    tab.run_all.click(sample_all, [prompt, run, *controls.sampling], [message, tab.all_steps], **model_options)
+    for trigger, elem_id in ((tab.run_step.click, "at-step"), (prompt.submit, "at-step"), (tab.run_all.click, "steps")):
+        gr.on(trigger, None, js=scroll_script(elem_id), **UNLISTED)
 
     def show_run(name: Any) -> tuple[object, str]:
         try:
-            shown_run = timeline.run(name)
+            shown_run = timeline.find_run(name)
         except ZooError as error:
-            return gr.skip(), notice(error)
-        return gr.update(**slider_range(shown_run), value=shown_run.best.step), curves(shown_run, shown_run.best.step)
+            return gr.skip(), notice_html(error)
+        return gr.update(**slider_range(shown_run), value=shown_run.best.step), curves_html(
+            shown_run, shown_run.best.step
+        )
 
-    run.input(show_run, [run], [step, curves_html], **shared)
+    run.input(show_run, [run], [step, curves_view], **options)
     if len(timeline.by_beta) > 1:
-        _betas(page_models, streams, controls=linked, models=models, shared=shared)
-    return linked
+        _build_beta_section(page_models, streams, controls=controls, model_options=model_options, options=options)
+    return controls
 
 
 @dataclass(frozen=True)
 class _Tab:
-    """The components of the tab, except those of the part with the runs by β."""
+    """The components of the tab, except those of the section on β."""
 
     controls: TrainingControls
     run_step: gr.Button
@@ -146,26 +148,26 @@ def _layout(page_models: PageModels, first_run: TimelineRun, defaults: SamplingD
         visible=len(page_models.timeline.runs) > 1,
         elem_id="run",
     )
-    curves_html = gr.HTML(curves(first_run, first_run.best.step), elem_id="curves")
+    curves_view = gr.HTML(curves_html(first_run, first_run.best.step), elem_id="curves")
     step = gr.Slider(**slider_range(first_run), value=first_run.best.step, label="Step", elem_id="step")
     message = live_region("training-message")
     at_step = gr.HTML(SLIDER_HINT, elem_id="at-step")
     with gr.Accordion("Sampling", open=False, elem_id="training-sampling"):
-        sampling_controls = controls(defaults, prefix="training-")
-    all_steps_html = gr.HTML("", elem_id="steps")
-    training_controls = TrainingControls(prompt, run, step, curves_html, tuple(sampling_controls))
-    return _Tab(training_controls, run_step, run_all, message, at_step, all_steps_html)
+        sampling_controls = create_controls(defaults, prefix="training-")
+    all_steps_view = gr.HTML("", elem_id="steps")
+    training_controls = TrainingControls(prompt, run, step, curves_view, tuple(sampling_controls))
+    return _Tab(training_controls, run_step, run_all, message, at_step, all_steps_view)
 
 
-def _betas(
+def _build_beta_section(
     page_models: PageModels,
     streams: CompletionStreams,
     *,
     controls: TrainingControls,
-    models: Mapping[str, Any],
-    shared: Mapping[str, Any],
+    model_options: Mapping[str, Any],
+    options: Mapping[str, Any],
 ) -> None:
-    """Builds the part of the tab that compares the runs of an ablation by β. "Run" above selects one of them."""
+    """Builds the section that compares the runs of an ablation by β. "Run" above selects the one to emphasize."""
     assert page_models.timeline is not None
     runs = page_models.timeline.by_beta
 
@@ -173,25 +175,25 @@ def _betas(
         return next((index for index, run in enumerate(runs) if run.name == name), 0)
 
     def sample_all(prompt: object, *sampling: Any) -> Iterator[tuple[object, object]]:
-        rows: list[AtCheckpoint] = []
+        rows: list[CheckpointResult] = []
         try:
-            for row in streams.betas(prompt, **sampling_arguments(*sampling)):
+            for row in streams.stream_betas(prompt, **sampling_arguments(*sampling)):
                 rows.append(row)
-                yield "", checkpoints(rows, requested=len(runs), total=len(runs), by_beta=True)
+                yield "", checkpoints_html(rows, requested=len(runs), total=len(runs), by_beta=True)
         except ZooError as error:
-            yield notice(error), gr.skip()
+            yield notice_html(error), gr.skip()
 
     gr.HTML(
         '<div class="zoo"><h2>Strength of the KL penalty</h2><p>Runs with different β, the coefficient of the KL '
         "penalty. A large β keeps PPO close to SFT; a small one lets it exploit the reward model.</p></div>"
     )
-    frontier_html = gr.HTML(_frontier(runs, run_index(page_models.timeline.run().name)), elem_id="frontier")
+    frontier_view = gr.HTML(_frontier_html(runs, run_index(page_models.timeline.find_run().name)), elem_id="frontier")
     run_all = gr.Button("The prompt with every β", elem_id="every-beta")
     message = live_region("beta-message")
-    all_betas_html = gr.HTML("", elem_id="betas")
-    controls.run.input(lambda name: _frontier(runs, run_index(name)), [controls.run], [frontier_html], **shared)
-    run_all.click(sample_all, [controls.prompt, *controls.sampling], [message, all_betas_html], **models)
-    gr.on(run_all.click, None, js=into_view("betas"), api_visibility="private", show_progress="hidden")
+    all_betas_view = gr.HTML("", elem_id="betas")
+    controls.run.input(lambda name: _frontier_html(runs, run_index(name)), [controls.run], [frontier_view], **options)
+    run_all.click(sample_all, [controls.prompt, *controls.sampling], [message, all_betas_view], **model_options)
+    gr.on(run_all.click, None, js=scroll_script("betas"), **UNLISTED)
 
 
 # Rendering
@@ -220,7 +222,7 @@ def slider_range(run: TimelineRun) -> dict[str, Any]:
     return {"minimum": low, "maximum": high, "step": reduce(math.gcd, gaps, 0) or 1}
 
 
-def curves(run: TimelineRun, step: int) -> str:
+def curves_html(run: TimelineRun, step: int) -> str:
     """Renders reward and KL over a run's checkpoints.
 
     Args:
@@ -235,20 +237,22 @@ def curves(run: TimelineRun, step: int) -> str:
         *(Series(f"{name} (watched)", [point.watched.get(name) for point in points]) for name in watched_names),
     ]
     labeled = {point.step: ", ".join(point.marks) for point in points if point.marks}
-    charts = _for_each_screen(lambda width: step_curves(run.steps, series, selected=step, labeled=labeled, width=width))
-    return f'{charts}<p class="zoo-note" aria-live="polite">{_point_label(run.at(step))}</p>'
+    charts = _for_each_screen(
+        lambda width: draw_step_curves(run.steps, series, selected=step, labeled=labeled, width=width)
+    )
+    return f'{charts}<p class="zoo-note" aria-live="polite">{_point_label(run.point_at(step))}</p>'
 
 
-def _frontier(runs: Sequence[TimelineRun], selected: int) -> str:
-    return _for_each_screen(lambda width: frontier(runs, selected=selected, width=width))
+def _frontier_html(runs: Sequence[TimelineRun], selected: int) -> str:
+    return _for_each_screen(lambda width: draw_frontier(runs, selected=selected, width=width))
 
 
 def _for_each_screen(draw: Callable[[int], str]) -> str:
-    """A chart for phones and one for wide screens, whose text would otherwise be tiny or huge. The style hides one."""
+    """Draws a chart for phones and one for wide screens, so that its text is readable on both. The style hides one."""
     return f'<div class="zoo-narrow">{draw(WIDTH)}</div><div class="zoo-wide">{draw(DESKTOP_WIDTH)}</div>'
 
 
-def checkpoints(rows: Sequence[AtCheckpoint], *, requested: int, total: int, by_beta: bool = False) -> str:
+def checkpoints_html(rows: Sequence[CheckpointResult], *, requested: int, total: int, by_beta: bool = False) -> str:
     """Renders the same prompt at each finished checkpoint.
 
     Args:
@@ -257,7 +261,7 @@ def checkpoints(rows: Sequence[AtCheckpoint], *, requested: int, total: int, by_
         total: Number of checkpoints in the run.
         by_beta: Whether each row is a checkpoint of a different run, named by the run's β.
     """
-    items = _sft_row(rows) + "".join(_checkpoint_row(row, by_beta=by_beta) for row in rows)
+    items = _sft_row_html(rows) + "".join(_checkpoint_row_html(row, by_beta=by_beta) for row in rows)
     is_done = len(rows) == requested
     count = f"{requested}" if is_done else f"{len(rows)} of {requested}"
     noun = "runs" if by_beta else "checkpoints"
@@ -267,7 +271,7 @@ def checkpoints(rows: Sequence[AtCheckpoint], *, requested: int, total: int, by_
     return f'<div class="zoo-steps" data-state="{state}">{head}<ol>{items}</ol></div>'
 
 
-def _sft_row(rows: Sequence[AtCheckpoint]) -> str:
+def _sft_row_html(rows: Sequence[CheckpointResult]) -> str:
     """Renders the SFT completion, the starting point of training; "" until a checkpoint is done."""
     snapshot = next((row.snapshot for row in rows if row.snapshot is not None), None)
     if snapshot is None:
@@ -275,34 +279,35 @@ def _sft_row(rows: Sequence[AtCheckpoint]) -> str:
     # Its log-ratio and KL would refer only to the first checkpoint, so they are NaN, which is shown as a dash.
     side = replace(snapshot.sft[0], log_ratio=math.nan, kl=math.nan)
     head = "<header><h3>SFT</h3><span>step 0, where PPO started</span></header>"
-    body = completion(snapshot.prompt, side, is_chat=snapshot.is_chat) + figures(side)
+    body = completion_html(snapshot.prompt, side, is_chat=snapshot.is_chat) + figures_html(side)
     return f'<li><article class="zoo-card zoo-sft" data-step="0">{head}{body}</article></li>'
 
 
-def _checkpoint_row(row: AtCheckpoint, *, by_beta: bool) -> str:
-    name = f"β = {row.beta:g}" if by_beta and row.beta is not None else text(row.point.tag)
+def _checkpoint_row_html(row: CheckpointResult, *, by_beta: bool) -> str:
+    name = f"β = {row.beta:g}" if by_beta and row.beta is not None else escape_text(row.point.tag)
     marks = "".join(f'<span class="zoo-badge">{mark}</span>' for mark in row.point.marks)
-    logged = _logged(row.point)
-    head = (
-        f"<header><h3>{name}</h3>{marks}<span>{text(row.point.tag) + ' · ' if by_beta else ''}{logged}</span></header>"
-    )
+    logged = _logged_figures(row.point)
+    tag = escape_text(row.point.tag) + " · " if by_beta else ""
+    head = f"<header><h3>{name}</h3>{marks}<span>{tag}{logged}</span></header>"
     if row.snapshot is None:
-        body = f'<p class="zoo-text"><span class="none">{text(row.problem)}</span></p>'
+        body = f'<p class="zoo-text"><span class="none">{escape_text(row.problem)}</span></p>'
     else:
         side = row.snapshot.ppo[0]
-        body = completion(row.snapshot.prompt, side, heat_map=True, is_chat=row.snapshot.is_chat) + figures(side)
+        body = completion_html(row.snapshot.prompt, side, heat_map=True, is_chat=row.snapshot.is_chat) + figures_html(
+            side
+        )
     return f'<li><article class="zoo-card zoo-ppo" data-step="{row.point.step}">{head}{body}</article></li>'
 
 
-def _logged(point: TimelinePoint) -> str:
-    return f"in training: reward {signed(point.reward)}, KL {number(point.kl)} nats"
+def _logged_figures(point: TimelinePoint) -> str:
+    return f"in training: reward {format_signed(point.reward)}, KL {format_number(point.kl)} nats"
 
 
 def _point_label(point: TimelinePoint) -> str:
     marks = f" ({', '.join(point.marks)})" if point.marks else ""
-    return f"{text(point.tag)}{marks} · {_logged(point)}"
+    return f"{escape_text(point.tag)}{marks} · {_logged_figures(point)}"
 
 
 def _run_label(run: TimelineRun) -> str:
     beta = f"β = {run.beta:g} · " if run.beta is not None else ""
-    return f"{beta}{short_name(run.name)}"
+    return f"{beta}{shorten_name(run.name)}"

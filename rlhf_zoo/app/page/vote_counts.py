@@ -42,7 +42,7 @@ class TallyStore(VoteStore, Protocol):
 
 
 @dataclass(frozen=True)
-class Figures:
+class VoteFigures:
     """The figures of the votes so far.
 
     Attributes:
@@ -178,7 +178,7 @@ class Tally:
                 self._add([vote])
             return before or vote
 
-    def figures(self) -> Figures:
+    def figures(self) -> VoteFigures:
         """Returns the figures so far, without waiting."""
         send_problem = self._box.failing
         unsent = len(self._box.due()) if send_problem is not None else 0
@@ -193,7 +193,7 @@ class Tally:
                 earlier = summary["win_rate"] or {"ci95": None, "prompts": None}
                 win_rate |= {key: earlier[key] for key in ("ci95", "prompts")}
             summary |= {"votes": len(votes), "counts": counts, "win_rate": win_rate}
-        return Figures(summary, exact, votes_in_intervals, unsent, send_problem, read_problem)
+        return VoteFigures(summary, exact, votes_in_intervals, unsent, send_problem, read_problem)
 
     def _add(self, votes: Iterable[Vote]) -> None:
         with self._changed:

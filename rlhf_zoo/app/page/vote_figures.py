@@ -4,15 +4,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .html import attributes, figure_list, number, short_name, text
-from .vote_counts import Figures
+from .html import escape_text, figure_list_html, format_number, html_attributes, shorten_name
+from .views import NAMES
+from .vote_counts import VoteFigures
 
-NAMES = {"ppo": "PPO", "sft": "SFT"}
 MAX_RATINGS = 30  # rows of the table, because the data set may name any number of models
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelRevision:
     """The published revision of a model.
 
     Attributes:
@@ -30,11 +30,11 @@ class Model:
         """The name on the page. It is not escaped."""
         if self.repo is None:
             return "a folder, not on the Hub"
-        name = short_name(self.repo if self.tag is None else f"{self.repo}@{self.tag}")
+        name = shorten_name(self.repo if self.tag is None else f"{self.repo}@{self.tag}")
         return name if self.commit is None else f"{name} ({self.commit[:8]})"
 
 
-def figures_html(figures: Figures, data_set: str) -> str:
+def votes_html(figures: VoteFigures, data_set: str) -> str:
     """Renders the votes so far. Names from the data set are not trusted, so they are escaped.
 
     Args:
@@ -49,17 +49,21 @@ def figures_html(figures: Figures, data_set: str) -> str:
     notes = "".join(f'<p class="zoo-note">{note}</p>' for note in _notes(figures, data_set))
     return (
         f'<section class="zoo-votes-so-far" data-votes="{votes}" data-exact="{str(figures.exact).lower()}">{head}'
-        f"{_win_rate(figures.summary['win_rate'])}{figure_list(rows)}{_ratings(figures.summary)}{notes}</section>"
+        f"{_win_rate_html(figures.summary['win_rate'])}{figure_list_html(rows)}{_ratings_html(figures.summary)}{notes}</section>"
     )
 
 
-def _win_rate(rate: Mapping[str, Any] | None) -> str:
+def _win_rate_html(rate: Mapping[str, Any] | None) -> str:
     if rate is None:
         return '<p class="zoo-rate">No vote between the two policies yet.</p>'
     value, interval = rate["value"], rate["ci95"]
-    ci_text = f"[{number(100 * interval[0], 1)}%, {number(100 * interval[1], 1)}%]" if interval else "not yet computed"
+    ci_text = (
+        f"[{format_number(100 * interval[0], 1)}%, {format_number(100 * interval[1], 1)}%]"
+        if interval
+        else "not yet computed"
+    )
     description = (
-        f"PPO is preferred over SFT in {number(100 * value, 1)}% of {rate['n']} votes, a tie counting one half; "
+        f"PPO is preferred over SFT in {format_number(100 * value, 1)}% of {rate['n']} votes, a tie counting one half; "
         f"95% interval {ci_text}"
     )
     prompts = f" ({rate['prompts']} so far)" if rate.get("prompts") else ""
@@ -68,17 +72,17 @@ def _win_rate(rate: Mapping[str, Any] | None) -> str:
         low, high = (min(max(bound, 0.0), 1.0) for bound in interval)
         band = f'<i class="band" style="left:{100 * low:.2f}%;width:{100 * (high - low):.2f}%"></i>'
     return (
-        f'<p class="zoo-rate"><b data-figure="win_rate">{number(100 * value, 1)}%</b> PPO over SFT, 95% interval '
-        f'<span data-figure="ci95">{ci_text}</span>, n = <span data-figure="n">{rate["n"]}</span>, a tie counting one '
-        f'half.</p><p class="zoo-basis">The interval is over prompts{prompts}, because votes on one prompt are '
-        "not independent.</p>"
-        f'<div class="zoo-bar" role="img"{attributes({"aria-label": description})}>{band}<i class="half"></i>'
+        f'<p class="zoo-rate"><b data-figure="win_rate">{format_number(100 * value, 1)}%</b> PPO over SFT, 95% '
+        f'interval <span data-figure="ci95">{ci_text}</span>, n = <span data-figure="n">{rate["n"]}</span>, a tie '
+        f'counting one half.</p><p class="zoo-basis">The interval is over prompts{prompts}, because votes on one '
+        "prompt are not independent.</p>"
+        f'<div class="zoo-bar" role="img"{html_attributes({"aria-label": description})}>{band}<i class="half"></i>'
         f'<i class="point" style="left:{100 * value:.2f}%"></i></div>'
         '<p class="zoo-ends" aria-hidden="true"><span>SFT</span><span>½</span><span>PPO</span></p>'
     )
 
 
-def _ratings(figures: Mapping[str, Any]) -> str:
+def _ratings_html(figures: Mapping[str, Any]) -> str:
     """Renders the Elo rating of each revision; "" unless more than one pair of revisions was compared."""
     ratings = figures["elo"]
     if len(figures["pairs"]) < 2 or not ratings:
@@ -87,10 +91,10 @@ def _ratings(figures: Mapping[str, Any]) -> str:
     heads = ["Revision", "Elo", "95% interval", "Votes", *(["Group"] if has_groups else [])]
     rows = []
     for row in ratings[:MAX_RATINGS]:
-        rating, name = row["elo"], Model(row["repo"], row["commit"], row["tag"]).name
+        rating, name = row["elo"], ModelRevision(row["repo"], row["commit"], row["tag"]).name
         low, high = rating["ci95"]
         cells = [f"{rating['value']:.0f}", f"{low:.0f} to {high:.0f}", rating["n"], *([row["among"] + 1] * has_groups)]
-        header = f'<th scope="row">{NAMES[row["role"]]} {text(name)}</th>'
+        header = f'<th scope="row">{NAMES[row["role"]]} {escape_text(name)}</th>'
         rows.append(f"<tr>{header}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
     notes = " Ratings of different groups cannot be compared." if has_groups else ""
     if len(ratings) > MAX_RATINGS:
@@ -103,15 +107,17 @@ def _ratings(figures: Mapping[str, Any]) -> str:
     )
 
 
-def _notes(figures: Figures, repo: str) -> Iterator[str]:
+def _notes(figures: VoteFigures, repo: str) -> Iterator[str]:
     """Yields sentences on what the figures lack, as HTML."""
+    repo = escape_text(repo)
     if not figures.exact and figures.votes_in_intervals:
         yield f"Intervals and ratings include {figures.votes_in_intervals} of these votes; the others are being added."
     if figures.send_problem is not None and figures.unsent:
         waiting = "1 vote waits" if figures.unsent == 1 else f"{figures.unsent} votes wait"
         yield (
-            f"{waiting} on the server, because {text(repo)} does not accept votes now ({text(figures.send_problem)}); "
-            "they are sent as soon as it does."
+            f"{waiting} on the server, because {repo} does not accept votes now "
+            f"({escape_text(figures.send_problem)}); they are sent as soon as it does."
         )
     if figures.read_problem is not None:
-        yield f"Votes that {text(repo)} received from other pages may be missing here ({text(figures.read_problem)})."
+        problem = escape_text(figures.read_problem)
+        yield f"Votes that {repo} received from other pages may be missing here ({problem})."

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from ...errors import ZooError
 from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.refusals import client_errors, reason, refusals_as, status_of
-from .files import CPU, ZERO_GPU, Layout, SpaceModels, check_code, write_space, write_static
-from .model_names import MODELS_FILE, is_model
+from .files import CPU, ZERO_GPU, SpaceModels, WheelSource, check_no_custom_code, write_space, write_static
+from .model_names import MODELS_FILE, is_model_name
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -26,7 +26,7 @@ Sdk = Literal["gradio", "static"]
 
 
 @dataclass(frozen=True)
-class Deployed:
+class Deployment:
     """The result of `deploy`.
 
     Attributes:
@@ -37,7 +37,7 @@ class Deployed:
         created: Whether the Space is new.
         changed: Whether the deployment made a commit; False if the Space had the same files already.
         private: Whether the Space is private.
-        hidden: Repositories of models that are private.
+        private_models: Repositories of the models that are private.
         refused: The Hub's reason, if the page is static because the Hub refused a Gradio Space.
     """
 
@@ -48,7 +48,7 @@ class Deployed:
     created: bool
     changed: bool
     private: bool
-    hidden: tuple[str, ...]
+    private_models: tuple[str, ...]
     refused: str | None = None
 
 
@@ -60,7 +60,7 @@ def deploy(
     private: bool | None = None,
     builds: bool = False,
     hub: Hub = DEFAULT_HUB,
-) -> Deployed:
+) -> Deployment:
     """Creates or updates a Space in one commit.
 
     A new Space runs Gradio on the free CPU, or else on ZeroGPU. If the account may use neither (the Hub answers 402),
@@ -79,26 +79,28 @@ def deploy(
         ZooError: The Space has another kind or visibility, its files cannot be written, or the Hub refuses.
     """
     api, endpoint = hub.api(), hub.address
-    check_code(models, hub)
+    check_no_custom_code(models, hub)
     with refusals_as(f"Cannot look up the models of {space} on {endpoint}", "try again, or check --hub."):
         repos = dict.fromkeys([*(model.repo for model in models.roles.values()), *models.runs])
-        hidden = tuple(repo for repo in repos if api.model_info(repo).private)
+        private_models = tuple(repo for repo in repos if api.model_info(repo).private)
     creation_failure = f"Cannot create the Space {space} on {endpoint}", "check that the token may write there."
     with refusals_as(*creation_failure):
-        existing_space = _existing_space(api, space)
+        existing_space = _find_existing_space(api, space)
     if existing_space is None:
-        kind, private = _Kind("gradio", CPU), bool(hidden) if private is None else private
+        kind, private = _SpaceKind("gradio", CPU), bool(private_models) if private is None else private
     else:
-        _check_visibility(space, private, existing_space.private, hidden)
-        kind, private = _Kind(existing_space.sdk, existing_space.hardware), existing_space.private
-    layout: Layout = "path" if not builds else "files" if private else "address"
+        _check_visibility(space, private, existing_space.private, private_models)
+        kind, private = _SpaceKind(existing_space.sdk, existing_space.hardware), existing_space.private
+    wheel_source: WheelSource = "path" if not builds else "files" if private else "address"
 
-    def write(folder: Path, kind: _Kind) -> dict[str, Path]:
+    def write(folder: Path, kind: _SpaceKind) -> dict[str, Path]:
         folder.mkdir()
         if kind.sdk == "static":
             write_static(folder, models, page())
         else:
-            write_space(folder, models, layout=layout, space=space, endpoint=endpoint, hardware=kind.hardware)
+            write_space(
+                folder, models, wheel_source=wheel_source, space=space, endpoint=endpoint, hardware=kind.hardware
+            )
         return _files_in(folder)
 
     with tempfile.TemporaryDirectory(prefix="rlhf-zoo-space-") as scratch, _delete_on_failure(api) as created:
@@ -106,7 +108,7 @@ def deploy(
         if existing_space is None:
             planned = kind
             with refusals_as(*creation_failure):
-                kind = _create(api, space, private=private)
+                kind = _create_space(api, space, private=private)
             created.append((space, "space"))
             # The account may get other hardware than planned, or only a static page.
             if (kind.sdk, kind.hardware) != (planned.sdk, planned.hardware):
@@ -120,7 +122,7 @@ def deploy(
                     created.append((models.votes, "dataset"))
         with refusals_as(f"Cannot write to the Space {space} on {endpoint}", "try again, or check the token."):
             commit = _commit(api, space, models, files, existing_space)
-    return Deployed(
+    return Deployment(
         url=f"{endpoint}/spaces/{space}",
         commit=commit,
         sdk=kind.sdk,
@@ -128,7 +130,7 @@ def deploy(
         created=existing_space is None,
         changed=existing_space is None or commit != existing_space.head,
         private=private,
-        hidden=hidden,
+        private_models=private_models,
         refused=kind.refused,
     )
 
@@ -138,7 +140,7 @@ def _files_in(folder: Path) -> dict[str, Path]:
     return {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-class _Kind(NamedTuple):
+class _SpaceKind(NamedTuple):
     """SDK and hardware of a Space. `refused` is the Hub's reason if it refused a Gradio Space."""
 
     sdk: Sdk
@@ -172,7 +174,7 @@ class _ExistingSpace(NamedTuple):
     files: tuple[str, ...]
 
 
-def _existing_space(api: HfApi, space: str) -> _ExistingSpace | None:
+def _find_existing_space(api: HfApi, space: str) -> _ExistingSpace | None:
     """Returns the Space of this name; None if there is none. Raises ZooError if rlhf-zoo did not create it."""
     from huggingface_hub.errors import RepositoryNotFoundError
 
@@ -186,7 +188,7 @@ def _existing_space(api: HfApi, space: str) -> _ExistingSpace | None:
     if (names is None and not set(files) <= _INITIAL_FILES) or info.sdk not in ("gradio", "static"):
         raise ZooError(f"The Space {space} exists and is not a comparison page: choose another name with --repo.")
     hub_hardware = info.runtime and (info.runtime.requested_hardware or info.runtime.hardware)
-    # The embedded Hub knows no hardware.
+    # The embedded Hub reports no hardware, so compare.json has it.
     hardware = hub_hardware or (names or {}).get("hardware") or CPU
     sdk: Sdk = "static" if info.sdk == "static" else "gradio"
     return _ExistingSpace(sdk, str(getattr(hardware, "value", hardware)), bool(info.private), str(info.sha), files)
@@ -200,10 +202,10 @@ def _read_names(api: HfApi, space: str, commit: str) -> dict[str, Any] | None:
         return None  # rlhf-zoo writes JSON only
     if not isinstance(content, dict) or type(content.get("schema")) is not int:
         return None
-    return content if is_model(content.get("ppo")) else None
+    return content if is_model_name(content.get("ppo")) else None
 
 
-def _is_ours(name: str) -> bool:
+def _is_deployed_file(name: str) -> bool:
     """Whether a file in the Space may come from an earlier deployment."""
     top = name.partition("/")[0]
     is_wheel = top.startswith("rlhf_zoo-") and top.endswith((".whl", ".dist-info"))
@@ -216,7 +218,7 @@ def _commit(
     """Replaces the files of an earlier deployment in one commit. Returns the commit."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
-    stale = [name for name in (existing.files if existing else ()) if _is_ours(name) and name not in files]
+    stale = [name for name in (existing.files if existing else ()) if _is_deployed_file(name) and name not in files]
     operations: list[CommitOperationAdd | CommitOperationDelete] = [
         CommitOperationAdd(name, str(path)) for name, path in files.items()
     ]
@@ -231,7 +233,7 @@ def _commit(
     return str(commit.oid)
 
 
-def _create(api: HfApi, space: str, *, private: bool) -> _Kind:
+def _create_space(api: HfApi, space: str, *, private: bool) -> _SpaceKind:
     """Creates the Space with the best SDK and hardware that the Hub grants this account."""
     from huggingface_hub import SpaceHardware
     from huggingface_hub.errors import HfHubHTTPError
@@ -239,24 +241,26 @@ def _create(api: HfApi, space: str, *, private: bool) -> _Kind:
     options: dict[str, Any] = {"repo_type": "space", "private": private}
     try:
         api.create_repo(space, space_sdk="gradio", **options)
-        return _Kind("gradio", CPU)
+        return _SpaceKind("gradio", CPU)
     except HfHubHTTPError as error:
         if status_of(error) != 402:
             raise
         refused = reason(error)
     try:
         api.create_repo(space, space_sdk="gradio", space_hardware=SpaceHardware(ZERO_GPU), **options)
-        return _Kind("gradio", ZERO_GPU)
+        return _SpaceKind("gradio", ZERO_GPU)
     except HfHubHTTPError as error:
         if status_of(error) not in (400, 402, 403):  # statuses for an account without ZeroGPU quota
             raise
     api.create_repo(space, space_sdk="static", **options)
-    return _Kind("static", CPU, refused)
+    return _SpaceKind("static", CPU, refused)
 
 
-def _check_visibility(space: str, requested: bool | None, private: bool, hidden: Sequence[str]) -> None:
-    if requested is None and hidden and not private:
-        raise ZooError(f"{hidden[0]} is private but the Space {space} is public: pass --public to show it to all.")
+def _check_visibility(space: str, requested: bool | None, private: bool, private_models: Sequence[str]) -> None:
+    if requested is None and private_models and not private:
+        raise ZooError(
+            f"{private_models[0]} is private but the Space {space} is public: pass --public to show it to all."
+        )
     if requested is not None and requested != private:
         visibility, flag = ("private", "--public") if private else ("public", "--private")
         raise ZooError(f"The Space {space} is {visibility}, which {flag} cannot change: change it in its settings.")

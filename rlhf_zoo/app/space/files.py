@@ -1,10 +1,10 @@
 """Finds the models of a comparison Space from the lineage of a PPO checkpoint, and writes the Space's files.
 
-How a Space gets our wheel (`Layout`): its builder installs requirements.txt before it copies the repository, when a
-relative path does not exist yet. So the file names the wheel by its URL in the Space, with a digest, because a builder
-would otherwise keep an older wheel of the same version. The builder sends no token, so a private Space contains the
-unpacked wheel next to app.py instead. On a Hub that only stores Spaces, the file names the wheel by its path, so that
-`pip install -r requirements.txt` works in a copy of the repository.
+How a Space gets the wheel of this package (`WheelSource`): its builder installs requirements.txt before it copies the
+repository, when a relative path does not exist yet. So the file names the wheel by its URL in the Space, with a digest,
+because a builder would otherwise keep an older wheel of the same version. The builder sends no token, so a private
+Space contains the unpacked wheel next to app.py instead. On a Hub that only stores Spaces, the file names the wheel by
+its path, so that `pip install -r requirements.txt` works in a copy of the repository.
 """
 
 import hashlib
@@ -27,19 +27,19 @@ from ...publishing.catalog.card import Card, clean
 from ...publishing.catalog.family import Node
 from ...publishing.catalog.lineage import find_family
 from .model_names import MODELS_FILE, SCHEMA
-from .wheel import make_wheel, unpack
+from .wheel import make_wheel, unpack_wheel
 
 CPU, ZERO_GPU = "cpu-basic", "zero-a10g"
 STATIC_DESCRIPTION = "Completions of SFT and PPO, with reward and log-ratio"
 _MODELS_PLACEHOLDER = "<!-- models -->\n"
 _ZERO_GPU_PYTHON = "3.12"  # ZeroGPU offers 3.10 and 3.12, and this package needs at least 3.11
-_ROLE_NAMES = {"ppo": "PPO", "sft": "SFT", "reward": "reward model"}
+_ROLE_LABELS = {"ppo": "PPO", "sft": "SFT", "reward": "reward model"}
 
-#: How a Space gets our wheel: by its URL, by its path, or unpacked into the repository.
-Layout = Literal["address", "path", "files"]
+#: How a Space gets the wheel of this package: by its URL, by its path, or unpacked into the repository.
+WheelSource = Literal["address", "path", "files"]
 
 
-class Pinned(NamedTuple):
+class PinnedModel(NamedTuple):
     """A published model at a commit."""
 
     repo: str
@@ -65,9 +65,9 @@ class SpaceModels:
         runs: The other PPO repositories of the ablation. When the page starts, it looks up their published steps.
     """
 
-    ppo: Pinned
-    sft: Pinned
-    reward: Pinned | None
+    ppo: PinnedModel
+    sft: PinnedModel
+    reward: PinnedModel | None
     datasets: tuple[str, ...] = ()
     recipe: str | None = None
     card: Mapping[str, object] = field(default_factory=Card)
@@ -75,15 +75,15 @@ class SpaceModels:
     runs: tuple[str, ...] = ()
 
     @property
-    def roles(self) -> dict[str, Pinned]:
+    def roles(self) -> dict[str, PinnedModel]:
         """Role (ppo, sft or reward) -> model. Roles without a model are left out."""
         models = {"ppo": self.ppo, "sft": self.sft, "reward": self.reward}
         return {role: model for role, model in models.items() if model is not None}
 
     @property
-    def by_role_name(self) -> dict[str, Pinned]:
+    def by_role_label(self) -> dict[str, PinnedModel]:
         """Name of each role on the page -> model."""
-        return {_ROLE_NAMES[role]: model for role, model in self.roles.items()}
+        return {_ROLE_LABELS[role]: model for role, model in self.roles.items()}
 
     @property
     def title(self) -> str:
@@ -114,14 +114,20 @@ def find_models(
             f"{ppo} is a checkpoint of the stage {stage}, not of PPO: pass the PPO model that was trained from it."
         )
     parents = {node.reference.role: node for node in root.parents}
-    sft_model = _named_model(sft, "sft") if sft is not None else _parent(ppo, parents.get("sft"), "sft")
+    sft_model = _named_model(sft, "sft") if sft is not None else _find_parent_model(ppo, parents.get("sft"), "sft")
     if sft_model is None:
         raise ZooError(f"{ppo} does not name the SFT model it started from: name it with --sft.")
-    data = [node.reference.repo for node in _walk(root) if node.reference.role == "data" and not node.member.problem]
+    data = [
+        node.reference.repo
+        for node in _iterate_ancestors(root)
+        if node.reference.role == "data" and not node.member.problem
+    ]
     return SpaceModels(
-        ppo=_pinned(root),
+        ppo=_pin(root),
         sft=sft_model,
-        reward=_named_model(reward, "reward") if reward is not None else _parent(ppo, parents.get("reward"), "reward"),
+        reward=_named_model(reward, "reward")
+        if reward is not None
+        else _find_parent_model(ppo, parents.get("reward"), "reward"),
         datasets=tuple(dict.fromkeys(repo for repo in data if repo)),
         recipe=card.recipe,
         card=card,
@@ -129,7 +135,7 @@ def find_models(
     )
 
 
-def with_runs(models: SpaceModels, names: Sequence[str] | None = None) -> tuple[SpaceModels, str | None]:
+def add_runs(models: SpaceModels, names: Sequence[str] | None = None) -> tuple[SpaceModels, str | None]:
     """Adds the other runs of the ablation.
 
     Without `names`, a run is skipped if it has no checkpoint, or if it is private and the PPO model is public, because
@@ -150,10 +156,12 @@ def with_runs(models: SpaceModels, names: Sequence[str] | None = None) -> tuple[
     problems = [ablation.problem] if ablation.problem is not None else []
     if names is None:
         other_runs = [run for run in other_runs if run.steps]
-        hidden = [run.repo for run in other_runs if run.private and not own_run.private]
-        other_runs = [run for run in other_runs if run.repo not in hidden]
-        if hidden:
-            problems.append(f"Not shown, because they are private and {own_run.repo} is public: {', '.join(hidden)}.")
+        private_repos = [run.repo for run in other_runs if run.private and not own_run.private]
+        other_runs = [run for run in other_runs if run.repo not in private_repos]
+        if private_repos:
+            problems.append(
+                f"Not shown, because they are private and {own_run.repo} is public: {', '.join(private_repos)}."
+            )
     return replace(models, runs=tuple(run.repo for run in other_runs)), " ".join(problems) or None
 
 
@@ -163,22 +171,22 @@ def _find_published(name: str) -> Node:
     return find_family(name)
 
 
-def _named_model(name: str, role: str) -> Pinned:
+def _named_model(name: str, role: str) -> PinnedModel:
     node = _find_published(name)
     if node.stage is not None and (node.stage == "reward") != (role == "reward"):
         kind_of_model = "a reward model" if role == "reward" else "a policy"
         raise ZooError(f"{name} is a checkpoint of the stage {node.stage}; --{role} takes {kind_of_model}.")
-    return _pinned(node)
+    return _pin(node)
 
 
-def _pinned(node: Node) -> Pinned:
+def _pin(node: Node) -> PinnedModel:
     # The callers have checked that the node is a readable repository.
     assert node.reference.repo is not None
     assert node.member.commit is not None
-    return Pinned(node.reference.repo, node.member.commit)
+    return PinnedModel(node.reference.repo, node.member.commit)
 
 
-def check_code(models: SpaceModels, hub: Hub) -> None:
+def check_no_custom_code(models: SpaceModels, hub: Hub) -> None:
     """Checks that no model needs custom code, because a Space has no way to confirm that it may run.
 
     Args:
@@ -199,7 +207,7 @@ def check_code(models: SpaceModels, hub: Hub) -> None:
             )
 
 
-def _parent(child: str, node: Node | None, role: str) -> Pinned | None:
+def _find_parent_model(child: str, node: Node | None, role: str) -> PinnedModel | None:
     """Returns the parent of this role that a card names; None if the card names no such parent."""
     if node is None:
         return None
@@ -209,13 +217,13 @@ def _parent(child: str, node: Node | None, role: str) -> Pinned | None:
     if node.member.problem is not None or node.member.commit is None:
         problem = clean(node.member.problem or "was not read")
         raise ZooError(f"The {model_kind} of {child}, {node.reference.repo}, {problem}: name another with --{role}.")
-    return _pinned(node)
+    return _pin(node)
 
 
-def _walk(node: Node) -> Iterator[Node]:
+def _iterate_ancestors(node: Node) -> Iterator[Node]:
     yield node
     for parent in node.parents:
-        yield from _walk(parent)
+        yield from _iterate_ancestors(parent)
 
 
 # The files
@@ -236,7 +244,13 @@ def space_folder() -> Path:
 
 
 def write_space(
-    folder: Path, models: SpaceModels, *, space: str, endpoint: str, layout: Layout = "path", hardware: str = CPU
+    folder: Path,
+    models: SpaceModels,
+    *,
+    space: str,
+    endpoint: str,
+    wheel_source: WheelSource = "path",
+    hardware: str = CPU,
 ) -> None:
     """Writes the files of a Gradio Space. Equal models and packages give equal bytes.
 
@@ -245,25 +259,25 @@ def write_space(
         models: The models to show.
         space: NAMESPACE/NAME.
         endpoint: Address of the Hub.
-        layout: How the Space gets our wheel.
+        wheel_source: How the Space gets the wheel of this package.
         hardware: The Space's hardware.
     """
     templates = space_folder()
     shutil.copyfile(templates / "app.py", folder / "app.py")
     write_json(folder / MODELS_FILE, _models_json(models, hardware))
     wheel = make_wheel(folder)
-    if layout == "files":
-        unpack(wheel, folder)
+    if wheel_source == "files":
+        unpack_wheel(wheel, folder)
         wheel.unlink()
         requirement = None
-    elif layout == "path":
+    elif wheel_source == "path":
         requirement = f"./{wheel.name}"
     else:
         digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
         requirement = f"rlhf-zoo @ {endpoint}/spaces/{space}/resolve/main/{wheel.name}#sha256={digest}"
-    requirements = _requirements(templates / "requirements.txt", requirement, hardware=hardware)
+    requirements = _requirements_text(templates / "requirements.txt", requirement, hardware=hardware)
     write_text(folder / "requirements.txt", requirements)
-    write_text(folder / "README.md", _readme(models, hardware=hardware))
+    write_text(folder / "README.md", _readme_text(models, hardware=hardware))
 
 
 def write_static(folder: Path, models: SpaceModels, page: str) -> None:
@@ -277,17 +291,17 @@ def write_static(folder: Path, models: SpaceModels, page: str) -> None:
     models = replace(models, votes=None, runs=())  # a static page can neither store votes nor sample other runs
     write_json(folder / MODELS_FILE, _models_json(models, None))
     write_text(folder / "index.html", page)
-    write_text(folder / "README.md", _static_readme(models))
+    write_text(folder / "README.md", _static_readme_text(models))
 
 
 def _models_json(models: SpaceModels, hardware: str | None) -> dict[str, object]:
     """Returns the content of compare.json."""
-    names = {role: models.roles[role].name if role in models.roles else None for role in _ROLE_NAMES}
+    names = {role: models.roles[role].name if role in models.roles else None for role in _ROLE_LABELS}
     return {"schema": SCHEMA, **names, "votes": models.votes, "runs": list(models.runs), "hardware": hardware}
 
 
-def _requirements(template: Path, wheel_requirement: str | None, *, hardware: str) -> str:
-    """Returns requirements.txt: the packages of the template, at the versions that are installed here, and our wheel.
+def _requirements_text(template: Path, wheel_requirement: str | None, *, hardware: str) -> str:
+    """Returns requirements.txt: the packages of the template, at the versions that are installed here, and the wheel.
 
     A package that is not installed here keeps the version of the template.
     """
@@ -327,7 +341,7 @@ def _front_matter(models: SpaceModels, **fields: str | None) -> tuple[str, str]:
     return f"---\n{yaml.safe_dump(head, sort_keys=False, allow_unicode=True, width=1000)}---\n", body
 
 
-def _readme(models: SpaceModels, *, hardware: str) -> str:
+def _readme_text(models: SpaceModels, *, hardware: str) -> str:
     python = f"{sys.version_info.major}.{sys.version_info.minor}" if hardware == CPU else _ZERO_GPU_PYTHON
     gradio = {"sdk_version": version} if (version := _installed_version("gradio")) else {}
     front, body = _front_matter(models, python_version=python, suggested_hardware=hardware, **gradio)
@@ -335,7 +349,7 @@ def _readme(models: SpaceModels, *, hardware: str) -> str:
     return front + body
 
 
-def _static_readme(models: SpaceModels) -> str:
+def _static_readme_text(models: SpaceModels) -> str:
     front, _ = _front_matter(
         models,
         sdk="static",
@@ -355,7 +369,7 @@ def _static_readme(models: SpaceModels) -> str:
 
 
 def _models_table(models: SpaceModels) -> str:
-    rows = [f"| {role} | `{model.repo}` | `{model.commit}` |" for role, model in models.by_role_name.items()]
+    rows = [f"| {role} | `{model.repo}` | `{model.commit}` |" for role, model in models.by_role_label.items()]
     rows += [f"| run of the ablation | `{repo}` | the tag of every step |" for repo in models.runs]
     rows += [f"| votes | data set `{models.votes}` | `main` |"] if models.votes else []
     return "\n".join(["| model | repository | commit |", "|---|---|---|", *rows, ""])

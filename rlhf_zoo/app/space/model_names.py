@@ -48,9 +48,13 @@ def read_model_names(folder: Path) -> ModelNames:
     Raises:
         ZooError: Neither names a PPO model, the file is invalid, or a name is not a valid repository id.
     """
-    ppo = _variable("PPO")
-    names = _from_file(folder / MODELS_FILE) if ppo is None else ModelNames(ppo, _variable("SFT"), _variable("REWARD"))
-    votes, runs = _variable("VOTES"), _variable("RUNS")
+    ppo = _read_variable("PPO")
+    names = (
+        _read_models_file(folder / MODELS_FILE)
+        if ppo is None
+        else ModelNames(ppo, _read_variable("SFT"), _read_variable("REWARD"))
+    )
+    votes, runs = _read_variable("VOTES"), _read_variable("RUNS")
     return replace(
         names,
         votes=names.votes if votes is None else HubVotes(votes).name,
@@ -58,13 +62,13 @@ def read_model_names(folder: Path) -> ModelNames:
     )
 
 
-def _variable(name: str) -> str | None:
+def _read_variable(name: str) -> str | None:
     return os.environ.get(f"RLHF_ZOO_{name}", "").strip() or None
 
 
 def _parse_runs(value: str) -> tuple[str, ...]:
     names = tuple(name for part in value.split(",") if (name := part.strip()))
-    invalid = next((name for name in names if not is_model(name)), None)
+    invalid = next((name for name in names if not is_model_name(name)), None)
     if invalid is not None:
         raise ZooError(
             f"RLHF_ZOO_RUNS contains {reprlib.repr(invalid)}, which is not a repository id: write NAMESPACE/NAME, with "
@@ -73,7 +77,7 @@ def _parse_runs(value: str) -> tuple[str, ...]:
     return names
 
 
-def _from_file(file: Path) -> ModelNames:
+def _read_models_file(file: Path) -> ModelNames:
     if not file.is_file():
         raise ZooError("Set the Space's variable RLHF_ZOO_PPO to a PPO checkpoint, such as NAMESPACE/NAME-ppo.")
     try:
@@ -90,10 +94,10 @@ def _from_file(file: Path) -> ModelNames:
     votes, runs = content.get("votes"), content.get("runs")
     is_valid = {
         "schema": type(schema) is int,
-        "ppo": is_model(content.get("ppo")),
-        **{role: content.get(role) is None or is_model(content[role]) for role in ("sft", "reward")},
+        "ppo": is_model_name(content.get("ppo")),
+        **{role: content.get(role) is None or is_model_name(content[role]) for role in ("sft", "reward")},
         "votes": votes is None or isinstance(votes, str),
-        "runs": runs is None or (isinstance(runs, list) and all(map(is_model, runs))),
+        "runs": runs is None or (isinstance(runs, list) and all(map(is_model_name, runs))),
     }
     bad_key = next((key for key, valid in is_valid.items() if not valid), None)
     if bad_key is not None:
@@ -110,7 +114,7 @@ def _from_file(file: Path) -> ModelNames:
     )
 
 
-def is_model(name: object) -> bool:
+def is_model_name(name: object) -> bool:
     """Whether a value is a model's name, NAMESPACE/NAME[@REVISION].
 
     Args:

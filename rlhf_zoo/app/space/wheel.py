@@ -38,7 +38,7 @@ def make_wheel(folder: Path) -> Path:
         raise ZooError(f"{PACKAGE} is not installed, so no wheel can be built from it: install rlhf-zoo.") from error
     if Path(str(installed.locate_file(PACKAGE.name))).resolve() != PACKAGE.resolve():
         raise ZooError(f"{PACKAGE} is running, but another rlhf-zoo is installed: remove one of them from the path.")
-    return repack(installed, folder)
+    return rebuild_wheel(installed, folder)
 
 
 def _build(sources: Path, folder: Path) -> Path:
@@ -50,7 +50,7 @@ def _build(sources: Path, folder: Path) -> Path:
     return Path(path)
 
 
-def repack(installed: metadata.Distribution, folder: Path) -> Path:
+def rebuild_wheel(installed: metadata.Distribution, folder: Path) -> Path:
     """Rebuilds the wheel of an installed package from the files in its RECORD.
 
     Scripts are left out, because the installer of the new wheel generates them.
@@ -82,11 +82,11 @@ def repack(installed: metadata.Distribution, folder: Path) -> Path:
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as wheel:
         for path in members:
             content = Path(str(installed.locate_file(path))).read_bytes()
-            _add(wheel, str(path), content)
+            _add_entry(wheel, str(path), content)
             digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
             record.append(f"{path},sha256={digest},{len(content)}")
         name = f"{stem}.dist-info/RECORD"
-        _add(wheel, name, "\n".join([*record, f"{name},,", ""]).encode())
+        _add_entry(wheel, name, "\n".join([*record, f"{name},,", ""]).encode())
     return target
 
 
@@ -96,14 +96,14 @@ def _belongs_in_wheel(path: PurePosixPath) -> bool:
     return not (path.parts[0].endswith(".dist-info") and path.name in _INSTALLER_FILES)
 
 
-def _add(wheel: zipfile.ZipFile, name: str, content: bytes) -> None:
+def _add_entry(wheel: zipfile.ZipFile, name: str, content: bytes) -> None:
     entry = zipfile.ZipInfo(name, _TIMESTAMP)
     entry.compress_type = zipfile.ZIP_DEFLATED
     entry.external_attr = 0o100644 << 16  # a regular file with mode rw-r--r--
     wheel.writestr(entry, content)
 
 
-def unpack(wheel: Path, folder: Path) -> None:
+def unpack_wheel(wheel: Path, folder: Path) -> None:
     """Unpacks a wheel, so that a program in the folder can import the package and find its entry points.
 
     Args:

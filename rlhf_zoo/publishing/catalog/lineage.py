@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...errors import ZooError
 from ...evaluation.reward_reading import reading_of
@@ -25,6 +25,14 @@ from .card import Card, CardParent, clean, download_card
 from .family import Member, Node, family_tree
 
 _MAX_LISTED = 12  # revisions in a message
+
+
+class PromptsLocation(NamedTuple):
+    """Configuration, column and evaluation split of the prompts in a data set. None is the data set's default."""
+
+    configuration: str | None
+    column: str
+    split: str | None
 
 
 @dataclass(frozen=True)
@@ -72,8 +80,8 @@ class Lineage:
         return loader if isinstance(loader, str) else None
 
     @property
-    def prompts_at(self) -> tuple[str | None, str, str | None]:
-        """(configuration, column, evaluation split) of PPO's prompts in its data set, according to the card."""
+    def prompts_at(self) -> PromptsLocation:
+        """Where PPO's prompts are in its data set, according to the card."""
         return prompts_at(self.card.get("settings"))
 
     def setting(self, key: str, default: float) -> float:
@@ -109,8 +117,8 @@ class Lineage:
         return truncation if truncation["shortest"] or truncation["text"] else {}
 
 
-def prompts_at(settings: object) -> tuple[str | None, str, str | None]:
-    """Returns (configuration, column, evaluation split) of PPO's prompts in its data set.
+def prompts_at(settings: object) -> PromptsLocation:
+    """Returns where PPO's prompts are in its data set.
 
     Args:
         settings: The settings of a run or of a card, which are not trusted.
@@ -118,7 +126,7 @@ def prompts_at(settings: object) -> tuple[str | None, str, str | None]:
     keys: Mapping[str, Any] = settings if isinstance(settings, Mapping) else {}
     configuration, split = keys.get("dataset_config", "prompts"), keys.get("dataset_test_split")
     column = get_nested(keys, "columns", "prompt")
-    return (
+    return PromptsLocation(
         configuration if isinstance(configuration, str) else None,
         column if isinstance(column, str) else "prompt",
         split if isinstance(split, str) else None,
