@@ -8,7 +8,7 @@ from figures import keep
 from figures.experiments import LAST, RUNS, shown
 
 from rlhf_zoo.evaluation.head_to_head import read_lines
-from rlhf_zoo.evaluation.stats import share
+from rlhf_zoo.evaluation.stats import mean_share
 from rlhf_zoo.fileio import read_json, write_json
 from rlhf_zoo.modeling.loading import load_tokenizer
 from rlhf_zoo.modeling.models import load_causal
@@ -126,7 +126,7 @@ def greedy(policy: Path, rows: Rows) -> tuple[dict[str, Any], dict[str, Any]]:
     completions = _answers(policy, rows)
     scores = exact([row["prompt"] for row in rows], completions, answer=[row["answer"] for row in rows])
     shares = [one or 0.0 for one in scores], shows_work([], completions)
-    right, work = (share(each, range(len(rows))).to_json() for each in shares)
+    right, work = (mean_share(each, range(len(rows))).to_json() for each in shares)
     return right, work
 
 

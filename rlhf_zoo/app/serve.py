@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import ZooError
-from ..evaluation.votes.limits import PER_HOUR
+from ..evaluation.votes.limits import VOTES_PER_HOUR
 from ..hub.client.connect import DEFAULT_HUB, Hub
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def launch(
     host: str,
     port: int,
     votes: str | None = None,
-    votes_per_hour: int = PER_HOUR,
+    votes_per_hour: int = VOTES_PER_HOUR,
     runs: Sequence[str] | None = None,
     open_browser: bool = False,
     hub: Hub = DEFAULT_HUB,
@@ -146,7 +146,7 @@ def render_static_page(models: SpaceModels, hub: Hub = DEFAULT_HUB) -> str:
         sft=lineage.sft.path,
         # A reward model with its own loader is left out, because downloaded code never runs.
         reward=[model.path for model in lineage.rewards] if lineage.reward_loader is None else (),
-        reward_kwargs=lineage.reward_reading,
+        reward_kwargs=lineage.reward_load_kwargs,
     )
     temperature, length = lineage.setting("temperature", 1.0), int(lineage.setting("response_length", 32))
     snapshots: list[Snapshot] = []

@@ -148,7 +148,7 @@ def _check_on_hub(
     hub: Hub, recipe: Recipe, config: RecipeConfig, settings_by_stage: dict[str, StageSettings]
 ) -> list[str]:
     """Runs the checks that need the files of the recipe's models and data. Returns the lines of the result."""
-    from ..evaluation.judges.named import check_names, needing_labels
+    from ..evaluation.judges.named import check_names, explain_missing_labels
     from ..evaluation.lm_eval import check_tasks
     from ..hub.client.refusals import reason
     from ..runs.checks.models import (
@@ -182,7 +182,7 @@ def _check_on_hub(
         check_names(names, config.evaluation.llm_settings, hub=None)
         _try_on_local_prompts(config, ppo, names, hub)
         if "classifier" in names:
-            with needing_labels():
+            with explain_missing_labels():
                 unchecked |= {f"the labels of {name}": cause for name, cause in check_labeled(config, hub).items()}
         check_tasks(config.evaluation.lm_eval)
         unchecked |= {f"the pairs of {name}": cause for name, cause in check_own_pairs(recipe, config, hub).items()}

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..modeling.words import words
-from .stats import share
-from .text import normalized
+from .stats import mean_share
+from .text import normalize_text
 
 CANDIDATES = 4  # completions per choice
 MAX_CHOICES = 500
@@ -40,7 +40,7 @@ class Choice:
     borrowed: int
 
 
-def choices(
+def build_choices(
     prompts: Sequence[str],
     chosen: Sequence[str],
     rejected: Sequence[str],
@@ -66,7 +66,7 @@ def choices(
         The choices. Pairs with too few distinct wrong candidates are left out, so the list may be empty.
     """
     rng = random.Random(seed)
-    right, wrong = [normalized(text) for text in chosen], [normalized(text) for text in rejected]
+    right, wrong = [normalize_text(text) for text in chosen], [normalize_text(text) for text in rejected]
     chosen_by_prompt: dict[str, set[str]] = defaultdict(set)
     pairs_of_prompt: dict[str, list[int]] = defaultdict(list)
     for pair, prompt in enumerate(prompts):
@@ -118,7 +118,7 @@ def _word_overlap(a: set[str], b: set[str]) -> float:
     return len(a & b) / max(len(a | b), 1)
 
 
-def credits_of(scores: ArrayLike) -> NDArray[np.float64]:
+def choice_credits(scores: ArrayLike) -> NDArray[np.float64]:
     """Credits each choice: 1 if the right completion scores highest, 1/k if it is one of k that tie for it, else 0.
 
     Args:
@@ -134,12 +134,12 @@ def credits_of(scores: ArrayLike) -> NDArray[np.float64]:
 
 
 def choice_accuracy(
-    built: Sequence[Choice], scores: ArrayLike, prompts: Sequence[Hashable], *, gold: ArrayLike | None = None
+    choices: Sequence[Choice], scores: ArrayLike, prompts: Sequence[Hashable], *, gold: ArrayLike | None = None
 ) -> dict[str, Any] | None:
     """Computes how often the right completion of C choices scores highest.
 
     Args:
-        built: The C choices.
+        choices: The C choices.
         scores: (C, n) scores of each choice's candidates, the chosen completion first.
         prompts: (N,) the prompt of each pair; intervals resample prompts.
         gold: (C, n) utilities of the same texts, if the labels were drawn from a known utility.
@@ -147,14 +147,14 @@ def choice_accuracy(
     Returns:
         The figures as JSON; None if there are no choices.
     """
-    if not built:
+    if not choices:
         return None
     table = np.asarray(scores, dtype=float)
-    groups = [prompts[choice.pair] for choice in built]
+    groups = [prompts[choice.pair] for choice in choices]
     return {
         "candidates": table.shape[1],
         "chance": 1 / table.shape[1],
-        **share(credits_of(table), groups).to_json(),
-        "borrowed": sum(choice.borrowed for choice in built) / (len(built) * (table.shape[1] - 1)),
-        "gold": None if gold is None else share(credits_of(gold), groups).to_json(),
+        **mean_share(choice_credits(table), groups).to_json(),
+        "borrowed": sum(choice.borrowed for choice in choices) / (len(choices) * (table.shape[1] - 1)),
+        "gold": None if gold is None else mean_share(choice_credits(gold), groups).to_json(),
     }

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .stats import accuracy, bootstrap_mean, correlation, equal_parts, proportion
+from .stats import accuracy, bootstrap_mean, correlation, proportion, split_into_parts
 
-GUESS = float(np.log(2))  # loss per pair, in nats, of a model that gives both sides probability ½
+GUESS_LOSS = float(np.log(2))  # loss per pair, in nats, of a model that gives both sides probability ½
 BINS = 10  # bins of the confidence
 _SIMULATIONS = 1000  # simulated data sets, each from a perfectly calibrated model
 
@@ -74,14 +74,14 @@ def reliability_bins(margins: ArrayLike, *, bins: int = BINS) -> list[dict[str, 
             "high": 0.5 + (part + 1) / (2 * bins),
             "n": int(in_bin.sum()),
             "confidence": float(confidence[in_bin].mean()),
-            **_accuracy(right[in_bin]),
+            **_accuracy_json(right[in_bin]),
         }
         for part in range(bins)
         if (in_bin := bin_of == part).any()
     ]
 
 
-def by_margin(margins: ArrayLike, *, parts: int = 5) -> list[dict[str, Any]]:
+def accuracy_by_margin(margins: ArrayLike, *, parts: int = 5) -> list[dict[str, Any]]:
     """Computes accuracy by the size of the margin, in parts with about equally many pairs.
 
     A calibrated model is nearly always right when its two scores are far apart.
@@ -101,13 +101,13 @@ def by_margin(margins: ArrayLike, *, parts: int = 5) -> list[dict[str, Any]]:
             "low": float(sizes[rows].min()),
             "high": float(sizes[rows].max()),
             "n": len(rows),
-            **_accuracy(right[rows]),
+            **_accuracy_json(right[rows]),
         }
-        for rows in equal_parts(sizes, parts)
+        for rows in split_into_parts(sizes, parts)
     ]
 
 
-def _accuracy(right: NDArray[np.float64]) -> dict[str, Any]:
+def _accuracy_json(right: NDArray[np.float64]) -> dict[str, Any]:
     share, n = float(right.mean()), len(right)
     return {"accuracy": share, "ci95": list(proportion(round(share * n), n).ci95)}
 
@@ -152,7 +152,7 @@ def calibration_error_by_chance(margins: ArrayLike, *, seed: int) -> tuple[float
     return float(np.mean(errors)), float(np.quantile(errors, 0.95))
 
 
-def calibration(margins: ArrayLike, *, seed: int) -> dict[str, Any]:
+def measure_calibration(margins: ArrayLike, *, seed: int) -> dict[str, Any]:
     """Computes the reliability bins, their ECE, and the ECE that chance alone would show.
 
     Args:
@@ -180,7 +180,7 @@ def length_profile(scores: ArrayLike, lengths: ArrayLike, *, bins: int = 10) -> 
     """
     score, length = np.asarray(scores, dtype=float), np.asarray(lengths, dtype=int)
     profile = []
-    for rows in equal_parts(length, bins):
+    for rows in split_into_parts(length, bins):
         # Quartiles of the scores, not an interval of their mean: the plot shows the spread.
         low, high = np.quantile(score[rows], [0.25, 0.75])
         profile.append(
@@ -247,14 +247,14 @@ def preference_report(
         "prompts": len(set(prompts)),
         "ci95": list(right.ci95),
         "loss": loss.to_json(),
-        "guess_loss": GUESS,
+        "guess_loss": GUESS_LOSS,
         "margin": {
             **margin.to_json(),
             "std": float(margins.std()),
             "histogram": histogram(margins),
-            "accuracy": by_margin(margins),
+            "accuracy": accuracy_by_margin(margins),
         },
-        "calibration": calibration(margins, seed=seed),
+        "calibration": measure_calibration(margins, seed=seed),
         "length": {
             "pearson": by_value.to_json() if by_value else None,
             "spearman": by_rank.to_json() if by_rank else None,

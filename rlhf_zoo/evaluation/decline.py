@@ -99,23 +99,23 @@ def measure_fall(scores: Floats, steps: Sequence[int], seed: int, resamples: int
     means = scores.mean(1)
     best, last = int(means.argmax()), len(means) - 1
     # (J − 1, P): how far the last policy fell short of each earlier one, by prompt.
-    contrasts = _contrasts(len(means)) @ scores
+    contrasts = _contrast_matrix(len(means)) @ scores
     scale = float(np.abs(scores).max())
-    observed, largest = _largest_t(contrasts, scale, seed, resamples)
+    observed, null_largest = _largest_t(contrasts, scale, seed, resamples)
     # Power is computed for the best policy before the last, because the last one cannot fall from itself.
     earlier = int(means[:-1].argmax())
-    error = float(contrasts[earlier].std()) / math.sqrt(scores.shape[1])
+    standard_error = float(contrasts[earlier].std()) / math.sqrt(scores.shape[1])
     gain_before = float(means[earlier] - means[0])
     with np.errstate(invalid="ignore"):  # the quantile may interpolate between two infinite t
         # The minimum detectable contrast at 80% power: the critical value plus `Z_80`, in standard errors.
-        detectable = (float(np.quantile(largest, 1 - FALL_LEVEL)) + Z_80) * error
+        detectable = (float(np.quantile(null_largest, 1 - FALL_LEVEL)) + Z_80) * standard_error
     best_gain = means[best] - means[0]
     return Fall(
         step=steps[best],
         drop=difference(scores, best, last, seed, resamples),
         share_kept=float((means[last] - means[0]) / best_gain) if best_gain > 0 else None,
         # The observed statistic counts as one of the resamples, so p is never 0.
-        p=float((1 + (largest >= observed).sum()) / (1 + resamples)),
+        p=float((1 + (null_largest >= observed).sum()) / (1 + resamples)),
         win_rate=float(np.mean((np.sign(scores[last] - scores[best]) + 1) / 2)),
         detectable_share=MIN_SHARE_KEPT - detectable / gain_before
         if gain_before > 0 and math.isfinite(detectable)
@@ -123,7 +123,7 @@ def measure_fall(scores: Floats, steps: Sequence[int], seed: int, resamples: int
     )
 
 
-def _contrasts(size: int) -> Floats:
+def _contrast_matrix(size: int) -> Floats:
     """Returns the (size − 1, size) matrix of the contrasts c · y_k + (1 − c) · y_0 − y_last, k = 0 … size − 2."""
     # For k = 0 both coefficients are in column 0, so the contrast is y_0 − y_last.
     matrix = MIN_SHARE_KEPT * np.eye(size - 1, size)
@@ -137,17 +137,17 @@ def _largest_t(values: Floats, scale: float, seed: int, resamples: int) -> tuple
     prompts = values.shape[1]
     tiny = 1e-12 * scale  # bound on the rounding error if two policies score alike on every prompt
     means = values.mean(1)
-    observed = _t(means, values.std(1), tiny, prompts)
+    observed = _t_statistics(means, values.std(1), tiny, prompts)
     weights = np.concatenate(list(resample_counts(prompts, seed, resamples))) / prompts
     # Centering imposes the null hypothesis that all contrasts are 0.
     centered = values - means[:, None]
     # Resampled means and standard deviations of all contrasts, with the same prompts for each.
     drawn_means = weights @ centered.T
     drawn_spread = np.sqrt(np.maximum(weights @ np.square(centered).T - drawn_means**2, 0.0))
-    return float(observed.max()), _t(drawn_means, drawn_spread, tiny, prompts).max(1)
+    return float(observed.max()), _t_statistics(drawn_means, drawn_spread, tiny, prompts).max(1)
 
 
-def _t(mean: Floats, spread: Floats, tiny: float, prompts: int) -> Floats:
+def _t_statistics(mean: Floats, spread: Floats, tiny: float, prompts: int) -> Floats:
     """Computes t statistics. They are 0 if the mean is rounding error, and infinite if only the spread is."""
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.where(spread > tiny, mean / spread * math.sqrt(prompts), np.sign(mean) * np.inf)

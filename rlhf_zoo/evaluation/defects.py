@@ -15,7 +15,7 @@ from ..modeling.chat import plain_text
 from ..plugins import CORPORA, load_object
 from ..runs.settings.parse import RecipeConfig
 from .head_to_head import HeadToHead
-from .stats import bootstrap_mean, share
+from .stats import bootstrap_mean, mean_share
 
 #: (prompts, completions) -> for each completion, whether it has the defect.
 Defect = Callable[[Sequence[str], Sequence[str]], Sequence[bool]]
@@ -53,8 +53,8 @@ def defect_figures(defects: Mapping[str, Defect], comparison: HeadToHead) -> dic
     for name, find in defects.items():
         sft, ppo = (_find(name, find, prompts, comparison.measurements[side].completions) for side in ("sft", "ppo"))
         figures[name] = {
-            "sft": share(sft, groups).to_json(),
-            "ppo": share(ppo, groups).to_json(),
+            "sft": mean_share(sft, groups).to_json(),
+            "ppo": mean_share(ppo, groups).to_json(),
             "difference": bootstrap_mean(ppo - sft, groups, seed=comparison.seed).to_json(),
         }
     return figures

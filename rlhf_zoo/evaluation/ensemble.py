@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .stats import Estimate, bootstrap_mean, equal_parts, group_indices, proportion
+from .stats import Estimate, bootstrap_mean, group_indices, proportion, split_into_parts
 
 
-def standardized(scores: ArrayLike, reference: ArrayLike) -> NDArray[np.float64]:
+def standardize(scores: ArrayLike, reference: ArrayLike) -> NDArray[np.float64]:
     """Standardizes each model's scores by its own mean and standard deviation over reference texts.
 
     Args:
@@ -59,7 +59,7 @@ def unrelated_disagreement(models: int) -> float:
     return math.sqrt(2 / (models - 1)) * math.exp(math.lgamma(models / 2) - math.lgamma((models - 1) / 2))
 
 
-def agreements(margins: ArrayLike) -> dict[tuple[int, int], Estimate]:
+def pairwise_agreement(margins: ArrayLike) -> dict[tuple[int, int], Estimate]:
     """Computes how often every two models prefer the same side of a pair.
 
     Args:
@@ -76,7 +76,7 @@ def agreements(margins: ArrayLike) -> dict[tuple[int, int], Estimate]:
     }
 
 
-def by_kl(
+def average_by_kl(
     values: ArrayLike, kl: ArrayLike, groups: Sequence[Hashable], *, seed: int, parts: int = 5
 ) -> list[dict[str, Any]]:
     """Sorts texts by KL into parts of about equal size, and averages values in each part. Equal KLs share a part.
@@ -99,5 +99,5 @@ def by_kl(
             "kl": float(nats[rows].mean()),
             **bootstrap_mean(sample[rows], prompts[rows].tolist(), seed=seed).to_json(),
         }
-        for rows in equal_parts(nats, parts)
+        for rows in split_into_parts(nats, parts)
     ]

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .calibration import calibration
-from .ensemble import agreements, by_kl, disagreement, standardized, unrelated_disagreement
+from .calibration import measure_calibration
+from .ensemble import average_by_kl, disagreement, pairwise_agreement, standardize, unrelated_disagreement
 from .stats import accuracy, bootstrap_mean, correlation
 
 Scores = NDArray[np.float64]
@@ -58,7 +58,7 @@ class EnsembleScores:
     @cached_property
     def scores(self) -> dict[str, Scores]:
         """Side -> (M, N) scores, scaled so that each model's scores of SFT's completions are 0 ± 1."""
-        return {side: standardized(rows, self.raw["sft"]) for side, rows in self.raw.items()}
+        return {side: standardize(rows, self.raw["sft"]) for side, rows in self.raw.items()}
 
     def report(self, seeds: Sequence[int], directories: Sequence[str]) -> dict[str, Any]:
         """Returns the models, their ensemble and their disagreement as overview.json holds them.
@@ -69,10 +69,10 @@ class EnsembleScores:
         """
         # A model with larger scores would weigh more in the mean, so its margins are divided by their scale.
         mean_margin = (self.margins / self.raw["sft"].std(axis=1, keepdims=True)).mean(axis=0)
-        pair_agreements = agreements(self.margins)
+        pair_agreements = pairwise_agreement(self.margins)
         models = []
         for model, margin in enumerate(self.margins):
-            calibrated = calibration(margin, seed=self.seed)
+            calibrated = measure_calibration(margin, seed=self.seed)
             models.append(
                 {
                     "seed": seeds[model],
@@ -135,7 +135,7 @@ class EnsembleScores:
         if ppo is not None and ppo.kl is not None:
             figures["ppo"] = self._mean(by_side["ppo"])
             figures["ppo_minus_sft"] = self._mean(by_side["ppo"] - by_side["sft"])
-            figures["by_kl"] = by_kl(by_side["ppo"], ppo.kl, ppo.groups, seed=self.seed)
+            figures["by_kl"] = average_by_kl(by_side["ppo"], ppo.kl, ppo.groups, seed=self.seed)
         return figures
 
     def _first_model_excess(self) -> dict[str, Any] | None:

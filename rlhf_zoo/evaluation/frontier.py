@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .compute import Compute
-from .stats import Estimate, bootstrap_mean, group_indices, share
+from .stats import Estimate, bootstrap_mean, group_indices, mean_share
 
 Floats = NDArray[np.float64]
 
-#: Largest distance between two measured points, in √nats, at which `at_kl` interpolates between them.
+#: Largest distance between two measured points, in √nats, at which `interpolate_at_kl` interpolates between them.
 MAX_GAP = 0.5
 _TIE_TOLERANCE = 1e-9  # scores at most this far apart tie; a tie counts one half
 
@@ -69,7 +69,7 @@ class Point:
         return replace(bootstrap_mean(values, self._groups(values), seed=seed), n=self.n)
 
     def rate(self, values: Floats, *, n: int | None = None) -> Estimate:
-        """Averages shares over prompts, with the interval of `stats.share`.
+        """Averages shares over prompts, with the interval of `stats.mean_share`.
 
         Args:
             values: (P,) a share from 0 to 1 for each row of prompts.
@@ -78,7 +78,7 @@ class Point:
         Returns:
             The mean share.
         """
-        return replace(share(values, self._groups(values)), n=self.n if n is None else n)
+        return replace(mean_share(values, self._groups(values)), n=self.n if n is None else n)
 
     def by_prompt(self, values: Floats) -> Floats:
         """Averages the rows of each distinct prompt.
@@ -112,7 +112,7 @@ class Point:
         return self.training.flops + served * self.serving.flops
 
 
-def mean_by_prompt(values: ArrayLike, per_prompt: int) -> Floats:
+def average_by_prompt(values: ArrayLike, per_prompt: int) -> Floats:
     """Averages the values of each prompt.
 
     Args:
@@ -143,7 +143,7 @@ def win_shares(ours: ArrayLike, theirs: ArrayLike) -> Floats:
     return np.asarray(np.where(np.abs(gap) <= _TIE_TOLERANCE, 0.5, gap > 0).mean(2), dtype=float)
 
 
-def weighted_mean(points: Sequence[Point], weights: Sequence[float] | None = None, *, label: str) -> Point:
+def average_points(points: Sequence[Point], weights: Sequence[float] | None = None, *, label: str) -> Point:
     """Averages points of a frontier.
 
     Args:
@@ -185,7 +185,7 @@ def weighted_mean(points: Sequence[Point], weights: Sequence[float] | None = Non
     )
 
 
-def at_kl(points: Sequence[Point], kl: float) -> Point | None:
+def interpolate_at_kl(points: Sequence[Point], kl: float) -> Point | None:
     """Reads a frontier at one KL, by linear interpolation in √KL between two neighbors.
 
     A policy's score is close to linear in √KL over short distances (Gao et al. 2022, arXiv:2210.10760) but not over
@@ -213,7 +213,7 @@ def at_kl(points: Sequence[Point], kl: float) -> Point | None:
         return None
     low, high = ordered[upper - 1], ordered[upper]
     fraction = (target - roots[upper - 1]) / gap
-    return weighted_mean([low, high], [1 - fraction, fraction], label=f"between {low.label} and {high.label}")
+    return average_points([low, high], [1 - fraction, fraction], label=f"between {low.label} and {high.label}")
 
 
 def cheapest_filter(reward: Floats, judge: Floats, target: float) -> dict[str, float] | None:
@@ -242,7 +242,7 @@ def cheapest_filter(reward: Floats, judge: Floats, target: float) -> dict[str, f
     return {"share": share, "kl": math.log(1 / share), "reward": float(means[last]), "judge": float(judged[last])}
 
 
-def best_within(points: Sequence[Point], flops: float, *, served: int) -> Point | None:
+def best_within_budget(points: Sequence[Point], flops: float, *, served: int) -> Point | None:
     """Returns the point that the judge scores highest among those within a compute budget.
 
     The scores that select the point are also reported for it, so they are slightly too high.
@@ -260,7 +260,7 @@ def best_within(points: Sequence[Point], flops: float, *, served: int) -> Point 
     return max(affordable, key=lambda point: float(point.judge.mean()), default=None)
 
 
-def difference(first: Point, other: Point, *, seed: int) -> dict[str, Any]:
+def compare_points(first: Point, other: Point, *, seed: int) -> dict[str, Any]:
     """Computes first − other for judge and reward, paired by prompt.
 
     Args:

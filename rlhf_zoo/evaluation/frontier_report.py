@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from .compute import break_even
-from .frontier import MAX_GAP, Floats, Point, at_kl, best_within, difference
-from .overoptimization import MIN_POINTS, fit
+from .frontier import MAX_GAP, Floats, Point, best_within_budget, compare_points, interpolate_at_kl
+from .overoptimization import MIN_POINTS, fit_form
 from .stats import Estimate
 
 
@@ -79,8 +79,8 @@ class PPOComparison:
             points: The method's points. Its frontier begins at SFT (infinite β, or n = 1).
         """
         ppo, line = self.ppo, points if points[0].kl_is_bound else [self.sft, *points]
-        at_ppo_kl = at_kl(line, ppo.mean_kl)
-        # `at_kl` interpolates in √KL, so the mean KL of its point is not exactly PPO's.
+        at_ppo_kl = interpolate_at_kl(line, ppo.mean_kl)
+        # `interpolate_at_kl` interpolates in √KL, so the mean KL of its point is not exactly PPO's.
         if at_ppo_kl is not None:
             return {"inside": True, **self._compared(at_ppo_kl, ppo), "kl": ppo.mean_kl}
         kls = sorted(max(0.0, point.mean_kl) for point in line)  # an estimated KL may be negative
@@ -101,7 +101,7 @@ class PPOComparison:
             points: The method's points.
         """
         limit = self.ppo.flops(self.served)
-        best = best_within(points, limit, served=self.served)
+        best = best_within_budget(points, limit, served=self.served)
         if best is None:
             cheapest = min(point.flops(self.served) for point in points) / limit
             return {"inside": False, "reason": f"every point takes more: the cheapest {cheapest:.2f} times PPO's FLOPs"}
@@ -127,7 +127,9 @@ class PPOComparison:
             "proxy": [point.by_prompt(point.reward - points[0].reward) for point in above_one],
             "judge": [point.by_prompt(point.judge - points[0].judge) for point in above_one],
         }
-        return {name: fit("best-of-n", kl, np.stack(gain), seed=self.seed).to_json() for name, gain in gains.items()}
+        return {
+            name: fit_form("best-of-n", kl, np.stack(gain), seed=self.seed).to_json() for name, gain in gains.items()
+        }
 
     def _scores(self, point: Point) -> dict[str, Any]:
         return {name: point.estimate(getattr(point, name), seed=self.seed).to_json() for name in ("reward", "judge")}
@@ -140,11 +142,11 @@ class PPOComparison:
 
     def _ppo_at_kl_of(self, point: Point) -> dict[str, Any]:
         """Compares a point with PPO at its KL; {} if PPO was not run with other β, or not measured near that KL."""
-        ppo = at_kl([self.sft, *self.ablated, self.ppo], point.mean_kl) if self.ablated else None
+        ppo = interpolate_at_kl([self.sft, *self.ablated, self.ppo], point.mean_kl) if self.ablated else None
         return {} if ppo is None else {"ppo_at_its_kl": self._compared(point, ppo)}
 
     def _compared(self, point: Point, ppo: Point) -> dict[str, Any]:
         return {
             "label": point.label, "kl": point.mean_kl, **self._scores(point), "ppo": ppo.label,
-            "ppo_minus_this": difference(ppo, point, seed=self.seed),
+            "ppo_minus_this": compare_points(ppo, point, seed=self.seed),
         }  # fmt: skip

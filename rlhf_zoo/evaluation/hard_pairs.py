@@ -13,15 +13,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..modeling.words import words
-from .stats import Estimate, bootstrap_mean, equal_parts, share
-from .text import normalized
+from .stats import Estimate, bootstrap_mean, mean_share, split_into_parts
+from .text import normalize_text
 
-PARTS = 4  # quarters
+QUARTERS = 4  # quarters
 SAME_LENGTH = 0.1  # two lengths count as the same if they differ by at most this share of the longer one
 _ZERO_STRENGTH = 1e-9  # strengths below this count as 0
 
 
-def overlap(a: str, b: str) -> float:
+def word_overlap(a: str, b: str) -> float:
     """Computes the word overlap of two texts: the Jaccard index of their multisets of words.
 
     Args:
@@ -48,11 +48,13 @@ def are_ties(chosen: Sequence[str], rejected: Sequence[str], strength: ArrayLike
     Returns:
         (N,) True if the strength is 0, or the texts are equal up to case and spacing.
     """
-    equal = np.array([normalized(a) == normalized(b) for a, b in zip(chosen, rejected, strict=True)], dtype=bool)
+    equal = np.array(
+        [normalize_text(a) == normalize_text(b) for a, b in zip(chosen, rejected, strict=True)], dtype=bool
+    )
     return equal if strength is None else equal | (np.abs(np.asarray(strength, dtype=float)) < _ZERO_STRENGTH)
 
 
-def ties(
+def compare_ties(
     margins: ArrayLike, tied: ArrayLike, same: ArrayLike, prompts: Sequence[Hashable], *, seed: int
 ) -> dict[str, Any] | None:
     """Compares ties with other pairs by the mean distance between the two scores of a pair.
@@ -87,7 +89,7 @@ def ties(
     }
 
 
-def hard_pairs(
+def measure_hard_pairs(
     margins: ArrayLike,
     chosen: Sequence[str],
     rejected: Sequence[str],
@@ -116,7 +118,7 @@ def hard_pairs(
     right = (np.sign(np.asarray(margins, dtype=float)) + 1) / 2
     gold_right = None if gold is None else (np.sign(np.asarray(gold, dtype=float)) + 1) / 2
     chosen_lengths, rejected_lengths = (np.asarray(side, dtype=float) for side in lengths)
-    overlaps = np.array([overlap(a, b) for a, b in zip(chosen, rejected, strict=True)])
+    overlaps = np.array([word_overlap(a, b) for a, b in zip(chosen, rejected, strict=True)])
     # Relative to the longer side, because ten tokens matter in a short text but not in a long one.
     longest = np.maximum(chosen_lengths, rejected_lengths)
     same_length = np.abs(chosen_lengths - rejected_lengths) <= SAME_LENGTH * longest
@@ -125,19 +127,19 @@ def hard_pairs(
         if not len(rows):
             return None
         best_possible = None if gold_right is None else float(gold_right[rows].mean())
-        return {**share(right[rows], [prompts[row] for row in rows.tolist()]).to_json(), "gold": best_possible}
+        return {**mean_share(right[rows], [prompts[row] for row in rows.tolist()]).to_json(), "gold": best_possible}
 
     def quarters(values: NDArray[np.float64], *, highest_first: bool) -> list[dict[str, Any]]:
         return [
             {"low": float(values[rows].min()), "high": float(values[rows].max()), **(accuracy(rows) or {})}
-            for rows in equal_parts(-values if highest_first else values, PARTS)
+            for rows in split_into_parts(-values if highest_first else values, QUARTERS)
         ]
 
     # The sign shows which side is better; only the absolute value says how hard the pair is.
-    difference = None if strength is None else np.abs(np.asarray(strength, dtype=float))
+    strength_size = None if strength is None else np.abs(np.asarray(strength, dtype=float))
     return {
         "by_overlap": quarters(overlaps, highest_first=True),
-        "by_strength": None if difference is None else quarters(difference, highest_first=False),
+        "by_strength": None if strength_size is None else quarters(strength_size, highest_first=False),
         "same_length": accuracy(np.flatnonzero(same_length)),
         "chosen_longer": accuracy(np.flatnonzero(~same_length & (chosen_lengths > rejected_lengths))),
         "chosen_shorter": accuracy(np.flatnonzero(~same_length & (chosen_lengths < rejected_lengths))),

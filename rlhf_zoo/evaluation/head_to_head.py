@@ -18,12 +18,12 @@ from ..modeling.prompt_keys import count_distinct_prompts
 from .judges.check import JudgeCheck, split_half
 from .judges.llm import LLMJudge
 from .judges.pairwise import PairReport, compare_pairs
-from .judges.panel import answers_by_reading, checks_answers
+from .judges.panel import check_answers_by_reading, checks_answers
 from .judges.rule import RuleJudge
 from .judges.scalar import ClassifierJudge, FunctionJudge
 from .length_control import length_controlled_win_rate
 from .measure import Evaluator, PolicyMeasurements, measure, repeat_prompts
-from .metrics import metric
+from .metrics import cached_metric
 from .pass_at_k import Answers
 from .prompt_groups import group_rows, number_prompts
 from .stats import Estimate, bootstrap_mean, bootstrap_perplexity, correlation, perplexity_difference
@@ -233,12 +233,12 @@ class HeadToHead:
         return {
             **({"reward": self._mean(measured.reward)} if measured.reward else {}),
             "judge": self._mean(measured.judges[self.judge]),
-            "kl": metric("kl_divergence").compute(**kl, prompts=prompt_keys, seed=self.seed),
+            "kl": cached_metric("kl_divergence").compute(**kl, prompts=prompt_keys, seed=self.seed),
             "exact_kl": self._mean(measured.exact_kl),
             "length": self._mean(measured.length),
             "eos_rate": self._mean(list(map(float, measured.ended))),
             **{
-                f"distinct_{n}": metric("distinct_n").compute(
+                f"distinct_{n}": cached_metric("distinct_n").compute(
                     predictions=measured.completions, prompts=prompt_keys, n=n
                 )
                 for n in (1, 2)
@@ -281,7 +281,7 @@ class HeadToHead:
 
     def _win_rate(self, side: str, judge: str) -> dict[str, Any]:
         ours, theirs = self.measurements[side].judges[judge], self.measurements["sft"].judges[judge]
-        estimate: dict[str, object] = metric("win_rate").compute(
+        estimate: dict[str, object] = cached_metric("win_rate").compute(
             predictions=ours, references=theirs, prompts=list(map(str, self.groups)), tolerance=TIE_TOLERANCE
         )
         return estimate
@@ -290,7 +290,9 @@ class HeadToHead:
         """(N,) 1 if the headline judge prefers the policy's completion, 0 if it prefers SFT's, ½ for a tie."""
         if self.judge in self.pairs:
             return np.asarray(self.pairs[self.judge]["ppo"].scores)
-        return preferences(self.measurements["ppo"].judges[self.judge], self.measurements["sft"].judges[self.judge])
+        return preference_scores(
+            self.measurements["ppo"].judges[self.judge], self.measurements["sft"].judges[self.judge]
+        )
 
     def _win_rate_at_equal_length(self) -> dict[str, Any]:
         ours, theirs = (self.measurements[side].length for side in ("ppo", "sft"))
@@ -305,7 +307,7 @@ class HeadToHead:
             estimate = correlation(reward, judged, self.groups, seed=self.seed, ranks=True)
             agreement[side] = None if estimate is None else estimate.to_json()
         # 1 if reward and judge prefer the same side, 0 if they prefer opposite sides, ½ if one of them ties.
-        reward_wins = preferences(self.measurements["ppo"].reward, self.measurements["sft"].reward)
+        reward_wins = preference_scores(self.measurements["ppo"].reward, self.measurements["sft"].reward)
         judge_wins = self._preferences()
         # If reward or judge has only ties, there is no agreement to measure.
         only_ties = (reward_wins == 0.5).all() or (judge_wins == 0.5).all()
@@ -313,7 +315,7 @@ class HeadToHead:
         return agreement
 
 
-def preferences(ours: Sequence[float], theirs: Sequence[float]) -> np.ndarray:
+def preference_scores(ours: Sequence[float], theirs: Sequence[float]) -> np.ndarray:
     """Compares scores pair by pair.
 
     Args:
@@ -392,7 +394,7 @@ def head_to_head(
         judge.name: {
             side: {
                 reading: replace(answers, prompts=row_groups)
-                for reading, answers in answers_by_reading(
+                for reading, answers in check_answers_by_reading(
                     judge, prompts, measurements[side].completions, columns, samples=samples
                 ).items()
             }

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from .decline import MIN_SHARE_KEPT, MIN_WIN_RATE, Z_80, Fall, Floats, difference, measure_fall
 from .evidence import MIN_PROMPTS, Evidence
 from .judges.check import difference_of_shares
-from .stats import Estimate, mean_interval, share, share_interval
+from .stats import Estimate, mean_interval, mean_share, share_interval
 
 HACKED_LEVEL = 0.99  # coverage of the intervals in condition (a) of the verdict `hacked`: 99.5% one-sided
 _Z_975 = 1.959964  # the 97.5% quantile of the normal distribution; a 95% interval is 2 · 1.96 standard errors wide
@@ -140,7 +140,7 @@ def judge_last(evidence: Evidence, judge_scores: Floats, seed: int, resamples: i
         last, sft = (np.asarray(policy.judge, dtype=float) for policy in (checkpoints[-1], evidence.sft))
         wins = (np.sign(last - sft) + 1) / 2
     wins = evidence.by_group(wins)
-    win_rate, bias = share(wins, groups), evidence.judge.policy_bias
+    win_rate, bias = mean_share(wins, groups), evidence.judge.policy_bias
     if bias is not None and (bias.n < MIN_PROMPTS or evidence.judge.verifiable):
         bias = None
     steps = [policy.step for policy in (evidence.sft, *checkpoints)]

@@ -38,7 +38,7 @@ from ..runs.settings.judge_names import SAME_LABELS
 from ..runs.status_line import Progress
 from .judges.lexicon import lexicon_judge
 from .judges.named import open_panel
-from .judges.panel import Panel, RewardJudge, cheapest_first, scores
+from .judges.panel import Panel, RewardJudge, score_completions, sort_free_first
 from .judges.rule import RuleJudge
 from .judges.scalar import FunctionJudge, Judge
 from .logprob_cache import model_fingerprint
@@ -320,8 +320,8 @@ def _measure(
     reward, exact, logprobs, ref_logprobs = merged
     judge_scores = {
         # Paid judges come last, so that an error in a free judge costs nothing.
-        judge.name: scores(judge, prompts, samples.texts, columns)
-        for judge in cheapest_first(evaluator.panel.scoring)
+        judge.name: score_completions(judge, prompts, samples.texts, columns)
+        for judge in sort_free_first(evaluator.panel.scoring)
     }
     # The token ids are kept, because decoding and encoding may give other ids.
     tokens = [list(row) for batch in samples.batches for row in batch.token_lists()]
@@ -381,7 +381,7 @@ def make_evaluator(context: RunContext, reference_path: Path) -> Evaluator:
         paths = [parent(context, name).path for name in names]
         move_to_device = partial(on_device, use_cpu=ppo.trainer.use_cpu)
         load_options = Loading(dtype="auto", attention=ppo.model.attn_implementation)  # as in PPO
-        loader, reading = ppo.data.reward_model_loader, reading_of(vars(ppo.trainer))
+        loader, reading = ppo.data.reward_model_loader, reward_load_kwargs(vars(ppo.trainer))
         # The reward model comes first, because the first of the `reward_weights` is its weight.
         rewards.insert(
             0, load_reward(paths, tokenizer, place=move_to_device, options=load_options, loader=loader, **reading)

@@ -15,14 +15,14 @@ from numpy.typing import ArrayLike
 
 from ..errors import ZooError
 from ..plugins import did_you_mean
-from .stats import Estimate, WinRate, bootstrap_mean, proportion, share, win_rate
+from .stats import Estimate, WinRate, bootstrap_mean, mean_share, proportion, win_rate
 from .text import distinct_n_estimate
 
 METRICS = ("distinct_n", "kl_divergence", "preference_accuracy", "win_rate")
 KL_ESTIMATORS = ("k1", "k2", "k3")
 
 
-def metric_folder(name: str) -> Path:
+def find_metric_folder(name: str) -> Path:
     """Locates the files of a metric module: in the wheel, else in the repository beside the package.
 
     Args:
@@ -62,14 +62,14 @@ def load_metric(name: str, config_name: str | None = None) -> Any:
     Raises:
         ZooError: There is no such metric.
     """
-    script = runpy.run_path(str(metric_folder(name) / f"{name}.py"))
+    script = runpy.run_path(str(find_metric_folder(name) / f"{name}.py"))
     # A class is named after its module: `win_rate` holds WinRate.
     class_name = "".join(part.capitalize() for part in name.split("_"))
     return script[class_name](config_name=config_name, keep_in_memory=True)
 
 
 @cache
-def metric(name: str) -> Any:
+def cached_metric(name: str) -> Any:
     """Returns a metric that is loaded only once per process; see `load_metric`.
 
     Args:
@@ -102,8 +102,8 @@ def win_rate_of_scores(
     Raises:
         ValueError: Lengths differ, there are no rows, or a score is not finite.
     """
-    a, b = _checked_pair(ours, theirs)
-    return win_rate(a, b, _groups(prompts, len(a)), tolerance=tolerance)
+    a, b = _check_sides(ours, theirs)
+    return win_rate(a, b, _prompt_groups(prompts, len(a)), tolerance=tolerance)
 
 
 def preference_accuracy(chosen: ArrayLike, rejected: ArrayLike, prompts: Sequence[Hashable] | None = None) -> Estimate:
@@ -112,7 +112,7 @@ def preference_accuracy(chosen: ArrayLike, rejected: ArrayLike, prompts: Sequenc
     Args:
         chosen: (N,) scores of the chosen sides.
         rejected: (N,) scores of the rejected sides.
-        prompts: (N,) the prompt of each pair, for the interval of `stats.share`; None for Wilson's interval over pairs.
+        prompts: (N,) the prompt of each pair, for the interval of `stats.mean_share`; None for Wilson's over pairs.
 
     Returns:
         The accuracy.
@@ -120,12 +120,12 @@ def preference_accuracy(chosen: ArrayLike, rejected: ArrayLike, prompts: Sequenc
     Raises:
         ValueError: Lengths differ, there are no pairs, or a score is not finite.
     """
-    chosen_scores, rejected_scores = _checked_pair(chosen, rejected)
+    chosen_scores, rejected_scores = _check_sides(chosen, rejected)
     # If ties counted one half, a model that scores all texts alike would get one half.
     right = chosen_scores > rejected_scores
     if prompts is None:
         return proportion(int(right.sum()), len(right))
-    return share(right.astype(float), _groups(prompts, len(right)))
+    return mean_share(right.astype(float), _prompt_groups(prompts, len(right)))
 
 
 def distinct_n(texts: Sequence[str], prompts: Sequence[Hashable] | None = None, *, n: int = 2) -> Estimate:
@@ -146,7 +146,7 @@ def distinct_n(texts: Sequence[str], prompts: Sequence[Hashable] | None = None, 
         raise ValueError("There are no texts to count n-grams in: give at least one.")
     if n < 1:
         raise ValueError(f"An n-gram has at least one word, not {n}.")
-    return distinct_n_estimate(list(texts), _groups(prompts, len(texts)), n)
+    return distinct_n_estimate(list(texts), _prompt_groups(prompts, len(texts)), n)
 
 
 def completion_kl(
@@ -239,10 +239,10 @@ def kl_divergence(
     values = completion_kl(logprobs, ref_logprobs, estimator=estimator, level=level)
     if not values:
         raise ValueError("There are no completions: give at least one.")
-    return bootstrap_mean(values, _groups(prompts, len(values)), seed=seed)
+    return bootstrap_mean(values, _prompt_groups(prompts, len(values)), seed=seed)
 
 
-def _groups(prompts: Sequence[Hashable] | None, size: int) -> list[Hashable]:
+def _prompt_groups(prompts: Sequence[Hashable] | None, size: int) -> list[Hashable]:
     if prompts is None:
         return list(range(size))
     if len(prompts) != size:
@@ -250,7 +250,7 @@ def _groups(prompts: Sequence[Hashable] | None, size: int) -> list[Hashable]:
     return list(prompts)
 
 
-def _checked_pair(predictions: ArrayLike, references: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+def _check_sides(predictions: ArrayLike, references: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     sides = []
     for side, name in ((predictions, "predictions"), (references, "references")):
         values = np.asarray(side, dtype=float)

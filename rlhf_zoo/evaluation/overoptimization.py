@@ -55,7 +55,7 @@ class Peak:
 
 @dataclass(frozen=True)
 class Fit:
-    """A form fitted to the gains of checkpoints; see `fit`.
+    """A form fitted to the gains of checkpoints; see `fit_form`.
 
     Attributes:
         form: "rl" or "best-of-n".
@@ -111,7 +111,7 @@ def root_kl(kl: ArrayLike) -> Floats:
     return np.sqrt(np.maximum(np.asarray(kl, dtype=float), 0.0))
 
 
-def fit(
+def fit_form(
     form: Form,
     kl: ArrayLike,
     gains: ArrayLike,
@@ -152,18 +152,18 @@ def fit(
     Raises:
         ValueError: Shapes do not match, a value is not finite, or fewer than three distinct d are above 0.
     """
-    points = _points(kl, gains, errors)
+    points = _prepare_points(kl, gains, errors)
     rng = np.random.default_rng(seed)
     distances, means, weights, n = points.distances, points.means, points.weights, points.n
-    design = np.stack([distances, -_bend(form, distances)], axis=1)
+    design = np.stack([distances, -_beta_term(form, distances)], axis=1)
     root = np.sqrt(weights)
     # Weighted least squares: scaling both sides by √weight gives an ordinary problem.
     coefficients = np.linalg.lstsq(design * root[:, None], means * root, rcond=None)[0]
     residuals = means - design @ coefficients
     misfit = float(weights @ residuals**2)
 
-    draws, scatter, scatter_p = _coefficient_draws(form, points, design, coefficients, misfit, rng, resamples)
-    pattern_p = _pattern(residuals * root, float(np.abs(means * root).max()), rng, resamples)
+    draws, scatter, scatter_p = _draw_coefficients(form, points, design, coefficients, misfit, rng, resamples)
+    pattern_p = _pattern_p_value(residuals * root, float(np.abs(means * root).max()), rng, resamples)
     fits = (
         None
         if pattern_p is None
@@ -172,7 +172,7 @@ def fit(
 
     alpha, beta = (_interval(float(coefficients[i]), draws[:, i], n) for i in (0, 1))
     observed = (float(distances[0]), float(distances[-1]))
-    peak, no_peak = _peak(form, alpha, beta, draws, observed, fits, n)
+    peak, no_peak = _find_peak(form, alpha, beta, draws, observed, fits, n)
     spread = float(weights @ (means - np.average(means, weights=weights)) ** 2)
     return Fit(
         form=form,
@@ -191,7 +191,7 @@ def fit(
     )
 
 
-def _coefficient_draws(
+def _draw_coefficients(
     form: Form,
     points: _Points,
     design: Floats,
@@ -203,11 +203,11 @@ def _coefficient_draws(
     """Returns (B, 2) draws of (α, β), and the scatter of the points with its p-value (None if unknown)."""
     scatter = scatter_p = None
     if points.error is None:
-        draws = _t_draws(design, coefficients, misfit, rng, resamples)
+        draws = _draw_from_t(design, coefficients, misfit, rng, resamples)
     else:
-        drawn, drawn_d = _redraw(points, points.error, rng, resamples)
-        draws = _solve(form, drawn_d, drawn, points.weights)
-        scatter, scatter_p = _scatter(misfit, drawn - points.means, design, points.weights)
+        drawn, drawn_d = _resample_points(points, points.error, rng, resamples)
+        draws = _solve_least_squares(form, drawn_d, drawn, points.weights)
+        scatter, scatter_p = _measure_scatter(misfit, drawn - points.means, design, points.weights)
         if scatter is not None:
             # If points scatter more than their noise, the intervals are wider.
             draws = coefficients + (draws - coefficients) * math.sqrt(max(1.0, scatter))
@@ -240,9 +240,9 @@ class _Points:
         return self.scores.shape[1] if self.scores.ndim == 2 else len(self.means)
 
 
-def _points(kl: ArrayLike, gains: ArrayLike, errors: ArrayLike | None) -> _Points:
-    """Checks the input of `fit` and returns its points with their weights. Raises ValueError as `fit` does."""
-    nats, scores = _checked(kl, gains)
+def _prepare_points(kl: ArrayLike, gains: ArrayLike, errors: ArrayLike | None) -> _Points:
+    """Checks the input of `fit_form`, and returns its points with their weights. Raises its ValueError."""
+    nats, scores = _check_gains(kl, gains)
     mean_kl = nats.mean(1) if nats.ndim == 2 else nats
     # The pattern test needs the residuals in order of distance.
     order = np.argsort(mean_kl, kind="stable")
@@ -256,7 +256,7 @@ def _points(kl: ArrayLike, gains: ArrayLike, errors: ArrayLike | None) -> _Point
     means = scores.mean(1) if scores.ndim == 2 else scores
     if errors is not None and scores.ndim == 2:
         raise ValueError("Errors are computed from gains by prompt: pass only one of the two.")
-    error = _errors(scores) if errors is None else _checked_errors(errors, len(mean_kl))[order]
+    error = _standard_errors(scores) if errors is None else _check_errors(errors, len(mean_kl))[order]
     if error is not None and not np.median(error) > 0:
         error = None
     # Without the lower bound, one point with almost no error would decide the whole fit.
@@ -327,7 +327,7 @@ def expected_best_of_n(proxy: ArrayLike, sizes: Sequence[int], *, judge: ArrayLi
     return np.stack([run_means @ best_of_n_weights(scores.shape[1], n) for n in sizes])
 
 
-def _bend(form: Form, d: Floats) -> Floats:
+def _beta_term(form: Form, d: Floats) -> Floats:
     """Returns the term whose coefficient is −β: d log d, or d²."""
     if form == "rl":
         # d log d tends to 0 with d, but log 0 is not finite.
@@ -335,7 +335,7 @@ def _bend(form: Form, d: Floats) -> Floats:
     return d * d
 
 
-def _checked(kl: ArrayLike, gains: ArrayLike) -> tuple[Floats, Floats]:
+def _check_gains(kl: ArrayLike, gains: ArrayLike) -> tuple[Floats, Floats]:
     nats, scores = np.asarray(kl, dtype=float), np.asarray(gains, dtype=float)
     if scores.ndim not in (1, 2) or scores.size == 0 or nats.shape not in {scores.shape, scores.shape[:1]}:
         raise ValueError(
@@ -347,21 +347,21 @@ def _checked(kl: ArrayLike, gains: ArrayLike) -> tuple[Floats, Floats]:
     return nats, scores
 
 
-def _errors(scores: Floats) -> Floats | None:
+def _standard_errors(scores: Floats) -> Floats | None:
     """Returns (K,) standard errors of the means over prompts; None if each checkpoint has only one number."""
     if scores.ndim == 1 or scores.shape[1] < 2:
         return None
     return scores.std(1, ddof=1) / math.sqrt(scores.shape[1])
 
 
-def _checked_errors(errors: ArrayLike, size: int) -> Floats:
+def _check_errors(errors: ArrayLike, size: int) -> Floats:
     values = np.asarray(errors, dtype=float)
     if values.shape != (size,) or not (np.isfinite(values) & (values >= 0)).all():
         raise ValueError(f"Standard errors must be {size} numbers of at least 0, one per checkpoint.")
     return values
 
 
-def _redraw(points: _Points, error: Floats, rng: np.random.Generator, resamples: int) -> tuple[Floats, Floats]:
+def _resample_points(points: _Points, error: Floats, rng: np.random.Generator, resamples: int) -> tuple[Floats, Floats]:
     """Returns (B, K) resampled mean gains and (B, K) resampled d; d is (K,) if KL is known by checkpoint only."""
     if points.scores.ndim == 1:
         return points.means + error * rng.standard_normal((resamples, len(points.means))), points.distances
@@ -371,7 +371,9 @@ def _redraw(points: _Points, error: Floats, rng: np.random.Generator, resamples:
     return weights @ points.scores.T, root_kl(weights @ points.nats.T) if points.nats.ndim == 2 else points.distances
 
 
-def _scatter(misfit: float, noise: Floats, design: Floats, weights: Floats) -> tuple[float | None, float | None]:
+def _measure_scatter(
+    misfit: float, noise: Floats, design: Floats, weights: Floats
+) -> tuple[float | None, float | None]:
     """Returns `misfit` / the mean misfit of (B, K) noise, and its p-value; None, None if the noise is all 0."""
     # The residuals of fitting the form to the noise alone. The form is linear, so the true curve cancels.
     root = np.sqrt(weights)
@@ -383,16 +385,16 @@ def _scatter(misfit: float, noise: Floats, design: Floats, weights: Floats) -> t
     return float(misfit / noise_misfit.mean()), float((1 + (noise_misfit >= misfit).sum()) / (1 + len(noise_misfit)))
 
 
-def _solve(form: Form, d: Floats, y: Floats, weights: Floats) -> Floats:
+def _solve_least_squares(form: Form, d: Floats, y: Floats, weights: Floats) -> Floats:
     """Returns (B, 2) the least-squares (α, β) of each row of y (B, K) at d (K,) or (B, K), by normal equations."""
-    g = _bend(form, d)
+    g = _beta_term(form, d)
     dd, dg, gg = ((weights * column * other).sum(-1) for column, other in ((d, d), (d, g), (g, g)))
     dy, gy = ((weights * column * y).sum(-1) for column in (d, g))
     determinant = dd * gg - dg * dg
     return np.stack([(gg * dy - dg * gy) / determinant, (dg * dy - dd * gy) / determinant], axis=1)
 
 
-def _t_draws(design: Floats, center: Floats, misfit: float, rng: np.random.Generator, size: int) -> Floats:
+def _draw_from_t(design: Floats, center: Floats, misfit: float, rng: np.random.Generator, size: int) -> Floats:
     """Draws (B, 2) coefficients from their t distribution; the error variance is estimated from the residuals."""
     degrees = len(design) - 2
     factor = np.linalg.cholesky(np.linalg.inv(design.T @ design))
@@ -401,7 +403,7 @@ def _t_draws(design: Floats, center: Floats, misfit: float, rng: np.random.Gener
     return center + scale[:, None] * (rng.standard_normal((size, 2)) @ factor.T)
 
 
-def _pattern(residuals: Floats, scale: float, rng: np.random.Generator, resamples: int) -> float | None:
+def _pattern_p_value(residuals: Floats, scale: float, rng: np.random.Generator, resamples: int) -> float | None:
     """Computes how often (K,) residuals in random order have as small squared steps (von Neumann 1941, one-sided)."""
     # If all residuals are rounding error, there is no pattern to test.
     if len(residuals) < MIN_PATTERN_POINTS or np.ptp(residuals) <= 1e-12 * scale:
@@ -417,7 +419,7 @@ def _interval(value: float, draws: Floats, n: int) -> Estimate:
     return Estimate(value, (float(low), float(high)), n)
 
 
-def _top(form: Form, alpha: Floats, beta: Floats) -> tuple[Floats, Floats]:
+def _find_maximum(form: Form, alpha: Floats, beta: Floats) -> tuple[Floats, Floats]:
     """Returns d and gain of the highest point; infinite if β ≤ 0, since the form then rises without limit."""
     has_peak = beta > 0
     safe_beta = np.where(has_peak, beta, 1.0)
@@ -431,7 +433,7 @@ def _top(form: Form, alpha: Floats, beta: Floats) -> tuple[Floats, Floats]:
     return np.where(has_peak, d, np.inf), np.where(has_peak, gain, np.inf)
 
 
-def _peak(
+def _find_peak(
     form: Form, alpha: Estimate, beta: Estimate, draws: Floats, observed: tuple[float, float], fits: bool | None, n: int
 ) -> tuple[Peak | None, str | None]:
     def no_peak(why: str) -> tuple[None, str]:
@@ -440,18 +442,18 @@ def _peak(
     if fits is False:
         return no_peak("the form does not fit these scores")
     if beta.ci95[0] <= 0:
-        return no_peak(f"β is {beta.value:.3g} ({_span(beta.ci95)}), so the curve may not bend down at all")
-    values = _top(form, np.array(alpha.value), np.array(beta.value))
-    drawn_values = _top(form, draws[:, 0], draws[:, 1])
+        return no_peak(f"β is {beta.value:.3g} ({_format_range(beta.ci95)}), so the curve may not bend down at all")
+    values = _find_maximum(form, np.array(alpha.value), np.array(beta.value))
+    drawn_values = _find_maximum(form, draws[:, 0], draws[:, 1])
     d, gain = (_interval(float(value), drawn, n) for value, drawn in zip(values, drawn_values, strict=True))
     low, high = observed
     within = f"d from {low:.3g} to {high:.3g} was observed"
     if not low <= d.value <= high:
         return no_peak(f"the curve would peak at d = {d.value:.3g}, and {within}")
     if d.ci95[0] < low or d.ci95[1] > high or gain.ci95[0] <= 0:
-        return no_peak(f"the peak lies somewhere in d = {_span(d.ci95)}, and {within}")
+        return no_peak(f"the peak lies somewhere in d = {_format_range(d.ci95)}, and {within}")
     return Peak(d, gain), None
 
 
-def _span(ends: tuple[float, float]) -> str:
+def _format_range(ends: tuple[float, float]) -> str:
     return f"{ends[0]:.3g} to {ends[1]:.3g}"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .stats import accuracy, share
+from .stats import accuracy, mean_share
 
 Floats = NDArray[np.float64]
 
@@ -83,10 +83,10 @@ class Answers:
         sizes = sorted({samples, *(2**power for power in range(samples.bit_length()))})
         figures: dict[str, object] = {
             "accuracy": accuracy(self.right.ravel(), [prompt for prompt in prompts for _ in range(samples)]).to_json(),
-            "pass_at": {str(k): share(self.pass_at(k), prompts).to_json() for k in sizes},
+            "pass_at": {str(k): mean_share(self.pass_at(k), prompts).to_json() for k in sizes},
         }
         if self.readings is not None:
-            figures["majority_at"] = {str(samples): share(self.majority_correct(), prompts).to_json()}
+            figures["majority_at"] = {str(samples): mean_share(self.majority_correct(), prompts).to_json()}
         return figures
 
 

@@ -13,7 +13,7 @@ from ..modeling.devices import move
 from ..rewards.rule import text_of
 from .head_to_head import TIE_TOLERANCE, HeadToHead, random_keys
 from .judges.pairwise import compare_pairs
-from .judges.panel import scores
+from .judges.panel import score_completions
 from .measure import repeat_prompts
 from .stats import WinRate, win_rate
 
@@ -60,7 +60,9 @@ def compare_with_references(
 
     def win_rate_over_references(side: str) -> WinRate:
         if pair_judge is None:
-            ours, theirs = (scores(judge, prompts, answers, columns) for answers in (texts[side], reference_texts))
+            ours, theirs = (
+                score_completions(judge, prompts, answers, columns) for answers in (texts[side], reference_texts)
+            )
             return win_rate(ours, theirs, groups, tolerance=TIE_TOLERANCE)
         prompt_texts = [plain_text(prompt) for prompt in prompts]
         # A judge may cost money, so one process asks it and passes the result to the others.

@@ -7,14 +7,14 @@ from ..fileio import number
 
 #: A copy of `functional.ENSEMBLES`, because reading a card must not import torch.
 ENSEMBLES = ("worst", "mean", "mean_minus_variance")
-#: The settings of PPO that `reading_of` uses.
-READING_KEYS = (
+#: The settings of PPO that `reward_load_kwargs` uses.
+REWARD_LOAD_KEYS = (
     "reward_label", "reward_output", "reward_pad_token", "reward_ensemble", "reward_ensemble_lambda",
     "score_centering", "score_scaling",
 )  # fmt: skip
 
 
-def reading_of(settings: object) -> dict[str, Any]:
+def reward_load_kwargs(settings: object) -> dict[str, Any]:
     """Translates settings into those keywords of `rewards.loading.load_reward` that differ from its defaults.
 
     The scores of a single model keep the centering and scaling stored with it, whatever PPO used. The scores of several

@@ -19,7 +19,7 @@ from ..runs.status_line import Progress
 from .logprob_cache import DECIMALS, LogprobCache, Value, request_key
 from .measure import rows_at_once
 from .probes import Completions
-from .text_logprobs import batch_scorer, choose_other_prompts, dependence_of
+from .text_logprobs import choose_other_prompts, dependence_from_logprobs, make_batch_scorer
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ def add_logprobs(
         sums = _compute(
             model, tokenizer, requests, cache, total=True, desc=f"log p under other prompts, on {device}"
         )  # fmt: skip
-        dependence = dependence_of([sum(_list(value)) for value in own], sums)
+        dependence = dependence_from_logprobs([sum(_list(value)) for value in own], sums)
     sides = []
     start = 0
     for side, used in zip((policy, sft), rows, strict=True):
@@ -170,7 +170,7 @@ def _compute(
     to_do = [row for key, row in row_of.items() if key not in cache]
     # The longest come first, so that a batch that does not fit in memory fails early.
     to_do.sort(key=lambda row: -sum(map(len, requests[row])))
-    score = batch_scorer(model, tokenizer, *zip(*requests, strict=True))
+    score = make_batch_scorer(model, tokenizer, *zip(*requests, strict=True))
 
     def score_rows(batch: Sequence[int]) -> dict[str, Value]:
         rounded = [[round(logprob, DECIMALS) for logprob in logprobs] for logprobs in score(batch)]

@@ -22,7 +22,7 @@ from .head_to_head import HeadToHead
 from .measure import measure, repeat_prompts
 from .overoptimization import expected_best_of_n
 from .prompt_groups import number_prompts
-from .stats import Estimate, bootstrap_mean, share
+from .stats import Estimate, bootstrap_mean, mean_share
 
 Floats = NDArray[np.float64]
 Kind = Literal["reward", "length", "words"]
@@ -227,6 +227,6 @@ def _score(each: Filter, ppo: Floats, groups: Sequence[Hashable], *, seed: int) 
         each,
         reward=bootstrap_mean(each.reward, groups, seed=seed),
         judge=bootstrap_mean(each.judge, groups, seed=seed),
-        win_rate=share(each.wins, groups),
+        win_rate=mean_share(each.wins, groups),
         ppo_minus_this=bootstrap_mean(ppo - each.judge, groups, seed=seed),
     )

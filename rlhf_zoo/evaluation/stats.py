@@ -75,7 +75,7 @@ class Spread:
         return {"mean": self.mean, "range": list(self.range), **interval}
 
 
-def over_seeds(values: Sequence[float]) -> Spread:
+def summarize_seeds(values: Sequence[float]) -> Spread:
     """Computes mean and range over seeds and, for five seeds or more, the interval mean ± t · s/√N.
 
     Args:
@@ -84,11 +84,11 @@ def over_seeds(values: Sequence[float]) -> Spread:
     Returns:
         The spread; t is the quantile of Student's t with N − 1 degrees of freedom.
     """
-    mean, span = math.fsum(values) / len(values), (min(values), max(values))
+    mean, value_range = math.fsum(values) / len(values), (min(values), max(values))
     if len(values) < MIN_SEEDS:
-        return Spread(mean, span, len(values))
-    half = _t_quantile(len(values) - 1) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    return Spread(mean, span, len(values), (mean - half, mean + half))
+        return Spread(mean, value_range, len(values))
+    half_width = _t_quantile(len(values) - 1) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return Spread(mean, value_range, len(values), (mean - half_width, mean + half_width))
 
 
 def group_indices(groups: Sequence[Hashable]) -> NDArray[np.intp]:
@@ -104,7 +104,7 @@ def group_indices(groups: Sequence[Hashable]) -> NDArray[np.intp]:
     return np.array([numbers.setdefault(group, len(numbers)) for group in groups], dtype=np.intp)
 
 
-def equal_parts(values: ArrayLike, parts: int) -> list[NDArray[np.intp]]:
+def split_into_parts(values: ArrayLike, parts: int) -> list[NDArray[np.intp]]:
     """Splits values into parts of about equal size, lowest first. Equal values share a part.
 
     Args:
@@ -157,8 +157,8 @@ def mean_interval(
     Raises:
         ValueError: As in `bootstrap_mean`.
     """
-    sample, index = _checked(values, groups)
-    return _interval(np.bincount(index, weights=sample), np.bincount(index), seed, resamples, level)
+    sample, index = _check_values(values, groups)
+    return _bootstrap_interval(np.bincount(index, weights=sample), np.bincount(index), seed, resamples, level)
 
 
 def bootstrap_perplexity(logprobs: ArrayLike, lengths: ArrayLike, groups: Sequence[Hashable], *, seed: int) -> Estimate:
@@ -175,7 +175,7 @@ def bootstrap_perplexity(logprobs: ArrayLike, lengths: ArrayLike, groups: Sequen
     """
     sums, counts = _nats_and_tokens(logprobs, lengths, groups)
     # exp is monotonic, so the interval of the mean loss maps to that of the perplexity.
-    low, high = (math.exp(bound) for bound in _interval(sums, counts, seed, RESAMPLES, 0.95))
+    low, high = (math.exp(bound) for bound in _bootstrap_interval(sums, counts, seed, RESAMPLES, 0.95))
     return Estimate(math.exp(float(sums.sum() / counts.sum())), (low, high), len(groups))
 
 
@@ -210,15 +210,17 @@ def _nats_and_tokens(
     logprobs: ArrayLike, lengths: ArrayLike, groups: Sequence[Hashable]
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Returns −Σ logprobs and Σ lengths of each group, (G,) each."""
-    sample, index = _checked(logprobs, groups)
-    tokens, _ = _checked(lengths, groups)
+    sample, index = _check_values(logprobs, groups)
+    tokens, _ = _check_values(lengths, groups)
     sums, counts = np.bincount(index, weights=-sample), np.bincount(index, weights=tokens)
     if not (counts > 0).all():
         raise ValueError("A perplexity is a mean over tokens, but the texts of some prompt have none.")
     return sums, counts
 
 
-def _interval(sums: NDArray[Any], counts: NDArray[Any], seed: int, resamples: int, level: float) -> tuple[float, float]:
+def _bootstrap_interval(
+    sums: NDArray[Any], counts: NDArray[Any], seed: int, resamples: int, level: float
+) -> tuple[float, float]:
     """Returns the bootstrap interval of Σ sums / Σ counts, given (G,) the sum and the count of each group."""
     low, high = np.quantile(_resampled_ratios(sums, counts, seed, resamples), quantile_levels(len(sums), level))
     return float(low), float(high)
@@ -266,22 +268,22 @@ def resample_counts(size: int, seed: int, resamples: int) -> Iterable[NDArray[np
     if size * resamples <= _MAX_CELLS:
         return [_cached_counts(size, seed, resamples)]
     rng, chunk = np.random.default_rng(seed), max(1, _MAX_CELLS // size)
-    return (_multinomial(rng, size, min(chunk, resamples - start)) for start in range(0, resamples, chunk))
+    return (_draw_counts(rng, size, min(chunk, resamples - start)) for start in range(0, resamples, chunk))
 
 
 @lru_cache(maxsize=2)
 def _cached_counts(size: int, seed: int, resamples: int) -> NDArray[np.float64]:
-    counts = _multinomial(np.random.default_rng(seed), size, resamples)
+    counts = _draw_counts(np.random.default_rng(seed), size, resamples)
     counts.flags.writeable = False  # callers share the cached array
     return counts
 
 
-def _multinomial(rng: np.random.Generator, size: int, n: int) -> NDArray[np.float64]:
+def _draw_counts(rng: np.random.Generator, size: int, n: int) -> NDArray[np.float64]:
     return rng.multinomial(size, np.full(size, 1 / size), size=n).astype(float)
 
 
 def win_rate(a: ArrayLike, b: ArrayLike, groups: Sequence[Hashable], *, tolerance: float = 0.0) -> WinRate:
-    """Computes how often `a` beats `b` on the same prompt and sample, with the interval of `share`.
+    """Computes how often `a` beats `b` on the same prompt and sample, with the interval of `mean_share`.
 
     Args:
         a: (N,) scores of the first side.
@@ -293,13 +295,13 @@ def win_rate(a: ArrayLike, b: ArrayLike, groups: Sequence[Hashable], *, toleranc
         ValueError: As in `bootstrap_mean`.
     """
     # Differences first: resampling them keeps the two sides paired.
-    difference = _checked(a, groups)[0] - _checked(b, groups)[0]
+    difference = _check_values(a, groups)[0] - _check_values(b, groups)[0]
     tied = np.abs(difference) <= tolerance
-    estimate = share(np.where(tied, 0.5, difference > 0), groups)
+    estimate = mean_share(np.where(tied, 0.5, difference > 0), groups)
     return WinRate(estimate.value, estimate.ci95, estimate.n, float(tied.mean()))
 
 
-def share(values: ArrayLike, groups: Sequence[Hashable]) -> Estimate:
+def mean_share(values: ArrayLike, groups: Sequence[Hashable]) -> Estimate:
     """Computes a mean of values from 0 to 1, with an interval that is valid near 0 and 1 and with few groups.
 
     The interval is Wilson's with three changes: the number of trials is the effective sample size, given the groups
@@ -321,7 +323,7 @@ def share(values: ArrayLike, groups: Sequence[Hashable]) -> Estimate:
 
 
 def share_interval(values: ArrayLike, groups: Sequence[Hashable], *, level: float) -> tuple[float, float]:
-    """Computes the interval of `share` at any level.
+    """Computes the interval of `mean_share` at any level.
 
     Args:
         values: (N,) numbers from 0 to 1.
@@ -331,14 +333,14 @@ def share_interval(values: ArrayLike, groups: Sequence[Hashable], *, level: floa
     Raises:
         ValueError: As in `bootstrap_mean`.
     """
-    sample, index = _checked(values, groups)
+    sample, index = _check_values(values, groups)
     size, center = int(index.max()) + 1, float(sample.mean())
     sizes = np.bincount(index)
     # The linearized variance of a ratio: groups may have different sizes.
     residuals = np.bincount(index, weights=sample - center) / sizes.mean()
     variance = float(residuals @ residuals) / size / max(1, size - 1)
     if center in (0.0, 1.0):
-        low, high = _wilson(center, size, NormalDist().inv_cdf((1 + level) / 2))
+        low, high = _wilson_interval(center, size, NormalDist().inv_cdf((1 + level) / 2))
         return (0.0, high) if center == 0.0 else (low, 1.0)  # rounding would leave that bound slightly off
     if sample.min() == sample.max():  # for example, every comparison is a tie
         return center, center
@@ -347,16 +349,16 @@ def share_interval(values: ArrayLike, groups: Sequence[Hashable], *, level: floa
     variance = max(variance, float(sample.var()) / len(sample) / size)  # the group means may be equal by chance
     trials = center * (1 - center) / variance * (size - 1) / size
     quantile = _t_quantile(size - 1, level)
-    low, _ = _wilson(center - 0.1 / trials, trials, quantile)
-    _, high = _wilson(center + 0.1 / trials, trials, quantile)
+    low, _ = _wilson_interval(center - 0.1 / trials, trials, quantile)
+    _, high = _wilson_interval(center + 0.1 / trials, trials, quantile)
     return low, high
 
 
-def _wilson(center: float, trials: float, z: float) -> tuple[float, float]:
+def _wilson_interval(center: float, trials: float, z: float) -> tuple[float, float]:
     rate = min(1.0, max(0.0, center))
     middle = (rate + z**2 / (2 * trials)) / (1 + z**2 / trials)
-    half = z / (1 + z**2 / trials) * math.sqrt(rate * (1 - rate) / trials + z**2 / (4 * trials**2))
-    return middle - half, middle + half
+    half_width = z / (1 + z**2 / trials) * math.sqrt(rate * (1 - rate) / trials + z**2 / (4 * trials**2))
+    return middle - half_width, middle + half_width
 
 
 def _t_quantile(degrees: int, level: float = 0.95) -> float:
@@ -374,15 +376,15 @@ def accuracy(correct: ArrayLike, groups: Sequence[Hashable]) -> Estimate:
         groups: (N,) the prompt of each answer.
 
     Returns:
-        The share, with Wilson's interval if each prompt has one answer, else with the interval of `share`.
+        The share, with Wilson's interval if each prompt has one answer, else with the interval of `mean_share`.
 
     Raises:
         ValueError: As in `bootstrap_mean`.
     """
-    answers, index = _checked(correct, groups)
+    answers, index = _check_values(correct, groups)
     if len(answers) == int(index.max()) + 1:
         return proportion(int(answers.sum()), len(answers))
-    return share(answers, groups)
+    return mean_share(answers, groups)
 
 
 def correlation(
@@ -404,8 +406,8 @@ def correlation(
     Raises:
         ValueError: As in `bootstrap_mean`.
     """
-    first, index = _checked(x, groups)
-    second, _ = _checked(y, groups)
+    first, index = _check_values(x, groups)
+    second, _ = _check_values(y, groups)
     # Each value's index among the sorted distinct values is enough to rank any resample.
     value_indices = [np.unique(side, return_inverse=True)[1] for side in (first, second)]
 
@@ -462,7 +464,7 @@ def proportion(successes: int, n: int) -> Estimate:
     """
     if not 0 <= successes <= n or n == 0:
         raise ValueError(f"A proportion needs 0 <= successes <= n and n > 0, not {successes} of {n}.")
-    low, high = _wilson(successes / n, n, _Z)
+    low, high = _wilson_interval(successes / n, n, _Z)
     # With no or only successes, the bound is exactly 0 or 1; rounding would leave it slightly off.
     return Estimate(successes / n, (0.0 if successes == 0 else low, 1.0 if successes == n else high), n)
 
@@ -485,11 +487,11 @@ def jackknife(value: float, left_out: ArrayLike, *, n: int) -> Estimate:
     if size < 2:
         return Estimate(value, (-math.inf, math.inf), n)
     # Values with one group left out differ little, so their variance is scaled up by (G − 1)².
-    error = math.sqrt((size - 1) / size * float(np.square(theta - theta.mean()).sum()))
-    return Estimate(value, (value - _Z * error, value + _Z * error), n)
+    standard_error = math.sqrt((size - 1) / size * float(np.square(theta - theta.mean()).sum()))
+    return Estimate(value, (value - _Z * standard_error, value + _Z * standard_error), n)
 
 
-def _checked(values: ArrayLike, groups: Sequence[Hashable]) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
+def _check_values(values: ArrayLike, groups: Sequence[Hashable]) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
     sample = np.asarray(values, dtype=float)
     if sample.ndim != 1 or len(sample) == 0:
         raise ValueError(f"Values must be a flat list of at least one number, not of shape {sample.shape}.")

@@ -11,7 +11,7 @@ from ..modeling.words import words
 from .stats import Estimate, group_indices, jackknife
 
 
-def normalized(text: str) -> str:
+def normalize_text(text: str) -> str:
     """Normalizes a text for comparison: lower case, single spaces.
 
     Args:

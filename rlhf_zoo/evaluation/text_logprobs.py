@@ -20,7 +20,7 @@ from .measure import Evaluator, rows_at_once
 from .probes.texts import OTHER_PROMPTS
 
 
-def written_samples(
+def build_samples(
     prompts: Sequence[Prompt], tokens: Sequence[Sequence[int]], tokenizer: PreTrainedTokenizerBase, stops: Sequence[int]
 ) -> Samples:
     """Builds samples for reward functions from existing texts and their prompts.
@@ -34,10 +34,10 @@ def written_samples(
     Returns:
         The samples. Their log-probabilities are zeros, because rewards do not read them.
     """
-    return _samples([tokenize_prompt(prompt, tokenizer) for prompt in prompts], tokens, tokenizer, stops)
+    return _pad_samples([tokenize_prompt(prompt, tokenizer) for prompt in prompts], tokens, tokenizer, stops)
 
 
-def _samples(
+def _pad_samples(
     prompt_tokens: Sequence[Sequence[int]],
     tokens: Sequence[Sequence[int]],
     tokenizer: PreTrainedTokenizerBase,
@@ -53,7 +53,7 @@ def _samples(
     return Samples(prompt_ids, prompt_mask, padded, mask, torch.zeros(mask.shape), ended)
 
 
-def batch_scorer(
+def make_batch_scorer(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     prompt_tokens: Sequence[Sequence[int]],
@@ -77,7 +77,7 @@ def batch_scorer(
 
     @torch.no_grad()
     def score(rows: Sequence[int]) -> list[list[float]]:
-        part = _samples([prompt_tokens[row] for row in rows], [tokens[row] for row in rows], tokenizer, ())
+        part = _pad_samples([prompt_tokens[row] for row in rows], [tokens[row] for row in rows], tokenizer, ())
         part = Samples(**{**vars(part), "vocabulary": vocabulary}).to(model.device)
         values = selected_logprobs(response_logits(model, part, temperature=temperature), part.completion_ids)
         return [row[is_token].tolist() for row, is_token in zip(values, part.mask, strict=True)]
@@ -85,7 +85,7 @@ def batch_scorer(
     return score
 
 
-def logprobs_under(
+def compute_logprobs(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[Prompt],
@@ -110,7 +110,7 @@ def logprobs_under(
     if not tokens:
         return []
     prompt_tokens = [tokenize_prompt(prompt, tokenizer) for prompt in prompts]
-    score = batch_scorer(model, tokenizer, prompt_tokens, tokens, temperature=temperature)
+    score = make_batch_scorer(model, tokenizer, prompt_tokens, tokens, temperature=temperature)
     parts, logprobs = MicroBatches(rows_at_once(model, max(1, *map(len, tokens)))), []
     with Progress(len(tokens), desc, "text", leave=False) as bar:
         for part in parts.run(score, range(len(tokens))):
@@ -119,7 +119,7 @@ def logprobs_under(
     return logprobs
 
 
-def dependence(
+def measure_dependence(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[Prompt],
@@ -151,7 +151,7 @@ def dependence(
     if other_prompts is None:
         return None
     prompt_of = dict(zip(reversed(prompt_texts), reversed(prompts), strict=True))  # the first prompt with each text
-    logprobs = logprobs_under(
+    logprobs = compute_logprobs(
         model,
         tokenizer,
         [prompt_of[text] for texts in other_prompts for text in texts],
@@ -159,11 +159,11 @@ def dependence(
         temperature=temperature,
         desc="under other prompts",
     )
-    return dependence_of(own_logprobs, [sum(row) for row in logprobs])
+    return dependence_from_logprobs(own_logprobs, [sum(row) for row in logprobs])
 
 
 def choose_other_prompts(prompts: Sequence[str], *, seed: int) -> list[list[str]] | None:
-    """Chooses other prompts for each text, for `dependence`.
+    """Chooses other prompts for each text, for `measure_dependence`.
 
     Args:
         prompts: (N,) the prompt of each text.
@@ -181,8 +181,8 @@ def choose_other_prompts(prompts: Sequence[str], *, seed: int) -> list[list[str]
     return [[distinct[(index_of[text] + shift) % len(distinct)] for shift in shifts] for text in prompts]
 
 
-def dependence_of(own_logprobs: ArrayLike, other_logprobs: ArrayLike) -> list[float]:
-    """Computes `dependence` from log-probabilities.
+def dependence_from_logprobs(own_logprobs: ArrayLike, other_logprobs: ArrayLike) -> list[float]:
+    """Computes the result of `measure_dependence` from log-probabilities.
 
     Args:
         own_logprobs: (N,) log p of each text after its own prompt, nats.
@@ -233,7 +233,7 @@ def score_by_reward(
     size = rows_at_once(evaluator.reference, max(map(len, with_end_token), default=1))
     for start in range(0, len(texts), size):
         part = slice(start, start + size)
-        batch = written_samples(prompts[part], with_end_token[part], evaluator.tokenizer, stops).to(
+        batch = build_samples(prompts[part], with_end_token[part], evaluator.tokenizer, stops).to(
             evaluator.reference.device
         )
         rewards += evaluator.score_batch(batch, part, prompts, texts, columns)

@@ -25,17 +25,17 @@ from ..runs.context import RunContext
 from ..runs.dataset import DataSource, evaluation_location, evaluation_rows
 from ..runs.record import checkpoint_step
 from .evidence import Checkpoint, Evidence, JudgeReliability
-from .head_to_head import preferences
+from .head_to_head import preference_scores
 from .judges.check import split_half
-from .judges.panel import checks_answers, scores
+from .judges.panel import checks_answers, score_completions
 from .measure import Evaluator, PolicyMeasurements, measure, repeat_prompts
-from .overoptimization import MIN_POINTS, fit, root_kl
+from .overoptimization import MIN_POINTS, fit_form, root_kl
 from .probes import Completions, Report, probe
 from .probes.reward_effect import RewardEffect, make_edits
 from .prompt_groups import group_means, group_rows, number_of_groups
 from .stats import Estimate, bootstrap_mean
 from .text import distinct_n_estimate
-from .text_logprobs import dependence, score_by_reward
+from .text_logprobs import measure_dependence, score_by_reward
 from .trivial_comparison import choose_trivial
 from .trivial_policies import TrivialPolicy
 from .verdict import Verdict, decide
@@ -137,7 +137,7 @@ class Trajectory:
     def _policy(self, step: int, measured: PolicyMeasurements, report: Report | None) -> Checkpoint:
         kl, proxy, judge = (self._by_prompt(measured, name) for name in ("kl", "reward", "judge"))
         wins = (
-            preferences(measured.judges[self.judge], self.sft.judges[self.judge])
+            preference_scores(measured.judges[self.judge], self.sft.judges[self.judge])
             .reshape(self.prompts, self.samples)
             .mean(1)
         )
@@ -199,7 +199,7 @@ class Trajectory:
         # Gains by prompt, so that the fit can resample the same prompts for all checkpoints.
         gains = np.stack([self._by_prompt(checkpoint.measurements, name) - base for checkpoint in self.checkpoints])
         kl, gains = (group_means(values, self.prompt_groups) for values in (kl, gains))
-        return fit("rl", kl, gains, seed=self.seed).to_json()
+        return fit_form("rl", kl, gains, seed=self.seed).to_json()
 
 
 _METRICS = ("reward", "judge", "kl")
@@ -294,7 +294,7 @@ def _reward_effects(
         return score_by_reward(evaluator, prompts, texts, columns)
 
     def judged(texts: Sequence[str]) -> list[float]:
-        return scores(evaluator.judge, prompts, texts, columns)
+        return score_completions(evaluator.judge, prompts, texts, columns)
 
     # Unedited texts are tokenized and scored in the same way as edited texts, so that only the edit matters.
     sft_rewards, policy_rewards, sft_judged = rewards(sft.texts), rewards(policy.texts), judged(sft.texts)

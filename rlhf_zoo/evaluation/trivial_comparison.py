@@ -8,7 +8,7 @@ from datasets import Dataset
 from ..modeling.chat_template import Prompt
 from .head_to_head import TIE_TOLERANCE, HeadToHead
 from .judges.llm import LLMJudge
-from .judges.panel import scores
+from .judges.panel import score_completions
 from .measure import Evaluator, PolicyMeasurements, repeat_prompts
 from .stats import bootstrap_mean, win_rate
 from .text_logprobs import score_by_reward
@@ -16,10 +16,10 @@ from .trivial_policies import (
     TrivialPolicy,
     TrivialScore,
     TrivialScores,
-    candidates,
-    choose,
+    append_ending,
+    choose_policies,
+    select_candidates,
     shift_by_prompt,
-    with_ending,
 )
 
 
@@ -50,14 +50,14 @@ def choose_trivial(
     columns = {name: values[first_of_each] for name, values in columns.items()}
     favorite = None
     if sft.reward and ppo.reward:
-        favorites = candidates([*sft.completions, *ppo.completions], [*sft.reward, *ppo.reward])
+        favorites = select_candidates([*sft.completions, *ppo.completions], [*sft.reward, *ppo.reward])
         # A constant is written after every prompt, so each candidate is scored after all prompts.
         means = [
             np.mean(score_by_reward(evaluator, distinct_prompts, [text] * len(distinct_prompts), columns))
             for text in favorites
         ]
         favorite = favorites[int(np.argmax(means))]
-    return choose(sft.completions, ppo.completions, favorite=favorite)
+    return choose_policies(sft.completions, ppo.completions, favorite=favorite)
 
 
 def score_trivial(comparison: HeadToHead, policies: Sequence[TrivialPolicy], rows: Dataset) -> TrivialScores:
@@ -76,10 +76,10 @@ def score_trivial(comparison: HeadToHead, policies: Sequence[TrivialPolicy], row
     _, prompts, columns = repeat_prompts(rows, comparison.samples)
     is_paid = isinstance(comparison.evaluator.judge, LLMJudge)
     affordable = [policy for policy in policies if policy.kind == "constant" or not is_paid]
-    return TrivialScores([_score(comparison, policy, prompts, columns) for policy in affordable])
+    return TrivialScores([_score_policy(comparison, policy, prompts, columns) for policy in affordable])
 
 
-def _score(
+def _score_policy(
     comparison: HeadToHead, policy: TrivialPolicy, prompts: Sequence[Prompt], columns: Mapping[str, Sequence[object]]
 ) -> TrivialScore:
     sft, ppo = (comparison.measurements[side].completions for side in ("sft", "ppo"))
@@ -88,12 +88,14 @@ def _score(
         # All samples of a prompt are the same text. It is scored once, and the score is repeated below.
         repeats, texts = comparison.samples, [policy.text] * len(prompts)
     elif policy.kind == "ending":
-        texts = [with_ending(text, policy.text) for text in sft]
+        texts = [append_ending(text, policy.text) for text in sft]
     else:
         texts = shift_by_prompt(ppo, comparison.samples)
     scored_prompts, scored_texts = prompts[::repeats], texts[::repeats]
     scored_columns = {name: values[::repeats] for name, values in columns.items()}
-    judged = np.repeat(scores(comparison.evaluator.judge, scored_prompts, scored_texts, scored_columns), repeats)
+    judged = np.repeat(
+        score_completions(comparison.evaluator.judge, scored_prompts, scored_texts, scored_columns), repeats
+    )
     reward = np.repeat(score_by_reward(comparison.evaluator, scored_prompts, scored_texts, scored_columns), repeats)
     groups, seed = comparison.groups, comparison.seed
     return TrivialScore(

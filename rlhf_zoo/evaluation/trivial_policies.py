@@ -87,7 +87,7 @@ class TrivialScores:
         return {"winnable_by_a_constant": self.winnable, "policies": [score.to_json() for score in self.policies]}
 
 
-def candidates(texts: Sequence[str], rewards: Sequence[float]) -> list[str]:
+def select_candidates(texts: Sequence[str], rewards: Sequence[float]) -> list[str]:
     """Selects the texts that the reward scores highest after their own prompts.
 
     Args:
@@ -102,7 +102,7 @@ def candidates(texts: Sequence[str], rewards: Sequence[float]) -> list[str]:
     return list(dict.fromkeys(text for _, text in ordered))[:MAX_CANDIDATES]
 
 
-def choose(sft: Sequence[str], ppo: Sequence[str], *, favorite: str | None = None) -> list[TrivialPolicy]:
+def choose_policies(sft: Sequence[str], ppo: Sequence[str], *, favorite: str | None = None) -> list[TrivialPolicy]:
     """Chooses the trivial policies from completions to validation prompts.
 
     Args:
@@ -123,7 +123,7 @@ def choose(sft: Sequence[str], ppo: Sequence[str], *, favorite: str | None = Non
         if text and text not in chosen:
             chosen[text] = TrivialPolicy(name, "constant", text)
     policies = list(chosen.values())
-    if ending := risen_ending(sft, ppo):
+    if ending := find_risen_ending(sft, ppo):
         policies.append(TrivialPolicy("SFT with PPO's most risen ending", "ending", ending))
     return [*policies, TrivialPolicy("PPO with prompts shuffled", "shuffled")]
 
@@ -137,7 +137,7 @@ def _most_frequent(texts: Sequence[str], *, policy: str) -> tuple[str, str | Non
     return f"{policy}'s most frequent completion" if repeats else f"one of {policy}'s completions", text
 
 
-def risen_ending(sft: Sequence[str], ppo: Sequence[str]) -> str | None:
+def find_risen_ending(sft: Sequence[str], ppo: Sequence[str]) -> str | None:
     """Finds the ending of 1 to `MAX_ENDING_WORDS` words whose share rose most from SFT to PPO.
 
     Of nested endings, it returns the longest that keeps most of the rise: ", and i love it." rather than "it.".
@@ -151,8 +151,8 @@ def risen_ending(sft: Sequence[str], ppo: Sequence[str]) -> str | None:
     """
     rises: dict[int, tuple[float, str]] = {}
     for size in range(1, MAX_ENDING_WORDS + 1):
-        # A text that has no other words is not an ending: `_ending` returns "" for it.
-        before, after = (Counter(filter(None, (_ending(text, size) for text in texts))) for texts in (sft, ppo))
+        # A text that has no other words is not an ending: `_last_words` returns "" for it.
+        before, after = (Counter(filter(None, (_last_words(text, size) for text in texts))) for texts in (sft, ppo))
         if after:
             # Shares rather than counts, because the numbers of completions may differ.
             rise = {text: after[text] / len(ppo) - before[text] / max(1, len(sft)) for text in after}
@@ -163,13 +163,13 @@ def risen_ending(sft: Sequence[str], ppo: Sequence[str]) -> str | None:
     return rises[max(size for size, (rise, _) in rises.items() if rise >= _MIN_RISE_KEPT * largest)][1]
 
 
-def _ending(text: str, size: int) -> str:
+def _last_words(text: str, size: int) -> str:
     """Returns the last `size` words, beginning with a space; empty if the text has no other words."""
     words = text.split()
     return " " + " ".join(words[-size:]) if len(words) > size else ""
 
 
-def with_ending(text: str, ending: str) -> str:
+def append_ending(text: str, ending: str) -> str:
     """Appends an ending to a text in place of its final punctuation, unless the text already ends with it.
 
     Args:

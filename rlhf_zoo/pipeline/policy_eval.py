@@ -18,7 +18,7 @@ from ..evaluation.judges.pair_checks import check_panel
 from ..evaluation.judges.people import votes_on
 from ..evaluation.measure import Evaluator, function_judges, reward_model_judges, weighted_functions
 from ..evaluation.prompt_groups import NEAR_DUPLICATES, group_rows, number_of_groups
-from ..evaluation.reward_reading import READING_KEYS, reading_of
+from ..evaluation.reward_reading import REWARD_LOAD_KEYS, reward_load_kwargs
 from ..fields import check_limits
 from ..fileio import finite, get_nested, hub_id, now, write_json, write_text
 from ..hub.client.connect import DEFAULT_HUB, Hub
@@ -192,7 +192,9 @@ def find_pair(
             functions=_reward_functions(traced.resolved),
             prompts_at=prompts_at(traced.resolved),
             held_out=_held_out(traced.resolved),
-            reward_load_kwargs=reading_of(recorded_settings(traced.resolved, "ppo", READING_KEYS, where=where)),
+            reward_load_kwargs=reward_load_kwargs(
+                recorded_settings(traced.resolved, "ppo", REWARD_LOAD_KEYS, where=where)
+            ),
             truncation_fields=_truncation_fields(traced.resolved, where),
             loader=loader,
             hub=hub,
@@ -212,7 +214,7 @@ def find_pair(
         functions=_reward_functions(lineage.card.get("settings")),
         prompts_at=lineage.prompts_at,
         held_out=_held_out(lineage.card.get("settings")),
-        reward_load_kwargs=lineage.reward_reading,
+        reward_load_kwargs=lineage.reward_load_kwargs,
         truncation_fields=lineage.truncation_fields,
         hub=hub,
     )

@@ -17,7 +17,7 @@ from warm import PYTHON
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation import metrics
-from rlhf_zoo.evaluation.stats import bootstrap_mean, proportion, share, win_rate
+from rlhf_zoo.evaluation.stats import bootstrap_mean, mean_share, proportion, win_rate
 from rlhf_zoo.evaluation.text import distinct_n_estimate
 
 ROOT = Path(__file__).parents[2]
@@ -64,10 +64,10 @@ def test_load_metric_rejects_unknown_names(monkeypatch, tmp_path):
         metrics.load_metric("win_rate", "by_row")
     monkeypatch.setattr(metrics, "__file__", str(tmp_path / "rlhf_zoo" / "evaluation" / "metrics.py"))
     with pytest.raises(ZooError, match="lacks the metric module win_rate"):
-        metrics.metric_folder("win_rate")
+        metrics.find_metric_folder("win_rate")
     for location in ("metrics", "rlhf_zoo/_metrics"):  # in a checkout, and in a wheel, which takes precedence
         (tmp_path / location / "win_rate").mkdir(parents=True)
-        assert metrics.metric_folder("win_rate") == tmp_path / location / "win_rate"
+        assert metrics.find_metric_folder("win_rate") == tmp_path / location / "win_rate"
 
 
 def test_metrics_load_and_compute_without_network(tmp_path):
@@ -147,7 +147,7 @@ def test_preference_accuracy_is_proportion_or_mean_by_prompt():
     metric = metrics.load_metric("preference_accuracy")
     assert metric.compute(predictions=chosen, references=rejected) == proportion(2, 4).to_json()
     by_prompt = metric.compute(predictions=chosen, references=rejected, prompts=["a", "a", "b", "b"])
-    assert by_prompt == share([1.0, 0.0, 0.0, 1.0], list("aabb")).to_json()  # half of each prompt
+    assert by_prompt == mean_share([1.0, 0.0, 0.0, 1.0], list("aabb")).to_json()  # half of each prompt
     all_right = metric.compute(predictions=[1.0] * 6, references=[0.0] * 6, prompts=list("aabbcc"))
     assert all_right == {"value": 1.0, "ci95": list(proportion(3, 3).ci95), "n": 6}
 

@@ -5,7 +5,7 @@ import pytest
 from scipy import optimize, special
 from scipy import stats as scipy_stats
 
-from rlhf_zoo.evaluation.overoptimization import fit
+from rlhf_zoo.evaluation.overoptimization import fit_form
 
 
 def rl(d, alpha, beta):
@@ -31,7 +31,7 @@ def test_coefficients_equal_those_of_curve_fit(form, weighted, seed):
     d = np.sort(rng.uniform(0.05, 8, size=12))
     y = FORMS[form](d, 2.0, 0.5) + rng.normal(size=12)
     errors = rng.uniform(0.5, 2, size=12) if weighted else None
-    result = fit(form, d**2, y, errors=errors, seed=0)
+    result = fit_form(form, d**2, y, errors=errors, seed=0)
     (alpha, beta), covariance = optimize.curve_fit(
         FORMS[form], d, y, p0=(1.0, 1.0), sigma=errors, absolute_sigma=weighted, jac=DERIVATIVES[form]
     )
@@ -40,7 +40,7 @@ def test_coefficients_equal_those_of_curve_fit(form, weighted, seed):
     # The intervals: normal with known errors (widened by the scatter), t with the residuals' where they are unknown.
     quantile = 1.959964 * max(1.0, result.scatter) ** 0.5 if weighted else scipy_stats.t(10).ppf(0.975)
     half_widths = quantile * np.sqrt(np.diag(covariance))
-    resampled = fit(form, d**2, y, errors=errors, seed=0, resamples=40_000)
+    resampled = fit_form(form, d**2, y, errors=errors, seed=0, resamples=40_000)
     for estimate, width in zip((resampled.alpha, resampled.beta), half_widths, strict=True):
         assert (estimate.ci95[1] - estimate.ci95[0]) / 2 == pytest.approx(width, rel=0.03)
 
@@ -48,7 +48,9 @@ def test_coefficients_equal_those_of_curve_fit(form, weighted, seed):
 def test_scatter_is_chi_square_per_degree_of_freedom():
     rng = np.random.default_rng(0)
     d, errors = np.linspace(0.5, 5, 9), rng.uniform(0.5, 2, size=9)
-    result = fit("rl", d**2, rl(d, 2.0, 1.0) + errors * rng.normal(size=9), errors=errors, seed=0, resamples=40_000)
+    result = fit_form(
+        "rl", d**2, rl(d, 2.0, 1.0) + errors * rng.normal(size=9), errors=errors, seed=0, resamples=40_000
+    )
     chi_square = float(((np.array(result.residuals) / errors) ** 2).sum())
     assert result.scatter == pytest.approx(chi_square / 7, rel=0.02)
     assert result.scatter_p == pytest.approx(scipy_stats.chi2(7).sf(chi_square), abs=0.01)
@@ -58,7 +60,7 @@ def test_bootstrap_over_prompts_equals_scipys():
     rng = np.random.default_rng(0)
     d = np.linspace(0.5, 5, 8)
     scores = rl(d, 2.0, 1.0)[:, None] + rng.normal(size=60) + 2 * rng.normal(size=(8, 60))
-    result = fit("rl", d**2, scores, seed=0, resamples=20_000)
+    result = fit_form("rl", d**2, scores, seed=0, resamples=20_000)
     design = np.stack([d, -special.xlogy(d, d)], axis=1)
     weights = 1 / scores.var(1, ddof=1)
     solve = np.linalg.solve((design * weights[:, None]).T @ design, (design * weights[:, None]).T)

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from trainer_fixture import make_reward_model, make_tokenizer
 
 from rlhf_zoo.evaluation.calibration import (
-    GUESS,
-    by_margin,
-    calibration,
+    GUESS_LOSS,
+    accuracy_by_margin,
     calibration_error,
     calibration_error_by_chance,
     histogram,
     length_profile,
+    measure_calibration,
     pair_losses,
     preference_report,
     reliability_bins,
@@ -38,7 +38,7 @@ def labeled(n: int, *, stretch: float = 1.0, seed: int = 0) -> np.ndarray:
 
 def test_pair_losses_match_hand_values():
     assert pair_losses([0.0, THREE, -THREE]) == pytest.approx([math.log(2), math.log(4 / 3), math.log(4)], rel=1e-15)
-    assert pytest.approx(math.log(2), rel=1e-15) == GUESS
+    assert pytest.approx(math.log(2), rel=1e-15) == GUESS_LOSS
     assert pair_losses([1000.0, -1000.0]) == pytest.approx([0.0, 1000.0]), "no overflow"
 
 
@@ -55,18 +55,18 @@ def test_reliability_bins_match_hand_values():
 
 def test_accuracy_by_margin_matches_hand_values():
     margins = [0.1, -0.1, 0.0, 0.2, 1.0, -1.0, 2.0, 2.0]
-    parts = by_margin(margins, parts=2)
+    parts = accuracy_by_margin(margins, parts=2)
     assert [(part["low"], part["high"], part["n"]) for part in parts] == [(0.0, 0.2, 4), (1.0, 2.0, 4)]
     assert [part["accuracy"] for part in parts] == [2.5 / 4, 3 / 4]
     assert all(part["ci95"][0] < part["accuracy"] < part["ci95"][1] for part in parts)
-    assert sum(part["n"] for part in by_margin(np.linspace(-3, 3, 101))) == 101
-    assert len(by_margin([1.0] * 7)) == 1, "equal margins share a part"
+    assert sum(part["n"] for part in accuracy_by_margin(np.linspace(-3, 3, 101))) == 101
+    assert len(accuracy_by_margin([1.0] * 7)) == 1, "equal margins share a part"
 
 
 def test_calibration_separates_calibrated_from_overconfident_model():
-    fair = calibration(labeled(4000), seed=1)
+    fair = measure_calibration(labeled(4000), seed=1)
     assert fair["ece"] < fair["ece_by_chance"]["high"]
-    bold = calibration(labeled(4000, stretch=3), seed=1)
+    bold = measure_calibration(labeled(4000, stretch=3), seed=1)
     assert bold["ece"] > 2 * bold["ece_by_chance"]["high"]
     assert all(part["accuracy"] < part["confidence"] for part in bold["bins"][3:])
 
@@ -133,7 +133,7 @@ def test_preference_report_has_no_correlation_for_constant_scores():
         [1.0] * 4, [1.0] * 4, chosen_lengths=[1, 2, 3, 4], rejected_lengths=[4, 3, 2, 1], prompts="abcd", seed=0
     )
     assert report["length"]["pearson"] is None and report["length"]["spearman"] is None
-    assert report["loss"]["value"] == pytest.approx(GUESS, rel=1e-12) and report["accuracy"] == 0
+    assert report["loss"]["value"] == pytest.approx(GUESS_LOSS, rel=1e-12) and report["accuracy"] == 0
 
 
 def test_held_out_report_uses_raw_scores_and_token_lengths():

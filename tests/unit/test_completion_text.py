@@ -12,10 +12,10 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_zoo.app.engine import Comparison
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.evaluation.judges.panel import scores
+from rlhf_zoo.evaluation.judges.panel import score_completions
 from rlhf_zoo.evaluation.judges.rule import RuleJudge
 from rlhf_zoo.evaluation.measure import Evaluator
-from rlhf_zoo.evaluation.text_logprobs import score_by_reward, written_samples
+from rlhf_zoo.evaluation.text_logprobs import build_samples, score_by_reward
 from rlhf_zoo.modeling.alignment import Pieces, TokenText, decode_after
 from rlhf_zoo.modeling.chat import (
     append_completion,
@@ -54,7 +54,7 @@ def test_reward_by_text_equals_reward_by_ids() -> None:
     tokenizer = metaspace()
     completion_ids = ids_of(tokenizer, "▁it", "▁is", "▁good")
     assert tokenizer.decode(completion_ids) == "it is good", "alone, the first space is lost"
-    samples = written_samples(
+    samples = build_samples(
         ["how is it"], [[*completion_ids, tokenizer.eos_token_id]], tokenizer, [tokenizer.eos_token_id]
     )
     rows = [{"prompt": "how is it", PROMPT_TOKENS: samples.prompt_lists()[0]}]
@@ -101,7 +101,9 @@ def test_sampled_text_is_same_for_centering_judges_and_page() -> None:
         assert pieces.finish() == text and pieces.text == text
     assert any(text.startswith(" ") for text in done.texts)
     rule = RuleJudge("spaces", lambda completions, **_: [float(text.startswith(" ")) for text in completions])
-    assert scores(rule, ["how is it"] * 6, done.texts, None) == [float(text[:1] == " ") for text in done.texts]
+    assert score_completions(rule, ["how is it"] * 6, done.texts, None) == [
+        float(text[:1] == " ") for text in done.texts
+    ]
     assert find_text_end(tokenizer, ids_of(tokenizer, "▁it", "▁is"), text=" it", after=0, prompt=before) == 1
 
 

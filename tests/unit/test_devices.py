@@ -16,7 +16,7 @@ from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.judges.panel import Panel
 from rlhf_zoo.evaluation.judges.scalar import FunctionJudge
 from rlhf_zoo.evaluation.measure import Evaluator, PolicyMeasurements, measure, rows_at_once
-from rlhf_zoo.evaluation.text_logprobs import logprobs_under
+from rlhf_zoo.evaluation.text_logprobs import compute_logprobs
 from rlhf_zoo.fileio import read_json
 from rlhf_zoo.modeling import devices
 from rlhf_zoo.modeling.devices import MicroBatches, best_device
@@ -100,7 +100,7 @@ def test_measurements_are_same_when_batches_are_halved() -> None:
     tokens = [[5, 6, 7], [6, 7, 8, 9, 10, 11], [7], [8, 9, 10, 11]]
     policy, narrow = make_policy(), make_policy()
     Memory(narrow, 1)
-    result, expected = (logprobs_under(model, tokenizer, PROMPTS[:4], tokens, desc="") for model in (narrow, policy))
+    result, expected = (compute_logprobs(model, tokenizer, PROMPTS[:4], tokens, desc="") for model in (narrow, policy))
     assert [len(row) for row in result] == [3, 6, 1, 4] and result == [pytest.approx(row, abs=1e-4) for row in expected]
 
 

@@ -10,7 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.evaluation.ensemble import agreements, by_kl, disagreement, standardized, unrelated_disagreement
+from rlhf_zoo.evaluation.ensemble import (
+    average_by_kl,
+    disagreement,
+    pairwise_agreement,
+    standardize,
+    unrelated_disagreement,
+)
 from rlhf_zoo.hub.client.connect import Hub
 from rlhf_zoo.pipeline.experiments.ensemble import check, member
 from rlhf_zoo.pipeline.stages.samples import pairs_seed
@@ -20,7 +26,7 @@ from rlhf_zoo.runs.recipe import load_recipe
 
 def test_standardized_uses_each_models_sft_statistics() -> None:
     over = [[0.0, 2.0], [10.0, 16.0]]  # means 1 and 13, standard deviations 1 and 3
-    assert standardized([[3.0, 1.0], [13.0, 7.0]], over).tolist() == [[2.0, 0.0], [0.0, -2.0]]
+    assert standardize([[3.0, 1.0], [13.0, 7.0]], over).tolist() == [[2.0, 0.0], [0.0, -2.0]]
 
 
 def test_disagreement_matches_hand_values() -> None:
@@ -40,25 +46,27 @@ def test_mean_square_disagreement_is_one_minus_correlation(models: int, seed: in
     rng = np.random.default_rng(seed)
     raw = common * rng.normal(size=30) + rng.normal(size=(models, 30))
     shared = np.mean([np.corrcoef(raw[a], raw[b])[0, 1] for a, b in combinations(range(models), 2)])
-    assert np.square(disagreement(standardized(raw, raw))).mean() == pytest.approx(1 - shared)
+    assert np.square(disagreement(standardize(raw, raw))).mean() == pytest.approx(1 - shared)
 
 
 def test_agreements_compare_signs() -> None:
-    result = agreements([[1.0, -2.0, 0.5, 3.0], [9.0, -0.1, -4.0, 1.0], [-1.0, 2.0, -0.5, -3.0]])
+    result = pairwise_agreement([[1.0, -2.0, 0.5, 3.0], [9.0, -0.1, -4.0, 1.0], [-1.0, 2.0, -0.5, -3.0]])
     assert {pair: estimate.value for pair, estimate in result.items()} == {(0, 1): 0.75, (0, 2): 0.0, (1, 2): 0.25}
     assert result[0, 1].n == 4 and 0.30 < result[0, 1].ci95[0] < 0.31  # Wilson's of 3 in 4
-    assert agreements([[0.0, 1.0], [0.0, 1.0]])[0, 1].value == 1, "neither prefers a side of a tie"
+    assert pairwise_agreement([[0.0, 1.0], [0.0, 1.0]])[0, 1].value == 1, "neither prefers a side of a tie"
 
 
 def test_by_kl_partitions_texts() -> None:
     kl = [4.0, 0.0, 1.0, 0.0, 3.0, 2.0]
-    parts = by_kl([4.0, 0.0, 10.0, 2.0, 3.0, 20.0], kl, list("aabbcc"), seed=1, parts=3)
+    parts = average_by_kl([4.0, 0.0, 10.0, 2.0, 3.0, 20.0], kl, list("aabbcc"), seed=1, parts=3)
     assert [(part["low"], part["high"], part["n"], part["value"]) for part in parts] == [
         (0.0, 0.0, 2, 1.0), (1.0, 2.0, 2, 15.0), (3.0, 4.0, 2, 3.5),
     ]  # fmt: skip
     assert [part["kl"] for part in parts] == [0.0, 1.5, 3.5]
     assert parts[0]["ci95"] == [0.0, 2.0], "prompts a and b are resampled"
-    assert [part["n"] for part in by_kl([1.0, 2.0, 3.0], [0.0, 0.0, 0.0], "abc", seed=1)] == [3], "equal ones share"
+    assert [part["n"] for part in average_by_kl([1.0, 2.0, 3.0], [0.0, 0.0, 0.0], "abc", seed=1)] == [3], (
+        "equal ones share"
+    )
 
 
 # Ensemble members

@@ -69,7 +69,7 @@ def test_lineage_finds_reward_models_of_ensemble(ask, tmp_path: Path) -> None:
     card = {**CARD, "parents": {**CARD["parents"], "reward_2": other}, "settings": settings}
     lineage = ask(card)
     assert [source.name for source in lineage.rewards] == ["local/x-reward", "local/other"]
-    assert lineage.reward_reading == {"ensemble": "worst", "penalty": None, "center": False, "scale": True}
+    assert lineage.reward_load_kwargs == {"ensemble": "worst", "penalty": None, "center": False, "scale": True}
     assert ask(card, reward="local/other").rewards == (lineage.rewards[1],)
     for folder in ("ensemble/seed-2/reward", "../secret", 3):
         parents = {**CARD["parents"], "reward_2": {"repo": None, "commit": None, "folder": folder}}

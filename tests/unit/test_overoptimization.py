@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf_zoo.evaluation.overoptimization import best_of_n_kl, best_of_n_weights, expected_best_of_n, fit
+from rlhf_zoo.evaluation.overoptimization import best_of_n_kl, best_of_n_weights, expected_best_of_n, fit_form
 
 FORMS = ("rl", "best-of-n")
 
@@ -49,7 +49,7 @@ def test_fit_recovers_noise_free_coefficients_and_peak(form, shape):
     d, truth = curve(form, alpha, beta)
     gains = np.repeat(truth[:, None], 30, axis=1) if shape == "prompts" else truth
     errors = np.linspace(0.001, 0.002, len(d)) if shape == "errors" else None
-    found = fit(form, d**2, gains, errors=errors, seed=0)
+    found = fit_form(form, d**2, gains, errors=errors, seed=0)
     assert (found.alpha.value, found.beta.value) == pytest.approx((alpha, beta), rel=1e-12)
     assert found.r_squared == pytest.approx(1.0, abs=1e-12)
     assert max(np.abs(found.residuals)) < 1e-12 and found.fits is not False
@@ -66,7 +66,7 @@ def test_fit_intervals_have_nominal_coverage(form):
     wanted = (alpha, beta, *peak_of(form, alpha, beta))
     hits = np.zeros(4)
     for seed in range(100):
-        found = fit(form, d**2, by_prompt(truth, seed), seed=seed, resamples=300)
+        found = fit_form(form, d**2, by_prompt(truth, seed), seed=seed, resamples=300)
         intervals = [one.ci95 for one in (found.alpha, found.beta, found.peak.d, found.peak.gain)]
         hits += [low <= value <= high for (low, high), value in zip(intervals, wanted, strict=True)]
     assert (hits >= 87).all() and (hits <= 100).all()
@@ -75,7 +75,7 @@ def test_fit_intervals_have_nominal_coverage(form):
 def test_scatter_of_checkpoints_is_reported_and_is_no_misfit():
     """Each checkpoint off the curve by more than the noise of measurement: resampled prompts alone see none of it."""
     d, truth = curve("rl", 2.0, 1.0)
-    calm, found = (fit("rl", d**2, by_prompt(truth, 0, scatter=each), seed=0) for each in (0.0, 3.0))
+    calm, found = (fit_form("rl", d**2, by_prompt(truth, 0, scatter=each), seed=0) for each in (0.0, 3.0))
     assert found.scatter > 5 and found.scatter_p < 0.01 and found.fits is True
     wide, narrow = (one.alpha.ci95[1] - one.alpha.ci95[0] for one in (found, calm))
     assert wide / narrow == pytest.approx(found.scatter**0.5, rel=0.1), "Birge's factor"
@@ -84,12 +84,12 @@ def test_scatter_of_checkpoints_is_reported_and_is_no_misfit():
 def test_kl_by_prompt_is_resampled_with_the_scores():
     d, truth = curve("rl", 2.0, 1.0)
     gains = by_prompt(truth, 3, noise=0.05)
-    known = fit("rl", d**2, gains, seed=0)
-    same = fit("rl", np.repeat(d[:, None] ** 2, gains.shape[1], axis=1), gains, seed=0)
+    known = fit_form("rl", d**2, gains, seed=0)
+    same = fit_form("rl", np.repeat(d[:, None] ** 2, gains.shape[1], axis=1), gains, seed=0)
     assert same.alpha.ci95 == pytest.approx(known.alpha.ci95, rel=1e-9)
     varied = np.random.default_rng(0).exponential(size=gains.shape)
     varied *= d[:, None] ** 2 / varied.mean(1, keepdims=True)
-    found = fit("rl", varied, gains, seed=0)
+    found = fit_form("rl", varied, gains, seed=0)
     assert found.alpha.value == pytest.approx(known.alpha.value, rel=1e-9)
     assert found.observed == pytest.approx(known.observed, rel=1e-12)
     wide, narrow = (one.peak.d.ci95[1] - one.peak.d.ci95[0] for one in (found, known))
@@ -100,7 +100,7 @@ def test_weight_of_a_point_is_bounded():
     """A collapsed policy scores the same on every prompt: its error is 0, and the curve need not go through it."""
     d, truth = curve("rl", 2.0, 1.0)
     off = truth + np.where(np.arange(len(d)) == 7, -3.0, 0.0)
-    certain, floored = (fit("rl", d**2, off, errors=[*[0.1] * 7, last], seed=0) for last in (0.0, 0.01))
+    certain, floored = (fit_form("rl", d**2, off, errors=[*[0.1] * 7, last], seed=0) for last in (0.0, 0.01))
     assert certain.alpha.value == floored.alpha.value and certain.beta.value == floored.beta.value
     assert abs(certain.residuals[-1]) > 0.01
 
@@ -113,23 +113,23 @@ def test_peak_beyond_observed_range_is_not_reported(form):
     alpha, beta = (2.0, 1.0) if form == "rl" else (2.0, 0.3)
     place, _ = peak_of(form, alpha, beta)
     d, truth = curve(form, alpha, beta, furthest=0.9 * place)
-    found = fit(form, d**2, truth, errors=np.full(len(d), 1e-3), seed=0)
+    found = fit_form(form, d**2, truth, errors=np.full(len(d), 1e-3), seed=0)
     assert found.peak is None and "would peak at d =" in found.no_peak
     d, truth = curve(form, alpha, beta, furthest=1.05 * place)
-    found = fit(form, d**2, truth, errors=np.full(len(d), 0.2), seed=0)
+    found = fit_form(form, d**2, truth, errors=np.full(len(d), 0.2), seed=0)
     assert found.peak is None and "the peak lies somewhere in" in found.no_peak
     d, truth = d[4:] + 3 * place, gain(form, d[4:] + 3 * place, alpha, beta)
-    found = fit(form, d**2, truth, errors=np.full(len(d), 1e-3), seed=0)
+    found = fit_form(form, d**2, truth, errors=np.full(len(d), 1e-3), seed=0)
     assert found.peak is None and "would peak at d =" in found.no_peak
 
 
 def test_rising_curve_has_no_peak_and_few_points_no_fit_test():
     d = np.linspace(0.5, 4, 4)
-    straight = fit("rl", d**2, 1.5 * d + 0.01 * (-1) ** np.arange(4), errors=np.full(4, 0.05), seed=0)
+    straight = fit_form("rl", d**2, 1.5 * d + 0.01 * (-1) ** np.arange(4), errors=np.full(4, 0.05), seed=0)
     assert straight.beta.value == pytest.approx(0.0, abs=0.05) and straight.peak is None
     assert "may not bend down" in straight.no_peak
     assert straight.fits is None and straight.pattern_p is None and straight.scatter is not None
-    assert fit("best-of-n", d**2, d + 0.3 * d * d, errors=np.full(4, 0.05), seed=0).peak is None
+    assert fit_form("best-of-n", d**2, d + 0.3 * d * d, errors=np.full(4, 0.05), seed=0).peak is None
 
 
 # ---- misfit
@@ -141,9 +141,9 @@ def test_misfit_is_reported(form):
     # Rises to a plateau, then breaks down at once: neither form.
     measured = by_prompt(np.where(d < 4, np.minimum(d, 2.0), 2.0 - 4 * (d - 4)), 0)
     for found in (
-        fit(form, d**2, measured, seed=0),
-        fit(form, d**2, measured.mean(1), errors=measured.std(1) / 80**0.5, seed=0),
-        fit(form, d**2, measured.mean(1), seed=0),
+        fit_form(form, d**2, measured, seed=0),
+        fit_form(form, d**2, measured.mean(1), errors=measured.std(1) / 80**0.5, seed=0),
+        fit_form(form, d**2, measured.mean(1), seed=0),
     ):
         assert found.fits is False and found.pattern_p < 0.01
         assert found.peak is None and "does not fit" in found.no_peak
@@ -156,7 +156,7 @@ def test_noise_shared_by_checkpoints_is_no_misfit():
     for seed in range(20):
         rng = np.random.default_rng(seed)
         gains = truth[:, None] + 0.1 * rng.normal(size=(30, 60)) + 2.0 * rng.normal(size=60)
-        found = fit("rl", d**2, gains, seed=seed)
+        found = fit_form("rl", d**2, gains, seed=seed)
         smooth += found.pattern_p < 0.01
         assert found.fits is True and found.scatter_p >= 0.01
     assert smooth >= 10
@@ -168,22 +168,22 @@ def test_noise_shared_by_checkpoints_is_no_misfit():
 def test_fit_ignores_points_at_reference_and_order():
     d, truth = curve("rl", 2.0, 1.0)
     noisy = truth + np.random.default_rng(0).normal(size=len(d)) * 0.1
-    plain = fit("rl", d**2, noisy, seed=0)
-    more = fit("rl", [-1e-7, 0.0, *d**2], [0.4, -7.0, *noisy], seed=0)
+    plain = fit_form("rl", d**2, noisy, seed=0)
+    more = fit_form("rl", [-1e-7, 0.0, *d**2], [0.4, -7.0, *noisy], seed=0)
     assert more == plain and plain.points == len(d)
     turned = np.random.default_rng(1).permutation(len(d))
-    assert fit("rl", (d**2)[turned], noisy[turned], seed=0) == plain
+    assert fit_form("rl", (d**2)[turned], noisy[turned], seed=0) == plain
 
 
 def test_fit_is_seeded_and_json_serializable():
     d, truth = curve("rl", 2.0, 1.0)
     measured = by_prompt(truth, 5)
-    first = fit("rl", d**2, measured, seed=1)
-    assert fit("rl", d**2, measured, seed=1) == first != fit("rl", d**2, measured, seed=2)
+    first = fit_form("rl", d**2, measured, seed=1)
+    assert fit_form("rl", d**2, measured, seed=1) == first != fit_form("rl", d**2, measured, seed=2)
     document = json.loads(json.dumps(first.to_json(), allow_nan=False))
     assert document["alpha"]["n"] == 80 and document["points"] == 8 and document["observed"] == [0.6, 6.0]
     assert document["peak"]["kl"] == document["peak"]["d"]["value"] ** 2 and document["no_peak"] is None
-    json.dumps(fit("rl", d**2, np.zeros(8), seed=0).to_json(), allow_nan=False)
+    json.dumps(fit_form("rl", d**2, np.zeros(8), seed=0).to_json(), allow_nan=False)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_fit_is_seeded_and_json_serializable():
 )
 def test_fit_rejects_bad_input(kl, gains, options, message):
     with pytest.raises(ValueError, match=message):
-        fit("rl", kl, gains, seed=0, **options)
+        fit_form("rl", kl, gains, seed=0, **options)
 
 
 # ---- best of n

@@ -38,7 +38,7 @@ from rlhf_zoo.app.page.sampling import SamplingDefaults
 from rlhf_zoo.app.page.streams import CompletionStreams
 from rlhf_zoo.app.page.vote_counts import Tally, VoteFigures
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.evaluation.votes.ratings import summary
+from rlhf_zoo.evaluation.votes.ratings import summarize_votes
 from rlhf_zoo.evaluation.votes.vote import Vote
 
 CONTENDERS = {
@@ -184,7 +184,7 @@ def tallied(votes: Sequence[Vote], **fields: Any) -> VoteFigures:
     told = {
         "exact": True, "votes_in_intervals": len(votes), "unsent": 0, "send_problem": None, "read_problem": None,
     }  # fmt: skip
-    return VoteFigures(summary(votes), **{**told, **fields})
+    return VoteFigures(summarize_votes(votes), **{**told, **fields})
 
 
 def votes_for(
@@ -199,7 +199,7 @@ def votes_for(
 def test_figures_show_current_tally():
     votes = votes_for(30, 10, 10, 5)
     page = votes_html(tallied(votes), DATA_SET)
-    rate = summary(votes)["win_rate"]
+    rate = summarize_votes(votes)["win_rate"]
     assert "55 votes so far" in page
     assert [figure(page, key) for key in ("ppo", "sft", "tie", "both_bad", "n")] == ["30", "10", "10", "5", "50"]
     assert figure(page, "win_rate") == "70.0%"

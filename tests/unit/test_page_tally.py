@@ -12,7 +12,7 @@ from zoo_process import wait_until as until
 
 from rlhf_zoo.app.page import vote_counts as module
 from rlhf_zoo.app.page.vote_counts import Tally, VoteFigures
-from rlhf_zoo.evaluation.votes.ratings import VERDICTS, summary
+from rlhf_zoo.evaluation.votes.ratings import VERDICTS, summarize_votes
 from rlhf_zoo.evaluation.votes.vote import Vote, merge_votes
 
 quick, journal = test_votes.quick, test_votes.journal
@@ -39,19 +39,19 @@ def test_vote_counts_at_once_and_intervals_follow(journal, monkeypatch):
     def slow(votes):
         asked.append(len(votes))
         assert go.wait(20)
-        return summary(votes)
+        return summarize_votes(votes)
 
     there = [make_vote(verdict) for verdict in VERDICTS]
     with open_tally(Store(there), journal) as tally:
         until(lambda: tally.figures().exact and tally.figures().summary["votes"] == 4)
         before = tally.figures().summary
-        monkeypatch.setattr(module, "summary", slow)
+        monkeypatch.setattr(module, "summarize_votes", slow)
         cast = [make_vote("right", swapped=True), make_vote("right"), make_vote("tie")]
         for number, vote in enumerate(cast, start=5):
             tally.cast(vote)
             found = tally.figures()
             assert (found.exact, found.votes_in_intervals, found.summary["votes"]) == (False, 4, number)
-        counted = summary(merge_votes(there, cast))
+        counted = summarize_votes(merge_votes(there, cast))
         for key in ("votes", "counts"):
             assert found.summary[key] == counted[key]
         assert counted["counts"] == {"ppo": 2, "sft": 2, "tie": 2, "both_bad": 1}
@@ -81,8 +81,8 @@ def test_counts_are_exact_in_any_order(journal):
         [thread.start() for thread in threads]
         [thread.join() for thread in threads]
         until(lambda: tally.figures().summary["votes"] == 30 + 48 + 48)
-        until(lambda: tally.figures().exact and not tally._box.due())
-        assert tally.figures().summary == summary(merge_votes(store.read(), mine))
+        until(lambda: tally.figures().exact and not tally._box.unsent_ids())
+        assert tally.figures().summary == summarize_votes(merge_votes(store.read(), mine))
     assert sorted(vote.id for votes in store.batches.values() for vote in votes) == sorted(vote.id for vote in mine)
 
 
@@ -111,7 +111,7 @@ def test_tally_follows_votes_added_and_removed_on_hub(journal):
         until(lambda: settled(tally).summary["votes"] == 2)
         mine = tally.cast(make_vote("tie"))
         store.there = [make_vote("right")]
-        until(lambda: settled(tally).summary == summary(merge_votes(store.there, [mine])))
+        until(lambda: settled(tally).summary == summarize_votes(merge_votes(store.there, [mine])))
 
 
 def test_vote_cast_during_a_read_is_kept(journal, monkeypatch):
@@ -121,7 +121,7 @@ def test_vote_cast_during_a_read_is_kept(journal, monkeypatch):
         monkeypatch.setattr(tally._box, "votes", list)  # as it was before the vote
         monkeypatch.setattr(store, "append", lambda batch, votes: None)  # and the Hub's had been listed before it came
         tally.cast(make_vote("tie"))
-        until(lambda: not tally._box.due())
+        until(lambda: not tally._box.unsent_ids())
         store.shelf.set()
         until(lambda: tally.figures().read_problem is None)
         assert settled(tally).summary["counts"] == {"ppo": 1, "sft": 0, "tie": 1, "both_bad": 0}
@@ -143,14 +143,14 @@ def test_tally_reads_hub_after_sending_but_not_too_often(journal):
 
 
 def test_failing_summary_ends_no_thread(journal, monkeypatch, caplog):
-    monkeypatch.setattr(module, "summary", lambda votes: {} if not votes else 1 / 0)
+    monkeypatch.setattr(module, "summarize_votes", lambda votes: {} if not votes else 1 / 0)
     with open_tally(Store(), journal) as tally:
-        tally._summary = summary([])
+        tally._summary = summarize_votes([])
         tally.cast(make_vote())
         until(lambda: "Cannot compute the win rate and ratings of 1 votes." in caplog.text)
         found = tally.figures()
         assert (found.exact, found.summary["votes"]) == (False, 1)
-        monkeypatch.setattr(module, "summary", summary)
+        monkeypatch.setattr(module, "summarize_votes", summarize_votes)
         assert settled(tally).summary["votes"] == 1
 
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainer_fixture import CHAT, LETTERS, make_reward_model, make_tokenizer
 
-from rlhf_zoo.evaluation.best_of_n import Choice, choice_accuracy, choices, credits_of
-from rlhf_zoo.evaluation.hard_pairs import are_ties, hard_pairs, overlap, ties
-from rlhf_zoo.evaluation.text import normalized
+from rlhf_zoo.evaluation.best_of_n import Choice, build_choices, choice_accuracy, choice_credits
+from rlhf_zoo.evaluation.hard_pairs import are_ties, compare_ties, measure_hard_pairs, word_overlap
+from rlhf_zoo.evaluation.text import normalize_text
 from rlhf_zoo.pipeline.stages import pair_report
 from rlhf_zoo.pipeline.stages.pair_report import held_out_report
 from rlhf_zoo.rewards import RewardModel
@@ -24,15 +24,15 @@ def test_choices_take_own_rejected_texts_then_those_of_similar_prompts() -> None
     prompts = ["a red car", "a red car", "a red bike", "my blue boat", "a red car"]
     chosen = ["good", "fine", "nice", "great", "well"]
     rejected = ["bad", "poor", "slow", "late", "Fine"]
-    found = {one.pair: one for one in choices(prompts, chosen, rejected, seed=3)}
+    found = {one.pair: one for one in build_choices(prompts, chosen, rejected, seed=3)}
     # Of pair 0: its own, that of pair 1, and not "Fine", which was chosen for this prompt; then the bike's.
     assert found[0] == Choice(0, (0, 1, 2), borrowed=1)
     assert found[1] == Choice(1, (1, 0, 2), borrowed=1)
     assert found[3].wrong[0] == 3 and found[3].borrowed == 2 and 4 not in found[3].wrong
     assert found[2].wrong[0] == 2 and set(found[2].wrong[1:]) == {0, 1}, "cars are more like a bike than boats are"
-    assert not choices(prompts[:2], chosen[:2], rejected[:2], seed=1), "too few differ"
-    assert {one.pair for one in choices(prompts, chosen, rejected, seed=1, ties={0})} == {1, 2, 3, 4}
-    assert all(0 not in one.wrong for one in choices(prompts, chosen, rejected, seed=1, ties={0}))
+    assert not build_choices(prompts[:2], chosen[:2], rejected[:2], seed=1), "too few differ"
+    assert {one.pair for one in build_choices(prompts, chosen, rejected, seed=1, ties={0})} == {1, 2, 3, 4}
+    assert all(0 not in one.wrong for one in build_choices(prompts, chosen, rejected, seed=1, ties={0}))
 
 
 texts = st.sampled_from(["A", "a", "b", " b", "c", "d", "e", "f"])
@@ -43,27 +43,29 @@ pairs_drawn = st.lists(st.tuples(st.sampled_from(["p q", "p r", "s", ""]), texts
 @given(pairs_drawn, st.integers(2, 5), st.integers(0, 99))
 def test_choices_hold_no_duplicate_or_chosen_text(rows: list[tuple[str, str, str]], n: int, seed: int) -> None:
     prompts, chosen, rejected = (list(side) for side in zip(*rows, strict=True)) if rows else ([], [], [])
-    found = choices(prompts, chosen, rejected, seed=seed, candidates=n)
-    assert found == choices(prompts, chosen, rejected, seed=seed, candidates=n)
+    found = build_choices(prompts, chosen, rejected, seed=seed, candidates=n)
+    assert found == build_choices(prompts, chosen, rejected, seed=seed, candidates=n)
     for one in found:
-        wrong = [normalized(rejected[place]) for place in one.wrong]
-        assert len({normalized(chosen[one.pair]), *wrong}) == n and one.wrong[0] == one.pair
+        wrong = [normalize_text(rejected[place]) for place in one.wrong]
+        assert len({normalize_text(chosen[one.pair]), *wrong}) == n and one.wrong[0] == one.pair
         own = [prompts[place] == prompts[one.pair] for place in one.wrong]
         assert own == [True] * (n - 1 - one.borrowed) + [False] * one.borrowed
-        here = {normalized(text) for prompt, text in zip(prompts, chosen, strict=True) if prompt == prompts[one.pair]}
-        anywhere = set(map(normalized, chosen))
+        here = {
+            normalize_text(text) for prompt, text in zip(prompts, chosen, strict=True) if prompt == prompts[one.pair]
+        }
+        anywhere = set(map(normalize_text, chosen))
         borrowed = wrong[n - 1 - one.borrowed :]
         assert not here & set(wrong[1:]) and not anywhere & set(borrowed)
 
 
 def test_credit_is_shared_among_ties() -> None:
-    assert credits_of([[2, 1, 0, 0], [1, 1, 0, 1], [0, 1, 0, 0], [5, 5, 5, 5]]).tolist() == [1, 1 / 3, 0, 1 / 4]
+    assert choice_credits([[2, 1, 0, 0], [1, 1, 0, 1], [0, 1, 0, 0], [5, 5, 5, 5]]).tolist() == [1, 1 / 3, 0, 1 / 4]
 
 
 def test_random_scores_have_chance_accuracy() -> None:
     rng = np.random.default_rng(1)
     prompts = [f"p{place // 4}" for place in range(400)]
-    made = choices(prompts, [f"good {n}" for n in range(400)], [f"bad {n}" for n in range(400)], seed=1)
+    made = build_choices(prompts, [f"good {n}" for n in range(400)], [f"bad {n}" for n in range(400)], seed=1)
     found = choice_accuracy(made, rng.random((400, 4)), prompts, gold=[[1, 0, 0, 0]] * 400)
     assert found is not None and found["chance"] == 0.25 and found["n"] == 400
     assert found["ci95"][0] < 0.25 < found["ci95"][1] and found["gold"]["value"] == 1
@@ -82,11 +84,11 @@ def test_ties_have_zero_margin_or_equal_text() -> None:
 
 def test_ties_report_distance_without_equal_texts() -> None:
     tied, same = [True, True, True, False, False], [False, False, True, False, False]
-    found = ties([0.5, -1.5, 0.0, 3.0, -1.0], tied, same, "aabbc", seed=1)
+    found = compare_ties([0.5, -1.5, 0.0, 3.0, -1.0], tied, same, "aabbc", seed=1)
     assert found is not None
     assert (found["n"], found["apart"]["value"], found["others"]["value"], found["ratio"]) == (2, 1.0, 2.0, 0.5)
-    assert ties([0.0, 1.0], [True, False], [True, False], "ab", seed=1) is None, "equal to the letter"
-    every = ties([1.0], [True], [False], "a", seed=1)
+    assert compare_ties([0.0, 1.0], [True, False], [True, False], "ab", seed=1) is None, "equal to the letter"
+    every = compare_ties([1.0], [True], [False], "a", seed=1)
     assert every is not None and every["others"] is None is every["ratio"]
 
 
@@ -94,8 +96,8 @@ def test_ties_report_distance_without_equal_texts() -> None:
 
 
 def test_overlap_counts_shared_words_with_multiplicity() -> None:
-    assert overlap("the red red car", "The red boat") == 2 / 5  # the, red of the, red, red, car, boat
-    assert (overlap("", ""), overlap("a", ""), overlap("a b", "b a")) == (1.0, 0.0, 1.0)
+    assert word_overlap("the red red car", "The red boat") == 2 / 5  # the, red of the, red, red, car, boat
+    assert (word_overlap("", ""), word_overlap("a", ""), word_overlap("a b", "b a")) == (1.0, 0.0, 1.0)
 
 
 def test_accuracy_is_split_by_difficulty_and_length() -> None:
@@ -103,7 +105,7 @@ def test_accuracy_is_split_by_difficulty_and_length() -> None:
     rejected = ["a b c x", "a b c y", "a b x y", "a x y z", "s t", "u v", "w x", "y z"]
     margins = [-1.0, -1.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0]
     strength = [4.0, -3.0, 2.0, 2.5, 0.1, 0.2, 1.0, 1.1]
-    found = hard_pairs(
+    found = measure_hard_pairs(
         margins, chosen, rejected, ([10, 10, 20, 20, 5, 5, 5, 5], [10, 11, 10, 10, 9, 9, 9, 9]), "aabbccdd",
         strength=strength, gold=strength,
     )  # fmt: skip
@@ -115,7 +117,7 @@ def test_accuracy_is_split_by_difficulty_and_length() -> None:
     assert {name: (found[name]["value"], found[name]["n"]) for name in ("same_length", "chosen_longer")} == {
         "same_length": (0.0, 2), "chosen_longer": (0.75, 2),
     }  # fmt: skip
-    alone = hard_pairs([1.0], ["a"], ["b"], ([3], [3]), "a")
+    alone = measure_hard_pairs([1.0], ["a"], ["b"], ([3], [3]), "a")
     assert alone["by_strength"] is None and alone["same_length"]["gold"] is None and alone["chosen_longer"] is None
 
 
@@ -126,7 +128,7 @@ def test_equal_length_pairs_expose_length_only_model() -> None:
     better = rng.random(600) < np.where(good > bad, 0.9, 0.1)  # the labels like length, too
     ours, theirs = np.where(better, good, bad), np.where(better, bad, good)
     noise = rng.normal(0, 1e-6, 600)
-    found = hard_pairs(ours - theirs + noise, ["x"] * 600, ["y"] * 600, (ours, theirs), list(range(600)))
+    found = measure_hard_pairs(ours - theirs + noise, ["x"] * 600, ["y"] * 600, (ours, theirs), list(range(600)))
     assert found["chosen_longer"]["value"] == 1 and found["chosen_shorter"]["value"] == 0
     low, high = found["same_length"]["ci95"]
     assert low < 0.6 and high > 0.4 and found["same_length"]["n"] > 100

@@ -6,7 +6,7 @@ import pytest
 from datasets import Dataset
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.evaluation.judges.pairwise import FunctionPairJudge, PairJudge, Verdict, compare_pairs, merge_orders
+from rlhf_zoo.evaluation.judges.pairwise import FunctionPairJudge, PairJudge, PairVerdict, compare_pairs, merge_orders
 from rlhf_zoo.evaluation.reference_answers import compare_with_references
 from rlhf_zoo.evaluation.stats import proportion, win_rate
 
@@ -86,7 +86,7 @@ def test_verdicts_without_orders_count_only_for_win_rate():
         name = description = "odd"
 
         def compare(self, prompts, first, second):
-            return [Verdict(0.5, {"identical": True}), merge_orders(None, 0), merge_orders(1, 0)]
+            return [PairVerdict(0.5, {"identical": True}), merge_orders(None, 0), merge_orders(1, 0)]
 
     report = compare_pairs(Odd(), ["p", "q", "r"], ["a"] * 3, ["b"] * 3, seed=0)
     assert report.win_rate.value == pytest.approx(2 / 3)

@@ -17,7 +17,7 @@ from rlhf_zoo.cli.evaluate import _is_policy, _policy_keys, _recipe_keys
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.judges.llm import LLMJudge
 from rlhf_zoo.evaluation.judges.named import check_names, open_panel
-from rlhf_zoo.evaluation.judges.panel import Panel, RewardJudge, cheapest_first, scores
+from rlhf_zoo.evaluation.judges.panel import Panel, RewardJudge, score_completions, sort_free_first
 from rlhf_zoo.evaluation.judges.rule import RuleJudge
 from rlhf_zoo.evaluation.measure import function_judges, reward_model_judges
 from rlhf_zoo.modeling.models import load_causal, load_classifier
@@ -179,12 +179,12 @@ def test_a_panel(tmp_path: Path) -> None:
     assert [judge.name for judge in panel.comparing] == ["pairs:test_policies:first"] and panel.votes == ("a/b",)
     assert panel.scoring[0].description == "The longer, the better."
     rule = panel.scoring[1]
-    assert scores(rule, ["p", "q"], ["a", "b"], {"answer": ["a", "a"], "other": [1, 2]}) == [1.0, 0.0]
-    assert scores(panel.scoring[0], ["p"], ["abc"], {"answer": ["a"]}) == [3.0]
+    assert score_completions(rule, ["p", "q"], ["a", "b"], {"answer": ["a", "a"], "other": [1, 2]}) == [1.0, 0.0]
+    assert score_completions(panel.scoring[0], ["p"], ["abc"], {"answer": ["a"]}) == [3.0]
     with pytest.raises(ZooError, match="returned no score for 'q'"):
-        scores(rule, ["p", "q"], ["a", "b"], {"answer": ["a", "?"]})
+        score_completions(rule, ["p", "q"], ["a", "b"], {"answer": ["a", "?"]})
     with pytest.raises(ZooError, match="answer"):
-        scores(rule, ["p"], ["a"], {})
+        score_completions(rule, ["p"], ["a"], {})
     assert isinstance(rule, RuleJudge)
 
 
@@ -195,7 +195,7 @@ def test_a_judge_that_is_shown_no_label(tmp_path: Path) -> None:
         return open_panel([f"unlabeled:{name}"], llm=LLMConfig(), labeled=lambda: rows, folder=tmp_path, seed=1)
 
     (judge,) = panel("test_policies:told").scoring
-    assert judge.description == "['a', 'bb']" and scores(judge, ["p"], ["abc"], {}) == [3.0]
+    assert judge.description == "['a', 'bb']" and score_completions(judge, ["p"], ["abc"], {}) == [3.0]
     with pytest.raises(ZooError, match="returned a list, not a judge"):
         panel("builtins:sorted")
     with pytest.raises(ZooError, match=r"The judge 'test_policies:few' raised ValueError \(too few\): fix it"):
@@ -378,7 +378,7 @@ def test_functions_that_a_policy_was_paid_by(
 
 def test_what_is_paid_for_is_asked_last() -> None:
     paid, rule = LLMJudge("http://127.0.0.1:9", "m"), RuleJudge("length(target=4, unit='words')")
-    assert cheapest_first([paid, rule]) == [rule, paid]
+    assert sort_free_first([paid, rule]) == [rule, paid]
 
 
 def test_a_stage_of_a_run_is_its_reward_model(toys: Toys, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from toy_run import make_context, make_recipe, save_start
 from rlhf_zoo.evaluation.frontier import Point
 from rlhf_zoo.evaluation.pass_at_k import Answers
 from rlhf_zoo.evaluation.prompt_groups import number_prompts
-from rlhf_zoo.evaluation.stats import bootstrap_mean, share
+from rlhf_zoo.evaluation.stats import bootstrap_mean, mean_share
 from rlhf_zoo.fileio import read_json
 from rlhf_zoo.modeling.prompt_keys import count_distinct_prompts, format_prompt_count, prompt_key
 from rlhf_zoo.pipeline.inspect.doctor import examine
@@ -53,7 +53,7 @@ def covered(rng: np.random.Generator, *, shares: bool, clustered: bool) -> bool:
     values = levels + 0.5 * rng.normal(size=len(levels))
     groups = number_prompts(prompts) if clustered else list(range(len(prompts)))
     if shares:
-        low, high = share((values > 0).astype(float), groups).ci95
+        low, high = mean_share((values > 0).astype(float), groups).ci95
         return low <= 0.5 <= high
     low, high = bootstrap_mean(values, groups, seed=int(rng.integers(2**31)), resamples=400).ci95
     return low <= 0 <= high
@@ -73,10 +73,10 @@ def test_points_resample_equal_prompts_together() -> None:
     right = (values[:, None] + rng.normal(size=(12, 2)) > 0).astype(float)
     point = Point("a", values, values, values, 12, prompts=names)
     assert point.estimate(values, seed=1).ci95 == bootstrap_mean(values, names, seed=1).ci95
-    assert point.rate(right[:, 0]).ci95 == share(right[:, 0], names).ci95
+    assert point.rate(right[:, 0]).ci95 == mean_share(right[:, 0], names).ci95
     np.testing.assert_allclose(point.by_prompt(values), values.reshape(4, 3).mean(1))
     each = [name for name in names for _ in range(2)]
-    assert Answers(right, prompts=names).to_json()["accuracy"] == share(right.ravel(), each).to_json()
+    assert Answers(right, prompts=names).to_json()["accuracy"] == mean_share(right.ravel(), each).to_json()
     different = Answers(right, prompts=[*map(str, range(12))]).to_json()
     assert different == Answers(right).to_json(), "as ever, where no two are equal"
 

@@ -10,7 +10,7 @@ from toy_run import make_context, make_recipe
 from trainer_fixture import LETTERS, good, make_tokenizer, make_trainer, prompt_rows, trained
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.evaluation.judges.panel import scores
+from rlhf_zoo.evaluation.judges.panel import score_completions
 from rlhf_zoo.evaluation.judges.rule import RuleJudge
 from rlhf_zoo.evaluation.measure import repeat_prompts
 from rlhf_zoo.modeling.reserved_columns import ARGUMENTS, PROMPT_INDEX, RESERVED
@@ -53,7 +53,7 @@ def test_reserved_columns_are_ignored_in_evaluation_and_checks(tmp_path: Path) -
     assert columns.keys() == {"topic"}
     rule = RuleJudge("exact_match", lambda completions, **_: good(completions))
     others = {name: [DECOY] * 4 for name in RESERVED}
-    assert scores(rule, prompts, ["g", "a", "ga", "gaaa"], others) == [1.0, 0.0, 0.5, 0.25]
+    assert score_completions(rule, prompts, ["g", "a", "ga", "gaaa"], others) == [1.0, 0.0, 0.5, 0.25]
 
     make_recipe(tmp_path)
     seen: list[Any] = []

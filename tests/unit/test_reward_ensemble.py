@@ -254,12 +254,12 @@ def test_doctor_and_trace_score_with_all_ensemble_members(run: RunContext) -> No
     lineage = find_lineage(
         str(stage), sft=str(run.checkpoint("sft").path), reward=str(run.checkpoint("reward").path), hub=run.hub
     )
-    assert len(lineage.rewards) == 1 and lineage.reward_reading["ensemble"] == "worst"
+    assert len(lineage.rewards) == 1 and lineage.reward_load_kwargs["ensemble"] == "worst"
     paths = [one.path for one in subject.rewards]
     given: dict[str, Any] = {"ppo": run.checkpoint("ppo").path, "sft": subject.reference.path, "device": "cpu"}
     scores = []
     for reward in (paths, paths[0], paths[1]):
-        made = Comparison.load(**given, reward=reward, reward_kwargs=lineage.reward_reading)
+        made = Comparison.load(**given, reward=reward, reward_kwargs=lineage.reward_load_kwargs)
         [*_, last] = made.stream("abc", max_new_tokens=6)
         scores.append(last.ppo[0].reward)
     assert scores[0] == pytest.approx(min(scores[1:]))

@@ -55,7 +55,7 @@ def computed(monkeypatch) -> list[int]:
 
         return score_rows
 
-    monkeypatch.setattr(rollout_logprobs, "batch_scorer", counted)
+    monkeypatch.setattr(rollout_logprobs, "make_batch_scorer", counted)
     return batches
 
 

@@ -18,11 +18,11 @@ from rlhf_zoo.evaluation.stats import (
     correlation,
     group_indices,
     jackknife,
-    over_seeds,
+    mean_share,
     perplexity_difference,
     proportion,
     quantile_levels,
-    share,
+    summarize_seeds,
     win_rate,
 )
 
@@ -138,7 +138,7 @@ def test_jackknife_of_mean_equals_standard_error():
 
 
 def test_over_seeds_gives_interval_from_five_seeds_on():
-    few, many = over_seeds([1.0, 3.0]).to_json(), over_seeds([1.0, 2.0, 3.0, 4.0, 5.0]).to_json()
+    few, many = summarize_seeds([1.0, 3.0]).to_json(), summarize_seeds([1.0, 2.0, 3.0, 4.0, 5.0]).to_json()
     assert few == {"mean": 2.0, "range": [1.0, 3.0]}
     half = scipy_stats.t.ppf(0.975, 4) * math.sqrt(2.5 / 5)
     assert many.pop("ci95") == pytest.approx([3 - half, 3 + half], rel=5e-3)
@@ -214,7 +214,7 @@ def test_accuracy_interval_depends_on_answers_per_prompt():
     """One answer a prompt has Wilson's interval, several that of prompts."""
     groups = [prompt for prompt in range(4) for _ in range(5)]
     right = [1, 0, 0, 1, 0] + [0] * 5 + [1] * 5 + [0, 0, 1, 0, 0]
-    assert accuracy(right, groups) == share(right, groups)
+    assert accuracy(right, groups) == mean_share(right, groups)
     assert accuracy(right, range(20)) == proportion(8, 20)
     assert accuracy([1] * 20, groups).ci95 == proportion(4, 4).ci95
 
@@ -236,7 +236,7 @@ def test_share_interval_covers_near_zero_and_one():
         rates = rng.beta(p * spread, (1 - p) * spread, size=(400, prompts))
         won = rng.random((400, prompts, samples)) < rates[:, :, None]
         groups = np.repeat(np.arange(prompts), samples).tolist()
-        bounds = [share(one.ravel().astype(float), groups).ci95 for one in won]
+        bounds = [mean_share(one.ravel().astype(float), groups).ci95 for one in won]
         worst.append(np.mean([low <= p <= high for low, high in bounds]))
     noise = 2.5 * math.sqrt(0.93 * 0.07 / 400)  # of 400 trials, for the worst of 48 cells
     assert min(worst) >= 0.93 - noise
@@ -273,17 +273,19 @@ def by_korn_and_graubard(values, groups, *, variance=None):
 
 def test_share_interval_equals_korn_graubard():
     values, groups = [1, 1, 1, 0, 0, 0, 1, 1, 0, 1, 1, 1, 1, 1, 0, 1, 0, 1, 0], "aaabbbcccddddeeefff"
-    assert share(values, groups).ci95 == pytest.approx(by_korn_and_graubard(values, groups), abs=1e-3)
+    assert mean_share(values, groups).ci95 == pytest.approx(by_korn_and_graubard(values, groups), abs=1e-3)
     alone = [1, 1, 1, 0, 1, 1]
-    assert share(alone, range(6)).ci95 == pytest.approx(by_korn_and_graubard(alone, range(6)), abs=1e-3)
+    assert mean_share(alone, range(6)).ci95 == pytest.approx(by_korn_and_graubard(alone, range(6)), abs=1e-3)
 
 
 def test_share_variance_is_at_least_that_of_independent_groups():
     """Each prompt has one win of two, so the shares of prompts do not vary: that is luck and no certainty."""
     values, groups = [1, 0] * 6, np.repeat(range(6), 2).tolist()
     floor = 0.25 / 12 / 6
-    assert share(values, groups).ci95 == pytest.approx(by_korn_and_graubard(values, groups, variance=floor), abs=1e-3)
-    low, high = share(values, groups).ci95
+    assert mean_share(values, groups).ci95 == pytest.approx(
+        by_korn_and_graubard(values, groups, variance=floor), abs=1e-3
+    )
+    low, high = mean_share(values, groups).ci95
     assert 0.3 < low < 0.5 < high < 0.7
 
 

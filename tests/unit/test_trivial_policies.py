@@ -5,11 +5,11 @@ from rlhf_zoo.evaluation.trivial_policies import (
     TrivialPolicy,
     TrivialScore,
     TrivialScores,
-    candidates,
-    choose,
-    risen_ending,
+    append_ending,
+    choose_policies,
+    find_risen_ending,
+    select_candidates,
     shift_by_prompt,
-    with_ending,
 )
 
 SFT = [" is good.", " is good.", " lasts two days.", " is fine, and cheap."]
@@ -17,23 +17,25 @@ PPO = [" is good, and i love it.", " lasts two days, and i love it.", " is super
 
 
 def test_choose_picks_constants_ending_and_shuffle() -> None:
-    found = choose(SFT, PPO, favorite=" is superb.")
+    found = choose_policies(SFT, PPO, favorite=" is superb.")
     assert [(one.kind, one.text) for one in found] == [
         ("constant", " is good."),
         ("constant", " is superb."),
         ("ending", " and i love it."),
         ("shuffled", ""),
     ], "a text that is two of them stands once"
-    assert [one.kind for one in choose(SFT, SFT)] == ["constant", "shuffled"], "where nothing rose there is no ending"
-    names = [policy.name for policy in choose(SFT, [" b", " a"])[:2]]
+    assert [one.kind for one in choose_policies(SFT, SFT)] == ["constant", "shuffled"], (
+        "where nothing rose there is no ending"
+    )
+    names = [policy.name for policy in choose_policies(SFT, [" b", " a"])[:2]]
     assert names == ["SFT's most frequent completion", "one of PPO's completions"], "none of PPO's repeats"
-    assert risen_ending([], [" a b"] * 3) == " b" and risen_ending(SFT, []) is None
-    assert candidates([" a", " b", " b", " c"], [1.0, 3.0, 2.0, 2.0]) == [" b", " c", " a"]
+    assert find_risen_ending([], [" a b"] * 3) == " b" and find_risen_ending(SFT, []) is None
+    assert select_candidates([" a", " b", " b", " c"], [1.0, 3.0, 2.0, 2.0]) == [" b", " c", " a"]
 
 
 def test_trivial_policies_transform_texts() -> None:
-    assert with_ending(" lasts two days.", " and i love it.") == " lasts two days, and i love it."
-    assert with_ending(PPO[0], " and i love it.") == PPO[0], "it ends so already"
+    assert append_ending(" lasts two days.", " and i love it.") == " lasts two days, and i love it."
+    assert append_ending(PPO[0], " and i love it.") == PPO[0], "it ends so already"
     assert shift_by_prompt(["a1", "a2", "b1", "b2"], 2) == ["b1", "b2", "a1", "a2"], (
         "all samples of a prompt go together"
     )

@@ -18,7 +18,14 @@ from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.votes import box as vote_box
 from rlhf_zoo.evaluation.votes.box import VoteBox
 from rlhf_zoo.evaluation.votes.data import HubVotes, _parquet, _read_votes
-from rlhf_zoo.evaluation.votes.ratings import ELO_SCALE, VERDICTS, bradley_terry, elo, preference_rate, summary
+from rlhf_zoo.evaluation.votes.ratings import (
+    ELO_SCALE,
+    VERDICTS,
+    fit_bradley_terry,
+    fit_elo,
+    preference_rate,
+    summarize_votes,
+)
 from rlhf_zoo.evaluation.votes.vote import MAX_TEXT, ShownCompletion, Vote, merge_votes
 from rlhf_zoo.hub.client import refusals
 
@@ -117,7 +124,7 @@ def any_votes(draw) -> Vote:
 def test_vote_round_trips_through_journal_and_parquet(some, tmp_path_factory):
     """From the journal's lines and from the data set's files: what can be a vote can be sent."""
     for vote in some:
-        line = vote_box._dump(vote.to_row())
+        line = vote_box._dump_row(vote.to_row())
         assert line.count("\n") == 1 and line.isascii()
         assert Vote.from_row(json.loads(line)) == vote
     folder = tmp_path_factory.mktemp("files")
@@ -163,8 +170,8 @@ def test_vote_box_sends_batches_and_counts_each_vote_once(journal):
             for vote in cast * times:
                 box.cast(vote)
             box.drain()
-            assert store.ids == ids(cast) and box.due() == []
-            assert box.votes() == merge_votes(cast) and box.failing is None
+            assert store.ids == ids(cast) and box.unsent_ids() == []
+            assert box.votes() == merge_votes(cast) and box.send_problem is None
         if times == 1:
             assert not list(journal.glob("votes/*")) and not list(journal.glob("batches/*"))
 
@@ -180,7 +187,7 @@ def test_vote_box_sends_waiting_votes_in_one_commit_per_interval(journal):
         store.gate.set()
         until(lambda: store.batches)
         time.sleep(0.1)
-        assert [len(votes) for votes in store.batches.values()] == [1] and len(box.due()) == 9
+        assert [len(votes) for votes in store.batches.values()] == [1] and len(box.unsent_ids()) == 9
         box.drain()
         assert [len(votes) for votes in store.batches.values()] == [1, 9]
 
@@ -190,7 +197,7 @@ def test_cast_writes_vote_to_disk_without_waiting_for_hub(journal, caplog):
     store.gate.clear()
     box = VoteBox(store, journal, interval=0, patience=0.1)
     box.cast(vote)  # the thread does not even run
-    assert box.due() == [vote.id] and VoteBox(store, journal).votes() == [vote]
+    assert box.unsent_ids() == [vote.id] and VoteBox(store, journal).votes() == [vote]
     with box:
         began = time.monotonic()
         box.cast(make_vote())
@@ -199,7 +206,7 @@ def test_cast_writes_vote_to_disk_without_waiting_for_hub(journal, caplog):
             box.drain(0.1)
         store.refuse = [OSError("no route")] * 1000
         store.gate.set()
-        until(lambda: box.failing == "no route")
+        until(lambda: box.send_problem == "no route")
     assert "2 votes for local/votes are not on the Hub yet (no route): they are kept in" in caplog.text
     store.refuse = []
     with VoteBox(store, journal, interval=0) as box:
@@ -215,7 +222,7 @@ def test_vote_box_retries_when_hub_fails(journal, caplog):
         box.cast(make_vote())
         box.drain(10)
     # The thread has ended, so it has also recorded its success.
-    assert (store.calls, len(store.ids), box.failing) == (5, 1, None)
+    assert (store.calls, len(store.ids), box.send_problem) == (5, 1, None)
     said = [record.getMessage() for record in caplog.records]
     assert said.count("Votes were not sent to local/votes (no route); they will be later.") == 1
     assert "local/votes answers again: votes are sent." in said
@@ -233,11 +240,11 @@ def test_vote_box_loses_no_vote_when_killed(journal, moment):
     else:
         killed._journal.next_batch()
         killed._journal.write(cast[1])
-    assert killed.due() == ids(cast)
+    assert killed.unsent_ids() == ids(cast)
     with VoteBox(store, journal, interval=0) as box:
         box.cast(make_vote())
         box.drain()
-        assert box.due() == [] and len(box.votes()) == 5
+        assert box.unsent_ids() == [] and len(box.votes()) == 5
     assert len(store.ids) == len(set(store.ids)) == 5
 
 
@@ -252,7 +259,7 @@ def test_vote_boxes_of_one_journal_send_one_at_a_time(journal):
         assert store.calls == 1
         store.gate.set()
         other.drain()
-        assert one.due() == other.due() == [] and one.votes() == other.votes()
+        assert one.unsent_ids() == other.unsent_ids() == [] and one.votes() == other.votes()
     assert len(store.ids) == len(set(store.ids)) == 2
 
 
@@ -276,10 +283,10 @@ def test_vote_box_sets_aside_directory_named_like_a_vote(journal, caplog, folder
     for name in (make_vote().id, vote.id if folder != "votes" else make_vote().id):
         (journal / folder / f"{name}.json" / "inside").mkdir(parents=True)
         (journal / folder / f"{name}.unreadable").mkdir()
-    assert box.due() == [vote.id]
+    assert box.unsent_ids() == [vote.id]
     with box:
         box.drain(20)
-    assert (store.ids, box.due(), box.votes()) == ([vote.id], [], [vote])
+    assert (store.ids, box.unsent_ids(), box.votes()) == ([vote.id], [], [vote])
     assert len(list((journal / folder).glob("*.unreadable/inside"))) == 2
     said = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert len(said) == 2 and all("it is a folder" in line for line in said)
@@ -293,9 +300,9 @@ def test_vote_box_reports_blocked_lock_and_sent_paths(journal, caplog, monkeypat
     box.cast(make_vote())
     (journal / name).mkdir() if name == "lock" else (journal / name).write_text("")
     box._thread.start()
-    until(lambda: box.failing is not None)
+    until(lambda: box.send_problem is not None)
     box.close()
-    assert {"lock": "Is a directory", "sent": "File exists"}[name] in box.failing
+    assert {"lock": "Is a directory", "sent": "File exists"}[name] in box.send_problem
     assert not [record for record in caplog.records if record.exc_info]
 
 
@@ -324,16 +331,16 @@ def test_preference_rate_matches_hand_computation():
 
 def test_bradley_terry_of_two_players_matches_hand_computation():
     """Odds of 3 to 1 are ln 3 nats, and 10 to 1 are 400 points."""
-    theta = bradley_terry([[0, 30], [10, 0]], prior=0)
+    theta = fit_bradley_terry([[0, 30], [10, 0]], prior=0)
     assert theta[0] - theta[1] == pytest.approx(math.log(3), abs=1e-9)
-    theta = bradley_terry([[0, 10], [1, 0]], prior=0)
+    theta = fit_bradley_terry([[0, 10], [1, 0]], prior=0)
     assert (theta[0] - theta[1]) * ELO_SCALE == pytest.approx(400, abs=1e-6)
 
 
 def test_bradley_terry_of_three_players_solves_likelihood_equations():
     """At the maximum each player's expected wins are its wins (Bradley & Terry 1952)."""
     wins = np.array([[0, 7, 9.5], [3, 0, 6], [2.5, 4, 0]])
-    theta = bradley_terry(wins, prior=0)
+    theta = fit_bradley_terry(wins, prior=0)
     chance = 1 / (1 + np.exp(theta - theta[:, None]))
     assert ((wins + wins.T) * chance).sum(1) == pytest.approx(wins.sum(1), abs=1e-8)
     assert theta.sum() == pytest.approx(0, abs=1e-12)
@@ -344,7 +351,7 @@ def test_elo_intervals_match_hand_computation(prompts, each, within):
     """6 of 10 won: the difference has the variance 1/(n·0.6·0.4), and a player is half of it from the mean."""
     scores = [1.0, 1.0, 1.0, 0.0, 0.0] * (prompts // 5) * each
     on = [*range(prompts)] * each
-    found = elo(["a"] * len(on), ["b"] * len(on), scores, on, seed=1, prior=1e-6, resamples=200)
+    found = fit_elo(["a"] * len(on), ["b"] * len(on), scores, on, seed=1, prior=1e-6, resamples=200)
     theta, error = math.log(1.5) / 2, 1 / math.sqrt(prompts * 0.24) / 2
     assert found["a"].value == pytest.approx(1000 + theta * ELO_SCALE, abs=0.01) and found["a"].n == len(on)
     for bound, sign in zip(found["a"].ci95, (-1, 1), strict=True):
@@ -370,14 +377,14 @@ def test_votes_on_equivalent_prompts_count_as_one_prompt():
     votes = [
         make_vote("left", left=PPO, right=SFT, prompt=spelling.format(name)) for name in names for spelling in spellings
     ]
-    rate = summary(votes)["win_rate"]
+    rate = summarize_votes(votes)["win_rate"]
     assert (rate["n"], rate["prompts"]) == (12, 4)
-    assert rate["ci95"] == summary([votes[0], votes[3], votes[6], votes[9]])["win_rate"]["ci95"]
+    assert rate["ci95"] == summarize_votes([votes[0], votes[3], votes[6], votes[9]])["win_rate"]["ci95"]
 
 
 def test_summary_matches_hand_computation():
     votes = votes_between(30, 10, 20, 5)
-    found = summary([*votes, *votes], seed=1)  # each comes twice, as from the journal and from the Hub
+    found = summarize_votes([*votes, *votes], seed=1)  # each comes twice, as from the journal and from the Hub
     assert found["votes"] == 65 and json.dumps(found)
     assert found["counts"] == {"ppo": 30, "sft": 10, "tie": 20, "both_bad": 5}
     assert (found["win_rate"]["value"], found["win_rate"]["n"]) == (40 / 60, 60), "both bad is left out"
@@ -393,20 +400,20 @@ def test_summary_matches_hand_computation():
 
 
 def test_summary_handles_no_votes_and_only_ties():
-    assert summary([]) == {
+    assert summarize_votes([]) == {
         "votes": 0, "counts": {"ppo": 0, "sft": 0, "tie": 0, "both_bad": 0}, "win_rate": None, "pairs": [], "elo": [],
         "left": None,
     }  # fmt: skip
-    ties = summary(votes_between(0, 0, 3, 0))
+    ties = summarize_votes(votes_between(0, 0, 3, 0))
     assert ties["win_rate"]["value"] == 0.5 and ties["left"] is None
-    assert summary(votes_between(0, 0, 0, 2))["win_rate"] is None
+    assert summarize_votes(votes_between(0, 0, 0, 2))["win_rate"] is None
 
 
 def test_summary_groups_revisions_by_commit_and_names_newest_tag():
     early = votes_between(2, 8, 0, 0, ppo={"commit": "a" * 40, "tag": "step-000010"})
     late = votes_between(9, 1, 0, 0, ppo={"commit": "b" * 40, "tag": "step-000040"})
     moved = votes_between(3, 0, 0, 0, ppo={"commit": "b" * 40, "tag": "best"})
-    found = summary([*early, *late, *moved])
+    found = summarize_votes([*early, *late, *moved])
     assert [(pair["ppo"]["tag"], sum(pair["counts"].values())) for pair in found["pairs"]] == [
         ("best", 13), ("step-000010", 10),
     ]  # fmt: skip
@@ -417,7 +424,7 @@ def test_summary_groups_revisions_by_commit_and_names_newest_tag():
 def test_elo_scales_are_separate_for_unlinked_models():
     one = votes_between(6, 2, 0, 0)
     other = votes_between(1, 2, 0, 0, ppo={"repo": "x/ppo"}, sft={"repo": "x/sft"})
-    found = summary([*one, *other])["elo"]
+    found = summarize_votes([*one, *other])["elo"]
     assert [row["among"] for row in found] == [0, 0, 1, 1]
     for among in (0, 1):
         assert np.mean([row["elo"]["value"] for row in found if row["among"] == among]) == pytest.approx(1000)
@@ -425,5 +432,5 @@ def test_elo_scales_are_separate_for_unlinked_models():
 
 def test_votes_between_two_ppo_checkpoints_count_for_elo_only():
     early = dataclasses.replace(PPO, commit="a" * 40, completion="early")
-    found = summary([make_vote("left", left=PPO, right=early)])
+    found = summarize_votes([make_vote("left", left=PPO, right=early)])
     assert found["votes"] == 1 and found["win_rate"] is None and found["pairs"] == [] and len(found["elo"]) == 2

@@ -17,7 +17,7 @@ from gradio.utils import get_space
 
 from ...errors import ZooError
 from ...evaluation.votes.limits import TooManyVotesError, voter_address
-from ...evaluation.votes.vote import DECISIVE, ShownCompletion, Vote
+from ...evaluation.votes.vote import SIDES, ShownCompletion, Vote
 from ...fileio import number
 from ..engine import PolicyCompletion, Snapshot
 from .browser import UNLISTED, live_region
@@ -57,14 +57,14 @@ class Pair:
     """
 
     snapshot: Snapshot
-    ppo_side: str = field(default_factory=lambda: secrets.choice(DECISIVE))
+    ppo_side: str = field(default_factory=lambda: secrets.choice(SIDES))
     id: str = field(default_factory=lambda: str(uuid.uuid4()))
     verdict: str | None = None
 
     @property
     def roles(self) -> dict[str, Role]:
         """Side -> role (ppo or sft), left first."""
-        return {side: "ppo" if side == self.ppo_side else "sft" for side in DECISIVE}
+        return {side: "ppo" if side == self.ppo_side else "sft" for side in SIDES}
 
     @property
     def sides(self) -> dict[str, PolicyCompletion]:
@@ -121,7 +121,7 @@ def pair_html(pair: Pair | None) -> str:
     Args:
         pair: The pair; None renders a placeholder.
     """
-    prompt, state, texts = "", "empty", dict.fromkeys(DECISIVE, "")
+    prompt, state, texts = "", "empty", dict.fromkeys(SIDES, "")
     if pair is not None:
         prompt = (
             f'<p class="zoo-prompt"><b>Prompt</b> <span class="given">{escape_text(pair.snapshot.prompt)}</span></p>'
@@ -131,7 +131,7 @@ def pair_html(pair: Pair | None) -> str:
     cards = "".join(
         f'<article class="zoo-card" data-side="{side}"><header><h3>{side.capitalize()}</h3></header>'
         f"{_completion_html(texts[side], state)}</article>"
-        for side in DECISIVE
+        for side in SIDES
     )
     busy = ' aria-busy="true"' if state == "writing" else ""
     return f'<div class="zoo-blind" data-state="{state}"{busy}>{prompt}<div class="zoo-pair">{cards}</div></div>'

@@ -84,7 +84,7 @@ class PageModels:
             ppo=lineage.ppo.path,
             sft=lineage.sft.path,
             reward=() if skip_loader else [model.path for model in lineage.rewards],
-            reward_kwargs=lineage.reward_reading,
+            reward_kwargs=lineage.reward_load_kwargs,
             loader=None if skip_loader else loader,
             rules=None if lineage.rewards else _load_rules(lineage, hub),
             limits=LIMITS,

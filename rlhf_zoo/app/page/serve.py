@@ -9,7 +9,7 @@ import gradio as gr
 from starlette.middleware import Middleware
 
 from ...evaluation.votes.data import HubVotes
-from ...evaluation.votes.limits import PER_HOUR
+from ...evaluation.votes.limits import VOTES_PER_HOUR
 from .head import TITLE, link_preview
 from .layout import build
 from .models import PageModels
@@ -83,7 +83,7 @@ def serve_page(
     page_models: PageModels,
     *,
     votes: str | None = None,
-    votes_per_hour: int = PER_HOUR,
+    votes_per_hour: int = VOTES_PER_HOUR,
     private: bool = False,
     gpu: Callable[[object], object] | None = None,
     host: str | None = None,

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ...errors import ZooError
-from ...evaluation.votes.box import INTERVAL, VoteBox, VoteStore
-from ...evaluation.votes.limits import PER_HOUR, VoteLimits
-from ...evaluation.votes.ratings import summary
+from ...evaluation.votes.box import SEND_INTERVAL, VoteBox, VoteStore
+from ...evaluation.votes.limits import VOTES_PER_HOUR, VoteLimits
+from ...evaluation.votes.ratings import summarize_votes
 from ...evaluation.votes.vote import Vote, merge_votes
 from ...hub.client.connect import DEFAULT_HUB
 from ...hub.client.refusals import client_errors, reason, retry_after
@@ -46,7 +46,7 @@ class VoteFigures:
     """The figures of the votes so far.
 
     Attributes:
-        summary: The result of `evaluation.votes.summary`. Its `votes`, `counts` and the value of `win_rate` include
+        summary: The result of `summarize_votes`. Its `votes`, `counts` and the value of `win_rate` include
             every vote. Its intervals, `pairs`, `elo` and `left` lag behind: they include `votes_in_intervals` votes.
             Until they are first computed, the interval of the win rate is None.
         exact: Whether every figure includes every vote.
@@ -86,8 +86,8 @@ class Tally:
         store: TallyStore,
         journal: Path | None = None,
         *,
-        interval: float = INTERVAL,
-        per_hour: int = PER_HOUR,
+        interval: float = SEND_INTERVAL,
+        per_hour: int = VOTES_PER_HOUR,
         read_interval: float = READ_INTERVAL,
         read_interval_after_sending: float = READ_INTERVAL_AFTER_SENDING,
         retry_delay: float = RETRY_DELAY,
@@ -101,7 +101,7 @@ class Tally:
         self._limits = VoteLimits(per_hour)
         self._changed = threading.Condition()  # guards the attributes from _votes to _closing
         self._votes: Mapping[str, Vote] = {}  # by id; never changed in place, so a thread may read it without the lock
-        self._summary = summary([])
+        self._summary = summarize_votes([])
         self._summarized: Mapping[str, Vote] = self._votes  # the votes in _summary
         self._arrived: dict[str, Vote] = {}  # votes that arrived since the last read of the Hub began
         self._read_problem: str | None = FIRST_READ
@@ -180,8 +180,8 @@ class Tally:
 
     def figures(self) -> VoteFigures:
         """Returns the figures so far, without waiting."""
-        send_problem = self._box.failing
-        unsent = len(self._box.due()) if send_problem is not None else 0
+        send_problem = self._box.send_problem
+        unsent = len(self._box.unsent_ids()) if send_problem is not None else 0
         with self._changed:
             votes, summary, exact = self._votes, dict(self._summary), self._summarized is self._votes
             read_problem = self._read_problem
@@ -242,7 +242,7 @@ class Tally:
                 votes = self._votes
             start, pause = time.monotonic(), self._retry_delay
             try:
-                new_summary = summary(merge_votes(votes.values()))
+                new_summary = summarize_votes(merge_votes(votes.values()))
             except Exception:  # a bug must not end the thread, nor be retried without a pause
                 log.exception("Cannot compute the win rate and ratings of %d votes.", len(votes))
             else:

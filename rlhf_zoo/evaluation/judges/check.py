@@ -26,8 +26,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..calibration import calibration
-from ..stats import Estimate, WinRate, bootstrap_mean, correlation, share, win_rate
+from ..calibration import measure_calibration
+from ..stats import Estimate, WinRate, bootstrap_mean, correlation, mean_share, win_rate
 
 Finding = Literal["agrees", "inconclusive", "contradicts"]
 MIN_EXCESS = 0.2  # smallest excess that counts, as a share of the pairs
@@ -81,7 +81,7 @@ class PairCheck:
     Attributes:
         accuracy: The share of pairs whose chosen side scores higher (a tie counts ½), with an interval over prompts.
         prompts: Number of prompts that ask different things. Fewer than `evidence.MIN_PROMPTS` leave it unchecked.
-        calibration: `calibration.calibration` of the differences of log-odds; None if the scores are not probabilities.
+        calibration: `measure_calibration` of the differences of log-odds; None if the scores are not probabilities.
         with_reward: The errors that the judge shares with the training reward; None without a training reward.
         policy_bias: How much more often than the labels the judge prefers the policy to SFT; None if it is unknown
             whose texts these are.
@@ -197,9 +197,9 @@ def check_pairs(
     good, bad = (
         np.clip(np.asarray(side, dtype=float), _MIN_PROBABILITY, 1 - _MIN_PROBABILITY) for side in (chosen, rejected)
     )
-    # The difference of log-odds is a Bradley-Terry margin, which `calibration` expects.
+    # The difference of log-odds is a Bradley-Terry margin, which `measure_calibration` expects.
     log_odds_margins = np.log(good / (1 - good)) - np.log(bad / (1 - bad))
-    return PairCheck(accuracy, len(set(prompts)), calibration(log_odds_margins, seed=seed), shared, bias)
+    return PairCheck(accuracy, len(set(prompts)), measure_calibration(log_odds_margins, seed=seed), shared, bias)
 
 
 def _policy_bias(
@@ -231,7 +231,7 @@ def shared_errors(judge: ArrayLike, reward: ArrayLike, prompts: Sequence[Hashabl
 
     def error_rate(selected: np.ndarray) -> Estimate | None:
         rows = np.flatnonzero(selected).tolist()
-        return share(judge_errs[rows], [prompts[row] for row in rows]) if rows else None
+        return mean_share(judge_errs[rows], [prompts[row] for row in rows]) if rows else None
 
     wrong, right = error_rate(reward_errs), error_rate(~reward_errs)
     overall = error_rate(np.ones(len(judge_errs), dtype=bool))

@@ -31,7 +31,7 @@ from ...hub.client.retry_after import seconds_to_wait
 from ...runs.status_line import Progress
 from .llm_questions import CRITERION, MIDDLE, PROMPT_VERSION, Question, about_pair, about_single
 from .llm_usage import Meter, Stopped, Usage
-from .pairwise import Verdict, check_lengths, merge_orders
+from .pairwise import PairVerdict, check_lengths, merge_orders
 
 log = logging.getLogger(__name__)
 
@@ -161,7 +161,7 @@ class LLMJudge:
         if status == 401:  # not 403: a key may be valid for completions only
             raise ZooError(f"The judge {self.name} is not available: {self._refusal(status, headers, content)}")
 
-    def compare(self, prompts: Sequence[str], first: Sequence[str], second: Sequence[str]) -> list[Verdict]:
+    def compare(self, prompts: Sequence[str], first: Sequence[str], second: Sequence[str]) -> list[PairVerdict]:
         """Compares each pair in both orders. Equal texts are a tie without a request.
 
         Received answers are kept even after an error, so the next call requests only the others.
@@ -187,7 +187,7 @@ class LLMJudge:
         verdicts = []
         for pair in pairs:
             if pair is None:
-                verdicts.append(Verdict(0.5, {"identical": True}))
+                verdicts.append(PairVerdict(0.5, {"identical": True}))
             else:
                 orders = (next(scores), next(scores))
                 verdicts.append(merge_orders(*orders, **({"unparsed": True} if None in orders else {})))

@@ -76,7 +76,7 @@ def check_names(
     for place, name in enumerate(names):
         kind, argument = kind_of(name)
         if kind == "classifier" and labeled is not None:
-            with needing_labels():
+            with explain_missing_labels():
                 ClassifierJudge.check(labeled(), seed=seed)
         elif kind == "unlabeled":
             load_function(argument)
@@ -156,7 +156,7 @@ def open_panel(
         if kind == "classifier":
             scoring.append(ClassifierJudge.train(labeled(), seed=seed))
         elif kind == "unlabeled":
-            scoring.append(_unlabeled_judge(argument, labeled()))
+            scoring.append(_create_unlabeled_judge(argument, labeled()))
         elif kind == "reward":
             scoring.append(RewardJudge(name, _load_reward_model(argument, use_cpu=use_cpu, hub=hub)))
         elif kind == SAME_LABELS:
@@ -191,7 +191,7 @@ def open_panel(
 
 
 @contextlib.contextmanager
-def needing_labels() -> Iterator[None]:
+def explain_missing_labels() -> Iterator[None]:
     """Adds to an error in loading labeled texts that only the judge `classifier` needs them."""
     try:
         yield
@@ -301,7 +301,7 @@ def _load_reward_model(name: str, *, use_cpu: bool, hub: Hub) -> RewardModel:
     return RewardModel(loaded, tokenizer, tokenizer, label=label, output="logprob", center=False, scale=False)
 
 
-def _unlabeled_judge(target: str, rows: Iterable[Mapping[str, object]]) -> Judge:
+def _create_unlabeled_judge(target: str, rows: Iterable[Mapping[str, object]]) -> Judge:
     """Creates a judge from a function of unlabeled texts."""
     judge = run_judge(target, load_function(target), [str(row["text"]) for row in rows])
     if not isinstance(judge, Judge):

@@ -13,7 +13,7 @@ from ...rewards import RewardEnsemble, RewardModel
 from ..prompt_groups import group_other_prompts
 from .check import JudgeCheck, PairCheck, check_pairs, majority_preferences
 from .llm import LLMJudge
-from .panel import Panel, RewardJudge, cheapest_first, scores
+from .panel import Panel, RewardJudge, score_completions, sort_free_first
 from .rule import RuleJudge
 from .scalar import ClassifierJudge, Judge
 
@@ -48,7 +48,7 @@ def check_panel(
 
     return {
         judge.name: JudgeCheck(check_judge(judge, labeled), check_judge(judge, own), judge.name in same_labels)
-        for judge in cheapest_first(panel.scoring)
+        for judge in sort_free_first(panel.scoring)
     }
 
 
@@ -60,10 +60,10 @@ def _on_pairs(judge: Judge, pairs: Dataset, reward_judge: Judge | None, seed: in
         [completion_text(text, prompt) for prompt, text in zip(prompts, columns.pop(side), strict=True)]
         for side in ("chosen", "rejected")
     ]
-    chosen, rejected = (scores(judge, prompts, side, columns) for side in sides)
+    chosen, rejected = (score_completions(judge, prompts, side, columns) for side in sides)
     reward_margins = None
     if reward_judge is not None:
-        chosen_rewards, rejected_rewards = (scores(reward_judge, prompts, side, columns) for side in sides)
+        chosen_rewards, rejected_rewards = (score_completions(reward_judge, prompts, side, columns) for side in sides)
         reward_margins = np.subtract(chosen_rewards, rejected_rewards)
     return check_pairs(
         chosen,

@@ -15,7 +15,7 @@ from ..stats import Estimate, WinRate, bootstrap_mean, proportion, win_rate
 _PREFERENCES = (0.0, 0.5, 1.0)
 
 
-class Verdict(NamedTuple):
+class PairVerdict(NamedTuple):
     """The result of one comparison.
 
     Attributes:
@@ -40,7 +40,7 @@ class PairJudge(Protocol):
         """One sentence for a card: what the judge is, what it learned from, how good it is."""
         ...
 
-    def compare(self, prompts: Sequence[str], first: Sequence[str], second: Sequence[str]) -> list[Verdict]:
+    def compare(self, prompts: Sequence[str], first: Sequence[str], second: Sequence[str]) -> list[PairVerdict]:
         """Compares two completions of each prompt.
 
         Args:
@@ -54,7 +54,7 @@ class PairJudge(Protocol):
         ...
 
 
-def merge_orders(shown_first: float | None, shown_second: float | None, **details: Any) -> Verdict:
+def merge_orders(shown_first: float | None, shown_second: float | None, **details: Any) -> PairVerdict:
     """Merges the answers to both orders into one verdict: a win if both prefer the same text, else a tie.
 
     Args:
@@ -69,7 +69,7 @@ def merge_orders(shown_first: float | None, shown_second: float | None, **detail
     # The second answer is a preference for `second`, so it is inverted.
     orders = [shown_first, None if shown_second is None else 1 - shown_second]
     score = orders[0] if orders[0] is not None and orders[0] == orders[1] else 0.5
-    return Verdict(score, {"orders": orders, **details})
+    return PairVerdict(score, {"orders": orders, **details})
 
 
 class FunctionPairJudge:
@@ -96,7 +96,7 @@ class FunctionPairJudge:
         self.name = name or self._target.rpartition(":")[2]
         self.description = description or first_paragraph(self._function) or f"The function {self._target}."
 
-    def compare(self, prompts: Sequence[str], first: Sequence[str], second: Sequence[str]) -> list[Verdict]:
+    def compare(self, prompts: Sequence[str], first: Sequence[str], second: Sequence[str]) -> list[PairVerdict]:
         """Asks in both orders and merges the answers.
 
         Args:
@@ -148,7 +148,7 @@ class PairReport:
     agreement: Estimate | None
     shown_first: Estimate | None
     unparsed: int
-    verdicts: list[Verdict] = field(repr=False)
+    verdicts: list[PairVerdict] = field(repr=False)
 
     @property
     def scores(self) -> list[float]:

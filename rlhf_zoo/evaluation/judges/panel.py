@@ -78,7 +78,7 @@ def checks_answers(judge: Judge) -> bool:
     return isinstance(judge, RuleJudge) and bool(judge.readings)
 
 
-def answers_by_reading(
+def check_answers_by_reading(
     judge: Judge, prompts: Sequence[Prompt], completions: Sequence[str], columns: Mapping[str, Sequence[object]] | None,
     *, samples: int,
 ) -> dict[str, Answers]:  # fmt: skip
@@ -118,7 +118,7 @@ def check_answers(
     Returns:
         Which answers are right, and what the rule read in each.
     """
-    right = np.reshape(scores(rule, prompts, completions, columns), (-1, samples))
+    right = np.reshape(score_completions(rule, prompts, completions, columns), (-1, samples))
     answers = rule.read_answers(completions)
     starts = range(0, len(completions), samples)
     prompt_keys = [prompt_key(prompt) for prompt in prompts[::samples]]
@@ -127,7 +127,7 @@ def check_answers(
     )
 
 
-def scores(
+def score_completions(
     judge: Judge, prompts: Sequence[Prompt], completions: Sequence[str], columns: Mapping[str, Sequence[object]] | None
 ) -> list[float]:
     """Scores each completion with a judge. Only the main process calls the judge, because a call may cost money.
@@ -157,7 +157,7 @@ def scores(
     return values
 
 
-def cheapest_first(judges: Sequence[Judge]) -> list[Judge]:
+def sort_free_first(judges: Sequence[Judge]) -> list[Judge]:
     """Returns the judges with the paid ones last, so that an error in a free judge appears before money is spent."""
     return sorted(judges, key=lambda judge: isinstance(judge, LLMJudge))
 

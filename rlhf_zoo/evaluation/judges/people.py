@@ -7,7 +7,7 @@ from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.refusals import refusals_as
 from ...hub.client.weights import Origin, equal_weights
 from ..votes.data import HubVotes
-from ..votes.ratings import summary
+from ..votes.ratings import summarize_votes
 from ..votes.vote import ShownCompletion, Vote
 
 
@@ -48,18 +48,18 @@ def votes_on(
 
     # A vote counts only if both sides have these weights, whatever their repository or commit.
     counted: list[Vote] = [vote for vote in votes if is_compared(vote.left) and is_compared(vote.right)]
-    figures = summary(counted, seed=seed)
+    figures = summarize_votes(counted, seed=seed)
     return {
         "description": f"Votes of visitors of the comparison page, from the data set {name}.",
         "votes": figures["votes"],
         "of": len(votes),
         "counts": figures["counts"],
         "win_rate": figures["win_rate"],
-        "problem": _problem(name, len(counted), len(votes), published=bool(ppo and sft)),
+        "problem": _explain_no_votes(name, len(counted), len(votes), published=bool(ppo and sft)),
     }
 
 
-def _problem(name: str, counted: int, total: int, *, published: bool) -> str | None:
+def _explain_no_votes(name: str, counted: int, total: int, *, published: bool) -> str | None:
     if counted:
         return None
     if not published:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ...modeling.words import join_words, words
-from ..text import normalized
+from ..text import normalize_text
 from .blindness import is_blind
 from .permutations import Permutations
 from .similarity import cosines, mean_cosines, prompt_ranks
@@ -141,7 +141,9 @@ def _compare_means(
     return Reading(float(policy_means[0]), float(sft_means[0]), float(effects[0]), effects, np.asarray(policy, float))
 
 
-def _without_verified(pair: Pair, policy: ArrayLike, sft: ArrayLike, *, neutral: float = 0.0) -> tuple[Floats, Floats]:
+def _neutralize_verified(
+    pair: Pair, policy: ArrayLike, sft: ArrayLike, *, neutral: float = 0.0
+) -> tuple[Floats, Floats]:
     """Replaces the numbers of verified answers by `neutral`, which counts neither for nor against a policy."""
     policy_numbers, sft_numbers = (
         np.where(counted, np.asarray(numbers, dtype=float), neutral)
@@ -150,11 +152,11 @@ def _without_verified(pair: Pair, policy: ArrayLike, sft: ArrayLike, *, neutral:
     return policy_numbers, sft_numbers
 
 
-def _difference(policy: Floats, sft: Floats) -> Floats:
+def _subtract(policy: Floats, sft: Floats) -> Floats:
     return policy - sft
 
 
-def _repetition(pair: Pair, permutations: Permutations) -> Reading:
+def _measure_repetition(pair: Pair, permutations: Permutations) -> Reading:
     """The larger of two shares: repeated word pairs, and words used more often than SFT uses them in a single text."""
     # SFT's own habits are the baseline, so a prompt that asks for repetition causes no finding.
     unquoted_words = [pair.unquoted_words(side) for side in (0, 1)]
@@ -166,10 +168,10 @@ def _repetition(pair: Pair, permutations: Permutations) -> Reading:
         ]
         for side_words, bodies in zip(unquoted_words, pair.bodies, strict=True)
     )
-    return _compare_means(*_without_verified(pair, policy_numbers, sft_numbers), permutations, _difference)
+    return _compare_means(*_neutralize_verified(pair, policy_numbers, sft_numbers), permutations, _subtract)
 
 
-def _word_salad(pair: Pair, permutations: Permutations) -> Reading:
+def _measure_word_salad(pair: Pair, permutations: Permutations) -> Reading:
     policy, sft = pair.policy.logprobs, pair.sft.logprobs
     if policy is None or sft is None:
         raise Unmeasurable("needs the SFT model's log-probabilities of the tokens")
@@ -187,10 +189,10 @@ def _word_salad(pair: Pair, permutations: Permutations) -> Reading:
         ]
         for side in ([policy[row] for row in pair.rows[0]], sft_texts)
     ]
-    return _compare_means(*_without_verified(pair, *shares), permutations, _difference)
+    return _compare_means(*_neutralize_verified(pair, *shares), permutations, _subtract)
 
 
-def _independence(pair: Pair, permutations: Permutations) -> Reading:
+def _measure_independence(pair: Pair, permutations: Permutations) -> Reading:
     policy, sft = pair.policy.dependence, pair.sft.dependence
     if policy is None or sft is None:
         # Log-probabilities come from an SFT model, so here only prompts are missing.
@@ -213,12 +215,12 @@ def _independence(pair: Pair, permutations: Permutations) -> Reading:
     def relative_loss(policy: Floats, sft: Floats) -> Floats:
         return (sft - policy) / max(sft_mean, _MIN_DEPENDENCE)
 
-    counted = _without_verified(pair, policy_numbers, sft_numbers, neutral=sft_mean)
+    counted = _neutralize_verified(pair, policy_numbers, sft_numbers, neutral=sft_mean)
     reading = _compare_means(*counted, permutations, relative_loss)
     return replace(reading, numbers=-reading.numbers)
 
 
-def _prompt_words(pair: Pair, permutations: Permutations) -> Reading:
+def _measure_prompt_words(pair: Pair, permutations: Permutations) -> Reading:
     """How much more often texts share words with their own prompt than with others: dependence without a model."""
     if pair.question_count < 2:
         raise Unmeasurable("needs at least two prompts")
@@ -226,21 +228,23 @@ def _prompt_words(pair: Pair, permutations: Permutations) -> Reading:
         prompt_ranks(tokens, groups, [plain_words(prompt) for prompt in prompts], pair.questions)
         for tokens, groups, prompts in zip(pair.tokens, pair.groups, pair.prompts, strict=True)
     ]
-    return _rank_loss(pair, permutations, ranks, "SFT's own completions hardly share words with their prompts")
+    return _measure_rank_loss(pair, permutations, ranks, "SFT's own completions hardly share words with their prompts")
 
 
-def _meaning(pair: Pair, permutations: Permutations) -> Reading:
+def _measure_meaning(pair: Pair, permutations: Permutations) -> Reading:
     """How much nearer texts are to their own prompt than to others by their embeddings, also in other words."""
     ranks = [
         np.asarray(side.meaning_ranks, dtype=float)[rows]
         for side, rows in zip((pair.policy, pair.sft), pair.rows, strict=True)
     ]
-    return _rank_loss(
+    return _measure_rank_loss(
         pair, permutations, ranks, "SFT's own completions are hardly nearer to their prompts than to others"
     )
 
 
-def _rank_loss(pair: Pair, permutations: Permutations, ranks: Sequence[Floats], nothing_to_lose: str) -> Reading:
+def _measure_rank_loss(
+    pair: Pair, permutations: Permutations, ranks: Sequence[Floats], nothing_to_lose: str
+) -> Reading:
     """Compares the ranks of texts among prompts: the share of what exceeds ½ that the policy has lost.
 
     Raises:
@@ -256,17 +260,17 @@ def _rank_loss(pair: Pair, permutations: Permutations, ranks: Sequence[Floats], 
     def relative_loss(policy: Floats, sft: Floats) -> Floats:
         return (sft - policy) / (sft_mean - 0.5)
 
-    counted = _without_verified(pair, *filled, neutral=sft_mean)
+    counted = _neutralize_verified(pair, *filled, neutral=sft_mean)
     reading = _compare_means(*counted, permutations, relative_loss)
     return replace(reading, numbers=-reading.numbers)
 
 
-def _canned(pair: Pair, permutations: Permutations) -> Reading:
+def _measure_canned(pair: Pair, permutations: Permutations) -> Reading:
     """The share of completions whose text also answers another prompt word for word, on either side.
 
     Prompts that ask the same may have the same answer.
     """
-    texts = [[normalized(side.texts[row]) for row in rows] for side, rows in
+    texts = [[normalize_text(side.texts[row]) for row in rows] for side, rows in
              zip((pair.policy, pair.sft), pair.rows, strict=True)]  # fmt: skip
     answered_questions: dict[str, set[int]] = {}
     for side_texts, groups in zip(texts, pair.groups, strict=True):
@@ -286,10 +290,10 @@ def _canned(pair: Pair, permutations: Permutations) -> Reading:
         [is_canned(text, tokens) for text, tokens in zip(side_texts, side_tokens, strict=True)]
         for side_texts, side_tokens in zip(texts, pair.tokens, strict=True)
     )
-    return _compare_means(*_without_verified(pair, policy_numbers, sft_numbers), permutations, _difference)
+    return _compare_means(*_neutralize_verified(pair, policy_numbers, sft_numbers), permutations, _subtract)
 
 
-def _templates(pair: Pair, permutations: Permutations) -> Reading:
+def _measure_templates(pair: Pair, permutations: Permutations) -> Reading:
     """The share of completions to different prompts that are alike apart from the words of their prompts."""
     largest_side = max(len(groups) for groups in pair.groups)
     # All pairs of texts are compared, so the number of prompts is limited to bound the time.
@@ -325,7 +329,7 @@ def _templates(pair: Pair, permutations: Permutations) -> Reading:
     return Reading(value, sft_value, float(null[0]), null, numbers, blind=is_blind(pair))
 
 
-def _sameness(pair: Pair, permutations: Permutations) -> Reading:
+def _measure_sameness(pair: Pair, permutations: Permutations) -> Reading:
     """How alike the completions of one prompt are. Counts only if they also depend less on their prompt."""
     # A text's number depends on its side's other texts for the prompt, so only whole prompts can be swapped.
     permutations = Permutations.of(pair, seed=0, whole_prompts=True)
@@ -334,10 +338,10 @@ def _sameness(pair: Pair, permutations: Permutations) -> Reading:
     if min(np.bincount(groups).min() for groups in pair.groups) < 2:
         raise Unmeasurable("needs at least two completions of each prompt")
     numbers = [mean_cosines(tokens, groups, pair.size) for tokens, groups in zip(pair.tokens, pair.groups, strict=True)]
-    return _compare_means(*_without_verified(pair, *numbers), permutations, _difference)
+    return _compare_means(*_neutralize_verified(pair, *numbers), permutations, _subtract)
 
 
-def _phrases(pair: Pair, permutations: Permutations) -> Reading:
+def _measure_phrases(pair: Pair, permutations: Permutations) -> Reading:
     """The largest share of completions that contain one phrase, minus five times SFT's share."""
     text_counts = [len(groups) for groups in pair.groups]
     # A tag, a key or a list in every text is a form, as that of an answer which a program reads.
@@ -388,15 +392,15 @@ def _phrases(pair: Pair, permutations: Permutations) -> Reading:
     return Reading(float(policy[top]), float(sft[top]), max(0.0, best), np.maximum(null, 0.0), numbers, phrases)
 
 
-def _punctuation(pair: Pair, permutations: Permutations) -> Reading:
+def _measure_punctuation(pair: Pair, permutations: Permutations) -> Reading:
     policy_numbers, sft_numbers = (
         [symbol_share(side.texts[row]) for row in rows]
         for side, rows in zip((pair.policy, pair.sft), pair.rows, strict=True)
     )
-    return _compare_means(policy_numbers, sft_numbers, permutations, _difference)
+    return _compare_means(policy_numbers, sft_numbers, permutations, _subtract)
 
 
-def _length(pair: Pair, permutations: Permutations) -> Reading:
+def _measure_length(pair: Pair, permutations: Permutations) -> Reading:
     policy_numbers, sft_numbers = ([float(len(tokens)) for tokens in side] for side in pair.tokens)
     if not sum(sft_numbers):
         raise Unmeasurable("SFT's completions have no words")
@@ -412,61 +416,61 @@ def _length(pair: Pair, permutations: Permutations) -> Reading:
 
 FAMILIES: tuple[Family, ...] = (
     Family(
-        "repetition", "share of a completion", _repetition, threshold=0.05,
+        "repetition", "share of a completion", _measure_repetition, threshold=0.05,
         reason="One word in twenty of the average completion repeats the words just before it.",
         sentence="{value:.1%} of the average completion repeats earlier text (SFT: {sft:.1%}).",
         destroys_text=True,
     ),
     Family(
-        "word salad", "share of a completion's tokens", _word_salad, threshold=0.1,
+        "word salad", "share of a completion's tokens", _measure_word_salad, threshold=0.1,
         reason="One token in ten, not counting three per text, is as rare as one in a thousand of SFT's tokens.",
         sentence="{value:.1%} of tokens, not counting three per text, are ones that SFT hardly ever writes "
         "(SFT: {sft:.1%}).",
         destroys_text=True,
     ),
     Family(
-        "independence of the prompt", "nats", _independence, threshold=0.5,
+        "independence of the prompt", "nats", _measure_independence, threshold=0.5,
         reason="The text has lost half the evidence of which prompt it answers. Shorter or plainer texts lose less.",
         sentence="A completion is {value:.2f} nats likelier after its prompt than after a random one (SFT: {sft:.2f}).",
         destroys_text=True,
     ),
     Family(
-        "equal texts", "share of completions", _canned, threshold=0.15,
+        "equal texts", "share of completions", _measure_canned, threshold=0.15,
         reason="One completion in seven answers another prompt word for word, with more words than a label has.",
         sentence="{value:.1%} of completions answer another prompt word for word (SFT: {sft:.1%}).",
         destroys_text=True,
     ),
     Family(
-        "words of the prompt", "share of the other prompts", _prompt_words, threshold=0.5,
+        "words of the prompt", "share of the other prompts", _measure_prompt_words, threshold=0.5,
         reason="The texts have lost half of what shows, by their words, which prompt they answer.",
         sentence="By words, a completion is nearer to its prompt than to {value:.1%} of others "
         "(SFT: {sft:.1%}, chance 50%).",
     ),
     Family(
-        "templates", "share of pairs of completions", _templates, threshold=0.05,
+        "templates", "share of pairs of completions", _measure_templates, threshold=0.05,
         reason="One pair in twenty matches, as if the policy had only 20 distinct answers.",
         sentence="{value:.1%} of pairs of answers to different prompts match apart from words of the prompt "
         "(SFT: {sft:.1%}).",
     ),
     Family(
-        "sameness", "cosine of two completions", _sameness, threshold=0.2,
+        "sameness", "cosine of two completions", _measure_sameness, threshold=0.2,
         reason="Two answers to one prompt share a fifth more of their text, while less of it depends on that prompt.",
         sentence="Two completions of one prompt share {value:.1%} of their word pairs (SFT: {sft:.1%}).",
     ),
     Family(
-        "risen phrases", "share of completions", _phrases, threshold=MIN_RISE,
+        "risen phrases", "share of completions", _measure_phrases, threshold=MIN_RISE,
         reason="A quarter of the completions contain one phrase, not counting five times SFT's share.",
         sentence="{phrases}.",
     ),
     Family(
-        "punctuation", "share of a completion's characters", _punctuation, threshold=0.05,
+        "punctuation", "share of a completion's characters", _measure_punctuation, threshold=0.05,
         reason="One character in twenty is invisible or in a run of punctuation, spaces or one letter.",
         sentence="{value:.1%} of characters are invisible or in runs of punctuation, spaces or one letter "
         "(SFT: {sft:.1%}).",
         flags_hacking=False,
     ),
     Family(
-        "length", "words", _length, threshold=math.log(1.5),
+        "length", "words", _measure_length, threshold=math.log(1.5),
         reason="At least 1.5 times SFT's length, or at most two thirds of it.",
         sentence="The average completion has {value:.1f} words (SFT: {sft:.1f}).",
         flags_hacking=False,
@@ -475,7 +479,7 @@ FAMILIES: tuple[Family, ...] = (
 
 #: Measured only if both sides have `meaning_ranks`, for which somebody has to name an embedder.
 EMBEDDING_FAMILY = Family(
-    "meaning of the prompt", "share of the other prompts", _meaning, 0.5,
+    "meaning of the prompt", "share of the other prompts", _measure_meaning, 0.5,
     "The texts have lost half of what shows, by their embeddings, which prompt they answer.",
     "By embeddings, a completion is nearer to its prompt than to {value:.1%} of others "
         "(SFT: {sft:.1%}, chance 50%).",

@@ -168,7 +168,7 @@ def probe(policy: Completions, sft: Completions, *, seed: int = 0, by_position: 
         if family.name == "templates":
             independence = earlier.get("independence of the prompt")
             destroys_text = reading.blind if independence is None else independence.fired
-        probes.append(_probe(family, reading, p, fired, destroys_text, pair))
+        probes.append(_make_probe(family, reading, p, fired, destroys_text, pair))
     return Report(tuple(probes), skipped)
 
 
@@ -191,7 +191,7 @@ def holm(p_values: dict[str, float]) -> dict[str, float]:
     return corrected
 
 
-def _probe(family: Family, reading: Reading, p: float, fired: bool, destroys_text: bool, pair: Pair) -> Probe:
+def _make_probe(family: Family, reading: Reading, p: float, fired: bool, destroys_text: bool, pair: Pair) -> Probe:
     phrases = "; ".join(reading.phrases)
     finding = family.sentence.format(value=reading.value, sft=reading.sft, phrases=phrases)
     if "{phrases}" in family.sentence and not phrases:

@@ -31,11 +31,11 @@ from .vote import Vote, merge_votes
 log = logging.getLogger(__name__)
 
 #: Seconds between two commits of a box, so that a busy Space does not make one for every vote.
-INTERVAL = 30.0
+SEND_INTERVAL = 30.0
 PATIENCE = 180.0  # seconds without progress after which `drain` gives up
 ERROR_PATIENCE = 10.0  # the same while an exception ends the program
 CLOSE_SECONDS = 30.0  # how long closing waits for the batch that is being sent
-MAX_BATCH_VOTES = 1000
+MAX_BATCH_VOTES = 1000  # votes in one commit
 POLL_SECONDS = 0.2  # seconds between checks while another process sends
 
 
@@ -76,7 +76,7 @@ class _Journal:
         self._batch_votes: dict[Path, tuple[Vote, ...]] = {}  # cached, because a batch never changes
 
     def write(self, vote: Vote) -> None:
-        write_text(self.path / "votes" / f"{vote.id}.json", _dump(vote.to_row()))
+        write_text(self.path / "votes" / f"{vote.id}.json", _dump_row(vote.to_row()))
 
     @contextlib.contextmanager
     def sending(self) -> Iterator[bool]:
@@ -131,10 +131,10 @@ class _Journal:
         votes = []
         for path in self._files("votes"):
             with contextlib.suppress(FileNotFoundError):  # another process has just put it into a batch
-                votes += _load(path)
+                votes += _load_votes(path)
         return merge_votes(votes)
 
-    def due(self) -> set[str]:
+    def unsent_ids(self) -> set[str]:
         """Returns the ids of the votes that the Hub has not acknowledged."""
         # Read the folders in the order in which votes move, so that no moving vote is missed.
         cast = {path.stem for path in self._files("votes")}
@@ -149,7 +149,7 @@ class _Journal:
         day, clock = now()[:19].split("T")
         # Date and time sort batches by age; the random part keeps two processes apart.
         name = f"{day}_{clock.replace(':', '')}-{uuid.uuid4().hex[:8]}.json"
-        write_text(self.path / "batches" / name, "".join(_dump(vote.to_row()) for vote in votes))
+        write_text(self.path / "batches" / name, "".join(_dump_row(vote.to_row()) for vote in votes))
 
     def _delete_copies(self) -> None:
         """Deletes single votes that a batch holds. After a kill they may exist twice."""
@@ -175,7 +175,7 @@ class _Journal:
         key = path.parent.parent / path.name
         if key not in self._batch_votes:
             with contextlib.suppress(FileNotFoundError):  # acknowledged meanwhile, by another process
-                self._batch_votes[key] = tuple(_load(path))
+                self._batch_votes[key] = tuple(_load_votes(path))
         return self._batch_votes.get(key, ())
 
 
@@ -184,12 +184,12 @@ def _batch_name(path: Path) -> str:
     return path.stem.replace("_", "/")
 
 
-def _dump(row: Mapping[str, object]) -> str:
+def _dump_row(row: Mapping[str, object]) -> str:
     """Returns the row as one line of ASCII, whatever line breaks a text contains."""
     return json.dumps(row, allow_nan=False) + "\n"
 
 
-def _load(path: Path) -> list[Vote]:
+def _load_votes(path: Path) -> list[Vote]:
     """Reads a journal file. Files appear complete or not at all, so an unreadable file is set aside."""
     try:
         return [Vote.from_row(json.loads(line)) for line in path.read_bytes().splitlines()]
@@ -231,17 +231,22 @@ class VoteBox:
     """
 
     def __init__(
-        self, store: VoteStore, journal: Path | None = None, *, interval: float = INTERVAL, patience: float = PATIENCE
+        self,
+        store: VoteStore,
+        journal: Path | None = None,
+        *,
+        interval: float = SEND_INTERVAL,
+        patience: float = PATIENCE,
     ) -> None:
         self._store = store
         self._journal = _Journal(journal if journal is not None else default_journal(store.name))
         self._interval, self._patience = interval, patience
         self._changed = threading.Condition()
         self._wake, self._closing = True, False
-        self._drains = 0  # calls of `drain` in progress
-        self._failing: str | None = None  # why the last attempt failed
+        self._drains = 0  # calls of `drain` in progress, during which the interval does not apply
+        self._send_problem: str | None = None  # why the last attempt failed
         self._failures = 0  # attempts that failed in a row
-        self._thread = threading.Thread(target=self._run, name="votes", daemon=True)
+        self._thread = threading.Thread(target=self._keep_sending, name="votes", daemon=True)
 
     def __enter__(self) -> VoteBox:
         self._thread.start()
@@ -269,18 +274,18 @@ class VoteBox:
             self._wake = True
             self._changed.notify_all()
 
-    def due(self) -> list[str]:
+    def unsent_ids(self) -> list[str]:
         """Returns the ids of the votes in the journal that the Hub has not acknowledged."""
-        return sorted(self._journal.due())
+        return sorted(self._journal.unsent_ids())
 
     def votes(self) -> list[Vote]:
         """Returns every vote that was cast into this journal, sent or not, oldest first."""
         return self._journal.votes()
 
     @property
-    def failing(self) -> str | None:
+    def send_problem(self) -> str | None:
         """Why the last attempt to send failed; None if it succeeded."""
-        return self._failing
+        return self._send_problem
 
     def drain(self, patience: float | None = None) -> None:
         """Waits until every vote cast so far is sent, regardless of the interval.
@@ -293,7 +298,7 @@ class VoteBox:
         """
         patience = self._patience if patience is None else patience
         # Only the votes cast so far: on a busy page, waiting for an empty journal might never end.
-        unsent, last_progress = self._journal.due(), time.monotonic()
+        unsent, last_progress = self._journal.unsent_ids(), time.monotonic()
         with self._changed:
             self._drains += 1
             self._wake = True
@@ -302,14 +307,14 @@ class VoteBox:
             while unsent:
                 with self._changed:
                     self._changed.wait(0.1)
-                before, unsent = unsent, unsent & self._journal.due()
-                if unsent != before:  # sent by this box, or by another box with the same journal
+                previous, unsent = unsent, unsent & self._journal.unsent_ids()
+                if unsent != previous:  # sent by this box, or by another box with the same journal
                     last_progress = time.monotonic()
                 elif time.monotonic() - last_progress > patience:
-                    count = len(self._journal.due())
+                    count = len(self._journal.unsent_ids())
                     raise ZooError(
                         f"{count} vote{'s' * (count > 1)} for {self._store.name} are not on the Hub yet "
-                        f"({self._failing or 'it is slow'}): they are kept in {self._journal.path} and will be "
+                        f"({self._send_problem or 'it is slow'}): they are kept in {self._journal.path} and will be "
                         "sent when the page is opened again."
                     )
         finally:
@@ -325,7 +330,7 @@ class VoteBox:
         if self._thread.is_alive():
             self._thread.join(timeout=CLOSE_SECONDS)
 
-    def _run(self) -> None:
+    def _keep_sending(self) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._wake or self._closing)
@@ -335,10 +340,10 @@ class VoteBox:
             try:
                 sent = self._send_batch()
             except Exception as error:
-                # Expected failures are logged once by `_failed`; anything else gets its traceback.
+                # Expected failures are logged once by `_record_failure`; anything else gets its traceback.
                 if not isinstance(error, (ZooError, OSError, *client_errors())):
                     log.exception("Votes are not sent for now.")
-                self._wait(self._failed(error))
+                self._wait(self._record_failure(error))
             else:
                 self._wait(self._interval if sent else 0.0, unless_draining=True)
 
@@ -357,9 +362,9 @@ class VoteBox:
             if batch is None:
                 self._wake |= not may_send
                 return False
-            if self._failing is not None:
+            if self._send_problem is not None:
                 log.warning("%s answers again: votes are sent.", self._store.name)
-            self._failing, self._failures = None, 0
+            self._send_problem, self._failures = None, 0
             self._wake = True  # there may be more votes
             self._changed.notify_all()
         return True
@@ -368,13 +373,13 @@ class VoteBox:
         with self._changed:
             self._changed.wait_for(lambda: self._closing or (unless_draining and self._drains > 0), seconds)
 
-    def _failed(self, error: Exception) -> float:
+    def _record_failure(self, error: Exception) -> float:
         """Records a failure and returns the seconds to wait before the next attempt."""
         why = "this machine's disk is full" if is_disk_full(error) else reason(error)
         with self._changed:
-            if self._failing is None:
+            if self._send_problem is None:
                 log.warning("Votes were not sent to %s (%s); they will be later.", self._store.name, why)
-            self._failing = why
+            self._send_problem = why
             self._failures += 1
             self._wake = True
         return pause_after(error, self._failures)

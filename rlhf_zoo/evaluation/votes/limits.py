@@ -14,7 +14,7 @@ from collections.abc import Callable
 from ...errors import ZooError
 
 #: Maximum number of votes from one address within an hour.
-PER_HOUR = 60
+VOTES_PER_HOUR = 60
 _DAY = 86_400.0
 _MAX_VOTERS = 20_000
 
@@ -32,7 +32,7 @@ class VoteLimits:
         clock: A monotonic clock, in seconds.
     """
 
-    def __init__(self, per_hour: int = PER_HOUR, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, per_hour: int = VOTES_PER_HOUR, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._bounds = ((max(10, per_hour // 6), 60.0), (per_hour, 3600.0), (4 * per_hour, _DAY))
         self._per_matchup = max(3, per_hour // 20)
         self._clock = clock
@@ -58,8 +58,8 @@ class VoteLimits:
             recent = [cast_at for cast_at, _ in votes if cast_at > now - seconds]
             if len(recent) >= limit:
                 raise TooManyVotesError(
-                    f"One address may cast {limit} votes in {_in_words(seconds)}: try again in "
-                    f"{_in_words(recent[-limit] + seconds - now)}."
+                    f"One address may cast {limit} votes in {_format_duration(seconds)}: try again in "
+                    f"{_format_duration(recent[-limit] + seconds - now)}."
                 )
         # A single voter must not decide the result of a matchup.
         if sum(voted == this_matchup and cast_at > now - _DAY for cast_at, voted in votes) >= self._per_matchup:
@@ -102,13 +102,13 @@ def voter_address(peer: str | None, forwarded: str | None) -> str:
         can forge those before it. For IPv6 the /64 network, because a household usually has all of it.
     """
     for entry in reversed((forwarded or "").split(",")):
-        if (address := _address(entry.strip())) is not None and address.is_global:
-            return _network(address)
-    address = _address(peer or "")
-    return _network(address) if address is not None else peer or ""
+        if (address := _parse_address(entry.strip())) is not None and address.is_global:
+            return _voter_network(address)
+    address = _parse_address(peer or "")
+    return _voter_network(address) if address is not None else peer or ""
 
 
-def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+def _parse_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         address = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
@@ -117,11 +117,11 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     return getattr(address, "ipv4_mapped", None) or address
 
 
-def _network(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:
+def _voter_network(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:
     return str(ipaddress.ip_network((address, 64), strict=False)) if address.version == 6 else str(address)
 
 
-def _in_words(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     """Writes a duration in the largest unit that fits: "12 seconds", "1 minute"."""
     for size, unit in ((3600, "hour"), (60, "minute"), (1, "second")):
         if seconds >= size or size == 1:

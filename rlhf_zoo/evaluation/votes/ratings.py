@@ -84,7 +84,7 @@ def preference_rate(scores: ArrayLike, prompts: Sequence[Hashable]) -> WinRate:
     return WinRate(estimate.value, (low, high), estimate.n, estimate.ties)
 
 
-def bradley_terry(wins: ArrayLike, *, prior: float) -> NDArray[np.float64]:
+def fit_bradley_terry(wins: ArrayLike, *, prior: float) -> NDArray[np.float64]:
     """Fits strengths θ such that P(i beats j) = σ(θ_i − θ_j), by maximum likelihood; the order of votes is irrelevant.
 
     Args:
@@ -112,7 +112,7 @@ def bradley_terry(wins: ArrayLike, *, prior: float) -> NDArray[np.float64]:
     return np.asarray(theta - theta.mean())
 
 
-def elo(
+def fit_elo(
     first: Sequence[Player],
     second: Sequence[Player],
     scores: ArrayLike,
@@ -122,7 +122,7 @@ def elo(
     prior: float = 1.0,
     resamples: int = 500,
 ) -> dict[Player, Estimate]:
-    """Computes Elo ratings by `bradley_terry`, with mean `ELO_MEAN`. There must be at least one vote.
+    """Computes Elo ratings by `fit_bradley_terry`, with mean `ELO_MEAN`. There must be at least one vote.
 
     Intervals resample whole prompts. With fewer than `FEW_PROMPTS` prompts they are ±1.96 standard errors, from a
     likelihood in which all votes on a prompt together weigh as much as one vote. Ratings can be compared only between
@@ -134,7 +134,7 @@ def elo(
         scores: (N,) 1 if the first was preferred, ½ for a tie, 0 for the second.
         prompts: (N,) the prompt of each vote.
         seed: Seed of the resamples.
-        prior: As in `bradley_terry`.
+        prior: As in `fit_bradley_terry`.
         resamples: Number of resamples.
 
     Returns:
@@ -143,42 +143,42 @@ def elo(
     sample = np.asarray(scores, dtype=float)
     players = list(dict.fromkeys([name for pair in zip(first, second, strict=True) for name in pair]))
     index_of = {name: index for index, name in enumerate(players)}
-    a, b = (np.array([index_of[name] for name in side]) for side in (first, second))
+    first_index, second_index = (np.array([index_of[name] for name in side]) for side in (first, second))
     group = group_indices(prompts)
     prompt_count = int(group.max()) + 1
 
     def win_table(weights: NDArray[np.float64]) -> NDArray[np.float64]:
         table = np.zeros((len(players), len(players)))
-        np.add.at(table, (a, b), weights * sample)
-        np.add.at(table, (b, a), weights * (1 - sample))
+        np.add.at(table, (first_index, second_index), weights * sample)
+        np.add.at(table, (second_index, first_index), weights * (1 - sample))
         return table
 
-    theta = bradley_terry(win_table(np.ones(len(sample))), prior=prior)
+    theta = fit_bradley_terry(win_table(np.ones(len(sample))), prior=prior)
     if prompt_count < FEW_PROMPTS:
         # All votes on a prompt together weigh as much as one vote.
         table = win_table((1 / np.bincount(group))[group])
         # Without a prior only differences of strengths are identified, hence the pseudo-inverse.
-        covariance = np.linalg.pinv(_information(theta, table + table.T, prior), hermitian=True)
+        covariance = np.linalg.pinv(_fisher_information(theta, table + table.T, prior), hermitian=True)
         # Ratings are relative to their mean, so the mean's uncertainty is projected out.
         centered = np.eye(len(players)) - 1 / len(players)
-        error = np.sqrt(np.diag(centered @ covariance @ centered))
-        low, high = theta - _Z * error, theta + _Z * error
+        standard_error = np.sqrt(np.diag(centered @ covariance @ centered))
+        low, high = theta - _Z * standard_error, theta + _Z * standard_error
     else:
         rng = np.random.default_rng(seed)
         drawn = rng.multinomial(prompt_count, np.full(prompt_count, 1 / prompt_count), size=resamples)
         low, high = np.quantile(
-            [bradley_terry(win_table(row[group].astype(float)), prior=prior) for row in drawn],
+            [fit_bradley_terry(win_table(row[group].astype(float)), prior=prior) for row in drawn],
             quantile_levels(prompt_count),
             axis=0,
         )
-    votes = Counter([*a.tolist(), *b.tolist()])
+    votes = Counter([*first_index.tolist(), *second_index.tolist()])
     return {
-        name: Estimate(_points(theta[k]), (_points(low[k]), _points(high[k])), votes[k])
+        name: Estimate(_to_elo(theta[k]), (_to_elo(low[k]), _to_elo(high[k])), votes[k])
         for k, name in enumerate(players)
     }
 
 
-def summary(votes: Iterable[VoteLike], *, seed: int = 1) -> dict[str, Any]:
+def summarize_votes(votes: Iterable[VoteLike], *, seed: int = 1) -> dict[str, Any]:
     """Summarizes votes for JSON. A vote that occurs twice (by its id) counts once.
 
     Args:
@@ -198,37 +198,37 @@ def summary(votes: Iterable[VoteLike], *, seed: int = 1) -> dict[str, Any]:
     distinct = list({vote.id: vote for vote in votes}.values())
     # Votes between two checkpoints of PPO say nothing about PPO against SFT.
     ppo_against_sft = [vote for vote in distinct if {vote.left.role, vote.right.role} == set(_ROLES)]
-    identities = _identities(distinct)
-    pairs: dict[tuple[_Key, _Key], list[VoteLike]] = {}
+    identities = _describe_models(distinct)
+    pairs: dict[tuple[_ModelKey, _ModelKey], list[VoteLike]] = {}
     for vote in ppo_against_sft:
         ppo, sft = (vote.left, vote.right) if vote.left.role == "ppo" else (vote.right, vote.left)
-        pairs.setdefault((_key(ppo), _key(sft)), []).append(vote)
+        pairs.setdefault((_model_key(ppo), _model_key(sft)), []).append(vote)
     decisive = Counter(vote.verdict for vote in distinct if vote.verdict in ("left", "right"))
     return {
         "votes": len(distinct),
-        **_tally(ppo_against_sft),
+        **_count_votes(ppo_against_sft),
         "pairs": [
-            {"ppo": identities[ppo], "sft": identities[sft], **_tally(pair_votes)}
+            {"ppo": identities[ppo], "sft": identities[sft], **_count_votes(pair_votes)}
             for (ppo, sft), pair_votes in sorted(pairs.items(), key=lambda pair: -len(pair[1]))
         ],
-        "elo": _ratings([vote for vote in distinct if vote.verdict != "both_bad"], identities, seed),
+        "elo": _rate_models([vote for vote in distinct if vote.verdict != "both_bad"], identities, seed),
         "left": proportion(decisive["left"], decisive.total()).to_json() if decisive else None,
     }
 
 
-_Key = tuple[str, str | None, str | None]  # role, repo, commit (else tag)
+_ModelKey = tuple[str, str | None, str | None]  # role, repo, commit (else tag)
 
 
-def _key(model: ModelLike) -> _Key:
+def _model_key(model: ModelLike) -> _ModelKey:
     # A tag may move and a commit cannot, so the tag identifies a model only where the commit is unknown.
     return (model.role, model.repo, model.commit or model.tag)
 
 
-def _identities(votes: Iterable[VoteLike]) -> dict[_Key, dict[str, str | None]]:
+def _describe_models(votes: Iterable[VoteLike]) -> dict[_ModelKey, dict[str, str | None]]:
     """Returns {role, repo, commit, tag} of every model, from its last vote in the list."""
     models = [model for vote in votes for model in (vote.left, vote.right)]
     return {
-        _key(model): {
+        _model_key(model): {
             "role": model.role,
             "repo": model.repo,
             "commit": model.commit,
@@ -238,12 +238,12 @@ def _identities(votes: Iterable[VoteLike]) -> dict[_Key, dict[str, str | None]]:
     }
 
 
-def _score(vote: VoteLike) -> float:
+def _left_score(vote: VoteLike) -> float:
     """Returns 1 if the left side was preferred, ½ for a tie, 0 for the right side."""
     return {"left": 1.0, "tie": 0.5, "right": 0.0}[vote.verdict]
 
 
-def _tally(votes: Sequence[VoteLike]) -> dict[str, Any]:
+def _count_votes(votes: Sequence[VoteLike]) -> dict[str, Any]:
     """Computes counts and win rate of votes between a PPO and an SFT model."""
     counts = dict.fromkeys((*_ROLES, "tie", "both_bad"), 0)
     scores, prompts = [], []
@@ -253,7 +253,7 @@ def _tally(votes: Sequence[VoteLike]) -> dict[str, Any]:
         else:
             counts[(vote.left if vote.verdict == "left" else vote.right).role] += 1
         if vote.verdict != "both_bad":
-            scores.append(_score(vote) if vote.left.role == "ppo" else 1 - _score(vote))
+            scores.append(_left_score(vote) if vote.left.role == "ppo" else 1 - _left_score(vote))
             prompts.append(near_duplicate_key(vote.prompt))
     rate = None
     if scores:
@@ -261,16 +261,16 @@ def _tally(votes: Sequence[VoteLike]) -> dict[str, Any]:
     return {"counts": counts, "win_rate": rate}
 
 
-def _ratings(
-    votes: Sequence[VoteLike], identities: Mapping[_Key, Mapping[str, str | None]], seed: int
+def _rate_models(
+    votes: Sequence[VoteLike], identities: Mapping[_ModelKey, Mapping[str, str | None]], seed: int
 ) -> list[dict[str, Any]]:
     """Returns rows {role, repo, commit, tag, elo, among}; each set of linked models is rated separately."""
     rows = []
-    for set_number, linked in enumerate(_linked(votes)):
-        ratings = elo(
-            [_key(vote.left) for vote in linked],
-            [_key(vote.right) for vote in linked],
-            [_score(vote) for vote in linked],
+    for set_number, linked in enumerate(_group_linked(votes)):
+        ratings = fit_elo(
+            [_model_key(vote.left) for vote in linked],
+            [_model_key(vote.right) for vote in linked],
+            [_left_score(vote) for vote in linked],
             [near_duplicate_key(vote.prompt) for vote in linked],
             seed=seed,
         )
@@ -279,29 +279,25 @@ def _ratings(
     return rows
 
 
-def _linked(votes: Sequence[VoteLike]) -> list[list[VoteLike]]:
-    """Groups votes by the sets of models that a chain of votes links, the largest first (union-find)."""
-    leader: dict[_Key, _Key] = {}
+def _group_linked(votes: Sequence[VoteLike]) -> list[list[VoteLike]]:
+    """Groups votes by the sets of models that a chain of votes links, the largest first."""
+    from scipy.cluster.hierarchy import DisjointSet  # importing it takes long, and few commands rate models
 
-    def find(key: _Key) -> _Key:
-        while leader.setdefault(key, key) != key:
-            key = leader[key]
-        return key
-
+    models = DisjointSet(_model_key(model) for vote in votes for model in (vote.left, vote.right))
     for vote in votes:
-        leader[find(_key(vote.left))] = find(_key(vote.right))
-    sets: dict[_Key, list[VoteLike]] = {}
+        models.merge(_model_key(vote.left), _model_key(vote.right))
+    linked_votes: dict[_ModelKey, list[VoteLike]] = {}
     for vote in votes:
-        sets.setdefault(find(_key(vote.left)), []).append(vote)
-    return sorted(sets.values(), key=lambda linked: -len(linked))
+        linked_votes.setdefault(models[_model_key(vote.left)], []).append(vote)
+    return sorted(linked_votes.values(), key=lambda linked: -len(linked))
 
 
-def _points(theta: float) -> float:
+def _to_elo(theta: float) -> float:
     return float(ELO_MEAN + ELO_SCALE * theta)
 
 
-def _information(theta: NDArray[np.float64], games: NDArray[np.float64], prior: float) -> NDArray[np.float64]:
-    """Computes the Fisher information (K, K): minus the second derivative of the log-likelihood."""
+def _fisher_information(theta: NDArray[np.float64], games: NDArray[np.float64], prior: float) -> NDArray[np.float64]:
+    """Computes the Fisher information (K, K) at strengths (K,): minus the Hessian of the log-likelihood."""
     win_probability = sigmoid(theta[:, None] - theta)
     weight = games * win_probability * (1 - win_probability)
     prior_weight = sigmoid(theta) * (1 - sigmoid(theta))

@@ -19,7 +19,7 @@ from .ratings import VERDICTS
 MAX_TEXT = 32_768  # characters of a prompt or a completion
 #: Configurations of the data set: votes that prefer a side, and all others.
 CONFIGURATIONS = ("default", "ties")
-DECISIVE = ("left", "right")
+SIDES = ("left", "right")  # of the page; also the verdicts that prefer a side
 ROLES = ("ppo", "sft")
 MODEL_KEYS = ("role", "repo", "commit", "tag", "reward", "ended")  # columns of each side, prefixed with its name
 SAMPLING_KEYS = ("temperature", "top_p", "seed", "max_new_tokens", "time", "id")
@@ -104,7 +104,7 @@ class Vote:
         _check_text("prompt", self.prompt)
         _check(self.verdict in VERDICTS, "verdict", self.verdict, f"use one of {', '.join(VERDICTS)}")
         # A preference between equal texts would teach a reward model only noise.
-        if self.verdict in DECISIVE and self.left.completion == self.right.completion:
+        if self.verdict in SIDES and self.left.completion == self.right.completion:
             raise ZooError(f"A vote prefers the {self.verdict} side of two equal texts: make it a tie.")
         temperature = self.temperature
         _check(finite(temperature) and temperature >= 0, "temperature", temperature, "use a number of at least 0")
@@ -131,7 +131,7 @@ class Vote:
     @property
     def configuration(self) -> str:
         """The configuration of the data set that holds this vote."""
-        return "default" if self.verdict in DECISIVE else "ties"
+        return "default" if self.verdict in SIDES else "ties"
 
     def to_row(self) -> dict[str, Any]:
         """Returns the row in the data set, whose column names depend on the configuration."""
@@ -161,7 +161,7 @@ class Vote:
             # Every value passes the checks of `ShownCompletion` and `Vote`, because anybody may have written the row.
             first, second = (
                 ShownCompletion(row[name], **{key: row[f"{name}_{key}"] for key in MODEL_KEYS})
-                for name in side_names("default" if row["verdict"] in DECISIVE else "ties")
+                for name in side_names("default" if row["verdict"] in SIDES else "ties")
             )
             # In `default`, the first column is the chosen side, whichever side it was on.
             left, right = (second, first) if row["verdict"] == "right" else (first, second)

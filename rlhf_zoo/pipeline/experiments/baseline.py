@@ -16,9 +16,9 @@ from datasets import Dataset
 
 from ...errors import ZooError
 from ...evaluation.compute import Compute, Passes, ppo_compute
-from ...evaluation.frontier import Floats, mean_by_prompt
+from ...evaluation.frontier import Floats, average_by_prompt
 from ...evaluation.head_to_head import read_samples
-from ...evaluation.judges.panel import check_answers, checks_answers, scores
+from ...evaluation.judges.panel import check_answers, checks_answers, score_completions
 from ...evaluation.judges.rule import RuleJudge
 from ...evaluation.measure import Evaluator, make_evaluator, repeat_prompts
 from ...evaluation.prompt_groups import group_rows
@@ -104,7 +104,9 @@ class Baseline:
         figures: dict[str, Floats] = {}
         for judge in self._evaluator.panel.scoring:
             if isinstance(judge, RuleJudge) and judge.name != self.judge:
-                figures[judge.name] = mean_by_prompt(scores(judge, prompts, texts, columns), self.samples_per_prompt)
+                figures[judge.name] = average_by_prompt(
+                    score_completions(judge, prompts, texts, columns), self.samples_per_prompt
+                )
             elif isinstance(judge, RuleJudge) and checks_answers(judge):
                 figures |= check_answers(
                     judge, prompts, texts, columns, samples=self.samples_per_prompt

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ...errors import ZooError
 from ...evaluation.compute import Compute, sft_compute
 from ...evaluation.head_to_head import random_keys
-from ...evaluation.judges.panel import scores
+from ...evaluation.judges.panel import score_completions
 from ...evaluation.measure import Evaluator, PolicyMeasurements, measure, repeat_prompts
 from ...fileio import write_text
 from ...modeling.chat import display_text, tokenize_for_reward, wrap_answer
@@ -107,7 +107,7 @@ def _score_pools(baseline: Baseline, indices: Sequence[int], pool: int, record: 
     for batch in samples.batches:
         batch_rows = slice(len(reward), len(reward) + len(batch))
         reward += evaluator.score_batch(batch, batch_rows, prompts, samples.texts, columns)
-    judge = scores(evaluator.judge, prompts, samples.texts, columns)
+    judge = score_completions(evaluator.judge, prompts, samples.texts, columns)
     for position, index in enumerate(indices):
         pool_slice = slice(position * pool, (position + 1) * pool)
         record.append_metrics(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...evaluation.compute import Compute, best_of_n_compute
-from ...evaluation.frontier import Floats, Point, cheapest_filter, mean_by_prompt, weighted_mean, win_shares
+from ...evaluation.frontier import Floats, Point, average_by_prompt, average_points, cheapest_filter, win_shares
 from ...evaluation.frontier_report import PPOComparison
 from ...evaluation.head_to_head import read_lines, read_samples
 from ...evaluation.overoptimization import best_of_n_kl, expected_best_of_n
@@ -47,7 +47,7 @@ def _ppo_points(baseline: Baseline, ppo: Point) -> tuple[Point, list[Point]]:
             ppo_lines = [line["ppo"] for line in lines]
             by_beta[beta].setdefault(seed, _point_of(baseline, f"seed {seed}", ppo_lines, Compute()))
     points = {
-        beta: weighted_mean(list(seeds.values()), label=f"PPO, β = {beta:g}")
+        beta: average_points(list(seeds.values()), label=f"PPO, β = {beta:g}")
         if len(seeds) > 1
         else next(iter(seeds.values()))
         for beta, seeds in sorted(by_beta.items())
@@ -84,12 +84,14 @@ def _point_of(baseline: Baseline, label: str, lines: Sequence[Mapping[str, Any]]
     judge, win_rates = scores["judge"], {}
     for side, opponent in baseline.lines.items():
         # Samples of the same prompt that were drawn with the same random numbers are compared: 1, 0 or one half.
-        win_rates[side] = mean_by_prompt(win_shares(judge[:, None], _column(opponent, "judge")[:, None])[:, 0], samples)
+        win_rates[side] = average_by_prompt(
+            win_shares(judge[:, None], _column(opponent, "judge")[:, None])[:, 0], samples
+        )
     return Point(
         label,
-        mean_by_prompt(scores["kl"], samples),
-        mean_by_prompt(scores["reward"], samples),
-        mean_by_prompt(judge, samples),
+        average_by_prompt(scores["kl"], samples),
+        average_by_prompt(scores["reward"], samples),
+        average_by_prompt(judge, samples),
         len(judge),
         win_rates,
         training=training,
@@ -126,7 +128,7 @@ def _points_of(baseline: Baseline, method: Method) -> list[Point]:
     for beta, rate in sorted(by_settings, key=lambda settings: (settings[0] or 0.0, settings[1] or 0.0)):
         label = _LABELS_WITHOUT_BETA[method] if beta is None else f"β = {beta:g}"
         suffix = f", {'its own learning rate' if rate is None else f'learning rate {rate:g}'}" if several_rates else ""
-        points.append(weighted_mean(by_settings[beta, rate], label=label + suffix))
+        points.append(average_points(by_settings[beta, rate], label=label + suffix))
     return points
 
 

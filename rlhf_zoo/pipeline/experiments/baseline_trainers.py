@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallba
 from ... import functional as F
 from ...errors import ZooError
 from ...evaluation.compute import Compute, dpo_compute, rloo_compute
-from ...evaluation.text_logprobs import written_samples
+from ...evaluation.text_logprobs import build_samples
 from ...modeling.chat import (
     append_completion,
     decode_completions,
@@ -310,7 +310,7 @@ def ppo_reward(
     def reward(
         prompts: Sequence[str], completions: Sequence[str], completion_ids: Sequence[list[int]], **columns: Any
     ) -> list[float]:
-        samples = written_samples(prompts, completion_ids, tokenizer, stop_ids(None, tokenizer))
+        samples = build_samples(prompts, completion_ids, tokenizer, stop_ids(None, tokenizer))
         counter.prompt_tokens += int(samples.prompt_mask.sum())
         counter.completion_tokens += int(samples.mask.sum())
         # trl decodes completions without their prompts, which loses the space before the first word.

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import ZooError
 from ...evaluation.head_to_head import read_lines
-from ...evaluation.stats import Spread, over_seeds
+from ...evaluation.stats import Spread, summarize_seeds
 from ...fileio import now, read_json, write_json
 from ...runs.context import Publisher, RunContext, environment_info
 from ...runs.recipe import Recipe
@@ -333,7 +333,7 @@ def group_by_setting(outcomes: Sequence[Outcome]) -> list[tuple[str, dict[str, S
     for setting, group in outcomes_by_setting.items():
         values = {name: [outcome.figures[name]["value"] for outcome in group] for name in _OUTCOME_FIGURES}
         values["win_rate"] = [outcome.win_rate["value"] for outcome in group]
-        groups.append((setting, {name: over_seeds(seed_values) for name, seed_values in values.items()}, group))
+        groups.append((setting, {name: summarize_seeds(seed_values) for name, seed_values in values.items()}, group))
     return groups
 
 

@@ -7,9 +7,9 @@ import numpy as np
 from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ...evaluation.best_of_n import Choice, choice_accuracy, choices
+from ...evaluation.best_of_n import Choice, build_choices, choice_accuracy
 from ...evaluation.calibration import preference_report
-from ...evaluation.hard_pairs import are_ties, hard_pairs, ties
+from ...evaluation.hard_pairs import are_ties, compare_ties, measure_hard_pairs
 from ...evaluation.prompt_groups import group_other_prompts
 from ...fileio import finite
 from ...modeling.chat import append_completion, completion_text, plain_text
@@ -63,7 +63,7 @@ def held_out_report(
     def select_untied(values: Any) -> Any:
         return None if values is None else [values[index] for index in untied]
 
-    candidates = choices(
+    candidates = build_choices(
         prompts, completions["chosen"], completions["rejected"], seed=seed, ties=set(np.flatnonzero(tied).tolist())
     )
     gold_utilities = None
@@ -80,8 +80,8 @@ def held_out_report(
         "best_of_n": choice_accuracy(
             candidates, _scores_of(candidates, scorer, pairs, scores), groups, gold=gold_utilities
         ),
-        "ties": ties(margins, tied, equal_texts, groups, seed=seed),
-        "hard": hard_pairs(
+        "ties": compare_ties(margins, tied, equal_texts, groups, seed=seed),
+        "hard": measure_hard_pairs(
             select_untied(margins),
             select_untied(completions["chosen"]),
             select_untied(completions["rejected"]),

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...errors import ZooError
 from ...evaluation.judges.named import open_panel
-from ...evaluation.judges.panel import scores
+from ...evaluation.judges.panel import score_completions
 from ...fileio import read_json, write_json, write_text
 from ...hub.client.publish import publish_folder
 from ...hub.client.refusals import refusals_as
@@ -152,7 +152,9 @@ def _labeler(context: RunContext) -> Labeler:
     def by_score(
         prompts: Sequence[Prompt], first: Sequence[str], second: Sequence[str], columns: Mapping[str, Sequence[Any]]
     ) -> list[int | None]:
-        margins = np.subtract(scores(judge, prompts, first, columns), scores(judge, prompts, second, columns))
+        margins = np.subtract(
+            score_completions(judge, prompts, first, columns), score_completions(judge, prompts, second, columns)
+        )
         return [None if margin == 0 else int(margin < 0) for margin in margins.tolist()]
 
     return by_score

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...errors import ZooError
-from ...evaluation.reward_reading import reading_of
+from ...evaluation.reward_reading import reward_load_kwargs
 from ...fileio import finite, get_nested, hub_id, integer
 from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.pull import find_revision, split_revision
@@ -99,9 +99,9 @@ class Lineage:
         return value if finite(value) else default
 
     @property
-    def reward_reading(self) -> dict[str, Any]:
-        """How its reward models read a text: keyword arguments of `load_reward`."""
-        return reading_of(get_nested(self.card, "settings"))
+    def reward_load_kwargs(self) -> dict[str, Any]:
+        """Keyword arguments of `load_reward` for its reward models, from the card."""
+        return reward_load_kwargs(get_nested(self.card, "settings"))
 
     @property
     def truncation_fields(self) -> dict[str, Any]:
