@@ -50,8 +50,10 @@ def defect_figures(defects: Mapping[str, Defect], comparison: HeadToHead) -> dic
     """
     prompts, groups = [plain_text(prompt) for prompt in comparison.prompts], comparison.groups
     figures = {}
-    for name, find in defects.items():
-        sft, ppo = (_find(name, find, prompts, comparison.measurements[side].completions) for side in ("sft", "ppo"))
+    for name, defect in defects.items():
+        sft, ppo = (
+            _find_defect(name, defect, prompts, comparison.measurements[side].completions) for side in ("sft", "ppo")
+        )
         figures[name] = {
             "sft": mean_share(sft, groups).to_json(),
             "ppo": mean_share(ppo, groups).to_json(),
@@ -60,8 +62,8 @@ def defect_figures(defects: Mapping[str, Defect], comparison: HeadToHead) -> dic
     return figures
 
 
-def _find(name: str, find: Defect, prompts: Sequence[str], completions: Sequence[str]) -> NDArray[np.float64]:
-    values = list(find(prompts, completions))
+def _find_defect(name: str, defect: Defect, prompts: Sequence[str], completions: Sequence[str]) -> NDArray[np.float64]:
+    values = list(defect(prompts, completions))
     if len(values) != len(completions) or any(value not in (0, 1) for value in values):
         raise ZooError(
             f"The defect {name!r} of the recipe's corpus must be true or false for each of {len(completions)} "

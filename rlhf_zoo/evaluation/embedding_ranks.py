@@ -44,21 +44,21 @@ def add_meaning_ranks(policy: Completions, sft: Completions, name: str, hub: Hub
     embedder = Embedder(resolve(name, hub).path, name=name)
     texts = [text for side in (policy, sft) for prompt, text in zip(side.prompts, side.texts, strict=True)
              if prompt in shared and text.strip()]  # fmt: skip
-    requests = _requests(policy) | _requests(sft)
+    requests = _request_texts(policy) | _request_texts(sft)
     with doing(f"embedding completions and prompts with {name}"):
         prompt_vectors = embedder.embed([requests[prompt] for prompt in prompts]).numpy()
         distinct = list(dict.fromkeys(texts))
         row_of = {text: row for row, text in enumerate(distinct)}
         text_vectors = embedder.embed(distinct).numpy() if distinct else prompt_vectors[:0]
     groups = [group_of[prompt] for prompt in prompts]
-    place_of = {prompt: place for place, prompt in enumerate(prompts)}
+    prompt_index = {prompt: place for place, prompt in enumerate(prompts)}
     sides = []
     for side in (policy, sft):
         ranks = np.full(len(side), np.nan)
         rows = [row for row, text in enumerate(side.texts) if side.prompts[row] in shared and text.strip()]
         vectors = text_vectors[[row_of[side.texts[row]] for row in rows]]
         ranks[rows] = ranks_among_prompts(
-            vectors, prompt_vectors, [place_of[side.prompts[row]] for row in rows], groups
+            vectors, prompt_vectors, [prompt_index[side.prompts[row]] for row in rows], groups
         )
         sides.append(replace(side, meaning_ranks=ranks.tolist()))
     return sides[0], sides[1]
@@ -81,18 +81,18 @@ def ranks_among_prompts(
     # A large set of prompts is thinned out, since a share needs no more.
     compared = np.unique(np.linspace(0, len(prompts) - 1, min(len(prompts), MAX_OTHER_PROMPTS)).astype(int))
     group = group_indices(groups)
-    place, ranks = np.asarray(own, dtype=int), np.empty(len(own))
-    for start in range(0, len(place), _TEXTS_AT_ONCE):
+    own_index, ranks = np.asarray(own, dtype=int), np.empty(len(own))
+    for start in range(0, len(own_index), _TEXTS_AT_ONCE):
         block = slice(start, start + _TEXTS_AT_ONCE)
-        own_cosines = np.einsum("nh,nh->n", texts[block], prompts[place[block]])
+        own_cosines = np.einsum("nh,nh->n", texts[block], prompts[own_index[block]])
         # Rounded, so that equal vectors tie whatever the order of the sums.
         gaps = np.round(own_cosines[:, None] - texts[block] @ prompts[compared].T, 6)
-        other = group[place[block], None] != group[compared]
-        ranks[block] = ((np.sign(gaps) + 1) / 2 * other).sum(1) / np.maximum(other.sum(1), 1)
+        is_other = group[own_index[block], None] != group[compared]
+        ranks[block] = ((np.sign(gaps) + 1) / 2 * is_other).sum(1) / np.maximum(is_other.sum(1), 1)
     return ranks
 
 
-def _requests(side: Completions) -> dict[str, str]:
+def _request_texts(side: Completions) -> dict[str, str]:
     """Returns what each prompt asks."""
     conversations = side.conversations or side.prompts
     return {

@@ -19,7 +19,7 @@ Scores = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Texts:
+class PolicyTexts:
     """N completions with their prompts.
 
     Attributes:
@@ -52,7 +52,7 @@ class EnsembleScores:
     margins: Scores
     pair_prompts: Sequence[Hashable]
     raw: Mapping[str, Scores]
-    texts: Mapping[str, Texts]
+    texts: Mapping[str, PolicyTexts]
     seed: int
 
     @cached_property
@@ -80,7 +80,7 @@ class EnsembleScores:
                     "accuracy": accuracy(margin > 0, self.pair_prompts).to_json(),
                     "ece": calibrated["ece"],
                     "ece_by_chance": calibrated["ece_by_chance"],
-                    **self._on_texts({side: rows[model] for side, rows in self.scores.items()}),
+                    **self._text_figures({side: rows[model] for side, rows in self.scores.items()}),
                 }
             )
         return {
@@ -88,19 +88,20 @@ class EnsembleScores:
             "models": models,
             "ensemble": {
                 "accuracy": accuracy(mean_margin > 0, self.pair_prompts).to_json(),
-                **self._on_texts({side: rows.mean(axis=0) for side, rows in self.scores.items()}),
+                **self._text_figures({side: rows.mean(axis=0) for side, rows in self.scores.items()}),
             },
             "agreement": {
-                "mean": fmean(share.value for share in pair_agreements.values()),
+                "mean": fmean(agreement.value for agreement in pair_agreements.values()),
                 "pairs": [
-                    {"seeds": [seeds[a], seeds[b]], **share.to_json()} for (a, b), share in pair_agreements.items()
+                    {"seeds": [seeds[a], seeds[b]], **agreement.to_json()}
+                    for (a, b), agreement in pair_agreements.items()
                 ],
             },
             "disagreement": self._disagreement(),
             "own_minus_others": self._first_model_excess(),
         }
 
-    def _on_texts(self, scores: Mapping[str, Scores]) -> dict[str, Any]:
+    def _text_figures(self, scores: Mapping[str, Scores]) -> dict[str, Any]:
         """Returns PPO's mean standardized score, and Spearman's ρ of scores and judge for each side.
 
         Both are None if the run was not evaluated; ρ is also None if scores do not vary.

@@ -40,7 +40,7 @@ class PPOComparison:
         document: dict[str, Any] = {
             "label": point.label,
             "kl": {**kl, "is_bound": point.kl_is_bound},
-            **self._scores(point),
+            **self._score_figures(point),
             "win_rate": {side: point.rate(values).to_json() for side, values in point.wins.items()},
             "extra_metrics": {
                 name: self._extra_metric(name, values, point).to_json() for name, values in point.extra_metrics.items()
@@ -78,12 +78,12 @@ class PPOComparison:
         Args:
             points: The method's points. Its frontier begins at SFT (infinite β, or n = 1).
         """
-        ppo, line = self.ppo, points if points[0].kl_is_bound else [self.sft, *points]
-        at_ppo_kl = interpolate_at_kl(line, ppo.mean_kl)
+        ppo, frontier = self.ppo, points if points[0].kl_is_bound else [self.sft, *points]
+        at_ppo_kl = interpolate_at_kl(frontier, ppo.mean_kl)
         # `interpolate_at_kl` interpolates in √KL, so the mean KL of its point is not exactly PPO's.
         if at_ppo_kl is not None:
-            return {"inside": True, **self._compared(at_ppo_kl, ppo), "kl": ppo.mean_kl}
-        kls = sorted(max(0.0, point.mean_kl) for point in line)  # an estimated KL may be negative
+            return {"inside": True, **self._compare_point(at_ppo_kl, ppo), "kl": ppo.mean_kl}
+        kls = sorted(max(0.0, point.mean_kl) for point in frontier)  # an estimated KL may be negative
         reason = f"outside its range: KL {kls[0]:.2f} to {kls[-1]:.2f}, and PPO's is {ppo.mean_kl:.2f}"
         if kls[0] <= ppo.mean_kl <= kls[-1]:
             below, above = max(kl for kl in kls if kl <= ppo.mean_kl), min(kl for kl in kls if kl >= ppo.mean_kl)
@@ -100,14 +100,18 @@ class PPOComparison:
         Args:
             points: The method's points.
         """
-        limit = self.ppo.flops(self.served)
-        best = best_within_budget(points, limit, served=self.served)
+        flops_budget = self.ppo.flops(self.served)
+        best = best_within_budget(points, flops_budget, served=self.served)
         if best is None:
-            cheapest = min(point.flops(self.served) for point in points) / limit
+            cheapest = min(point.flops(self.served) for point in points) / flops_budget
             return {"inside": False, "reason": f"every point takes more: the cheapest {cheapest:.2f} times PPO's FLOPs"}
-        return {"inside": True, "share_of_flops": best.flops(self.served) / limit, **self._compared(best, self.ppo)}
+        return {
+            "inside": True,
+            "share_of_flops": best.flops(self.served) / flops_budget,
+            **self._compare_point(best, self.ppo),
+        }
 
-    def fitted(self, points: Sequence[Point]) -> dict[str, Any]:
+    def fit_best_of_n(self, points: Sequence[Point]) -> dict[str, Any]:
         """Fits d·(α − β·d) of Gao et al. 2022 to the gains of best-of-n over n = 1; d² is the bound on the KL.
 
         n = 1 is the SFT policy on the pool that best-of-n chooses from. The evaluation's own samples of SFT differ from
@@ -131,7 +135,7 @@ class PPOComparison:
             name: fit_form("best-of-n", kl, np.stack(gain), seed=self.seed).to_json() for name, gain in gains.items()
         }
 
-    def _scores(self, point: Point) -> dict[str, Any]:
+    def _score_figures(self, point: Point) -> dict[str, Any]:
         return {name: point.estimate(getattr(point, name), seed=self.seed).to_json() for name in ("reward", "judge")}
 
     def _extra_metric(self, name: str, values: Floats, point: Point) -> Estimate:
@@ -143,10 +147,10 @@ class PPOComparison:
     def _ppo_at_kl_of(self, point: Point) -> dict[str, Any]:
         """Compares a point with PPO at its KL; {} if PPO was not run with other β, or not measured near that KL."""
         ppo = interpolate_at_kl([self.sft, *self.ablated, self.ppo], point.mean_kl) if self.ablated else None
-        return {} if ppo is None else {"ppo_at_its_kl": self._compared(point, ppo)}
+        return {} if ppo is None else {"ppo_at_its_kl": self._compare_point(point, ppo)}
 
-    def _compared(self, point: Point, ppo: Point) -> dict[str, Any]:
+    def _compare_point(self, point: Point, ppo: Point) -> dict[str, Any]:
         return {
-            "label": point.label, "kl": point.mean_kl, **self._scores(point), "ppo": ppo.label,
+            "label": point.label, "kl": point.mean_kl, **self._score_figures(point), "ppo": ppo.label,
             "ppo_minus_this": compare_points(ppo, point, seed=self.seed),
         }  # fmt: skip

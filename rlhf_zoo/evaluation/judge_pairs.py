@@ -11,7 +11,7 @@ from ..errors import ZooError
 from .judges.check import JudgeCheck, PairCheck, check_pairs
 from .probes import Completions
 from .prompt_groups import NEAR_DUPLICATES, group_other_prompts
-from .rollout_files import Rollouts, check_number, message_text, rows_of
+from .rollout_files import Rollouts, check_number, iterate_rows, message_text
 
 #: The text columns of a pair. The score columns are `judge_chosen`, `judge_rejected`, and the same for `reward`.
 TEXTS = ("prompt", "chosen", "rejected")
@@ -88,7 +88,7 @@ def _check(source: Rollouts, name: str, scores: _Scores, seed: int) -> PairCheck
     without_reward: list[str] = []
     policy_chosen: list[bool | None] = []
     has_rewards = False
-    for where, row in rows_of(source, name):
+    for where, row in iterate_rows(source, name):
         texts = _texts(row, where)
         judge_scores = _pair_of_scores(row, "judge", texts, scores.judge, where)
         if judge_scores is None:

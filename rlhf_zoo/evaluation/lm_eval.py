@@ -26,7 +26,7 @@ from ..runs.settings.evaluation import HARNESS, EvaluationConfig, check_harness
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-BATCH = 16
+BATCH_SIZE = 16  # requests in one forward pass
 
 
 def check_tasks(tasks: Sequence[str]) -> None:
@@ -41,7 +41,7 @@ def check_tasks(tasks: Sequence[str]) -> None:
     if not tasks:
         return
     check_harness()
-    available = _manager().all_tasks
+    available = _task_manager().all_tasks
     unknown = next(
         (task for task in tasks if task not in available and not (_is_path(task) and Path(task).is_file())), None
     )
@@ -71,13 +71,13 @@ def check_data(tasks: Sequence[str], hub: Hub) -> None:
     # Names are checked first, because loading an unknown name could load a file of that name.
     check_tasks(tasks)
     if tasks:
-        with _harness(hub, tasks):
-            _manager().load(list(tasks))
+        with _translate_harness_errors(hub, tasks):
+            _task_manager().load(list(tasks))
 
 
 @contextlib.contextmanager
-def _harness(hub: Hub, tasks: Sequence[str]) -> Iterator[None]:
-    """Reads the tasks' data from the run's source Hub, and turns the harness's exceptions into ZooErrors."""
+def _translate_harness_errors(hub: Hub, tasks: Sequence[str]) -> Iterator[None]:
+    """Reads tasks' data from the run's source Hub while open, and turns the harness's exceptions into ZooErrors."""
     try:
         with reading_from(hub.source or hub):
             yield
@@ -90,7 +90,7 @@ def _harness(hub: Hub, tasks: Sequence[str]) -> Iterator[None]:
 
 
 @cache
-def _manager() -> Any:
+def _task_manager() -> Any:
     # Only the harness's errors concern the user.
     logging.getLogger(HARNESS).setLevel(logging.ERROR)
     from lm_eval.tasks import TaskManager
@@ -129,9 +129,9 @@ def run_tasks(
     # A task's YAML may contain addresses that fsspec would open.
     refuse_file_systems()
     results = {}
-    with _harness(hub, config.lm_eval):
+    with _translate_harness_errors(hub, config.lm_eval):
         for side, policy in policies.items():
-            model = HFLM(pretrained=policy, tokenizer=tokenizer, backend="causal", batch_size=BATCH)
+            model = HFLM(pretrained=policy, tokenizer=tokenizer, backend="causal", batch_size=BATCH_SIZE)
             results[side] = simple_evaluate(
                 model=model,
                 tasks=list(config.lm_eval),
@@ -139,7 +139,7 @@ def run_tasks(
                 limit=config.lm_eval_limit,
                 apply_chat_template=chat,
                 log_samples=False,
-                task_manager=_manager(),
+                task_manager=_task_manager(),
                 random_seed=seed,
                 numpy_random_seed=seed,
                 torch_random_seed=seed,
@@ -155,22 +155,22 @@ def run_tasks(
                 "n": (first.get("n-samples", {}).get(task) or {}).get("effective"),
                 "fewshot": first.get("n-shot", {}).get(task),
                 "metrics": {
-                    metric: {side: _estimate(result["results"][task], metric) for side, result in results.items()}
+                    metric: {side: _read_estimate(result["results"][task], metric) for side, result in results.items()}
                     for metric in metrics
                 },
             }
             for task, task_results in first["results"].items()
-            if (metrics := _metrics(task_results))
+            if (metrics := _metric_names(task_results))
         },
     }
 
 
-def _metrics(task_results: Mapping[str, object]) -> list[str]:
+def _metric_names(task_results: Mapping[str, object]) -> list[str]:
     """Returns the names METRIC,FILTER of a task's metrics, without standard errors and entries such as the alias."""
     return [key for key, value in task_results.items() if "," in key and "_stderr," not in key and finite(value)]
 
 
-def _estimate(task_results: Mapping[str, Any], metric: str) -> dict[str, Any]:
+def _read_estimate(task_results: Mapping[str, Any], metric: str) -> dict[str, Any]:
     name, _, filter_name = metric.partition(",")
-    error = task_results.get(f"{name}_stderr,{filter_name}")
-    return {"value": float(task_results[metric]), "stderr": float(error) if finite(error) else None}
+    stderr = task_results.get(f"{name}_stderr,{filter_name}")
+    return {"value": float(task_results[metric]), "stderr": float(stderr) if finite(stderr) else None}

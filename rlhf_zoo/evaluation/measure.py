@@ -49,7 +49,7 @@ MAX_COMPLETIONS = 64  # completions whose logits are in memory at once
 MAX_LOGITS = 2**28  # logits of one policy that are in memory at once; the tighter limit if the vocabulary is large
 
 
-def rows_at_once(policy: PreTrainedModel, tokens: int) -> int:
+def max_rows_in_memory(policy: PreTrainedModel, tokens: int) -> int:
     """Computes for how many texts the logits fit in memory at once.
 
     Args:
@@ -293,7 +293,7 @@ def _measure(
     samples = evaluator.sample(policy, prompts, keys=keys, seed=seed, desc=desc)
     metrics_by_batch: dict[int, _BatchMetrics] = {}
     # Logits over the whole vocabulary are the largest tensors here, so their size limits the micro-batches.
-    micro_batches, start = MicroBatches(rows_at_once(policy, evaluator.max_new_tokens)), 0
+    micro_batches, start = MicroBatches(max_rows_in_memory(policy, evaluator.max_new_tokens)), 0
     with Progress(len(prompts), f"{desc}: reward and KL", "sample", leave=False) as bar:
         for number, batch in enumerate(samples.batches):
             bar.update(start - bar.n)
@@ -310,7 +310,7 @@ def _measure(
             metrics_by_batch[number] = (
                 reward,
                 [value for part_kl, _ in kl_parts for value in part_kl],
-                _rows(batch.logprobs, batch),
+                _unpad(batch.logprobs, batch),
                 [row for _, rows in kl_parts for row in rows],
             )
     merged: tuple[list, ...] = ([], [], [], [])
@@ -351,15 +351,15 @@ def _kl_to_reference(
     logits = response_logits(evaluator.reference, batch, temperature=evaluator.temperature)
     reference = selected_logprobs(logits, batch.completion_ids)
     if policy is evaluator.reference:
-        # The KL of the reference to itself is exactly 0, which saves a forward pass.
+        # The KL of the reference to itself is exactly 0, so a forward pass is saved.
         exact = torch.zeros_like(reference)
     else:
         # At the sampling temperature, so this is the KL of the distributions that the tokens were sampled from.
         exact = exact_kl(response_logits(policy, batch, temperature=evaluator.temperature), logits)
-    return exact.masked_fill(~batch.mask, 0).sum(1).tolist(), _rows(reference, batch)
+    return exact.masked_fill(~batch.mask, 0).sum(1).tolist(), _unpad(reference, batch)
 
 
-def _rows(values: torch.Tensor, batch: Samples) -> list[list[float]]:
+def _unpad(values: torch.Tensor, batch: Samples) -> list[list[float]]:
     """Returns the values (B, T) of each completion's tokens, without padding."""
     return [row[is_token].tolist() for row, is_token in zip(values, batch.mask, strict=True)]
 
@@ -396,7 +396,7 @@ def make_evaluator(context: RunContext, reference_path: Path) -> Evaluator:
             tokenizer=tokenizer,
             timeout=ppo.trainer.reward_timeout,
         ),
-        panel=_panel(context),
+        panel=_open_judge_panel(context),
         max_new_tokens=ppo.trainer.response_length,
         temperature=ppo.trainer.temperature,
         truncation=ppo.trainer.truncation,
@@ -414,15 +414,15 @@ def reward_judges(context: RunContext, evaluator: Evaluator) -> frozenset[str]:
     ppo = context.settings("ppo")
     has_reward_model = ppo.data.reward_model_path is not None
     weights = ppo.trainer.reward_weights or [1.0]
-    rewarded_functions = weighted_functions(
+    rewarded_functions = find_weighted_functions(
         ppo.data.reward_funcs, ppo.trainer.reward_weights, has_reward_model=has_reward_model
     )
-    return function_judges(evaluator, rewarded_functions) | (
-        reward_model_judges(evaluator) if has_reward_model and weights[0] else frozenset()
+    return find_function_judges(evaluator, rewarded_functions) | (
+        find_reward_model_judges(evaluator) if has_reward_model and weights[0] else frozenset()
     )
 
 
-def weighted_functions(
+def find_weighted_functions(
     names: Sequence[str] | None, weights: Sequence[float] | None, *, has_reward_model: bool
 ) -> frozenset[str]:
     """Returns the names of the reward functions whose weight is not 0.
@@ -441,7 +441,7 @@ def weighted_functions(
     return frozenset(name for name, weight in zip(names, function_weights, strict=True) if weight)
 
 
-def function_judges(evaluator: Evaluator, functions: Collection[str]) -> frozenset[str]:
+def find_function_judges(evaluator: Evaluator, functions: Collection[str]) -> frozenset[str]:
     """Returns the names of the judges that are one of these functions, even if they differ in `unit` (words or tokens).
 
     Args:
@@ -450,17 +450,17 @@ def function_judges(evaluator: Evaluator, functions: Collection[str]) -> frozens
     """
     judges = (judge for judge in evaluator.panel.scoring if isinstance(judge, FunctionJudge | RuleJudge))
     # A length in words and a length in tokens are the same incentive.
-    rewarded_targets = set(map(_without_unit, functions))
-    return frozenset(judge.name for judge in judges if _without_unit(judge.target) in rewarded_targets)
+    rewarded_targets = set(map(_remove_unit, functions))
+    return frozenset(judge.name for judge in judges if _remove_unit(judge.target) in rewarded_targets)
 
 
-def _without_unit(target: str) -> str:
+def _remove_unit(target: str) -> str:
     """Removes the argument `unit` from NAME(KEY=…, unit=…), and the parentheses if no argument remains."""
     stripped = re.sub(r"""unit *= *(['"])\w+\1 *,? *|\)$""", "", target).rstrip(" ,(")
     return stripped.replace(" ", "")
 
 
-def reward_model_judges(evaluator: Evaluator) -> frozenset[str]:
+def find_reward_model_judges(evaluator: Evaluator) -> frozenset[str]:
     """Returns the names of the judges whose weights equal those of a reward model, whatever they are called.
 
     Args:
@@ -481,7 +481,7 @@ def _equal_tensors(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor])
     return a.keys() == b.keys() and all(torch.equal(a[name].cpu().float(), b[name].cpu().float()) for name in a)
 
 
-def _panel(context: RunContext) -> Panel:
+def _open_judge_panel(context: RunContext) -> Panel:
     config, lexicon = evaluation_of(context), lexicon_judge(context.shared)
     return open_panel(
         config.names,

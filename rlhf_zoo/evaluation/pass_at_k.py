@@ -67,7 +67,9 @@ class Answers:
         """
         if self.readings is None:
             raise ValueError("A majority vote needs the parsed answers: pass `readings`.")
-        return np.array([_majority(answers, right) for answers, right in zip(self.readings, self.right, strict=True)])
+        return np.array(
+            [_majority_credit(answers, right) for answers, right in zip(self.readings, self.right, strict=True)]
+        )
 
     def joint_figures(self) -> dict[str, Floats]:
         """Returns the metrics that need all S answers to a prompt, (P,) each: the majority vote and pass@S."""
@@ -90,7 +92,7 @@ class Answers:
         return figures
 
 
-def _majority(readings: Sequence[Hashable], right: Floats) -> float:
+def _majority_credit(readings: Sequence[Hashable], right: Floats) -> float:
     votes = Counter(answer for answer in readings if answer is not None)
     highest_count = max(votes.values(), default=0)
     # Equal readings are equally right, so only the first answer with each reading is looked up.

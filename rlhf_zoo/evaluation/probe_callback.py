@@ -52,7 +52,7 @@ class ProbeCallback(TrainerCallback):
         if not state.is_world_process_zero:
             return
         for path in self._new_files(args):
-            if _step(path) <= state.global_step and self._watcher.sft is None:
+            if _step_of_file(path) <= state.global_step and self._watcher.sft is None:
                 self._collect(path, state.global_step)
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
@@ -65,11 +65,11 @@ class ProbeCallback(TrainerCallback):
         """Probes what the last step logged, and warns if nothing was logged at all."""
         self.on_step_begin(args, state, control)
         if state.is_world_process_zero and not self._versions:
-            log.warning("Nothing was probed: the trainer wrote no completions into %s.", _folder(args))
+            log.warning("Nothing was probed: the trainer wrote no completions into %s.", _completions_folder(args))
 
     def _new_files(self, args: TrainingArguments) -> list[Path]:
         new = []
-        for path in sorted(_folder(args).glob("completions_*.parquet"), key=_step):
+        for path in sorted(_completions_folder(args).glob("completions_*.parquet"), key=_step_of_file):
             stat = path.stat()
             version = (stat.st_mtime_ns, stat.st_size)
             if self._versions.get(path) != version:
@@ -96,10 +96,10 @@ class ProbeCallback(TrainerCallback):
                 log_numbers(effects, step=step)
 
 
-def _step(path: Path) -> int:
+def _step_of_file(path: Path) -> int:
     digits = path.stem.removeprefix("completions_")
     return int(digits) if digits.isdecimal() else 0
 
 
-def _folder(args: TrainingArguments) -> Path:
+def _completions_folder(args: TrainingArguments) -> Path:
     return Path(args.output_dir or ".") / "completions"

@@ -45,7 +45,7 @@ def compare_with_references(
     _, prompts, columns = repeat_prompts(rows, 1)
     groups = comparison.groups[:: comparison.samples]
     reference_texts = [
-        _without_special_tokens(text_of(value), evaluator.tokenizer.all_special_tokens) for value in rows[column]
+        _remove_special_tokens(text_of(value), evaluator.tokenizer.all_special_tokens) for value in rows[column]
     ]
     # There is one reference answer per prompt, so only the first sample is compared.
     texts = {side: comparison.measurements[side].completions[:: comparison.samples] for side in ("sft", "ppo")}
@@ -78,7 +78,7 @@ def compare_with_references(
     return {"column": column, "temperature": temperature, **rates}
 
 
-def _without_special_tokens(text: str, special: list[str]) -> str:
+def _remove_special_tokens(text: str, special: list[str]) -> str:
     for token in special:
         text = text.replace(token, "")
     return text

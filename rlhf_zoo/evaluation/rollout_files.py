@@ -57,7 +57,7 @@ def read_rollouts(
         return source
     if isinstance(source, str | Path):
         name = str(source)
-    documents = rows_of(source, name)
+    documents = iterate_rows(source, name)
     names = COLUMNS if reward is None else {**COLUMNS, "reward": (reward,)}
     rows: dict[str, dict[str, Any]] = {}
     unread_numbers: set[str] = set()  # other columns with a number
@@ -119,9 +119,9 @@ def rows_of(source: Any, name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
         ZooError: The file cannot be read, or a row is not an object.
     """
     if isinstance(source, str | Path):
-        name, rows = str(source), _documents(Path(source))
+        name, rows = str(source), _iterate_file(Path(source))
     elif isinstance(source, Iterable) and not isinstance(source, Completions):
-        rows = _numbered(source, name)
+        rows = _number_rows(source, name)
     else:
         raise ZooError(f"{name} must be a file, rows with prompt and completion, or Completions, not {source!r:.80}.")
     for where, row in rows:
@@ -141,18 +141,18 @@ def read_completion_log(path: Path) -> list[tuple[Any, Any]]:
         ZooError: The file is not Parquet, or a row has no prompt or no completion.
     """
     rows = []
-    for where, row in _parquet_rows(path):
+    for where, row in _iterate_parquet(path):
         if row.get("prompt") is None or row.get("completion") is None:
             raise ZooError(f"{path}, {where} has no prompt or no completion: log both.")
         rows.append((row["prompt"], row["completion"]))
     return rows
 
 
-def _documents(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _iterate_file(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yields the location of each row of a file, such as "line 2", and the row."""
     try:
         if path.suffix == ".parquet" and path.is_file():
-            yield from _parquet_rows(path)
+            yield from _iterate_parquet(path)
             return
         # A file that was written on Windows may begin with a byte-order mark.
         with path.open(encoding="utf-8-sig") as lines:
@@ -163,9 +163,9 @@ def _documents(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
                 for number, line in enumerate(lines, 1):
                     if line.strip():
                         where = f"line {number}"
-                        yield where, _object(_parsed(line, f"{path}, {where}"), str(path), where)
+                        yield where, _check_object(_parse_document(line, f"{path}, {where}"), str(path), where)
                 return
-            yield from _numbered(_parsed(lines.read(), str(path)), str(path))
+            yield from _number_rows(_parse_document(lines.read(), str(path)), str(path))
     except UnicodeDecodeError as error:
         raise ZooError(f"{path} is not UTF-8 ({error.reason}): write one JSON object per line.") from error
     except OSError as error:
@@ -174,12 +174,12 @@ def _documents(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         ) from error
 
 
-def _numbered(rows: Iterable[Any], name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _number_rows(rows: Iterable[Any], name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for number, row in enumerate(rows, 1):
-        yield f"row {number}", _object(row, name, f"row {number}")
+        yield f"row {number}", _check_object(row, name, f"row {number}")
 
 
-def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _iterate_parquet(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     import pyarrow as pa
     import pyarrow.parquet as parquet
 
@@ -194,7 +194,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         raise ZooError(f"{path} is not Parquet ({str(error)[:80]}): write it again, or give JSON lines.") from error
 
 
-def _parsed(text: str, where: str) -> Any:
+def _parse_document(text: str, where: str) -> Any:
     try:
         return parse_json(text)
     except ValueError as error:
@@ -202,7 +202,7 @@ def _parsed(text: str, where: str) -> Any:
         raise ZooError(f"{where} is not JSON ({reason[:80]}): write one object per line, or one array.") from error
 
 
-def _object(document: Any, name: str, where: str) -> Mapping[str, Any]:
+def _check_object(document: Any, name: str, where: str) -> Mapping[str, Any]:
     if not isinstance(document, Mapping):
         raise ZooError(f"{name}, {where} holds no object: write one with prompt and completion.")
     return document
@@ -215,7 +215,7 @@ def _parse_row(document: Mapping[str, Any], names: Mapping[str, Sequence[str]], 
         value = next((document[key] for key in keys if document.get(key) is not None), None)
         if value is not None:
             row[name] = _parse_value(name, value, where)
-            if name == "prompt" and (messages := _messages(value)):
+            if name == "prompt" and (messages := _prompt_messages(value)):
                 row["conversation"] = messages
         elif name in ("prompt", "completion"):
             raise ZooError(f"{where} has no {name}: give it as {' or '.join(map(repr, keys))}.")
@@ -308,23 +308,23 @@ def message_text(value: object) -> str | None:
     if isinstance(value, str):
         return value
     if isinstance(value, Sequence) and value and all(isinstance(message, Mapping) for message in value):
-        contents = [_content(message) for message in value]
+        contents = [_message_content(message) for message in value]
         return None if None in contents else "\n".join(text for text in contents if text is not None)
     return None
 
 
-def _messages(value: object) -> list[dict[str, str]] | None:
+def _prompt_messages(value: object) -> list[dict[str, str]] | None:
     """Returns a prompt's messages in the form for chat templates; None if it is a text, or a message has no role."""
     if isinstance(value, str) or not isinstance(value, Sequence):
         return None
     roles = [message.get("role") for message in value]
-    contents = [_content(message) or "" for message in value]
+    contents = [_message_content(message) or "" for message in value]
     if not all(isinstance(role, str) for role in roles):
         return None
     return [{"role": role, "content": text} for role, text in zip(roles, contents, strict=True)]
 
 
-def _content(message: Mapping[str, Any]) -> str | None:
+def _message_content(message: Mapping[str, Any]) -> str | None:
     """Returns the text of a message; None if it has no readable text."""
     content, calls = message.get("content"), message.get("tool_calls")
     if isinstance(content, str):

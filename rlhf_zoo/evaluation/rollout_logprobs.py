@@ -17,7 +17,7 @@ from ..modeling.models import context_length, load_causal
 from ..runs.checkpoint_choice import resolve_model
 from ..runs.status_line import Progress
 from .logprob_cache import DECIMALS, LogprobCache, Value, request_key
-from .measure import rows_at_once
+from .measure import max_rows_in_memory
 from .probes import Completions
 from .text_logprobs import choose_other_prompts, dependence_from_logprobs, make_batch_scorer
 
@@ -75,7 +75,7 @@ def add_logprobs(
     shared = set(policy.prompts) & set(sft.prompts)
     rows = [[row for row, prompt in enumerate(side.prompts) if prompt in shared] for side in (policy, sft)]
     prompt_ids, texts = _tokenize([policy, sft], rows, model, tokenizer, str(options.model))
-    own = _compute(
+    own = _compute_logprobs(
         model, tokenizer, [(prompt_ids[prompt], tokens) for prompt, tokens in texts], cache, total=False,
         desc=f"log p under own prompts, on {device}",
     )  # fmt: skip
@@ -87,25 +87,25 @@ def add_logprobs(
             for (_, tokens), prompts in zip(texts, other_prompts, strict=True)
             for prompt in prompts
         ]
-        sums = _compute(
+        sums = _compute_logprobs(
             model, tokenizer, requests, cache, total=True, desc=f"log p under other prompts, on {device}"
         )  # fmt: skip
-        dependence = dependence_from_logprobs([sum(_list(value)) for value in own], sums)
+        dependence = dependence_from_logprobs([sum(_as_list(value)) for value in own], sums)
     sides = []
     start = 0
-    for side, used in zip((policy, sft), rows, strict=True):
-        part = slice(start, start + len(used))
-        start += len(used)
+    for side, side_rows in zip((policy, sft), rows, strict=True):
+        part = slice(start, start + len(side_rows))
+        start += len(side_rows)
         logprobs: list[list[float]] = [[] for _ in side.texts]
         side_dependence = [0.0] * len(side)  # no probe reads the rows that keep 0
-        for row, value, nats in zip(used, own[part], dependence[part] if dependence else used, strict=True):
-            logprobs[row], side_dependence[row] = _list(value), float(nats)
+        for row, value, nats in zip(side_rows, own[part], dependence[part] if dependence else side_rows, strict=True):
+            logprobs[row], side_dependence[row] = _as_list(value), float(nats)
         sides.append(replace(side, logprobs=logprobs, dependence=side_dependence if dependence else None))
     return sides[0], sides[1]
 
 
-def _list(value: Value) -> list[float]:
-    assert isinstance(value, list)  # values are lists unless `total` is set
+def _as_list(value: Value) -> list[float]:
+    assert isinstance(value, list)  # `_compute_logprobs` returns lists unless `total` is set
     return value
 
 
@@ -117,11 +117,11 @@ def _tokenize(
     name: str,
 ) -> tuple[dict[str, list[int]], list[tuple[str, list[int]]]]:
     """Returns prompt -> its token ids, and for each completion in `rows` its prompt and its token ids."""
-    prompts = _prompts(sides, tokenizer, name)
+    prompts = _prompts_by_text(sides, tokenizer, name)
     prompt_ids: dict[str, list[int]] = {}
     texts: list[tuple[str, list[int]]] = []
-    for side, used in zip(sides, rows, strict=True):
-        for row in used:
+    for side, side_rows in zip(sides, rows, strict=True):
+        for row in side_rows:
             prompt = side.prompts[row]
             if prompt not in prompt_ids:
                 prompt_ids[prompt] = tokenize_prompt(prompts[prompt], tokenizer)
@@ -129,17 +129,17 @@ def _tokenize(
     context = context_length(model)
     if context is not None:
         # A text keeps the same number of tokens after every prompt, or the sums could not be compared.
-        room = context - max(map(len, prompt_ids.values()))
-        if room < 1:
+        max_tokens = context - max(map(len, prompt_ids.values()))
+        if max_tokens < 1:
             raise ZooError(f"A prompt has more tokens than {name} can read ({context}): leave it out of both files.")
-        cut = sum(len(tokens) > room for _, tokens in texts)
-        if cut:
-            log.warning("%d texts are read up to %d tokens: %s reads %d tokens.", cut, room, name, context)
-            texts = [(prompt, tokens[:room]) for prompt, tokens in texts]
+        cut_count = sum(len(tokens) > max_tokens for _, tokens in texts)
+        if cut_count:
+            log.warning("%d texts are read up to %d tokens: %s reads %d tokens.", cut_count, max_tokens, name, context)
+            texts = [(prompt, tokens[:max_tokens]) for prompt, tokens in texts]
     return prompt_ids, texts
 
 
-def _prompts(sides: Sequence[Completions], tokenizer: PreTrainedTokenizerBase, name: str) -> dict[str, Prompt]:
+def _prompts_by_text(sides: Sequence[Completions], tokenizer: PreTrainedTokenizerBase, name: str) -> dict[str, Prompt]:
     """Returns each prompt's text -> the prompt as the model reads it, a text or a conversation."""
     prompts: dict[str, Prompt] = {}
     for side in sides:
@@ -154,7 +154,7 @@ def _prompts(sides: Sequence[Completions], tokenizer: PreTrainedTokenizerBase, n
     return prompts
 
 
-def _compute(
+def _compute_logprobs(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     requests: Sequence[tuple[Sequence[int], Sequence[int]]],
@@ -167,9 +167,9 @@ def _compute(
     keys = [request_key(*request, total=total) for request in requests]
     # Equal requests are computed once: a collapsed policy writes many equal texts.
     row_of = {key: row for row, key in enumerate(keys)}
-    to_do = [row for key, row in row_of.items() if key not in cache]
+    missing_rows = [row for key, row in row_of.items() if key not in cache]
     # The longest come first, so that a batch that does not fit in memory fails early.
-    to_do.sort(key=lambda row: -sum(map(len, requests[row])))
+    missing_rows.sort(key=lambda row: -sum(map(len, requests[row])))
     score = make_batch_scorer(model, tokenizer, *zip(*requests, strict=True))
 
     def score_rows(batch: Sequence[int]) -> dict[str, Value]:
@@ -177,16 +177,16 @@ def _compute(
         return {keys[row]: round(sum(values), DECIMALS) if total else values
                 for row, values in zip(batch, rounded, strict=True)}  # fmt: skip
 
-    largest = CPU_BATCH if model.device.type == "cpu" else len(to_do)
-    with Progress(len(row_of), desc, "text", initial=len(row_of) - len(to_do)) as bar:
-        for start in range(0, len(to_do), BLOCK):
-            block = to_do[start : start + BLOCK]
+    max_batch = CPU_BATCH if model.device.type == "cpu" else len(missing_rows)
+    with Progress(len(row_of), desc, "text", initial=len(row_of) - len(missing_rows)) as bar:
+        for start in range(0, len(missing_rows), BLOCK):
+            block = missing_rows[start : start + BLOCK]
             width = max(1, max(len(requests[row][1]) for row in block))
-            batches = MicroBatches(min(largest, rows_at_once(model, width)))
+            batches = MicroBatches(min(max_batch, max_rows_in_memory(model, width)))
             initial_size = batches.size
             for values in batches.run(score_rows, block):
                 cache.add(values)
                 bar.update(len(values))
             if batches.size < initial_size:  # a larger batch did not fit in memory
-                largest = batches.size
+                max_batch = batches.size
     return [cache[key] for key in keys]

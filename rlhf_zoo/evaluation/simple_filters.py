@@ -31,7 +31,7 @@ STREAM = 12  # separates these random numbers from others under the same seed
 MAX_WORDS = 20  # words that a filter may leave out
 MAX_CANDIDATES = 1000  # words that are tried, the most frequent ones
 MIN_WORD_SHARE = 0.005  # of the samples; a rarer word decides too little to be worth a rule
-MIN_WORD_GAIN = 0.01  # standard deviations of the reward that another word must bring
+MIN_WORD_GAIN = 0.01  # smallest rise of the mean reward by leaving out another word, in its standard deviations
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Filter:
         name: The name in tables.
         kind: What it chooses by.
         drawn: Samples of the SFT policy for each completion that is kept, on average.
-        reward, judge, wins: (P,) the expected reward, score by the judge and win rate over SFT of what it keeps.
+        reward, judge, wins: (P,) expected reward, judge's score and win rate over SFT of the sample that it keeps.
         words: The words that it leaves out.
     """
 
@@ -124,7 +124,7 @@ def score_filters(comparison: HeadToHead, rows: Dataset, *, samples: int) -> dic
     reward = np.reshape(pool.reward, (-1, samples))
     filters = make_filters(pool.completions, reward, judge, win_shares(judge, sft))
     groups = comparison.row_groups if comparison.row_groups is not None else number_prompts(rows["prompt"])
-    scores = [_score(each, ppo.mean(1), groups, seed=comparison.seed) for each in filters]
+    scores = [_score_filter(candidate, ppo.mean(1), groups, seed=comparison.seed) for candidate in filters]
     reaching = [score for score in scores if score.reaches_ppo]
     best = reaching[0] if reaching else max(scores, key=lambda score: score.judge.value)
     return {"samples": samples, "tried": [score.to_json() for score in scores], "best": best.filter.name}
@@ -144,29 +144,29 @@ def make_filters(completions: Sequence[str], reward: Floats, judge: Floats, wins
     """
     return sorted(
         [
-            *_best_of_n(reward, judge, wins),
-            *_by_length(completions, reward, judge, wins),
-            *_without_words(completions, reward, judge, wins),
+            *_best_of_n_filters(reward, judge, wins),
+            *_length_filters(completions, reward, judge, wins),
+            *_word_filter(completions, reward, judge, wins),
         ],
-        key=lambda each: each.drawn,
+        key=lambda candidate: candidate.drawn,
     )
 
 
-def _sizes(samples: int) -> list[int]:
+def _powers_of_two(samples: int) -> list[int]:
     return [2**power for power in range(1, samples.bit_length()) if 2**power <= samples]
 
 
-def _best_of_n(reward: Floats, judge: Floats, wins: Floats) -> Iterator[Filter]:
-    sizes = _sizes(reward.shape[1])
+def _best_of_n_filters(reward: Floats, judge: Floats, wins: Floats) -> Iterator[Filter]:
+    sizes = _powers_of_two(reward.shape[1])
     kept = [expected_best_of_n(reward, sizes, judge=values) for values in (reward, judge, wins)]
     for size, *values in zip(sizes, *kept, strict=True):
         yield Filter(f"best of {size} by the reward", "reward", size, *values)
 
 
-def _by_length(completions: Sequence[str], reward: Floats, judge: Floats, wins: Floats) -> Iterator[Filter]:
+def _length_filters(completions: Sequence[str], reward: Floats, judge: Floats, wins: Floats) -> Iterator[Filter]:
     """Yields the longest of n samples, or the shortest if these have the higher reward."""
     length = np.reshape([float(len(words(text))) for text in completions], reward.shape)
-    sizes = _sizes(reward.shape[1])
+    sizes = _powers_of_two(reward.shape[1])
     longest, shortest = (expected_best_of_n(sign * length, sizes[-1:], judge=reward).mean() for sign in (1, -1))
     name, score = ("longest", length) if longest >= shortest else ("shortest", -length)
     kept = [expected_best_of_n(score, sizes, judge=values) for values in (reward, judge, wins)]
@@ -174,8 +174,8 @@ def _by_length(completions: Sequence[str], reward: Floats, judge: Floats, wins: 
         yield Filter(f"{name} of {size}", "length", size, *values)
 
 
-def _without_words(completions: Sequence[str], reward: Floats, judge: Floats, wins: Floats) -> Iterator[Filter]:
-    """Yields the samples without certain words. Where every sample of a prompt has one of them, it keeps all."""
+def _word_filter(completions: Sequence[str], reward: Floats, judge: Floats, wins: Floats) -> Iterator[Filter]:
+    """Yields the filter that drops samples with certain words; if every sample of a prompt has one, it keeps all."""
     left_out, is_kept = choose_words(completions, reward)
     if not left_out:
         return
@@ -204,29 +204,29 @@ def choose_words(completions: Sequence[str], reward: Floats) -> tuple[tuple[str,
     if not candidates:
         return (), kept
     # (words, P, N): 1 where a sample has the word.
-    has = np.array([[word in in_text for in_text in text_words] for word in candidates], dtype=np.float32)
-    has = has.reshape(-1, *reward.shape)
+    has_word = np.array([[word in in_text for in_text in text_words] for word in candidates], dtype=np.float32)
+    has_word = has_word.reshape(-1, *reward.shape)
     all_means, step = reward.mean(1), MIN_WORD_GAIN * float(reward.std())
     best = float(all_means.mean())
     while len(chosen) < MAX_WORDS:
-        count = kept.sum(1) - np.einsum("wpn,pn->wp", has, kept.astype(float))
-        total = (kept * reward).sum(1) - np.einsum("wpn,pn->wp", has, kept * reward)
-        # A prompt without any sample left keeps all of them.
+        count = kept.sum(1) - np.einsum("wpn,pn->wp", has_word, kept.astype(float))
+        total = (kept * reward).sum(1) - np.einsum("wpn,pn->wp", has_word, kept * reward)
+        # If every sample of a prompt has one of the words, all of them are kept.
         means = np.where(count > 0.5, total / np.maximum(count, 1), all_means).mean(1)
         index = int(np.argmax(means))
         if means[index] <= best + step:
             break
         best = float(means[index])
         chosen.append(candidates[index])
-        kept &= has[index] == 0
+        kept &= has_word[index] == 0
     return tuple(chosen), kept
 
 
-def _score(each: Filter, ppo: Floats, groups: Sequence[Hashable], *, seed: int) -> FilterScore:
+def _score_filter(candidate: Filter, ppo: Floats, groups: Sequence[Hashable], *, seed: int) -> FilterScore:
     return FilterScore(
-        each,
-        reward=bootstrap_mean(each.reward, groups, seed=seed),
-        judge=bootstrap_mean(each.judge, groups, seed=seed),
-        win_rate=mean_share(each.wins, groups),
-        ppo_minus_this=bootstrap_mean(ppo - each.judge, groups, seed=seed),
+        candidate,
+        reward=bootstrap_mean(candidate.reward, groups, seed=seed),
+        judge=bootstrap_mean(candidate.judge, groups, seed=seed),
+        win_rate=mean_share(candidate.wins, groups),
+        ppo_minus_this=bootstrap_mean(ppo - candidate.judge, groups, seed=seed),
     )

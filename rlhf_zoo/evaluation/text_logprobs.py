@@ -16,7 +16,7 @@ from ..modeling.models import context_length
 from ..modeling.sampling.sampler import Samples, Vocabulary, left_pad
 from ..modeling.special_tokens import stop_ids
 from ..runs.status_line import Progress
-from .measure import Evaluator, rows_at_once
+from .measure import Evaluator, max_rows_in_memory
 from .probes.texts import OTHER_PROMPTS
 
 
@@ -111,7 +111,7 @@ def compute_logprobs(
         return []
     prompt_tokens = [tokenize_prompt(prompt, tokenizer) for prompt in prompts]
     score = make_batch_scorer(model, tokenizer, prompt_tokens, tokens, temperature=temperature)
-    parts, logprobs = MicroBatches(rows_at_once(model, max(1, *map(len, tokens)))), []
+    parts, logprobs = MicroBatches(max_rows_in_memory(model, max(1, *map(len, tokens)))), []
     with Progress(len(tokens), desc, "text", leave=False) as bar:
         for part in parts.run(score, range(len(tokens))):
             logprobs += part
@@ -230,7 +230,7 @@ def score_by_reward(
     # A text that ends by itself has the end token that the policy would write.
     with_end_token = [[*ids, stops[0]] for ids in tokens]
     rewards: list[float] = []
-    size = rows_at_once(evaluator.reference, max(map(len, with_end_token), default=1))
+    size = max_rows_in_memory(evaluator.reference, max(map(len, with_end_token), default=1))
     for start in range(0, len(texts), size):
         part = slice(start, start + size)
         batch = build_samples(prompts[part], with_end_token[part], evaluator.tokenizer, stops).to(

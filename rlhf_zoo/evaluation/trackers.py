@@ -11,7 +11,7 @@ def _wandb_run() -> Any:
     return getattr(sys.modules.get("wandb"), "run", None)
 
 
-def _trackio() -> Any:
+def _active_trackio() -> Any:
     """Returns trackio if it has a run in this process; otherwise None."""
     trackio: Any = sys.modules.get("trackio")
     return None if trackio is None or trackio.context_vars.current_run.get() is None else trackio
@@ -27,7 +27,7 @@ def log_numbers(numbers: Mapping[str, float], *, step: int) -> None:
     row = {**numbers, "train/global_step": step}
     if (run := _wandb_run()) is not None:
         run.log(row)
-    if (trackio := _trackio()) is not None:
+    if (trackio := _active_trackio()) is not None:
         trackio.log(row)
 
 
@@ -41,5 +41,5 @@ def send_alert(title: str, text: str, *, severe: bool) -> None:
     """
     if (run := _wandb_run()) is not None:
         run.alert(title=title, text=text, level="ERROR" if severe else "WARN")
-    if (trackio := _trackio()) is not None:
+    if (trackio := _active_trackio()) is not None:
         trackio.alert(title=title, text=text, level=trackio.AlertLevel.ERROR if severe else trackio.AlertLevel.WARN)

@@ -76,7 +76,7 @@ def watch(
     return watched
 
 
-_MIN_SIZE = 40
+_MIN_SIZE = 40  # completions that a probe needs
 _MAX_SIZES = 8  # too few prompts are an error once this many times `size` completions were collected
 
 
@@ -96,7 +96,7 @@ class Watcher:
     def __init__(self, against: Rollouts | None, size: int, every: int, *, stop: bool) -> None:
         if size < _MIN_SIZE or every < 1:
             raise ZooError(f"A watch needs size of {_MIN_SIZE} or more and every of 1 or more, not {size} and {every}.")
-        self.sft = None if against is None else _with_groups(read_rollouts(against, name="`against`"))
+        self.sft = None if against is None else _group_near_duplicates(read_rollouts(against, name="`against`"))
         self.size, self.every, self.stop = size, every, stop
         self.first_texts: list[tuple[str, str]] = []  # (prompt, completion) from before training changes the policy
         self.last_texts: list[tuple[str, str]] = []  # the later ones that may be probed
@@ -125,28 +125,28 @@ class Watcher:
         for prompt, completion in zip(prompts, completions, strict=True):
             texts = (message_text(prompt) or "", message_text(completion) or "")
             # The first completions come from a policy with few or no updates, so they count as SFT's.
-            if self.sft is None and not self._has_sft(texts[0]):
+            if self.sft is None and not self._has_enough_sft(texts[0]):
                 self.first_texts.append(texts)
                 continue
-            self.sft = self.sft or _with_groups(_completions(self.first_texts))
+            self.sft = self.sft or _group_near_duplicates(_to_completions(self.first_texts))
             self.last_texts.append(texts)
             self.unprobed += 1
         if self.sft is not None and len(self.last_texts) >= self.size and self.unprobed >= self.every:
             self._probe(self.sft, log_metric)
 
-    def _has_sft(self, prompt: str) -> bool:
+    def _has_enough_sft(self, prompt: str) -> bool:
         """Whether SFT's completions are enough: they answer enough prompts, or this prompt is repeated."""
         if len(self.first_texts) < self.size:
             return False
         prompts = {first for first, _ in self.first_texts}
         # If the prompt equals the previous one, this is another completion of the same group.
-        recurs = prompt in prompts and prompt != self.first_texts[-1][0]
-        return recurs or len({near_duplicate_key(first) for first in prompts}) >= MIN_SWAPPED_PROMPTS
+        is_repeated = prompt in prompts and prompt != self.first_texts[-1][0]
+        return is_repeated or len({near_duplicate_key(first) for first in prompts}) >= MIN_SWAPPED_PROMPTS
 
     def _probe(self, sft: Completions, log_metric: Callable[..., None] | None) -> None:
         known_groups = sft.group_by_prompt
 
-        def group(prompt: str) -> Hashable:
+        def group_of(prompt: str) -> Hashable:
             return known_groups[prompt] if prompt in known_groups else near_duplicate_key(prompt)
 
         # If SFT answered all of these prompts, a few prompts are enough. Otherwise prompts are paired by position.
@@ -158,10 +158,10 @@ class Watcher:
                 f"prompts that ask different things, but SFT's answer {count}: pass completions of more prompts as "
                 "`against`."
             )
-        last_groups = {group(prompt) for prompt, _ in recent}
+        last_groups = {group_of(prompt) for prompt, _ in recent}
         while by_position and len(last_groups) < MIN_SWAPPED_PROMPTS and len(recent) < len(self.last_texts):
             recent = self.last_texts[-len(recent) - 1 :]
-            last_groups.add(group(recent[0][0]))
+            last_groups.add(group_of(recent[0][0]))
         if by_position and len(last_groups) < MIN_SWAPPED_PROMPTS:
             if len(self.last_texts) >= _MAX_SIZES * self.size:
                 raise ZooError(
@@ -172,7 +172,7 @@ class Watcher:
             return
         # The counter is reset before the probe, because the probe may raise.
         self.last_texts, self.unprobed = recent, 0
-        policy = replace(_completions(recent), groups=[group(prompt) for prompt, _ in recent])
+        policy = replace(_to_completions(recent), groups=[group_of(prompt) for prompt, _ in recent])
         self.report_findings(probe(policy, sft, by_position=by_position), log_metric)
 
     def report_findings(self, report: Report, log_metric: Callable[..., None] | None) -> None:
@@ -189,11 +189,11 @@ class Watcher:
             raise Hacked(f"Training was stopped because the policy's completions are useless: {severe[0].finding}")
 
 
-def _completions(texts: Sequence[tuple[str, str]]) -> Completions:
+def _to_completions(texts: Sequence[tuple[str, str]]) -> Completions:
     return Completions([prompt for prompt, _ in texts], [completion for _, completion in texts])
 
 
-def _with_groups(sft: Completions) -> Completions:
+def _group_near_duplicates(sft: Completions) -> Completions:
     """Gives near-duplicate prompts one group, unless the completions have groups already."""
     if sft.groups is not None:
         return sft

@@ -16,7 +16,7 @@ from ..evaluation.judges.check import JudgeCheck
 from ..evaluation.judges.named import check_names, open_panel
 from ..evaluation.judges.pair_checks import check_panel
 from ..evaluation.judges.people import votes_on
-from ..evaluation.measure import Evaluator, function_judges, reward_model_judges, weighted_functions
+from ..evaluation.measure import Evaluator, find_function_judges, find_reward_model_judges, find_weighted_functions
 from ..evaluation.prompt_groups import NEAR_DUPLICATES, group_rows, number_of_groups
 from ..evaluation.reward_reading import REWARD_LOAD_KEYS, reward_load_kwargs
 from ..fields import check_limits
@@ -277,7 +277,7 @@ def _reward_functions(settings: object) -> frozenset[str]:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return frozenset()
     has_model = keys.get("reward_model_path") is not None
-    return weighted_functions(names, weights if isinstance(weights, list) else None, has_reward_model=has_model)
+    return find_weighted_functions(names, weights if isinstance(weights, list) else None, has_reward_model=has_model)
 
 
 def _ppo_stage(path: Path) -> Path | None:
@@ -338,7 +338,7 @@ def evaluate(pair: PolicyPair, settings: ComparisonSettings, *, out: Path, comma
         rows,
         samples=settings.samples,
         seed=settings.seed,
-        reward_judges=reward_model_judges(evaluator) | function_judges(evaluator, pair.functions),
+        reward_judges=find_reward_model_judges(evaluator) | find_function_judges(evaluator, pair.functions),
         checks=checks,
         group=settings.group,
     )

@@ -95,7 +95,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, name, module)
     version = importlib.metadata.version
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.4.13" if name == "lm_eval" else version(name))
-    monkeypatch.setattr(harness, "_manager", functools.cache(TaskManager))
+    monkeypatch.setattr(harness, "_task_manager", functools.cache(TaskManager))
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +193,7 @@ def test_real_lm_eval_accepts_our_keywords() -> None:
         module, _, attribute = name.partition(":")
         parameters = inspect.signature(getattr(importlib.import_module(module), attribute)).parameters
         assert keywords <= parameters.keys(), name
-    assert [*inspect.signature(harness._manager().load).parameters] == ["task_list"]
+    assert [*inspect.signature(harness._task_manager().load).parameters] == ["task_list"]
 
 
 @pytest.mark.skipif(not REAL, reason="lm-eval is not installed here; `make test-full` installs it beside")

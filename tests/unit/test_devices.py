@@ -15,7 +15,7 @@ from rlhf_zoo.app.engine.compare import Comparison
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.judges.panel import Panel
 from rlhf_zoo.evaluation.judges.scalar import FunctionJudge
-from rlhf_zoo.evaluation.measure import Evaluator, PolicyMeasurements, measure, rows_at_once
+from rlhf_zoo.evaluation.measure import Evaluator, PolicyMeasurements, max_rows_in_memory, measure
 from rlhf_zoo.evaluation.text_logprobs import compute_logprobs
 from rlhf_zoo.fileio import read_json
 from rlhf_zoo.modeling import devices
@@ -71,9 +71,9 @@ def test_sampling_is_same_when_batches_are_halved(error: type[Exception]) -> Non
 def test_rows_at_once_shrinks_with_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = make_policy()
     rows = policy.get_input_embeddings().weight.shape[0]
-    assert rows_at_once(policy, 6) == 64
+    assert max_rows_in_memory(policy, 6) == 64
     monkeypatch.setattr("rlhf_zoo.evaluation.measure.MAX_LOGITS", 6 * rows * 3 + 1)
-    assert rows_at_once(policy, 6) == 3 and rows_at_once(policy, 60) == 1
+    assert max_rows_in_memory(policy, 6) == 3 and max_rows_in_memory(policy, 60) == 1
 
 
 def test_measurements_are_same_when_batches_are_halved() -> None:

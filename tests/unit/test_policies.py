@@ -19,7 +19,7 @@ from rlhf_zoo.evaluation.judges.llm import LLMJudge
 from rlhf_zoo.evaluation.judges.named import check_names, open_panel
 from rlhf_zoo.evaluation.judges.panel import Panel, RewardJudge, score_completions, sort_free_first
 from rlhf_zoo.evaluation.judges.rule import RuleJudge
-from rlhf_zoo.evaluation.measure import function_judges, reward_model_judges
+from rlhf_zoo.evaluation.measure import find_function_judges, find_reward_model_judges
 from rlhf_zoo.modeling.models import load_causal, load_classifier
 from rlhf_zoo.pipeline.policy_eval import ComparisonSettings, PolicyPair, _check_context_length, find_pair
 from rlhf_zoo.ppo.base import PPO_STATE
@@ -237,8 +237,8 @@ def test_the_training_reward_is_known_by_its_weights(toys: Toys) -> None:
         next(other.model.parameters())[0, 0] += 1e-3
     panel = Panel([RewardJudge("reward:copy", model()), RewardJudge("reward:other", other)])
     tools: Any = SimpleNamespace(panel=panel, rewards=Rewards([model()]))
-    assert reward_model_judges(tools) == {"reward:copy"}
-    assert reward_model_judges(SimpleNamespace(panel=panel, rewards=None)) == frozenset()  # type: ignore[arg-type]
+    assert find_reward_model_judges(tools) == {"reward:copy"}
+    assert find_reward_model_judges(SimpleNamespace(panel=panel, rewards=None)) == frozenset()  # type: ignore[arg-type]
     given = panel.scoring[0](["the camera"], [" is good"])
     alone = model().score_texts(["the camera is good"], ended=[True]).tolist()
     np.testing.assert_allclose(given, alone, rtol=1e-6)
@@ -372,8 +372,8 @@ def test_functions_that_a_policy_was_paid_by(
     names = ["length(target=4, unit='words')", "length(unit='words', target=5)"]
     tools: Any = SimpleNamespace(panel=Panel([RuleJudge(name) for name in names]))
     same = {f"rule:{names[0]}"} if "length(target=4)" in paid else set()
-    assert function_judges(tools, card.functions) == same, "in whatever unit it counts"
-    assert function_judges(tools, {"length(target=5)"}) == {f"rule:{names[1]}"}
+    assert find_function_judges(tools, card.functions) == same, "in whatever unit it counts"
+    assert find_function_judges(tools, {"length(target=5)"}) == {f"rule:{names[1]}"}
 
 
 def test_what_is_paid_for_is_asked_last() -> None:

@@ -44,7 +44,7 @@ def home(tmp_path, monkeypatch) -> Path:
 def computed(monkeypatch) -> list[int]:
     """The number of texts in each forward pass."""
     batches: list[int] = []
-    scorer = rollout_logprobs.batch_scorer
+    scorer = rollout_logprobs.make_batch_scorer
 
     def counted(*arguments):
         score = scorer(*arguments)
@@ -156,7 +156,7 @@ def test_interrupted_probe_resumes_with_same_result(tmp_path, home, computed, mo
     policy = replace(sft(1, prompts=20), prompts=[*sft(1, prompts=20).prompts[:38], "only here", "only here"])
     # 19 prompts with 2 texts each are shared; 2 rows are equal, and computed once.
     policy = replace(policy, texts=[*policy.texts[:36], "the same", "the same", "x", "y"])
-    monkeypatch.setattr(rollout_logprobs, "rows_at_once", lambda model, width: 10)
+    monkeypatch.setattr(rollout_logprobs, "max_rows_in_memory", lambda model, width: 10)
     complete = rlhf_zoo.probe(policy, sft(2, prompts=19), model=folder).to_json()
     distinct = 75 * 9
     assert max(computed) == rollout_logprobs.CPU_BATCH

@@ -215,7 +215,7 @@ def write_report(baseline: Baseline, method: Method, *, served: int | None) -> d
         "ppo": comparison.row(ppo),
     }
     series = {name: comparison.rows(points) for name, points in methods.items()}
-    fit = comparison.fitted(methods.get("best-of-n", []))
+    fit = comparison.fit_best_of_n(methods.get("best-of-n", []))
     frontier = {
         **description,
         "trivial": read_json(context.record("eval").path / "evaluation.json").get("trivial"),

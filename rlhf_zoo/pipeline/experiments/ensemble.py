@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import ZooError
-from ...evaluation.ensemble_report import EnsembleScores, Texts
+from ...evaluation.ensemble_report import EnsembleScores, PolicyTexts
 from ...evaluation.head_to_head import read_samples
 from ...evaluation.prompt_groups import group_other_prompts, group_rows
 from ...fileio import read_json, write_json
@@ -138,7 +138,7 @@ def overview(runs: Sequence[RunContext]) -> dict[str, Any]:
     }
 
 
-def _texts(run: RunContext) -> tuple[dict[str, Texts], str | None]:
+def _texts(run: RunContext) -> tuple[dict[str, PolicyTexts], str | None]:
     """Returns completions of SFT and, if the run was evaluated, of PPO; and the judge's name, or None."""
     sft, record = run.checkpoint("sft"), run.record("eval")
     document = record.read()
@@ -146,7 +146,7 @@ def _texts(run: RunContext) -> tuple[dict[str, Texts], str | None]:
         owner, source = open_pairs(run)
         samples = sft_samples(owner, owner.settings("reward"), source, sft)
         groups = group_other_prompts(samples.prompts, run.shared.evaluation.group)
-        return {"sft": Texts(groups, samples.texts, samples.ended)}, None
+        return {"sft": PolicyTexts(groups, samples.texts, samples.ended)}, None
     fix = "evaluate again with `rlhf-zoo eval --restart`."
     if document["parents"]["sft"]["fingerprint"] != sft.lineage["fingerprint"]:
         raise ZooError(f"{record.path} evaluates another SFT policy than {run.record('sft').path}: {fix}")
@@ -168,9 +168,9 @@ def _texts(run: RunContext) -> tuple[dict[str, Texts], str | None]:
 
 def _texts_of_side(
     rows: Sequence[Mapping[str, Any]], prompts: Sequence[Prompt], groups: Sequence[int], side: str
-) -> Texts:
+) -> PolicyTexts:
     """Returns the texts of SFT or PPO. `prompts` has a text or conversation per row, which reward models render."""
-    return Texts(
+    return PolicyTexts(
         groups,
         [append_completion(prompt, row[side]["completion"]) for prompt, row in zip(prompts, rows, strict=True)],
         [row[side]["ended"] for row in rows],
@@ -179,7 +179,7 @@ def _texts_of_side(
     )
 
 
-def _score(runs: Sequence[RunContext], texts: Mapping[str, Texts]) -> tuple[EnsembleScores, str]:
+def _score(runs: Sequence[RunContext], texts: Mapping[str, PolicyTexts]) -> tuple[EnsembleScores, str]:
     """Returns each model's scores of the held-out pairs and of the texts, and the name of the pairs' split."""
     owner, source = open_pairs(runs[0])
     held_out = held_out_pairs(owner, source)
