@@ -15,13 +15,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .compute import Compute
-from .stats import Estimate, bootstrap_mean, group_indices, mean_share
+from .stats import TIE_TOLERANCE, Estimate, bootstrap_mean, group_indices, mean_share
 
 Floats = NDArray[np.float64]
 
 #: Largest distance between two measured points, in √nats, at which `interpolate_at_kl` interpolates between them.
 MAX_GAP = 0.5
-_TIE_TOLERANCE = 1e-9  # scores at most this far apart tie; a tie counts one half
 
 
 @dataclass(frozen=True)
@@ -140,7 +139,7 @@ def win_shares(ours: ArrayLike, theirs: ArrayLike) -> Floats:
     """
     # (P, N, S): every sample of ours against every sample of theirs.
     gap = np.asarray(ours, dtype=float)[:, :, None] - np.asarray(theirs, dtype=float)[:, None, :]
-    return np.asarray(np.where(np.abs(gap) <= _TIE_TOLERANCE, 0.5, gap > 0).mean(2), dtype=float)
+    return np.asarray(np.where(np.abs(gap) <= TIE_TOLERANCE, 0.5, gap > 0).mean(2), dtype=float)
 
 
 def average_points(points: Sequence[Point], weights: Sequence[float] | None = None, *, label: str) -> Point:

@@ -26,11 +26,10 @@ from .measure import Evaluator, PolicyMeasurements, measure, repeat_prompts
 from .metrics import cached_metric
 from .pass_at_k import Answers
 from .prompt_groups import group_rows, number_prompts
-from .stats import Estimate, bootstrap_mean, bootstrap_perplexity, correlation, perplexity_difference
+from .stats import TIE_TOLERANCE, Estimate, bootstrap_mean, bootstrap_perplexity, correlation, perplexity_difference
 from .text import distinct_n_difference, repetition
 
 STREAM = 5  # separates these random numbers from others under the same seed
-TIE_TOLERANCE = 1e-9  # scores of a judge that differ by no more than this are a tie
 _SIDES = ("sft", "ppo")
 
 

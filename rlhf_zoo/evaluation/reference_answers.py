@@ -11,11 +11,11 @@ from ..modeling import distributed
 from ..modeling.chat import plain_text
 from ..modeling.devices import move
 from ..rewards.rule import text_of
-from .head_to_head import TIE_TOLERANCE, HeadToHead, random_keys
+from .head_to_head import HeadToHead, random_keys
 from .judges.pairwise import compare_pairs
 from .judges.panel import score_completions
 from .measure import repeat_prompts
-from .stats import WinRate, win_rate
+from .stats import TIE_TOLERANCE, WinRate, win_rate
 
 
 def compare_with_references(

@@ -19,6 +19,7 @@ _Z = NormalDist().inv_cdf(0.975)
 #: Smallest number of seeds for which an interval of their mean is computed.
 MIN_SEEDS = 5
 RESAMPLES = 2000  # bootstrap resamples per interval
+TIE_TOLERANCE = 1e-9  # scores at most this far apart tie; a tie counts one half
 _MAX_CELLS = 4_000_000  # resamples × groups held in memory at once
 
 

@@ -6,11 +6,11 @@ import numpy as np
 from datasets import Dataset
 
 from ..modeling.chat_template import Prompt
-from .head_to_head import TIE_TOLERANCE, HeadToHead
+from .head_to_head import HeadToHead
 from .judges.llm import LLMJudge
 from .judges.panel import score_completions
 from .measure import Evaluator, PolicyMeasurements, repeat_prompts
-from .stats import bootstrap_mean, win_rate
+from .stats import TIE_TOLERANCE, bootstrap_mean, win_rate
 from .text_logprobs import score_by_reward
 from .trivial_policies import (
     TrivialPolicy,
