@@ -42,7 +42,7 @@ from .judges.panel import Panel, RewardJudge, score_completions, sort_free_first
 from .judges.rule import RuleJudge
 from .judges.scalar import FunctionJudge, Judge
 from .logprob_cache import model_fingerprint
-from .reward_reading import reading_of
+from .reward_reading import reward_load_kwargs
 from .saved_measurements import SavedMeasurements
 
 MAX_COMPLETIONS = 64  # completions whose logits are in memory at once

@@ -105,7 +105,7 @@ def _flat(document: Mapping[str, Any], side: Side) -> Mapping[str, Any]:
     return {**values, "prompt": document.get("messages", document.get("prompt"))}
 
 
-def rows_of(source: Any, name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def iterate_rows(source: Any, name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yields the rows of a file or of rows in memory.
 
     Args:

@@ -317,7 +317,7 @@ def _completions(
     judged = measured.judges[evaluator.judge.name]
 
     def prompt_dependence() -> list[float] | None:
-        return dependence(
+        return measure_dependence(
             evaluator.reference,
             evaluator.tokenizer,
             prompts,

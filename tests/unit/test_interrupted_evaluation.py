@@ -81,7 +81,7 @@ def test_interrupted_evaluation_gives_equal_figures(
     before = tmp_path / "before"
     shutil.copytree(trained.directory, before)
     measured, interruptions = list[str](), list[str]()
-    sample, dependence = Evaluator.sample, trajectory.dependence
+    sample, dependence = Evaluator.sample, trajectory.measure_dependence
 
     def note(name: str) -> None:
         if interruptions and name.startswith(interruptions[0]):
@@ -108,7 +108,7 @@ def test_interrupted_evaluation_gives_equal_figures(
         return {"evaluation.json": json.dumps(figures), "chosen": json.dumps(chosen), **texts}
 
     monkeypatch.setattr(Evaluator, "sample", sample_or_stop)
-    monkeypatch.setattr(trajectory, "dependence", dependence_or_stop)
+    monkeypatch.setattr(trajectory, "measure_dependence", dependence_or_stop)
     assert evaluate.run(trained) is True
     uninterrupted, all_measured = results(), list(measured)
     assert all_measured.count("dependence") == 4 and len(all_measured) >= 13
