@@ -52,7 +52,7 @@ def smoke(recipe: str, keep: Path | None, as_json: bool) -> None:
         from rich.console import Console
 
         from ..pipeline import run_recipe
-        from ..pipeline.smoke.run import publish_miniatures, small_flags
+        from ..pipeline.smoke.miniatures import publish_miniatures, small_flags
 
         quiet_hub()
         console, start = Console(stderr=as_json, width=200, soft_wrap=True), time.monotonic()

@@ -198,15 +198,15 @@ def run(
         if distributed.is_main_process():
             print_plan_line(context.recipe, context.flags, hub=context.hub)
         if rounds > 1:
-            from ..pipeline.experiments.rounds import check_labels, run_rounds, write_rounds
+            from ..pipeline.experiments.rounds import check_labeler, run_rounds, write_rounds
 
-            labels = check_labels(context, labels)
+            labels = check_labeler(context, labels)
         path = run_recipe.run(context, console, publisher)
         if path is None:  # only the main process prints the results
             return
         if rounds > 1:
             open_publishing = partial(publishing, patience=options["patience"])
-            runs = run_rounds(context, console, open_publishing, rounds=rounds, labels=str(labels), pairs=round_pairs)
+            runs = run_rounds(context, console, open_publishing, rounds=rounds, labeler=str(labels), pairs=round_pairs)
             rounds_file, rounds_results = write_rounds(runs)
             if as_json:
                 click.echo(rounds_file.read_text(encoding="utf-8").rstrip())

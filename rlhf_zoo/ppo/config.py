@@ -18,8 +18,8 @@ from ..rewards.model import REWARD_OUTPUTS
 #: Tokens per pass on a CPU. A larger pass needs more memory. In bf16 it is worth it, because each pass casts all
 #: weights (docs/performance.md).
 CPU_TOKENS_PER_PASS, CPU_BF16_TOKENS_PER_PASS = 512, 2048
-#: Keys that take one of a few values.
-ONE_OF = {
+#: Key -> its allowed values.
+CHOICES = {
     "kl_in": ("reward", "loss"),
     "action_level": ("token", "sequence"),
     "loss_aggregation": AGGREGATIONS,
@@ -32,7 +32,7 @@ ONE_OF = {
     "reward_ensemble": (None, *ENSEMBLES),
 }
 #: (kl_in, kl_estimator) -> why this estimator does not work there.
-NO_KL_ESTIMATOR = {
+KL_ESTIMATOR_PROBLEMS = {
     ("reward", "k2"): "it is biased, and its expected gradient through the reward is not that of a KL",
     ("reward", "k3_reverse"): "only its gradient in the loss has a meaning",
     ("reward", "full"): "an exact KL is not a property of the sampled token, so it cannot be that token's reward",
@@ -257,7 +257,7 @@ class PPOConfig(TrainingArguments):
     @property
     def max_tokens_per_pass(self) -> int | None:
         """The maximum number of tokens in a forward pass, padding included; None if only rows are limited."""
-        return self.max_tokens_per_micro_batch or default_batch_tokens(
+        return self.max_tokens_per_micro_batch or default_tokens_per_pass(
             cpu=self.device.type == "cpu", bf16=bool(self.bf16)
         )
 
@@ -270,7 +270,7 @@ class PPOConfig(TrainingArguments):
 def _check_ranges(args: Any) -> None:
     for entry in fields(args):
         check_limits(entry.name, getattr(args, entry.name, None))
-    for name, choices in ONE_OF.items():
+    for name, choices in CHOICES.items():
         if getattr(args, name) not in choices:
             raise ZooError(
                 f"{name} is {getattr(args, name)!r}: choose one of {', '.join(map(repr, filter(None, choices)))}."
@@ -359,7 +359,7 @@ def _check_engine(args: Any) -> None:
         )
 
 
-def default_batch_tokens(*, cpu: bool, bf16: bool) -> int | None:
+def default_tokens_per_pass(*, cpu: bool, bf16: bool) -> int | None:
     """Returns the default limit on tokens in a forward pass; None (no limit) on a GPU.
 
     Args:
@@ -411,7 +411,7 @@ def _check_reference(args: Any) -> None:
 def _check_kl(args: Any) -> None:
     estimators = KL_IN_REWARD if args.kl_in == "reward" else KL_IN_LOSS
     if args.kl_estimator not in estimators:
-        why = NO_KL_ESTIMATOR.get((args.kl_in, args.kl_estimator), "there is no such estimator")
+        why = KL_ESTIMATOR_PROBLEMS.get((args.kl_in, args.kl_estimator), "there is no such estimator")
         raise ZooError(
             f"kl_estimator {args.kl_estimator!r} does not work in the {args.kl_in}, because {why}: use "
             f"{' or '.join(map(repr, estimators))}, or change kl_in."

@@ -218,7 +218,7 @@ def train_and_held_out(
         context: The run.
         stage: "sft" or "ppo".
         source: The stage's data.
-        keep_questions: Whether the training rows keep the column with which `overlap` compares prompts.
+        keep_questions: Whether the training rows keep the column with which `find_overlap` compares prompts.
 
     Returns:
         Rows to train on, rows to evaluate on during training or None, and the count of dropped rows that

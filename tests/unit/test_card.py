@@ -133,13 +133,13 @@ def test_card_reports_every_kind_of_judge(runs):
     assert "This is the reward that PPO was trained on" in make_card(runs / "ppo").read_text()
 
 
-@pytest.mark.parametrize(("lenient", "form"), [((-0.01, 0.03), True), ((0.01, 0.05), False)])
-def test_judge_notes_flag_gain_seen_by_strict_reading_only(lenient, form):
+@pytest.mark.parametrize(("lenient", "is_flagged"), [((-0.01, 0.03), True), ((0.01, 0.05), False)])
+def test_judge_notes_flag_gain_seen_by_strict_reading_only(lenient, is_flagged):
     apart = {"strict": {"value": 0.2, "ci95": [0.1, 0.3]}, "lenient": {"value": 0.02, "ci95": list(lenient)}}
     answers = {reading: {"difference": difference} for reading, difference in apart.items()}
     notes = str(judge_notes({"checks_answers": True, "answers": answers}))
     assert "By the strict reading the policy gains 0.200 [0.100, 0.300], by the lenient one 0.020" in notes
-    assert ("**Only the strict reading shows a gain" in notes) is form
+    assert ("**Only the strict reading shows a gain" in notes) is is_flagged
 
 
 def test_ppo_card_states_figures_settings_and_commands(runs, plotted):
@@ -220,7 +220,7 @@ def test_escape_keeps_text_within_one_table_cell(text):
 
 @given(text=st.text(max_size=80))
 @settings(deadline=None)
-def test_fence_is_closed_by_no_text(text):
+def test_no_text_closes_a_fence(text):
     tokens = MarkdownIt("commonmark").parse(f"{markdown.fence(text)}\n\nafter\n")
     assert [token.type for token in tokens] == ["fence", "paragraph_open", "inline", "paragraph_close"]
 
@@ -258,8 +258,8 @@ def test_card_shows_pull_command_of_step_not_yet_pushed(runs):
     assert "`rlhf-zoo pull local/tiny-world-ppo@step-000020 --hub local`" in body
     _, body = head_and_body(make_card(runs / "ppo"))
     assert cells(body, "40 |")[-1] == "not published" and "pull local/tiny-world-ppo@step" not in body
-    sent = {"hub": "local", "repo": "local/tiny-world-ppo", "commit": "f" * 40, "tag": "step-000040"}
-    write_json(runs / "ppo" / "checkpoint-40" / "published.json", sent)
+    published = {"hub": "local", "repo": "local/tiny-world-ppo", "commit": "f" * 40, "tag": "step-000040"}
+    write_json(runs / "ppo" / "checkpoint-40" / "published.json", published)
     _, body = head_and_body(make_card(runs / "ppo"))
     assert cells(body, "40 |")[-1] == f"`{'f' * 10}`"
 
@@ -415,7 +415,7 @@ def test_card_of_unpublished_run_has_no_hub_commands(runs):
         assert cells(body, "data set")[1:] == ["not published", "not published"]
         assert cells(body, "this model")[1:] == ["not published", "not published"]
         assert re.findall(r"```sh\n(.*?)```", body, re.DOTALL) == ["rlhf-zoo run tiny-world --seed 3\n"]
-    # Nor is a path of this machine a repository.
+    # A path on this machine is not a repository either.
     parents = {"sft": {"repo": None, "commit": None, "path": "/home/someone/model"}}
     record.write(parents=parents, dataset={"repo": "/home/someone/data", "commit": None})
     head, body = head_and_body(make_card(runs / "ppo"))

@@ -11,7 +11,7 @@ from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client.connect import DEFAULT_HUB
 from rlhf_zoo.hub.client.downloads import DOWNLOADED, MARK, PARTIAL, find_download
 from rlhf_zoo.hub.client.local_paths import FileToFetch, Folder
-from rlhf_zoo.pipeline.smoke.run import publish_miniatures, small_flags
+from rlhf_zoo.pipeline.smoke.miniatures import publish_miniatures, small_flags
 from rlhf_zoo.runs.recipe import copy_recipe, load_recipe
 from rlhf_zoo.runs.settings.key_classes import check_download
 from rlhf_zoo.runs.settings.parse import recipe_config, stage_settings

@@ -18,7 +18,7 @@ from rlhf_zoo.pipeline.stages.trained_prompts import count_trained_prompts
 from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.runs.data.hold_out import hold_out
 from rlhf_zoo.runs.data.layout import convert_rows
-from rlhf_zoo.runs.data.overlap import MIN_CHARACTERS, MIN_WORDS, normalized, overlap
+from rlhf_zoo.runs.data.overlap import MIN_CHARACTERS, MIN_WORDS, find_overlap, normalize_question
 from rlhf_zoo.runs.dataset import HELD_OUT, data_source, evaluation_rows, train_and_held_out
 from rlhf_zoo.runs.recipe import load_recipe
 
@@ -46,10 +46,10 @@ def turn(role: str, content: str) -> dict[str, str]:
 )
 def test_overlap_finds_prompt_in_every_form(row: dict[str, Any]) -> None:
     for asking in (Dataset.from_list([row]), [row]):
-        found = overlap([{"prompt": "Who is the mayor of the new town?"}, {"prompt": ASKED}], asking)
+        found = find_overlap([{"prompt": "Who is the mayor of the new town?"}, {"prompt": ASKED}], asking)
         assert (found.prompts, found.rows, found.is_complete) == ({1}, {0}, True)
     if "prompt" in row:
-        assert overlap([row], [{"prompt": ASKED}]).prompts == {0}, "either may have more around it"
+        assert find_overlap([row], [{"prompt": ASKED}]).prompts == {0}, "either may have more around it"
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_overlap_finds_prompt_in_every_form(row: dict[str, Any]) -> None:
     ],
 )
 def test_overlap_ignores_different_prompts(row: dict[str, Any]) -> None:
-    assert overlap([{"prompt": ASKED}], [row]).prompts == set()
+    assert find_overlap([{"prompt": ASKED}], [row]).prompts == set()
 
 
 def test_short_prompts_match_only_whole_turns() -> None:
@@ -76,16 +76,16 @@ def test_short_prompts_match_only_whole_turns() -> None:
         (["What is 2+2? Or 2-2?"], set()),
     ):
         talk = [turn("user", text) for text in said]
-        assert overlap(short, [{"prompt": talk}]).prompts == asked, said
-    found = overlap(short, [{"text": "hi 2+2? 4"}])
+        assert find_overlap(short, [{"prompt": talk}]).prompts == asked, said
+    found = find_overlap(short, [{"text": "hi 2+2? 4"}])
     assert found.prompts == set() and not found.is_complete
 
 
 def test_shared_frame_of_prompts_is_no_overlap() -> None:
     frame = "Answer the following question in one sentence: {} Answer:"
     asked = [{"prompt": frame.format(f"how old is the tree of street {number}?")} for number in (4, 5)]
-    assert overlap(asked, [{"prompt": "Answer the following question in one sentence:"}]).prompts == set()
-    assert overlap(asked, [{"prompt": "How old is the tree of street 5?"}]).prompts == {1}
+    assert find_overlap(asked, [{"prompt": "Answer the following question in one sentence:"}]).prompts == set()
+    assert find_overlap(asked, [{"prompt": "How old is the tree of street 5?"}]).prompts == {1}
 
 
 def test_containment_equals_all_pairs_comparison() -> None:
@@ -104,17 +104,17 @@ def test_containment_equals_all_pairs_comparison() -> None:
     wanted = {
         place for place, one in enumerate(asked) if any(within(one, other) or within(other, one) for other in known)
     }
-    found = overlap([{"prompt": one} for one in asked], [{"prompt": one} for one in known])
+    found = find_overlap([{"prompt": one} for one in asked], [{"prompt": one} for one in known])
     assert found.prompts == wanted and 100 < len(wanted) < 300
 
 
 def test_prompts_in_one_frame_need_few_comparisons(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts in one frame share most of their words: what they do not share is looked up."""
-    from rlhf_zoo.runs.data.overlap import Questions
+    from rlhf_zoo.runs.data.overlap import PromptIndex
 
     frame = "Below is a question. Write an answer to it in words that a child can read. {} Now write the answer."
     rows = [{"prompt": frame.format(f"How many are {place} apples and {place + 1} pears?")} for place in range(400)]
-    questions = Questions(rows)
+    questions = PromptIndex(rows)
     candidates = [len(questions._by_rarest[window]) for window in questions._by_rarest]
     assert max(candidates) == 1
     assert [questions.find_in({"prompt": f"Say: {row['prompt']}"}) for row in rows] == [{at} for at in range(400)]
@@ -161,7 +161,7 @@ def test_templated_columns_hide_no_prompt(tmp_path: Path, keys: dict[str, Any]) 
 def test_hold_out_keeps_forms_of_one_prompt_together() -> None:
     rows = [{"prompt": form(f"how is item {row}?")} for row in range(40) for form in (str, str.upper, " {} ".format)]
     learned, held_out = hold_out(Dataset.from_list(rows), 0.3)
-    sides = [{normalized(text) for text in side["prompt"]} for side in (learned, held_out)]
+    sides = [{normalize_question(text) for text in side["prompt"]} for side in (learned, held_out)]
     assert [len(side) for side in sides] == [28, 12] and not sides[0] & sides[1]
     plain = Dataset.from_list(rows[::3])
     assert len(hold_out(plain, 0.3)[1]) == 12
@@ -218,6 +218,6 @@ def test_truncated_column_is_matched_by_its_full_value() -> None:
     given: Any = {"turns": False, "text": "text", "subject": "mine"}
     prompts = convert_rows(rows, "prompts", columns={"prompt": "{text:2 words}"}, **given)
     texts = convert_rows(rows.select([2, 0]), "texts", columns={}, **given)
-    found = overlap(prompts, texts)
+    found = find_overlap(prompts, texts)
     assert list(prompts["prompt"]) == ["review 0", "review 1", "review 2"]
     assert (found.prompts, found.rows, found.is_complete) == ({0, 2}, {0, 1}, False)

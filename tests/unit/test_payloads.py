@@ -158,7 +158,7 @@ def test_recipe_json_keys_cannot_run_code(stage: str, pulled: Path) -> None:
     kinds = {**classified.STAGE_KEYS, **NON_STAGE_KINDS}
     for key, kind in kinds.items():
         for value in (*PAYLOADS, [SHELL]) if kind not in FREE else (SHELL, [SHELL], *PAYLOADS[-3:]):
-            if key != "recipe":  # `fetch` refuses what is not a mapping there; its keys are tried below
+            if key != "recipe":  # `fetch_published` refuses what is not a mapping there; its keys are tried below
                 assert not obeyed(published(stage, **{key: value})) or harmless(kind, value), (key, value)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.pipeline.inspect.published import Published, comparable_settings, fetch, recipe_of
+from rlhf_zoo.pipeline.inspect.published import Published, comparable_settings, fetch_published, recipe_of
 from rlhf_zoo.runs.settings.parse import stage_settings
 
 A, B = "a" * 40, "b" * 40
@@ -208,7 +208,7 @@ def test_fetch_rejects_malformed_files(tmp_path, card, resolved, message):
     (tmp_path / "recipe.json").write_text(resolved)
     (tmp_path / "metrics.jsonl").touch()
     with pytest.raises(ZooError, match=message):
-        fetch(str(tmp_path))
+        fetch_published(str(tmp_path))
 
 
 def test_fetch_ignores_malformed_parents_and_versions(tmp_path):
@@ -216,5 +216,5 @@ def test_fetch_ignores_malformed_parents_and_versions(tmp_path):
     (tmp_path / "rlhf_card.json").write_text(json.dumps(card))
     (tmp_path / "recipe.json").write_text('{"recipe": {}}')
     (tmp_path / "metrics.jsonl").touch()
-    found = fetch(str(tmp_path))
+    found = fetch_published(str(tmp_path))
     assert (found.parent("data"), found.parent("sft"), found.parent("reward"), found.versions) == (None, None, None, {})

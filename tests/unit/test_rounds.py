@@ -15,7 +15,7 @@ from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.measure import make_evaluator
 from rlhf_zoo.evaluation.votes.vote import ShownCompletion, Vote
 from rlhf_zoo.fileio import write_json
-from rlhf_zoo.pipeline.experiments.rounds import check_labels
+from rlhf_zoo.pipeline.experiments.rounds import check_labeler
 from rlhf_zoo.pipeline.stages.judges import check_on_pairs
 from rlhf_zoo.pipeline.stages.pairs import held_out_pairs, training_pairs
 from rlhf_zoo.pipeline.stages.round_pairs import make_pairs
@@ -65,21 +65,21 @@ def pairs_of(this: RunContext) -> list[dict[str, Any]]:
         ("rule:zzz", {}, "No installed package registers 'zzz'"),
     ],
 )
-def test_check_labels_rejects_bad_labelers(first: RunContext, labels: str, flags: dict[str, Any], message: str) -> None:
+def test_check_labeler_rejects_bad_labelers(first: RunContext, labels: str, flags: dict[str, Any], message: str) -> None:
     with pytest.raises(ZooError) as caught:
-        check_labels(replace(first, flags={"ppo": flags}), labels)
+        check_labeler(replace(first, flags={"ppo": flags}), labels)
     assert message in str(caught.value)
 
 
-def test_check_labels_picks_default_labeler(first: RunContext) -> None:
-    assert check_labels(first, None) == check_labels(first, "judge") == JUDGE
+def test_check_labeler_picks_default_labeler(first: RunContext) -> None:
+    assert check_labeler(first, None) == check_labeler(first, "judge") == JUDGE
     known = replace(first, flags={"reward": {"preference": "test_rounds:prefer_short"}})
-    assert check_labels(known, None) == "gold" and check_labels(known, "judge") == JUDGE
+    assert check_labeler(known, None) == "gold" and check_labeler(known, "judge") == JUDGE
     stages = {name: keys for name, keys in first.recipe.stages.items() if name != "reward"}
     with pytest.raises(
         ZooError, match="--rounds trains the reward model again, but the recipe toy has no stage reward"
     ):
-        check_labels(replace(first, recipe=replace(first.recipe, stages=stages)), None)
+        check_labeler(replace(first, recipe=replace(first.recipe, stages=stages)), None)
 
 
 @pytest.mark.parametrize(
@@ -114,10 +114,10 @@ def test_make_pairs_adds_new_pairs_to_older_ones(first: RunContext, labels: str,
 def test_labeler_must_not_share_labels_of_headline_judge(first: RunContext) -> None:
     flags = {"recipe": {"evaluation.judge": "same-labels"}, "reward": {"judge_share": 0.3}}
     first = replace(first, flags=flags)
-    assert check_labels(first, JUDGE) == JUDGE
+    assert check_labeler(first, JUDGE) == JUDGE
     assert make_pairs(second(first, JUDGE), first, count=30)["new"] > 0
     with pytest.raises(ZooError, match="--labels judge, which is same-labels here, would repeat the existing labels"):
-        check_labels(first, None)
+        check_labeler(first, None)
 
 
 @pytest.mark.parametrize(("labels", "same"), [(JUDGE, True), ("gold", False)])

@@ -94,7 +94,7 @@ def test_every_writing_command_is_rejected_on_locked_run(
     recipe = str(make_recipe(tmp_path))
     save_start(tmp_path)
     published = SimpleNamespace(title="x", step=1)
-    monkeypatch.setattr(reproduce, "fetch", lambda *_: published)
+    monkeypatch.setattr(reproduce, "fetch_published", lambda *_: published)
     monkeypatch.setattr(reproduce, "recipe_of", lambda *_: (Recipe("toy", tmp_path, {}, {}), {}))
     monkeypatch.setattr(policies, "find_pair", lambda *_, **__: None)
     monkeypatch.setattr(

@@ -24,19 +24,19 @@ from .runner import Variant, read_outcome
 if TYPE_CHECKING:
     from rich.console import Console
 
-#: Number of pairs to label in a round if the recipe simulates none.
-PAIRS = 1000
-ROUNDS = "rounds.json"
+#: Number of pairs to label in a round if neither an option nor the recipe sets it.
+DEFAULT_PAIRS = 1000
+ROUNDS_FILE = "rounds.json"
 _FIGURES = ("reward", "judge", "kl", "length", "distinct_2")
 OpenPublisher = Callable[[RunContext], AbstractContextManager[Publisher | None]]
 
 
-def check_labels(context: RunContext, labels: str | None) -> str:
+def check_labeler(context: RunContext, labeler: str | None) -> str:
     """Checks, before training, that the new pairs can be labeled.
 
     Args:
         context: The run.
-        labels: The option --labels: 'gold', 'judge' or a judge's name; None for gold if the recipe has it.
+        labeler: The option --labels: 'gold', 'judge' or a judge's name; None for gold if the recipe has it.
 
     Returns:
         'gold', or a judge's name.
@@ -47,19 +47,19 @@ def check_labels(context: RunContext, labels: str | None) -> str:
     check_rounds(context)
     data, config = context.settings("reward").data, evaluation_of(context)
     has_gold = data.preference is not None
-    if labels is None:
-        labels = GOLD if has_gold else JUDGE
-    if labels == GOLD:
+    if labeler is None:
+        labeler = GOLD if has_gold else JUDGE
+    if labeler == GOLD:
         if not has_gold:
             raise ZooError(
                 "--labels gold uses `preference` of the stage reward, but the recipe does not set it: choose --labels "
                 "judge, or name a judge, such as votes:NAMESPACE/NAME."
             )
         load_object(data.preference, group=PREFERENCES)
-        return labels
-    name = config.names[0] if labels == JUDGE else labels
+        return labeler
+    name = config.names[0] if labeler == JUDGE else labeler
     if kind_of(name)[0] == SAME_LABELS:
-        option = f"--labels {labels}" + ("" if labels == name else f", which is {name} here,")
+        option = f"--labels {labeler}" + ("" if labeler == name else f", which is {name} here,")
         raise ZooError(
             f"{option} would repeat the existing labels: name another judge, such as reward:NAME, rule:NAME or "
             "votes:NAMESPACE/NAME."
@@ -77,7 +77,7 @@ def check_labels(context: RunContext, labels: str | None) -> str:
 
 
 def run_rounds(
-    context: RunContext, console: "Console", publishing: OpenPublisher, *, rounds: int, labels: str, pairs: int | None
+    context: RunContext, console: "Console", publishing: OpenPublisher, *, rounds: int, labeler: str, pairs: int | None
 ) -> list[RunContext]:
     """Runs rounds 2, 3, … one after the other.
 
@@ -86,7 +86,7 @@ def run_rounds(
         console: A rich console.
         publishing: Opens the publisher of a run.
         rounds: The total number of rounds.
-        labels: The labeler that `check_labels` returned.
+        labeler: The labeler that `check_labeler` returned.
         pairs: Number of pairs to label in each round; None for the number that the recipe simulates.
 
     Returns:
@@ -95,10 +95,12 @@ def run_rounds(
     runs = [context]
     for number in range(2, rounds + 1):
         console.rule(f"[bold]round {number}")
-        current = round_run(context, number, labels, runs[-1].checkpoint("ppo"))
-        counts = make_pairs(current, runs[-1], count=pairs or context.settings("reward").data.simulated_pairs or PAIRS)
+        current = round_run(context, number, labeler, runs[-1].checkpoint("ppo"))
+        counts = make_pairs(
+            current, runs[-1], count=pairs or context.settings("reward").data.simulated_pairs or DEFAULT_PAIRS
+        )
         console.print(
-            f"{counts['new']} new pairs of samples of round {number - 1}, labeled by {labels}, and "
+            f"{counts['new']} new pairs of samples of round {number - 1}, labeled by {labeler}, and "
             f"{counts['old']} older.",
             highlight=False,
         )
@@ -121,13 +123,13 @@ def write_rounds(runs: Sequence[RunContext]) -> tuple[Path, list[dict[str, Any]]
     Returns:
         The path of rounds.json, and a row for each round.
     """
-    rounds = [_row(run, runs[index - 1] if index else None) for index, run in enumerate(runs)]
-    path = runs[0].directory / ROUNDS
+    rounds = [_round_row(run, runs[index - 1] if index else None) for index, run in enumerate(runs)]
+    path = runs[0].directory / ROUNDS_FILE
     write_json(path, {"schema": 1, "recipe": runs[0].recipe.name, "rounds": rounds})
     return path, rounds
 
 
-def _row(run: RunContext, previous: RunContext | None) -> dict[str, Any]:
+def _round_row(run: RunContext, previous: RunContext | None) -> dict[str, Any]:
     outcome = read_outcome(Variant(), run.directory)
     reward_document = run.record("reward").read().get("reward_model") or {}
     counts = {} if run.round is None else read_json(run.round.folder / PAIRS_FILE)
@@ -141,11 +143,11 @@ def _row(run: RunContext, previous: RunContext | None) -> dict[str, Any]:
         "figures": {key: outcome.figures[key] for key in _FIGURES},
         "win_rate": outcome.win_rate,
         "verdict": outcome.verdict,
-        "judge_minus_previous": None if previous is None else _gain(run, previous).to_json(),
+        "judge_minus_previous": None if previous is None else _judge_gain(run, previous).to_json(),
     }
 
 
-def _gain(run: RunContext, previous: RunContext) -> Estimate:
+def _judge_gain(run: RunContext, previous: RunContext) -> Estimate:
     """Estimates the headline judge's score of PPO minus its score in the previous round.
 
     Both rounds sample the same test prompts with the same random streams, so samples are paired. The interval is a

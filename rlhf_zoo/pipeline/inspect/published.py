@@ -112,7 +112,7 @@ class Published:
         return (repo, commit) if repo and isinstance(commit, str) and _COMMIT.fullmatch(commit) else None
 
 
-def fetch(name: str, hub: Hub = DEFAULT_HUB) -> Published:
+def fetch_published(name: str, hub: Hub = DEFAULT_HUB) -> Published:
     """Fetches a published checkpoint.
 
     Args:

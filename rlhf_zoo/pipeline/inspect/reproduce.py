@@ -43,7 +43,7 @@ from .differences import (
     compare_weights,
     file_digests,
 )
-from .published import Published, comparable_settings, fetch, named_objects, recipe_of
+from .published import Published, comparable_settings, fetch_published, named_objects, recipe_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -76,7 +76,7 @@ def reproduce(
     Raises:
         ZooError: Before training: a file, model or data set is missing or not trusted.
     """
-    published = fetch(name, hub)
+    published = fetch_published(name, hub)
     recipe, pinned = recipe_of(published, allowed)
     context = RunContext(
         recipe=recipe,
@@ -96,7 +96,7 @@ def reproduce(
 
 
 def _reproduce(published: Published, context: RunContext) -> dict[str, Any]:
-    note = context.directory / RESULT_FILE
+    result_file = context.directory / RESULT_FILE
     _check_directory(context.directory, published)
     context.settings(published.stage)
     for _, object_name, group in named_objects(published):
@@ -104,9 +104,9 @@ def _reproduce(published: Published, context: RunContext) -> dict[str, Any]:
             find_loader(object_name)
         else:
             load_object(object_name, group=group)
-    rounding_notes = _rounded_parents(published, context)
-    if not note.is_file():
-        write_json(note, {**_identity(published), "begun": now()})
+    rounding_notes = _note_rounded_parents(published, context)
+    if not result_file.is_file():
+        write_json(result_file, {**_identity(published), "begun": now()})
     data, data_notes = _prepare_data(context, published)
     started = time.monotonic()
     record = context.record(published.stage)
@@ -129,11 +129,11 @@ def _reproduce(published: Published, context: RunContext) -> dict[str, Any]:
         "data": _compare_data(context.directory / "data", data),
         "notes": [*_make_notes(published), *rounding_notes, *data_notes],
     }
-    write_json(note, document)
+    write_json(result_file, document)
     return document
 
 
-def _rounded_parents(published: Published, context: RunContext) -> list[str]:
+def _note_rounded_parents(published: Published, context: RunContext) -> list[str]:
     """Returns a note for each parent with rounded published weights; the run itself started from exact weights."""
     notes = []
     for role in ("sft", *REWARD_ROLES):
@@ -162,9 +162,9 @@ def _identity(published: Published) -> dict[str, Any]:
 
 def _check_directory(directory: Path, published: Published) -> None:
     """Raises ZooError if the directory has files, but not of an earlier attempt to reproduce the same checkpoint."""
-    note = directory / RESULT_FILE
-    if note.is_file():
-        earlier = read_json(note)
+    result_file = directory / RESULT_FILE
+    if result_file.is_file():
+        earlier = read_json(result_file)
         identity_keys = ("commit", "fingerprint", "stage", "step")
         if not isinstance(earlier, dict) or any(earlier.get(key) != _identity(published)[key] for key in identity_keys):
             raise ZooError(f"{directory} holds the reproduction of another checkpoint: choose another --output_dir.")

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from ...modeling.chunked_logprobs import CHUNK_ON_ACCELERATOR, CHUNK_ON_CPU
 from ...modeling.sampling.cuda_graphs import COLUMNS, bucket
 from ...modeling.sampling.kv_cache import SPARE_COLUMNS
-from ...ppo.config import default_batch_tokens, has_reference
+from ...ppo.config import default_tokens_per_pass, has_reference
 from ...runs.data.batch_share import divide_batch
 from . import memory
 from .devices import Device
@@ -96,7 +96,7 @@ class _PPO:
         self.prompt_count = prompts_per_step * steps
         self.completion_count = self.prompt_count * keys.num_generations
         self.minibatch_rows = math.ceil(self.completion_count / keys.num_mini_batches)
-        budget = keys.max_tokens_per_micro_batch or default_batch_tokens(cpu=device.cpu, bf16=self.in_bfloat16)
+        budget = keys.max_tokens_per_micro_batch or default_tokens_per_pass(cpu=device.cpu, bf16=self.in_bfloat16)
         rows_in_budget = self.completion_count if budget is None else max(budget // self.length, 1)
         self.micro_batch_rows = min(
             self.minibatch_rows,

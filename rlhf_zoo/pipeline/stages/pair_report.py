@@ -15,7 +15,7 @@ from ...fileio import finite
 from ...modeling.chat import append_completion, completion_text, plain_text
 from ...modeling.prompt_keys import count_distinct_prompts
 from ...rewards import RewardModel
-from ...runs.data.overlap import normalized, overlap, question_text
+from ...runs.data.overlap import find_overlap, normalize_question, question_text
 
 
 def held_out_report(
@@ -155,7 +155,7 @@ def count_trained_pairs(held_out: Dataset, trained: Dataset) -> dict[str, int | 
         `pairs`: the number of held-out pairs that were trained on, in either order of their sides.
     """
     has_prompts = any(question_text(row) for row in held_out)
-    shared_rows = sorted(overlap(held_out, trained).prompts)
+    shared_rows = sorted(find_overlap(held_out, trained).prompts)
     trained_keys = set(map(_pair_key, trained))
     return {
         "prompts": count_distinct_prompts(held_out.select(shared_rows)["prompt"]) if has_prompts else None,
@@ -165,5 +165,5 @@ def count_trained_pairs(held_out: Dataset, trained: Dataset) -> dict[str, int | 
 
 def _pair_key(row: Mapping[str, Any]) -> tuple[str, frozenset[str]]:
     """Returns a key that is equal for rows with the same prompt and the same sides in any order."""
-    sides = frozenset(normalized(plain_text(row[side])) for side in ("chosen", "rejected"))
+    sides = frozenset(normalize_question(plain_text(row[side])) for side in ("chosen", "rejected"))
     return question_text(row), sides

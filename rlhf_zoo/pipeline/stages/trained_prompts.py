@@ -9,7 +9,7 @@ from datasets import Dataset
 from ...errors import ZooError
 from ...modeling.prompt_keys import count_distinct_prompts
 from ...runs.context import RunContext
-from ...runs.data.overlap import overlap
+from ...runs.data.overlap import find_overlap
 from ...runs.dataset import HELD_OUT, evaluation_location, ptx_rows, stage_rows, stage_source, train_and_held_out
 from ...runs.judge import with_trained_keys
 from .pairs import open_pairs, training_pairs
@@ -69,7 +69,7 @@ def _count_in_stage(context: RunContext, stage: str, prompts: Dataset, *, planne
         return None
     if training_rows is None:
         return None
-    overlaps = [overlap(prompts, rows) for rows in training_rows]
+    overlaps = [find_overlap(prompts, rows) for rows in training_rows]
     shared_rows = sorted(set[int]().union(*(result.prompts for result in overlaps)))
     if not shared_rows and not all(result.is_complete for result in overlaps):
         return None

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ...errors import ZooError
-from ..data.overlap import overlap
+from ..data.overlap import find_overlap
 from .source import Rows, read_splits, unit_hash
 
 SPLITS = ("train", "judge", "validation", "test")
@@ -65,7 +65,7 @@ def prepare(source: str | None = None, *, seed: int) -> dict[str, dict[str, Rows
     reviews, snippets = (_read(source, corpus) for corpus in (REVIEWS, SNIPPETS))
     lines = {split: [{"text": row["text"]} for row in reviews[split]] for split in ("train", "validation", "test")}
     held_out = [{"prompt": _first_words(row["text"])} for row in (*lines["validation"], *lines["test"])]
-    overlapping = overlap(held_out, lines["train"]).rows
+    overlapping = find_overlap(held_out, lines["train"]).rows
     lines["train"] = [row for index, row in enumerate(lines["train"]) if index not in overlapping]
     return {
         "lines": lines,

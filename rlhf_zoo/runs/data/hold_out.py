@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import ZooError
 from ...modeling.chat_template import Prompt
 from .layout import first_turns
-from .overlap import overlap, question_text
+from .overlap import find_overlap, question_text
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -68,7 +68,7 @@ def split_by_prompt(rows: Dataset, share: float, *, parts: int) -> list[Dataset]
 def without_prompts(
     rows: Dataset, prompts: Dataset | Sequence[Mapping[str, Any]], *, subject: str
 ) -> tuple[Dataset, int | None]:
-    """Drops rows that have one of some prompts; `overlap` says when a row has a prompt.
+    """Drops rows that have one of some prompts; `find_overlap` says when a row has a prompt.
 
     Args:
         rows: Rows that a stage would train on.
@@ -82,7 +82,7 @@ def without_prompts(
     Raises:
         ZooError: No row is left.
     """
-    common = overlap(prompts, rows)
+    common = find_overlap(prompts, rows)
     dropped = len(common.rows)
     if dropped == len(rows):
         raise ZooError(f"PPO's held_out_share holds out every prompt of {subject}: use more data, or lower the share.")

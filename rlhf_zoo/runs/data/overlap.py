@@ -22,8 +22,8 @@ from .turns import SPEAKER
 if TYPE_CHECKING:
     from datasets import Dataset
 
-#: A normalized prompt with at least so many words and characters is also searched for inside longer texts. A shorter
-#: prompt may be a phrase that many prompts share.
+#: A normalized prompt with at least this many words and characters is also searched for inside longer texts. A shorter
+#: one may be a phrase that many prompts share.
 MIN_WORDS, MIN_CHARACTERS = 6, 20
 _CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # Chinese and Japanese, written without spaces
 _WORD = re.compile(rf"[{_CJK}]|[^\W{_CJK}]+|[^\w\s]")
@@ -31,7 +31,7 @@ _WORD = re.compile(rf"[{_CJK}]|[^\W{_CJK}]+|[^\w\s]")
 _QUESTION_COLUMNS = ("prompt", "messages", "text")
 
 
-def normalized(text: str) -> str:
+def normalize_question(text: str) -> str:
     """Returns the words and marks of a text, separated by single spaces, without differences of case and Unicode form.
 
     Args:
@@ -58,7 +58,7 @@ class Question:
     has_prompt: bool
 
 
-def question_of(row: Mapping[str, Any]) -> Question:
+def extract_question(row: Mapping[str, Any]) -> Question:
     """Returns a row's question: its prompt, the user's turns of its conversation, or otherwise its complete text.
 
     Args:
@@ -67,8 +67,8 @@ def question_of(row: Mapping[str, Any]) -> Question:
     name = next((name for name in _QUESTION_COLUMNS if name in row), None)
     text = row[name] if name else next((value for key, value in row.items() if key != QUESTION), "")
     user_turns = _user_turns(text)
-    turns = [normalized(turn) for turn in (user_turns if user_turns is not None else [str(text)])]
-    values = [normalized(value) for value in row.get(QUESTION) or ()]
+    turns = [normalize_question(turn) for turn in (user_turns if user_turns is not None else [str(text)])]
+    values = [normalize_question(value) for value in row.get(QUESTION) or ()]
     return Question(
         texts=tuple(dict.fromkeys(filter(None, (" ".join(filter(None, pieces)) for pieces in (turns, values))))),
         turns=tuple(filter(None, turns)),
@@ -83,7 +83,7 @@ def question_text(row: Mapping[str, Any]) -> str:
     Args:
         row: A row of any stage.
     """
-    return next(iter(question_of(row).texts), "")
+    return next(iter(extract_question(row).texts), "")
 
 
 def _user_turns(text: Any) -> list[str] | None:
@@ -117,13 +117,13 @@ def is_long(text: str) -> bool:
     return len(text) >= MIN_CHARACTERS and text.count(" ") >= MIN_WORDS - 1
 
 
-def _windows(text: str) -> list[int]:
+def _window_hashes(text: str) -> list[int]:
     """Returns the hash of each sequence of MIN_WORDS consecutive words of a normalized text."""
     words = text.split(" ")
     return [hash(window) for window in zip(*(words[first:] for first in range(MIN_WORDS)), strict=False)]
 
 
-def _shared_start(texts: Sequence[list[str]]) -> int:
+def _count_shared_words(texts: Sequence[list[str]]) -> int:
     """Returns the number of words with which all texts begin; 0 for a single text."""
     if len(texts) < 2:
         return 0
@@ -131,7 +131,7 @@ def _shared_start(texts: Sequence[list[str]]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False)))
 
 
-class Questions:
+class PromptIndex:
     """An index of prompts that finds the prompts of a row in time linear in the row's words.
 
     A text that contains a prompt has all of the prompt's windows of consecutive words. So it is enough to look up the
@@ -142,25 +142,25 @@ class Questions:
     """
 
     def __init__(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        self._prompts_by_text: dict[str, list[int]] = {}
+        self._prompts_by_text: dict[str, list[int]] = {}  # normalized question -> indices of the prompts that ask it
         self.all_long = True
-        for prompt, row in enumerate(rows):
-            texts = question_of(row).texts
+        for prompt_index, row in enumerate(rows):
+            texts = extract_question(row).texts
             for text in texts:
-                self._prompts_by_text.setdefault(text, []).append(prompt)
+                self._prompts_by_text.setdefault(text, []).append(prompt_index)
             self.all_long &= bool(texts) and is_long(texts[0])
         self._long = list(filter(is_long, self._prompts_by_text))
         self._with_window: dict[int, list[int]] = {}
         for index, text in enumerate(self._long):
-            for window in set(_windows(text)):
+            for window in set(_window_hashes(text)):
                 self._with_window.setdefault(window, []).append(index)
         self._by_rarest: dict[int, list[int]] = {}
         for index, text in enumerate(self._long):
-            self._by_rarest.setdefault(self._rarest(_windows(text)), []).append(index)
+            self._by_rarest.setdefault(self._rarest(_window_hashes(text)), []).append(index)
         words = [text.split(" ") for text in self._long]
         self._shared_first, self._shared_last = (
-            _shared_start(words),
-            _shared_start([text_words[::-1] for text_words in words]),
+            _count_shared_words(words),
+            _count_shared_words([text_words[::-1] for text_words in words]),
         )
 
     def _rarest(self, windows: Sequence[int]) -> int:
@@ -172,26 +172,26 @@ class Questions:
         Args:
             row: A row of any stage.
         """
-        question = question_of(row)
+        question = extract_question(row)
         matches = {text for text in (*question.texts, *question.parts) if text in self._prompts_by_text}
         if self._long:
             for text in filter(is_long, question.texts):
                 matches.update(self._contained_in(text))
             for text in filter(is_long, {*question.texts, *question.turns}):
                 matches.update(self._containing(text))
-        return {prompt for text in matches for prompt in self._prompts_by_text[text]}
+        return {prompt_index for text in matches for prompt_index in self._prompts_by_text[text]}
 
     def _contained_in(self, text: str) -> Iterator[str]:
         """Yields the prompts that a longer text contains."""
         padded_text = f" {text} "
-        for window in {window for window in _windows(text) if window in self._by_rarest}:
+        for window in {window for window in _window_hashes(text) if window in self._by_rarest}:
             for index in self._by_rarest[window]:
                 if f" {self._long[index]} " in padded_text:
                     yield self._long[index]
 
     def _containing(self, text: str) -> Iterator[str]:
         """Yields the prompts that contain a shorter text outside of the words with which all prompts begin or end."""
-        windows = _windows(text)
+        windows = _window_hashes(text)
         if not all(window in self._with_window for window in windows):
             return
         length = text.count(" ") + 1
@@ -217,20 +217,22 @@ class Overlap:
     is_complete: bool
 
 
-def overlap(prompts: Dataset | Sequence[Mapping[str, Any]], rows: Dataset | Sequence[Mapping[str, Any]]) -> Overlap:
+def find_overlap(
+    prompts: Dataset | Sequence[Mapping[str, Any]], rows: Dataset | Sequence[Mapping[str, Any]]
+) -> Overlap:
     """Compares prompts with the rows that a stage trains on.
 
     Args:
         prompts: Rows with the column `prompt`.
         rows: Rows as a stage reads them.
     """
-    questions = Questions(_question_rows(prompts))
+    index_of_prompts = PromptIndex(_question_rows(prompts))
     common, with_prompt, is_complete = set[int](), set[int](), True
     for index, row in enumerate(_question_rows(rows)):
-        if matches := questions.find_in(row):
+        if matches := index_of_prompts.find_in(row):
             common |= matches
             with_prompt.add(index)
-        is_complete = is_complete and (questions.all_long or question_of(row).has_prompt)
+        is_complete = is_complete and (index_of_prompts.all_long or extract_question(row).has_prompt)
     return Overlap(common, with_prompt, is_complete)
 
 

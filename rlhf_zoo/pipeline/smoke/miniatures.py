@@ -17,9 +17,9 @@ from ...runs.settings.loading import BITS_OPTIMIZERS
 from .models import make_family, save_model
 
 #: Rows per split. The recipe's row patterns are repeated to fill a split.
-ROWS = 64
+ROWS_PER_SPLIT = 64
 #: Value of held_out_share, which holds out enough of these rows for the evaluation.
-HELD_OUT = 0.1
+HELD_OUT_SHARE = 0.1
 #: Tokens per completion, long enough that some completions stop and others are truncated.
 RESPONSE_LENGTH = 24
 #: Stage -> key -> small value. The reward stage takes the values of sft.
@@ -55,7 +55,7 @@ def small_flags(recipe: Recipe) -> dict[str, dict[str, Any]]:
     for stage, keys in recipe.stages.items():
         stage_flags = dict(SMALL_VALUES["ppo" if stage == "ppo" else "sft"])
         if keys.get("held_out_share") is not None:
-            stage_flags["held_out_share"] = HELD_OUT
+            stage_flags["held_out_share"] = HELD_OUT_SHARE
         if stage == "reward":
             stage_flags["score_samples"] = 4
             stage_flags |= {"simulated_pairs": 16, "simulated_test_pairs": 8} if keys.get("simulated_pairs") else {}
@@ -76,8 +76,10 @@ def small_flags(recipe: Recipe) -> dict[str, dict[str, Any]]:
             check_download(recipe, stage, {name: value}, {})
             flags[stage] |= effective_keys(recipe, stage, {name: value})
         else:
-            nested = stage == "evaluation" and bool(name)
-            check_download(recipe, "evaluation" if nested else "recipe", {name if nested else key: value}, {})
+            is_evaluation_key = stage == "evaluation" and bool(name)
+            check_download(
+                recipe, "evaluation" if is_evaluation_key else "recipe", {name if is_evaluation_key else key: value}, {}
+            )
             flags["recipe"][key] = value
     return flags
 
@@ -112,7 +114,7 @@ def publish_miniatures(recipe: Recipe, hub: Hub) -> list[str]:
 
 
 def write_data(keys: Mapping[str, Any], folder: Path) -> Path:
-    """Writes a data set of `ROWS` rows per split.
+    """Writes a data set of `ROWS_PER_SPLIT` rows per split.
 
     Args:
         keys: `splits`, `config`, and `rows`: patterns in which {n} is the index of the row and {split} its split.
@@ -129,7 +131,10 @@ def write_data(keys: Mapping[str, Any], folder: Path) -> Path:
     for split in keys["splits"]:
         if not is_repository_name(str(split)):
             raise ZooError(f"zoo.yaml names a split {split!r:.200}: use letters, digits, '-', '_' and '.' only.")
-        rows = [_fill(keys["rows"][index % len(keys["rows"])], n=index, split=split) for index in range(ROWS)]
+        rows = [
+            _fill_placeholders(keys["rows"][index % len(keys["rows"])], n=index, split=split)
+            for index in range(ROWS_PER_SPLIT)
+        ]
         text = "".join(json.dumps(row) + "\n" for row in rows)
         (folder / f"{split}.jsonl").write_text(text, encoding="utf-8")
         data_files.append({"split": split, "path": f"{split}.jsonl"})
@@ -139,11 +144,11 @@ def write_data(keys: Mapping[str, Any], folder: Path) -> Path:
     return folder
 
 
-def _fill(value: Any, **placeholders: object) -> Any:
+def _fill_placeholders(value: Any, **placeholders: object) -> Any:
     if isinstance(value, str):
         for name, text in placeholders.items():
             value = value.replace(f"{{{name}}}", str(text))
         return value
     if isinstance(value, Mapping):
-        return {key: _fill(item, **placeholders) for key, item in value.items()}
-    return [_fill(item, **placeholders) for item in value] if isinstance(value, list) else value
+        return {key: _fill_placeholders(item, **placeholders) for key, item in value.items()}
+    return [_fill_placeholders(item, **placeholders) for item in value] if isinstance(value, list) else value
