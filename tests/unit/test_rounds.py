@@ -65,7 +65,9 @@ def pairs_of(this: RunContext) -> list[dict[str, Any]]:
         ("rule:zzz", {}, "No installed package registers 'zzz'"),
     ],
 )
-def test_check_labeler_rejects_bad_labelers(first: RunContext, labels: str, flags: dict[str, Any], message: str) -> None:
+def test_check_labeler_rejects_bad_labelers(
+    first: RunContext, labels: str, flags: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ZooError) as caught:
         check_labeler(replace(first, flags={"ppo": flags}), labels)
     assert message in str(caught.value)
