@@ -57,7 +57,7 @@ def resize(visitor: Visitor, width: str) -> None:
     visitor.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
 
 
-def violations(visitor: Visitor, axe: str) -> list[str]:
+def find_violations(visitor: Visitor, axe: str) -> list[str]:
     visitor.browser.execute_script(axe)
     return list(visitor.browser.execute_async_script(RUN))
 
@@ -69,24 +69,24 @@ def test_comparison_page_has_no_accessibility_violations(visitor: Visitor, axe: 
     visitor.open(theme)
     visitor.all("#sampling button")[0].click()
     visitor.all("#pairs .zoo-numbers summary")[0].click()
-    assert violations(visitor, axe) == []
+    assert find_violations(visitor, axe) == []
     visitor.all('#colors input[value="kl"]')[0].click()
-    assert violations(visitor, axe) == []
+    assert find_violations(visitor, axe) == []
     visitor.tab("Over training")
     visitor.click("at-the-step")
     visitor.wait("the step", lambda: visitor.done("at-step"))
     visitor.click("every-step")
     visitor.wait("every step", lambda: visitor.done("steps"))
-    assert violations(visitor, axe) == []
+    assert find_violations(visitor, axe) == []
     visitor.tab("Blind test")
     visitor.click("blind-new")
     visitor.wait("a pair", lambda: visitor.all("#vote-tie")[0].is_enabled())
     visitor.click("vote-tie")
     visitor.wait("the reveal", lambda: visitor.read("#blind-reveal .zoo-verdict"))
-    assert violations(visitor, axe) == []
+    assert find_violations(visitor, axe) == []
     visitor.tab("Card")
     visitor.wait("the card", lambda: visitor.count("#card table"))
-    assert violations(visitor, axe) == []
+    assert find_violations(visitor, axe) == []
     assert visitor.overflow() <= 0
 
 
@@ -101,6 +101,6 @@ def test_embedded_hub_pages_have_no_accessibility_violations(
     for path in ("", PPO, f"{PPO}/tree/step-000020"):
         visitor.browser.get(f"{hub.url}/{path}")
         assert visitor.read("h1") in ("rlhf-zoo embedded Hub", PPO)
-        assert violations(visitor, axe) == []
+        assert find_violations(visitor, axe) == []
         assert visitor.overflow() <= 0
         visitor.screenshot_as_it_is(f"hub-{path.count('/')}-{width}-{theme}.png")

@@ -92,7 +92,7 @@ def compare(finished: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Co
     return compare
 
 
-def samples(path: Path) -> list[dict[str, Any]]:
+def read_samples(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
@@ -149,8 +149,8 @@ def assert_measured_like_sft(
     folder: Path, method: str, frontier: dict[str, Any], *, name: str = "beta-0.1-seed-1"
 ) -> None:
     """Prompts, keys and seed are those of the eval stage, so an unchanged policy repeats SFT's completions."""
-    ours = samples(folder / "run/baseline" / method / name / "samples.jsonl")
-    theirs = samples(folder / "run/eval/samples.jsonl")
+    ours = read_samples(folder / "run/baseline" / method / name / "samples.jsonl")
+    theirs = read_samples(folder / "run/eval/samples.jsonl")
     assert len(ours) == 12
     for one, other in zip(ours, theirs, strict=True):
         assert (one["prompt"], one["completion"]) == (other["prompt"], other["sft"]["completion"])
@@ -182,8 +182,8 @@ def test_rejection_trains_on_best_of_equally_many_completions(
     frontier = compare(*asked_for)
     assert len(REWARDED) == 12, "of the evaluation alone"
     assert_measured_like_sft(folder, "rejection", frontier, name="seed-1")
-    lines, sampled = samples(run / "lines/train.jsonl"), StageRecord(run).read()["sampled"]
-    prompts = [row["prompt"] for row in samples(finished / "data/prompts/train.jsonl")]
+    lines, sampled = read_samples(run / "lines/train.jsonl"), StageRecord(run).read()["sampled"]
+    prompts = [row["prompt"] for row in read_samples(finished / "data/prompts/train.jsonl")]
     assert 0 < len(lines) == sampled["kept"] < sampled["completions"] == 12
     assert {(line["prompt"], line["completion"]) for line in lines} <= set(zip(prompts, paid, strict=True))
     trained = StageRecord(run / "sft").read()
@@ -292,7 +292,7 @@ def test_dpo_is_compared_with_ppo_of_same_sft_policy_only(folder: Path, compare:
     record = StageRecord(folder / "run/baseline/best-of-n")
     resolved = record.read()["resolved"]
     record.write(resolved={**resolved, "parents": {**resolved["parents"], "sft": "another"}})
-    told = samples(folder / "run/eval/samples.jsonl")
+    told = read_samples(folder / "run/eval/samples.jsonl")
     for name, keys in (
         ("kl-coef-9", {"kl_coef": 9.0}),
         ("kl-coef-8", {"kl_coef": 8.0, "max_steps": 2}),
@@ -330,7 +330,7 @@ def test_ppo_compute_is_read_from_run_record(finished: Path, folder: Path, compa
     """Three updates of four completions: one pass over twelve prompts, two epochs each, four models."""
     frontier = compare("--method", "best-of-n", "--pool", "2", "--served", "0")
     generated = int((finished / "generated").read_text())
-    rows = samples(finished / "data/prompts/train.jsonl")
+    rows = read_samples(finished / "data/prompts/train.jsonl")
     whole = generated + sum(len(row["prompt"]) for row in rows)
     training = frontier["ppo"]["compute"]["training"]
     models = training["models"]

@@ -46,7 +46,7 @@ def reader(base: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]
     assert hubs_over(reader.home) == []
 
 
-def card(reader: Run, stage: str) -> Printed:
+def read_card(reader: Run, stage: str) -> Printed:
     return Printed.of(reader.path / stage / "README.md")
 
 
@@ -58,7 +58,7 @@ def run_shell(reader: Run, command: str) -> subprocess.CompletedProcess[str]:
 
 def test_cards_print_expected_commands(reader: Run) -> None:
     for stage, steps in STEPS.items():
-        printed, repo, last = card(reader, stage), f"local/tiny-world-{stage}", f"step-{steps[-1]:06d}"
+        printed, repo, last = read_card(reader, stage), f"local/tiny-world-{stage}", f"step-{steps[-1]:06d}"
         for revision in (last, "best"):
             assert f"rlhf-zoo pull {repo}@{revision} --hub local" in printed.shell
         assert f"rlhf-zoo lineage {repo}@{last} --hub local" in printed.shell
@@ -72,7 +72,7 @@ def test_cards_print_expected_commands(reader: Run) -> None:
 def test_every_card_command_runs(reader: Run) -> None:
     done = run_shell(reader, "rlhf-zoo pull local/tiny-world-ppo@step-000002 --hub local --output_dir first")
     assert done.returncode == 0, done.stderr
-    cards = [card(reader, stage) for stage in STAGES] + [Printed.of(reader.folder / "first" / "README.md")]
+    cards = [read_card(reader, stage) for stage in STAGES] + [Printed.of(reader.folder / "first" / "README.md")]
     commands = list(dict.fromkeys(command for one in cards for command in one.shell))
     assert len(commands) >= 17
     # What trains is not run again: `run` is what made this run, and tests/e2e/test_reproduce.py makes all anew.

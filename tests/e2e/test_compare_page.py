@@ -76,28 +76,28 @@ def visitor(page: Page, tmp_path: Path) -> Iterator[Visitor]:
         yield visitor
 
 
-def texts(html: str, element: str) -> list[str]:
+def find_texts(html: str, element: str) -> list[str]:
     """The texts of the elements whose tag starts like this."""
     name = element.split()[0]
     found = re.findall(rf"<{re.escape(element)}[^>]*>(.*?)</{name}>", html, re.DOTALL)
     return [unescape(re.sub(r"<[^>]+>", "", one)) for one in found]
 
 
-def figures(html: str, name: str) -> list[str]:
-    return texts(html, f'dd data-figure="{name}"')
+def find_figures(html: str, name: str) -> list[str]:
+    return find_texts(html, f'dd data-figure="{name}"')
 
 
-def sides(html: str) -> list[dict[str, str]]:
+def read_cards(html: str) -> list[dict[str, str]]:
     """What each card shows, as `shown` says it."""
     cards = re.findall(r"<article.*?</article>", html, re.DOTALL)
     names = ("reward", "log_ratio", "kl", "length", "stopped")
     return [
-        {"completion": texts(one, 'span class="new"')[0]} | {name: figures(one, name)[0] for name in names}
+        {"completion": find_texts(one, 'span class="new"')[0]} | {name: find_figures(one, name)[0] for name in names}
         for one in cards
     ]
 
 
-def couples(found: Snapshot) -> list[dict[str, str]]:
+def shown_pairs(found: Snapshot) -> list[dict[str, str]]:
     both: list[PolicyCompletion] = [side for pair in zip(found.sft, found.ppo, strict=True) for side in pair]
     return [shown(side) for side in both]
 
@@ -116,7 +116,7 @@ def test_visitor_compares_completions(visitor: Visitor, page: Page) -> None:
     for wanted in ("the camera", prompt):
         visitor.compare(wanted)
         found = page.at(wanted)
-        assert [visitor.side(side) for side in ("sft", "ppo")] == couples(found)
+        assert [visitor.side(side) for side in ("sft", "ppo")] == shown_pairs(found)
     assert found.ppo[0].completion.startswith(MARKUP)
     assert not visitor.all("#pairs .zoo-text :is(script, img, b)")
     assert visitor.browser.execute_script("return window.ran === undefined")
@@ -131,7 +131,7 @@ def test_visitor_compares_completions(visitor: Visitor, page: Page) -> None:
 
 def test_page_opens_with_answered_example(client: PageClient, page: Page) -> None:
     assert client.value("prompt") == PROMPTS[0]
-    assert sides(client.value("pairs")) == couples(page.at(PROMPTS[0]))
+    assert read_cards(client.value("pairs")) == shown_pairs(page.at(PROMPTS[0]))
     client.load()
     assert client.value("prompt") == PROMPTS[0], "an address without a link changes nothing"
 
@@ -139,20 +139,21 @@ def test_page_opens_with_answered_example(client: PageClient, page: Page) -> Non
 def test_kl_slider_switches_penalty(client: PageClient, page: Page) -> None:
     assert client.value("kl") == 1 and "with KL penalty, β = 0.05 · step 40" in client.value("pairs")
     event = client.fire("kl", "input", kl=0, prompt="the screen")
-    assert sides(event.values["pairs"]) == couples(page.at("the screen", 40, LOOSE))
+    assert read_cards(event.values["pairs"]) == shown_pairs(page.at("the screen", 40, LOOSE))
     assert "without KL penalty, β = 0 · step 40" in event.values["pairs"] and "kl=off" in event.values["pairs"]
     table = event.values["kl-figures"]
     assert "the reward is higher and the judge’s score lower" in table
-    cells = [texts(table, f'td data-figure="{name}"') for name in ("reward", "judge")]
+    cells = [find_texts(table, f'td data-figure="{name}"') for name in ("reward", "judge")]
     assert cells == [["+0.40", "+0.90 ▲"], ["+0.24", "+0.09 ▼"]]
     again = client.fire("kl", "input", kl=1)
-    assert sides(again.values["pairs"]) == couples(page.at("the screen")) and "kl=" not in again.values["pairs"]
+    assert read_cards(again.values["pairs"]) == shown_pairs(page.at("the screen"))
+    assert "kl=" not in again.values["pairs"]
 
 
 def test_page_applies_completion_count_top_p_and_seed(client: PageClient, page: Page) -> None:
     changes = {"n": 3, "seed": 7, "temperature": 1.2}
     html = client.fire("compare", prompt="the screen", tokens=20, **{"top-p": 0.8}, **changes).values["pairs"]
-    assert sides(html) == couples(page.at("the screen", top_p=0.8, max_new_tokens=20, **changes))
+    assert read_cards(html) == shown_pairs(page.at("the screen", top_p=0.8, max_new_tokens=20, **changes))
     assert "Means over 3 completions" in html and "Sampled with top-p 0.8" in html
 
 
@@ -170,7 +171,7 @@ def test_stop_button_ends_stream(client: PageClient) -> None:
 def test_random_prompt_is_compared(client: PageClient, page: Page) -> None:
     client.fire("surprise")
     assert client.value("prompt") in PROMPTS
-    assert sides(client.value("pairs")) == couples(page.at(client.value("prompt"), seed=client.value("seed")))
+    assert read_cards(client.value("pairs")) == shown_pairs(page.at(client.value("prompt"), seed=client.value("seed")))
 
 
 @pytest.mark.parametrize(
@@ -242,7 +243,7 @@ def test_shared_link_reproduces_completions(visitor: Visitor, client: PageClient
     (link,) = re.findall(r'<a href="[?]([^"]*)"', html)
     visitor.open(link=unescape(link))
     visitor.wait("the link's prompt", lambda: visitor.texts("#pairs .given") == [prompt] * 2 and visitor.done())
-    assert [visitor.side(side) for side in ("sft", "ppo")] == couples(page.at(prompt, seed=7))
+    assert [visitor.side(side) for side in ("sft", "ppo")] == shown_pairs(page.at(prompt, seed=7))
     assert visitor.all("#pairs .zoo-link a")[0].get_attribute("href").endswith(f"?{unescape(link)}")
 
     html = client.fire("step", "input", step=10, **{"training-prompt": prompt, "training-seed": 7}).values["at-step"]
@@ -250,7 +251,7 @@ def test_shared_link_reproduces_completions(visitor: Visitor, client: PageClient
     assert "step=10" in link
     visitor.open(link=unescape(link))
     visitor.wait("the step", lambda: visitor.texts("#at-step .given") == [prompt] * 2 and visitor.done("at-step"))
-    assert visitor.side("ppo", box="at-step") == couples(page.at(prompt, 10, seed=7))[1]
+    assert visitor.side("ppo", box="at-step") == shown_pairs(page.at(prompt, 10, seed=7))[1]
     assert "step-000010" in visitor.read("#curves .zoo-note") and visitor.all("#step")[0].is_displayed()
 
 
@@ -277,24 +278,24 @@ def test_slider_steps_through_checkpoints(client: PageClient, page: Page) -> Non
     for step in (40, 10):
         event = client.fire("step", "input", step=step)
         assert f"step-{step:06d} " in event.values["curves"]
-        assert sides(event.values["at-step"]) == couples(page.at(PROMPTS[0], step))
+        assert read_cards(event.values["at-step"]) == shown_pairs(page.at(PROMPTS[0], step))
     assert "in training: reward −0.10, KL 0.05 nats" in client.value("at-step")
 
     html = client.fire("every-step", **{"training-prompt": "the screen"}).values["steps"]
     assert re.findall(r'data-step="(\d+)"', html) == ["0", *map(str, STEPS)], "SFT comes first"
     wanted = [page.at("the screen", step).ppo[0] for step in STEPS]
-    found = texts(html, 'span class="new"')
+    found = find_texts(html, 'span class="new"')
     assert found == [page.at("the screen").sft[0].completion, *(shown(side)["completion"] for side in wanted)]
-    assert texts(html, 'span class="zoo-badge"') == ["recommended", "best"]
+    assert find_texts(html, 'span class="zoo-badge"') == ["recommended", "best"]
 
 
 def test_page_lists_runs_by_kl_coefficient(client: PageClient, page: Page) -> None:
     emphasized = r'<g class="zoo-run zoo-emphasized">.*?<title>(β = [\d.]+),'
     assert set(re.findall(emphasized, client.value("frontier"), re.DOTALL)) == {"β = 0.05"}
     html = client.fire("every-beta", **{"training-prompt": "the screen"}).values["betas"]
-    assert texts(html, "h3") == ["SFT", "β = 0.05", "β = 0"]
+    assert find_texts(html, "h3") == ["SFT", "β = 0.05", "β = 0"]
     wanted = [page.at("the screen", step, repo).ppo[0] for step, repo in ((RECOMMENDED, PPO), (40, LOOSE))]
-    assert texts(html, 'span class="new"')[1:] == [shown(side)["completion"] for side in wanted]
+    assert find_texts(html, 'span class="new"')[1:] == [shown(side)["completion"] for side in wanted]
     client.fire("run", "input", run=LOOSE)
     assert client.prop("step", "maximum") == client.value("step") == 40
     assert set(re.findall(emphasized, client.value("frontier"), re.DOTALL)) == {"β = 0"}, "the selected run"
@@ -318,7 +319,7 @@ def test_blind_vote_is_revealed_and_stored(client: PageClient, page: Page, tmp_p
     assert "0 votes so far" in client.load().values["blind-figures"]
     client.fire("blind-new")
     drawn = client.value("blind-pair")
-    prompt, (left, right) = texts(drawn, 'span class="given"'), texts(drawn, 'p class="zoo-text"')
+    prompt, (left, right) = find_texts(drawn, 'span class="given"'), find_texts(drawn, 'p class="zoo-text"')
     event = client.fire("vote-left" if client.prop("vote-left", "interactive") else "vote-tie")
     revealed = event.values["blind-reveal"]
     assert "local/toy-ppo" in revealed and "local/toy-sft" in revealed

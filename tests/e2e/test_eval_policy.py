@@ -15,7 +15,7 @@ from json_keys import unexplained
 from miniatures import two_labels
 from page_fixture import PPO, publish
 from stub_llm import StubLLM, longer
-from test_votes_train import cast
+from test_votes_train import cast_votes
 from toy_models import Toys, save_toys
 from zoo_process import errors
 
@@ -69,7 +69,7 @@ def test_eval_policy_runs_every_kind_of_judge(place: Place) -> None:
     votes = [
         (f"the battery {n} is", " good", " weak", "left" if n < 6 else "tie" if n < 8 else "both_bad") for n in range(9)
     ]
-    cast(place.server, place.folder, VOTES, votes)
+    cast_votes(place.server, place.folder, VOTES, votes)
     judges = [
         "classifier",
         'rule:length(target=4, unit="words")',
@@ -113,7 +113,7 @@ def test_eval_policy_runs_every_kind_of_judge(place: Place) -> None:
     assert abs(kl - found["ppo"]["exact_kl"]["value"]) < 1.0 and found["ppo"]["exact_kl"]["value"] > 0
     spent = found["ppo"]["sft_perplexity"]["value"]
     assert math.isfinite(spent) and spent > 1
-    # The votes that `cast` writes are on other commits.
+    # The votes that `cast_votes` writes are on other commits.
     assert found["votes"][VOTES]["win_rate"] is None
     assert found["votes"][VOTES]["problem"] == f"None of the 9 votes in {VOTES} compares these two policies."
 

@@ -15,7 +15,7 @@ import pytest
 from fault_proxy import Fault, FaultProxy
 from finished_run import STEPS, Run
 from hub_fixture import RunningHub, start_hub
-from test_pipeline import weights
+from test_pipeline import weight_digests
 from zoo_process import errors, wait_until
 
 from rlhf_zoo.hub.client.publish import checkpoint_files
@@ -96,7 +96,7 @@ def trained(base: Run, place: Place) -> Place:
 def assert_run_and_hub_are_complete(place: Place, base: Run) -> None:
     """The training equals the undisturbed one, and all of it has arrived."""
     for stage in STEPS:
-        assert weights(place.path / stage) == weights(base.path / stage), stage
+        assert weight_digests(place.path / stage) == weight_digests(base.path / stage), stage
     assert publishing_defects(place) == []
 
 

@@ -47,25 +47,25 @@ def recipe(hub: ThreadHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     return make_recipe(tmp_path, "trl-lib/ultrafeedback_binarized", "conversational", base=BASE)
 
 
-def command(hub: ThreadHub, *words: str) -> None:
+def run_command(hub: ThreadHub, *words: str) -> None:
     cli.main([*words, "--hub", hub.url, "--source_hub", "none"], standalone_mode=False)
 
 
-def published(hub: ThreadHub, repo: str) -> Path:
+def resolve_published(hub: ThreadHub, repo: str) -> Path:
     return resolve(repo, Hub("other", hub.url, "a test", token=hub.token)).path
 
 
 def test_remote_code_runs_only_with_flag_and_is_published(hub: ThreadHub, recipe: Path, tmp_path: Path) -> None:
     with pytest.raises(ZooError, match=rf"The model {BASE} needs program code of its own .* pass {FLAG}"):
-        command(hub, "run", "mine")
+        run_command(hub, "run", "mine")
     assert not (tmp_path / "ran").exists() and not Path("runs/mine/sft").exists()
-    command(hub, "sft", "mine", FLAG, "--push_to_hub", "--max_steps", "1")
+    run_command(hub, "sft", "mine", FLAG, "--push_to_hub", "--max_steps", "1")
     assert (tmp_path / "ran").exists() and not is_trusted()
     ran = json.loads(Path("runs/mine/sft/run.json").read_text())["remote_code"]
     assert [(one["model"], one["commit"]) for one in ran] == [(BASE, hub.api().model_info(BASE).sha)]
     assert list(ran[0]["files"]) == FILES
 
-    pulled = published(hub, "local/mine-sft")
+    pulled = resolve_published(hub, "local/mine-sft")
     assert [path.name for path in sorted(pulled.glob("*.py"))] == FILES
     (tmp_path / "ran").unlink()
     for load in (load_causal, load_classifier, critic_from):
@@ -109,10 +109,10 @@ def test_every_stage_runs_with_remote_code(hub: ThreadHub, recipe: Path, lora: b
             file.write(yaml.safe_dump(LORA | ({"push_merged": True} if stage == "sft" else {})))
     page = (Path(__file__).parents[2] / "docs/models.md").read_text(encoding="utf-8")
     assert f"rlhf-zoo run my-recipe {FLAG}\n" in page
-    command(hub, "run", "mine", FLAG, "--push_to_hub")
-    command(hub, "trace", "runs/mine", "--prompt", "how", FLAG)
+    run_command(hub, "run", "mine", FLAG, "--push_to_hub")
+    run_command(hub, "trace", "runs/mine", "--prompt", "how", FLAG)
     for repo, load in (("local/mine-reward", load_classifier), ("local/mine-ppo", load_causal)):
-        pulled = published(hub, repo)
+        pulled = resolve_published(hub, repo)
         with trusting():
             assert load(pulled)
             if load is load_causal:
@@ -120,4 +120,4 @@ def test_every_stage_runs_with_remote_code(hub: ThreadHub, recipe: Path, lora: b
         with pytest.raises(ZooError, match=f"pass {FLAG}"):
             load(pulled)
     with pytest.raises(ZooError, match=f"pass {FLAG}"):
-        command(hub, "trace", "runs/mine", "--prompt", "how")
+        run_command(hub, "trace", "runs/mine", "--prompt", "how")

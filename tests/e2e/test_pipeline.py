@@ -30,30 +30,30 @@ def served(base: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runn
     running.stop()
 
 
-def weights(folder: Path) -> dict[str, str]:
+def weight_digests(folder: Path) -> dict[str, str]:
     return {name: digest for name, digest in tree(folder).items() if name.endswith(".safetensors")}
 
 
-def metrics(run: Run, stage: str) -> list[dict]:
+def read_metrics(run: Run, stage: str) -> list[dict]:
     return [*map(without_times, run.record(stage).metrics())]
 
 
-def evaluation(run: Run) -> dict:
+def read_evaluation(run: Run) -> dict:
     """Without its time, and the data's commit, which is of the Hub that it lies on."""
     document = run.json("eval", "evaluation.json")
     document["data"].pop("revision")
     return {name: value for name, value in document.items() if name != "seconds"}
 
 
-def equals(run: Run, base: Run, stage: str) -> None:
+def assert_same_stage(run: Run, base: Run, stage: str) -> None:
     """Every checkpoint that an undisturbed run has, bit for bit; metrics but for times."""
     for step in STEPS[stage]:
-        ours, theirs = (weights(one.record(stage).checkpoint_path(step)) for one in (run, base))
+        ours, theirs = (weight_digests(one.record(stage).checkpoint_path(step)) for one in (run, base))
         assert ours == theirs and ours, f"{stage} at step {step}"
-    assert metrics(run, stage) == metrics(base, stage)
+    assert read_metrics(run, stage) == read_metrics(base, stage)
 
 
-def tags_of(hub: RunningHub, stage: str) -> dict[str, str]:
+def list_tags(hub: RunningHub, stage: str) -> dict[str, str]:
     return {ref.name: ref.target_commit for ref in hub.api().list_repo_refs(f"local/tiny-world-{stage}").tags}
 
 
@@ -219,13 +219,13 @@ def test_stage_killed_after_last_step_trains_no_more(base, tmp_path, stage, monk
     record = run.record(stage)
     before, rows = record.read(), record.metrics()
     last = run.record(stage).checkpoint_path(STEPS[stage][-1])
-    held = weights(last)
+    held = weight_digests(last)
     record.write(status="running", chosen=None, finished=None)
     done = run.zoo(*run.command(stage))
     assert (done.returncode, errors(done.stderr)) == (0, [])
     after = record.read()
     assert after["status"] == "finished" and after["chosen"] == before["chosen"]
-    assert record.last_checkpoint() == last and weights(last) == held and record.metrics() == rows
+    assert record.last_checkpoint() == last and weight_digests(last) == held and record.metrics() == rows
 
 
 def test_ppo_stage_starts_from_hub_and_verdict_chooses_release(base, tmp_path):
@@ -239,7 +239,7 @@ def test_ppo_stage_starts_from_hub_and_verdict_chooses_release(base, tmp_path):
     assert done.stdout.startswith("ppo done: ") and done.stdout.endswith("Run directory: run/ppo\n")
     assert "`main` is the last checkpoint until `rlhf-zoo eval` has chosen one" in done.stdout
     assert {path.name for path in run.path.iterdir() if path.is_dir()} == {"data", "ppo"}
-    equals(run, base, "ppo")
+    assert_same_stage(run, base, "ppo")
     document = run.json("ppo", "run.json")
     assert document["chosen"]["provisional"] is True
     for stage in ("sft", "reward"):
@@ -272,7 +272,7 @@ def test_ppo_stage_starts_from_hub_and_verdict_chooses_release(base, tmp_path):
     assert f"step **{wanted}**" in local.read_text()
     assert ("best" in named) is (document["recommended"] is not None)
     there = {one.rfilename: one.lfs.sha256 for one in main.siblings if one.lfs}
-    assert weights(run.path / "ppo" / f"checkpoint-{wanted}").items() <= there.items()
+    assert weight_digests(run.path / "ppo" / f"checkpoint-{wanted}").items() <= there.items()
     # It prepared no preferences, and took none away from the data set.
     assert head == base.json("data", "run.json")["repo"]["commit"]
 
@@ -300,7 +300,9 @@ def test_card_and_push_commands_publish_run(base, tmp_path):
 # Stopped
 
 
-def stop(run: Run, command: list[str], when: Callable[[], bool], how: signal.Signals, **env: str) -> tuple[int, str]:
+def stop_command(
+    run: Run, command: list[str], when: Callable[[], bool], how: signal.Signals, **env: str
+) -> tuple[int, str]:
     """Starts a command, stops it once `when()` holds, and returns its exit code and what it said."""
     process = run.start(*command, **env)
     try:
@@ -314,30 +316,30 @@ def stop(run: Run, command: list[str], when: Callable[[], bool], how: signal.Sig
     return process.returncode, said
 
 
-def logged(run: Run, stage: str) -> int:
+def last_logged_step(run: Run, stage: str) -> int:
     """The last step in metrics.jsonl."""
     return max((row["step"] for row in run.record(stage).metrics()), default=0)
 
 
 def test_interrupted_and_killed_runs_give_same_result(base, tmp_path):
     run = base.before_ppo(tmp_path / "copy")
-    code, said = stop(run, run.command("ppo"), lambda: logged(run, "ppo") >= 1, signal.SIGINT)
+    code, said = stop_command(run, run.command("ppo"), lambda: last_logged_step(run, "ppo") >= 1, signal.SIGINT)
     assert code == 130, said
     assert "Saving the ppo stage after this step, or after this batch of an evaluation; press Ctrl-C again" in said
     assert said.rstrip().endswith("Interrupted; run the same command again: it resumes if it has saved anything.")
     assert "Traceback" not in said
-    record, document, step = run.record("ppo"), run.json("ppo", "run.json"), logged(run, "ppo")
+    record, document, step = run.record("ppo"), run.json("ppo", "run.json"), last_logged_step(run, "ppo")
     assert document["status"] == "interrupted" and 1 <= step < LAST
     last = record.last_checkpoint()
     assert last is not None and last.name == f"checkpoint-{step}"
     assert tag_name(step) in document["repo"]["tags"] and (last / "published.json").is_file()
     assert not record.remove_incomplete()
-    code, _ = stop(run, run.command("ppo"), lambda: logged(run, "ppo") > step, signal.SIGKILL)
+    code, _ = stop_command(run, run.command("ppo"), lambda: last_logged_step(run, "ppo") > step, signal.SIGKILL)
     assert code == -signal.SIGKILL and run.json("ppo", "run.json")["status"] == "running"
     done = run.zoo(*run.command("ppo"))
     assert done.returncode == 0, done.stderr
     assert run.json("ppo", "run.json")["status"] == "finished"
-    equals(run, base, "ppo")
+    assert_same_stage(run, base, "ppo")
 
 
 @pytest.mark.full
@@ -349,31 +351,31 @@ def test_kills_in_every_stage_publish_same_repositories(base, tmp_path):
     command = run.command("run", "--push_to_hub", "--namespace", "local")
     try:
         for stage, step in (("sft", 20), ("reward", 3), ("ppo", 3)):
-            code, _ = stop(run, command, lambda: logged(run, stage) >= step, signal.SIGKILL, **env)  # noqa: B023
+            code, _ = stop_command(run, command, lambda: last_logged_step(run, stage) >= step, signal.SIGKILL, **env)  # noqa: B023
             assert code == -signal.SIGKILL
         done = run.zoo(*command, **env)
         assert done.returncode == 0, done.stderr
         assert f"Hub: {hub.url} (HF_ENDPOINT)" in done.stderr and run.json("summary.json")["hub"] == hub.url
         assert not run.root.exists(), "no embedded Hub was needed"
-        assert evaluation(run) == evaluation(base)
+        assert read_evaluation(run) == read_evaluation(base)
         for stage in STAGES:
-            equals(run, base, stage)
+            assert_same_stage(run, base, stage)
             repo = f"local/tiny-world-{stage}"
             subjects = hub.git(repo, "log", "--format=%s", "main").splitlines()
             assert len([subject for subject in subjects if ": step " in subject]) == len(STEPS[stage])
             hub.git(repo, "fsck", "--strict")
-            assert tags_of(hub, stage).keys() == tags_of(kept, stage).keys()
-            for tag in tags_of(hub, stage):
-                ours, theirs = (published(one, repo, tag, "model") for one in (hub, kept))
+            assert list_tags(hub, stage).keys() == list_tags(kept, stage).keys()
+            for tag in list_tags(hub, stage):
+                ours, theirs = (published_content(one, repo, tag, "model") for one in (hub, kept))
                 assert ours == theirs and any(name.endswith(".safetensors") for name in ours)
-        ours, theirs = (published(one, "local/tiny-world", "main", "dataset") for one in (hub, kept))
+        ours, theirs = (published_content(one, "local/tiny-world", "main", "dataset") for one in (hub, kept))
         assert ours == theirs and "preferences/train.jsonl" in ours
     finally:
         hub.stop()
         kept.stop()
 
 
-def published(hub: RunningHub, repo: str, revision: str, kind: str) -> dict[str, str]:
+def published_content(hub: RunningHub, repo: str, revision: str, kind: str) -> dict[str, str]:
     """Path -> content id, of what does not name the Hub or a time."""
     said = ("README.md", "rlhf_card.json", "metrics.jsonl", "claim.json")
     entries = hub.api().list_repo_tree(repo, revision=revision, repo_type=kind, recursive=True)
@@ -385,6 +387,6 @@ def published(hub: RunningHub, repo: str, revision: str, kind: str) -> dict[str,
     }
 
 
-def pages(folder: Path) -> int:
+def kib_on_tmpfs(folder: Path) -> int:
     """KiB that the files of a folder take on a tmpfs."""
     return sum(-(-path.stat().st_size // 4096) * 4 for path in folder.rglob("*") if path.is_file())

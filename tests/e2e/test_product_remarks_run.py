@@ -8,7 +8,7 @@ from json_keys import unexplained
 from zoo_process import zoo
 
 
-def rows(path: Path) -> list[dict]:
+def read_rows(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
@@ -44,5 +44,5 @@ def test_product_remarks_figures_match_evidence(real_data, tmp_path):
     card = (run / "ppo" / "README.md").read_text()
     assert "Same labels:" in card and "labeled pairs of the policies' own outputs" in card
     assert "simulated data" not in card.lower() and "license: cc-by-4.0" in card
-    train = {row["text"] for row in rows(run / "data/lines/train.jsonl")}
-    assert not train & {row["text"].lower() for row in rows(run / "data/judge/train.jsonl")}
+    train = {row["text"] for row in read_rows(run / "data/lines/train.jsonl")}
+    assert not train & {row["text"].lower() for row in read_rows(run / "data/judge/train.jsonl")}

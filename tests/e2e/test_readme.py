@@ -61,17 +61,17 @@ SMALL = {
 }
 
 
-def blocks(language: str) -> list[str]:
+def code_blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.S | re.M)
 
 
-def commands() -> list[str]:
-    lines = [line.partition("  #")[0].strip() for block in blocks("sh") for line in block.splitlines()]
+def readme_commands() -> list[str]:
+    lines = [line.partition("  #")[0].strip() for block in code_blocks("sh") for line in block.splitlines()]
     # A guide repeats commands of README.md, which have run by then.
     return [line for line in dict.fromkeys(lines) if line and not line.startswith("make ")]
 
 
-def user(folder: Path) -> dict[str, str]:
+def user_environment(folder: Path) -> dict[str, str]:
     """The environment of a user without any Hub, who has a (warm) `rlhf-zoo`."""
     path = [program(folder), Path(sys.executable).parent, os.environ["PATH"]]
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "RLHF_ZOO_"))}
@@ -83,7 +83,7 @@ def user(folder: Path) -> dict[str, str]:
 def place(tmp_path_factory):
     """A working directory with the small recipe, and the environment of a user without any Hub."""
     folder = tmp_path_factory.mktemp("readme")
-    environment = user(folder) | {"WARM_QUICK": "1"}
+    environment = user_environment(folder) | {"WARM_QUICK": "1"}
     copy_recipe("tiny-world", folder / "tiny-world")
     for name, small in SMALL.items():
         path = folder / "tiny-world" / f"{name}.yaml"
@@ -98,7 +98,7 @@ def place(tmp_path_factory):
     return folder, environment
 
 
-def run(command: str, place, **more) -> subprocess.CompletedProcess:
+def run_command(command: str, place, **more) -> subprocess.CompletedProcess:
     folder, environment = place
     done = subprocess.run(
         ["bash", "-c", command], cwd=folder, env={**environment, **more}, capture_output=True, text=True, timeout=600
@@ -108,34 +108,34 @@ def run(command: str, place, **more) -> subprocess.CompletedProcess:
 
 
 def test_readme_contains_expected_commands():
-    made = {line.split()[1] for block in blocks("sh") for line in block.splitlines() if line.startswith("make ")}
+    made = {line.split()[1] for block in code_blocks("sh") for line in block.splitlines() if line.startswith("make ")}
     assert made == {"demo", "real"}
-    assert len(commands()) >= 14
-    assert all(command.startswith(("rlhf-zoo ", "hf ", 'eval "$(rlhf-zoo hub env)"')) for command in commands())
+    assert len(readme_commands()) >= 14
+    assert all(command.startswith(("rlhf-zoo ", "hf ", 'eval "$(rlhf-zoo hub env)"')) for command in readme_commands())
 
 
 def test_every_documented_command_runs(place):
     served = None
     serving: dict[str, str] = {}
     try:
-        for command in commands():
+        for command in readme_commands():
             if command == "rlhf-zoo zoo --hub local --namespace demo":
                 # From here on they read what `make demo` published.
-                run("rlhf-zoo push runs/tiny-world --hub local --namespace demo", place)
+                run_command("rlhf-zoo push runs/tiny-world --hub local --namespace demo", place)
             if command == "rlhf-zoo hub serve &":
-                served = start(command.removesuffix(" &"), place)
+                served = start_command(command.removesuffix(" &"), place)
                 wait_until((Path(place[1]["RLHF_ZOO_HOME"]) / "hub" / "server.json").is_file, served, 60)
             elif command.startswith("eval "):
-                said = run("rlhf-zoo hub env", place).stdout
+                said = run_command("rlhf-zoo hub env", place).stdout
                 words = [shlex.split(line)[1] for line in said.splitlines() if line.startswith("export ")]
                 serving = dict(word.split("=", 1) for word in words)
                 assert serving["HF_ENDPOINT"].startswith("http://127.0.0.1:")
-                run(f"{command} && env | grep -q HF_ENDPOINT=", place)
+                run_command(f"{command} && env | grep -q HF_ENDPOINT=", place)
             elif command.startswith("rlhf-zoo compare "):
-                opened(command, place)
+                check_compare(command, place)
             else:
-                run(command, place, **serving)
-        summary_of_python_block(place, serving)
+                run_command(command, place, **serving)
+        check_python_block(place, serving)
     finally:
         if served is not None:
             served.send_signal(signal.SIGTERM)
@@ -145,26 +145,26 @@ def test_every_documented_command_runs(place):
     assert json.loads((place[0] / "runs/tiny-world/ppo/run.json").read_text())["publish"]["namespace"] == "local"
 
 
-def summary_of_python_block(place, serving):
+def check_python_block(place, serving):
     """The trainer alone, as docs/trainer.md shows it, against the Hub that is served."""
-    trained, stepped = blocks("python")
+    trained, stepped = code_blocks("python")
     script = place[0] / "alone.py"
     script.write_text(f"{trained}\n{stepped}")
-    done = run(f"{shlex.join(PYTHON)} {script}", place, **serving)
+    done = run_command(f"{shlex.join(PYTHON)} {script}", place, **serving)
     assert "objective/kl" in done.stdout
     # The loop prints score and KL of its two updates; the first is measured before any step.
     *_, first, second = done.stdout.strip().splitlines()
     assert abs(float(first.split()[1])) < 1e-5 < abs(float(second.split()[1]))
 
 
-def start(command: str, place) -> subprocess.Popen:
+def start_command(command: str, place) -> subprocess.Popen:
     folder, environment = place
     return subprocess.Popen(shlex.split(command), cwd=folder, env=environment, start_new_session=True)
 
 
-def opened(command: str, place) -> None:
+def check_compare(command: str, place) -> None:
     """`compare` serves until it is stopped: its page answers, and Ctrl-C ends it."""
-    process = start(command, place)
+    process = start_command(command, place)
     try:
         wait_until(lambda: answers(7860), process)
     finally:

@@ -98,15 +98,15 @@ def alter_metrics(folder: Path) -> None:
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def recipe(**keys: Any) -> Callable[[Path], None]:
+def edit_settings(**keys: Any) -> Callable[[Path], None]:
     return edit_json("recipe.json", lambda document: document.update(keys))
 
 
-def shared(**keys: Any) -> Callable[[Path], None]:
+def edit_recipe(**keys: Any) -> Callable[[Path], None]:
     return edit_json("recipe.json", lambda document: document["recipe"].update(keys))
 
 
-def parents(**named: Mapping[str, Any]) -> Callable[[Path], None]:
+def edit_parents(**named: Mapping[str, Any]) -> Callable[[Path], None]:
     return edit_json("rlhf_card.json", lambda document: document["parents"].update(named))
 
 
@@ -114,27 +114,28 @@ GONE = {"repo": "local/gone", "commit": "0" * 40}
 UNPUBLISHED = {"repo": None, "commit": None}
 # Name of an altered copy: what it is a copy of, and what was altered.
 ALTERED: dict[str, tuple[str, Callable[[Path], None]]] = {
-    "seed": ("toy-ppo@step-000004", recipe(seed=2)),
+    "seed": ("toy-ppo@step-000004", edit_settings(seed=2)),
     "weights": ("toy-sft@step-000010", alter_weights),
     "metrics": ("toy-reward@step-000004", alter_metrics),
     "told": (
         "toy-sft@step-000010",
         lambda folder: [
             edit_json("rlhf_card.json", lambda card: card["versions"].update(torch="\x1b0.1"))(folder),
-            parents(data=GONE)(folder),
+            edit_parents(data=GONE)(folder),
         ],
     ),
     "config": ("toy-sft@step-000010", edit_json("config.json", lambda config: config.update(hidden_act="gelu"))),
-    "folder": ("toy-sft@step-000010", shared(dataset_name="/somewhere/lines")),
+    "folder": ("toy-sft@step-000010", edit_recipe(dataset_name="/somewhere/lines")),
     "no-recipe": ("toy-sft@step-000010", lambda folder: (folder / "recipe.json").unlink()),
-    "unpublished-sft": ("toy-ppo@step-000004", parents(sft=UNPUBLISHED)),
-    "sft-gone": ("toy-ppo@step-000004", parents(sft=GONE)),
+    "unpublished-sft": ("toy-ppo@step-000004", edit_parents(sft=UNPUBLISHED)),
+    "sft-gone": ("toy-ppo@step-000004", edit_parents(sft=GONE)),
     "folder-gone": (
-        "toy-sft@step-000010", lambda folder: [shared(dataset_name="/somewhere")(folder), parents(data=GONE)(folder)],
+        "toy-sft@step-000010",
+        lambda folder: [edit_recipe(dataset_name="/somewhere")(folder), edit_parents(data=GONE)(folder)],
     ),
-    "data-gone": ("toy-sft@step-000010", shared(corpus=None, dataset_name="local/gone")),
-    "own-reward": ("toy-ppo@step-000004", recipe(reward_funcs=["their_rewards:good"])),
-    "short": ("toy-sft@step-000010", recipe(max_steps=5)),
+    "data-gone": ("toy-sft@step-000010", edit_recipe(corpus=None, dataset_name="local/gone")),
+    "own-reward": ("toy-ppo@step-000004", edit_settings(reward_funcs=["their_rewards:good"])),
+    "short": ("toy-sft@step-000010", edit_settings(max_steps=5)),
 }  # fmt: skip
 
 

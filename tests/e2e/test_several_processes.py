@@ -49,12 +49,12 @@ def run_in_two_processes(*arguments: str | Path, home: Path) -> tuple[list[int],
     return ended
 
 
-def files(folder: Path) -> set[str]:
+def list_files(folder: Path) -> set[str]:
     """What a stage left, but for the states of random numbers, of which each process has one."""
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.name.startswith("rng_state")}
 
 
-def rows(folder: Path) -> list[dict[str, Any]]:
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
     return [*map(without_times, StageRecord(folder).metrics())]
 
 
@@ -105,8 +105,8 @@ def runs(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
 def test_two_processes_match_one(runs: tuple[Path, Path]) -> None:
     one, two = runs
     for stage in ("sft", "reward", "ppo"):
-        assert files(two / stage) == files(one / stage)
-        assert_close(rows(two / stage), rows(one / stage), stage)
+        assert list_files(two / stage) == list_files(one / stage)
+        assert_close(read_metrics(two / stage), read_metrics(one / stage), stage)
         ours, theirs = (StageRecord(run / stage).read() for run in (one, two))
         assert ours["fingerprint"] == theirs["fingerprint"] and ours["chosen"]["step"] == theirs["chosen"]["step"]
         assert ours["repo"]["tags"].keys() == theirs["repo"]["tags"].keys() > {"best"}
@@ -121,7 +121,7 @@ def test_two_processes_match_one(runs: tuple[Path, Path]) -> None:
     assert (two / "summary.json").is_file()
 
 
-def cut(run: Path, stage: str, step: int, to: Path) -> Path:
+def copy_until(run: Path, stage: str, step: int, to: Path) -> Path:
     """A copy of a run whose stage was killed after the checkpoint of a step."""
     shutil.copytree(run, to)
     record = StageRecord(to / stage)
@@ -146,16 +146,16 @@ def test_run_resumes_with_other_process_count(
 ) -> None:
     one, _ = runs
     *_, before, then, _ = [0, *(int(each.name.partition("-")[2]) for each in StageRecord(one / stage).checkpoints())]
-    more = cut(one, stage, before, tmp_path / "more")
+    more = copy_until(one, stage, before, tmp_path / "more")
     codes, said = run_in_two_processes(
         stage, recipe, "--output_dir", more, "--hub", NOWHERE, *how, home=tmp_path / "home"
     )
     assert codes == [0, 0], said
-    fewer = cut(more, stage, then, tmp_path / "fewer")
+    fewer = copy_until(more, stage, then, tmp_path / "fewer")
     done = zoo(stage, recipe, "--output_dir", fewer, "--hub", NOWHERE, home=tmp_path / "home", PYTHONPATH=TESTS)
     assert done.returncode == 0, done.stderr
     for run in (more, fewer):
-        assert_close(rows(run / stage), rows(one / stage), f"{run.name} {stage}")
+        assert_close(read_metrics(run / stage), read_metrics(one / stage), f"{run.name} {stage}")
         last = StageRecord(one / stage).last_checkpoint()
         assert last is not None
         assert_same_weights(last, run / stage / last.name)
@@ -219,7 +219,7 @@ def test_killed_worker_ends_run_with_intact_checkpoint(recipe: Path, runs: tuple
         return launched
 
     launched = launch(tmp_path / "log", past=0)
-    os.kill(worker(launched.pid, rank=1), signal.SIGKILL)
+    os.kill(find_worker(launched.pid, rank=1), signal.SIGKILL)
     assert launched.wait(120) != 0
     checkpoint = record.last_checkpoint()
     assert checkpoint is not None
@@ -233,7 +233,7 @@ def test_killed_worker_ends_run_with_intact_checkpoint(recipe: Path, runs: tuple
     assert steps == sorted(steps)
 
 
-def worker(launcher: int, *, rank: int) -> int:
+def find_worker(launcher: int, *, rank: int) -> int:
     """The process id of the launcher's process of this rank."""
     children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
     for child in children:

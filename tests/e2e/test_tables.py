@@ -44,7 +44,7 @@ MORE = {"Qwen2.5", "Qwen3-Base", "Gemma 2", "Pythia", "GPT-2", "SmolLM2"}
 LORA = {"use_peft": True, "lora_r": 2, "lora_target_modules": "all-linear"}
 
 
-def train(folder, schema, form, *, hub=None, **given):
+def train_all_stages(folder, schema, form, *, hub=None, **given):
     """Every stage that the schema has data for, and the evaluation."""
     context = RunContext(
         recipe=load_recipe(str(make_recipe(folder, schema, form, **given))), directory=folder / "run",
@@ -55,12 +55,12 @@ def train(folder, schema, form, *, hub=None, **given):
     return context
 
 
-def family(folder, name, *, schema=None, base=None, stages=STAGES, hub=None, **keys):
+def train_family(folder, name, *, schema=None, base=None, stages=STAGES, hub=None, **keys):
     """The same, beginning with a model of the family; keys: of these stages."""
     talks = FAMILIES[name].template is not None
     usual = ("trl-lib/ultrafeedback_binarized", "conversational") if talks else ("trl-lib/tldr-preference", "plain")
     base = base or save(name, folder / "base")
-    context = train(folder, *(schema or usual), base=base, hub=hub, **dict.fromkeys(stages, keys))
+    context = train_all_stages(folder, *(schema or usual), base=base, hub=hub, **dict.fromkeys(stages, keys))
     for stage in context.recipe.stages:
         assert load_tokenizer(context.checkpoint(stage).path).pad_token == FAMILIES[name].pad, stage
     path = context.checkpoint("ppo").path
@@ -72,7 +72,7 @@ def family(folder, name, *, schema=None, base=None, stages=STAGES, hub=None, **k
     return context
 
 
-def check_shown(context, form):
+def assert_plain_text_shown(context, form):
     """People, judges and cards see plain text without special tokens; the models read the chat template."""
     for stage in context.recipe.stages:
         make_card(context.record(stage).path)
@@ -97,12 +97,12 @@ def test_diagonal_covers_every_family_and_schema():
     "name", [pytest.param(name, marks=pytest.mark.full if name in MORE else []) for name in FAMILIES]
 )
 def test_family_and_schema_run_every_stage(tmp_path, name):
-    check_shown(family(tmp_path, name, schema=DIAGONAL[name]), DIAGONAL[name][1])
+    assert_plain_text_shown(train_family(tmp_path, name, schema=DIAGONAL[name]), DIAGONAL[name][1])
 
 
-def adapted(folder, name, **given):
+def train_adapters(folder, name, **given):
     """Every stage trains an adapter on the one before, merged; what is saved loads as whole models."""
-    context = family(folder, name, **LORA, **given)
+    context = train_family(folder, name, **LORA, **given)
     for stage in context.recipe.stages:
         path = context.checkpoint(stage).path
         files = {file.name for file in path.iterdir()}
@@ -124,13 +124,13 @@ def adapted(folder, name, **given):
 
 @pytest.mark.parametrize("name", ADAPTED)
 def test_family_runs_every_stage_with_adapters(tmp_path, name):
-    adapted(tmp_path, name)
+    train_adapters(tmp_path, name)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("stages", [("sft",), ("reward", "ppo")])
 def test_run_with_adapters_in_some_stages(tmp_path, stages):
-    context = family(tmp_path, "Qwen2.5", stages=stages, **LORA)
+    context = train_family(tmp_path, "Qwen2.5", stages=stages, **LORA)
     for stage in context.recipe.stages:
         assert (context.checkpoint(stage).path / "adapter_config.json").is_file() == (stage in stages)
 
@@ -139,4 +139,4 @@ def test_run_with_adapters_in_some_stages(tmp_path, stages):
 @pytest.mark.parametrize("name", ["GPT-2", "Pythia", "OPT", "Gemma 3"])
 def test_adapters_on_families_with_other_layer_names(tmp_path, name):
     """Qwen, Llama, Mistral and SmolLM2 name their projections as Qwen3-Base does; Gemma 2 as Gemma 3."""
-    adapted(tmp_path, name)
+    train_adapters(tmp_path, name)

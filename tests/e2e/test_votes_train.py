@@ -44,7 +44,7 @@ THINGS = ("phone", "camera", "lamp", "kettle", "chair", "radio", "clock", "print
 PARTS = ("battery", "screen", "price", "sound", "cable", "case")
 
 
-def some_votes(count: int, seed: int) -> list[tuple[str, str, str, str]]:
+def make_votes(count: int, seed: int) -> list[tuple[str, str, str, str]]:
     rng = random.Random(seed)
     rows = []
     for _ in range(count):
@@ -56,7 +56,7 @@ def some_votes(count: int, seed: int) -> list[tuple[str, str, str, str]]:
     return rows
 
 
-def cast(hub: RunningHub, folder: Path, repo: str, votes: list) -> None:
+def cast_votes(hub: RunningHub, folder: Path, repo: str, votes: list) -> None:
     command = [*PYTHON, "-c", CAST]
     done = subprocess.run(command, input=json.dumps([repo, votes]), env=hub.env, cwd=folder, text=True, check=False,
                           capture_output=True)  # fmt: skip
@@ -83,8 +83,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     done = place.zoo("sft", "recipes/tiny-world", "--hub", hub.url, "--push_to_hub", "--namespace", "local",
                      "--output_dir", "run", *SFT)  # fmt: skip
     assert done.returncode == 0, done.stderr
-    cast(hub, folder, VOTES, some_votes(160, seed=1))
-    cast(hub, folder, "local/ties", [("the lamp", " a", " b", "tie")])
+    cast_votes(hub, folder, VOTES, make_votes(160, seed=1))
+    cast_votes(hub, folder, "local/ties", [("the lamp", " a", " b", "tie")])
     yield place
     hub.stop()
 
@@ -114,7 +114,7 @@ def test_votes_train_reward_model_of_recipe_run(place):
 
 def test_later_votes_change_run_only_with_restart(place):
     run = place.json("reward", "run.json")
-    cast(place.server, place.folder, VOTES, some_votes(40, seed=2))
+    cast_votes(place.server, place.folder, VOTES, make_votes(40, seed=2))
     done = place.reward()
     assert done.returncode == 0 and "reward is already finished" in done.stdout, done.stderr
     assert place.json("reward", "run.json")["dataset"] == run["dataset"]
