@@ -319,11 +319,9 @@ def headline(facts: StageFacts) -> dict[str, Any] | None:
         f"{short(n)} completions to {short(prompts)} prompts{counted}; 95% intervals over "
         f"{'groups' if counted else 'prompts'}, not training seeds."
     )
-    ties = (facts.estimate("win_rate") or {}).get("ties")
-    note += f" Ties ({ties:.0%}) count one half." if finite(ties) and ties >= 0.005 else ""
-    note += " Best constant: one fixed text for every prompt." if best_constants else ""
+    note += " Constant: the best fixed text for all prompts." if best_constants else ""
     start = facts.start[:1].upper() + facts.start[1:]
-    note += f" ¹ {start} against itself: the noise around 0.50." if control else ""
+    note += f" ¹ {start} against itself: the noise." if control else ""
     if is_different_text and reward is not None:
         note += f" ² The text that the reward likes most wins only {short(reward['win_rate']['value'])}."
     cells = [(title, sft, bold(ppo), constant) for title, sft, ppo, constant in rows]
