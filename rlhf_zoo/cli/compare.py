@@ -7,6 +7,7 @@ import click
 from ..errors import ZooError
 from ..runs.settings.values import json_object
 from ..runs.status_line import doing
+from .common import loading
 from .open_run import open_hub
 from .options import HUB, SOURCE_HUB, TRUST, TRUST_RUN, json_option, lineage_options
 from .tables import print_json, stdout_console
@@ -144,11 +145,14 @@ def trace(
     prompt_columns = {} if columns is None else json_object(columns, option="--columns", example="'{\"name\": value}'")
     subject_options = {name: options.pop(name) for name in ("revision", "old", "sft", "reward")}
     with open_hub(hub, push_to_hub=False, source=source_hub) as connected_hub:
-        with doing(f"tracing {run}"):
+        with loading("loading the trainer"):
             from ..pipeline.inspect.trace import find_traced_policy, trace_checkpoint
             from ..pipeline.inspect.trace_view import show, to_document
             from ..runs.data.turns import typed_prompt
+            from ..runs.settings.parse import import_dataclasses
 
+            import_dataclasses()
+        with doing(f"tracing {run}"):
             typed = typed_prompt(prompt, option="--prompt")
             subject = find_traced_policy(run, step=step, hub=connected_hub, **subject_options)
             trace_result = trace_checkpoint(subject, typed, columns=prompt_columns, **options)

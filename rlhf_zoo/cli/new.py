@@ -11,7 +11,7 @@ import click
 
 from ..errors import printable
 from ..runs.status_line import doing
-from .common import parse_columns, quiet_hub
+from .common import loading, parse_columns, quiet_hub
 from .open_run import open_hub
 from .options import ONLY_SOURCE_HUB, TRUST, UserPath
 
@@ -74,8 +74,11 @@ def new(folder: Path, columns: str | None, memory: float | None, source_hub: str
     with contextlib.nullcontext() if without_hub else open_hub(source_hub, push_to_hub=False, option=SOURCE_FLAG):
         if request.on_hub is not None:
             check_reachable(replace(DEFAULT_HUB, flag=SOURCE_FLAG), request.on_hub)
-        with doing("loading the planner"):
+        with loading("loading the planner"):
             from ..pipeline.new.recipe import make_recipe, write
+            from ..runs.settings.parse import import_dataclasses
+
+            import_dataclasses()
         with doing("reading the model and the data"):
             recipe = make_recipe(request, title=os.path.basename(os.path.abspath(folder)))
         write(recipe, folder)

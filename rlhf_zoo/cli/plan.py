@@ -12,7 +12,7 @@ import click
 
 from ..errors import ZooError
 from ..runs.status_line import doing
-from .common import quiet_hub, run_flags
+from .common import loading, quiet_hub, run_flags
 from .layout import RecipeCommand
 from .open_run import open_hub
 from .options import ONLY_SOURCE_HUB, RECIPE, json_option
@@ -129,8 +129,11 @@ def _cached_plan(
         name = cache.digest([cache.code_state(), cache.versions(), asdict(device), *keys])
         if isinstance(entry := cache.read("plans", name), dict):
             return Plan.from_json(entry["plan"], change_peaks=entry["change_peaks"])
-    with doing("loading the planner"):
+    with loading("loading the planner"):
         from ..pipeline.plan.plan import make_plan, models_elsewhere
+        from ..runs.settings.parse import import_dataclasses
+
+        import_dataclasses()
     with hub_for_reading(models_elsewhere(recipe, flags), source_hub) as hub, doing(f"planning {recipe.name}"):
         result = make_plan(recipe, device, flags, prompt_length=prompt_length, hub=hub)
     if name is not None:
@@ -226,11 +229,13 @@ def print_plan_line(
     """
     from ..modeling import distributed
 
-    with doing("loading the planner"):
+    with loading("loading the planner"):
         from ..pipeline.plan.devices import local_device
         from ..pipeline.plan.plan import make_plan
         from ..runs.settings.key_classes import effective_keys
+        from ..runs.settings.parse import import_dataclasses
 
+        import_dataclasses()
     stages = list(recipe.stages) if stage is None else [stage]
     keys = {name: {**effective_keys(recipe, name, recipe.stages[name]), **flags.get(name, {})} for name in stages}
     on_cpu = any(stage_keys.get("use_cpu") for stage_keys in keys.values())

@@ -14,7 +14,7 @@ import click
 from ..errors import ZooError
 from ..runs.registry import STAGES
 from ..runs.status_line import doing
-from .common import run_flags
+from .common import loading, run_flags
 from .layout import Group, RecipeCommand
 from .options import ONLY_SOURCE_HUB, RECIPE, UserPath, json_option
 from .plan import hub_for_reading
@@ -117,12 +117,14 @@ def recipes_validate(ctx: click.Context, recipe: str, source_hub: str | None) ->
       rlhf-zoo recipes validate tiny-world --ppo.kl_coef 0.2
     """
     flags = run_flags(ctx, recipe)
-    with doing("loading the checks"):
+    with loading("loading the checks"):
         from ..runs.checks.models import uses_hub
         from ..runs.parents import check_parents
-    from ..runs.recipe import load_recipe
-    from ..runs.settings.loading import check_installed
-    from ..runs.settings.parse import recipe_config, stage_settings
+        from ..runs.recipe import load_recipe
+        from ..runs.settings.loading import check_installed
+        from ..runs.settings.parse import import_dataclasses, recipe_config, stage_settings
+
+        import_dataclasses()
 
     loaded_recipe = load_recipe(recipe)
     config, settings_by_stage = recipe_config(loaded_recipe, flags["recipe"]), {}

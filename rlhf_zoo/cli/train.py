@@ -18,8 +18,7 @@ from ..errors import ZooError
 from ..modeling import distributed
 from ..runs.registry import STAGES, Stage
 from ..runs.settings.judge_names import check_judge_name
-from ..runs.status_line import doing
-from .common import run_flags
+from .common import loading, run_flags
 from .layout import RecipeCommand
 from .open_run import publishing, run_context
 from .options import LM_EVAL, RECIPE, json_option, run_options
@@ -51,7 +50,7 @@ def run_one(
     """
     distributed.join()
     with run_context(recipe, flags, **options) as (context, publisher):
-        with doing("loading the trainer"):
+        with loading("loading the trainer"):
             from ..pipeline.run_recipe import run_stage, summary_line, update_cards
 
         # --restart discards only this stage, so the other stages must belong to this recipe.
@@ -191,7 +190,7 @@ def run(
     with run_context(recipe, flags, **options) as (context, publisher):
         from rich.console import Console
 
-        with doing("loading the trainer"):
+        with loading("loading the trainer"):
             from ..pipeline import run_recipe
 
         console = Console(stderr=as_json)

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, Unpack
 
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers.utils import logging
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ..errors import ZooError
@@ -18,6 +19,12 @@ from .remote_code import is_trusted, record_code, untrusted_message
 
 _LAYER = re.compile(r"\.(layers|h|blocks?)\.\d+\.")
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+
+
+def silence_transformers() -> None:
+    """Turns off the progress bars and warnings of transformers, because rlhf-zoo has its own bars."""
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,21 @@
 """Prepares a data set of prompts for PPO: checks, tokenizes and numbers its rows."""
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from datasets import Dataset, concatenate_datasets
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import ZooError
 from .chat import completion_text, display_text, tokenize_prompt
 from .reserved_columns import PROMPT_INDEX, PROMPT_TOKENS, how_to_rename, withheld_columns
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 log = logging.getLogger(__name__)
 
@@ -112,6 +116,8 @@ def prepare_prompts(
 def _remove_padding(dataset: Dataset, tokenizer: PreTrainedTokenizerBase) -> Dataset:
     """Returns the data set with unpadded `input_ids` and without `attention_mask`."""
     other_columns = [name for name in dataset.column_names if name not in (PROMPT_TOKENS, "attention_mask")]
+    from datasets import Dataset, concatenate_datasets
+
     ids = Dataset.from_dict({PROMPT_TOKENS: read_unpadded_ids(dataset, tokenizer, subject="Prompt")})
     return concatenate_datasets([ids, dataset.select_columns(other_columns)], axis=1) if other_columns else ids
 

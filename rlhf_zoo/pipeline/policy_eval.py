@@ -40,9 +40,10 @@ from ..publishing.plots import plot_win_rates
 from ..rewards import Rewards
 from ..rewards.loading import load_reward
 from ..runs.context import environment_info
+from ..runs.data.digests import check_unchanged
 from ..runs.data.hold_out import split_by_prompt
 from ..runs.data.layout import check_columns, convert_rows, distinct_first
-from ..runs.data.sources import DataSource, check_unchanged, find_data
+from ..runs.data.sources import DataSource, find_data
 from ..runs.pairs import COLUMNS
 from ..runs.record import StageRecord
 from ..runs.settings.declared import default_of

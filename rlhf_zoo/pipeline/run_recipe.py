@@ -24,9 +24,9 @@ from ..publishing.sent import published_tags, unpublished
 from ..runs.checks.conversations import check_conversations
 from ..runs.checks.models import check_prompt_lengths, policy_tokenizer, starting_models
 from ..runs.checks.splits import check_forms
-from ..runs.context import Publisher, RunContext
+from ..runs.context import Publisher, RunContext, stages_to_train
 from ..runs.data.layout import conversational
-from ..runs.dataset import check_same_data, data_source, evaluation_rows, stage_source, stages_to_train
+from ..runs.dataset import check_same_data, data_source, evaluation_rows, stage_source
 from ..runs.lock import sole_writer
 from ..runs.parents import check_members, check_parents
 from ..runs.record import SUMMARY

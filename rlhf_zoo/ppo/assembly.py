@@ -1,9 +1,10 @@
 """Assembles the parts of a PPOTrainer (policy, reference, rewards, critic, texts) and checks them before training."""
 
-from dataclasses import dataclass
-from typing import Any
+from __future__ import annotations
 
-from datasets import Dataset
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import ZooError
@@ -36,6 +37,9 @@ from .token_checks import (
     embedding_rows,
     find_smallest_embedding,
 )
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 #: The largest number of epochs over a rollout without a warning.
 MANY_EPOCHS = 4
@@ -407,6 +411,8 @@ def prepare_prompt_data(
             name: prepare_prompt_data(dataset, args, tokenizer, context, smallest_embedding)
             for name, dataset in data.items()
         }
+    from datasets import Dataset
+
     if not isinstance(data, Dataset):
         raise ZooError(
             f"The prompts are a {type(data).__name__}: pass a datasets.Dataset, which has a length and an order."

@@ -27,7 +27,7 @@ from ..modeling.value_head import ValueHead
 from ..rewards import RewardFunction, RewardModel, Rewards, Scored
 from .actor_critic import ActorCritic
 from .assembly import Parts, assemble, prepare_prompt_data
-from .checkpoint import PPO_COMPLETE, MarkComplete
+from .checkpoint import PPO_COMPLETE, PPO_STATE, MarkComplete
 from .completions import COMPLETIONS_DIR, DecodedCompletions, decode_rows, show_table
 from .config import PPOConfig
 from .custom_loop import UserScores
@@ -41,7 +41,6 @@ from .rollout import Advantages, Rollout
 from .step_guard import SKIPPED, GuardedTrainer
 from .timing import Phases
 
-PPO_STATE = "ppo_state.json"
 #: The first part of a row's random key. Training, evaluation and a custom training loop never share random numbers.
 TRAIN_STREAM, EVAL_STREAM, LOOP_STREAM = 0, 1, 2
 

@@ -1,13 +1,19 @@
 """Pretraining texts for the PTX loss of InstructGPT: language modeling mixed into PPO (arXiv:2203.02155 §3.5)."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import torch
-from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import ZooError
 from ..modeling.chat import tokenize_completion, tokenize_prompt
 from ..modeling.prompts import read_unpadded_ids
 from .actor_critic import TextBatch
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 
 class TextSource:
@@ -38,6 +44,8 @@ class TextSource:
             ZooError: `dataset` is not a data set or has other columns, a row is not a text, an id has no embedding, or
                 no text has a target token.
         """
+        from datasets import Dataset
+
         if not isinstance(dataset, Dataset):
             raise ZooError(f"ptx_dataset is a {type(dataset).__name__}: pass a datasets.Dataset.")
         names = dataset.column_names

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from ..plugins import JUDGES, PREFERENCES, REWARDS, module_of, split_settings, top_module
-from .data.sources import check_unchanged, digest_of
+from .data.digests import check_unchanged, digest_of
 from .settings.judge_names import kind_of
 from .settings.parse import StageSettings
 

@@ -475,3 +475,17 @@ def _recipe_of_command(command: str | None) -> str | None:
     words = shlex.split(command or "")[1:]
     names_recipe = len(words) > 1 and words[0] in ("run", *STAGES) and not words[1].startswith("-")
     return shlex.quote(words[1]) if names_recipe else None
+
+
+def stages_to_train(context: RunContext) -> dict[str, StageSettings]:
+    """Returns the settings of the stages that a command for all stages will train, by stage.
+
+    Args:
+        context: The run.
+    """
+    done = {stage for stage in context.recipe.stages if context.record(stage).read().get("status") == "finished"}
+    return {
+        stage: context.settings(stage)
+        for stage in context.recipe.stages
+        if (stage not in done or context.restart) and stage not in context.pinned
+    }

@@ -14,10 +14,11 @@ from ..modeling import distributed
 from ..modeling.loading import load_tokenizer
 from .context import RunContext
 from .data.columns import rows_above
+from .data.digests import check_unchanged, digest
 from .data.hold_out import hold_out, split_by_prompt, without_prompts
 from .data.layout import Form, convert_rows, distinct_first, drop_long_prompts
 from .data.overlap import drop_question_column
-from .data.sources import DataSource, check_unchanged, digest, find_data
+from .data.sources import DataSource, find_data
 from .prepared import corpus_source
 from .recipe import Recipe
 from .settings.evaluation import LabeledArguments, OwnPairsArguments
@@ -369,20 +370,6 @@ def own_pairs_keys(recipe: Recipe, shared: RecipeConfig) -> OwnPairsArguments | 
     ):
         return data_args
     return replace(data_args, dataset_name=str(local))
-
-
-def stages_to_train(context: RunContext) -> dict[str, StageSettings]:
-    """Returns the settings of the stages that a command for all stages will train, by stage.
-
-    Args:
-        context: The run.
-    """
-    done = {stage for stage in context.recipe.stages if context.record(stage).read().get("status") == "finished"}
-    return {
-        stage: context.settings(stage)
-        for stage in context.recipe.stages
-        if (stage not in done or context.restart) and stage not in context.pinned
-    }
 
 
 def data_source(context: RunContext, *, refresh: bool = False) -> DataSource:

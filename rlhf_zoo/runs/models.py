@@ -9,7 +9,7 @@ from ..errors import ZooError
 from ..hub.client.connect import Hub
 from ..hub.client.refs import NOT_LOADED, hub_lineage, resolve
 from ..modeling.gguf import gguf_source
-from .data.sources import model_digest
+from .data.digests import model_digest
 
 
 @dataclass(frozen=True)

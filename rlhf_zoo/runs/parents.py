@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ZooError
-from .context import RunContext
-from .dataset import stages_to_train
+from .context import RunContext, stages_to_train
 from .models import ParentCheckpoint, model_from_elsewhere
 from .recipe import Recipe
 from .record import StageRecord

@@ -21,7 +21,8 @@ from ..hub.client.refusals import refusals_as
 from ..hub.client.trees import fetch_dataset
 from ..plugins import CORPORA, load_object
 from .context import RunContext
-from .data.sources import DataSource, digest, find_data
+from .data.digests import digest
+from .data.sources import DataSource, find_data
 from .settings.parse import RecipeConfig
 
 

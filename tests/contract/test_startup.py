@@ -1,5 +1,7 @@
 """Start-up: mistakes are reported before heavy imports, and a silent Hub within seconds."""
 
+import contextlib
+import gc
 import io
 import json
 import subprocess
@@ -12,6 +14,7 @@ import pytest
 from hub_fixture import base_environment
 from rich.console import Console
 
+from rlhf_zoo.cli.common import loading
 from rlhf_zoo.cli.tables import table
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client.connect import Hub, choose, choose_source
@@ -30,6 +33,9 @@ try:
 finally:
     print(*[name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)
 """
+# Plans and traces load the models' code and the stages' dataclasses, but no data, trainer, plot or page.
+PAGES = ("matplotlib", "gradio", "sklearn", "torch.utils.tensorboard")
+TRAINING = ("datasets", "pandas", "pyarrow", "transformers.trainer", *PAGES)
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +72,35 @@ def test_mistakes_and_recipe_commands_import_no_heavy_package(
     assert process.returncode == code, process.stderr
     assert message.replace("WRONG", str(wrong_recipe)) in "".join(lines)
     assert imported == "", f"{words} imports {imported}"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "unneeded"),
+    [
+        ("plan tiny-world --gpu rtx4090 --lora", 0, TRAINING),
+        ("trace nowhere --prompt hello", 2, TRAINING),
+        ("recipes validate tiny-world", 0, PAGES),
+        ("new mine --model nowhere --prompts nowhere --reward numeric_match", 2, PAGES),
+    ],
+)
+def test_commands_import_no_package_that_they_do_not_need(
+    words: str, code: int, unneeded: tuple[str, ...], tmp_path: Path
+) -> None:
+    probe = PROBE.replace(repr(HEAVY), repr(("torch", "peft", *unneeded)))
+    command = [sys.executable, "-c", probe, *words.split()]
+    environment = base_environment() | {"RLHF_ZOO_HOME": str(tmp_path)}
+    process = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert process.returncode == code, process.stderr
+    assert process.stderr.splitlines()[-1] == "torch peft", f"{words} imports more than it needs"
+
+
+def test_imports_run_without_garbage_collection() -> None:
+    for error in (None, ZooError("x")):
+        with contextlib.suppress(ZooError), loading("loading nothing"):
+            assert not gc.isenabled()
+            if error is not None:
+                raise error
+        assert gc.isenabled()
 
 
 def test_error_is_written_to_file_of_launcher(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client.connect import DEFAULT_HUB
 from rlhf_zoo.pipeline.plan import memory, tracing
 from rlhf_zoo.pipeline.plan.devices import CARDS, Device, parse_device
+from rlhf_zoo.pipeline.plan.estimate import lora_config
 from rlhf_zoo.pipeline.plan.memory import GIB, ModelMemory, TrainingPass
 from rlhf_zoo.pipeline.plan.plan import _rounding_changes, make_plan, smallest_change, stage_keys_of
 from rlhf_zoo.pipeline.plan.published import published_shapes
@@ -108,6 +109,36 @@ def test_checkpointing_saves_memory_and_adapter_has_few_gradients():
     assert adapted.training_pass(**asked, checkpointing=False).gradients == pytest.approx(
         4 * adapted.counts.trained, rel=0.05
     )
+
+
+def test_trunks_that_are_equal_are_measured_once(monkeypatch):
+    asked = {"rows": 2, "length": 16, "half": True, "checkpointing": False}
+    monkeypatch.setattr(tracing, "_MEASURED", {})
+    config = config_of(num_hidden_layers=2)
+    policy, critic = (tracing.Tracer(tracing.ModelSpec("{}", role), config) for role in ("policy", "classifier"))
+    frozen = tracing.Tracer(tracing.ModelSpec("{}", "policy", trains=False), config)
+    for model in (policy, critic, frozen):
+        monkeypatch.setattr(model, "_cache_name", lambda _: None)
+    measured = policy.training_pass(**asked)
+    assert critic.training_pass(**asked) == measured and len(tracing._MEASURED) == 1
+    tracing._MEASURED.clear()
+    critic._results.clear()
+    assert critic.training_pass(**asked) == measured, "measured alone, it is the same"
+    reading = {"rows": 2, "length": 16, "half": True}
+    assert frozen.forward_pass(**reading).casts < policy.forward_pass(**reading).casts, "only trained weights are kept"
+    assert len(tracing._MEASURED) == 3
+
+
+@pytest.mark.parametrize("target", [None, ["all-linear"], ["q_proj", "v_proj"]])
+def test_planned_adapter_is_trls(target):
+    from trl import ModelConfig, get_peft_config
+
+    chosen = {"lora_r": 3, "lora_alpha": 7, "lora_dropout": 0.1, "lora_target_modules": target, "use_dora": True,
+              "lora_modules_to_save": ["lm_head"], "lora_target_parameters": ["experts"],
+              "use_rslora": True}  # fmt: skip
+    model = ModelConfig(use_peft=True, **chosen)
+    keys = SimpleNamespace(**{"lora_task_type": model.lora_task_type, **chosen})
+    assert lora_config(keys).to_dict() == get_peft_config(model).to_dict()
 
 
 COUNTS = memory.Counts(

@@ -36,8 +36,8 @@ from ...publishing.adapters import check_plan
 from ...rewards import RewardModel, Scored
 from ...runs.checks.models import NamedModel, check_prompt_lengths, starting_models
 from ...runs.checks.splits import check_forms
-from ...runs.context import RunContext
-from ...runs.dataset import stage_source, stages_to_train
+from ...runs.context import RunContext, stages_to_train
+from ...runs.dataset import stage_source
 from ...runs.judge import check_same_labels, evaluation_of
 from ...runs.models import ParentCheckpoint
 from ...runs.parents import is_trained, parent, parent_names, reward_roles

@@ -22,13 +22,13 @@ from ...modeling.chat_template import Prompt
 from ...modeling.critic import CRITIC_DIR
 from ...modeling.devices import on_device
 from ...modeling.integrity import check_integrity
-from ...modeling.loading import load_tokenizer
+from ...modeling.loading import load_tokenizer, silence_transformers
 from ...modeling.models import load_causal
 from ...modeling.text_ids import same_token_ids
 from ...modeling.value_head import ValueHead
 from ...plugins import REWARDS, load_object
 from ...ppo.assembly import build_rewards
-from ...ppo.base import PPO_STATE
+from ...ppo.checkpoint import PPO_STATE
 from ...ppo.config import PPOConfig
 from ...ppo.critics import build_critic
 from ...ppo.kl_controller import RunningScores
@@ -43,7 +43,6 @@ from ...runs.registry import REWARD_ROLES, STAGES, is_member
 from ...runs.settings.key_classes import is_revision
 from ...runs.settings.parse import recorded_settings
 from ...runs.trusted_names import may_import
-from ..stages.train import silence_libraries
 
 #: Keys of PPOConfig that a trace depends on.
 TRAINER_KEYS = (
@@ -317,7 +316,7 @@ def trace_checkpoint(
     Raises:
         ZooError: A model cannot be loaded, is not trusted, or does not belong to the run.
     """
-    silence_libraries()
+    silence_transformers()
     where = str(subject.settings_file)
     data = recorded_settings(subject.resolved, "ppo", DATA_KEYS, where=where)
     settings = recorded_settings(subject.resolved, "ppo", TRAINER_KEYS, where=where)

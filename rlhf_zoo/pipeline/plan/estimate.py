@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 from ...errors import ZooError
 from ...modeling.distributed import SHARDABLE_OPTIMIZERS
@@ -18,6 +19,9 @@ from .memory import BFLOAT16, FLOAT32, Counts, ModelMemory, PhaseMemory
 from .result import StagePlan, Work
 from .shapes import Shape
 from .tracing import Tracer, tracer
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
 
 #: trl computes the head in tiles: tokens per tile, vocabulary columns per tile, and tiles alive at once.
 TRL_TOKENS, TRL_COLUMNS, TRL_TILES = 4096, 32768, 3
@@ -283,14 +287,38 @@ def stage_tracer(
     """
     peft_config = None
     if keys.use_peft:
-        from trl import ModelConfig, get_peft_config
-
-        names = [name for name in vars(keys) if name.startswith("lora_") or name in ("use_rslora", "use_dora")]
-        peft_config = get_peft_config(ModelConfig(use_peft=True, **{name: getattr(keys, name) for name in names}))
+        peft_config = lora_config(keys)
         if quantization(keys) is not None:  # the weights are dequantized to the dtype of the computation
             dtype = "bfloat16" if half else "float32"
     attention = getattr(keys, "attn_implementation", None)
     return tracer(shape.config, role, peft_config=peft_config, dtype=dtype, attention=attention, trains=trains)
+
+
+def lora_config(keys: SimpleNamespace) -> "LoraConfig":
+    """Returns the adapter that a stage trains.
+
+    It is that of trl's `get_peft_config`, whose module takes a second to import.
+
+    Args:
+        keys: The stage's keys.
+    """
+    from peft import LoraConfig
+    from trl import ModelConfig
+
+    names = [name for name in vars(keys) if name.startswith("lora_")]
+    model = ModelConfig(**{name: getattr(keys, name) for name in names})  # accepts a name in place of a list of one
+    return LoraConfig(
+        task_type=model.lora_task_type,
+        r=model.lora_r,
+        target_modules=model.lora_target_modules,
+        lora_alpha=model.lora_alpha,
+        lora_dropout=model.lora_dropout,
+        bias="none",
+        use_rslora=keys.use_rslora,
+        use_dora=keys.use_dora,
+        modules_to_save=model.lora_modules_to_save,
+        target_parameters=model.lora_target_parameters,
+    )
 
 
 def resident_memory(

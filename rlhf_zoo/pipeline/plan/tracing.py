@@ -8,12 +8,13 @@ its real depth.
 from __future__ import annotations
 
 import copy
+import gc
 import inspect
 import json
 import weakref
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -22,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import (
     AutoModelForCausalLM,
@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 EXPERTS = "rlhf-zoo-traced"
 #: Numbers of layers at which models run. They are even, because some architectures alternate two kinds of layers.
 DEPTHS = 2, 4
+#: Measurements that do not run a model's head.
+TRUNK_PASSES = ("training", "forward")
 AUTO_CLASSES: Mapping[str, Any] = {"policy": AutoModelForCausalLM, "classifier": AutoModelForSequenceClassification}
 
 
@@ -72,24 +74,62 @@ def _run_first_expert(self: Any, states: Tensor, chosen: Tensor, shares: Tensor)
 ALL_EXPERTS_FUNCTIONS.register(EXPERTS, _run_first_expert)
 
 
-class _MemoryCounter(TorchDispatchMode):
-    """Counts the bytes of tensors that are allocated while it is active: the live bytes, and their peak."""
+class _CountingMode(FakeTensorMode):
+    """Gives tensors shapes without memory, and reports those that operators return to a counter.
+
+    Two modes, one of which counts, would handle every operator twice.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counter: _MemoryCounter | None = None
+        self._is_inside_operator = False
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and the guard against compilation takes longer than counting
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.prim.device.default:  # two of three calls
+            return args[0].device
+        # Operators that others are made of are not counted, because fused kernels do not allocate their outputs.
+        if self.counter is None or self._is_inside_operator:
+            return self.dispatch(func, types, args, kwargs or {})
+        self._is_inside_operator = True
+        try:
+            outputs = self.dispatch(func, types, args, kwargs or {})
+        finally:
+            self._is_inside_operator = False
+        for leaf in (outputs,) if isinstance(outputs, Tensor) else tree_leaves(outputs):
+            if isinstance(leaf, Tensor):
+                self.counter.add(leaf.untyped_storage())
+        return outputs
+
+    @contextmanager
+    def counting(self, model: nn.Module) -> Iterator[_MemoryCounter]:
+        """Counts what is allocated from now on, apart from the model's own tensors.
+
+        Args:
+            model: The model.
+        """
+        self.counter = _MemoryCounter(model)
+        try:
+            yield self.counter
+        finally:
+            self.counter = None
+
+
+class _MemoryCounter:
+    """Counts the bytes of tensors: the live bytes, and their peak."""
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__()
         self.live = self.peak = 0
         self._sizes: dict[int, int] = {}
         for tensor in (*model.parameters(), *model.buffers()):
             self._sizes[tensor.untyped_storage()._cdata] = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        outputs = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(outputs):
-            if isinstance(leaf, Tensor):
-                self._count(leaf.untyped_storage())
-        return outputs
-
-    def _count(self, storage: torch.UntypedStorage) -> None:
+    def add(self, storage: torch.UntypedStorage) -> None:
+        """Counts a storage until it is freed. A storage that is known is not counted again."""
         key = storage._cdata
         if key in self._sizes:
             return
@@ -145,12 +185,12 @@ class Tracer:
         self._results: dict[tuple[Any, ...], list[int]] = {}
 
     @cached_property
-    def _models(self) -> list[tuple[int, FakeTensorMode, PreTrainedModel]]:
+    def _models(self) -> list[tuple[int, _CountingMode, PreTrainedModel]]:
         """(number of layers, mode of the tensors, model) at two depths, or at the real depth if it is small."""
         depths = DEPTHS if self.depth > DEPTHS[-1] else (self.depth,)
-        return [(depth, mode := FakeTensorMode(), self._build(depth, mode)) for depth in depths]
+        return [(depth, mode := _CountingMode(), self._build(depth, mode)) for depth in depths]
 
-    def _build(self, depth: int, mode: FakeTensorMode) -> PreTrainedModel:
+    def _build(self, depth: int, mode: _CountingMode) -> PreTrainedModel:
         config = copy.deepcopy(self.config)
         text = config.get_text_config()
         text.num_hidden_layers = depth
@@ -177,7 +217,7 @@ class Tracer:
             _to_fake_tensors(model)
         return model
 
-    def _at_depth(self, key: tuple[Any, ...], run: Callable[[PreTrainedModel, FakeTensorMode], list[int]]) -> list[int]:
+    def _at_depth(self, key: tuple[Any, ...], run: Callable[[PreTrainedModel, _CountingMode], list[int]]) -> list[int]:
         """Calls `run` at each depth, and extrapolates the measured bytes to the model's depth."""
         if key not in self._results:
             name = self._cache_name(key)
@@ -186,7 +226,7 @@ class Tracer:
                 self._results[key] = cached
                 return cached
             try:
-                measured = [(depth, run(model, mode)) for depth, mode, model in self._models]
+                measured = self._measure(key, run)
             except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, NotImplementedError) as error:
                 raise ZooError(
                     f"A {self.config.model_type} of this configuration cannot be run without memory "
@@ -202,6 +242,30 @@ class Tracer:
             if name is not None:
                 write("traces", name, self._results[key])
         return self._results[key]
+
+    def _measure(
+        self, key: tuple[Any, ...], run: Callable[[PreTrainedModel, _CountingMode], list[int]]
+    ) -> list[tuple[int, list[int]]]:
+        """Calls `run` at each depth, unless a model with the same trunk, such as the critic's, was measured."""
+        if key[0] not in TRUNK_PASSES:
+            return self._run(run)
+        trunk = _trunk(self._models[-1][-1])
+        weights = tuple((name, weight.shape, weight.requires_grad) for name, weight in trunk.named_parameters())
+        depths = tuple(depth for depth, _, _ in self._models)
+        trunk_key = (replace(self.spec, role="trunk"), depths, type(trunk), weights, key)
+        if trunk_key not in _MEASURED:
+            _MEASURED[trunk_key] = self._run(run)
+        return _MEASURED[trunk_key]
+
+    def _run(self, run: Callable[[PreTrainedModel, _CountingMode], list[int]]) -> list[tuple[int, list[int]]]:
+        """Calls `run` at each depth, without garbage collection, which would free tensors at arbitrary moments."""
+        is_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            return [(depth, run(model, mode)) for depth, mode, model in self._models]
+        finally:
+            if is_enabled:
+                gc.enable()
 
     def _cache_name(self, key: tuple[Any, ...]) -> str | None:
         """Returns the cache name of a measurement; None for custom code, which has no version."""
@@ -219,7 +283,7 @@ class Tracer:
         heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
         width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
 
-        def count(model: PreTrainedModel, _: FakeTensorMode) -> list[int]:
+        def count(model: PreTrainedModel, _: _CountingMode) -> list[int]:
             table = _base_model(model).get_input_embeddings().weight
             outputs = _base_model(model).get_output_embeddings() if self.spec.role == "policy" else None
             head = None if outputs is None else outputs.weight
@@ -266,7 +330,7 @@ class Tracer:
             accumulates: Whether to measure a second micro-batch as well, which takes twice as long.
         """
 
-        def run(model: PreTrainedModel, mode: FakeTensorMode) -> list[int]:
+        def run(model: PreTrainedModel, mode: _CountingMode) -> list[int]:
             model.train()
             base = _base_model(model)
             if checkpointing:
@@ -304,7 +368,7 @@ class Tracer:
             half: Whether the pass runs in bfloat16 autocast.
         """
 
-        def run(model: PreTrainedModel, mode: FakeTensorMode) -> list[int]:
+        def run(model: PreTrainedModel, mode: _CountingMode) -> list[int]:
             model.eval()
             with ExitStack() as stack, torch.no_grad():
                 counter, call = _start_counting(stack, model, mode, rows, length)
@@ -323,11 +387,11 @@ class Tracer:
             half: Whether the step runs in bfloat16 autocast.
         """
 
-        def run(model: PreTrainedModel, mode: FakeTensorMode) -> list[int]:
+        def run(model: PreTrainedModel, mode: _CountingMode) -> list[int]:
             model.eval()
             with ExitStack() as stack, torch.no_grad():
                 stack.enter_context(mode)
-                counter = stack.enter_context(_MemoryCounter(model))
+                counter = stack.enter_context(mode.counting(model))
                 stack.enter_context(_autocast(half))
                 cache = new_cache(_base_model(model))
                 ids, mask = (torch.ones(rows, length, dtype=torch.long) for _ in range(2))
@@ -344,7 +408,7 @@ class Tracer:
 
 
 def _to_fake_tensors(model: nn.Module) -> None:
-    """Replaces meta tensors by CPU tensors, which take no memory under FakeTensorMode. Tied weights stay tied."""
+    """Replaces meta tensors by CPU tensors, which take no memory under `_CountingMode`. Tied weights stay tied."""
     replacements: dict[int, tuple[Tensor, Any]] = {}
     for module in model.modules():
         for tensors in (module._parameters, module._buffers):
@@ -359,7 +423,7 @@ def _to_fake_tensors(model: nn.Module) -> None:
 
 
 def _start_counting(
-    stack: ExitStack, model: PreTrainedModel, mode: FakeTensorMode, rows: int, length: int
+    stack: ExitStack, model: PreTrainedModel, mode: _CountingMode, rows: int, length: int
 ) -> tuple[_MemoryCounter, Callable[[], Tensor]]:
     """Returns an active counter, and a function that runs the model's trunk over (rows, length) tokens."""
     stack.enter_context(mode)
@@ -371,7 +435,7 @@ def _start_counting(
         inputs["position_ids"] = mask.cumsum(-1) - 1
     if "use_cache" in forward_parameters:
         inputs["use_cache"] = False
-    counter = stack.enter_context(_MemoryCounter(model))
+    counter = stack.enter_context(mode.counting(model))
     return counter, lambda: trunk(**inputs)[0]
 
 
@@ -389,6 +453,7 @@ def _trunk(model: PreTrainedModel) -> nn.Module:
 
 
 _TRACERS: dict[ModelSpec, Tracer] = {}
+_MEASURED: dict[tuple[Any, ...], list[tuple[int, list[int]]]] = {}
 
 
 def tracer(

@@ -38,7 +38,7 @@ from ...modeling.prompt_keys import count_distinct_prompts, describe_prompt_coun
 from ...publishing.sent import published_tags
 from ...runs.checkpoint_choice import choice_of_verdict
 from ...runs.code import check_code, is_same_code, judges_code, stage_code
-from ...runs.context import Publisher, RunContext
+from ...runs.context import Publisher, RunContext, stages_to_train
 from ...runs.data.overlap import drop_question_column
 from ...runs.dataset import (
     DataSource,
@@ -47,7 +47,6 @@ from ...runs.dataset import (
     labeled_rows,
     own_pairs,
     stage_source,
-    stages_to_train,
 )
 from ...runs.judge import check_same_labels, evaluation_of, with_trained_keys
 from ...runs.models import ParentCheckpoint

@@ -20,6 +20,7 @@ from ...hub.client.publish import MERGED_MODEL
 from ...hub.client.refusals import is_disk_full
 from ...modeling import distributed
 from ...modeling.integrity import weights_digest
+from ...modeling.loading import silence_transformers
 from ...modeling.remote_code import executed_code
 from ...ppo.failures import UpdateFailed
 from ...ppo.timing import Phases
@@ -30,7 +31,7 @@ from ...publishing.sent import unpublished
 from ...runs.checkpoint_choice import choose, delete_old_checkpoints, delete_old_optimizer_states, steps_to_protect
 from ...runs.code import check_code, stage_code
 from ...runs.context import Publisher, RunContext
-from ...runs.data.sources import check_unchanged, digest
+from ...runs.data.digests import check_unchanged, digest
 from ...runs.models import ParentCheckpoint
 from ...runs.record import COMPLETE, SUMMARY, StageRecord, checkpoint_step
 from ...runs.registry import STAGES, parent_title, starts_on_base
@@ -49,10 +50,8 @@ log = logging.getLogger(__name__)
 def silence_libraries() -> None:
     """Turns off the progress bars and warnings of transformers and datasets, because rlhf-zoo has its own bars."""
     import datasets
-    import transformers
 
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
+    silence_transformers()
     datasets.utils.logging.disable_progress_bar()
 
 

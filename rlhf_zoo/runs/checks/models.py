@@ -18,10 +18,10 @@ from ...modeling.remote_code import is_trusted, needs_remote_code, untrusted_mes
 from ...modeling.special_tokens import ensure_own_pad, highest_id, train_tokenizer
 from ...modeling.text_ids import switch_off_eos
 from ...rewards.model import warn_truncated
-from ..context import RunContext
+from ..context import RunContext, stages_to_train
 from ..data.cut_rows import CutRows, count_cut_rows
 from ..data.layout import conversational, drop_long_prompts
-from ..dataset import own_pairs_keys, stages_to_train, text_field
+from ..dataset import own_pairs_keys, text_field
 from ..parents import reward_roles
 from ..recipe import Recipe
 from ..registry import REWARD_ROLES, STAGES, is_member

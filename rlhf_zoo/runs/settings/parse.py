@@ -158,6 +158,12 @@ def _dataclasses(stage: str) -> tuple[Any, ...]:
     return registered.load("arguments"), registered.load("trainer"), ModelConfig, registered.load("release")
 
 
+def import_dataclasses() -> None:
+    """Imports the dataclasses of all stages, among them trl's, which takes a second or more."""
+    for stage in STAGES:
+        _dataclasses(stage)
+
+
 #: Entries of a run's resolved settings that are not keys of its stage.
 NON_STAGE_KEYS = ("recipe", "ppo", "evaluation", "data", "parents")
 
