@@ -20,7 +20,7 @@ from ...modeling.chat_template import Prompt
 from ...modeling.reserved_columns import columns_for_functions
 from ...plugins import PREFERENCES, load_object
 from ...runs.context import RunContext
-from ...runs.data.sources import digest
+from ...runs.data.digests import digest
 from ...runs.dataset import PAIRS_FILE, labeled_rows, stage_rows, stage_source, training_rows
 from ...runs.judge import evaluation_of
 from ...runs.prepared import card_head, write_configuration
