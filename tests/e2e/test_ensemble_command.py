@@ -38,7 +38,8 @@ def test_ensemble_trains_on_same_pairs_and_scores_samples(base: Run, tmp_path: P
     ]  # fmt: skip
     for one, trained in zip(overview["models"], (own, other), strict=True):
         told = trained["reward_model"]
-        assert one["accuracy"] == {key: told[key if key != "value" else "accuracy"] for key in ("value", "ci95", "n")}
+        # The intervals differ: the ensemble counts groups of prompts, the reward stage prompts.
+        assert (one["accuracy"]["value"], one["accuracy"]["n"]) == (told["accuracy"], told["n"])
         assert one["ece"] == pytest.approx(told["calibration"]["ece"])
         assert set(one["judge_correlation"]) == {"sft", "ppo"}
     apart = overview["disagreement"]
