@@ -106,9 +106,7 @@ def test_pages_name_every_verdict_and_probe_family():
 @pytest.mark.parametrize("experiment", RUN_EXPERIMENTS, ids=lambda experiment: experiment.recipe)
 def test_committed_runs_match_experiments(experiment):
     full_runs, ablation_runs = runs(experiment.name("runs")), runs(experiment.name("ablation"))
-    # Seeds that were not run are named below the table.
-    assert [run["seed"] for run in full_runs] == list(experiment.seeds)[: len(full_runs)]
-    assert len(full_runs) >= min(5, len(experiment.seeds))
+    assert [run["seed"] for run in full_runs] == list(experiment.seeds)
     for run in full_runs:
         assert run["command"] == " ".join(experiment.run(run["seed"], DATA))
     first, betas = experiment.ablated_seed, (0, experiment.beta) if experiment in WITH_ABLATION else ()
@@ -231,11 +229,12 @@ def test_runs_are_hacked_only_without_kl_penalty(experiment):
 
 def test_runs_reach_figures_that_recipes_promise():
     tiny, remarks = (runs(experiment.name("runs")) for experiment in (TINY, REMARKS))
-    assert {run["kind"] for run in tiny} == {"healthy"}
+    assert [run["kind"] for run in tiny] == ["healthy"] * 10
     assert len(remarks) == 3 and {run["kind"] for run in remarks} == {"suspicious", "not judged"}
     for run in tiny:
-        assert run["win_rate"]["value"] >= 0.68
-        assert run["win_rate"]["ci95"][0] >= 0.64
+        assert run["validation"]["groups"] == 20 and run["groups"] == 10
+        assert run["win_rate"]["value"] >= 0.67
+        assert run["win_rate"]["ci95"][0] >= 0.58  # intervals of ten questions
         assert not any(policy["beats_sft"] for policy in run["trivial"]["policies"])
     assert all(run["trivial"]["winnable_by_a_constant"] for run in remarks)
     for run in remarks:
