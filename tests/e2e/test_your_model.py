@@ -7,7 +7,7 @@ from pathlib import Path
 import miniatures
 import pytest
 import schemas
-from test_readme import opened, run, user
+from test_readme import check_compare, run_command, user_environment
 from transformers import AutoModelForSequenceClassification
 
 PAGE = (Path(__file__).parents[2] / "docs/your-model.md").read_text(encoding="utf-8")
@@ -31,7 +31,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str
     tokenizer.save_pretrained(folder / JUDGE)
     for name in ("trl-lib/ultrafeedback_binarized", "openai/gsm8k"):
         schemas.write_data(folder / name, schemas.rows_of(name))
-    return folder, user(folder)
+    return folder, user_environment(folder)
 
 
 @pytest.mark.full
@@ -39,9 +39,9 @@ def test_your_model_page_commands_run(place: tuple[Path, dict[str, str]]) -> Non
     assert len(commands()) >= 9
     for command in commands():
         if command.startswith("rlhf-zoo compare "):
-            opened(command, place)
+            check_compare(command, place)
         else:
-            run(command, place)
+            run_command(command, place)
     folder = place[0]
     found = json.loads((folder / "runs/my-model/eval/evaluation.json").read_text())
     assert found["judge"]["name"] == f"reward:{folder / JUDGE}" and not found["judge"]["is_training_reward"]

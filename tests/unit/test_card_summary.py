@@ -92,9 +92,10 @@ def test_card_begins_with_verdict_and_advice(runs, verdict, alert, advice):
     command = f"> Get it: `rlhf-zoo pull local/tiny-world-ppo@step-0000{verdict['recommended']} --hub local"
     assert (command in box) == (verdict["recommended"] is not None) == ("Get it" in box)
     this = (
-        "**This step**, 40, which is not the recommended one:\n\n```sh\nrlhf-zoo pull local/tiny-world-ppo@step-000040"
+        "<details><summary>This step, 40, which is not the recommended one</summary>\n\n"
+        "```sh\nrlhf-zoo pull local/tiny-world-ppo@step-000040"
     )
-    assert (this in text) == (verdict["recommended"] == 20)
+    assert (this in head_and_body(make_card(runs / "ppo"))[1]) == (verdict["recommended"] == 20)
 
 
 def test_card_names_step_that_verdict_is_about(runs):
