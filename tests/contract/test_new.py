@@ -331,6 +331,10 @@ def test_new_on_gpu_uses_8_bit_optimizer_only_when_memory_is_short(
             ["--preferences", "nowhere"],
             "so the data set nowhere cannot be looked up: check the network, HF_ENDPOINT and --source_hub",
         ),
+        (["--preferences", "nope.jsonl"], "There is no file nope.jsonl: check the path after --preferences."),
+        (["--preferences", "data/nope.JSONL.gz"], "There is no file data/nope.JSONL.gz: check the path after --pref"),
+        (["--preferences", "torn", "--texts", "./nope"], "There is no file or folder ./nope: check the path after --t"),
+        (["--preferences", "torn", "--model", "./nope"], "There is no file or folder ./nope: check the path after --m"),
         (["--preferences", "notes.txt"], "notes.txt is read as JSON lines, but does not have the ending .jsonl"),
         (["--preferences", "latin.jsonl"], "line 2 of latin.jsonl is not UTF-8; convert the file."),
         (

@@ -1,6 +1,7 @@
 """The options of `rlhf-zoo new`, and checks of the options that do not read files."""
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,8 @@ from ...runs.settings.judge_names import check_judge_name
 
 #: Columns that --columns may name.
 COLUMNS = ("prompt", "completion", "chosen", "rejected")
+#: The ending of a data file's name. A data set on a Hub whose name ends like this is named with @REVISION.
+_DATA_FILE = re.compile(r"\.(jsonl?|csv|tsv|parquet|arrow|txt)(\.(gz|bz2|xz|zst|zip))?$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,8 @@ class RecipeRequest:
             suggestion = ": YAML needs a space after a colon." if ":" in unknown else did_you_mean(unknown, COLUMNS)
             suggestion = suggestion or f": use one of {', '.join(COLUMNS)}."
             raise ZooError(f"--columns names {unknown!r}, which no stage reads{suggestion}")
+        for option in ("model", "preferences", "prompts", "texts"):
+            _check_path(option, getattr(self, option))
         if self.judge is not None:
             check_judge_name(self.judge)
         for name in self.models:
@@ -101,6 +106,16 @@ def _is_hub_name(name: str) -> bool:
     """Whether a name is NAMESPACE/NAME[@REVISION], and not a folder or file on this machine."""
     parts = name.partition("@")[0].split("/")
     return len(parts) == 2 and all(map(is_repository_name, parts)) and not Path(name).exists()
+
+
+def _check_path(option: str, name: str | None) -> None:
+    """Raises ZooError if an option names a missing file or folder. A mistyped path must not be looked up on a Hub."""
+    if name is None or Path(name).exists() or (option == "model" and Path(name).expanduser().exists()):
+        return
+    is_data_file = option != "model" and _DATA_FILE.search(name) is not None
+    if is_data_file or name.startswith((".", "/", "~")):
+        kind = "file" if is_data_file else "file or folder"
+        raise ZooError(f"There is no {kind} {name}: check the path after --{option}.")
 
 
 def _absolute_path(name: str | None, *, data: bool = False) -> str | None:
