@@ -264,9 +264,11 @@ def test_card_compares_gain_with_defects_and_best_filter(runs):
         filter_row("best of 2 by the reward", 0.5, 1.0), filter_row("without 1 word", 1.6, -0.1)]}  # fmt: skip
     text = card(runs, defects=defects, filters=filters, **judged("healthy", recommended=40))
     counter = (
-        "**But** more answers with false statements (5% → 15%), and a filter of SFT's answers scores 1.60, PPO 1.51."
+        "**But** more answers with false statements (5% → 15%), and SFT's answers filtered by words that the reward "
+        "dislikes score higher (1.60, PPO 1.51)."
     )
     assert counter in text.split("|")[0]
+    assert counter in card(runs, defects=defects, filters=filters, **judged("suspicious", recommended=40))
     assert "**But**" not in card(runs, defects=defects, filters=filters, **judged("hacked"))
     text = card(runs, defects=defects, filters=filters, **judged("healthy", recommended=40))
     assert cells(text, "**False statements**, share")[1:] == ["0.05", "**0.15** (0.1–0.20)"]
@@ -294,7 +296,9 @@ def test_card_compares_gain_with_defects_and_best_filter(runs):
 )
 def test_card_names_filter_when_ppo_lead_is_uncertain(runs, lead, warning):
     filters = {"samples": 16, "best": "best of 8", "tried": [filter_row("best of 8", 1.51 - lead, lead)]}
-    watch = card(runs, filters=filters).split("## Watch out for")[1].split("## Trained with")[0]
+    text = card(runs, filters=filters, **judged("healthy", recommended=40))
+    assert ("**But** a filter of SFT's answers scores 1.53, PPO 1.51." in text) is (lead < 0)
+    watch = text.split("## Watch out for")[1].split("## Trained with")[0]
     assert (warning in watch) if warning else ("simple filter" not in watch)
 
 

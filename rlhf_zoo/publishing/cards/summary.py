@@ -62,7 +62,8 @@ def verdict(facts: StageFacts) -> dict[str, Raw]:
         text = f"**Verdict: {escape(step_verdict['verdict'])}.** {reason}"
     alert, fetch = Raw(_ALERTS.get(kind, "WARNING")), _fetch(facts, trajectory.get("recommended"))
     text = f"{text} {_advice(facts, kind, trajectory)}"
-    if kind in _NO_SIGNS and (counter := counter_evidence(facts)):
+    is_advised = kind in _NO_SIGNS or trajectory.get("recommended") == facts.described_step
+    if is_advised and (counter := counter_evidence(facts)):
         text = f"{text} {counter}"
     return {"alert": alert, "text": Raw(text), "fetch": fetch}
 

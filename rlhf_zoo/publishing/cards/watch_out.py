@@ -11,6 +11,8 @@ from .markdown import Raw, escape, judge_title, short, with_interval
 
 _MIN_LENGTH_RATIO = 1.05  # a smaller change of length is not worth a line
 _MIN_SHARE_ENDED = 0.5  # with fewer answers that end by themselves, most texts that are judged are fragments
+#: Kind of a simple filter -> what it goes by.
+_FILTERED_BY = {"words": "words that the reward dislikes", "length": "length", "reward": "the reward"}
 LIKES_LENGTH = 0.3  # minimum rank correlation with length of a reward that "likes long texts"
 
 
@@ -31,7 +33,7 @@ def watch_out(facts: StageFacts) -> list[Raw]:
 
 
 def counter_evidence(facts: StageFacts) -> str:
-    """Returns a sentence on what speaks against PPO, for a verdict that finds no hacking; "" if nothing does.
+    """Returns a sentence on what speaks against PPO, beside advice to use it; "" if nothing does.
 
     Args:
         facts: The facts of the stage.
@@ -40,8 +42,18 @@ def counter_evidence(facts: StageFacts) -> str:
     best, ppo = facts.best_filter, facts.estimate("ppo", "judge")
     if best is not None and ppo is not None and best["reaches_ppo"]:
         scores = [short((estimate or {}).get("value")) for estimate in (estimate_at(best, "judge"), ppo)]
-        parts.append(f"a filter of {facts.start}'s answers scores {scores[0]}, PPO {scores[1]}")
+        if _is_better_than_ppo(best):
+            filtered = f"{facts.start}'s answers filtered by {_FILTERED_BY[best['kind']]}"
+            parts.append(f"{filtered} score higher ({scores[0]}, PPO {scores[1]})")
+        else:
+            parts.append(f"a filter of {facts.start}'s answers scores {scores[0]}, PPO {scores[1]}")
     return f"**But** {', and '.join(parts)}." if parts else ""
+
+
+def _is_better_than_ppo(best: Mapping[str, Any]) -> bool:
+    """Whether the interval of PPO's score minus the filter's, paired by prompt, is below 0."""
+    lead = estimate_at(best, "ppo_minus_this")
+    return lead is not None and lead["ci95"][1] < 0
 
 
 def _more_frequent_defects(facts: StageFacts) -> list[str]:
@@ -137,7 +149,7 @@ def _filter_sentence(facts: StageFacts) -> str | None:
         return None
     start = facts.start[:1].upper() + facts.start[1:]
     filtered_start = f"{start} with a filter ({escape(best['name'])})"
-    if lead["ci95"][1] < 0:
+    if _is_better_than_ppo(best):
         return f"**A simple filter does better.** {filtered_start} scores higher than PPO by the judge."
     if best["reaches_ppo"]:
         return f"**A simple filter does as well.** {filtered_start} reaches PPO's score by the judge."
