@@ -284,6 +284,9 @@ def test_new_on_gpu_uses_8_bit_optimizer_only_when_memory_is_short(
             "# their sum is the reward" in new_recipe.files["ppo.yaml"]
             and "added to" not in new_recipe.files["ppo.yaml"]
         )
+    publishing = next(reason for setting, _, reason in new_recipe.decisions if setting == "publishing")
+    assert f"by `rlhf-zoo hub add {os.path.abspath('base')} NAMESPACE/NAME` and give `new` that name" in publishing
+    assert "--memory" not in publishing, "the card's memory cannot be raised"
     assert not {"use_peft", "dtype", "optim"} & files_by_memory[1]["ppo.yaml"].keys()
     for stage in ("sft", "ppo"):
         keys = files_by_memory[0.00005][f"{stage}.yaml"]

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -290,9 +291,11 @@ def _fit_to_memory(
     if variables["adamw_8bit"]:
         decisions.add("optim", "adamw_8bit", "bitsandbytes is installed")
     if lora and model.revision is None:
+        location = shlex.quote(model.name)
         reason = (
-            f"{model.name} is a folder, and an adapter is only published with a base on a Hub: upload the model and "
-            "use its name there, or set a --memory that fits all weights"
+            f"{model.name} is on this machine, and an adapter is only published with a base on a Hub: put the base on "
+            f"the embedded Hub by `rlhf-zoo hub add {location} NAMESPACE/NAME` and give `new` that name with "
+            "--source_hub local, or give the model's id on the Hub; the recipe trains without either"
         )
         decisions.add("publishing", "not possible yet", reason)
     return _render_files(variables), plan
