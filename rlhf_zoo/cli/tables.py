@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 
 #: Columns that users copy from; their cells stay on one line.
 COPIED_COLUMNS = ("revision", "commit", "date", "key", "model", "repository", "step")
-#: A table never breaks a word of at most this many letters.
+#: A table breaks a word of at most this many letters only if its copied columns leave no other way to fit.
 MAX_UNBROKEN = 16
+#: A table never breaks a word of at most this many letters.
+MIN_WIDTH = 8
 
 
 def print_json(document: object) -> None:
@@ -95,6 +97,11 @@ def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
         if min_widths[longest] <= MAX_UNBROKEN:
             break
         min_widths[longest] -= 1
+    # Columns with little text come first, so that a column of sentences stays readable.
+    for index in sorted(breakable, key=full_widths.__getitem__):
+        excess = sum(min_widths) + frame - console.width
+        if compact and excess > 0:
+            min_widths[index] = max(min_widths[index] - excess, min(min_widths[index], MIN_WIDTH))
     spare = max(console.width - frame - sum(min_widths), 0)
     table = Table(
         title=printable(title) or None, box=box.SIMPLE_HEAD, padding=0 if compact else (0, 1), show_edge=not compact

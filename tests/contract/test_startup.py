@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import time
+from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -129,6 +130,20 @@ def test_table_wraps_lines_only_between_words(width: int, monkeypatch: pytest.Mo
         table("local", columns, rows)
         words = screen.getvalue().split()
         assert set(" ".join([*columns, *rows[0]]).split()) <= set(words), screen.getvalue()
+
+
+def test_table_of_long_keys_fits_80_columns_and_cuts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`recipes keys ppo` has a key of 39 letters, which users copy, beside types and defaults of over 16."""
+    screen = io.StringIO()
+    make_console = partial(Console, file=screen, force_terminal=True, color_system=None)
+    monkeypatch.setattr("rich.console.Console", lambda **options: make_console(**({"width": 80} | options)))
+    row = ["restore_callback_states_from_checkpoint", "ParallelismConfig", "adamw_torch_fused", 40 * "sentence "]
+    table("Keys of ppo", ["key", "type", "default", "meaning"], [row])
+    lines = screen.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80 and row[0] in screen.getvalue()
+    letters = Counter("".join(["Keys of ppo", "key", "type", "default", "meaning", *row]).replace(" ", ""))
+    assert Counter(screen.getvalue().translate({ord(char): None for char in " \n─━"})) == letters
+    assert screen.getvalue().count("sentence") == 40, "sentences break between words"
 
 
 def test_silent_source_hub_is_reported_within_seconds(tmp_path: Path) -> None:
