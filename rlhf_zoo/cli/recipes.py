@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import ZooError
+from ..plugins import SYNONYMS
 from ..runs.registry import STAGES
 from ..runs.status_line import doing
 from .common import loading, run_flags
@@ -233,7 +234,7 @@ def recipes_keys(stage: str, word: str | None, as_json: bool) -> None:
     """List the keys that a stage takes, in its YAML or as flags.
 
     Keys of this package come first, then those of trl and transformers. With WORD, only keys that have it in the name
-    or the meaning are listed.
+    or the meaning are listed, and the key that other tools call WORD.
 
     \b
     Example:
@@ -250,10 +251,11 @@ def recipes_keys(stage: str, word: str | None, as_json: bool) -> None:
         }
     else:
         keys = dict(declared_keys(stage))
+    synonym = None if word is None else SYNONYMS.get(_key_name(word))
     rows = [  # trl and transformers write help texts for argparse, where %% stands for a percent sign
         [name, key.type, str(key.default), " ".join(key.help.replace("%%", "%").split())]
         for name, key in sorted(keys.items(), key=lambda entry: (not entry[1].is_own, entry[0]))
-        if _matches(word, name, key.help)
+        if _matches(word, name, key.help) or (synonym in keys and str(synonym) in name)
     ]
     if not rows:
         raise ZooError(
@@ -269,5 +271,10 @@ def _matches(word: str | None, key: str, meaning: str) -> bool:
     """Whether a key's name contains the word, or its meaning has a word that begins with it. True without a word."""
     if word is None:
         return True
-    name = word.strip("-").replace("-", "_").lower()
+    name = _key_name(word)
     return name in key.lower() or any(candidate.startswith(name) for candidate in re.findall(r"\w+", meaning.lower()))
+
+
+def _key_name(word: str) -> str:
+    """Returns a word as it would be written in the name of a key."""
+    return word.strip("-").replace("-", "_").lower()

@@ -125,6 +125,19 @@ def test_recipes_keys_searches_by_word_and_lists_own_keys_first():
     assert "%%" not in text
 
 
+@pytest.mark.parametrize(
+    ("stage", "word", "key"),
+    [
+        ("ppo", "beta", "kl_coef"), ("ppo", "--init-kl-coef", "kl_coef"), ("ppo", "LR", "learning_rate"),
+        ("ppo", "max_new_tokens", "response_length"), ("sft", "epochs", "num_train_epochs"),
+        ("reward", "batch_size", "per_device_train_batch_size"),
+    ],
+)  # fmt: skip
+def test_recipes_keys_finds_keys_by_other_tools_names(stage: str, word: str, key: str):
+    result = CliRunner().invoke(cli.cli, ["recipes", "keys", "--json", stage, "--", word], catch_exceptions=False)
+    assert key in [row["key"] for row in json.loads(result.output)]
+
+
 def test_help_examples_use_valid_keys():
     from rlhf_zoo.runs.recipe import load_recipe
     from rlhf_zoo.runs.settings.parse import parse_flags, recipe_config, recipe_keys, stage_keys
