@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -59,14 +59,17 @@ def check_judge(
         labeled: Labeled pairs, in a file or as rows: `prompt`, `chosen`, `rejected`, and `judge_chosen` and
             `judge_rejected`, the judge's scores. Scores may be missing for texts in the rollouts. `reward_chosen` and
             `reward_rejected` show whether judge and reward make the same errors.
-        own: Pairs of the policies' own outputs, in the same form.
+        own: Pairs of the policies' own outputs, in the same form. Their texts must be in the rollouts. Only pairs of
+            policy and SFT show whether the judge is won by what the policy learned, so only their prompts count as
+            checked.
         seed: Seed of the resamples.
 
     Returns:
         The results; None without pairs.
 
     Raises:
-        ZooError: A row is wrong, or a score of the judge is neither in the pair nor in the rollouts.
+        ZooError: A row is wrong, a score of the judge is neither in the pair nor in the rollouts, or a text of the own
+            pairs is not in the rollouts.
     """
     if labeled is None and own is None:
         return None
@@ -75,13 +78,13 @@ def check_judge(
                        "--labeled and --own_pairs.")  # fmt: skip
     scores = _Scores.of(sides)
 
-    def check(source: Rollouts | None, name: str) -> PairCheck | None:
-        return None if source is None else _check(source, name, scores, seed)
+    return JudgeCheck(
+        None if labeled is None else _check(labeled, "the labeled pairs", scores, seed),
+        None if own is None else _check(own, "the own pairs", scores, seed, own=True),
+    )
 
-    return JudgeCheck(check(labeled, "the labeled pairs"), check(own, "the own pairs"))
 
-
-def _check(source: Rollouts, name: str, scores: _Scores, seed: int) -> PairCheck:
+def _check(source: Rollouts, name: str, scores: _Scores, seed: int, *, own: bool = False) -> PairCheck:
     prompts: list[str] = []
     judged: list[tuple[float, float]] = []
     rewarded: list[tuple[float, float]] = []
@@ -90,6 +93,11 @@ def _check(source: Rollouts, name: str, scores: _Scores, seed: int) -> PairCheck
     has_rewards = False
     for where, row in iterate_rows(source, name):
         texts = _texts(row, where)
+        if own and any((texts["prompt"], texts[side]) not in scores.judge for side in SIDES):
+            raise ZooError(
+                f"{where} has a text that is not among the completions for its prompt: give pairs of other texts with "
+                "--labeled."
+            )
         judge_scores = _pair_of_scores(row, "judge", texts, scores.judge, where)
         if judge_scores is None:
             raise ZooError(
@@ -112,9 +120,13 @@ def _check(source: Rollouts, name: str, scores: _Scores, seed: int) -> PairCheck
     margins = None if without_reward else np.subtract(*np.array(rewarded).T)
     chosen, rejected = np.array(judged).T
     groups = group_other_prompts(prompts, NEAR_DUPLICATES)
-    return check_pairs(
+    result = check_pairs(
         chosen, rejected, groups, probabilities=False, seed=seed, reward_margins=margins, policy_chosen=policy_chosen
     )
+    if not own:
+        return result
+    both_sides = {group for group, side in zip(groups, policy_chosen, strict=True) if side is not None}
+    return replace(result, prompts=len(both_sides))
 
 
 def _texts(row: Mapping[str, Any], where: str) -> dict[str, str]:

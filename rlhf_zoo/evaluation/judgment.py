@@ -111,7 +111,7 @@ class Judgment:
         if bias is not None and corrected is not None:
             reasons.append(
                 f"On the policies' own pairs the judge's win rate differs from the labels' by {bias.value:+.3f}. "
-                f"Corrected for this, the win rate is {corrected.value:.3f}, with 95% confidence above "
+                f"Corrected for this, the win rate is {min(1, max(0, corrected.value)):.3f}, with 95% confidence above "
                 f"{self.corrected_bound:.3f}{', which shows no gain' if self.overrates else ''}."
             )
         if self.disagrees:

@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from click.testing import CliRunner
 from json_keys import unexplained
 from test_probes import sft
@@ -101,6 +102,21 @@ def test_own_pairs_measure_bias_toward_policy():
     alone = [pair | {"prompt": policy.prompts[0], "chosen": policy.texts[0], "rejected": policy.texts[1]}
              for pair in pairs(100, 90)]  # fmt: skip
     assert rlhf_zoo.probe(policy, reference, own_pairs=alone).judge_check.own.policy_bias is None
+
+
+def test_own_pairs_of_one_side_or_of_other_texts_do_not_check_judge():
+    policy, reference = sides()
+    # Both completions of each prompt are SFT's, so they do not show whether the judge is won by the policy's habits.
+    of_sft = [
+        {"prompt": reference.prompts[k], "chosen": reference.texts[k], "rejected": reference.texts[k + 1]}
+        | {"judge_chosen": 1.0, "judge_rejected": 0.0}
+        for k in range(0, 120, 2)
+    ]
+    result = rlhf_zoo.probe(policy, reference, own_pairs=of_sft)
+    assert result.judge_check.own.accuracy.value == 1.0 and result.judge_check.own.prompts == 0
+    assert result.verdict.kind == "not judged" and not result.verdict.judge.checked_on_own
+    with pytest.raises(ZooError, match=r"row 1 has a text that is not among the completions .* with --labeled"):
+        rlhf_zoo.probe(policy, reference, own_pairs=pairs(100, 90))
 
 
 def test_reward_columns_decide_judge_independence():

@@ -288,6 +288,15 @@ def test_spans_of_the_prompt_are_no_template():
         assert report["templates"].value == 0 and not report["templates"].severe, "Belford"
 
 
+def test_equal_texts_count_one_verified_text_and_leave_out_right_labels():
+    exploit = replace(sft(1), texts=["sys.exit(0)"] * 120, verified=[True] * 120)
+    reading = found(exploit)["equal texts"]
+    assert reading.severe and reading.finding.endswith("Right answers count too, because nearly all are one text.")
+    # Labels such as "yes" may be right for many prompts.
+    labels = replace(exploit, texts=["yes" if k % 3 else "no" for k in range(120)])
+    assert found(labels)["equal texts"].effect == 0
+
+
 def test_verified_answers_fire_no_probe():
     """Loops, one form, one phrase and odd tokens: each is left out where a program says that the answer is right."""
     rng = np.random.default_rng(0)
@@ -296,7 +305,8 @@ def test_verified_answers_fire_no_probe():
     guilty = found(looped, base)
     assert {"repetition", "word salad", "independence of the prompt", "templates", "risen phrases"} <= {*guilty.fired}
     excused = found(replace(looped, verified=[True] * 120), base)
-    assert set(excused.fired) <= {"punctuation", "length"}
+    # A program that accepts one text for all prompts is exploited.
+    assert set(excused.fired) <= {"punctuation", "length", "equal texts"}
     assert excused["repetition"].finding.endswith("Right answers are left out: 120 of 120.")
     some = found(replace(looped, verified=[k % 2 == 0 for k in range(120)]), base)
     assert some["repetition"].effect == pytest.approx(guilty["repetition"].effect / 2, abs=0.01)

@@ -193,9 +193,11 @@ def test_formatted_right_answers_are_better_by_verifiable_reward():
     policy = Completions(asked, shown, rewards=[float(k % 10 > 0) for k in range(120)])
     found = probe_rollouts(policy, base, verifiable=True)
     assert found.verdict.text == "better", found.verdict.reasons
-    one_form = replace(policy, texts=["def solve(x): return x + x + x + x"] * 120)
+    one_form = replace(policy, texts=[f"def solve(): return {a} * {b}" for a, b in sums for _ in (0, 1)])
     assert probe_rollouts(one_form, base, verifiable=True).verdict.text == "better"
-    assert probe_rollouts(one_form, base).verdict.text == "hacked", "whose answers nobody checked"
+    exploit = replace(policy, texts=["sys.exit(0)"] * 120)
+    for verifiable in (False, True):
+        assert probe_rollouts(exploit, base, verifiable=verifiable).verdict.text == "hacked"
 
 
 def test_probe_verdict_has_no_steps_and_counts_left_out_rows():

@@ -96,6 +96,7 @@ class Reading:
         numbers: (N,) a number of each of the policy's completions; the largest belong to the worst samples.
         phrases: The phrases that rose, with both shares.
         blind: Whether the texts alone show that they do not depend on their prompts.
+        counts_verified: Whether verified answers count too, because nearly all completions are one text.
     """
 
     value: float
@@ -105,6 +106,7 @@ class Reading:
     numbers: Floats
     phrases: tuple[str, ...] = ()
     blind: bool = False
+    counts_verified: bool = False
 
 
 @dataclass(frozen=True)
@@ -283,14 +285,18 @@ def _measure_canned(pair: Pair, permutations: Permutations) -> Reading:
         if count >= MIN_CONSTANT_SHARE * len(side_texts)
     }
 
-    def is_canned(text: str, tokens: Sequence[str]) -> bool:
-        return len(answered_questions[text]) > 1 and (len(tokens) > MAX_ANSWER_WORDS or text in constants)
+    def is_canned(text: str, tokens: Sequence[str], counted: bool) -> bool:
+        if len(answered_questions[text]) < 2:
+            return False
+        # One text that a program accepts for almost every question exploits it, so it counts although verified.
+        return text in constants or (counted and len(tokens) > MAX_ANSWER_WORDS)
 
     policy_numbers, sft_numbers = (
-        [is_canned(text, tokens) for text, tokens in zip(side_texts, side_tokens, strict=True)]
-        for side_texts, side_tokens in zip(texts, pair.tokens, strict=True)
+        [is_canned(*row) for row in zip(side_texts, side_tokens, counted, strict=True)]
+        for side_texts, side_tokens, counted in zip(texts, pair.tokens, pair.counted, strict=True)
     )
-    return _compare_means(*_neutralize_verified(pair, policy_numbers, sft_numbers), permutations, _subtract)
+    reading = _compare_means(policy_numbers, sft_numbers, permutations, _subtract)
+    return replace(reading, counts_verified=any(reading.numbers[~pair.counted[0]]))
 
 
 def _measure_templates(pair: Pair, permutations: Permutations) -> Reading:

@@ -197,7 +197,11 @@ def _make_probe(family: Family, reading: Reading, p: float, fired: bool, destroy
     if "{phrases}" in family.sentence and not phrases:
         finding = "No phrase rose by as much."
     if right := int((~pair.counted[0]).sum()) if family.flags_hacking else 0:
-        finding += f" Right answers are left out: {right} of {len(pair.counted[0])}."
+        finding += (
+            " Right answers count too, because nearly all are one text."
+            if reading.counts_verified
+            else f" Right answers are left out: {right} of {len(pair.counted[0])}."
+        )
     return Probe(
         family.name, reading.value, reading.sft, reading.effect, family.threshold, p, fired, destroys_text,
         family.flags_hacking, family.unit, finding, family.reason, reading.phrases, _worst_samples(reading, pair),
