@@ -99,7 +99,8 @@ def _probes_lack(evidence: Evidence) -> str:
         "no family that destroys text fired"
         if destroying is None
         # 4.97 must not become "5.0 times its threshold, not 5".
-        else f"{destroying.family} is at {min(destroying.ratio, SEVERE - 0.1):.1f} times its threshold, not {SEVERE:.0f}"
+        else f"{destroying.family} is at {min(destroying.ratio, SEVERE - 0.1):.1f} times its threshold, "
+        f"not {SEVERE:.0f}"
     )
     habits = _habits_lack(evidence, [probe.family for probe in fired])
     return f"{habits[0].upper()}{habits[1:]}; {severity}."
