@@ -291,6 +291,27 @@ class ModelFiles:
             with translate_load_errors(f"{self.source}/{path.name}"), safe_open(path, framework="pt"):
                 pass
 
+    def require_weights(self) -> None:
+        """Checks that a folder has an adapter's weights, or the model's safetensors with every shard of their index.
+
+        Raises:
+            ZooError: A file of weights is missing.
+        """
+        assert self.directory is not None
+        if self.find(ADAPTER_CONFIG) is not None:
+            if not self.has(ADAPTER_WEIGHTS):
+                raise ZooError(f"The adapter in {self.source} has no {ADAPTER_WEIGHTS}: copy its weights there too.")
+            return
+        if self.weights is None:
+            raise ZooError(
+                f"The model in {self.source} has no weights: copy {WEIGHTS_FILE} there, or all shards and their index."
+            )
+        index, shards = self.weights
+        if missing := sorted(name for name in set((shards or {}).values()) if not self.has(name)):
+            raise ZooError(
+                f"{index} names {len(missing)} missing files of weights, such as {missing[0]}: copy them there too."
+            )
+
     def refuse_pickle(self, kind: str) -> None:
         """Raises an error if there are pickled weights. Call it if there are no safetensors.
 

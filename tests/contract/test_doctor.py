@@ -219,6 +219,14 @@ def test_doctor_fails_only_check_of_planted_fault(world: World, name: str) -> No
         assert findings["keys"].status == OK and findings["epochs"].status == OK, "the others run"
 
 
+def test_doctor_names_model_folder_without_weights(world: World) -> None:
+    bare = world.folder / "bare"
+    shutil.copytree(world.sft, bare, ignore=shutil.ignore_patterns("*.safetensors", "COMPLETE"))
+    findings = world.findings(model_name_or_path=str(bare))
+    assert findings["models"].status == FAILED
+    assert findings["models"].detail.startswith(f"The model in {bare} has no weights: copy model.safetensors there")
+
+
 # Defects that only a changed trainer has
 
 

@@ -10,7 +10,7 @@ from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.refusals import reason
 from ...modeling.chat import tokenize_prompt
 from ...modeling.chat_template import Prompt
-from ...modeling.gguf import check_no_gguf
+from ...modeling.gguf import check_no_gguf, find_gguf
 from ...modeling.loading import load_tokenizer
 from ...modeling.model_files import json_object, model_files
 from ...modeling.models import label_index, labels_of
@@ -244,7 +244,9 @@ def starting_models(context: RunContext) -> dict[str, NamedModel]:
     has_loader = "ppo" in stages and stages["ppo"].data.reward_model_loader is not None  # may read any file
     for role, model in models.items():
         if Path(model.name).is_dir() and not (has_loader and role in REWARD_ROLES):
-            model_files(model.name)  # raises for pickles and for truncated weights
+            files = model_files(model.name)  # raises for pickles and for truncated weights
+            if find_gguf(model.name) is None:
+                files.require_weights()
     if "policy" not in models and context.record("sft").read().get("status") == "finished" and "sft" not in stages:
         path = context.checkpoint("sft").path
         models["policy"] = NamedModel("the stage sft", str(path), path)
