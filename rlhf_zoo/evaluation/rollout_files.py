@@ -64,9 +64,10 @@ def read_rollouts(
     for where, document in documents:
         if len(rows) == MAX_ROWS:
             raise ZooError(f"{name} holds over {MAX_ROWS:,} completions: give a random sample of them.")
-        document = _flat(document, side)
-        rows[where] = _parse_row(document, names, where)
-        unread_numbers |= {key for key, value in document.items() if finite(value)} - set().union(*names.values())
+        row = _flat(document, side)
+        rows[where] = _parse_row(row, names, where)
+        if row is document:  # the further columns of samples.jsonl are known
+            unread_numbers |= {key for key, value in row.items() if finite(value)} - set().union(*names.values())
     if not rows:
         raise ZooError(f"{name} holds no completions: write one JSON object per line, with prompt and completion.")
     columns: dict[str, list[Any] | None] = {}
@@ -80,12 +81,16 @@ def read_rollouts(
                 "give it in every row or in none."
             )
         columns[column] = None if without else [row[column] for row in rows.values()]
-    if columns["reward"] is None:
-        if reward is not None:
-            raise ZooError(f"{name} has no column {reward!r}: name the column of the reward.")
-        if unread_numbers:
-            names_text = ", ".join(map(repr, sorted(unread_numbers)))
-            log.warning("%s has no reward. Its other columns of numbers are %s: --reward names one.", name, names_text)
+    numbers = ", ".join(map(repr, sorted(unread_numbers)))
+    if columns["reward"] is None and reward is not None:
+        hint = f" Its other columns of numbers are {numbers}." if numbers else ""
+        raise ZooError(f"{name} has no column {reward!r}: name the column of the reward.{hint}")
+    if numbers:
+        missing = " and no ".join(column for column in ("reward", "judge") if columns[column] is None)
+        log.warning(
+            "%s has %sunread columns of numbers: %s. --reward names the reward's; rename the judge's to judge.",
+            name, f"no {missing}, and " if missing else "", numbers,
+        )  # fmt: skip
     conversations = [row.get("conversation", row["prompt"]) for row in rows.values()]
     has_conversations = any("conversation" in row for row in rows.values())
     prompts, groups = columns["prompt"] or [], columns["group"]

@@ -107,9 +107,14 @@ def test_read_rollouts_accepts_arrays_parquet_and_tool_calls(tmp_path, caplog):
         ['[{"name": "f", "arguments": "{}"}]', "b"],
         None,
     )
-    assert "has no reward. Its other columns of numbers are 'brevity': --reward names one." in caplog.text
+    assert "has no reward and no judge, and unread columns of numbers: 'brevity'. --reward names" in caplog.text
+    misspelled = [{"prompt": "a", "completion": "b", "reward": 1, "jugde": 0.5}]
+    read_rollouts(misspelled, name="mine")
+    assert "mine has no judge, and unread columns of numbers: 'jugde'." in caplog.text
+    read_rollouts([{**misspelled[0], "judge": 1}], name="both")
+    assert "both has unread columns of numbers: 'jugde'." in caplog.text
     assert read_rollouts(array, reward="brevity").rewards == [0.5, 1.0]
-    with pytest.raises(ZooError, match="has no column 'speed': name the column of the reward"):
+    with pytest.raises(ZooError, match=r"has no column 'speed': name .* Its other columns of numbers are 'brevity'"):
         read_rollouts(array, reward="speed")
     table = tmp_path / "rows.parquet"
     pandas.DataFrame({"prompt": ["p"] * 3, "completion": ["x", "y", "z"], "brevity": [1, 2, 3]}).to_parquet(table)
