@@ -89,6 +89,10 @@ def publish(hub: RunningHub, toys: Toys) -> None:
 
 def evaluation(steps: Mapping[int, tuple[float, float, float]], kl: float) -> dict[str, Any]:
     """An evaluation in which the judge likes what the reward likes as long as the KL is small."""
+
+    def figure(value: float) -> dict[str, Any]:
+        return {"value": value, "ci95": [value - 0.05, value + 0.05]}
+
     judged = {step: reward - reward**2 for step, (_, reward, _) in steps.items()}
     return {
         "ppo": {"kl": {"value": kl, "ci95": [0.2, 0.4], "n": 540}},
@@ -99,7 +103,7 @@ def evaluation(steps: Mapping[int, tuple[float, float, float]], kl: float) -> di
             "verdict": "healthy",
             "step": max(steps),
             "checkpoints": [
-                {"step": step, "reward": {"value": reward}, "judge": {"value": judged[step]}, "kl": {"value": logged}}
+                {"step": step, "reward": figure(reward), "judge": figure(judged[step]), "kl": figure(logged)}
                 for step, (_, reward, logged) in steps.items()
             ],
         },

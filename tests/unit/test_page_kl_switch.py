@@ -7,12 +7,19 @@ from html_page import Page
 
 from rlhf_zoo.app.engine import TimelinePoint, TimelineRun
 from rlhf_zoo.app.page.kl_switch import OFF, ON, KLSwitch
-
-HIGH = {"reward": 1.2, "judge": 0.5, "win_rate": 0.7}
-LOW = {"reward": 2.5, "judge": -0.25, "win_rate": 0.1, "kl": 40.0}
+from rlhf_zoo.publishing.catalog.card import CardEstimate
 
 
-def run(beta: float | None, *, best: int = 10, last: dict[str, float] | None = None) -> TimelineRun:
+def part(**figures: float) -> dict[str, CardEstimate]:
+    """The figures of one kind of prompts, with intervals of ± 0.2."""
+    return {name: CardEstimate(value, (value - 0.2, value + 0.2)) for name, value in figures.items()}
+
+
+HIGH = {"test": part(reward=1.2, judge=0.5, win_rate=0.7)}
+LOW = {"test": part(reward=2.5, judge=-0.25, win_rate=0.1, kl=40.0)}
+
+
+def run(beta: float | None, *, best: int = 10, last: dict[str, dict[str, CardEstimate]] | None = None) -> TimelineRun:
     points = [
         TimelinePoint(step, f"step-{step}", None, "", chosen=step == best, evaluated=(last or {}) if step == 20 else {})
         for step in (10, 20)
@@ -72,3 +79,35 @@ def test_kl_switch_claims_nothing_otherwise() -> None:
     assert same is not None and "the reward is higher" not in same.html(ON) and "▲" not in same.html(ON)
     none = KLSwitch.of(timeline(run(0.1), run(0.0)), 20)
     assert none is not None and "<table" not in none.html(ON)
+
+
+def switch_of(on: dict[str, dict[str, CardEstimate]], off: dict[str, dict[str, CardEstimate]]) -> Page:
+    switch = KLSwitch.of(timeline(run(0.1, last=on), run(0.0, last=off)), 20)
+    assert switch is not None
+    return Page(switch.html(OFF))
+
+
+def test_kl_switch_claims_only_what_intervals_show() -> None:
+    """The judge's point value is lower, but the intervals overlap: neither the sentence nor an arrow says so."""
+    page = switch_of(HIGH, {"test": part(reward=2.5, judge=0.2, win_rate=0.65)})
+    assert "the reward is higher; these prompts do not show whether the judge’s score differs" in page.text
+    assert page.texts("td", data_figure="judge") == ["+0.50", "+0.20"]
+    assert page.texts("td", data_figure="reward") == ["+1.20", "+2.50 ▲"]
+    assert page.texts("td", title="95% interval +0.30 to +0.70") == ["+0.50"]
+    values = {name: CardEstimate(figure.value) for name, figure in LOW["test"].items()}
+    without_intervals = switch_of(HIGH, {"test": values})
+    assert "▲" not in without_intervals.text and "the reward is higher" not in without_intervals.text
+
+
+def test_kl_switch_shows_figures_of_one_kind_of_prompts() -> None:
+    """Reward, judge and KL of validation prompts never stand beside the win rate of test prompts."""
+    validation = part(reward=1.0, judge=0.6, kl=2.0)
+    both = switch_of(HIGH | {"validation": validation}, LOW | {"validation": validation})
+    (caption,) = both.texts("caption")
+    assert caption == "On test prompts · ▲▼: the 95% intervals do not overlap"
+    assert both.texts("td", data_figure="judge") == ["+0.50", "−0.25 ▼"]
+    # Test prompts measured only one of the two checkpoints.
+    page = switch_of({"validation": validation}, LOW | {"validation": validation})
+    assert page.texts("caption") == ["On validation prompts"]
+    assert page.texts("td", data_figure="reward") == ["+1.00", "+1.00"]
+    assert page.texts("td", data_figure="win_rate") == []

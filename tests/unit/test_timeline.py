@@ -24,6 +24,7 @@ from rlhf_zoo.errors import ZooError
 from rlhf_zoo.modeling.critic import critic_from
 from rlhf_zoo.modeling.models import load_classifier
 from rlhf_zoo.modeling.special_tokens import train_tokenizer
+from rlhf_zoo.publishing.catalog.card import CardEstimate
 from rlhf_zoo.publishing.catalog.index import checkpoint_rows
 
 PROMPT = "the camera"
@@ -116,16 +117,25 @@ def test_run_is_read_from_hub_listing() -> None:
 
 def test_points_hold_what_evaluation_measured_at_each_step() -> None:
     rows, card = listing()
-    checkpoint = {"step": 20, "reward": {"value": 1.5}, "judge": {"value": 0.5}, "kl": {"value": "2"}}
+    checkpoint = {
+        "step": 20,
+        "reward": {"value": 1.5},
+        "judge": {"value": 0.5, "ci95": [0.25, 0.75]},
+        "kl": {"value": "2"},
+    }
     evaluation = {
         "ppo": {"reward": {"value": 2.5}, "judge": {"value": float("nan")}},
         "win_rate": {"value": 0.75},
         "over_training": {"checkpoints": [checkpoint, "junk", {"step": None}]},
     }
     found = TimelineRun.from_listing(rows, card | {"evaluation": evaluation})
-    assert found.point_at(20).evaluated == {"reward": 1.5, "judge": 0.5}
-    assert found.point_at(30).evaluated == {"reward": 2.5, "win_rate": 0.75}, "the evaluation's own step"
+    validation = {"reward": CardEstimate(1.5), "judge": CardEstimate(0.5, (0.25, 0.75))}
+    assert found.point_at(20).evaluated == {"validation": validation}
+    test = {"reward": CardEstimate(2.5), "win_rate": CardEstimate(0.75)}
+    assert found.point_at(30).evaluated == {"test": test}, "the evaluation's own step"
     assert found.point_at(40).evaluated == {}, "which no evaluation measured"
+    point = json.loads(json.dumps(found.to_json(), allow_nan=False))["points"][1]
+    assert point["evaluated"]["validation"]["judge"]["ci95"] == [0.25, 0.75]
 
 
 @pytest.mark.parametrize("said", [{"step": 20, "rule": "judge"}, 20])

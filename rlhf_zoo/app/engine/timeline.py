@@ -24,6 +24,7 @@ from ...modeling.text_ids import same_token_ids
 from ...modeling.value_head import ValueHead
 from ...ppo.config import PPOConfig
 from ...ppo.saved_critic import load_critic
+from ...publishing.catalog.card import CardEstimate
 from .cache import ModelCache, model_bytes
 from .compare import Comparison, Sampling
 from .limits import check_steps
@@ -44,8 +45,8 @@ class TimelinePoint:
         chosen: Whether the run chose it as its best checkpoint: `main` and `best` of its repository.
         recommended: Whether an evaluation recommends it.
         watched: Name of each reward of weight 0, which PPO does not optimize -> its mean at this step.
-        evaluated: Figures of an evaluation at this step on held-out prompts: those of reward, judge, kl and win_rate
-            (over SFT) that the run's card has.
+        evaluated: "test" and "validation", the kind of held-out prompts -> those of the figures reward, judge, kl and
+            win_rate (over SFT) that the run's card has of them at this step.
     """
 
     step: int
@@ -57,7 +58,7 @@ class TimelinePoint:
     chosen: bool = False
     recommended: bool = False
     watched: Mapping[str, float] = field(default_factory=dict)
-    evaluated: Mapping[str, float] = field(default_factory=dict)
+    evaluated: Mapping[str, Mapping[str, CardEstimate]] = field(default_factory=dict)
 
     @property
     def marks(self) -> list[str]:
@@ -207,16 +208,26 @@ def _read_watched(row: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in rewards.items() if value is not None}
 
 
-def _read_evaluated(card: Mapping[str, Any], step: int) -> dict[str, float]:
-    """Returns the figures of a step in a card's evaluation: of its row over training, or of the card's own step."""
+def _read_evaluated(card: Mapping[str, Any], step: int) -> dict[str, dict[str, CardEstimate]]:
+    """Returns the figures of a step in a card's evaluation, of test prompts and of validation prompts.
+
+    Test prompts measure only the card's own step. Validation prompts measure the checkpoints over training.
+    """
+    figures: dict[str, dict[str, CardEstimate | None]] = {}
+    if _read_step(card.get("step")) == step:
+        figures["test"] = _estimates(get_nested(card, "evaluation", "ppo"))
+        figures["test"]["win_rate"] = CardEstimate.read(get_nested(card, "evaluation", "win_rate"))
     rows = get_nested(card, "evaluation", "over_training", "checkpoints")
     row = next((row for row in rows if get_nested(row, "step") == step), None) if isinstance(rows, list) else None
-    is_card_step = _read_step(card.get("step")) == step
-    if row is None and is_card_step:
-        row = get_nested(card, "evaluation", "ppo")
-    figures = {name: number(get_nested(row, name, "value")) for name in ("reward", "judge", "kl")}
-    figures["win_rate"] = number(get_nested(card, "evaluation", "win_rate", "value")) if is_card_step else None
-    return {name: value for name, value in figures.items() if value is not None}
+    figures["validation"] = _estimates(row)
+    measured = {
+        part: {name: value for name, value in values.items() if value is not None} for part, values in figures.items()
+    }
+    return {part: values for part, values in measured.items() if values}
+
+
+def _estimates(row: Any) -> dict[str, CardEstimate | None]:
+    return {name: CardEstimate.read(get_nested(row, name)) for name in ("reward", "judge", "kl", "win_rate")}
 
 
 def _read_step(value: Any) -> int | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...fileio import finite, integer
+from ...publishing.catalog.card import CardEstimate
 from ..engine import Timeline, TimelinePoint, TimelineRun
 from .html import format_number, format_signed
 
@@ -98,34 +100,72 @@ class KLSwitch:
         return f'<div class="zoo-switch"><p class="zoo-note">{self._finding()}</p>{self._table(value)}</div>'
 
     def _finding(self) -> str:
-        on, off = self.on[1].evaluated, self.off[1].evaluated
-        both = [name for name in ("reward", "judge") if name in on and name in off]
-        if len(both) == 2 and off["reward"] > on["reward"] and off["judge"] < on["judge"]:
-            return "Without the KL penalty the reward is higher and the judge’s score lower. Slide to read the texts."
+        on, off = self._figures()
+        if _difference(on, off, "reward") == 1 and "judge" in on and "judge" in off:
+            judge = _difference(on, off, "judge")
+            if judge == -1:
+                return (
+                    "Without the KL penalty the reward is higher and the judge’s score lower. Slide to read the texts."
+                )
+            if judge == 0:
+                return (
+                    "Without the KL penalty the reward is higher; these prompts do not show whether the judge’s score "
+                    "differs. Slide to read the texts."
+                )
         return "Slide to compare the texts with and without the KL penalty."
 
+    def _part(self) -> str:
+        """Returns the kind of prompts of which both checkpoints have the most figures; test prompts if it is equal."""
+        on, off = self.on[1].evaluated, self.off[1].evaluated
+        return max(
+            ("test", "validation"),
+            key=lambda part: (len({*on.get(part, ())} & {*off.get(part, ())}), part in on or part in off),
+        )
+
+    def _figures(self) -> tuple[Mapping[str, CardEstimate], Mapping[str, CardEstimate]]:
+        """Returns the figures of both checkpoints, of the same prompts."""
+        part = self._part()
+        return self.on[1].evaluated.get(part, {}), self.off[1].evaluated.get(part, {})
+
     def _table(self, value: object) -> str:
-        shown = [name for name in _FIGURES if name in self.on[1].evaluated or name in self.off[1].evaluated]
+        on, off = self._figures()
+        shown = [name for name in _FIGURES if name in on or name in off]
         if not shown:
             return ""
         head = "".join(f'<th scope="col" data-figure="{name}">{_FIGURES[name]}</th>' for name in shown)
         rows = []
         for side, (_, point) in ((ON, self.on), (OFF, self.off)):
-            cells = "".join(f'<td data-figure="{name}">{self._cell(side, name)}</td>' for name in shown)
+            cells = "".join(self._cell(side, name) for name in shown)
             selection = ' data-selected="true"' if side == self.position_of(value) else ""
             name = f"{'On' if side == ON else 'Off'}, step {point.step}"
             rows.append(f'<tr{selection}><th scope="row">{name}</th>{cells}</tr>')
+        marked = any(_difference(on, off, name) for name in shown)
+        caption = f"On {self._part()} prompts" + (" · ▲▼: the 95% intervals do not overlap" if marked else "")
         return (
             '<div class="zoo-scroll" role="region" aria-label="Figures with and without KL penalty" tabindex="0">'
-            f"<table><caption>On held-out prompts</caption><thead><tr><td></td>{head}</tr></thead>"
+            f"<table><caption>{caption}</caption><thead><tr><td></td>{head}</tr></thead>"
             f"<tbody>{''.join(rows)}</tbody></table></div>"
         )
 
     def _cell(self, side: int, name: str) -> str:
-        on, off = self.on[1].evaluated.get(name), self.off[1].evaluated.get(name)
-        figure = on if side == ON else off
-        cell = format_signed(figure) if name in ("reward", "judge") else format_number(figure)
-        if side == OFF and on is not None and off is not None and on != off:
-            arrow, word = ("▲", "higher") if off > on else ("▼", "lower")
+        on, off = self._figures()
+        figure = (on if side == ON else off).get(name)
+        formatted = format_signed if name in ("reward", "judge") else format_number
+        cell = formatted(None if figure is None else figure.value)
+        title = ""
+        if figure is not None and figure.ci95 is not None:
+            low, high = map(formatted, figure.ci95)
+            title = f' title="95% interval {low} to {high}"'
+        if side == OFF and (difference := _difference(on, off, name)):
+            arrow, word = ("▲", "higher") if difference > 0 else ("▼", "lower")
             cell += f' <span class="zoo-arrow" role="img" aria-label="{word}">{arrow}</span>'
-        return cell
+        return f'<td data-figure="{name}"{title}>{cell}</td>'
+
+
+def _difference(on: Mapping[str, CardEstimate], off: Mapping[str, CardEstimate], name: str) -> int:
+    """Returns 1 if a figure is higher without the penalty, −1 if lower; 0 if intervals overlap or are unknown."""
+    intervals = [figures[name].ci95 if name in figures else None for figures in (on, off)]
+    if intervals[0] is None or intervals[1] is None:
+        return 0
+    (on_low, on_high), (off_low, off_high) = intervals[0], intervals[1]
+    return int(off_low > on_high) - int(off_high < on_low)
