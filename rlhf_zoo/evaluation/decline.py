@@ -39,8 +39,8 @@ class Fall:
         share_kept: The last checkpoint's gain over SFT as a share of the best one's; None if there was no gain.
         p: The p-value: how often noise alone would produce as large a fall from any checkpoint.
         win_rate: The last checkpoint's win rate over the best one, by their mean scores on each prompt.
-        detectable_share: 80% of such evaluations would detect a fall to this share of the best earlier checkpoint's
-            gain. Below 0 if they would miss even a fall to SFT's level; None if no earlier checkpoint has a gain.
+        detectable_share: The share of the best earlier checkpoint's gain such that a fall to it is noticed 8 times in
+            10. Below 0 if even a fall to SFT's level is missed more often; None if no earlier checkpoint has a gain.
     """
 
     step: int

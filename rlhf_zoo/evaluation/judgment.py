@@ -194,9 +194,9 @@ def _fall_reasons(evidence: Evidence, best_mean: float, fall: Fall) -> list[str]
         reasons.append("The last checkpoint has the judge's highest mean.")
     if not fall.detected and (detectable := fall.detectable_share) is not None:
         reasons.append(
-            f"80% of such evaluations would detect a fall to {detectable:.0%} of the highest earlier gain."
+            f"We would notice a loss of {1 - detectable:.0%} of the highest earlier gain in 8 of 10 such evaluations."
             if detectable > 0
-            else "Fewer than 80% of such evaluations would detect a fall to SFT."
+            else "We would notice even a fall to SFT in fewer than 8 of 10 such evaluations."
         )
     return reasons
 

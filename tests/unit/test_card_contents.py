@@ -348,16 +348,16 @@ def test_card_describes_held_out_share_and_columns(runs: Path) -> None:
     assert "on the `train` split without 10% of its prompts of `maker/questions` (prompt from `question`)." in body
     held_out = "161 prompts of the 5% held out of the `train` split of `maker/questions`"
     assert f"{held_out}. 4 completions" in body, "nobody counted"
-    for seen, clause in (
-        ({"sft": 0, "reward": 0, "ppo": 0}, "which SFT, the reward model and PPO never trained on. 4 completions"),
+    for seen, overlap in (
+        ({"sft": 0, "reward": 0, "ppo": 0}, "SFT, the reward model and PPO never trained on them. 4 completions"),
         (
             {"sft": 7, "reward": None, "ppo": 0},
-            "**7 of which SFT trained on as well**, which PPO never trained on, for which it is unknown whether the "
-            "reward model trained on them. 4 completions",
+            "SFT also trained on **7 of them**. PPO never trained on them. It is unknown whether the reward model "
+            "trained on them. 4 completions",
         ),
     ):
         write_evaluation_data(runs, **place, split="train", held_out_share=0.05, trained_on=seen)
-        assert f"{held_out}, {clause}" in head_and_body(make_card(runs / "ppo"))[1]
+        assert f"{held_out}. {overlap}" in head_and_body(make_card(runs / "ppo"))[1]
     assert "`prompts`" not in body and "`test`" not in body
 
 

@@ -151,8 +151,8 @@ def test_evaluation_compares_policies_with_reference_answers(trained: RunContext
     )
     make_card(trained.record("ppo").path)
     readme = (trained.record("ppo").path / "README.md").read_text()
-    twice = [f"**{len(rows)} of which {name} trained on as well**, " for name in ("the reward model", "PPO")]
-    assert f"{''.join(twice)}for which it is unknown whether SFT trained on them. " in readme
+    twice = [f"{name} also trained on **{len(rows)} of them**. " for name in ("The reward model", "PPO")]
+    assert f"{''.join(twice)}It is unknown whether SFT trained on them. " in readme
     assert (
         "preferred by the judge over the reference answer (column answer)"
         in (trained.record("ppo").path / "README.md").read_text()

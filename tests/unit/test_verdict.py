@@ -83,7 +83,7 @@ def test_verdict_is_healthy_when_judge_rises():
         "Judge at step 50 against SFT: +1.11 (95% interval +0.9293 to +1.284), win rate 0.880 [0.799, 0.932], at KL 25 "
         "nats.",
         "The last checkpoint has the judge's highest mean.",
-        "80% of such evaluations would detect a fall to 49% of the highest earlier gain.",
+        "We would notice a loss of 51% of the highest earlier gain in 8 of 10 such evaluations.",
         "Not known about the judge: its accuracy on pairs of the policies' outputs.",
         "Training reward at step 50 against SFT: +2.039 (95% interval +1.846 to +2.237).",
         "None of the 10 probes fired at step 50.",

@@ -157,13 +157,13 @@ def evaluated_on(facts: StageFacts, part: Mapping[str, Any] | None = None) -> Da
 
 
 def overlap_with_training(facts: StageFacts) -> str:
-    """Returns a clause that says for each stage whether it trained on prompts of the evaluation.
+    """Returns sentences that say for each stage whether it trained on prompts of the evaluation.
 
     Args:
         facts: The facts of the stage.
 
     Returns:
-        The clause; "" if nothing was counted.
+        The sentences; "" if nothing was counted.
     """
     data = facts.evaluation.get("data")
     counts = data.get("trained_on") if isinstance(data, Mapping) else None
@@ -173,12 +173,12 @@ def overlap_with_training(facts: StageFacts) -> str:
     never = [title for stage, title in titles.items() if counts[stage] == 0]
     unknown = [title for stage, title in titles.items() if not finite(counts[stage])]
     counted = [(title, counts[stage]) for stage, title in titles.items() if finite(counts[stage]) and counts[stage]]
-    clauses = [f"**{count:,} of which {title} trained on as well**" for title, count in counted]
+    parts = [f"{title} also trained on **{count:,} of them**." for title, count in counted]
     if never:
-        clauses.append(f"which {_listed(never, 'and')} never trained on")
+        parts.append(f"{_listed(never, 'and')} never trained on them.")
     if unknown:
-        clauses.append(f"for which it is unknown whether {_listed(unknown, 'or')} trained on them")
-    return ", ".join(clauses)
+        parts.append(f"It is unknown whether {_listed(unknown, 'or')} trained on them.")
+    return " ".join(f"{part[:1].upper()}{part[1:]}" for part in parts)
 
 
 #: Stage -> its name in a sentence.
