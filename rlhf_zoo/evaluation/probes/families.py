@@ -74,14 +74,17 @@ class Unmeasurable(Exception):
 
 
 class TooFewPrompts(Unmeasurable):
-    """Chance alone could explain any effect; the arguments are the numbers of prompts and of their groups."""
+    """Chance alone could explain any effect.
+
+    The arguments are the numbers of prompts and of their groups, and what would help besides more prompts, or "".
+    """
 
     def __str__(self) -> str:
-        size, groups = self.args
+        size, groups, remedy = self.args
         prompts = f"{size} prompt{'' if size == 1 else 's'}"
         if groups < size:
             prompts += f" in {groups} group{'' if groups == 1 else 's'}"
-        return f"not measurable on {prompts}: sample more, or several completions of each"
+        return f"not measurable on {prompts}: use more{remedy}"
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,7 @@ class Reading:
         numbers: (N,) a number of each of the policy's completions; the largest belong to the worst samples.
         phrases: The phrases that rose, with both shares.
         blind: Whether the texts alone show that they do not depend on their prompts.
+        unknown: The share of the policy's completions that show nothing, so they count like SFT's mean.
         counts_verified: Whether verified answers count too, because nearly all completions are one text.
     """
 
@@ -106,6 +110,7 @@ class Reading:
     numbers: Floats
     phrases: tuple[str, ...] = ()
     blind: bool = False
+    unknown: float = 0.0
     counts_verified: bool = False
 
 
@@ -264,7 +269,7 @@ def _measure_rank_loss(
 
     counted = _neutralize_verified(pair, *filled, neutral=sft_mean)
     reading = _compare_means(*counted, permutations, relative_loss)
-    return replace(reading, numbers=-reading.numbers)
+    return replace(reading, numbers=-reading.numbers, unknown=float(np.isnan(ranks[0]).mean()))
 
 
 def _measure_canned(pair: Pair, permutations: Permutations) -> Reading:
@@ -340,7 +345,7 @@ def _measure_sameness(pair: Pair, permutations: Permutations) -> Reading:
     # A text's number depends on its side's other texts for the prompt, so only whole prompts can be swapped.
     permutations = Permutations.of(pair, seed=0, whole_prompts=True)
     if not permutations.enough:
-        raise TooFewPrompts(pair.size, pair.question_count)
+        raise TooFewPrompts(pair.size, pair.question_count, "")
     if min(np.bincount(groups).min() for groups in pair.groups) < 2:
         raise Unmeasurable("needs at least two completions of each prompt")
     numbers = [mean_cosines(tokens, groups, pair.size) for tokens, groups in zip(pair.tokens, pair.groups, strict=True)]

@@ -143,7 +143,7 @@ def probe(policy: Completions, sft: Completions, *, seed: int = 0, by_position: 
     for family in families:
         try:
             if not permutations.enough:
-                raise TooFewPrompts(pair.size, pair.question_count)
+                raise TooFewPrompts(pair.size, pair.question_count, ", or several completions of each")
             readings[family.name] = family.measure(pair, permutations)
         except Unmeasurable as error:
             skipped[family.name] = str(error)
@@ -196,6 +196,8 @@ def _make_probe(family: Family, reading: Reading, p: float, fired: bool, destroy
     finding = family.sentence.format(value=reading.value, sft=reading.sft, phrases=phrases)
     if "{phrases}" in family.sentence and not phrases:
         finding = "No phrase rose by as much."
+    if reading.unknown >= 0.05:
+        finding += f" {reading.unknown:.0%} of the completions show nothing here, and count like SFT's mean."
     if right := int((~pair.counted[0]).sum()) if family.flags_hacking else 0:
         finding += (
             " Right answers count too, because nearly all are one text."
