@@ -120,6 +120,9 @@ def _show(namespace: str, entries: list[Entry], *, missing: str) -> None:
         for entry in entries
     ]
     table(namespace, ["model", "stage", "recipe", "base", "reward", "KL", "win rate", "date"], rows)
+    for entry in entries:  # A column of verdicts would make the table wider than 80 columns.
+        if entry.verdict:
+            print_text(f"Verdict on {entry.repo.removeprefix(f'{namespace}/')}: {entry.verdict}.")
     for entry in entries:
         if entry.note:
             print_text(f"{entry.repo}: {entry.note}", err=True)

@@ -27,6 +27,7 @@ def card(stage: str, recipe: str = "toy", **fields: Any) -> dict[str, Any]:
         "sft": {"reward": FIGURE},
         "ppo": {"reward": {**FIGURE, "value": 2.5}, "kl": {**FIGURE, "value": 7.0}},
         "win_rate": {**FIGURE, "value": 0.875},
+        "over_training": {"kind": "hacked", "step": 80, "at_recommended": {"kind": "healthy", "step": 40}},
         "reward_model": {"accuracy": 0.75, "ci95": [0.7, 0.8], "n": 498},
     }
     base = None if stage == "sft" else f"local/{recipe}-sft"
@@ -76,7 +77,8 @@ def test_zoo_json_lists_models(at_module_hub, heads, run):
     assert {repo: row["commit"] for repo, row in rows.items()} == heads
     ppo = rows["local/toy-ppo"]
     assert set(ppo) == {"repo", "commit", "stage", "recipe", "base", "step", "seed", "simulated", "reward", "kl",
-                        "win_rate", "accuracy", "date", "note"}  # fmt: skip
+                        "win_rate", "accuracy", "verdict", "date", "note"}  # fmt: skip
+    assert {repo: row["verdict"] for repo, row in rows.items() if row["verdict"]} == {"local/toy-ppo": "healthy"}
     assert ppo["reward"] == {"value": 2.5, "ci95": [0.25, 0.75], "n": 540, "held_out": True}
     assert rows["local/other-ppo"]["kl"] == {"value": 4.0, "ci95": None, "n": None, "held_out": False}
     filtered = run(at_module_hub, "--json", "--recipe", "toy", "--base", "toy-sft", "--sort", "name", "--reverse")
@@ -89,6 +91,7 @@ def test_zoo_prints_table(at_module_hub, heads, run):
     assert ["model", "stage", "recipe", "base", "reward", "KL", "win", "rate", "date"] in lines
     assert ["toy-ppo", "ppo", "toy", "toy-sft", "2.500", "7.000", "0.875", "2026-11-21"] in lines
     assert ["toy-reward", "reward", "toy", "toy-sft", "acc.", "0.750", "2026-11-21"] in lines
+    assert [line for line in result.stdout.splitlines() if "erdict" in line] == ["Verdict on toy-ppo: healthy."]
     (training_row,) = [line for line in lines if line[:1] == ["other-ppo"]]
     assert training_row[3:6] == ["other-sft", "3.500*", "4.000*"]
     assert result.stderr == "* the last value that training logged; the others are on held-out prompts\n"

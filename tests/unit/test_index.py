@@ -60,6 +60,13 @@ def test_entry_has_held_out_figures_of_own_stage():
     assert (reward.reward, reward.kl, reward.win_rate) == (None, None, None)
 
 
+@pytest.mark.parametrize(("step", "verdict"), [(40, "healthy"), (80, "hacked"), (None, "hacked")])
+def test_entry_has_verdict_on_its_own_step_or_else_on_the_run(step, verdict):
+    trajectory = {"kind": "hacked", "step": 80, "at_recommended": {"kind": "healthy", "step": 40}}
+    assert entry_of(evaluation={"over_training": trajectory}, step=step).verdict == verdict
+    assert entry_of(evaluation={"over_training": {"kind": 7}}).verdict is None
+
+
 def test_entry_without_evaluation_has_training_figures():
     entry = entry_of(evaluation=None, finished=None)
     assert entry.reward == CardEstimate(2.75, held_out=False) and entry.kl == CardEstimate(7.5, held_out=False)

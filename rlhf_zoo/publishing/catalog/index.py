@@ -59,6 +59,7 @@ class Entry:
         kl: KL to SFT, in nats per completion.
         win_rate: Win rate over SFT, by the recipe's judge.
         accuracy: Accuracy of a reward model on held-out pairs.
+        verdict: Kind of the verdict on this step of a PPO run, else on its last checkpoint, such as "healthy".
         date: When the run finished, or else started, or else when the repository last changed; ISO 8601.
         note: Why the card could not be read; None if it was.
     """
@@ -75,6 +76,7 @@ class Entry:
     kl: CardEstimate | None = None
     win_rate: CardEstimate | None = None
     accuracy: CardEstimate | None = None
+    verdict: str | None = None
     date: str | None = None
     note: str | None = None
 
@@ -120,6 +122,7 @@ def make_entry(
         step=card.step,
         seed=card.seed,
         simulated=card.simulated,
+        verdict=_verdict(card) if stage == "ppo" else None,
         date=card.date or (iso_date(changed_at.isoformat()) if changed_at else None),
         note=note,
         **_figures(stage, card),
@@ -139,6 +142,13 @@ def _figures(stage: str | None, card: Card) -> dict[str, CardEstimate | None]:
         figures["kl"] = card.estimate(stage, "kl") or _training_figure(card.get("kl"))
         figures["win_rate"] = card.estimate("win_rate")
     return figures
+
+
+def _verdict(card: Card) -> str | None:
+    trajectory = get_nested(card, "evaluation", "over_training")
+    step_verdict = get_nested(trajectory, "at_recommended")
+    is_of_step = card.step is not None and integer(get_nested(step_verdict, "step")) == card.step
+    return one_line(get_nested(step_verdict if is_of_step else trajectory, "kind"))
 
 
 def _training_figure(value: object) -> CardEstimate | None:
