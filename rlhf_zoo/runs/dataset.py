@@ -195,7 +195,8 @@ def without_held_out(
     test, validation, _ = _split_ppo_rows(context, prompts)
     remaining, dropped = without_prompts(rows, datasets.concatenate_datasets([test, validation]), subject=subject)
     if dropped:
-        context.warn_once(f"{dropped} of {len(rows)} rows of {subject} are left out: PPO holds their prompts out.")
+        reason = "PPO holds their prompts out, to monitor training and to evaluate"
+        context.warn_once(f"{dropped} of {len(rows)} rows of {subject} are left out: {reason}.")
     return remaining, {} if dropped is None else {HELD_OUT: dropped}
 
 

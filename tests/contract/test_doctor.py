@@ -91,7 +91,7 @@ def world(sound_world: World, tmp_path: Path) -> World:
 def test_doctor_passes_sound_run(sound_world: World) -> None:
     findings = sound_world.findings()
     assert {finding.check: finding.status for finding in findings.values()} == dict.fromkeys(CHECKS, OK)
-    assert findings["prompts"].detail == "12 for rollouts, 12 held out; columns prompt, answer, row"
+    assert findings["prompts"].detail == "12 for rollouts, 12 to monitor training; columns prompt, answer, row"
     assert findings["batch"].detail == "4 of 12 prompts per update, 4 completions in 1 minibatches"
     assert findings["prompt length"].detail == f"the longest has 4 tokens; with a response of 10: 14 of {CONTEXT}"
     assert findings["tokenizer"].detail == "EOS <eos> = 1, PAD <pad> = 0; ids to 16, 17 embedding rows"

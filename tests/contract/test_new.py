@@ -111,7 +111,12 @@ def test_new_warns_of_few_evaluation_prompts(prompts: int, few: bool, capsys: py
     schemas.write_data(Path("asked"), rows)
     zoo("new", "mine", "--model", "base", "--prompts", "asked", "--reward", "length")
     output = capsys.readouterr().out
-    assert f"{prompts // 8} prompts for the evaluation" in output and "TOO FEW" not in output
+    part = {240: 46, 408: 77}[prompts]
+    assert (
+        f"no stage trains on {2 * part} of {prompts} prompts: {part} to monitor training and {part} to evaluate, of "
+        f"which the evaluation uses {prompts // 8}" in output
+    )
+    assert "TOO FEW" not in output
     assert ("FEW: below 50 only large effects can be found" in output) == few
 
 

@@ -111,7 +111,7 @@ def test_evaluation_reports_prompts_and_rows(both: dict[str, Any]) -> None:
     asked = [evaluation_prompts(one, stage_source(one, "ppo")) for one in (once, two)]
     assert asked[0]["prompt"][:] == asked[1]["prompt"][:], "as many different ones as before"
     said = {one.check: one.detail for one in examine(two)}
-    assert said["prompts"].startswith("12 (in 24 rows) for rollouts, 12 (in 24 rows) held out")
+    assert said["prompts"].startswith("12 (in 24 rows) for rollouts, 12 (in 24 rows) to monitor training")
     assert said["batch"].startswith("4 of 12 (in 24 rows) prompts per update")
     more = asking(two, 18)
     assert {one.check: one.detail for one in examine(more)}["evaluation's prompts"].startswith(

@@ -169,7 +169,7 @@ def _check_prompts(settings: StageSettings, context: RunContext) -> tuple[dict[s
     data = load_data(context, stage_source(context, "ppo"))
     train, held_out, ptx_texts = (data[name] for name in ("train_dataset", "eval_dataset", "ptx_dataset"))
     descriptions = [f"{describe_prompt_count(train)} for rollouts"]
-    descriptions += [] if held_out is None else [f"{describe_prompt_count(held_out)} held out"]
+    descriptions += [] if held_out is None else [f"{describe_prompt_count(held_out)} to monitor training"]
     descriptions += [] if ptx_texts is None else [f"{len(ptx_texts)} texts for ptx_coef"]
     return data, f"{', '.join(descriptions)}; columns {', '.join(train.column_names)}"
 

@@ -12,7 +12,7 @@ from ...evaluation.evidence import MIN_PROMPTS as VERDICT_PROMPTS
 from ...modeling.chat import append_completion, tokenize_for_reward, tokenize_prompt
 from ...modeling.prompt_keys import prompt_key
 from ...runs.data.layout import as_turns, sft_text
-from .data import StageData
+from .data import MAX_COUNTED, StageData
 from .model import ModelFacts
 
 MAX_PROMPTS, MAX_EPISODES, MAX_RESPONSE, MAX_TOKENS = 200, 20_000, 256, 1024
@@ -108,15 +108,18 @@ def choose_sizes(
         warning = f"; TOO FEW FOR A VERDICT, which needs {VERDICT_PROMPTS}: pass --prompts with more"
     elif eval_prompts < FEW_PROMPTS:
         warning = f"; FEW: below {FEW_PROMPTS} only large effects can be found, so pass --prompts with more"
-    evaluation_reason = f"{eval_prompts} prompts for the evaluation"
+    evaluation_reason = f"the evaluation uses {eval_prompts}"
     if test_split:
         decisions.add("evaluation.dataset_test_split", test_split, f"{evaluation_reason}{warning}")
-    reason = (
-        "prompts to monitor training"
+    # `split_by_prompt` splits off two parts of this size, before prompts that are too long are left out.
+    part = math.ceil(share * ppo.prompt_count)
+    total = f"{'at least ' if ppo.row_count == MAX_COUNTED else ''}{ppo.prompt_count}"
+    purpose = (
+        "all to monitor training"
         if test_split
-        else f"{evaluation_reason}, and as many to monitor training{warning}"
+        else f"{part} to monitor training and {part} to evaluate, of which {evaluation_reason}{warning}"
     )
-    decisions.add("held_out_share", share, reason)
+    decisions.add("held_out_share", share, f"no stage trains on {2 * part} of {total} prompts: {purpose}")
     sft_rows = max(1, min(32, readings["sft"].row_count // 4)) if "sft" in readings else None
     sizes = {
         "prompt": prompt_length, "response": response_length, "text": text_length, "evaluated": eval_prompts,
