@@ -120,12 +120,12 @@ def _cached_plan(
 ) -> Plan:
     """Returns the plan from the cache, or makes it. A cached plan needs no slow imports."""
     from ..pipeline.plan import cache
-    from ..pipeline.plan.published import all_published, model_names
+    from ..pipeline.plan.published import model_names, model_states
     from ..pipeline.plan.result import Plan
 
     name = None
-    if recipe.download is None and all_published(model_names(recipe, flags)):
-        keys = [recipe.name, recipe.shared, recipe.stages, recipe.zoo, flags, prompt_length]
+    if recipe.download is None and (states := model_states(model_names(recipe, flags))) is not None:
+        keys = [recipe.name, recipe.shared, recipe.stages, recipe.zoo, flags, prompt_length, states]
         name = cache.digest([cache.code_state(), cache.versions(), asdict(device), *keys])
         if isinstance(entry := cache.read("plans", name), dict):
             return Plan.from_json(entry["plan"], change_peaks=entry["change_peaks"])

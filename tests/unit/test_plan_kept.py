@@ -85,7 +85,23 @@ def test_equal_requests_are_planned_once(home: Path, plan: Plan, monkeypatch: py
     assert len(asked) == len(questions) + 2, "and so is what other code planned"
 
 
-def test_plans_of_local_models_and_downloads_are_not_cached(
+def test_plan_of_model_folder_is_cached_until_its_configuration_changes(
+    home: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(planner, "make_plan", lambda *_, **__: asked.append(1) or plan)
+    model, recipe = home / "model", load_recipe(RECIPE)
+    model.mkdir()
+    counts = []
+    for config in ('{"hidden_size": 16}', '{"hidden_size": 32}', '{"auto_map": {}}'):
+        (model / "config.json").write_text(config)
+        for _ in range(2):
+            command._cached_plan(recipe, SMALL, {"sft": {"model_name_or_path": str(model)}}, None, None)
+            counts.append(len(asked))
+    assert counts == [1, 1, 2, 2, 3, 4], "the folder's own code may change without its configuration"
+
+
+def test_plans_of_folders_without_configuration_and_of_downloads_are_not_cached(
     home: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[object] = []

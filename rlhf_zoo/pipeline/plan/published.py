@@ -1,9 +1,11 @@
 """Lists the models that a recipe names, and reads the shapes that this package knows."""
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...fileio import parse_json
 from ...runs.recipe import Recipe, read_mapping, shipped
 from ...runs.registry import STAGES, is_member, reward_names
 
@@ -29,11 +31,33 @@ def model_names(recipe: Recipe, flags: Mapping[str, Mapping[str, Any]]) -> list[
     return [name for name in names if name not in STAGES and not is_member(name)]
 
 
-def all_published(names: list[str]) -> bool:
-    """Whether recipes/shapes.yaml has the shape of every model, so that neither a file nor a Hub can change it.
+def model_states(names: Sequence[str]) -> dict[str, str] | None:
+    """Returns what determines the shapes of models, so that a cached plan holds as long as it stays the same.
 
     Args:
-        names: Names of models.
+        names: Folders and repositories of models.
+
+    Returns:
+        Name -> digest of the configuration in a folder, or "" for a repository in recipes/shapes.yaml, whose digest is
+        part of `cache.code_state`; None if a Hub, an adapter, a GGUF file or a model's own code determines a shape.
     """
     shapes = published_shapes() if names else {}
-    return all(name.partition("@")[0] in shapes and not Path(name).is_dir() for name in names)
+    states: dict[str, str] = {}
+    for name in names:
+        state = _folder_state(Path(name)) if Path(name).is_dir() else "" if name.partition("@")[0] in shapes else None
+        if state is None:
+            return None
+        states[name] = state
+    return states
+
+
+def _folder_state(folder: Path) -> str | None:
+    """Returns the digest of a folder's config.json; None if the model's shape depends on more than this file."""
+    try:
+        content = (folder / "config.json").read_bytes()
+        config = parse_json(content)
+    except (OSError, ValueError):
+        return None
+    # `configuration_files` names other files, and `auto_map` code.
+    is_whole = isinstance(config, dict) and not {"auto_map", "configuration_files"} & config.keys()
+    return hashlib.sha256(content).hexdigest() if is_whole and not (folder / "adapter_config.json").exists() else None
