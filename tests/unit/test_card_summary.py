@@ -264,7 +264,7 @@ def test_card_compares_gain_with_defects_and_best_filter(runs):
         filter_row("best of 2 by the reward", 0.5, 1.0), filter_row("without 1 word", 1.6, -0.1)]}  # fmt: skip
     text = card(runs, defects=defects, filters=filters, **judged("healthy", recommended=40))
     counter = (
-        "**But** more answers with false statements (5% → 15%), and SFT's answers filtered by words that the reward "
+        "**But** more answers with false statements (5% → 15%), and SFT's answers filtered by words the reward "
         "dislikes score higher (1.60, PPO 1.51)."
     )
     assert counter in text.split("|")[0]
@@ -277,7 +277,7 @@ def test_card_compares_gain_with_defects_and_best_filter(runs):
     assert row[1:] == ["1.60 (1.55–1.65)", "**1.51** (1.46–1.56)"]
     watch = text.split("## Watch out for")[1].split("## Trained with")[0]
     assert "- **More** answers with false statements (5% → 15%).\n" in watch, "the interval of the difference holds 0"
-    assert "- **A simple filter does better.** SFT with a filter (without 1 word) scores higher than PPO" in watch
+    assert "- **A simple filter does better** by the judge: SFT's answers, without 1 word.\n" in watch
     text = (runs / "ppo" / "README.md").read_text(encoding="utf-8")
     assert cells(text, "false statements, share of completions")[1:3] == [
         "0.050 [0.000, 0.100]",

@@ -12,7 +12,7 @@ from .markdown import Raw, escape, judge_title, short, with_interval
 _MIN_LENGTH_RATIO = 1.05  # a smaller change of length is not worth a line
 _MIN_SHARE_ENDED = 0.5  # with fewer answers that end by themselves, most texts that are judged are fragments
 #: Kind of a simple filter -> what it goes by.
-_FILTERED_BY = {"words": "words that the reward dislikes", "length": "length", "reward": "the reward"}
+_FILTERED_BY = {"words": "words the reward dislikes", "length": "length", "reward": "the reward"}
 LIKES_LENGTH = 0.3  # minimum rank correlation with length of a reward that "likes long texts"
 
 
@@ -150,7 +150,7 @@ def _filter_sentence(facts: StageFacts) -> str | None:
     start = facts.start[:1].upper() + facts.start[1:]
     filtered_start = f"{start} with a filter ({escape(best['name'])})"
     if _is_better_than_ppo(best):
-        return f"**A simple filter does better.** {filtered_start} scores higher than PPO by the judge."
+        return f"**A simple filter does better** by the judge: {facts.start}'s answers, {escape(best['name'])}."
     if best["reaches_ppo"]:
         return f"**A simple filter does as well.** {filtered_start} reaches PPO's score by the judge."
     return f"**A simple filter may do as well.** PPO's lead over {filtered_start} is not shown."
