@@ -72,7 +72,7 @@ def draw_token_bars(
         ValueError: Values and labels differ in number.
     """
     numbers = [None if value is None else max(value, 0.0) for value in _drop_out_of_range(values)]
-    plot = _token_plot(_choose_axis_ticks([0.0, *_drop_out_of_range([top]), *numbers]), max(len(numbers), width))
+    plot = _token_plot(_axis_ticks([0.0, *_drop_out_of_range([top]), *numbers]), max(len(numbers), width))
     slot_width = plot.x(2) - plot.x(1)
     path = "".join(
         f"M{plot.x(index):.1f} {plot.bottom}v-{max(plot.bottom - plot.y(value), 1.0):.1f}"
@@ -83,7 +83,7 @@ def draw_token_bars(
         f'<path class="zoo-bars" fill="none" stroke="{COLORS[role]}" pointer-events="none" '
         f'stroke-width="{min(slot_width * 0.8 if slot_width > 2 else slot_width, 16.0):.2f}" d="{path}"/>'
     )
-    return _compose_token_chart(plot, numbers, labels, f"zoo-bars-chart zoo-{role}", title, unit, above=bars)
+    return _token_chart(plot, numbers, labels, f"zoo-bars-chart zoo-{role}", title, unit, above=bars)
 
 
 def draw_token_line(
@@ -111,7 +111,7 @@ def draw_token_line(
         ValueError: Values and labels differ in number.
     """
     numbers = _drop_out_of_range(values)
-    plot = _token_plot(_choose_axis_ticks([0.0, *numbers, *_drop_out_of_range(span or ())]), max(len(numbers), width))
+    plot = _token_plot(_axis_ticks([0.0, *numbers, *_drop_out_of_range(span or ())]), max(len(numbers), width))
     points = [
         None if value is None else (f"{plot.x(position):.1f}", f"{plot.y(value):.1f}")
         for position, value in enumerate(numbers, 1)
@@ -120,9 +120,7 @@ def draw_token_line(
         f'<path class="zoo-zero" d="M{plot.left:.1f} {plot.y(0.0):.1f}H{WIDTH - RIGHT_MARGIN}" stroke="{QUIET_COLOR}"/>'
     )
     curve = _draw_curve(points, COLORS[role])
-    return _compose_token_chart(
-        plot, numbers, labels, f"zoo-line-chart zoo-{role}", title, unit, below=zero, above=curve
-    )
+    return _token_chart(plot, numbers, labels, f"zoo-line-chart zoo-{role}", title, unit, below=zero, above=curve)
 
 
 def draw_step_curves(
@@ -154,7 +152,7 @@ def draw_step_curves(
     x_ticks = [step for step in choose_ticks(low, high, integers=True) if low <= step <= high] or [low, high]
     panels = [_drop_out_of_range(curve.values) for curve in series]
     axes = [
-        _choose_axis_ticks(
+        _axis_ticks(
             [0.0, *(None if value is None else max(value, 0.0) for value in panel)] if curve.from_zero else panel
         )
         for curve, panel in zip(series, panels, strict=True)
@@ -163,9 +161,7 @@ def draw_step_curves(
     x = _linear_scale(low, high, left, width - END_MARGIN)
     gaps = [x(after) - x(before) for before, after in pairwise(steps)]
     step_labels = [(x(step), label, "currentColor") for step, label in labeled.items()]
-    label_markup, bottom = _place_step_labels(
-        [*step_labels, (x(selected), f"step {selected}", MARK_COLOR)], left, width
-    )
+    label_markup, bottom = _step_labels([*step_labels, (x(selected), f"step {selected}", MARK_COLOR)], left, width)
     body, descriptions = [label_markup], []
     for curve, panel, y_ticks in zip(series, panels, axes, strict=True):
         plot = _Plot(y_ticks, x_ticks, x, top=bottom + TITLE_HEIGHT, height=96, left=left, width=width)
@@ -233,8 +229,8 @@ def draw_frontier(runs: Sequence[TimelineRun], *, selected: int, width: int = WI
         ]
         for run in runs
     ]
-    x_ticks = _choose_axis_ticks([0.0, *(max(kl, 0.0) for points in run_points for _, kl, _ in points)])
-    y_ticks = _choose_axis_ticks([reward for points in run_points for _, _, reward in points])
+    x_ticks = _axis_ticks([0.0, *(max(kl, 0.0) for points in run_points for _, kl, _ in points)])
+    y_ticks = _axis_ticks([reward for points in run_points for _, _, reward in points])
     x = _linear_scale(x_ticks[0], x_ticks[-1], _axis_width(y_ticks), width - END_MARGIN)
     plot = _Plot(y_ticks, x_ticks, x, top=TITLE_HEIGHT, height=180, left=_axis_width(y_ticks), width=width)
     lines, marks, descriptions = [], [], []
@@ -348,7 +344,7 @@ def _token_plot(y_ticks: Sequence[float], positions: int) -> _Plot:
     )
 
 
-def _compose_token_chart(
+def _token_chart(
     plot: _Plot,
     values: Values,
     labels: Sequence[str],
@@ -414,7 +410,7 @@ def _draw_curve(points: Sequence[Point], color: str, *, dots: bool = False, widt
     )
 
 
-def _place_step_labels(labels: Sequence[tuple[float, str, str]], left: float, width: int) -> tuple[str, float]:
+def _step_labels(labels: Sequence[tuple[float, str, str]], left: float, width: int) -> tuple[str, float]:
     """Places labels (x, label, color) above the panels, in as many lines as needed. Returns their markup and height."""
     lines: list[list[tuple[float, float]]] = []
     markup = []
@@ -470,7 +466,7 @@ def _drop_out_of_range(values: Iterable[float | None]) -> list[float | None]:
     return [value if value is not None and -MAX_ABSOLUTE < value < MAX_ABSOLUTE else None for value in values]
 
 
-def _choose_axis_ticks(values: Iterable[float | None]) -> tuple[float, ...]:
+def _axis_ticks(values: Iterable[float | None]) -> tuple[float, ...]:
     numbers = [value for value in values if value is not None]
     return choose_ticks(min(numbers, default=0.0), max(numbers, default=0.0))
 
