@@ -48,7 +48,7 @@ def changed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def render_ppo_template() -> dict[str, Any]:
     sizes = dict.fromkeys(("updates", "rollout", "prompt", "episodes", "rows", "accumulated", "response", "save"), 8)
-    keys = {"dataset_config": None, "dataset_train_split": "train", "columns": {}}
+    keys = {"dataset_config": None, "dataset_train_split": "train", "dataset_test_split": None, "columns": {}}
     data = SimpleNamespace(name="x")
     variables = {
         "sizes": {**sizes, "share": 0.1, "cached": None}, "memory": {}, "functions": ["length"], "shared": data,
