@@ -56,6 +56,12 @@ class Visitor:
 
         return self.browser.find_elements(By.CSS_SELECTOR, selector)
 
+    def first(self, selector: str) -> Any:
+        """The first such element, as soon as there is one: Gradio builds tabs and folded parts when they open."""
+        from selenium.webdriver.common.by import By
+
+        return self.wait(selector, lambda: self.browser.find_element(By.CSS_SELECTOR, selector))
+
     def count(self, selector: str) -> int:
         return len(self.all(selector))
 
@@ -76,8 +82,13 @@ class Visitor:
         wait = WebDriverWait(self.browser, seconds, 0.05, ignored_exceptions=[StaleElementReferenceException])
         return wait.until(lambda _: condition(), f"waiting for {what}")
 
+    def press(self, selector: str) -> None:
+        """Clicks the first such element, as soon as it can be seen."""
+        self.wait(f"{selector} to be seen", lambda: self.first(selector).is_displayed())
+        self.first(selector).click()
+
     def click(self, elem_id: str) -> None:
-        self.all(f"#{elem_id}")[0].click()
+        self.press(f"#{elem_id}")
 
     def fill(self, selector: str, text: str) -> None:
         from selenium.webdriver.common.keys import Keys

@@ -67,10 +67,10 @@ def find_violations(visitor: Visitor, axe: str) -> list[str]:
 def test_comparison_page_has_no_accessibility_violations(visitor: Visitor, axe: str, width: str, theme: str) -> None:
     resize(visitor, width)
     visitor.open(theme)
-    visitor.all("#sampling button")[0].click()
-    visitor.all("#pairs .zoo-numbers summary")[0].click()
+    visitor.press("#sampling button")
+    visitor.press("#pairs .zoo-numbers summary")
     assert find_violations(visitor, axe) == []
-    visitor.all('#colors input[value="kl"]')[0].click()
+    visitor.press('#colors input[value="kl"]')
     assert find_violations(visitor, axe) == []
     visitor.tab("Over training")
     visitor.click("at-the-step")
@@ -80,7 +80,7 @@ def test_comparison_page_has_no_accessibility_violations(visitor: Visitor, axe: 
     assert find_violations(visitor, axe) == []
     visitor.tab("Blind test")
     visitor.click("blind-new")
-    visitor.wait("a pair", lambda: visitor.all("#vote-tie")[0].is_enabled())
+    visitor.wait("a pair", lambda: visitor.first("#vote-tie").is_enabled())
     visitor.click("vote-tie")
     visitor.wait("the reveal", lambda: visitor.read("#blind-reveal .zoo-verdict"))
     assert find_violations(visitor, axe) == []

@@ -125,7 +125,7 @@ def test_visitor_compares_completions(visitor: Visitor, page: Page) -> None:
     visitor.screenshot("compare-phone.png", 420)
     assert visitor.browser.execute_script("return window.innerWidth") <= 520  # Chromium's narrowest window
     assert visitor.overflow() <= 0, "the page is wider than a phone"
-    columns = [visitor.all(f'#pairs [data-side="{side}"]')[0].rect for side in ("sft", "ppo")]
+    columns = [visitor.first(f'#pairs [data-side="{side}"]').rect for side in ("sft", "ppo")]
     assert columns[1]["y"] >= columns[0]["y"] + columns[0]["height"], "on a phone the columns stand one below the other"
 
 
@@ -244,7 +244,7 @@ def test_shared_link_reproduces_completions(visitor: Visitor, client: PageClient
     visitor.open(link=unescape(link))
     visitor.wait("the link's prompt", lambda: visitor.texts("#pairs .given") == [prompt] * 2 and visitor.done())
     assert [visitor.side(side) for side in ("sft", "ppo")] == shown_pairs(page.at(prompt, seed=7))
-    assert visitor.all("#pairs .zoo-link a")[0].get_attribute("href").endswith(f"?{unescape(link)}")
+    assert visitor.first("#pairs .zoo-link a").get_attribute("href").endswith(f"?{unescape(link)}")
 
     html = client.fire("step", "input", step=10, **{"training-prompt": prompt, "training-seed": 7}).values["at-step"]
     (link,) = re.findall(r'<a href="[?]([^"]*)"', html)
@@ -252,7 +252,7 @@ def test_shared_link_reproduces_completions(visitor: Visitor, client: PageClient
     visitor.open(link=unescape(link))
     visitor.wait("the step", lambda: visitor.texts("#at-step .given") == [prompt] * 2 and visitor.done("at-step"))
     assert visitor.side("ppo", box="at-step") == shown_pairs(page.at(prompt, 10, seed=7))[1]
-    assert "step-000010" in visitor.read("#curves .zoo-note") and visitor.all("#step")[0].is_displayed()
+    assert "step-000010" in visitor.read("#curves .zoo-note") and visitor.first("#step").is_displayed()
 
 
 def test_malformed_link_shows_message(visitor: Visitor) -> None:
@@ -360,36 +360,36 @@ def test_page_is_usable_by_keyboard_alone(visitor: Visitor, page: Page) -> None:
     visitor.complain("   ", "The prompt is empty")
     assert visitor.side("ppo") == shown(page.at(PROMPTS[2]).ppo[0]), "what was compared stays to be read"
     visitor.write(PROMPTS[1])
-    visitor.all("#sampling button")[0].click()
-    visitor.wait("the sliders", lambda: visitor.all("#temperature input[type=range]")[0].is_displayed())
-    visitor.all("#prompt textarea")[0].click()
+    visitor.press("#sampling button")
+    visitor.wait("the sliders", lambda: visitor.first("#temperature input[type=range]").is_displayed())
+    visitor.press("#prompt textarea")
     reached = visitor.tab_through(60)
     for wanted in ("compare", "kl", "temperature", "top-p", "tokens", "n", "seed", "colors"):
         assert wanted in reached, f"{wanted} is not reached by the Tab key: {reached}"
-    visitor.all("#prompt textarea")[0].send_keys(Keys.ENTER)
+    visitor.first("#prompt textarea").send_keys(Keys.ENTER)
     visitor.wait("the completions", lambda: visitor.read(given) == PROMPTS[1] and visitor.done())
-    summary = visitor.all("#pairs summary")[0]
-    was = visitor.all("#pairs details")[0].get_property("open")
+    summary = visitor.first("#pairs summary")
+    was = visitor.first("#pairs details").get_property("open")
     summary.send_keys(Keys.ENTER)
-    visitor.wait("the details to fold", lambda: visitor.all("#pairs details")[0].get_property("open") != was)
+    visitor.wait("the details to fold", lambda: visitor.first("#pairs details").get_property("open") != was)
 
     share = """return Array.from(document.querySelectorAll('#pairs .new i')).map(
         one => getComputedStyle(one).getPropertyValue('--zoo-share').trim())"""
     by_ratio = visitor.browser.execute_script(share)
     assert len(set(by_ratio)) > 1
-    visitor.all('#colors input[value="none"]')[0].click()
+    visitor.press('#colors input[value="none"]')
     visitor.wait("no colors", lambda: set(visitor.browser.execute_script(share)) == {"0%"})
-    visitor.all('#colors input[value="kl"]')[0].click()
+    visitor.press('#colors input[value="kl"]')
     visitor.wait("others", lambda: visitor.browser.execute_script(share) not in ([], by_ratio))
     visitor.screenshot("compare-dark.png", 1280)
 
     visitor.tab("Over training")
     visitor.wait("the curves", lambda: visitor.count("#curves svg") == 2)
-    before = visitor.all("#curves .zoo-wide .zoo-chosen")[0].rect["x"]
-    visitor.all("#step input[type=range]")[0].send_keys(Keys.END)
+    before = visitor.first("#curves .zoo-wide .zoo-chosen").rect["x"]
+    visitor.first("#step input[type=range]").send_keys(Keys.END)
     last = shown(page.at(PROMPTS[0], 40).ppo[0])
     visitor.wait("the last step", lambda: visitor.done("at-step") and visitor.side("ppo", box="at-step") == last)
-    assert visitor.all("#curves .zoo-wide .zoo-chosen")[0].rect["x"] > before
+    assert visitor.first("#curves .zoo-wide .zoo-chosen").rect["x"] > before
     visitor.screenshot("training-phone.png", 420)
     assert visitor.overflow() <= 0
 
@@ -429,14 +429,14 @@ def test_slider_is_below_its_chart(visitor: Visitor) -> None:
     visitor.open()
     visitor.tab("Over training")
     visitor.wait("the curves", lambda: visitor.count("#curves svg") == 2)
-    slider = visitor.all("#step input[type=range]")[0]
+    slider = visitor.first("#step input[type=range]")
     for key, share in ((Keys.HOME, 0.0), (Keys.END, 1.0)):
         slider.send_keys(key)
         rect, thumb = slider.rect, 16
         middle = rect["x"] + thumb / 2 + share * (rect["width"] - thumb)
         visitor.wait(
             "the mark above the thumb",
-            lambda middle=middle: abs(visitor.all("#curves .zoo-wide .zoo-chosen")[0].rect["x"] - middle) < 3,
+            lambda middle=middle: abs(visitor.first("#curves .zoo-wide .zoo-chosen").rect["x"] - middle) < 3,
         )
 
 
@@ -455,14 +455,14 @@ def test_vote_shortcuts_are_ignored_while_typing(visitor: Visitor) -> None:
         ActionChains(visitor.browser).send_keys(key).perform()
 
     def drawn() -> None:
-        visitor.wait("a pair", lambda: not visitor.all(".zoo-reveal") and visitor.all("#vote-tie")[0].is_enabled())
+        visitor.wait("a pair", lambda: not visitor.all(".zoo-reveal") and visitor.first("#vote-tie").is_enabled())
 
     def revealed() -> None:
         visitor.wait("the reveal", lambda: visitor.read("#blind-reveal .zoo-verdict"))
 
     visitor.open()
     visitor.tab("Blind test")
-    assert not visitor.all("#vote-tie")[0].is_enabled(), "there is nothing to judge yet"
+    assert not visitor.first("#vote-tie").is_enabled(), "there is nothing to judge yet"
     visitor.click("blind-new")
     drawn()
     rest = "return Array.from(document.querySelectorAll('#blind-test > :not(#blind-figures)'), one => one.outerHTML)"
