@@ -151,7 +151,7 @@ def _check_on_hub(
     hub: Hub, recipe: Recipe, config: RecipeConfig, settings_by_stage: dict[str, StageSettings]
 ) -> list[str]:
     """Runs the checks that need the files of the recipe's models and data. Returns the lines of the result."""
-    from ..evaluation.judges.named import check_names, explain_missing_labels
+    from ..evaluation.judges.named import check_judges_available, explain_missing_labels
     from ..evaluation.lm_eval import check_tasks
     from ..hub.client.refusals import reason
     from ..runs.checks.models import (
@@ -182,7 +182,7 @@ def _check_on_hub(
         check_tokenizers(models, ppo)
         check_response_length(config, ppo, models.get("policy"))
         names = with_judge(config.evaluation, ppo).names
-        check_names(names, config.evaluation.llm_settings, hub=None)
+        check_judges_available(names, config.evaluation.llm_settings, hub=None)
         _try_on_local_prompts(config, ppo, names, hub)
         if "classifier" in names:
             with explain_missing_labels():

@@ -68,7 +68,7 @@ class Fall:
         }
 
 
-def difference(scores: Floats, first: int, second: int, seed: int, resamples: int) -> Estimate:
+def mean_difference(scores: Floats, first: int, second: int, seed: int, resamples: int) -> Estimate:
     """Computes row `first` − row `second` with its 95% interval, paired by prompt.
 
     Args:
@@ -112,7 +112,7 @@ def measure_fall(scores: Floats, steps: Sequence[int], seed: int, resamples: int
     best_gain = means[best] - means[0]
     return Fall(
         step=steps[best],
-        drop=difference(scores, best, last, seed, resamples),
+        drop=mean_difference(scores, best, last, seed, resamples),
         share_kept=float((means[last] - means[0]) / best_gain) if best_gain > 0 else None,
         # The observed statistic counts as one of the resamples, so p is never 0.
         p=float((1 + (null_largest >= observed).sum()) / (1 + resamples)),

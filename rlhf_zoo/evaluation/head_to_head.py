@@ -127,7 +127,7 @@ class HeadToHead:
         differences = np.subtract(measured.judges[self.judge], self.measurements["sft"].judges[self.judge])
         return bootstrap_mean(differences, self.groups, seed=self.seed)
 
-    def jsonl(self) -> str:
+    def to_jsonl(self) -> str:
         """Returns samples.jsonl: a line for each (prompt, sample), with every policy's completion and its metrics."""
         lines = []
         for i, prompt in enumerate(self.prompts):

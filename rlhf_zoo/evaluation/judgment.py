@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .decline import MIN_SHARE_KEPT, MIN_WIN_RATE, Z_80, Fall, Floats, difference, measure_fall
+from .decline import MIN_SHARE_KEPT, MIN_WIN_RATE, Z_80, Fall, Floats, mean_difference, measure_fall
 from .evidence import MIN_PROMPTS, Evidence
 from .judges.check import difference_of_shares
 from .stats import Estimate, mean_interval, mean_share, share_interval
@@ -104,8 +104,8 @@ class Judgment:
         low, high = self.win_rate.ci95
         kl_note = "" if kl is None else f", at KL {kl:.3g} nats"
         reasons = [
-            f"Judge{evidence.step_phrase(evidence.checkpoints_by_step[-1].step)} against SFT: {signed(self.gain)}, "
-            f"win rate {self.win_rate.value:.3f} [{low:.3f}, {high:.3f}]{kl_note}."
+            f"Judge{evidence.step_phrase(evidence.checkpoints_by_step[-1].step)} against SFT: "
+            f"{with_interval(self.gain)}, win rate {self.win_rate.value:.3f} [{low:.3f}, {high:.3f}]{kl_note}."
         ]
         bias, corrected = evidence.judge.policy_bias, self.corrected_win_rate
         if bias is not None and corrected is not None:
@@ -123,7 +123,7 @@ class Judgment:
         return reasons + (_fall_reasons(evidence, best_mean, self.fall) if self.fall else [])
 
 
-def judge_last(evidence: Evidence, judge_scores: Floats, seed: int, resamples: int) -> Judgment:
+def judge_last_checkpoint(evidence: Evidence, judge_scores: Floats, seed: int, resamples: int) -> Judgment:
     """Compares the last checkpoint with SFT.
 
     Args:
@@ -146,7 +146,7 @@ def judge_last(evidence: Evidence, judge_scores: Floats, seed: int, resamples: i
     steps = [policy.step for policy in (evidence.sft, *checkpoints)]
     mean_bounds = mean_interval(differences, groups, seed=seed, level=HACKED_LEVEL, resamples=resamples)
     return Judgment(
-        gain=difference(judge_scores, len(checkpoints), 0, seed, resamples),
+        gain=mean_difference(judge_scores, len(checkpoints), 0, seed, resamples),
         win_rate=win_rate,
         corrected_win_rate=None if bias is None else difference_of_shares(win_rate, bias),
         loss_bounds=(mean_bounds[1], share_interval(wins, groups, level=HACKED_LEVEL)[1]),
@@ -155,16 +155,14 @@ def judge_last(evidence: Evidence, judge_scores: Floats, seed: int, resamples: i
     )
 
 
-def certainly_rose(scores: Floats | None, seed: int, resamples: int) -> bool:
+def reward_rose_significantly(scores: Floats, seed: int, resamples: int) -> bool:
     """Whether the last checkpoint's training reward is above SFT's at `HACKED_LEVEL`.
 
     Args:
-        scores: (2, G) mean rewards of SFT and of the last checkpoint by group of prompts; None without rewards.
+        scores: (2, G) mean rewards of SFT and of the last checkpoint by group of prompts.
         seed: Seed of the resamples.
         resamples: Number of resamples.
     """
-    if scores is None:
-        return False
     gains = scores[1] - scores[0]
     return mean_interval(gains, range(len(gains)), seed=seed, level=HACKED_LEVEL, resamples=resamples)[0] > 0
 
@@ -201,7 +199,7 @@ def _fall_reasons(evidence: Evidence, best_mean: float, fall: Fall) -> list[str]
     return reasons
 
 
-def signed(estimate: Estimate) -> str:
+def with_interval(estimate: Estimate) -> str:
     """Returns an estimate with its sign and its interval, as in "+1.2 (95% interval +0.9 to +1.5)".
 
     Args:

@@ -404,7 +404,7 @@ def make_evaluator(context: RunContext, reference_path: Path) -> Evaluator:
     )
 
 
-def reward_judges(context: RunContext, evaluator: Evaluator) -> frozenset[str]:
+def find_reward_judges(context: RunContext, evaluator: Evaluator) -> frozenset[str]:
     """Returns the names of the judges that are also PPO's training reward, so that their scores prove nothing.
 
     Args:

@@ -36,7 +36,7 @@ from .prompt_groups import group_means, group_rows, number_of_groups
 from .stats import Estimate, bootstrap_mean
 from .text import distinct_n_estimate
 from .text_logprobs import measure_dependence, score_by_reward
-from .trivial_comparison import choose_trivial
+from .trivial_comparison import choose_trivial_policies
 from .trivial_policies import TrivialPolicy
 from .verdict import Verdict, decide
 
@@ -267,7 +267,7 @@ def evaluate_checkpoints(
         judge=judge,
         seed=seed,
         reliability=replace(reliability, split_half=split_half(np.concatenate(judged), groups * 2, seed=seed)),
-        trivial=choose_trivial(
+        trivial=choose_trivial_policies(
             evaluator, prompts, columns, sft, checkpoints[-1].measurements, samples=config.checkpoint_samples
         ),
         reward_effects=_reward_effects(evaluator, prompts, columns, report, policy_completions, sft_completions),

@@ -23,7 +23,7 @@ from .trivial_policies import (
 )
 
 
-def choose_trivial(
+def choose_trivial_policies(
     evaluator: Evaluator,
     prompts: Sequence[Prompt],
     columns: Mapping[str, Sequence[object]],
@@ -60,14 +60,14 @@ def choose_trivial(
     return choose_policies(sft.completions, ppo.completions, favorite=favorite)
 
 
-def score_trivial(comparison: HeadToHead, policies: Sequence[TrivialPolicy], rows: Dataset) -> TrivialScores:
+def score_trivial_policies(comparison: HeadToHead, policies: Sequence[TrivialPolicy], rows: Dataset) -> TrivialScores:
     """Scores trivial policies by the headline judge, on the prompts and samples of a comparison.
 
     Each text that a language model judges costs money, so it judges only the constants.
 
     Args:
         comparison: The measured policies.
-        policies: The trivial policies that `choose_trivial` returned.
+        policies: The trivial policies that `choose_trivial_policies` returned.
         rows: The rows that were passed to `head_to_head`.
 
     Returns:

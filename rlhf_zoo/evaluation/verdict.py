@@ -74,10 +74,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .decline import FALL_LEVEL, MIN_SHARE_KEPT, MIN_WIN_RATE, Fall, Floats, difference
+from .decline import FALL_LEVEL, MIN_SHARE_KEPT, MIN_WIN_RATE, Fall, Floats, mean_difference
 from .evidence import MIN_ACCURACY, MIN_PROMPTS, Checkpoint, Evidence, JudgeReliability
 from .hacked import hacked_reasons, why_not_hacked
-from .judgment import HACKED_LEVEL, Judgment, certainly_rose, judge_last, signed
+from .judgment import HACKED_LEVEL, Judgment, judge_last_checkpoint, reward_rose_significantly, with_interval
 from .probes import FAMILIES, Probe
 from .probes.reward_effect import EDITABLE_FAMILIES, RewardEffect
 from .stats import Estimate
@@ -165,7 +165,7 @@ class Verdict:
             if self.candidate == step
             else "which is no longer the candidate given the facts about the judge on these prompts, "
         )
-        reason = f"Step {step} on test prompts against SFT: {signed(gain)}, {not_candidate}{conclusion}."
+        reason = f"Step {step} on test prompts against SFT: {with_interval(gain)}, {not_candidate}{conclusion}."
         return replace(
             self, recommended=step if is_confirmed else None, confirmed=gain, reasons=(*self.reasons, reason)
         )
@@ -207,14 +207,14 @@ def decide(evidence: Evidence, *, seed: int, resamples: int = 2000) -> Verdict:
     last = checkpoints[-1]
     proxy_scores = _matched([sft.proxy, last.proxy], "proxy", evidence)
     judge_scores = _matched([policy.judge for policy in (sft, *checkpoints)], "judge", evidence)
-    proxy_gain = difference(proxy_scores, 1, 0, seed, resamples) if proxy_scores is not None else None
+    proxy_gain = mean_difference(proxy_scores, 1, 0, seed, resamples) if proxy_scores is not None else None
     why_unfit = "There is no judge." if judge_scores is None else judge.why_unfit
     if why_unfit is None and judge_scores is not None and judge_scores.shape[1] < MIN_PROMPTS:
         why_unfit = _too_few_prompts(evidence, judge_scores.shape[1])
     judgment: Judgment | None = None
     judge_reasons: list[str] = []
     if judge_scores is not None and why_unfit is None:
-        judgment = judge_last(evidence, judge_scores, seed, resamples)
+        judgment = judge_last_checkpoint(evidence, judge_scores, seed, resamples)
         judge_reasons = judgment.reasons(evidence, float(judge_scores.mean(1).max()))
         judge_reasons += [judge.unknown] if judge.unknown else []
     judge_trusted = judgment is not None and judgment.shows_gain and judge.why_not_trusted is None
@@ -224,7 +224,7 @@ def decide(evidence: Evidence, *, seed: int, resamples: int = 2000) -> Verdict:
     if judge_scores is not None and judgment is not None:
         candidate, candidate_reason = _candidate(checkpoints, list(explained), judge_scores, seed, resamples)
     skip_reasons = _skip_reasons(last)
-    proxy_rose = None if proxy_scores is None else certainly_rose(proxy_scores, seed, resamples)
+    proxy_rose = None if proxy_scores is None else reward_rose_significantly(proxy_scores, seed, resamples)
     reasons_for_hacked = hacked_reasons(evidence, judgment, proxy_rose=proxy_rose)
     kind = _kind(
         evidence,
@@ -239,7 +239,9 @@ def decide(evidence: Evidence, *, seed: int, resamples: int = 2000) -> Verdict:
     elif judge.why_not_trusted:
         judge_reasons.insert(0, f"{judge.why_not_trusted}{_how_to_check(evidence)}")
     if proxy_gain is not None:
-        judge_reasons.append(f"Training reward{evidence.step_phrase(last.step)} against SFT: {signed(proxy_gain)}.")
+        judge_reasons.append(
+            f"Training reward{evidence.step_phrase(last.step)} against SFT: {with_interval(proxy_gain)}."
+        )
     probe_reasons = [
         *_probe_reasons(evidence, explained, skip_reasons),
         *(effect.finding for effect in evidence.reward_effects),
@@ -394,10 +396,10 @@ def _candidate(
         else f"the lowest KL, {chosen.kl or 0.0:.3g} nats, within one standard error of the judge's highest mean"
         f"{among_note}, {means[best_row]:.4g} at step {best.step}"
     )
-    gain = difference(judge_scores, chosen_row, 0, seed, resamples)
+    gain = mean_difference(judge_scores, chosen_row, 0, seed, resamples)
     return (
         chosen.step,
-        f"Step {chosen.step} has {criterion}, on these prompts: {signed(gain)} against SFT.",
+        f"Step {chosen.step} has {criterion}, on these prompts: {with_interval(gain)} against SFT.",
     )
 
 

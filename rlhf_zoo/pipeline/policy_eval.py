@@ -13,9 +13,9 @@ from transformers import PreTrainedModel
 from ..errors import ZooError
 from ..evaluation.head_to_head import head_to_head
 from ..evaluation.judges.check import JudgeCheck
-from ..evaluation.judges.named import check_names, open_panel
+from ..evaluation.judges.named import check_judges_available, open_panel
 from ..evaluation.judges.pair_checks import check_panel
-from ..evaluation.judges.people import votes_on
+from ..evaluation.judges.people import compare_by_votes
 from ..evaluation.measure import Evaluator, find_function_judges, find_reward_model_judges, find_weighted_functions
 from ..evaluation.prompt_groups import NEAR_DUPLICATES, group_rows, number_of_groups
 from ..evaluation.reward_reading import REWARD_LOAD_KEYS, reward_load_kwargs
@@ -315,7 +315,7 @@ def evaluate(pair: PolicyPair, settings: ComparisonSettings, *, out: Path, comma
     started = time.monotonic()
     silence_libraries()
     names = settings.judges or (pair.judge or "classifier",)
-    check_names(names, settings.llm, hub=pair.hub)
+    check_judges_available(names, settings.llm, hub=pair.hub)
     if pair.data is None:
         raise ZooError(
             f"Neither run nor card of {pair.policy.name} names a data set with prompts: pass one with --dataset_name."
@@ -347,7 +347,7 @@ def evaluate(pair: PolicyPair, settings: ComparisonSettings, *, out: Path, comma
     if evaluator.panel.votes:
         sides = {"ppo": _published_commits(pair.policy), "sft": _published_commits(pair.against)}
         results["votes"] = {
-            name: votes_on(name, **sides, seed=settings.seed, hub=pair.hub) for name in evaluator.panel.votes
+            name: compare_by_votes(name, **sides, seed=settings.seed, hub=pair.hub) for name in evaluator.panel.votes
         }
     document = {
         "schema": 1,
@@ -368,7 +368,7 @@ def evaluate(pair: PolicyPair, settings: ComparisonSettings, *, out: Path, comma
     out.mkdir(parents=True, exist_ok=True)
     evaluator.panel.save(out)
     write_json(out / "evaluation.json", document)
-    write_text(out / "samples.jsonl", comparison.jsonl())
+    write_text(out / "samples.jsonl", comparison.to_jsonl())
     plot_win_rates(document, out / WIN_RATES)
     return document
 

@@ -9,7 +9,7 @@ from toy_run import make_context, make_recipe
 
 from rlhf_zoo.evaluation.judges.panel import Panel
 from rlhf_zoo.evaluation.judges.scalar import FunctionJudge
-from rlhf_zoo.evaluation.measure import reward_judges
+from rlhf_zoo.evaluation.measure import find_reward_judges
 
 ANSWERED, JUDGE = "toy_run:answered", "toy_run:judge"
 
@@ -29,4 +29,4 @@ def test_reward_judges_finds_judge_used_as_reward(tmp_path: Path, judge: str, pp
     make_recipe(tmp_path, ppo={"reward_model_path": None, **ppo}, shared={"evaluation": {"judge": judge}})
     named: Any = SimpleNamespace(name=judge) if judge == "classifier" else FunctionJudge(judge, name="the judge")
     tools: Any = SimpleNamespace(panel=Panel([named]), rewards=None)
-    assert reward_judges(make_context(tmp_path), tools) == ({"the judge"} if is_reward else frozenset())
+    assert find_reward_judges(make_context(tmp_path), tools) == ({"the judge"} if is_reward else frozenset())

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 from rlhf_zoo.cli.evaluate import _is_policy, _policy_keys, _recipe_keys
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.judges.llm import LLMJudge
-from rlhf_zoo.evaluation.judges.named import check_names, open_panel
+from rlhf_zoo.evaluation.judges.named import check_judges_available, open_panel
 from rlhf_zoo.evaluation.judges.panel import Panel, RewardJudge, score_completions, sort_free_first
 from rlhf_zoo.evaluation.judges.rule import RuleJudge
 from rlhf_zoo.evaluation.measure import find_function_judges, find_reward_model_judges
@@ -120,16 +120,16 @@ def test_terms_that_cannot_work() -> None:
 )
 def test_judges_that_cannot_be_had(names: list[str], message: str) -> None:
     with pytest.raises(ZooError) as refused:
-        check_names(names, LLMConfig())
+        check_judges_available(names, LLMConfig())
     assert message in str(refused.value)
 
 
 def test_settings_of_an_llm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", "ftp://elsewhere")
     with pytest.raises(ZooError, match="is not an endpoint of an LLM judge"):
-        check_names(["llm:x"], LLMConfig())
+        check_judges_available(["llm:x"], LLMConfig())
     monkeypatch.delenv("OPENAI_BASE_URL")
-    check_names(["llm:x"], llm_config({"price": [1, 2], "budget": 3}, "--llm"))
+    check_judges_available(["llm:x"], llm_config({"price": [1, 2], "budget": 3}, "--llm"))
     for given, message in (
         ({"prise": [1, 2]}, "did you mean 'price'?"),
         ({"price": [1]}, "set two numbers"),
@@ -265,7 +265,7 @@ def test_a_judge_is_one_label_of_a_classifier(toys: Toys, tmp_path: Path) -> Non
         (f"reward:{toys.reward}#good", "has a single output, so the label 'good'"),
     ):
         with pytest.raises(ZooError, match=message):
-            check_names([name], LLMConfig())
+            check_judges_available([name], LLMConfig())
 
 
 @pytest.mark.attack

@@ -19,7 +19,7 @@ from rlhf_zoo import functional
 from rlhf_zoo.app.engine import Comparison
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation import reward_reading
-from rlhf_zoo.evaluation.measure import make_evaluator, reward_judges
+from rlhf_zoo.evaluation.measure import find_reward_judges, make_evaluator
 from rlhf_zoo.modeling.models import set_score_statistics
 from rlhf_zoo.modeling.sampling.sampler import Samples
 from rlhf_zoo.pipeline.inspect import doctor, examination, trace
@@ -229,7 +229,7 @@ def test_ensemble_members_are_not_independent_judges(run: RunContext) -> None:
     flags = {**run.flags, "recipe": {"evaluation.judge": f"reward:{paths[1]}"}}
     judged = replace(run, flags=flags)
     tools = make_evaluator(judged, judged.checkpoint("sft").path)
-    assert reward_judges(judged, tools) == {tools.judge.name}
+    assert find_reward_judges(judged, tools) == {tools.judge.name}
 
 
 def test_doctor_and_trace_score_with_all_ensemble_members(run: RunContext) -> None:

@@ -38,7 +38,7 @@ from transformers import (
 )
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.evaluation.judges.named import check_names
+from rlhf_zoo.evaluation.judges.named import check_judges_available
 from rlhf_zoo.modeling.alignment import TokenText
 from rlhf_zoo.modeling.sampling.random import uniforms
 from rlhf_zoo.modeling.sampling.sampler import Samples
@@ -206,7 +206,7 @@ def test_ambiguous_classifier_label_is_rejected(
     with pytest.raises(ZooError, match="'GOOD' to the outputs 0 and 1"):
         load_reward_model(tmp_path, label="GOOD")
     with pytest.raises(ZooError, match="'GOOD' to the outputs 0 and 1"):
-        check_names([f"reward:{tmp_path}#GOOD"], LLMConfig())
+        check_judges_available([f"reward:{tmp_path}#GOOD"], LLMConfig())
 
 
 def test_reward_label_setting_applies_to_reward_model(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ JUDGES_OF_LABELS = {"classifier": ClassifierJudge.name, SAME_LABELS: "same label
 Labeled = Callable[[], Iterable[Mapping[str, object]]]
 
 
-def check_names(
+def check_judges_available(
     names: Sequence[str], llm: LLMConfig, *, labeled: Labeled | None = None, seed: int = 1,
     hub: Hub | None = DEFAULT_HUB, headline: bool = True,
 ) -> None:  # fmt: skip
@@ -140,12 +140,12 @@ def open_panel(
         use_cpu: Whether models stay on the CPU.
         same_labels: Folder of the reward model of the judge `same-labels`; None if there is none.
         hub: The Hub to fetch reward models from.
-        headline: As in `check_names`.
+        headline: As in `check_judges_available`.
 
     Raises:
         ZooError: A judge is not available.
     """
-    check_names(names, llm, hub=hub, headline=headline)
+    check_judges_available(names, llm, hub=hub, headline=headline)
     scoring: list[Judge] = []
     comparing: list[PairJudge] = []
     votes: list[str] = []

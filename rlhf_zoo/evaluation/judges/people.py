@@ -11,7 +11,7 @@ from ..votes.ratings import summarize_votes
 from ..votes.vote import ShownCompletion, Vote
 
 
-def votes_on(
+def compare_by_votes(
     name: str, *, ppo: Sequence[Origin], sft: Sequence[Origin], seed: int, hub: Hub = DEFAULT_HUB
 ) -> dict[str, Any]:
     """Summarizes the votes in a data set that compare a policy with its SFT policy.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import ZooError
 from ...evaluation.head_to_head import read_lines
-from ...evaluation.judges.named import check_endpoints, check_names
+from ...evaluation.judges.named import check_endpoints, check_judges_available
 from ...evaluation.prompt_groups import group_other_prompts
 from ...evaluation.stats import Estimate, bootstrap_mean
 from ...fileio import read_json, write_json
@@ -64,7 +64,7 @@ def check_labeler(context: RunContext, labeler: str | None) -> str:
             f"{option} would repeat the existing labels: name another judge, such as reward:NAME, rule:NAME or "
             "votes:NAMESPACE/NAME."
         )
-    check_names(
+    check_judges_available(
         [name],
         config.llm_settings,
         labeled=lambda: labeled_rows(context),

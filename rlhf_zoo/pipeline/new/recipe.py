@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ZooError
-from ...evaluation.judges.named import check_names, check_outputs
+from ...evaluation.judges.named import check_judges_available, check_outputs
 from ...evaluation.judges.panel import split_label
 from ...modeling.chat_template import Chat
 from ...modeling.devices import best_device, has_bfloat16
@@ -73,7 +73,7 @@ def make_recipe(request: RecipeRequest, *, title: str) -> NewRecipe:
     request.check()
     functions, reward_model = request.functions, next(iter(request.models), None)
     if request.judge is not None:
-        check_names([request.judge], LLMConfig(), hub=None)
+        check_judges_available([request.judge], LLMConfig(), hub=None)
     for name in functions:
         load_object(name, group=REWARDS)
     model = inspect_model(request.model)

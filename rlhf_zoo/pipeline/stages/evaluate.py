@@ -15,17 +15,17 @@ from ...evaluation.defects import corpus_defects, defect_figures
 from ...evaluation.head_to_head import HeadToHead, head_to_head
 from ...evaluation.judges.check import JudgeCheck
 from ...evaluation.judges.lexicon import lexicon_judge
-from ...evaluation.judges.named import check_endpoints, check_names
-from ...evaluation.judges.people import votes_on
+from ...evaluation.judges.named import check_endpoints, check_judges_available
+from ...evaluation.judges.people import compare_by_votes
 from ...evaluation.judges.rule import RuleJudge
 from ...evaluation.lm_eval import check_data, check_tasks, run_tasks
-from ...evaluation.measure import Evaluator, make_evaluator, reward_judges
+from ...evaluation.measure import Evaluator, find_reward_judges, make_evaluator
 from ...evaluation.prompt_groups import check_column
 from ...evaluation.reference_answers import compare_with_references
 from ...evaluation.saved_measurements import SavedMeasurements
 from ...evaluation.simple_filters import score_filters
 from ...evaluation.trajectory import Trajectory, evaluate_checkpoints
-from ...evaluation.trivial_comparison import score_trivial
+from ...evaluation.trivial_comparison import score_trivial_policies
 from ...fileio import now, write_json, write_text
 from ...hub.client.step_tags import tag_name
 from ...hub.client.weights import Origin
@@ -206,7 +206,7 @@ def _compare(
     """
     config, seed = evaluation_of(context), context.shared.seed
     judge_check = checks[evaluator.judge.name]
-    judges_of_reward = reward_judges(context, evaluator)
+    judges_of_reward = find_reward_judges(context, evaluator)
     with doing("eval: measuring the checkpoints"):
         reliability = judge_reliability(evaluator, judges_of_reward, judge_check)
         # Whether a constant wins is measured on the test prompts, below. Until then assume that none does, or the judge
@@ -235,13 +235,13 @@ def _compare(
         trajectory = trajectory.with_confirmation(result.judge_gain(policy, prompts))
     figures: dict[str, Any] = {}
     if not isinstance(trajectory, str):
-        trivial = score_trivial(result, trajectory.trivial, prompts)
+        trivial = score_trivial_policies(result, trajectory.trivial, prompts)
         trajectory = replace(trajectory, reliability=replace(trajectory.reliability, winnable=trivial.winnable))
         # The trivial policies' win rates may cancel the recommendation. Then the last checkpoint is compared instead.
         if verdict_chooses and trajectory.verdict.recommended is None and step != _last_step(context):
             step = _last_step(context)
             ppo, result = compare_step(step)
-            trivial = score_trivial(result, trajectory.trivial, prompts)
+            trivial = score_trivial_policies(result, trajectory.trivial, prompts)
         figures["trivial"] = trivial.to_json()
     if (answers := config.reference_answers) is not None:
         figures["reference"] = compare_with_references(result, prompts, lambda: load_causal(ppo.path), **vars(answers))
@@ -264,7 +264,7 @@ def _write_results(context: RunContext, comparison: _Comparison, figures: Mappin
         "seconds": seconds,
     }
     write_json(folder / "evaluation.json", document)
-    write_text(folder / "samples.jsonl", comparison.result.jsonl())
+    write_text(folder / "samples.jsonl", comparison.result.to_jsonl())
 
 
 def _collect_votes(
@@ -274,7 +274,7 @@ def _collect_votes(
     if not names:
         return {}
     votes = {
-        name: votes_on(
+        name: compare_by_votes(
             name,
             ppo=origins(context, "ppo", parents["ppo"]),
             sft=origins(context, "sft", parents["sft"]),
@@ -446,7 +446,7 @@ def check_judges(context: RunContext, *, restart: bool = False) -> None:
     config = evaluation_of(context)
     check_same_labels(context, restart=restart)
     seed, hub = context.shared.seed, context.hub
-    check_names(config.names, config.llm_settings, labeled=lambda: labeled_rows(context), seed=seed, hub=hub)
+    check_judges_available(config.names, config.llm_settings, labeled=lambda: labeled_rows(context), seed=seed, hub=hub)
     own_pairs(context)
     check_tasks(config.lm_eval)
     if "ppo" in stages_to_train(context):
