@@ -310,7 +310,6 @@ def headline(facts: StageFacts) -> dict[str, Any] | None:
             facts.estimate("ppo", "reward"),
             Raw(f"{short(reward['reward']['value'])}{' ²' if is_different_text else ''}") if reward else "–",
         ),
-        *_defect_rows(facts),
         *_filter_rows(facts),
     ]
     n, prompts = facts.evaluation.get("n"), facts.evaluation.get("prompts")
@@ -329,19 +328,11 @@ def headline(facts: StageFacts) -> dict[str, Any] | None:
     return {"rows": cells, "has_constants": bool(best_constants), "note": Raw(note if finite(n) else "")}
 
 
-def _defect_rows(facts: StageFacts) -> Iterator[tuple[Raw, Raw, Mapping[str, Any] | None, str]]:
-    """Yields a row of `headline` for each defect that the recipe's corpus recognizes."""
-    for name in facts.defects:
-        sft, ppo = (facts.estimate("defects", name, side) for side in ("sft", "ppo"))
-        title = Raw(f"**{escape(name[:1].upper() + name[1:])}**, share")
-        yield title, short((sft or {}).get("value")), ppo, "–"
-
-
 def _filter_rows(facts: StageFacts) -> Iterator[tuple[Raw, Raw, Mapping[str, Any] | None, str]]:
     """Yields the row of `headline` for the best simple filter of SFT's samples, if filters were tried."""
     if (best := facts.best_filter) is not None:
         title = Raw("**Best simple filter**, judge's score")
-        yield title, with_interval(estimate_at(best, "judge")), facts.estimate("ppo", "judge"), "–"
+        yield title, short((estimate_at(best, "judge") or {}).get("value")), facts.estimate("ppo", "judge"), "–"
 
 
 def bold(figure: Mapping[str, Any] | None) -> Raw:

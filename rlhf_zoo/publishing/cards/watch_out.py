@@ -38,7 +38,7 @@ def counter_evidence(facts: StageFacts) -> str:
     Args:
         facts: The facts of the stage.
     """
-    parts = [f"more answers with {defect}" for defect in _more_frequent_defects(facts)[:1]]
+    parts = [f"more answers with {defect}" for defect in _defects(facts, more_frequent=True)[:1]]
     best, ppo = facts.best_filter, facts.estimate("ppo", "judge")
     if best is not None and ppo is not None and best["reaches_ppo"]:
         scores = [short((estimate or {}).get("value")) for estimate in (estimate_at(best, "judge"), ppo)]
@@ -56,15 +56,18 @@ def _is_better_than_ppo(best: Mapping[str, Any]) -> bool:
     return lead is not None and lead["ci95"][1] < 0
 
 
-def _more_frequent_defects(facts: StageFacts) -> list[str]:
-    """Returns each defect whose rise the interval of the difference shows, with both shares."""
-    more_frequent = []
+def _defects(facts: StageFacts, *, more_frequent: bool) -> list[str]:
+    """Returns the defects that are shown to be more frequent after PPO, or the others, each with both shares.
+
+    A rise is shown if the interval of the paired difference is above 0.
+    """
+    shares = []
     for name in facts.defects:
         before, after = (facts.estimate("defects", name, side) for side in ("sft", "ppo"))
         rise = facts.estimate("defects", name, "difference")
-        if before and after and rise and rise["ci95"][0] > 0:
-            more_frequent.append(f"{escape(name)} ({_percent(before['value'])} → {_percent(after['value'])})")
-    return more_frequent
+        if before and after and rise and (rise["ci95"][0] > 0) is more_frequent:
+            shares.append(f"{escape(name)} ({_percent(before['value'])} → {_percent(after['value'])})")
+    return shares
 
 
 def _changes(facts: StageFacts) -> Iterator[str]:
@@ -91,8 +94,10 @@ def _changes(facts: StageFacts) -> Iterator[str]:
     if (change := _change(facts, "eos_rate")) and _is_often_cut(facts, change):
         cut = f"{_percent(1 - change.after)} reach the token limit ({facts.start_title} {_percent(1 - change.before)})"
         yield f"**Unfinished answers.** {cut}."
-    if more_frequent := _more_frequent_defects(facts):
-        yield f"**More** answers with {', '.join(more_frequent)}."
+    if more_frequent := _defects(facts, more_frequent=True):
+        not_shown = _defects(facts, more_frequent=False)
+        other_sentence = f" Not shown to rise: {', '.join(not_shown)}." if not_shown else ""
+        yield f"**More** answers with {', '.join(more_frequent)}.{other_sentence}"
     main = (facts.evaluation.get("judge") or {}).get("name")
     for name in facts.evaluation.get("judges") or {}:
         before, after = (facts.estimate("judges", name, side) for side in ("sft", "ppo"))
