@@ -18,9 +18,9 @@ from .stats import Estimate
 
 #: The lower bound of a judge's accuracy on pairs of known order must be at least this, or the judge is unfit.
 MIN_ACCURACY = 0.6
-#: A verdict needs this many prompts that ask different things: fewer are too few to estimate their variance. So does a
-#: check of the judge. With 6 pairs, a judge that is right in 0.6 of all would pass 5% of the checks, and one that is
-#: right in 0.9 passes 53%; with 20 it is 2% and 87%.
+#: A verdict, and a check of the judge, need this many prompts that ask different things; fewer cannot show variance.
+#: On 6 pairs, a judge with an accuracy of 0.6 passes 5% of the checks, and one with 0.9 passes 53%; on 20 pairs, 2% and
+#: 87%.
 MIN_PROMPTS = 20
 
 
@@ -34,7 +34,7 @@ class JudgeReliability:
             fit only if it checks answers.
         unfit: A further reason why the judge is unfit, as a sentence.
         accuracy, own_accuracy: Its accuracy on labeled pairs, and on pairs of the policies' own outputs.
-        labeled_prompts, own_prompts: The number of different prompts of these pairs; None for one of each pair.
+        labeled_prompts, own_prompts: The number of different prompts of these pairs; None if every pair has its own.
         split_half: How well it agrees with itself, see `judges.check`.
         winnable: Whether it prefers a constant text, the same for every prompt, to SFT's texts.
         independent: Whether its labels and its errors differ from the reward's.
@@ -140,7 +140,7 @@ class JudgeReliability:
             )
         # Pairs of other texts do not contain what these policies learned, so a judge that likes it passes on them.
         where = "other texts only" if not own else f"other texts, and on those of these policies for only {own} prompts"
-        unmeasured = [fact for fact, value in self._facts_beside_pairs.items() if value is None]
+        unmeasured = [fact for fact, value in self._facts_besides_accuracy.items() if value is None]
         if not unmeasured:
             return None
         return (
@@ -149,7 +149,7 @@ class JudgeReliability:
         )
 
     @property
-    def _facts_beside_pairs(self) -> dict[str, bool | None]:
+    def _facts_besides_accuracy(self) -> dict[str, bool | None]:
         return {
             "whether it prefers a constant text to SFT's texts": self.winnable,
             "whether it shares the reward's errors": self.independent,
@@ -162,7 +162,7 @@ class JudgeReliability:
             # Pairs of the policies' own outputs say more than any others.
             **({} if self.checked_on_own else {"its accuracy on labeled pairs": self.accuracy}),
             "its accuracy on pairs of the policies' outputs": self.own_accuracy,
-            **self._facts_beside_pairs,
+            **self._facts_besides_accuracy,
         }
         missing = [fact for fact, value in facts.items() if value is None]
         return "" if self.verifiable or not missing else f"Not known about the judge: {', '.join(missing)}."

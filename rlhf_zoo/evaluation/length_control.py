@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .logistic import fit_logistic, sigmoid
-from .stats import Estimate, WinRate, group_indices, proportion, quantile_levels, win_rate
+from .stats import Estimate, WinRate, group_indices, proportion, quantile_levels, resample_counts, win_rate
 
 RIDGE = 1e-3  # the penalty ½·RIDGE·‖β‖² weighs about as much as a thousandth of one comparison's loss
 #: Largest mean length difference, in standard deviations, without a warning. At 1, equally good policies get a win
@@ -109,12 +109,11 @@ def length_controlled_win_rate(
     if plain.value in (0.0, 1.0):
         interval = proportion(round(plain.value * size), size).ci95
     else:
-        rng = np.random.default_rng(seed)
-        probabilities = np.full(size, 1 / size)
+        # Each refit starts at the fit to all comparisons, so it takes only a few steps.
         drawn = [
-            # Each refit starts at the fit to all comparisons, so it takes only a few steps.
-            _fit(score, difference, rng.multinomial(size, probabilities)[index].astype(float), coefficients)[0][0]
-            for _ in range(resamples)
+            _fit(score, difference, row[index], coefficients)[0][0]
+            for counts in resample_counts(size, seed, resamples)
+            for row in counts
         ]
         low, high = np.quantile(sigmoid(np.array(drawn)), quantile_levels(size))
         interval = (float(low), float(high))

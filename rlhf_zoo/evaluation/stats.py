@@ -85,11 +85,11 @@ def summarize_seeds(values: Sequence[float]) -> Spread:
     Returns:
         The spread; t is the quantile of Student's t with N − 1 degrees of freedom.
     """
-    mean, value_range = math.fsum(values) / len(values), (min(values), max(values))
-    if len(values) < MIN_SEEDS:
-        return Spread(mean, value_range, len(values))
-    half_width = _t_quantile(len(values) - 1) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    return Spread(mean, value_range, len(values), (mean - half_width, mean + half_width))
+    mean, count, interval = math.fsum(values) / len(values), len(values), None
+    if count >= MIN_SEEDS:
+        half_width = _t_quantile(count - 1) * float(np.std(values, ddof=1)) / math.sqrt(count)
+        interval = (mean - half_width, mean + half_width)
+    return Spread(mean, (min(values), max(values)), count, interval)
 
 
 def group_indices(groups: Sequence[Hashable]) -> NDArray[np.intp]:
@@ -139,8 +139,8 @@ def bootstrap_mean(values: ArrayLike, groups: Sequence[Hashable], *, seed: int, 
 
     Source: Efron & Tibshirani 1993, section 13.3; Davison & Hinkley 1997, section 3.8.
     """
-    low, high = mean_interval(values, groups, seed=seed, resamples=resamples, level=0.95)
-    return Estimate(float(np.mean(np.asarray(values, dtype=float))), (low, high), len(groups))
+    interval = mean_interval(values, groups, seed=seed, resamples=resamples, level=0.95)
+    return Estimate(float(np.mean(np.asarray(values, dtype=float))), interval, len(groups))
 
 
 def mean_interval(
@@ -181,11 +181,7 @@ def bootstrap_perplexity(logprobs: ArrayLike, lengths: ArrayLike, groups: Sequen
 
 
 def perplexity_difference(
-    ours: tuple[ArrayLike, ArrayLike],
-    theirs: tuple[ArrayLike, ArrayLike],
-    groups: Sequence[Hashable],
-    *,
-    seed: int,
+    ours: tuple[ArrayLike, ArrayLike], theirs: tuple[ArrayLike, ArrayLike], groups: Sequence[Hashable], *, seed: int
 ) -> Estimate:
     """Computes perplexity(ours) − perplexity(theirs), with the same resampled prompts for both.
 
@@ -319,8 +315,8 @@ def mean_share(values: ArrayLike, groups: Sequence[Hashable]) -> Estimate:
     Raises:
         ValueError: As in `bootstrap_mean`.
     """
-    low, high = share_interval(values, groups, level=0.95)
-    return Estimate(float(np.mean(np.asarray(values, dtype=float))), (low, high), len(groups))
+    interval = share_interval(values, groups, level=0.95)
+    return Estimate(float(np.mean(np.asarray(values, dtype=float))), interval, len(groups))
 
 
 def share_interval(values: ArrayLike, groups: Sequence[Hashable], *, level: float) -> tuple[float, float]:
@@ -409,7 +405,7 @@ def correlation(
     """
     first, index = _check_values(x, groups)
     second, _ = _check_values(y, groups)
-    # Each value's index among the sorted distinct values is enough to rank any resample.
+    # Each value's index among the sorted distinct values suffices to rank any resample.
     value_indices = [np.unique(side, return_inverse=True)[1] for side in (first, second)]
 
     def coefficients(weights: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -422,27 +418,25 @@ def correlation(
         totals = weights.sum(1, keepdims=True)
         a, b = (side - (weights * side).sum(1, keepdims=True) / totals for side in sides)
         variance = (weights * a**2).sum(1) * (weights * b**2).sum(1)
-        varies = variance > 0
-        return np.where(varies, (weights * a * b).sum(1) / np.sqrt(np.where(varies, variance, 1.0)), np.nan)
+        covariance = (weights * a * b).sum(1)
+        return np.where(variance > 0, covariance / np.sqrt(np.where(variance > 0, variance, 1.0)), np.nan)
 
     if min(indices.max() for indices in value_indices) == 0:
         return None
-    rng = np.random.default_rng(seed)
     size = int(index.max()) + 1
-    probabilities = np.full(size, 1 / size)
     # Few resamples at once, so that many rows fit into memory.
     step = max(1, _MAX_CELLS // (8 * len(first)))
     drawn = np.concatenate(
         [
-            coefficients(rng.multinomial(size, probabilities, min(step, resamples - start))[:, index].astype(float))
-            for start in range(0, resamples, step)
+            coefficients(counts[start : start + step, index])
+            for counts in resample_counts(size, seed, resamples)
+            for start in range(0, len(counts), step)
         ]
     )
     # A resample in which x or y does not vary has no correlation.
     defined = drawn[~np.isnan(drawn)]
     low, high = np.quantile(defined, quantile_levels(size)) if len(defined) else (-1.0, 1.0)
-    value = float(coefficients(np.ones((1, len(first))))[0])
-    return Estimate(value, (float(low), float(high)), len(first))
+    return Estimate(float(coefficients(np.ones((1, len(first))))[0]), (float(low), float(high)), len(first))
 
 
 def _weighted_ranks(indices: NDArray[np.intp], weights: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -466,8 +460,8 @@ def proportion(successes: int, n: int) -> Estimate:
     if not 0 <= successes <= n or n == 0:
         raise ValueError(f"A proportion needs 0 <= successes <= n and n > 0, not {successes} of {n}.")
     low, high = _wilson_interval(successes / n, n, _Z)
-    # With no or only successes, the bound is exactly 0 or 1; rounding would leave it slightly off.
-    return Estimate(successes / n, (0.0 if successes == 0 else low, 1.0 if successes == n else high), n)
+    # Rounding would leave the bounds of no or only successes slightly off 0 and 1.
+    return Estimate(successes / n, (low if successes else 0.0, high if successes < n else 1.0), n)
 
 
 def jackknife(value: float, left_out: ArrayLike, *, n: int) -> Estimate:

@@ -195,8 +195,7 @@ class LLMJudge:
 
     def __call__(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
         """Rates each completion from 1 to 10; 5.5 if the answer is unreadable. Raises as `compare` does."""
-        if len(prompts) != len(completions):
-            raise ValueError(f"There are {len(prompts)} prompts but {len(completions)} completions: give one each.")
+        check_lengths(prompts, completions)
         questions = [about_single(self._criterion, *texts) for texts in zip(prompts, completions, strict=True)]
         return [MIDDLE if score is None else score for score in self._ask(questions)]
 
@@ -249,12 +248,12 @@ class LLMJudge:
                 where = f"in {self._cache}" if self._cache is not None else "in memory"
                 count = len(unique.keys() & self._memory.keys())
                 raise type(error)(f"{error} ({count} of {len(unique)} answers are kept {where}.)") from error
-        unread = [self._memory[digest]["answers"][-1] for digest in unique if self._memory[digest]["score"] is None]
+        unparsed = [self._memory[digest]["answers"][-1] for digest in unique if self._memory[digest]["score"] is None]
         # A few unreadable answers are noise; a majority means that the model is unfit as a judge.
-        if len(unique) >= _MIN_ANSWERS and 2 * len(unread) > len(unique):
+        if len(unique) >= _MIN_ANSWERS and 2 * len(unparsed) > len(unique):
             raise ZooError(
-                f"{len(unread)} of {len(unique)} answers of {self._model} cannot be parsed, such as "
-                f"{_one_line(unread[0])[:60]!r}: use a model that follows the requested format, or raise max_tokens."
+                f"{len(unparsed)} of {len(unique)} answers of {self._model} cannot be parsed, such as "
+                f"{_one_line(unparsed[0])[:60]!r}: use a model that follows the requested format, or raise max_tokens."
             )
         return [self._memory[digest]["score"] for digest in digests]
 
@@ -399,7 +398,7 @@ class LLMJudge:
         return os.environ.get(self._key_name, "").strip()
 
     def _read(self, content: bytes) -> tuple[str, tuple[int, int] | None, str | None]:
-        """Parses an answer of `_post`. Raises one of several exceptions if it is not a chat completion."""
+        """Parses a response into what `_post` returns. What it raises for malformed ones, `_post` catches."""
         document = json.loads(content)
         text = document["choices"][0]["message"].get("content")
         usage, served = document.get("usage") or {}, document.get("model")

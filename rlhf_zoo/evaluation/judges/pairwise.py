@@ -216,10 +216,11 @@ def compare_pairs(
     )
 
 
-def check_lengths(prompts: Sequence[str], first: Sequence[str], second: Sequence[str]) -> None:
-    """Raises ValueError unless there are as many completions on each side as prompts."""
-    if not len(prompts) == len(first) == len(second):
-        raise ValueError(f"There are {len(prompts)} prompts but {len(first)} and {len(second)} completions.")
+def check_lengths(prompts: Sequence[str], *sides: Sequence[str]) -> None:
+    """Raises ValueError unless each side has as many completions as there are prompts."""
+    if any(len(completions) != len(prompts) for completions in sides):
+        counts = " and ".join(str(len(completions)) for completions in sides)
+        raise ValueError(f"There are {len(prompts)} prompts but {counts} completions: give one each.")
 
 
 def load_function(target: str) -> Callable[..., Any]:

@@ -25,10 +25,12 @@ class RuleJudge:
     Args:
         target: The reward function's name, as recipes write it.
         function: The function; None to load it by its name.
+
+    Raises:
+        ZooError: The function counts tokens, or its `read` fails.
     """
 
     def __init__(self, target: str, function: RewardFunction | None = None) -> None:
-        """Loads the function. Raises ZooError if it counts tokens, or if its `read` fails."""
         self.target = target
         rule = function or load_object(target, group=REWARDS)
         # A judge has no tokenizer, so it cannot count tokens.
@@ -40,7 +42,7 @@ class RuleJudge:
             )
         self._reward = NamedReward(target, rule)
         self.name = f"rule:{target}"
-        self.read_answers([""])  # detects a failing `read` before training
+        self.read_answers([""])  # a failing `read` is found before training
 
     def check_prompts(self, rows: Dataset, *, subject: str) -> None:
         """Checks, before training, that the rule can score completions of these prompts.

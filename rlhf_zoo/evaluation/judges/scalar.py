@@ -23,7 +23,7 @@ from ...errors import ZooError
 from ...fileio import write_bytes
 from ...plugins import call_judge
 from ..stats import Estimate, proportion
-from .pairwise import first_paragraph, load_function
+from .pairwise import check_lengths, first_paragraph, load_function
 
 _HELD_OUT = 0.2  # share of the texts held out to measure a classifier's accuracy
 
@@ -295,7 +295,7 @@ class FunctionJudge:
 
     def __call__(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
         """Returns the function's scores. Raises ZooError unless there is one finite number per completion."""
-        _join_texts(prompts, completions)  # only to check that the lengths are equal
+        check_lengths(prompts, completions)
         scores = call_judge(self.target, self._function, list(prompts), list(completions))
         if len(scores) != len(completions):
             raise ZooError(
@@ -303,22 +303,17 @@ class FunctionJudge:
                 "it must give one each."
             )
         for index, score in enumerate(scores):
-            # float("0.5") would work, so a function that returns text would go unnoticed.
-            if isinstance(score, str) or not _is_finite(score):
+            try:
+                is_number = math.isfinite(score)  # raises TypeError for texts, which float() would read
+            except (TypeError, ValueError, OverflowError):
+                is_number = False
+            if not is_number:
                 raise ZooError(f"The judge {self.target!r} gave {score!r} for completion {index}: it must be a number.")
         return [float(score) for score in scores]
 
 
-def _is_finite(score: Any) -> bool:
-    try:
-        return math.isfinite(score)
-    except (TypeError, ValueError, OverflowError):
-        return False
-
-
 def _join_texts(prompts: Sequence[str], completions: Sequence[str]) -> list[str]:
-    if len(prompts) != len(completions):
-        raise ValueError(f"There are {len(prompts)} prompts but {len(completions)} completions: give one each.")
+    check_lengths(prompts, completions)
     return [prompt + completion for prompt, completion in zip(prompts, completions, strict=True)]
 
 

@@ -34,10 +34,10 @@ FREE_USES = 2
 OTHER_PROMPTS = 8
 
 _RUN = re.compile(r"([^\w\s])\1{2,}|[^\w\s]{4,}|_{3,}|[^\S\n]{3,}|\n{3,}|([^\W\d_])\2{3,}")
-# What cannot hold a sentence: a key of a JSON object, its escaped line breaks and tabs, and the number of a list item.
+# Parts that cannot hold a sentence: JSON keys, escaped line breaks and tabs, and the numbers of list items.
 _FORM = r"""(?<=[{,])\s*"[A-Za-z_][\w-]{0,30}"\s*:|\\[nrt](?![a-z])|^[^\S\n]*\d{1,3}[.)](?=[^\S\n]+\S)"""
-# Tags such as <think>, code fences with their language, LaTeX commands. A tag that repeats at once is no markup but a
-# loop, so it stays.
+# Tags such as <think>, code fences with their language, LaTeX commands. A tag that repeats at once is a loop rather
+# than markup, so it stays.
 _MARKUP = re.compile(
     r"(?P<tag></?[A-Za-z][\w:-]{0,30}(?:\s[^<>]{0,100})?/?>)(?!\s*(?P=tag))|^\s*```[\w+-]*|" + _FORM + r"|\\[A-Za-z]+",
     re.MULTILINE,
@@ -45,7 +45,7 @@ _MARKUP = re.compile(
 
 _LINE_ENDS = {ord(char): None for char in "\n\t\r"}
 
-# Tags without attributes: these could hold a sentence.
+# Without tags that have attributes, since attributes could hold a sentence.
 _PLAIN_MARKUP = re.compile(r"</?[A-Za-z][\w:-]{0,30}/?>|" + _FORM, re.MULTILINE)
 
 
