@@ -119,9 +119,6 @@ def load_object(name: str, *, group: str) -> Any:
             Values are Python literals, which are parsed and never evaluated.
         group: The group of entry points.
 
-    Returns:
-        The object.
-
     Raises:
         ZooError: Nothing has that name, two packages register it, or the settings do not fit.
     """
@@ -321,9 +318,6 @@ def call_judge(name: str, function: Callable[..., Any], *arguments: Any) -> list
         name: The judge's name, for the error.
         function: The function.
         *arguments: Its arguments.
-
-    Returns:
-        The list.
 
     Raises:
         ZooError: The function raises an exception, or does not return a list.

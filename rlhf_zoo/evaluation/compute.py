@@ -56,9 +56,6 @@ class Compute:
 
         Args:
             kind: "generated", "read" or "trained".
-
-        Returns:
-            The number of tokens.
         """
         return sum(getattr(passes, kind) for passes in self.models.values())
 
@@ -86,9 +83,6 @@ class Compute:
 
         Args:
             factor: For example n for n samples, or 1/n for the mean of n runs.
-
-        Returns:
-            The scaled compute.
         """
         return Compute(
             {
@@ -114,9 +108,6 @@ class Compute:
 
         Args:
             document: The JSON object.
-
-        Returns:
-            The compute.
         """
         return cls({role: Passes(**passes) for role, passes in document["models"].items()})
 

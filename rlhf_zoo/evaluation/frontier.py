@@ -73,9 +73,6 @@ class Point:
         Args:
             values: (P,) a share from 0 to 1 for each row of prompts.
             n: Number of observations behind the shares; None for the point's number of completions.
-
-        Returns:
-            The mean share.
         """
         return replace(mean_share(values, self._groups(values)), n=self.n if n is None else n)
 
@@ -104,9 +101,6 @@ class Point:
 
         Args:
             served: Number of completions.
-
-        Returns:
-            FLOPs in total.
         """
         return self.training.flops + served * self.serving.flops
 

@@ -425,9 +425,6 @@ def read_samples(path: Path, prompts: Sequence[Prompt], per_prompt: int) -> list
         prompts: The held-out prompts.
         per_prompt: Samples per prompt.
 
-    Returns:
-        The rows.
-
     Raises:
         ZooError: The file is damaged or has other prompts.
     """

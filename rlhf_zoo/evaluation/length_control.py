@@ -91,9 +91,6 @@ def length_controlled_win_rate(
         seed: Seed of the resamples.
         resamples: Number of resamples.
 
-    Returns:
-        The win rate at equal length.
-
     Raises:
         ValueError: As in `stats.win_rate`.
     """

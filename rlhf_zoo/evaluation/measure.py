@@ -117,9 +117,6 @@ class Evaluator:
             keys: (N,) keys of the random numbers, see `head_to_head.random_keys`.
             seed: Seed of the sampling.
             desc: Label of the progress bar.
-
-        Returns:
-            The completions with their tokens.
         """
         return complete(
             policy,
@@ -206,9 +203,6 @@ class PolicyMeasurements:
         Args:
             index: Index of the completion.
             judge: Name of the judge whose score to include.
-
-        Returns:
-            The completion and its metrics.
         """
         return {
             "completion": self.completions[index],
@@ -259,9 +253,6 @@ def measure(
         seed: Seed of the sampling.
         desc: Label of the progress bar.
         columns: Name -> (N,) values of the prompts' other columns, which reward functions may read.
-
-    Returns:
-        The completions with their metrics.
     """
     # KL needs the logits of both models on one device.
     move(policy, evaluator.reference.device)

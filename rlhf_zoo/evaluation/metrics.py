@@ -28,9 +28,6 @@ def find_metric_folder(name: str) -> Path:
     Args:
         name: A name in `METRICS`.
 
-    Returns:
-        The folder.
-
     Raises:
         ZooError: There is no such metric, or this installation lacks its files.
     """
@@ -56,9 +53,6 @@ def load_metric(name: str, config_name: str | None = None) -> Any:
         name: A name in `METRICS`.
         config_name: "by_prompt" if rows have a column `prompts`; None if they do not.
 
-    Returns:
-        The metric.
-
     Raises:
         ZooError: There is no such metric.
     """
@@ -74,9 +68,6 @@ def cached_metric(name: str) -> Any:
 
     Args:
         name: A name in `METRICS`.
-
-    Returns:
-        The metric.
     """
     return load_metric(name)
 
@@ -113,9 +104,6 @@ def preference_accuracy(chosen: ArrayLike, rejected: ArrayLike, prompts: Sequenc
         chosen: (N,) scores of the chosen sides.
         rejected: (N,) scores of the rejected sides.
         prompts: (N,) the prompt of each pair, for the interval of `stats.mean_share`; None for Wilson's over pairs.
-
-    Returns:
-        The accuracy.
 
     Raises:
         ValueError: Lengths differ, there are no pairs, or a score is not finite.

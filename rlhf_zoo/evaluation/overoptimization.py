@@ -146,9 +146,6 @@ def fit_form(
         seed: Seed of the resamples.
         resamples: Number of resamples.
 
-    Returns:
-        The fit.
-
     Raises:
         ValueError: Shapes do not match, a value is not finite, or fewer than three distinct d are above 0.
     """

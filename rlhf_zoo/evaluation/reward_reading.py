@@ -22,9 +22,6 @@ def reward_load_kwargs(settings: object) -> dict[str, Any]:
 
     Args:
         settings: PPO's settings, from run.json or a card; values of a wrong type are ignored.
-
-    Returns:
-        The keywords.
     """
     values = settings if isinstance(settings, Mapping) else {}
     label, ensemble = values.get("reward_label"), values.get("reward_ensemble")

@@ -47,9 +47,6 @@ def read_rollouts(
         name: Name of rows in memory, for error messages. A file is named by its path.
         side: Which side to read if the rows hold both.
 
-    Returns:
-        The completions.
-
     Raises:
         ZooError: The file cannot be read, or a row is wrong. The message names the file and the row.
     """

@@ -239,9 +239,6 @@ def group_sides(policy: Completions, sft: Completions) -> tuple[Completions, Com
         policy: The policy's completions.
         sft: SFT's completions.
 
-    Returns:
-        Both sides, with groups.
-
     Raises:
         ValueError: Only one side has groups.
     """

@@ -16,9 +16,6 @@ def normalize_text(text: str) -> str:
 
     Args:
         text: Any text.
-
-    Returns:
-        The normalized text.
     """
     return " ".join(text.lower().split())
 
@@ -92,9 +89,6 @@ def distinct_n_difference(
         theirs: (N,) completions of the second side, to the same prompts.
         groups: (N,) the prompt of each row.
         n: Words per n-gram.
-
-    Returns:
-        The difference.
     """
     (our_value, our_left_out), (their_value, their_left_out) = (
         _distinct_left_out(texts, groups, n) for texts in (ours, theirs)

@@ -175,9 +175,6 @@ def append_ending(text: str, ending: str) -> str:
     Args:
         text: A completion.
         ending: The ending, with its leading space.
-
-    Returns:
-        The new text.
     """
     return text if text.endswith(ending) else text.rstrip().rstrip(".!?") + "," + ending
 

@@ -118,9 +118,6 @@ def merge_adapter(base: PreTrainedModel, files: ModelFiles) -> PreTrainedModel:
         base: The base, which is changed.
         files: The adapter's files.
 
-    Returns:
-        The merged model.
-
     Raises:
         ZooError: The adapter's weights are missing or damaged.
     """

@@ -305,9 +305,6 @@ def check_count(name: str, values: Any, batch: Batch) -> list[Any]:
         values: What the function returned.
         batch: The batch that it scored.
 
-    Returns:
-        The list.
-
     Raises:
         ZooError: `values` is not a list, or its length is not the number of rows.
     """

@@ -184,9 +184,6 @@ class RunContext:
 
         Args:
             stage: Name of the stage, or "data".
-
-        Returns:
-            The record of the stage.
         """
         return StageRecord((self.directory if self.base is None or stage in self.own_stages else self.base) / stage)
 
@@ -210,9 +207,6 @@ class RunContext:
             status: Status of the stage, such as "running".
             seed: Seed of the stage.
             resolved: Settings of the stage.
-
-        Returns:
-            The fields.
         """
         return {
             "stage": stage,
@@ -265,9 +259,6 @@ class RunContext:
         Args:
             stage: Name of the stage.
             *flags: Flags to append.
-
-        Returns:
-            The command.
         """
         name = self.recipe.cli_name
         if not self.recipe.stages:
@@ -296,9 +287,6 @@ class RunContext:
 
         Args:
             stage: Name of the stage.
-
-        Returns:
-            The settings.
 
         Raises:
             ZooError: A key or value is not valid.
@@ -345,9 +333,6 @@ class RunContext:
         Args:
             stage: Name of the stage.
             step: Step of a checkpoint on disk; None for the checkpoint that the release rule chose.
-
-        Returns:
-            The checkpoint and its lineage.
 
         Raises:
             ZooError: There is no such checkpoint, its files differ from what was saved, or it belongs to another run.

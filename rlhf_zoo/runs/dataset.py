@@ -40,9 +40,6 @@ def stage_source(context: RunContext, stage: str, source: DataSource | None = No
         stage: Name of the stage.
         source: The recipe's data; None opens it if the stage needs it.
 
-    Returns:
-        The data.
-
     Raises:
         ZooError: A local file has changed since the stage trained on it, or a round's pairs have changed.
     """
@@ -379,9 +376,6 @@ def data_source(context: RunContext, *, refresh: bool = False) -> DataSource:
     Args:
         context: The run.
         refresh: Whether to prepare or look up the data again, although this run directory already has data.
-
-    Returns:
-        The data.
 
     Raises:
         ZooError: The recipe has no corpus and no data set, or the run directory has another run's data and --restart is

@@ -82,9 +82,6 @@ def read_rows(file_path: Path) -> list[dict[str, Any]]:
     Args:
         file_path: The file, which may be missing.
 
-    Returns:
-        The rows.
-
     Raises:
         ZooError: A line other than the last is not a row.
     """

@@ -49,9 +49,6 @@ def model_from_elsewhere(name: str, hub: Hub, *, recipe: str, all_files: bool = 
         recipe: Name of the recipe, for the message.
         all_files: Whether to download every file, because a custom loader may read any of them.
 
-    Returns:
-        The model and its lineage.
-
     Raises:
         ZooError: There is no such model.
     """

@@ -68,9 +68,6 @@ class NamedPairs:
         Args:
             hub: The run's Hub.
 
-        Returns:
-            The data.
-
         Raises:
             ZooError: The data set cannot be found.
         """
@@ -92,9 +89,6 @@ def recipe_on_pairs(recipe: Recipe, pairs: NamedPairs, *, response_length: int, 
         pairs: The data set.
         response_length: Length of the samples, in tokens.
         temperature: Temperature of the samples.
-
-    Returns:
-        The changed recipe.
     """
     replaced_keys = (*SIMULATION, "held_out_share")
     reward = {key: value for key, value in recipe.stages["reward"].items() if key not in replaced_keys}
@@ -123,9 +117,6 @@ def run_on_pairs(context: RunContext, pairs: NamedPairs) -> RunContext:
     Args:
         context: The run.
         pairs: The data set.
-
-    Returns:
-        The changed run.
 
     Raises:
         ZooError: A flag asks for simulated pairs.

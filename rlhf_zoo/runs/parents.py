@@ -20,9 +20,6 @@ def parent(context: RunContext, name: str) -> ParentCheckpoint:
         context: The run.
         name: A stage of the recipe, a reward model of its ensemble (ensemble/seed-K/reward), a path or a Hub id.
 
-    Returns:
-        The checkpoint.
-
     Raises:
         ZooError: There is no such model, or its stage is not finished.
     """
@@ -96,9 +93,6 @@ def member_run(context: RunContext, seed: int) -> RunContext:
     Args:
         context: The run.
         seed: The seed K.
-
-    Returns:
-        The run.
     """
     base = context.base or context.directory
     return replace(context, directory=base / ENSEMBLE / f"seed-{seed}", base=base, own_stages=("reward",))
@@ -141,9 +135,6 @@ def member_checkpoint(context: RunContext, name: str) -> ParentCheckpoint:
     Args:
         context: The run.
         name: The model's folder in the run directory, such as ensemble/seed-1/reward.
-
-    Returns:
-        The checkpoint.
 
     Raises:
         ZooError: The model is not finished, or was trained for another SFT policy than the run's present one.

@@ -148,9 +148,6 @@ def add_configuration(context: RunContext, configuration: str, splits: Mapping[s
         configuration: Name of the configuration; an existing configuration with this name is replaced.
         splits: Split -> rows.
 
-    Returns:
-        The data with the new configuration.
-
     Raises:
         ZooError: Another configuration has changed since it was written.
     """

@@ -111,9 +111,6 @@ def find_recipe(name: str) -> Path:
     Args:
         name: A path, or the name of a recipe that this package has or another package registers.
 
-    Returns:
-        The folder.
-
     Raises:
         ZooError: There is no such recipe.
     """
@@ -163,9 +160,6 @@ def load_recipe(name: str) -> Recipe:
 
     Args:
         name: As in `find_recipe`.
-
-    Returns:
-        The recipe.
 
     Raises:
         ZooError: A file is missing, is not a mapping or repeats a key, or the recipe's name is not valid in the name of
@@ -235,9 +229,6 @@ def copy_recipe(name: str, target: Path) -> Path:
     Args:
         name: As in `find_recipe`.
         target: The new folder.
-
-    Returns:
-        The new folder.
 
     Raises:
         ZooError: The target exists or cannot be written, or a download contains a link that leads out of its folder.

@@ -102,9 +102,6 @@ def with_table(text: str) -> str:
     Args:
         text: The README.
 
-    Returns:
-        The README with the table.
-
     Raises:
         ZooError: The README does not have exactly one pair of markers.
     """

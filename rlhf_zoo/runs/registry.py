@@ -53,9 +53,6 @@ class Stage:
 
         Args:
             name: The attribute.
-
-        Returns:
-            The object.
         """
         module, _, attribute = getattr(self, name).partition(":")
         return getattr(importlib.import_module(module), attribute)
@@ -156,9 +153,6 @@ def reward_names(path: Any) -> list[str]:
 
     Args:
         path: The value of the key: None, a name or a list of names.
-
-    Returns:
-        The names.
     """
     return [] if path is None else [path] if isinstance(path, str) else list(path)
 

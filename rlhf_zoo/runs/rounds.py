@@ -37,9 +37,6 @@ def round_run(context: RunContext, number: int, labeler: str, previous_policy: P
         number: Number of the round, from 2 on.
         labeler: The labeler of the new pairs: 'gold' or a judge's name.
         previous_policy: The PPO policy of the previous round.
-
-    Returns:
-        The run.
     """
     name = f"round-{number}"
     folder = context.directory / name

@@ -37,9 +37,6 @@ def checked_run(document: Any, file: Path) -> dict[str, Any]:
         document: Any JSON value.
         file: The file, for messages.
 
-    Returns:
-        The document.
-
     Raises:
         ZooError: The document is not an object, has another schema, or has a field of another type.
     """

@@ -181,9 +181,6 @@ def check_pairs(
         policy_chosen: (N,) whether the chosen side is the policy's and the other one SFT's, or the reverse; None for a
             pair of other texts, or for all pairs if that is unknown.
 
-    Returns:
-        The results.
-
     Raises:
         ValueError: There are no pairs, lengths differ, or a score is not finite.
     """

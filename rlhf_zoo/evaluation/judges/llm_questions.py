@@ -71,9 +71,6 @@ def about_pair(criterion: str, prompt: str, a: str, b: str) -> Question:
         prompt: The prompt of both completions.
         a: The completion shown first, as A.
         b: The completion shown second, as B.
-
-    Returns:
-        The question.
     """
     user = as_data(prompt=prompt, A=a, B=b)
     return Question("pair", _PAIR.format(criterion=criterion), user, _PAIR_AGAIN, parse_verdict)
@@ -86,9 +83,6 @@ def about_single(criterion: str, prompt: str, completion: str) -> Question:
         criterion: What makes a completion good.
         prompt: The prompt of the completion.
         completion: The completion to rate.
-
-    Returns:
-        The question.
     """
     user = as_data(prompt=prompt, completion=completion)
     return Question("single", _SINGLE.format(criterion=criterion), user, _SINGLE_AGAIN, parse_rating)
@@ -102,9 +96,6 @@ def as_data(**texts: str) -> str:
 
     Args:
         **texts: The texts by key.
-
-    Returns:
-        The line.
     """
     # "<" begins the marks of most chat templates; escaped, it is still the same JSON string.
     line = json.dumps(texts, ensure_ascii=False).replace("<", "\\u003c")

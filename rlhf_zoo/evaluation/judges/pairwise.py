@@ -62,9 +62,6 @@ def merge_orders(shown_first: float | None, shown_second: float | None, **detail
             prefers the other, None if it is unreadable.
         shown_second: The answer to the order (second, first), likewise.
         **details: Further details of the verdict.
-
-    Returns:
-        The verdict.
     """
     # The second answer is a preference for `second`, so it is inverted.
     orders = [shown_first, None if shown_second is None else 1 - shown_second]
@@ -184,9 +181,6 @@ def compare_pairs(
         seed: Seed of the resamples.
         groups: (N,) the group of each pair, since the intervals resample whole groups; None groups by prompt.
 
-    Returns:
-        The report.
-
     Raises:
         ValueError: Lengths differ or there are no pairs. Exceptions from the judge propagate.
     """
@@ -228,9 +222,6 @@ def load_function(target: str) -> Callable[..., Any]:
 
     Args:
         target: "module:attribute" or an entry point's name.
-
-    Returns:
-        The function.
 
     Raises:
         ZooError: There is no such function.

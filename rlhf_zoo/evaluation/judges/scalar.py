@@ -86,9 +86,6 @@ class ClassifierJudge:
             rows: Rows with `text` and `label` (1 positive, 0 negative).
             seed: Seed of the split.
 
-        Returns:
-            The judge.
-
         Raises:
             ZooError: A column is missing, a label is neither 1 nor 0, or there are too few texts of either label.
         """
@@ -171,9 +168,6 @@ class ClassifierJudge:
 
         Args:
             path: The file.
-
-        Returns:
-            The judge.
 
         Raises:
             ZooError: The file is missing or not a judge.

@@ -128,9 +128,6 @@ def probe(policy: Completions, sft: Completions, *, seed: int = 0, by_position: 
         seed: Seed of the permutations.
         by_position: Whether to pair different prompts in order; see `Pair.of`.
 
-    Returns:
-        The findings.
-
     Raises:
         ValueError: The two share no prompt.
     """
@@ -177,9 +174,6 @@ def holm(p_values: dict[str, float]) -> dict[str, float]:
 
     Args:
         p_values: The p-values by name.
-
-    Returns:
-        The corrected p-values.
 
     Source: Holm 1979.
     """

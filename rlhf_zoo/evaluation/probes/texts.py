@@ -157,9 +157,6 @@ class Pair:
             by_position: Whether to pair different prompts in order, for two random samples of one set of prompts. All
                 prompts of a group then count as the first of them, since no group can be in two pairs.
 
-        Returns:
-            The pair.
-
         Raises:
             ValueError: The two share no prompt, or a prompt has different groups on the two sides.
         """

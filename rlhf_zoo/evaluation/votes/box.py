@@ -59,9 +59,6 @@ def default_journal(repo_id: str) -> Path:
 
     Args:
         repo_id: The data set NAMESPACE/NAME.
-
-    Returns:
-        The folder.
     """
     from huggingface_hub import constants
 

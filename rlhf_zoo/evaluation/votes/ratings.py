@@ -67,9 +67,6 @@ def preference_rate(scores: ArrayLike, prompts: Sequence[Hashable]) -> WinRate:
         scores: (N,) 1 won, ½ tied, 0 lost.
         prompts: (N,) the prompt of each vote.
 
-    Returns:
-        The win rate.
-
     Raises:
         ValueError: There are no votes.
     """

@@ -151,9 +151,6 @@ class Vote:
         Args:
             row: A row of the data set.
 
-        Returns:
-            The vote.
-
         Raises:
             ZooError: The row is not a vote.
         """
@@ -176,9 +173,6 @@ def side_names(configuration: str) -> tuple[str, str]:
 
     Args:
         configuration: "default" or "ties".
-
-    Returns:
-        The two names.
     """
     return ("chosen", "rejected") if configuration == "default" else ("left", "right")
 
@@ -216,9 +210,6 @@ def merge_votes(*parts: Iterable[Vote]) -> list[Vote]:
 
     Args:
         *parts: The lists.
-
-    Returns:
-        The votes.
     """
     by_id = {vote.id: vote for part in parts for vote in part}
     # The id breaks ties, so the order is the same everywhere.

@@ -130,9 +130,6 @@ class Hub:
             name: Path of the file in the repository.
             revision: Branch, tag or commit; None for main.
             repo_type: "dataset" or "space"; None for a model.
-
-        Returns:
-            The file in the cache.
         """
         from huggingface_hub import hf_hub_download
 
@@ -155,9 +152,6 @@ class Hub:
             repo_type: "dataset" or "space"; None for a model.
             allow_patterns: Patterns of the files to download; None for all.
             ignore_patterns: Patterns of the files to leave out.
-
-        Returns:
-            The folder in the cache.
         """
         from huggingface_hub import snapshot_download
 

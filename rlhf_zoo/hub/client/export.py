@@ -248,9 +248,6 @@ def export(
         report: Called with one line per commit, before the commit is sent.
         hub: The Hub to export to.
 
-    Returns:
-        The branches, tags and commits of the target.
-
     Raises:
         ZooError: A file of the source is damaged; or the target holds commits that are not an export of this
             repository, refuses a request, or differs from the source in the end.

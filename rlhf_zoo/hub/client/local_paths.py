@@ -222,9 +222,6 @@ class Cache(_Destination):
             files: The files that were fetched.
             name: The branch, tag or commit that the user named.
             all_files: All files of the commit; None if `files` has all of them.
-
-        Returns:
-            The folder of the snapshot.
         """
         from huggingface_hub._tree_cache import TreeCacheEntry, write_tree_cache
         from huggingface_hub.file_download import _cache_commit_hash_for_specific_revision, _create_symlink

@@ -99,9 +99,6 @@ def publish_folder(
         message: The commit message.
         private: Visibility of a new repository.
         hub: The Hub to publish to.
-
-    Returns:
-        The commit.
     """
     return publish_files(_files(folder), repo_id, repo_type=repo_type, message=message, private=private, hub=hub)
 
@@ -124,9 +121,6 @@ def publish_files(
         message: The commit message.
         private: Visibility of a new repository.
         hub: The Hub to publish to.
-
-    Returns:
-        The commit.
     """
     api = hub.api()
     api.create_repo(repo_id, repo_type=repo_type, exist_ok=True, private=private)
@@ -221,9 +215,6 @@ def publish_release(
         overrides: See `checkpoint_files`.
         hub: The Hub to publish to.
 
-    Returns:
-        The commit.
-
     Raises:
         ZooError: Another run has claimed the repository.
     """
@@ -266,9 +257,6 @@ def publish_on_branch(
         tag: A tag for the commit, moved if it exists; None for no tag.
         overrides: See `checkpoint_files`.
         hub: The Hub to publish to.
-
-    Returns:
-        The commit.
 
     Raises:
         ZooError: Another run has claimed the repository.

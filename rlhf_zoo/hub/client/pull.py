@@ -134,9 +134,6 @@ def fetch(
         hub: The Hub to fetch from.
         ignore: Patterns of files to leave out.
 
-    Returns:
-        The revision on this machine.
-
     Raises:
         ZooError: There is no such repository or revision; the Hub does not answer and the cache does not have it; or a
             file arrived twice with content that does not match the Hub's digest.

@@ -75,9 +75,6 @@ def fetch_dataset(hub: Hub, repo: str, *, revision: str | None, patterns: Sequen
         revision: A branch, tag or commit; None for main.
         patterns: Patterns of the files to download; by default all files.
 
-    Returns:
-        The folder in the cache.
-
     Raises:
         ZooError: The files are too many, are too large for the disk or have unsafe names, or the commit is invalid.
         Exception: Errors of the Hub's client pass through.

@@ -75,9 +75,6 @@ def read_json(path: Path, default: object = None) -> Any:
         path: The file.
         default: Returned if there is no such file.
 
-    Returns:
-        The JSON value.
-
     Raises:
         ValueError: The file is not JSON that `plain_json` accepts.
     """

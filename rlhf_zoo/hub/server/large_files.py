@@ -79,9 +79,6 @@ class LargeFiles:
             pointer: The file's pointer.
             path: The file's path in the repository, for messages.
 
-        Returns:
-            The path in the store.
-
         Raises:
             Damaged: The file is lost or has another size.
         """

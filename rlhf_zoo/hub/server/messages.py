@@ -332,9 +332,6 @@ def plain_json(raw: bytes) -> Any:
     Args:
         raw: UTF-8 text.
 
-    Returns:
-        The JSON value.
-
     Raises:
         ValueError: It is not JSON, or holds a lone surrogate, NaN, an infinity or a number with too many digits.
     """

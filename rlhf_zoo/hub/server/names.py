@@ -125,9 +125,6 @@ def check_ref(name: object, *, kind: str) -> str:
         name: The name that the client sent, of any type.
         kind: What the name stands for, such as "branch" or "tag", for messages.
 
-    Returns:
-        The name.
-
     Raises:
         Fault: 400 for a name that git does not allow, or that looks like an option or a commit.
     """

@@ -128,9 +128,6 @@ class TokenFile:
             role: "read" or "write".
             name: Its purpose, as lists show it.
             seconds: How long it is valid; None for no limit.
-
-        Returns:
-            The token.
         """
         token = f"hub_{secrets.token_hex(20)}"
         now = int(time.time())
@@ -194,9 +191,6 @@ def create_token(
         name: Its purpose, as lists show it.
         seconds: How long it is valid; None for no limit.
 
-    Returns:
-        The token.
-
     Raises:
         ZooError: The role is unknown, or the folder cannot be written.
     """
@@ -229,9 +223,6 @@ def revoke_tokens(root: str | os.PathLike[str], names: tuple[str, ...]) -> list[
     Args:
         root: The Hub's folder.
         names: Tokens, each by its id or by the token itself.
-
-    Returns:
-        The records of the revoked tokens.
 
     Raises:
         ZooError: A name belongs to no token. Tokens of other names are revoked anyway.

@@ -94,9 +94,6 @@ def read_chunk(xorb: BinaryIO, offset: int) -> bytes | bytearray:
         xorb: The open file.
         offset: Offset of the chunk's header.
 
-    Returns:
-        The content.
-
     Raises:
         Fault: 400 if there is no valid chunk at the offset.
     """
@@ -126,9 +123,6 @@ def unpack(scheme: int, stored: bytes, length: int) -> bytes | bytearray:
         scheme: The compression scheme in its header.
         stored: The stored bytes.
         length: Bytes of the content, from its header.
-
-    Returns:
-        The content.
 
     Raises:
         Fault: 400 for an unknown scheme, or for content of another length.

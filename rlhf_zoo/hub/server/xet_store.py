@@ -34,9 +34,6 @@ def current_epoch(repository: Path, now: float) -> str:
         repository: The repository's folder.
         now: Time of the storage's clock.
 
-    Returns:
-        The name of the epoch.
-
     Raises:
         FileNotFoundError: The repository was deleted.
     """

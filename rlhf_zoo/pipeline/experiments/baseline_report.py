@@ -190,9 +190,6 @@ def write_report(baseline: Baseline, method: Method, *, served: int | None) -> d
         baseline: The run to compare with.
         method: The method that this command ran.
         served: Number of served completions whose compute is added to training; None for as many as were evaluated.
-
-    Returns:
-        The frontier.
     """
     context, seed, pool = baseline.context, baseline.context.shared.seed, _read_pool(baseline)
     sft = _point_of(baseline, "SFT", baseline.lines["sft"], Compute())

@@ -209,9 +209,6 @@ def run_variants(
         variants: The variants, in the order in which they run.
         open_run: Opens the run of a variant, with its publisher, and closes it.
         console: A rich console.
-
-    Returns:
-        The outcome of each variant.
     """
     outcomes = []
     for number, variant in enumerate(variants, start=1):

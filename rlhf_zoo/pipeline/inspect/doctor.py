@@ -76,9 +76,6 @@ def examine(context: RunContext, *, publishes: bool = True) -> list[Finding]:
     Args:
         context: The run.
         publishes: Whether the run would publish.
-
-    Returns:
-        The finding of each check.
     """
     silence_libraries()
     examination = Examination()

@@ -120,9 +120,6 @@ def write_data(keys: Mapping[str, Any], folder: Path) -> Path:
         keys: `splits`, `config`, and `rows`: patterns in which {n} is the index of the row and {split} its split.
         folder: The new folder.
 
-    Returns:
-        The folder.
-
     Raises:
         ZooError: A split has a name that is not valid.
     """

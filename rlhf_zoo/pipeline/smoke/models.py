@@ -195,9 +195,6 @@ def save_model(family: Family, folder: Path, texts: Iterable[str]) -> Path:
         family: The family of the miniature.
         folder: Where to save the model and the tokenizer.
         texts: The texts to train the tokenizer on.
-
-    Returns:
-        The folder.
     """
     make_model(family).save_pretrained(folder)
     make_tokenizer(family, texts).save_pretrained(folder)

@@ -200,9 +200,6 @@ def simulated_pairs(
         source: The run's data set.
         sft: The SFT policy.
 
-    Returns:
-        The data set with the pairs.
-
     Raises:
         ZooError: The preference cannot be loaded, or no two samples of a prompt can be compared.
     """

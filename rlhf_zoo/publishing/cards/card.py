@@ -100,9 +100,6 @@ def front_matter(facts: StageFacts, card: StageCard) -> dict[str, Any]:
     Args:
         facts: The facts of the stage.
         card: The card of the stage.
-
-    Returns:
-        The metadata.
     """
     task = STAGES[facts.stage].task
     tags = ["rlhf", *_TAGS.get(facts.stage, ()), "trl", "rlhf-zoo", f"stage:{facts.stage}"]
@@ -138,9 +135,6 @@ def card_json(facts: StageFacts) -> dict[str, Any]:
 
     Args:
         facts: The facts of the stage.
-
-    Returns:
-        The document.
     """
     card: StageCard = STAGES[facts.stage].load("card")
     evaluation = {name: facts.evaluation[name] for name in _EVALUATION if name in facts.evaluation}

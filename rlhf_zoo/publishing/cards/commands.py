@@ -44,9 +44,6 @@ def pull(facts: StageFacts, revision: str) -> str:
     Args:
         facts: The facts of the stage.
         revision: A branch, tag or commit.
-
-    Returns:
-        The command.
     """
     return f"rlhf-zoo pull {facts.repo_id}@{revision} {_hub(facts)}"
 
@@ -86,9 +83,6 @@ def training_command(facts: StageFacts) -> str:
 
     Args:
         facts: The facts of the stage.
-
-    Returns:
-        The command.
     """
     command = public_command(facts.run.get("command"))
     if not command:

@@ -137,9 +137,6 @@ def evaluated_on(facts: StageFacts, part: Mapping[str, Any] | None = None) -> Da
     Args:
         facts: The facts of the stage.
         part: The part of evaluation.json; None for the main evaluation.
-
-    Returns:
-        The prompts.
     """
     data = facts.evaluation.get("data")
     split = (part or facts.evaluation).get("split", "test")

@@ -29,9 +29,6 @@ def escape(value: Any) -> str:
 
     Args:
         value: The value. `Raw` is returned as it is.
-
-    Returns:
-        The escaped text.
     """
     if isinstance(value, Raw):
         return value
@@ -45,9 +42,6 @@ def code(value: object) -> Raw:
 
     Args:
         value: The value. It may hold backticks and pipes.
-
-    Returns:
-        The span.
     """
     text = " ".join(str(value).split()).replace("|", "\\|")
     ticks = "`" * (_longest_run(text) + 1)
@@ -61,9 +55,6 @@ def fence(text: str, language: str = "") -> Raw:
     Args:
         text: The text.
         language: The language to highlight, such as "sh"; "" for none.
-
-    Returns:
-        The block.
     """
     ticks = "`" * max(3, _longest_run(text) + 1)
     return Raw(f"{ticks}{language}\n{_TOKEN.sub('hf_***', text).rstrip()}\n{ticks}")

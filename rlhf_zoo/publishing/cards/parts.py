@@ -83,9 +83,6 @@ def unmeasured_figures(facts: StageFacts, *excluded: str) -> list[str]:
     Args:
         facts: The facts of the stage.
         *excluded: Keys to leave out.
-
-    Returns:
-        The labels.
     """
     return [name for key, name in FIGURES.items() if facts.estimate(facts.stage, key) is None and key not in excluded]
 

@@ -49,9 +49,6 @@ def slug(name: str) -> str:
 
     Args:
         name: The name.
-
-    Returns:
-        The file name.
     """
     return re.sub(r"[^\w.-]+", "--", name.strip("./")).strip("-") or "policy"
 
@@ -255,9 +252,6 @@ def add_to_card(repo: str, folder: Path, document: Mapping[str, Any], *, hub: Hu
         folder: The folder of the evaluation: evaluation.json, samples.jsonl and win_rates.png.
         document: The content of its evaluation.json.
         hub: The Hub that has the policy.
-
-    Returns:
-        The commit.
 
     Raises:
         ZooError: A file is missing, or the Hub refuses, for example because of another commit in between.

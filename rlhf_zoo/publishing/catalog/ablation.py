@@ -89,9 +89,6 @@ def find_runs(
         names: The other runs, in this order, with any β and recipe; None to search for them.
         hub: The Hub to search.
 
-    Returns:
-        The runs.
-
     Raises:
         ZooError: One of `names` cannot be read, is not a PPO repository, or started from another SFT policy.
     """

@@ -252,9 +252,6 @@ def with_table(text: str | None, table: str) -> str:
         text: The text; None for a new file, which gets an introduction.
         table: The text that `benchmark_table` returned.
 
-    Returns:
-        The new text.
-
     Raises:
         ZooError: The text does not have exactly one pair of markers in order.
     """

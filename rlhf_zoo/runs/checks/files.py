@@ -33,9 +33,6 @@ def fetch_files(
         patterns: Patterns of the files to fetch from a repository.
         fix: The end of the error message, which says what to do.
 
-    Returns:
-        The folder.
-
     Raises:
         ZooError: No Hub has the model, or no Hub answers.
     """

@@ -39,9 +39,6 @@ def learn(texts: Sequence[str]) -> RemarkJudge:
     Args:
         texts: The remarks.
 
-    Returns:
-        The judge.
-
     Raises:
         ValueError: There are fewer than two remarks.
     """
@@ -185,9 +182,6 @@ def tokens_of(text: str) -> list[str]:
 
     Args:
         text: A remark.
-
-    Returns:
-        The tokens.
     """
     return _TOKEN.findall(text.lower())
 

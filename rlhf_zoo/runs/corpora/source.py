@@ -75,9 +75,6 @@ def unit_hash(text: str) -> float:
 
     Args:
         text: Any text.
-
-    Returns:
-        The number.
     """
     return int(hashlib.sha1(text.encode()).hexdigest()[:12], 16) / 16**12
 

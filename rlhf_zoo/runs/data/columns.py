@@ -45,9 +45,6 @@ def row_value(row: Mapping[str, Any], name: str, *, subject: str) -> Any:
         name: "column" or "column[key]".
         subject: What to call the data set, at the start of a sentence.
 
-    Returns:
-        The value.
-
     Raises:
         ZooError: The row has no such column or key.
     """
@@ -72,9 +69,6 @@ def fill_placeholders(text: str, row: Mapping[str, Any], *, subject: str, index:
         row: The values, by column.
         subject: What to call the data set, at the start of a sentence.
         index: Index of the row in the data set, for messages.
-
-    Returns:
-        The filled text.
 
     Raises:
         ZooError: A placeholder is malformed, or the row has no value for it.
@@ -129,9 +123,6 @@ def rows_above(rows: Dataset, bounds: Mapping[str, float], *, subject: str) -> D
         rows: The rows of a data set, before they are converted.
         bounds: `column` or `column[key]` -> the bound.
         subject: What to call the data set, at the start of a sentence.
-
-    Returns:
-        The remaining rows.
 
     Raises:
         ZooError: No row is left.

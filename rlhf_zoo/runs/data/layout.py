@@ -124,9 +124,6 @@ def convert_rows(
         text: The column of plain texts.
         subject: What to call the data set, at the start of a sentence.
 
-    Returns:
-        The converted rows.
-
     Raises:
         ZooError: A column is missing, or a row cannot be read.
     """
@@ -379,9 +376,6 @@ def distinct_first(rows: Dataset) -> Dataset:
 
     Args:
         rows: Rows with the column `prompt`.
-
-    Returns:
-        The reordered rows.
     """
     counts: Counter[str] = Counter()
     earlier_rows = []

@@ -68,9 +68,6 @@ class DataSource:
             columns: Columns that the split must have.
             keys: The recipe's keys for configuration and split, for messages.
 
-        Returns:
-            The rows.
-
         Raises:
             ZooError: The split is empty, lacks a column, or cannot be loaded.
             NoSuchPart: The configuration or split does not exist.

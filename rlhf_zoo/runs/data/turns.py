@@ -67,9 +67,6 @@ def as_messages(rows: Dataset, columns: Iterable[str], *, system: bool, subject:
         system: Whether a column `system` has the system prompts for the conversations in `prompt` and `messages`.
         subject: What to call the data set, within a sentence.
 
-    Returns:
-        The converted rows.
-
     Raises:
         ZooError: A turn is from a speaker that no chat template has.
     """
@@ -126,9 +123,6 @@ def split_dialogues(rows: Dataset, columns: Iterable[str], *, subject: str) -> D
         columns: The columns that the stage reads.
         subject: What to call the data set, within a sentence.
 
-    Returns:
-        The converted rows.
-
     Raises:
         ZooError: A row has no such dialogue, but the first row has one.
     """
@@ -164,9 +158,6 @@ def messages_of(value: Any, *, system: Any = None, subject: str) -> Any:
         value: A list of turns or a single turn, {from, value} or {role, content}.
         system: The system prompt from a separate column, for a conversation without a system turn.
         subject: What to call the row, for the error.
-
-    Returns:
-        The conversation.
 
     Raises:
         ZooError: A turn is from a speaker that no chat template has.

@@ -95,9 +95,6 @@ def refused_keys(stage: str) -> frozenset[str]:
 
     Args:
         stage: Name of the stage.
-
-    Returns:
-        The keys.
     """
     return frozenset({*SCRIPT_KEYS, *REFUSED, *_fields("trl:ModelConfig")} - {*STAGES[stage].model_keys})
 

@@ -208,9 +208,6 @@ def llm_config(keys: Mapping[str, Any], where: str) -> LLMConfig:
         keys: Key -> value, as in the recipe or the command.
         where: What holds the keys, for the message.
 
-    Returns:
-        The typed keys.
-
     Raises:
         ZooError: A key is unknown or has the wrong type.
     """

@@ -167,9 +167,6 @@ def without_machine_keys(keys: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         keys: Key -> value.
-
-    Returns:
-        The remaining keys.
     """
     return {name: value for name, value in keys.items() if STAGE_KEYS.get(name) is not Kind.MACHINE}
 

@@ -203,9 +203,6 @@ def recipe_config(recipe: Recipe, flags: Mapping[str, Any] | None = None) -> Rec
         recipe: The recipe.
         flags: Flags of recipe.yaml's keys.
 
-    Returns:
-        The typed keys.
-
     Raises:
         ZooError: A key is unknown, missing or of the wrong type, or a download may not set it.
     """
@@ -242,9 +239,6 @@ def recipe_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         flags: Key -> value, as on the command line.
-
-    Returns:
-        The typed values.
 
     Raises:
         ZooError: A key is unknown or has the wrong type.
@@ -286,9 +280,6 @@ def stage_settings(
         flags: Flags of the stage's keys.
         shared_flags: Flags of recipe.yaml's keys.
         output_dir: The folder that the trainer writes to.
-
-    Returns:
-        The settings.
 
     Raises:
         ZooError: A key is unknown or has the wrong type, or keys do not work together.

@@ -34,9 +34,6 @@ def coerce(value: Any, hint: Any) -> Any:
         value: A value from YAML, or the text of a flag.
         hint: The key's annotation.
 
-    Returns:
-        The converted value.
-
     Raises:
         ValueError: The value does not fit; the message says what the type takes, such as "a whole number".
     """
@@ -171,9 +168,6 @@ def json_object(text: str, *, option: str, example: str) -> dict[str, Any]:
         text: The option's text.
         option: Name of the option, for the message.
         example: A valid value, for the message.
-
-    Returns:
-        The object.
 
     Raises:
         ZooError: The text is not a JSON object.

@@ -144,9 +144,6 @@ def request(task: Task, rng: random.Random, kinds: Sequence[str] = tuple(INSTRUC
         task: The task, whose text begins the request.
         rng: Draws kinds, arguments, wordings and their order.
         kinds: The kinds to draw from. A question always gets the kind that asks for yes, no or maybe.
-
-    Returns:
-        The row.
     """
     instructions = []
     for kind in _kinds(task, rng, kinds):

@@ -109,9 +109,6 @@ def subjects(product: str, aspect: str) -> list[str]:
     Args:
         product: Name of the product.
         aspect: Name of the aspect.
-
-    Returns:
-        The openings.
     """
     possessive = [f"{determiner} {product}'s {aspect}" for determiner in lex.DETERMINERS]
     return possessive + [f"the {aspect} of {determiner} {product}" for determiner in lex.DETERMINERS]

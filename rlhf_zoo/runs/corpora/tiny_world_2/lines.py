@@ -214,9 +214,6 @@ def generate_line(rng: random.Random) -> str:
 
     Args:
         rng: The random stream.
-
-    Returns:
-        The remark.
     """
     writer = Writer(rng)
     (write_remark,) = rng.choices(list(_WEIGHTS), weights=list(_WEIGHTS.values()))
