@@ -57,9 +57,9 @@ def zoo(
     readme: Path | None,
     collections: bool,
 ) -> None:
-    """List the models of a namespace, with reward, KL and win rate.
+    """List the models of a namespace, with reward, KL, win rate and verdict.
 
-    The figures come from the models' cards.
+    The figures come from the models' cards. The columns of stages and recipes are left out if all names say them.
 
     \b
     Example:
@@ -106,23 +106,27 @@ def _show(namespace: str, entries: list[Entry], *, missing: str) -> None:
     if not entries:
         click.echo(f"No model of {namespace} {missing}.", err=True)
         return
-    rows = [
-        [
-            entry.repo.removeprefix(f"{namespace}/"),
-            entry.stage or "",
-            entry.recipe or "",
-            (entry.base or "").removeprefix(f"{namespace}/"),
-            _format_figure(entry.reward),
-            _format_figure(entry.kl),
-            f"acc. {_format_figure(entry.accuracy)}" if entry.accuracy else _format_figure(entry.win_rate),
-            (entry.date or "")[:10],
-        ]
-        for entry in entries
-    ]
-    table(namespace, ["model", "stage", "recipe", "base", "reward", "KL", "win rate", "date"], rows)
-    for entry in entries:  # A column of verdicts would make the table wider than 80 columns.
-        if entry.verdict:
-            print_text(f"Verdict on {entry.repo.removeprefix(f'{namespace}/')}: {entry.verdict}.")
+    names = [entry.repo.removeprefix(f"{namespace}/") for entry in entries]
+    columns = {
+        "model": names,
+        "stage": [entry.stage or "" for entry in entries],
+        "recipe": [entry.recipe or "" for entry in entries],
+        "base": [(entry.base or "").removeprefix(f"{namespace}/") for entry in entries],
+        "reward": [_format_figure(entry.reward) for entry in entries],
+        "KL": [_format_figure(entry.kl) for entry in entries],
+        "win rate": [
+            f"acc. {_format_figure(entry.accuracy)}" if entry.accuracy else _format_figure(entry.win_rate)
+            for entry in entries
+        ],
+        "verdict": [entry.verdict or "" for entry in entries],
+        "date": [(entry.date or "")[:10] for entry in entries],
+    }
+    # Models are named RECIPE-STAGE; where all are, these columns would only make the table wider than a terminal.
+    if all(map(str.startswith, names, columns["recipe"])):
+        del columns["recipe"]
+    if all(map(str.endswith, names, columns["stage"])):
+        del columns["stage"]
+    table(namespace, [*columns], [list(row) for row in zip(*columns.values(), strict=True)])
     for entry in entries:
         if entry.note:
             print_text(f"{entry.repo}: {entry.note}", err=True)

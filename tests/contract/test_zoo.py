@@ -88,16 +88,24 @@ def test_zoo_json_lists_models(at_module_hub, heads, run):
 def test_zoo_prints_table(at_module_hub, heads, run):
     result = run(at_module_hub)
     lines = [line.split() for line in result.stdout.splitlines()]
-    assert ["model", "stage", "recipe", "base", "reward", "KL", "win", "rate", "date"] in lines
-    assert ["toy-ppo", "ppo", "toy", "toy-sft", "2.500", "7.000", "0.875", "2026-11-21"] in lines
-    assert ["toy-reward", "reward", "toy", "toy-sft", "acc.", "0.750", "2026-11-21"] in lines
-    assert [line for line in result.stdout.splitlines() if "erdict" in line] == ["Verdict on toy-ppo: healthy."]
+    # All names are RECIPE-STAGE, so the table has no column of either.
+    assert ["model", "base", "reward", "KL", "win", "rate", "verdict", "date"] in lines
+    assert ["toy-ppo", "toy-sft", "2.500", "7.000", "0.875", "healthy", "2026-11-21"] in lines
+    assert ["toy-reward", "toy-sft", "acc.", "0.750", "2026-11-21"] in lines
     (training_row,) = [line for line in lines if line[:1] == ["other-ppo"]]
-    assert training_row[3:6] == ["other-sft", "3.500*", "4.000*"]
+    assert training_row[1:4] == ["other-sft", "3.500*", "4.000*"]
     assert result.stderr == "* the last value that training logged; the others are on held-out prompts\n"
     result = run(at_module_hub, "--stage", "ppo", "--recipe", "none")
     assert (result.stdout, result.stderr) == ("", "No model of local matches this.\n")
     assert run(at_module_hub, "--namespace", "nobody").stderr == "No model of nobody has the tag rlhf-zoo.\n"
+
+
+def test_zoo_table_names_stage_and_recipe_that_a_name_lacks(thread_hub, run):
+    publish(thread_hub, "mine", card("ppo"))
+    publish(thread_hub, "toy-sft", card("sft"))
+    lines = [line.split() for line in run(thread_hub).stdout.splitlines()]
+    assert ["model", "stage", "recipe", "base", "reward", "KL", "win", "rate", "verdict", "date"] in lines
+    assert ["mine", "ppo", "toy", "toy-sft", "2.500", "7.000", "0.875", "healthy", "2026-11-21"] in lines
 
 
 def test_zoo_notes_broken_missing_and_hostile_cards(thread_hub, run, monkeypatch):
