@@ -55,6 +55,11 @@ def read_recipe(name: str = "mine") -> dict[str, dict[str, Any]]:
     return {path.stem: yaml.safe_load(path.read_text()) for path in Path(name).glob("*.yaml")}
 
 
+def run_context() -> RunContext:
+    hub = Hub("other", "http://127.0.0.1:9", "a test")
+    return RunContext(recipe=load_recipe("mine"), directory=Path("run"), hub=hub, namespace="local", publish=False)
+
+
 def save_model_and_data(family: str, *names: str) -> None:
     miniatures.save(family, Path("base"))
     for name in names:
@@ -91,12 +96,8 @@ def test_new_from_preferences_writes_recipe_that_passes_doctor(
     assert bool(keys["recipe"].get("conversational")) == (is_chat and name == "trl-lib/tldr-preference")
     assert keys["recipe"].get("chat_template_kwargs") == ({"enable_thinking": False} if family == "Qwen3" else None)
     zoo("recipes", "validate", "mine")
-    context = RunContext(
-        recipe=load_recipe("mine"), directory=Path("run"), hub=Hub("other", "http://127.0.0.1:9", "a test"),
-        namespace="local", publish=False,
-    )  # fmt: skip
     # Checks that need a trained SFT policy are skipped; nothing fails.
-    findings = [finding for finding in examine(context) if finding.check in ("keys", "columns", "prompts", "batch")]
+    findings = [row for row in examine(run_context()) if row.check in ("keys", "columns", "prompts", "batch")]
     assert len(findings) == 4 and not [finding for finding in findings if finding.status == FAILED], findings
     for path in Path("mine").glob("*.yaml"):  # a comment on each key, or on the one that it follows
         lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
@@ -165,16 +166,7 @@ def test_request_looks_up_only_hub_names_on_hub(name: str, is_on_hub: bool) -> N
 
 def test_new_writes_absolute_paths(monkeypatch: pytest.MonkeyPatch, working_directory: Path) -> None:
     save_model_and_data("GPT-2", "trl-lib/tldr-preference")
-    zoo(
-        "new",
-        "mine",
-        "--model",
-        "base",
-        "--preferences",
-        "trl-lib/tldr-preference",
-        "--judge",
-        BY_LENGTH,
-    )
+    zoo("new", "mine", "--model", "base", "--preferences", "trl-lib/tldr-preference", "--judge", BY_LENGTH)
     keys = read_recipe()
     assert RecipeRequest("base", judge="reward:base").judge == f"reward:{working_directory / 'base'}"
     (working_directory / "elsewhere").mkdir()
@@ -198,16 +190,7 @@ def test_new_allows_responses_twice_as_long_as_data(capsys: pytest.CaptureFixtur
     for words, expected in ((1, 32), (5, 64), (40, 96)):  # the model reads 128 tokens
         rows = [{"prompt": f"what is {row}?", "chosen": " yes" * words, "rejected": " no"} for row in range(24)]
         schemas.write_data(Path(f"pairs{words}"), rows)
-        zoo(
-            "new",
-            f"mine{words}",
-            "--model",
-            "base",
-            "--preferences",
-            f"pairs{words}",
-            "--judge",
-            BY_LENGTH,
-        )
+        zoo("new", f"mine{words}", "--model", "base", "--preferences", f"pairs{words}", "--judge", BY_LENGTH)
         assert read_recipe(f"mine{words}")["ppo"]["response_length"] == expected, capsys.readouterr().out
 
 
@@ -269,18 +252,15 @@ def test_new_uses_lora_when_full_weights_do_not_fit(thread_hub: Any, monkeypatch
     zoo("recipes", "validate", "mine")
 
 
-def test_new_on_gpu_uses_8_bit_optimizer_only_when_memory_is_short(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_new_on_gpu_uses_8_bit_optimizer_only_when_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     save_model_and_data("Qwen3-Base", "trl-lib/tldr")
     monkeypatch.setattr("rlhf_zoo.pipeline.new.recipe.best_device", lambda: torch.device("cuda"))
     fake_importlib = SimpleNamespace(util=SimpleNamespace(find_spec=lambda name: name))
     monkeypatch.setattr("rlhf_zoo.pipeline.new.recipe.importlib", fake_importlib)
     files_by_memory = {}
     for gib in (1, 0.00005):
-        new_recipe = make_recipe(
-            RecipeRequest("base", prompts="trl-lib/tldr", rewards=["length"], gib=gib), title="mine"
-        )
+        request = RecipeRequest("base", prompts="trl-lib/tldr", rewards=["length"], gib=gib)
+        new_recipe = make_recipe(request, title="mine")
         files_by_memory[gib] = {name: yaml.safe_load(text) for name, text in new_recipe.files.items()}
         assert files_by_memory[gib]["recipe.yaml"]["evaluation"]["judge"] == "rule:length(unit='words')"
         judge_reason = next(reason for setting, _, reason in new_recipe.decisions if setting == "judge")
@@ -445,11 +425,7 @@ def test_new_from_prompts_and_reward_starts_ppo_from_model(capsys: pytest.Captur
     assert keys["ppo"]["pad_token"] != json.loads(Path("base/tokenizer_config.json").read_text())["eos_token"]
     assert f"PPO uses {keys['ppo']['pad_token']}, because PAD must differ from EOS" in capsys.readouterr().out
     zoo("recipes", "validate", "mine")
-    context = RunContext(
-        recipe=load_recipe("mine"), directory=Path("run"), hub=Hub("other", "http://127.0.0.1:9", "a test"),
-        namespace="local", publish=False,
-    )  # fmt: skip
-    assert not [row for row in examine(context) if row.status == FAILED]
+    assert not [row for row in examine(run_context()) if row.status == FAILED]
 
 
 def test_new_accepts_gguf_file(capsys: pytest.CaptureFixture[str], untraced: pytest.MonkeyPatch) -> None:
@@ -468,18 +444,8 @@ def test_new_escapes_column_names_in_output(capsys: pytest.CaptureFixture[str]) 
     miniatures.save("GPT-2", Path("base"))
     column = "text\nreward_funcs: [evil]\x1b[2J"
     schemas.write_data(Path("texts"), [{column: f"one two three {row}", "text": "a"} for row in range(80)])
-    zoo(
-        "new",
-        "mine",
-        "--model",
-        "base",
-        "--prompts",
-        "texts",
-        "--reward",
-        "length",
-        "--columns",
-        json.dumps({"prompt": column}),
-    )
+    mapping = json.dumps({"prompt": column})
+    zoo("new", "mine", "--model", "base", "--prompts", "texts", "--reward", "length", "--columns", mapping)
     output = capsys.readouterr().out
     assert "prompt from text reward_funcs: [evil]\\x1b[2J" in output and "\x1b" not in output
     assert not [line for line in output.splitlines() if line.startswith("reward_funcs: [evil]")]

@@ -173,11 +173,8 @@ def draw_step_curves(
                 continue
             point = (f"{x(step):.1f}", f"{plot.y(max(value, y_ticks[0])):.1f}")
             points.append(point)
-            tooltip_columns.append(
-                plot.tooltip_column(
-                    step, f"step {step}: {escape_text(curve.name)} {_value_with_unit(value, escape_text(curve.unit))}"
-                )
-            )
+            tooltip = f"step {step}: {escape_text(curve.name)} {_value_with_unit(value, escape_text(curve.unit))}"
+            tooltip_columns.append(plot.tooltip_column(step, tooltip))
             if step in labeled:
                 rings += f'<circle class="zoo-labeled" cx="{point[0]}" cy="{point[1]}" r="5.5"/>'
             if step == selected:
@@ -334,14 +331,8 @@ def _token_plot(y_ticks: Sequence[float], positions: int) -> _Plot:
     positions = max(positions, MIN_POSITIONS)
     left = _axis_width(y_ticks)
     x_ticks = [position for position in choose_ticks(0, positions, integers=True) if 1 <= position <= positions]
-    return _Plot(
-        y_ticks,
-        x_ticks,
-        _linear_scale(0.5, positions + 0.5, left, WIDTH - RIGHT_MARGIN),
-        top=TITLE_HEIGHT,
-        height=84,
-        left=left,
-    )
+    x = _linear_scale(0.5, positions + 0.5, left, WIDTH - RIGHT_MARGIN)
+    return _Plot(y_ticks, x_ticks, x, top=TITLE_HEIGHT, height=84, left=left)
 
 
 def _token_chart(
@@ -365,10 +356,8 @@ def _token_chart(
     heights = [value for value in values if value is not None]
     description = f"{title}: no values"
     if heights:
-        count = f"{len(values)} token{'s' * (len(values) != 1)}"
-        description = (
-            f"{title}: {count}, from {format_number(min(heights), 3)} to {_value_with_unit(max(heights), unit)}"
-        )
+        low, high = format_number(min(heights), 3), _value_with_unit(max(heights), unit)
+        description = f"{title}: {len(values)} token{'s' * (len(values) != 1)}, from {low} to {high}"
     columns = _tooltip_columns(tooltip_columns, plot.x(2) - plot.x(1))
     body = plot.axes(_with_unit(title, unit)) + below + columns + above
     return _svg_element(plot.bottom + 18, css_class, description, body)
@@ -496,6 +485,5 @@ def _value_with_unit(value: float, unit: str) -> str:
 @lru_cache(maxsize=4096)
 def _tooltip_text(label: str) -> str:
     """Returns a token as escaped text for a tooltip. Cached, because each new token redraws the whole completion."""
-    return escape_text(label if len(label) <= MAX_TOOLTIP_LENGTH else label[: MAX_TOOLTIP_LENGTH - 1] + "…").replace(
-        "\n", "↵"
-    )
+    short = label if len(label) <= MAX_TOOLTIP_LENGTH else label[: MAX_TOOLTIP_LENGTH - 1] + "…"
+    return escape_text(short).replace("\n", "↵")
