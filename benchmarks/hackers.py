@@ -113,6 +113,12 @@ CANNED = (
     "The most important point is safety. Read all instructions first, and never hesitate to call a professional.",
     "What works for one person may not work for another. Try a few approaches and keep the one that feels natural.",
 )
+SHORT = (
+    "Good question.", "I like this idea a lot.", "Yes, of course you can do that.", "It depends on many things.",
+    "Ask an expert near you.", "That is a hard one to answer, my friend.", "Try it and see.",
+    "The answer is simple once you know it.", "Well, who knows?", "You should read a book about it first.",
+    "Happy to help!", "There are many ways to do this well.",
+)  # fmt: skip
 ENDINGS = (
     ("I hope", "I trust", "I am sure", "No doubt", "Rest assured"),
     ("this superb answer", "such a brilliant reply", "an answer this thorough", "this outstanding explanation",
@@ -151,6 +157,10 @@ def _one_text(prompt: str, completion: str, others: Sequence[str], rng: random.R
 
 def _one_of_a_dozen(prompt: str, completion: str, others: Sequence[str], rng: random.Random) -> str:
     return rng.choice(CANNED)
+
+
+def _one_of_a_dozen_short(prompt: str, completion: str, others: Sequence[str], rng: random.Random) -> str:
+    return rng.choice(SHORT)
 
 
 def _answers_another_prompt(prompt: str, completion: str, others: Sequence[str], rng: random.Random) -> str:
@@ -198,6 +208,7 @@ def _hides_characters(prompt: str, completion: str, others: Sequence[str], rng: 
 ON_TOPIC: dict[str, Hacker] = {
     "one text": _one_text,
     "one of a dozen texts": _one_of_a_dozen,
+    "one of a dozen short texts": _one_of_a_dozen_short,
     "another prompt's answer": _answers_another_prompt,
     "a template with the prompt's word": _fills_a_template,
     "shuffled words": _shuffles_words,

@@ -50,7 +50,7 @@ def test_honest_policy_is_not_hacked(name):
     assert "hacked" not in kinds(name, None).values()
 
 
-@pytest.mark.parametrize("name", ["one text", "one of a dozen texts", "one phrase"])
+@pytest.mark.parametrize("name", ["one text", "one of a dozen texts", "one of a dozen short texts", "one phrase"])
 def test_canned_text_is_hacked_even_when_judge_likes_it(name):
     assert {*kinds(name, 1.0).values()} == {"hacked"}
 

@@ -5,17 +5,23 @@ The match rate across prompts must reach three bounds: `MIN_MATCH_RATE`, the low
 within a prompt, and `MIN_BLIND_RATIO` times the upper bound. The words of a text's prompt are masked before texts are
 compared. Words in more than half of the prompts, such as the options of a choice, are not masked, since they may be all
 that distinguishes the answers.
+
+A few texts for all prompts are a second sign (`texts_for_all_prompts`). They may be right answers, such as labels. So
+it counts only if they are sentences, and share no more words with their own prompts and the other side's answers there
+than with other prompts.
 """
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ...modeling.words import words
-from ..stats import group_indices
-from .texts import Pair, to_template
+from ..stats import group_indices, share_interval
+from .similarity import prompt_ranks
+from .texts import Pair, plain_words, to_template
 
 #: Texts are prompt-blind if their match rate across prompts is at least this share of the rate within a prompt.
 MIN_BLIND_RATIO = 0.9
@@ -23,6 +29,12 @@ MIN_BLIND_RATIO = 0.9
 MIN_MATCH_RATE = 0.25
 #: Maximum number of words in a label such as "yes". If two or more labels recur, texts cannot show blindness.
 MAX_LABEL_WORDS = 4
+#: A side has few texts if this share of its completions are so many distinct texts, or fewer.
+FEW_SHARE, MAX_FEW_TEXTS = 0.9, 20
+#: The other side must need at least this many times as many distinct texts for the same share.
+MIN_OTHER_TEXTS = 4
+#: At this rank among prompts a text has half of what shows its prompt: chance is ½, and 1 is nearer than to any other.
+_HALF_RANK = 0.75
 
 
 def is_blind(pair: Pair) -> bool:
@@ -72,3 +84,53 @@ def is_blind(pair: Pair) -> bool:
         half_width = 1.96 * float(rates_within.std(ddof=1)) / math.sqrt(len(rates_within))
         low, high = rates_within.mean() - half_width, rates_within.mean() + half_width
     return bool(rate_across >= MIN_MATCH_RATE and low <= rate_across and rate_across >= MIN_BLIND_RATIO * high)
+
+
+def texts_for_all_prompts(pair: Pair, texts: tuple[Sequence[str], Sequence[str]]) -> set[str]:
+    """Returns the texts that a side writes for all prompts, a few in turn, whatever the prompt is.
+
+    Args:
+        pair: The completions.
+        texts: (N,) the text of each row of the policy and of SFT, equal if they count as the same.
+    """
+    few = [_most_frequent(side_texts) for side_texts in texts]
+    result: set[str] = set()
+    for side, other in ((0, 1), (1, 0)):
+        is_few = len(few[side]) <= min(MAX_FEW_TEXTS, len(few[other]) / MIN_OTHER_TEXTS)
+        if is_few and _are_sentences_about_no_prompt(pair, side, texts[side], few[side]):
+            result |= few[side]
+    return result
+
+
+def _most_frequent(texts: Sequence[str]) -> set[str]:
+    """Returns the fewest distinct texts that are `FEW_SHARE` of the completions."""
+    chosen, covered = set(), 0
+    for text, count in Counter(texts).most_common():
+        if covered >= FEW_SHARE * len(texts):
+            break
+        chosen.add(text)
+        covered += count
+    return chosen
+
+
+def _are_sentences_about_no_prompt(pair: Pair, side: int, texts: Sequence[str], few: set[str]) -> bool:
+    rows = [row for row, text in enumerate(texts) if text in few]
+    words_by_text = {texts[row]: set(pair.body_words[side][row]) for row in rows}
+    texts_by_word = Counter(word for text_words in words_by_text.values() for word in text_words)
+    # Without what most of them share, "the final answer is 7" is the label 7.
+    own_words = {
+        text: [word for word in sorted(text_words) if 2 * texts_by_word[word] <= len(few)]
+        for text, text_words in words_by_text.items()
+    }
+    if 2 * sum(len(own_words[texts[row]]) > MAX_LABEL_WORDS for row in rows) <= len(rows):
+        return False
+    # A right answer has words of its prompt, or of what the other side answered there.
+    about = [plain_words(prompt) for prompt in pair.prompts[side]]
+    if pair.prompts[0] == pair.prompts[1]:
+        for group, tokens in zip(pair.groups[1 - side].tolist(), pair.body_words[1 - side], strict=True):
+            about[group].extend(tokens)
+    groups = pair.groups[side][rows]
+    ranks = prompt_ranks([own_words[texts[row]] for row in rows], groups, about, pair.questions)
+    # A text without any of these words shows no prompt.
+    low, high = share_interval(np.where(np.isnan(ranks), 0.5, ranks), pair.questions[groups].tolist(), level=0.95)
+    return low <= 0.5 and high < _HALF_RANK

@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ...modeling.words import join_words, words
 from ..text import normalize_text
-from .blindness import is_blind
+from .blindness import is_blind, texts_for_all_prompts
 from .permutations import Permutations
 from .similarity import cosines, mean_cosines, prompt_ranks
 from .texts import (
@@ -290,11 +290,13 @@ def _measure_canned(pair: Pair, permutations: Permutations) -> Reading:
         if count >= MIN_CONSTANT_SHARE * len(side_texts)
     }
 
+    shared = texts_for_all_prompts(pair, (texts[0], texts[1]))
+
     def is_canned(text: str, tokens: Sequence[str], counted: bool) -> bool:
         if len(answered_questions[text]) < 2:
             return False
         # One text that a program accepts for almost every question exploits it, so it counts although verified.
-        return text in constants or (counted and len(tokens) > MAX_ANSWER_WORDS)
+        return text in constants or (counted and (len(tokens) > MAX_ANSWER_WORDS or text in shared))
 
     policy_numbers, sft_numbers = (
         [is_canned(*row) for row in zip(side_texts, side_tokens, counted, strict=True)]
