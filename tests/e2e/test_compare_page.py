@@ -406,6 +406,8 @@ def test_result_is_in_view_on_phone(visitor: Visitor) -> None:
     visitor.phone()
     visitor.open()
     assert result_top() < 844, "the answered example begins on the first screen"
+    assert visitor.first("#kl-figures .zoo-note").text == "Off: reward higher, judge’s score lower."
+    assert visitor.first("#kl-figures caption").is_displayed()
     visitor.screenshot_as_it_is("phone-opened.png")
     for selector in ("#compare", "#examples .gallery-item", "#surprise"):
         visitor.browser.execute_script("window.scrollTo(0, 0)")

@@ -104,7 +104,7 @@ def test_kl_switch_shows_figures_of_one_kind_of_prompts() -> None:
     validation = part(reward=1.0, judge=0.6, kl=2.0)
     both = switch_of(HIGH | {"validation": validation}, LOW | {"validation": validation})
     (caption,) = both.texts("caption")
-    assert caption == "On test prompts · ▲▼: the 95% intervals do not overlap"
+    assert caption == "On test prompts · ▲▼: 95% intervals apart"
     assert both.texts("td", data_figure="judge") == ["+0.50", "−0.25 ▼"]
     # Test prompts measured only one of the two checkpoints.
     page = switch_of({"validation": validation}, LOW | {"validation": validation})

@@ -97,22 +97,29 @@ class KLSwitch:
         Args:
             value: The slider's value, whose row is emphasized.
         """
-        return f'<div class="zoo-switch"><p class="zoo-note">{self._finding()}</p>{self._table(value)}</div>'
+        finding = "".join(
+            f'<span class="{name}">{text}</span>'
+            for name, text in zip(("zoo-wide", "zoo-narrow"), self._finding(), strict=True)
+        )
+        return f'<div class="zoo-switch"><p class="zoo-note">{finding}</p>{self._table(value)}</div>'
 
-    def _finding(self) -> str:
+    def _finding(self) -> tuple[str, str]:
+        """Returns what the figures show, in words for a wide screen and for a phone."""
         on, off = self._figures()
         if _difference(on, off, "reward") == 1 and "judge" in on and "judge" in off:
             judge = _difference(on, off, "judge")
             if judge == -1:
                 return (
-                    "Without the KL penalty the reward is higher and the judge’s score lower. Slide to read the texts."
+                    "Without the KL penalty the reward is higher and the judge’s score lower. Slide to read the texts.",
+                    "Off: reward higher, judge’s score lower.",
                 )
             if judge == 0:
                 return (
                     "Without the KL penalty the reward is higher; these prompts do not show whether the judge’s score "
-                    "differs. Slide to read the texts."
+                    "differs. Slide to read the texts.",
+                    "Off: reward higher, judge not shown to differ.",
                 )
-        return "Slide to compare the texts with and without the KL penalty."
+        return "Slide to compare the texts with and without the KL penalty.", "Slide to compare the texts."
 
     def _part(self) -> str:
         """Returns the kind of prompts of which both checkpoints have the most figures; test prompts if it is equal."""
@@ -140,7 +147,7 @@ class KLSwitch:
             name = f"{'On' if side == ON else 'Off'}, step {point.step}"
             rows.append(f'<tr{selection}><th scope="row">{name}</th>{cells}</tr>')
         marked = any(_difference(on, off, name) for name in shown)
-        caption = f"On {self._part()} prompts" + (" · ▲▼: the 95% intervals do not overlap" if marked else "")
+        caption = f"On {self._part()} prompts" + (" · ▲▼: 95% intervals apart" if marked else "")
         return (
             '<div class="zoo-scroll" role="region" aria-label="Figures with and without KL penalty" tabindex="0">'
             f"<table><caption>{caption}</caption><thead><tr><td></td>{head}</tr></thead>"
