@@ -18,13 +18,10 @@ import os
 import platform
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 import traceback
-import xml.etree.ElementTree as ET
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -38,8 +35,9 @@ if __name__ == "__main__":  # and not in tests, which import this
 import plan_check
 import torch
 from datasets import Dataset
+from gpu_processes import BF16, RATE, peer, profile, tests, update_part
 from gpu_smollm2 import smollm2
-from speed.points import BOS, EOS, PAD, POINTS, word_tokenizer
+from speed.points import BOS, EOS, PAD, word_tokenizer
 from torch import Tensor
 from transformers import PrinterCallback, Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
 
@@ -51,7 +49,6 @@ from rlhf_zoo.ppo.engines import NativeEngine
 from rlhf_zoo.ppo.rollout import Advantages, Rollout
 
 ROOT = Path(__file__).resolve().parents[1]
-PEER = ROOT / ".gpu" / "peer"  # TRL 1.12.0, brought along: docs/gpu.md
 PACKAGES = ("torch", "transformers", "accelerate", "peft", "trl", "datasets", "numpy")
 SMALL = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
          "intermediate_size": 688, "vocab_size": 4096}  # fmt: skip
@@ -59,17 +56,7 @@ QWEN_05B = {"hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 
             "intermediate_size": 4864, "vocab_size": 151_936}  # fmt: skip
 TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
         "intermediate_size": 48, "vocab_size": 64}  # fmt: skip
-TESTS = [
-    *(f"tests/numerics/test_{name}.py" for name in (
-        "gpu", "reference", "goldens", "trl_parity", "details", "resume", "properties", "kl_estimators", "learning")),
-    *(f"tests/unit/test_{name}.py" for name in (
-        "trainer", "own_loop", "training_run", "phases", "ppo_options", "critic", "sampling", "sampling_queue",
-        "logprobs", "nonfinite_steps", "limits", "peft", "models", "guards", "compat", "value_head", "trl_defects",
-        "rewards", "reward_ensemble", "reward_forms", "samples_shown", "ppo_stage", "trace", "config")),
-]  # fmt: skip
-OURS = "speed.ours"
-MATRIX, RATE = "TFLOP/s of bf16 matrices", "TFLOP/s of the update's matrices"
-ON_CPU = "trace_command_prints"  # it starts a process that sees no GPU
+MATRIX = "TFLOP/s of bf16 matrices"
 
 
 def build(kind: Any, shape: Mapping[str, int], *, seed: int, **fields: Any) -> Any:
@@ -323,60 +310,6 @@ def _seconds(device: str, work: Callable[[], Any], times: int) -> float:
     return (time.perf_counter() - began) / times
 
 
-def update(point: str, *words: str, side: str = OURS, updates: int = 1) -> dict[str, Any]:
-    """What a process of a side of benchmarks/bench.py says of updates at a point, or why it says nothing."""
-    command = [sys.executable, "-m", side, point, "--updates", str(updates), *words]
-    folders = [str(PEER), *sys.path] if side == "speed.peer" else sys.path
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, folders))}
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()  # what this process had: the GPU is that one's now
-    environment |= {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "TRL_EXPERIMENTAL_SILENCE": "1"}
-    done = subprocess.run(
-        command, cwd=ROOT / "benchmarks", env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if done.returncode:
-        return {"error": (done.stderr.strip().splitlines() or ["it said nothing"])[-1][:500]}
-    seen = json.loads(done.stdout.splitlines()[-1])
-    last = seen["updates"][-1]
-    found = {"seconds": last["seconds"], **last["phases"], "response tokens": last["tokens"]}
-    return found | {"peak GiB": seen.get("gpu_peak_gib", seen["peak_mib"] / 1024)}
-
-
-def shape(point: str, settings: Mapping[str, Sequence[str]]) -> Callable[[str, bool], dict[str, Any]]:
-    """A part: an update at a point in each of the settings."""
-
-    def part(device: str, tiny: bool) -> dict[str, Any]:
-        name = ("tiny-lora" if POINTS[point].lora else "tiny") if tiny else point
-        found: dict[str, Any] = {}
-        for setting, words in settings.items():
-            try:
-                found[setting] = seen = update(name, *words)
-            except TimeoutError as error:
-                found[setting] = {"not run": str(error)}
-                break
-            if "update" in seen and not POINTS[point].lora:
-                count, shared = POINTS[name].batch, "--shared" in words
-                flops = POINTS[name].update_flops(2 * count, shared) - POINTS[name].update_flops(count, shared)
-                seen[RATE] = flops / seen["update"] / 1e12
-        return found
-
-    return part
-
-
-def peer(device: str, tiny: bool) -> dict[str, Any]:
-    """TRL 1.12.0 and this trainer at 64 completions of shape C: TRL keeps all scores in float32, and has no room."""
-    if not (PEER / "trl").is_dir():
-        return {"not run": f"TRL 1.12.0 is not in {PEER} (docs/gpu.md)"}
-    found: dict[str, Any] = {}
-    for name, words, side in (("TRL 1.12.0", (), "speed.peer"), ("here", (), OURS), ("here, bf16", BF16, OURS)):
-        try:
-            found[name] = update("tiny" if tiny else "c64", *words, side=side)
-        except TimeoutError as error:
-            found[name] = {"not run": str(error)}
-            break
-    return found
-
-
 def plan(device: str, tiny: bool) -> dict[str, Any]:
     """The planner's memory against what torch comes to hold, in settings of every kind (benchmarks/plan_check.py)."""
     names = ["nothing"] if tiny else [name for name in plan_check.SETTINGS if name != "nothing"]
@@ -385,67 +318,17 @@ def plan(device: str, tiny: bool) -> dict[str, Any]:
     return {**rows, "farthest apart": max(apart.values(), key=abs)}
 
 
-def profile(device: str, tiny: bool) -> dict[str, Any]:
-    """Seconds of the device by kind of operation, in an update of shape C with 64 completions."""
-    done = subprocess.run(
-        [sys.executable, "-m", "speed.profile", "ours", "tiny" if tiny else "c64", *BF16], cwd=ROOT / "benchmarks",
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
-    if done.returncode:
-        return {"error": done.stderr.strip()[-500:]}
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
-def tests(device: str, tiny: bool) -> dict[str, Any]:
-    """The trainer's tests with models and tensors on the device."""
-    chosen = ["tests/unit/test_sampling.py"] if tiny else TESTS
-    with tempfile.TemporaryDirectory() as directory:
-        report, said = Path(directory) / "report.xml", Path(directory) / "stderr"
-        path = os.pathsep.join(filter(None, sys.path))
-        command = [
-            sys.executable, "-m", "pytest", "-q", "--device", device, "-m", "not full", "-n", "auto",
-            "-k", f"not ({ON_CPU})", "--timeout", "120", "--tb=short", "--junitxml", str(report), *chosen,
-        ]  # fmt: skip
-        began, cut = time.perf_counter(), None
-        env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-        with said.open("w") as stderr:
-            process = subprocess.Popen(command, cwd=ROOT, env=env, stderr=stderr)
-        try:
-            process.wait()
-        except TimeoutError as error:
-            cut = str(error)
-            process.send_signal(signal.SIGINT)  # it still writes down what it has seen
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(20)
-            process.kill()
-        if not report.is_file():
-            raise RuntimeError(f"pytest wrote no report: {said.read_text().strip()[-300:]}")
-        counts: dict[str, int] = defaultdict(int)
-        failed, skipped = [], []
-        for case in ET.parse(report).iter("testcase"):
-            outcome = next((child.tag for child in case if child.tag in ("failure", "error", "skipped")), "passed")
-            counts[outcome] += 1
-            name = f"{case.get('classname')}::{case.get('name')}"
-            if outcome != "passed":
-                (skipped if outcome == "skipped" else failed).append(name)
-    seconds = time.perf_counter() - began
-    return {"seconds": seconds, "files": chosen, **counts, "failed": failed, "not run": skipped, "cut off": cut}
-
-
-BF16 = ("--bf16",)
 EAGER = (*BF16, "--set", json.dumps({"rollout_graphs": False}))
 LARGE = (*BF16, "--set", json.dumps({"max_tokens_per_micro_batch": 16_384}))
 PARTS: dict[str, Callable[[str, bool], dict[str, Any]]] = {
     "ceilings": ceilings,
-    "c": shape("c", {
+    "c": update_part("c", {
         "bf16, graphs, 16,384 tokens a pass": LARGE,
         "bf16, graphs, 16,384 tokens a pass, shared trunk": (*LARGE, "--shared"), "bf16, graphs": BF16,
         "bf16, eager": EAGER,
     }),
     "sampling": sampling, "parity": parity, "mismatch": mismatch, "resume": resume, "plan": plan, "profile": profile,
-    "1b": shape("1b", {"bf16": BF16}), "8b-lora": shape("8b-lora", {"bf16 weights": ()}), "trl": peer,
+    "1b": update_part("1b", {"bf16": BF16}), "8b-lora": update_part("8b-lora", {"bf16 weights": ()}), "trl": peer,
     "smollm2": smollm2, "tests": tests,
 }  # fmt: skip
 AT_MOST = {"tests": 120.0}  # seconds

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import gpu
+import gpu_processes
 import gpu_smollm2
 import pytest
 from gguf_fixture import write_gguf
@@ -33,7 +34,7 @@ def test_gpu_script_skips_part_that_takes_too_long(tmp_path: Path, monkeypatch: 
 
 
 def test_gpu_script_test_files_exist() -> None:
-    assert all((gpu.ROOT / name).is_file() for name in gpu.TESTS)
+    assert all((gpu.ROOT / name).is_file() for name in gpu_processes.TESTS)
 
 
 def test_update_flops_of_shape_c_match_hand_count() -> None:
@@ -49,7 +50,7 @@ def test_update_flops_of_shape_c_match_hand_count() -> None:
 
 @pytest.mark.full
 def test_gpu_script_runs_every_part_on_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "PEER", tmp_path)
+    monkeypatch.setattr(gpu_processes, "PEER", tmp_path)
     monkeypatch.delenv("RLHF_ZOO_DATA", raising=False)
     path = tmp_path / "figures.json"
     parts = [name for name in gpu.PARTS if name != "tests"]
