@@ -27,6 +27,16 @@ class PrintableFormatter(logging.Formatter):
         return printable(super().format(record))
 
 
+def first_line(error: BaseException) -> str:
+    """Returns an error's message in one line and without its full stop, or else the name of its class."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deep"
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    # The errors of huggingface_hub's strict dataclasses begin with a heading.
+    line = lines[-1] if type(error).__name__.startswith("StrictDataclass") else lines[0]
+    return line.strip().rstrip(".")
+
+
 def printable(text: str) -> str:
     r"""Escapes the control characters in a text, such as \x1b, except newlines and tabs."""
     return "".join(

@@ -13,7 +13,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from .errors import ZooError
+from .errors import ZooError, first_line
 
 
 def replace_file(path: Path, content: bytes, *, mode: int = 0o600, scratch: Path | None = None) -> None:
@@ -351,7 +351,7 @@ def load_yaml(text: str, loader: Any = None) -> Any:
         position = (mark.line + 1, mark.column + 1) if mark else (None, None)
         raise BadYAML(", ".join(filter(None, (error.context, error.problem))), *position) from error
     except yaml.YAMLError as error:
-        raise BadYAML(str(error).strip().splitlines()[0]) from error
+        raise BadYAML(first_line(error)) from error
     except UnicodeError as error:
         raise BadYAML("it holds half a character (a lone surrogate)") from error
     except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:

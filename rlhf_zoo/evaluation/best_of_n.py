@@ -102,7 +102,7 @@ def build_choices(
             excluded |= chosen_anywhere
             own_words = words_by_prompt[prompts[pair]]
             # The random number breaks ties between equally similar prompts.
-            order = {prompt: (-_word_overlap(own_words, words_by_prompt[prompt]), rng.random()) for prompt in searched}
+            order = {prompt: (-_jaccard_index(own_words, words_by_prompt[prompt]), rng.random()) for prompt in searched}
             for prompt in sorted(order, key=order.__getitem__):
                 if prompt != prompts[pair]:
                     take(pairs_of_prompt[prompt])
@@ -113,7 +113,7 @@ def build_choices(
     return result
 
 
-def _word_overlap(a: set[str], b: set[str]) -> float:
+def _jaccard_index(a: set[str], b: set[str]) -> float:
     """Returns the number of common words divided by the number of words in either set (Jaccard index)."""
     return len(a & b) / max(len(a | b), 1)
 

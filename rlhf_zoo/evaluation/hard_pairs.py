@@ -16,7 +16,7 @@ from ..modeling.words import words
 from .stats import Estimate, bootstrap_mean, mean_share, split_into_parts
 from .text import normalize_text
 
-QUARTERS = 4  # quarters
+QUARTERS = 4
 SAME_LENGTH = 0.1  # two lengths count as the same if they differ by at most this share of the longer one
 _ZERO_STRENGTH = 1e-9  # strengths below this count as 0
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # Tokenizers decode the bytes of an incomplete character to one replacement character, or to one for each byte.
 _INCOMPLETE = "\ufffd"
 _MAX_INCOMPLETE = 3  # the longest UTF-8 character has four bytes
-#: Number of prompt tokens that `Pieces` decodes before a completion. A few give its first token the right context.
+#: Number of prompt tokens that are decoded before a completion. A few give its first token the right context.
 _PROMPT_TOKENS_KEPT = 16
 # Texts after which a completion is encoded if a single token spans the end of its prompt and its own beginning.
 _ANCHORS = ("", "\n", ".", "a")
@@ -128,7 +128,7 @@ class TokenText:
         return bisect_left(range(len(self._ids)), True, key=lambda last: self.prefix_text(last + 1).startswith(target))
 
 
-class Pieces:
+class IncrementalDetokenizer:
     """Decodes a completion token by token. The pieces, joined, are the completion's text.
 
     A token alone does not determine its text: SentencePiece drops the space before it, and a byte is not a character.

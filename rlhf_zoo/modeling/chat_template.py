@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 from jinja2 import Environment, TemplateError
 from jinja2.defaults import DEFAULT_NAMESPACE
 
-from ..errors import ZooError
+from ..errors import ZooError, first_line
 from .alignment import special_ids
 from .time_limit import Expired, deadline
 
@@ -215,10 +215,9 @@ def _apply_template(messages: Conversation, tokenizer: PreTrainedTokenizerBase, 
             f"{len(messages)} messages: use another template."
         ) from error
     except Exception as error:  # a template may raise any exception
-        reason = (str(error).strip().splitlines() or ["no reason given"])[0].rstrip(".")
         roles = ", ".join(str(turn.get("role")) for turn in messages) or "no turns"
         raise ZooError(
-            f"The chat template refuses a conversation of {roles} ({reason}): correct the data, or remove "
+            f"The chat template refuses a conversation of {roles} ({first_line(error)}): correct the data, or remove "
             "system_prompt if the template allows none."
         ) from error
 

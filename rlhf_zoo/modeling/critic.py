@@ -13,10 +13,10 @@ from transformers import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING, MODEL_MAPPING, 
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.modeling_layers import GenericForTokenClassification
 
-from ..errors import ZooError
+from ..errors import ZooError, first_line
 from .loading import load_config, load_model
 from .logprobs import response_outputs
-from .model_files import first_line, model_files
+from .model_files import model_files
 from .models import HEADS, base_of_adapter, load_causal, load_classifier, merge_adapter, score_statistics
 from .sampling.sampler import Samples
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ..errors import ZooError
+from ..errors import ZooError, first_line
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def named_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).strip().splitlines()[0].rstrip(".")[:100]
+        reason = first_line(error)[:100]
         raise ZooError(f"There is no device {name!r} here ({reason}): name another, such as cpu.") from error
     return device
 

@@ -75,15 +75,3 @@ class SingleModelShards(ShardTrainer):
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         super()._save(output_dir, gather_weights(self.model) if state_dict is None else state_dict)
-
-
-def with_sharding(trainer_class: Any) -> Any:
-    """Makes a TRL trainer shard its model.
-
-    Args:
-        trainer_class: A subclass of Trainer.
-
-    Returns:
-        A subclass of the same name.
-    """
-    return type(trainer_class.__name__, (SingleModelShards, trainer_class), {})

@@ -70,15 +70,3 @@ class LengthGroupingMixin(Trainer):
         return SeededLengthSampler(
             lengths, size, seed=self.args.seed if self.args.data_seed is None else self.args.data_seed
         )
-
-
-def with_length_grouping(trainer_class: Any) -> Any:
-    """Makes a trainer class implement `group_by_length` with `SeededLengthSampler`.
-
-    Args:
-        trainer_class: A subclass of Trainer.
-
-    Returns:
-        A subclass of the same name.
-    """
-    return type(trainer_class.__name__, (LengthGroupingMixin, trainer_class), {})

@@ -11,10 +11,10 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 from transformers.utils import logging
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from ..errors import ZooError
+from ..errors import ZooError, first_line
 from .config_checks import check_tokenizer
 from .gguf import with_plain_weights
-from .model_files import HubOptions, ModelFiles, first_line, model_files, name_of, translate_load_errors
+from .model_files import HubOptions, ModelFiles, model_files, name_of, translate_load_errors
 from .remote_code import is_trusted, record_code, untrusted_message
 
 _LAYER = re.compile(r"\.(layers|h|blocks?)\.\d+\.")

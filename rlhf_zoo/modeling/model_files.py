@@ -19,7 +19,7 @@ from huggingface_hub.errors import (
 )
 from safetensors import SafetensorError, safe_open
 
-from ..errors import ZooError
+from ..errors import ZooError, first_line
 from ..fileio import MAX_JSON, hub_id, parse_json
 from ..hub.client.downloads import CARD_FILE, find_download
 from ..hub.client.run_signature import TRUST_RUN_FLAG, is_own
@@ -36,15 +36,6 @@ _SHARD = re.compile(r"\w[\w.-]*\.safetensors")
 MALFORMED = (
     OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RecursionError, StrictDataclassError,
 )  # fmt: skip
-
-
-def first_line(error: Exception) -> str:
-    """Returns the first line of an error's message, without its full stop, to be quoted in a sentence."""
-    if isinstance(error, RecursionError):
-        return "its JSON is nested too deep"
-    if isinstance(error, StrictDataclassError):  # its first line is a heading
-        return str(error).strip().splitlines()[-1].strip().rstrip(".")
-    return str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ..errors import ZooError
+from ..errors import ZooError, first_line
 from ..plugins import did_you_mean
 from .generation_config import make_savable
 from .loading import FLOAT32, Loading, load_config, load_model, load_with_missing
@@ -23,7 +23,6 @@ from .model_files import (
     ADAPTER_WEIGHTS,
     HubOptions,
     ModelFiles,
-    first_line,
     json_object,
     model_files,
     translate_load_errors,

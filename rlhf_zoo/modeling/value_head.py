@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
 from ..errors import ZooError
-from .model_files import ModelFiles
+from .model_files import ModelFiles, translate_load_errors
 
 VALUE_HEAD_FILE = "critic/value_head.safetensors"
 PREFIX = "v_head."  # begins the names of the head's tensors in a model's state dict
@@ -129,9 +129,6 @@ def is_head_key(key: str) -> bool:
 
 
 def _head_tensors(path: Path) -> dict[str, Tensor]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            keys = [key for key in file.keys() if is_head_key(key)]  # noqa: SIM118
-            return {key.removeprefix(PREFIX): file.get_tensor(key) for key in keys}
-    except SafetensorError as error:
-        raise ZooError(f"{path} is truncated or damaged ({error}): copy it again.") from error
+    with translate_load_errors(str(path)), safe_open(path, framework="pt") as file:
+        keys = [key for key in file.keys() if is_head_key(key)]  # noqa: SIM118
+        return {key.removeprefix(PREFIX): file.get_tensor(key) for key in keys}

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..errors import ZooError
+from ..errors import ZooError, first_line
 from ..modeling.critic import add_adapter
 from ..modeling.generation_config import make_savable
 from ..modeling.gguf import check_plain_weights
 from ..modeling.loading import AS_SAVED, FLOAT32, load_tokenizer
-from ..modeling.model_files import first_line
 from ..modeling.models import context_length, disable_dropout, is_peft, load_causal, load_classifier
 from ..modeling.packed_attention import enable_packing
 from ..modeling.prompts import prepare_prompts, warn_of_reserved_columns
@@ -257,10 +256,8 @@ def _check_settings(args: PPOConfig) -> None:
 
 def _prepare_policy(model: Any, args: PPOConfig) -> tuple[Any, ValueHead | None]:
     """Returns the policy, and its value head if `model` has one."""
-    if isinstance(model, AutoModelForSeq2SeqLMWithValueHead):
-        raise ZooError("PPO supports only decoder-only models, but this model has an encoder: choose another.")
     head = None
-    if isinstance(model, AutoModelForCausalLMWithValueHead):
+    if isinstance(model, AutoModelForCausalLMWithValueHead | AutoModelForSeq2SeqLMWithValueHead):
         model, head = model.pretrained_model, model.v_head
     if isinstance(model, str):
         model = load_causal(model)
@@ -332,10 +329,9 @@ def build_rewards(
     """
     models = _as_list(reward_model)
     check_ensemble(models, args.reward_ensemble)
-    if args.reward_pad_token is not None and not models:
-        raise ZooError(f"reward_pad_token is {args.reward_pad_token!r}, but there is no reward_model: remove it.")
-    if args.reward_label is not None and not models:
-        raise ZooError(f"reward_label is {args.reward_label!r}, but there is no reward_model: remove it.")
+    for key in ("reward_pad_token", "reward_label"):
+        if getattr(args, key) is not None and not models:
+            raise ZooError(f"{key} is {getattr(args, key)!r}, but there is no reward_model: remove it.")
     tokenizer_list = _as_list(reward_tokenizer) or [tokenizer]
     tokenizers = tokenizer_list * len(models) if len(tokenizer_list) == 1 else tokenizer_list
     if len(tokenizers) != len(models):

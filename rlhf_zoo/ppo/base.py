@@ -86,11 +86,8 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
             require_own_pad=self.require_own_pad,
         )
         self.reference, self.text_source, self._rewards = parts.reference, parts.text_source, parts.rewards
-        self.context, self.vocabulary, self.smallest_embedding = (
-            parts.context,
-            parts.vocabulary,
-            parts.smallest_embedding,
-        )
+        self.context, self.vocabulary = parts.context, parts.vocabulary
+        self.smallest_embedding = parts.smallest_embedding
         pad, eos = processing_class.pad_token_id, processing_class.eos_token_id
         self.stop_ids = args.stop_ids(processing_class, parts.policy)
         # Pad with EOS if PAD has no embedding, for example because a script added PAD past the embeddings.
@@ -144,7 +141,6 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
 
     @property
     def _reward_models(self) -> Sequence[RewardModel]:
-        """The reward models."""
         return self._rewards.models if self._rewards is not None else ()
 
     @abstractmethod

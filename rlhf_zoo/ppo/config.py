@@ -311,15 +311,13 @@ def _check_completions(args: Any) -> None:
             f"truncate_after is {args.truncate_after} and response_length {args.response_length}, so nothing would be "
             "cut: lower truncate_after."
         )
-    if args.skip_equal_scores and args.num_generations < 2:
-        raise ZooError(
-            "skip_equal_scores compares the completions of a prompt, but num_generations is 1: set it to at least 2."
-        )
-    if args.score_centering == "prompt" and args.num_generations < 2:
-        raise ZooError(
-            "score_centering 'prompt' compares the completions of a prompt, but num_generations is 1: set it to at "
-            "least 2."
-        )
+    for setting, is_set in {
+        "skip_equal_scores": args.skip_equal_scores, "score_centering 'prompt'": args.score_centering == "prompt"
+    }.items():  # fmt: skip
+        if is_set and args.num_generations < 2:
+            raise ZooError(
+                f"{setting} compares the completions of a prompt, but num_generations is 1: set it to at least 2."
+            )
 
 
 def _check_engine(args: Any) -> None:

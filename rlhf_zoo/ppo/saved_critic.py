@@ -4,7 +4,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from ..errors import ZooError
+from ..errors import ZooError, first_line
 from ..modeling.critic import CRITIC_DIR, critic_from
 from ..modeling.model_files import ModelFiles
 from ..modeling.value_head import ValueHead, read_value_head
@@ -34,6 +34,7 @@ def load_critic(folder: str | Path, policy: PreTrainedModel) -> PreTrainedModel 
         critic = shared_value_head(policy)
         critic.load_state_dict(head)
     except (OSError, ValueError, RuntimeError) as error:
-        problem = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise ZooError(f"The critic in {folder} cannot be loaded ({problem}): publish the checkpoint again.") from error
+        raise ZooError(
+            f"The critic in {folder} cannot be loaded ({first_line(error)}): publish the checkpoint again."
+        ) from error
     return critic

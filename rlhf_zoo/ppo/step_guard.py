@@ -242,18 +242,6 @@ class FiniteStepsTrainer(GuardedTrainer):
         super().log(logs, *args, **kwargs)
 
 
-def with_finite_steps(trainer_class: type[Trainer]) -> type[Any]:
-    """Makes a trainer class skip steps that are not finite.
-
-    Args:
-        trainer_class: The class.
-
-    Returns:
-        A subclass of the same name.
-    """
-    return type(trainer_class.__name__, (FiniteStepsTrainer, trainer_class), {})
-
-
 def _local_shard(weight: Any) -> Tensor:
     """Returns this process's shard of a weight, or all of it."""
     return weight.detach().to_local() if hasattr(weight, "to_local") else weight.detach()

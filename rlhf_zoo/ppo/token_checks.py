@@ -11,10 +11,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils import cached_file
 
-from ..errors import ZooError
+from ..errors import ZooError, first_line
 from ..modeling.loading import load_tokenizer
 from ..modeling.logprobs import token_logprobs
-from ..modeling.model_files import first_line
 from ..modeling.sampling.sampler import Vocabulary, base_of, sample
 from .guards import RATIO_ROUNDING, warn
 

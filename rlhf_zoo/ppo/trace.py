@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import functional as F
 from ..errors import ZooError
-from ..modeling.alignment import Pieces
+from ..modeling.alignment import IncrementalDetokenizer
 from ..modeling.chat import tokenize_prompt, wrap_prompt
 from ..modeling.chat_template import Prompt
 from ..modeling.logprobs import token_logprobs
@@ -294,7 +294,7 @@ def _traced_tokens(
         **{name: column[0].tolist() for name, column in token_columns.items()},
         **{name: padding + column[0].tolist() for name, column in action_columns.items()},
     }
-    pieces = Pieces(tokenizer, prompt_ids)
+    pieces = IncrementalDetokenizer(tokenizer, prompt_ids)
     for token_id in columns["token_id"]:
         pieces.add(token_id)
     completion = pieces.finish()

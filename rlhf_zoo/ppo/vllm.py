@@ -22,9 +22,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from urllib3.connection import HTTPConnection
 from urllib3.util.retry import Retry
 
-from ..errors import ZooError
+from ..errors import ZooError, first_line
 from ..functional import selected_logprobs
-from ..modeling.model_files import first_line
 from ..modeling.models import is_peft
 from ..modeling.sampling.sampler import Samples, SamplingRequest
 from .config import PPOConfig

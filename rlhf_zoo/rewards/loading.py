@@ -108,7 +108,6 @@ def load_reward(
         model = load_reward_model(path, label=label, loader=loader, options=options)
         place(model)
         arguments: dict[str, Any] = {"label": label, "output": output} if model.config.num_labels != 1 else {}
-        tokenizer = load_tokenizer(path)
         arguments |= {"center": center, "scale": scale, "pad_token": pad_token}
-        models.append(RewardModel(model, tokenizer, policy_tokenizer, **arguments))
+        models.append(RewardModel(model, load_tokenizer(path), policy_tokenizer, **arguments))
     return models[0] if len(models) == 1 else RewardEnsemble(models, how=ensemble, penalty=penalty)

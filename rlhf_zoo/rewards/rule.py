@@ -4,6 +4,7 @@ from typing import Any, ClassVar
 
 from ..errors import ZooError
 from ..fileio import integer
+from ..modeling.chat import completion_text
 
 
 def text_of(message: Any) -> str:
@@ -13,12 +14,7 @@ def text_of(message: Any) -> str:
         message: A text, or a conversation, whose last message counts. If its content is a list of typed parts, the text
             parts are joined. If it has no content (only a tool call), the text is empty.
     """
-    if isinstance(message, str):
-        return message
-    content = message[-1].get("content") if message else None
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "".join(part.get("text") or "" for part in content)
+    return completion_text(message)
 
 
 class Rule:

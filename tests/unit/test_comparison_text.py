@@ -8,13 +8,13 @@ from transformers import (
 )
 
 from rlhf_zoo.app.engine import visible_text
-from rlhf_zoo.modeling.alignment import Pieces
+from rlhf_zoo.modeling.alignment import IncrementalDetokenizer
 from rlhf_zoo.modeling.special_tokens import train_tokenizer
 
 
 def pieces_of(tokenizer, ids: list[int]) -> tuple[list[str], list[str]]:
     """(pieces, the text after each token)."""
-    pieces, texts = Pieces(tokenizer), []
+    pieces, texts = IncrementalDetokenizer(tokenizer), []
     for token in ids:
         pieces.add(token)
         texts.append(pieces.text)

@@ -16,7 +16,7 @@ from rlhf_zoo.evaluation.judges.panel import score_completions
 from rlhf_zoo.evaluation.judges.rule import RuleJudge
 from rlhf_zoo.evaluation.measure import Evaluator
 from rlhf_zoo.evaluation.text_logprobs import build_samples, score_by_reward
-from rlhf_zoo.modeling.alignment import Pieces, TokenText, decode_after
+from rlhf_zoo.modeling.alignment import IncrementalDetokenizer, TokenText, decode_after
 from rlhf_zoo.modeling.chat import (
     append_completion,
     completion_text,
@@ -95,7 +95,7 @@ def test_sampled_text_is_same_for_centering_judges_and_page() -> None:
     tokens = done.batches[0].token_lists()
     for text, ids in zip(done.texts, tokens, strict=True):
         assert "how is it" + text == tokenizer.decode([*before, *ids], skip_special_tokens=True)
-        pieces = Pieces(tokenizer, before)
+        pieces = IncrementalDetokenizer(tokenizer, before)
         for token in ids:
             pieces.add(token)
         assert pieces.finish() == text and pieces.text == text

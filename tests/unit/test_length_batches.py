@@ -10,7 +10,7 @@ from trainer_fixture import digests, make_policy, make_reward_model, make_tokeni
 from transformers import Trainer
 from trl import RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
-from rlhf_zoo.modeling.length_grouping import SeededLengthSampler, with_length_grouping
+from rlhf_zoo.modeling.length_grouping import LengthGroupingMixin, SeededLengthSampler
 
 LENGTHS = [1 + (7 * row) % 23 for row in range(1030)]
 
@@ -45,7 +45,8 @@ def test_run_resumed_within_epoch_reads_same_rows(kind: Any, config: Any, make: 
             output_dir=str(folder), max_steps=5, save_steps=1, use_cpu=True, per_device_train_batch_size=4,
             train_sampling_strategy="group_by_length", bf16=False, report_to=[],
         )  # fmt: skip
-        return with_length_grouping(kind)(
+        trainer_class: Any = type(kind.__name__, (LengthGroupingMixin, kind), {})
+        return trainer_class(
             model=make(tokenizer), args=args, train_dataset=Dataset.from_dict(rows), processing_class=tokenizer
         )
 

@@ -29,7 +29,7 @@ from rlhf_zoo.errors import NotFinite, ZooError
 from rlhf_zoo.modeling.sampling.random import draw_tokens
 from rlhf_zoo.pipeline.stages import sft
 from rlhf_zoo.ppo.guards import GuardWarning
-from rlhf_zoo.ppo.step_guard import with_finite_steps
+from rlhf_zoo.ppo.step_guard import FiniteStepsTrainer
 from rlhf_zoo.runs.record import StageRecord
 
 pytestmark = pytest.mark.attack
@@ -239,7 +239,8 @@ def reward_trainer(directory: Path, at: dict[int, float]) -> Any:
         str(directory), max_steps=20, logging_steps=1, save_strategy="no", report_to="none", use_cpu=True,
         bf16=False, per_device_train_batch_size=2, disable_tqdm=True, learning_rate=1e-3,
     )  # fmt: skip
-    trainer = with_finite_steps(poisoned(RewardTrainer, at))(
+    trainer_class: Any = type("RewardTrainer", (FiniteStepsTrainer, poisoned(RewardTrainer, at)), {})
+    trainer = trainer_class(
         model=make_reward_model(), args=args, train_dataset=pairs, processing_class=make_tokenizer()
     )
     trainer.remove_callback(PrinterCallback)

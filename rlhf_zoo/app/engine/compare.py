@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...errors import ZooError
-from ...modeling.alignment import Pieces
+from ...modeling.alignment import IncrementalDetokenizer
 from ...modeling.chat import append_completion, decode_completions, strip_template_space, tokenize_prompt, wrap_prompt
 from ...modeling.chat_template import Prompt
 from ...modeling.devices import MEMORY_ERRORS, as_memory_error, best_device, move
@@ -370,7 +370,7 @@ class _PartialCompletion:
     """A completion that is being sampled."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) -> None:
-        self.tokenizer, self.pieces = tokenizer, Pieces(tokenizer, prompt)
+        self.tokenizer, self.pieces = tokenizer, IncrementalDetokenizer(tokenizer, prompt)
         self.sampled: list[SampledToken] = []
         self.reward: float | None = None
         self.values: tuple[float, ...] | None = None

@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import StaticLayer
 
+from ...errors import first_line
 from .decoder import NextLogits, base_of, compaction_order, forward, prefill_prompts
 from .kv_cache import can_join, new_cache
 
@@ -267,7 +268,7 @@ class CudaGraphs:
         except RuntimeError as error:
             self._can_capture = False  # other shapes would fail too
             warnings.warn(
-                f"A step of decoding was not captured as a CUDA graph ({str(error).splitlines()[0]}), so sampling is "
+                f"A step of decoding was not captured as a CUDA graph ({first_line(error)}), so sampling is "
                 "slower: set rollout_graphs: false to decode without graphs.",
                 stacklevel=2,
             )

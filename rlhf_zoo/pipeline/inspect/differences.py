@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from ...errors import first_line
 from ...hub.client.claims import CLAIM_FILE, RECIPE_FILE
 from ...publishing.cards.card import CARD_FILE
 from ...runs.metrics_file import without_times
@@ -67,7 +68,7 @@ def _compare_file(name: str, published: Path, here: Path) -> dict[str, Any]:
                     continue
                 _compare_tensor(row, key, first.get_tensor(key), second.get_tensor(key))
     except SafetensorError as error:
-        return row | {"problem": f"cannot be read ({str(error).splitlines()[0]})"}
+        return row | {"problem": f"cannot be read ({first_line(error)})"}
     return row | {key: row[key] if math.isfinite(row[key]) else None for key in ("max_abs", "max_rel")}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ...errors import ZooError
+from ...errors import ZooError, first_line
 from ...ppo.guards import GuardWarning
 
 OK, WARNING, FAILED, SKIPPED = "ok", "warning", "failed", "skipped"
@@ -64,8 +64,7 @@ class Examination:
                 return
             except Exception as error:
                 # An error in a library also fails the check; `rlhf-zoo ppo` shows its traceback.
-                first_line = (str(error).strip().splitlines() or ["no message"])[0]
-                detail = str(error) if isinstance(error, ZooError) else f"{type(error).__name__}: {first_line}"
+                detail = str(error) if isinstance(error, ZooError) else f"{type(error).__name__}: {first_line(error)}"
                 self._fail_or_skip(name, FAILED, detail, f"needs the check {name!r}, which failed")
                 return
         # The trainer repeats warnings of earlier checks, but each is shown only once.

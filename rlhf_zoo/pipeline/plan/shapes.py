@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...errors import ZooError
+from ...errors import ZooError, first_line
 from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.pull import split_revision
 from ...modeling.gguf import find_gguf, unpack_if_gguf
 from ...modeling.loading import load_config
-from ...modeling.model_files import ADAPTER_CONFIG, first_line
+from ...modeling.model_files import ADAPTER_CONFIG
 from ...runs.checks.files import fetch_files
 from .published import published_shapes
 

@@ -33,8 +33,7 @@ from transformers import (
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 
-from ...errors import ZooError
-from ...modeling.model_files import first_line
+from ...errors import ZooError, first_line
 from ...modeling.models import is_peft
 from ...modeling.remote_code import is_trusted
 from ...modeling.sampling.decoder import forward

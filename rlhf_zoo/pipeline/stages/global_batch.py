@@ -11,7 +11,7 @@ import torch
 from accelerate.data_loader import BatchSamplerShard
 from torch import Tensor, nn
 from transformers import Trainer
-from trl import RewardConfig, RewardTrainer
+from trl import RewardConfig
 
 from ...modeling import distributed
 
@@ -42,9 +42,8 @@ class GlobalBatch(Trainer):
     """A mixin for trl's trainers, such as SFTTrainer. List it before the trainer among the base classes."""
 
     def _shard_evenly(self, loader: Any) -> Any:
-        loader.batch_sampler.__class__ = (
-            _EvenShards  # accelerate constructs the sampler and has no option for its class
-        )
+        # accelerate constructs the sampler and has no option for its class.
+        loader.batch_sampler.__class__ = _EvenShards
         return loader
 
     def get_train_dataloader(self) -> Any:
@@ -132,18 +131,3 @@ class GlobalReward(GlobalBatch):
             ("margin", (all_chosen - all_rejected).mean()),
         ):
             metrics[name].append(float(value))
-
-
-def with_global_batch(trainer_class: Any) -> Any:
-    """Adapts a class of trl's trainers to several processes.
-
-    Args:
-        trainer_class: SFTTrainer, RewardTrainer or a subclass.
-
-    Returns:
-        A subclass with the mixin; in a single process, the class itself.
-    """
-    if distributed.process_count() == 1:
-        return trainer_class
-    mixin = GlobalReward if issubclass(trainer_class, RewardTrainer) else GlobalBatch
-    return type(trainer_class.__name__, (mixin, trainer_class), {})

@@ -20,7 +20,6 @@ from ...modeling.devices import on_device
 from ...modeling.loading import load_model, load_tokenizer
 from ...modeling.models import HEADS, is_peft, load_classifier, set_score_statistics
 from ...modeling.special_tokens import ensure_own_pad
-from ...ppo.step_guard import with_finite_steps
 from ...rewards import RewardModel
 from ...runs.checks.conversations import check_conversations
 from ...runs.context import Publisher, RunContext
@@ -76,7 +75,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         inputs = _load_inputs(context, settings, source, sft, tokenizer, left_out)
         set_seed(settings.trainer.seed)
         return make_trainer(
-            with_finite_steps(RewardTrainer),
+            RewardTrainer,
             settings,
             model=_load_model(context, settings, sft, tokenizer),
             train_dataset=inputs.train,

@@ -22,7 +22,6 @@ from ...modeling.loading import load_tokenizer
 from ...modeling.models import build_causal, disable_router_logits, load_causal
 from ...modeling.special_tokens import highest_id, set_up_padding, train_tokenizer
 from ...modeling.text_ids import switch_off_eos, without_bos
-from ...ppo.step_guard import with_finite_steps
 from ...runs.checks.conversations import check_conversations
 from ...runs.context import Publisher, RunContext
 from ...runs.data.cut_rows import count_cut_rows
@@ -81,7 +80,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
             log.warning("%s.", cut_report.line)
             cut_rows.update(asdict(cut_report))
         trainer = make_trainer(
-            with_finite_steps(SFTTrainer),
+            SFTTrainer,
             tokenizer_settings,
             model=model,
             train_dataset=train,

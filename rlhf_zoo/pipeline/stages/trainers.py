@@ -1,19 +1,19 @@
 """Builds trl's trainers from a stage's settings."""
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
-from ...errors import ZooError
+from ...errors import ZooError, first_line
+from ...modeling import distributed
 from ...ppo.guards import check_step_size
 from ...runs.settings.parse import StageSettings
 
 
-def make_trainer(trainer_class: Callable[..., Any], settings: StageSettings, **inputs: Any) -> Any:
-    """Builds a trainer of trl from a stage's settings.
+def make_trainer(trainer_class: type, settings: StageSettings, **inputs: Any) -> Any:
+    """Builds a trainer of trl from a stage's settings. It skips optimizer steps that are not finite.
 
     Args:
-        trainer_class: The trainer's class.
+        trainer_class: The trainer's class, such as SFTTrainer.
         settings: The stage's settings.
         **inputs: Models, tokenizers and data sets, by the trainer's keywords.
 
@@ -21,18 +21,24 @@ def make_trainer(trainer_class: Callable[..., Any], settings: StageSettings, **i
         ZooError: The trainer refuses the settings, the learning rate is too small to change the model's weights, or no
             example is left to train on.
     """
-    from ...modeling.fsdp_trainer import with_sharding
-    from ...modeling.length_grouping import with_length_grouping
-    from .global_batch import with_global_batch
+    from trl import RewardTrainer
 
-    trainer_class = with_length_grouping(trainer_class)
+    from ...modeling.fsdp_trainer import SingleModelShards
+    from ...modeling.length_grouping import LengthGroupingMixin
+    from ...ppo.step_guard import FiniteStepsTrainer
+    from .global_batch import GlobalBatch, GlobalReward
+
+    mixins: list[type] = [LengthGroupingMixin, FiniteStepsTrainer]
     if getattr(settings.data, "fsdp2", False):  # a third-party stage may lack this key
-        trainer_class = with_sharding(trainer_class)
+        mixins.insert(0, SingleModelShards)
+    if distributed.process_count() > 1:
+        mixins.insert(0, GlobalReward if issubclass(trainer_class, RewardTrainer) else GlobalBatch)
+    full_class: Any = type(trainer_class.__name__, (*mixins, trainer_class), {})
     try:
         # The trainer changes its arguments, so it gets a copy.
-        trainer = with_global_batch(trainer_class)(args=copy.copy(settings.trainer), **inputs)
+        trainer = full_class(args=copy.copy(settings.trainer), **inputs)
     except ValueError as error:
-        reason = str(error).strip().splitlines()[0].rstrip(".").replace(". ", "; ")
+        reason = first_line(error).replace(". ", "; ")
         raise ZooError(f"The settings of the stage {settings.stage} do not work: {reason}.") from error
     # trl would write its own card, with local paths, into each checkpoint.
     trainer.create_model_card = lambda **_: None

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...errors import ZooError
+from ...errors import ZooError, first_line
 from ...hub.client.checked_data import open_checked
 from ...hub.client.data_card import leads_out
 
@@ -116,6 +116,7 @@ def _read_hub(source: str, splits: Sequence[str], fix: str) -> dict[str, Iterabl
                         )
                 loaded |= data.load(data_files=files_by_split)
     except (HTTPError, datasets.exceptions.DatasetsError, OSError, ValueError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ZooError(f"The data set {source} cannot be loaded ({reason}): check its id, or {fix}.") from error
+        raise ZooError(
+            f"The data set {source} cannot be loaded ({first_line(error)}): check its id, or {fix}."
+        ) from error
     return {split: loaded[split] for split in splits}

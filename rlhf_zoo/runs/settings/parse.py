@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...errors import ZooError
+from ...errors import ZooError, first_line
 from ...fields import option
 from ...modeling.chat_template import Chat
 from ...modeling.distributed import check_shards
@@ -321,8 +321,9 @@ def stage_settings(
             for data_class in _dataclasses(stage)
         )
     except (ValueError, TypeError, ImportError) as error:
-        reason = str(error).strip().splitlines()[0].rstrip(".")
-        raise ZooError(f"The settings of the stage {stage} of {recipe.name} do not work: {reason}.") from error
+        raise ZooError(
+            f"The settings of the stage {stage} of {recipe.name} do not work: {first_line(error)}."
+        ) from error
     _check_trainer(trainer, stage)
     check_model(model, stage, critic=getattr(trainer, "critic", None), shards=bool(arguments.get("fsdp2")))
     _check_combinations(stage, data, trainer, model, release)
@@ -393,7 +394,7 @@ def _check_trainer(trainer: Any, stage: str) -> None:
     try:
         get_reporting_integration_callbacks(trainer.report_to)
     except (ValueError, RuntimeError, ImportError) as error:
-        raise ZooError(f"report_to of the stage {stage} does not work: {str(error).strip().splitlines()[0]}") from error
+        raise ZooError(f"report_to of the stage {stage} does not work: {first_line(error)}.") from error
 
 
 def parse_flags(arguments: Sequence[str]) -> dict[str, dict[str, Any]]:
