@@ -87,7 +87,7 @@ def untrusted_message(subject: str) -> str:
     )
 
 
-def code_of(config: Mapping[str, Any]) -> list[str]:
+def remote_modules(config: Mapping[str, Any]) -> list[str]:
     """Lists the modules whose classes a config names.
 
     Args:
@@ -110,7 +110,7 @@ def needs_remote_code(config: Mapping[str, Any]) -> bool:
     """
     from transformers import CONFIG_MAPPING
 
-    return bool(code_of(config)) and config.get("model_type") not in CONFIG_MAPPING
+    return bool(remote_modules(config)) and config.get("model_type") not in CONFIG_MAPPING
 
 
 def record_code(find: Callable[[str], Path | None], subject: str, *, name: str) -> None:
@@ -130,7 +130,7 @@ def record_code(find: Callable[[str], Path | None], subject: str, *, name: str) 
     for file in _AUTO_MAP_FILES:
         path = find(file)
         if path is not None:
-            modules += code_of(read_json(path))
+            modules += remote_modules(read_json(path))
     if not modules:
         return
     if foreign_module := next((module for module in modules if "--" in module), None):
@@ -180,7 +180,7 @@ def copy_code(checkpoint: Path) -> None:
         modules: set[str] = set()
         for name in _AUTO_MAP_FILES:
             if (folder / name).is_file():
-                modules.update(code_of(read_json(folder / name)))
+                modules.update(remote_modules(read_json(folder / name)))
         candidates = [code for code in executed_code() if {f"{module}.py" for module in modules} <= code.files.keys()]
         if not modules or not candidates:
             continue

@@ -96,7 +96,7 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
         self.running_scores = RunningScores()
         self.last_metrics: dict[str, float] = {}
         self._starts_at_reference, self._start_checked = parts.starts_at_reference, False
-        self._watch, self._kl_watch = ReferenceWatch(), KLWatch()
+        self._reference_watch, self._kl_watch = ReferenceWatch(), KLWatch()
         self._pending_prompts: list[dict] = []
         self._prompts_per_batch: list[int] = []  # of the batches read since the last update
         self._metrics: dict[str, list[float]] = defaultdict(list)

@@ -108,7 +108,9 @@ class RolloutTrainer(BasePPOTrainer):
                         reference, samples, temperature=temperature, batch_size=size, max_tokens=max_tokens
                     )
                     check_logprobs(ref_logprobs, samples.mask, subject="reference")
-                    self._watch.check(self.reference, samples, temperature=temperature, precision=self.precision)
+                    self._reference_watch.check(
+                        self.reference, samples, temperature=temperature, precision=self.precision
+                    )
         check_values(values, samples.mask)
         values = values.masked_fill(~samples.mask, 0)
         return Rollout(samples, ref_logprobs, values, has_reference=self.reference is not None)

@@ -88,10 +88,6 @@ def _occurrences(word: str, text: str) -> int:
     return len(re.findall(re.escape(word), text, flags=re.IGNORECASE))
 
 
-def _has_keywords(text: str, arguments: Arguments) -> bool:
-    return all(_occurrences(word, text) for word in arguments["keywords"])
-
-
 def _avoids_words(text: str, arguments: Arguments) -> bool:
     return not any(
         re.search(rf"\b{re.escape(word)}\b", text, flags=re.IGNORECASE) for word in arguments["forbidden_words"]
@@ -182,7 +178,9 @@ def _is_quoted(text: str, arguments: Arguments) -> bool:
 
 #: IFEval's id -> the kind.
 KINDS: dict[str, Kind] = {
-    "keywords:existence": Kind(_has_keywords, {"keywords": _TEXTS}),
+    "keywords:existence": Kind(
+        lambda text, values: all(_occurrences(word, text) for word in values["keywords"]), {"keywords": _TEXTS}
+    ),
     "keywords:frequency": Kind(
         lambda text, values: _compare(_occurrences(values["keyword"].strip(), text), values, "frequency"),
         {"keyword": _TEXT, "frequency": _COUNT, "relation": _RELATION},

@@ -12,8 +12,8 @@ from zoo_process import wait_until as until
 
 from rlhf_zoo.app.page import vote_counts as module
 from rlhf_zoo.app.page.vote_counts import Tally, VoteFigures
-from rlhf_zoo.evaluation.votes.ratings import VERDICTS, summarize_votes
-from rlhf_zoo.evaluation.votes.vote import Vote, merge_votes
+from rlhf_zoo.evaluation.votes.ratings import summarize_votes
+from rlhf_zoo.evaluation.votes.vote import VERDICTS, Vote, merge_votes
 
 quick, journal = test_votes.quick, test_votes.journal
 

@@ -47,6 +47,41 @@ def advantages_of(
     return each[0], each[1]
 
 
+def sgd_pass(
+    actor: Any, rows: list[Any], old_logps: list[Any], values: list[Any], advantages: list[Any], returns: list[Any]
+) -> dict[str, float]:
+    """Makes a pass over all rows, with one step of SGD for policy and critic. Returns the metrics of the pass."""
+    n = sum(map(len, advantages))
+    figures: dict[str, float] = dict.fromkeys(
+        ["policy/ratio", "policy/clipfrac", "policy/approxkl", "value/clipfrac", "objective/entropy"], 0.0
+    )
+    policy_loss, value_loss = torch.zeros(()), torch.zeros(())
+    all_logps = every(actor.policy, rows)
+    for i, (logps, every_logp, value) in enumerate(
+        zip(taken(all_logps, rows), all_logps, values_of(actor.value_model, rows), strict=True)
+    ):
+        entropy = -(every_logp.exp() * every_logp).sum(-1)
+        ratio = (logps - torch.tensor(old_logps[i])).exp()
+        gain, target = torch.tensor(advantages[i]), torch.tensor(returns[i])
+        losses, clipped = F.clipped_policy_loss(logps, torch.tensor(old_logps[i]), gain, cliprange=0.05)
+        errors, held = F.clipped_value_loss(value, torch.tensor(values[i]), target, cliprange=0.02)
+        policy_loss, value_loss = policy_loss + losses.sum() / n, value_loss + errors.sum() / n
+        terms = (ratio, clipped.float(), ratio - 1 - ratio.log(), held.float(), entropy)
+        for name, number in zip(list(figures), terms, strict=True):
+            figures[name] += float(number.detach().sum()) / n
+    (policy_loss + 0.5 * value_loss).backward()
+    figures |= {"loss/policy": float(policy_loss.detach()), "loss/value": float(value_loss.detach())}
+    for name, part, rate in (("policy", actor.policy, 0.3), ("critic", actor.value_model, 0.05)):
+        weights = [weight for weight in part.parameters() if weight.grad is not None]
+        norm = math.sqrt(sum(float(weight.grad.double().square().sum()) for weight in weights))
+        figures[f"grad_norm/{name}"] = norm
+        with torch.no_grad():
+            for weight in weights:
+                weight -= rate * min(1.0, 1.5 / norm) * weight.grad
+                weight.grad = None
+    return figures
+
+
 def test_update_equals_formulas_computed_row_by_row(tmp_path: Path) -> None:
     """Two passes over one rollout by SGD: weights and every metric, from the formulas row by row, without a cache."""
     settings: dict[str, Any] = {
@@ -78,42 +113,8 @@ def test_update_equals_formulas_computed_row_by_row(tmp_path: Path) -> None:
     advantages, returns = advantages_of(scores, kls, values, beta=0.2, gamma=0.97, lam=0.9)
 
     n = sum(map(len, advantages))
-    seen: dict[str, float] = dict.fromkeys(
-        ["loss/policy", "loss/value", "policy/ratio", "policy/clipfrac", "policy/approxkl", "value/clipfrac",
-         "objective/entropy", "grad_norm/policy", "grad_norm/critic"], 0.0,
-    )  # fmt: skip
-    for _ in range(2):
-        policy_loss, value_loss = torch.zeros(()), torch.zeros(())
-        now = every(plain.policy, rows)
-        for i, (logps, every_logp, value) in enumerate(
-            zip(taken(now, rows), now, values_of(plain.value_model, rows), strict=True)
-        ):
-            entropy = -(every_logp.exp() * every_logp).sum(-1)
-            ratio = (logps - torch.tensor(old_logps[i])).exp()
-            gain, target = torch.tensor(advantages[i]), torch.tensor(returns[i])
-            losses, clipped = F.clipped_policy_loss(logps, torch.tensor(old_logps[i]), gain, cliprange=0.05)
-            errors, held = F.clipped_value_loss(value, torch.tensor(values[i]), target, cliprange=0.02)
-            policy_loss, value_loss = policy_loss + losses.sum() / n, value_loss + errors.sum() / n
-            for name, number in (
-                ("policy/ratio", ratio),
-                ("policy/clipfrac", clipped.float()),
-                ("policy/approxkl", ratio - 1 - ratio.log()),
-                ("value/clipfrac", held.float()),
-                ("objective/entropy", entropy),
-            ):
-                seen[name] += float(number.detach().sum()) / n / 2
-        (policy_loss + 0.5 * value_loss).backward()
-        seen["loss/policy"] += float(policy_loss.detach()) / 2
-        seen["loss/value"] += float(value_loss.detach()) / 2
-        for name, part, rate in (("policy", plain.policy, 0.3), ("critic", plain.value_model, 0.05)):
-            gradients = [p.grad for p in part.parameters() if p.grad is not None]
-            norm = math.sqrt(sum(float(g.double().square().sum()) for g in gradients))
-            seen[f"grad_norm/{name}"] += norm / 2
-            with torch.no_grad():
-                for p in part.parameters():
-                    if p.grad is not None:
-                        p -= rate * min(1.0, 1.5 / norm) * p.grad
-                        p.grad = None
+    passes = [sgd_pass(plain, rows, old_logps, values, advantages, returns) for _ in range(2)]
+    seen = {name: sum(figures[name] for figures in passes) / 2 for name in passes[0]}
 
     wanted = seen | {
         "loss": seen["loss/policy"] + 0.5 * seen["loss/value"],

@@ -20,13 +20,12 @@ from rlhf_zoo.evaluation.votes.box import VoteBox
 from rlhf_zoo.evaluation.votes.data import HubVotes, _parquet, _read_votes
 from rlhf_zoo.evaluation.votes.ratings import (
     ELO_SCALE,
-    VERDICTS,
     fit_bradley_terry,
     fit_elo,
     preference_rate,
     summarize_votes,
 )
-from rlhf_zoo.evaluation.votes.vote import MAX_TEXT, ShownCompletion, Vote, merge_votes
+from rlhf_zoo.evaluation.votes.vote import MAX_TEXT, VERDICTS, ShownCompletion, Vote, merge_votes
 from rlhf_zoo.hub.client import refusals
 
 # A vote

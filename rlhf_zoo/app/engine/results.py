@@ -1,8 +1,9 @@
 """Results of a comparison: frozen dataclasses that convert to JSON."""
 
-import math
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from ...fileio import jsonable
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class CompletionPair:
 
     def to_json(self) -> dict[str, Any]:
         """Returns every field and `note`; a figure that is not finite is null."""
-        return {**_null_if_not_finite(asdict(self)), "note": self.note}
+        return {**jsonable(asdict(self), nonfinite_as_text=False), "note": self.note}
 
 
 @dataclass(frozen=True)
@@ -126,13 +127,4 @@ class Snapshot:
 
     def to_json(self) -> dict[str, Any]:
         """Returns every field, `n` and `note`; a figure that is not finite is null."""
-        return {**_null_if_not_finite(asdict(self)), "n": self.n, "note": self.note}
-
-
-def _null_if_not_finite(value: object) -> Any:
-    """Converts nested containers for JSON, which has no NaN or infinity."""
-    if isinstance(value, dict):
-        return {key: _null_if_not_finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_null_if_not_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return {**jsonable(asdict(self), nonfinite_as_text=False), "n": self.n, "note": self.note}

@@ -9,51 +9,22 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from statistics import NormalDist
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..logistic import fit_logistic, sigmoid
 from ..prompt_groups import near_duplicate_key
-from ..stats import Estimate, WinRate, group_indices, proportion, quantile_levels, win_rate
+from ..stats import Estimate, WinRate, group_indices, proportion, quantile_levels, resample_counts, win_rate
+from .vote import ROLES, ShownCompletion, Vote
 
-VERDICTS = ("left", "right", "tie", "both_bad")
 ELO_SCALE = 400 / math.log(10)  # points per nat of log-odds: 400 points are odds of 10 to 1 (Elo 1978)
 ELO_MEAN = 1000.0
 FEW_PROMPTS = 20  # with fewer prompts, resampling understates how much they differ
 _Z = NormalDist().inv_cdf(0.975)
-_ROLES = ("ppo", "sft")
 
 Player = TypeVar("Player", bound=Hashable)
-
-
-class ModelLike(Protocol):
-    """The model on one side of a vote, identified by repo and commit, or else its tag. Its role is ppo or sft."""
-
-    @property
-    def role(self) -> str: ...
-    @property
-    def repo(self) -> str | None: ...
-    @property
-    def commit(self) -> str | None: ...
-    @property
-    def tag(self) -> str | None: ...
-
-
-class VoteLike(Protocol):
-    """A vote: id, prompt, verdict (one of VERDICTS), and the model on each side."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def prompt(self) -> str: ...
-    @property
-    def verdict(self) -> str: ...
-    @property
-    def left(self) -> ModelLike: ...
-    @property
-    def right(self) -> ModelLike: ...
 
 
 def preference_rate(scores: ArrayLike, prompts: Sequence[Hashable]) -> WinRate:
@@ -161,13 +132,9 @@ def fit_elo(
         standard_error = np.sqrt(np.diag(centered @ covariance @ centered))
         low, high = theta - _Z * standard_error, theta + _Z * standard_error
     else:
-        rng = np.random.default_rng(seed)
-        drawn = rng.multinomial(prompt_count, np.full(prompt_count, 1 / prompt_count), size=resamples)
-        low, high = np.quantile(
-            [fit_bradley_terry(win_table(row[group].astype(float)), prior=prior) for row in drawn],
-            quantile_levels(prompt_count),
-            axis=0,
-        )
+        drawn = [row for counts in resample_counts(prompt_count, seed, resamples) for row in counts]
+        thetas = [fit_bradley_terry(win_table(row[group]), prior=prior) for row in drawn]
+        low, high = np.quantile(thetas, quantile_levels(prompt_count), axis=0)
     votes = Counter([*first_index.tolist(), *second_index.tolist()])
     return {
         name: Estimate(_to_elo(theta[k]), (_to_elo(low[k]), _to_elo(high[k])), votes[k])
@@ -175,7 +142,7 @@ def fit_elo(
     }
 
 
-def summarize_votes(votes: Iterable[VoteLike], *, seed: int = 1) -> dict[str, Any]:
+def summarize_votes(votes: Iterable[Vote], *, seed: int = 1) -> dict[str, Any]:
     """Summarizes votes for JSON. A vote that occurs twice (by its id) counts once.
 
     Args:
@@ -194,9 +161,9 @@ def summarize_votes(votes: Iterable[VoteLike], *, seed: int = 1) -> dict[str, An
     # A batch that was sent twice, or a copy in another file, must not count twice.
     distinct = list({vote.id: vote for vote in votes}.values())
     # Votes between two checkpoints of PPO say nothing about PPO against SFT.
-    ppo_against_sft = [vote for vote in distinct if {vote.left.role, vote.right.role} == set(_ROLES)]
+    ppo_against_sft = [vote for vote in distinct if {vote.left.role, vote.right.role} == set(ROLES)]
     identities = _describe_models(distinct)
-    pairs: dict[tuple[_ModelKey, _ModelKey], list[VoteLike]] = {}
+    pairs: dict[tuple[_ModelKey, _ModelKey], list[Vote]] = {}
     for vote in ppo_against_sft:
         ppo, sft = (vote.left, vote.right) if vote.left.role == "ppo" else (vote.right, vote.left)
         pairs.setdefault((_model_key(ppo), _model_key(sft)), []).append(vote)
@@ -216,12 +183,12 @@ def summarize_votes(votes: Iterable[VoteLike], *, seed: int = 1) -> dict[str, An
 _ModelKey = tuple[str, str | None, str | None]  # role, repo, commit (else tag)
 
 
-def _model_key(model: ModelLike) -> _ModelKey:
+def _model_key(model: ShownCompletion) -> _ModelKey:
     # A tag may move and a commit cannot, so the tag identifies a model only where the commit is unknown.
     return (model.role, model.repo, model.commit or model.tag)
 
 
-def _describe_models(votes: Iterable[VoteLike]) -> dict[_ModelKey, dict[str, str | None]]:
+def _describe_models(votes: Iterable[Vote]) -> dict[_ModelKey, dict[str, str | None]]:
     """Returns {role, repo, commit, tag} of every model, from its last vote in the list."""
     models = [model for vote in votes for model in (vote.left, vote.right)]
     return {
@@ -235,14 +202,14 @@ def _describe_models(votes: Iterable[VoteLike]) -> dict[_ModelKey, dict[str, str
     }
 
 
-def _left_score(vote: VoteLike) -> float:
+def _left_score(vote: Vote) -> float:
     """Returns 1 if the left side was preferred, ½ for a tie, 0 for the right side."""
     return {"left": 1.0, "tie": 0.5, "right": 0.0}[vote.verdict]
 
 
-def _count_votes(votes: Sequence[VoteLike]) -> dict[str, Any]:
+def _count_votes(votes: Sequence[Vote]) -> dict[str, Any]:
     """Computes counts and win rate of votes between a PPO and an SFT model."""
-    counts = dict.fromkeys((*_ROLES, "tie", "both_bad"), 0)
+    counts = dict.fromkeys((*ROLES, "tie", "both_bad"), 0)
     scores, prompts = [], []
     for vote in votes:
         if vote.verdict in ("tie", "both_bad"):
@@ -259,7 +226,7 @@ def _count_votes(votes: Sequence[VoteLike]) -> dict[str, Any]:
 
 
 def _rate_models(
-    votes: Sequence[VoteLike], identities: Mapping[_ModelKey, Mapping[str, str | None]], seed: int
+    votes: Sequence[Vote], identities: Mapping[_ModelKey, Mapping[str, str | None]], seed: int
 ) -> list[dict[str, Any]]:
     """Returns rows {role, repo, commit, tag, elo, among}; each set of linked models is rated separately."""
     rows = []
@@ -276,14 +243,14 @@ def _rate_models(
     return rows
 
 
-def _group_linked(votes: Sequence[VoteLike]) -> list[list[VoteLike]]:
+def _group_linked(votes: Sequence[Vote]) -> list[list[Vote]]:
     """Groups votes by the sets of models that a chain of votes links, the largest first."""
     from scipy.cluster.hierarchy import DisjointSet  # importing it takes long, and few commands rate models
 
     models = DisjointSet(_model_key(model) for vote in votes for model in (vote.left, vote.right))
     for vote in votes:
         models.merge(_model_key(vote.left), _model_key(vote.right))
-    linked_votes: dict[_ModelKey, list[VoteLike]] = {}
+    linked_votes: dict[_ModelKey, list[Vote]] = {}
     for vote in votes:
         linked_votes.setdefault(models[_model_key(vote.left)], []).append(vote)
     return sorted(linked_votes.values(), key=lambda linked: -len(linked))

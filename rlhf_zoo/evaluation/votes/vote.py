@@ -14,12 +14,12 @@ from typing import Any
 
 from ...errors import ZooError
 from ...fileio import finite, hub_id, integer, now
-from .ratings import VERDICTS
 
 MAX_TEXT = 32_768  # characters of a prompt or a completion
 #: Configurations of the data set: votes that prefer a side, and all others.
 CONFIGURATIONS = ("default", "ties")
 SIDES = ("left", "right")  # of the page; also the verdicts that prefer a side
+VERDICTS = (*SIDES, "tie", "both_bad")
 ROLES = ("ppo", "sft")
 MODEL_KEYS = ("role", "repo", "commit", "tag", "reward", "ended")  # columns of each side, prefixed with its name
 SAMPLING_KEYS = ("temperature", "top_p", "seed", "max_new_tokens", "time", "id")
