@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from ..fileio import home
 from ..hub.server.cli import hub as embedded
 from .common import check_repo, quiet_hub
 from .extension import extension
@@ -58,11 +59,10 @@ def export(
     from ..hub.client.connect import HF_URL
     from ..hub.client.export import export as export_repository
     from ..hub.client.export import open_source
-    from ..hub.server.process import default_root
 
     check_repo(repo, "USER/NAME")
     with (
-        open_source(root or default_root(), repository, repo_type) as source,
+        open_source(root or home() / "hub", repository, repo_type) as source,
         open_hub(address or os.environ.get("HF_ENDPOINT") or HF_URL, push_to_hub=True) as hub,
     ):
         from ..hub.client.publish import resolve_namespace

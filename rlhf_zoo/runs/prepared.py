@@ -16,7 +16,7 @@ from typing import Any
 from ..errors import ZooError
 from ..fileio import hub_id, now, write_text
 from ..hub.client.connect import Hub
-from ..hub.client.publish import publish_folder
+from ..hub.client.publish import publish_files
 from ..hub.client.refusals import refusals_as
 from ..hub.client.trees import fetch_dataset
 from ..plugins import CORPORA, load_object
@@ -311,7 +311,7 @@ def _send(context: RunContext, folder: Path) -> str:
         configurations = _configurations({*present_files, *split_files(folder)})
         card = _card(context.record("data").read(), configurations)
         (Path(staging) / "README.md").write_text(card, encoding="utf-8")
-        return publish_folder(
+        return publish_files(
             Path(staging),
             context.dataset_repo,
             repo_type="dataset",

@@ -28,13 +28,6 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 HF_URL = "https://huggingface.co"
-# For commands that talk to a Hub on this machine: no telemetry, no update checks.
-NO_TELEMETRY = {
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "HF_HUB_DISABLE_UPDATE_CHECK": "1",
-    "HF_UPDATE_DOWNLOAD_COUNTS": "0",
-    "GRADIO_ANALYTICS_ENABLED": "0",
-}
 #: Environment variable with the address of the embedded Hub that a command has started. Messages call that address
 #: "the embedded Hub".
 EMBEDDED_HUB_VARIABLE = "RLHF_ZOO_EMBEDDED_HUB"
@@ -381,6 +374,8 @@ def _set_environment(hub: Hub) -> None:
         os.environ.update(HF_HUB_OFFLINE="0", HF_DATASETS_OFFLINE="0")
         os.environ[EMBEDDED_HUB_VARIABLE] = str(hub.endpoint)
     if hub.kind != "huggingface" and urlsplit(str(hub.endpoint)).hostname in LOOPBACK:
+        from ..server.process import NO_TELEMETRY
+
         # The Hub is on this machine: use no proxy, and plain LFS instead of Xet, which would save no traffic.
         unproxied = ",".join(filter(None, [os.environ.get("NO_PROXY"), *LOOPBACK]))
         os.environ.update(NO_TELEMETRY, HF_HUB_DISABLE_XET="1", NO_PROXY=unproxied, no_proxy=unproxied)

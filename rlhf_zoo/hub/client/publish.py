@@ -87,24 +87,8 @@ def resolve_namespace(namespace: str | None, *, hub: Hub = DEFAULT_HUB) -> str:
     return namespace or account["name"]
 
 
-def publish_folder(
-    folder: Path, repo_id: str, *, repo_type: str, message: str, private: bool = False, hub: Hub = DEFAULT_HUB
-) -> str:
-    """Sends a folder as one commit. Creates the repository if it does not exist.
-
-    Args:
-        folder: The folder; every file in it is sent.
-        repo_id: NAMESPACE/NAME.
-        repo_type: model, dataset or space.
-        message: The commit message.
-        private: Visibility of a new repository.
-        hub: The Hub to publish to.
-    """
-    return publish_files(_files(folder), repo_id, repo_type=repo_type, message=message, private=private, hub=hub)
-
-
 def publish_files(
-    files: Mapping[str, Path],
+    files: Mapping[str, Path] | Path,
     repo_id: str,
     *,
     repo_type: str,
@@ -115,16 +99,16 @@ def publish_files(
     """Sends files as one commit. Creates the repository if it does not exist.
 
     Args:
-        files: Path in the repository -> local path.
+        files: Path in the repository -> local path; or a folder, of which every file is sent.
         repo_id: NAMESPACE/NAME.
         repo_type: model, dataset or space.
         message: The commit message.
         private: Visibility of a new repository.
         hub: The Hub to publish to.
     """
-    api = hub.api()
+    operations, api = _add_operations(_files(files) if isinstance(files, Path) else files), hub.api()
     api.create_repo(repo_id, repo_type=repo_type, exist_ok=True, private=private)
-    return api.create_commit(repo_id, _add_operations(files), commit_message=message, repo_type=repo_type).oid
+    return api.create_commit(repo_id, operations, commit_message=message, repo_type=repo_type).oid
 
 
 def publish_checkpoint(

@@ -12,7 +12,8 @@ from typing import Any
 import click
 
 from ...errors import ZooError
-from .process import default_root, running_server, serve
+from ...fileio import home
+from .process import NO_TELEMETRY, running_server, serve
 from .tokens import ROLES, create_token, list_tokens, revoke_tokens
 
 _ROOT_HELP = "Folder of the Hub.  [default: $RLHF_ZOO_HOME/hub]"
@@ -51,23 +52,20 @@ class _Duration(click.ParamType):
         return int(match[1]) * {"m": 60, "h": 3600, "d": 86400}[match[2]]
 
 
-def client_environment(url: str, token: str, home: str | os.PathLike[str]) -> dict[str, str]:
+def client_environment(url: str, token: str, client_home: str | os.PathLike[str]) -> dict[str, str]:
     """Returns the environment variables with which a process uses this Hub and no other.
 
     Args:
         url: Address of the Hub.
         token: Access token for it.
-        home: The client's HF_HOME. Hubs must not share it, because the cache in it is keyed by repository only.
+        client_home: The client's HF_HOME. Hubs must not share it, because the cache in it is keyed by repository only.
     """
     return {
         "HF_ENDPOINT": url,
         "HF_TOKEN": token,
-        "HF_HOME": str(home),
+        "HF_HOME": str(client_home),
         "HF_HUB_DISABLE_XET": "1",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "HF_HUB_DISABLE_UPDATE_CHECK": "1",
-        "HF_UPDATE_DOWNLOAD_COUNTS": "0",
-        "GRADIO_ANALYTICS_ENABLED": "0",
+        **NO_TELEMETRY,
     }
 
 
@@ -110,7 +108,7 @@ def serve_command(
     """
     level = logging.INFO if verbose else logging.WARNING
     logging.basicConfig(level=level, format="%(asctime)s %(message)s", stream=sys.stderr)
-    folder = root or default_root()
+    folder = root or home() / "hub"
 
     # Two servers may share a root, but only one can be on record for `hub status` and `hub env`.
     other_server = running_server(folder.expanduser().absolute()) if parent is None and folder.is_dir() else None
@@ -146,7 +144,7 @@ def status(root: Path | None, as_json: bool) -> None:
     Example:
       rlhf-zoo hub status --json
     """
-    folder = (root or default_root()).expanduser().absolute()
+    folder = (root or home() / "hub").expanduser().absolute()
     server_record = running_server(folder)
     # Counted without `Storage`, which would create the folders of a Hub that does not exist yet.
     repos = {kind: len(list((folder / "repos" / kind).glob("*/*.git"))) for kind in ("models", "datasets", "spaces")}
@@ -190,7 +188,7 @@ def token(ctx: click.Context, root: Path | None, role: str, name: str | None, ex
     """
     options = [key for key in ctx.params if ctx.get_parameter_source(key) != click.core.ParameterSource.DEFAULT]
     if ctx.invoked_subcommand is None:
-        click.echo(create_token(root or default_root(), role, name=name, seconds=expires))
+        click.echo(create_token(root or home() / "hub", role, name=name, seconds=expires))
     elif options:  # otherwise they would be ignored silently
         raise click.UsageError(
             f"--{options[0]} is for making a token; put the options of '{ctx.invoked_subcommand}' after its name."
@@ -207,7 +205,7 @@ def token_list(root: Path | None, as_json: bool) -> None:
     Example:
       rlhf-zoo hub token list
     """
-    tokens = list_tokens(root or default_root())
+    tokens = list_tokens(root or home() / "hub")
     rows = [
         {name: getattr(token, name) for name in ("id", "role", "created", "expires", "expired", "name")}
         for token in tokens
@@ -232,7 +230,7 @@ def revoke(tokens: tuple[str, ...], root: Path | None) -> None:
     Example:
       rlhf-zoo hub token revoke 1a2b3c4d5e6f
     """
-    for revoked in revoke_tokens(root or default_root(), tokens):
+    for revoked in revoke_tokens(root or home() / "hub", tokens):
         click.echo(f"Revoked {revoked.id} ({revoked.role}{f', {revoked.name}' if revoked.name else ''}).", err=True)
 
 
@@ -247,7 +245,7 @@ def env(root: Path | None, role: str, expires: int | None) -> None:
     Example:
       eval "$(rlhf-zoo hub env)"
     """
-    folder = (root or default_root()).expanduser().absolute()
+    folder = (root or home() / "hub").expanduser().absolute()
     server_record = running_server(folder)
     if server_record is None:
         raise ZooError(f"No embedded Hub serves {folder}: start one with `rlhf-zoo hub serve --root {folder}`.")

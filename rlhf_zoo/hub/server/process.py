@@ -22,14 +22,16 @@ log = logging.getLogger(__name__)
 
 #: The file in the root that holds {"url", "pid"} while `hub serve` runs there.
 RECORD = "server.json"
+#: Variables that keep client libraries from sending telemetry and from checking for updates.
+NO_TELEMETRY = {
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "HF_HUB_DISABLE_UPDATE_CHECK": "1",
+    "HF_UPDATE_DOWNLOAD_COUNTS": "0",
+    "GRADIO_ANALYTICS_ENABLED": "0",
+}
 _PARENT_SECONDS = 0.5
 _GRACE_SECONDS = 20.0
 _SWEEP_SECONDS = 6 * 3600.0
-
-
-def default_root() -> Path:
-    """Returns the folder of the Hub if --root is not given."""
-    return Path(os.environ.get("RLHF_ZOO_HOME") or "~/.cache/rlhf-zoo").expanduser() / "hub"
 
 
 def serve(

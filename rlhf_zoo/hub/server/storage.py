@@ -235,23 +235,35 @@ class Storage:
         with self.lock(repo):
             if self.exists(repo):
                 return False
-            # Build it in a temporary folder, which `sweep` removes after a crash, and move it when it is complete.
-            new_folder = self._temporary / f"new-{secrets.token_hex(8)}"
-            new_folder.mkdir()
-            try:
-                GitRepository.initialize(new_folder)
-                with mark_in_use(new_folder), GitRepository(new_folder) as git, Quarantine(new_folder) as quarantine:
-                    edit = TreeEdit(git, None)
-                    edit.put(".gitattributes", quarantine.blob(GIT_ATTRIBUTES.encode()))
-                    commit = quarantine.commit(edit.write(quarantine), [], "Create the repository")
-                    quarantine.migrate()
-                    git.write_ref(f"refs/heads/{MAIN}", commit)
-                settings = Settings(created=now(), private=private, sdk=sdk, variables=variables)
-                write_json(new_folder / "hub.json", asdict(settings))
-                self._place(new_folder, repo)
-            finally:
-                shutil.rmtree(new_folder, ignore_errors=True)
+            settings = Settings(created=now(), private=private, sdk=sdk, variables=variables)
+            with (
+                self._new_repository(repo, settings) as folder,
+                GitRepository(folder) as git,
+                Quarantine(folder) as quarantine,
+            ):
+                edit = TreeEdit(git, None)
+                edit.put(".gitattributes", quarantine.blob(GIT_ATTRIBUTES.encode()))
+                commit = quarantine.commit(edit.write(quarantine), [], "Create the repository")
+                quarantine.migrate()
+                git.write_ref(f"refs/heads/{MAIN}", commit)
             return True
+
+    @contextmanager
+    def _new_repository(self, repo: RepoId, settings: Settings) -> Iterator[Path]:
+        """Yields a temporary folder with an empty git repository, and moves it to its final path when it is complete.
+
+        `sweep` removes the folder after a crash.
+        """
+        folder = self._temporary / f"new-{secrets.token_hex(8)}"
+        folder.mkdir()
+        try:
+            with mark_in_use(folder):
+                GitRepository.initialize(folder)
+                yield folder
+                write_json(folder / "hub.json", asdict(settings))
+                self._place(folder, repo)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def duplicate(
         self, repo: RepoId, target: RepoId, *, private: bool | None, variables: dict[str, dict[str, object]]
@@ -278,24 +290,16 @@ class Storage:
             settings = self.settings(repo)
             with self.git(repo) as git:
                 git.head()  # raises Damaged
-            new_folder = self._temporary / f"new-{secrets.token_hex(8)}"
-            new_folder.mkdir()
-            try:
-                with mark_in_use(new_folder):
-                    GitRepository.initialize(new_folder)
-                    for name in ("objects", "refs", "packed-refs", "lfs/objects"):
-                        link_tree(self.path(repo) / name, new_folder / name)
-                    new_settings = replace(
-                        settings,
-                        created=now(),
-                        private=settings.private if private is None else private,
-                        variables=settings.variables | variables,
-                        secrets={},
-                    )
-                    write_json(new_folder / "hub.json", asdict(new_settings))
-                    self._place(new_folder, target)
-            finally:
-                shutil.rmtree(new_folder, ignore_errors=True)
+            new_settings = replace(
+                settings,
+                created=now(),
+                private=settings.private if private is None else private,
+                variables=settings.variables | variables,
+                secrets={},
+            )
+            with self._new_repository(target, new_settings) as folder:
+                for name in ("objects", "refs", "packed-refs", "lfs/objects"):
+                    link_tree(self.path(repo) / name, folder / name)
             return True
 
     def delete(self, repo: RepoId) -> None:

@@ -39,8 +39,8 @@ _BOOKEND = b"\xff" * 32
 _HAS_SHA256_AND_RANGE_HASHES = 0b11 << 30
 
 
-def check_hash(text: str) -> str:
-    """Checks that a hash has the protocol's text form, and returns it.
+def check_hash(text: str) -> None:
+    """Checks that a hash has the protocol's text form.
 
     Args:
         text: The hash from the client.
@@ -50,7 +50,6 @@ def check_hash(text: str) -> str:
     """
     if not re.fullmatch(r"[0-9a-f]{64}", text):
         raise bad_request("A Xet hash has 64 lower-case hexadecimal digits.")
-    return text
 
 
 def _hash_hex(raw: bytes) -> str:

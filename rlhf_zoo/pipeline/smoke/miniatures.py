@@ -9,7 +9,7 @@ from typing import Any
 
 from ...errors import ZooError
 from ...hub.client.connect import Hub
-from ...hub.client.publish import publish_folder
+from ...hub.client.publish import publish_files
 from ...runs.recipe import Recipe, is_repository_name
 from ...runs.settings.declared import default_of
 from ...runs.settings.key_classes import check_architecture, check_download, effective_keys
@@ -106,10 +106,10 @@ def publish_miniatures(recipe: Recipe, hub: Hub) -> list[str]:
                 fields = {"model_type": family.model_type, **family.fields}
                 check_architecture(fields, where=f"{recipe.source('zoo')}, which was downloaded,")
             folder = save_model(family, Path(staging) / f"model-{index}", texts)
-            publish_folder(folder, name, repo_type="model", message="A miniature", hub=hub)
+            publish_files(folder, name, repo_type="model", message="A miniature", hub=hub)
         for index, (name, keys) in enumerate(data.items()):
             folder = write_data(keys, Path(staging) / f"data-{index}")
-            publish_folder(folder, name, repo_type="dataset", message="A miniature", hub=hub)
+            publish_files(folder, name, repo_type="dataset", message="A miniature", hub=hub)
     return [*models, *data]
 
 

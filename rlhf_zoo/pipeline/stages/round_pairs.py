@@ -12,7 +12,7 @@ from ...errors import ZooError
 from ...evaluation.judges.named import open_panel
 from ...evaluation.judges.panel import score_completions
 from ...fileio import read_json, write_json, write_text
-from ...hub.client.publish import publish_folder
+from ...hub.client.publish import publish_files
 from ...hub.client.refusals import refusals_as
 from ...hub.client.weights import equal_weights
 from ...modeling.chat import plain_text
@@ -213,7 +213,7 @@ def _publish(context: RunContext) -> dict[str, Any]:
         with refusals_as(
             f"The pairs cannot be published as {repo} on {context.hub.description}", "cards will not name them."
         ):
-            commit = publish_folder(
+            commit = publish_files(
                 context.round.folder,
                 repo,
                 repo_type="dataset",
