@@ -153,7 +153,7 @@ def trace(
 
             import_dataclasses()
         with doing(f"tracing {run}"):
-            typed = typed_prompt(prompt, option="--prompt")
+            typed = typed_prompt(prompt)
             subject = find_traced_policy(run, step=step, hub=connected_hub, **subject_options)
             trace_result = trace_checkpoint(subject, typed, columns=prompt_columns, **options)
         if as_json:

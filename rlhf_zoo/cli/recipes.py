@@ -161,7 +161,8 @@ def _check_on_hub(
         count_rows_cut_by_sft,
         named_models,
     )
-    from ..runs.checks.splits import check_forms, check_labeled, check_own_pairs
+    from ..runs.checks.splits import check_forms, check_judge_data
+    from ..runs.dataset import own_pairs_keys
     from ..runs.judge import with_judge
 
     last_hub = hub.source or hub
@@ -185,10 +186,14 @@ def _check_on_hub(
         check_judges_available(names, config.evaluation.llm_settings, hub=None)
         _try_on_local_prompts(config, ppo, names, hub)
         if "classifier" in names:
+            labeled, subject = config.evaluation.labeled_data, "the judge classifier"
             with explain_missing_labels():
-                unchecked |= {f"the labels of {name}": cause for name, cause in check_labeled(config, hub).items()}
+                causes = check_judge_data(config, labeled, "labeled", hub, subject=subject)
+            unchecked |= {f"the labels of {name}": cause for name, cause in causes.items()}
         check_tasks(config.evaluation.lm_eval)
-        unchecked |= {f"the pairs of {name}": cause for name, cause in check_own_pairs(recipe, config, hub).items()}
+        if (pairs := own_pairs_keys(recipe, config)) is not None:
+            causes = check_judge_data(config, pairs, "pairs", hub, subject="evaluation.own_pairs")
+            unchecked |= {f"the pairs of {name}": cause for name, cause in causes.items()}
     sft = settings_by_stage.get("sft")
     truncation = None if sft is None else count_rows_cut_by_sft(config, sft, models.get("policy"), hub)
     lines = [f"{recipe.name} is valid: {', '.join(recipe.stages)}."]

@@ -86,23 +86,16 @@ def check_prefix(prompt: Sequence[Mapping[str, Any]], tokenizer: PreTrainedToken
     Raises:
         ZooError: The recipe has strip_thoughts, and the beginning of the answer in the prompt ends inside a thought.
     """
-    if strips_thoughts(tokenizer) and opens_thought(answer_prefix(prompt)):
+    if _strips_thoughts(tokenizer) and _opens_thought(_answer_prefix(prompt)):
         raise ZooError(
-            f"A prompt begins its answer with an open {_OPEN_THINK} ({answer_prefix(prompt)[:40]!r}), which "
+            f"A prompt begins its answer with an open {_OPEN_THINK} ({_answer_prefix(prompt)[:40]!r}), which "
             f"strip_thoughts cannot remove: end that thought with {_CLOSE_THINK}, let the chat template open it, or "
             "set strip_thoughts: false."
         )
 
 
-def answer_prefix(prompt: Prompt) -> str:
-    """Returns the beginning of the answer that is part of the prompt.
-
-    Args:
-        prompt: A text or a conversation.
-
-    Returns:
-        The text of the prompt's last turn if that is the assistant's; otherwise "".
-    """
+def _answer_prefix(prompt: Prompt) -> str:
+    """Returns the beginning of the answer that is part of the prompt: an assistant's last turn, otherwise ""."""
     return _content(prompt[-1]) if has_answer_prefix(prompt) else ""
 
 
@@ -135,7 +128,7 @@ def tokenize_for_reward(text: Prompt, tokenizer: PreTrainedTokenizerBase, *, end
     else:
         prompt, completion = text[:-1], _content(text[-1])
         # The reward model was trained on answers without thoughts.
-        completion = remove_thoughts(completion) if strips_thoughts(tokenizer) else completion
+        completion = remove_thoughts(completion) if _strips_thoughts(tokenizer) else completion
         prompt_ids, completion_ids = _tokenize_pair(prompt, completion, tokenizer)
         ids, end = [*prompt_ids, *completion_ids], end_of_turn(tokenizer)
     if ended and end is not None and (not ids or ids[-1] != end):
@@ -167,7 +160,7 @@ def wrap_answer(prompt: Prompt, completion: str) -> Any:
         The text if the prompt is a text. If it is a conversation, a list of one assistant message with the
         answer, including the part in the prompt.
     """
-    return wrap_completion(prompt, answer_prefix(prompt) + completion)
+    return wrap_completion(prompt, _answer_prefix(prompt) + completion)
 
 
 def append_completion(prompt: Prompt, completion: Any) -> Any:
@@ -187,7 +180,7 @@ def append_completion(prompt: Prompt, completion: Any) -> Any:
     turns = wrap_answer(prompt, completion) if isinstance(completion, str) else list(completion)
     if has_answer_prefix(prompt) and turns and turns[0].get("role") == "assistant":
         # Some data sets repeat the beginning in the answer, others have only what follows it.
-        prefix, content = answer_prefix(prompt), _content(turns[0])
+        prefix, content = _answer_prefix(prompt), _content(turns[0])
         content = content if content.startswith(prefix) else prefix + content
         return [*prompt[:-1], {**turns[0], "content": content}, *turns[1:]]
     return [*prompt, *turns]
@@ -226,7 +219,7 @@ def plain_text(text: Prompt) -> str:
         return text
     # The answer continues right after its prefix, so there is no blank line between them.
     if has_answer_prefix(text):
-        return plain_text(text[:-1]) + answer_prefix(text)
+        return plain_text(text[:-1]) + _answer_prefix(text)
     if len(text) == 1:
         return _content(text[0]) + "\n\n"
     return "".join(f"{str(turn.get('role')).capitalize()}: {_content(turn)}\n\n" for turn in text)
@@ -271,7 +264,7 @@ def completion_text(completion: Any, prompt: Prompt = "") -> str:
     """
     if isinstance(completion, str):
         return completion
-    return _content(completion[-1]).removeprefix(answer_prefix(prompt)) if completion else ""
+    return _content(completion[-1]).removeprefix(_answer_prefix(prompt)) if completion else ""
 
 
 def remove_thoughts(text: str, *, starts_inside: bool = False) -> str:
@@ -293,21 +286,13 @@ def remove_thoughts(text: str, *, starts_inside: bool = False) -> str:
         text = _OPEN_THINK + text  # a closing tag without an opening one: everything before it is a thought
 
 
-def opens_thought(text: str) -> bool:
-    """Whether a text ends inside a thought.
-
-    Args:
-        text: A text. Thoughts that it also closes do not count.
-    """
+def _opens_thought(text: str) -> bool:
+    """Whether a text ends inside a thought. Thoughts that it also closes do not count."""
     return text.rfind(_OPEN_THINK) > text.rfind(_CLOSE_THINK)
 
 
-def strips_thoughts(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether rewards and judges read completions without thoughts: strip_thoughts, as saved in the tokenizer.
-
-    Args:
-        tokenizer: The policy's or the reward model's.
-    """
+def _strips_thoughts(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether rewards and judges read completions without thoughts: strip_thoughts, as saved in the tokenizer."""
     chat = Chat.of(tokenizer)
     return chat is not None and chat.strip_thoughts
 
@@ -330,7 +315,7 @@ def decode_completions(
         The text that each completion adds to its prompt: without special tokens, without the white space that the
         template puts before an answer, and without thoughts if the recipe strips them.
     """
-    strips = strips_thoughts(tokenizer)
+    strips = _strips_thoughts(tokenizer)
     # Decoding drops special tokens. If <think> is one, it must stay, or thoughts could not be found.
     vocabulary = tokenizer.get_vocab() if strips else {}
     think_ids = special_ids(tokenizer) & {vocabulary[tag] for tag in (_OPEN_THINK, _CLOSE_THINK) if tag in vocabulary}
@@ -361,7 +346,7 @@ def _begins_in_thought(prompt: Prompt, ids: Sequence[int], tokenizer: PreTrained
     """Whether a completion begins inside a thought that the chat template or a text prompt has opened."""
     if isinstance(prompt, str):
         return str(tokenizer.decode(list(ids), skip_special_tokens=False)).rstrip().endswith(_OPEN_THINK)
-    return not has_answer_prefix(prompt) and opens_thought(generation_prompt(tokenizer))
+    return not has_answer_prefix(prompt) and _opens_thought(generation_prompt(tokenizer))
 
 
 def tokenize_completion(prompt: Prompt, completion: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -87,15 +87,8 @@ def untrusted_message(subject: str) -> str:
     )
 
 
-def remote_modules(config: Mapping[str, Any]) -> list[str]:
-    """Lists the modules whose classes a config names.
-
-    Args:
-        config: The content of config.json or tokenizer_config.json.
-
-    Returns:
-        Names of modules, sorted: NAME, or REPOSITORY--NAME for a module of another repository.
-    """
+def _remote_modules(config: Mapping[str, Any]) -> list[str]:
+    """Lists the modules whose classes a config names, sorted: NAME, or REPOSITORY--NAME for another repository."""
     auto_map = (config.get("auto_map") if isinstance(config, Mapping) else None) or {}
     values = auto_map.values() if isinstance(auto_map, Mapping) else [auto_map]
     classes = [name for value in values for name in (value if isinstance(value, list | tuple) else [value]) if name]
@@ -110,7 +103,7 @@ def needs_remote_code(config: Mapping[str, Any]) -> bool:
     """
     from transformers import CONFIG_MAPPING
 
-    return bool(remote_modules(config)) and config.get("model_type") not in CONFIG_MAPPING
+    return bool(_remote_modules(config)) and config.get("model_type") not in CONFIG_MAPPING
 
 
 def record_code(find: Callable[[str], Path | None], subject: str, *, name: str) -> None:
@@ -130,7 +123,7 @@ def record_code(find: Callable[[str], Path | None], subject: str, *, name: str) 
     for file in _AUTO_MAP_FILES:
         path = find(file)
         if path is not None:
-            modules += remote_modules(read_json(path))
+            modules += _remote_modules(read_json(path))
     if not modules:
         return
     if foreign_module := next((module for module in modules if "--" in module), None):
@@ -180,7 +173,7 @@ def copy_code(checkpoint: Path) -> None:
         modules: set[str] = set()
         for name in _AUTO_MAP_FILES:
             if (folder / name).is_file():
-                modules.update(remote_modules(read_json(folder / name)))
+                modules.update(_remote_modules(read_json(folder / name)))
         candidates = [code for code in executed_code() if {f"{module}.py" for module in modules} <= code.files.keys()]
         if not modules or not candidates:
             continue

@@ -29,8 +29,8 @@ from .reference import Reference
 from .token_checks import (
     TokenConsumer,
     check_decoding,
-    check_head_of,
     check_ids,
+    check_reward_head,
     check_tokenizer_of,
     check_tokens,
     embedding_rows,
@@ -351,7 +351,7 @@ def build_rewards(
             return RewardModel(model, load_tokenizer(reward), tokenizer, **kwargs, **options)
         if isinstance(reward, PreTrainedModel):
             check_tokenizer_of(reward, own_tokenizer, subject="the reward model")
-            check_head_of(reward, subject="the reward model")
+            check_reward_head(reward)
             return RewardModel(reward, own_tokenizer, tokenizer, **kwargs, **options)
         return reward
 

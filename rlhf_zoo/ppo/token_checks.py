@@ -205,15 +205,14 @@ def check_tokenizer_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBas
         )
 
 
-def check_head_of(model: PreTrainedModel, *, subject: str) -> None:
-    """Warns if the files of a model have no classification head, so that its head may be random.
+def check_reward_head(model: PreTrainedModel) -> None:
+    """Warns if the files of a reward model have no classification head, so that its head may be random.
 
     This is not an error, because the head may have been trained since. A model that was made in memory, or whose files
     are not on this machine, is not checked.
 
     Args:
-        model: The model.
-        subject: The model's name in the warning.
+        model: The reward model.
     """
     name = getattr(model.config, "_name_or_path", "") or ""
     if not name or not type(model).__module__.startswith("transformers."):
@@ -231,6 +230,6 @@ def check_head_of(model: PreTrainedModel, *, subject: str) -> None:
                 keys += tensors.keys()
     if keys and not any(key.startswith(("score.", "classifier.")) for key in keys):
         warn(
-            f"The files of {name} have no classification head, so the head of {subject} was initialized at random "
-            "when it was loaded: unless you trained it since, its scores are random."
+            f"The files of {name} have no classification head, so the head of the reward model was initialized at "
+            "random when it was loaded: unless you trained it since, its scores are random."
         )

@@ -68,7 +68,7 @@ class VLLMEngine:
         self._temperature, self._length = args.temperature, args.response_length
         self._accelerator, self._sleep_mode = accelerator, args.vllm_enable_sleep_mode
         self._url = None if args.vllm_server_base_url is None else args.vllm_server_base_url.rstrip("/")
-        self._dtype = computing_dtype(args, policy)
+        self._dtype = _computing_dtype(args, policy)
         # With several processes, only the main one talks to a server, but each has its own colocated vLLM.
         self._is_client = self._url is None or accelerator.is_main_process
         colocated = nullcontext() if self._url else _add_llm_options(
@@ -76,7 +76,7 @@ class VLLMEngine:
         )  # fmt: skip
         with raise_on_signals(), _sampling_error("vLLM did not start", "see its output above"):
             if self._url and self._is_client:
-                check_server(self._url)
+                _check_server(self._url)
             if self._url is None and accelerator.device.type == "cpu":
                 _disable_weight_packing()
             with colocated:
@@ -86,7 +86,7 @@ class VLLMEngine:
                     tokenizer,
                     mode=args.vllm_mode,
                     server_base_url=self._url,
-                    server_timeout=0.0,  # `check_server` has already waited
+                    server_timeout=0.0,  # `_check_server` has already waited
                     gpu_memory_utilization=args.vllm_gpu_memory_utilization,
                     enable_sleep_mode=args.vllm_enable_sleep_mode,
                     temperature=args.temperature,
@@ -127,7 +127,7 @@ class VLLMEngine:
         try:
             if self._url and self._is_client:
                 with raise_on_signals():
-                    check_server(self._url)
+                    _check_server(self._url)
             with _sampling_error("vLLM did not take the policy's weights", self._fix), _unmerge_on_error(model):
                 self._generation.sync_weights()
             if self._is_client:
@@ -149,7 +149,7 @@ class VLLMEngine:
     def _check_weights(self, model: PreTrainedModel, prompts: Sequence[Sequence[int]]) -> None:
         """Raises SamplingFailed if vLLM's log-probabilities of a row differ from the policy's by more than rounding."""
         context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or CHECKED_TOKENS + 1
-        row = row_to_check(prompts, min(CHECKED_TOKENS, context - 1))
+        row = _row_to_check(prompts, min(CHECKED_TOKENS, context - 1))
         with raise_on_signals() if self._url else nullcontext(), _sampling_error("vLLM scored nothing", self._fix):
             vllm_logprobs = self._server_logprobs(row) if self._url else self._colocated_logprobs(row)
         policy_logprobs = row_logprobs(model, row)
@@ -217,15 +217,8 @@ class BoundedAdapter(HTTPAdapter):
         return super().send(request, stream, timeout or (CONNECT_SECONDS, None), *args, **kwargs)
 
 
-def check_server(url: str) -> None:
-    """Checks the health of a server.
-
-    Args:
-        url: The server's address, without a slash at the end.
-
-    Raises:
-        SamplingFailed: Two attempts failed: the server did not answer in time, or answered with an error.
-    """
+def _check_server(url: str) -> None:
+    """Checks the health of a server. Raises SamplingFailed if two attempts fail."""
     failure = ""
     for attempt in range(2):
         time.sleep(attempt)
@@ -243,16 +236,8 @@ def check_server(url: str) -> None:
     )
 
 
-def computing_dtype(args: PPOConfig, policy: PreTrainedModel) -> torch.dtype:
-    """Returns the dtype in which the policy computes.
-
-    Args:
-        args: The settings.
-        policy: The policy.
-
-    Returns:
-        bfloat16 under autocast, otherwise the dtype of the weights.
-    """
+def _computing_dtype(args: PPOConfig, policy: PreTrainedModel) -> torch.dtype:
+    """Returns the dtype in which the policy computes: bfloat16 under autocast, otherwise the dtype of the weights."""
     embeddings: Any = policy.get_input_embeddings()
     return torch.bfloat16 if args.bf16 else embeddings.weight.dtype
 
@@ -267,15 +252,10 @@ def rounding(dtype: torch.dtype, *, on_cpu: bool) -> float:
     return ROUNDING_ON_CPU if on_cpu and dtype == torch.float32 else ROUNDING.get(dtype, max(ROUNDING.values()))
 
 
-def row_to_check(prompts: Sequence[Sequence[int]], length: int) -> list[int]:
-    """Concatenates prompts into the row that vLLM and the policy score.
+def _row_to_check(prompts: Sequence[Sequence[int]], length: int) -> list[int]:
+    """Concatenates prompts into the row, of at most `length` tokens, that vLLM and the policy score.
 
-    Args:
-        prompts: Token lists.
-        length: The maximum number of tokens.
-
-    Returns:
-        At least two token ids, because the first token has no log-probability.
+    It has at least two token ids, because the first token has no log-probability.
     """
     row = [token for prompt in prompts for token in prompt][:length]
     return row * 2 if len(row) == 1 else row

@@ -35,7 +35,7 @@ def check_bases(context: RunContext, stage: str, parents: Mapping[str, ParentChe
     Raises:
         ZooError: No Hub has the base.
     """
-    if stage == "sft" or local_base(context, stage) is not None:
+    if stage == "sft" or _local_base(context, stage) is not None:
         check_plan(context, stage)
         return
     base = parents["sft"]
@@ -65,7 +65,7 @@ def check_plan(context: RunContext, stage: str) -> None:
     settings = context.settings(stage)
     if not settings.model.use_peft:
         return
-    if (folder := local_base(context, stage)) is not None:
+    if (folder := _local_base(context, stage)) is not None:
         raise ZooError(
             f"The adapter of the stage {stage} (use_peft) cannot be published, because its base, the model in "
             f"{folder}, is on no Hub: upload it (`hf upload NAMESPACE/NAME {folder}`; for the embedded Hub "
@@ -85,15 +85,10 @@ def check_plan(context: RunContext, stage: str) -> None:
             raise _merged_base_missing(stage, "set push_merged in sft.yaml")
 
 
-def local_base(context: RunContext, stage: str) -> str | None:
-    """Returns the local folder with the base of a stage's adapter.
+def _local_base(context: RunContext, stage: str) -> str | None:
+    """Returns the local folder with the base of a stage's adapter, as the recipe names it.
 
-    Args:
-        context: The run.
-        stage: Name of the stage.
-
-    Returns:
-        The folder as the recipe names it; None if the base is not a folder, or `push --base` recorded its repository.
+    None if the base is not a folder, or `push --base` recorded its repository.
     """
     model = context.settings(stage).model
     name = model.model_name_or_path
@@ -124,7 +119,7 @@ def reason_not_to_publish(context: RunContext) -> str | None:
     for stage, keys in context.recipe.stages.items():
         if not {**keys, **context.flags.get(stage, {})}.get("use_peft"):
             continue
-        if (folder := local_base(context, stage)) is not None:
+        if (folder := _local_base(context, stage)) is not None:
             return (
                 f"the base of the adapter of the stage {stage}, the model in {folder}, is on no Hub. Once it is, "
                 f"`rlhf-zoo push {shlex.quote(str(context.directory))} --base NAMESPACE/NAME` publishes the run."

@@ -94,9 +94,7 @@ def check_same_data(context: RunContext, stage: str) -> None:
             )
 
 
-def stage_rows(
-    context: RunContext, stage: str, source: DataSource, split: str, *, form: Form | None = None
-) -> datasets.Dataset:
+def stage_rows(context: RunContext, stage: str, source: DataSource, split: str) -> datasets.Dataset:
     """Loads a split of a stage's data.
 
     Args:
@@ -104,15 +102,12 @@ def stage_rows(
         stage: Name of the stage.
         source: The stage's data.
         split: Name of the split.
-        form: The form of the rows; None for the form that the stage reads.
 
     Raises:
         ZooError: A column is missing, or a row cannot be read.
     """
-    data_args = context.settings(stage).data
-    return load_split(
-        context, source, data_args, split, form=form or FORMS[stage], text=text_field(context.settings(stage))
-    )
+    settings = context.settings(stage)
+    return _load_split(context, source, settings.data, split, form=FORMS[stage], text=text_field(settings))
 
 
 #: The form in which each stage reads rows.
@@ -128,22 +123,10 @@ def text_field(settings: StageSettings) -> str:
     return str(getattr(settings.trainer, "dataset_text_field", "text"))
 
 
-def load_split(
+def _load_split(
     context: RunContext, source: DataSource, data_args: Any, split: str, *, form: Form, text: str = "text"
 ) -> datasets.Dataset:
-    """Loads a split and converts its rows to a form, as data arguments of the recipe describe.
-
-    Args:
-        context: The run.
-        source: The data.
-        data_args: The data arguments of a stage or a judge.
-        split: Name of the split.
-        form: The form of the rows.
-        text: The column of plain texts.
-
-    Raises:
-        ZooError: A column is missing, or a row cannot be read.
-    """
+    """Loads a split and converts its rows to a form, as data arguments of the recipe describe."""
     rows = source.load(data_args.dataset_config, split, columns=[])
     config = f", configuration {data_args.dataset_config}" if data_args.dataset_config else ""
     name = f"The data set {source.location}{config}, split {split},"
@@ -347,7 +330,7 @@ def _load_for_judge(
         source = data_source(context)
     else:
         source = find_data(data_args.dataset_name, data_args.dataset_revision, context.hub)
-    return load_split(context, source, data_args, data_args.dataset_train_split, form=form), source
+    return _load_split(context, source, data_args, data_args.dataset_train_split, form=form), source
 
 
 def own_pairs_keys(recipe: Recipe, shared: RecipeConfig) -> OwnPairsArguments | None:

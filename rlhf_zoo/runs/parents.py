@@ -26,7 +26,7 @@ def parent(context: RunContext, name: str) -> ParentCheckpoint:
     if name in context.recipe.stages:
         return context.checkpoint(name)
     if is_member(name):
-        return member_checkpoint(context, name)
+        return _member_checkpoint(context, name)
     has_loader = context.settings("ppo").data.reward_model_loader is not None
     return model_from_elsewhere(name, context.hub, recipe=context.recipe.name, all_files=has_loader)
 
@@ -126,19 +126,11 @@ def check_members(context: RunContext) -> None:
     if "ppo" in stages_to_train(context):
         for name in reward_names(context.settings("ppo").data.reward_model_path):
             if is_member(name):
-                member_checkpoint(context, name)
+                _member_checkpoint(context, name)
 
 
-def member_checkpoint(context: RunContext, name: str) -> ParentCheckpoint:
-    """Finds the finished checkpoint of a reward model of the ensemble.
-
-    Args:
-        context: The run.
-        name: The model's folder in the run directory, such as ensemble/seed-1/reward.
-
-    Raises:
-        ZooError: The model is not finished, or was trained for another SFT policy than the run's present one.
-    """
+def _member_checkpoint(context: RunContext, name: str) -> ParentCheckpoint:
+    """Finds the finished checkpoint of a reward model of the ensemble."""
     member = _run_of_member(context, name)
     record = member.record("reward")
     train_hint = f"`rlhf-zoo ensemble {context.recipe.cli_name} --seeds N` trains reward models of N seeds"

@@ -140,23 +140,23 @@ def _corpus_text(shared: RecipeConfig, hub: Hub) -> str | None:
         return str(fetch_dataset(source.hub, name, revision=source.revision))
 
 
-def add_configuration(context: RunContext, configuration: str, splits: Mapping[str, Iterable[Mapping]]) -> DataSource:
-    """Adds a configuration that a stage made, such as simulated preferences. The data set then counts as unsent.
+def add_preferences(context: RunContext, splits: Mapping[str, Iterable[Mapping]]) -> DataSource:
+    """Adds simulated preferences, in place of earlier ones, to the data. The data set then counts as unsent.
 
     Args:
         context: The run.
-        configuration: Name of the configuration; an existing configuration with this name is replaced.
         splits: Split -> rows.
 
     Raises:
         ZooError: Another configuration has changed since it was written.
     """
-    record = context.record("data")
-    files = {name: sha256 for name, sha256 in (record.read().get("files") or {}).items() if name != configuration}
+    record, name = context.record("data"), "preferences"
+    files = dict(record.read().get("files") or {})
+    files.pop(name, None)
     record.write(files=files)  # if the process is killed after this, no outdated digest remains
-    write_configuration(record.path, configuration, splits)
+    write_configuration(record.path, name, splits)
     write_text(record.path / "README.md", _card(record.read(), _configurations(split_files(record.path))))
-    record.write(files={**files, configuration: configuration_digests(record.path)[configuration]})
+    record.write(files={**files, name: configuration_digests(record.path)[name]})
     return _open_prepared(context)
 
 

@@ -11,7 +11,8 @@ import pytest
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.judges.lexicon import lexicon_judge
 from rlhf_zoo.runs.corpora import product_remarks
-from rlhf_zoo.runs.corpora.product_remarks import SPLITS, lexicon, prepare, read_remarks
+from rlhf_zoo.runs.corpora.product_remarks import lexicon, prepare, read_remarks
+from rlhf_zoo.runs.corpora.source import SHARES, SPLITS
 from rlhf_zoo.runs.recipe import load_recipe
 from rlhf_zoo.runs.settings.parse import recipe_config
 
@@ -160,7 +161,7 @@ def test_nltk_format_is_cleaned_and_split(tmp_path: Path, form: str) -> None:
     assert by_text["café mode works"] == 1
     assert not {text for text in by_text if "<" in text or text.lower() in ("excellent", "seen under both", "")}
     shares = [len(remarks[split]) / len(flat) for split in SPLITS]
-    assert shares == pytest.approx(product_remarks.SHARES, abs=0.1)
+    assert shares == pytest.approx(list(SHARES.values()), abs=0.1)
     assert prepare(str(source), seed=0)["lines"]["train"]
 
 

@@ -26,7 +26,7 @@ from rlhf_zoo.runs.code import is_same_code, judges_code
 from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.runs.dataset import check_same_data, data_source, stage_source
 from rlhf_zoo.runs.metrics_file import without_times
-from rlhf_zoo.runs.prepared import add_configuration, send_data
+from rlhf_zoo.runs.prepared import add_preferences, send_data
 from rlhf_zoo.runs.record import COMPLETE
 
 pytestmark = pytest.mark.attack
@@ -336,7 +336,7 @@ def test_changed_prepared_data_are_rejected_and_not_sent(folder: Path) -> None:
     context, data = replace(context, recipe=recipe), context.record("data")
     data_source(context)
     pairs = {"train": [{"prompt": "abc", "chosen": "d", "rejected": "e"}]}
-    add_configuration(context, "preferences", pairs)
+    add_preferences(context, pairs)
     prepared = data.read()
     assert set(prepared["files"]) == {"prompts", "lines", "preferences"}
     for name in ("prompts", "preferences"):
@@ -354,7 +354,7 @@ def test_changed_prepared_data_are_rejected_and_not_sent(folder: Path) -> None:
     data_source(replace(context, restart=True), refresh=True)
     assert (data.path / "lines" / "train.jsonl").read_text() == '{"text": "abcdef"}\n'
     data.write(files={})  # as a run has it that was begun before digests were recorded
-    add_configuration(context, "preferences", pairs)
+    add_preferences(context, pairs)
     assert data.read()["files"] == {"preferences": prepared["files"]["preferences"]}
 
 

@@ -452,9 +452,9 @@ def test_typed_prompt_is_text_or_conversation() -> None:
     turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
     share_gpt = '[{"from": "system", "value": "Be brief."}, {"from": "human", "value": "hi"}]'
     for text in (json.dumps(turns), f" {json.dumps(turns, indent=1)}\n", share_gpt):
-        assert typed_prompt(text, option="--prompt") == turns
+        assert typed_prompt(text) == turns
     for text in ("the battery", "[1, 2] sorted is", '[{"a": 1}]', "[{", ""):
-        assert typed_prompt(text, option="--prompt") == text
+        assert typed_prompt(text) == text
 
 
 def test_trace_reads_conversation_through_chat_template() -> None:
@@ -463,7 +463,7 @@ def test_trace_reads_conversation_through_chat_template() -> None:
         "{% for turn in messages %}{{ {'system': 'a', 'user': 'b'}[turn.role] }}{{ turn.content }}{% endfor %}"
         "{% if add_generation_prompt %}c{% endif %}"
     )
-    turns = typed_prompt('[{"role": "system", "content": "d"}, {"role": "user", "content": "e"}]', option="--prompt")
+    turns = typed_prompt('[{"role": "system", "content": "d"}, {"role": "user", "content": "e"}]')
     parts = {**models(), "critic": make_policy(), "rewards": Rewards([good]), "args": args()}
     found = trace(turns, tokenizer=tokenizer, **parts)
     expected = trace("adbec", tokenizer=TOKENIZER, **parts)

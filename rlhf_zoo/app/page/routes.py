@@ -29,12 +29,8 @@ Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 
-def is_served(path: str) -> bool:
-    """Whether the page answers requests for a path.
-
-    Args:
-        path: The decoded path of a request, without the prefix of a proxy.
-    """
+def _is_served(path: str) -> bool:
+    """Whether the page answers requests for a path, which is decoded and has no prefix of a proxy."""
     return (path.rstrip("/") or "/") in PATHS or path.startswith(PREFIXES)
 
 
@@ -64,7 +60,7 @@ class ServedRoutes:
         # Gradio's root_path may be an address or end with a slash, and then Starlette does not recognize it in a path.
         prefix = urlsplit(scope.get("root_path", "")).path.rstrip("/")
         scope = {**scope, "root_path": prefix}
-        if scope["type"] == "http" and not is_served(_without_prefix(scope["path"], prefix)):
+        if scope["type"] == "http" and not _is_served(_without_prefix(scope["path"], prefix)):
             headers = [(b"content-type", b"application/json")]
             await send({"type": "http.response.start", "status": 404, "headers": headers})
             await send({"type": "http.response.body", "body": b'{"detail":"Not Found"}'})

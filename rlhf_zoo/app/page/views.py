@@ -102,19 +102,10 @@ def figures_html(side: PolicyCompletion | None) -> str:
     return figure_list_html(zip(keys, labels, values, strict=True))
 
 
-def policy_column_html(
+def _policy_column_html(
     prompt: str, role: Role, side: PolicyCompletion | None, *, row: int = 0, label: str = "", is_chat: bool = False
 ) -> str:
-    """Renders one policy's column: name, completion and figures.
-
-    Args:
-        prompt: The prompt.
-        role: sft or ppo.
-        side: The completion; None renders a placeholder.
-        row: Index of the completion.
-        label: HTML next to the policy's name; "" for the description of its role.
-        is_chat: Whether the completion answers the prompt.
-    """
+    """Renders one policy's column: name, completion and figures. Without a completion, renders a placeholder."""
     head = f"<header><h3>{NAMES[role]}</h3><span>{label or ROLE_DESCRIPTIONS[role]}</span></header>"
     return (
         f'<article class="zoo-card zoo-{role}" data-side="{role}" data-row="{row}">{head}'
@@ -122,16 +113,8 @@ def policy_column_html(
     )
 
 
-def draw_token_charts(snapshot: Snapshot, row: int) -> dict[Role, str]:
-    """Draws the KL at each position and the critic's values, with the same scales for both policies.
-
-    Args:
-        snapshot: Completions of both policies.
-        row: Index of the pair.
-
-    Returns:
-        HTML by role; "" while a long completion is in progress.
-    """
+def _draw_token_charts(snapshot: Snapshot, row: int) -> dict[Role, str]:
+    """Draws KL and values at each position, as HTML by role; "" while a long completion is in progress."""
     sides: dict[Role, PolicyCompletion] = {"sft": snapshot.sft[row], "ppo": snapshot.ppo[row]}
     if not snapshot.done and any(side.length > MAX_TOKENS_DRAWN_IN_PROGRESS for side in sides.values()):
         return dict.fromkeys(sides, "")
@@ -170,7 +153,7 @@ def pairs_html(
             label = f"{label} · {row + 1} of {snapshot.n}" if snapshot.n > 1 else label
             side = getattr(snapshot, role)[row]
             cards.append(
-                policy_column_html(snapshot.prompt, role, side, row=row, label=label, is_chat=snapshot.is_chat)
+                _policy_column_html(snapshot.prompt, role, side, row=row, label=label, is_chat=snapshot.is_chat)
             )
         details = _token_details_html(snapshot, row, folded=folded or row > 0)
         rows.append(f'<div class="zoo-pair">{"".join(cards)}</div>{details}')
@@ -185,7 +168,7 @@ def pairs_html(
 def _token_details_html(snapshot: Snapshot, row: int, *, folded: bool) -> str:
     """Renders charts and numbers of both policies below their cards, in one `details` so that no gap is left."""
     # While completions are in progress, only the first pair has charts, because redrawing all of them is slow.
-    chart_html = draw_token_charts(snapshot, row) if row == 0 or snapshot.done else {}
+    chart_html = _draw_token_charts(snapshot, row) if row == 0 or snapshot.done else {}
     columns = "".join(
         f'<div data-side="{role}" data-row="{row}"><h4>{NAMES[role]}</h4>{html}</div>'
         for role, html in chart_html.items()
@@ -226,7 +209,7 @@ def summary_html(snapshot: Snapshot) -> str:
 
 def empty_pairs_html() -> str:
     """Renders a placeholder for the first comparison."""
-    cards = "".join(policy_column_html("", role, None) for role in NAMES)
+    cards = "".join(_policy_column_html("", role, None) for role in NAMES)
     return f'<div class="zoo-pairs" data-state="empty"><div class="zoo-pair">{cards}</div></div>'
 
 

@@ -171,7 +171,7 @@ class CheckedData:
     def _path(self) -> str:
         """The path to pass to `datasets`."""
         # `datasets` would take a folder named "csv" or "json" for its loader of that name.
-        return f"./{self.location}" if is_loader(self.location) else self.location
+        return f"./{self.location}" if _is_loader(self.location) else self.location
 
     def _load_arguments(self, configuration: str | None, split: str) -> dict[str, Any]:
         if Path(self.location).is_file():
@@ -208,12 +208,8 @@ class CheckedData:
                 check_split(path, str(split), map(Path, names))
 
 
-def is_loader(name: str) -> bool:
-    """Whether `datasets` takes a name for one of its loaders, such as "csv".
-
-    Args:
-        name: The name of a data set, as a user wrote it.
-    """
+def _is_loader(name: str) -> bool:
+    """Whether `datasets` takes a name for one of its loaders, such as "csv"."""
     # Without data_files such a loader reads the working directory.
     from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES
 
@@ -277,10 +273,10 @@ def open_checked(
     refuse_file_systems()
     path = Path(location)
     if path.exists():
-        patterns = check_local(path, location)
+        patterns = _check_local(path, location)
         yield CheckedData(location, revision, splits_by_file_name=path.is_dir() and not patterns)
         return
-    if hub_id(location) is None or location.startswith("buckets/") or is_loader(location):
+    if hub_id(location) is None or location.startswith("buckets/") or _is_loader(location):
         raise ZooError(
             f"The data set {location!r:.200} is not a file, a folder or the id of a data set: check its name."
         )
@@ -304,19 +300,8 @@ def open_checked(
     yield CheckedData(location, commit)
 
 
-def check_local(path: Path, name: str) -> list[str]:
-    """Checks a file, or the card and the links of a folder.
-
-    Args:
-        path: The file or folder to check.
-        name: The path as the user wrote it, for messages.
-
-    Returns:
-        The patterns by which cards list files.
-
-    Raises:
-        ZooError: A pattern or a link leads outside the folder, or the card cannot be read.
-    """
+def _check_local(path: Path, name: str) -> list[str]:
+    """Checks a file, or the card and the links of a folder. Returns the patterns by which cards list files."""
     # fsspec reads "::" anywhere in a path as a chain of addresses.
     if "::" in name or "://" in name:
         raise ZooError(f"The data set {name!r:.200} was not loaded: its path contains '::' or '://'. Move it.")

@@ -167,9 +167,9 @@ def _arguments(baseline: Baseline, method: TrainedMethod, learning_rate: float |
         arguments = rloo_arguments(settings("ppo"), episodes=baseline.episodes, learning_rate=learning_rate)
     elif method == "rejection":
         updates = baseline.updates
-        arguments = rejection_arguments(settings("ppo"), settings("sft"), updates=updates, learning_rate=learning_rate)
+        arguments = _rejection_arguments(settings("ppo"), settings("sft"), updates=updates, learning_rate=learning_rate)
     else:
-        arguments = longer_sft_arguments(settings("sft"), learning_rate=learning_rate)
+        arguments = _longer_sft_arguments(settings("sft"), learning_rate=learning_rate)
     return {name: getattr(value, "value", value) for name, value in arguments.items()}  # enums as text
 
 
@@ -251,29 +251,17 @@ def _jsonl(rows: Iterable[Mapping[str, Any]]) -> str:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
-def longer_sft_arguments(sft: StageSettings, *, learning_rate: float | None) -> dict[str, Any]:
-    """Returns flags of SFT that double its number of steps.
-
-    Args:
-        sft: Settings of the SFT stage.
-        learning_rate: The learning rate; None for the stage's own.
-    """
+def _longer_sft_arguments(sft: StageSettings, *, learning_rate: float | None) -> dict[str, Any]:
+    """Returns flags of SFT that double its number of steps."""
     args = sft.trainer
     key = "max_steps" if args.max_steps > 0 else "num_train_epochs"
     return {key: 2 * getattr(args, key), **({} if learning_rate is None else {"learning_rate": learning_rate})}
 
 
-def rejection_arguments(
+def _rejection_arguments(
     ppo: StageSettings, sft: StageSettings, *, updates: int, learning_rate: float | None
 ) -> dict[str, Any]:
-    """Returns flags of SFT that give it PPO's number of optimizer steps and minibatch size.
-
-    Args:
-        ppo: Settings of the PPO stage.
-        sft: Settings of the SFT stage.
-        updates: Number of PPO's updates.
-        learning_rate: The learning rate; None for PPO's.
-    """
+    """Returns flags of SFT that give it PPO's number of optimizer steps and minibatch size."""
     args = ppo.trainer
     rollout, steps = rollout_sizes(args)
     batch = rollout // steps

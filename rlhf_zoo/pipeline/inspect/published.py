@@ -18,7 +18,7 @@ from ...hub.client.pull import split_revision
 from ...hub.client.refs import resolve
 from ...publishing.cards.card import CARD_FILE
 from ...publishing.catalog.card import Card
-from ...runs.data.layout import HELD_OUT_KEYS, TRUNCATION_KEYS
+from ...runs.judge import SAMPLING_KEYS
 from ...runs.parents import reward_roles
 from ...runs.recipe import Recipe, is_repository_name
 from ...runs.record import StageRecord
@@ -38,8 +38,6 @@ from ...runs.trusted_names import check_object
 
 #: Keys for the machine or account that ran the stage. They are ignored, because they do not affect results.
 IGNORED_KEYS = machine_keys()
-#: Keys under `ppo` of an earlier stage: PPO's sampling settings, and the prompts that PPO holds out.
-_KEYS_FROM_PPO = ("response_length", "temperature", *TRUNCATION_KEYS, *HELD_OUT_KEYS)
 _MODEL_KEYS = ("model_name_or_path", "reward_model_path", "value_model_name_or_path")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 RECIPE_FIELDS = frozenset(RecipeConfig.__dataclass_fields__)
@@ -203,7 +201,7 @@ def recipe_of(published: Published, allowed: Sequence[str] = ()) -> tuple[Recipe
         if rewards and rewards != ["reward"]:
             stages["ppo"] = {**stages["ppo"], "reward_model_path": rewards if len(rewards) > 1 else rewards[0]}
     if published.stage != "ppo" and isinstance(ppo := published.resolved.get("ppo"), Mapping):
-        stages["ppo"] = {key: ppo[key] for key in _KEYS_FROM_PPO if key in ppo}
+        stages["ppo"] = {key: ppo[key] for key in SAMPLING_KEYS if key in ppo}
         if ppo.get("held_out_share") is not None:  # this key excludes a test split
             stages["ppo"] |= {"dataset_test_split": None}
         if (data := ppo.get("dataset_name")) is not None:

@@ -158,13 +158,8 @@ def _train_bpe(texts: Iterable[str], size: int) -> tuple[list[str], list[tuple[s
     return sorted(model["vocab"], key=model["vocab"].__getitem__), [tuple(pair) for pair in model["merges"]]
 
 
-def make_model(family: Family, *, seed: int = 0) -> PreTrainedModel:
-    """Makes a model of two layers of width 32, with the family's vocabulary and random weights.
-
-    Args:
-        family: The family whose configuration class is used.
-        seed: Seed of the weights. The global random state does not change.
-    """
+def _make_model(family: Family) -> PreTrainedModel:
+    """Makes a model of two layers of width 32, with the family's vocabulary and random weights."""
     import torch
     from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -181,7 +176,7 @@ def make_model(family: Family, *, seed: int = 0) -> PreTrainedModel:
         labels = ["LABEL_0"] if family.labels == 1 else list(family.labels)  # type: ignore[arg-type]
         config.id2label, config.label2id = dict(enumerate(labels)), {name: index for index, name in enumerate(labels)}
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         model = auto.from_config(config, dtype=torch.float32)
     if family.stops and family.labels is None:
         model.generation_config.eos_token_id = [ids[token] for token in family.stops]
@@ -196,6 +191,6 @@ def save_model(family: Family, folder: Path, texts: Iterable[str]) -> Path:
         folder: Where to save the model and the tokenizer.
         texts: The texts to train the tokenizer on.
     """
-    make_model(family).save_pretrained(folder)
+    _make_model(family).save_pretrained(folder)
     make_tokenizer(family, texts).save_pretrained(folder)
     return folder

@@ -24,7 +24,7 @@ from ...runs.data.sources import NoSuchPart
 from ...runs.dataset import DataSource, stage_rows, stage_source, train_and_held_out
 from ...runs.models import ParentCheckpoint
 from ...runs.pairs import sampling
-from ...runs.prepared import add_configuration
+from ...runs.prepared import add_preferences
 from ...runs.settings.parse import RewardArguments, StageSettings
 from .merged import merged_model
 from .pairs import training_pairs
@@ -232,7 +232,7 @@ def simulated_pairs(
     with distributed.main_process_first():
         if distributed.is_main_process():
             inputs_file.unlink(missing_ok=True)  # after a kill, the old file must not describe the new pairs
-            source = add_configuration(context, "preferences", splits)
+            source = add_preferences(context, splits)
             write_json(inputs_file, inputs)
     return source
 

@@ -97,7 +97,7 @@ def named_models(
         if role in REWARD_ROLES:
             check_no_gguf(name, key=key)
         try:
-            models[role] = NamedModel(key, name, fetch_files(name, revision, hub, fix=missing_model_fix(key)))
+            models[role] = NamedModel(key, name, fetch_files(name, revision, hub, fix=_missing_model_fix(key)))
         except ZooError as error:
             if not allow_missing:
                 raise
@@ -142,25 +142,13 @@ def uses_hub(recipe: Recipe, shared: RecipeConfig, stages: Mapping[str, StageSet
     return not all(Path(name).exists() for name in names if name is not None)
 
 
-def missing_model_fix(key: str) -> str:
-    """Returns the end of an error message, which says what to do if the model that a key names cannot be found.
-
-    Args:
-        key: The key that names the model, as messages write it.
-    """
+def _missing_model_fix(key: str) -> str:
+    """Returns the end of an error message, which says what to do if the model that a key names cannot be found."""
     return f"check {key}, --hub and --source_hub."
 
 
-def check_named(models: Mapping[str, NamedModel], stages: Mapping[str, StageSettings]) -> None:
-    """Checks that the models' code is trusted and has the needed classes, and that labels and tokenizers fit.
-
-    Args:
-        models: Role -> model.
-        stages: Stage -> settings.
-
-    Raises:
-        ZooError: A model's code is not trusted or lacks a reward model class, or a label or tokenizer does not fit.
-    """
+def _check_named(models: Mapping[str, NamedModel], stages: Mapping[str, StageSettings]) -> None:
+    """Checks that the models' code is trusted and has the needed classes, and that labels and tokenizers fit."""
     for model in models.values():
         if needs_remote_code(model.config) and not is_trusted():
             raise ZooError(untrusted_message(f"The model {model.name}"))
@@ -240,7 +228,7 @@ def starting_models(context: RunContext) -> dict[str, NamedModel]:
     """
     stages = stages_to_train(context)
     models = named_models(stages, context.hub)
-    check_named(models, stages)
+    _check_named(models, stages)
     has_loader = "ppo" in stages and stages["ppo"].data.reward_model_loader is not None  # may read any file
     for role, model in models.items():
         if Path(model.name).is_dir() and not (has_loader and role in REWARD_ROLES):
@@ -348,21 +336,12 @@ def _tokenizer_of(context: RunContext, policy: NamedModel | None) -> Any:
     else:
         tokenizer = load_tokenizer(str(policy.folder), name=policy.name)
     if "sft" in context.recipe.stages:
-        set_template(tokenizer, context.settings("sft"), context.hub)
+        _set_template(tokenizer, context.settings("sft"), context.hub)
     return tokenizer
 
 
-def set_template(tokenizer: "PreTrainedTokenizerBase", sft: StageSettings, hub: Hub) -> None:
-    """Sets the chat template that SFT's chat_template_path names, if any, as a tokenizer's template.
-
-    Args:
-        tokenizer: The tokenizer, which is changed.
-        sft: Settings of the SFT stage.
-        hub: Where Hub ids are looked up.
-
-    Raises:
-        ZooError: The template cannot be read.
-    """
+def _set_template(tokenizer: "PreTrainedTokenizerBase", sft: StageSettings, hub: Hub) -> None:
+    """Sets the chat template that SFT's chat_template_path names, if any, as a tokenizer's template."""
     if sft.trainer.chat_template_path is not None:
         tokenizer.chat_template = _template_of(sft.trainer.chat_template_path, hub)
 
@@ -386,7 +365,7 @@ def count_rows_cut_by_sft(
         return None
     tokenizer = load_tokenizer(str(policy.folder), name=policy.name)
     switch_off_eos(tokenizer)
-    set_template(tokenizer, sft, hub)
+    _set_template(tokenizer, sft, hub)
     if conversational(rows):
         shared.chat.write(tokenizer)
     rows = drop_long_prompts(rows, tokenizer, sft.data.max_prompt_length, subject=f"the stage {sft.stage}")[0]
@@ -402,7 +381,7 @@ def _template_of(path: str, hub: Hub) -> Any:
             raise ZooError(
                 f"chat_template_path names {path}, which cannot be read ({error}): choose another file."
             ) from error
-    folder = fetch_files(path, None, hub, fix=missing_model_fix("chat_template_path"))
+    folder = fetch_files(path, None, hub, fix=_missing_model_fix("chat_template_path"))
     return load_tokenizer(folder, name=path).chat_template
 
 

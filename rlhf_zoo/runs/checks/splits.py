@@ -14,8 +14,8 @@ from ..data.columns import row_value, rows_above
 from ..data.layout import Form, conversational, convert_rows
 from ..data.sources import NoSuchPart, find_data
 from ..data.tables import dataset_of
-from ..dataset import FORMS, evaluated_split, own_pairs_keys, text_field
-from ..recipe import Recipe
+from ..dataset import FORMS, evaluated_split, text_field
+from ..settings.evaluation import LabeledArguments
 from ..settings.parse import RecipeConfig, StageSettings
 
 
@@ -82,41 +82,26 @@ def local_rows(
     return loader.rows(data, split or data.dataset_train_split, form, subject=label, text=text)
 
 
-def check_labeled(shared: RecipeConfig, hub: Hub = DEFAULT_HUB) -> dict[str, str]:
-    """Checks the texts and labels that the judge `classifier` learns from, as `check_forms` does.
+def check_judge_data(
+    shared: RecipeConfig, data: LabeledArguments, form: Form, hub: Hub, *, subject: str
+) -> dict[str, str]:
+    """Checks the rows that a judge learns from or is measured on, as `check_forms` does.
 
     Args:
         shared: The keys of recipe.yaml.
+        data: The keys of the data.
+        form: The form of the rows.
         hub: Where Hub ids are looked up.
+        subject: Who reads the rows, for messages.
 
     Returns:
         Data set -> why it could not be checked.
 
     Raises:
-        ZooError: The judge cannot read the rows.
+        ZooError: The rows do not have the form.
     """
-    loader, data = _RowLoader(shared, hub), shared.evaluation.labeled_data
-    loader.rows(data, data.dataset_train_split, "labeled", subject="the judge classifier")
-    return loader.unchecked
-
-
-def check_own_pairs(recipe: Recipe, shared: RecipeConfig, hub: Hub = DEFAULT_HUB) -> dict[str, str]:
-    """Checks the pairs of `evaluation.own_pairs`, if any, as `check_forms` does.
-
-    Args:
-        recipe: The recipe.
-        shared: The recipe's keys in recipe.yaml.
-        hub: Where Hub ids are looked up.
-
-    Returns:
-        Data set -> why it could not be checked.
-
-    Raises:
-        ZooError: The rows are not pairs.
-    """
-    loader, data = _RowLoader(shared, hub), own_pairs_keys(recipe, shared)
-    if data is not None:
-        loader.rows(data, data.dataset_train_split, "pairs", subject="evaluation.own_pairs")
+    loader = _RowLoader(shared, hub)
+    loader.rows(data, data.dataset_train_split, form, subject=subject)
     return loader.unchecked
 
 

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ZooError
-from .source import Rows, read_splits, unit_hash
+from .source import SPLITS, Rows, read_splits, unit_hash
 
-SPLITS = ("train", "judge", "validation", "test")
 #: Split -> prefixes of its CSV files, one file per debate; all other debates are in train.
 DEBATES: Mapping[str, tuple[str, ...]] = {
     "test": ("evolution-vs-creation", "is-the-school-uniform"),

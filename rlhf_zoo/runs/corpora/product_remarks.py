@@ -4,22 +4,18 @@ The corpus is "Pros and Cons" by Bing Liu (CC BY 4.0; Ganapathibhotla & Liu, COL
 package: `prepare` reads it from NLTK's download, from a folder of ``SPLIT.jsonl`` files, or from the Hub.
 """
 
-import itertools
 import random
 import re
 import zipfile
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...errors import ZooError
-from .source import Rows, read_jsonl, read_splits, unit_hash
+from .source import SPLITS, Rows, read_jsonl, read_splits, split_by_hash, unit_hash
 
-SPLITS = ("train", "judge", "validation", "test")
-#: The share of the raw corpus in each of `SPLITS`. The sha1 of a remark decides its split.
-SHARES = (0.50, 0.38, 0.04, 0.08)
 #: An opening is neutral if the share of pros among the remarks that begin with it is within these bounds.
 NEUTRAL = (0.2, 0.8)
 MIN_CONTINUATIONS = 5
@@ -195,7 +191,8 @@ def read_remarks(source: str) -> dict[str, list[Remark]]:
     if path.exists():
         raw = _nltk_texts(path, "pros_cons", ("IntegratedPros.txt", "IntegratedCons.txt"))
         if raw is not None:
-            return _split_raw(_clean_lines(raw["IntegratedPros.txt"], raw["IntegratedCons.txt"]))
+            remarks = _clean_lines(raw["IntegratedPros.txt"], raw["IntegratedCons.txt"])
+            return split_by_hash(remarks, subject="The corpus")
         if not path.is_dir():
             raise ZooError(f"{source} is neither a folder nor NLTK's pros_cons zip: {HELP}.")
     rows = read_splits(source, SPLITS, ("text", "label"), fix=HELP)
@@ -239,8 +236,8 @@ def _nltk_texts(path: Path, corpus: str, names: Sequence[str]) -> dict[str, str]
     return {name: content.decode("iso-8859-2") for name, content in data.items()}  # the encoding of NLTK's own readers
 
 
-def _clean_lines(pros: str, cons: str) -> list[Remark]:
-    """Strips tags, and drops one-word lines, duplicates whatever their case, and lines that have both labels."""
+def _clean_lines(pros: str, cons: str) -> dict[str, Remark]:
+    """Returns lines by their lower-cased text, without tags, one-word lines, and lines that have both labels."""
     by_text: dict[str, Remark] = {}
     contradictory: set[str] = set()
     for label, raw in ((1, pros), (0, cons)):
@@ -251,19 +248,7 @@ def _clean_lines(pros: str, cons: str) -> list[Remark]:
             existing = by_text.setdefault(text.lower(), Remark(text, label))
             if existing.label != label:
                 contradictory.add(text.lower())
-    return [remark for key, remark in by_text.items() if key not in contradictory]
-
-
-def _split_raw(remarks: Iterable[Remark]) -> dict[str, list[Remark]]:
-    splits: dict[str, list[Remark]] = {split: [] for split in SPLITS}
-    bounds = [*itertools.accumulate(SHARES[:-1]), 1.0]
-    for remark in remarks:
-        position = unit_hash(remark.text.lower())
-        splits[next(split for split, bound in zip(SPLITS, bounds, strict=True) if position < bound)].append(remark)
-    for split, rows in splits.items():
-        if not rows:
-            raise ZooError(f"The corpus is too small: no remark falls into the split {split}; use the full corpus.")
-    return splits
+    return {key: remark for key, remark in by_text.items() if key not in contradictory}
 
 
 def lexicon(source: str) -> dict[str, int]:

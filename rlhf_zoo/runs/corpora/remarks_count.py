@@ -37,14 +37,10 @@ def items(text: str) -> list[str]:
     return _normalized(_COMMA.split(text))
 
 
-def count_range(text: str) -> tuple[int, int]:
+def _count_range(text: str) -> tuple[int, int]:
     """Returns the range of item counts that a reader may accept, without empty and repeated items.
 
-    Args:
-        text: A list of items, without the request before it.
-
-    Returns:
-        The smaller of two counts, split at commas only and split at any mark or "and"; and the larger.
+    They are counted between commas only, and between all marks and "and".
     """
     fewest, most = (len({*_normalized(separator.split(text))} - {""}) for separator in (_COMMA, _ANY_SEPARATOR))
     return fewest, max(fewest, most)
@@ -78,7 +74,7 @@ class ItemCount:
 
     @property
     def lenient(self) -> "ItemCount":
-        """Accepts any number that `count_range` includes."""
+        """Accepts any number that `_count_range` includes."""
         return _Lenient(name=self.name)
 
     def __call__(self, prompts: Sequence[str], completions: Sequence[str], **columns: Any) -> list[float | None]:
@@ -107,7 +103,7 @@ class ItemCount:
 
 class _Lenient(ItemCount):
     def _has_count(self, text: str, count: int) -> bool:
-        fewest, most = count_range(text)
+        fewest, most = _count_range(text)
         return fewest <= count <= most
 
 

@@ -13,11 +13,8 @@ from pathlib import Path
 
 from ...errors import ZooError
 from ..data.overlap import find_overlap
-from .source import Rows, read_splits, unit_hash
+from .source import SPLITS, Rows, read_splits, split_by_hash, unit_hash
 
-SPLITS = ("train", "judge", "validation", "test")
-#: The share of NLTK's texts in each of `SPLITS`, by the sha1 of the text.
-SHARES = (0.50, 0.38, 0.04, 0.08)
 #: Folders of the reviews and of the snippets.
 REVIEWS, SNIPPETS = "movie_reviews", "rt_polarity"
 #: Folder -> name of the corpus in NLTK.
@@ -154,17 +151,7 @@ def _labeled_texts(name: str, content: bytes) -> Iterator[tuple[str, int]]:
 
 def _split(texts: Iterable[tuple[str, int]], corpus: str) -> dict[str, Rows]:
     """Cleans texts, drops repeated ones, and splits them by their hash."""
-    splits: dict[str, Rows] = {split: [] for split in SPLITS}
-    bounds = [*itertools.accumulate(SHARES[:-1]), 1.0]
     by_text = {
         " ".join(_SPACE_AFTER.sub(r"\1", _SPACE_BEFORE.sub(r"\1", text)).split()): label for text, label in texts
     }
-    for text, label in by_text.items():
-        position = unit_hash(text)
-        splits[next(split for split, bound in zip(SPLITS, bounds, strict=True) if position < bound)].append(
-            _row(text, label)
-        )
-    for split, rows in splits.items():
-        if not rows:
-            raise ZooError(f"NLTK's {corpus} is too small: no text falls into the split {split}; use the full corpus.")
-    return splits
+    return split_by_hash({text: _row(text, label) for text, label in by_text.items()}, subject=f"NLTK's {corpus}")

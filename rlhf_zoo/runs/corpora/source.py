@@ -2,17 +2,22 @@
 
 import gzip
 import hashlib
+import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ...errors import ZooError, first_line
 from ...hub.client.checked_data import open_checked
 from ...hub.client.data_card import leads_out
 
 Rows = list[dict[str, Any]]
+_Item = TypeVar("_Item")
+#: The splits of a corpus -> the share of its texts in each. The sha1 of a text decides its split.
+SHARES = {"train": 0.50, "judge": 0.38, "validation": 0.04, "test": 0.08}
+SPLITS = tuple(SHARES)
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -77,6 +82,27 @@ def unit_hash(text: str) -> float:
         text: Any text.
     """
     return int(hashlib.sha1(text.encode()).hexdigest()[:12], 16) / 16**12
+
+
+def split_by_hash(items: Mapping[str, _Item], *, subject: str) -> dict[str, list[_Item]]:
+    """Splits a corpus into `SPLITS`.
+
+    Args:
+        items: Text -> item.
+        subject: What to call the corpus, at the start of a sentence.
+
+    Raises:
+        ZooError: No text falls into one of the splits.
+    """
+    splits: dict[str, list[_Item]] = {split: [] for split in SPLITS}
+    bounds = [*itertools.accumulate([*SHARES.values()][:-1]), 1.0]
+    for text, item in items.items():
+        position = unit_hash(text)
+        splits[next(split for split, bound in zip(SPLITS, bounds, strict=True) if position < bound)].append(item)
+    for split, rows in splits.items():
+        if not rows:
+            raise ZooError(f"{subject} is too small: no text falls into the split {split}; use the full corpus.")
+    return splits
 
 
 def _check_rows(rows: Iterable[dict[str, Any]], columns: Sequence[str], subject: str) -> Rows:

@@ -19,7 +19,7 @@ from ...plugins import did_you_mean
 from .columns import fill_placeholders, has_placeholders, placeholder_values
 from .overlap import drop_question_column
 from .row_values import check_values
-from .turns import SHAREGPT, as_messages, conversation_columns, split_common_prompt, split_dialogues
+from .turns import SHAREGPT, as_messages, conversation_columns, replace_columns, split_common_prompt, split_dialogues
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -141,7 +141,8 @@ def convert_rows(
                 return texts
             return {**texts, QUESTION: placeholder_values(prompt_template, row, subject=subject)}
 
-        rows = _with_columns(rows, [fill(index, row) for index, row in enumerate(rows)])
+        filled = [fill(index, row) for index, row in enumerate(rows)]
+        rows = replace_columns(rows, {name: [row[name] for row in filled] for name in filled[0]})
     for target, source in columns.items():
         if target in templates:
             continue
@@ -192,7 +193,7 @@ def _in_turns(rows: Dataset, form: Form, *, text: str, declared: Mapping[str, st
     new_names = conversation_columns(rows, for_texts=form == "texts", fits=has_columns) if form != "labeled" else {}
     for target, source in new_names.items():
         rows = rows.rename_column(source, target)
-    check_form(rows.column_names, form, text=text, subject=subject, declared=declared)
+    _check_form(rows.column_names, form, text=text, subject=subject, declared=declared)
     matches = [columns for columns in _columns_of(form, text) if columns <= set(rows.column_names)]
     if matches[0] == {"prompt"}:  # pairs answer the same prompts
         matches = [columns for columns in matches if "chosen" not in columns]
@@ -229,20 +230,10 @@ def _columns_of(form: Form, text: str) -> tuple[set[str], ...]:
     return alternatives[form]
 
 
-def check_form(names: Sequence[str], form: Form, *, text: str, subject: str, declared: Iterable[str] = ()) -> None:
+def _check_form(names: Sequence[str], form: Form, *, text: str, subject: str, declared: Iterable[str] = ()) -> None:
     """Checks that a data set has the columns that a stage reads.
 
     A key of `columns` that no stage reads is for reward functions, unless it resembles a key that the stage reads.
-
-    Args:
-        names: The data set's columns.
-        form: The form that the stage reads.
-        text: The column of plain texts.
-        subject: What to call the data set, at the start of a sentence.
-        declared: The keys of `columns`.
-
-    Raises:
-        ZooError: Columns are missing, or a key of `columns` is misspelled.
     """
     alternatives = _columns_of(form, text)
     read_columns = {"prompt", *([] if form == "labeled" else [SHAREGPT])}.union(*alternatives)
@@ -265,19 +256,10 @@ def check_form(names: Sequence[str], form: Form, *, text: str, subject: str, dec
 
 
 def _map_rows(rows: Dataset, function: Callable[[dict], dict], *, drop: Sequence[str] = ()) -> Dataset:
-    """Maps rows. Unlike Dataset.map, a column may change from texts to conversations."""
-    return _with_columns(rows, [function(row) for row in rows], drop=drop)
-
-
-def _with_columns(rows: Dataset, values: Sequence[Mapping[str, Any]], *, drop: Sequence[str] = ()) -> Dataset:
-    """Adds or replaces columns; `values` holds a mapping from column to new value for each row."""
-    from datasets import concatenate_datasets
-
-    from .tables import dataset_of
-
-    new_columns = dataset_of({name: [row[name] for row in values] for name in values[0]})
-    remaining = [name for name in rows.column_names if name not in new_columns.column_names and name not in drop]
-    return concatenate_datasets([rows.select_columns(remaining), new_columns], axis=1) if remaining else new_columns
+    """Adds or replaces the columns that a function of each row returns."""
+    values = [function(row) for row in rows]
+    columns = {name: [row[name] for row in values] for name in values[0]}
+    return replace_columns(rows.remove_columns([*drop]), columns)
 
 
 def split_pair(row: Mapping[str, Any]) -> dict[str, Any]:

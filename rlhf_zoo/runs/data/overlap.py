@@ -58,12 +58,8 @@ class Question:
     has_prompt: bool
 
 
-def extract_question(row: Mapping[str, Any]) -> Question:
-    """Returns a row's question: its prompt, the user's turns of its conversation, or otherwise its complete text.
-
-    Args:
-        row: A row of any stage.
-    """
+def _extract_question(row: Mapping[str, Any]) -> Question:
+    """Returns a row's question: its prompt, the user's turns of its conversation, or otherwise its complete text."""
     name = next((name for name in _QUESTION_COLUMNS if name in row), None)
     text = row[name] if name else next((value for key, value in row.items() if key != QUESTION), "")
     user_turns = _user_turns(text)
@@ -83,7 +79,7 @@ def question_text(row: Mapping[str, Any]) -> str:
     Args:
         row: A row of any stage.
     """
-    return next(iter(extract_question(row).texts), "")
+    return next(iter(_extract_question(row).texts), "")
 
 
 def _user_turns(text: Any) -> list[str] | None:
@@ -101,19 +97,15 @@ def _user_turns(text: Any) -> list[str] | None:
 
 
 def _beginnings(turns: Sequence[str]) -> Iterator[str]:
-    """Yields the first turn, the first two turns and so on, until `is_long` is true."""
+    """Yields the first turn, the first two turns and so on, until `_is_long` is true."""
     for beginning in accumulate(turns, lambda before, turn: f"{before} {turn}"):
-        if is_long(beginning):
+        if _is_long(beginning):
             return
         yield beginning
 
 
-def is_long(text: str) -> bool:
-    """Whether a normalized text is long enough to be searched for inside other texts.
-
-    Args:
-        text: The normalized text.
-    """
+def _is_long(text: str) -> bool:
+    """Whether a normalized text is long enough to be searched for inside other texts."""
     return len(text) >= MIN_CHARACTERS and text.count(" ") >= MIN_WORDS - 1
 
 
@@ -145,11 +137,11 @@ class PromptIndex:
         self._prompts_by_text: dict[str, list[int]] = {}  # normalized question -> indices of the prompts that ask it
         self.all_long = True
         for prompt_index, row in enumerate(rows):
-            texts = extract_question(row).texts
+            texts = _extract_question(row).texts
             for text in texts:
                 self._prompts_by_text.setdefault(text, []).append(prompt_index)
-            self.all_long &= bool(texts) and is_long(texts[0])
-        self._long = list(filter(is_long, self._prompts_by_text))
+            self.all_long &= bool(texts) and _is_long(texts[0])
+        self._long = list(filter(_is_long, self._prompts_by_text))
         self._with_window: dict[int, list[int]] = {}
         for index, text in enumerate(self._long):
             for window in set(_window_hashes(text)):
@@ -172,12 +164,12 @@ class PromptIndex:
         Args:
             row: A row of any stage.
         """
-        question = extract_question(row)
+        question = _extract_question(row)
         matches = {text for text in (*question.texts, *question.parts) if text in self._prompts_by_text}
         if self._long:
-            for text in filter(is_long, question.texts):
+            for text in filter(_is_long, question.texts):
                 matches.update(self._contained_in(text))
-            for text in filter(is_long, {*question.texts, *question.turns}):
+            for text in filter(_is_long, {*question.texts, *question.turns}):
                 matches.update(self._containing(text))
         return {prompt_index for text in matches for prompt_index in self._prompts_by_text[text]}
 
@@ -232,7 +224,7 @@ def find_overlap(
         if matches := index_of_prompts.find_in(row):
             common |= matches
             with_prompt.add(index)
-        is_complete = is_complete and (index_of_prompts.all_long or extract_question(row).has_prompt)
+        is_complete = is_complete and (index_of_prompts.all_long or _extract_question(row).has_prompt)
     return Overlap(common, with_prompt, is_complete)
 
 

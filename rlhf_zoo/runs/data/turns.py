@@ -80,18 +80,24 @@ def as_messages(rows: Dataset, columns: Iterable[str], *, system: bool, subject:
             messages_of(value, system=system_text, subject=f"Row {index} of {subject}")
             for index, (value, system_text) in enumerate(zip(rows[name], system_texts, strict=False))
         ]
-    return _with_columns(rows, converted_columns)
+    return replace_columns(rows, converted_columns)
 
 
-def _with_columns(rows: Dataset, converted_columns: Mapping[str, list[Any]]) -> Dataset:
+def replace_columns(rows: Dataset, columns: Mapping[str, list[Any]]) -> Dataset:
+    """Adds or replaces columns. Unlike with Dataset.map, a column may change from texts to conversations.
+
+    Args:
+        rows: The rows.
+        columns: Name -> values.
+    """
     from datasets import concatenate_datasets
 
     from .tables import dataset_of
 
-    if not converted_columns:
+    if not columns:
         return rows
-    other_names = [name for name in rows.column_names if name not in converted_columns]
-    new_columns = dataset_of(converted_columns)
+    other_names = [name for name in rows.column_names if name not in columns]
+    new_columns = dataset_of(columns)
     return concatenate_datasets([rows.select_columns(other_names), new_columns], axis=1) if other_names else new_columns
 
 
@@ -140,7 +146,7 @@ def split_dialogues(rows: Dataset, columns: Iterable[str], *, subject: str) -> D
                     "first row has one: correct it, or remove the row."
                 )
             converted_columns[name].append(turns[:-1] if name == "prompt" and not turns[-1]["content"] else turns)
-    return _with_columns(rows, converted_columns)
+    return replace_columns(rows, converted_columns)
 
 
 def _is_foreign(value: Any) -> bool:
@@ -171,12 +177,11 @@ def messages_of(value: Any, *, system: Any = None, subject: str) -> Any:
     return messages
 
 
-def typed_prompt(text: str, *, option: str) -> Prompt:
+def typed_prompt(text: str) -> Prompt:
     """Reads a prompt that a user typed: a text, or a conversation as JSON.
 
     Args:
         text: The option's value.
-        option: Name of the option, for the message.
 
     Returns:
         The conversation if the text begins as a JSON list of turns does, else the text.
@@ -188,11 +193,11 @@ def typed_prompt(text: str, *, option: str) -> Prompt:
         return text
     example = '[{"role": "user", "content": "…"}]'
     try:
-        prompt = messages_of(parse_json(text), subject=option)
+        prompt = messages_of(parse_json(text), subject="--prompt")
     except ValueError as error:
-        raise ZooError(f"{option} begins like a conversation, but is not JSON ({error}): write {example}.") from error
+        raise ZooError(f"--prompt begins like a conversation, but is not JSON ({error}): write {example}.") from error
     if not is_conversation(prompt) or not all(isinstance(turn.get("content"), str) for turn in prompt):
-        raise ZooError(f"{option} is not a conversation: write {example}, each turn with a role and a text.")
+        raise ZooError(f"--prompt is not a conversation: write {example}, each turn with a role and a text.")
     return prompt
 
 

@@ -216,7 +216,7 @@ def recipe_config(recipe: Recipe, flags: Mapping[str, Any] | None = None) -> Rec
     hints, nested_hints = _recipe_hints()
     checked = checked_keys(shared, hints, source, subject="recipe.yaml")
     checked |= checked_keys({f"evaluation.{name}": value for name, value in evaluation.items()}, nested_hints, source)
-    checked |= recipe_flags(flags or {})
+    checked |= _recipe_flags(flags or {})
     if "description" not in checked:
         raise ZooError(f"{source} has no description: describe in a line what the recipe trains.")
     shared = {name: value for name, value in checked.items() if name in hints}
@@ -234,15 +234,8 @@ def recipe_config(recipe: Recipe, flags: Mapping[str, Any] | None = None) -> Rec
     return config
 
 
-def recipe_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Checks flags of recipe.yaml's keys.
-
-    Args:
-        flags: Key -> value, as on the command line.
-
-    Raises:
-        ZooError: A key is unknown or has the wrong type.
-    """
+def _recipe_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Checks flags of recipe.yaml's keys."""
     hints, nested_hints = _recipe_hints()
     all_hints = {**hints, **nested_hints}
     for name in flags:

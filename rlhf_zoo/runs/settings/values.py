@@ -155,7 +155,7 @@ def _parse_literal(text: str, opening: str) -> Any:
         except BadYAML as error:
             raise NotPlain(f"YAML or JSON ({error.reason})") from None
     try:
-        check_plain(content)
+        _check_plain(content)
     except ValueError as error:
         raise NotPlain(str(error)) from None
     return content
@@ -174,7 +174,7 @@ def json_object(text: str, *, option: str, example: str) -> dict[str, Any]:
     """
     try:
         content = json.loads(text)
-        check_plain(content)
+        _check_plain(content)
     except (ValueError, RecursionError) as error:
         problem = "it is nested too deep" if isinstance(error, RecursionError) else error
         raise ZooError(f"{option} is {short_repr(text)}, which is not JSON ({problem}): write {example}.") from error
@@ -209,16 +209,8 @@ def parse_numbers(flag: str, text: str, *, example: str) -> list[float]:
     return list(dict.fromkeys(numbers))
 
 
-def check_plain(value: Any, depth: int = 0) -> None:
-    """Checks that a value survives being written to run.json and read again.
-
-    Args:
-        value: A value of a recipe or flag.
-        depth: The value's level of nesting.
-
-    Raises:
-        ValueError: The value would not survive; the message says what is allowed.
-    """
+def _check_plain(value: Any, depth: int = 0) -> None:
+    """Checks that a value survives being written to run.json and read again. Raises ValueError if it would not."""
     if depth > MAX_DEPTH:
         raise ValueError(f"at most {MAX_DEPTH} levels of nesting")
     if isinstance(value, str):
@@ -228,11 +220,11 @@ def check_plain(value: Any, depth: int = 0) -> None:
         for key, item in value.items():
             if not isinstance(key, str):
                 raise ValueError("mappings whose keys are text")
-            check_plain(key)
-            check_plain(item, depth + 1)
+            _check_plain(key)
+            _check_plain(item, depth + 1)
     elif isinstance(value, list | tuple):
         for item in value:
-            check_plain(item, depth + 1)
+            _check_plain(item, depth + 1)
     elif isinstance(value, int):
         if value.bit_length() > 63:
             raise ValueError("whole numbers of at most 63 bits")
@@ -321,7 +313,7 @@ def checked_keys(
         if hints[name] is None:
             continue
         try:
-            check_plain(value)
+            _check_plain(value)
             typed_values[name] = coerce(value, hints[name])
         except ValueError as error:
             raise ZooError(f"{label} is {short_repr(value)}, but it takes {error}.") from error
