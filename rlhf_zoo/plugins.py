@@ -211,15 +211,6 @@ def module_of(name: str, *, group: str) -> ModuleType:
     return _locate(name, group)[0]
 
 
-def top_module(module: ModuleType) -> ModuleType:
-    """Returns the top-level package that a module belongs to, which may be the module itself.
-
-    Args:
-        module: An imported module.
-    """
-    return sys.modules[module.__name__.partition(".")[0]]
-
-
 def _locate(name: str, group: str) -> tuple[ModuleType, str]:
     """The module that holds the object called `name`, and its name there."""
     if ":" in name:

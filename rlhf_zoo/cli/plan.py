@@ -130,11 +130,13 @@ def _cached_plan(
         if isinstance(entry := cache.read("plans", name), dict):
             return Plan.from_json(entry["plan"], change_peaks=entry["change_peaks"])
     with loading("loading the planner"):
-        from ..pipeline.plan.plan import make_plan, models_elsewhere
+        from ..pipeline.plan.plan import make_plan
+        from ..pipeline.plan.shapes import is_local_shape
         from ..runs.settings.parse import import_dataclasses
 
         import_dataclasses()
-    with hub_for_reading(models_elsewhere(recipe, flags), source_hub) as hub, doing(f"planning {recipe.name}"):
+    needs_hub = not all(map(is_local_shape, model_names(recipe, flags)))
+    with hub_for_reading(needs_hub, source_hub) as hub, doing(f"planning {recipe.name}"):
         result = make_plan(recipe, device, flags, prompt_length=prompt_length, hub=hub)
     if name is not None:
         peaks = {stage: change.peak for stage, change in result.changes.items() if change is not None}

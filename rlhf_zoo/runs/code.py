@@ -1,6 +1,7 @@
 """Digests of the code that a recipe names, so that a resumed run notices when that code has changed."""
 
 import ast
+import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -8,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..plugins import JUDGES, PREFERENCES, REWARDS, module_of, split_settings, top_module
+from ..plugins import JUDGES, PREFERENCES, REWARDS, module_of, split_settings
 from .data.digests import check_unchanged, digest_of
 from .settings.judge_names import kind_of
 from .settings.parse import StageSettings
@@ -103,7 +104,7 @@ def _sources(module: ModuleType) -> tuple[Path, set[Path]]:
     For a module in a package these are all files of the package; for any other module, its own file and the files that
     it imports from the same folder.
     """
-    package = top_module(module)
+    package = sys.modules[module.__name__.partition(".")[0]]
     if package.__name__ == __name__.partition(".")[0]:  # this package: run.json records its version instead
         return Path(), set()
     if hasattr(package, "__path__"):

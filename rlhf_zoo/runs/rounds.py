@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import ZooError
 from ..fileio import read_json, write_json
 from .context import Round, RunContext
 from .models import ParentCheckpoint
@@ -95,27 +94,3 @@ def round_of(directory: Path) -> dict[str, Any]:
         return {}
     # The base is always the parent folder, because the round.json of a downloaded folder might name another run.
     return {"base": directory / "..", "variant": f"round-{read_json(path)['round']}", "own": ROUND_STAGES}
-
-
-def check_rounds(context: RunContext) -> None:
-    """Checks that the recipe has a reward model that can be trained again.
-
-    Args:
-        context: The run.
-
-    Raises:
-        ZooError: The recipe lacks a stage, or its PPO uses another reward model.
-    """
-    stages = context.recipe.stages
-    missing = next((stage for stage in ("sft", "reward", "ppo") if stage not in stages), None)
-    if missing is not None:
-        raise ZooError(
-            f"--rounds trains the reward model again, but the recipe {context.recipe.name} has no stage {missing}: "
-            f"add {missing}.yaml, or omit --rounds."
-        )
-    path = context.settings("ppo").data.reward_model_path
-    if path != "reward":
-        raise ZooError(
-            f"--rounds trains the recipe's reward model again, but its PPO uses {path}: set reward_model_path of the "
-            "stage ppo to reward."
-        )

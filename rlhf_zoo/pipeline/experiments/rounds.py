@@ -15,7 +15,7 @@ from ...plugins import PREFERENCES, load_object
 from ...runs.context import Publisher, RunContext
 from ...runs.dataset import PAIRS_FILE, labeled_rows
 from ...runs.judge import evaluation_of
-from ...runs.rounds import GOLD, JUDGE, check_rounds, round_run, write_round_file
+from ...runs.rounds import GOLD, JUDGE, round_run, write_round_file
 from ...runs.settings.judge_names import SAME_LABELS, kind_of
 from .. import run_recipe
 from ..stages.round_pairs import make_pairs
@@ -44,7 +44,7 @@ def check_labeler(context: RunContext, labeler: str | None) -> str:
     Raises:
         ZooError: The labeler cannot be used, or the recipe has no reward model that can be trained again.
     """
-    check_rounds(context)
+    _check_rounds(context)
     data, config = context.settings("reward").data, evaluation_of(context)
     has_gold = data.preference is not None
     if labeler is None:
@@ -74,6 +74,23 @@ def check_labeler(context: RunContext, labeler: str | None) -> str:
     )
     check_endpoints([name], config.llm_settings)
     return name
+
+
+def _check_rounds(context: RunContext) -> None:
+    """Checks that the recipe has a reward model that can be trained again."""
+    stages = context.recipe.stages
+    missing = next((stage for stage in ("sft", "reward", "ppo") if stage not in stages), None)
+    if missing is not None:
+        raise ZooError(
+            f"--rounds trains the reward model again, but the recipe {context.recipe.name} has no stage {missing}: "
+            f"add {missing}.yaml, or omit --rounds."
+        )
+    path = context.settings("ppo").data.reward_model_path
+    if path != "reward":
+        raise ZooError(
+            f"--rounds trains the recipe's reward model again, but its PPO uses {path}: set reward_model_path of the "
+            "stage ppo to reward."
+        )
 
 
 def run_rounds(

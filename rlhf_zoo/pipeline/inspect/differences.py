@@ -3,10 +3,9 @@
 The two sides are called `published` and `here`. They are equal only if all bits are equal; there is no tolerance.
 """
 
-import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -215,16 +214,6 @@ def compare_versions(published: Mapping[str, Any], here: Mapping[str, Any]) -> l
     names = dict.fromkeys([*here, *published])
     rows = [{"name": name, "published": published.get(name), "here": here.get(name)} for name in names]
     return [row for row in rows if row["published"] != row["here"]]
-
-
-def file_digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """Returns path -> sha256 in hex for some files of a folder.
-
-    Args:
-        folder: The folder to which the paths are relative.
-        names: Paths of the files in the folder.
-    """
-    return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
 
 
 def _list_files(folder: Path, ending: str = "") -> list[str]:

@@ -41,7 +41,6 @@ from .differences import (
     compare_settings,
     compare_versions,
     compare_weights,
-    file_digests,
 )
 from .published import Published, comparable_settings, fetch_published, named_objects, recipe_of
 
@@ -270,16 +269,16 @@ def _copy_data(context: RunContext, folder: Path) -> None:
 
 
 def _compare_data(run_folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Compares the stage's data files by sha256. Returns {repo, commit, how, compared, differing}."""
+    """Compares the stage's data files. Returns {repo, commit, how, compared, differing}."""
     published_folder = data["folder"]
     names = (
         [name for name in split_files(published_folder) if (run_folder / name).is_file()]
         if published_folder is not None
         else []
     )
-    expected, actual = (file_digests(folder, names) if names else {} for folder in (published_folder, run_folder))
+    differing = [name for name in names if (published_folder / name).read_bytes() != (run_folder / name).read_bytes()]
     source = {key: data[key] for key in ("repo", "commit", "how")}
-    return {**source, "compared": len(names), "differing": [name for name in names if expected[name] != actual[name]]}
+    return {**source, "compared": len(names), "differing": differing}
 
 
 # Comparing

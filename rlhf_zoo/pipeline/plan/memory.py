@@ -182,16 +182,6 @@ def chunk_logits(*, tokens: int, counts: Counts, chunk: int, half: bool, head_tr
     return logit_bytes + (BFLOAT16 * head_weights * (2 if head_trains else 1) if half else 0)
 
 
-def full_logits(*, tokens: int, counts: Counts) -> float:
-    """Returns the bytes of unchunked logits: logits, scaled logits, and four tensors of this size for the entropy.
-
-    Args:
-        tokens: Number of tokens whose log-probabilities are computed.
-        counts: The model's size.
-    """
-    return tokens * counts.vocabulary * FLOAT32 * 6
-
-
 def head_gradient(*, tokens: int, counts: Counts, head_trains: bool) -> float:
     """Returns the bytes of float32 gradients that the loss sums up: of the head, and of the hidden states.
 

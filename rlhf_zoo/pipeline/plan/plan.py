@@ -15,10 +15,9 @@ from .devices import Device
 from .estimate import reward_plan, sft_plan
 from .memory import GIB, state_bytes
 from .ppo import PPOModels, Reward, ppo_plan
-from .published import model_names
 from .result import LORA, Change, Plan, StagePlan
 from .seconds import predict_duration
-from .shapes import Shape, find_shape, is_local_shape, new_shape
+from .shapes import Shape, find_shape, new_shape
 
 #: Assumed number of tokens of the longest prompt if neither the recipe nor the command sets it.
 DEFAULT_PROMPT_LENGTH = 512
@@ -101,16 +100,6 @@ def make_plan(
         if plan.peak > device.usable_gib * GIB:
             changes[stage] = smallest_change(stage, keys[stage], device, estimate) if suggest_changes else None
     return Plan(recipe.name, device, plans, durations, changes, assumptions)
-
-
-def models_elsewhere(recipe: Recipe, flags: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether the shape of some model must be fetched from a Hub.
-
-    Args:
-        recipe: The recipe.
-        flags: Stage -> key -> value, as for `make_plan`.
-    """
-    return not all(is_local_shape(name) for name in model_names(recipe, flags))
 
 
 def stage_keys_of(stage: str, values: Mapping[str, Any], *, where: str) -> SimpleNamespace:

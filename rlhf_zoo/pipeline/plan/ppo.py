@@ -281,7 +281,8 @@ class _PPO:
         full_kl = head_trains and self.keys.kl_in == "loss" and self.keys.kl_estimator == "full"
         # A sharded or adapted head, and a KL over the full vocabulary, need all logits at once.
         if self.shards > 1 or full_kl or _adapts_head(self.keys):
-            return memory.full_logits(tokens=tokens, counts=counts) * (2 if full_kl else 1)
+            # The logits, the scaled logits, and four tensors of this size for the entropy.
+            return 6 * FLOAT32 * tokens * counts.vocabulary * (2 if full_kl else 1)
         chunk = CHUNK_ON_CPU if self.device.cpu else CHUNK_ON_ACCELERATOR
         return memory.chunk_logits(
             tokens=tokens, counts=counts, chunk=chunk, half=self.in_bfloat16, head_trains=head_trains
