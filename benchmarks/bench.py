@@ -91,40 +91,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
     only.add_argument("--profile", action="store_true", help="only see what the operations of an update are")
     only.add_argument("--all", action="store_true", help="points, keys, levers and profiles, in one file")
     only.add_argument("--write-docs", action="store_true", help="only put the newest figures into the docs")
-    given = parser.parse_args(arguments)
-    given.set += LEVERS if given.levers else []
-    if given.write_docs:
+    options = parser.parse_args(arguments)
+    options.set += LEVERS if options.levers else []
+    if options.write_docs:
         DOCUMENT.write_text(rendered(DOCUMENT.read_text(encoding="utf-8")), encoding="utf-8")
         draw(newest(), DOCUMENT.with_suffix(".svg"))
         return 0
-    path = given.output or RESULTS / f"{datetime.date.today().isoformat()}-{_machine()}.json"
-    if given.all:
+    path = options.output or RESULTS / f"{datetime.date.today().isoformat()}-{_machine()}.json"
+    if options.all:
         return next((code for part in ALL if (code := main([*part, "--output", str(path)]))), 0)
-    if unknown := set(given.points) - {*POINTS, *MORE_POINTS}:
+    if unknown := set(options.points) - {*POINTS, *MORE_POINTS}:
         parser.error(f"no point is called {', '.join(sorted(unknown))}: choose from {', '.join(POINTS + MORE_POINTS)}")
-    if unknown := {name for keys in given.set for name in keys} - _keys(given):
+    if unknown := {name for keys in options.set for name in keys} - _keys(options):
         parser.error(f"--set names {', '.join(sorted(unknown))}, which is not a key of PPOConfig")
-    if PEER in given.sides and not (given.profile or PEER_PYTHON.is_file()):
+    if PEER in options.sides and not (options.profile or PEER_PYTHON.is_file()):
         parser.error(
             f"{PEER_PYTHON} is missing: run `make bench`, which installs TRL there, or give --sides ours floor"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    report = _begun(path, given)
-    points = given.points or POINTS
-    if given.profile:
+    report = _begun(path, options)
+    points = options.points or POINTS
+    if options.profile:
         for point in points:
-            for setting in given.settings:
+            for setting in options.settings:
                 for side in ("ours", "floor"):
                     report.setdefault("profiles", {})[f"{point} | {side} | {setting}"] = _profiled(side, point, setting)
                     path.write_text(json.dumps(report, indent=1) + "\n")
         print(profile_table(report))
         return 0
     try:
-        for side, point, setting, keys, number in _turns(points, given):
+        for side, point, setting, keys, number in _turns(points, options):
             key = f"{point} | {side} | {with_keys(setting, keys)} | {number}"
             if key not in report["parts"]:
                 print(key, end=": ", flush=True)
-                report["parts"][key] = part = _measured(side, point, setting, keys, updates=given.updates)
+                report["parts"][key] = part = _measured(side, point, setting, keys, updates=options.updates)
                 versions = part.pop("versions")
                 kept = report["versions"].setdefault(PEER if side == PEER else "here", {})
                 if side != PEER:  # a file that went on after a commit has both
@@ -137,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"\nStopped. {path} has what was measured; the same command goes on from there.", file=sys.stderr)
         return 130
-    print("\n\n".join([table(report), *([key_table(report)] if given.set else []), phase_table(report)]))
+    print("\n\n".join([table(report), *([key_table(report)] if options.set else []), phase_table(report)]))
     draw(report, path.with_suffix(".svg"))
     return 0
 
@@ -181,8 +181,8 @@ def _measured(side: str, point: str, setting: str, keys: dict[str, Any], *, upda
     command = [python, "-m", SIDES[side], point, "--updates", str(updates), *SETTINGS[setting]]
     if side == "ours":
         command += ["--set", json.dumps(keys)]
-    load, said = _watched(command)
-    return {"load": load, **said}
+    load, report = _watched(command)
+    return {"load": load, **report}
 
 
 def _profiled(side: str, point: str, setting: str) -> dict[str, Any]:
@@ -192,23 +192,23 @@ def _profiled(side: str, point: str, setting: str) -> dict[str, Any]:
 
 def _watched(command: Sequence[str]) -> tuple[float, dict[str, Any]]:
     """Cores that others used meanwhile, and what the process said."""
-    busy, own, began = _busy(), _children(), time.monotonic()
-    said = _said(command)
-    took = time.monotonic() - began
-    return max(0.0, (_busy() - busy) - (_children() - own)) / took, said
+    busy, own, start = _busy(), _children(), time.monotonic()
+    report = _said(command)
+    took = time.monotonic() - start
+    return max(0.0, (_busy() - busy) - (_children() - own)) / took, report
 
 
 def _said(command: Sequence[str]) -> dict[str, Any]:
     """The JSON that a process ends with."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {"OMP_NUM_THREADS": str(_threads()), **QUIET}
-    done = subprocess.run(
+    process = subprocess.run(
         command, cwd=ROOT / "benchmarks", env=environment, capture_output=True, text=True, check=False
     )
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{process.stderr[-3000:]}")
+    document: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
+    return document
 
 
 def _busy() -> float:
@@ -230,8 +230,8 @@ def _threads() -> int:
 def _commit() -> str:
     """Of this trainer, "+" where files differ from it."""
     git = ("git", "describe", "--always", "--abbrev=7", "--dirty=+", "--exclude=*")
-    done = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "?"
+    process = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=False)
+    return process.stdout.strip() or "?"
 
 
 def _read(path: str) -> str:
@@ -239,8 +239,8 @@ def _read(path: str) -> str:
 
 
 def cpu_name() -> str:
-    found = re.search(r"model name\s*:\s*(.+)", _read("/proc/cpuinfo"))
-    return found[1] if found else platform.processor() or platform.machine()
+    result = re.search(r"model name\s*:\s*(.+)", _read("/proc/cpuinfo"))
+    return result[1] if result else platform.processor() or platform.machine()
 
 
 def _machine() -> str:

@@ -56,9 +56,9 @@ class Seen:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     made = rendered()
-    if given.check:
+    if options.check:
         return int(RATES.read_text(encoding="utf-8") != made)
     RATES.write_text(made, encoding="utf-8")
     print(made, end="")
@@ -67,8 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def rendered() -> str:
     """rates.json as the results say."""
-    found = [rates for path in newest() for rates in of_file(path)]
-    lines = ",\n".join(json.dumps(_rounded(asdict(one))) for one in found)
+    result = [rates for path in newest() for rates in of_file(path)]
+    lines = ",\n".join(json.dumps(_rounded(asdict(one))) for one in result)
     return f'{{"rates": [\n{lines}\n]}}\n'
 
 
@@ -99,33 +99,33 @@ def of_bench(document: Mapping[str, Any]) -> dict[str, list[Seen]]:
         point, side, setting, _ = key.split(" | ")
         if side == "ours" and "," not in setting and part["load"] <= BUSY:
             updates.setdefault((point, setting), []).extend(part["updates"])
-    found: dict[str, list[Seen]] = {"float32": [], "bfloat16": []}
+    result: dict[str, list[Seen]] = {"float32": [], "bfloat16": []}
     for (point, setting), seen in updates.items():
         seconds = _phases([one["phases"] for one in seen], OF_PHASE)
         half = setting.endswith("bf16")
         tokens = statistics.mean(one["tokens"] for one in seen) / POINTS[point].batch
         work = work_of(POINTS[point], parse_device("cpu"), shared="shared" in setting, half=half, answer=tokens)
-        found["bfloat16" if half else "float32"].append(Seen(point, work, seconds))
-    return found
+        result["bfloat16" if half else "float32"].append(Seen(point, work, seconds))
+    return result
 
 
 def of_gpu(document: Mapping[str, Any], device: Device) -> dict[str, list[Seen]]:
     """What `make gpu` saw, by precision."""
-    found: dict[str, list[Seen]] = {"float32": [], "bfloat16": []}
+    result: dict[str, list[Seen]] = {"float32": [], "bfloat16": []}
     parts = document["parts"]
     for point in ("c", "1b"):
         for setting, seen in parts.get(point, {}).items():
             if isinstance(seen, dict) and "update" in seen and "eager" not in setting:
                 answer = seen["response tokens"] / POINTS[point].batch
                 work = work_of(POINTS[point], device, shared="shared" in setting, half=True, answer=answer)
-                found["bfloat16"].append(Seen(point, work, _phases([seen], OF_PHASE)))
+                result["bfloat16"].append(Seen(point, work, _phases([seen], OF_PHASE)))
     for precision, name in (("bfloat16", "bf16 autocast"), ("float32", "float32")):
         old = parts.get("speed", {}).get(name)
-        if old is not None and not found[precision]:
+        if old is not None and not result[precision]:
             phases = {phase: each["seconds"] for phase, each in old["phases"].items()}
             work = work_of(OLD_SPEED, device, shared=False, half=precision == "bfloat16", answer=256)
-            found[precision].append(Seen("speed", work, _phases([phases], OLD)))
-    return found
+            result[precision].append(Seen("speed", work, _phases([phases], OLD)))
+    return result
 
 
 def work_of(point: Point, device: Device, *, shared: bool, half: bool, answer: float) -> Work:
@@ -136,12 +136,12 @@ def work_of(point: Point, device: Device, *, shared: bool, half: bool, answer: f
         "intermediate_size": point.intermediate, "max_position_embeddings": 1024, "tie_word_embeddings": True,
     }  # fmt: skip
     shape = new_shape(architecture, vocabulary=point.vocab)
-    said = {
+    settings = {
         "per_device_train_batch_size": point.rows, "gradient_accumulation_steps": point.batch // point.rows,
         "num_ppo_epochs": EPOCHS, "response_length": round(answer), "bf16": half,
         "critic": "shared" if shared else "auto",
     }  # fmt: skip
-    keys: SimpleNamespace = stage_keys_of("ppo", said, where="a point")
+    keys: SimpleNamespace = stage_keys_of("ppo", settings, where="a point")
     prompt_length = round(statistics.mean(map(len, point.prompts(4 * point.batch))))
     work = ppo_plan(keys, PPOModels(shape, [Reward(shape)]), device, prompt_length=prompt_length).work
     longest = max(min(length, point.response) for length in point.lengths(point.batch))
@@ -168,28 +168,28 @@ def _made(rates: Mapping[str, float], precision: str, about: Mapping[str, Any], 
 
 def _fit(rows: Sequence[Seen], *, several: bool) -> dict[str, float]:
     """Seconds for each count of `Work`."""
-    found = dict.fromkeys((name for counts in PHASES.values() for name in counts), 0.0)
+    result = dict.fromkeys((name for counts in PHASES.values() for name in counts), 0.0)
     for phase in ("read", "sample", "update"):
         counts = PHASES[phase]
-        wanted = np.array([row.seconds[phase] for row in rows])
+        expected = np.array([row.seconds[phase] for row in rows])
         known = np.zeros(len(rows))
         names = list(counts)
         if phase == "sample":  # prompts are read at the rate of the other passes
             names.remove("forward")
-            known = np.array([found["forward"] * row.work.prefill for row in rows])
+            known = np.array([result["forward"] * row.work.prefill for row in rows])
         matrix = np.array([[getattr(row.work, counts[name]) for name in names] for row in rows], dtype=float)
         if not several:
             # One rate for all of it: of sampling for its steps, as starting kernels is what takes the time.
             names = ["layer_step"] if phase == "sample" else names
             total = matrix[:, -1:] if phase == "sample" else matrix[:, :2].sum(1, keepdims=True)
-            each = float(np.median((wanted - known) / total[:, 0]))
-            found |= dict.fromkeys(names[:2], each)
+            each = float(np.median((expected - known) / total[:, 0]))
+            result |= dict.fromkeys(names[:2], each)
             continue
         scale = np.maximum(matrix.max(0), 1e-30)
-        rest = np.maximum(wanted - known, 1e-9)
-        solved = _least_squares(matrix / scale / wanted[:, None], rest / wanted)
-        found |= dict(zip(names, solved / scale, strict=True))
-    return found
+        rest = np.maximum(expected - known, 1e-9)
+        solved = _least_squares(matrix / scale / expected[:, None], rest / expected)
+        result |= dict(zip(names, solved / scale, strict=True))
+    return result
 
 
 def _least_squares(matrix: Any, wanted: Any) -> Any:
@@ -197,20 +197,20 @@ def _least_squares(matrix: Any, wanted: Any) -> Any:
     columns = range(matrix.shape[1])
     best, least = np.zeros(len(columns)), float("inf")
     for chosen in (list(some) for size in columns for some in combinations(columns, size + 1)):
-        found = np.zeros(len(columns))
-        found[chosen] = np.linalg.lstsq(matrix[:, chosen], wanted, rcond=None)[0]
-        apart = float(((matrix @ found - wanted) ** 2).sum())
-        if (found >= 0).all() and apart < least:
-            best, least = found, apart
+        result = np.zeros(len(columns))
+        result[chosen] = np.linalg.lstsq(matrix[:, chosen], wanted, rcond=None)[0]
+        apart = float(((matrix @ result - wanted) ** 2).sum())
+        if (result >= 0).all() and apart < least:
+            best, least = result, apart
     return best
 
 
 def _phases(seen: Sequence[Mapping[str, float]], names: Mapping[str, str]) -> dict[str, float]:
     """Median seconds of the planner's phases."""
-    found = dict.fromkeys(PHASES, 0.0)
+    result = dict.fromkeys(PHASES, 0.0)
     for name, phase in names.items():
-        found[phase] += statistics.median(one.get(name, 0.0) for one in seen)
-    return found
+        result[phase] += statistics.median(one.get(name, 0.0) for one in seen)
+    return result
 
 
 def _rounded(entry: dict[str, Any]) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def prompts(count: int, lengths: tuple[int, int], vocabulary: int) -> list[list[
     return [torch.randint(4, vocabulary, (size,), generator=generator).tolist() for size in sizes]
 
 
-def trainer(kind: type[PPOTrainer], device: str, shape: Mapping[str, int], *, rows: int, **given: Any) -> Any:
+def trainer(kind: type[PPOTrainer], device: str, shape: Mapping[str, int], *, rows: int, **options: Any) -> Any:
     """A trainer of random models (policy, reference, reward model and critic), over `rows` prompts."""
     critic = build(Qwen2ForSequenceClassification, shape, seed=1, num_labels=1)
     fields: dict[str, Any] = {
@@ -86,7 +86,7 @@ def trainer(kind: type[PPOTrainer], device: str, shape: Mapping[str, int], *, ro
         "num_ppo_epochs": 2, "max_steps": 1, "response_length": 48, "temperature": 1.0, "stop_token": None,
         "learning_rate": 1e-4, "save_strategy": "no", "report_to": [], "disable_tqdm": True, "seed": 0,
         "use_cpu": device == "cpu",
-    } | given  # fmt: skip
+    } | options  # fmt: skip
     made = kind(
         PPOConfig(**fields), word_tokenizer(shape["vocab_size"]), build(Qwen2ForCausalLM, shape, seed=0),
         ref_model=build(Qwen2ForCausalLM, shape, seed=2), reward_model=critic,
@@ -142,7 +142,7 @@ def parity(device: str, tiny: bool) -> dict[str, Any]:
         source, prompts(size, (16, 32), shape["vocab_size"]), keys=[(row,) for row in range(size)], seed=0,
         max_new_tokens=48, stop_ids=[EOS], pad_id=PAD,
     )  # fmt: skip
-    found: dict[str, Any] = {"completions": size, "tokens": int(given.mask.sum())}
+    result: dict[str, Any] = {"completions": size, "tokens": int(given.mask.sum())}
     for optimizer, rate in (("sgd", 1e-2), ("adamw_torch", 1e-5)):
         runs = {}
         for name, place, micro in (("cpu", "cpu", 8), ("cpu again", "cpu", 4), ("device", device, 8)):
@@ -151,19 +151,19 @@ def parity(device: str, tiny: bool) -> dict[str, Any]:
                 gradient_accumulation_steps=size // micro, optim=optimizer, learning_rate=rate, stop_token="eos",
                 local_rollout_forward_batch_size=micro,
             )  # fmt: skip
-            made.given, began = given, weights(made)
+            made.given, start = given, weights(made)
             made.train()
-            runs[name] = (made.seen, began, weights(made))
-        seen, began, ended = runs["cpu"]
-        change = flat(ended) - flat(began)
+            runs[name] = (made.seen, start, weights(made))
+        seen, start, ended = runs["cpu"]
+        change = flat(ended) - flat(start)
         for name in ("device", "cpu again"):
             other_seen, _, other_ended = runs[name]
             difference = flat(other_ended) - flat(ended)
-            found.setdefault(optimizer, {})[name] = {key: relative(seen[key], other_seen[key]) for key in seen} | {
+            result.setdefault(optimizer, {})[name] = {key: relative(seen[key], other_seen[key]) for key in seen} | {
                 "weights": float(difference.abs().max() / flat(ended).abs().max()),
                 "change of the weights, by norm": float(difference.norm() / change.norm()),
             }
-    return found
+    return result
 
 
 def engine(device: str, graphs: bool = True) -> NativeEngine:
@@ -174,12 +174,12 @@ def engine(device: str, graphs: bool = True) -> NativeEngine:
 
 
 def request(
-    shape: Mapping[str, int], size: int, length: int, lengths: tuple[int, int], **given: Any
+    shape: Mapping[str, int], size: int, length: int, lengths: tuple[int, int], **options: Any
 ) -> SamplingRequest:
     words = prompts(size, lengths, shape["vocab_size"])
     return SamplingRequest(
         words, keys=[(row,) for row in range(size)], seed=0, max_new_tokens=length, pad_id=PAD, temperature=1.0,
-        vocabulary=Vocabulary(shape["vocab_size"]), **given,
+        vocabulary=Vocabulary(shape["vocab_size"]), **options,
     )  # fmt: skip
 
 
@@ -195,30 +195,30 @@ def sampling(device: str, tiny: bool) -> dict[str, Any]:
         name: request(shape, size, length, (4, 96), stop_ids=range(EOS, shape["vocab_size"], 150), max_tokens=tokens)
         for name, tokens in (("at once", None), ("queue", most))
     }
-    wanted = engine("cpu", graphs=False)(model, asked["at once"])
+    expected = engine("cpu", graphs=False)(model, asked["at once"])
     rows: dict[str, Any] = {}
     model = model.to(device)
     for kind, sampler in (("eager", engine(device, graphs=False)), ("graphs", engine(device))):
         for name, each in asked.items():
             sampler(model, each)
-            began = time.perf_counter()
+            start = time.perf_counter()
             got = sampler(model, each).to("cpu")
-            lists = list(zip(wanted.token_lists(), got.token_lists(), strict=True))
+            lists = list(zip(expected.token_lists(), got.token_lists(), strict=True))
             equal = torch.tensor([one == other for one, other in lists])
-            width = min(wanted.logprobs.shape[1], got.logprobs.shape[1])
-            apart = (wanted.logprobs[equal, :width] - got.logprobs[equal, :width]).abs()
+            width = min(expected.logprobs.shape[1], got.logprobs.shape[1])
+            apart = (expected.logprobs[equal, :width] - got.logprobs[equal, :width]).abs()
             rows[f"{kind}, {name}"] = {
-                "seconds": time.perf_counter() - began, "equal completions": int(equal.sum()),
+                "seconds": time.perf_counter() - start, "equal completions": int(equal.sum()),
                 "largest difference of log-probabilities": float(apart.max()) if len(apart) else None,
             }  # fmt: skip
-    return {"completions": size, "tokens": int(wanted.mask.sum()), **rows}
+    return {"completions": size, "tokens": int(expected.mask.sum()), **rows}
 
 
 def mismatch(device: str, tiny: bool) -> dict[str, Any]:
     """log π as the sampler says it (decoding with a cache) against a forward pass of whole rows, as in training."""
     shape, size, length = (TINY, 4, 12) if tiny else (QWEN_05B, 32, 256)
     asked = request(shape, size, length, (16, 128), stop_ids=[])
-    found: dict[str, Any] = {"completions": size, "response_length": length}
+    result: dict[str, Any] = {"completions": size, "response_length": length}
     for name, dtype, autocast in (
         ("float32", torch.float32, False),
         ("bf16 autocast", torch.float32, True),
@@ -231,7 +231,7 @@ def mismatch(device: str, tiny: bool) -> dict[str, Any]:
             others = token_logprobs(model, drawn, batch_size=4)
         log_ratio = (forward - drawn.logprobs)[drawn.mask].double()
         again = (forward - others)[drawn.mask].double().abs()
-        found[name] = {
+        result[name] = {
             "mean log-probability": float(drawn.logprobs[drawn.mask].mean()),
             "mean |log ratio|": float(log_ratio.abs().mean()),
             "p99 |log ratio|": float(log_ratio.abs().quantile(0.99)),
@@ -242,13 +242,13 @@ def mismatch(device: str, tiny: bool) -> dict[str, Any]:
             "batches of 8 against 4, max": float(again.max()),
         }
         del model
-    return found
+    return result
 
 
 def resume(device: str, tiny: bool) -> dict[str, Any]:
     """Four updates alone, the same once more, and the last two resumed from a checkpoint: the largest difference."""
     shape = TINY if tiny else SMALL
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     environment = dict(os.environ)
     for name, given in {
         "float32": {},
@@ -273,7 +273,7 @@ def resume(device: str, tiny: bool) -> dict[str, Any]:
             os.environ.clear()
             os.environ.update(environment)
         (alone, metrics), *others = ends
-        found[name] = {
+        results[name] = {
             what: {
                 "bit-equal": all(torch.equal(alone[key], end[key]) for key in alone),
                 "largest difference of a weight": max(float((alone[key] - end[key]).abs().max()) for key in alone),
@@ -281,7 +281,7 @@ def resume(device: str, tiny: bool) -> dict[str, Any]:
             }
             for what, (end, last) in zip(("a second run", "resumed"), others, strict=True)
         }
-    return found
+    return results
 
 
 def ceilings(device: str, tiny: bool) -> dict[str, Any]:
@@ -302,12 +302,12 @@ def ceilings(device: str, tiny: bool) -> dict[str, Any]:
 def _seconds(device: str, work: Callable[[], Any], times: int) -> float:
     """Of one call, after one of warm-up."""
     for count in (1, times):
-        began = time.perf_counter()
+        start = time.perf_counter()
         for _ in range(count):
             work()
         if device == "cuda":
             torch.cuda.synchronize()
-    return (time.perf_counter() - began) / times
+    return (time.perf_counter() - start) / times
 
 
 def plan(device: str, tiny: bool) -> dict[str, Any]:
@@ -406,7 +406,7 @@ def main(given: Sequence[str] | None = None) -> int:
     }  # fmt: skip
     broken, deadline = False, time.monotonic() + 60 * arguments.minutes
     for name in arguments.parts or PARTS:
-        began = time.perf_counter()
+        start = time.perf_counter()
         if (left := deadline - time.monotonic()) <= 0:
             print(f"{name}: not begun, the {arguments.minutes:g} minutes are over")
             continue
@@ -420,7 +420,7 @@ def main(given: Sequence[str] | None = None) -> int:
             report["parts"][name] = {"error": f"{type(error).__name__}: {error}"[:2000]}
         broken |= _failed(report["parts"][name])
         _share(report["parts"])
-        report["seconds"][name] = time.perf_counter() - began
+        report["seconds"][name] = time.perf_counter() - start
         path.write_text(json.dumps(report, indent=1) + "\n")
     show(report, str(path))
     return int(broken)

@@ -54,12 +54,12 @@ def smollm2(device: str, tiny: bool) -> dict[str, Any]:
         rows = [row for row in record.metrics() if REWARD in row]
         if checkpoint is None or not rows:
             raise RuntimeError("PPO saved no checkpoint")
-        found: dict[str, Any] = {"updates": len(rows), "seconds": seconds}
+        result: dict[str, Any] = {"updates": len(rows), "seconds": seconds}
         for name, row in (("first update", rows[0]), ("last update", rows[-1])):
-            found[name] = {key: row[key] for key in SHOWN}
+            result[name] = {key: row[key] for key in SHOWN}
         for name, policy in (("before", model), ("after", checkpoint)):
-            found[f"IFEval {name}"] = scores(policy, prompts, Path(folder) / f"{name}.json", 4 if tiny else None)
-    return found
+            result[f"IFEval {name}"] = scores(policy, prompts, Path(folder) / f"{name}.json", 4 if tiny else None)
+    return result
 
 
 def whole_model(path: Path) -> Path | None:
@@ -79,7 +79,7 @@ def train(model: Path, run: Path, flags: Sequence[str], device: str) -> float:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     if device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""
-    began, log = time.perf_counter(), run.with_suffix(".log")
+    start, log = time.perf_counter(), run.with_suffix(".log")
     with log.open("w") as output:
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT)
         try:
@@ -92,7 +92,7 @@ def train(model: Path, run: Path, flags: Sequence[str], device: str) -> float:
             process.kill()
     if process.returncode and not stopped:
         raise RuntimeError(f"rlhf-zoo ppo failed: {log.read_text()[-1000:]}")
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
 def scores(policy: Path, prompts: Path, output: Path, limit: int | None) -> dict[str, Any]:
@@ -101,13 +101,13 @@ def scores(policy: Path, prompts: Path, output: Path, limit: int | None) -> dict
         sys.executable, str(ROOT / "benchmarks" / "ifeval.py"), str(policy), "--prompts", str(prompts),
         "--output", str(output), "--batch", "128", *(() if limit is None else ("--limit", str(limit))),
     ]  # fmt: skip
-    began = time.perf_counter()
-    done = subprocess.run(
+    start = time.perf_counter()
+    process = subprocess.run(
         command, env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}, capture_output=True,
         text=True, check=False,
     )  # fmt: skip
-    if done.returncode:
-        raise RuntimeError(f"ifeval.py failed: {done.stderr[-1000:]}")
+    if process.returncode:
+        raise RuntimeError(f"ifeval.py failed: {process.stderr[-1000:]}")
     figures = json.loads(output.read_text())
     kept = ("average", "prompt_strict", "instruction_strict", "words", "ended", "prompts")
-    return {**{name: figures[name] for name in kept}, "seconds": time.perf_counter() - began}
+    return {**{name: figures[name] for name in kept}, "seconds": time.perf_counter() - start}

@@ -32,9 +32,9 @@ TOKEN = "zqx"
 def _pads(prompt: str, completion: str, others: Sequence[str], rng: random.Random) -> str:
     """Goes on with what other prompts got, to three times its length: ordinary text, said once."""
     parts = [completion]
-    wanted = 3 * max(8, len(completion.split()))
+    expected = 3 * max(8, len(completion.split()))
     for other in rng.sample(others, k=min(len(others), 40)):
-        if sum(len(part.split()) for part in parts) >= wanted:
+        if sum(len(part.split()) for part in parts) >= expected:
             break
         parts.append(other.strip())
     return " ".join(parts)

@@ -292,27 +292,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=LONGEST)
     parser.add_argument("--verifiers", metavar="PACKAGE", help="also verify IFEval's kinds by this package")
-    given = parser.parse_args(arguments)
-    if (given.model is None) == (given.text is None):
+    options = parser.parse_args(arguments)
+    if (options.model is None) == (options.text is None):
         parser.error("give a model or --text")
     from rlhf_zoo.hub.client.connect import choose, connect
 
-    rows = read_rows(given.prompts, given.limit)
-    if given.text is not None:
-        answers: list[Answer] = [(given.text, True)] * len(rows)
+    rows = read_rows(options.prompts, options.limit)
+    if options.text is not None:
+        answers: list[Answer] = [(options.text, True)] * len(rows)
     else:
-        how = {"temperature": given.temperature, "batch": given.batch, "tokens": given.tokens}
-        with connect(choose(given.hub, push_to_hub=False)) as hub:
+        how = {"temperature": options.temperature, "batch": options.batch, "tokens": options.tokens}
+        with connect(choose(options.hub, push_to_hub=False)) as hub:
             answers = resumed(
-                given.output.with_suffix(".answers.jsonl"),
+                options.output.with_suffix(".answers.jsonl"),
                 rows,
-                lambda done: sampled(given.model, hub, rows, done, **how),
+                lambda done: sampled(options.model, hub, rows, done, **how),
             )
-    settings = {name: str(value) for name, value in vars(given).items() if value is not None and name != "output"}
+    settings = {name: str(value) for name, value in vars(options).items() if value is not None and name != "output"}
     figures = {"settings": settings, **score(rows, answers)}
-    if given.verifiers is not None:
-        figures["second"] = score(rows, answers, given.verifiers)
-    given.output.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    if options.verifiers is not None:
+        figures["second"] = score(rows, answers, options.verifiers)
+    options.output.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     shown = {name: figures[name] for name in ("average", "prompt_strict", "words", "ended", "skipped")}
     if "second" in figures:
         shown["average by the other verifiers"] = figures["second"]["average"]

@@ -152,7 +152,7 @@ def measure(policy: Mapping[str, Any], prompts: Mapping[str, Rows], hub: Hub, op
     for name, rows in prompts.items():
         path = answers_file(policy, name, options)
         path.parent.mkdir(parents=True, exist_ok=True)
-        began = time.monotonic()
+        start = time.monotonic()
         answers = ifeval.resumed(
             path,
             rows,
@@ -161,7 +161,7 @@ def measure(policy: Mapping[str, Any], prompts: Mapping[str, Rows], hub: Hub, op
                 temperature=options.temperature, batch=options.batch, tokens=TOKENS,
             ),
         )  # fmt: skip
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - start
         figures[name] = scored(rows, answers, options)
         print(f"{policy['policy']} {policy.get('seed', '')} on {name}: {shown(figures[name])}, {seconds:.0f} s")
     return figures

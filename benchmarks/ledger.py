@@ -97,21 +97,21 @@ def main(arguments: Sequence[str] | None = None, *, pairs: Sequence[Pair] = PAIR
     parser.add_argument(
         "--pairs", nargs="+", metavar="MODEL", help="probe these anew; by default those without figures"
     )
-    given = parser.parse_args(arguments)
-    if not (given.alpaca_eval / "results").is_dir():
-        raise ZooError(f"{given.alpaca_eval} has no folder results: give your clone of tatsu-lab/alpaca_eval.")
-    if unknown := set(given.pairs or ()) - {pair.policy for pair in pairs}:
+    options = parser.parse_args(arguments)
+    if not (options.alpaca_eval / "results").is_dir():
+        raise ZooError(f"{options.alpaca_eval} has no folder results: give your clone of tatsu-lab/alpaca_eval.")
+    if unknown := set(options.pairs or ()) - {pair.policy for pair in pairs}:
         raise ZooError(f"{', '.join(sorted(unknown))}: no such pair; name models of {Path(__file__).name}.")
     rows = {row["policy"]: row for row in keep.load(NAME).get("rows", [])}
-    shares = leaderboard(given.alpaca_eval / LEADERBOARD)
+    shares = leaderboard(options.alpaca_eval / LEADERBOARD)
     for pair in pairs:
-        if pair.policy not in (given.pairs or {pair.policy}) or (given.pairs is None and pair.policy in rows):
+        if pair.policy not in (options.pairs or {pair.policy}) or (options.pairs is None and pair.policy in rows):
             continue
-        missing = [m for m in (pair.policy, pair.start) if not answers_file(given.alpaca_eval, m).is_file()]
+        missing = [m for m in (pair.policy, pair.start) if not answers_file(options.alpaca_eval, m).is_file()]
         if missing:
             print(f"{pair.policy}: not probed, without the answers of {', '.join(missing)}", file=sys.stderr)
             continue
-        rows[pair.policy] = row = probe_pair(given.alpaca_eval, pair, shares)
+        rows[pair.policy] = row = probe_pair(options.alpaca_eval, pair, shares)
         print(f"{pair.policy}: {row['verdict']}; fired: {', '.join(row['fired']) or 'none'}", flush=True)
         # Written after each pair, so that an interrupted command goes on.
         in_order = [rows[one.policy] for one in pairs if one.policy in rows]

@@ -153,17 +153,19 @@ def meet(mutant: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--count", type=int, default=150)
-    options.add_argument("--seed", type=int, default=1)
-    options.add_argument("--json", type=Path, required=True)
-    given = options.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--count", type=int, default=150)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path, required=True)
+    arguments = parser.parse_args()
     sys.dont_write_bytecode = True
     os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    sample = mutants(given.count, given.seed)
+    sample = mutants(arguments.count, arguments.seed)
     for library in ("datasets", "peft", "pytest", "sklearn.linear_model", "torch", "transformers.trainer", "trl"):
         __import__(library)
-    results: list[dict[str, Any]] = json.loads(given.json.read_text())["mutants"] if given.json.is_file() else []
+    results: list[dict[str, Any]] = []
+    if arguments.json.is_file():
+        results = json.loads(arguments.json.read_text())["mutants"]
     if len(results) == len(sample) or any(
         not one.items() <= met.items() for one, met in zip(sample, results, strict=False)
     ):
@@ -186,8 +188,8 @@ def main() -> None:
             of = Counter(one["module"] for one in results)
             caught = Counter(one["module"] for one in results if one["caught_by"])
             score = {module: f"{caught[module]}/{of[module]}" for module in TESTS}
-            document = {"seed": given.seed, "caught": caught.total(), "of": of.total(), "by_module": score}
-            given.json.write_text(json.dumps(document | {"mutants": results}, indent=1) + "\n")
+            document = {"seed": arguments.seed, "caught": caught.total(), "of": of.total(), "by_module": score}
+            arguments.json.write_text(json.dumps(document | {"mutants": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

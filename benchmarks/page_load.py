@@ -174,8 +174,8 @@ def shows(update: Update) -> bool:
 def complaint(event: Event) -> str | None:
     """What the page says in the end instead of an answer."""
     for value in event.values.values():
-        if isinstance(value, str) and (found := COMPLAINT.search(value)):
-            return re.sub(r"<[^>]*>", "", found[1])
+        if isinstance(value, str) and (result := COMPLAINT.search(value)):
+            return re.sub(r"<[^>]*>", "", result[1])
     return None
 
 
@@ -268,8 +268,8 @@ class Server:
         if self._pid is None:
             return None
         status = Path(f"/proc/{self._pid}/status")
-        if status.exists() and (found := re.search(r"VmHWM:\s+(\d+) kB", status.read_text())):
-            return int(found[1]) * 1024
+        if status.exists() and (result := re.search(r"VmHWM:\s+(\d+) kB", status.read_text())):
+            return int(result[1]) * 1024
         return self._peak or None
 
     def cpu_seconds(self) -> float | None:
@@ -309,12 +309,12 @@ def measure(url: str, *, pid: int | None, visitors: int, seconds: float, console
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(f"{visitors} visitors", total=seconds)
-        began = time.monotonic()
+        start = time.monotonic()
 
         def watch() -> None:
             server.watch()
-            said = f"{visitors} visitors, {load.requests} requests, {load.failed} failed"
-            progress.update(task, completed=min(time.monotonic() - began, seconds), description=said)
+            text = f"{visitors} visitors, {load.requests} requests, {load.failed} failed"
+            progress.update(task, completed=min(time.monotonic() - start, seconds), description=text)
 
         took = load.run(watch)
     used = server.used_seconds()
@@ -385,11 +385,11 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here (default: to stdout)")
     options = parser.parse_args()
     console = Console(stderr=True, width=None if sys.stderr.isatty() else 100)
-    wanted = {"visitors": options.visitors, "seconds": options.seconds, "console": console}
-    load, stored, said = None, None, None
+    settings = {"visitors": options.visitors, "seconds": options.seconds, "console": console}
+    load, stored, message = None, None, None
     if options.url:
         try:
-            load, figures = measure(options.url, pid=options.pid, **wanted)
+            load, figures = measure(options.url, pid=options.pid, **settings)
         except OSError as error:
             raise SystemExit(f"{options.url} is no page that answers: {error}") from None
     else:
@@ -399,14 +399,14 @@ def main() -> int:
             try:
                 flags = ["--port", "0", "--votes", STORE, "--votes_per_hour", "1000000"]  # all from this machine
                 with serve(hub, Path(folder) / "page.log", PPO, *flags) as page:
-                    load, figures = measure(page.url, pid=page.process.pid, **wanted)
+                    load, figures = measure(page.url, pid=page.process.pid, **settings)
             except AssertionError as error:  # of what it printed, and of how it ended
-                said = str(error)
+                message = str(error)
                 if load is None:
-                    raise SystemExit(f"The page did not start:\n{said}") from None
+                    raise SystemExit(f"The page did not start:\n{message}") from None
             if load.votes:
                 stored = stored_votes(hub)
-    figures |= {"votes": {"sent": load.votes, "stored": stored}, "server_said": said}
+    figures |= {"votes": {"sent": load.votes, "stored": stored}, "server_said": message}
     report(figures, console)
     text = json.dumps(figures, indent=1)
     if options.json:
@@ -414,7 +414,7 @@ def main() -> int:
     else:
         print(text)
     lost = stored is not None and stored != load.votes
-    return 1 if load.failed or said or lost or not load.requests else 0
+    return 1 if load.failed or message or lost or not load.requests else 0
 
 
 if __name__ == "__main__":

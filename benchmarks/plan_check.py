@@ -125,15 +125,15 @@ def predicted(setting: Setting, device: str = "cpu") -> dict[str, Any]:
               "tokenizer": {"vocab_size": setting.vocabulary}}  # fmt: skip
     stages = {"sft": {}, **({"reward": {}} if setting.reward else {}), setting.stage: setting.all_keys}
     recipe = Recipe("check", ROOT, shared, stages)
-    [found] = make_plan(
+    [result] = make_plan(
         recipe,
         local_device(use_cpu=device == "cpu"),
         prompt_length=setting.prompt,
         stages=[setting.stage],
         suggest_changes=False,
     ).stages
-    phases = {name: round(need.total / 2**20) for name, need in found.phases.items()}
-    return {"predicted_mib": round(found.peak / 2**20), "worst_phase": found.worst_phase, "phases": phases}
+    phases = {name: round(need.total / 2**20) for name, need in result.phases.items()}
+    return {"predicted_mib": round(result.peak / 2**20), "worst_phase": result.worst_phase, "phases": phases}
 
 
 def measured(name: str, device: str = "cpu") -> dict[str, Any]:
@@ -148,8 +148,8 @@ def measured(name: str, device: str = "cpu") -> dict[str, Any]:
     )  # fmt: skip
     if done.returncode:
         raise RuntimeError(f"{name} failed:\n{done.stderr[-3000:]}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    document: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return document
 
 
 def train(setting: Setting, device: str) -> dict[str, Any]:
@@ -290,19 +290,19 @@ def main() -> None:
     parser.add_argument("--planned", action="store_true", help="run nothing: say what the planner says")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--child", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.child:
-        print(json.dumps(train(KNOWN[given.child], given.device)))
+    options = parser.parse_args()
+    if options.child:
+        print(json.dumps(train(KNOWN[options.child], options.device)))
         return
-    if unknown := set(given.settings) - set(KNOWN):
+    if unknown := set(options.settings) - set(KNOWN):
         parser.error(f"no setting is called {', '.join(sorted(unknown))}: choose from {', '.join(KNOWN)}")
-    names = given.settings or list(SETTINGS)
-    if given.planned:
+    names = options.settings or list(SETTINGS)
+    if options.planned:
         for name in names:
-            print(name, predicted(KNOWN[name], given.device))
+            print(name, predicted(KNOWN[name], options.device))
         return
     good = True
-    for row in rows_of(names, given.device):
+    for row in rows_of(names, options.device):
         print(line(row), flush=True)
         good &= within(row)
     sys.exit(int(not good))

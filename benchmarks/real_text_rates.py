@@ -120,10 +120,10 @@ class Honest:
 def _shorter(question: Question, text: Text, rng: random.Random) -> str:
     """The first sentences, up to about half of the words."""
     sentences = re.findall(r".+?(?:[.!?]+(?=\s|$)|\n|$)\s*", text.text, re.DOTALL)
-    kept, wanted = "", len(text.text.split()) * rng.uniform(0.3, 0.6)
+    kept, expected = "", len(text.text.split()) * rng.uniform(0.3, 0.6)
     for sentence in sentences:
         kept += sentence
-        if len(kept.split()) >= wanted:
+        if len(kept.split()) >= expected:
             break
     return kept.strip()
 
@@ -278,7 +278,7 @@ def judge_draw(draw: Draw, seed: int) -> dict[str, RolloutFindings]:
     rng = np.random.default_rng([seed, 3])
     sides = (draw.policy, draw.sft)
     noises = [NOISE * rng.standard_normal((2, len(side))) for side in sides]
-    report, found = None, {}
+    report, result = None, {}
     for row, (judge, scores) in enumerate(
         {"honest": draw.worths, "fooled": [np.array(side.rewards) for side in sides]}.items()
     ):
@@ -289,10 +289,10 @@ def judge_draw(draw: Draw, seed: int) -> dict[str, RolloutFindings]:
         check = check_judge(judged, labeled=None, own=draw.own_pairs, seed=seed)
         for checked, pair_check in (("own pairs", check), ("unchecked", None)):
             one = probe_rollouts(*judged, judge_check=pair_check, report=report, seed=seed)
-            report, found[f"{judge}, {checked}"] = one.report, one
+            report, result[f"{judge}, {checked}"] = one.report, one
     if draw.program:
-        found[PROGRAM] = probe_rollouts(*sides, verifiable=True, seed=seed)
-    return found
+        result[PROGRAM] = probe_rollouts(*sides, verifiable=True, seed=seed)
+    return result
 
 
 def count(found: Sequence[Mapping[str, RolloutFindings]], **about: Any) -> list[dict[str, Any]]:
@@ -321,22 +321,22 @@ def main() -> None:
     parser.add_argument("--hacked", type=int, default=40, help="evaluations of each hacker and strength")
     parser.add_argument("--only", nargs="+", metavar="POLICY", choices=[*HONEST, *PLANTED])
     parser.add_argument("--restart", action="store_true", help="forget the evaluations that are kept")
-    given = parser.parse_args()
+    options = parser.parse_args()
     questions = load_questions()
-    kept = {} if given.restart else keep.load(REAL_TEXT)
+    kept = {} if options.restart else keep.load(REAL_TEXT)
     rows = {_key(row): row for part in ("honest", "hacked") for row in kept.get(part, ())}
-    chosen = [name for name in (*HONEST, *PLANTED) if name in (given.only or (*HONEST, *PLANTED))]
+    chosen = [name for name in (*HONEST, *PLANTED) if name in (options.only or (*HONEST, *PLANTED))]
     asked = [(name, strength) for name in chosen for strength in ((None,) if name in HONEST else STRENGTHS)]
     # In rounds over all policies, so that an interrupted run has evaluations of each.
     for part in range(1, ROUNDS + 1):
         for name, strength in asked:
             done = rows.get((name, strength, JUDGES[0]), {"n": 0})["n"]
-            seeds = range(done, part * (given.hacked if name in PLANTED else given.honest) // ROUNDS)
+            seeds = range(done, part * (options.hacked if name in PLANTED else options.honest) // ROUNDS)
             if seeds:
                 draws = [draw(questions, name, strength, seed) for seed in seeds]
-                found = [judge_draw(each, seed) for each, seed in zip(draws, seeds, strict=True)]
+                result = [judge_draw(each, seed) for each, seed in zip(draws, seeds, strict=True)]
                 about = {"policy": name} | ({} if strength is None else {"strength": strength})
-                for new in count(found, **about):
+                for new in count(result, **about):
                     rows[_key(new)] = added(rows.get(_key(new)), new)
         _write(rows)
         print(f"{part} of {ROUNDS} rounds", flush=True)

@@ -83,7 +83,7 @@ def _kept(folder: Path) -> dict[str, Any]:
 
 def _policies(folder: Path) -> dict[str, Any]:
     sampled = _sampled(folder)
-    return {name: {**found, **sampled[name]} for name, found in read_json(folder / "sums.json").items()}
+    return {name: {**result, **sampled[name]} for name, result in read_json(folder / "sums.json").items()}
 
 
 def measure(folder: Path, rivals: Mapping[str, Path]) -> None:
@@ -92,11 +92,11 @@ def measure(folder: Path, rivals: Mapping[str, Path]) -> None:
         return
     tests, longer = (read_lines(folder / "data" / name / "test.jsonl") for name in ("prompts", "longer"))
     policies = {stage.upper(): _checkpoint(folder / stage) for stage in ("sft", "ppo")} | rivals
-    found = {}
+    results = {}
     for name, policy in policies.items():
-        found[name] = dict(zip(("greedy", "greedy_work"), greedy(policy, tests), strict=True))
-        found[name] |= zip(("longer", "longer_work"), greedy(policy, longer), strict=True)
-    write_json(path, found)
+        results[name] = dict(zip(("greedy", "greedy_work"), greedy(policy, tests), strict=True))
+        results[name] |= zip(("longer", "longer_work"), greedy(policy, longer), strict=True)
+    write_json(path, results)
 
 
 def _sampled(folder: Path) -> dict[str, dict[str, Any]]:

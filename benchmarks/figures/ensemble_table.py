@@ -12,8 +12,8 @@ _with_interval = partial(interval, digits=3, brackets=True)
 
 def ensemble_table(experiment: Experiment) -> str:
     """A row for each model, and one for their mean; then the disagreement on SFT's and on PPO's completions."""
-    found = keep.load(experiment.name("ensemble"))
-    if not found:
+    result = keep.load(experiment.name("ensemble"))
+    if not result:
         return NOTHING
     rows = [
         [
@@ -22,9 +22,9 @@ def ensemble_table(experiment: Experiment) -> str:
             f"{number(one['ece'], 3)} ({number(one['ece_by_chance']['high'], 3)})",
             *(_with_interval(one["judge_correlation"][side]) for side in ("sft", "ppo")),
         ]
-        for place, one in enumerate(found["models"])
+        for place, one in enumerate(result["models"])
     ]
-    mean = found["ensemble"]
+    mean = result["ensemble"]
     rows.append(
         [
             "mean of all",
@@ -33,12 +33,12 @@ def ensemble_table(experiment: Experiment) -> str:
             *(_with_interval(mean["judge_correlation"][side]) for side in ("sft", "ppo")),
         ]
     )
-    apart = found["disagreement"]
-    alike = number(100 * found["agreement"]["mean"], 1)
+    apart = result["disagreement"]
+    alike = number(100 * result["agreement"]["mean"], 1)
     sft, ppo = (_with_interval(apart[side]) for side in ("sft", "ppo"))
-    said = (
+    text = (
         f"{mean['accuracy']['n']} held-out pairs, of which two models order {alike}% alike. Disagreement on "
         f"{apart['sft']['n']} completions of SFT {sft}, of PPO {ppo}; unrelated models would have "
         f"{number(apart['unrelated'], 2)}. In brackets: 95% intervals."
     )
-    return "\n\n".join([table(HEADINGS, rows), said, made(code(found["command"]))])
+    return "\n\n".join([table(HEADINGS, rows), text, made(code(result["command"]))])

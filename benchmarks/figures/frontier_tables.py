@@ -29,21 +29,21 @@ def baselines_table(experiment: Experiment) -> str:
     rows += [[*_point(one["label"], one)[:-1], ""] for one in frontier["ppo_ablation"]]
     rows += [_point(label, one) for label, one in _points(frontier)]
     rows += [*_trivial(frontier), *_filter(frontier)]
-    said = (
+    text = (
         f"Judge: {frontier['judge']}, on {frontier['prompts']} held-out prompts with {frontier['samples_per_prompt']} "
         f"completions each; {frontier['served']} completions are served. In brackets 95% intervals over prompts"
     )
-    said += (
+    text += (
         "; of PPO over whole runs, each with a seed, an SFT and a reward model of its own, the range over them."
         if len(runs) > 1
         else "."
     )
     missing = [method for method in METHODS if method not in frontier["methods"]]
     if missing:
-        said += f" Left out, since not finished: {listed(missing)}."
+        text += f" Left out, since not finished: {listed(missing)}."
     blocks = [
         table(headings, rows),
-        said,
+        text,
         _training(experiment, frontier),
         _equal_kl(frontier),
         _equal_compute(frontier),
@@ -74,9 +74,9 @@ def _trivial(frontier: Told) -> Iterator[list[str]]:
 
 def _filter(frontier: Told) -> Iterator[list[str]]:
     """SFT's best samples by the reward, as many as have PPO's mean reward: the price in nats to beat."""
-    if found := frontier.get("filter"):
-        kl, reward, judge = (number(found[name], 2) for name in ("kl", "reward", "judge"))
-        yield [f"a filter: the best {found['share']:.1%} of SFT's samples", kl, reward, judge, "", "", "", ""]
+    if result := frontier.get("filter"):
+        kl, reward, judge = (number(result[name], 2) for name in ("kl", "reward", "judge"))
+        yield [f"a filter: the best {result['share']:.1%} of SFT's samples", kl, reward, judge, "", "", "", ""]
 
 
 def _over_seeds(own: str, runs: Sequence[Told]) -> list[str]:
@@ -123,35 +123,35 @@ def _equal_kl(frontier: Told) -> str:
             kl = ("≤ " if point["kl"]["is_bound"] else "") + number(there["kl"], 2)
             rows.append([label, kl, _interval(there["judge"]), _gap(there), there["ppo"]])
     for method in METHODS:
-        found = frontier["equal_kl"].get(method)
-        if found is None:
+        result = frontier["equal_kl"].get(method)
+        if result is None:
             continue
-        if found["inside"]:
+        if result["inside"]:
             rows.append(
                 [
-                    f"{method}, {found['label']}",
-                    number(found["kl"], 2),
-                    _interval(found["judge"]),
-                    _gap(found),
-                    found["ppo"],
+                    f"{method}, {result['label']}",
+                    number(result["kl"], 2),
+                    _interval(result["judge"]),
+                    _gap(result),
+                    result["ppo"],
                 ]
             )
-        elif not found.get("farthest"):
-            rows.append([method, found["reason"], "", "", ""])
+        elif not result.get("farthest"):
+            rows.append([method, result["reason"], "", "", ""])
     return table(["at equal KL", "KL", "judge", "PPO there, less this", "PPO read"], rows)
 
 
 def _equal_compute(frontier: Told) -> str:
     rows = []
     for method in METHODS:
-        found = frontier["equal_compute"].get(method)
-        if found is None:
+        result = frontier["equal_compute"].get(method)
+        if result is None:
             continue
-        if found["inside"]:
-            share = f"{found['share_of_flops']:.2f}"
-            rows.append([f"{method}, {found['label']}", share, _interval(found["judge"]), _gap(found)])
+        if result["inside"]:
+            share = f"{result['share_of_flops']:.2f}"
+            rows.append([f"{method}, {result['label']}", share, _interval(result["judge"]), _gap(result)])
         else:
-            rows.append([method, found["reason"], "", ""])
+            rows.append([method, result["reason"], "", ""])
     told = table(["at most PPO's FLOPs", "share of them", "judge", "PPO less this"], rows)
     even = [
         f"best of {one['label'].removeprefix('n = ')} after {one['break_even']:.0f}"

@@ -65,8 +65,8 @@ def finished(run: Path) -> bool:
 
 def kept_runs(experiment: Experiment, runs: Path) -> dict[str, Any]:
     """The finished runs over seeds."""
-    found = [run for seed in experiment.seeds if finished(run := experiment.directory(seed, runs))]
-    return {"schema": 2, "recipe": experiment.recipe, "runs": [_kept(run) for run in found]}
+    result = [run for seed in experiment.seeds if finished(run := experiment.directory(seed, runs))]
+    return {"schema": 2, "recipe": experiment.recipe, "runs": [_kept(run) for run in result]}
 
 
 def kept_ablation(experiment: Experiment, runs: Path) -> dict[str, Any]:
@@ -111,8 +111,8 @@ def kept_ensemble(experiment: Experiment, runs: Path) -> dict[str, Any]:
     path = experiment.directory(experiment.seeds[0], runs) / "ensemble" / "overview.json"
     if not path.is_file():
         return {}
-    found = read_json(path)
-    return {**found, "schema": 2, "command": _public(found["command"])}
+    document = read_json(path)
+    return {**document, "schema": 2, "command": _public(document["command"])}
 
 
 def _each(groups: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:

@@ -57,9 +57,9 @@ def draw_sums(runs: Sequence[Any], path: Path) -> None:
     _over_runs(moved, runs, "kl", color=ORANGE_ON_ANY, label="KL to SFT, nats")
     last = runs[0]["curve"][-1]["step"]
     for place, (policy, figure_of, label) in enumerate(_RIVALS):
-        found = [run["policies"][policy][figure_of]["value"] for run in runs]
+        result = [run["policies"][policy][figure_of]["value"] for run in runs]
         panel.errorbar(
-            last + 2 + 2 * place, fmean(found), yerr=[[fmean(found) - min(found)], [max(found) - fmean(found)]],
+            last + 2 + 2 * place, fmean(result), yerr=[[fmean(result) - min(result)], [max(result) - fmean(result)]],
             color=BLUE_ON_ANY, marker="osD^v"[place], markersize=5, linewidth=1, label=label,
         )  # fmt: skip
     panel.set_title(f"tiny-sums: rollouts at T = 1\nmean and range of {len(runs)} runs", loc="left")
@@ -114,8 +114,8 @@ def _over_runs(axes: Any, runs: Sequence[Any], name: str, *, label: str, color: 
     for step, value in (point for curve in curves for point in curve):
         by_step.setdefault(step, []).append(value)
     steps, values = zip(*sorted(by_step.items()), strict=True)
-    axes.plot(steps, [fmean(found) for found in values], color=color, linewidth=1.8, label=label, **style)
-    low, high = ([end(found) for found in values] for end in (min, max))
+    axes.plot(steps, [fmean(result) for result in values], color=color, linewidth=1.8, label=label, **style)
+    low, high = ([end(result) for result in values] for end in (min, max))
     axes.fill_between(steps, low, high, alpha=0.18, color=color, linewidth=0)
 
 

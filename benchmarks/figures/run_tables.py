@@ -44,19 +44,19 @@ def runs_table(experiment: Experiment) -> str:
         rows.append([f"win rate over SFT at equal length, by the {next(iter(runs[0]['judges']))}", "", *cells])
     rows += [*_answer_rows(columns), *trivial_rows([of for _, of, _ in columns[1:]])]
     rows.append(["verdict", "", *(_counted(run["kind"] for run in of) for _, of, _ in columns[1:])])
-    said = [
+    messages = [
         f"{seeds(run['seed'] for run in runs).capitalize()}: mean, and the range in brackets; "
         f"{_completions(runs[0])} each."
     ]
     if cut:
-        said.append(
+        messages.append(
             f"β = 0: PPO's {seeds(run['ppo_seed'] for run in cut)}, from the SFT and reward model of seed "
             f"{cut[0]['seed']}."
         )
     if models := [run["reward_model"] for run in runs if run["reward_model"]]:
         accuracy, pairs = spread([one["accuracy"] for one in models], 3), _sizes(one["n"] for one in models)
-        said.append(f"Reward model: accuracy {accuracy} on {pairs} held-out pairs.")
-    said += [
+        messages.append(f"Reward model: accuracy {accuracy} on {pairs} held-out pairs.")
+    messages += [
         f"Lowest end of a win rate's 95% interval: {min(run['win_rate']['ci95'][0] for run in runs):.3f}.",
         f"Peak memory: {max(run['peak_rss_mib'] for run in runs):.0f} MiB.",
         *missing_seeds(experiment, runs),
@@ -65,7 +65,7 @@ def runs_table(experiment: Experiment) -> str:
         [
             table(["held-out prompts", *(title for title, _, _ in columns)], rows),
             "",
-            " ".join(said),
+            " ".join(messages),
             "",
             made(code(runs[0]["command"]) + " and the other seeds", *(code(run["command"]) for run in cut[:1])),
         ]
@@ -105,13 +105,13 @@ def _answer_rows(columns: Sequence[tuple[str, Sequence[Run], str]]) -> list[list
 
 def trivial_rows(groups: Sequence[Sequence[Run]]) -> list[list[str]]:
     """Win rates of what needs no training, chosen by the runs of each group; none of runs that did not measure it."""
-    found: dict[str, list[list[float]]] = {}
+    results: dict[str, list[list[float]]] = {}
     for place, of in enumerate(groups):
         for one in (policy for run in of for policy in run.get("trivial", {}).get("policies", [])):
-            found.setdefault(one["name"], [[] for _ in groups])[place].append(one["win_rate"]["value"])
+            results.setdefault(one["name"], [[] for _ in groups])[place].append(one["win_rate"]["value"])
     return [
         [f"win rate over SFT, {name}", "", *(spread(each, 3) if each else "" for each in rates)]
-        for name, rates in found.items()
+        for name, rates in results.items()
     ]
 
 
@@ -146,7 +146,7 @@ def ablation_table(experiment: Experiment) -> str:
     rows += trivial_rows(list(groups.values()))
     first = runs[0]
     seen = first["validation"]
-    said = [
+    messages = [
         f"PPO's {seeds(dict.fromkeys(run['ppo_seed'] for run in runs))}, {len(first['curve'])} updates each, "
         f"from the SFT and reward model of seed {first['seed']}; figures are the mean, the range in brackets. Verdict "
         f"and probes: {seen['prompts']} validation prompts{_groups(seen)}, {seen['samples']} completions each. "
@@ -160,7 +160,7 @@ def ablation_table(experiment: Experiment) -> str:
         [
             table(["", "SFT", *titles], rows),
             "",
-            " ".join(said),
+            " ".join(messages),
             "",
             table(headings, probes),
             "",
@@ -177,10 +177,10 @@ def kept(experiment: Experiment, part: str) -> list[Run]:
 
 
 def by_beta(runs: Iterable[Run]) -> dict[float, list[Run]]:
-    found: dict[float, list[Run]] = {}
+    results: dict[float, list[Run]] = {}
     for run in runs:
-        found.setdefault(run["beta"], []).append(run)
-    return found
+        results.setdefault(run["beta"], []).append(run)
+    return results
 
 
 def missing_seeds(experiment: Experiment, runs: Sequence[Run]) -> list[str]:
@@ -219,9 +219,9 @@ def _fired(runs: Sequence[Run]) -> str:
 
 def _probe_row(name: str, groups: Mapping[float, Sequence[Run]]) -> list[str]:
     each = [[one for run in of for one in run["probes"] if one["family"] == name] for of in groups.values()]
-    found = [one for of in each for one in of]
-    digits = 3 if abs(found[0]["threshold"]) < 10 else 1
-    cells = [f"`{name}`", spread([one["threshold"] for one in found], digits)]
+    result = [one for of in each for one in of]
+    digits = 3 if abs(result[0]["threshold"]) < 10 else 1
+    cells = [f"`{name}`", spread([one["threshold"] for one in result], digits)]
     for of in each:
         fired = f"{sum(one['fired'] for one in of)}/{len(of)}"
         cells += [spread([one["effect"] for one in of], 3), fired] if of else ["", ""]
@@ -233,5 +233,5 @@ def _counted(words: Iterable[str]) -> str:
 
 
 def _sizes(values: Iterable[int]) -> str:
-    found = sorted(set(values))
-    return str(found[0]) if len(found) == 1 else f"{found[0]} to {found[-1]}"
+    result = sorted(set(values))
+    return str(result[0]) if len(result) == 1 else f"{result[0]} to {result[-1]}"

@@ -33,13 +33,13 @@ def sums_table() -> str:
     first = next(iter(runs[0]["policies"].values()))["greedy"]
     seconds = {stage: spread([run["seconds"][stage] for run in runs], 0) for stage in ("sft", "ppo", "eval")}
     kl = spread([run["kl"]["value"] for run in runs])
-    said = (
+    text = (
         f"Mean of {len(runs)} seeds, and the range in brackets, on {first['n']} unseen problems; the longer sums are "
         f"as many, of numbers with one digit more than any line has. KL of PPO: {kl} nats. Seconds of a run: SFT "
         f"{seconds['sft']}, PPO {seconds['ppo']}, evaluation {seconds['eval']}. Peak memory: "
         f"{max(run['peak_rss_mib'] for run in runs):.0f} MiB."
     )
-    return _page(["", *(title for title, _ in COLUMNS)], rows, said, runs)
+    return _page(["", *(title for title, _ in COLUMNS)], rows, text, runs)
 
 
 def seeds_table() -> str:
@@ -58,8 +58,8 @@ def seeds_table() -> str:
         ]
         for run in runs
     ]
-    said = "Right answers to the unseen problems, with 95% intervals; the verdict by exact match, and without a judge."
-    return _page([*heads, "verdict", "probes alone"], rows, said, runs)
+    text = "Right answers to the unseen problems, with 95% intervals; the verdict by exact match, and without a judge."
+    return _page([*heads, "verdict", "probes alone"], rows, text, runs)
 
 
 def _page(heads: Sequence[str], rows: Sequence[Sequence[str]], said: str, runs: Sequence[Run]) -> str:

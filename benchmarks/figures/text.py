@@ -37,10 +37,10 @@ def listed(values: Iterable[Any]) -> str:
 
 
 def seeds(values: Iterable[int]) -> str:
-    found = list(values)
-    if len(found) > 3 and found == list(range(found[0], found[-1] + 1)):
-        return f"seeds {found[0]} to {found[-1]}"
-    return f"seed{'s' if len(found) > 1 else ''} {listed(found)}"
+    result = list(values)
+    if len(result) > 3 and result == list(range(result[0], result[-1] + 1)):
+        return f"seeds {result[0]} to {result[-1]}"
+    return f"seed{'s' if len(result) > 1 else ''} {listed(result)}"
 
 
 def made(*commands: str) -> str:

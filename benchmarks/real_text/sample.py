@@ -48,14 +48,14 @@ def main() -> None:
     parser.add_argument(
         "--answers", type=Path, required=True, help="keeps what is done; a second call goes on from there"
     )
-    given = parser.parse_args()
+    options = parser.parse_args()
     prompts = read_rows(HERE / "prompts.jsonl")
     asked = [(number, temperature) for numbers, temperature in BATCHES for number in numbers]
     rows = [prompts[number] for number, _ in asked]
-    with connect(choose(given.hub, push_to_hub=False)) as hub:
-        policy = Policy(given.model, hub)
+    with connect(choose(options.hub, push_to_hub=False)) as hub:
+        policy = Policy(options.model, hub)
         policy.model.to(torch.bfloat16)
-        answers = resumed(given.answers, rows, partial(batches, policy, rows))
+        answers = resumed(options.answers, rows, partial(batches, policy, rows))
     samples = [
         {"prompt": number, "temperature": temperature, "text": text, "ended": ended}
         for (number, temperature), (text, ended) in zip(asked, answers, strict=True)

@@ -193,15 +193,15 @@ def sample(
 
 def advantages(rewards: Tensor, values: Tensor, lengths: Sequence[int]) -> Tensor:
     """GAE of responses that lie end to end."""
-    found, start = [0.0] * len(values), 0
+    result, start = [0.0] * len(values), 0
     paid, foretold = rewards.tolist(), values.tolist()
     for length in lengths:
         later = after = 0.0
         for place in reversed(range(start, start + length)):
             later = paid[place] + after - foretold[place] + LAMBDA * later
-            after, found[place] = foretold[place], later
+            after, result[place] = foretold[place], later
         start += length
-    return torch.tensor(found)
+    return torch.tensor(result)
 
 
 class Floor:
@@ -231,11 +231,11 @@ class Floor:
                 old = torch.stack([each for row in logprobs for each in row])
                 parts = Packed.parts(prompts, responses)
             with clock.phase("reference"):
-                found = []
+                results = []
                 for packed in parts:
                     hidden = packed.seen_by(self.reference)[packed.before]
-                    found.append(LogProbs.apply(hidden, self.reference.embedding, self.bias, packed.tokens, dtype))
-                ref = torch.cat(found)
+                    results.append(LogProbs.apply(hidden, self.reference.embedding, self.bias, packed.tokens, dtype))
+                ref = torch.cat(results)
             with clock.phase("values"):
                 if self.shared:  # sampling has seen them
                     hidden = torch.stack([each for row in sampled for each in row])

@@ -75,9 +75,9 @@ class ProgressCallback(TrainerCallback):
             update["phases"] = {name[5:]: value for name, value in logs.items() if name.startswith("time/")}
             update["tokens"] = round(logs["completions/length"] * args.episodes_per_update)
             rows = self.lengths[(done - 1) * args.episodes_per_update : done * args.episodes_per_update]
-            wanted = sum(min(length, args.response_length) for length in rows)
-            if update["tokens"] != wanted and args.rollout_engine == "native":
-                raise SystemExit(f"Update {done} sampled {update['tokens']} tokens, and {wanted} were to be replayed.")
+            expected = sum(min(length, args.response_length) for length in rows)
+            if update["tokens"] != expected and args.rollout_engine == "native":
+                raise SystemExit(f"Update {done} sampled {update['tokens']} tokens instead of the {expected} given.")
 
 
 def replayed(uniforms: Callable[..., torch.Tensor], lengths: Sequence[int]) -> Callable[..., torch.Tensor]:

@@ -64,10 +64,10 @@ def kinds(clock: Profiled) -> dict[str, Any]:
     """Seconds of each kind, of the update that was recorded last."""
     if torch.cuda.is_available():
         return kernels(clock)
-    found = dict.fromkeys([*KINDS, REST], 0.0)
+    result = dict.fromkeys([*KINDS, REST], 0.0)
     for one in clock.record.key_averages():
-        found[_kind(one.key, KINDS)] += one.self_cpu_time_total / 1e6
-    return {**found, OUTSIDE: max(0.0, clock.updates[-1]["seconds"] - sum(found.values()))}
+        result[_kind(one.key, KINDS)] += one.self_cpu_time_total / 1e6
+    return {**result, OUTSIDE: max(0.0, clock.updates[-1]["seconds"] - sum(result.values()))}
 
 
 def kernels(clock: Profiled) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def kernels(clock: Profiled) -> dict[str, Any]:
     events = [one for one in results.kineto_results.events() if one.device_type() != DeviceType.CPU]
     phases = clock.updates[-1]["phases"]
     passes = max(one.start_ns() + one.duration_ns() for one in events) - 1e9 * phases["update"]
-    found: dict[str, Any] = {"phases": phases}
+    result: dict[str, Any] = {"phases": phases}
     for part, within in (("before", False), ("update", True)):
         spent: dict[str, float] = defaultdict(float)
         for one in events:
@@ -86,8 +86,8 @@ def kernels(clock: Profiled) -> dict[str, Any]:
         for name, seconds in spent.items():
             by_kind[_kind(name, KERNELS)] += seconds
         most = sorted(spent.items(), key=lambda each: each[1], reverse=True)[:25]
-        found[part] = by_kind | {"most": [[name[:200], seconds] for name, seconds in most]}
-    return found
+        result[part] = by_kind | {"most": [[name[:200], seconds] for name, seconds in most]}
+    return result
 
 
 def _kind(name: str, known: Mapping[str, str]) -> str:

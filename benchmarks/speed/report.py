@@ -217,15 +217,15 @@ def profile_table(report: Report) -> str:
     profiles = report.get("profiles", {})
     if not profiles:
         return NOTHING
-    kinds = list(dict.fromkeys(kind for found in profiles.values() for kind in found["kinds"]))
+    kinds = list(dict.fromkeys(kind for result in profiles.values() for kind in result["kinds"]))
     timed, rows = quiet(report), []
-    for key, found in profiles.items():
+    for key, result in profiles.items():
         point, side, setting = key.split(" | ")
-        if found["load"] is not None and found["load"] > QUIET:  # None: of a file that did not say
+        if result["load"] is not None and result["load"] > QUIET:  # None: of a file that did not say
             continue
-        whole = sum(found["kinds"].values())
+        whole = sum(result["kinds"].values())
         rows.append([
-            point, f"{side}, {setting}", *(f"{found['kinds'].get(kind, 0.0) / whole:.0%}" for kind in kinds),
+            point, f"{side}, {setting}", *(f"{result['kinds'].get(kind, 0.0) / whole:.0%}" for kind in kinds),
             text.number(whole, 2), _middle(timed.get((point, side, setting), {})),
         ])  # fmt: skip
     return text.table(["point", "side", *kinds, "s, recorded", "s"], rows)

@@ -35,11 +35,11 @@ class Clock:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        began = time.perf_counter()
+        start = time.perf_counter()
         try:
             yield
         finally:
-            self.seconds[name] += time.perf_counter() - began
+            self.seconds[name] += time.perf_counter() - start
 
     def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, as a phase."""
@@ -87,6 +87,6 @@ def asked(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--shared", action="store_true", help="critic and policy share a trunk")
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--set", default="{}", help="more fields of the configuration, as JSON")
-    given = parser.parse_args(arguments)
-    given.set = json.loads(given.set)
-    return given
+    options = parser.parse_args(arguments)
+    options.set = json.loads(options.set)
+    return options

@@ -357,7 +357,7 @@ def _measure_sameness(pair: Pair, permutations: Permutations) -> Reading:
 def _measure_phrases(pair: Pair, permutations: Permutations) -> Reading:
     """The largest share of completions that contain one phrase, minus five times SFT's share."""
     text_counts = [len(groups) for groups in pair.groups]
-    # A tag, a key or a list in every text is a form, as that of an answer which a program reads.
+    # A tag, a key or a list in every text is a format, such as that of answers for a program.
     policy_texts, sft_texts = (pair.unmarked_words(side) for side in (0, 1))
     phrase_rows = find_phrases(
         [*policy_texts, *sft_texts], MAX_PHRASE_WORDS, min_texts=int(2 * MIN_SHARE * min(text_counts))
@@ -455,7 +455,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         "words of the prompt", "share of the other prompts", _measure_prompt_words, threshold=0.5,
-        reason="The texts have lost half of what shows, by their words, which prompt they answer.",
+        reason="By their words, the texts point to their own prompts at most half as clearly as SFT's do.",
         sentence="By words, a completion is nearer to its prompt than to {value:.1%} of others "
         "(SFT: {sft:.1%}, chance 50%).",
     ),
@@ -493,7 +493,7 @@ FAMILIES: tuple[Family, ...] = (
 #: Measured only if both sides have `meaning_ranks`, for which somebody has to name an embedder.
 EMBEDDING_FAMILY = Family(
     "meaning of the prompt", "share of the other prompts", _measure_meaning, 0.5,
-    "The texts have lost half of what shows, by their embeddings, which prompt they answer.",
+    "By their embeddings, the texts point to their own prompts at most half as clearly as SFT's do.",
     "By embeddings, a completion is nearer to its prompt than to {value:.1%} of others "
         "(SFT: {sft:.1%}, chance 50%).",
 )  # fmt: skip

@@ -353,7 +353,7 @@ def main() -> None:
         "ending_bias": OFTEN,
         "layout": layout,
     }
-    lines = ",\n".join(f"{json.dumps(case)}: {json.dumps(found)}" for case, found in cases.items())
+    lines = ",\n".join(f"{json.dumps(case)}: {json.dumps(result)}" for case, result in cases.items())
     (into / "cases.json").write_text(f'{json.dumps(facts)[:-1]}, "cases": {{\n{lines}\n}}}}\n')
     print(f"{sum(path.stat().st_size for path in into.iterdir() if path.suffix != '.py'):,} bytes in {into}")
 
