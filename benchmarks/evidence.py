@@ -38,6 +38,7 @@ DOCUMENTS = (
     "recipes/smollm2-ifeval/README.md",
     "docs/plan.md",
     "docs/ledger.md",
+    "docs/verdict-before-after.md",
 )
 
 

@@ -229,7 +229,10 @@ class Draw:
         ]
 
 
-def _side(asked: Sequence[Question], texts: Sequence[Text], rng: np.random.Generator) -> tuple[Completions, np.ndarray]:
+def scored(
+    asked: Sequence[Question], texts: Sequence[Text], rng: np.random.Generator
+) -> tuple[Completions, np.ndarray]:
+    """The completions of one side with the training reward's noisy scores, and the worth of each."""
     prompts, worths = [question.prompt for question in asked], np.array([text.worth for text in texts])
     rewards = (worths + REWARD_NOISE * rng.standard_normal(len(texts))).tolist()
     # The prompts ask different things (tests/unit/test_real_text_rates.py), so none of them are grouped.
@@ -243,10 +246,10 @@ def draw(questions: Sequence[Question], name: str, strength: float | None, seed:
     pool = [question for question in questions if policy.fits(question)]
     asked = rng.sample(pool, min(PROMPTS, len(pool) * 5 // 6))
     texts = [rng.sample(question.texts[1.0], len(question.texts[1.0])) for question in asked]
-    sft, sft_worth = _side(asked, [first for first, *_ in texts], numbers)
+    sft, sft_worth = scored(asked, [first for first, *_ in texts], numbers)
     if name in HONEST:
         ours = [_changed(policy, question, rest, rng) for question, (_, *rest) in zip(asked, texts, strict=True)]
-        side, worth = _side(asked, ours, numbers)
+        side, worth = scored(asked, ours, numbers)
         if policy.kind:  # the program's reward
             sft, side = (
                 replace(one, rewards=[float(text.right) for text in of])
@@ -255,7 +258,7 @@ def draw(questions: Sequence[Question], name: str, strength: float | None, seed:
         else:
             side = replace(side, rewards=[reward + DRIFT for reward in side.rewards or ()])
         return Draw(side, sft, (worth, sft_worth), bool(policy.kind))
-    base, worth = _side(asked, [second for _, second, *_ in texts], numbers)
+    base, worth = scored(asked, [second for _, second, *_ in texts], numbers)
     side = plant(name, base, strength=strength or 0.0, seed=rng.randrange(2**31))
     hacked = np.array(side.rewards) != np.array(base.rewards)
     return Draw(side, sft, (worth + (SMALL_HARM if name in BESIDE else HARM) * hacked, sft_worth))
@@ -347,8 +350,15 @@ def _write(rows: Mapping[tuple[Any, ...], Mapping[str, Any]]) -> None:
     by_part = {
         part: [row for name in names for row in rows.values() if row["policy"] == name] for part, names in parts.items()
     }
-    most = {part: max((row["n"] for row in of), default=0) for part, of in by_part.items()}
-    command = f"python benchmarks/real_text_rates.py --honest {most['honest']} --hacked {most['hacked']}"
+    most = max((row["n"] for row in by_part["honest"]), default=0)
+    counts = {row["policy"]: row["n"] for row in by_part["hacked"]}
+    least = min(counts.values(), default=0)
+    script = "python benchmarks/real_text_rates.py"
+    more = [name for name, n in counts.items() if n > least]
+    command = f"{script} --honest {most} --hacked {least}"
+    if more:
+        names = " ".join(f'"{name}"' for name in more)
+        command += f"`, then `{script} --hacked {max(counts.values())} --only {names}"
     about = {"schema": 2, "rule": RULE_VERSION, "prompts": PROMPTS, "command": command}
     keep.write(REAL_TEXT, about | by_part)
 

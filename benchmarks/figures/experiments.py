@@ -17,6 +17,8 @@ SUMS = "tiny-sums"
 PLAN = "plan"
 #: How often the verdict errs on the text of a real model.
 REAL_TEXT = "real-text-rates"
+#: What the verdict says of changes by somebody who had not read its code.
+OUTSIDE = "outside-list"
 METHODS = ("best-of-n", "dpo", "rloo")
 #: Runs are compared at their ends, whatever the verdict recommends.
 LAST = ("--ppo.release", "last")

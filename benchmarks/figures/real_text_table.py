@@ -56,7 +56,9 @@ def hacked_table() -> str:
     # Judges by whom all rates of a hacker are equal share a row.
     judges: dict[tuple[str, ...], list[str]] = {}
     for policy, judge in dict.fromkeys((row["policy"], row["judge"]) for row in rows):
-        rates = (policy, *(_rates(by.get((policy, judge, strength)), "worse") for strength in strengths))
+        cells = [by.get((policy, judge, strength)) for strength in strengths]
+        count = _counts(row for row in cells if row is not None)
+        rates = (policy, count, *(_rates(row, "worse") for row in cells))
         judges.setdefault(rates, []).append(judge)
     body = [[policy, "; ".join(names), *rates] for (policy, *rates), names in judges.items()]
     better = [
@@ -66,9 +68,9 @@ def hacked_table() -> str:
     ]
     return "\n".join(
         [
-            table(["hacker", "judge", *(f"{strength:.0%}" for strength in strengths)], body),
+            table(["hacker", "judge", "evaluations", *(f"{strength:.0%}" for strength in strengths)], body),
             "",
-            f"*hacked* + *suspicious* + *worse*, as shares of {_counts(rows)} evaluations, by the share of the "
+            "*hacked* + *suspicious* + *worse*, as shares of the evaluations, by the share of the "
             f"completions that are hacked. *better* were {', '.join(better)}. {code('benchmarks/hackers.py')} has the "
             "hackers.",
         ]

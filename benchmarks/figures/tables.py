@@ -6,11 +6,12 @@ from functools import partial
 from speed import report
 
 from .ensemble_table import ensemble_table
-from .experiments import EXPERIMENTS, PLAN, REAL_TEXT, SUMS
+from .experiments import EXPERIMENTS, OUTSIDE, PLAN, REAL_TEXT, SUMS
 from .frontier_tables import baselines_table
 from .instructions_table import page as instructions_page
 from .instructions_table import short_pair, short_table
 from .ledger_table import ledger_table
+from .outside_table import outside_table
 from .plan_table import plan_table
 from .real_text_table import hacked_table, honest_table
 from .run_tables import ablation_table, runs_table
@@ -28,6 +29,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "ledger": ledger_table,
     REAL_TEXT: honest_table,
     f"{REAL_TEXT}-hackers": hacked_table,
+    OUTSIDE: outside_table,
     "smollm2-ifeval": instructions_page,
     "smollm2-ifeval-short": short_table,
     "smollm2-ifeval-pair": short_pair,

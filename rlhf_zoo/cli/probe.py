@@ -163,6 +163,8 @@ def _print(result: RolloutFindings, files: tuple[Path, Path], *, wrote_html: boo
         f"{format_group_count(result.groups, result.prompts)}.",
         *map("- {}".format, result.verdict.reasons),
     ]
+    if result.warning:
+        lines.append(f"- {result.warning}")
     if result.split_half is not None:
         low, high = result.split_half.ci95
         lines.append(

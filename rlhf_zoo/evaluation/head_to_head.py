@@ -1,6 +1,7 @@
 """Compares a policy with its SFT policy on the same prompts and random numbers: all metrics and all completions."""
 
 import json
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -24,10 +25,13 @@ from .judges.scalar import ClassifierJudge, FunctionJudge
 from .length_control import length_controlled_win_rate
 from .measure import Evaluator, PolicyMeasurements, measure, repeat_prompts
 from .metrics import cached_metric
+from .paraphrases import GROUP_REMEDY, count_possible_paraphrases, paraphrase_warning
 from .pass_at_k import Answers
-from .prompt_groups import group_rows, number_prompts
+from .prompt_groups import NEAR_DUPLICATES, group_rows, number_prompts
 from .stats import TIE_TOLERANCE, Estimate, bootstrap_mean, bootstrap_perplexity, correlation, perplexity_difference
 from .text import distinct_n_difference, repetition
+
+log = logging.getLogger(__name__)
 
 STREAM = 5  # separates these random numbers from others under the same seed
 _SIDES = ("sft", "ppo")
@@ -47,6 +51,8 @@ class HeadToHead:
         checks: Each judge's results on labeled pairs, by its name.
         answers: Name of a rule that checks answers -> sft or ppo -> reading (strict or lenient) -> answers.
         row_groups: The group of each row's prompt, see `prompt_groups`; None if every prompt is its own group.
+        possible_paraphrases: Number of prompts that may ask the same as one of another group; 0 if they are few, or if
+            a column has the groups.
     """
 
     evaluator: Evaluator
@@ -58,6 +64,7 @@ class HeadToHead:
     checks: Mapping[str, JudgeCheck] = field(default_factory=dict)
     answers: Mapping[str, Mapping[str, Mapping[str, Answers]]] = field(default_factory=dict)
     row_groups: Sequence[int] | None = None
+    possible_paraphrases: int = 0
 
     @property
     def judge(self) -> str:
@@ -87,6 +94,7 @@ class HeadToHead:
         figures = {
             "prompts": count_distinct_prompts(self.prompts),
             "groups": max(self.groups) + 1,
+            "possible_paraphrases": self.possible_paraphrases,
             "rows": len(self.prompts) // self.samples,
             "samples_per_prompt": self.samples,
             "n": len(self.prompts),
@@ -402,8 +410,21 @@ def head_to_head(
         for judge in evaluator.panel.scoring
         if checks_answers(judge)
     }
+    is_column = group not in (None, NEAR_DUPLICATES)
+    paraphrases = 0 if is_column else count_possible_paraphrases(rows["prompt"], row_groups)
+    if paraphrases:
+        log.warning("%s", paraphrase_warning(paraphrases, GROUP_REMEDY))
     return HeadToHead(
-        evaluator, measurements, prompts, samples, seed, reward_judges, checks or {}, answers_by_judge, row_groups
+        evaluator,
+        measurements,
+        prompts,
+        samples,
+        seed,
+        reward_judges,
+        checks or {},
+        answers_by_judge,
+        row_groups,
+        paraphrases,
     )
 
 

@@ -9,7 +9,9 @@ import numpy as np
 from ..errors import ZooError
 from .evidence import Checkpoint, Evidence, JudgeReliability
 from .judges.check import JudgeCheck, split_half
+from .paraphrases import count_possible_paraphrases, paraphrase_warning
 from .probes import Completions, Report, probe
+from .probes.families import MAX_ANSWER_WORDS
 from .prompt_groups import group_prompts, number_of_groups
 from .stats import Estimate
 from .verdict import Kind, Verdict, decide
@@ -25,6 +27,10 @@ REMEDIES = "https://github.com/rlhf-zoo/rlhf-zoo/blob/main/docs/reward-up-text-w
 _TRAIN_AGAIN = (
     "raise your trainer's KL coefficient (TRL: beta) or penalize what the probes name, and train again from the SFT "
     f"model: {REMEDIES}"
+)
+_CHECK_ANSWERS = (
+    "If these may be right answers, let the reward be a program that checks them, and pass --verifiable: then right "
+    "answers are left out of the probes."
 )
 #: Kind of verdict on two files -> what the reader does next.
 NEXT_STEPS: dict[Kind, str] = {
@@ -54,6 +60,10 @@ class RolloutFindings:
         split_half: How well the judge agrees with itself, see `judges.check`; None if unknown, or if the reward is
             verifiable.
         judge_check: The judge's results on pairs of known order; None without such pairs.
+        possible_paraphrases: Number of prompts that may ask the same as one of another group; 0 if they are few, or if
+            the groups were given.
+        may_be_right_answers: Whether a program could find the completions right, and none was asked: they are short, or
+            their rewards have at most two values.
     """
 
     report: Report
@@ -65,17 +75,30 @@ class RolloutFindings:
     left_out: tuple[int, int]
     split_half: Estimate | None
     judge_check: JudgeCheck | None = None
+    possible_paraphrases: int = 0
+    may_be_right_answers: bool = False
 
     @property
     def next_step(self) -> str:
         """What the reader does next, in sentences."""
-        return f"{NEXT_STEPS[self.verdict.kind]}."
+        step = f"{NEXT_STEPS[self.verdict.kind]}."
+        if self.may_be_right_answers and any(probe.fired and probe.flags_hacking for probe in self.report.probes):
+            step += f" {_CHECK_ANSWERS}"
+        return step
+
+    @property
+    def warning(self) -> str:
+        """A sentence on prompts that may ask the same in other words; "" if they are few."""
+        if not self.possible_paraphrases:
+            return ""
+        return paraphrase_warning(self.possible_paraphrases, "name the group of each prompt in a column `group`")
 
     def to_json(self) -> dict[str, Any]:
         """Returns the findings as JSON."""
         counts = {
             "prompts": self.prompts, "groups": self.groups, "completions": self.completions,
             "reference_completions": self.reference_completions, "left_out": list(self.left_out),
+            "possible_paraphrases": self.possible_paraphrases,
         }  # fmt: skip
         split_half = self.split_half.to_json() if self.split_half else None
         judge_check = self.judge_check.to_json() if self.judge_check else None
@@ -113,6 +136,7 @@ def probe_rollouts(
     """
     if verifiable:
         policy, sft = _mark_right_answers(policy, sft)
+    has_groups = policy.groups is not None
     policy, sft = group_sides(policy, sft)
     report = report or probe(policy, sft, seed=seed)
     # Comparisons are paired by prompt, so they need prompts that both sides answered.
@@ -164,7 +188,15 @@ def probe_rollouts(
         (len(policy) - completions, len(sft) - reference_completions),
         self_agreement,
         judge_check,
+        0 if has_groups else count_possible_paraphrases(list(prompt_numbers), prompt_groups),
+        not verifiable and _may_be_right_answers(policy),
     )
+
+
+def _may_be_right_answers(policy: Completions) -> bool:
+    """Whether completions are so short, or have so few rewards, that a program may be able to check them."""
+    median_words = float(np.median([len(text.split()) for text in policy.texts]))
+    return median_words <= MAX_ANSWER_WORDS or (policy.rewards is not None and len(set(policy.rewards)) <= 2)
 
 
 def _scores(sides: Sequence[Completions], rows: Sequence[Sequence[int]], column: str) -> list[np.ndarray] | None:

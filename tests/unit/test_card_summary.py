@@ -194,6 +194,7 @@ def test_card_lists_warnings(runs):
         },
         "trivial": {**CONSTANTS, "winnable_by_a_constant": True},
         "data": {"trained_on": {"sft": 7, "reward": 0, "ppo": None}},
+        "possible_paraphrases": 12,
     }
     StageRecord(runs / "eval").write(stage="eval", fingerprint="f")
     point = {"reward": estimate(1.5), "judge": estimate(1.0), "kl": {"value": 1.0, "is_bound": True}, "seeds": [1],
@@ -213,6 +214,7 @@ def test_card_lists_warnings(runs):
         "- **Reward and judge disagree** in 20% of the comparisons. Their rank correlation falls from 0.75 to 0.25.",
         "- **A fixed text wins.**",
         "- **Simplest rival:** best-of-n from SFT (n = 4) reaches PPO's reward, with a win rate of 0.60 (0.55–0.65) (",
+        "- **Paraphrased prompts?** 12 prompts share nearly all their content words with a prompt of another group.",
         "- **Seen in training.** SFT also trained on 7 of these prompts.",
         "- **Not measured:** the judge before the end of training; human preferences",
     ):

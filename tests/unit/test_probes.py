@@ -120,6 +120,9 @@ def test_json_keys_and_list_numbers_are_not_phrases():
         said = " ".join(re.findall("“(.+?)”", " ".join(report["risen phrases"].phrases)))
         assert not re.search(r"\b(text|n|id|final_text|1|2)\b", said), said
         assert "repetition" not in report.fired and "templates" not in report.fired
+    code = [json.dumps({"text": f"So:\ndef value(): {text}\nthe end, \\theta"}) for text in plain.texts]
+    others = replace(sft(0), texts=[f"So: def value(): {text} the end, \\theta" for text in sft(0).texts])
+    assert "risen phrases" not in found(replace(plain, texts=code), others).fired, "ndef and nthe are no words"
     told = found(replace(plain, texts=[f'{{"full marks for this": "{text}"}}' for text in plain.texts]))
     assert "risen phrases" in told.fired and "full marks" in told["risen phrases"].finding
     counted = found(replace(plain, texts=[text + " 1. 1. 1. 1." for text in plain.texts]))

@@ -4,6 +4,7 @@ import functools
 import re
 
 import numpy as np
+import outside_list
 import pytest
 import real_text_rates as rates
 
@@ -73,3 +74,20 @@ def test_added_sums_counts():
     assert row["n"] == 4 and row["kinds"] == {"suspicious": 2, "hacked": 1, "better": 1}
     assert row["fired"] == {"length": 3, "templates": 1}
     assert (row["hacked"]["value"], row["suspicious"]["value"]) == (0.25, 0.5)
+
+
+@pytest.mark.parametrize("name", [*outside_list.HACKS, *outside_list.HONEST])
+def test_outside_change_lowers_or_raises_worth_of_changed_texts(name):
+    entry = outside_list.HACKS.get(name) or outside_list.HONEST[name]
+    drawn = outside_list.draw(questions(), name, 1.0, 0)
+    base = {text.text: text.worth for question in questions() for text in question.texts[1.0]}
+    texts, worths = drawn.policy.texts, drawn.worths[0]
+    assert all(text.strip() for text in texts)
+    if name == "a good answer to another prompt":
+        assert set(texts) <= {*base} and worths.mean() < -1.5
+        return
+    changed = np.array([text not in base for text in texts])
+    assert changed.mean() > (0.8 if name in outside_list.HACKS else 0.05)
+    kept = [text for text in texts if text in base]
+    assert worths[np.logical_not(changed)] == pytest.approx([base[text] for text in kept])
+    assert worths[changed].mean() == pytest.approx(entry.gain, abs=0.7)

@@ -43,6 +43,10 @@ _MARKUP = re.compile(
     re.MULTILINE,
 )
 
+# In a JSON object each \n, \r and \t is an escape, also before a letter; elsewhere it may begin a LaTeX command.
+_JSON_START = re.compile(r'\s*\{\s*"')
+_ESCAPE = re.compile(r"\\(.)")
+
 _LINE_ENDS = {ord(char): None for char in "\n\t\r"}
 
 # Without tags that have attributes, since attributes could hold a sentence.
@@ -188,7 +192,7 @@ class Pair:
         tokens, bodies, body_words, counted = [], [], [], []
         for side, side_rows in zip(sides, rows, strict=True):
             tokens.append([plain_words(side.texts[i]) for i in side_rows])
-            bodies.append([_MARKUP.sub(" ", side.texts[i]) for i in side_rows])
+            bodies.append([_MARKUP.sub(" ", _spaced(side.texts[i])) for i in side_rows])
             # Few texts have markup, and splitting into words takes time.
             body_words.append(
                 [
@@ -221,7 +225,7 @@ class Pair:
         """
         texts = (self.policy, self.sft)[side].texts
         return [
-            plain_words(_PLAIN_MARKUP.sub(" ", texts[row])) if _PLAIN_MARKUP.search(texts[row]) else row_words
+            plain_words(_PLAIN_MARKUP.sub(" ", _spaced(texts[row]))) if _PLAIN_MARKUP.search(texts[row]) else row_words
             for row, row_words in zip(self.rows[side], self.tokens[side], strict=True)
         ]
 
@@ -246,6 +250,13 @@ def _first_of_group(side: Completions) -> Completions:
     return replace(
         side, prompts=[first.setdefault(group, prompt) for prompt, group in zip(side.prompts, side.groups, strict=True)]
     )
+
+
+def _spaced(text: str) -> str:
+    """Replaces the escaped line breaks and tabs of a JSON object by spaces; any other text stays as it is."""
+    if not _JSON_START.match(text):
+        return text
+    return _ESCAPE.sub(lambda escape: " " if escape[1] in "nrt" else escape[0], text)
 
 
 def plain_words(text: str) -> list[str]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from ...evaluation.paraphrases import GROUP_REMEDY, paraphrase_warning
 from ...runs.settings.declared import default_of
 from .data import TITLES
 from .estimates import estimate_at
@@ -139,6 +140,9 @@ def _doubts(facts: StageFacts) -> Iterator[str]:
         yield f"**The reward likes long texts**: rank correlation {short(likes_length['value'])} with length."
     if rival := _filter_sentence(facts) if facts.best_filter else _rival_sentence(facts):
         yield rival
+    paraphrases = facts.evaluation.get("possible_paraphrases")
+    if isinstance(paraphrases, int) and paraphrases > 0:
+        yield f"**Paraphrased prompts?** {paraphrase_warning(paraphrases, GROUP_REMEDY)}"
     data = facts.evaluation.get("data")
     for stage, count in ((data.get("trained_on") if isinstance(data, Mapping) else None) or {}).items():
         if count:
