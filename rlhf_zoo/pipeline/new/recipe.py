@@ -1,5 +1,6 @@
 """Writes a recipe for a user's model and data, with values chosen from their files."""
 
+import functools
 import importlib.util
 import os
 import shlex
@@ -8,7 +9,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import ZooError
 from ...evaluation.judges.named import check_judges_available, check_outputs
@@ -32,6 +33,9 @@ from .data import MAX_COUNTED, InspectedData, StageData, inspect_data, stage_dat
 from .model import ModelFacts, inspect_model, reward_labels
 from .request import RecipeRequest, check_folder
 from .sizes import MAX_EPISODES, Decisions, add_episodes, batches, choose_sizes
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 TEMPLATES = Path(__file__).parent / "templates"
 #: Maximum share of a GPU's memory for the KV cache.
@@ -399,6 +403,13 @@ def _choose_judge(request: RecipeRequest, readings: Mapping[str, StageData], dec
 
 
 def _render(name: str, variables: Mapping[str, Any]) -> str:
+    defaults = {key: entry.default for key, entry in declared_keys(name).items()} if name in STAGES else {}
+    return str(_environment().get_template(f"{name}.yaml.jinja").render({**variables, "defaults": defaults}))
+
+
+@functools.cache
+def _environment() -> "Environment":
+    """Returns Jinja's environment, which compiles each template once for all variants of the recipe."""
     import yaml
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -414,5 +425,4 @@ def _render(name: str, variables: Mapping[str, Any]) -> str:
         keep_trailing_newline=True, autoescape=False,
     )  # fmt: skip
     environment.filters["yaml"] = as_yaml
-    defaults = {key: entry.default for key, entry in declared_keys(name).items()} if name in STAGES else {}
-    return environment.get_template(f"{name}.yaml.jinja").render({**variables, "defaults": defaults})
+    return environment

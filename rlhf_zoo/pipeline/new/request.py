@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from ...errors import ZooError
@@ -41,9 +42,9 @@ class RecipeRequest:
     gib: float | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def functions(self) -> list[str]:
-        """The reward functions among the rewards."""
+        """The reward functions among the rewards. To find them, the entry points of all packages are read."""
         functions = registered(REWARDS)
         return [name for name in self.rewards if name.partition("(")[0] in functions or ":" in name]
 
