@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +53,12 @@ def hub_for_reading(is_needed: bool, source: str | None) -> Iterator[Hub]:
 @click.option(
     "--prompt_length", "--prompt-length", type=click.IntRange(min=1), help="Number of tokens of the longest prompt."
 )
+@click.option(
+    "--rows",
+    multiple=True,
+    metavar="STAGE=NUMBER",
+    help="Number of rows that sft or reward trains on, for its steps and the whole time; may be repeated.",
+)
 @click.option("--detail", is_flag=True, help="Also show the memory of each phase and of each model.")
 @ONLY_SOURCE_HUB
 @json_option()
@@ -64,6 +70,7 @@ def plan(
     lora: bool,
     load_in_4bit: bool,
     prompt_length: int | None,
+    rows: tuple[str, ...],
     detail: bool,
     source_hub: str | None,
     as_json: bool,
@@ -87,6 +94,7 @@ def plan(
     from ..runs.settings.key_classes import effective_keys
 
     loaded_recipe = load_recipe(recipe)
+    given_rows = _parse_rows(rows, [stage for stage in loaded_recipe.stages if stage != "ppo"])
     for stage in loaded_recipe.stages:
         if lora or load_in_4bit:
             flags[stage] = {**LORA, **flags[stage]}
@@ -105,10 +113,27 @@ def plan(
             flags[stage] = {**keys, **flags[stage]}
     result = _cached_plan(loaded_recipe, device, flags, prompt_length, source_hub)
     result = replace(result, assumptions=[*result.assumptions, *assumptions])
+    from ..pipeline.plan.rows import with_steps
+
+    result = with_steps(result, loaded_recipe, flags, given_rows)
     if as_json:
         print_json(result.to_json())
         return
     print_plan(result, detail=detail)
+
+
+def _parse_rows(texts: Sequence[str], stages: Sequence[str]) -> dict[str, int]:
+    """Parses the values of --rows."""
+    rows = {}
+    for text in texts:
+        stage, _, number = text.partition("=")
+        if stage not in stages or not number.isdecimal() or int(number) < 1:
+            example = f"{stages[0]}=10000" if stages else "sft=10000"
+            raise ZooError(
+                f"--rows is {text!r}: name one of {', '.join(stages) or 'sft, reward'}, as in --rows {example}."
+            )
+        rows[stage] = int(number)
+    return rows
 
 
 def _cached_plan(

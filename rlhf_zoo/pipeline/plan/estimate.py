@@ -108,7 +108,8 @@ def _plan_supervised(
         update_head=2 * tokens * counts.width * counts.vocabulary * 3 if head_bytes else 0,
         trained=counts.trained,
     )
-    batch = {"rows": rows, "tokens": length, "micro_batches": steps, **known_updates(keys)}
+    batch: dict[str, float] = {"rows": rows, "tokens": length, "micro_batches": steps}
+    batch |= known_updates(keys) or {"epochs": keys.num_train_epochs}
     phases = {"step": with_process(device, peak, shards), **saving_phase(device, shards, [resident])}
     return StagePlan(stage, {"model": resident}, phases, batch, work, half)
 

@@ -23,7 +23,7 @@ from .shapes import Shape, find_shape, new_shape
 DEFAULT_PROMPT_LENGTH = 512
 _SHARED_KEYS = (
     "per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "bf16", "optim",
-    "learning_rate", "max_steps", "fsdp2",
+    "learning_rate", "max_steps", "num_train_epochs", "fsdp2",
 )  # fmt: skip
 _STAGE_KEYS = {
     "sft": ("max_length",),

@@ -178,7 +178,9 @@ class Plan:
         time = _hours(sum(seconds_by_stage.values()))
         if not left_out:
             return f"All stages: about {time}, without the evaluation."
-        unknown = f"{' and '.join(left_out)}, whose steps depend on the rows of the data"
+        rows = " ".join(f"--rows {stage}=NUMBER" for stage in left_out if stage != "ppo")
+        hint = f" (add {rows})" if rows else ""
+        unknown = f"{' and '.join(left_out)}, whose steps depend on the rows of the data{hint}"
         return f"{' and '.join(seconds_by_stage)}: about {time}, without {unknown}, and without the evaluation."
 
     @classmethod
@@ -244,7 +246,9 @@ def seconds(value: float) -> str:
 
 
 def _hours(duration: float) -> str:
-    """Formats seconds as minutes or hours."""
+    """Formats seconds as minutes or hours, and less than a tenth of a minute as seconds."""
+    if duration < 6:
+        return f"{max(duration, 1):.0f} s"
     hours = duration / 3600
     return f"{hours:,.1f} h" if hours >= 1 else f"{60 * hours:.1f} min"
 

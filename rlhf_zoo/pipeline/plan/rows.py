@@ -1,0 +1,100 @@
+"""Finds how many rows SFT and the reward model train on, without a download, and how many steps that makes.
+
+Imports neither torch nor datasets, because a cached plan appears at once.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ...runs.recipe import Recipe
+from ...runs.settings.declared import declared_keys
+from ...runs.settings.key_classes import effective_keys
+from .result import Plan, StagePlan
+
+#: Keys with which the number of rows in zoo.yaml no longer holds.
+_DATA_KEYS = (
+    "dataset_name", "dataset_revision", "dataset_config", "dataset_train_split", "corpus", "corpus_args", "columns",
+    "held_out_share", "judge_share", "max_prompt_length", "max_length", "packing", "simulated_pairs",
+)  # fmt: skip
+
+
+def with_steps(
+    plan: Plan, recipe: Recipe, flags: Mapping[str, Mapping[str, Any]], given_rows: Mapping[str, int]
+) -> Plan:
+    """Adds the number of steps to stages whose rows are known, and what they are known from to the assumptions.
+
+    Args:
+        plan: The plan.
+        recipe: The recipe.
+        flags: Stage -> key -> value, as for `make_plan`.
+        given_rows: Stage -> rows that it trains on, as the user gives them.
+
+    Returns:
+        The plan. Stages whose number of steps is set by their keys stay as they are.
+    """
+    stages, assumptions = [], list(plan.assumptions)
+    for stage in plan.stages:
+        epochs = stage.batch.get("epochs")
+        rows = None if epochs is None else _find_rows(recipe, flags, stage.stage, given_rows)
+        if rows is None:
+            stages.append(stage)
+            continue
+        count, source = rows
+        batch = {**stage.batch, "updates": training_steps(stage, count, processes=plan.device.count)}
+        stages.append(replace(stage, batch=batch))
+        assumptions.append(f"{stage.stage} trains on {count:,} rows, {source}")
+    return replace(plan, stages=stages, assumptions=assumptions)
+
+
+def training_steps(stage: StagePlan, rows: int, *, processes: int) -> int:
+    """Returns the number of optimizer steps of SFT or the reward model, by the arithmetic of transformers' Trainer.
+
+    Args:
+        stage: The stage's plan.
+        rows: The rows that it trains on.
+        processes: Number of processes that share a batch.
+    """
+    batch = stage.batch
+    texts_per_row = 2 if stage.stage == "reward" else 1  # a pair has two texts
+    batches = math.ceil(rows / (batch["rows"] // texts_per_row * processes))
+    return math.ceil(batch["epochs"] * max(math.ceil(batches / batch["micro_batches"]), 1))
+
+
+def _find_rows(
+    recipe: Recipe, flags: Mapping[str, Mapping[str, Any]], stage: str, given_rows: Mapping[str, int]
+) -> tuple[int, str] | None:
+    """Returns how many rows a stage trains on, and from where that is known; None if it is unknown."""
+    if stage in given_rows:
+        return given_rows[stage], "as --rows says"
+    shared = {**recipe.shared, **flags.get("recipe", {})}
+    keys = {**effective_keys(recipe, stage, recipe.stages[stage]), **flags.get(stage, {})}
+    if keys.get("packing"):
+        return None  # several texts share a row
+    if isinstance(pairs := keys.get("simulated_pairs"), int):
+        return pairs, "the key simulated_pairs"
+    flagged = {*flags.get("recipe", {}), *flags.get(stage, {})}
+    documented = (recipe.zoo.get("training_rows") or {}).get(stage)
+    if isinstance(documented, int) and not flagged.intersection(_DATA_KEYS):
+        return documented, "by zoo.yaml of the recipe"
+    name = keys.get("dataset_name") or shared.get("dataset_name")
+    if shared.get("corpus") or not isinstance(name, str):
+        return None
+    declared = declared_keys(stage)
+    config, split = (keys.get(key, declared[key].default) for key in ("dataset_config", "dataset_train_split"))
+    file = _find_file(Path(name), config, split)
+    if file is None:
+        return None
+    with file.open("rb") as lines:
+        count = sum(1 for line in lines if line.strip())
+    return (count, f"all of {file.name}: fewer with held-out prompts") if count else None
+
+
+def _find_file(path: Path, config: str | None, split: str) -> Path | None:
+    """Returns the file of JSON lines that is a split of a data set on this machine; None if there is none."""
+    if path.is_file():
+        return path if path.suffix == ".jsonl" and config is None and split == "train" else None
+    candidates = [path / f"{split}.jsonl", *([path / config / f"{split}.jsonl"] if config else [])]
+    return next((file for file in reversed(candidates) if file.is_file()), None)
