@@ -109,13 +109,14 @@ def ablate(
     Each run is published as RECIPE-kl-coef-VALUE-ppo. `rlhf-zoo compare` on one of them has a slider over all of them.
     All runs share the recipe's SFT policy and reward model; finished models are not trained again. Other keys are flags
     as for `rlhf-zoo run`. With --seeds, figures are means over PPO's seeds, with their range. Runs are compared at
-    their last step, or with --ppo.release recommended at the steps that their verdicts recommend.
+    their last step, or with --ppo.release recommended at the steps that their verdicts recommend. If the run itself is
+    finished with the same other settings, it is the last row, at its own step.
 
     \b
     Example:
       rlhf-zoo ablate tiny-world --kl_coef 0,0.02,0.1,0.5
     """
-    from ..pipeline.experiments.runner import recipe_seed, run_variants, variants, with_keys
+    from ..pipeline.experiments.runner import read_own_outcome, recipe_seed, run_variants, variants, with_keys
     from ..pipeline.experiments.sweep import ABLATION, write_overview
 
     flags = run_flags(ctx, recipe)
@@ -148,7 +149,8 @@ def ablate(
             click.echo(path.read_text(encoding="utf-8").rstrip())
             return
         console = Console()
-        _show_figures(console, "Held-out prompts, by β; KL in nats per completion", outcomes)
+        own = read_own_outcome(run, cells[0])
+        _show_figures(console, "Held-out prompts, by β; KL in nats per completion", outcomes, own)
         _show_samples(console, outcomes)
         click.echo(f"The figures are in {path}, the curves in {path.with_suffix('.png')}.")
         if contexts[-1].publish:
@@ -244,8 +246,15 @@ def _check_ppo(recipe: Recipe, verb: str) -> None:
         raise ZooError(f"The recipe {recipe.name} has no stage ppo, so there is nothing to {verb}: give it a ppo.yaml.")
 
 
-def _show_figures(console: Console, title: str, outcomes: Sequence[Outcome]) -> None:
-    """Prints a table of figures and verdicts, one row per setting, and then the probes that fire."""
+def _show_figures(console: Console, title: str, outcomes: Sequence[Outcome], own: Outcome | None = None) -> None:
+    """Prints a table of figures and verdicts, one row per setting, and then the probes that fire.
+
+    Args:
+        console: Where to print.
+        title: Title of the table.
+        outcomes: The variants.
+        own: The run itself, for the last row.
+    """
     from rich.table import Table
 
     from ..pipeline.experiments.runner import group_by_setting
@@ -253,7 +262,11 @@ def _show_figures(console: Console, title: str, outcomes: Sequence[Outcome]) -> 
     table = Table(title=title)
     for heading in ("", *COLUMNS.values(), "win rate", "verdict"):
         table.add_column(heading, justify="left" if heading in ("", "verdict") else "right")
-    for setting, figures, group in group_by_setting(outcomes):
+    groups = group_by_setting(outcomes)
+    if own is not None:
+        [(setting, figures, group)] = group_by_setting([own])
+        groups.append((f"{setting} *", figures, group))
+    for setting, figures, group in groups:
         cells = [_over_seeds(figures[name]) for name in COLUMNS]
         has_one_run = len(group) == 1
         win_rate = interval(group[0].win_rate, digits=3) if has_one_run else _over_seeds(figures["win_rate"], digits=3)
@@ -263,6 +276,10 @@ def _show_figures(console: Console, title: str, outcomes: Sequence[Outcome]) -> 
             verdicts = [f"{count} {name}" for name, count in counts.items()]
         table.add_row(setting, *cells, win_rate, ", ".join(verdicts))
     console.print(table)
+    if own is not None:
+        steps = sorted({outcome.step for outcome in outcomes if outcome.step is not None})
+        at_step = f", at step {own.step}; the others are at step {' or '.join(map(str, steps))}" if steps else ""
+        console.print(f"* The run itself{at_step}.", highlight=False)
     for outcome in outcomes:
         if outcome.fired:
             console.print(f"{outcome.variant.label}: probes fire for {', '.join(outcome.fired)}.", highlight=False)

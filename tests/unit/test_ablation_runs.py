@@ -1,7 +1,9 @@
 """Ablations: the variants that a list of values defines, their directories, and how outcomes are read."""
 
 import contextlib
+import io
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +13,10 @@ from rich.console import Console
 from toy_run import make_context, make_recipe
 
 from rlhf_zoo.app.engine import TimelineRun
-from rlhf_zoo.cli.sweep import read_values
+from rlhf_zoo.cli.sweep import _show_figures, read_values
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.stats import Spread
-from rlhf_zoo.fileio import write_json
+from rlhf_zoo.fileio import read_json, write_json
 from rlhf_zoo.pipeline import run_recipe as pipeline
 from rlhf_zoo.pipeline.experiments.runner import (
     SAMPLES,
@@ -22,6 +24,7 @@ from rlhf_zoo.pipeline.experiments.runner import (
     group_by_setting,
     open_part,
     read_outcome,
+    read_own_outcome,
     run_variants,
     variant_of,
     variants,
@@ -132,6 +135,39 @@ def test_overview_aggregates_over_seeds(tmp_path: Path) -> None:
     assert first.startswith(b"\x89PNG")
     write_overview(tmp_path, "x", outcomes)
     assert plot.read_bytes() == first, "equal runs give equal pictures"
+
+
+def test_own_run_stands_beside_its_variants(tmp_path: Path) -> None:
+    """It is the last row, at its own step and with the verdict on that step, unless it differs in other settings."""
+    variant = write_finished_run(tmp_path, 0.0, 2.0, verdict="hacked")
+    assert read_own_outcome(tmp_path, variant) is None, "the run has no PPO"
+    for part in ("ppo", "eval"):
+        shutil.copytree(variant.directory(tmp_path) / part, tmp_path / part)
+    loose, own = StageRecord(variant.directory(tmp_path) / "ppo"), StageRecord(tmp_path / "ppo")
+    settings = {"kl_coef": 0.0, "reference": True, "release": "last", "lam": 0.9}
+    loose.write(status="finished", resolved=settings, chosen={"step": 40})
+    own.write(status="running", resolved={"kl_coef": 0.1, "lam": 0.9}, chosen={"step": 10})
+    assert read_own_outcome(tmp_path, variant) is None, "the run is not finished"
+    own.write(status="finished")
+    evaluation = read_json(tmp_path / "eval" / "evaluation.json")
+    evaluation["over_training"]["at_recommended"] = {"step": 10, "verdict": "healthy", "fired": ["style"]}
+    write_json(tmp_path / "eval" / "evaluation.json", evaluation)
+    outcome = read_own_outcome(tmp_path, variant)
+    assert outcome is not None and outcome.variant.label == "β = 0.1"
+    assert (outcome.step, outcome.verdict, outcome.fired) == (10, "healthy", ["style"])
+    console = Console(width=120, record=True, quiet=False, file=io.StringIO())
+    _show_figures(console, "By β", [read_outcome(variant, tmp_path)], outcome)
+    said = console.export_text()
+    assert said.index("β = 0 ") < said.index("β = 0.1 *")
+    assert (
+        "* The run itself, at step 10; the others are at step 40.\n" in said
+        and "β = 0: probes fire for length, stuffing." in said
+    )
+    own.write(resolved={"kl_coef": 0.1, "lam": 0.5})
+    assert read_own_outcome(tmp_path, variant) is None, "it differs in more than β"
+    own.write(resolved={"kl_coef": 0.1, "lam": 0.9})
+    write_json(tmp_path / "eval" / "evaluation.json", {**evaluation, "prompts": 7})
+    assert read_own_outcome(tmp_path, variant) is None, "it is evaluated on other prompts"
 
 
 def test_run_variants_runs_them_in_sequence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from ...fileio import now, read_json, write_json
 from ...runs.context import Publisher, RunContext, environment_info
 from ...runs.recipe import Recipe
 from ...runs.record import StageRecord, fingerprint
+from ...runs.settings.declared import default_of
 from ...runs.settings.parse import stage_settings
 from .. import run_recipe
 from ..stages.interrupt import Stopped
@@ -36,6 +37,11 @@ VARIANT_FILE = "ablation.json"
 #: Number of held-out prompts whose completions the tables show.
 SAMPLES = 4
 _OUTCOME_FIGURES = ("reward", "judge", "kl", "length", "eos_rate", "distinct_2", "repetition")
+
+#: Keys in which a run may differ from the variants of an ablation and still stand in their table.
+_VARIED = ("kl_coef", "reference", "release")
+#: Entries of evaluation.json that say what was evaluated.
+_EVALUATED_ON = ("split", "prompts", "rows", "samples_per_prompt", "temperature", "max_new_tokens")
 
 Flags = Mapping[str, Mapping[str, Any]]
 
@@ -273,8 +279,9 @@ class Outcome:
         win_rate: Win rate of PPO over SFT, as {value, ci95, n}.
         rows: The rows of metrics.jsonl.
         samples: (prompt, completion, reward, judge) of the first held-out prompts.
-        verdict: The verdict over the checkpoints; None without a verdict.
-        fired: Families of the probes that fired at the end of training.
+        verdict: The verdict on the evaluated checkpoint; None without a verdict.
+        fired: Families of the probes that fired at this checkpoint.
+        step: Step of the evaluated checkpoint; None if the run does not record it.
     """
 
     variant: Variant
@@ -285,6 +292,7 @@ class Outcome:
     samples: Sequence[tuple[str, str, float, float]]
     verdict: str | None = None
     fired: Sequence[str] = ()
+    step: int | None = None
 
 
 def read_outcome(variant: Variant, run: Path) -> Outcome:
@@ -296,22 +304,58 @@ def read_outcome(variant: Variant, run: Path) -> Outcome:
     """
     directory = variant.directory(run)
     record = StageRecord(directory / "ppo")
+    document = record.read()
     evaluation = read_json(directory / "eval" / "evaluation.json")
-    probes = ((evaluation.get("over_training") or {}).get("probes") or {}).get("probes", [])
+    trajectory = evaluation.get("over_training") or {}
+    probes = (trajectory.get("probes") or {}).get("probes", [])
+    verdict, fired = evaluation.get("verdict"), [probe["family"] for probe in probes if probe["fired"]]
+    step = (document.get("chosen") or {}).get("step")
+    if step is not None and (trajectory.get("at_recommended") or {}).get("step") == step:
+        verdict, fired = (trajectory["at_recommended"][key] for key in ("verdict", "fired"))
     lines = read_lines(directory / "eval" / "samples.jsonl")
     samples = [line for line in lines if line["sample"] == 0][:SAMPLES]
     return Outcome(
         variant,
-        repo=(record.read().get("repo") or {}).get("id"),
+        repo=(document.get("repo") or {}).get("id"),
         figures={name: evaluation["ppo"][name] for name in _OUTCOME_FIGURES},
         win_rate=evaluation["win_rate"],
         rows=record.metrics(),
         samples=[
             (line["prompt"], *(line["ppo"][key] for key in ("completion", "reward", "judge"))) for line in samples
         ],
-        verdict=evaluation.get("verdict"),
-        fired=list(dict.fromkeys(probe["family"] for probe in probes if probe["fired"])),
+        verdict=verdict,
+        fired=list(dict.fromkeys(fired)),
+        step=step,
     )
+
+
+def read_own_outcome(run: Path, compared: Variant) -> Outcome | None:
+    """Reads the outcome of the run itself, to stand beside its variants.
+
+    Args:
+        run: The run directory.
+        compared: A finished variant that differs from the run in `kl_coef` alone, if the command has no other flags.
+
+    Returns:
+        The outcome, whose variant has the run's `kl_coef`. None if the run is not finished or not evaluated, or differs
+        from the variant in other settings or in the prompts of the evaluation.
+    """
+    directories = (run, compared.directory(run))
+    documents = [StageRecord(directory / "ppo").read() for directory in directories]
+    paths = [directory / "eval" / "evaluation.json" for directory in directories]
+    if documents[0].get("status") != "finished" or not paths[0].is_file():
+        return None
+    settings = [
+        {key: value for key, value in document["resolved"].items() if key not in _VARIED} for document in documents
+    ]
+    evaluations = [
+        [(evaluation.get("judge") or {}).get("name"), *(evaluation.get(key) for key in _EVALUATED_ON)]
+        for evaluation in map(read_json, paths)
+    ]
+    if settings[0] != settings[1] or evaluations[0] != evaluations[1]:
+        return None
+    beta = documents[0]["resolved"].get("kl_coef", default_of("ppo", "kl_coef"))
+    return replace(read_outcome(Variant(), run), variant=Variant((("kl_coef", float(beta)),)))
 
 
 def group_by_setting(outcomes: Sequence[Outcome]) -> list[tuple[str, dict[str, Spread], list[Outcome]]]:
