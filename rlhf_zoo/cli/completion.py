@@ -7,7 +7,7 @@ import click
 @click.argument("shell", type=click.Choice(["bash", "fish", "zsh"]))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    """Print the script that completes commands, options and recipes in a shell.
+    """Print the script that completes commands, options, recipes and their keys in a shell.
 
     Add the line of the example to ~/.bashrc or ~/.zshrc. For fish: rlhf-zoo completion fish | source
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import click
+from click.shell_completion import CompletionItem
 
 #: A limit that no summary reaches. Click shortens summaries that are longer than its limit.
 UNLIMITED = 1000
@@ -37,6 +38,37 @@ class RecipeCommand(click.Command):
             if rows:
                 with formatter.section(heading):
                     formatter.write_dl(rows)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Completes the command's options, and keys of the recipe as flags. "--" alone completes to options only.
+
+        Args:
+            ctx: The context of the command.
+            incomplete: The word to complete.
+        """
+        items = super().shell_complete(ctx, incomplete)
+        if not incomplete.startswith("--") or len(incomplete) == 2:
+            return items
+        options = {item.value for item in items}
+        return [*items, *(item for item in _complete_keys(ctx, incomplete[2:]) if item.value not in options)]
+
+
+def _complete_keys(ctx: click.Context, incomplete: str) -> Iterator[CompletionItem]:
+    """Yields the keys that begin with a word as flags, this package's own first."""
+    from ..runs.registry import STAGES
+    from ..runs.settings.declared import declared_keys, declared_recipe_keys
+
+    word = incomplete.replace("-", "_")
+    named_stage = word.partition(".")[0] if "." in word else None
+    keys = dict(declared_recipe_keys())
+    if ctx.info_name in STAGES:  # the command of a stage takes its keys without a prefix
+        keys |= declared_keys(ctx.info_name)
+    for stage in STAGES:
+        if stage == named_stage or (named_stage is None and stage.startswith(word)):
+            keys |= {f"{stage}.{name}": key for name, key in declared_keys(stage).items()}
+    for name, key in sorted(keys.items(), key=lambda entry: (not entry[1].is_own, entry[0])):
+        if name.startswith(word):
+            yield CompletionItem(f"--{name}", help=" ".join(key.help.split()) or None)
 
 
 class Group(click.Group):

@@ -109,8 +109,36 @@ def test_completion_offers_commands_options_and_recipes():
     assert completions([], "ru") == {"run"}
     assert completions(["run"], "tiny-w") == {"tiny-world"}
     assert "--push_to_hub" in completions(["ppo", "tiny-world"], "--push")
+    kl_keys = {"kl_coef", "kl_estimator", "kl_horizon", "kl_in", "kl_target"}
+    for words, prefix in ((["run", "tiny-world"], "ppo."), (["ablate", "tiny-world"], "ppo."), (["ppo", "x"], "")):
+        found = completions(words, f"--{prefix}kl")
+        assert {f"--{prefix}{key}" for key in kl_keys} <= found
+        assert all(value.startswith((f"--{prefix}kl", "--kl_coef")) for value in found)
+    assert "--ppo.learning_rate" in completions(["run", "tiny-world"], "--ppo.learning-r")
+    assert completions(["run", "x"], "--evaluation.prom") == {"--evaluation.prompts"}
+    assert completions(["run", "x"], "--rew") >= {"--reward.simulated_pairs"}
+    assert "--ppo.kl_coef" not in completions(["run", "x"], "--") | completions(["pull"], "--ppo.kl")
     script = CliRunner().invoke(cli.cli, ["completion", "zsh"], catch_exceptions=False).output
     assert script.startswith("#compdef rlhf-zoo") and "_RLHF_ZOO_COMPLETE=zsh_complete" in script
+
+
+def test_completion_knows_every_key_without_imports():
+    from rlhf_zoo.runs.settings.declared import declared_recipe_keys
+    from rlhf_zoo.runs.settings.parse import recipe_keys
+
+    assert declared_recipe_keys().keys() == recipe_keys().keys()
+    words = {
+        "_RLHF_ZOO_COMPLETE": "bash_complete",
+        "COMP_CWORD": "3",
+        "COMP_WORDS": "rlhf-zoo run tiny-world --ppo.kl_c",
+    }
+    script = (
+        "import sys\nfrom rlhf_zoo.cli.main import main\ntry:\n    main()\nexcept SystemExit:\n    pass\n"
+        "assert not {'torch', 'transformers', 'trl'} & {*sys.modules}, 'completion must be quick'"
+    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, env={**os.environ, **words}, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["plain,--ppo.kl_coef"]
 
 
 def test_recipes_keys_searches_by_word_and_lists_own_keys_first():

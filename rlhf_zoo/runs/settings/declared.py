@@ -79,6 +79,19 @@ def declared_keys(stage: str) -> Mapping[str, Declared]:
     }
 
 
+@functools.cache
+def declared_recipe_keys() -> Mapping[str, Declared]:
+    """Returns every key of recipe.yaml. Unlike `parse.recipe_keys`, it does not import the dataclasses.
+
+    Returns:
+        Name -> declaration. Keys under `evaluation:` are evaluation.KEY.
+    """
+    keys = _fields(f"{PACKAGE}.runs.settings.parse:RecipeConfig")
+    del keys["evaluation"]
+    evaluation = _fields(f"{PACKAGE}.runs.settings.evaluation:EvaluationConfig")
+    return keys | {f"evaluation.{name}": key for name, key in evaluation.items()}
+
+
 def default_of(stage: str, key: str) -> Any:
     """Returns the default of a key that a run or card does not set.
 
