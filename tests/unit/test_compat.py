@@ -194,7 +194,7 @@ def tokenised(count: int = 16) -> Dataset:
     )
 
 
-def make_trl_trainer(directory: Path, **given: Any) -> PPOTrainer:
+def make_trl_trainer(directory: Path, **options: Any) -> PPOTrainer:
     """A trainer as a script for TRL 1.12 makes it, over the toy world; names of PPOConfig go there."""
     parts: dict[str, Any] = {
         "processing_class": make_tokenizer(),
@@ -204,7 +204,7 @@ def make_trl_trainer(directory: Path, **given: Any) -> PPOTrainer:
         "value_model": make_reward_model(seed=2, statistics=None),
         "train_dataset": tokenised(),
     }
-    parts |= {name: given.pop(name) for name in (*CONSTRUCTOR, "reward_funcs") if name in given}
+    parts |= {name: options.pop(name) for name in (*CONSTRUCTOR, "reward_funcs") if name in options}
     fields: dict[str, Any] = {
         "output_dir": str(directory),
         "per_device_train_batch_size": 4,
@@ -218,7 +218,7 @@ def make_trl_trainer(directory: Path, **given: Any) -> PPOTrainer:
         "disable_tqdm": True,
         "use_cpu": DEVICE == "cpu",
     }
-    return PPOTrainer(args=PPOConfig(**fields | given), **parts)
+    return PPOTrainer(args=PPOConfig(**fields | options), **parts)
 
 
 def test_training_updates_given_policy_and_copied_critic(tmp_path: Path) -> None:
@@ -326,9 +326,9 @@ def t5() -> AutoModelForSeq2SeqLMWithValueHead:
 
 
 def test_trainer_errors_are_one_sentence(tmp_path: Path) -> None:
-    def refused(message: str, **given: Any) -> None:
+    def refused(message: str, **options: Any) -> None:
         with pytest.raises(ZooError, match=message) as error:
-            make_trl_trainer(tmp_path, **given)
+            make_trl_trainer(tmp_path, **options)
         assert "\n" not in str(error.value)
 
     refused("stop_token is 'period': set it to 'eos'", stop_token="period")

@@ -94,14 +94,14 @@ def collator(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
     return {name: [row[name] for row in rows] for name in rows[0]}
 
 
-def classic_trainer(directory: Path, **given: Any) -> classic.PPOTrainer:
+def classic_trainer(directory: Path, **options: Any) -> classic.PPOTrainer:
     """As the tutorials have it: GPT-2, PAD = EOS, a model with a value head; other names go into PPOConfig."""
     tokenizer = make_tokenizer()
     tokenizer.pad_token = tokenizer.eos_token
     parts: dict[str, Any] = {"model": None, "dataset": None}
     for name in ("model", "ref_model", "dataset", "data_collator", "optimizer", "num_shared_layers", "lr_scheduler"):
-        if name in given:
-            parts[name] = given.pop(name)
+        if name in options:
+            parts[name] = options.pop(name)
     if parts["model"] is None:
         with torch.random.fork_rng():
             torch.manual_seed(3)
@@ -109,7 +109,7 @@ def classic_trainer(directory: Path, **given: Any) -> classic.PPOTrainer:
     fields: dict[str, Any] = {
         "batch_size": 8, "mini_batch_size": 4, "learning_rate": 1e-3, "ppo_epochs": 2, "output_dir": str(directory),
     }  # fmt: skip
-    return classic.PPOTrainer(classic.PPOConfig(**fields | given), tokenizer=tokenizer, **parts)
+    return classic.PPOTrainer(classic.PPOConfig(**fields | options), tokenizer=tokenizer, **parts)
 
 
 def queries(count: int = 8) -> list[Tensor]:

@@ -12,8 +12,8 @@ from rlhf_zoo.ppo.config import PPOConfig
 SERVER = {"rollout_engine": "vllm", "vllm_mode": "server", "vllm_server_base_url": "http://x"}
 
 
-def make_config(directory: Path, **given: Any) -> PPOConfig:
-    return PPOConfig(output_dir=str(directory), use_cpu=True, report_to="none", **given)
+def make_config(directory: Path, **options: Any) -> PPOConfig:
+    return PPOConfig(output_dir=str(directory), use_cpu=True, report_to="none", **options)
 
 
 @pytest.mark.parametrize(

@@ -44,10 +44,10 @@ def grow() -> None:
 @pytest.mark.parametrize("code", [spin, sleep, wait, backtrack])
 def test_deadline_ends_endless_code(code: Callable[[], None]) -> None:
     signals = signal.SIGURG, signal.SIGVTALRM
-    before, began = [signal.getsignal(number) for number in signals], time.monotonic()
+    before, start = [signal.getsignal(number) for number in signals], time.monotonic()
     with pytest.raises(Expired), deadline(0.3):
         code()
-    assert 0.3 <= time.monotonic() - began < 5
+    assert 0.3 <= time.monotonic() - start < 5
     assert [signal.getsignal(number) for number in signals] == before
     assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0, 0)
 
@@ -62,11 +62,11 @@ def test_deadline_works_in_other_thread() -> None:
         except Expired:
             ended.append(time.monotonic())
 
-    began = time.monotonic()
+    start = time.monotonic()
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     thread.join(10)
-    assert len(ended) == 1 and ended[0] - began < 5
+    assert len(ended) == 1 and ended[0] - start < 5
 
 
 def test_deadline_leaves_timely_code_alone() -> None:

@@ -195,10 +195,10 @@ def test_lost_server_stops_run_and_keeps_finished_updates(folder: Path, monkeypa
     stub.fault = fault
     with stage_keys_with_stub("server", stub, monkeypatch) as keys:
         context = make_context(folder, **keys)
-        began = time.monotonic()
+        start = time.monotonic()
         with pytest.raises(SamplingFailed, match=r"No vLLM server answers at http://127\..*Step 2 is saved"):
             ppo.run(context)
-    assert time.monotonic() - began < 20 and checkpoints_and_status(context) == (["checkpoint-2"], "interrupted")
+    assert time.monotonic() - start < 20 and checkpoints_and_status(context) == (["checkpoint-2"], "interrupted")
 
 
 @pytest.mark.attack
@@ -231,10 +231,10 @@ def test_unreachable_server_is_reported_quickly(tmp_path: Path, server: dict[str
     threading.Thread(target=answers.serve_forever, kwargs={"poll_interval": 0.01}).start()
     try:
         for kind, port in addresses.items():
-            began = time.monotonic()
+            start = time.monotonic()
             with pytest.raises(ZooError, match=rf"No vLLM server answers at http://127.0.0.1:{port} \({kind}\)"):
                 make_trainer(tmp_path, **server | {"vllm_server_base_url": f"http://127.0.0.1:{port}/"})
-            assert time.monotonic() - began < 10
+            assert time.monotonic() - start < 10
     finally:
         answers.shutdown()
         answers.server_close()

@@ -30,9 +30,9 @@ from rlhf_zoo.ppo.rollout import Rollout
 from rlhf_zoo.ppo.trainer import PPOTrainer
 
 
-def assert_refused(directory: Path, message: str, **given: Any) -> None:
+def assert_refused(directory: Path, message: str, **options: Any) -> None:
     with pytest.raises(ZooError, match=message) as caught:
-        make_trainer(directory, **given).train()
+        make_trainer(directory, **options).train()
     assert "\n" not in str(caught.value) and str(caught.value).endswith("."), message
 
 

@@ -107,7 +107,7 @@ def test_model_keys_reach_from_pretrained(tmp_path: Path, monkeypatch: pytest.Mo
     arguments: dict[str, Any] = {}
     make_policy().save_pretrained(tmp_path)
     monkeypatch.setattr(
-        AutoModelForCausalLM, "from_pretrained", lambda source, **given: arguments.update(given) or whole
+        AutoModelForCausalLM, "from_pretrained", lambda source, **options: arguments.update(options) or whole
     )
     whole = make_policy()
     keys = {**FOUR, "bnb_4bit_quant_type": "fp4", "use_bnb_nested_quant": True, "bnb_4bit_quant_storage": "bfloat16"}
@@ -184,9 +184,9 @@ def test_adapter_base_loads_once_at_its_revision(tmp_path: Path, monkeypatch: py
     seen: list[Any] = []
     real = models.load_model
 
-    def watched(auto_class: Any, source: Any, *, revision: Any = None, **given: Any) -> Any:
+    def watched(auto_class: Any, source: Any, *, revision: Any = None, **options: Any) -> Any:
         seen.append((str(source), revision))
-        return real(auto_class, source, **given)
+        return real(auto_class, source, **options)
 
     monkeypatch.setattr(models, "load_model", watched)
     load_causal(path)
@@ -197,10 +197,11 @@ def test_adapter_base_loads_once_at_its_revision(tmp_path: Path, monkeypatch: py
 def test_adapters_share_base_weights_with_reference_and_reward_model(tmp_path: Path) -> None:
     """The reference is the policy without its adapter, and the critic shares the reward model's weights."""
     lora = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
-    given: dict[str, Any] = {"max_steps": 2, "learning_rate": 0.02, "critic_learning_rate": 0.02, "merge_adapter": True}
+    rates = {"learning_rate": 0.02, "critic_learning_rate": 0.02}
+    fields: dict[str, Any] = {"max_steps": 2, "merge_adapter": True, **rates}
 
     def run(folder: str, **more: Any) -> Any:
-        trainer = make_trainer(tmp_path / folder, **{"reward_model": make_reward_model()} | given | more)
+        trainer = make_trainer(tmp_path / folder, **{"reward_model": make_reward_model()} | fields | more)
         reward = {id(weight) for weight in trainer.rewards.models[0].model.base_model.parameters()}
         held = {id(weight) for weight in trainer.value_model.parameters()}
         return trainer, reward, held

@@ -47,16 +47,16 @@ def some(size: int = 15, *, seed: int = 0, vocabulary: Vocabulary | None = None)
 
 
 def both_ways(
-    monkeypatch: pytest.MonkeyPatch, model: PreTrainedModel, samples: Samples, **given: Any
+    monkeypatch: pytest.MonkeyPatch, model: PreTrainedModel, samples: Samples, **options: Any
 ) -> list[tuple[Tensor, ...]]:
     """Plain, then chunked: log π, entropy, and the gradient of every weight by a sum of both."""
     results = []
     for ask in (lambda _: None, logit_transform):
         monkeypatch.setattr(logprobs, "logit_transform", ask)
-        output = response_logprobs(model, samples, temperature=0.7, **given)
+        output = response_logprobs(model, samples, temperature=0.7, **options)
         weights = torch.linspace(-1, 2, output.logprobs.numel(), device=output.logprobs.device).view_as(output.logprobs)
         loss = (weights * output.logprobs).sum()
-        if given.get("entropy_requires_grad"):
+        if options.get("entropy_requires_grad"):
             loss = loss + (weights.flip(1) * output.entropy).sum()
         learning = [weight for weight in model.parameters() if weight.requires_grad]
         gradients = torch.autograd.grad(loss, learning, allow_unused=True)

@@ -29,8 +29,8 @@ MORE: dict[str, dict[str, Any]] = {
 NOT_BY_TOKEN = {"full", "sequence"}
 
 
-def settings(**given: Any) -> PPOConfig:
-    return PPOConfig(output_dir="unused", use_cpu=True, report_to="none", cliprange=0.1, **given)
+def settings(**options: Any) -> PPOConfig:
+    return PPOConfig(output_dir="unused", use_cpu=True, report_to="none", cliprange=0.1, **options)
 
 
 def minibatch_near_policy(model: PreTrainedModel, samples: Samples) -> Minibatch:
@@ -53,10 +53,10 @@ def minibatch_near_policy(model: PreTrainedModel, samples: Samples) -> Minibatch
 
 
 def both_ways(
-    monkeypatch: pytest.MonkeyPatch, model: PreTrainedModel, vocabulary: Vocabulary | None = None, **given: Any
+    monkeypatch: pytest.MonkeyPatch, model: PreTrainedModel, vocabulary: Vocabulary | None = None, **options: Any
 ) -> list[tuple[Tensor, ...]]:
     """Plain, then chunked: the loss, log π, the entropy, terms, and each weight's gradient by three times the loss."""
-    args, samples = settings(**given), some(vocabulary=vocabulary)
+    args, samples = settings(**options), some(vocabulary=vocabulary)
     loss = PolicyLoss(args, minibatch_near_policy(model, samples), 0.7)
     assert loss.is_separable_per_token
     results = []

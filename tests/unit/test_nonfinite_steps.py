@@ -37,10 +37,10 @@ pytestmark = pytest.mark.attack
 
 def state_of(trainer: Any) -> dict[str, str]:
     """Weights, and the optimizer's moments and counters, as digests."""
-    found = {f"{n}": p.detach() for n, p in trainer.model.named_parameters()}
+    result = {f"{n}": p.detach() for n, p in trainer.model.named_parameters()}
     for number, kept in enumerate(trainer.optimizer.state_dict()["state"].values()):
-        found |= {f"{number}.{name}": torch.as_tensor(value) for name, value in kept.items()}
-    return digests(found)
+        result |= {f"{number}.{name}": torch.as_tensor(value) for name, value in kept.items()}
+    return digests(result)
 
 
 class Faulty(Spy):
@@ -76,9 +76,9 @@ class Faulty(Spy):
         return norms
 
 
-def faulty(directory: Path, at: tuple[int, ...], *, what: str = "loss", weight_at: int | None = None, **given: Any):
+def faulty(directory: Path, at: tuple[int, ...], *, what: str = "loss", weight_at: int | None = None, **options: Any):
     kind = type("Faulty", (Faulty,), {"at": at, "what": what, "weight_at": weight_at})
-    return make_trainer(directory, kind=kind, **given)
+    return make_trainer(directory, kind=kind, **options)
 
 
 @pytest.mark.parametrize("what", ["loss", "critic"])
@@ -100,10 +100,10 @@ def test_attention_whose_gradients_may_be_no_numbers_is_off(tmp_path: Path) -> N
 
 
 def test_a_resumed_ppo_run_skips_and_counts_as_one_left_alone(tmp_path: Path) -> None:
-    given = {"max_steps": 3, "save_strategy": "steps", "save_steps": 1, "logging_steps": 3}
-    whole = faulty(tmp_path, (2, 3, 5), **given)
+    settings = {"max_steps": 3, "save_strategy": "steps", "save_steps": 1, "logging_steps": 3}
+    whole = faulty(tmp_path, (2, 3, 5), **settings)
     whole.train()
-    again = faulty(tmp_path / "again", (2, 3, 5), **given)
+    again = faulty(tmp_path / "again", (2, 3, 5), **settings)
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
     assert len(again.made) == 8 and state_of(whole) == state_of(again)
     [row], [other] = (
@@ -113,14 +113,14 @@ def test_a_resumed_ppo_run_skips_and_counts_as_one_left_alone(tmp_path: Path) ->
 
 
 def test_three_running_end_a_ppo_run_by_name_also_across_a_checkpoint(tmp_path: Path) -> None:
-    given = {"max_steps": 3, "save_strategy": "steps", "save_steps": 1}
-    wanted = r"loss of step 2 is not finite, and 3 optimizer steps in a row.*learning_rate.* is \S*checkpoint-1\.$"
-    whole = faulty(tmp_path, (2, 3, 4), **given)
-    with pytest.raises(NotFinite, match=wanted) as stopped:
+    settings = {"max_steps": 3, "save_strategy": "steps", "save_steps": 1}
+    expected = r"loss of step 2 is not finite, and 3 optimizer steps in a row.*learning_rate.* is \S*checkpoint-1\.$"
+    whole = faulty(tmp_path, (2, 3, 4), **settings)
+    with pytest.raises(NotFinite, match=expected) as stopped:
         whole.train()
     assert isinstance(stopped.value, ZooError)  # a sentence, and exit code 2
     assert whole.made == [True, True, False, False]
-    again = faulty(tmp_path / "again", (2, 3, 4), **given)
+    again = faulty(tmp_path / "again", (2, 3, 4), **settings)
     with pytest.raises(NotFinite, match="3 optimizer steps in a row"):
         again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
     assert all(t.isfinite().all() for t in load_file(tmp_path / "checkpoint-1/model.safetensors").values())
@@ -178,8 +178,8 @@ def poisoned(kind: type, at: dict[int, float]) -> type:
 
     class Poisoned(kind):
         def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-            found = super().compute_loss(*args, **kwargs)
-            return found * at.get(self.state.global_step, 1.0)
+            result = super().compute_loss(*args, **kwargs)
+            return result * at.get(self.state.global_step, 1.0)
 
     return Poisoned
 
@@ -196,12 +196,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def sft_stage(folder: Path, monkeypatch: pytest.MonkeyPatch, at: dict[int, float], **flags: Any) -> None:
     """Runs the stage over the toy's lines."""
     context = make_context(folder)
-    given = {
+    settings = {
         "model_name_or_path": str(folder / "base"), "dataset_config": "lines", "max_steps": 9, "save_steps": 1,
         "logging_steps": 1, "eval_strategy": "no", "per_device_train_batch_size": 4, "learning_rate": 1e-3,
         "dataset_test_split": None, "use_cpu": True, "gradient_accumulation_steps": 2,
     }  # fmt: skip
-    context.flags["sft"] = {name: "null" if value is None else str(value) for name, value in (given | flags).items()}
+    context.flags["sft"] = {name: "null" if value is None else str(value) for name, value in (settings | flags).items()}
     monkeypatch.setattr("trl.SFTTrainer", poisoned(SFTTrainer, at))
     sft.run(context)
 
@@ -210,8 +210,8 @@ def test_sft_skips_counts_logs_null_and_stops_by_name(folder: Path, monkeypatch:
     """At the third step running, with the last good checkpoint; a run that goes on from there knows of two."""
     at = {1: math.nan, 3: 1e30, 5: math.nan, 6: math.nan, 7: math.nan}
     for _ in range(2):
-        wanted = r"loss and the gradient norm of step 8 are not finite, and 3.*sft/checkpoint-7"
-        with pytest.raises(NotFinite, match=wanted):
+        expected = r"loss and the gradient norm of step 8 are not finite, and 3.*sft/checkpoint-7"
+        with pytest.raises(NotFinite, match=expected):
             sft_stage(folder, monkeypatch, at)
     record = StageRecord(folder / "run/sft")
     assert record.read()["status"] == "interrupted"

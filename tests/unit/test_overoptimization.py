@@ -49,13 +49,13 @@ def test_fit_recovers_noise_free_coefficients_and_peak(form, shape):
     d, truth = curve(form, alpha, beta)
     gains = np.repeat(truth[:, None], 30, axis=1) if shape == "prompts" else truth
     errors = np.linspace(0.001, 0.002, len(d)) if shape == "errors" else None
-    found = fit_form(form, d**2, gains, errors=errors, seed=0)
-    assert (found.alpha.value, found.beta.value) == pytest.approx((alpha, beta), rel=1e-12)
-    assert found.r_squared == pytest.approx(1.0, abs=1e-12)
-    assert max(np.abs(found.residuals)) < 1e-12 and found.fits is not False
-    assert found.peak is not None and found.no_peak is None
-    assert (found.peak.d.value, found.peak.gain.value) == pytest.approx(peak_of(form, alpha, beta), rel=1e-11)
-    assert found.peak.kl == pytest.approx(peak_of(form, alpha, beta)[0] ** 2, rel=1e-11)
+    result = fit_form(form, d**2, gains, errors=errors, seed=0)
+    assert (result.alpha.value, result.beta.value) == pytest.approx((alpha, beta), rel=1e-12)
+    assert result.r_squared == pytest.approx(1.0, abs=1e-12)
+    assert max(np.abs(result.residuals)) < 1e-12 and result.fits is not False
+    assert result.peak is not None and result.no_peak is None
+    assert (result.peak.d.value, result.peak.gain.value) == pytest.approx(peak_of(form, alpha, beta), rel=1e-11)
+    assert result.peak.kl == pytest.approx(peak_of(form, alpha, beta)[0] ** 2, rel=1e-11)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -63,22 +63,22 @@ def test_fit_intervals_have_nominal_coverage(form):
     """Those of the coefficients are also held against scipy's: tests/numerics/test_overoptimization_reference.py."""
     alpha, beta = (2.0, 1.0) if form == "rl" else (2.0, 0.3)
     d, truth = curve(form, alpha, beta)
-    wanted = (alpha, beta, *peak_of(form, alpha, beta))
+    expected = (alpha, beta, *peak_of(form, alpha, beta))
     hits = np.zeros(4)
     for seed in range(100):
-        found = fit_form(form, d**2, by_prompt(truth, seed), seed=seed, resamples=300)
-        intervals = [one.ci95 for one in (found.alpha, found.beta, found.peak.d, found.peak.gain)]
-        hits += [low <= value <= high for (low, high), value in zip(intervals, wanted, strict=True)]
+        result = fit_form(form, d**2, by_prompt(truth, seed), seed=seed, resamples=300)
+        intervals = [one.ci95 for one in (result.alpha, result.beta, result.peak.d, result.peak.gain)]
+        hits += [low <= value <= high for (low, high), value in zip(intervals, expected, strict=True)]
     assert (hits >= 87).all() and (hits <= 100).all()
 
 
 def test_scatter_of_checkpoints_is_reported_and_is_no_misfit():
     """Each checkpoint off the curve by more than the noise of measurement: resampled prompts alone see none of it."""
     d, truth = curve("rl", 2.0, 1.0)
-    calm, found = (fit_form("rl", d**2, by_prompt(truth, 0, scatter=each), seed=0) for each in (0.0, 3.0))
-    assert found.scatter > 5 and found.scatter_p < 0.01 and found.fits is True
-    wide, narrow = (one.alpha.ci95[1] - one.alpha.ci95[0] for one in (found, calm))
-    assert wide / narrow == pytest.approx(found.scatter**0.5, rel=0.1), "Birge's factor"
+    calm, result = (fit_form("rl", d**2, by_prompt(truth, 0, scatter=each), seed=0) for each in (0.0, 3.0))
+    assert result.scatter > 5 and result.scatter_p < 0.01 and result.fits is True
+    wide, narrow = (one.alpha.ci95[1] - one.alpha.ci95[0] for one in (result, calm))
+    assert wide / narrow == pytest.approx(result.scatter**0.5, rel=0.1), "Birge's factor"
 
 
 def test_kl_by_prompt_is_resampled_with_the_scores():
@@ -89,10 +89,10 @@ def test_kl_by_prompt_is_resampled_with_the_scores():
     assert same.alpha.ci95 == pytest.approx(known.alpha.ci95, rel=1e-9)
     varied = np.random.default_rng(0).exponential(size=gains.shape)
     varied *= d[:, None] ** 2 / varied.mean(1, keepdims=True)
-    found = fit_form("rl", varied, gains, seed=0)
-    assert found.alpha.value == pytest.approx(known.alpha.value, rel=1e-9)
-    assert found.observed == pytest.approx(known.observed, rel=1e-12)
-    wide, narrow = (one.peak.d.ci95[1] - one.peak.d.ci95[0] for one in (found, known))
+    result = fit_form("rl", varied, gains, seed=0)
+    assert result.alpha.value == pytest.approx(known.alpha.value, rel=1e-9)
+    assert result.observed == pytest.approx(known.observed, rel=1e-12)
+    wide, narrow = (one.peak.d.ci95[1] - one.peak.d.ci95[0] for one in (result, known))
     assert wide > 2 * narrow
 
 
@@ -113,14 +113,14 @@ def test_peak_beyond_observed_range_is_not_reported(form):
     alpha, beta = (2.0, 1.0) if form == "rl" else (2.0, 0.3)
     place, _ = peak_of(form, alpha, beta)
     d, truth = curve(form, alpha, beta, furthest=0.9 * place)
-    found = fit_form(form, d**2, truth, errors=np.full(len(d), 1e-3), seed=0)
-    assert found.peak is None and "would peak at d =" in found.no_peak
+    result = fit_form(form, d**2, truth, errors=np.full(len(d), 1e-3), seed=0)
+    assert result.peak is None and "would peak at d =" in result.no_peak
     d, truth = curve(form, alpha, beta, furthest=1.05 * place)
-    found = fit_form(form, d**2, truth, errors=np.full(len(d), 0.2), seed=0)
-    assert found.peak is None and "the peak lies somewhere in" in found.no_peak
+    result = fit_form(form, d**2, truth, errors=np.full(len(d), 0.2), seed=0)
+    assert result.peak is None and "the peak lies somewhere in" in result.no_peak
     d, truth = d[4:] + 3 * place, gain(form, d[4:] + 3 * place, alpha, beta)
-    found = fit_form(form, d**2, truth, errors=np.full(len(d), 1e-3), seed=0)
-    assert found.peak is None and "would peak at d =" in found.no_peak
+    result = fit_form(form, d**2, truth, errors=np.full(len(d), 1e-3), seed=0)
+    assert result.peak is None and "would peak at d =" in result.no_peak
 
 
 def test_rising_curve_has_no_peak_and_few_points_no_fit_test():
@@ -140,13 +140,13 @@ def test_misfit_is_reported(form):
     d = np.linspace(0.3, 8, 30)
     # Rises to a plateau, then breaks down at once: neither form.
     measured = by_prompt(np.where(d < 4, np.minimum(d, 2.0), 2.0 - 4 * (d - 4)), 0)
-    for found in (
+    for result in (
         fit_form(form, d**2, measured, seed=0),
         fit_form(form, d**2, measured.mean(1), errors=measured.std(1) / 80**0.5, seed=0),
         fit_form(form, d**2, measured.mean(1), seed=0),
     ):
-        assert found.fits is False and found.pattern_p < 0.01
-        assert found.peak is None and "does not fit" in found.no_peak
+        assert result.fits is False and result.pattern_p < 0.01
+        assert result.peak is None and "does not fit" in result.no_peak
 
 
 def test_noise_shared_by_checkpoints_is_no_misfit():
@@ -156,9 +156,9 @@ def test_noise_shared_by_checkpoints_is_no_misfit():
     for seed in range(20):
         rng = np.random.default_rng(seed)
         gains = truth[:, None] + 0.1 * rng.normal(size=(30, 60)) + 2.0 * rng.normal(size=60)
-        found = fit_form("rl", d**2, gains, seed=seed)
-        smooth += found.pattern_p < 0.01
-        assert found.fits is True and found.scatter_p >= 0.01
+        result = fit_form("rl", d**2, gains, seed=seed)
+        smooth += result.pattern_p < 0.01
+        assert result.fits is True and result.scatter_p >= 0.01
     assert smooth >= 10
 
 
@@ -220,12 +220,12 @@ def test_best_of_n_weights_are_those_of_order_statistics(pool, n):
 
 def over_all_subsets(proxy: list[int], judge: list[int], n: int) -> float:
     """The mean over all subsets of the judge's score of the proxy's favourite, ties shared among favourites."""
-    found = []
+    results = []
     for chosen in itertools.combinations(range(len(proxy)), n):
         top = max(proxy[i] for i in chosen)
         favourites = [judge[i] for i in chosen if proxy[i] == top]
-        found.append(sum(favourites) / len(favourites))
-    return sum(found) / len(found)
+        results.append(sum(favourites) / len(favourites))
+    return sum(results) / len(results)
 
 
 @given(rows=st.lists(st.tuples(st.integers(0, 3), st.integers(-5, 5)), min_size=1, max_size=7))

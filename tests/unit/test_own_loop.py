@@ -29,9 +29,9 @@ from rlhf_zoo.ppo.config import PPOConfig
 from rlhf_zoo.ppo.trainer import PPOTrainer
 
 
-def replayed(directory: Path, run: Spy, **given: Any) -> tuple[PPOTrainer, list[dict[str, float]], list[float]]:
+def replayed(directory: Path, run: Spy, **options: Any) -> tuple[PPOTrainer, list[dict[str, float]], list[float]]:
     """The completions and scores of a run of `train`, given to `step`: the trainer, its metrics, its learning rates."""
-    trainer = make_trainer(directory, **given)
+    trainer = make_trainer(directory, **options)
     metrics, rates = [], []
     for rollout, estimates, _ in run.updates:
         prompts, responses = zip(*rows_of(rollout), strict=True)

@@ -40,11 +40,11 @@ def some() -> Samples:
 
 def said_by(model: Any, samples: Samples) -> list[Tensor]:
     """log π of the responses, and the gradient of every weight by a sum of it."""
-    found = response_logprobs(model, samples).logprobs
-    weights = torch.linspace(-1, 2, found.numel(), device=found.device).view_as(found)
+    result = response_logprobs(model, samples).logprobs
+    weights = torch.linspace(-1, 2, result.numel(), device=result.device).view_as(result)
     learning = [weight for weight in model.parameters() if weight.requires_grad]
-    gradients = torch.autograd.grad((weights * found).sum(), learning, allow_unused=True)
-    return [found, *(each for each in gradients if each is not None)]
+    gradients = torch.autograd.grad((weights * result).sum(), learning, allow_unused=True)
+    return [result, *(each for each in gradients if each is not None)]
 
 
 @pytest.mark.parametrize("chunked", [True, False], ids=["chunks", "logits"])
@@ -101,14 +101,14 @@ def test_packed_batches_count_only_real_tokens() -> None:
 
 @pytest.mark.parametrize("critic", ["policy", "shared"])
 def test_packed_policy_with_adapter_learns_the_same(tmp_path: Path, critic: str) -> None:
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "peft_config": LoraConfig(target_modules=["q_proj", "v_proj"]), "critic": critic, "optim": "sgd",
         "learning_rate": 0.1, "stop_token_id": 3,
     }  # fmt: skip
     runs = []
     for options in ({}, {"padding_free": True}):
         torch.manual_seed(0)  # of the adapter's first weights
-        runs.append(trained(tmp_path, **given, **options))
+        runs.append(trained(tmp_path, **settings, **options))
     plain, laid = runs
     assert supports_packing(laid.policy) and not supports_packing(plain.policy)
     assert distance(plain.before, snapshot(plain)) > 1e-3 and distance(snapshot(plain), snapshot(laid)) < 1e-5

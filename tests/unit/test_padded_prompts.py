@@ -60,13 +60,13 @@ def test_padded_prompts_train_the_same_weights(tmp_path: Path) -> None:
 
 
 def test_padding_is_removed_from_pretraining_texts() -> None:
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "context_length": None,
         "pad_id": TOKENIZER.eos_token_id,
         "num_embeddings": len(TOKENIZER),
     }
-    plain = TextSource(Dataset.from_dict({"input_ids": token_ids()}), TOKENIZER, **given)
-    result = TextSource(padded("right").with_format("torch"), TOKENIZER, **given)
+    plain = TextSource(Dataset.from_dict({"input_ids": token_ids()}), TOKENIZER, **settings)
+    result = TextSource(padded("right").with_format("torch"), TOKENIZER, **settings)
     drawn = [source.draw(8, torch.Generator().manual_seed(0), torch.device("cpu")) for source in (plain, result)]
     assert torch.equal(drawn[0].ids, drawn[1].ids) and torch.equal(drawn[0].mask, drawn[1].mask)
 

@@ -24,12 +24,12 @@ def test_choices_take_own_rejected_texts_then_those_of_similar_prompts() -> None
     prompts = ["a red car", "a red car", "a red bike", "my blue boat", "a red car"]
     chosen = ["good", "fine", "nice", "great", "well"]
     rejected = ["bad", "poor", "slow", "late", "Fine"]
-    found = {one.pair: one for one in build_choices(prompts, chosen, rejected, seed=3)}
+    result = {one.pair: one for one in build_choices(prompts, chosen, rejected, seed=3)}
     # Of pair 0: its own, that of pair 1, and not "Fine", which was chosen for this prompt; then the bike's.
-    assert found[0] == Choice(0, (0, 1, 2), borrowed=1)
-    assert found[1] == Choice(1, (1, 0, 2), borrowed=1)
-    assert found[3].wrong[0] == 3 and found[3].borrowed == 2 and 4 not in found[3].wrong
-    assert found[2].wrong[0] == 2 and set(found[2].wrong[1:]) == {0, 1}, "cars are more like a bike than boats are"
+    assert result[0] == Choice(0, (0, 1, 2), borrowed=1)
+    assert result[1] == Choice(1, (1, 0, 2), borrowed=1)
+    assert result[3].wrong[0] == 3 and result[3].borrowed == 2 and 4 not in result[3].wrong
+    assert result[2].wrong[0] == 2 and set(result[2].wrong[1:]) == {0, 1}, "cars are more like a bike than boats are"
     assert not build_choices(prompts[:2], chosen[:2], rejected[:2], seed=1), "too few differ"
     assert {one.pair for one in build_choices(prompts, chosen, rejected, seed=1, ties={0})} == {1, 2, 3, 4}
     assert all(0 not in one.wrong for one in build_choices(prompts, chosen, rejected, seed=1, ties={0}))
@@ -43,9 +43,9 @@ pairs_drawn = st.lists(st.tuples(st.sampled_from(["p q", "p r", "s", ""]), texts
 @given(pairs_drawn, st.integers(2, 5), st.integers(0, 99))
 def test_choices_hold_no_duplicate_or_chosen_text(rows: list[tuple[str, str, str]], n: int, seed: int) -> None:
     prompts, chosen, rejected = (list(side) for side in zip(*rows, strict=True)) if rows else ([], [], [])
-    found = build_choices(prompts, chosen, rejected, seed=seed, candidates=n)
-    assert found == build_choices(prompts, chosen, rejected, seed=seed, candidates=n)
-    for one in found:
+    result = build_choices(prompts, chosen, rejected, seed=seed, candidates=n)
+    assert result == build_choices(prompts, chosen, rejected, seed=seed, candidates=n)
+    for one in result:
         wrong = [normalize_text(rejected[place]) for place in one.wrong]
         assert len({normalize_text(chosen[one.pair]), *wrong}) == n and one.wrong[0] == one.pair
         own = [prompts[place] == prompts[one.pair] for place in one.wrong]
@@ -66,10 +66,10 @@ def test_random_scores_have_chance_accuracy() -> None:
     rng = np.random.default_rng(1)
     prompts = [f"p{place // 4}" for place in range(400)]
     made = build_choices(prompts, [f"good {n}" for n in range(400)], [f"bad {n}" for n in range(400)], seed=1)
-    found = choice_accuracy(made, rng.random((400, 4)), prompts, gold=[[1, 0, 0, 0]] * 400)
-    assert found is not None and found["chance"] == 0.25 and found["n"] == 400
-    assert found["ci95"][0] < 0.25 < found["ci95"][1] and found["gold"]["value"] == 1
-    assert found["borrowed"] == 0, "each prompt has four of its own"
+    result = choice_accuracy(made, rng.random((400, 4)), prompts, gold=[[1, 0, 0, 0]] * 400)
+    assert result is not None and result["chance"] == 0.25 and result["n"] == 400
+    assert result["ci95"][0] < 0.25 < result["ci95"][1] and result["gold"]["value"] == 1
+    assert result["borrowed"] == 0, "each prompt has four of its own"
     assert choice_accuracy([], [], []) is None
 
 
@@ -84,9 +84,9 @@ def test_ties_have_zero_margin_or_equal_text() -> None:
 
 def test_ties_report_distance_without_equal_texts() -> None:
     tied, same = [True, True, True, False, False], [False, False, True, False, False]
-    found = compare_ties([0.5, -1.5, 0.0, 3.0, -1.0], tied, same, "aabbc", seed=1)
-    assert found is not None
-    assert (found["n"], found["apart"]["value"], found["others"]["value"], found["ratio"]) == (2, 1.0, 2.0, 0.5)
+    result = compare_ties([0.5, -1.5, 0.0, 3.0, -1.0], tied, same, "aabbc", seed=1)
+    assert result is not None
+    assert (result["n"], result["apart"]["value"], result["others"]["value"], result["ratio"]) == (2, 1.0, 2.0, 0.5)
     assert compare_ties([0.0, 1.0], [True, False], [True, False], "ab", seed=1) is None, "equal to the letter"
     every = compare_ties([1.0], [True], [False], "a", seed=1)
     assert every is not None and every["others"] is None is every["ratio"]
@@ -105,16 +105,16 @@ def test_accuracy_is_split_by_difficulty_and_length() -> None:
     rejected = ["a b c x", "a b c y", "a b x y", "a x y z", "s t", "u v", "w x", "y z"]
     margins = [-1.0, -1.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0]
     strength = [4.0, -3.0, 2.0, 2.5, 0.1, 0.2, 1.0, 1.1]
-    found = measure_hard_pairs(
+    result = measure_hard_pairs(
         margins, chosen, rejected, ([10, 10, 20, 20, 5, 5, 5, 5], [10, 11, 10, 10, 9, 9, 9, 9]), "aabbccdd",
         strength=strength, gold=strength,
     )  # fmt: skip
-    first, *_, last = found["by_overlap"]
+    first, *_, last = result["by_overlap"]
     assert (first["low"], first["high"], first["value"], first["n"], first["gold"]) == (0.6, 0.6, 0.0, 2, 0.5)
     assert (last["low"], last["value"]) == (0.0, 1.0)
-    assert [part["value"] for part in found["by_strength"]] == [1.0, 1.0, 0.75, 0.0]
-    assert [part["low"] for part in found["by_strength"]] == [0.1, 1.0, 2.0, 3.0]
-    assert {name: (found[name]["value"], found[name]["n"]) for name in ("same_length", "chosen_longer")} == {
+    assert [part["value"] for part in result["by_strength"]] == [1.0, 1.0, 0.75, 0.0]
+    assert [part["low"] for part in result["by_strength"]] == [0.1, 1.0, 2.0, 3.0]
+    assert {name: (result[name]["value"], result[name]["n"]) for name in ("same_length", "chosen_longer")} == {
         "same_length": (0.0, 2), "chosen_longer": (0.75, 2),
     }  # fmt: skip
     alone = measure_hard_pairs([1.0], ["a"], ["b"], ([3], [3]), "a")
@@ -128,10 +128,10 @@ def test_equal_length_pairs_expose_length_only_model() -> None:
     better = rng.random(600) < np.where(good > bad, 0.9, 0.1)  # the labels like length, too
     ours, theirs = np.where(better, good, bad), np.where(better, bad, good)
     noise = rng.normal(0, 1e-6, 600)
-    found = measure_hard_pairs(ours - theirs + noise, ["x"] * 600, ["y"] * 600, (ours, theirs), list(range(600)))
-    assert found["chosen_longer"]["value"] == 1 and found["chosen_shorter"]["value"] == 0
-    low, high = found["same_length"]["ci95"]
-    assert low < 0.6 and high > 0.4 and found["same_length"]["n"] > 100
+    result = measure_hard_pairs(ours - theirs + noise, ["x"] * 600, ["y"] * 600, (ours, theirs), list(range(600)))
+    assert result["chosen_longer"]["value"] == 1 and result["chosen_shorter"]["value"] == 0
+    low, high = result["same_length"]["ci95"]
+    assert low < 0.6 and high > 0.4 and result["same_length"]["n"] > 100
 
 
 # The stage
@@ -147,8 +147,8 @@ def report(
             import torch
 
             assert all(ended) and len(texts) == len(ended)
-            said = [one if isinstance(one, str) else "".join(turn["content"] for turn in one) for one in texts]
-            return torch.tensor([worth(text) for text in said])
+            messages = [one if isinstance(one, str) else "".join(turn["content"] for turn in one) for one in texts]
+            return torch.tensor([worth(text) for text in messages])
 
     monkeypatch.setattr(pair_report, "RewardModel", Knows)
     return held_out_report(make_reward_model(), make_tokenizer(LETTERS), Dataset.from_dict(rows), seed=1, **given)
@@ -174,27 +174,27 @@ def worth_of(text: str) -> float:
 
 @pytest.mark.parametrize("turns", [False, True])
 def test_report_handles_texts_and_conversations_alike(turns: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = report(conversations() if turns else ROWS, monkeypatch, worth=worth_of)
-    best = found["best_of_n"]
+    result = report(conversations() if turns else ROWS, monkeypatch, worth=worth_of)
+    best = result["best_of_n"]
     # The fifth pair is a tie; of "cd" there is one rejected text, so two are borrowed from "ab".
     assert (best["value"], best["n"], best["gold"]) == (1.0, 4, None)
     assert best["borrowed"] == pytest.approx(2 / 12)
-    assert found["ties"]["n"] == 1 and found["ties"]["apart"]["value"] == 0
-    assert found["hard"]["by_strength"] is None and sum(part["n"] for part in found["hard"]["by_overlap"]) == 4
+    assert result["ties"]["n"] == 1 and result["ties"]["apart"]["value"] == 0
+    assert result["hard"]["by_strength"] is None and sum(part["n"] for part in result["hard"]["by_overlap"]) == 4
 
 
 def test_simulated_pairs_are_checked_against_their_utility(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = report(ROWS, monkeypatch, worth=lambda text: -worth_of(text), utility=worth_of)
-    assert (found["best_of_n"]["value"], found["best_of_n"]["gold"]["value"]) == (0.0, 1.0)
-    parts = found["hard"]["by_strength"]
+    result = report(ROWS, monkeypatch, worth=lambda text: -worth_of(text), utility=worth_of)
+    assert (result["best_of_n"]["value"], result["best_of_n"]["gold"]["value"]) == (0.0, 1.0)
+    parts = result["hard"]["by_strength"]
     assert [part["low"] for part in parts] == [2.0, 3.0] and {part["gold"] for part in parts} == {1.0}
     assert {part["value"] for part in parts} == {0.0}
 
 
 def test_margin_column_defines_ties(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = report({**ROWS, "margin": [0.0, 1.0, 2.0, 3.0, 4.0]}, monkeypatch, worth=worth_of)
-    assert found["ties"]["n"] == 2, "the first by its margin, the last by its letters"
-    assert [part["low"] for part in found["hard"]["by_strength"]] == [1.0, 2.0, 3.0]
+    result = report({**ROWS, "margin": [0.0, 1.0, 2.0, 3.0, 4.0]}, monkeypatch, worth=worth_of)
+    assert result["ties"]["n"] == 2, "the first by its margin, the last by its letters"
+    assert [part["low"] for part in result["hard"]["by_strength"]] == [1.0, 2.0, 3.0]
     partly = report({**ROWS, "margin": [0.0, None, 2.0, 3.0, 4.0]}, monkeypatch, worth=worth_of)
     assert partly["ties"]["n"] == 1 and partly["hard"]["by_strength"] is None
 
@@ -203,5 +203,5 @@ def test_chat_template_applies_to_borrowed_candidates() -> None:
     """With a real model: nothing of it needs a text."""
     tokenizer = make_tokenizer()
     tokenizer.chat_template = CHAT
-    found = held_out_report(make_reward_model(tokenizer), tokenizer, Dataset.from_dict(conversations()), seed=1)
-    assert found["best_of_n"]["n"] == 4 and 0 <= found["best_of_n"]["value"] <= 1
+    result = held_out_report(make_reward_model(tokenizer), tokenizer, Dataset.from_dict(conversations()), seed=1)
+    assert result["best_of_n"]["n"] == 4 and 0 <= result["best_of_n"]["value"] <= 1

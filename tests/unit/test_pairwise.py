@@ -130,6 +130,6 @@ def test_pair_judge_compares_with_answers_of_the_data():
     measured = {side: SimpleNamespace(completions=texts) for side, texts in written.items()}
     answers = [[{"role": "assistant", "content": text}] for text in ("aaa<eos>", "bb<eos>")]
     rows = Dataset.from_dict({"prompt": ["p", "q"], "answer": answers})
-    found = SimpleNamespace(evaluator=tools, measurements=measured, samples=2, seed=0, groups=[0, 0, 1, 1])
-    rates = compare_with_references(found, rows, lambda: None, column="answer")
+    result = SimpleNamespace(evaluator=tools, measurements=measured, samples=2, seed=0, groups=[0, 0, 1, 1])
+    rates = compare_with_references(result, rows, lambda: None, column="answer")
     assert (rates["sft"]["value"], rates["ppo"]["value"]) == (0.25, 1.0)

@@ -37,12 +37,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*so its adapter names no base:r
 RUN: dict[str, Any] = {"max_steps": 2, "learning_rate": 0.02, "critic_learning_rate": 0.02}
 
 
-def lora(**given: Any) -> LoraConfig:
+def lora(**options: Any) -> LoraConfig:
     """Of rank 2, over attention; its dropout must be switched off as any other."""
     fields: dict[str, Any] = {
         "r": 2, "lora_alpha": 8, "lora_dropout": 0.5, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM",
     }  # fmt: skip
-    return LoraConfig(**fields | given)
+    return LoraConfig(**fields | options)
 
 
 def gpt2() -> Any:
@@ -50,14 +50,14 @@ def gpt2() -> Any:
     return tiny_model(AutoModelForCausalLM, "gpt2")
 
 
-def adapted(*names: str, seed: int = 3, base: Any = None, **given: Any) -> PeftModel:
+def adapted(*names: str, seed: int = 3, base: Any = None, **options: Any) -> PeftModel:
     """A policy with adapters that say something; all have the weights of the first."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        config = lora(init_lora_weights=False, **given)
+        config = lora(init_lora_weights=False, **options)
         model = get_peft_model(base or make_policy(), config, adapter_name=names[0])
         for name in names[1:]:
-            model.add_adapter(name, lora(**given))
+            model.add_adapter(name, lora(**options))
             set_peft_model_state_dict(model, get_peft_model_state_dict(model, adapter_name=names[0]), adapter_name=name)
     return model.eval()
 
@@ -265,11 +265,11 @@ def test_named_adapter_is_saved_where_loaders_look(tmp_path: Path, base: Path) -
     whole = resumed_alike(build, tmp_path)
     checkpoint = tmp_path / "whole" / "checkpoint-3"
     assert sorted(path.name for path in checkpoint.iterdir() if path.is_dir()) == ["critic"]
-    wanted = says(whole.policy)
-    assert torch.equal(says(AutoModelForCausalLM.from_pretrained(checkpoint)), wanted)
+    expected = says(whole.policy)
+    assert torch.equal(says(AutoModelForCausalLM.from_pretrained(checkpoint)), expected)
     merged = load_causal(checkpoint)
-    assert not is_peft(merged) and (says(merged) - wanted).abs().max() < 1e-5
-    assert (says(load_causal(tmp_path / "whole" / "checkpoint-1")) - wanted).abs().max() > 1e-3
+    assert not is_peft(merged) and (says(merged) - expected).abs().max() < 1e-5
+    assert (says(load_causal(tmp_path / "whole" / "checkpoint-1")) - expected).abs().max() > 1e-3
 
 
 def test_exact_kl_to_adapter_works_with_gradient_checkpointing(tmp_path: Path) -> None:
@@ -302,11 +302,11 @@ def test_merged_policy_is_a_plain_model(tmp_path: Path, base: Path) -> None:
         tmp_path, model=str(base), peft_config=lora(), merge_adapter=True, save_strategy="steps", save_steps=2,
         **RUN,
     )  # fmt: skip
-    wanted, adapter = says(trainer.policy), digests(trainer)
-    assert (says(make_policy()) - wanted).abs().max() > 0.1
+    expected, adapter = says(trainer.policy), digests(trainer)
+    assert (says(make_policy()) - expected).abs().max() > 0.1
     checkpoint, plain = tmp_path / "checkpoint-2", tmp_path / "plain"
     assert (checkpoint / "adapter_model.safetensors").is_file() and not (checkpoint / "model.safetensors").exists()
-    assert torch.equal(says(AutoModelForCausalLM.from_pretrained(checkpoint)), wanted)
+    assert torch.equal(says(AutoModelForCausalLM.from_pretrained(checkpoint)), expected)
     assert (says(critic_from(checkpoint / "critic")) - says(trainer.value_model)).abs().max() < 1e-5
     trainer.actor.save_pretrained(plain)
     trainer.save_model(str(plain))
@@ -315,7 +315,7 @@ def test_merged_policy_is_a_plain_model(tmp_path: Path, base: Path) -> None:
         assert (directory / "model.safetensors").is_file() and not list(directory.glob("adapter_*"))
         loaded = AutoModelForCausalLM.from_pretrained(directory)
         assert not any("lora_" in name for name in loaded.state_dict())
-        assert (says(loaded) - wanted).abs().max() < 1e-5
+        assert (says(loaded) - expected).abs().max() < 1e-5
     assert digests(trainer) == adapter  # what trains was not merged
 
 

@@ -136,15 +136,15 @@ def test_a_loss_and_its_gradient_are_those_of_each_row_by_the_formulas(name: str
         others = policy + BETA * kl - args.entropy_coef * entropy
         rows.append(args.vf_coef * error + (0 if name == "warm-up" else others))
     total = sum(each.sum() for each in rows)
-    wanted = {
+    expected = {
         "token-mean": total / (SEQUENCES if sequence else ACTIONS),
         "seq-mean-token-mean": sum(each.mean() for each in rows) / SEQUENCES,
         "seq-mean-token-sum": total / SEQUENCES,
         "seq-sum-norm": total / (SEQUENCES * LONGEST),
     }[args.loss_aggregation]
-    assert float(loss.detach()) == pytest.approx(float(wanted.detach()), rel=1e-6)
-    found, right = (torch.autograd.grad(x, [logits, values], allow_unused=True) for x in (loss, wanted))
-    for one, other in zip(found, right, strict=True):
+    assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-6)
+    result, right = (torch.autograd.grad(x, [logits, values], allow_unused=True) for x in (loss, expected))
+    for one, other in zip(result, right, strict=True):
         assert (one is None) == (other is None or not other.any())
         if one is not None:
             torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
@@ -236,8 +236,9 @@ def test_a_completion_that_is_one_action_is_one_long(tmp_path: Path) -> None:
 
 def test_what_is_of_tokens_is_averaged_over_them_where_completions_are_actions(tmp_path: Path) -> None:
     """The entropy of a bandit's policy is per token, as is its drift, and both are those of the same rollout."""
-    given: dict[str, Any] = {"ref_model": make_policy(), "stop_token_id": 3, **ONE_STEP}
-    bandit, plain = (updates_of(trained(tmp_path, action_level=level, **given))[0] for level in ("sequence", "token"))
+    settings: dict[str, Any] = {"ref_model": make_policy(), "stop_token_id": 3, **ONE_STEP}
+    levels = ("sequence", "token")
+    bandit, plain = (updates_of(trained(tmp_path, action_level=level, **settings))[0] for level in levels)
     assert 0 < bandit["objective/entropy"] < math.log(17)
     for name in ("objective/entropy", "policy/logprob_mismatch"):
         assert bandit[name] == pytest.approx(plain[name], rel=1e-5), name
@@ -436,10 +437,10 @@ class Collated(Spy):
 def test_a_collator_that_pads(tmp_path: Path) -> None:
     tokenizer = make_tokenizer()
     ids = Dataset.from_dict({"input_ids": [tokenizer(text)["input_ids"] for text in prompt_rows(16)["prompt"]]})
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "train_dataset": ids, "eval_dataset": ids, "eval_strategy": "steps", "eval_steps": 1, "max_steps": 1,
     }  # fmt: skip
-    plain, padded = trained(tmp_path, **given), trained(tmp_path, kind=Collated, **given)
+    plain, padded = trained(tmp_path, **settings), trained(tmp_path, kind=Collated, **settings)
     assert digests(padded) == digests(plain)
     assert timeless(padded.state.log_history) == timeless(plain.state.log_history)
     # A mask is heeded, also where a prompt holds PAD; rows without a number get one each.
@@ -461,10 +462,10 @@ def test_each_held_out_prompt_has_a_stream_of_its_own_under_any_collator(tmp_pat
             )
 
     same = Dataset.from_dict({"input_ids": [make_tokenizer()("ab")["input_ids"]] * 12})
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "train_dataset": same, "eval_dataset": {"one": same, "other": same}, "per_device_eval_batch_size": 4,
     }  # fmt: skip
-    kept, bare = make_trainer(tmp_path, **given), make_trainer(tmp_path, kind=Bare, **given)
+    kept, bare = make_trainer(tmp_path, **settings), make_trainer(tmp_path, kind=Bare, **settings)
     completions = bare.generate_completions()["completion"]
     assert completions == kept.generate_completions()["completion"]
     assert completions[:12] == completions[12:] and len(set(completions)) == 12

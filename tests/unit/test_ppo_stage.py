@@ -35,7 +35,7 @@ def asked(
 ) -> list[float]:
     """Remembers what it is asked, and reads two columns of the prompts."""
     ASKED.extend(zip(prompts, answer, row, completions, strict=True))
-    return [float(one.startswith(wanted)) for one, wanted in zip(completions, answer, strict=True)]
+    return [float(one.startswith(expected)) for one, expected in zip(completions, answer, strict=True)]
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def slow_service(completions: Sequence[str], answer: Sequence[str], **_: Any) ->
 
 
 def _right(completions: Sequence[str], answer: Sequence[str]) -> list[float]:
-    return [float(one.startswith(wanted)) for one, wanted in zip(completions, answer, strict=True)]
+    return [float(one.startswith(expected)) for one, expected in zip(completions, answer, strict=True)]
 
 
 @pytest.mark.parametrize("way", ["raises", "reward_timeout", "Ctrl-C"])
@@ -172,7 +172,7 @@ def test_updates_before_a_reward_that_cannot_be_had_are_kept(
         shutil.copytree(folder / "run", context.directory)
     DOWN[:] = [100]
     assert ppo.run(whole)
-    began = time.monotonic()
+    start = time.monotonic()
     if way == "Ctrl-C":
         DOWN[:] = [-1003]
         with pytest.raises(Stopped):
@@ -186,7 +186,7 @@ def test_updates_before_a_reward_that_cannot_be_had_are_kept(
         limited = replace(make_context(folder, **keys, reward_timeout="0.5"), directory=parts.directory)
         with pytest.raises(ZooError, match=r"slow_service did not return within .* Step 2 is saved: run the same"):
             ppo.run(limited)
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - start < 60
     record = parts.record("ppo")
     assert [path.name for path in record.checkpoints()] == ["checkpoint-2"] and record.read()["status"] == "interrupted"
     assert ppo.run(parts), "reward_timeout may be changed on the way"
@@ -240,12 +240,12 @@ def test_columns_keep_step_with_the_batches_of_an_evaluation() -> None:
         max_new_tokens=1, temperature=1.0,
     )  # fmt: skip
     ASKED.clear()
-    found = measure(
+    result = measure(
         make_policy(), tools, ["ab"] * 130, keys=[(row,) for row in range(130)], seed=1, desc="",
         columns={"answer": answers, "row": list(range(130))},
     )  # fmt: skip
     assert [(answer, row) for _, answer, row, _ in ASKED] == list(zip(answers, range(130), strict=True))
-    assert [text for *_, text in ASKED] == found.completions
+    assert [text for *_, text in ASKED] == result.completions
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:

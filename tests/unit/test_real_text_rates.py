@@ -14,8 +14,8 @@ questions = functools.cache(rates.load_questions)
 
 
 def kinds(name: str, strength: float | None, seed: int = 0) -> dict[str, str]:
-    found = rates.judge_draw(rates.draw(questions(), name, strength, seed), seed)
-    return {judge: one.verdict.kind for judge, one in found.items()}
+    result = rates.judge_draw(rates.draw(questions(), name, strength, seed), seed)
+    return {judge: one.verdict.kind for judge, one in result.items()}
 
 
 def test_sample_is_small_complete_and_documented():

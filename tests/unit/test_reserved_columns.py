@@ -31,9 +31,9 @@ def decoys(count: int = 16) -> Dataset:
 def test_reserved_columns_are_ignored_in_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     calls: list[dict[str, Any]] = []
 
-    def keep(**given: Any) -> list[float]:
-        calls.append(given)
-        return good(given["completions"])
+    def keep(**options: Any) -> list[float]:
+        calls.append(options)
+        return good(options["completions"])
 
     caplog.set_level(logging.WARNING)
     plain = trained(tmp_path / "a", reward_funcs=good, max_steps=1)
@@ -70,9 +70,9 @@ def test_reserved_columns_are_ignored_in_evaluation_and_checks(tmp_path: Path) -
 def test_reserved_columns_are_ignored_in_baselines() -> None:
     tokenizer, seen = make_tokenizer(), []
 
-    def look(**given: Any) -> list[float]:
-        seen.append(given)
-        return good(given["completions"])
+    def look(**options: Any) -> list[float]:
+        seen.append(options)
+        return good(options["completions"])
 
     none: dict[str, float | None] = {"penalty": None, "score": None}
     reward = ppo_reward(Rewards([look]), tokenizer, TokenCounter(), missing_eos=none, score_clip=None)
@@ -86,9 +86,9 @@ def test_prompt_index_column_does_not_key_random_streams(tmp_path: Path) -> None
     same = prompt_rows(1).select([0] * 16)
     calls: list[dict[str, Any]] = []
 
-    def keep(**given: Any) -> list[float]:
-        calls.append(given)
-        return good(given["completions"])
+    def keep(**options: Any) -> list[float]:
+        calls.append(options)
+        return good(options["completions"])
 
     for column in ([0] * 16, [f"q{row}" for row in range(16)]):
         calls.clear()

@@ -75,10 +75,10 @@ def completions_of(texts: Sequence[str], *, ended: Sequence[bool]) -> Samples:
 def test_token_text_maps_characters_to_completing_tokens() -> None:
     tokenizer = bytes_tokenizer()
     ids = [*tokenizer("né né.")["input_ids"], 0]
-    found = TokenText(tokenizer, ids)
-    assert (found.text, len(ids)) == ("né né.", 9)
+    result = TokenText(tokenizer, ids)
+    assert (result.text, len(ids)) == ("né né.", 9)
     # n, é's two bytes, space, n, é's two bytes, the dot.
-    assert [found.completing_token(end) for end in range(1, 7)] == [0, 2, 3, 4, 6, 7]
+    assert [result.completing_token(end) for end in range(1, 7)] == [0, 2, 3, 4, 6, 7]
 
 
 def test_per_token_and_span_rewards_are_aligned_and_weighted() -> None:
@@ -121,9 +121,9 @@ def test_per_token_rewards_reach_returns(tmp_path: Path) -> None:
     for row, tokens in enumerate(rollout.samples.token_lists()):
         dense = torch.tensor([0.5 * (place + 1) / std for place in range(len(tokens))])
         shaped = float((totals[row] - totals.mean()) / std) - 3.0 * (not rollout.samples.ended[row])
-        wanted = dense.clone()
-        wanted[-1] += shaped - dense.sum()
-        torch.testing.assert_close(estimates.rewards[row, : len(tokens)], wanted, atol=1e-5, rtol=1e-5)
+        expected = dense.clone()
+        expected[-1] += shaped - dense.sum()
+        torch.testing.assert_close(estimates.rewards[row, : len(tokens)], expected, atol=1e-5, rtol=1e-5)
     assert metrics["objective/score"] == pytest.approx(float(totals.mean()), rel=1e-6)
     assert metrics["rewards/each"] == pytest.approx(float(estimates.scored.per_reward[:, 0].mean()), rel=1e-6)
 
@@ -134,7 +134,7 @@ def test_reward_on_last_token_gives_same_update_as_scalar_reward(tmp_path: Path,
         return [[0.0] * (len(i) - 1) + [s] for i, s in zip(completion_ids, good(completions), strict=True)]
 
     def named(function: Any) -> Any:
-        return lambda **given: function(**given)
+        return lambda **options: function(**options)
 
     runs = [trained(tmp_path, reward_funcs=named(f), action_level=level, max_steps=2) for f in (good, last)]
     for one, other in zip(*(snapshot(run).values() for run in runs), strict=True):
@@ -148,8 +148,8 @@ def test_missing_eos_score_replaces_per_token_rewards(tmp_path: Path) -> None:
     trainer = trained(tmp_path, reward_funcs=each, missing_eos_score=-1.0, response_length=5, **PLAIN)
     [(rollout, estimates, _)] = trainer.updates
     for row, (ids, ended) in enumerate(zip(rollout.samples.token_lists(), rollout.samples.ended, strict=True)):
-        wanted = [1.0] * len(ids) if ended else [0.0] * (len(ids) - 1) + [-1.0]
-        assert estimates.rewards[row, : len(ids)].tolist() == wanted
+        expected = [1.0] * len(ids) if ended else [0.0] * (len(ids) - 1) + [-1.0]
+        assert estimates.rewards[row, : len(ids)].tolist() == expected
 
 
 # One label of a classifier
@@ -270,8 +270,8 @@ def test_custom_loader_gives_working_reward_model(own: Path, tmp_path: Path, loa
     model, tokenizer = load_reward_model(own, loader=loader), make_tokenizer()
     scorer = RewardModel(model, tokenizer, tokenizer)
     rows = [tokenizer(text)["input_ids"] for text in ("abc", "defghi")]
-    wanted = [model(torch.tensor([row])).logits[0, -1, 0] for row in rows]
-    torch.testing.assert_close(scorer.score_texts(["abc", "defghi"], ended=[False] * 2), torch.stack(wanted))
+    expected = [model(torch.tensor([row])).logits[0, -1, 0] for row in rows]
+    torch.testing.assert_close(scorer.score_texts(["abc", "defghi"], ended=[False] * 2), torch.stack(expected))
     trainer = make_trainer(tmp_path / "run", reward_model=model, max_steps=1)
     trainer.train()
     assert math.isfinite(updates_of(trainer)[0]["objective/score"])
@@ -299,11 +299,11 @@ def test_bad_reward_model_loaders_are_rejected(own: Path) -> None:
 def test_find_text_end_finds_text_after_position() -> None:
     tokenizer = make_tokenizer()
     ids = tokenizer("a:bc:d:c:")["input_ids"]
-    for text, after, wanted in (
+    for text, after, expected in (
         (":", 0, 2), (":", 1, 2), (":", 2, 5), (":", 5, 7), ("c:", 0, 5), ("c:", 5, 9), (":", 8, 9), (":", 9, None),
         ("x", 0, None),
     ):  # fmt: skip
-        assert find_text_end(tokenizer, ids, text=text, after=after) == wanted, (text, after)
+        assert find_text_end(tokenizer, ids, text=text, after=after) == expected, (text, after)
     twice = bytes_tokenizer()
     assert find_text_end(twice, twice("né.")["input_ids"], text="é", after=0) == 3
 

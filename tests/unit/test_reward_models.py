@@ -101,9 +101,9 @@ def test_encoder_batch_scores_equal_single_row_scores(samples: Samples, kind: st
         policy(p)["input_ids"] + ids if shared else tokenizer(text)["input_ids"]
         for p, ids, text in zip(PROMPTS, samples.token_lists(), texts, strict=True)
     ]
-    wanted = [alone(model, row) for row in rows]
-    assert scorer.score_samples(samples, texts).tolist() == pytest.approx(wanted, abs=1e-5)
-    assert max(wanted) - min(wanted) > 1e-3
+    expected = [alone(model, row) for row in rows]
+    assert scorer.score_samples(samples, texts).tolist() == pytest.approx(expected, abs=1e-5)
+    assert max(expected) - min(expected) > 1e-3
 
 
 @pytest.mark.attack
@@ -117,13 +117,13 @@ def test_encoder_decoder_scores_ended_and_unended_rows(samples: Samples, batch_s
         [*tokenizer(p)["input_ids"], *ids, *([] if ids[-1] == EOS else [EOS])]
         for p, ids in zip(PROMPTS, samples.token_lists(), strict=True)
     ]
-    wanted = [alone(model, row) for row in rows]
-    assert scorer.score_samples(samples, [""] * 3).tolist() == pytest.approx(wanted, abs=1e-5)
-    assert max(wanted) - min(wanted) > 1e-3
+    expected = [alone(model, row) for row in rows]
+    assert scorer.score_samples(samples, [""] * 3).tolist() == pytest.approx(expected, abs=1e-5)
+    assert max(expected) - min(expected) > 1e-3
     # An end within a conversation: another number of them in one row.
     texts = ["ab<eos>cd", "ab", "fg", "abc"]
-    wanted = [alone(model, [*tokenizer(text)["input_ids"], EOS]) for text in texts]
-    assert scorer.score_texts(texts, ended=[True, False, True, False]).tolist() == pytest.approx(wanted, abs=1e-5)
+    expected = [alone(model, [*tokenizer(text)["input_ids"], EOS]) for text in texts]
+    assert scorer.score_texts(texts, ended=[True, False, True, False]).tolist() == pytest.approx(expected, abs=1e-5)
     model.config.eos_token_id = None
     with pytest.raises(ZooError, match="has an encoder and no eos_token_id"):
         RewardModel(model, tokenizer, tokenizer)

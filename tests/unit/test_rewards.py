@@ -231,11 +231,11 @@ def test_raising_row_is_named_with_its_exception(samples: Samples, kind: str) ->
             raise KeyError("fg" if len(prompts) == 1 else "some row")
         return [0.0] * len(prompts)
 
-    def check_later(**given: Any) -> Iterator[float]:
-        yield from check(**given)
+    def check_later(**options: Any) -> Iterator[float]:
+        yield from check(**options)
 
-    async def check_slowly(**given: Any) -> list[float]:
-        return check(**given)
+    async def check_slowly(**options: Any) -> list[float]:
+        return check(**options)
 
     function = {"function": check, "generator": check_later, "coroutine": check_slowly}[kind]
     with pytest.raises(ZooError, match="raised KeyError: 'fg' on row 2, prompt 'fg'") as caught:

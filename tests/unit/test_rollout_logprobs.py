@@ -214,10 +214,10 @@ def test_probe_model_accepts_device_and_dtype(tmp_path, home):
     folder = save(tmp_path / "model", template=None)
     files = [write(tmp_path / f"{seed}.jsonl", sft(seed, prompts=12)) for seed in (1, 2)]
     command = ["probe", str(files[0]), "--against", str(files[1])]
-    done = CliRunner().invoke(
+    process = CliRunner().invoke(
         cli, [*command, "--model", str(folder), "--device", "cpu", "--dtype", "bfloat16", "--json"]
     )
-    assert done.exit_code == 0 and "word salad" not in json.loads(done.stdout)["probes"]["skipped"]
+    assert process.exit_code == 0 and "word salad" not in json.loads(process.stdout)["probes"]["skipped"]
     for flags, message in (
         (["--device", "cpu"], "give the SFT model too"),
         (["--dtype", "auto"], "give the SFT model too"),

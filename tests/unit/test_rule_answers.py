@@ -22,7 +22,7 @@ from rlhf_zoo.runs.context import RunContext
 
 def solved(completions: Sequence[str], solution: Sequence[str]) -> list[float]:
     """Reads a column that the prompts do not have."""
-    return [float(text == wanted) for text, wanted in zip(completions, solution, strict=True)]
+    return [float(text == expected) for text, expected in zip(completions, solution, strict=True)]
 
 
 @pytest.fixture(scope="module")

@@ -32,9 +32,9 @@ def model(request: pytest.FixtureRequest) -> PreTrainedModel:
         return GPT2LMHeadModel(config).eval()
 
 
-def draw(model: PreTrainedModel, prompts: Sequence[list[int]] = PROMPTS, **given: Any) -> Samples:
+def draw(model: PreTrainedModel, prompts: Sequence[list[int]] = PROMPTS, **options: Any) -> Samples:
     fields = {"keys": KEYS, "seed": SEED, "max_new_tokens": 12, "stop_ids": [EOS], "pad_id": PAD}
-    return sample(model, prompts, **fields | given)
+    return sample(model, prompts, **fields | options)
 
 
 def close(got: Tensor, wanted: Tensor) -> None:
@@ -196,9 +196,9 @@ def chi_square(tokens: Tensor, probabilities: Tensor) -> float:
     return float(((counts - expected) ** 2 / expected).sum())
 
 
-def first_tokens(model: PreTrainedModel, prompt: list[int], **given: Any) -> Samples:
+def first_tokens(model: PreTrainedModel, prompt: list[int], **options: Any) -> Samples:
     keys = [(4, i) for i in range(DRAWS)]
-    return draw(model, [prompt] * DRAWS, keys=keys, max_new_tokens=1, stop_ids=[], **given)
+    return draw(model, [prompt] * DRAWS, keys=keys, max_new_tokens=1, stop_ids=[], **options)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])

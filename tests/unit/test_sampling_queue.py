@@ -18,13 +18,13 @@ LENGTHS = [3, 40, 9, 1, 25, 9, 60, 2, 14, 33, 5, 1]
 TOKENS = 20
 
 
-def drawn(model: PreTrainedModel, stops: list[int], **given: Any) -> Samples:
+def drawn(model: PreTrainedModel, stops: list[int], **options: Any) -> Samples:
     generator = torch.Generator().manual_seed(1)
     size = model.config.vocab_size
     prompts = [torch.randint(8, size, (n,), generator=generator).tolist() for n in LENGTHS]
     prompts[5] = prompts[2]
     keys = [(0, i) for i in range(len(prompts))]
-    return sample(model, prompts, keys=keys, seed=3, max_new_tokens=TOKENS, stop_ids=stops, pad_id=0, **given)
+    return sample(model, prompts, keys=keys, seed=3, max_new_tokens=TOKENS, stop_ids=stops, pad_id=0, **options)
 
 
 def held(model: PreTrainedModel, run: Any) -> tuple[list[int], Any]:
@@ -91,11 +91,11 @@ def test_prompt_over_token_budget_is_rejected() -> None:
 
 def test_equal_prompts_share_prefill_but_sample_as_if_alone() -> None:
     model, _ = miniatures.load("Qwen3-Base")
-    given: dict[str, Any] = {"seed": 3, "max_new_tokens": 9, "stop_ids": [], "pad_id": 0}
+    settings: dict[str, Any] = {"seed": 3, "max_new_tokens": 9, "stop_ids": [], "pad_id": 0}
     prompts, keys = [[40, 41], [50, 51, 52], [40, 41], [40, 41]], [(0, i) for i in range(4)]
-    together = sample(model, prompts, keys=keys, **given)
+    together = sample(model, prompts, keys=keys, **settings)
     for row, key in enumerate(keys):
-        alone = sample(model, [prompts[row]], keys=[key], **given)
+        alone = sample(model, [prompts[row]], keys=[key], **settings)
         assert alone.token_lists()[0] == together.token_lists()[row]
         torch.testing.assert_close(alone.logprobs[0], together.logprobs[row], rtol=0, atol=1e-5)
 

@@ -156,13 +156,13 @@ def test_correlation_agrees_with_scipy(ranks):
     rng = np.random.default_rng(5)
     x = rng.normal(size=300)
     y = np.round(0.4 * x + rng.normal(size=300), 1)  # with ties
-    found = correlation(x, y, list(range(300)), seed=0, ranks=ranks, resamples=4000)
+    result = correlation(x, y, list(range(300)), seed=0, ranks=ranks, resamples=4000)
     measure = scipy_stats.spearmanr if ranks else scipy_stats.pearsonr
-    assert found.value == pytest.approx(measure(x, y).statistic, rel=1e-12)
+    assert result.value == pytest.approx(measure(x, y).statistic, rel=1e-12)
     reference = by_scipy((x, y), lambda a, b: measure(a, b).statistic, vectorized=False, n_resamples=1000)
     # Two bootstraps of this size place an end of the interval within about 0.007 of each other.
-    assert found.ci95 == pytest.approx(tuple(reference.confidence_interval), abs=0.02)
-    assert found.n == 300
+    assert result.ci95 == pytest.approx(tuple(reference.confidence_interval), abs=0.02)
+    assert result.n == 300
 
 
 def test_correlation_resamples_whole_groups():
@@ -185,9 +185,9 @@ def test_correlation_is_none_when_values_are_constant():
 
 def test_perplexity_is_per_token_with_interval_over_prompts():
     logprobs, lengths = [-2.0, -4.0, -3.0, -1.0], [2, 2, 3, 1]
-    found = bootstrap_perplexity(logprobs, lengths, [0, 0, 1, 1], seed=1)
-    assert found.value == pytest.approx(math.exp(10 / 8)) and found.n == 4
-    assert found.ci95 == pytest.approx((math.exp(4 / 4), math.exp(6 / 4)))  # of two prompts, either twice
+    result = bootstrap_perplexity(logprobs, lengths, [0, 0, 1, 1], seed=1)
+    assert result.value == pytest.approx(math.exp(10 / 8)) and result.n == 4
+    assert result.ci95 == pytest.approx((math.exp(4 / 4), math.exp(6 / 4)))  # of two prompts, either twice
     alike = bootstrap_perplexity([-1.0] * 6, [1] * 6, range(6), seed=1)
     assert (alike.value, alike.ci95) == (pytest.approx(math.e), pytest.approx((math.e, math.e)))
     with pytest.raises(ValueError, match="some prompt have none"):
@@ -220,12 +220,12 @@ def test_accuracy_interval_depends_on_answers_per_prompt():
 
 
 def test_mean_interval_covers_with_few_prompts():
-    rng, found = np.random.default_rng(1), {}
+    rng, result = np.random.default_rng(1), {}
     draws = {"normal": (rng.standard_normal, 0.0), "exponential": (rng.standard_exponential, 1.0)}
     for prompts, (name, (draw, true)) in product((20, 48, 180), draws.items()):
         bounds = [bootstrap_mean(draw(prompts), range(prompts), seed=0).ci95 for _ in range(1000)]
-        found[name, prompts] = np.mean([low <= true <= high for low, high in bounds])
-    assert found["normal", 20] >= 0.935 and found["exponential", 20] >= 0.9 and min(found.values()) >= 0.9
+        result[name, prompts] = np.mean([low <= true <= high for low, high in bounds])
+    assert result["normal", 20] >= 0.935 and result["exponential", 20] >= 0.9 and min(result.values()) >= 0.9
 
 
 def test_share_interval_covers_near_zero_and_one():
@@ -247,8 +247,8 @@ def test_share_interval_covers_near_zero_and_one():
 def test_quantile_levels_correct_for_few_groups(groups):
     """Resampling has n below the variance, and a normal's quantile: both are too narrow with few groups."""
     low, high = quantile_levels(groups)
-    wanted = scipy_stats.norm.cdf(scipy_stats.t.ppf(0.025, groups - 1) * math.sqrt(groups / (groups - 1)))
-    assert low == pytest.approx(wanted, rel=1e-12) and high == 1 - low
+    expected = scipy_stats.norm.cdf(scipy_stats.t.ppf(0.025, groups - 1) * math.sqrt(groups / (groups - 1)))
+    assert low == pytest.approx(expected, rel=1e-12) and high == 1 - low
     assert low < 0.85 * scipy_stats.norm.cdf(scipy_stats.t.ppf(0.025, groups - 1)) or groups == 40
     assert quantile_levels(1) == pytest.approx((0.025, 0.975))
 
@@ -292,5 +292,5 @@ def test_share_variance_is_at_least_that_of_independent_groups():
 def test_win_rate_counts_difference_equal_to_tolerance_as_tie():
     """So are equal numbers at no tolerance."""
     assert win_rate([1.0, 3.0, 0.0], [1.5, 1.0, 0.5], [0, 1, 2], tolerance=0.5).ties == pytest.approx(2 / 3)
-    found = win_rate([1.0, 2.0], [1.0, 1.0], [0, 1])
-    assert (found.value, found.ties) == (0.75, 0.5)
+    result = win_rate([1.0, 2.0], [1.0, 1.0], [0, 1])
+    assert (result.value, result.ties) == (0.75, 0.5)

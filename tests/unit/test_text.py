@@ -39,8 +39,8 @@ def test_words_splits_words_and_punctuation():
 )
 def test_words_splits_scripts_without_spaces_by_character(text, tokens):
     assert words(text) == tokens
-    said = [token for token in tokens if is_word(token)]
-    assert words(join_words(said)) == said and re.search(words_regex(said), text.lower())
+    kept = [token for token in tokens if is_word(token)]
+    assert words(join_words(kept)) == kept and re.search(words_regex(kept), text.lower())
     assert "".join(split_before_spaces(text)) == text
 
 

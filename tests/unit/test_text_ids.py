@@ -48,25 +48,25 @@ def test_rendered_text_gets_one_bos() -> None:
     kept = without_second_bos(rows, tokenizer, "text")["text"]
     assert [tokenizer(text)["input_ids"].count(3) for text in kept] == [1, 1]
     bare = make_tokenizer()
-    wanted = bare("<eos>ab")["input_ids"]
-    assert tokenize_text("<eos>ab", bare) == wanted, "a tokenizer that puts none keeps the text's own"
+    expected = bare("<eos>ab")["input_ids"]
+    assert tokenize_text("<eos>ab", bare) == expected, "a tokenizer that puts none keeps the text's own"
 
 
 def test_tokenize_prompt_drops_eos_that_tokenizer_appends(tmp_path: Path) -> None:
     tokenizer = ending()
     assert tokenizer("how is it")["input_ids"][-1] == 1
-    wanted = metaspace()("how is it")["input_ids"]
-    assert tokenize_prompt("how is it", tokenizer) == wanted
-    assert tokenize_prompt("how is it<eos>", tokenizer) == [*wanted, 1], "one that the text itself has stays"
-    assert tokenize_for_reward("how is it", tokenizer, ended=False) == wanted
-    assert tokenize_for_reward("how is it", tokenizer, ended=True) == [*wanted, 1]
+    expected = metaspace()("how is it")["input_ids"]
+    assert tokenize_prompt("how is it", tokenizer) == expected
+    assert tokenize_prompt("how is it<eos>", tokenizer) == [*expected, 1], "one that the text itself has stays"
+    assert tokenize_for_reward("how is it", tokenizer, ended=False) == expected
+    assert tokenize_for_reward("how is it", tokenizer, ended=True) == [*expected, 1]
     # SFT turns it off for good, as trl reads prompts by the tokenizer alone.
     line = switch_off_eos(tokenizer)
     assert line is not None and line.startswith("The tokenizer added <eos> after every text, prompts included")
     assert switch_off_eos(tokenizer) is None
     tokenizer.save_pretrained(tmp_path)
     read = AutoTokenizer.from_pretrained(tmp_path)
-    assert [one("how is it")["input_ids"] for one in (tokenizer, read)] == [wanted, wanted]
+    assert [one("how is it")["input_ids"] for one in (tokenizer, read)] == [expected, expected]
 
 
 class Looked(Exception):
@@ -90,13 +90,13 @@ def trained_on(folder: Path, monkeypatch: pytest.MonkeyPatch, rows: list[dict], 
     own = {"model_name_or_path": str(base), "dataset_name": str(data), "dataset_config": None, "use_cpu": True}
     with pytest.raises(Looked) as seen:
         sft.run(replace(make_context(folder), flags={"sft": own, "ppo": ppo}))
-    found: dict[str, Any] = seen.value.args[0]
-    return found
+    result: dict[str, Any] = seen.value.args[0]
+    return result
 
 
 def test_sft_trainer_gets_one_bos_and_no_eos_after_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = trained_on(tmp_path, monkeypatch, [{"prompt": "<s>how is it", "completion": " it is good"}])
-    ids = found["processing_class"](found["train_dataset"][0]["prompt"])["input_ids"]
+    result = trained_on(tmp_path, monkeypatch, [{"prompt": "<s>how is it", "completion": " it is good"}])
+    ids = result["processing_class"](result["train_dataset"][0]["prompt"])["input_ids"]
     assert ids == metaspace()("how is it")["input_ids"]
 
 
@@ -104,8 +104,8 @@ def test_sft_rejects_template_that_does_not_end_answers(tmp_path: Path, monkeypa
     talk = [{"messages": [*ASKED, {"role": "assistant", "content": "it is good"}]}]
     with pytest.raises(ZooError, match="The chat template does not end an answer"):
         trained_on(tmp_path / "a", monkeypatch, talk)
-    found = trained_on(tmp_path / "b", monkeypatch, talk, truncate_text=".")
-    assert found["train_dataset"][0] == talk[0], "PPO is told where an answer ends"
+    result = trained_on(tmp_path / "b", monkeypatch, talk, truncate_text=".")
+    assert result["train_dataset"][0] == talk[0], "PPO is told where an answer ends"
 
 
 def test_doctor_eos_check_handles_tokenizer_that_appends_eos() -> None:

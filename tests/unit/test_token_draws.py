@@ -32,9 +32,9 @@ def test_drawn_token_equals_float64_cumulative_sum(size: int, numbers: int) -> N
         probabilities = (torch.randn(rows, size, generator=generator) * scale).softmax(-1)
         uniform = torch.rand(rows, numbers, dtype=torch.float64, generator=generator)
         uniform[:, :2] = torch.tensor([0.0, 1 - 2**-53])
-        wanted = plain(probabilities.double().cumsum(-1), uniform)
+        expected = plain(probabilities.double().cumsum(-1), uniform)
         got = [draws._inverse_cdf_by_blocks(probabilities, each)[0] for each in uniform.T]
-        assert torch.equal(torch.stack(got, dim=1), wanted)
+        assert torch.equal(torch.stack(got, dim=1), expected)
 
 
 @settings(max_examples=30, deadline=None)

@@ -59,7 +59,7 @@ COLUMNS = {"answer": "e"}
 
 
 def begins(completions: list[str], answer: list[str], **_: Any) -> list[float]:
-    return [2.0 if one.startswith(wanted) else -1.0 for one, wanted in zip(completions, answer, strict=True)]
+    return [2.0 if one.startswith(expected) else -1.0 for one, expected in zip(completions, answer, strict=True)]
 
 
 def args(**fields: Any) -> PPOConfig:
@@ -70,11 +70,11 @@ def models() -> dict[str, PreTrainedModel]:
     return {name: make_policy(seed=seed) for name, seed in (("policy", 0), ("reference", 5), ("old", 6))}
 
 
-def traced(config: PPOConfig, *, seed: int = 1, **given: Any) -> Trace:
+def traced(config: PPOConfig, *, seed: int = 1, **options: Any) -> Trace:
     """Of three different policies, a critic from the reward model, and two rewards that weigh 1 and 0.5."""
     rewards = Rewards([RewardModel(make_reward_model(), TOKENIZER, TOKENIZER), begins], weights=[1.0, 0.5])
     parts: dict[str, Any] = {"critic": critic_from(make_reward_model()), "rewards": rewards, "columns": COLUMNS}
-    return trace(PROMPT, tokenizer=TOKENIZER, args=config, seed=seed, **models() | parts | given)
+    return trace(PROMPT, tokenizer=TOKENIZER, args=config, seed=seed, **models() | parts | options)
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -100,11 +100,11 @@ def test_trace_equals_trainer_and_definitions(tmp_path: Path, name: str) -> None
     trainer.controller, trainer.running_scores = KLController(0.7), RunningScores(4, 2.0, 9.0)
     signs: set[tuple[bool, bool]] = set()
     for seed in (1, 2, 3):
-        found = traced(
+        result = traced(
             config, seed=seed, kl_coef=0.7, old=old, critic=trainer.value_model, rewards=trainer.rewards,
             running_scores=trainer.running_scores,
         )  # fmt: skip
-        ids = [token.token_id for token in found.tokens]
+        ids = [token.token_id for token in result.tokens]
         rollout = trainer.evaluate_samples(samples_from_user([PROMPT], [ids], trainer), recompute=True)
         estimates = trainer.compute_advantages(
             rollout, trainer.score(rollout, [{"prompt": PROMPT, "input_ids": [0], "answer": "e"}])
@@ -115,25 +115,25 @@ def test_trace_equals_trainer_and_definitions(tmp_path: Path, name: str) -> None
             ("logprob", rollout.logprobs), ("ref_logprob", rollout.ref_logprobs), ("kl", k1), ("ratio", ratios),
             ("reward", estimates.rewards), ("value", estimates.values), ("advantage", estimates.advantages),
         ):  # fmt: skip
-            told, width = [getattr(token, figure) for token in found.tokens], tensor.shape[1]
+            told, width = [getattr(token, figure) for token in result.tokens], tensor.shape[1]
             assert told[:-width] == [None] * (len(told) - width)
             assert told[-width:] == pytest.approx(tensor[0].tolist(), **CLOSE), figure
-        assert found.shaped_score == pytest.approx(float(estimates.scores[0]), **CLOSE)
-        assert found.score == pytest.approx(float(estimates.scored.total[0]), **CLOSE)
-        assert found.score == pytest.approx(found.scores["reward_model"] + 0.5 * found.scores["begins"], **CLOSE)
-        assert found.kl == pytest.approx(float(k1.sum()), **CLOSE)
-        assert found.ratio == pytest.approx(float(ratios.prod()), **CLOSE)
-        assert (found.kl_coef, found.seed, found.length) == (0.7, seed, len(ids))
-        assert found.ended == (ids[-1] == EOS) == bool(rollout.samples.ended)
-        assert "".join(token.token for token in found.tokens if not token.token.startswith("<")) == found.completion
+        assert result.shaped_score == pytest.approx(float(estimates.scores[0]), **CLOSE)
+        assert result.score == pytest.approx(float(estimates.scored.total[0]), **CLOSE)
+        assert result.score == pytest.approx(result.scores["reward_model"] + 0.5 * result.scores["begins"], **CLOSE)
+        assert result.kl == pytest.approx(float(k1.sum()), **CLOSE)
+        assert result.ratio == pytest.approx(float(ratios.prod()), **CLOSE)
+        assert (result.kl_coef, result.seed, result.length) == (0.7, seed, len(ids))
+        assert result.ended == (ids[-1] == EOS) == bool(rollout.samples.ended)
+        assert "".join(token.token for token in result.tokens if not token.token.startswith("<")) == result.completion
         low = high = config.cliprange_sequence if name == "sequence" else config.cliprange
         high = high if config.cliprange_high is None else config.cliprange_high
-        assert found.cliprange == (1 - low, 1 + high)
-        acts = found.tokens[-1:] if name == "sequence" else found.tokens
+        assert result.cliprange == (1 - low, 1 + high)
+        acts = result.tokens[-1:] if name == "sequence" else result.tokens
         for action, following in zip_longest(acts, acts[1:]):
             after = config.gamma * following.value if following else 0.0
             assert action.delta == pytest.approx(action.reward + after - action.value, **CLOSE)
-            ratio = found.ratio if name == "sequence" else action.ratio
+            ratio = result.ratio if name == "sequence" else action.ratio
             signs.add((action.advantage > 0, ratio > 1))
             bad = ratio < 1 - low or ratio > (config.dual_clip or math.inf)
             assert action.clipped == (ratio > 1 + high if action.advantage > 0 else bad)
@@ -146,15 +146,15 @@ def test_trace_samples_from_its_keyed_stream() -> None:
         make_policy(), [TOKENIZER(PROMPT)["input_ids"]], keys=[(TRACE_STREAM,)], seed=4, max_new_tokens=12,
         stop_ids=[EOS], pad_id=0, temperature=1.3,
     )  # fmt: skip
-    found = traced(config, seed=4)
-    assert [token.token_id for token in found.tokens] == drawn.token_lists()[0]
-    assert found == traced(config, seed=4)
+    result = traced(config, seed=4)
+    assert [token.token_id for token in result.tokens] == drawn.token_lists()[0]
+    assert result == traced(config, seed=4)
     assert len({traced(config, seed=seed).completion for seed in range(6)}) > 1
 
 
 def test_equal_models_have_zero_kl_and_ratio_one() -> None:
-    found = traced(args(), reference=make_policy(), old=make_policy())
-    assert {(token.kl, token.ratio) for token in found.tokens} == {(0.0, 1.0)} and found.kl == 0 and found.ratio == 1
+    result = traced(args(), reference=make_policy(), old=make_policy())
+    assert {(token.kl, token.ratio) for token in result.tokens} == {(0.0, 1.0)} and result.kl == 0 and result.ratio == 1
     against = traced(args(), old=None)
     ratios = [math.exp(token.logprob - token.ref_logprob) for token in against.tokens]
     assert [token.ratio for token in against.tokens] == pytest.approx(ratios, rel=1e-5), "the reference is π_old"
@@ -199,12 +199,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_find_locates_all_models_of_a_run(run: Path) -> None:
-    found = find_traced_policy(str(run))
-    paths = [part.path for part in (found.policy, found.reference, found.old, *found.rewards)]
+    result = find_traced_policy(str(run))
+    paths = [part.path for part in (result.policy, result.reference, result.old, *result.rewards)]
     folders = ("ppo/checkpoint-3", "sft/checkpoint-4", "ppo/checkpoint-2", "reward/checkpoint-4")
     assert paths == [run / folder for folder in folders]
-    assert (found.step, found.at_start, found.trusted) == (3, False, True)
-    assert find_traced_policy(str(run / "ppo")) == found == find_traced_policy(str(run / "ppo" / "checkpoint-3"))
+    assert (result.step, result.at_start, result.trusted) == (3, False, True)
+    assert find_traced_policy(str(run / "ppo")) == result == find_traced_policy(str(run / "ppo" / "checkpoint-3"))
     assert find_traced_policy(str(run), step=1).old is None, "before the first checkpoint there is the reference"
     assert find_traced_policy(str(run), old="1").old.path == run / "ppo/checkpoint-1"
     assert find_traced_policy(str(run), old=str(run / "ppo/checkpoint-1")).old.path == run / "ppo/checkpoint-1"
@@ -220,8 +220,8 @@ def test_trace_checkpoint_equals_trace_of_its_models(run: Path) -> None:
     folders = {"policy": "ppo/checkpoint-3", "old": "ppo/checkpoint-2", "reference": "sft/checkpoint-4"}
     parts: dict[str, Any] = {name: load_causal(run / folder) for name, folder in folders.items()}
     for seed in (1, 2):
-        found = trace_checkpoint(find_traced_policy(str(run)), "cd", columns=COLUMNS, seed=seed)
-        assert found == trace(
+        result = trace_checkpoint(find_traced_policy(str(run)), "cd", columns=COLUMNS, seed=seed)
+        assert result == trace(
             "cd", **parts, critic=critic_from(run / "ppo/checkpoint-3/critic"), tokenizer=TOKENIZER, seed=seed,
             rewards=Rewards([reward, answered], weights=[1.0, 0.5]), columns=COLUMNS,
             args=args(temperature=2.0, response_length=10, gamma=1.0, lam=0.95, cliprange=0.02),
@@ -233,9 +233,9 @@ def test_trace_checkpoint_equals_trace_of_its_models(run: Path) -> None:
 
 
 def test_trace_at_step_zero_has_no_kl_and_initial_beta(run: Path) -> None:
-    found = trace_checkpoint(find_traced_policy(str(run), step=0), "cd", columns=COLUMNS)
-    assert found.kl == 0 and found.ratio == 1 and found.kl_coef == 0.05
-    assert any(token.value for token in found.tokens), "the critic is what PPO makes of the reward model"
+    result = trace_checkpoint(find_traced_policy(str(run), step=0), "cd", columns=COLUMNS)
+    assert result.kl == 0 and result.ratio == 1 and result.kl_coef == 0.05
+    assert any(token.value for token in result.tokens), "the critic is what PPO makes of the reward model"
 
 
 def test_initial_critic_from_elsewhere_needs_a_known_commit(run: Path, tmp_path: Path) -> None:
@@ -246,9 +246,9 @@ def test_initial_critic_from_elsewhere_needs_a_known_commit(run: Path, tmp_path:
     with pytest.raises(ZooError, match=r"The critic of .* started from reward at an unknown commit"):
         trace_checkpoint(find_traced_policy(str(copy), step=0), "cd", columns=COLUMNS)
     record.write(parents={**record.read()["parents"], "value": record.read()["parents"]["reward"]})
-    found = find_traced_policy(str(copy), step=0)
-    assert found.value is not None and found.value.path == copy / "reward/checkpoint-4"
-    assert trace_checkpoint(found, "cd", columns=COLUMNS).kl == 0
+    result = find_traced_policy(str(copy), step=0)
+    assert result.value is not None and result.value.path == copy / "reward/checkpoint-4"
+    assert trace_checkpoint(result, "cd", columns=COLUMNS).kl == 0
 
 
 def test_trace_rejects_missing_reward_column(run: Path) -> None:
@@ -279,20 +279,20 @@ def test_find_rejects_parents_that_were_retrained(run: Path, tmp_path: Path) -> 
     StageRecord(tmp_path / "run" / "reward").write(fingerprint="another")
     with pytest.raises(ZooError, match=r"The reward model .* neither in its run directory nor published"):
         find_traced_policy(str(tmp_path / "run"))
-    found = find_traced_policy(str(tmp_path / "run"), reward=str(run / "reward/checkpoint-4"))
-    assert [one.path for one in found.rewards] == [run / "reward/checkpoint-4"]
+    result = find_traced_policy(str(tmp_path / "run"), reward=str(run / "reward/checkpoint-4"))
+    assert [one.path for one in result.rewards] == [run / "reward/checkpoint-4"]
 
 
 def test_trace_rejects_different_tokenizer_and_missing_critic(run: Path, tmp_path: Path) -> None:
-    found = find_traced_policy(str(run))
+    result = find_traced_policy(str(run))
     shutil.copytree(run / "ppo/checkpoint-2", tmp_path / "old")
     (tmp_path / "old" / "COMPLETE").unlink()  # it says what training saved, and this is to be another
     make_tokenizer("lkjihgfedcba:;").save_pretrained(tmp_path / "old")
     other = Checkpoint("other", tmp_path / "old")
     with pytest.raises(ZooError, match=r"other has a different tokenizer from .*checkpoint-3, so their log-probab"):
-        trace_checkpoint(replace(found, old=other), "cd", columns=COLUMNS)
+        trace_checkpoint(replace(result, old=other), "cd", columns=COLUMNS)
     shutil.rmtree(tmp_path / "old" / "critic")
-    lost = replace(found, policy=other, reference=other, old=None)
+    lost = replace(result, policy=other, reference=other, old=None)
     with pytest.raises(ZooError, match=r"other has no critic in critic/, .* train with `push_critic: true`"):
         trace_checkpoint(lost, "cd", columns=COLUMNS)
 
@@ -332,9 +332,9 @@ def hub(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str,
 
 
 def test_trace_of_repository_equals_trace_of_its_run(run: Path, hub: dict[str, Path]) -> None:
-    found = find_traced_policy("local/toy-ppo")
-    assert (found.step, found.trusted, found.old.name) == (3, False, "local/toy-ppo@step-000002")
-    ours = trace_checkpoint(found, "cd", columns=COLUMNS, reward_funcs=["toy_run:answered"])
+    result = find_traced_policy("local/toy-ppo")
+    assert (result.step, result.trusted, result.old.name) == (3, False, "local/toy-ppo@step-000002")
+    ours = trace_checkpoint(result, "cd", columns=COLUMNS, reward_funcs=["toy_run:answered"])
     assert ours == trace_checkpoint(find_traced_policy(str(run)), "cd", columns=COLUMNS)
     second = find_traced_policy("local/toy-ppo", step=2)
     assert second == find_traced_policy("local/toy-ppo@step-000002")
@@ -346,14 +346,14 @@ def test_trace_of_repository_equals_trace_of_its_run(run: Path, hub: dict[str, P
 
 
 def test_trace_imports_no_code_named_by_download_unless_asked(hub: dict[str, Path]) -> None:
-    found = find_traced_policy("local/toy-ppo")
+    result = find_traced_policy("local/toy-ppo")
     with pytest.raises(ZooError, match="also rewarded by toy_run:answered, but code that a download names"):
-        trace_checkpoint(found, "cd")
+        trace_checkpoint(result, "cd")
     unweighted = {"reward_funcs": ["no_such_module:f"], "reward_weights": [1.0, 0.0]}
-    evil = replace(found, resolved={**found.resolved, **unweighted})
+    evil = replace(result, resolved={**result.resolved, **unweighted})
     assert set(trace_checkpoint(evil, "cd").scores) == {"reward_model"}, "a reward with weight 0 is left out"
     with pytest.raises(ZooError, match=r"--reward_funcs names os:system, but the reward functions of .* are toy_run:"):
-        trace_checkpoint(found, "cd", reward_funcs=["os:system"])
+        trace_checkpoint(result, "cd", reward_funcs=["os:system"])
 
 
 def test_find_accepts_working_directory(run: Path, hub: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -392,9 +392,9 @@ def test_find_rejects_repositories_without_ppo_run(
     ],
 )
 def test_trace_validates_settings_of_downloads(hub: dict[str, Path], change: dict[str, Any], message: str) -> None:
-    found = find_traced_policy("local/toy-ppo")
+    result = find_traced_policy("local/toy-ppo")
     with pytest.raises(ZooError, match=message):
-        trace_checkpoint(replace(found, resolved={**found.resolved, **change}), "cd")
+        trace_checkpoint(replace(result, resolved={**result.resolved, **change}), "cd")
 
 
 def test_trace_rejects_malformed_ppo_state(hub: dict[str, Path]) -> None:
@@ -417,17 +417,17 @@ def printed(found: Trace, width: int = 140) -> str:
 
 
 def test_trace_table_shows_every_token_without_markup() -> None:
-    found = traced(args())
-    first = replace(found.tokens[0], token="[bold]x[/bold]\x1b[2J")
-    shown = printed(replace(found, prompt="[link]", completion="[/nonsense]", tokens=(first, *found.tokens[1:])))
+    result = traced(args())
+    first = replace(result.tokens[0], token="[bold]x[/bold]\x1b[2J")
+    shown = printed(replace(result, prompt="[link]", completion="[/nonsense]", tokens=(first, *result.tokens[1:])))
     assert "'[bold]x[/bold]\\x1b[2J'" in shown and "\x1b[2J" not in shown
     assert "'[link]' → '[/nonsense]'" in shown and "[red]local/x[/], step 3" in shown
     lines = [line for line in shown.splitlines() if line.rstrip().endswith((" yes", " no"))]
-    assert len(lines) == found.length
-    for line, token in zip(lines[1:], found.tokens[1:], strict=True):
+    assert len(lines) == result.length
+    for line, token in zip(lines[1:], result.tokens[1:], strict=True):
         assert line.split()[:3] == [repr(token.token), f"{token.logprob:.3f}", f"{token.ref_logprob:.3f}"]
         assert line.split()[-1] == ("yes" if token.clipped else "no")
-    assert f"ΣKL {found.kl:.3f} nats, β 0.2" in shown and f"score {found.score:.3f} (" in shown
+    assert f"ΣKL {result.kl:.3f} nats, β 0.2" in shown and f"score {result.score:.3f} (" in shown
     assert "Training whitens advantages over a batch" in shown
     bandit = printed(traced(args(action_level="sequence")))
     assert "the completion is one action" in bandit
@@ -436,12 +436,12 @@ def test_trace_table_shows_every_token_without_markup() -> None:
 
 def test_trace_json_is_strict_and_complete(run: Path) -> None:
     subject = find_traced_policy(str(run))
-    found = trace_checkpoint(subject, "cd", columns=COLUMNS)
-    told = json.loads(json.dumps(to_document(found, subject), allow_nan=False))
-    assert told.keys() == {"prompt", "completion", "tokens", "totals", "models"}
-    assert [one["logprob"] for one in told["tokens"]] == [token.logprob for token in found.tokens]
-    assert told["totals"]["kl"] == found.kl and told["models"]["old"].endswith("checkpoint-2")
-    nowhere = replace(found, scores={"answered": None})
+    result = trace_checkpoint(subject, "cd", columns=COLUMNS)
+    document = json.loads(json.dumps(to_document(result, subject), allow_nan=False))
+    assert document.keys() == {"prompt", "completion", "tokens", "totals", "models"}
+    assert [one["logprob"] for one in document["tokens"]] == [token.logprob for token in result.tokens]
+    assert document["totals"]["kl"] == result.kl and document["models"]["old"].endswith("checkpoint-2")
+    nowhere = replace(result, scores={"answered": None})
     assert "answered does not apply" in printed(nowhere) and nowhere.to_json()["totals"]["scores"] == {"answered": None}
 
 
@@ -465,10 +465,10 @@ def test_trace_reads_conversation_through_chat_template() -> None:
     )
     turns = typed_prompt('[{"role": "system", "content": "d"}, {"role": "user", "content": "e"}]')
     parts = {**models(), "critic": make_policy(), "rewards": Rewards([good]), "args": args()}
-    found = trace(turns, tokenizer=tokenizer, **parts)
+    result = trace(turns, tokenizer=tokenizer, **parts)
     expected = trace("adbec", tokenizer=TOKENIZER, **parts)
-    assert found.tokens == expected.tokens and found.completion == expected.completion
-    assert found.to_json()["prompt"] == turns
+    assert result.tokens == expected.tokens and result.completion == expected.completion
+    assert result.to_json()["prompt"] == turns
 
 
 def test_trace_command_prints_json_and_reports_bad_input(
@@ -478,8 +478,8 @@ def test_trace_command_prints_json_and_reports_bad_input(
         cli.main(["trace", str(run), "--prompt", "cd", *given], standalone_mode=False)
 
     command("--json", "--columns", '{"answer": "e"}')
-    told = json.loads(capsys.readouterr().out)
-    assert told["totals"]["kl"] == pytest.approx(sum(token["kl"] for token in told["tokens"]), abs=1e-12)
+    document = json.loads(capsys.readouterr().out)
+    assert document["totals"]["kl"] == pytest.approx(sum(token["kl"] for token in document["tokens"]), abs=1e-12)
     for given, message in (
         (("--columns", "{x"), "--columns is '{x', which is not JSON"),
         (("--columns", "[1]"), "--columns is '[1]', which is not a JSON object"),
@@ -491,8 +491,8 @@ def test_trace_command_prints_json_and_reports_bad_input(
     ):
         with pytest.raises(ZooError, match=re.escape(message)):
             command(*given)
-    done = zoo("trace", "runs/none", "--prompt", "cd", home=tmp_path, cwd=tmp_path)
-    assert done.returncode == 2 and done.stdout == ""
-    (said,) = errors(done.stderr)
-    assert said.startswith("Error: runs/none is not a run directory, and the embedded Hub has no repository of this n")
-    assert said.endswith(": pass runs/RECIPE or NAMESPACE/NAME.")
+    process = zoo("trace", "runs/none", "--prompt", "cd", home=tmp_path, cwd=tmp_path)
+    assert process.returncode == 2 and process.stdout == ""
+    (output,) = errors(process.stderr)
+    assert output.startswith("Error: runs/none is not a run directory, and the embedded Hub has no repository of")
+    assert output.endswith(": pass runs/RECIPE or NAMESPACE/NAME.")

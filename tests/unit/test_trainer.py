@@ -116,7 +116,7 @@ def test_update_equals_formulas_computed_row_by_row(tmp_path: Path) -> None:
     passes = [sgd_pass(plain, rows, old_logps, values, advantages, returns) for _ in range(2)]
     seen = {name: sum(figures[name] for figures in passes) / 2 for name in passes[0]}
 
-    wanted = seen | {
+    expected = seen | {
         "loss": seen["loss/policy"] + 0.5 * seen["loss/value"],
         "objective/score": sum(head) / 8,
         "objective/shaped_score": sum(scores) / 8,
@@ -133,7 +133,7 @@ def test_update_equals_formulas_computed_row_by_row(tmp_path: Path) -> None:
         "learning_rate": 0.3,
     }
     assert seen["policy/clipfrac"] > 0 and seen["value/clipfrac"] > 0 and seen["grad_norm/policy"] > 0.1
-    for name, number in wanted.items():
+    for name, number in expected.items():
         assert metrics[name] == pytest.approx(number, rel=2e-5, abs=2e-6), name
     flat = [torch.tensor([x for row in rows for x in row]) for rows in (values, returns)]
     explained = 1 - float((flat[1] - flat[0]).var() / flat[1].var())
@@ -150,10 +150,11 @@ def test_update_equals_formulas_computed_row_by_row(tmp_path: Path) -> None:
 def test_explained_variance_quarters_split_response_length() -> None:
     values, returns = torch.tensor([[0.0, 1, 2, 3, 5], [4.0, 4, 1, 2, 2]]), torch.tensor([[1.0, 1, 2, 4, 4], [3.0] * 5])
     mask = torch.tensor([[True] * 5, [True] * 4 + [False]])
-    found = critic_health(values, returns, mask, length=10)
-    quarters = [found[f"critic/explained_variance/quarter_{part}"] for part in (1, 2, 3, 4)]
-    wanted = [float(F.explained_variance(values[:, at], returns[:, at], mask[:, at])) for at in (slice(3), slice(3, 6))]
-    assert quarters[:2] == wanted and all(math.isnan(each) for each in quarters[2:])
+    result = critic_health(values, returns, mask, length=10)
+    quarters = [result[f"critic/explained_variance/quarter_{part}"] for part in (1, 2, 3, 4)]
+    parts = [[x[:, at] for x in (values, returns, mask)] for at in (slice(3), slice(3, 6))]
+    expected = [float(F.explained_variance(*part)) for part in parts]
+    assert quarters[:2] == expected and all(math.isnan(each) for each in quarters[2:])
 
 
 def test_reward_functions_get_grpo_arguments_and_weights(tmp_path: Path) -> None:
@@ -176,10 +177,10 @@ def test_reward_functions_get_grpo_arguments_and_weights(tmp_path: Path) -> None
     }  # fmt: skip
     assert call["ids"] == rollout.samples.token_lists() and call["trainer_state"] is trainer.state
     assert call["completions"] == trainer.processing_class.batch_decode(call["ids"], skip_special_tokens=True)
-    wanted = [
+    expected = [
         0.5 * len(ids) + (0.0 if t % 2 else 20.0) for ids, t in zip(call["ids"], call["topic"], strict=True)
     ]  # fmt: skip
-    assert estimates.scored.total.tolist() == pytest.approx(wanted)
+    assert estimates.scored.total.tolist() == pytest.approx(expected)
     [metrics] = updates_of(trainer)
     assert metrics["rewards/sometimes"] == 10 and metrics["rewards/length"] == metrics["completions/length"]
 
@@ -236,8 +237,8 @@ def test_whitening_keeps_reward_mean_and_k3_is_charged_but_k1_reported(tmp_path:
     assert one["objective/non_score_reward"] == pytest.approx(float(-0.3 * k3.mean()), rel=1e-5)
     assert (estimates.rewards.sum(1).double() - estimates.scores + 0.3 * k3).abs().max() < 1e-5
     raw, scaled = (t.updates[0][1].rewards[rollout.mask].double() for t in (plain, white))
-    wanted = (raw - raw.mean()) / raw.std() + raw.mean()
-    assert (scaled - wanted).abs().max() < 1e-5 and scaled.std() == pytest.approx(1, abs=1e-4)
+    expected = (raw - raw.mean()) / raw.std() + raw.mean()
+    assert (scaled - expected).abs().max() < 1e-5 and scaled.std() == pytest.approx(1, abs=1e-4)
     # What is reported stays in the units of the reward.
     for name in ("objective/non_score_reward", "objective/rlhf_reward", "objective/score", "objective/kl"):
         assert one[name] == two[name], name
@@ -341,5 +342,5 @@ def test_sampling_temperature_applies_to_all_logprobs(tmp_path: Path) -> None:
     [(prompt, completion), *_] = rows_of(rollout)
     with torch.no_grad():
         logits = make_policy()(input_ids=torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1] / 0.5
-    wanted = logits.log_softmax(-1)[range(len(completion)), completion]
-    assert rollout.logprobs[0, : len(completion)].tolist() == pytest.approx(wanted.tolist(), abs=1e-5)
+    expected = logits.log_softmax(-1)[range(len(completion)), completion]
+    assert rollout.logprobs[0, : len(completion)].tolist() == pytest.approx(expected.tolist(), abs=1e-5)

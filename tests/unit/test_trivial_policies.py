@@ -17,8 +17,8 @@ PPO = [" is good, and i love it.", " lasts two days, and i love it.", " is super
 
 
 def test_choose_picks_constants_ending_and_shuffle() -> None:
-    found = choose_policies(SFT, PPO, favorite=" is superb.")
-    assert [(one.kind, one.text) for one in found] == [
+    result = choose_policies(SFT, PPO, favorite=" is superb.")
+    assert [(one.kind, one.text) for one in result] == [
         ("constant", " is good."),
         ("constant", " is superb."),
         ("ending", " and i love it."),
@@ -48,6 +48,6 @@ def score(kind: str, low: float) -> TrivialScore:
 
 def test_judge_is_winnable_only_by_a_constant() -> None:
     assert not TrivialScores([score("constant", 0.49), score("ending", 0.8), score("shuffled", 0.7)]).winnable
-    found = TrivialScores([score("constant", 0.51), score("constant", 0.6), score("constant", 0.2)])
-    assert found.winnable
-    assert found.to_json()["winnable_by_a_constant"] is True
+    result = TrivialScores([score("constant", 0.51), score("constant", 0.6), score("constant", 0.2)])
+    assert result.winnable
+    assert result.to_json()["winnable_by_a_constant"] is True

@@ -71,12 +71,12 @@ def test_reward_scores_texts_and_conversations_alike(reward: Any) -> None:
     texts = ["42", "the answer is 42", "no", ""]
     rest: dict[str, Any] = {"answer": ["42", "42", "7", None], "completion_ids": [[1, 1], [1] * 6, [2], []]}
     if isinstance(reward, NumericMatch):
-        wanted = [1.0, 1.0, 0.0, None]
+        expected = [1.0, 1.0, 0.0, None]
     elif isinstance(reward, ExactMatch):
-        wanted = [1.0, 0.0, 0.0, None]
+        expected = [1.0, 0.0, 0.0, None]
     else:
-        wanted = reward([""] * 4, texts, **rest)
-    assert score(reward, *texts, **rest) == wanted == score(reward, *(chat("7", text) for text in texts), **rest)
+        expected = reward([""] * 4, texts, **rest)
+    assert score(reward, *texts, **rest) == expected == score(reward, *(chat("7", text) for text in texts), **rest)
 
 
 def test_text_of_reads_last_message_and_text_parts() -> None:
@@ -90,8 +90,8 @@ def test_text_of_reads_last_message_and_text_parts() -> None:
 def test_recipes_load_every_reward_by_name() -> None:
     """What pyproject.toml registers: ready-made objects where none needs a setting, else the class."""
     for name, target in ENTRIES.items():
-        found = load_object(target, group="rlhf_zoo.rewards")
-        made = found if name not in ("format_match", "soft_overlong") else None
+        result = load_object(target, group="rlhf_zoo.rewards")
+        made = result if name not in ("format_match", "soft_overlong") else None
         assert made is None or made.__name__ == name
     kinds = {load_object(target, group="rlhf_zoo.rewards") for target in ENTRIES.values()}
     kinds = {kind if isinstance(kind, type) else type(kind) for kind in kinds}
@@ -313,8 +313,8 @@ def test_repetition_counts_repeated_ngrams_and_equals_trl() -> None:
         ours = score(Repetition(n=n), *[""] * 50, completion_ids=many)
         assert ours == pytest.approx(get_repetition_penalty_reward(n)(completion_ids=many), abs=1e-12)
         texts = [" ".join(map(str, row)) for row in many]
-        wanted = [-evaluation_text.repetition(text, n) for text in texts]
-        assert score(Repetition(n=n, unit="words"), *texts) == pytest.approx(wanted, abs=1e-12)
+        expected = [-evaluation_text.repetition(text, n) for text in texts]
+        assert score(Repetition(n=n, unit="words"), *texts) == pytest.approx(expected, abs=1e-12)
     assert Repetition().n == 4
 
 
@@ -349,11 +349,11 @@ def test_verifiable_rewards_reject_bad_settings(make: Any, message: str) -> None
 
 
 def test_rewards_have_strict_and_lenient_readings() -> None:
-    said = ["so 42", "#### 42", "#### 41, no: 42", "\\boxed{42}", "none"]
-    answers = {"answer": ["6 times 7 #### 42"] * len(said)}
+    messages = ["so 42", "#### 42", "#### 41, no: 42", "\\boxed{42}", "none"]
+    answers = {"answer": ["6 times 7 #### 42"] * len(messages)}
 
     def read(reward: Any) -> list[list[float]]:
-        return [rule(prompts=said, completions=said, **answers) for rule in (reward.strict, reward.lenient)]
+        return [rule(prompts=messages, completions=messages, **answers) for rule in (reward.strict, reward.lenient)]
 
     assert read(NumericMatch()) == [[0, 1, 0, 0, 0], [1, 1, 1, 1, 0]]
     assert read(NumericMatch(marker="so")) == [[1, 0, 0, 0, 0], [1, 1, 1, 1, 0]]

@@ -198,9 +198,9 @@ def test_cast_writes_vote_to_disk_without_waiting_for_hub(journal, caplog):
     box.cast(vote)  # the thread does not even run
     assert box.unsent_ids() == [vote.id] and VoteBox(store, journal).votes() == [vote]
     with box:
-        began = time.monotonic()
+        start = time.monotonic()
         box.cast(make_vote())
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - start < 1
         with pytest.raises(ZooError, match=r"2 votes for local/votes are not on the Hub yet \(it is slow\)"):
             box.drain(0.1)
         store.refuse = [OSError("no route")] * 1000
@@ -222,9 +222,9 @@ def test_vote_box_retries_when_hub_fails(journal, caplog):
         box.drain(10)
     # The thread has ended, so it has also recorded its success.
     assert (store.calls, len(store.ids), box.send_problem) == (5, 1, None)
-    said = [record.getMessage() for record in caplog.records]
-    assert said.count("Votes were not sent to local/votes (no route); they will be later.") == 1
-    assert "local/votes answers again: votes are sent." in said
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages.count("Votes were not sent to local/votes (no route); they will be later.") == 1
+    assert "local/votes answers again: votes are sent." in messages
 
 
 @pytest.mark.parametrize("moment", ["begun", "half forgotten"])
@@ -287,8 +287,8 @@ def test_vote_box_sets_aside_directory_named_like_a_vote(journal, caplog, folder
         box.drain(20)
     assert (store.ids, box.unsent_ids(), box.votes()) == ([vote.id], [], [vote])
     assert len(list((journal / folder).glob("*.unreadable/inside"))) == 2
-    said = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
-    assert len(said) == 2 and all("it is a folder" in line for line in said)
+    messages = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert len(messages) == 2 and all("it is a folder" in line for line in messages)
 
 
 @pytest.mark.parametrize("name", ["lock", "sent"])
@@ -320,12 +320,12 @@ def test_votes_reject_bad_journal_and_repository_name(journal):
 def test_preference_rate_matches_hand_computation():
     """Many prompts, one vote each: the bootstrap comes to the normal interval of a binomial."""
     scores = [1.0] * 60 + [0.5] * 20 + [0.0] * 20
-    found = preference_rate(scores, range(100))
-    assert (found.value, found.n, found.ties) == (0.7, 100, 0.2)
+    result = preference_rate(scores, range(100))
+    assert (result.value, result.n, result.ties) == (0.7, 100, 0.2)
     # The variance of a score is 0.6 + 0.25·0.2 − 0.7² = 0.16, so the interval is 0.7 ± 1.96·0.04.
-    assert found.ci95 == pytest.approx((0.7 - 0.0784, 0.7 + 0.0784), abs=0.008)
+    assert result.ci95 == pytest.approx((0.7 - 0.0784, 0.7 + 0.0784), abs=0.008)
     thrice = preference_rate(scores * 3, [*range(100)] * 3)
-    assert (thrice.n, thrice.ci95) == (300, pytest.approx(found.ci95)), "prompts count, not votes"
+    assert (thrice.n, thrice.ci95) == (300, pytest.approx(result.ci95)), "prompts count, not votes"
 
 
 def test_bradley_terry_of_two_players_matches_hand_computation():
@@ -350,11 +350,11 @@ def test_elo_intervals_match_hand_computation(prompts, each, within):
     """6 of 10 won: the difference has the variance 1/(n·0.6·0.4), and a player is half of it from the mean."""
     scores = [1.0, 1.0, 1.0, 0.0, 0.0] * (prompts // 5) * each
     on = [*range(prompts)] * each
-    found = fit_elo(["a"] * len(on), ["b"] * len(on), scores, on, seed=1, prior=1e-6, resamples=200)
+    result = fit_elo(["a"] * len(on), ["b"] * len(on), scores, on, seed=1, prior=1e-6, resamples=200)
     theta, error = math.log(1.5) / 2, 1 / math.sqrt(prompts * 0.24) / 2
-    assert found["a"].value == pytest.approx(1000 + theta * ELO_SCALE, abs=0.01) and found["a"].n == len(on)
-    for bound, sign in zip(found["a"].ci95, (-1, 1), strict=True):
-        assert (bound - found["a"].value) / ELO_SCALE == pytest.approx(sign * 1.96 * error, rel=within)
+    assert result["a"].value == pytest.approx(1000 + theta * ELO_SCALE, abs=0.01) and result["a"].n == len(on)
+    for bound, sign in zip(result["a"].ci95, (-1, 1), strict=True):
+        assert (bound - result["a"].value) / ELO_SCALE == pytest.approx(sign * 1.96 * error, rel=within)
 
 
 def votes_between(n_ppo: int, n_sft: int, n_tie: int, n_bad: int, **models) -> list[Vote]:
@@ -362,12 +362,12 @@ def votes_between(n_ppo: int, n_sft: int, n_tie: int, n_bad: int, **models) -> l
     ppo = dataclasses.replace(PPO, **models.get("ppo", {}))
     sft = dataclasses.replace(SFT, **models.get("sft", {}))
     kinds = ["ppo"] * n_ppo + ["sft"] * n_sft + ["tie"] * n_tie + ["both_bad"] * n_bad
-    found = []
+    results = []
     for i, kind in enumerate(kinds):
         left, right = (ppo, sft) if i % 2 else (sft, ppo)
         verdict = kind if kind in ("tie", "both_bad") else ("left" if left.role == kind else "right")
-        found.append(make_vote(verdict, left=left, right=right, prompt=f"prompt {i}"))
-    return found
+        results.append(make_vote(verdict, left=left, right=right, prompt=f"prompt {i}"))
+    return results
 
 
 def test_votes_on_equivalent_prompts_count_as_one_prompt():
@@ -383,16 +383,16 @@ def test_votes_on_equivalent_prompts_count_as_one_prompt():
 
 def test_summary_matches_hand_computation():
     votes = votes_between(30, 10, 20, 5)
-    found = summarize_votes([*votes, *votes], seed=1)  # each comes twice, as from the journal and from the Hub
-    assert found["votes"] == 65 and json.dumps(found)
-    assert found["counts"] == {"ppo": 30, "sft": 10, "tie": 20, "both_bad": 5}
-    assert (found["win_rate"]["value"], found["win_rate"]["n"]) == (40 / 60, 60), "both bad is left out"
-    assert found["win_rate"]["ties"] == pytest.approx(1 / 3)
-    assert found["left"]["n"] == 40
-    pair = found["pairs"][0]
+    result = summarize_votes([*votes, *votes], seed=1)  # each comes twice, as from the journal and from the Hub
+    assert result["votes"] == 65 and json.dumps(result)
+    assert result["counts"] == {"ppo": 30, "sft": 10, "tie": 20, "both_bad": 5}
+    assert (result["win_rate"]["value"], result["win_rate"]["n"]) == (40 / 60, 60), "both bad is left out"
+    assert result["win_rate"]["ties"] == pytest.approx(1 / 3)
+    assert result["left"]["n"] == 40
+    pair = result["pairs"][0]
     assert pair["ppo"] == {"role": "ppo", "repo": "local/toy-ppo", "commit": COMMIT, "tag": "step-000040"}
-    assert pair["win_rate"] == found["win_rate"]
-    best, other = found["elo"]
+    assert pair["win_rate"] == result["win_rate"]
+    best, other = result["elo"]
     assert (best["role"], other["role"], best["elo"]["n"]) == ("ppo", "sft", 60)
     # Ties are half a win each: odds of 40 to 20; the prior of one game each draws it in a little.
     assert best["elo"]["value"] - other["elo"]["value"] == pytest.approx(400 * math.log10(2), abs=3)
@@ -412,24 +412,24 @@ def test_summary_groups_revisions_by_commit_and_names_newest_tag():
     early = votes_between(2, 8, 0, 0, ppo={"commit": "a" * 40, "tag": "step-000010"})
     late = votes_between(9, 1, 0, 0, ppo={"commit": "b" * 40, "tag": "step-000040"})
     moved = votes_between(3, 0, 0, 0, ppo={"commit": "b" * 40, "tag": "best"})
-    found = summarize_votes([*early, *late, *moved])
-    assert [(pair["ppo"]["tag"], sum(pair["counts"].values())) for pair in found["pairs"]] == [
+    result = summarize_votes([*early, *late, *moved])
+    assert [(pair["ppo"]["tag"], sum(pair["counts"].values())) for pair in result["pairs"]] == [
         ("best", 13), ("step-000010", 10),
     ]  # fmt: skip
-    assert [row["commit"][0] for row in found["elo"]] == ["b", COMMIT[::-1][0], "a"]
-    assert {row["among"] for row in found["elo"]} == {0}
+    assert [row["commit"][0] for row in result["elo"]] == ["b", COMMIT[::-1][0], "a"]
+    assert {row["among"] for row in result["elo"]} == {0}
 
 
 def test_elo_scales_are_separate_for_unlinked_models():
     one = votes_between(6, 2, 0, 0)
     other = votes_between(1, 2, 0, 0, ppo={"repo": "x/ppo"}, sft={"repo": "x/sft"})
-    found = summarize_votes([*one, *other])["elo"]
-    assert [row["among"] for row in found] == [0, 0, 1, 1]
+    result = summarize_votes([*one, *other])["elo"]
+    assert [row["among"] for row in result] == [0, 0, 1, 1]
     for among in (0, 1):
-        assert np.mean([row["elo"]["value"] for row in found if row["among"] == among]) == pytest.approx(1000)
+        assert np.mean([row["elo"]["value"] for row in result if row["among"] == among]) == pytest.approx(1000)
 
 
 def test_votes_between_two_ppo_checkpoints_count_for_elo_only():
     early = dataclasses.replace(PPO, commit="a" * 40, completion="early")
-    found = summarize_votes([make_vote("left", left=PPO, right=early)])
-    assert found["votes"] == 1 and found["win_rate"] is None and found["pairs"] == [] and len(found["elo"]) == 2
+    result = summarize_votes([make_vote("left", left=PPO, right=early)])
+    assert result["votes"] == 1 and result["win_rate"] is None and result["pairs"] == [] and len(result["elo"]) == 2
