@@ -7,6 +7,7 @@ import yaml
 from click.testing import CliRunner
 
 from rlhf_zoo.cli.plan import plan as plan_command
+from rlhf_zoo.errors import ZooError
 from rlhf_zoo.pipeline.plan.devices import parse_device
 from rlhf_zoo.pipeline.plan.plan import make_plan
 from rlhf_zoo.pipeline.plan.result import StagePlan
@@ -56,7 +57,9 @@ def test_tiny_world_has_the_steps_of_its_runs() -> None:
     assert steps_of(recipe) == {"sft": 1500, "reward": 125, "ppo": 40}
     assert steps_of(recipe, {"sft": {"packing": True}})["sft"] is None
     assert steps_of(recipe, {"recipe": {"corpus_args": {"lines": 600}}})["sft"] is None, "zoo.yaml is of other rows"
-    assert steps_of(recipe, {"sft": {"max_steps": 7}}, {"sft": 640})["sft"] == 7
+    assert steps_of(recipe, {"sft": {"max_steps": 7}})["sft"] == 7
+    with pytest.raises(ZooError, match=r"^--rows is given for sft, whose steps max_steps sets: leave out --rows sft,"):
+        steps_of(recipe, {"sft": {"max_steps": 7}}, {"sft": 640})
     assert steps_of(recipe, rows={"sft": 640})["sft"] == 80
 
 
@@ -88,7 +91,5 @@ def test_lines_of_a_local_file_are_counted(tmp_path) -> None:
 
 @pytest.mark.parametrize("value", ["ppo=3", "sft", "sft=0", "sft=many"])
 def test_rows_that_are_no_number_of_a_stage_are_refused(value) -> None:
-    from rlhf_zoo.errors import ZooError
-
     with pytest.raises(ZooError, match=r"^--rows is .*: name one of sft, reward, as in --rows sft=10000\.$"):
         CliRunner().invoke(plan_command, ["tiny-world", "--rows", value], catch_exceptions=False)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ...errors import ZooError
 from ...runs.recipe import Recipe
 from ...runs.settings.declared import declared_keys
 from ...runs.settings.key_classes import effective_keys
@@ -34,10 +35,18 @@ def with_steps(
 
     Returns:
         The plan. Stages whose number of steps is set by their keys stay as they are.
+
+    Raises:
+        ZooError: `given_rows` names such a stage.
     """
     stages, assumptions = [], list(plan.assumptions)
     for stage in plan.stages:
         epochs = stage.batch.get("epochs")
+        if epochs is None and stage.stage in given_rows:
+            raise ZooError(
+                f"--rows is given for {stage.stage}, whose steps max_steps sets: leave out --rows {stage.stage}, or "
+                f"set --{stage.stage}.max_steps -1."
+            )
         rows = None if epochs is None else _find_rows(recipe, flags, stage.stage, given_rows)
         if rows is None:
             stages.append(stage)
