@@ -110,6 +110,10 @@ def probe(
     Example:
       rlhf-zoo probe rollouts.jsonl --against sft.jsonl --model ./sft-model
     """
+    if html is not None and html.exists():
+        inputs = [path for path in (completions, against, labeled, own_pairs) if path is not None]
+        if any(html.samefile(path) for path in inputs):
+            raise click.BadParameter(f"{html} is one of the files to read: name another file.", param_hint="--html")
     from ..evaluation.rollout_probe import probe as run_probes
     from ..hub.client.connect import DEFAULT_HUB
 
@@ -211,6 +215,11 @@ def _judge_lines(result: RolloutFindings) -> list[str]:
             lines.append(
                 f"The judge orders {accuracy.value:.3f} [{low:.3f}, {high:.3f}] of {accuracy.n} {title} correctly."
             )
+    if check and check.own and check.own.label_win_rate is not None:
+        wins, (low, high) = check.own.label_win_rate, check.own.label_win_rate.ci95
+        lines.append(
+            f"The labels of the own pairs prefer the policy in {wins.value:.3f} [{low:.3f}, {high:.3f}] of {wins.n}."
+        )
     if check and check.independent is not None:
         lines.append(f"The judge's errors are {'independent of' if check.independent else 'shared with'} the reward's.")
     return lines

@@ -22,6 +22,8 @@ _JUDGE_IS_REWARD = (
     "checks answers."
 )
 
+#: A program that checks answers gives few different rewards; a reward model gives nearly every answer its own.
+MAX_VERIFIED_VALUES = 20
 #: Page that names a remedy for each verdict and each family of probes.
 REMEDIES = "https://github.com/rlhf-zoo/rlhf-zoo/blob/main/docs/reward-up-text-worse.md"
 _TRAIN_AGAIN = (
@@ -285,8 +287,19 @@ def group_sides(policy: Completions, sft: Completions) -> tuple[Completions, Com
 
 
 def _mark_right_answers(policy: Completions, sft: Completions) -> tuple[Completions, Completions]:
-    """Marks the completions with the highest reward on either side as verified, if that reward is above 0."""
-    highest = max((reward for side in (policy, sft) for reward in side.rewards or ()), default=0.0)
+    """Marks the completions with the highest reward on either side as verified, if that reward is above 0.
+
+    Raises:
+        ZooError: The rewards are those of a model: nearly all of them differ.
+    """
+    rewards = [reward for side in (policy, sft) for reward in side.rewards or ()]
+    values = len(set(rewards))
+    if policy.rewards and sft.rewards and values > max(MAX_VERIFIED_VALUES, len(rewards) / 2):
+        raise ZooError(
+            f"--verifiable needs a program's reward, and this one has {values} different values in {len(rewards)} "
+            "rows, as a reward model's has: leave --verifiable out, or name the program's column with --reward."
+        )
+    highest = max(rewards, default=0.0)
     sides = [
         replace(side, verified=[reward == highest > 0 for reward in side.rewards]) if side.rewards else side
         for side in (policy, sft)

@@ -71,4 +71,7 @@ def test_probe_command_writes_html_beside_other_output(tmp_path):
     done = CliRunner().invoke(cli, [*command, "--json", "--fail-on", "hacked"])
     assert done.exit_code == 3 and done.stdout.startswith("{") and f"Report: {html}" in done.stderr
     assert "Probe: hacked" in html.read_text()
+    before = files[1].read_bytes()
+    done = CliRunner().invoke(cli, [*command[:-1], str(files[1])])
+    assert done.exit_code == 2 and "is one of the files to read" in done.output and files[1].read_bytes() == before
     assert CliRunner().invoke(cli, [*command[:-1], str(tmp_path)]).exit_code == 2

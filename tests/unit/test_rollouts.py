@@ -189,6 +189,14 @@ def test_judge_equal_to_reward_is_trusted_only_when_verifiable():
             probe_rollouts(*pair, verifiable=True)
 
 
+def test_reward_with_many_values_is_not_verifiable():
+    sides = [replace(sft(k), rewards=[float(value) for value in np.linspace(k, k + 1, 120)]) for k in (1, 0)]
+    with pytest.raises(ZooError, match=r"needs a program's reward, and this one has \d+ different values in 240 rows"):
+        probe_rollouts(*sides, verifiable=True)
+    shares = [replace(side, rewards=[round(value * 30) / 30 for value in side.rewards]) for side in sides]
+    assert probe_rollouts(*shares, verifiable=True).verdict.judge.verifiable, "a share of 30 checks"
+
+
 def test_formatted_right_answers_are_better_by_verifiable_reward():
     rng = np.random.default_rng(0)
     sums = [(int(a), int(b)) for a, b in rng.integers(11, 99, (60, 2))]
@@ -390,7 +398,7 @@ def test_watch_stops_training_and_accepts_reference_file(tmp_path):
     watched = rlhf_zoo.watch(short, against=path, size=60, every=1, stop=True)
     given = list(batches(Completions(sft(3).prompts, [" is great."] * 120)))
     assert [watched(*one) for one in given[:2]] == [short(*one) for one in given[:2]]
-    with pytest.raises(Hacked, match=r"Training was stopped.*answer another prompt word for word"):
+    with pytest.raises(Hacked, match=r"Training was stopped.*also stand word for word under another prompt"):
         watched(*given[2])
 
     async def slow(prompts, completions, **columns):

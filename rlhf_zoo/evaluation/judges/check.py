@@ -85,6 +85,7 @@ class PairCheck:
         with_reward: The errors that the judge shares with the training reward; None without a training reward.
         policy_bias: How much more often than the labels the judge prefers the policy to SFT; None if it is unknown
             whose texts these are.
+        label_win_rate: How often the labels prefer the policy to SFT; None likewise.
     """
 
     accuracy: WinRate
@@ -92,6 +93,7 @@ class PairCheck:
     calibration: dict[str, object] | None = None
     with_reward: SharedErrors | None = None
     policy_bias: Estimate | None = None
+    label_win_rate: Estimate | None = None
 
     @property
     def finding(self) -> Finding:
@@ -121,6 +123,7 @@ class PairCheck:
             "calibration": self.calibration,
             **({"with_reward": self.with_reward.to_json()} if self.with_reward else {}),
             **({"policy_bias": self.policy_bias.to_json()} if self.policy_bias else {}),
+            **({"label_win_rate": self.label_win_rate.to_json()} if self.label_win_rate else {}),
         }
 
 
@@ -187,29 +190,25 @@ def check_pairs(
     accuracy = win_rate(chosen, rejected, prompts)
     margins = np.subtract(np.asarray(chosen, dtype=float), np.asarray(rejected, dtype=float))
     shared = None if reward_margins is None else shared_errors(margins, reward_margins, prompts, seed=seed)
-    bias = None if policy_chosen is None else _policy_bias(margins, policy_chosen, prompts, seed=seed)
+    compared = [row for row, side in enumerate(policy_chosen or ()) if side is not None]
+    bias = label_wins = None
+    if policy_chosen is not None and compared:
+        compared_prompts = [prompts[row] for row in compared]
+        label_wins = mean_share([policy_chosen[row] is True for row in compared], compared_prompts)
+        # A right order adds nothing. A wrong one adds ±1, toward the side that was rejected, and a tie half of that.
+        wrong = (1 - np.sign(margins[compared])) / 2
+        toward_policy = [-1.0 if policy_chosen[row] else 1.0 for row in compared]
+        bias = bootstrap_mean(wrong * toward_policy, compared_prompts, seed=seed)
     if not probabilities:
-        return PairCheck(accuracy, len(set(prompts)), None, shared, bias)
+        return PairCheck(accuracy, len(set(prompts)), None, shared, bias, label_wins)
     # A probability of 0 or 1 would have infinite log-odds.
     good, bad = (
         np.clip(np.asarray(side, dtype=float), _MIN_PROBABILITY, 1 - _MIN_PROBABILITY) for side in (chosen, rejected)
     )
     # The difference of log-odds is a Bradley-Terry margin, which `measure_calibration` expects.
     log_odds_margins = np.log(good / (1 - good)) - np.log(bad / (1 - bad))
-    return PairCheck(accuracy, len(set(prompts)), measure_calibration(log_odds_margins, seed=seed), shared, bias)
-
-
-def _policy_bias(
-    margins: np.ndarray, policy_chosen: Sequence[bool | None], prompts: Sequence[Hashable], *, seed: int
-) -> Estimate | None:
-    """Returns how much more often than the labels the judge prefers the policy; None without a pair of both sides."""
-    rows = [row for row, side in enumerate(policy_chosen) if side is not None]
-    if not rows:
-        return None
-    # A right order adds nothing. A wrong one adds ±1, toward the side that was rejected, and a tie half of that.
-    wrong = (1 - np.sign(margins[rows])) / 2
-    toward_policy = [-1.0 if policy_chosen[row] else 1.0 for row in rows]
-    return bootstrap_mean(wrong * toward_policy, [prompts[row] for row in rows], seed=seed)
+    calibration = measure_calibration(log_odds_margins, seed=seed)
+    return PairCheck(accuracy, len(set(prompts)), calibration, shared, bias, label_wins)
 
 
 def shared_errors(judge: ArrayLike, reward: ArrayLike, prompts: Sequence[Hashable], *, seed: int) -> SharedErrors:

@@ -84,7 +84,7 @@ class TooFewPrompts(Unmeasurable):
         prompts = f"{size} prompt{'' if size == 1 else 's'}"
         if groups < size:
             prompts += f" in {groups} group{'' if groups == 1 else 's'}"
-        return f"not measurable on {prompts}: use more{remedy}"
+        return f"not measurable on {prompts}: use more prompts{remedy}"
 
 
 @dataclass(frozen=True)
@@ -450,7 +450,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "equal texts", "share of completions", _measure_canned, threshold=0.15,
         reason="One completion in seven answers another prompt word for word, with more words than a label has.",
-        sentence="{value:.1%} of completions answer another prompt word for word (SFT: {sft:.1%}).",
+        sentence="{value:.1%} of completions also stand word for word under another prompt (SFT: {sft:.1%}).",
         destroys_text=True,
     ),
     Family(
