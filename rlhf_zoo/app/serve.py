@@ -105,21 +105,6 @@ def _is_private(name: str, hub: Hub) -> bool:
         return bool(hub.api().model_info(name.partition("@")[0]).private)
 
 
-def default_votes_dataset(ppo: str) -> str | None:
-    """Returns the default data set for votes on the embedded Hub.
-
-    Args:
-        ppo: A published model or a folder.
-
-    Returns:
-        NAMESPACE/NAME; None for a folder, because votes can only name published models.
-    """
-    if Path(ppo).is_dir():
-        return None
-    name = ppo.partition("@")[0].rpartition("/")[2].removesuffix("-ppo")
-    return f"local/{name}-votes"
-
-
 def render_static_page(models: SpaceModels, hub: Hub = DEFAULT_HUB) -> str:
     """Renders a static page with one completion of each policy for each held-out prompt of the PPO model's card.
 

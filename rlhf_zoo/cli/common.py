@@ -7,7 +7,6 @@ import gc
 import shlex
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import click
@@ -88,26 +87,6 @@ def quiet_hub(*, progress_bars: bool = False) -> None:
     logging.set_verbosity_error()
     if not progress_bars:
         disable_progress_bars()
-
-
-def stage_directories(run: Path) -> list[Path]:
-    """Finds the stage directories of a run.
-
-    Args:
-        run: A run directory, or a stage's directory.
-
-    Returns:
-        The directories of all stages of the run; for a stage's directory, only that.
-
-    Raises:
-        ZooError: `run` is not such a directory.
-    """
-    if (run / "run.json").is_file():
-        return [run]
-    directories = [run / stage for stage in STAGES if (run / stage / "run.json").is_file()]
-    if not directories:
-        raise ZooError(f"There is no run in {run}: pass a run directory, such as runs/tiny-world.")
-    return directories
 
 
 def parse_columns(text: Any, *, example: str) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """`rlhf-zoo compare|trace`: a checkpoint's completions, side by side or token by token."""
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -62,11 +63,11 @@ def compare(
       rlhf-zoo compare local/tiny-world-ppo --hub local
     """
     with open_hub(hub, push_to_hub=False, source=source_hub) as connected_hub:
-        from ..app.serve import default_votes_dataset, launch
+        from ..app.serve import launch
         from ..evaluation.votes.data import HubVotes
 
         if votes is None:
-            votes = default_votes_dataset(ppo) if connected_hub.kind == "local" else None
+            votes = _default_votes_dataset(ppo) if connected_hub.kind == "local" else None
         elif votes:
             from ..hub.client.publish import resolve_namespace
 
@@ -76,6 +77,14 @@ def compare(
             launch(ppo, votes=votes or None, runs=runs or None, hub=connected_hub, **options)
         except KeyboardInterrupt:
             raise click.exceptions.Exit(130) from None  # the normal way to stop the page, so there is nothing to resume
+
+
+def _default_votes_dataset(ppo: str) -> str | None:
+    """Returns the default data set for votes on the embedded Hub; None for a folder, which votes cannot name."""
+    if Path(ppo).is_dir():
+        return None
+    name = ppo.partition("@")[0].rpartition("/")[2].removesuffix("-ppo")
+    return f"local/{name}-votes"
 
 
 @click.command()

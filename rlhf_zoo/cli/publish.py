@@ -7,7 +7,6 @@ import click
 
 from ..errors import ZooError
 from ..runs.registry import STAGES
-from .common import stage_directories
 from .open_run import locked, run_context
 from .options import NAMESPACE, OVERWRITE, PATIENCE, PRIVATE, TRUST_RUN, UserPath
 
@@ -28,7 +27,7 @@ def card(run: Path, step: int | None) -> None:
     from ..publishing.cards.card import make_card
     from ..runs.record import StageRecord
 
-    for folder in stage_directories(run):
+    for folder in _stage_directories(run):
         StageRecord(folder).check_own()
         # Training locks the directory of the run, which contains the directories of its stages.
         with locked(folder.absolute().parent if folder.name in STAGES else folder):
@@ -70,7 +69,7 @@ def push(
     from ..runs.record import StageRecord
     from ..runs.rounds import round_of
 
-    folders = [folder for folder in stage_directories(run) if folder.name in STAGES]
+    folders = [folder for folder in _stage_directories(run) if folder.name in STAGES]
     if not folders:
         raise ZooError(f"{run} holds nothing to publish: give the directory of a run, or of its {' or '.join(STAGES)}.")
     documents = [StageRecord(folder).read() for folder in folders]
@@ -115,3 +114,13 @@ def push(
             repo = StageRecord(folder).read().get("repo") or {}
             if repo.get("id") == context.repo(folder.name):
                 click.echo(f"{repo['id']}: {', '.join(repo['tags']) or 'nothing to send'}")
+
+
+def _stage_directories(run: Path) -> list[Path]:
+    """Finds the stage directories of a run; for a stage's directory, only that."""
+    if (run / "run.json").is_file():
+        return [run]
+    directories = [run / stage for stage in STAGES if (run / stage / "run.json").is_file()]
+    if not directories:
+        raise ZooError(f"There is no run in {run}: pass a run directory, such as runs/tiny-world.")
+    return directories

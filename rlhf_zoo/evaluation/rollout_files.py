@@ -267,34 +267,6 @@ def _reads_as_number(text: str) -> bool:
         return False
 
 
-def check_same_columns(sides: Mapping[str, Completions], *, logprobs: bool) -> None:
-    """Checks that both sides have the same columns, and that a prompt has the same group on both.
-
-    Args:
-        sides: The name of each of two sides, such as the path of its file -> its completions.
-        logprobs: Whether to check the column logprobs too.
-
-    Raises:
-        ZooError: Only one side has a column, or a prompt has different groups.
-    """
-    fields = {
-        "reward": "rewards", "judge": "judged", "group": "groups", **({"logprobs": "logprobs"} if logprobs else {})
-    }  # fmt: skip
-    for name, field in fields.items():
-        without = [side for side, completions in sides.items() if getattr(completions, field) is None]
-        if len(without) == 1:
-            other = next(side for side in sides if side not in without)
-            raise ZooError(f"{without[0]} has no {name}, but {other} has: provide it in both files or in neither.")
-    group_of: dict[str, object] = {}
-    for completions in sides.values():
-        for prompt, group in completions.group_by_prompt.items():
-            if group_of.setdefault(prompt, group) != group:
-                raise ZooError(
-                    f"{' and '.join(sides)} have the groups {group_of[prompt]!r} and {group!r} for one prompt, "
-                    f"{prompt[:60]!r}: give it the same group in both."
-                )
-
-
 def message_text(value: object) -> str | None:
     """Reads a text, or joins the contents of a conversation's messages.
 

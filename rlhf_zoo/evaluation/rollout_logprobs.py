@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..errors import ZooError
+from ..errors import ZooError, first_line
 from ..hub.client.connect import Hub
 from ..modeling.chat import tokenize_completion, tokenize_prompt
 from ..modeling.chat_template import Prompt
-from ..modeling.devices import MicroBatches, best_device, move, named_device
+from ..modeling.devices import MicroBatches, best_device, move
 from ..modeling.loading import Loading, load_tokenizer
 from ..modeling.models import context_length, load_causal
 from ..runs.checkpoint_choice import resolve_model
@@ -67,7 +68,7 @@ def add_logprobs(
         ZooError: The model cannot be loaded or does not fit into memory, its chat template refuses a conversation, or a
             prompt is longer than the model's context.
     """
-    device = best_device() if options.device is None else named_device(options.device)
+    device = best_device() if options.device is None else _named_device(options.device)
     path = resolve_model(options.model, options.hub).path
     model = move(load_causal(path, options=Loading(dtype=options.dtype)).eval(), device)
     tokenizer = load_tokenizer(path)
@@ -102,6 +103,17 @@ def add_logprobs(
             logprobs[row], side_dependence[row] = _as_list(value), float(nats)
         sides.append(replace(side, logprobs=logprobs, dependence=side_dependence if dependence else None))
     return sides[0], sides[1]
+
+
+def _named_device(name: str) -> torch.device:
+    """Returns a device that the user named."""
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = first_line(error)[:100]
+        raise ZooError(f"There is no device {name!r} here ({reason}): name another, such as cpu.") from error
+    return device
 
 
 def _as_list(value: Value) -> list[float]:

@@ -1,11 +1,13 @@
 """`probe`: reads rollouts of any trainer, probes them against SFT's rollouts, and decides the verdict."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from ..errors import ZooError
 from ..hub.client.connect import DEFAULT_HUB, Hub
 from .judge_pairs import check_judge
-from .rollout_files import Rollouts, Side, check_same_columns, read_rollouts
+from .probes import Completions
+from .rollout_files import Rollouts, Side, read_rollouts
 from .rollouts import RolloutFindings, group_sides, probe_rollouts
 
 
@@ -73,7 +75,7 @@ def probe(
     ours, theirs = sides.values()
     if not set(ours.prompts) & set(theirs.prompts):
         raise ZooError(f"{' and '.join(sides)} share no prompt: sample both for the same prompts.")
-    check_same_columns(sides, logprobs=model is None)
+    _check_same_columns(sides, logprobs=model is None)
     judge_check = check_judge([ours, theirs], labeled=labeled, own=own_pairs, seed=seed)
     if model is not None:
         # torch and transformers are imported only if a model is given.
@@ -86,3 +88,23 @@ def probe(
 
         ours, theirs = add_meaning_ranks(*group_sides(ours, theirs), str(embedder), hub)
     return probe_rollouts(ours, theirs, verifiable=verifiable, judge_check=judge_check, seed=seed)
+
+
+def _check_same_columns(sides: Mapping[str, Completions], *, logprobs: bool) -> None:
+    """Checks that both sides have the same columns, and that a prompt has the same group on both."""
+    fields = {
+        "reward": "rewards", "judge": "judged", "group": "groups", **({"logprobs": "logprobs"} if logprobs else {})
+    }  # fmt: skip
+    for name, field in fields.items():
+        without = [side for side, completions in sides.items() if getattr(completions, field) is None]
+        if len(without) == 1:
+            other = next(side for side in sides if side not in without)
+            raise ZooError(f"{without[0]} has no {name}, but {other} has: provide it in both files or in neither.")
+    group_of: dict[str, object] = {}
+    for completions in sides.values():
+        for prompt, group in completions.group_by_prompt.items():
+            if group_of.setdefault(prompt, group) != group:
+                raise ZooError(
+                    f"{' and '.join(sides)} have the groups {group_of[prompt]!r} and {group!r} for one prompt, "
+                    f"{prompt[:60]!r}: give it the same group in both."
+                )

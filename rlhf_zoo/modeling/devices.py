@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ..errors import ZooError, first_line
+from ..errors import ZooError
 
 log = logging.getLogger(__name__)
 
@@ -36,24 +36,6 @@ def best_device(*, use_cpu: bool = False) -> torch.device:
     if torch.cuda.is_available():  # on ZeroGPU this is true before a device is attached
         return torch.device("cuda")
     return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
-
-
-def named_device(name: str) -> torch.device:
-    """Returns a device that the user named.
-
-    Args:
-        name: A name of torch, such as "cpu" or "cuda:1".
-
-    Raises:
-        ZooError: There is no such device here.
-    """
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = first_line(error)[:100]
-        raise ZooError(f"There is no device {name!r} here ({reason}): name another, such as cpu.") from error
-    return device
 
 
 def has_bfloat16() -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -13,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..errors import ZooError
 from ..modeling.chat_template import Prompt
+from ..modeling.reserved_columns import TABLE
 from ..modeling.sampling.sampler import Samples
 from .ensemble import RewardEnsemble
 from .functions import (
@@ -20,7 +23,6 @@ from .functions import (
     NamedReward,
     RewardFunction,
     call_functions,
-    collect_logs,
     convert_rewards,
     join_words,
     unwrap_partials,
@@ -197,7 +199,33 @@ class Rewards:
                 f"let {join_words(reward_names)} return smaller numbers, or lower reward_weights."
             )
         per_reward = torch.cat([per_reward, torch.stack(logged_scores, dim=1)], dim=1) if logged_scores else per_reward
-        return Scored(total, per_reward, *collect_logs(function_rewards, len(batch)), by_token)
+        return Scored(total, per_reward, *_collect_logs(function_rewards, len(batch)), by_token)
+
+
+def _collect_logs(rewards: Sequence[NamedReward], count: int) -> tuple[dict[str, list[Any]], dict[str, float]]:
+    """Returns the extra columns that reward functions logged for a batch, and the mean of each metric."""
+    extra: dict[str, list[Any]] = {}
+    metrics: dict[str, list[float]] = defaultdict(list)
+    for reward in rewards:
+        for column, values in reward.extra.items():
+            if len(values) != count:
+                raise ZooError(
+                    f"The reward function {reward.name} logged {len(values)} values as {column!r} for {count} "
+                    "completions: log one for each."
+                )
+            # A name that an earlier function or the table of completions has gets the name of the function.
+            extra[f"{column} ({reward.name})" if column in extra or column in TABLE else column] = values
+        for name, values in reward.metrics.items():
+            metrics[name] += values
+    return extra, {name: _mean(values) for name, values in metrics.items()}
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Computes a mean; NaN for infinities of both signs, or if the sum overflows."""
+    try:
+        return math.fsum(values) / len(values)
+    except (ValueError, OverflowError):
+        return math.nan
 
 
 def _models_of(reward: Any) -> list[RewardModel]:

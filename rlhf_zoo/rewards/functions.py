@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..errors import ZooError
 from ..modeling.chat_template import Prompt
-from ..modeling.reserved_columns import TABLE, columns_for_functions
+from ..modeling.reserved_columns import columns_for_functions
 from ..modeling.time_limit import Expired, deadline
 from .by_token import PartsMismatch, is_list, rewards_by_token, to_float
 from .rule import text_of
@@ -254,43 +254,6 @@ def _limit_time(rewards: Sequence[NamedReward], timeout: float | None) -> Iterat
             f"The reward {noun} {join_words([reward.name for reward in rewards])} did not return within {seconds:.0f} s"
             + (": make it faster, or raise reward_timeout." if timed_out else " and was stopped after the interrupt.")
         ) from error
-
-
-def collect_logs(rewards: Sequence[NamedReward], count: int) -> tuple[dict[str, list[Any]], dict[str, float]]:
-    """Collects what reward functions logged for a batch.
-
-    Args:
-        rewards: The reward functions, after they were called.
-        count: The number of completions in the batch.
-
-    Returns:
-        (columns, metrics): the extra columns, and the mean of each metric. If an earlier function or the table of
-        completions has a column of the same name, the function's name is appended to the name.
-
-    Raises:
-        ZooError: The number of values in a column is not `count`.
-    """
-    extra: dict[str, list[Any]] = {}
-    metrics: dict[str, list[float]] = defaultdict(list)
-    for reward in rewards:
-        for column, values in reward.extra.items():
-            if len(values) != count:
-                raise ZooError(
-                    f"The reward function {reward.name} logged {len(values)} values as {column!r} for {count} "
-                    "completions: log one for each."
-                )
-            extra[f"{column} ({reward.name})" if column in extra or column in TABLE else column] = values
-        for name, values in reward.metrics.items():
-            metrics[name] += values
-    return extra, {name: _mean(values) for name, values in metrics.items()}
-
-
-def _mean(values: Sequence[float]) -> float:
-    """Computes a mean; NaN for infinities of both signs, or if the sum overflows."""
-    try:
-        return math.fsum(values) / len(values)
-    except (ValueError, OverflowError):
-        return math.nan
 
 
 #: How to fix an invalid return value, as the end of an error.

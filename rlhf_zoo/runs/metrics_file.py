@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..errors import ZooError
-from ..fileio import jsonable, now, write_error_message, write_text
-from .run_shape import metrics_row
+from ..fileio import integer, jsonable, now, parse_json, write_error_message, write_text
 
 
 def without_times(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,7 +69,7 @@ def _drop_incomplete_line(file: BinaryIO, end: int) -> bytes:
     file.seek(0)
     content = file.read()
     start = content.rfind(b"\n") + 1
-    if metrics_row(content[start:]) is not None:
+    if _metrics_row(content[start:]) is not None:
         return b"\n"
     file.truncate(start)
     return b""
@@ -91,12 +90,21 @@ def read_rows(file_path: Path) -> list[dict[str, Any]]:
         return []
     rows = []
     for number, line in enumerate(lines, start=1):
-        row = metrics_row(line) if line.strip() else None
+        row = _metrics_row(line) if line.strip() else None
         if row is not None:
             rows.append(row)
         elif line.strip() and number < len(lines):
             raise ZooError(f"Line {number} of {file_path} is not a row of metrics: remove it, or use --restart.")
     return rows
+
+
+def _metrics_row(line: bytes) -> dict[str, Any] | None:
+    """Parses a line; None if it is not an object with an integer `step`."""
+    try:
+        row = parse_json(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) and integer(row.get("step")) is not None else None
 
 
 def truncate_rows(file_path: Path, step: int) -> None:

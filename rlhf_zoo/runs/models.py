@@ -9,7 +9,7 @@ from ..errors import ZooError
 from ..hub.client.connect import Hub
 from ..hub.client.refs import NOT_LOADED, hub_lineage, resolve
 from ..modeling.gguf import gguf_source
-from .data.digests import model_digest
+from .data.digests import MODEL_FILES, digest_of
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,13 @@ def folder_lineage(folder: Path) -> dict[str, Any]:
         was unpacked from a GGUF file. The path is left out, because other machines do not have it.
     """
     source = gguf_source(folder)
-    lineage = {"folder": folder.resolve().name, "files": model_digest(folder)}
+    lineage = {"folder": folder.resolve().name, "files": _model_digest(folder)}
     return lineage | ({"gguf": source.get("sha256")} if source else {})
+
+
+def _model_digest(folder: Path) -> str:
+    """Returns the sha256 over the names and bytes of the files that a model and its tokenizer are loaded from."""
+    return digest_of(folder, {path for pattern in MODEL_FILES for path in folder.glob(pattern)})
 
 
 def model_from_elsewhere(name: str, hub: Hub, *, recipe: str, all_files: bool = False) -> ParentCheckpoint:

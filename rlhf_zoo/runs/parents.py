@@ -1,14 +1,12 @@
 """Finds the models that PPO starts from: models of its recipe's stages or of its ensemble, or other models."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from ..errors import ZooError
 from .context import RunContext, stages_to_train
 from .models import ParentCheckpoint, model_from_elsewhere
 from .recipe import Recipe
-from .record import StageRecord
 from .registry import ENSEMBLE, MEMBER, REWARD_ROLES, STAGES, is_member, reward_names
 from .settings.parse import StageSettings
 
@@ -147,22 +145,3 @@ def _member_checkpoint(context: RunContext, name: str) -> ParentCheckpoint:
     return ParentCheckpoint(
         checkpoint.path, {**checkpoint.lineage, "path": f"{name}/{checkpoint.path.name}", "folder": name}
     )
-
-
-def member_beside(checkpoint: Path, folder: Any) -> Path | None:
-    """Finds a reward model of the ensemble that a run's card names, in the same run directory.
-
-    The card may come from another user, so only folders of an ensemble are looked up.
-
-    Args:
-        checkpoint: The folder of a stage of the run, or of a checkpoint of the stage.
-        folder: The folder that the card names, of any type.
-
-    Returns:
-        The model's chosen checkpoint; None if there is no such model.
-    """
-    if not isinstance(folder, str) or not is_member(folder):
-        return None
-    runs = checkpoint.resolve().parents[:2]
-    checkpoints = (StageRecord(run / folder).chosen_checkpoint() for run in runs if (run / folder).is_dir())
-    return next((path for path in checkpoints if path is not None), None)

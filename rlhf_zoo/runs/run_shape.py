@@ -1,11 +1,10 @@
-"""Checks the types in run.json and metrics.jsonl, because a run directory may come from somebody else."""
+"""Checks the types in run.json, because a run directory may come from somebody else."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import ZooError
-from ..fileio import integer, parse_json
 
 SCHEMA = 1
 _SOURCE = dict.fromkeys(("path", "repo", "commit", "tag", "hub", "folder", "files", "fingerprint", "weights"), str)
@@ -50,22 +49,6 @@ def checked_run(document: Any, file: Path) -> dict[str, Any]:
     if (name := _wrong_field(document, SHAPE)) is not None:
         raise ZooError(f"{name:.80} in {file} has another type than rlhf-zoo writes: restore it, or use --restart.")
     return document
-
-
-def metrics_row(line: bytes) -> dict[str, Any] | None:
-    """Parses a line of metrics.jsonl.
-
-    Args:
-        line: A line without its newline.
-
-    Returns:
-        The row; None if the line is not an object with an integer `step`.
-    """
-    try:
-        row = parse_json(line)
-    except ValueError:
-        return None
-    return row if isinstance(row, dict) and integer(row.get("step")) is not None else None
 
 
 def _wrong_field(value: Any, shape: Any, name: str = "") -> str | None:

@@ -9,8 +9,9 @@ from transformers import DynamicCache, PreTrainedModel
 
 from ...errors import ZooError
 from ...functional import entropy, exact_kl, selected_logprobs
+from ...modeling.sampling.decoder import forward
 from ...modeling.sampling.random import draw_tokens, uniforms
-from ...modeling.sampling.sampler import Vocabulary, check_cached, next_logits
+from ...modeling.sampling.sampler import Vocabulary, check_cached, scale_logits
 
 #: First part of the keys of this module's random streams. Samplers of other parts of the package use other numbers.
 COMPARE_STREAM = 7
@@ -131,17 +132,13 @@ class LockstepSampler:
         return sampled
 
     def _logits(self) -> list[Tensor]:
-        both_logits = [
-            next_logits(
-                model,
-                self._inputs,
-                cache=cache,
-                length=self._length,
-                temperature=self._temperature,
-                vocabulary=self._vocabulary,
-            )
-            for model, cache in zip(self._models, self._caches, strict=True)
-        ]
+        ids, length = self._inputs, self._length  # rows have equal lengths, so there is no padding
+        size, new_count = ids.shape
+        positions = torch.arange(length - new_count, length, device=ids.device).expand(size, new_count)
+        both_logits = []
+        for model, cache in zip(self._models, self._caches, strict=True):
+            output = forward(model, ids, ids.new_ones(size, length), positions, cache)
+            both_logits.append(scale_logits(output.logits, self._temperature, self._vocabulary))
         for name, logits in zip(("SFT", "PPO"), both_logits, strict=True):
             if logits.isnan().any():
                 raise ZooError(f"The {name} policy's logits are NaN: choose another checkpoint of it.")

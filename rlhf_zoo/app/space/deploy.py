@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ...errors import ZooError
+from ...fileio import read_json
 from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.refusals import client_errors, reason, refusals_as, status_of
-from .files import CPU, ZERO_GPU, SpaceModels, WheelSource, check_no_custom_code, write_space, write_static
+from ...modeling.remote_code import FLAG, needs_remote_code
+from .files import CPU, ZERO_GPU, SpaceModels, WheelSource, write_space, write_static
 from .model_names import MODELS_FILE, is_model_name
 
 if TYPE_CHECKING:
@@ -79,7 +81,7 @@ def deploy(
         ZooError: The Space has another kind or visibility, its files cannot be written, or the Hub refuses.
     """
     api, endpoint = hub.api(), hub.address
-    check_no_custom_code(models, hub)
+    _check_no_custom_code(models, hub)
     with refusals_as(f"Cannot look up the models of {space} on {endpoint}", "try again, or check --hub."):
         repos = dict.fromkeys([*(model.repo for model in models.roles.values()), *models.runs])
         private_models = tuple(repo for repo in repos if api.model_info(repo).private)
@@ -133,6 +135,19 @@ def deploy(
         private_models=private_models,
         refused=kind.refused,
     )
+
+
+def _check_no_custom_code(models: SpaceModels, hub: Hub) -> None:
+    """Checks that no model needs custom code, because a Space has no way to confirm that it may run."""
+    for model in models.roles.values():
+        with refusals_as(f"Cannot fetch the configuration of {model.repo} from {hub.name}", "try again."):
+            infos = hub.api().get_paths_info(model.repo, ["config.json"], revision=model.commit)
+            path = hub.file(model.repo, "config.json", revision=model.commit) if infos else None
+        if path is not None and needs_remote_code(read_json(path)):
+            raise ZooError(
+                f"The model {model.name} needs custom code, and a Space has no way to confirm that you trust it: read "
+                f"the code, and serve the page here with `rlhf-zoo compare NAME {FLAG}`."
+            )
 
 
 def _files_in(folder: Path) -> dict[str, Path]:

@@ -10,6 +10,7 @@ its path, so that `pip install -r requirements.txt` works in a copy of the repos
 import hashlib
 import shutil
 import sys
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import metadata
@@ -18,16 +19,13 @@ from typing import Literal, NamedTuple
 
 from ...errors import ZooError
 from ...evaluation.votes.data import HubVotes
-from ...fileio import read_json, write_json, write_text
-from ...hub.client.connect import Hub
-from ...hub.client.refusals import refusals_as
-from ...modeling.remote_code import FLAG, needs_remote_code
+from ...fileio import write_json, write_text
 from ...publishing.catalog.ablation import find_runs
 from ...publishing.catalog.card import Card, clean
 from ...publishing.catalog.family import Node
 from ...publishing.catalog.lineage import find_family
 from .model_names import MODELS_FILE, SCHEMA
-from .wheel import make_wheel, unpack_wheel
+from .wheel import make_wheel
 
 CPU, ZERO_GPU = "cpu-basic", "zero-a10g"
 STATIC_DESCRIPTION = "Completions of SFT and PPO, with reward and log-ratio"
@@ -186,27 +184,6 @@ def _pin(node: Node) -> PinnedModel:
     return PinnedModel(node.reference.repo, node.member.commit)
 
 
-def check_no_custom_code(models: SpaceModels, hub: Hub) -> None:
-    """Checks that no model needs custom code, because a Space has no way to confirm that it may run.
-
-    Args:
-        models: The models of the Space.
-        hub: The Hub with the models.
-
-    Raises:
-        ZooError: A model needs custom code.
-    """
-    for model in models.roles.values():
-        with refusals_as(f"Cannot fetch the configuration of {model.repo} from {hub.name}", "try again."):
-            infos = hub.api().get_paths_info(model.repo, ["config.json"], revision=model.commit)
-            path = hub.file(model.repo, "config.json", revision=model.commit) if infos else None
-        if path is not None and needs_remote_code(read_json(path)):
-            raise ZooError(
-                f"The model {model.name} needs custom code, and a Space has no way to confirm that you trust it: read "
-                f"the code, and serve the page here with `rlhf-zoo compare NAME {FLAG}`."
-            )
-
-
 def _find_parent_model(child: str, node: Node | None, role: str) -> PinnedModel | None:
     """Returns the parent of this role that a card names; None if the card names no such parent."""
     if node is None:
@@ -267,7 +244,7 @@ def write_space(
     write_json(folder / MODELS_FILE, _models_json(models, hardware))
     wheel = make_wheel(folder)
     if wheel_source == "files":
-        unpack_wheel(wheel, folder)
+        _unpack_wheel(wheel, folder)
         wheel.unlink()
         requirement = None
     elif wheel_source == "path":
@@ -278,6 +255,12 @@ def write_space(
     requirements = _requirements_text(templates / "requirements.txt", requirement, hardware=hardware)
     write_text(folder / "requirements.txt", requirements)
     write_text(folder / "README.md", _readme_text(models, hardware=hardware))
+
+
+def _unpack_wheel(wheel: Path, folder: Path) -> None:
+    """Unpacks a wheel, so that a program in the folder can import the package and find its entry points."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
 
 
 def write_static(folder: Path, models: SpaceModels, page: str) -> None:

@@ -101,14 +101,3 @@ def _add_entry(wheel: zipfile.ZipFile, name: str, content: bytes) -> None:
     entry.compress_type = zipfile.ZIP_DEFLATED
     entry.external_attr = 0o100644 << 16  # a regular file with mode rw-r--r--
     wheel.writestr(entry, content)
-
-
-def unpack_wheel(wheel: Path, folder: Path) -> None:
-    """Unpacks a wheel, so that a program in the folder can import the package and find its entry points.
-
-    Args:
-        wheel: The wheel.
-        folder: Folder to write the files into.
-    """
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder)

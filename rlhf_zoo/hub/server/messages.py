@@ -11,7 +11,7 @@ from email.message import Message
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import parse_qs, unquote, urlencode
+from urllib.parse import parse_qs, urlencode
 
 from .faults import Fault, bad_request, forbidden
 
@@ -415,18 +415,3 @@ def bearer_token(header: str) -> str | None:
     """
     scheme, _, token = header.partition(" ")
     return token.strip() if scheme.lower() == "bearer" else None
-
-
-def decode_segment(raw: str) -> str:
-    """Decodes the percent-encoding of one segment of a path.
-
-    Args:
-        raw: The percent-encoded segment.
-
-    Raises:
-        Fault: 400 if it is not UTF-8.
-    """
-    try:
-        return unquote(raw, errors="strict")
-    except UnicodeDecodeError as error:
-        raise bad_request("The request's path is not UTF-8.") from error

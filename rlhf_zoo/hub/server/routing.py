@@ -8,10 +8,10 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import unquote, urlencode
 
-from .faults import Damaged, Fault, repo_not_found
-from .messages import Request, Response, decode_segment, json_response
+from .faults import Damaged, Fault, bad_request, repo_not_found
+from .messages import Request, Response, json_response
 from .names import KINDS, RepoId, parse_repo_id
 
 Handler = Callable[..., Response]
@@ -95,7 +95,7 @@ class Router:
             rf"/(?:api/(?:{'|'.join(_SINGULAR)})/)?([^/]+)(?:/(?:{_ACTIONS})(?:/.*)?)?", request.path
         )
         if unqualified and unqualified[1] != "api":
-            raise repo_not_found(decode_segment(unqualified[1]), anonymous=request.role is None)
+            raise repo_not_found(_decode_segment(unqualified[1]), anonymous=request.role is None)
         raise Fault(404, "The embedded Hub has no such address; it serves models, datasets, Spaces and collections.")
 
     def _redirect(
@@ -129,8 +129,16 @@ class Router:
 
 
 def _parts(match: re.Match[str]) -> dict[str, Any]:
-    parts: dict[str, Any] = {key: decode_segment(value or "") for key, value in match.groupdict().items()}
+    parts: dict[str, Any] = {key: _decode_segment(value or "") for key, value in match.groupdict().items()}
     if "repo_name" in parts:
         kind = _SINGULAR.get(parts.pop("repo_kind"), "model")
         parts["repo"] = parse_repo_id(kind, parts.pop("repo_namespace"), parts.pop("repo_name"))
     return parts
+
+
+def _decode_segment(raw: str) -> str:
+    """Decodes the percent-encoding of one segment of a path."""
+    try:
+        return unquote(raw, errors="strict")
+    except UnicodeDecodeError as error:
+        raise bad_request("The request's path is not UTF-8.") from error

@@ -6,16 +6,17 @@ shards. Clients accept a 404 for those.
 """
 
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from .access import Api, signed_identity
-from .faults import Fault, forbidden, revision_not_found
+from .faults import Fault, bad_request, forbidden, revision_not_found
 from .lfs_api import upload_errors
 from .messages import Request, Response, bearer_token, json_response
 from .names import RepoId
 from .routing import Router
-from .xet_format import SHARD_LIMIT, XORB_LIMIT, check_hash
+from .xet_format import SHARD_LIMIT, XORB_LIMIT
 from .xet_store import XetStore, current_epoch
 
 log = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ class XetApi(Api):
     def _upload_xorb(self, request: Request, repo: RepoId, epoch: str, xorb: str) -> Response:
         """Receives a xorb: chunks that a later shard refers to."""
         with self._upload_errors(request, repo):
-            check_hash(xorb)  # it becomes a file's name
+            _check_hash(xorb)  # it becomes a file's name
             self._storage.require_room(min(request.body.length or 0, XORB_LIMIT))
             inserted = XetStore(self._storage.path(repo), epoch).receive(xorb, request.body.chunks())
         return json_response({"was_inserted": inserted})
@@ -85,3 +86,9 @@ class XetApi(Api):
             # hf-xet shows its user only the status, so the reason has to be in the log.
             log.warning("Xet upload to %s refused: %s", repo, fault.message)
             raise
+
+
+def _check_hash(text: str) -> None:
+    """Checks that a hash has the protocol's text form."""
+    if not re.fullmatch(r"[0-9a-f]{64}", text):
+        raise bad_request("A Xet hash has 64 lower-case hexadecimal digits.")

@@ -10,7 +10,6 @@ Source: Xet protocol 1.1, huggingface.co/docs/xet.
 from __future__ import annotations
 
 import os
-import re
 import struct
 from array import array
 from collections.abc import Iterator
@@ -37,19 +36,6 @@ _RECORD = struct.Struct("<32s4I")
 # A record with this hash ends a section of the shard.
 _BOOKEND = b"\xff" * 32
 _HAS_SHA256_AND_RANGE_HASHES = 0b11 << 30
-
-
-def check_hash(text: str) -> None:
-    """Checks that a hash has the protocol's text form.
-
-    Args:
-        text: The hash from the client.
-
-    Raises:
-        Fault: 400 if it has any other form.
-    """
-    if not re.fullmatch(r"[0-9a-f]{64}", text):
-        raise bad_request("A Xet hash has 64 lower-case hexadecimal digits.")
 
 
 def _hash_hex(raw: bytes) -> str:

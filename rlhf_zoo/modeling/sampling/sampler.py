@@ -14,10 +14,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...errors import ZooError
-from .decoder import Decoder, GrowingDecoder, accepts_argument, base_of, forward, left_pad
+from .decoder import Decoder, GrowingDecoder, accepts_argument, base_of, left_pad
 from .random import draw_with_logprobs, uniforms
 
 #: The version of the results, which run.json records. Raise it if the same seed, keys and weights give other tokens, or
@@ -311,31 +311,3 @@ def check_cached(model: PreTrainedModel) -> None:
             f"A {type(base_of(model)).__name__} takes no past_key_values, the cache that sampling needs: choose a "
             "causal language model that does."
         )
-
-
-def next_logits(
-    model: PreTrainedModel,
-    ids: Tensor,
-    *,
-    cache: DynamicCache,
-    length: int,
-    temperature: float = 1.0,
-    vocabulary: Vocabulary | None = None,
-) -> Tensor:
-    """Computes next-token logits of rows without padding, as `sample` does.
-
-    Args:
-        model: The policy.
-        ids: (B, I) int64, the tokens that are not in the cache yet.
-        cache: The cache, to which these tokens are added.
-        length: The number of tokens of each row, those in the cache included.
-        temperature: The sampling temperature, by which logits are divided.
-        vocabulary: The tokens that can be sampled; None for all.
-
-    Returns:
-        (B, V) float32.
-    """
-    size, new_count = ids.shape
-    positions = torch.arange(length - new_count, length, device=ids.device).expand(size, new_count)
-    output = forward(model, ids, ids.new_ones(size, length), positions, cache)
-    return scale_logits(output.logits, temperature, vocabulary)

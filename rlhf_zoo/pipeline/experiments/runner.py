@@ -376,35 +376,3 @@ def group_by_setting(outcomes: Sequence[Outcome]) -> list[tuple[str, dict[str, S
         values["win_rate"] = [outcome.win_rate["value"] for outcome in group]
         groups.append((setting, {name: summarize_seeds(seed_values) for name, seed_values in values.items()}, group))
     return groups
-
-
-def overview_rows(outcomes: Sequence[Outcome], identify: Callable[[Variant], dict[str, Any]]) -> dict[str, Any]:
-    """Returns the entries of overview.json for each run, and for each setting over its seeds.
-
-    Args:
-        outcomes: Outcomes of variants.
-        identify: Returns the entries that identify a variant's settings.
-    """
-    runs = [
-        {
-            **identify(outcome.variant),
-            "seed": outcome.variant.seed,
-            "directory": outcome.variant.name,
-            "repo": outcome.repo,
-            "figures": dict(outcome.figures),
-            "win_rate": dict(outcome.win_rate),
-            "verdict": outcome.verdict,
-            "fired": list(outcome.fired),
-        }
-        for outcome in outcomes
-    ]
-    by_setting = [
-        {
-            **identify(group[0].variant),
-            "seeds": len(group),
-            "figures": {name: figure.to_json() for name, figure in figures.items()},
-            "verdicts": [outcome.verdict for outcome in group],
-        }
-        for _, figures, group in group_by_setting(outcomes)
-    ]
-    return {"runs": runs, "over_seeds": by_setting}

@@ -5,7 +5,7 @@ ablation, which varies a single key, is in runs/RECIPE/ablation/NAME/ and has it
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from ...publishing.sweep_tags import send_cell
 from ...runs.context import Publisher, RunContext
 from ...runs.lock import sole_writer
 from .. import run_recipe
-from .runner import Flags, Outcome, Variant, overview_rows, run_variants
+from .runner import Flags, Outcome, Variant, group_by_setting, run_variants
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -82,10 +82,37 @@ def write_overview(
     first_variant = outcomes[0].variant
     parameters = {"key": first_variant.settings[0][0]} if grid is None else {"grid": dict(grid)}
     path = run / first_variant.folder / "overview.json"
-    rows = overview_rows(
+    rows = _overview_rows(
         outcomes, lambda variant: {"value": variant.value} if grid is None else {"settings": dict(variant.settings)}
     )
     write_json(path, {"schema": 1, "recipe": recipe, **parameters, **rows})
     if grid is None:
         plot_ablation({outcome.variant.label: outcome.rows for outcome in outcomes}, path.with_suffix(".png"))
     return path
+
+
+def _overview_rows(outcomes: Sequence[Outcome], identify: Callable[[Variant], dict[str, Any]]) -> dict[str, Any]:
+    """Returns the entries of overview.json for each run, and for each setting over its seeds."""
+    runs = [
+        {
+            **identify(outcome.variant),
+            "seed": outcome.variant.seed,
+            "directory": outcome.variant.name,
+            "repo": outcome.repo,
+            "figures": dict(outcome.figures),
+            "win_rate": dict(outcome.win_rate),
+            "verdict": outcome.verdict,
+            "fired": list(outcome.fired),
+        }
+        for outcome in outcomes
+    ]
+    by_setting = [
+        {
+            **identify(group[0].variant),
+            "seeds": len(group),
+            "figures": {name: figure.to_json() for name, figure in figures.items()},
+            "verdicts": [outcome.verdict for outcome in group],
+        }
+        for _, figures, group in group_by_setting(outcomes)
+    ]
+    return {"runs": runs, "over_seeds": by_setting}

@@ -164,24 +164,6 @@ def model_memory(
     )
 
 
-def chunk_logits(*, tokens: int, counts: Counts, chunk: int, half: bool, head_trains: bool) -> float:
-    """Returns the bytes of the logits if `modeling.logprobs` computes them in chunks of tokens.
-
-    Logits and probabilities are float32. In bfloat16 the head's weight and its gradient are cast for the pass.
-
-    Args:
-        tokens: Number of tokens whose log-probabilities are computed.
-        counts: The model's size.
-        chunk: Maximum number of logits held at once.
-        half: Whether the pass runs in bfloat16.
-        head_trains: Whether the head trains.
-    """
-    rows = min(tokens, max(counts.width, chunk // counts.vocabulary))
-    head_weights = counts.vocabulary * counts.width
-    logit_bytes = rows * counts.vocabulary * (2 * FLOAT32 + (BFLOAT16 if half and head_trains else 0))
-    return logit_bytes + (BFLOAT16 * head_weights * (2 if head_trains else 1) if half else 0)
-
-
 def head_gradient(*, tokens: int, counts: Counts, head_trains: bool) -> float:
     """Returns the bytes of float32 gradients that the loss sums up: of the head, and of the hidden states.
 

@@ -27,7 +27,7 @@ from .estimate import (
     weight_size,
     with_process,
 )
-from .memory import BFLOAT16, FLOAT32, ModelMemory, PhaseMemory, TrainingPass
+from .memory import BFLOAT16, FLOAT32, Counts, ModelMemory, PhaseMemory, TrainingPass
 from .result import StagePlan, Work
 from .shapes import Shape
 from .tracing import Tracer
@@ -284,9 +284,7 @@ class _PPO:
             # The logits, the scaled logits, and four tensors of this size for the entropy.
             return 6 * FLOAT32 * tokens * counts.vocabulary * (2 if full_kl else 1)
         chunk = CHUNK_ON_CPU if self.device.cpu else CHUNK_ON_ACCELERATOR
-        return memory.chunk_logits(
-            tokens=tokens, counts=counts, chunk=chunk, half=self.in_bfloat16, head_trains=head_trains
-        )
+        return _chunk_logits(tokens=tokens, counts=counts, chunk=chunk, half=self.in_bfloat16, head_trains=head_trains)
 
     def _update(self) -> PhaseMemory:
         counts, keys = self.policy.counts, self.keys
@@ -347,6 +345,15 @@ class _PPO:
             update_head=epochs * head_flops * 3,
             trained=epochs * keys.num_mini_batches * sum(counts.trained for counts in trained),
         )
+
+
+def _chunk_logits(*, tokens: int, counts: Counts, chunk: int, half: bool, head_trains: bool) -> float:
+    """Returns the bytes of the logits if `modeling.logprobs` computes them in chunks of tokens."""
+    # Logits and probabilities are float32. In bfloat16 the head's weight and its gradient are cast for the pass.
+    rows = min(tokens, max(counts.width, chunk // counts.vocabulary))
+    head_weights = counts.vocabulary * counts.width
+    logit_bytes = rows * counts.vocabulary * (2 * FLOAT32 + (BFLOAT16 if half and head_trains else 0))
+    return logit_bytes + (BFLOAT16 * head_weights * (2 if head_trains else 1) if half else 0)
 
 
 def _adapts_head(keys: SimpleNamespace) -> bool:

@@ -13,9 +13,8 @@ from ...hub.client.pull import find_revision, split_revision
 from ...hub.client.refs import Checkpoint, resolve
 from ...hub.client.refusals import client_errors, reason
 from ...runs.checkpoint_choice import resolve_model
-from ...runs.parents import member_beside
 from ...runs.record import StageRecord
-from ...runs.registry import REWARD_ROLES, parent_title
+from ...runs.registry import REWARD_ROLES, is_member, parent_title
 from ...runs.settings.declared import default_of
 from ...runs.settings.key_classes import is_revision
 from ..cards.card import CARD_FILE, card_json
@@ -216,7 +215,7 @@ def _parent(child: Checkpoint, card: Card, role: str, flag: str, hub: Hub) -> Ch
     title = parent_title(role, on_base=card.started_from_base)
     if repo is None:
         # The reward models of a local ensemble are in the run directory, next to the PPO stage.
-        folder = member_beside(child.path, parent.get("folder")) if child.hub is None else None
+        folder = _member_beside(child.path, parent.get("folder")) if child.hub is None else None
         if folder is not None:
             return Checkpoint(str(folder), folder)
         raise ZooError(f"The {title} of {child.name} was never published: name a copy of it with {flag}.")
@@ -230,6 +229,16 @@ def _parent(child: Checkpoint, card: Card, role: str, flag: str, hub: Hub) -> Ch
         raise ZooError(
             f"The {title} of {child.name} cannot be fetched ({problem}): name another with {flag}."
         ) from error
+
+
+def _member_beside(checkpoint: Path, folder: Any) -> Path | None:
+    """Finds a reward model of the ensemble that a run's card names, in the same run directory."""
+    # The card may come from another user, so only folders of an ensemble are looked up.
+    if not isinstance(folder, str) or not is_member(folder):
+        return None
+    runs = checkpoint.resolve().parents[:2]
+    checkpoints = (StageRecord(run / folder).chosen_checkpoint() for run in runs if (run / folder).is_dir())
+    return next((path for path in checkpoints if path is not None), None)
 
 
 def find_family(name: str, hub: Hub = DEFAULT_HUB) -> Node:

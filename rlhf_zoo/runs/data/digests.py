@@ -35,18 +35,6 @@ def check_unchanged(subject: str, lineage: Mapping[str, Any], recorded: Mapping[
         )
 
 
-def model_digest(folder: Path) -> str:
-    """Returns the sha256 over the names and bytes of the files that a model and its tokenizer are loaded from.
-
-    Args:
-        folder: The model's folder.
-
-    Returns:
-        The digest in hex.
-    """
-    return digest_of(folder, {path for pattern in MODEL_FILES for path in folder.glob(pattern)})
-
-
 def digest(folder: Path, ending: str = "") -> str:
     """Returns the sha256 over the names and bytes of all files in a folder, or of a single file.
 
