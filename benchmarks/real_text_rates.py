@@ -354,11 +354,10 @@ def _write(rows: Mapping[tuple[Any, ...], Mapping[str, Any]]) -> None:
     counts = {row["policy"]: row["n"] for row in by_part["hacked"]}
     least = min(counts.values(), default=0)
     script = "python benchmarks/real_text_rates.py"
-    more = [name for name, n in counts.items() if n > least]
     command = f"{script} --honest {most} --hacked {least}"
-    if more:
-        names = " ".join(f'"{name}"' for name in more)
-        command += f"`, then `{script} --hacked {max(counts.values())} --only {names}"
+    for n in sorted({*counts.values()} - {least}):
+        names = " ".join(f'"{name}"' for name, count in counts.items() if count == n)
+        command += f"`, then `{script} --hacked {n} --only {names}"
     about = {"schema": 2, "rule": RULE_VERSION, "prompts": PROMPTS, "command": command}
     keep.write(REAL_TEXT, about | by_part)
 
