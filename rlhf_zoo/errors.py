@@ -30,7 +30,7 @@ class PrintableFormatter(logging.Formatter):
 def first_line(error: BaseException) -> str:
     """Returns an error's message in one line and without its full stop, or else the name of its class."""
     if isinstance(error, RecursionError):
-        return "it is nested too deep"
+        return "it nests or calls itself too deep"
     lines = str(error).strip().splitlines() or [type(error).__name__]
     # The errors of huggingface_hub's strict dataclasses begin with a heading.
     line = lines[-1] if type(error).__name__.startswith("StrictDataclass") else lines[0]
