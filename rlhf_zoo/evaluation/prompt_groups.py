@@ -55,8 +55,8 @@ def normal_form(text: str) -> str:
         token = match.group()
         # A text may break off after "the". A policy continues it differently, so a final determiner is kept.
         is_before_word = place + 1 < len(tokens) and tokens[place + 1].group()[0].isalpha()
-        # A capital A inside a text may be a name, as in "vitamin A deficiency".
-        is_determiner = token.casefold() in _DETERMINERS and (token != "A" or place == 0)
+        # A capital A inside a text may be a name, as in "vitamin A deficiency", unless all letters are capitals.
+        is_determiner = token.casefold() in _DETERMINERS and (token != "A" or place == 0 or text.isupper())
         is_please = token.casefold() == "please" and place == 0
         if match["dropped"] is None and not (is_before_word and (is_determiner or is_please)):
             kept.append(token.casefold())

@@ -47,6 +47,7 @@ from rlhf_zoo.runs.corpora import instructions, tiny_sums, tiny_world_2
 @pytest.mark.parametrize(
     ("one", "other"),
     [
+        ("EXPLAIN WHAT A MORTGAGE IS TO A TEENAGER", "Explain what a mortgage is to a teenager"),
         ("What's the capital of France?", "what is  the capital of France"),
         ("my phone's battery", "the battery of this phone"),
         ("Please review my essay.", "Review the essay!"),
