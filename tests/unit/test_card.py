@@ -237,7 +237,7 @@ def test_card_contains_no_tokens_or_local_paths(runs):
 def test_card_of_earlier_step_shows_that_step_only(runs):
     head, body = head_and_body(make_card(runs / "ppo", out=runs / "out", step=20))
     assert "model-index" not in head and head["base_model"] == "local/tiny-world-sft"
-    assert "checkpoint of **step 20**" in body and "step-000040" not in body and "@best" not in body
+    assert "This is **step 20**" in body and "step-000040" not in body and "@best" not in body
     assert "The evaluated checkpoint is `main`: `rlhf-zoo pull local/tiny-world-ppo@main --hub local`" in body
     assert "Figures on held-out prompts: not evaluated." in body and "| win rate" not in body
     assert "1.500 [" not in body and "Verdict" not in body

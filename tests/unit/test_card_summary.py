@@ -266,8 +266,8 @@ def test_card_compares_gain_with_defects_and_best_filter(runs):
         filter_row("best of 2 by the reward", 0.5, 1.0), filter_row("without 1 word", 1.6, -0.1)]}  # fmt: skip
     text = card(runs, defects=defects, filters=filters, **judged("healthy", recommended=40))
     counter = (
-        "**But** more answers with false statements (5% → 15%), and SFT's answers filtered by words the reward "
-        "dislikes score higher (1.60, PPO 1.51)."
+        "**But** more answers have false statements (5% → 15%), and filtering SFT's answers by words that the reward "
+        "dislikes scores higher (1.60, PPO 1.51)."
     )
     assert counter in text.split("|")[0]
     assert counter in card(runs, defects=defects, filters=filters, **judged("suspicious", recommended=40))

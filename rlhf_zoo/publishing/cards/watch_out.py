@@ -13,7 +13,7 @@ from .markdown import Raw, escape, judge_title, short, with_interval
 _MIN_LENGTH_RATIO = 1.05  # a smaller change of length is not worth a line
 _MIN_SHARE_ENDED = 0.5  # with fewer answers that end by themselves, most texts that are judged are fragments
 #: Kind of a simple filter -> what it goes by.
-_FILTERED_BY = {"words": "words the reward dislikes", "length": "length", "reward": "the reward"}
+_FILTERED_BY = {"words": "words that the reward dislikes", "length": "length", "reward": "the reward"}
 LIKES_LENGTH = 0.3  # minimum rank correlation with length of a reward that "likes long texts"
 
 
@@ -39,13 +39,13 @@ def counter_evidence(facts: StageFacts) -> str:
     Args:
         facts: The facts of the stage.
     """
-    parts = [f"more answers with {defect}" for defect in _defects(facts, more_frequent=True)[:1]]
+    parts = [f"more answers have {defect}" for defect in _defects(facts, more_frequent=True)[:1]]
     best, ppo = facts.best_filter, facts.estimate("ppo", "judge")
     if best is not None and ppo is not None and best["reaches_ppo"]:
         scores = [short((estimate or {}).get("value")) for estimate in (estimate_at(best, "judge"), ppo)]
         if _is_better_than_ppo(best):
-            filtered = f"{facts.start}'s answers filtered by {_FILTERED_BY[best['kind']]}"
-            parts.append(f"{filtered} score higher ({scores[0]}, PPO {scores[1]})")
+            filtering = f"filtering {facts.start}'s answers by {_FILTERED_BY[best['kind']]}"
+            parts.append(f"{filtering} scores higher ({scores[0]}, PPO {scores[1]})")
         else:
             parts.append(f"a filter of {facts.start}'s answers scores {scores[0]}, PPO {scores[1]}")
     return f"**But** {', and '.join(parts)}." if parts else ""
