@@ -49,8 +49,8 @@ SHARED_KEYS = ("dataset_name", "dataset_revision", "dataset_config", "columns", 
 @click.option("--samples", type=click.IntRange(min=1), help="Number of completions of each prompt.  [default: 3]")
 @click.option(
     "--group",
-    help="How prompts that ask the same thing are grouped: near-duplicates, a column with the group, or none.  [default: "
-    "near-duplicates; for a RECIPE its key evaluation.group]",
+    help="How prompts that ask the same thing are grouped: near-duplicates, a column with the group, or none.  "
+    "[default: near-duplicates; for a RECIPE its key evaluation.group]",
 )
 @click.option("--reward", help="The reward model; 'none' uses no reward model.  [default: the one of its run or card]")
 @click.option("--split", help="Split of the prompts.  [default: the split that training held out, else test]")
