@@ -286,7 +286,8 @@ def _sampling_error(failure: str, fix: str) -> Iterator[None]:
         raise
     except NotImplementedError as error:
         raise SamplingFailed(
-            f"{failure}: {first_line(error)} Use vllm_mode 'colocate', which needs no NCCL, or rollout_engine 'native'."
+            f"{failure}: {first_line(error)}. Use vllm_mode 'colocate', which needs no NCCL, or rollout_engine "
+            "'native'."
         ) from error
     except Exception as error:
         reason = first_line(error).rstrip(".:")

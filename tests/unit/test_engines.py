@@ -36,6 +36,7 @@ from rlhf_zoo.pipeline.stages.interrupt import Stopped
 from rlhf_zoo.ppo.engine_samples import as_samples
 from rlhf_zoo.ppo.engines import sample_with_transformers
 from rlhf_zoo.ppo.failures import SamplingFailed
+from rlhf_zoo.ppo.vllm import _sampling_error
 from rlhf_zoo.runs.context import RunContext
 
 TEMPERATURE = 0.7
@@ -312,3 +313,10 @@ def test_as_samples_rejects_invalid_engine_output() -> None:
         as_samples(request, [[4]], [[-1.0]], device="cpu")
     with pytest.raises(ZooError, match="gave completion 0 0 tokens and 0 log-probabilities"):
         as_samples(request, [[]], [[]], device="cpu")
+
+
+@pytest.mark.parametrize("text", ["NCCL is missing", "NCCL is missing."])
+def test_error_of_missing_nccl_is_two_sentences(text: str) -> None:
+    failed = pytest.raises(SamplingFailed, match=r"^No weights: NCCL is missing\. Use vllm_mode 'colocate'")
+    with failed, _sampling_error("No weights", "start it"):
+        raise NotImplementedError(text)
