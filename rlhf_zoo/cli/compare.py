@@ -80,7 +80,7 @@ def compare(
 
 
 def _default_votes_dataset(ppo: str) -> str | None:
-    """Returns the default data set for votes on the embedded Hub; None for a folder, which votes cannot name."""
+    """Returns the default data set for votes on the embedded Hub; None for a folder: votes name repositories."""
     if Path(ppo).is_dir():
         return None
     name = ppo.partition("@")[0].rpartition("/")[2].removesuffix("-ppo")
@@ -152,7 +152,7 @@ def trace(
             raise ZooError(f"--stage sft is step 0, so it does not go with --step {step}: pass only one.")
         step = 0
     prompt_columns = {} if columns is None else json_object(columns, option="--columns", example="'{\"name\": value}'")
-    subject_options = {name: options.pop(name) for name in ("revision", "old", "sft", "reward")}
+    policy_options = {name: options.pop(name) for name in ("revision", "old", "sft", "reward")}
     with open_hub(hub, push_to_hub=False, source=source_hub) as connected_hub:
         with loading("loading the trainer"):
             from ..pipeline.inspect.trace import find_traced_policy, trace_checkpoint
@@ -162,10 +162,10 @@ def trace(
 
             import_dataclasses()
         with doing(f"tracing {run}"):
-            typed = typed_prompt(prompt)
-            subject = find_traced_policy(run, step=step, hub=connected_hub, **subject_options)
-            trace_result = trace_checkpoint(subject, typed, columns=prompt_columns, **options)
+            parsed_prompt = typed_prompt(prompt)
+            policy = find_traced_policy(run, step=step, hub=connected_hub, **policy_options)
+            trace_result = trace_checkpoint(policy, parsed_prompt, columns=prompt_columns, **options)
         if as_json:
-            print_json(to_document(trace_result, subject))
+            print_json(to_document(trace_result, policy))
             return
-        show(trace_result, subject, stdout_console(120))
+        show(trace_result, policy, stdout_console(120))

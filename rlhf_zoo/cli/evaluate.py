@@ -79,7 +79,7 @@ def evaluate(
     The judge classifier learns from labeled texts of the data set. reward:MODEL is another reward model, and
     reward:MODEL#LABEL the probability of one label of a classifier. rule:REWARD is a reward function or verifier.
     llm:MODEL asks OPENAI_BASE_URL with the key OPENAI_API_KEY. votes:NAMESPACE/NAME counts people's votes.
-    pairs:MODULE:FUNCTION and MODULE:FUNCTION are your own.
+    MODULE:FUNCTION is your own function that scores texts, and pairs:MODULE:FUNCTION one that compares two.
 
     For a RECIPE, any key of `rlhf-zoo recipes keys recipe` is a flag. A POLICY takes --dataset_name,
     --dataset_revision, --dataset_config, --columns and --seed (default 1).
@@ -163,7 +163,7 @@ def _compare(
     hub: Hub,
 ) -> tuple[Path, dict[str, Any]]:
     """Compares the policy with another. Returns the folder of the figures, and the content of its evaluation.json."""
-    from ..pipeline import policy_eval as policies
+    from ..pipeline import policy_eval
     from ..publishing.cards.report import slug
     from ..runs.settings.evaluation import llm_config
     from ..runs.settings.values import coerce
@@ -174,14 +174,14 @@ def _compare(
     against, reward = options.pop("against", None), options.pop("reward", None)
     if judges:
         options["judges"] = judges
-    settings = policies.ComparisonSettings(**options, llm=llm_config(llm or {}, "--llm"))
-    pair = policies.find_pair(subject, against=against, reward=reward, settings=settings, hub=hub)
-    # The pair's name has the full tag of a short step such as step-40, so both spellings share one folder.
+    settings = policy_eval.ComparisonSettings(**options, llm=llm_config(llm or {}, "--llm"))
+    pair = policy_eval.find_pair(subject, against=against, reward=reward, settings=settings, hub=hub)
+    # The policy's name has the full tag, so POLICY@step-40 and POLICY@step-000040 share one folder.
     folder = output_dir or Path("runs") / "eval" / slug(pair.policy.name if pair.policy.repo else subject)
     if folder.exists() and not folder.is_dir():
         raise ZooError(f"{folder} is a file, so no figures can be kept in it: give another --output_dir.")
     with locked(folder):
-        return folder, policies.evaluate(pair, settings, out=folder, command=command_line())
+        return folder, policy_eval.evaluate(pair, settings, out=folder, command=command_line())
 
 
 def _is_policy(subject: str, keys: Mapping[str, Any]) -> bool:
@@ -195,7 +195,7 @@ def _is_policy(subject: str, keys: Mapping[str, Any]) -> bool:
 
 
 def _recipe_keys(judges: tuple[str, ...], keys: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns this command's options as keys of recipe.yaml. Raises ZooError if an option and a flag set one key."""
+    """Returns this command's options as keys of recipe.yaml. Raises ZooError if a flag sets one of these keys too."""
     keys_of_options = {key: keys[name] for name, key in KEY_OF_OPTION.items() if keys[name] is not None}
     if judges:
         keys_of_options |= {"evaluation.judge": judges[0], "evaluation.judges": list(judges[1:])}
@@ -232,10 +232,10 @@ def _policy_keys(ctx: click.Context) -> dict[str, Any]:
     columns = {}
     if "columns" in without_prefix:
         columns = {"columns": parse_columns(without_prefix["columns"], example="{prompt: question}")}
-    names = {name: str(without_prefix[name]) for name in SHARED_KEYS[:3] if name in without_prefix}
-    if "dataset_config" in names:
-        names["dataset_config"] = coerce(names["dataset_config"], str | None) or ""
-    return {**names, **columns, **seed}
+    dataset_keys = {name: str(value) for name, value in without_prefix.items() if name.startswith("dataset_")}
+    if "dataset_config" in dataset_keys:
+        dataset_keys["dataset_config"] = coerce(dataset_keys["dataset_config"], str | None) or ""
+    return {**dataset_keys, **columns, **seed}
 
 
 def _show(document: Mapping[str, Any]) -> None:

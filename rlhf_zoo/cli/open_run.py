@@ -49,7 +49,7 @@ class ContextOptions(TypedDict, total=False):
     """Options that `open_run` only passes on to the context.
 
     `private` and `overwrite_repo` are options of `rlhf-zoo run`. With `read_only`, nothing is published. `base`,
-    `variant` and `own` are fields of `RunContext`; if `own` is None, it keeps its default.
+    `variant` and `own` (`own_stages`) are fields of `RunContext`. None keeps the default of `own_stages`.
     """
 
     private: bool
@@ -61,7 +61,7 @@ class ContextOptions(TypedDict, total=False):
 
 
 class RunOptions(ContextOptions, total=False):
-    """The options of `open_run`, which documents them, that every command may set."""
+    """Options of `open_run` that every command may set. `open_run` documents them."""
 
     restart: bool
     resume: str | None
@@ -197,7 +197,7 @@ def open_run(
     resend_cards: bool = False,
     **options: Unpack[ContextOptions],
 ) -> Iterator[tuple[RunContext, Publisher | None]]:
-    """Opens a run, and its outbox if it publishes; sends the remaining files at the end.
+    """Opens a run, and its outbox if the run publishes; sends the remaining files at the end.
 
     Args:
         recipe: The recipe.
@@ -257,7 +257,7 @@ def _context(
 ) -> RunContext:
     """Makes the context of a run, and prints where it publishes.
 
-    Unless `explicit`, an adapter whose base is on no Hub is not sent to the embedded Hub.
+    If `explicit` is False, an adapter whose base model no Hub has is not sent to the embedded Hub.
     """
     from ..hub.client.publish import resolve_namespace
     from ..publishing.adapters import reason_not_to_publish

@@ -157,7 +157,7 @@ def reward_names(path: Any) -> list[str]:
     return [] if path is None else [path] if isinstance(path, str) else list(path)
 
 
-def starts_on_base(stage: Any, settings: Mapping[str, Any]) -> bool:
+def starts_from_base(stage: Any, settings: Mapping[str, Any]) -> bool:
     """Whether a stage is PPO and started from a model that its settings name, rather than from the run's SFT stage.
 
     Args:
@@ -172,7 +172,7 @@ def parent_title(role: str, *, on_base: bool = False) -> str:
 
     Args:
         role: Role of the parent.
-        on_base: Whether `starts_on_base` is true for the run.
+        on_base: Whether `starts_from_base` is true for the run.
 
     Returns:
         The title; the role itself if it is unknown.

@@ -110,7 +110,7 @@ class LockstepSampler:
         """Samples the next token of every unfinished completion.
 
         Returns:
-            One token for each of them.
+            One token for each unfinished completion.
 
         Raises:
             ZooError: The logits of a policy are NaN.

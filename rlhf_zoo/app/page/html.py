@@ -27,7 +27,7 @@ def format_signed(value: float | None) -> str:
     """Formats a number as +1.20 or −0.31; a dash for None and values that are not finite.
 
     Args:
-        value: Any number.
+        value: Any number, or None.
     """
     return format_number(value, sign="+")
 
@@ -36,7 +36,7 @@ def format_number(value: float | None, digits: int = 2, *, sign: str = "-") -> s
     """Formats a number as 1.20 or −0.31; a dash for None and values that are not finite.
 
     Args:
-        value: Any number.
+        value: Any number, or None.
         digits: Digits after the decimal point.
         sign: "+" to show the sign of positive numbers too.
     """
@@ -49,7 +49,7 @@ def figure_list_html(rows: Iterable[tuple[str, str, object]]) -> str:
     """Renders figures as a definition list. The caller escapes labels and figures.
 
     Args:
-        rows: (key, label, figure) of each; the key becomes the attribute `data-figure`.
+        rows: (key, label, figure) for each figure; the key becomes the attribute `data-figure`.
     """
     items = (f'<div><dt>{label}</dt><dd data-figure="{key}">{figure}</dd></div>' for key, label, figure in rows)
     return f"<dl>{''.join(items)}</dl>"
@@ -61,8 +61,8 @@ def shorten_name(name: str) -> str:
     Args:
         name: NAMESPACE/NAME, with or without a revision.
     """
-    repo, at, revision = name.partition("@")
-    return f"{repo}{at}{revision[:8] if _COMMIT.fullmatch(revision) else revision}"
+    repo, separator, revision = name.partition("@")
+    return f"{repo}{separator}{revision[:8] if _COMMIT.fullmatch(revision) else revision}"
 
 
 def notice_html(message: object, *, kind: str = "alert") -> str:

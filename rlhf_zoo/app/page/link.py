@@ -53,8 +53,8 @@ class Link:
         return cls(last["prompt"], sampling, None if step is None else int(step), last.get("run"), last.get("kl"))
 
 
-#: Name of a sampling parameter in a link -> its default, which links leave out. `link_address` takes those of
-#: temperature and tokens from `SamplingDefaults`; the seed has none, so every link has the seed.
+#: Name of a sampling parameter in a link -> its default. A link leaves out parameters at their default. `link_address`
+#: takes the defaults of temperature and tokens from `SamplingDefaults`. The seed has none, so every link contains it.
 _DEFAULTS: Mapping[str, float | None] = {
     "seed": None, "temperature": None, "top_p": 1.0, "tokens": None, "n": 1
 }  # fmt: skip

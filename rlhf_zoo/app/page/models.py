@@ -23,7 +23,7 @@ from ..engine import Comparison, Limits, RuleRewards, Timeline, TimelineRun
 from .held_out import find_stage_folder, read_held_out_columns, read_held_out_prompts
 
 LIMITS = Limits()
-#: Largest number of policies of other checkpoints that stay loaded, and their largest size together in bytes.
+#: Limits on the policies of other checkpoints that stay loaded: their number, and their total size in bytes.
 MAX_CACHED_MODELS, MAX_CACHED_BYTES = 8, 2 * 2**30
 
 #: Time limit of the rules for one completion, in seconds.
@@ -32,7 +32,7 @@ RULE_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class PageModels:
-    """What a page shows: the loaded models, their lineage, and the runs over training.
+    """What a page shows: the loaded models, their lineage, and runs whose checkpoints it compares.
 
     Attributes:
         comparison: The loaded models.
@@ -125,7 +125,7 @@ def _load_rules(lineage: Lineage, hub: Hub) -> RuleRewards | None:
 
 
 def _may_run(rule: str) -> bool:
-    """Whether a rule that a card names may run for visitors. Not with a pattern: a hostile one could take forever."""
+    """Whether a rule that a card names may run for visitors. Refuses patterns: a hostile one could take forever."""
     return may_import(rule, REWARDS) and "pattern" not in (split_settings(rule)[1] or {})
 
 
@@ -148,7 +148,7 @@ def _may_load(loader: str, stage: Path | None) -> bool:
 def _find_timeline_runs(
     lineage: Lineage, run_names: Sequence[str] | None, *, lenient: bool, hub: Hub = DEFAULT_HUB
 ) -> tuple[list[TimelineRun], str | None]:
-    """Returns (the run of the PPO checkpoint and then other runs with checkpoints, why some are missing or None)."""
+    """Returns the runs with checkpoints, that of the PPO checkpoint first, and why some are missing, or None."""
     folder = Path(lineage.ppo.name)
     if folder.is_dir():
         stage = find_stage_folder(folder)

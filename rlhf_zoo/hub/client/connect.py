@@ -1,4 +1,4 @@
-"""Chooses the Hub that a command publishes to, and its source: a second Hub, which has models and data that it lacks.
+"""Chooses the Hub that a command publishes to, and its source: a second Hub for models and data that the first lacks.
 
 Both are `Hub` objects, created once per command and passed on. `connect` also sets environment variables, so that
 libraries that read them (transformers, datasets) use the Hub that the command publishes to.

@@ -74,7 +74,7 @@ class Branch:
 
 @dataclass(frozen=True)
 class Source:
-    """A repository of the embedded Hub, for reading. It may be written meanwhile, because commits never change.
+    """A repository of the embedded Hub, for reading. It may get new commits meanwhile, because old ones never change.
 
     Args:
         repo: Its id and type.

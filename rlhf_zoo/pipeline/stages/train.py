@@ -34,7 +34,7 @@ from ...runs.context import Publisher, RunContext
 from ...runs.data.digests import check_unchanged, digest
 from ...runs.models import ParentCheckpoint
 from ...runs.record import COMPLETE, SUMMARY, StageRecord, checkpoint_step
-from ...runs.registry import STAGES, parent_title, starts_on_base
+from ...runs.registry import STAGES, parent_title, starts_from_base
 from ...runs.settings.loading import check_installed
 from ...runs.settings.parse import StageSettings
 from ...runs.status_line import doing
@@ -330,7 +330,7 @@ def _check_files(
     settings: StageSettings, parents: Mapping[str, ParentCheckpoint], previous_run: Mapping[str, Any]
 ) -> None:
     """Raises ZooError if a local model or chat template has changed since the stage started."""
-    recorded_parents, on_base = previous_run.get("parents") or {}, starts_on_base(settings.stage, settings.resolved)
+    recorded_parents, on_base = previous_run.get("parents") or {}, starts_from_base(settings.stage, settings.resolved)
     for role, parent in parents.items():
         title = parent_title(role, on_base=on_base)
         check_unchanged(f"The {title} in {parent.path}", parent.lineage, recorded_parents.get(role))

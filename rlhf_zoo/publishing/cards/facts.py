@@ -12,12 +12,12 @@ from ...errors import ZooError
 from ...fileio import finite, hub_id, read_json
 from ...hub.client.step_tags import tag_name
 from ...runs.record import StageRecord, checkpoint_step
-from ...runs.registry import STAGES, starts_on_base
+from ...runs.registry import STAGES, starts_from_base
 from .estimates import estimate_at
 from .markdown import NOT_EVALUATED, NOT_MEASURED
 from .run_files import (
     foreign_evaluation,
-    is_of_transformers,
+    is_transformers_class,
     published_steps,
     read_evaluation,
     read_frontier,
@@ -28,7 +28,8 @@ from .run_files import (
 FRONTIER = "baseline/frontier.json"
 #: Keys of run.json that hold measurements.
 _RUN_METRICS = ("reward_model", "cut_rows", "seconds")
-_SIBLINGS = ("sft", "reward", "data")  # roles of parents that are also folders of a run directory
+#: Roles of parents that a run directory may hold, each in a folder of that name.
+_PARENT_FOLDERS = ("sft", "reward", "data")
 
 
 @dataclass(frozen=True)
@@ -245,12 +246,12 @@ class StageFacts:
             for role, parent in recorded_parents.items()
         }
 
-    def _sibling(self, role: str, parent: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns run.json of the stage that trained a parent, from this run's directory or one above it; else {}.
+    def _parent_run(self, role: str, parent: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns run.json of the stage that trained a parent; {} if neither this run nor a run above it has it.
 
-        A round, or a run of an ablation or a sweep, is one or two folders below the run with its SFT policy.
+        Rounds and the runs of an ablation or a sweep lie one or two folders below the run with their SFT policy.
         """
-        if role not in _SIBLINGS:
+        if role not in _PARENT_FOLDERS:
             return {}
         run = StageRecord(self.path.parent / role).read()
         fingerprints = run.get("fingerprint"), parent.get("fingerprint")
@@ -289,7 +290,7 @@ class StageFacts:
         if self.ppo_starts_from_base:
             return self.parents.get("sft")
         sft = (self.run.get("parents") or {}).get("sft")
-        sft_run = self._sibling("sft", sft) if sft else {}
+        sft_run = self._parent_run("sft", sft) if sft else {}
         if sft_run.get("stage") != "sft":
             return None
         return StageFacts(self.path.parent / "sft", sft_run, [], None).sft_base_model
@@ -297,7 +298,7 @@ class StageFacts:
     @property
     def ppo_starts_from_base(self) -> bool:
         """Whether PPO started from a model that the recipe names, not from the SFT stage of its run."""
-        return starts_on_base(self.stage, self.settings)
+        return starts_from_base(self.stage, self.settings)
 
     @property
     def start(self) -> str:
@@ -315,7 +316,7 @@ class StageFacts:
         for role in STAGES[self.stage].starts_from:
             parent = self.parents.get(role)
             if parent is not None and hub_id(parent["repo"]):
-                merged = self._sibling(role, (self.run.get("parents") or {}).get(role) or {}).get("merged")
+                merged = self._parent_run(role, (self.run.get("parents") or {}).get(role) or {}).get("merged")
                 return parent if merged is None else {**parent, "commit": merged}
         return None
 
@@ -370,7 +371,7 @@ class StageFacts:
             return False
         folder = StageRecord(self.path).checkpoint_path(step) if step is not None else self.path
         config = folder / "critic" / "config.json"
-        return config.is_file() and any(map(is_of_transformers, read_json(config).get("architectures") or []))
+        return config.is_file() and any(map(is_transformers_class, read_json(config).get("architectures") or []))
 
     @property
     def rewards(self) -> dict[str, float | None]:
@@ -393,7 +394,7 @@ class StageFacts:
 
     @property
     def step_in_this_commit(self) -> int | None:
-        """The step of the checkpoint in the same commit as this card, which cannot name that commit.
+        """The step of the checkpoint in the same commit as this card, so the card cannot contain the commit's id.
 
         A run of a sweep sends only the checkpoint that the card describes.
         """

@@ -108,7 +108,7 @@ def without_private(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def is_of_transformers(architecture: str) -> bool:
+def is_transformers_class(architecture: str) -> bool:
     """Whether an auto class of transformers loads the architecture.
 
     Reads the source of transformers, because importing it is slow.

@@ -16,7 +16,7 @@ from ...fileio import finite, get_nested, hub_id, integer, number, parse_json
 from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.refusals import client_errors, is_disk_full, reason
 from ...hub.client.weights import Origin
-from ...runs.registry import PARENT_TITLES, STAGES, parent_title, starts_on_base
+from ...runs.registry import PARENT_TITLES, STAGES, parent_title, starts_from_base
 from ...runs.settings.declared import default_of
 from ..cards.card import CARD_FILE
 
@@ -193,7 +193,7 @@ class Card(dict[str, Any]):
     def started_from_base(self) -> bool:
         """Whether it is a PPO run that started from a model named in its settings."""
         settings = self.get("settings")
-        return isinstance(settings, Mapping) and starts_on_base(self.stage, settings)
+        return isinstance(settings, Mapping) and starts_from_base(self.stage, settings)
 
     @property
     def origin(self) -> Origin | None:
