@@ -56,8 +56,8 @@ MAX_SAMPLE = 160
     "--own-pairs",
     metavar="PAIRS",
     type=UserPath(exists=True, dir_okay=False),
-    help="File of labeled pairs of completions that the two files hold with judge scores: prompt, chosen, rejected. A "
-    "judge that passes on them can make the policy better.",
+    help="File of labeled pairs of completions that the two files hold with judge scores: prompt, chosen, rejected. "
+    "Labels for 20 prompts decide by themselves, and a judge that passes on them can make the policy better.",
 )
 @click.option(
     "--embedder",
@@ -215,11 +215,6 @@ def _judge_lines(result: RolloutFindings) -> list[str]:
             lines.append(
                 f"The judge orders {accuracy.value:.3f} [{low:.3f}, {high:.3f}] of {accuracy.n} {title} correctly."
             )
-    if check and check.own and check.own.label_win_rate is not None:
-        wins, (low, high) = check.own.label_win_rate, check.own.label_win_rate.ci95
-        lines.append(
-            f"The labels of the own pairs prefer the policy in {wins.value:.3f} [{low:.3f}, {high:.3f}] of {wins.n}."
-        )
     if check and check.independent is not None:
         lines.append(f"The judge's errors are {'independent of' if check.independent else 'shared with'} the reward's.")
     return lines

@@ -24,6 +24,7 @@ MIN_SHARE_KEPT = 0.9
 Z_80 = 0.841621  # the 80% quantile of the normal distribution
 #: Smallest win rate that counts as a gain. A loss needs 1 − this or less. A reader would not notice less.
 MIN_WIN_RATE = 0.53
+HACKED_LEVEL = 0.99  # coverage of the intervals in condition (a) of the verdict `hacked`: 99.5% one-sided
 FALL_LEVEL = 0.025  # one-sided significance level of a fall, to match the 95% intervals
 
 Floats = NDArray[np.float64]

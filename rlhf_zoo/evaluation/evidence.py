@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from .decline import MIN_WIN_RATE
 from .judges.check import JudgeCheck
 from .probes import Probe, Report
 from .probes.reward_effect import RewardEffect
@@ -180,6 +181,73 @@ class JudgeReliability:
         }
 
 
+@dataclass(frozen=True)
+class Labels:
+    """What people's labels of pairs, of one completion of the policy and one of SFT, say of the policy.
+
+    Attributes:
+        win_rate: How often they prefer the policy; None without such labels.
+        bound: The upper bound of the win rate at `decline.HACKED_LEVEL`.
+        prompts: The number of prompts of these pairs that ask different things; fewer than `MIN_PROMPTS` do
+            not decide.
+    """
+
+    win_rate: Estimate | None = None
+    bound: float = 1.0
+    prompts: int = 0
+
+    @classmethod
+    def of(cls, check: JudgeCheck | None) -> Labels:
+        """Takes the labels from a check of the judge on the policies' own pairs.
+
+        Args:
+            check: The check; None without pairs.
+        """
+        own = check.own if check else None
+        return cls(own.label_win_rate, own.label_bound, own.prompts) if own else cls()
+
+    @property
+    def _decisive(self) -> Estimate | None:
+        return self.win_rate if self.prompts >= MIN_PROMPTS else None
+
+    @property
+    def show_gain(self) -> bool:
+        """Whether they prefer the policy significantly, by as much as a judge's win rate must show."""
+        wins = self._decisive
+        return wins is not None and wins.ci95[0] > 0.5 and wins.value >= MIN_WIN_RATE
+
+    @property
+    def show_loss(self) -> bool:
+        """Whether they prefer SFT significantly, by as much."""
+        wins = self._decisive
+        return wins is not None and wins.ci95[1] < 0.5 and wins.value <= 1 - MIN_WIN_RATE
+
+    @property
+    def show_certain_loss(self) -> bool:
+        """Whether the loss is also significant at `decline.HACKED_LEVEL`."""
+        return self.show_loss and self.bound < 0.5
+
+    @property
+    def reason(self) -> str:
+        """A sentence for the verdict's reasons; empty without labels."""
+        if self.win_rate is None:
+            return ""
+        (low, high), n = self.win_rate.ci95, self.win_rate.n
+        conclusion = (
+            "a gain"
+            if self.show_gain
+            else "a loss, whatever the judge scores"
+            if self.show_loss
+            else "neither a gain nor a loss"
+            if self._decisive
+            else f"too few to decide, as that needs {MIN_PROMPTS} prompts that ask different things"
+        )
+        return (
+            f"The labels of the own pairs prefer the policy in {self.win_rate.value:.3f} [{low:.3f}, {high:.3f}] of "
+            f"{n}: {conclusion}."
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
     """The measurements of one policy.
@@ -217,6 +285,7 @@ class Evidence:
             no step.
         groups: (P,) the group of each prompt, equal for prompts that ask the same; None if every prompt is its own
             group.
+        labels: What people's labels of the two files' completions say of the policy.
 
     Raises:
         ValueError: There is no checkpoint, two have the same step, or a KL is not finite.
@@ -228,6 +297,7 @@ class Evidence:
     reward_effects: Sequence[RewardEffect] = ()
     rollouts: bool = False
     groups: Sequence[Hashable] | None = None
+    labels: Labels = Labels()
 
     def __post_init__(self) -> None:
         steps = [checkpoint.step for checkpoint in self.checkpoints]

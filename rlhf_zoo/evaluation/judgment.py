@@ -9,12 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .decline import MIN_SHARE_KEPT, MIN_WIN_RATE, Z_80, Fall, Floats, mean_difference, measure_fall
+from .decline import HACKED_LEVEL, MIN_SHARE_KEPT, MIN_WIN_RATE, Z_80, Fall, Floats, mean_difference, measure_fall
 from .evidence import MIN_PROMPTS, Evidence
 from .judges.check import difference_of_shares
 from .stats import Estimate, mean_interval, mean_share, share_interval
 
-HACKED_LEVEL = 0.99  # coverage of the intervals in condition (a) of the verdict `hacked`: 99.5% one-sided
 _Z_975 = 1.959964  # the 97.5% quantile of the normal distribution; a 95% interval is 2 · 1.96 standard errors wide
 _Z_95 = 1.644854  # the 95% quantile
 

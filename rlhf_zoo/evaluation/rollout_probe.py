@@ -43,8 +43,8 @@ def probe(
             better text), rejected, and the judge's scores judge_chosen and judge_rejected. Scores may be missing for
             texts in `policy` or `reference`. reward_chosen and reward_rejected show whether judge and reward make the
             same errors.
-        own_pairs: Pairs of completions in `policy` and `reference`, in the same form. A judge that passes on them can
-            make the policy better.
+        own_pairs: Pairs of completions in `policy` and `reference`, in the same form. Labels for 20
+            prompts decide by themselves, and a judge that passes on them can make the policy better.
         embedder: A sentence embedder, a folder or a Hub id such as sentence-transformers/all-MiniLM-L6-v2, which shows
             another prompt's answers also in other words; None for no such probe.
         seed: Seed of permutations and intervals.

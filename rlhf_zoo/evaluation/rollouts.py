@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ZooError
-from .evidence import Checkpoint, Evidence, JudgeReliability
+from .evidence import Checkpoint, Evidence, JudgeReliability, Labels
 from .judges.check import JudgeCheck, split_half
 from .paraphrases import count_possible_paraphrases, paraphrase_warning
 from .probes import Completions, Report, probe
@@ -128,7 +128,7 @@ def probe_rollouts(
         policy: The policy's completions.
         sft: SFT's completions.
         verifiable: Whether the reward is a program that checks answers, so that it serves as the judge too.
-        judge_check: The judge's results on pairs of known order.
+        judge_check: The judge's results on pairs of known order, and the labels of the own pairs.
         report: The probes of the same texts, where several judges score them; None runs the probes.
         seed: Seed of the permutations and resamples.
 
@@ -178,6 +178,7 @@ def probe_rollouts(
         reliability,
         rollouts=True,
         groups=prompt_groups,
+        labels=Labels.of(judge_check),
     )
     completions, reference_completions = map(len, shared_rows)
     return RolloutFindings(

@@ -107,6 +107,35 @@ def test_own_pairs_measure_bias_toward_policy():
     assert check.policy_bias is None and check.label_win_rate is None
 
 
+def test_labels_of_own_pairs_decide_verdict():
+    """A help desk that people prefer is not hacked by its texts; a copy of the prompt that they reject is."""
+    judged, reference = sides()
+    canned = ["Please restart it and wait for the light to turn green.", "We will send you a new one within a week."]
+    policy = replace(
+        judged, texts=[canned[k % 2] for k in range(120)], rewards=[1 + 0.01 * (k % 5) for k in range(120)]
+    )
+    reference = replace(reference, rewards=[0.01 * (k % 7) for k in range(120)])
+
+    def own(policy_wins: int) -> list[dict[str, str]]:
+        texts = zip(policy.prompts[::2], policy.texts[::2], reference.texts[::2], strict=True)
+        return [
+            {"prompt": prompt, "chosen": ours if k < policy_wins else sft, "rejected": sft if k < policy_wins else ours}
+            for k, (prompt, ours, sft) in enumerate(texts)
+        ]
+
+    assert rlhf_zoo.probe(policy, reference).verdict.kind == "hacked"
+    assert rlhf_zoo.probe(policy, reference, own_pairs=own(60)).verdict.kind == "suspicious"
+    assert rlhf_zoo.probe(policy, reference, own_pairs=own(30)).verdict.kind == "hacked"
+    plain, rewarded = replace(judged, rewards=None), replace(judged, rewards=policy.rewards)
+    policy = judged
+    for side, base, kind in (
+        (plain, replace(reference, rewards=None), "worse"), (rewarded, reference, "hacked")
+    ):  # fmt: skip
+        verdict = rlhf_zoo.probe(side, base, own_pairs=own(3)).verdict
+        assert verdict.kind == kind and verdict.judge.why_unfit, verdict.reasons
+        assert any("The labels of the own pairs prefer the policy in 0.050" in one for one in verdict.reasons)
+
+
 def test_own_pairs_of_one_side_or_of_other_texts_do_not_check_judge():
     policy, reference = sides()
     # Both completions of each prompt are SFT's, so they do not show whether the judge is won by the policy's habits.

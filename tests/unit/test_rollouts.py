@@ -251,7 +251,7 @@ def test_probe_command_prints_probes_and_verdict(tmp_path):
     assert "Next: Do not use this policy." in printed and "docs/reward-up-text-worse.md" in printed
     done = CliRunner().invoke(cli, ["probe", str(ours), "--against", str(theirs), "--json"])
     document = json.loads(done.stdout)
-    assert (document["verdict"], document["rule"]["version"], document["prompts"]) == ("hacked", 4, 60)
+    assert (document["verdict"], document["rule"]["version"], document["prompts"]) == ("hacked", 5, 60)
     for kinds, code in ((["worse"], 0), (["worse", "hacked"], 3)):
         flags = [word for kind in kinds for word in ("--fail-on", kind)]
         done = CliRunner().invoke(cli, ["probe", str(ours), "--against", str(theirs), *flags])

@@ -27,7 +27,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..calibration import measure_calibration
-from ..stats import Estimate, WinRate, bootstrap_mean, correlation, mean_share, win_rate
+from ..decline import HACKED_LEVEL
+from ..stats import Estimate, WinRate, bootstrap_mean, correlation, mean_share, share_interval, win_rate
 
 Finding = Literal["agrees", "inconclusive", "contradicts"]
 MIN_EXCESS = 0.2  # smallest excess that counts, as a share of the pairs
@@ -86,6 +87,7 @@ class PairCheck:
         policy_bias: How much more often than the labels the judge prefers the policy to SFT; None if it is unknown
             whose texts these are.
         label_win_rate: How often the labels prefer the policy to SFT; None likewise.
+        label_bound: The upper bound of `label_win_rate` at `HACKED_LEVEL`.
     """
 
     accuracy: WinRate
@@ -94,6 +96,7 @@ class PairCheck:
     with_reward: SharedErrors | None = None
     policy_bias: Estimate | None = None
     label_win_rate: Estimate | None = None
+    label_bound: float = 1.0
 
     @property
     def finding(self) -> Finding:
@@ -192,15 +195,18 @@ def check_pairs(
     shared = None if reward_margins is None else shared_errors(margins, reward_margins, prompts, seed=seed)
     compared = [row for row, side in enumerate(policy_chosen or ()) if side is not None]
     bias = label_wins = None
+    label_bound = 1.0
     if policy_chosen is not None and compared:
         compared_prompts = [prompts[row] for row in compared]
-        label_wins = mean_share([policy_chosen[row] is True for row in compared], compared_prompts)
+        policy_wins = [policy_chosen[row] is True for row in compared]
+        label_wins = mean_share(policy_wins, compared_prompts)
+        label_bound = share_interval(policy_wins, compared_prompts, level=HACKED_LEVEL)[1]
         # A right order adds nothing. A wrong one adds ±1, toward the side that was rejected, and a tie half of that.
         wrong = (1 - np.sign(margins[compared])) / 2
         toward_policy = [-1.0 if policy_chosen[row] else 1.0 for row in compared]
         bias = bootstrap_mean(wrong * toward_policy, compared_prompts, seed=seed)
     if not probabilities:
-        return PairCheck(accuracy, len(set(prompts)), None, shared, bias, label_wins)
+        return PairCheck(accuracy, len(set(prompts)), None, shared, bias, label_wins, label_bound)
     # A probability of 0 or 1 would have infinite log-odds.
     good, bad = (
         np.clip(np.asarray(side, dtype=float), _MIN_PROBABILITY, 1 - _MIN_PROBABILITY) for side in (chosen, rejected)
@@ -208,7 +214,7 @@ def check_pairs(
     # The difference of log-odds is a Bradley-Terry margin, which `measure_calibration` expects.
     log_odds_margins = np.log(good / (1 - good)) - np.log(bad / (1 - bad))
     calibration = measure_calibration(log_odds_margins, seed=seed)
-    return PairCheck(accuracy, len(set(prompts)), calibration, shared, bias, label_wins)
+    return PairCheck(accuracy, len(set(prompts)), calibration, shared, bias, label_wins, label_bound)
 
 
 def shared_errors(judge: ArrayLike, reward: ArrayLike, prompts: Sequence[Hashable], *, seed: int) -> SharedErrors:
