@@ -56,10 +56,10 @@ def ensemble(
 
 
 def _show(document: Mapping[str, Any]) -> None:
-    disagreement, evaluated = document["disagreement"], document["judge"] is not None
+    disagreement, is_evaluated = document["disagreement"], document["judge"] is not None
     title = f"{document['models'][0]['accuracy']['n']} held-out pairs"
     columns = ["", "accuracy", "ECE"]
-    if evaluated:
+    if is_evaluated:
         title += f"; ρ: rank correlation with the judge ({document['judge']}) on completions"
         columns += ["ρ SFT", "ρ PPO", "score PPO"]
     rows = [_row(f"seed {model['seed']}", model) for model in document["models"]]
@@ -69,7 +69,7 @@ def _show(document: Mapping[str, Any]) -> None:
         f"On average, two of the models agree on {document['agreement']['mean']:.1%} of the pairs.",
         f"Disagreement on SFT's completions: {on_sft} (unrelated models would have {disagreement['unrelated']:.3f}).",
     ]
-    if evaluated:
+    if is_evaluated:
         on_ppo = interval(disagreement["ppo"], digits=3)
         change = interval(disagreement["ppo_minus_sft"], digits=3, sign="+")
         excess = interval(document["own_minus_others"], digits=3, sign="+")

@@ -29,7 +29,7 @@ from .tables import print_json, table
     type=click.Choice(["model", "dataset", "space"]),
     default="model",
     show_default=True,
-    help="What the repository is.",
+    help="Type of the repository.",
 )
 @click.option(
     "--private/--public", default=None, help="Visibility on the other Hub.  [default: as on the embedded Hub]"

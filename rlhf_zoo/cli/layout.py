@@ -54,7 +54,7 @@ class RecipeCommand(click.Command):
 
 
 def _complete_keys(ctx: click.Context, incomplete: str) -> Iterator[CompletionItem]:
-    """Yields the keys that begin with a word as flags, this package's own first."""
+    """Yields, as flags, the keys that begin with the incomplete word: first this package's, then those of libraries."""
     from ..runs.registry import STAGES
     from ..runs.settings.declared import declared_keys, declared_recipe_keys
 

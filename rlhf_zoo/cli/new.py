@@ -36,8 +36,8 @@ from .options import ONLY_SOURCE_HUB, TRUST, UserPath
 )
 @click.option(
     "--columns",
-    help="Names of the data's columns, as YAML: '{prompt: question, chosen: better}'. As a name, \"{text:8 words}\" "
-    "takes the first words of a column.",
+    help="Names of the data's columns, as YAML: '{prompt: question, chosen: better}'. The name \"{text:8 words}\" is "
+    "the first 8 words of the column text.",
 )
 @click.option("--judge", help="Judge of PPO against SFT, as for `rlhf-zoo eval --judge`.")
 @click.option(

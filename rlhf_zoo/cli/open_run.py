@@ -49,7 +49,7 @@ class ContextOptions(TypedDict, total=False):
     """Options that `open_run` only passes on to the context.
 
     `private` and `overwrite_repo` are options of `rlhf-zoo run`. With `read_only`, nothing is published. `base`,
-    `variant` and `own` (`own_stages`) are fields of `RunContext`. None keeps the default of `own_stages`.
+    `variant` and `own_stages` are fields of `RunContext`; None keeps the default of `own_stages`.
     """
 
     private: bool
@@ -57,7 +57,7 @@ class ContextOptions(TypedDict, total=False):
     read_only: bool
     base: Path | None
     variant: str | None
-    own: tuple[str, ...] | None
+    own_stages: tuple[str, ...] | None
 
 
 class RunOptions(ContextOptions, total=False):
@@ -252,7 +252,7 @@ def _context(
     read_only: bool = False,
     base: Path | None = None,
     variant: str | None = None,
-    own: tuple[str, ...] | None = None,
+    own_stages: tuple[str, ...] | None = None,
     explicit: bool = True,
 ) -> RunContext:
     """Makes the context of a run, and prints where it publishes.
@@ -280,7 +280,7 @@ def _context(
         flags=flags,
         private=private,
         base=base,
-        own_stages=own or VARIANT_STAGES,
+        own_stages=own_stages or VARIANT_STAGES,
         variant=variant,
     )
     reason = reason_not_to_publish(context) if context.publish and not explicit else None

@@ -94,7 +94,7 @@ def plan(
     from ..runs.settings.key_classes import effective_keys
 
     loaded_recipe = load_recipe(recipe)
-    given_rows = _parse_rows(rows, [stage for stage in loaded_recipe.stages if stage != "ppo"])
+    row_counts = _parse_rows(rows, [stage for stage in loaded_recipe.stages if stage != "ppo"])
     for stage in loaded_recipe.stages:
         if lora or load_in_4bit:
             flags[stage] = {**LORA, **flags[stage]}
@@ -115,7 +115,7 @@ def plan(
     result = replace(result, assumptions=[*result.assumptions, *assumptions])
     from ..pipeline.plan.rows import with_steps
 
-    result = with_steps(result, loaded_recipe, flags, given_rows)
+    result = with_steps(result, loaded_recipe, flags, row_counts)
     if as_json:
         print_json(result.to_json())
         return

@@ -63,7 +63,7 @@ MAX_SAMPLE = 160
     "--embedder",
     metavar="NAME",
     help="A sentence embedder, a folder or NAMESPACE/NAME such as sentence-transformers/all-MiniLM-L6-v2: a probe then "
-    "also sees answers to other prompts that are in other words.",
+    "also recognizes paraphrased answers to other prompts.",
 )
 @HUB
 @SOURCE_HUB

@@ -59,7 +59,7 @@ def zoo(
 ) -> None:
     """List the models of a namespace, with reward, KL, win rate and verdict.
 
-    The figures come from the models' cards. The columns of stages and recipes are left out if all names say them.
+    The figures come from the models' cards. The columns of stages and recipes are left out if all names contain them.
 
     \b
     Example:
@@ -85,7 +85,7 @@ def zoo(
         if as_json:
             print_json([asdict(entry) for entry in entries])
         elif readme is None and not collections:
-            _show(account, entries, missing="matches this" if all_entries else "has the tag rlhf-zoo")
+            _show(account, entries, requirement="matches this" if all_entries else "has the tag rlhf-zoo")
 
 
 def _write_readme(
@@ -101,10 +101,10 @@ def _write_readme(
     click.echo(f"{len(entries)} rows in {readme}", err=True)
 
 
-def _show(namespace: str, entries: list[Entry], *, missing: str) -> None:
-    """Prints the table of entries. `missing` says what no model does if there are none."""
+def _show(namespace: str, entries: list[Entry], *, requirement: str) -> None:
+    """Prints the table of entries. If there are none, prints that no model meets the requirement."""
     if not entries:
-        click.echo(f"No model of {namespace} {missing}.", err=True)
+        click.echo(f"No model of {namespace} {requirement}.", err=True)
         return
     names = [entry.repo.removeprefix(f"{namespace}/") for entry in entries]
     columns = {

@@ -24,12 +24,12 @@ from ..modeling import distributed
 LOCK = ".lock"
 #: Longest command shown in a message, in characters.
 _MAX_COMMAND = 120
-_HELD: dict[Path, _Held] = {}
-_HELD_GUARD = threading.Lock()
+_HELD_LOCKS: dict[Path, _HeldLock] = {}
+_HELD_LOCKS_GUARD = threading.Lock()
 
 
 @dataclass
-class _Held:
+class _HeldLock:
     """A lock that this process holds.
 
     Attributes:
@@ -68,22 +68,22 @@ def sole_writer(directory: Path, *, command: str) -> Iterator[None]:
         return
     # Two names of one directory must share one lock.
     real_path = Path(os.path.realpath(directory))
-    with _HELD_GUARD:
-        held = _HELD.get(real_path)
+    with _HELD_LOCKS_GUARD:
+        held = _HELD_LOCKS.get(real_path)
         if held is None:
-            held = _HELD[real_path] = _take(real_path, name=directory, command=command)
+            held = _HELD_LOCKS[real_path] = _take(real_path, name=directory, command=command)
         held.count += 1
     try:
         yield
     finally:
-        with _HELD_GUARD:
+        with _HELD_LOCKS_GUARD:
             held.count -= 1
             if not held.count:
-                del _HELD[real_path]
+                del _HELD_LOCKS[real_path]
                 _release(held, real_path)
 
 
-def _take(directory: Path, *, name: Path, command: str) -> _Held:
+def _take(directory: Path, *, name: Path, command: str) -> _HeldLock:
     new_folders = [folder for folder in (directory, *directory.parents) if not folder.exists()]
     lock = FileLock(directory / LOCK, thread_local=False, blocking=False, fallback_to_soft=False)
     try:
@@ -103,7 +103,7 @@ def _take(directory: Path, *, name: Path, command: str) -> _Held:
     # This replaces the text of a killed process. A failed write on a full disk is harmless: the lock does not need it.
     with contextlib.suppress(OSError):
         (directory / LOCK).write_text(json.dumps(holder) + "\n", encoding="utf-8")
-    return _Held(lock, new_folders)
+    return _HeldLock(lock, new_folders)
 
 
 def _holder(path: Path) -> str:
@@ -117,7 +117,7 @@ def _holder(path: Path) -> str:
     return f"Another command, `{excerpt}` (process {pid} on {host}, since {since}),"
 
 
-def _release(held: _Held, directory: Path) -> None:
+def _release(held: _HeldLock, directory: Path) -> None:
     """Removes the lock file, releases the lock, and removes the empty folders that were created for it.
 
     The file is removed while it is still locked, because a process that has already opened it notices the removal.

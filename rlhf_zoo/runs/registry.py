@@ -167,14 +167,14 @@ def starts_from_base(stage: Any, settings: Mapping[str, Any]) -> bool:
     return stage == "ppo" and settings.get("model_name_or_path") not in (None, "sft")
 
 
-def parent_title(role: str, *, on_base: bool = False) -> str:
+def parent_title(role: str, *, from_base: bool = False) -> str:
     """Returns the title of a parent of a run.
 
     Args:
         role: Role of the parent.
-        on_base: Whether `starts_from_base` is true for the run.
+        from_base: Whether `starts_from_base` is true for the run.
 
     Returns:
         The title; the role itself if it is unknown.
     """
-    return "base model" if role == "base" or (role == "sft" and on_base) else PARENT_TITLES.get(role, role)
+    return "base model" if role == "base" or (role == "sft" and from_base) else PARENT_TITLES.get(role, role)

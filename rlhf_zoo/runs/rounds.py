@@ -81,16 +81,16 @@ def write_round_file(context: RunContext) -> None:
 
 
 def round_of(directory: Path) -> dict[str, Any]:
-    """Returns the arguments {base, variant, own} of `RunContext` for the directory of a later round.
+    """Returns the fields {base, variant, own_stages} of `RunContext` for the directory of a later round.
 
     Args:
         directory: A run directory.
 
     Returns:
-        The arguments; {} if the directory is not that of a later round.
+        The fields; {} if the directory is not that of a later round.
     """
     path = directory / ROUND_FILE
     if not path.is_file():
         return {}
     # The base is always the parent folder, because the round.json of a downloaded folder might name another run.
-    return {"base": directory / "..", "variant": f"round-{read_json(path)['round']}", "own": ROUND_STAGES}
+    return {"base": directory / "..", "variant": f"round-{read_json(path)['round']}", "own_stages": ROUND_STAGES}

@@ -167,4 +167,4 @@ def test_round_names_its_repositories_and_parent_records(first: RunContext) -> N
     write_round_file(this)
     found = round_of(this.directory)
     assert found["base"].resolve() == first.directory.resolve() and round_of(first.directory) == {}
-    assert (found["variant"], found["own"]) == ("round-2", ("reward", "ppo", "eval"))
+    assert (found["variant"], found["own_stages"]) == ("round-2", ("reward", "ppo", "eval"))

@@ -88,7 +88,7 @@ def hub() -> None:
 @click.option(
     "--ready-file",
     type=click.Path(path_type=Path),
-    help="Write {url, pid} here as JSON once it listens.",
+    help="Write {url, pid} here as JSON once the server listens.",
 )
 @click.option("--parent", type=int, help="Stop when the process with this id ends (for commands that start a Hub).")
 @click.option("-v", "--verbose", is_flag=True, help="Log each request on stderr.")
@@ -177,7 +177,7 @@ def status(root: Path | None, as_json: bool) -> None:
 @click.option("--root", type=click.Path(path_type=Path), help=_ROOT_HELP)
 @click.option("--role", type=click.Choice(ROLES), default="write", show_default=True, help="What the token may do.")
 @click.option("--name", help="The token's purpose, as `hub token list` shows it.")
-@click.option("--expires", type=_Duration(), default="never", show_default=True, help="After 30m, 12h, 90d, or never.")
+@click.option("--expires", type=_Duration(), default="never", show_default=True, help="When the token expires.")
 @click.pass_context
 def token(ctx: click.Context, root: Path | None, role: str, name: str | None, expires: int | None) -> None:
     """Make an access token and print it once; or list and revoke existing tokens.
@@ -237,7 +237,7 @@ def revoke(tokens: tuple[str, ...], root: Path | None) -> None:
 @hub.command(cls=_Command)
 @click.option("--root", type=click.Path(path_type=Path), help=_ROOT_HELP)
 @click.option("--role", type=click.Choice(ROLES), default="write", show_default=True, help="What the new token may do.")
-@click.option("--expires", type=_Duration(), default="30d", show_default=True, help="After 30m, 12h, 90d, or never.")
+@click.option("--expires", type=_Duration(), default="30d", show_default=True, help="When the token expires.")
 def env(root: Path | None, role: str, expires: int | None) -> None:
     """Print the exports that point Hugging Face clients at the running Hub, with a new token.
 

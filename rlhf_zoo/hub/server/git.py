@@ -181,7 +181,7 @@ class GitRepository:
         return target if re.fullmatch(r"[0-9a-f]{40}", target) else None
 
     def _peel(self, oid: str) -> str:
-        """The commit that an annotated tag points to, also through other tags; a commit itself."""
+        """Follows annotated tags to the commit that they point to. The id of a commit stays as it is."""
         while True:
             target: Any = self._find_object(oid)
             if target is None:
@@ -193,7 +193,7 @@ class GitRepository:
 
     @contextmanager
     def _damage_errors(self, oid: str | None = None) -> Iterator[None]:
-        """Raises Damaged for errors of reading the object `oid`; of reading the refs if `oid` is None."""
+        """Raises Damaged if the object `oid` cannot be read; for None, if the refs cannot be read."""
         subject = f"the object {oid[:12]}" if oid else "packed-refs, or a file of refs,"
         try:
             yield

@@ -381,7 +381,7 @@ def member(fields: Mapping[str, object], key: str, expected: type[_Value]) -> _V
     return value
 
 
-_TYPE_NAMES: dict[type, str] = {str: "text", int: "whole number", list: "list", dict: "JSON object"}
+_TYPE_NAMES: dict[type, str] = {str: "string", int: "whole number", list: "list", dict: "JSON object"}
 
 
 def objects(fields: Mapping[str, object], key: str, *, max_count: int) -> list[dict[str, Any]]:

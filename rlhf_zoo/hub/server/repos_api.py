@@ -18,8 +18,8 @@ _MAX_VARIABLES = 500
 _RESERVED = ("api", "_lfs", "_xet", "models", "datasets", "spaces", "collections")
 # The properties of each repository in a list, and those that the query parameter `full` adds.
 _LIST_PROPERTIES = [
-    *("createdAt", "downloads", "library_name", "likes", "pipeline_tag", "private", "sdk", "tags", "trendingScore"),
-]
+    "createdAt", "downloads", "library_name", "likes", "pipeline_tag", "private", "sdk", "tags", "trendingScore",
+]  # fmt: skip
 _FULL_LIST_PROPERTIES = ["author", "disabled", "gated", "lastModified", "sha", "siblings"]
 _SORTS = ("lastModified", "createdAt", "downloads", "likes", "trendingScore")
 # The properties that filtering and sorting a list need.

@@ -302,7 +302,7 @@ def _check_namespace(published: Published, key: str, name: Any) -> None:
 def _pinned_parent(published: Published, role: str) -> str:
     parent = published.parent(role)
     if parent is None:
-        title = parent_title(role, on_base=Card(published.card).started_from_base)
+        title = parent_title(role, from_base=Card(published.card).started_from_base)
         raise ZooError(
             f"The {title} of {published.name} was never published, or the card does not name its commit, so the "
             "checkpoint cannot be reproduced: choose another checkpoint."

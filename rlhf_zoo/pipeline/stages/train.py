@@ -330,9 +330,9 @@ def _check_files(
     settings: StageSettings, parents: Mapping[str, ParentCheckpoint], previous_run: Mapping[str, Any]
 ) -> None:
     """Raises ZooError if a local model or chat template has changed since the stage started."""
-    recorded_parents, on_base = previous_run.get("parents") or {}, starts_from_base(settings.stage, settings.resolved)
+    recorded_parents, from_base = previous_run.get("parents") or {}, starts_from_base(settings.stage, settings.resolved)
     for role, parent in parents.items():
-        title = parent_title(role, on_base=on_base)
+        title = parent_title(role, from_base=from_base)
         check_unchanged(f"The {title} in {parent.path}", parent.lineage, recorded_parents.get(role))
     path = getattr(settings.trainer, "chat_template_path", None)
     check_unchanged(f"The chat template {path}", _template_lineage(settings), previous_run.get("chat_template"))

@@ -49,7 +49,7 @@ def pull(facts: StageFacts, revision: str) -> str:
 
 
 def download(facts: StageFacts) -> str | None:
-    """Returns the command that downloads the published checkpoint, from the embedded Hub into a folder.
+    """Returns the command that downloads the published checkpoint: into a folder if it is on the embedded Hub.
 
     Args:
         facts: The facts of the stage.

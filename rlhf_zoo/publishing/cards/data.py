@@ -107,7 +107,7 @@ def left_out(facts: StageFacts) -> Raw:
     counts = facts.run.get("left_out")
     counts = counts if isinstance(counts, Mapping) else {}
     parts = [f"{counts[key]:,} {rows}" for key, rows in LEFT_OUT.items() if finite(counts.get(key)) and counts[key]]
-    return Raw(f" Rows left out: {_listed(parts, 'and')}." if parts else "")
+    return Raw(f" Rows left out: {_join(parts, 'and')}." if parts else "")
 
 
 def validated_on(facts: StageFacts) -> DataPart:
@@ -144,7 +144,7 @@ def evaluated_on(facts: StageFacts, part: Mapping[str, Any] | None = None) -> Da
         return DataPart(*_repo_and_folder(facts), "prompts", str(split))
     share, main_share = (part or data).get("held_out_share"), data.get("held_out_share")
     is_second_share = part is not None and finite(share) and finite(main_share)
-    # Beside a test split, validation gets both shares.
+    # If the data set has a test split, validation gets both shares.
     if part is not None and finite(share) and not finite(main_share):
         share = 2 * share
     repo = hub_id(data.get("location"))
@@ -172,9 +172,9 @@ def overlap_with_training(facts: StageFacts) -> str:
     counted = [(title, counts[stage]) for stage, title in titles.items() if finite(counts[stage]) and counts[stage]]
     parts = [f"{title} also trained on **{count:,} of them**." for title, count in counted]
     if never:
-        parts.append(f"{_listed(never, 'and')} never trained on them.")
+        parts.append(f"{_join(never, 'and')} never trained on them.")
     if unknown:
-        parts.append(f"It is unknown whether {_listed(unknown, 'or')} trained on them.")
+        parts.append(f"It is unknown whether {_join(unknown, 'or')} trained on them.")
     return " ".join(f"{part[:1].upper()}{part[1:]}" for part in parts)
 
 
@@ -182,7 +182,7 @@ def overlap_with_training(facts: StageFacts) -> str:
 TITLES = {"sft": "SFT", "reward": "the reward model", "ppo": "PPO"}
 
 
-def _listed(names: Sequence[str], word: str) -> str:
+def _join(names: Sequence[str], word: str) -> str:
     return f" {word} ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 

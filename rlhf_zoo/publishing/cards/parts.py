@@ -88,7 +88,7 @@ def unmeasured_figures(facts: StageFacts, *excluded: str) -> list[str]:
 
 
 def selected_samples(facts: StageFacts, side: str) -> dict[str, list[dict[str, Any]]]:
-    """Selects samples to show: of the first prompts, the worst and, for PPO, the farthest from SFT.
+    """Selects samples to show: those of the first prompts, the worst ones and, for PPO, those farthest from SFT.
 
     The worst samples have the lowest rating by the judge, or the lowest reward if there is no judge.
 

@@ -87,9 +87,9 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
     for name, figures in document["judges"].items():
         yield f"| **win rate**, by {escape(name)} | | {estimate(figures['win_rate'])} | {figures['win_rate']['n']} | |"
     for name, figures in (document.get("votes") or {}).items():
-        votes = figures.get("win_rate")
-        rate = estimate(votes) if votes else escape(figures["problem"])
-        yield f"| **win rate**, by votes of {escape(name)} | | {rate} | {(votes or {}).get('n', '')} | |"
+        win_rate = figures.get("win_rate")
+        cell = estimate(win_rate) if win_rate else escape(figures["problem"])
+        yield f"| **win rate**, by votes of {escape(name)} | | {cell} | {(win_rate or {}).get('n', '')} | |"
     yield f"| win rate at equal length | | {estimate(document['win_rate_at_equal_length'])} | {document['n']} | |"
     control = f"| {estimate(document['control'])} | | {document['n']} | |"
     yield f"| control: the other policy against itself, another sampling seed {control}"
@@ -151,12 +151,12 @@ def judge_notes(judge: Mapping[str, Any]) -> Raw:
     notes = []
     if judge.get("checks_answers"):
         notes.append(CHECKS_ANSWERS)
-        notes += _readings(judge.get("answers"))
+        notes += _reading_notes(judge.get("answers"))
     elif judge.get("is_training_reward"):
         notes.append(
             "**This is the policy's own reward: it shows that training worked, not that the policy got better.**"
         )
-    notes += _checked(judge.get("check") or {})
+    notes += _check_notes(judge.get("check") or {})
     if split_half := judge.get("split_half"):
         notes.append(f"Its scores on two halves of the samples have a rank correlation of {estimate(split_half)}.")
     orders = judge.get("orders")
@@ -171,7 +171,7 @@ def judge_notes(judge: Mapping[str, Any]) -> Raw:
     return Raw("".join(f" {note}" for note in notes))
 
 
-def _readings(answers: Mapping[str, Any] | None) -> list[str]:
+def _reading_notes(answers: Mapping[str, Any] | None) -> list[str]:
     """Returns sentences on the policy's gain under each reading of answers, and whether only the form improved."""
     if not answers or not {"strict", "lenient"} <= answers.keys():
         return []
@@ -182,7 +182,7 @@ def _readings(answers: Mapping[str, Any] | None) -> list[str]:
     return [gains]
 
 
-def _checked(check: Mapping[str, Any]) -> list[str]:
+def _check_notes(check: Mapping[str, Any]) -> list[str]:
     """Returns sentences on how well a judge orders labeled pairs, and on whether it is independent of the reward."""
     notes = []
     if check.get("unfit"):

@@ -60,7 +60,7 @@ def _obstacles(facts: StageFacts) -> Iterator[str]:
         yield "its data are in a local file or folder of the training machine"
     for role in ("sft", *REWARD_ROLES):
         if role in facts.parents and not _is_pinned(facts.parents[role]):
-            yield f"its {parent_title(role, on_base=facts.ppo_starts_from_base)} is not published"
+            yield f"its {parent_title(role, from_base=facts.ppo_starts_from_base)} is not published"
     if facts.stage == "reward" and facts.run.get("round"):
         yield "it was trained on samples of the PPO policy of an earlier round"
 

@@ -48,11 +48,11 @@ def _variables(facts: StageFacts) -> dict[str, Any]:
         "training_overlap": overlap,
         "watch_out": list(_watch_out(facts)),
         "accuracy": bold(facts.accuracy),
-        "length_means": _length_means(facts),
+        "length_effect": _length_effect(facts),
     }
 
 
-def _length_means(facts: StageFacts) -> str:
+def _length_effect(facts: StageFacts) -> str:
     """Returns a sentence on what the correlation of the score with length means for PPO."""
     correlation = (estimate_at(facts.reward_report, "length", "spearman") or {"value": 0.0})["value"]
     if abs(correlation) < LIKES_LENGTH:

@@ -41,19 +41,19 @@ def read_evaluation(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]
     return read_json(folder / "evaluation.json"), rows
 
 
-def read_frontier(path: Path, evaluated: Mapping[str, Any]) -> dict[str, Any]:
+def read_frontier(path: Path, eval_run: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the results of baselines; {} if there are none, or if they belong to another evaluation.
 
     Args:
         path: frontier.json of the baselines.
-        evaluated: The content of ../eval/run.json.
+        eval_run: The content of ../eval/run.json.
     """
     frontier: dict[str, Any] = read_json(path) if path.is_file() else {}
     owner = frontier.get("evaluation")
-    return frontier if owner is not None and owner == evaluated.get("fingerprint") else {}
+    return frontier if owner is not None and owner == eval_run.get("fingerprint") else {}
 
 
-def foreign_evaluation(record: StageRecord, run: Mapping[str, Any], evaluated: Mapping[str, Any]) -> str | None:
+def foreign_evaluation(record: StageRecord, run: Mapping[str, Any], eval_run: Mapping[str, Any]) -> str | None:
     """Describes what ../eval measured, if that is not the end of this stage.
 
     Checkpoints are compared by their weights, because equal weights may be published under several names.
@@ -61,14 +61,14 @@ def foreign_evaluation(record: StageRecord, run: Mapping[str, Any], evaluated: M
     Args:
         record: The stage's directory.
         run: The content of its run.json.
-        evaluated: The content of ../eval/run.json.
+        eval_run: The content of ../eval/run.json.
 
     Returns:
         A phrase such as "step 40"; None if the evaluation belongs to the end of this stage.
     """
     if run.get("status") in ("running", "interrupted"):
-        return "an earlier run" if evaluated else None
-    measured_model = (evaluated.get("parents") or {}).get(run["stage"]) or {}
+        return "an earlier run" if eval_run else None
+    measured_model = (eval_run.get("parents") or {}).get(run["stage"]) or {}
     checkpoint = record.chosen_checkpoint()
     # A checkpoint restored from its repository may have rounded weights, so either digest counts as this run's.
     own_weights = {run.get("weights"), None if checkpoint is None else weights_digest(checkpoint)} - {None}

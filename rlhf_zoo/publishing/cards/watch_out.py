@@ -12,7 +12,7 @@ from .markdown import Raw, escape, judge_title, short, with_interval
 
 _MIN_LENGTH_RATIO = 1.05  # a smaller change of length is not worth a line
 _MIN_SHARE_ENDED = 0.5  # with fewer answers that end by themselves, most texts that are judged are fragments
-#: Kind of a simple filter -> what it goes by.
+#: Kind of a simple filter -> what it filters by.
 _FILTERED_BY = {"words": "words that the reward dislikes", "length": "length", "reward": "the reward"}
 LIKES_LENGTH = 0.3  # minimum rank correlation with length of a reward that "likes long texts"
 
@@ -34,7 +34,7 @@ def watch_out(facts: StageFacts) -> list[Raw]:
 
 
 def counter_evidence(facts: StageFacts) -> str:
-    """Returns a sentence on what speaks against PPO, beside advice to use it; "" if nothing does.
+    """Returns a sentence on what speaks against PPO, to follow the advice to use it; "" if nothing does.
 
     Args:
         facts: The facts of the stage.

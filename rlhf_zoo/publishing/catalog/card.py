@@ -185,7 +185,7 @@ class Card(dict[str, Any]):
                 commit = parent.get("commit")
                 commit = commit if isinstance(commit, str) and commit.isascii() and commit.isalnum() else None
                 kind = "dataset" if role == "data" else "model"
-                title = parent_title("sft", on_base=True) if role == "sft" and self.started_from_base else ROLES[role]
+                title = parent_title("sft", from_base=True) if role == "sft" and self.started_from_base else ROLES[role]
                 parents.append(CardParent(role, kind, hub_id(parent.get("repo")), commit, title=title))
         return tuple(parents)
 

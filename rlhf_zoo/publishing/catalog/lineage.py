@@ -212,7 +212,7 @@ def _parent(child: Checkpoint, card: Card, role: str, flag: str, hub: Hub) -> Ch
     if not isinstance(parent, Mapping):
         return None
     repo, commit = hub_id(parent.get("repo")), parent.get("commit")
-    title = parent_title(role, on_base=card.started_from_base)
+    title = parent_title(role, from_base=card.started_from_base)
     if repo is None:
         # The reward models of a local ensemble are in the run directory, next to the PPO stage.
         folder = _member_beside(child.path, parent.get("folder")) if child.hub is None else None
