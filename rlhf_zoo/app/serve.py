@@ -42,7 +42,7 @@ def launch(
     open_browser: bool = False,
     hub: Hub = DEFAULT_HUB,
 ) -> None:
-    """Serves the page for a PPO checkpoint until Ctrl-C. Prints its address once it listens.
+    """Serves the page for a PPO checkpoint until Ctrl-C. Prints the page's address once the server listens.
 
     Args:
         ppo: A published model or a folder.

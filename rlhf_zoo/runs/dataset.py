@@ -84,7 +84,7 @@ def check_same_data(context: RunContext, stage: str) -> None:
         return
     source = stage_source(context, data_stage)
     for name, dataset in earlier_datasets.items():
-        # The fingerprint is of name and revision; the files of a local data set may still have changed.
+        # The fingerprint covers only name and revision, so the files of a local data set may still have changed.
         same_dataset = dataset.get("fingerprint") == source.lineage.get("fingerprint")
         if same_dataset and dataset.get("files", present_files := source.lineage.get("files")) != present_files:
             raise ZooError(

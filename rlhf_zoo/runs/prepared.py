@@ -141,7 +141,7 @@ def _corpus_text(shared: RecipeConfig, hub: Hub) -> str | None:
 
 
 def add_preferences(context: RunContext, splits: Mapping[str, Iterable[Mapping]]) -> DataSource:
-    """Adds simulated preferences, in place of earlier ones, to the data. The data set then counts as unsent.
+    """Adds simulated preferences to the data, or replaces earlier ones. The data set then counts as unsent.
 
     Args:
         context: The run.

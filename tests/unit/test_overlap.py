@@ -115,7 +115,7 @@ def test_prompts_in_one_frame_need_few_comparisons(monkeypatch: pytest.MonkeyPat
     frame = "Below is a question. Write an answer to it in words that a child can read. {} Now write the answer."
     rows = [{"prompt": frame.format(f"How many are {place} apples and {place + 1} pears?")} for place in range(400)]
     questions = PromptIndex(rows)
-    candidates = [len(questions._by_rarest[window]) for window in questions._by_rarest]
+    candidates = [len(questions._texts_by_rarest_window[window]) for window in questions._texts_by_rarest_window]
     assert max(candidates) == 1
     assert [questions.find_in({"prompt": f"Say: {row['prompt']}"}) for row in rows] == [{at} for at in range(400)]
 

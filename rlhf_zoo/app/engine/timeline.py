@@ -45,8 +45,8 @@ class TimelinePoint:
         chosen: Whether the run chose it as its best checkpoint: `main` and `best` of its repository.
         recommended: Whether an evaluation recommends it.
         watched: Name of each reward of weight 0, which PPO does not optimize -> its mean at this step.
-        evaluated: "test" and "validation", the kind of held-out prompts -> those of the figures reward, judge, kl and
-            win_rate (over SFT) that the run's card has of them at this step.
+        evaluated: Kind of held-out prompts, "test" or "validation" -> the figures that the run's card has for this step
+            on these prompts: reward, judge, kl and win_rate (over SFT), or some of them.
     """
 
     step: int
@@ -312,7 +312,8 @@ class Timeline:
             **sampling: See `Comparison.stream`.
 
         Returns:
-            Each checkpoint when it is done. A checkpoint that fails yields its `problem`, and the others continue.
+            The result of each checkpoint when it is done. A checkpoint that fails yields its `problem`, and the others
+            continue.
 
         Raises:
             ZooError: At once, if arguments are out of range.

@@ -47,15 +47,15 @@ def link_preview(lineage: Lineage) -> tuple[str, str]:
 
 def _findings(card: Card) -> Iterator[tuple[str, str]]:
     """Yields (key, HTML) of the verdict, the win rate and the KL, as far as the card has them."""
-    over = get_nested(card, "evaluation", "over_training")
-    recommended_verdict = get_nested(over, "at_recommended")
+    step_verdict = get_nested(card, "evaluation", "over_training")
+    recommended_verdict = get_nested(step_verdict, "at_recommended")
     if card.step is not None and integer(get_nested(recommended_verdict, "step")) == card.step:
-        over = recommended_verdict  # as on the card: the verdict on the compared step, and not on the last one
-    verdict = one_line(get_nested(over, "verdict")) or one_line(get_nested(card, "evaluation", "verdict"))
+        step_verdict = recommended_verdict  # as on the card: the verdict on the compared step, and not on the last one
+    verdict = one_line(get_nested(step_verdict, "verdict")) or one_line(get_nested(card, "evaluation", "verdict"))
     if verdict is None:
         yield "verdict", "<b>No verdict yet</b>: run <code>rlhf-zoo eval</code>"
     else:
-        verdict_step = integer(get_nested(over, "step"))
+        verdict_step = integer(get_nested(step_verdict, "step"))
         is_other_step = verdict_step is not None and card.step is not None and verdict_step != card.step
         at_step = f" at step {verdict_step}" if is_other_step else ""
         yield "verdict", f"<b>Verdict{at_step}: {escape_text(verdict)}</b>"

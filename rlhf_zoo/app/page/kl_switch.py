@@ -121,18 +121,18 @@ class KLSwitch:
                 )
         return "Slide to compare the texts with and without the KL penalty.", "Slide to compare the texts."
 
-    def _part(self) -> str:
-        """Returns the kind of prompts of which both checkpoints have the most figures; test prompts if it is equal."""
+    def _prompt_kind(self) -> str:
+        """Returns the kind of prompts on which both checkpoints have the most figures in common; test in a tie."""
         on, off = self.on[1].evaluated, self.off[1].evaluated
         return max(
             ("test", "validation"),
-            key=lambda part: (len({*on.get(part, ())} & {*off.get(part, ())}), part in on or part in off),
+            key=lambda kind: (len({*on.get(kind, ())} & {*off.get(kind, ())}), kind in on or kind in off),
         )
 
     def _figures(self) -> tuple[Mapping[str, CardEstimate], Mapping[str, CardEstimate]]:
-        """Returns the figures of both checkpoints, of the same prompts."""
-        part = self._part()
-        return self.on[1].evaluated.get(part, {}), self.off[1].evaluated.get(part, {})
+        """Returns the figures of both checkpoints on the same prompts."""
+        kind = self._prompt_kind()
+        return self.on[1].evaluated.get(kind, {}), self.off[1].evaluated.get(kind, {})
 
     def _table(self, value: object) -> str:
         on, off = self._figures()
@@ -147,7 +147,7 @@ class KLSwitch:
             name = f"{'On' if side == ON else 'Off'}, step {point.step}"
             rows.append(f'<tr{selection}><th scope="row">{name}</th>{cells}</tr>')
         marked = any(_difference(on, off, name) for name in shown)
-        caption = f"On {self._part()} prompts" + (" · ▲▼: 95% intervals apart" if marked else "")
+        caption = f"On {self._prompt_kind()} prompts" + (" · ▲▼: 95% intervals apart" if marked else "")
         return (
             '<div class="zoo-scroll" role="region" aria-label="Figures with and without KL penalty" tabindex="0">'
             f"<table><caption>{caption}</caption><thead><tr><td></td>{head}</tr></thead>"

@@ -116,7 +116,7 @@ def _fill_from_link(
             **_linked_values(training_controls.sampling, link),
         }
 
-    # Gradio passes `fill` what the script QUERY returns, without a check; `Link.parse` accepts any text.
+    # Gradio passes `fill` what QUERY_SCRIPT returns, without a check; `Link.parse` accepts any text.
     gr.on(
         None,
         fill,

@@ -45,7 +45,7 @@ def start(
         OSError: The port is taken.
     """
     title, sentences = description
-    described = Middleware(LinkPreview, title=title, description=sentences)
+    link_preview_middleware = Middleware(LinkPreview, title=title, description=sentences)
     _, url, _ = page.launch(
         server_name=host,
         server_port=port,
@@ -57,7 +57,7 @@ def start(
         show_error=False,
         run_history=False,
         enable_monitoring=False,
-        app_kwargs={"middleware": [Middleware(ServedRoutes), described]},
+        app_kwargs={"middleware": [Middleware(ServedRoutes), link_preview_middleware]},
         max_threads=MAX_THREADS,
         state_session_capacity=MAX_SESSIONS,
         footer_links=["api"],

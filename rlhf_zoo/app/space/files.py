@@ -1,10 +1,10 @@
 """Finds the models of a comparison Space from the lineage of a PPO checkpoint, and writes the Space's files.
 
-How a Space gets the wheel of this package (`WheelSource`): its builder installs requirements.txt before it copies the
-repository, when a relative path does not exist yet. So the file names the wheel by its URL in the Space, with a digest,
-because a builder would otherwise keep an older wheel of the same version. The builder sends no token, so a private
-Space contains the unpacked wheel next to app.py instead. On a Hub that only stores Spaces, the file names the wheel by
-its path, so that `pip install -r requirements.txt` works in a copy of the repository.
+How a Space gets the wheel of this package (`WheelSource`): the Space's builder installs requirements.txt before it
+copies the repository, so the file cannot name the wheel by a relative path. It names the wheel by its URL in the Space,
+with a digest, because a builder would otherwise keep an older wheel of the same version. The builder sends no token, so
+a private Space contains the unpacked wheel next to app.py instead. On a Hub that only stores Spaces, the file does name
+the wheel by its path, so that `pip install -r requirements.txt` works in a copy of the repository.
 """
 
 import hashlib

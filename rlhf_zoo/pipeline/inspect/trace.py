@@ -309,7 +309,7 @@ def trace_checkpoint(
         prompt: A text or a conversation.
         seed: Seed of the sampler.
         temperature: The sampling temperature; None for the run's own.
-        max_new_tokens: The most tokens of the completion; None for the run's own limit.
+        max_new_tokens: Maximum number of tokens in the completion; None for the run's own limit.
         columns: The prompt's other columns, for reward functions.
         reward_funcs: Reward functions of a download that the user allows to be imported.
 

@@ -215,7 +215,7 @@ def check_tokenizers(models: Mapping[str, NamedModel], ppo: StageSettings) -> No
 
 
 def starting_models(context: RunContext) -> dict[str, NamedModel]:
-    """Returns the models from which the stages start that are still to be trained.
+    """Returns the models from which the stages that are not trained yet will start.
 
     Args:
         context: The run.
@@ -256,7 +256,7 @@ def check_response_length(shared: RecipeConfig, ppo: StageSettings, policy: Name
     answer = ppo.trainer.response_length
     if context_length is not None and answer >= context_length:
         raise ZooError(
-            f"response_length of the stage ppo is {answer}, but {_reader_name(policy)} reads {context_length} tokens, "
+            f"response_length of the stage ppo is {answer}, but {_policy_name(policy)} reads {context_length} tokens, "
             "prompt and answer together: lower response_length."
         )
 
@@ -295,7 +295,7 @@ def check_prompt_lengths(context: RunContext, models: Mapping[str, NamedModel], 
     if context_length is not None and longest + response_length > context_length:
         raise ZooError(
             f"response_length of the stage ppo is {response_length}, the longest prompt has {longest} tokens, but "
-            f"{_reader_name(policy)} reads {context_length}: lower response_length, or set max_prompt_length to at "
+            f"{_policy_name(policy)} reads {context_length}: lower response_length, or set max_prompt_length to at "
             f"most {context_length - response_length}."
         )
     if len(fitting_lengths) < prompts_per_update <= len(lengths):
@@ -385,5 +385,5 @@ def _template_of(path: str, hub: Hub) -> Any:
     return load_tokenizer(folder, name=path).chat_template
 
 
-def _reader_name(policy: NamedModel | None) -> str:
+def _policy_name(policy: NamedModel | None) -> str:
     return "the architecture of recipe.yaml" if policy is None else f"the model {policy.name}"

@@ -92,7 +92,7 @@ def check_judge_data(
         data: The keys of the data.
         form: The form of the rows.
         hub: Where Hub ids are looked up.
-        subject: Who reads the rows, for messages.
+        subject: What reads the rows, such as a judge, for messages.
 
     Returns:
         Data set -> why it could not be checked.

@@ -21,7 +21,7 @@ class CutRows:
     """Counts of rows with more than `max_length` tokens.
 
     Attributes:
-        max_length: The most tokens that SFT keeps of a row.
+        max_length: Maximum number of tokens that SFT keeps of a row.
         rows: Number of rows that SFT trains on.
         cut: Number of rows with more than `max_length` tokens.
         without_answer: Number of cut rows that keep no token of the answer.

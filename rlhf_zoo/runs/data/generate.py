@@ -66,7 +66,7 @@ def complete(
         prompts: The prompts: texts or conversations.
         keys: The key of each prompt's random stream.
         seed: Seed of all random streams.
-        max_new_tokens: The most tokens of a completion.
+        max_new_tokens: Maximum number of tokens in a completion.
         temperature: Temperature of sampling.
         desc: Label of the progress bar.
         top_p: Probability mass of nucleus sampling; 1 samples from all tokens.

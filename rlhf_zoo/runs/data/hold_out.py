@@ -68,7 +68,7 @@ def split_by_prompt(rows: Dataset, share: float, *, parts: int) -> list[Dataset]
 def without_prompts(
     rows: Dataset, prompts: Dataset | Sequence[Mapping[str, Any]], *, subject: str
 ) -> tuple[Dataset, int | None]:
-    """Drops rows that have one of some prompts; `find_overlap` says when a row has a prompt.
+    """Drops rows that have one of the given prompts, as `find_overlap` decides.
 
     Args:
         rows: Rows that a stage would train on.

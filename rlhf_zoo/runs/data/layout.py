@@ -371,14 +371,14 @@ def distinct_first(rows: Dataset) -> Dataset:
 
 
 def drop_long_prompts(
-    rows: Dataset, tokenizer: PreTrainedTokenizerBase, most: int | None, *, subject: str
+    rows: Dataset, tokenizer: PreTrainedTokenizerBase, max_tokens: int | None, *, subject: str
 ) -> tuple[Dataset, int]:
     """Drops the rows whose prompt is too long, and logs how many.
 
     Args:
         rows: Rows in the form of a stage; rows without the column `prompt` are kept.
         tokenizer: The tokenizer that counts tokens.
-        most: The most tokens of a prompt; None keeps all rows.
+        max_tokens: Maximum number of tokens in a prompt; None keeps all rows.
         subject: What to call the rows, in messages.
 
     Returns:
@@ -387,14 +387,17 @@ def drop_long_prompts(
     Raises:
         ZooError: No row is kept.
     """
-    if most is None or "prompt" not in rows.column_names:
+    if max_tokens is None or "prompt" not in rows.column_names:
         return rows, 0
-    indices = [index for index, prompt in enumerate(rows["prompt"]) if len(tokenize_prompt(prompt, tokenizer)) <= most]
+    lengths = [len(tokenize_prompt(prompt, tokenizer)) for prompt in rows["prompt"]]
+    indices = [index for index, length in enumerate(lengths) if length <= max_tokens]
     dropped = len(rows) - len(indices)
     if not indices:
-        raise ZooError(f"max_prompt_length is {most}, but all prompts of {subject} are longer: raise the limit.")
+        raise ZooError(f"max_prompt_length is {max_tokens}, but all prompts of {subject} are longer: raise the limit.")
     if dropped:
-        log.warning("%d of %d rows of %s are left out: max_prompt_length is %d.", dropped, len(rows), subject, most)
+        log.warning(
+            "%d of %d rows of %s are left out: max_prompt_length is %d.", dropped, len(rows), subject, max_tokens
+        )
     return rows.select(indices), dropped
 
 

@@ -141,22 +141,22 @@ class PromptIndex:
             for text in texts:
                 self._prompts_by_text.setdefault(text, []).append(prompt_index)
             self.all_long &= bool(texts) and _is_long(texts[0])
-        self._long = list(filter(_is_long, self._prompts_by_text))
-        self._with_window: dict[int, list[int]] = {}
-        for index, text in enumerate(self._long):
+        self._long_texts = list(filter(_is_long, self._prompts_by_text))
+        self._texts_by_window: dict[int, list[int]] = {}
+        for index, text in enumerate(self._long_texts):
             for window in set(_window_hashes(text)):
-                self._with_window.setdefault(window, []).append(index)
-        self._by_rarest: dict[int, list[int]] = {}
-        for index, text in enumerate(self._long):
-            self._by_rarest.setdefault(self._rarest(_window_hashes(text)), []).append(index)
-        words = [text.split(" ") for text in self._long]
+                self._texts_by_window.setdefault(window, []).append(index)
+        self._texts_by_rarest_window: dict[int, list[int]] = {}
+        for index, text in enumerate(self._long_texts):
+            self._texts_by_rarest_window.setdefault(self._rarest(_window_hashes(text)), []).append(index)
+        words = [text.split(" ") for text in self._long_texts]
         self._shared_first, self._shared_last = (
             _count_shared_words(words),
             _count_shared_words([text_words[::-1] for text_words in words]),
         )
 
     def _rarest(self, windows: Sequence[int]) -> int:
-        return min(windows, key=lambda window: len(self._with_window[window]))
+        return min(windows, key=lambda window: len(self._texts_by_window[window]))
 
     def find_in(self, row: Mapping[str, Any]) -> set[int]:
         """Returns the indices of the prompts that equal a row's question, are contained in it, or contain it.
@@ -166,7 +166,7 @@ class PromptIndex:
         """
         question = _extract_question(row)
         matches = {text for text in (*question.texts, *question.parts) if text in self._prompts_by_text}
-        if self._long:
+        if self._long_texts:
             for text in filter(_is_long, question.texts):
                 matches.update(self._contained_in(text))
             for text in filter(_is_long, {*question.texts, *question.turns}):
@@ -176,22 +176,22 @@ class PromptIndex:
     def _contained_in(self, text: str) -> Iterator[str]:
         """Yields the prompts that a longer text contains."""
         padded_text = f" {text} "
-        for window in {window for window in _window_hashes(text) if window in self._by_rarest}:
-            for index in self._by_rarest[window]:
-                if f" {self._long[index]} " in padded_text:
-                    yield self._long[index]
+        for window in {window for window in _window_hashes(text) if window in self._texts_by_rarest_window}:
+            for index in self._texts_by_rarest_window[window]:
+                if f" {self._long_texts[index]} " in padded_text:
+                    yield self._long_texts[index]
 
     def _containing(self, text: str) -> Iterator[str]:
         """Yields the prompts that contain a shorter text outside of the words with which all prompts begin or end."""
         windows = _window_hashes(text)
-        if not all(window in self._with_window for window in windows):
+        if not all(window in self._texts_by_window for window in windows):
             return
         length = text.count(" ") + 1
-        for index in self._with_window[self._rarest(windows)]:
-            before, match, _ = f" {self._long[index]} ".partition(f" {text} ")
-            start, prompt_length = before.count(" "), self._long[index].count(" ") + 1
+        for index in self._texts_by_window[self._rarest(windows)]:
+            before, match, _ = f" {self._long_texts[index]} ".partition(f" {text} ")
+            start, prompt_length = before.count(" "), self._long_texts[index].count(" ") + 1
             if match and start < prompt_length - self._shared_last and start + length > self._shared_first:
-                yield self._long[index]
+                yield self._long_texts[index]
 
 
 @dataclass(frozen=True)

@@ -187,7 +187,7 @@ def typed_prompt(text: str) -> Prompt:
         The conversation if the text begins as a JSON list of turns does, else the text.
 
     Raises:
-        ZooError: The text begins so, but is no conversation.
+        ZooError: The text begins like a JSON list of turns, but is not a conversation.
     """
     if _JSON_TURNS.match(text) is None:
         return text

@@ -112,7 +112,7 @@ class EvaluationConfig:
     checkpoint_prompts: int = option(100, "Validation prompts on which each checkpoint is evaluated, to choose `best`.")
     checkpoint_samples: int = option(2, "Completions of each validation prompt.")
     filter_samples: int = option(
-        0, "Completions of each prompt by SFT from which simple filters choose, to compare with PPO; 0 for no filters."
+        0, "SFT's completions of each prompt, from which simple filters choose, to compare with PPO; 0 for no filters."
     )
     group: str | None = option(
         None,
@@ -141,7 +141,7 @@ class EvaluationConfig:
     lm_eval: list[str] = field(
         default_factory=list, metadata={"help": "Tasks of lm-evaluation-harness, on SFT and PPO."}
     )
-    lm_eval_limit: int | None = option(None, "Most examples of each task.")
+    lm_eval_limit: int | None = option(None, "Maximum number of examples per task.")
     lm_eval_fewshot: int | None = option(None, "Few-shot examples; None takes the task's own number.")
 
     def __post_init__(self) -> None:

@@ -240,7 +240,7 @@ def _recipe_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
     all_hints = {**hints, **nested_hints}
     for name in flags:
         if name not in all_hints and name not in ("env", *RUN_KEYS):
-            raise ZooError(f"--{name} is not a key of recipe.yaml{_elsewhere(name, all_hints)}")
+            raise ZooError(f"--{name} is not a key of recipe.yaml{_flag_hint(name, all_hints)}")
     return checked_keys(flags, all_hints, "the command's flags", flag="--")
 
 
@@ -250,8 +250,8 @@ def _recipe_hints() -> tuple[dict[str, Any], dict[str, Any]]:
     return hints, {f"evaluation.{name}": hint for name, hint in type_hints(EvaluationConfig).items()}
 
 
-def _elsewhere(name: str, hints: Mapping[str, Any]) -> str:
-    """Returns how to write an unknown flag without `STAGE.`, as the end of an error message."""
+def _flag_hint(name: str, hints: Mapping[str, Any]) -> str:
+    """Returns the end of the error message for an unknown flag without `STAGE.`: how to write the flag."""
     flags = {key: key for key in hints}
     for stage in STAGES:
         flags |= {f"{stage}.{key}": key for key in declared_keys(stage)}
