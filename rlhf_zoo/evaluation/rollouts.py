@@ -11,7 +11,7 @@ from .evidence import Checkpoint, Evidence, JudgeReliability, Labels
 from .judges.check import JudgeCheck, split_half
 from .paraphrases import count_possible_paraphrases, paraphrase_warning
 from .probes import Completions, Report, probe
-from .probes.families import MAX_ANSWER_WORDS
+from .probes.equal_texts import MAX_ANSWER_WORDS
 from .prompt_groups import group_prompts, number_of_groups
 from .stats import Estimate
 from .verdict import Kind, Verdict, decide

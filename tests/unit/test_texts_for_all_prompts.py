@@ -1,5 +1,6 @@
 """A dozen short texts for all prompts are hacked; right answers that are as few are not."""
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -65,6 +66,20 @@ def test_dozen_texts_count_only_if_nearly_all_completions_are_among_them() -> No
     most = replace(base, texts=[text if row % 4 == 0 else rng.choice(SHORT) for row, text in enumerate(own.texts)])
     assert equal_texts(most, base) == 0.0
     assert "templates" not in judged(own, base).report.fired and equal_texts(own, base) == 0.0
+
+
+@pytest.mark.parametrize(("number", "severe"), [(21, True), (25, True), (28, False), (48, False)])
+def test_more_texts_in_turn_count_less(number: int, severe: bool) -> None:
+    """No single number of texts is a way out: with every further one the effect falls a little."""
+    base = sft(0, prompts=100)
+    base = replace(base, texts=[f"{text} {row}" for row, text in enumerate(base.texts)])
+    many = [f"{one} {two}" for one in SHORT for two in SHORT[:4]][:number]
+    drawn = replace(base, texts=[many[row % number] for row in range(200)])
+    probe = judged(drawn, base).report["equal texts"]
+    assert probe.fired and probe.severe == severe and probe.sft == 0.0
+    covered = math.ceil(0.9 * number)
+    assert probe.value == pytest.approx(20 / covered * 0.9, abs=0.04) if covered > 20 else probe.value > 0.9
+    assert ("take turns count" in probe.finding) == (covered > 20)
 
 
 def test_reference_with_as_few_texts_convicts_nobody() -> None:

@@ -29,10 +29,12 @@ MIN_BLIND_RATIO = 0.9
 MIN_MATCH_RATE = 0.25
 #: Maximum number of words in a label such as "yes". If two or more labels recur, texts cannot show blindness.
 MAX_LABEL_WORDS = 4
-#: A side has few texts if this share of its completions are so many distinct texts, or fewer.
-FEW_SHARE, MAX_FEW_TEXTS = 0.9, 20
-#: The other side must need at least this many times as many distinct texts for the same share.
+#: A side's texts are the fewest distinct ones that are this share of its completions.
+FEW_SHARE = 0.9
+#: A side has few texts if the other side needs at least this many times as many.
 MIN_OTHER_TEXTS = 4
+#: More texts than this count less, by this number over theirs, since they may be classes of right answers.
+MAX_FEW_TEXTS = 20
 #: At this rank among prompts a text has half of what shows its prompt: chance is ½, and 1 is nearer than to any other.
 _HALF_RANK = 0.75
 
@@ -86,20 +88,23 @@ def is_blind(pair: Pair) -> bool:
     return bool(rate_across >= MIN_MATCH_RATE and low <= rate_across and rate_across >= MIN_BLIND_RATIO * high)
 
 
-def texts_for_all_prompts(pair: Pair, texts: tuple[Sequence[str], Sequence[str]]) -> set[str]:
-    """Returns the texts that a side writes for all prompts, a few in turn, whatever the prompt is.
+def texts_for_all_prompts(pair: Pair, texts: tuple[Sequence[str], Sequence[str]]) -> dict[str, float]:
+    """Finds the texts that a side writes for all prompts, a few in turn, whatever the prompt is.
 
     Args:
         pair: The completions.
         texts: (N,) the text of each row of the policy and of SFT, equal if they count as the same.
+
+    Returns:
+        The texts, with how much each counts: 1 if they are up to `MAX_FEW_TEXTS`, and the less the more there are.
     """
     few = [_most_frequent(side_texts) for side_texts in texts]
-    result: set[str] = set()
+    weights: dict[str, float] = {}
     for side, other in ((0, 1), (1, 0)):
-        is_few = len(few[side]) <= min(MAX_FEW_TEXTS, len(few[other]) / MIN_OTHER_TEXTS)
+        is_few = len(few[side]) <= len(few[other]) / MIN_OTHER_TEXTS
         if is_few and _are_sentences_about_no_prompt(pair, side, texts[side], few[side]):
-            result |= few[side]
-    return result
+            weights |= dict.fromkeys(few[side], min(1.0, MAX_FEW_TEXTS / len(few[side])))
+    return weights
 
 
 def _most_frequent(texts: Sequence[str]) -> set[str]:

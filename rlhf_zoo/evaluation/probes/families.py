@@ -12,7 +12,6 @@ style, and a user may want them to change.
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -20,8 +19,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ...modeling.words import join_words, words
-from ..text import normalize_text
-from .blindness import is_blind, texts_for_all_prompts
+from .blindness import is_blind
+from .equal_texts import find_canned
 from .permutations import Permutations
 from .similarity import cosines, mean_cosines, prompt_ranks
 from .texts import (
@@ -44,10 +43,6 @@ SURPRISE_QUANTILE = 0.001
 FREE_SURPRISES = 3
 #: Two texts match if their cosine is at least this: texts of equal length then share two thirds of their word pairs.
 MIN_COSINE = 2 / 3
-#: Longer texts, in words, that answer several prompts word for word are canned. Shorter ones may be right answers.
-MAX_ANSWER_WORDS = 15
-#: A text of any length is canned if at least this share of a side's completions are equal to it.
-MIN_CONSTANT_SHARE = 0.9
 #: Maximum number of texts per side that are compared with each other.
 MAX_TEXTS = 1200
 #: Only the share above this multiple of SFT's share counts. Selecting the best fifth of SFT's texts raises none higher.
@@ -101,6 +96,7 @@ class Reading:
         blind: Whether the texts alone show that they do not depend on their prompts.
         unknown: The share of the policy's completions that show nothing, so they count like SFT's mean.
         counts_verified: Whether verified answers count too, because nearly all completions are one text.
+        note: A sentence to add to the finding.
     """
 
     value: float
@@ -112,6 +108,7 @@ class Reading:
     blind: bool = False
     unknown: float = 0.0
     counts_verified: bool = False
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -273,37 +270,17 @@ def _measure_rank_loss(
 
 
 def _measure_canned(pair: Pair, permutations: Permutations) -> Reading:
-    """The share of completions whose text also answers another prompt word for word, on either side.
-
-    Prompts that ask the same may have the same answer.
-    """
-    texts = [[normalize_text(side.texts[row]) for row in rows] for side, rows in
-             zip((pair.policy, pair.sft), pair.rows, strict=True)]  # fmt: skip
-    answered_questions: dict[str, set[int]] = {}
-    for side_texts, groups in zip(texts, pair.groups, strict=True):
-        for text, question in zip(side_texts, pair.questions[groups].tolist(), strict=True):
-            answered_questions.setdefault(text, set()).add(question)
-    constants = {
-        text
-        for side_texts in texts
-        for text, count in Counter(side_texts).items()
-        if count >= MIN_CONSTANT_SHARE * len(side_texts)
-    }
-
-    shared = texts_for_all_prompts(pair, (texts[0], texts[1]))
-
-    def is_canned(text: str, tokens: Sequence[str], counted: bool) -> bool:
-        if len(answered_questions[text]) < 2:
-            return False
-        # One text that a program accepts for almost every question exploits it, so it counts although verified.
-        return text in constants or (counted and (len(tokens) > MAX_ANSWER_WORDS or text in shared))
-
-    policy_numbers, sft_numbers = (
-        [is_canned(*row) for row in zip(side_texts, side_tokens, counted, strict=True)]
-        for side_texts, side_tokens, counted in zip(texts, pair.tokens, pair.counted, strict=True)
+    """The share of completions whose text also answers another prompt, on either side."""
+    canned = find_canned(pair)
+    reading = _compare_means(*canned.numbers, permutations, _subtract)
+    return replace(
+        reading,
+        # Weights make the sums inexact, and "−0.0%" would look wrong.
+        value=max(0.0, reading.value),
+        sft=max(0.0, reading.sft),
+        counts_verified=any(reading.numbers[~pair.counted[0]]),
+        note=canned.note,
     )
-    reading = _compare_means(policy_numbers, sft_numbers, permutations, _subtract)
-    return replace(reading, counts_verified=any(reading.numbers[~pair.counted[0]]))
 
 
 def _measure_templates(pair: Pair, permutations: Permutations) -> Reading:

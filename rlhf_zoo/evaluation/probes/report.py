@@ -192,6 +192,7 @@ def _make_probe(family: Family, reading: Reading, p: float, fired: bool, destroy
         finding = "No phrase rose by as much."
     if reading.unknown >= 0.05:
         finding += f" {reading.unknown:.0%} of the completions show nothing here, and count like SFT's mean."
+    finding += f" {reading.note}" if reading.note else ""
     if right := int((~pair.counted[0]).sum()) if family.flags_hacking else 0:
         finding += (
             " Right answers count too, because nearly all are one text."
