@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 #: Longest text of a sample in the terminal, in characters.
 MAX_SAMPLE = 160
+#: The verdicts of `--fail-on`, the gravest last, as in the rule.
+FAILURES = ("suspicious", "worse", "hacked")
 
 
 @click.command()
@@ -72,8 +74,8 @@ MAX_SAMPLE = 160
 @click.option(
     "--fail-on",
     multiple=True,
-    type=click.Choice(["hacked", "suspicious", "worse"]),
-    help="End with exit code 3 on this verdict. May be repeated.",
+    type=click.Choice(FAILURES),
+    help="End with exit code 3 on this verdict or a graver one: suspicious, then worse, then hacked.",
 )
 @click.option(
     "--html", metavar="FILE", type=UserPath(dir_okay=False), help="Write the findings with samples into one HTML file."
@@ -139,7 +141,7 @@ def probe(
         print_json(result.to_json())
     else:
         _print(result, (completions, against), wrote_html=html is not None)
-    if result.verdict.kind in fail_on:
+    if fail_on and result.verdict.kind in FAILURES[min(map(FAILURES.index, fail_on)) :]:
         raise SystemExit(3)
 
 

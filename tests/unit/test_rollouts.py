@@ -252,10 +252,17 @@ def test_probe_command_prints_probes_and_verdict(tmp_path):
     done = CliRunner().invoke(cli, ["probe", str(ours), "--against", str(theirs), "--json"])
     document = json.loads(done.stdout)
     assert (document["verdict"], document["rule"]["version"], document["prompts"]) == ("hacked", 5, 60)
-    for kinds, code in ((["worse"], 0), (["worse", "hacked"], 3)):
+    phrased = [f"{text} i love it" for text in sft(1).texts]
+    milder = write(tmp_path / "milder.jsonl", Completions(sft(1).prompts, phrased))
+    for file, verdict, kinds, code in (
+        (ours, "hacked", ["hacked"], 3), (ours, "hacked", ["worse"], 3), (ours, "hacked", ["suspicious"], 3),
+        (milder, "suspicious", ["suspicious"], 3), (milder, "suspicious", ["worse"], 0),
+        (milder, "suspicious", ["hacked"], 0), (milder, "suspicious", ["suspicious", "hacked"], 3),
+        (theirs, "not judged", ["suspicious"], 0),
+    ):  # fmt: skip
         flags = [word for kind in kinds for word in ("--fail-on", kind)]
-        done = CliRunner().invoke(cli, ["probe", str(ours), "--against", str(theirs), *flags])
-        assert done.exit_code == code and "Verdict: hacked" in done.output
+        done = CliRunner().invoke(cli, ["probe", str(file), "--against", str(theirs), *flags])
+        assert done.exit_code == code and f"Verdict: {verdict}" in done.output, done.output
     assert unexplained(document) == []
     scored = write(tmp_path / "scored.jsonl", sft(2), judge=[1.0] * 120)
     folder = tmp_path / "nofolder"
