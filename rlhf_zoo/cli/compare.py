@@ -103,7 +103,7 @@ def _default_votes_dataset(ppo: str) -> str | None:
 @click.option("--revision", help="The tag or commit of a repository, as in REPO@TAG.")
 @click.option(
     "--old",
-    help="The policy in the ratios' denominator: a step, folder or repository.  [default: the checkpoint before]",
+    help="The policy in the ratios' denominator: a step, folder or repository.  [default: the previous checkpoint]",
 )
 @click.option("--sft", help="The reference policy.  [default: the run's SFT model]")
 @click.option("--reward", help="The reward model.  [default: the reward model of the run]")
@@ -141,7 +141,7 @@ def trace(
     """Sample one completion of a PPO checkpoint, and show PPO's quantities for each token.
 
     The quantities are log π, log π_ref, KL, reward, value, δ, advantage (before whitening), and the ratio to the
-    checkpoint before.
+    previous checkpoint.
 
     \b
     Example:

@@ -72,8 +72,8 @@ def new(folder: Path, columns: str | None, memory: float | None, source_hub: str
     without_hub = source_hub in (None, "none")
     quiet_hub()
     with contextlib.nullcontext() if without_hub else open_hub(source_hub, push_to_hub=False, option=SOURCE_FLAG):
-        if request.on_hub is not None:
-            check_reachable(replace(DEFAULT_HUB, flag=SOURCE_FLAG), request.on_hub)
+        if request.first_hub_name is not None:
+            check_reachable(replace(DEFAULT_HUB, flag=SOURCE_FLAG), request.first_hub_name)
         with loading("loading the planner"):
             from ..pipeline.new.recipe import make_recipe, write
             from ..runs.settings.parse import import_dataclasses

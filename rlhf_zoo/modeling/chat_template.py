@@ -223,13 +223,13 @@ def _apply_template(messages: Conversation, tokenizer: PreTrainedTokenizerBase, 
 
 
 def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Finds the special token with which the template closes an answer.
+    """Finds the special token with which the template ends an answer.
 
     Args:
         tokenizer: A tokenizer with or without a chat template.
 
     Returns:
-        The token's id; the id of EOS if the template closes no answer.
+        The token's id; the id of EOS if the template ends answers without a special token.
     """
     try:
         text = render_text(_PROBE_TURNS, tokenizer)

@@ -29,7 +29,8 @@ _IDS = re.compile(r"(ids?|tokens?)$")
 
 #: The types of adapters that can be loaded. Other types may load a second model or a tokenizer by themselves.
 ADAPTER_TYPES = ("LORA",)
-#: The keys of adapter_config.json that may hold text, lists and objects. None of them names a file, module or model.
+#: The keys of adapter_config.json that may hold text, lists and objects. Only base_model_name_or_path, which is checked
+#: elsewhere, names something to load.
 _ADAPTER_KEYS = {
     "alora_invocation_tokens", "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "exclude_modules",
     "init_lora_weights", "layers_pattern", "layers_to_transform", "modules_to_save", "peft_type", "peft_version",

@@ -38,18 +38,19 @@ def _linear_head(model: PreTrainedModel) -> nn.Linear:
 
 
 @cache
-def _token_classifier(config_class: Any, remote_class: Any = None) -> Any:
+def _token_classifier(config_class: Any, remote_trunk_class: Any = None) -> Any:
     """Returns a family's token classifier: its own class in transformers, or the generic class on its trunk.
 
     Args:
         config_class: The class of the model's configuration.
-        remote_class: The trunk's class if it is defined in the model's remote code, otherwise None. Checkpoints of the
-            critic have the usual layout in either case: the trunk loads as AutoModel, and the head is `score.*`.
+        remote_trunk_class: The trunk's class if it is defined in the model's remote code, otherwise None. Checkpoints
+            of the critic have the usual layout in either case: the trunk loads as AutoModel, and the head is `score.*`.
     """
     if config_class in MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING:
         return MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING[config_class]
-    if remote_class is not None:
-        MODEL_MAPPING.register(config_class, remote_class, exist_ok=True)  # where the generic class looks up its trunk
+    if remote_trunk_class is not None:
+        # The generic class looks up its trunk in this mapping.
+        MODEL_MAPPING.register(config_class, remote_trunk_class, exist_ok=True)
     if config_class not in MODEL_MAPPING:
         raise ZooError(
             f"transformers has no trunk for {config_class.model_type}, which the critic needs: pass a value_model."
@@ -61,9 +62,9 @@ def _token_classifier(config_class: Any, remote_class: Any = None) -> Any:
     family = PreTrainedModel if family is trunk else family
     name = f"{trunk.__name__.removesuffix('Model')}ForTokenClassification"
     # transformers reads the class's module to see which kernels the family supports.
-    body = {"base_model_prefix": family.base_model_prefix or "model", "config_class": config_class}
-    body["__module__"] = trunk.__module__
-    return type(name, (GenericForTokenClassification, family), body)
+    attributes = {"base_model_prefix": family.base_model_prefix or "model", "config_class": config_class}
+    attributes["__module__"] = trunk.__module__
+    return type(name, (GenericForTokenClassification, family), attributes)
 
 
 def _has_remote_code(config: PretrainedConfig) -> bool:
@@ -71,7 +72,7 @@ def _has_remote_code(config: PretrainedConfig) -> bool:
     return type(config).__module__.startswith("transformers_modules.")
 
 
-def _remote_base_class(config: PretrainedConfig, source: str | Path, revision: str | None) -> Any:
+def _remote_trunk_class(config: PretrainedConfig, source: str | Path, revision: str | None) -> Any:
     """Finds the trunk's class in the remote code of a saved critic; None for a class of transformers."""
     auto_map = getattr(config, "auto_map", None) or {}
     auto_classes = ("AutoModelForCausalLM", "AutoModelForSequenceClassification")
@@ -134,9 +135,10 @@ def critic_from(
         )
     config = copy.deepcopy(source.config)
     config.num_labels = 1
-    trunk = type(source.base_model) if _has_remote_code(config) else None
+    trunk_class = type(source.base_model) if _has_remote_code(config) else None
     # Build the critic in float32, because bfloat16 would round away small value updates.
-    critic = _token_classifier(type(config), trunk)._from_config(config, dtype=torch.float32)  # type: ignore[arg-type]
+    critic_class = _token_classifier(type(config), trunk_class)  # type: ignore[arg-type]
+    critic = critic_class._from_config(config, dtype=torch.float32)
     _copy_trunk(source, critic, is_reward_model=is_reward_model, share=share)
     critic.name_or_path = source.name_or_path  # peft records it as the base of a later adapter
     head = _linear_head(critic)
@@ -169,8 +171,8 @@ def _load_source(source: str | Path, revision: str | None) -> tuple[PreTrainedMo
         config = load_config(source, subject=subject, revision=revision)
         task_or_architecture = (config.architectures or [""])[0]
         if task_or_architecture.endswith("ForTokenClassification"):
-            trunk = _remote_base_class(config, source, revision)
-            return load_model(_token_classifier(type(config), trunk), source, subject=subject, revision=revision), True  # type: ignore[arg-type]
+            critic_class = _token_classifier(type(config), _remote_trunk_class(config, source, revision))  # type: ignore[arg-type]
+            return load_model(critic_class, source, subject=subject, revision=revision), True
     is_reward_model = task_or_architecture == "SEQ_CLS" or str(task_or_architecture).endswith(
         "ForSequenceClassification"
     )

@@ -46,7 +46,7 @@ class Embedder:
         # A pooler may be missing, because it is not used. Initializing its weights would advance the random generator
         # that training uses.
         with torch.random.fork_rng(devices=[]):
-            model = load_model(AutoModel, folder, subject=subject, options=FLOAT32, may_miss=("pooler",))
+            model = load_model(AutoModel, folder, subject=subject, options=FLOAT32, may_lack=("pooler",))
         self.tokenizer: Any = load_tokenizer(folder, name=subject)
         if model.config.is_encoder_decoder or self.tokenizer.pad_token_id is None:
             problem = "has a decoder" if model.config.is_encoder_decoder else "has no PAD in its tokenizer"
@@ -115,7 +115,7 @@ def _check_modules(folder: Path, subject: str) -> None:
             kind == "Pooling"
             and pooling.get("pooling_mode_mean_tokens", pooling.get("pooling_mode") == "mean") is not True
         ):
-            raise _not_an_embedder(f"{subject} does not pool by the mean of its tokens")
+            raise _not_an_embedder(f"{subject} does not average the hidden states of its tokens")
 
 
 def _not_an_embedder(problem: str) -> ZooError:

@@ -112,7 +112,7 @@ def gather_optimizer(optimizer: Any, *, keep: bool) -> dict[str, Any] | None:
 
     Args:
         optimizer: An optimizer that may be sharded. All processes take part.
-        keep: Whether this process returns the state. A process that does not holds one gathered tensor at a time.
+        keep: Whether this process returns the state. Otherwise it holds only one gathered tensor at a time.
 
     Returns:
         The state, or None where `keep` is False.

@@ -106,7 +106,7 @@ def load_with_missing(
     subject: str,
     kind: str = "",
     options: Loading = FLOAT32,
-    may_miss: tuple[str, ...] = (),
+    may_lack: tuple[str, ...] = (),
     overrides: Mapping[str, Any] = MappingProxyType({}),
     **hub: Unpack[HubOptions],
 ) -> tuple[Any, set[str]]:
@@ -118,12 +118,12 @@ def load_with_missing(
         subject: What errors call the model, such as "The model NAME".
         kind: What follows "cannot be loaded" in errors, as for `translate_load_errors`.
         options: Precision, attention and quantization.
-        may_miss: Modules that the checkpoint may lack, such as a head that is still to be trained.
+        may_lack: Modules that the checkpoint may lack, such as a head that is still to be trained.
         overrides: Further arguments for `from_pretrained`, such as `config`.
         **hub: See `HubOptions`.
 
     Returns:
-        The model, and the names of the weights that the checkpoint lacks, all of them in `may_miss`.
+        The model, and the names of the weights that the checkpoint lacks, all of them in `may_lack`.
 
     Raises:
         ZooError: The model cannot be loaded, its weights do not fit its configuration, or its files do not match the
@@ -144,7 +144,7 @@ def load_with_missing(
     if not isinstance(loaded, tuple):  # a user's own class, which returns no loading info
         return loaded, set()
     model, report = loaded
-    _check_fit(report, subject, may_miss)
+    _check_fit(report, subject, may_lack)
     return model, set(report["missing_keys"])
 
 
@@ -155,32 +155,32 @@ def load_model(
     subject: str,
     kind: str = "",
     options: Loading = FLOAT32,
-    may_miss: tuple[str, ...] = (),
+    may_lack: tuple[str, ...] = (),
     overrides: Mapping[str, Any] = MappingProxyType({}),
     **hub: Unpack[HubOptions],
 ) -> Any:
     """Loads a model as `load_with_missing` does, with the same arguments, and returns only the model."""
     return load_with_missing(
-        auto_class, source, subject=subject, kind=kind, options=options, may_miss=may_miss, overrides=overrides, **hub
+        auto_class, source, subject=subject, kind=kind, options=options, may_lack=may_lack, overrides=overrides, **hub
     )[0]
 
 
-def _check_fit(report: Mapping[str, Any], subject: str, may_miss: tuple[str, ...]) -> None:
+def _check_fit(report: Mapping[str, Any], subject: str, may_lack: tuple[str, ...]) -> None:
     """Raises ZooError if weights are missing, which would leave them random, or do not have the configuration's sizes.
 
     Args:
         report: The loading info of `from_pretrained`.
         subject: What the error calls the model.
-        may_miss: Modules that the checkpoint may lack.
+        may_lack: Modules that the checkpoint may lack.
     """
     fix = "use the config.json that was saved with these weights"
     for name, saved_shape, config_shape in sorted(report["mismatched_keys"], key=lambda entry: entry[0]):
         sizes = (" x ".join(map(str, size)) for size in (saved_shape, config_shape))
         raise ZooError("{} has a weight {} of {}, but its config.json says {}: {}.".format(subject, name, *sizes, fix))
-    missing = sorted(name for name in report["missing_keys"] if name.split(".")[0] not in may_miss)
+    missing = sorted(name for name in report["missing_keys"] if name.split(".")[0] not in may_lack)
     if missing:
-        count = f"{missing[0]}" + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
-        raise ZooError(f"{subject} lacks weights that its config.json names ({count}): {fix}, or copy all files again.")
+        names = f"{missing[0]}" + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
+        raise ZooError(f"{subject} lacks weights that its config.json names ({names}): {fix}, or copy all files again.")
     # Unused heads and buffers are harmless, but a model without one of its layers would compute something else.
     layered = sorted(name for name in report["unexpected_keys"] if _LAYER.search(name))
     if layered:

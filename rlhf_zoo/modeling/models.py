@@ -257,7 +257,7 @@ def load_classifier(
     files = model_files(path, **hub)
     if files.adapter is None:
         model, missing = load_with_missing(
-            AutoModelForSequenceClassification, path, subject=subject, options=options, may_miss=HEADS, **hub
+            AutoModelForSequenceClassification, path, subject=subject, options=options, may_lack=HEADS, **hub
         )
     else:
         model, missing = _classifier_under_adapter(files, subject, options)
@@ -303,7 +303,7 @@ def _classifier_under_adapter(files: ModelFiles, subject: str, options: Loading)
         options=options,
         overrides={"config": config},
         revision=revision,
-        may_miss=HEADS,
+        may_lack=HEADS,
     )
     return model, missing - head_shapes.keys()
 

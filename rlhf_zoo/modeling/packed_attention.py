@@ -50,7 +50,7 @@ def attention(
     if options.get("sliding_window"):
         _windows.add(options["sliding_window"])
     lengths = attention_mask.flatten().tolist()
-    # Call it for each row, because a block-diagonal mask over all rows is quadratic in their total length.
+    # Attend row by row, because a block-diagonal mask over all rows is quadratic in their total length.
     rows = zip(query.split(lengths, 2), key.split(lengths, 2), value.split(lengths, 2), strict=True)
     outputs = [sdpa_attention_forward(module, q, k, v, _window_mask(q, **options), **options)[0] for q, k, v in rows]
     return torch.cat(outputs, 1), None

@@ -182,7 +182,7 @@ def _check_same_prompts(dataset: Dataset, tokenizer: PreTrainedTokenizerBase) ->
         if ids == tokenize_prompt(prompt, tokenizer):
             continue
         difference_count += 1
-        # Another rendering of the same prompt is allowed: its turns must only occur in the decoded text.
+        # Another rendering of the same prompt is allowed, as long as the decoded text contains all turns.
         text = str(tokenizer.decode(ids, skip_special_tokens=True))
         turns = [prompt] if isinstance(prompt, str) else [completion_text([turn]) for turn in prompt]
         if not all(turn.strip() in text for turn in turns):

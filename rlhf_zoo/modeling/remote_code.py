@@ -128,8 +128,8 @@ def record_code(find: Callable[[str], Path | None], subject: str, *, name: str) 
         return
     if foreign_module := next((module for module in modules if "--" in module), None):
         raise ZooError(
-            f"{subject} takes code from another repository, {foreign_module.partition('--')[0]}, and names no commit "
-            "of it: copy the files next to its config.json and remove that repository's name from auto_map."
+            f"{subject} takes code from another repository, {foreign_module.partition('--')[0]}, without naming a "
+            "commit: copy the files next to its config.json and remove that repository's name from auto_map."
         )
     files = _code_files(find, modules, subject)
     folder = next(iter(files.values())).parent

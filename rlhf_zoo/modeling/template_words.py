@@ -127,7 +127,7 @@ def _subject(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _words_after_end(text: str, answer: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Returns the words after the last answer; "" if no special token is there, because words may then mark its end."""
+    """Returns the words after the last answer; "" if no special token follows it, as words may then mark its end."""
     after = text.rpartition(answer)[2]
     # Replace the longest tokens first, because a token may begin with another token.
     added = sorted((str(token) for token in tokenizer.added_tokens_decoder.values()), key=len, reverse=True)

@@ -80,7 +80,7 @@ class ComparisonSettings:
         columns: Name of the column that this command expects -> its name in the data set.
         judges: Names of the judges, the headline judge first; () for the judge of the policy's run.
         llm: Settings of judges llm:MODEL.
-        group: How near-duplicate prompts, or others that ask the same, are found, as in `group_rows`.
+        group: How prompts that ask the same thing are found, as in `group_rows`.
     """
 
     prompts: int = 200
@@ -178,8 +178,8 @@ def find_pair(
             check_object(loader, LOADERS, key="reward_model_loader", where=where, flag=TRUST_RUN_FLAG)
         data_folder = stage_folder.parent / "data"
         # Next to a stage that was downloaded alone, a folder "data" belongs to the user and not to the run.
-        is_of_run = find_download(stage_folder) is None or find_download(data_folder) is not None
-        if data is None and is_of_run and (data_folder / (prompts_at(traced.resolved)[0] or PROMPTS_CONFIG)).is_dir():
+        from_run = find_download(stage_folder) is None or find_download(data_folder) is not None
+        if data is None and from_run and (data_folder / (prompts_at(traced.resolved)[0] or PROMPTS_CONFIG)).is_dir():
             data = DataSource(str(data_folder), None, {})
         data = data or _run_data(stage_folder, traced, hub)
         return PolicyPair(

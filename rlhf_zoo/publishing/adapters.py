@@ -152,7 +152,7 @@ def name_base(context: RunContext, stages: Sequence[str], name: str) -> None:
             if base is None or role not in ("base", "sft"):
                 continue
             hub, commit = ask(repo, context.hub, commit_on)
-            # The adapter was trained on the weights in the folder, so the repository must have the same.
+            # The adapter was trained on the weights in the folder, so the repository must have the same weights.
             weights = {path.name: path for path in base.glob(f"*{WEIGHTS_SUFFIX}")}
             remote_files = cast("list[RepoFile]", hub.api().get_paths_info(repo, [*weights], revision=commit))
             equal_files = {
@@ -261,7 +261,7 @@ def _location_if_base(context: RunContext, role: str, parent: Mapping[str, Any],
     if base.resolve() == (checkpoint / MERGED_MODEL).resolve():
         merged_commit = record.read().get("merged")
         return (repo, merged_commit) if merged_commit else None
-    # A downloaded model lies in the client's cache, in a folder named after its commit.
+    # A downloaded model is in the client's cache, in a folder named after its commit.
     is_match = commit in (base.name, base.parent.name) or base.resolve() == checkpoint.resolve()
     is_match |= parent.get("folder") == base.resolve().name  # a folder that `push --base` named
     return (repo, commit) if is_match or base.as_posix() == repo else None

@@ -2,7 +2,7 @@
 
 The state is read from disk every time, so another process can continue after a kill. Data that a corpus generated are
 sent first. Then, stage by stage, each checkpoint is sent as a commit with a tag, ordered by step. After a stage has
-finished, its chosen checkpoint becomes `main`, with the final card; the last checkpoint, until an evaluation chooses.
+finished, its chosen checkpoint becomes `main`, with the final card. Until an evaluation chooses, it is the last one.
 """
 
 import hashlib

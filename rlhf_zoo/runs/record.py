@@ -419,8 +419,9 @@ def _setting_text(settings: Mapping[str, Any], key: str) -> str:
     return json.dumps(jsonable(value, nonfinite_as_text=True), ensure_ascii=False)
 
 
-def _shorten_pair(a: str, b: str, width: int = 80) -> tuple[str, str]:
-    """Shortens two different texts to excerpts that contain their first difference."""
+def _shorten_pair(a: str, b: str) -> tuple[str, str]:
+    """Shortens two different texts to excerpts of 80 characters that contain their first difference."""
+    width = 80
     if max(len(a), len(b)) <= width:
         return a, b
     difference = next((index for index, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -161,7 +161,7 @@ def test_new_guesses_reward_label_and_reports_it(capsys: pytest.CaptureFixture[s
 )
 def test_request_looks_up_only_hub_names_on_hub(name: str, is_on_hub: bool) -> None:
     request = RecipeRequest(name, prompts="data.jsonl", rewards=["length"])
-    assert request.on_hub == (name if is_on_hub else None)
+    assert request.first_hub_name == (name if is_on_hub else None)
 
 
 def test_new_writes_absolute_paths(monkeypatch: pytest.MonkeyPatch, working_directory: Path) -> None:

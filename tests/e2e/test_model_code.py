@@ -96,7 +96,7 @@ def test_remote_code_of_another_repository_is_refused(tmp_path: Path) -> None:
     (base / "config.json").write_text(json.dumps(config))
     with (
         trusting(),
-        pytest.raises(ZooError, match="takes code from another repository, who/knows, and names no commit"),
+        pytest.raises(ZooError, match="takes code from another repository, who/knows, without naming a commit"),
     ):
         load_causal(base)
 

@@ -133,8 +133,8 @@ def test_relevance_rejects_other_models(embedder: Path, tmp_path: Path) -> None:
     with pytest.raises(ZooError, match="There is no folder /nowhere"):
         Relevance(model="/nowhere")(["a"], ["b"])
     for name, settings, fault in (
-        ("1_Pooling", {"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}, "does not pool by the mean"),
-        ("1_Pooling", {"pooling_mode": "cls"}, "does not pool by the mean"),
+        ("1_Pooling", {"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}, "does not average"),
+        ("1_Pooling", {"pooling_mode": "cls"}, "does not average"),
         ("2_Dense", {"in_features": 16}, "has the module Dense, which is not supported"),
     ):
         folder = tmp_path / f"{name}-{len(settings)}"

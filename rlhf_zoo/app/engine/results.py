@@ -109,19 +109,15 @@ class Snapshot:
     def note(self) -> str:
         return self.pair().note
 
-    def pair(self, index: int = 0) -> CompletionPair:
-        """Returns row `index` of both policies.
-
-        Args:
-            index: The completion's number.
-        """
+    def pair(self) -> CompletionPair:
+        """Returns the first completion of both policies."""
         return CompletionPair(
             self.prompt,
             self.seed,
             self.temperature,
             self.max_new_tokens,
-            sft=self.sft[index],
-            ppo=self.ppo[index],
+            sft=self.sft[0],
+            ppo=self.ppo[0],
             top_p=self.top_p,
         )
 

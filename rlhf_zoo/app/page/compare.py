@@ -24,7 +24,7 @@ from .views import ROLE_DESCRIPTIONS, empty_pairs_html, legend_html, pairs_html,
 
 #: Label of a way to color tokens -> its value in the style sheet.
 COLOR_CHOICES = {"log-ratio": "ratio", "exact KL": "kl", "nothing": "none"}
-#: Largest number of prompts that are tried for the example that the page opens with.
+#: Largest number of prompts to try for the example on the freshly opened page.
 MAX_EXAMPLES = 3
 
 
@@ -101,16 +101,16 @@ def _stream_handler(
 
     def sample(prompt: object, kl: object, *sampling: Any) -> Iterator[tuple[object, object]]:
         arguments = sampling_arguments(*sampling)
-        message: object = ""  # only the first snapshot clears the message, so that later ones keep that of "Stop"
+        message: object = ""  # only the first snapshot clears the message: "Stop" may write one later, which must stay
         try:
-            stream, label, side = streams.stream(prompt, **arguments), ROLE_DESCRIPTIONS["ppo"], None
+            stream, label, kl_side = streams.stream(prompt, **arguments), ROLE_DESCRIPTIONS["ppo"], None
             if switch is not None:
                 label = switch.label(kl)
                 if switch.position_of(kl) != switch.compared:
-                    side, (run, point) = "off" if switch.position_of(kl) == OFF else "on", switch.checkpoint_at(kl)
+                    kl_side, (run, point) = "off" if switch.position_of(kl) == OFF else "on", switch.checkpoint_at(kl)
                     stream = streams.stream_step(point.step, prompt, run=run.name, **arguments)
             for snapshot in stream:
-                html = pairs_html(snapshot, ppo=label, link=link_address(snapshot, defaults, kl=side))
+                html = pairs_html(snapshot, ppo=label, link=link_address(snapshot, defaults, kl=kl_side))
                 yield (summary_html(snapshot) if snapshot.done else message), html
                 message = gr.skip()
         except ZooError as error:

@@ -46,7 +46,7 @@ def read_model_names(folder: Path) -> ModelNames:
         folder: The Space's files.
 
     Raises:
-        ZooError: Neither names a PPO model, the file is invalid, or a name is not a valid repository id.
+        ZooError: No PPO model is named, compare.json is invalid, or a name is not a valid repository id.
     """
     ppo = _read_variable("PPO")
     names = (
@@ -92,14 +92,14 @@ def _read_models_file(file: Path) -> ModelNames:
     if type(schema) is int and schema > SCHEMA:
         raise ZooError(f"{file} has schema {schema}; this rlhf-zoo reads up to {SCHEMA}. Install a newer version.")
     votes, runs = content.get("votes"), content.get("runs")
-    is_valid = {
+    valid_by_key = {
         "schema": type(schema) is int,
         "ppo": is_model_name(content.get("ppo")),
         **{role: content.get(role) is None or is_model_name(content[role]) for role in ("sft", "reward")},
         "votes": votes is None or isinstance(votes, str),
         "runs": runs is None or (isinstance(runs, list) and all(map(is_model_name, runs))),
     }
-    bad_key = next((key for key, valid in is_valid.items() if not valid), None)
+    bad_key = next((key for key, valid in valid_by_key.items() if not valid), None)
     if bad_key is not None:
         raise ZooError(
             f"{file} has the invalid value {reprlib.repr(content.get(bad_key))} under {bad_key!r}: deploy the Space "

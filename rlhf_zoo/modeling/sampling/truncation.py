@@ -60,7 +60,7 @@ def find_text_end(
         tokenizer: The policy's tokenizer.
         ids: Token ids of the completion.
         text: The text.
-        after: The number of first tokens in which the text does not count.
+        after: The number of tokens at the completion's start in which the text does not count.
         prompt: Token ids of the prompt.
 
     Returns:
@@ -84,7 +84,7 @@ class Truncation:
         longest: The maximum number of tokens in a completion.
         shortest: Each completion is cut at a length drawn from here to `longest`; None draws no lengths.
         text: A text that ends a completion; None for none.
-        after: The number of first tokens in which the text does not count.
+        after: The number of tokens at a completion's start in which the text does not count.
     """
 
     longest: int

@@ -97,8 +97,8 @@ class Baseline:
             texts: P · samples completions, ordered by prompt.
 
         Returns:
-            Name -> (P,) scores by each other rule and, if the headline judge checks answers, figures on all answers to
-            a prompt together.
+            Name -> (P,) scores by each other rule and, if the headline judge checks answers, figures that combine all
+            answers to a prompt.
         """
         _, prompts, columns = repeat_prompts(self.rows, self.samples_per_prompt)
         figures: dict[str, Floats] = {}

@@ -48,8 +48,8 @@ from .runner import open_part, with_keys
 
 POOL_STREAM, SAMPLES_STREAM = 9, 10
 SAMPLES_FOLDER = "lines"  # the training data of rejection fine-tuning
-_PROMPTS_PER_WRITE = 8  # best-of-n writes the scores of so many pools at a time
-_COMPLETIONS_PER_BATCH = 1024  # rejection fine-tuning draws so many completions at a time
+_PROMPTS_PER_WRITE = 8  # the number of pools whose scores best-of-n writes at a time
+_COMPLETIONS_PER_BATCH = 1024  # the number of completions that rejection fine-tuning draws at a time
 
 
 def run_method(
@@ -132,7 +132,7 @@ def _run_trained(
     if restart:
         StageRecord(folder / "sft").clear()
     elif beta is None:
-        _discard_measurement(StageRecord(folder), resolved)
+        _mark_for_new_measurement(StageRecord(folder), resolved)
     with open_part(baseline.context, folder, resolved, stage=FOLDER, restart=restart) as record:
         if record is None:
             return
@@ -147,7 +147,7 @@ def _run_trained(
         record.write(**beta_key, seed=seed, compute=compute.to_json())
 
 
-def _discard_measurement(record: StageRecord, resolved: Mapping[str, Any]) -> None:
+def _mark_for_new_measurement(record: StageRecord, resolved: Mapping[str, Any]) -> None:
     """Marks a trained policy to be measured again without training, if only the evaluation has changed."""
     previous = record.read().get("resolved") or {}
     evaluation_keys = ("evaluation", "evaluation_seed")

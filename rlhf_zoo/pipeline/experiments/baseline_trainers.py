@@ -76,9 +76,11 @@ def dpo_arguments(ppo: StageSettings, reward: StageSettings, *, learning_rate: f
         learning_rate: The learning rate; None for PPO's.
     """
     args = reward.trainer
-    ppo_values = {name: getattr(args, name) for name in (*_OPTIMIZER, "warmup_steps", "num_train_epochs", "max_steps")}
+    reward_values = {
+        name: getattr(args, name) for name in (*_OPTIMIZER, "warmup_steps", "num_train_epochs", "max_steps")
+    }
     return {
-        **ppo_values,
+        **reward_values,
         "per_device_train_batch_size": args.per_device_train_batch_size,
         "gradient_accumulation_steps": args.gradient_accumulation_steps,
         "max_length": args.max_length,

@@ -186,7 +186,7 @@ def _score(runs: Sequence[RunContext], texts: Mapping[str, PolicyTexts]) -> tupl
     assert held_out is not None  # `check` refuses such a recipe
     pairs, split = held_out
     margins = []
-    sides: dict[str, list[list[float]]] = {side: [] for side in texts}
+    scores_by_side: dict[str, list[list[float]]] = {side: [] for side in texts}
     for run in runs:  # only one model is in memory at a time
         path, use_cpu = run.checkpoint("reward").path, run.settings("reward").trainer.use_cpu
         tokenizer = load_tokenizer(path)
@@ -195,9 +195,9 @@ def _score(runs: Sequence[RunContext], texts: Mapping[str, PolicyTexts]) -> tupl
         scores = score_pairs(scorer, pairs)
         margins.append(np.subtract(scores["chosen"], scores["rejected"]))
         for side, completions in texts.items():
-            sides[side].append(scorer.score_texts(completions.texts, ended=completions.ended).tolist())
+            scores_by_side[side].append(scorer.score_texts(completions.texts, ended=completions.ended).tolist())
     prompts = group_other_prompts(pairs["prompt"], owner.shared.evaluation.group)
-    raw_scores = {side: np.array(scores) for side, scores in sides.items()}
+    raw_scores = {side: np.array(scores) for side, scores in scores_by_side.items()}
     return EnsembleScores(np.array(margins), prompts, raw_scores, texts, runs[0].shared.seed), split
 
 

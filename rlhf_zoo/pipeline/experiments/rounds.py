@@ -1,4 +1,4 @@
-"""Runs further rounds: each labels samples of the last PPO policy, trains the reward model on them too, then PPO."""
+"""Runs further rounds: each labels samples of the last PPO policy, and trains a reward model on all pairs, then PPO."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -94,14 +94,20 @@ def _check_rounds(context: RunContext) -> None:
 
 
 def run_rounds(
-    context: RunContext, console: "Console", publishing: OpenPublisher, *, rounds: int, labeler: str, pairs: int | None
+    context: RunContext,
+    console: "Console",
+    open_publisher: OpenPublisher,
+    *,
+    rounds: int,
+    labeler: str,
+    pairs: int | None,
 ) -> list[RunContext]:
     """Runs rounds 2, 3, … one after the other.
 
     Args:
         context: The first round, which is finished.
         console: A rich console.
-        publishing: Opens the publisher of a run.
+        open_publisher: Opens the publisher of a run.
         rounds: The total number of rounds.
         labeler: The labeler that `check_labeler` returned.
         pairs: Number of pairs to label in each round; None for the number that the recipe simulates.
@@ -118,11 +124,11 @@ def run_rounds(
         )
         console.print(
             f"{counts['new']} new pairs of samples of round {number - 1}, labeled by {labeler}, and "
-            f"{counts['old']} older.",
+            f"{counts['old']} older pairs.",
             highlight=False,
         )
         write_round_file(current)
-        with publishing(current) as publisher:
+        with open_publisher(current) as publisher:
             run_recipe.run(current, console, publisher)
         runs.append(current)
     return runs

@@ -38,7 +38,7 @@ VARIANT_FILE = "ablation.json"
 SAMPLES = 4
 _OUTCOME_FIGURES = ("reward", "judge", "kl", "length", "eos_rate", "distinct_2", "repetition")
 
-#: Keys in which a run may differ from the variants of an ablation and still stand in their table.
+#: Keys in which a run may differ from the variants of an ablation and still be listed in their table.
 _VARIED = ("kl_coef", "reference", "release")
 #: Entries of evaluation.json that say what was evaluated.
 _EVALUATED_ON = ("split", "prompts", "rows", "samples_per_prompt", "temperature", "max_new_tokens")
@@ -113,7 +113,7 @@ class Variant:
         return {"directory": self.directory(run), "base": run, "variant": self.name, "flags": self.flags(flags)}
 
     def record_base(self, run: Path) -> None:
-        """Writes into the variant's directory to which run it belongs.
+        """Records in the variant's directory which run it belongs to.
 
         Args:
             run: The run directory.
@@ -330,7 +330,7 @@ def read_outcome(variant: Variant, run: Path) -> Outcome:
 
 
 def read_own_outcome(run: Path, compared: Variant) -> Outcome | None:
-    """Reads the outcome of the run itself, to stand beside its variants.
+    """Reads the outcome of the run itself, for comparison with its variants.
 
     Args:
         run: The run directory.

@@ -89,7 +89,7 @@ def examine(context: RunContext, *, publishes: bool = True) -> list[Finding]:
         check("columns", lambda settings: _check_columns(data_context), "keys")
         check("epochs", _check_epochs, "keys")
         check("reward functions", _check_functions, "keys")
-        check("prompts", lambda settings: _check_prompts(settings, data_context), "keys")
+        check("prompts", lambda settings: _check_prompts(data_context), "keys")
         check("answers", _check_answers, "keys", "reward functions", "prompts")
         check("batch", lambda *results: (None, check_batch(*results)), "keys", "prompts")
         check("models", lambda *results: _check_models(context), "keys")
@@ -162,7 +162,7 @@ def _check_functions(settings: StageSettings) -> tuple[list[Any], str]:
     return functions, ", ".join(f"{weight:g} × {name}" for weight, name in zip(weights, names, strict=True))
 
 
-def _check_prompts(settings: StageSettings, context: RunContext) -> tuple[dict[str, Any], str]:
+def _check_prompts(context: RunContext) -> tuple[dict[str, Any], str]:
     data = load_data(context, stage_source(context, "ppo"))
     train, held_out, ptx_texts = (data[name] for name in ("train_dataset", "eval_dataset", "ptx_dataset"))
     descriptions = [f"{describe_prompt_count(train)} for rollouts"]

@@ -116,8 +116,8 @@ def _reproduce(published: Published, context: RunContext) -> dict[str, Any]:
             run_stage(context, published.stage)
     if not (checkpoint / COMPLETE).is_file():
         raise ZooError(
-            f"The run in {record.path} ended before step {published.step}, the step of {published.name}, so its "
-            "recipe.json is from another run."
+            f"The run in {record.path} ended before step {published.step}, the step of {published.name}, whose "
+            "recipe.json is therefore from another run."
         )
     check_integrity(checkpoint)
     document = {
@@ -141,7 +141,7 @@ def _note_rounded_parents(published: Published, context: RunContext) -> list[str
             dtype = read_json(settings).get("push_dtype") if settings.is_file() else None
             if dtype is not None:
                 notes.append(
-                    f"its {PARENT_TITLES[role]} was published in {clean(str(dtype))}, but the run started from the "
+                    f"the {PARENT_TITLES[role]} was published in {clean(str(dtype))}, but the run started from the "
                     "weights before rounding: figures will be close, but not bit-equal"
                 )
     return notes
@@ -343,8 +343,8 @@ def _make_notes(published: Published) -> list[str]:
     sampler = str(published.versions.get("sampler", "unknown"))
     if published.stage in ("reward", "ppo") and sampler != str(SAMPLER_VERSION):
         notes.append(
-            f"it was sampled by version {clean(sampler)} of the sampler, but this is version {SAMPLER_VERSION}, which "
-            "rounds sums differently: figures will be close, but not bit-equal"
+            f"the published run used version {clean(sampler)} of the sampler, but this is version {SAMPLER_VERSION}, "
+            "which rounds sums differently: figures will be close, but not bit-equal"
         )
     name, revision = settings.get("model_name_or_path"), settings.get("model_revision")
     if published.stage == "sft" and name is not None and revision in (None, "main"):

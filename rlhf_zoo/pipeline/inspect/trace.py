@@ -119,7 +119,7 @@ def find_traced_policy(
     """
     path = Path(name)
     if path.is_dir():
-        has_state, absolute_path = (path / PPO_STATE).is_file(), path.resolve()  # "." has no name of its own
+        has_state, absolute_path = (path / PPO_STATE).is_file(), path.resolve()  # `Path(".").name` is empty
         if has_state and is_checkpoint(absolute_path) and (absolute_path.parent / "run.json").is_file():
             if step is not None:
                 raise ZooError(f"{name} is already the checkpoint of a step: remove --step.")
@@ -391,9 +391,9 @@ def _load_functions(
         raise ZooError(
             f"{subject.settings_file} has {len(weights)} reward_weights for {count} rewards: use another run."
         )
-    if untrusted_names := [name for name in allowed if name not in names]:
+    if unknown_names := [name for name in allowed if name not in names]:
         raise ZooError(
-            f"--reward_funcs names {untrusted_names[0]}, but the reward functions of {subject.policy.name} are "
+            f"--reward_funcs names {unknown_names[0]}, but the reward functions of {subject.policy.name} are "
             f"{', '.join(names) or 'none'}: name one of these, or remove the option."
         )
     if subject.trusted:

@@ -206,7 +206,7 @@ def stage_data(data: InspectedData, form: Form, requested: Mapping[str, str] | N
 
 
 def _count_prompts(subset: Subset, split: str, columns: Mapping[str, str], name: str) -> int:
-    """Counts the distinct prompts of a split. If the first rows do not repeat a prompt, no rows are assumed to."""
+    """Counts the distinct prompts of a split. If the first rows repeat no prompt, all rows count as distinct."""
 
     def count_distinct(rows: Sequence[Mapping[str, Any]]) -> int:
         if not rows:
@@ -229,7 +229,7 @@ def _first_split(splits: Mapping[str, int], prefixes: Sequence[str]) -> str | No
 
 
 def _columns(rows: datasets.Dataset, form: Form, requested: Mapping[str, str]) -> dict[str, str] | None:
-    """Returns the key `columns`: {} if the data set uses the stage's names; None if it lacks columns of the form."""
+    """Returns the recipe's `columns`: {} if the names match; None if the data set lacks columns of the form."""
     names, first = rows.column_names, rows[0]
     data_columns = {}
     for stage_column, usual_names in COLUMN_NAMES.items():

@@ -55,8 +55,8 @@ class RecipeRequest:
         return [name for name in self.rewards if name not in functions]
 
     @property
-    def on_hub(self) -> str | None:
-        """The first model or data set that only a Hub can have; None if there is none. A path is not a Hub's name."""
+    def first_hub_name(self) -> str | None:
+        """The first model or data set that must be on a Hub, because it is no path; None if there is none."""
         names = (self.model, self.preferences, self.prompts, self.texts)
         return next((name for name in names if name is not None and _is_hub_name(name)), None)
 

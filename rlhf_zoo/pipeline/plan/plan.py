@@ -200,7 +200,8 @@ def smallest_change(
         merged_change = {name: value for change in changes for name, value in change.items()}
         return {name: value for name, value in merged_change.items() if value != getattr(keys, name)}
 
-    def fits(changes: Sequence[Mapping[str, Any]]) -> Change | None:
+    def try_changes(changes: Sequence[Mapping[str, Any]]) -> Change | None:
+        """Returns the changes as one; None if the stage does not fit with them."""
         changed = merge(changes)
         try:
             peak = estimate(stage, SimpleNamespace(**{**vars(keys), **changed})).peak
@@ -209,19 +210,19 @@ def smallest_change(
         return Change(changed, peak) if peak <= device.usable_gib * GIB else None
 
     groups: list[list[dict[str, Any]]] = []
-    if fits(rounding_changes) is not None:
+    if try_changes(rounding_changes) is not None:
         prefixes = (rounding_changes[: count + 1] for count in range(len(rounding_changes)))
         groups = [*map(list, combinations(rounding_changes, 2)), *prefixes]
     with_training = [[*rounding_changes, *training_changes[: count + 1]] for count in range(len(training_changes))]
     singles, training_singles = ([[change] for change in changes] for changes in (rounding_changes, training_changes))
     for candidates in (singles, groups, training_singles, with_training):
-        combination = next((changes for changes in candidates if fits(changes) is not None), None)
+        combination = next((changes for changes in candidates if try_changes(changes) is not None), None)
         if combination is None:
             continue
         for change in combination:
             smaller = [other for other in combination if other is not change]
-            combination = smaller if fits(smaller) is not None else combination
-        return fits(combination)
+            combination = smaller if try_changes(smaller) is not None else combination
+        return try_changes(combination)
     return None
 
 

@@ -248,8 +248,8 @@ class _PPO:
             # One layer at a time is copied into a larger buffer.
             step = replace(step, peak=step.peak + round(cache / counts.layers))
         # During prefill the cache is only as long as the prompts.
-        cache_not_grown = 0 if resident.cache else cache * (1 - (self.prompt_length + SPARE_COLUMNS) / columns)
-        working = max(step.peak, prefill.peak - cache_not_grown)
+        unused_cache = 0 if resident.cache else cache * (1 - (self.prompt_length + SPARE_COLUMNS) / columns)
+        working = max(step.peak, prefill.peak - unused_cache)
         logits = SAMPLED_COPIES * FLOAT32 * rows * counts.vocabulary
         return replace(resident, activations=working, cache=cache, logits=logits)
 

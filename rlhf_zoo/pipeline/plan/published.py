@@ -32,7 +32,7 @@ def model_names(recipe: Recipe, flags: Mapping[str, Mapping[str, Any]]) -> list[
 
 
 def model_states(names: Sequence[str]) -> dict[str, str] | None:
-    """Returns what determines the shapes of models, so that a cached plan holds as long as it stays the same.
+    """Returns what determines the shapes of models. A cached plan is valid as long as this stays the same.
 
     Args:
         names: Folders and repositories of models.
@@ -59,5 +59,5 @@ def _folder_state(folder: Path) -> str | None:
     except (OSError, ValueError):
         return None
     # `configuration_files` names other files, and `auto_map` code.
-    is_whole = isinstance(config, dict) and not {"auto_map", "configuration_files"} & config.keys()
-    return hashlib.sha256(content).hexdigest() if is_whole and not (folder / "adapter_config.json").exists() else None
+    is_incomplete = not isinstance(config, dict) or {"auto_map", "configuration_files"} & config.keys()
+    return None if is_incomplete or (folder / "adapter_config.json").exists() else hashlib.sha256(content).hexdigest()

@@ -23,31 +23,31 @@ _DATA_KEYS = (
 
 
 def with_steps(
-    plan: Plan, recipe: Recipe, flags: Mapping[str, Mapping[str, Any]], given_rows: Mapping[str, int]
+    plan: Plan, recipe: Recipe, flags: Mapping[str, Mapping[str, Any]], row_counts: Mapping[str, int]
 ) -> Plan:
-    """Adds the number of steps to stages whose rows are known, and what they are known from to the assumptions.
+    """Adds the number of steps to stages whose number of rows is known, and that number's source to the assumptions.
 
     Args:
         plan: The plan.
         recipe: The recipe.
         flags: Stage -> key -> value, as for `make_plan`.
-        given_rows: Stage -> rows that it trains on, as the user gives them.
+        row_counts: Stage -> number of rows that it trains on, from `--rows`.
 
     Returns:
-        The plan. Stages whose number of steps is set by their keys stay as they are.
+        The plan. Stages whose keys set the number of steps stay as they are.
 
     Raises:
-        ZooError: `given_rows` names such a stage.
+        ZooError: `row_counts` names a stage whose keys set the number of steps.
     """
     stages, assumptions = [], list(plan.assumptions)
     for stage in plan.stages:
         epochs = stage.batch.get("epochs")
-        if epochs is None and stage.stage in given_rows:
+        if epochs is None and stage.stage in row_counts:
             raise ZooError(
                 f"--rows is given for {stage.stage}, whose steps max_steps sets: leave out --rows {stage.stage}, or "
                 f"set --{stage.stage}.max_steps -1."
             )
-        rows = None if epochs is None else _find_rows(recipe, flags, stage.stage, given_rows)
+        rows = None if epochs is None else _find_rows(recipe, flags, stage.stage, row_counts)
         if rows is None:
             stages.append(stage)
             continue
@@ -73,11 +73,11 @@ def training_steps(stage: StagePlan, rows: int, *, processes: int) -> int:
 
 
 def _find_rows(
-    recipe: Recipe, flags: Mapping[str, Mapping[str, Any]], stage: str, given_rows: Mapping[str, int]
+    recipe: Recipe, flags: Mapping[str, Mapping[str, Any]], stage: str, row_counts: Mapping[str, int]
 ) -> tuple[int, str] | None:
-    """Returns how many rows a stage trains on, and from where that is known; None if it is unknown."""
-    if stage in given_rows:
-        return given_rows[stage], "as --rows says"
+    """Returns how many rows a stage trains on, and the source of that number; None if the number is unknown."""
+    if stage in row_counts:
+        return row_counts[stage], "as --rows says"
     shared = {**recipe.shared, **flags.get("recipe", {})}
     keys = {**effective_keys(recipe, stage, recipe.stages[stage]), **flags.get(stage, {})}
     if keys.get("packing"):

@@ -17,7 +17,7 @@ from ...modeling import distributed
 
 
 class _EvenShards(BatchSamplerShard):
-    """Yields this process's share of each global batch, also of an incomplete last batch.
+    """Yields this process's share of each global batch, including an incomplete last batch.
 
     A process that would get no row of the last batch takes its first row, which then does not count in this process.
     """

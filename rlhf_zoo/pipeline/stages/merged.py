@@ -32,11 +32,11 @@ def merged_model(context: RunContext, parent: ParentCheckpoint) -> Path:
     path = parent.path
     if not (path / ADAPTER_CONFIG).is_file():
         return path
-    is_of_run = any(path.is_relative_to(folder) for folder in (context.directory, context.base) if folder is not None)
+    from_run = any(path.is_relative_to(folder) for folder in (context.directory, context.base) if folder is not None)
     weights = hashlib.sha256((path / ADAPTER_WEIGHTS).read_bytes()).hexdigest()[:12]
-    target = path / MERGED_MODEL if is_of_run else context.directory / MERGED_MODEL / weights
+    target = path / MERGED_MODEL if from_run else context.directory / MERGED_MODEL / weights
     if not (target / COMPLETE).is_file():
-        save_merged(path, target, dtype=context.settings("sft").model.dtype if is_of_run else "auto")
+        save_merged(path, target, dtype=context.settings("sft").model.dtype if from_run else "auto")
     return target
 
 

@@ -55,8 +55,8 @@ def held_out_report(
             side: [utility(a + b) for a, b in zip(prompts, texts, strict=True)] for side, texts in completions.items()
         }
         gold_margins = np.subtract(utilities["chosen"], utilities["rejected"])
-    margin_strength = _margin_column(pairs) if gold_margins is None else gold_margins
-    tied = are_ties(completions["chosen"], completions["rejected"], margin_strength)
+    labeled_margins = _margin_column(pairs) if gold_margins is None else gold_margins
+    tied = are_ties(completions["chosen"], completions["rejected"], labeled_margins)
     equal_texts = [a == b for a, b in zip(completions["chosen"], completions["rejected"], strict=True)]
     untied = np.flatnonzero(~tied)
 
@@ -87,7 +87,7 @@ def held_out_report(
             select_untied(completions["rejected"]),
             (select_untied(lengths["chosen_lengths"]), select_untied(lengths["rejected_lengths"])),
             select_untied(groups),
-            strength=select_untied(margin_strength),
+            strength=select_untied(labeled_margins),
             gold=select_untied(gold_margins),
         )
         if len(untied)

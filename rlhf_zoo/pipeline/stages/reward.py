@@ -178,7 +178,7 @@ def _load_model(
         path,
         subject=subject,
         options=loading,
-        may_miss=HEADS,
+        may_lack=HEADS,
         overrides={"num_labels": 1},
     )
     model.config.pad_token_id = tokenizer.pad_token_id
@@ -197,7 +197,7 @@ def _write_score_statistics(model: Any, tokenizer: PreTrainedTokenizerBase, samp
     model.train(was_training)
     if not raw_scores.isfinite().all():
         raise ZooError(
-            f"The reward model of {path.name} gives scores that are not finite, although its weights are: lower "
+            f"The reward model of {path.name} has finite weights, but gives scores that are not finite: lower "
             "learning_rate, or compute in float32 if bf16 is on."
         )
     set_score_statistics(

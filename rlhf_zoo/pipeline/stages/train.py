@@ -180,7 +180,7 @@ def _train_and_record(
     callback = _add_callbacks(run, trainer, stop, finish_checkpoint)
     run_name = f"{context.recipe.name}-{run.settings.stage}-{context.run_id(run.settings.stage)}"
     with (
-        _complete_checkpoints(run.record),
+        _delete_incomplete_on_failure(run.record),
         contextlib.closing(callback),
         report_to_one_run(trainer.args, run_name, project=context.recipe.name),
     ):
@@ -423,7 +423,7 @@ def _is_evaluation_due(state: TrainerState, record: StageRecord) -> bool:
 
 
 @contextlib.contextmanager
-def _complete_checkpoints(record: StageRecord) -> Iterator[None]:
+def _delete_incomplete_on_failure(record: StageRecord) -> Iterator[None]:
     """A context that deletes an incomplete checkpoint if a loss is not finite or the disk is full."""
     try:
         yield

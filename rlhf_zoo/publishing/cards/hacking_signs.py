@@ -79,13 +79,13 @@ def reward_parts(facts: StageFacts) -> list[dict[str, Any]]:
     names = list(dict.fromkeys(key for row in facts.metrics for key in row if key.startswith("rewards/")))
     if len(names) < 2:
         return []
-    models = [name for name in names if _ENSEMBLE_METRIC.fullmatch(name)]
-    n_rewards = len(names) - len(models)
+    ensemble = [name for name in names if _ENSEMBLE_METRIC.fullmatch(name)]
+    n_rewards = len(names) - len(ensemble)
     weights = facts.setting("reward_weights") or [1] * n_rewards
     if len(weights) != n_rewards:
         weights = [None] * n_rewards
-    descriptions = ["watched" if name == _DISAGREEMENT else "in the ensemble score" for name in models]
-    parts = zip([*(name for name in names if name not in models), *models], [*weights, *descriptions], strict=True)
+    descriptions = ["watched" if name == _DISAGREEMENT else "in the ensemble score" for name in ensemble]
+    parts = zip([*(name for name in names if name not in ensemble), *ensemble], [*weights, *descriptions], strict=True)
     return [
         {
             "name": name.partition("/")[2],

@@ -97,7 +97,7 @@ def find_runs(
     name, _ = split_revision(repo)
     with disable_progress_bars():
         first_run, problem = _read_first(name, card, hub)
-        # The card of `main` replaces one that does not name its SFT model.
+        # A card that does not name its SFT model is replaced by the card of `main`.
         card = card if Card(card).origin else first_run.card
         if names is not None:
             return Ablation((first_run, *_read_named(first_run, card, names, hub)), problem)
@@ -207,7 +207,7 @@ def _may_be_ppo(model: ModelInfo) -> bool:
 
 
 def _as_run(model: ModelInfo, origin: Origin, recipe: str, beta: float, hub: Hub) -> tuple[Run | None, str | None]:
-    """Returns (a model's run, None), (None, why it cannot be read), or (None, None) if it is not of this ablation."""
+    """Returns (a model's run, None), (None, why it cannot be read), or (None, None) for a run of another ablation."""
     card, note = try_download_card(model.id, model.sha or "main", hub)
     if note is not None:
         return None, f"{model.id} ({note})"

@@ -147,8 +147,8 @@ def _figures(stage: str | None, card: Card) -> dict[str, CardEstimate | None]:
 def _verdict(card: Card) -> str | None:
     trajectory = get_nested(card, "evaluation", "over_training")
     step_verdict = get_nested(trajectory, "at_recommended")
-    is_of_step = card.step is not None and integer(get_nested(step_verdict, "step")) == card.step
-    return one_line(get_nested(step_verdict if is_of_step else trajectory, "kind"))
+    names_this_step = card.step is not None and integer(get_nested(step_verdict, "step")) == card.step
+    return one_line(get_nested(step_verdict if names_this_step else trajectory, "kind"))
 
 
 def _training_figure(value: object) -> CardEstimate | None:
