@@ -21,6 +21,7 @@ from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client.connect import Hub
 from rlhf_zoo.pipeline.inspect.doctor import examine
 from rlhf_zoo.pipeline.inspect.examination import FAILED
+from rlhf_zoo.pipeline.new import sizes
 from rlhf_zoo.pipeline.new.model import inspect_model
 from rlhf_zoo.pipeline.new.recipe import make_recipe
 from rlhf_zoo.pipeline.new.request import RecipeRequest
@@ -28,6 +29,7 @@ from rlhf_zoo.pipeline.new.sizes import MAX_EPISODES, Decisions, add_episodes, b
 from rlhf_zoo.pipeline.plan.devices import parse_device
 from rlhf_zoo.pipeline.plan.memory import GIB
 from rlhf_zoo.pipeline.plan.plan import make_plan
+from rlhf_zoo.pipeline.plan.result import Plan
 from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.runs.recipe import load_recipe
 
@@ -129,6 +131,24 @@ def test_new_accepts_json_lines_file(tmp_path: Path) -> None:
     assert keys["recipe"]["dataset_name"] == str(tmp_path / "pairs.jsonl")
     assert keys["ppo"]["dataset_train_split"] == "train" and keys["ppo"]["held_out_share"]
     zoo("recipes", "validate", "mine")
+
+
+def test_new_tokenizes_each_prompt_and_text_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SFT reads the chosen answers of the reward model's pairs, and PPO their prompts."""
+    save_model_and_data("Llama 3", "trl-lib/tldr-preference")
+    tokenized: dict[str, list[str]] = {}
+    for name in ("tokenize_prompt", "tokenize_for_reward"):
+        tokenize = getattr(sizes, name)
+
+        def count(text: Any, *args: Any, name: str = name, tokenize: Any = tokenize, **kwargs: Any) -> Any:
+            tokenized.setdefault(name, []).append(repr(text))
+            return tokenize(text, *args, **kwargs)
+
+        monkeypatch.setattr(sizes, name, count)
+    zoo("new", "mine", "--model", "base", "--preferences", "trl-lib/tldr-preference", "--judge", BY_LENGTH)
+    rows = len({row["prompt"] for row in schemas.rows_of("trl-lib/tldr-preference")})
+    for texts in tokenized.values():
+        assert len(texts) == len(set(texts)) >= rows
 
 
 def test_new_with_verifiable_reward_uses_it_as_judge(capsys: pytest.CaptureFixture[str]) -> None:
@@ -257,7 +277,13 @@ def test_new_on_gpu_uses_8_bit_optimizer_only_when_memory_is_short(monkeypatch: 
     monkeypatch.setattr("rlhf_zoo.pipeline.new.recipe.best_device", lambda: torch.device("cuda"))
     fake_importlib = SimpleNamespace(util=SimpleNamespace(find_spec=lambda name: name))
     monkeypatch.setattr("rlhf_zoo.pipeline.new.recipe.importlib", fake_importlib)
-    files_by_memory = {}
+    files_by_memory, planned_stages = {}, []
+
+    def counted_plan(*args: Any, stages: Any = None, **kwargs: Any) -> Plan:
+        planned_stages.append(stages)
+        return make_plan(*args, stages=stages, **kwargs)
+
+    monkeypatch.setattr("rlhf_zoo.pipeline.new.recipe.make_plan", counted_plan)
     for gib in (1, 0.00005):
         request = RecipeRequest("base", prompts="trl-lib/tldr", rewards=["length"], gib=gib)
         new_recipe = make_recipe(request, title="mine")
@@ -269,6 +295,8 @@ def test_new_on_gpu_uses_8_bit_optimizer_only_when_memory_is_short(monkeypatch: 
             "# their sum is the reward" in new_recipe.files["ppo.yaml"]
             and "added to" not in new_recipe.files["ppo.yaml"]
         )
+    # The other stages are planned once: for what fits, or for the last that was tried.
+    assert planned_stages == [["ppo"], None, *6 * [["ppo"]], None]
     publishing = next(reason for setting, _, reason in new_recipe.decisions if setting == "publishing")
     assert f"by `rlhf-zoo hub add {os.path.abspath('base')} NAMESPACE/NAME` and give `new` that name" in publishing
     assert "--memory" not in publishing, "the card's memory cannot be raised"

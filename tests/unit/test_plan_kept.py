@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from peft import LoraConfig
 
 from rlhf_zoo.cli import plan as command
 from rlhf_zoo.pipeline.plan import cache, tracing
@@ -114,6 +115,13 @@ def test_plans_of_folders_without_configuration_and_of_downloads_are_not_cached(
         command._cached_plan(recipe, SMALL, {"sft": {"model_name_or_path": str(model)}}, None, None)
         command._cached_plan(downloaded, SMALL, {}, None, None)
     assert len(asked) == 4 and not (home / "plans").exists()
+
+
+def test_cached_trace_of_an_adapter_is_found_by_other_processes() -> None:
+    """peft makes a set of the names of layers, whose order differs between processes."""
+    names = [f"layer_{number}" for number in range(30)]
+    spec = tracing.tracer(TINY.config, "policy", peft_config=LoraConfig(target_modules=names)).spec
+    assert spec.adapter is not None and json.loads(spec.adapter)["target_modules"] == sorted(names)
 
 
 def test_model_is_traced_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -274,24 +274,16 @@ def _fit_to_memory(
     if sizes["cached"] is not None:
         reason = f"the KV cache of all answers would take over {CACHE_SHARE:.0%} of the memory"
         decisions.add("max_rollout_batch_tokens", sizes["cached"], reason)
-    has_bitsandbytes = _has_gpu() and importlib.util.find_spec("bitsandbytes") is not None
-    plans: list[Plan] = []
-    for lora, bfloat16 in ((False, False), (True, False), (True, True)):
-        variables |= {"lora": lora, "bfloat16": bfloat16, "adamw_8bit": lora and has_bitsandbytes, "recompute": True}
-        plan = _plan(variables, device)
-        plans.append(plan)
-        if not plan.changes:
-            break
-    if not (without_recompute := _plan({**variables, "recompute": False}, device)).changes:
-        variables["recompute"], plan = False, without_recompute
+    plan, peaks = _choose_weights(variables, device)
+    lora, bfloat16 = variables["lora"], variables["bfloat16"]
     if device.cpu:
         plan = _shorten_for_cpu(variables, device, plan, decisions)
     variables["memory"] = {stage.stage: gib(stage.peak) for stage in plan.stages}
     usable = f"{device.usable_gib:.1f} GiB usable; {device.gib:.0f} GiB {device_reason}"
-    reason = f"training all weights, {_largest_stage(plans[0])} of {usable}"
+    reason = f"training all weights, {peaks[0]} of {usable}"
     decisions.add("use_peft", str(lora).lower(), reason)
     if bfloat16:
-        decisions.add("dtype", "bfloat16", f"of the model under LoRA; in float32 {_largest_stage(plans[1])}")
+        decisions.add("dtype", "bfloat16", f"of the model under LoRA; in float32 {peaks[1]}")
     if variables["adamw_8bit"]:
         decisions.add("optim", "adamw_8bit", "bitsandbytes is installed")
     if lora and model.revision is None:
@@ -303,6 +295,33 @@ def _fit_to_memory(
         )
         decisions.add("publishing", "not possible yet", reason)
     return _render_files(variables), plan
+
+
+def _choose_weights(variables: dict[str, Any], device: Device) -> tuple[Plan, list[str]]:
+    """Chooses which weights train, and whether activations are recomputed. Sets them in `variables`.
+
+    PPO, which holds the most models, is planned first: if it does not fit, the other stages need no plan.
+
+    Returns:
+        The plan, and for each kind of training that was tried its largest stage with its memory.
+    """
+    has_bitsandbytes = _has_gpu() and importlib.util.find_spec("bitsandbytes") is not None
+    kinds = ((False, False), (True, False), (True, True))
+    peaks = []
+    for lora, bfloat16 in kinds:
+        variables |= {"lora": lora, "bfloat16": bfloat16, "adamw_8bit": lora and has_bitsandbytes}
+        for recompute in (False, True):
+            variables["recompute"] = recompute
+            plan = _plan(variables, device, stages=["ppo"])
+            is_last = recompute and (lora, bfloat16) == kinds[-1]
+            if is_last or not plan.changes:
+                plan = _plan(variables, device)
+            if not plan.changes:
+                break
+        peaks.append(_largest_stage(plan))
+        if not plan.changes:
+            break
+    return plan, peaks
 
 
 def _shorten_for_cpu(variables: dict[str, Any], device: Device, plan: Plan, decisions: Decisions) -> Plan:
@@ -336,13 +355,13 @@ def _largest_stage(plan: Plan) -> str:
     return f"{largest.stage} takes {gib(largest.peak)} GiB"
 
 
-def _plan(variables: Mapping[str, Any], device: Device) -> Plan:
+def _plan(variables: Mapping[str, Any], device: Device, *, stages: Sequence[str] | None = None) -> Plan:
     import yaml
 
     files = _render_files({**variables, "memory": {}})
-    stages = {name.removesuffix(".yaml"): yaml.safe_load(text) for name, text in files.items()}
-    recipe = Recipe(variables["title"], Path(variables["title"]), stages.pop("recipe"), stages)
-    return make_plan(recipe, device, suggest_changes=False)
+    keys = {name.removesuffix(".yaml"): yaml.safe_load(text) for name, text in files.items()}
+    recipe = Recipe(variables["title"], Path(variables["title"]), keys.pop("recipe"), keys)
+    return make_plan(recipe, device, stages=stages, suggest_changes=False)
 
 
 def _render_files(variables: Mapping[str, Any]) -> dict[str, str]:

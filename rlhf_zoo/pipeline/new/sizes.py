@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from ...errors import ZooError
 from ...evaluation.evidence import MIN_PROMPTS as VERDICT_PROMPTS
 from ...modeling.chat import append_completion, tokenize_for_reward, tokenize_prompt
+from ...modeling.chat_template import Prompt
 from ...modeling.prompt_keys import prompt_key
 from ...runs.data.layout import as_turns, sft_text
 from .data import MAX_COUNTED, StageData
@@ -61,12 +62,12 @@ def choose_sizes(
     Raises:
         ZooError: No prompt fits the model's context, or there are too few prompts.
     """
-    context, tokenizer = model.context or MAX_TOKENS, model.tokenizer
+    context, tokens = model.context or MAX_TOKENS, _TokenCounts(model.tokenizer)
     ppo = readings["ppo"]
     prompts: Iterable[Mapping[str, Any]] = map(as_turns, ppo.rows) if conversational else ppo.rows
-    by_row = [(prompt_key(row["prompt"]), len(tokenize_prompt(row["prompt"], tokenizer))) for row in prompts]
+    by_row = [(prompt_key(row["prompt"]), tokens.of_prompt(row["prompt"])) for row in prompts]
     lengths = sorted(dict(by_row).values())
-    texts, answers = _lengths(readings, tokenizer, conversational)
+    texts, answers = _lengths(readings, tokens, conversational)
     prompt_p95 = _percentile_95(lengths)
     prompt_length = min(_round_up(prompt_p95), context - max(8, context // 8))
     response_length = min(MAX_RESPONSE, context - prompt_length)
@@ -174,15 +175,50 @@ def _round_up(length: int) -> int:
     return -(-length // 32) * 32
 
 
+class _TokenCounts:
+    """Counts the tokens of prompts and texts, each once: stages share them, and a chat template takes long.
+
+    Args:
+        tokenizer: The model's tokenizer.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._prompts: dict[str, int] = {}
+        self._texts: dict[str, int] = {}
+
+    def of_prompt(self, prompt: Prompt) -> int:
+        """Returns the number of tokens of a prompt.
+
+        Args:
+            prompt: A text or a conversation.
+        """
+        key = repr(prompt)
+        if key not in self._prompts:
+            self._prompts[key] = len(tokenize_prompt(prompt, self._tokenizer))
+        return self._prompts[key]
+
+    def of_text(self, text: Prompt) -> int:
+        """Returns the number of tokens of a prompt with its answer.
+
+        Args:
+            text: A text or a conversation.
+        """
+        key = repr(text)
+        if key not in self._texts:
+            self._texts[key] = len(tokenize_for_reward(text, self._tokenizer, ended=True))
+        return self._texts[key]
+
+
 def _lengths(
-    readings: Mapping[str, StageData], tokenizer: PreTrainedTokenizerBase, conversational: bool
+    readings: Mapping[str, StageData], tokens: _TokenCounts, conversational: bool
 ) -> tuple[list[int], list[int]]:
     """Returns sorted lengths in tokens: of texts for SFT and the reward model, and of their answers to a prompt."""
     texts, answers = [], []
     for prompt, text in _texts(readings, conversational):
-        texts.append(len(tokenize_for_reward(text, tokenizer, ended=True)))
+        texts.append(tokens.of_text(text))
         if prompt is not None:
-            answers.append(max(texts[-1] - len(tokenize_prompt(prompt, tokenizer)), 1))
+            answers.append(max(texts[-1] - tokens.of_prompt(prompt), 1))
     return sorted(texts), sorted(answers)
 
 

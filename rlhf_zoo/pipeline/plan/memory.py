@@ -52,16 +52,12 @@ class TrainingPass:
 
     Attributes:
         saved: Activations kept from the forward to the backward pass.
-        first_peak: Peak of the first micro-batch, including the gradients that it allocates.
-        repeat_peak: Peak of a later micro-batch, without the gradients, which already exist; 0 if there is no later
-            micro-batch.
-        gradients: Gradients that remain after the pass.
+        peak: Peak of the pass, including the gradients that it allocates. A pass that accumulates finds gradients of
+            an earlier micro-batch, so its peak is without them.
     """
 
     saved: int = 0
-    first_peak: int = 0
-    repeat_peak: int = 0
-    gradients: int = 0
+    peak: int = 0
 
 
 @dataclass(frozen=True)
@@ -204,14 +200,14 @@ def update_memory(
     gradients = policy.gradients + critic.gradients
     if accumulates:
         peaks = [
-            policy_pass.saved + head_bytes + max(logits, critic_pass.repeat_peak),
-            policy_pass.repeat_peak + head_bytes,
+            policy_pass.saved + head_bytes + max(logits, critic_pass.peak),
+            policy_pass.peak + head_bytes,
         ]
         working = max(peaks)
     else:
         peaks = [
-            policy_pass.saved + head_bytes + max(logits, critic_pass.first_peak),
-            critic.gradients + policy_pass.first_peak + head_bytes,
+            policy_pass.saved + head_bytes + max(logits, critic_pass.peak),
+            critic.gradients + policy_pass.peak + head_bytes,
         ]
         working = max(*peaks, gradients) - gradients
     return PhaseMemory(
@@ -238,9 +234,9 @@ def training_memory(
     """
     working = training_pass.saved + head_bytes
     if accumulates:
-        working = max(working, training_pass.repeat_peak + head_bytes)
+        working = max(working, training_pass.peak + head_bytes)
     else:
-        working = max(working, training_pass.first_peak + head_bytes, model.gradients) - model.gradients
+        working = max(working, training_pass.peak + head_bytes, model.gradients) - model.gradients
     return PhaseMemory(
         weights=model.weights,
         gradients=model.gradients + buckets,

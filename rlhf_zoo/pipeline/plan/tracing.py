@@ -124,7 +124,8 @@ class _MemoryCounter:
     def __init__(self, model: nn.Module) -> None:
         self.live = self.peak = 0
         self._sizes: dict[int, int] = {}
-        for tensor in (*model.parameters(), *model.buffers()):
+        gradients = (weight.grad for weight in model.parameters() if weight.grad is not None)
+        for tensor in (*model.parameters(), *model.buffers(), *gradients):
             self._sizes[tensor.untyped_storage()._cdata] = 0
 
     def add(self, storage: torch.UntypedStorage) -> None:
@@ -326,7 +327,7 @@ class Tracer:
             length: Tokens of each row.
             half: Whether the pass runs in bfloat16 autocast.
             checkpointing: Whether gradient checkpointing is on.
-            accumulates: Whether to measure a second micro-batch as well, which takes twice as long.
+            accumulates: Whether gradients of an earlier micro-batch exist, to which this one adds.
         """
 
         def run(model: PreTrainedModel, mode: _CountingMode) -> list[int]:
@@ -334,29 +335,26 @@ class Tracer:
             base = _base_model(model)
             if checkpointing:
                 base.activation_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
-                if self._peft is not None:
-                    base.enable_input_require_grads()
-            measured: list[int] = []
+            if accumulates:
+                with mode:
+                    for weight in filter(lambda weight: weight.requires_grad, model.parameters()):
+                        weight.grad = torch.empty_like(weight)
             with ExitStack() as stack:
                 counter, call = _start_counting(stack, model, mode, rows, length)
-                # The first micro-batch allocates the gradients, and the second adds to them.
-                for _ in range(2 if accumulates else 1):
-                    before = counter.live
-                    with _autocast(half):
-                        out = call()
-                    saved, forward_peak = counter.live - before, counter.peak_since(before)
-                    out.backward(torch.ones_like(out))
-                    del out
-                    measured += [saved, max(forward_peak, counter.peak_since(before))]
-                gradients = counter.live
+                before = counter.live
+                with _autocast(half):
+                    out = call()
+                saved, forward_peak = counter.live - before, counter.peak_since(before)
+                out.backward(torch.ones_like(out))
+                peak = max(forward_peak, counter.peak_since(before))
             model.zero_grad(set_to_none=True)
             if checkpointing:
                 base.activation_checkpointing_disable()
-            return [*measured, gradients]
+                base.disable_input_require_grads()  # otherwise later passes would save the embeddings, too
+            return [saved, peak]
 
         key = ("training", rows, length, half, checkpointing, accumulates)
-        saved, first, *later, gradients = self._at_depth(key, run)
-        return TrainingPass(saved, first_peak=first, repeat_peak=later[1] if later else 0, gradients=gradients)
+        return TrainingPass(*self._at_depth(key, run))
 
     def forward_pass(self, *, rows: int, length: int, half: bool) -> ForwardPass:
         """Measures a forward pass of the trunk that saves nothing for a backward pass.
@@ -474,7 +472,14 @@ def tracer(
         attention: Value of attn_implementation; None for the model's default.
         trains: Whether any weight trains.
     """
-    adapter = None if peft_config is None else json.dumps(peft_config.to_dict(), default=str, sort_keys=True)
+    adapter = None
+    if peft_config is not None:
+        # The order of a set differs between processes, and would make each of them trace the model again.
+        adapter = json.dumps(
+            peft_config.to_dict(),
+            default=lambda value: sorted(value) if isinstance(value, set) else str(value),
+            sort_keys=True,
+        )
     spec = ModelSpec(config.to_json_string(use_diff=False), role, dtype, attention, adapter, trains)
     if spec not in _TRACERS:
         _TRACERS[spec] = Tracer(spec, config, peft_config)
