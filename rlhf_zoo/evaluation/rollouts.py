@@ -15,6 +15,7 @@ from .probes.equal_texts import MAX_ANSWER_WORDS
 from .prompt_groups import group_prompts, number_of_groups
 from .stats import Estimate
 from .verdict import Kind, Verdict, decide
+from .verified_answers import mark_right_answers
 
 _JUDGE_IS_REWARD = (
     "The judge's column equals the reward's in every line, so it is the training reward itself, which cannot "
@@ -22,8 +23,6 @@ _JUDGE_IS_REWARD = (
     "checks answers."
 )
 
-#: A program that checks answers gives few different rewards; a reward model gives nearly every answer its own.
-MAX_VERIFIED_VALUES = 20
 #: Page that names a remedy for each verdict and each family of probes.
 REMEDIES = "https://github.com/rlhf-zoo/rlhf-zoo/blob/main/docs/reward-up-text-worse.md"
 _TRAIN_AGAIN = (
@@ -136,10 +135,12 @@ def probe_rollouts(
         ValueError: The two sides share no prompt.
         ZooError: The reward is verifiable but missing, or there is also a separate judge.
     """
-    if verifiable:
-        policy, sft = _mark_right_answers(policy, sft)
     has_groups = policy.groups is not None
     policy, sft = group_sides(policy, sft)
+    exploited: str | None = None
+    if verifiable:
+        verified = mark_right_answers(policy, sft)
+        policy, sft, exploited = verified.policy, verified.sft, verified.unfit
     report = report or probe(policy, sft, seed=seed)
     # Comparisons are paired by prompt, so they need prompts that both sides answered.
     shared = set(policy.prompts) & set(sft.prompts)
@@ -155,6 +156,8 @@ def probe_rollouts(
 
     rewards, judged = (_scores((policy, sft), shared_rows, column) for column in ("rewards", "judged"))
     reliability = _judge_reliability(rewards, judged, verifiable=verifiable)
+    if exploited:
+        reliability = replace(reliability, unfit=exploited)
     if judge_check is not None:
         reliability = reliability.with_check(judge_check)
     if verifiable:
@@ -284,27 +287,6 @@ def group_sides(policy: Completions, sft: Completions) -> tuple[Completions, Com
     prompts = list(dict.fromkeys([*policy.prompts, *sft.prompts]))
     group_of = dict(zip(prompts, group_prompts(prompts), strict=True))
     sides = [replace(side, groups=[group_of[prompt] for prompt in side.prompts]) for side in (policy, sft)]
-    return sides[0], sides[1]
-
-
-def _mark_right_answers(policy: Completions, sft: Completions) -> tuple[Completions, Completions]:
-    """Marks the completions with the highest reward on either side as verified, if that reward is above 0.
-
-    Raises:
-        ZooError: The rewards are those of a model: nearly all of them differ.
-    """
-    rewards = [reward for side in (policy, sft) for reward in side.rewards or ()]
-    values = len(set(rewards))
-    if policy.rewards and sft.rewards and values > max(MAX_VERIFIED_VALUES, len(rewards) / 2):
-        raise ZooError(
-            f"--verifiable needs a program's reward, and this one has {values} different values in {len(rewards)} "
-            "rows, as a reward model's has: leave --verifiable out, or name the program's column with --reward."
-        )
-    highest = max(rewards, default=0.0)
-    sides = [
-        replace(side, verified=[reward == highest > 0 for reward in side.rewards]) if side.rewards else side
-        for side in (policy, sft)
-    ]
     return sides[0], sides[1]
 
 

@@ -1,0 +1,122 @@
+"""Which completions a program found right, and whether the program can be believed.
+
+A program that accepts one text for prompts whose right answers differ is exploited. The right answers are known where
+it also accepts completions of SFT and these end in a number, as in sums: one text cannot be right where the numbers
+differ. Labels such as "yes" are accepted for many prompts too, but do not end in numbers that differ.
+"""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+
+from ..errors import ZooError
+from .probes import Completions
+from .probes.texts import plain_words
+from .text import normalize_text
+
+#: A program that checks answers gives few different rewards; a reward model gives nearly every answer its own.
+MAX_VERIFIED_VALUES = 20
+#: So many accepted completions must stand beside one of SFT that shows the right answer.
+MIN_ANSWERS = 10
+#: Right answers are numbers if at least this share of SFT's accepted completions ends in one.
+MIN_NUMBER_SHARE = 0.9
+#: A program is exploited if at least this share of the accepted completions of recurring texts must be wrong.
+MIN_WRONG_SHARE = 0.5
+_FINAL_NUMBER = re.compile(r"(-?\d[\d,]*(?:\.\d+)?)\W*(?:</\w+>\W*)*$")
+_MAX_QUOTE = 60  # characters of a text in a sentence
+
+
+@dataclass(frozen=True)
+class VerifiedSides:
+    """Both sides' completions with the answers that a program found right.
+
+    Attributes:
+        policy: The policy's completions.
+        sft: SFT's completions.
+        unfit: Why the program cannot judge, as a sentence; None if nothing speaks against it.
+    """
+
+    policy: Completions
+    sft: Completions
+    unfit: str | None
+
+
+def mark_right_answers(policy: Completions, sft: Completions) -> VerifiedSides:
+    """Marks the completions with the highest reward on either side as verified, if that reward is above 0.
+
+    Texts by which the program is exploited are not marked.
+
+    Args:
+        policy: The policy's completions.
+        sft: SFT's completions.
+
+    Raises:
+        ZooError: The rewards are those of a model: nearly all of them differ.
+    """
+    rewards = [reward for side in (policy, sft) for reward in side.rewards or ()]
+    values = len(set(rewards))
+    if policy.rewards and sft.rewards and values > max(MAX_VERIFIED_VALUES, len(rewards) / 2):
+        raise ZooError(
+            f"--verifiable needs a program's reward, and this one has {values} different values in {len(rewards)} "
+            "rows, as a reward model's has: leave --verifiable out, or name the program's column with --reward."
+        )
+    highest = max(rewards, default=0.0)
+    policy, sft = (
+        replace(side, verified=[reward == highest > 0 for reward in side.rewards]) if side.rewards else side
+        for side in (policy, sft)
+    )
+    exploiting = _exploiting_texts(policy, sft)
+    if not exploiting:
+        return VerifiedSides(policy, sft, None)
+    policy, sft = (_without(side, exploiting) for side in (policy, sft))
+    (text, count), more = exploiting.most_common(1)[0], len(exploiting) - 1
+    quoted = f"{text[:_MAX_QUOTE]} …" if len(text) > _MAX_QUOTE else text
+    more_texts = f", and {more} other text{'s' if more > 1 else ''} likewise" if more else ""
+    return VerifiedSides(
+        policy,
+        sft,
+        f"The program is exploited, so it cannot judge: it accepts “{quoted}” for {count} prompts whose right answers "
+        f"differ, as SFT's answers there show{more_texts}.",
+    )
+
+
+def _without(side: Completions, exploiting: Counter[str]) -> Completions:
+    if side.verified is None:
+        return side
+    verified = [
+        right and normalize_text(text) not in exploiting for text, right in zip(side.texts, side.verified, strict=True)
+    ]
+    return replace(side, verified=verified)
+
+
+def _exploiting_texts(policy: Completions, sft: Completions) -> Counter[str]:
+    """Returns the texts that a program accepts for different right answers, with the number of prompts shown."""
+    right_texts: dict[Hashable, str] = {}
+    for prompt, text, right in zip(sft.prompts, sft.texts, sft.verified or (), strict=False):
+        if right:
+            right_texts.setdefault(sft.group_by_prompt[prompt], text)
+    questions: defaultdict[str, dict[Hashable, str]] = defaultdict(dict)
+    for prompt, text, right in zip(policy.prompts, policy.texts, policy.verified or (), strict=False):
+        group = policy.group_by_prompt[prompt]
+        if right and group in right_texts:
+            questions[normalize_text(text)][group] = right_texts[group]
+    recurring = {text: list(answers.values()) for text, answers in questions.items() if len(answers) > 1}
+    total = with_number = wrong = 0
+    exploiting: Counter[str] = Counter()
+    for text, answers in recurring.items():
+        numbers = [match[1].replace(",", "") for answer in answers if (match := _FINAL_NUMBER.search(answer))]
+        total += len(answers)
+        with_number += len(numbers)
+        at_most_right = max(Counter(numbers).values(), default=len(answers))
+        if 2 * at_most_right <= len(answers) and not _is_part_of(text, answers):
+            wrong += len(answers) - at_most_right
+            exploiting[text] = len(answers)
+    is_shown = total >= MIN_ANSWERS and with_number >= MIN_NUMBER_SHARE * total and wrong >= MIN_WRONG_SHARE * total
+    return exploiting if is_shown else Counter()
+
+
+def _is_part_of(text: str, answers: list[str]) -> bool:
+    """Whether most of SFT's right answers have all words of the text, as of a number or of "yes"."""
+    text_words = set(plain_words(text))
+    return bool(text_words) and 2 * sum(text_words <= set(plain_words(answer)) for answer in answers) > len(answers)
