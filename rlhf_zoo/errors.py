@@ -28,7 +28,7 @@ class PrintableFormatter(logging.Formatter):
 
 
 def first_line(error: BaseException) -> str:
-    """Returns an error's message in one line and without its full stop, or else the name of its class."""
+    """Returns the first line of an error's message without its full stop; its class's name if it has no message."""
     if isinstance(error, RecursionError):
         return "it nests or calls itself too deep"
     lines = str(error).strip().splitlines() or [type(error).__name__]

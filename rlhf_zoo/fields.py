@@ -40,11 +40,7 @@ class Limit:
     why: str = ""
 
     def how_to_fix(self, value: float) -> str | None:
-        """Checks a number.
-
-        Returns:
-            How to fix the number, as the end of a sentence; None if it is within the bounds.
-        """
+        """Returns how to fix a number, as the end of a sentence; None if it is within the bounds."""
         if isinstance(value, float) and not math.isfinite(value):
             expected = "a finite number"
         elif value < self.low or (self.low_open and value == self.low):

@@ -167,7 +167,7 @@ def jsonable(value: Any, *, nonfinite_as_text: bool) -> Any:
     """Converts a value to the types of JSON.
 
     Args:
-        value: Any nesting of mappings, lists, tuples, sets, enums, paths and scalars, also those of NumPy and torch.
+        value: Any nesting of mappings, lists, tuples, sets, enums, paths and scalars, including NumPy's and torch's.
         nonfinite_as_text: Whether NaN and infinities become strings, such as "NaN". Otherwise they become None.
 
     Returns:

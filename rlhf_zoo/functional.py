@@ -439,7 +439,7 @@ def aggregate(
         mask: (B, T) of the micro-batch.
         tokens: Number of tokens in the whole minibatch, over all processes.
         sequences: Number of sequences in the whole minibatch, over all processes.
-        length: The most tokens that a response may have.
+        length: The maximum number of tokens in a response.
         mode: One of AGGREGATIONS.
 
     Raises:

@@ -34,7 +34,7 @@ from .token_checks import (
     check_tokenizer_of,
     check_tokens,
     embedding_rows,
-    find_smallest_embedding,
+    find_smallest_consumer,
 )
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Parts:
         starts_at_reference: Whether the policy starts exactly at the reference.
         context: The number of tokens that all models can read; None for no limit.
         vocabulary: The tokens that the policy can sample.
-        smallest_embedding: The model with the fewest embedding rows among those that read the policy's ids.
+        smallest_consumer: The model with the fewest embedding rows among those that read the policy's ids.
     """
 
     policy: PreTrainedModel
@@ -68,7 +68,7 @@ class Parts:
     starts_at_reference: bool
     context: int | None
     vocabulary: Vocabulary
-    smallest_embedding: TokenConsumer
+    smallest_consumer: TokenConsumer
 
 
 def assemble(
@@ -128,7 +128,7 @@ def assemble(
         "ref_model": reference.separate_model if reference is not None else None,
         **{f"the reward model {reward.name}": reward.model for reward in scoring_models},
     }
-    smallest_embedding = find_smallest_embedding(vocabulary, models)
+    smallest_consumer = find_smallest_consumer(vocabulary, models)
     # Check before training, because a model with broken caching would silently sample from another distribution.
     check_decoding(policy, vocabulary)
     # The shortest context limits all models, because all read the same tokens.
@@ -149,7 +149,7 @@ def assemble(
     for name, module, rate in (("the policy", policy, args.learning_rate), ("the critic", critic, critic_rate)):
         check_step_size(module, rate, subject=name)
     return Parts(
-        policy, critic, reference, rewards, text_source, starts_at_reference, context, vocabulary, smallest_embedding
+        policy, critic, reference, rewards, text_source, starts_at_reference, context, vocabulary, smallest_consumer
     )
 
 
@@ -378,7 +378,7 @@ def prepare_prompt_data(
     args: PPOConfig,
     tokenizer: PreTrainedTokenizerBase,
     context: int | None,
-    smallest_embedding: TokenConsumer,
+    smallest_consumer: TokenConsumer,
     *,
     training: bool = False,
 ) -> Any:
@@ -389,7 +389,7 @@ def prepare_prompt_data(
         args: The settings.
         tokenizer: The policy's tokenizer.
         context: The number of tokens that all models can read; None for no limit.
-        smallest_embedding: The model with the fewest embedding rows.
+        smallest_consumer: The model with the fewest embedding rows.
         training: Whether these are training prompts. Then there must be enough of them for an update.
 
     Returns:
@@ -404,7 +404,7 @@ def prepare_prompt_data(
         if training:
             raise ZooError("train_dataset is a mapping of data sets: pass one of its splits, such as data['train'].")
         return {
-            name: prepare_prompt_data(dataset, args, tokenizer, context, smallest_embedding)
+            name: prepare_prompt_data(dataset, args, tokenizer, context, smallest_consumer)
             for name, dataset in data.items()
         }
     from datasets import Dataset
@@ -418,7 +418,7 @@ def prepare_prompt_data(
     )
     if training:
         warn_of_reserved_columns(data)
-    check_ids(prepared[PROMPT_TOKENS], smallest_embedding)
+    check_ids(prepared[PROMPT_TOKENS], smallest_consumer)
     check_fits(map(len, prepared[PROMPT_TOKENS]), args.response_length, args.max_rollout_batch_tokens)
     minimum = args.prompts_per_update * args.world_size
     if training and len(prepared) < minimum:

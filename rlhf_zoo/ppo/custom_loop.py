@@ -52,7 +52,7 @@ def prompt_ids(prompt: Prompt, row: int, trainer: Any) -> list[int]:
     ids = _as_ids(prompt)
     ids = tokenize_prompt(prompt, trainer.processing_class) if ids is None else ids
     check_prompt_length(row, ids, context=trainer.context, max_new_tokens=trainer.args.response_length)
-    check_ids([ids], trainer.smallest_embedding)
+    check_ids([ids], trainer.smallest_consumer)
     return ids
 
 
@@ -98,8 +98,8 @@ def samples_from_user(queries: Sequence[Any], responses: Sequence[Any], trainer:
             )
         if stops & set(response_ids[:-1]):
             raise ZooError(f"Response {row} continues after its end token: cut it there.")
-    check_ids(all_query_ids, trainer.smallest_embedding, label="Query")
-    check_ids(all_response_ids, trainer.smallest_embedding, label="Response")
+    check_ids(all_query_ids, trainer.smallest_consumer, label="Query")
+    check_ids(all_response_ids, trainer.smallest_consumer, label="Response")
     for row, response_ids in enumerate(all_response_ids):
         if unknown := [token_id for token_id in response_ids if token_id not in trainer.vocabulary]:
             raise ZooError(

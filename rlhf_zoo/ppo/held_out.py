@@ -46,7 +46,7 @@ class HeldOutTrainer(RolloutTrainer):
         if data is None:
             raise ZooError("There are no prompts to evaluate on: pass eval_dataset.")
         if not isinstance(data, Dataset) or PROMPT_INDEX not in data.column_names:
-            data = prepare_prompt_data(data, self.args, self.processing_class, self.context, self.smallest_embedding)
+            data = prepare_prompt_data(data, self.args, self.processing_class, self.context, self.smallest_consumer)
         by_metric: dict[str, list[Tensor]] = defaultdict(list)
         training_table, self._completions_table = self._completions_table, {}  # kept for the next log line
         self.callback_handler.eval_dataloader = self.get_eval_dataloader(data)

@@ -81,7 +81,7 @@ class TokenConsumer(NamedTuple):
         return cls(name, embedding_rows(model))
 
 
-def find_smallest_embedding(vocabulary: Vocabulary, models: Mapping[str, PreTrainedModel | None]) -> TokenConsumer:
+def find_smallest_consumer(vocabulary: Vocabulary, models: Mapping[str, PreTrainedModel | None]) -> TokenConsumer:
     """Finds the model with the fewest embedding rows.
 
     Args:
@@ -92,14 +92,14 @@ def find_smallest_embedding(vocabulary: Vocabulary, models: Mapping[str, PreTrai
         ZooError: A model has no embedding for a token that the policy can sample.
     """
     consumers = [TokenConsumer.of(model, name) for name, model in models.items() if model is not None]
-    smallest_embedding = min(consumers, key=lambda consumer: consumer.embedding_rows)
-    if smallest_embedding.embedding_rows < vocabulary.size:
-        name, rows = smallest_embedding
+    smallest_consumer = min(consumers, key=lambda consumer: consumer.embedding_rows)
+    if smallest_consumer.embedding_rows < vocabulary.size:
+        name, rows = smallest_consumer
         raise ZooError(
             f"{name[0].upper()}{name[1:]} has {rows} embedding rows, but the policy has {consumers[0].embedding_rows} "
             f"and can sample ids up to {vocabulary.size - 1}: use a model that reads the policy's tokens."
         )
-    return smallest_embedding
+    return smallest_consumer
 
 
 def check_ids(sequences: Sequence[Sequence[int]], consumer: TokenConsumer, *, label: str = "Prompt") -> None:

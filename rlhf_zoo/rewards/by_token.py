@@ -9,7 +9,7 @@ from ..modeling.alignment import TokenText
 
 
 class PartsMismatch(Exception):
-    """A reward for parts of a completion does not fit the completion. The caller adds the function and the row."""
+    """A reward for parts of a completion does not fit the completion. The caller's error names function and row."""
 
 
 def is_list(value: Any) -> bool:

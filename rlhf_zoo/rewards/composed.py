@@ -187,8 +187,8 @@ class Rewards:
         if unscored.any():
             row = int(unscored.nonzero()[0])
             raise ZooError(
-                f"No reward applies to the prompt {batch.quoted_prompt(row)} of row {row}: {join_words(reward_names)} "
-                "returned None for it: let one of them return a number."
+                f"No reward applies to the prompt {batch.quoted_prompt(row)} of row {row}, because "
+                f"{join_words(reward_names)} returned None: let one of them return a number."
             )
         weights = torch.tensor(self.weights, device=device)
         total = (per_reward.nan_to_num(0.0) * weights).sum(1)
@@ -213,7 +213,7 @@ def _collect_logs(rewards: Sequence[NamedReward], count: int) -> tuple[dict[str,
                     f"The reward function {reward.name} logged {len(values)} values as {column!r} for {count} "
                     "completions: log one for each."
                 )
-            # A name that an earlier function or the table of completions has gets the name of the function.
+            # If an earlier function or the table of completions has this column, the function's name is appended.
             extra[f"{column} ({reward.name})" if column in extra or column in TABLE else column] = values
         for name, values in reward.metrics.items():
             metrics[name] += values
