@@ -7,7 +7,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 #: The name of the marker in a checkpoint.
 PPO_COMPLETE = "ppo_complete"
-#: The name of the file with the trainer's state that is no weight, such as the KL coefficient.
+#: The name of the file with the trainer's state other than weights, such as the KL coefficient.
 PPO_STATE = "ppo_state.json"
 
 

@@ -333,8 +333,8 @@ def _describe_missing_steps(args: PPOConfig) -> str:
     sentences = []
     if args.score_centering == "prompt":
         sentences.append(
-            "Training subtracts the mean score of the prompt's other completions, but here is only one completion: r, "
-            "δ and Â are from before that."
+            "Training subtracts the mean score of the prompt's other completions, but a trace has only one: r, δ "
+            "and Â are from before the subtraction."
         )
     whitened = [name for name in ("rewards", "advantages") if getattr(args, f"whiten_{name}")]
     if whitened:

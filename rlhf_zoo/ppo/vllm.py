@@ -1,7 +1,7 @@
 """Samples with vLLM through TRL's VLLMGeneration, in the trainer's process (colocated) or on a server.
 
 Before each rollout, the policy's weights are sent to vLLM. Then vLLM and the policy score the same row, because vLLM
-may confirm an update of its weights without making all of it.
+may confirm an update of its weights without applying all of it.
 """
 
 import math
