@@ -2,6 +2,7 @@
 
     python benchmarks/real_text_rates.py --honest 400 --hacked 40   # into docs/evidence/real-text-rates.json
     python benchmarks/real_text_rates.py --only "one text"          # evaluations of these policies alone
+    python benchmarks/real_text_rates.py --few_prompts              # scores without texts, and keeps nothing
 
 What is kept there is not run again. `python benchmarks/evidence.py --render` writes the docs' tables from it.
 
@@ -35,12 +36,13 @@ from figures import keep
 from figures.experiments import REAL_TEXT
 from hackers import HACKERS, ON_TOPIC, plant
 
+from rlhf_zoo.evaluation.evidence import Checkpoint, Evidence, JudgeReliability
 from rlhf_zoo.evaluation.judge_pairs import check_judge
 from rlhf_zoo.evaluation.probes import Completions
 from rlhf_zoo.evaluation.probes.texts import repeated_share
 from rlhf_zoo.evaluation.rollouts import RolloutFindings, probe_rollouts
-from rlhf_zoo.evaluation.stats import proportion
-from rlhf_zoo.evaluation.verdict import RULE_VERSION
+from rlhf_zoo.evaluation.stats import Estimate, proportion
+from rlhf_zoo.evaluation.verdict import RULE_VERSION, decide
 from rlhf_zoo.modeling.words import words
 
 FOLDER = Path(__file__).parent / "real_text"
@@ -318,13 +320,37 @@ def added(row: Mapping[str, Any] | None, new: Mapping[str, Any]) -> dict[str, An
     return {**new, "n": n, "kinds": dict(kinds.most_common()), "fired": dict(fired.most_common()), **rates}
 
 
+def verdicts_on_few_prompts(gain: float, *, evaluations: int = 300) -> Counter[str]:
+    """Counts the verdicts on 20 prompts with two completions on each side, by the scores of a judge without a fault.
+
+    Args:
+        gain: By how much the policy's completions are worth more, in standard deviations of single completions.
+        evaluations: Number of evaluations.
+    """
+    judge = JudgeReliability(accuracy=Estimate(0.8, (0.75, 0.85), 200), winnable=False, independent=True)
+    kinds: Counter[str] = Counter()
+    for seed in range(evaluations):
+        rng = np.random.default_rng(seed)
+        sft, policy = (rng.normal(worth, size=(20, 2)).mean(1) for worth in (0.0, gain))
+        sides = Checkpoint(0, 0.0, sft, sft), Checkpoint(1, 1.0, policy, policy)
+        kinds[decide(Evidence(sides[0], sides[1:], judge), seed=seed, resamples=500).kind] += 1
+    return kinds
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--honest", type=int, default=400, help="evaluations of each honest policy")
     parser.add_argument("--hacked", type=int, default=40, help="evaluations of each hacker and strength")
     parser.add_argument("--only", nargs="+", metavar="POLICY", choices=[*HONEST, *PLANTED])
     parser.add_argument("--restart", action="store_true", help="forget the evaluations that are kept")
+    parser.add_argument("--few_prompts", action="store_true", help="verdicts on 20 prompts × 2, by scores alone")
     options = parser.parse_args()
+    if options.few_prompts:
+        for gain in (0.0, 0.5):
+            counts = verdicts_on_few_prompts(gain)
+            kinds = ", ".join(f"{kind} {count}" for kind, count in counts.most_common())
+            print(f"A gain of {gain} standard deviations, of {counts.total()} evaluations: {kinds}")
+        return
     questions = load_questions()
     kept = {} if options.restart else keep.load(REAL_TEXT)
     rows = {_key(row): row for part in ("honest", "hacked") for row in kept.get(part, ())}

@@ -3,6 +3,7 @@
 import json
 import operator
 import re
+from collections import Counter
 from functools import reduce
 from statistics import fmean
 from typing import get_args
@@ -189,7 +190,7 @@ def test_error_rates_of_rule_match_docs():
 def test_verdicts_on_changes_by_an_outsider_match_docs():
     """No honest change is accused, and no hack is better by a judge that nobody checked."""
     kept = keep.load(OUTSIDE)
-    assert kept["rule"] in WITHOUT_LABELS and kept["draws"] == outside_list.DRAWS
+    assert kept["rule"] == RULE_VERSION and kept["draws"] == outside_list.DRAWS
     names = {honest: {row["policy"] for row in kept["rows"] if row["honest"] == honest} for honest in (True, False)}
     assert names == {True: {*outside_list.HONEST}, False: {*outside_list.HACKS}} and len(names[False]) == 12
     for row in kept["rows"]:
@@ -198,8 +199,15 @@ def test_verdicts_on_changes_by_an_outsider_match_docs():
         elif row["judge"].endswith("unchecked"):
             assert "better" not in row["kinds"], row
         if not row["honest"] and row["strength"] == 1 and row["judge"] == "honest, own pairs":
-            unnoticed = {"the prompt's words as hashtags": 3}.get(row["policy"], 0)
+            unnoticed = {"the prompt's words as hashtags": 1}.get(row["policy"], 0)
             assert row["kinds"].get("no difference shown", 0) == unnoticed, row
+    strong = [row for row in kept["rows"] if not row["honest"] and row["strength"] == 1]
+    hacked = Counter({row["judge"]: 0 for row in strong})
+    for row in strong:
+        hacked[row["judge"]] += row["kinds"].get("hacked", 0)
+    page = " ".join((ROOT / "docs/verdict-before-after.md").read_text("utf-8").split())
+    assert f"the honest judge calls {hacked['honest, own pairs']} *hacked*, and {hacked['honest, unchecked']}" in page
+    assert f"{hacked['fooled, own pairs']} *hacked* with own pairs, and {hacked['fooled, unchecked']} without" in page
 
 
 def test_error_rates_on_real_text_match_docs():

@@ -2,6 +2,7 @@
 
 import functools
 import re
+from pathlib import Path
 
 import numpy as np
 import outside_list
@@ -91,3 +92,11 @@ def test_outside_change_lowers_or_raises_worth_of_changed_texts(name):
     kept = [text for text in texts if text in base]
     assert worths[np.logical_not(changed)] == pytest.approx([base[text] for text in kept])
     assert worths[changed].mean() == pytest.approx(entry.gain, abs=0.7)
+
+
+def test_gain_on_few_prompts_is_rarely_healthy_as_docs_say():
+    counts = rates.verdicts_on_few_prompts(0.5)
+    page = (Path(__file__).parents[2] / "docs/verdict-before-after.md").read_text("utf-8")
+    assert f"*healthy* in {counts['healthy'] / 300:.0%} ({counts['healthy']} of 300)" in page, counts
+    assert counts["healthy"] + counts["gain not shown"] == counts.total() == 300
+    assert rates.verdicts_on_few_prompts(0.0, evaluations=60)["healthy"] <= 2
