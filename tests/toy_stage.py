@@ -60,6 +60,7 @@ CARD = StageCard(
     draw=_draw,
     variables=lambda facts: {"toy_loss": facts.latest_metrics.get("loss")},
     unmeasured=lambda facts: ["all but its loss"],
+    evaluated_only="a figure of the toy",
 )
 TOY = Stage(
     name="toy",

@@ -239,6 +239,8 @@ def test_card_of_earlier_step_shows_that_step_only(runs):
     assert "model-index" not in head and head["base_model"] == "local/tiny-world-sft"
     assert "This is **step 20**" in body and "step-000040" not in body and "@best" not in body
     assert "The evaluated checkpoint is `main`: `rlhf-zoo pull local/tiny-world-ppo@main --hub local`" in body
+    assert "Only it has reward, KL, judge and win rate on held-out prompts, samples and a verdict." in body
+    assert "- **Not measured:** human preferences; other seeds; safety, bias and truthfulness." in body
     assert "Figures on held-out prompts: not evaluated." in body and "| win rate" not in body
     assert "1.500 [" not in body and "Verdict" not in body
     assert "at step 20: reward 1.000, KL 2.000 nats" in body and "seconds" not in body
@@ -334,6 +336,7 @@ def test_reward_card_without_evaluation_uses_training_report(runs, plotted):
     readme = make_card(runs / "reward", step=20)
     head, body = head_and_body(readme)
     assert cells(body, "**accuracy**")[1] == "–" and "was not evaluated" in body and "model-index" not in head
+    assert "- **Not measured:** agreement with people beyond its pairs; accuracy on PPO's completions; other" in body
     assert cells(body, "mean of its score")[1] == "0.750"
     assert json.loads((readme.parent / CARD_FILE).read_text())["reward_model"] is None
     assert {path.stem for path in (readme.parent / "plots").glob("*.png")} == {"loss", "accuracy"}

@@ -275,6 +275,7 @@ def _render(facts: StageFacts, card: StageCard, plot_paths: Mapping[str, Raw]) -
                 key: _without_folders(facts.settings[key]) for key in _SETTINGS if facts.settings.get(key) is not None
             },
             unmeasured=card.unmeasured(facts),
+            evaluated_only=card.evaluated_only,
             links=links(facts),
             trained_with=list(trained_with(facts)),
             has_samples=facts.stage != "reward",

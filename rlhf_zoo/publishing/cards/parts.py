@@ -52,7 +52,9 @@ class StageCard:
         index_metrics: Yields (data, metrics measured on it) for the model index.
         draw: Draws the plots.
         variables: Returns the template's variables that other stages do not have.
-        unmeasured: Returns figures that a reader might expect but that were not measured.
+        unmeasured: Returns figures that a reader might expect but that were not measured. On a step's card, without
+            those of `evaluated_only`.
+        evaluated_only: What only the evaluated checkpoint's card has, which the cards of other steps say in a sentence.
     """
 
     template: Path
@@ -63,6 +65,7 @@ class StageCard:
     draw: Callable[[StageFacts, Draw], None]
     variables: Callable[[StageFacts], Mapping[str, Any]]
     unmeasured: Callable[[StageFacts], list[str]]
+    evaluated_only: str
 
 
 def policy_figures(facts: StageFacts) -> dict[str, str]:

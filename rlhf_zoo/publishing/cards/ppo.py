@@ -198,6 +198,8 @@ def _unmeasured(facts: StageFacts) -> list[str]:
         "the judge before the end of training": isinstance(over_training, Mapping) and over_training.get("checkpoints"),
     }
     never = ["human preferences", "other seeds", "safety, bias and truthfulness"]
+    if facts.step is not None:
+        return never
     figures = [_kl_title(facts) if name == FIGURES["kl"] else name for name in unmeasured_figures(facts)]
     return [*figures, *(name for name, is_measured in measurements.items() if not is_measured), *never]
 
@@ -211,4 +213,5 @@ CARD = StageCard(
     draw=_draw,
     variables=_variables,
     unmeasured=_unmeasured,
+    evaluated_only="reward, KL, judge and win rate on held-out prompts, samples and a verdict",
 )

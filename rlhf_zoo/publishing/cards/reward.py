@@ -100,14 +100,15 @@ def _hard(hard_pairs: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any
 
 def _unmeasured(facts: StageFacts) -> list[str]:
     report = facts.reward_report
-    measurements = {
-        "accuracy on held-out pairs": facts.accuracy is not None,
-        "best of 4": report.get("best_of_n"),
-        "ties": report.get("ties"),
-        "calibration": report.get("calibration"),
-        "correlation of its score with length": report.get("length"),
-        "mean and standard deviation of its score over SFT samples": facts.score_statistics,
-    }
+    measurements = {"mean and standard deviation of its score over SFT samples": facts.score_statistics}
+    if facts.step is None:
+        measurements |= {
+            "accuracy on held-out pairs": facts.accuracy is not None,
+            "best of 4": report.get("best_of_n"),
+            "ties": report.get("ties"),
+            "calibration": report.get("calibration"),
+            "correlation of its score with length": report.get("length"),
+        }
     never = ["agreement with people beyond its pairs", "accuracy on PPO's completions", "other seeds"]
     return [*(description for description, is_measured in measurements.items() if not is_measured), *never]
 
@@ -126,4 +127,5 @@ CARD = StageCard(
     draw=_draw,
     variables=_variables,
     unmeasured=_unmeasured,
+    evaluated_only="accuracy on held-out pairs, ties, calibration, and the correlation of its score with length",
 )

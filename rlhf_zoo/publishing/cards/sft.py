@@ -60,7 +60,8 @@ def _watch_out(facts: StageFacts) -> Iterator[Raw]:
 def _unmeasured(facts: StageFacts) -> list[str]:
     has_perplexity = perplexity(facts.latest_metrics.get("eval_loss")) is not None
     never = ["human preferences", "other seeds", "safety, bias and truthfulness"]
-    return [*unmeasured_figures(facts, "kl"), *([] if has_perplexity else ["perplexity on validation text"]), *never]
+    figures = unmeasured_figures(facts, "kl") if facts.step is None else []
+    return [*figures, *([] if has_perplexity else ["perplexity on validation text"]), *never]
 
 
 CARD = StageCard(
@@ -72,4 +73,5 @@ CARD = StageCard(
     draw=_draw,
     variables=_variables,
     unmeasured=_unmeasured,
+    evaluated_only="reward, judge, length and variety on held-out prompts, and samples",
 )
