@@ -87,7 +87,7 @@ def evaluate(
     \b
     Example:
       rlhf-zoo eval tiny-world --evaluation.samples 2
-      rlhf-zoo eval local/product-remarks-ppo --against local/product-remarks-sft --hub local
+      rlhf-zoo eval local/tiny-sums-ppo --against local/tiny-sums-sft --hub local
     """
     for judge in judges:
         check_judge_name(judge)

@@ -54,7 +54,8 @@ def export(
     \b
     Example:
       rlhf-zoo hub export local/tiny-world-ppo --repo USER/tiny-world-ppo
-      rlhf-zoo hub export local/tiny-world-data --repo_type dataset --repo USER/data --to https://hub.example.org
+      rlhf-zoo hub export local/tiny-world-data --repo_type dataset \\
+        --repo USER/data --to https://hub.example.org
     """
     from ..hub.client.connect import HF_URL
     from ..hub.client.export import export as export_repository
@@ -111,8 +112,10 @@ def add(path: str, repository: str, license_name: str | None, source: str | None
 
     \b
     Example:
-      rlhf-zoo hub add models/SmolLM2-135M-Instruct.Q4_1.gguf HuggingFaceTB/SmolLM2-135M-Instruct
-      rlhf-zoo hub add ./my-model local/my-model --license mit --source "trained by hand"
+      rlhf-zoo hub add models/SmolLM2-135M-Instruct.Q4_1.gguf \\
+        HuggingFaceTB/SmolLM2-135M-Instruct
+      rlhf-zoo hub add ./my-model local/my-model --license mit \\
+        --source "trained by hand"
     """
     check_repo(repository, "NAMESPACE/NAME", subject="The name")
     with open_hub("local", push_to_hub=True) as hub:

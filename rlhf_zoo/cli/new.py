@@ -55,8 +55,9 @@ def new(folder: Path, columns: str | None, memory: float | None, source_hub: str
 
     \b
     Example:
-      rlhf-zoo new mine --model Qwen/Qwen3-0.6B --preferences trl-lib/ultrafeedback_binarized
-      rlhf-zoo new mine --model chat.gguf --prompts questions.jsonl --reward numeric_match
+      rlhf-zoo new mine --model Qwen/Qwen3-0.6B \\
+        --preferences trl-lib/ultrafeedback_binarized
+      rlhf-zoo new mine --model chat.gguf --prompts q.jsonl --reward numeric_match
     """
     from ..pipeline.new.request import RecipeRequest, check_folder
 

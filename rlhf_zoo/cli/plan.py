@@ -82,7 +82,8 @@ def plan(
 
     \b
     Example:
-      rlhf-zoo plan tldr-pythia-6.9b --gpu h100:8 --sft.fsdp2 true --reward.fsdp2 true --ppo.fsdp2 true
+      rlhf-zoo plan tldr-pythia-6.9b --gpu h100:8 \\
+        --sft.fsdp2 true --reward.fsdp2 true --ppo.fsdp2 true
     """
     flags = run_flags(ctx, recipe, check_names=False)
     from ..pipeline.plan.devices import local_device, parse_device

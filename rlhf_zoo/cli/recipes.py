@@ -269,7 +269,7 @@ def recipes_keys(stage: str, word: str | None, as_json: bool) -> None:
     if as_json:
         print_json([dict(zip(("key", "type", "default", "help"), row, strict=True)) for row in rows])
         return
-    table(f"Keys of {stage}", ["key", "type", "default", "meaning"], rows)
+    table(f"Keys of {stage}", ["key", "type", "default", "meaning"], rows, min_width=0)
 
 
 def _matches(word: str | None, key: str, meaning: str) -> bool:

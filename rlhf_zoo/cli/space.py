@@ -58,7 +58,8 @@ def deploy(
     \b
     Example:
       rlhf-zoo space deploy local/tiny-world-ppo --hub local
-      rlhf-zoo space deploy USER/NAME-ppo@best --repo USER/compare --votes USER/votes --hub https://huggingface.co
+      rlhf-zoo space deploy USER/NAME-ppo@best --repo USER/compare \\
+        --votes USER/votes --hub https://huggingface.co
     """
     if repo is not None:
         check_repo(repo, "NAMESPACE/NAME")

@@ -65,13 +65,15 @@ def interval(estimate: Mapping[str, Any], *, digits: int = 2, sign: str = "") ->
     return f"{estimate['value']:{sign}.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
-def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
-    """Prints a table that breaks lines between words. On a terminal that is too narrow, it has no padding.
+def table(title: str, columns: list[str], rows: list[list[str]], *, min_width: int = 120) -> None:
+    """Prints a table that breaks lines between words. Where it must be narrow, it has no padding.
 
     Args:
         title: The title above the table; "" for none.
         columns: The column headings.
         rows: The rows, as lists of cells.
+        min_width: Minimum width in columns if stdout is a file or a pipe; 0 for a table of sentences, which is as
+            narrow there as on a terminal: $COLUMNS, or 80.
     """
     from rich import box
     from rich.cells import cell_len
@@ -88,8 +90,8 @@ def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
         else max(cell_len(word) for cell in column for word in cell.split() or [""])
         for width, column in zip(full_widths, cells, strict=True)
     ]
-    console, padded_frame = stdout_console(120), 3 * len(columns) + 1
-    compact = console.is_terminal and sum(min_widths) + padded_frame > console.width
+    console, padded_frame = stdout_console(min_width), 3 * len(columns) + 1
+    compact = (console.is_terminal or not min_width) and sum(min_widths) + padded_frame > console.width
     frame = len(columns) - 1 if compact else padded_frame
     breakable = [index for index, column in enumerate(columns) if column not in COPIED_COLUMNS]
     while compact and breakable and sum(min_widths) + frame > console.width:  # now break long names too

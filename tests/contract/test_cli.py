@@ -71,7 +71,6 @@ def test_commands_are_listed_and_have_examples():
         text = command.get_help(click.Context(command, info_name=name))
         example = text.partition("Example:\n")[2].partition("\n\n")[0]
         assert name.split()[0] in example and "rlhf-zoo " in example, name
-        assert all(len(line) <= 120 for line in example.splitlines()), name
 
 
 def _help(*words: str) -> str:
@@ -87,7 +86,8 @@ def test_help_groups_commands_and_truncates_nothing():
     assert headings == ["Options:", "Start:", "Train:", "Evaluate:", "Publish:", "Inspect:"]
     for name, command in {"": cli.cli, **walk(cli.cli)}.items():
         text = _help(*name.split())
-        assert all(len(line) <= 80 for line in text.splitlines() if "rlhf-zoo " not in line), name
+        # Examples too. Nothing can break a single word, such as a long path.
+        assert not [line for line in text.splitlines() if len(line) > 80 and len(line.split()) > 1], name
         if isinstance(command, click.Group):
             context = click.Context(command)
             for child in command.list_commands(context):
@@ -151,6 +151,12 @@ def test_recipes_keys_searches_by_word_and_lists_own_keys_first():
     assert all_keys.index("vf_coef") < all_keys.index("adam_beta1")
     text = CliRunner().invoke(cli.cli, ["recipes", "keys", "ppo"], catch_exceptions=False).output
     assert "%%" not in text
+
+
+@pytest.mark.parametrize(("columns", "width"), [(None, 80), ("100", 100)])
+def test_recipes_keys_through_pipe_is_as_wide_as_columns(columns: str | None, width: int) -> None:
+    result = CliRunner().invoke(cli.cli, ["recipes", "keys", "ppo"], env={"COLUMNS": columns}, catch_exceptions=False)
+    assert max(map(len, result.output.splitlines())) == width
 
 
 @pytest.mark.parametrize(

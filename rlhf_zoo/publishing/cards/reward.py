@@ -100,7 +100,7 @@ def _hard(hard_pairs: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any
 
 def _unmeasured(facts: StageFacts) -> list[str]:
     report = facts.reward_report
-    measurements = {"mean and standard deviation of its score over SFT samples": facts.score_statistics}
+    measurements: dict[str, Any] = {"mean and standard deviation of its score over SFT samples": facts.score_statistics}
     if facts.step is None:
         measurements |= {
             "accuracy on held-out pairs": facts.accuracy is not None,
