@@ -273,7 +273,7 @@ def test_card_compares_gain_with_defects_and_best_filter(runs):
     assert counter in card(runs, defects=defects, filters=filters, **judged("suspicious", recommended=40))
     assert "**But**" not in card(runs, defects=defects, filters=filters, **judged("hacked"))
     text = card(runs, defects=defects, filters=filters, **judged("healthy", recommended=40))
-    row = cells(text, "**Best simple filter**, judge's score")
+    row = cells(text, "**Best simple filter** (without 1 word), judge's score")
     assert row[1:] == ["1.60", "**1.51** (1.46–1.56)"]
     watch = text.split("## Watch out for")[1].split("## Trained with")[0]
     more = "- **More** answers with false statements (5% → 15%). Not shown to rise: doubled clauses (5% → 8%).\n"

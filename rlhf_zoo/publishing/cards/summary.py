@@ -329,9 +329,9 @@ def headline(facts: StageFacts) -> dict[str, Any] | None:
 
 
 def _filter_rows(facts: StageFacts) -> Iterator[tuple[Raw, Raw, Mapping[str, Any] | None, str]]:
-    """Yields the row of `headline` for the best simple filter of SFT's samples, if filters were tried."""
+    """Yields the row of `headline` for the best simple filter of SFT's samples by the judge, if filters were tried."""
     if (best := facts.best_filter) is not None:
-        title = Raw("**Best simple filter**, judge's score")
+        title = Raw(f"**Best simple filter** ({escape(best['name'])}), judge's score")
         yield title, short((estimate_at(best, "judge") or {}).get("value")), facts.estimate("ppo", "judge"), "–"
 
 
