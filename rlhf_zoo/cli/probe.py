@@ -58,7 +58,7 @@ FAILURES = ("suspicious", "worse", "hacked")
     "--own-pairs",
     metavar="PAIRS",
     type=UserPath(exists=True, dir_okay=False),
-    help="File of labeled pairs of completions that the two files hold with judge scores: prompt, chosen, rejected. "
+    help="File of labeled pairs of completions that the two files hold: prompt, chosen, rejected. "
     "Labels for 20 prompts decide by themselves, and a judge that passes on them can make the policy better.",
 )
 @click.option(

@@ -203,8 +203,8 @@ class Labels:
         Args:
             check: The check; None without pairs.
         """
-        own = check.own if check else None
-        return cls(own.label_win_rate, own.label_bound, own.prompts) if own else cls()
+        labels = check.labels if check else None
+        return cls(labels.win_rate, labels.bound, labels.prompts) if labels else cls()
 
     @property
     def _decisive(self) -> Estimate | None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ZooError
-from .judges.check import JudgeCheck, PairCheck, check_pairs
+from .judges.check import JudgeCheck, PairCheck, PairLabels, check_pairs, count_labels
 from .probes import Completions
 from .prompt_groups import NEAR_DUPLICATES, group_other_prompts
 from .rollout_files import Rollouts, check_number, iterate_rows, message_text
@@ -16,6 +16,7 @@ from .rollout_files import Rollouts, check_number, iterate_rows, message_text
 #: The text columns of a pair. The score columns are `judge_chosen`, `judge_rejected`, and the same for `reward`.
 TEXTS = ("prompt", "chosen", "rejected")
 SIDES = ("chosen", "rejected")
+OWN_PAIRS = "the own pairs"
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class _Scores:
 
     judge: Mapping[tuple[str, str], Sequence[float]]
     reward: Mapping[tuple[str, str], Sequence[float]]
+    texts: Set[tuple[str, str]]
     only_policy: Set[tuple[str, str]]
     only_sft: Set[tuple[str, str]]
 
@@ -39,7 +41,15 @@ class _Scores:
             {(prompt.strip(), text.strip()) for prompt, text in zip(side.prompts, side.texts, strict=True)}
             for side in sides
         )
-        return cls(judge, reward, policy - sft, sft - policy)
+        return cls(judge, reward, policy | sft, policy - sft, sft - policy)
+
+    def check_own(self, texts: Mapping[str, str], where: str) -> None:
+        """Checks that both texts of a pair are in the rollouts."""
+        if any((texts["prompt"], texts[side]) not in self.texts for side in SIDES):
+            raise ZooError(
+                f"{where} has a text that is not among the completions for its prompt: give pairs of other texts with "
+                "--labeled."
+            )
 
     def policy_chosen(self, texts: Mapping[str, str]) -> bool | None:
         """Whether the policy wrote the chosen text and SFT the other one, or the reverse; None for other pairs."""
@@ -52,16 +62,16 @@ class _Scores:
 def check_judge(
     sides: Sequence[Completions], *, labeled: Rollouts | None, own: Rollouts | None, seed: int
 ) -> JudgeCheck | None:
-    """Checks the judge of rollouts on ordered pairs, as an evaluation checks a recipe's judge.
+    """Checks the judge of rollouts on ordered pairs, as an evaluation checks a recipe's judge, and counts their labels.
 
     Args:
         sides: The policy's completions and SFT's.
         labeled: Labeled pairs, in a file or as rows: `prompt`, `chosen`, `rejected`, and `judge_chosen` and
             `judge_rejected`, the judge's scores. Scores may be missing for texts in the rollouts. `reward_chosen` and
             `reward_rejected` show whether judge and reward make the same errors.
-        own: Pairs of the policies' own outputs, in the same form. Their texts must be in the rollouts. Only pairs of
-            policy and SFT show whether the judge is won by what the policy learned, so only their prompts count as
-            checked.
+        own: Pairs of the policies' own outputs, in the same form; they need no judge. Their texts must be in the
+            rollouts. Only pairs of policy and SFT show whether the judge is won by what the policy learned, so only
+            their prompts count as checked.
         seed: Seed of the resamples.
 
     Returns:
@@ -73,18 +83,34 @@ def check_judge(
     """
     if labeled is None and own is None:
         return None
-    if any(side.judged is None for side in sides):
+    has_judge = all(side.judged is not None for side in sides)
+    if labeled is not None and not has_judge:
         raise ZooError("Pairs check the column judge, which the completions do not have: score both sides, or remove "
-                       "--labeled and --own_pairs.")  # fmt: skip
+                       "--labeled.")  # fmt: skip
     scores = _Scores.of(sides)
+    labeled_check = None if labeled is None else _check(labeled, "the labeled pairs", scores, seed)[0]
+    if own is None:
+        return JudgeCheck(labeled_check)
+    if not has_judge:
+        return JudgeCheck(labels=_labels(own, scores))
+    own_check, labels = _check(own, OWN_PAIRS, scores, seed, own=True)
+    return JudgeCheck(labeled_check, own_check, labels=labels)
 
-    return JudgeCheck(
-        None if labeled is None else _check(labeled, "the labeled pairs", scores, seed),
-        None if own is None else _check(own, "the own pairs", scores, seed, own=True),
-    )
+
+def _labels(source: Rollouts, scores: _Scores) -> PairLabels | None:
+    """Reads own pairs where there is no judge to check."""
+    rows = [(where, _texts(row, where)) for where, row in iterate_rows(source, OWN_PAIRS)]
+    if not rows:
+        raise ZooError(f"{OWN_PAIRS} hold no pairs: give prompt, chosen and rejected.")
+    for where, texts in rows:
+        scores.check_own(texts, where)
+    groups = group_other_prompts([texts["prompt"] for _, texts in rows], NEAR_DUPLICATES)
+    return count_labels([scores.policy_chosen(texts) for _, texts in rows], groups)
 
 
-def _check(source: Rollouts, name: str, scores: _Scores, seed: int, *, own: bool = False) -> PairCheck:
+def _check(
+    source: Rollouts, name: str, scores: _Scores, seed: int, *, own: bool = False
+) -> tuple[PairCheck, PairLabels | None]:
     prompts: list[str] = []
     judged: list[tuple[float, float]] = []
     rewarded: list[tuple[float, float]] = []
@@ -93,11 +119,8 @@ def _check(source: Rollouts, name: str, scores: _Scores, seed: int, *, own: bool
     has_rewards = False
     for where, row in iterate_rows(source, name):
         texts = _texts(row, where)
-        if own and any((texts["prompt"], texts[side]) not in scores.judge for side in SIDES):
-            raise ZooError(
-                f"{where} has a text that is not among the completions for its prompt: give pairs of other texts with "
-                "--labeled."
-            )
+        if own:
+            scores.check_own(texts, where)
         judge_scores = _pair_of_scores(row, "judge", texts, scores.judge, where)
         if judge_scores is None:
             raise ZooError(
@@ -124,9 +147,9 @@ def _check(source: Rollouts, name: str, scores: _Scores, seed: int, *, own: bool
         chosen, rejected, groups, probabilities=False, seed=seed, reward_margins=margins, policy_chosen=policy_chosen
     )
     if not own:
-        return result
-    both_sides = {group for group, side in zip(groups, policy_chosen, strict=True) if side is not None}
-    return replace(result, prompts=len(both_sides))
+        return result, None
+    labels = count_labels(policy_chosen, groups)
+    return replace(result, prompts=labels.prompts if labels else 0), labels
 
 
 def _texts(row: Mapping[str, Any], where: str) -> dict[str, str]:

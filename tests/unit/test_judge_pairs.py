@@ -71,7 +71,7 @@ def test_own_pairs_use_judge_scores_of_rollouts():
     assert result.verdict.kind == "better" and result.judge_check.own.accuracy.value == 1.0
     assert result.verdict.judge.own_accuracy.n == 60 and result.verdict.judge.accuracy is None
     assert result.judge_check.own.policy_bias.value == 0 and result.judge_check.own.policy_bias.n == 60
-    assert result.judge_check.own.label_win_rate.value == 1.0
+    assert result.judge_check.labels.win_rate.value == 1.0
     # The same text twice, with two scores: their mean counts.
     twice = replace(
         policy, prompts=[*policy.prompts, policy.prompts[0]], texts=[*policy.texts, policy.texts[0]],
@@ -93,7 +93,7 @@ def test_own_pairs_measure_bias_toward_policy():
 
     result = rlhf_zoo.probe(policy, reference, own_pairs=own(12))
     assert result.judge_check.own.policy_bias.value == 0.2 and result.verdict.kind == "better", "it wins all prompts"
-    assert result.judge_check.own.label_win_rate.value == 0.8 and result.judge_check.own.label_win_rate.n == 60
+    assert result.judge_check.labels.win_rate.value == 0.8 and result.judge_check.labels.win_rate.n == 60
     assert any("win rate is 0.8" in reason for reason in result.verdict.reasons)
     # The judge is wrong as often, but for SFT.
     under = [{**pair, "judge_chosen": 0.0, "judge_rejected": 1.0} if k < 12 else pair for k, pair in enumerate(own(0))]
@@ -103,8 +103,8 @@ def test_own_pairs_measure_bias_toward_policy():
     # Two texts of one side say nothing about it.
     alone = [pair | {"prompt": policy.prompts[0], "chosen": policy.texts[0], "rejected": policy.texts[1]}
              for pair in pairs(100, 90)]  # fmt: skip
-    check = rlhf_zoo.probe(policy, reference, own_pairs=alone).judge_check.own
-    assert check.policy_bias is None and check.label_win_rate is None
+    check = rlhf_zoo.probe(policy, reference, own_pairs=alone).judge_check
+    assert check.own.policy_bias is None and check.labels is None
 
 
 def test_labels_of_own_pairs_decide_verdict():
@@ -134,6 +134,14 @@ def test_labels_of_own_pairs_decide_verdict():
         verdict = rlhf_zoo.probe(side, base, own_pairs=own(3)).verdict
         assert verdict.kind == kind and verdict.judge.why_unfit, verdict.reasons
         assert any("The labels of the own pairs prefer the policy in 0.050" in one for one in verdict.reasons)
+        # People's labels need no judge.
+        unjudged = rlhf_zoo.probe(replace(side, judged=None), replace(base, judged=None), own_pairs=own(3))
+        assert unjudged.verdict.kind == kind and unjudged.judge_check.own is None
+        assert unjudged.judge_check.to_json()["labels"]["prompts"] == 60
+    with pytest.raises(ZooError, match="the own pairs hold no pairs"):
+        rlhf_zoo.probe(replace(policy, judged=None), replace(reference, judged=None), own_pairs=[])
+    with pytest.raises(ZooError, match="row 1 has a text that is not among the completions"):
+        rlhf_zoo.probe(replace(policy, judged=None), replace(reference, judged=None), own_pairs=pairs(30, 30))
 
 
 def test_own_pairs_of_one_side_or_of_other_texts_do_not_check_judge():

@@ -86,8 +86,6 @@ class PairCheck:
         with_reward: The errors that the judge shares with the training reward; None without a training reward.
         policy_bias: How much more often than the labels the judge prefers the policy to SFT; None if it is unknown
             whose texts these are.
-        label_win_rate: How often the labels prefer the policy to SFT; None likewise.
-        label_bound: The upper bound of `label_win_rate` at `HACKED_LEVEL`.
     """
 
     accuracy: WinRate
@@ -95,8 +93,6 @@ class PairCheck:
     calibration: dict[str, object] | None = None
     with_reward: SharedErrors | None = None
     policy_bias: Estimate | None = None
-    label_win_rate: Estimate | None = None
-    label_bound: float = 1.0
 
     @property
     def finding(self) -> Finding:
@@ -126,8 +122,26 @@ class PairCheck:
             "calibration": self.calibration,
             **({"with_reward": self.with_reward.to_json()} if self.with_reward else {}),
             **({"policy_bias": self.policy_bias.to_json()} if self.policy_bias else {}),
-            **({"label_win_rate": self.label_win_rate.to_json()} if self.label_win_rate else {}),
         }
+
+
+@dataclass(frozen=True)
+class PairLabels:
+    """What the labels of pairs, of one completion of the policy and one of SFT, say of the policy.
+
+    Attributes:
+        win_rate: How often they prefer the policy.
+        bound: The upper bound of the win rate at `HACKED_LEVEL`.
+        prompts: The number of prompts of these pairs that ask different things.
+    """
+
+    win_rate: Estimate
+    bound: float
+    prompts: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the win rate and the number of prompts as JSON."""
+        return {"win_rate": self.win_rate.to_json(), "prompts": self.prompts}
 
 
 @dataclass(frozen=True)
@@ -136,13 +150,15 @@ class JudgeCheck:
 
     Attributes:
         labeled: Results on labeled pairs; None if there are none.
-        own: Results on pairs of the policies' own outputs; None if there are none.
+        own: Results on pairs of the policies' own outputs; None if there are none, or no judge.
         same_labels: Whether the judge learned from the same labels as the training reward.
+        labels: What the labels of the policies' own pairs say; None if it is unknown whose texts these are.
     """
 
     labeled: PairCheck | None = None
     own: PairCheck | None = None
     same_labels: bool = False
+    labels: PairLabels | None = None
 
     @property
     def independent(self) -> bool | None:
@@ -160,9 +176,28 @@ class JudgeCheck:
         return {
             **(self.labeled.to_json() if self.labeled else {}),
             **({"own": self.own.to_json()} if self.own else {}),
+            **({"labels": self.labels.to_json()} if self.labels else {}),
             "same_labels": self.same_labels,
             "independent": self.independent,
         }
+
+
+def count_labels(policy_chosen: Sequence[bool | None], prompts: Sequence[Hashable]) -> PairLabels | None:
+    """Counts how often the labels of N pairs prefer the policy to SFT.
+
+    Args:
+        policy_chosen: (N,) whether the chosen side is the policy's and the other one SFT's, or the reverse; None for
+            another pair, which does not count.
+        prompts: (N,) the prompt of each pair, or its group; the intervals resample whole prompts.
+
+    Returns:
+        The counts; None without such pairs.
+    """
+    compared = [row for row, side in enumerate(policy_chosen) if side is not None]
+    if not compared:
+        return None
+    wins, groups = [policy_chosen[row] is True for row in compared], [prompts[row] for row in compared]
+    return PairLabels(mean_share(wins, groups), share_interval(wins, groups, level=HACKED_LEVEL)[1], len(set(groups)))
 
 
 def check_pairs(
@@ -194,19 +229,15 @@ def check_pairs(
     margins = np.subtract(np.asarray(chosen, dtype=float), np.asarray(rejected, dtype=float))
     shared = None if reward_margins is None else shared_errors(margins, reward_margins, prompts, seed=seed)
     compared = [row for row, side in enumerate(policy_chosen or ()) if side is not None]
-    bias = label_wins = None
-    label_bound = 1.0
+    bias = None
     if policy_chosen is not None and compared:
         compared_prompts = [prompts[row] for row in compared]
-        policy_wins = [policy_chosen[row] is True for row in compared]
-        label_wins = mean_share(policy_wins, compared_prompts)
-        label_bound = share_interval(policy_wins, compared_prompts, level=HACKED_LEVEL)[1]
         # A right order adds nothing. A wrong one adds ±1, toward the side that was rejected, and a tie half of that.
         wrong = (1 - np.sign(margins[compared])) / 2
         toward_policy = [-1.0 if policy_chosen[row] else 1.0 for row in compared]
         bias = bootstrap_mean(wrong * toward_policy, compared_prompts, seed=seed)
     if not probabilities:
-        return PairCheck(accuracy, len(set(prompts)), None, shared, bias, label_wins, label_bound)
+        return PairCheck(accuracy, len(set(prompts)), None, shared, bias)
     # A probability of 0 or 1 would have infinite log-odds.
     good, bad = (
         np.clip(np.asarray(side, dtype=float), _MIN_PROBABILITY, 1 - _MIN_PROBABILITY) for side in (chosen, rejected)
@@ -214,7 +245,7 @@ def check_pairs(
     # The difference of log-odds is a Bradley-Terry margin, which `measure_calibration` expects.
     log_odds_margins = np.log(good / (1 - good)) - np.log(bad / (1 - bad))
     calibration = measure_calibration(log_odds_margins, seed=seed)
-    return PairCheck(accuracy, len(set(prompts)), calibration, shared, bias, label_wins, label_bound)
+    return PairCheck(accuracy, len(set(prompts)), calibration, shared, bias)
 
 
 def shared_errors(judge: ArrayLike, reward: ArrayLike, prompts: Sequence[Hashable], *, seed: int) -> SharedErrors:
