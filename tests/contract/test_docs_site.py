@@ -136,8 +136,13 @@ def test_page_says_this_version_has_not_run_on_gpu(name: str) -> None:
     assert "his version has not run on a GPU" in " ".join((ROOT / "docs" / name).read_text(encoding="utf-8").split())
 
 
-def test_readme_has_at_most_120_lines() -> None:
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
+def test_readme_has_at_most_120_lines_and_a_first_screen_of_25() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 120
+    first_screen = lines[:25]
+    assert first_screen[-1].startswith("Next: "), "what it is, why, two commands, one table and where to go on"
+    table = first_screen.index("<!-- evidence:smollm2-ifeval-short -->")
+    assert first_screen[table - 1].startswith("A real model"), "the table has a sentence that says what it shows"
 
 
 #: PPO commands that the troubleshooting page proposes.
