@@ -165,7 +165,10 @@ def named_pairs(context: RunContext) -> NamedPairs | None:
     document = {} if context.restart else context.record("reward").read()
     recorded_settings = document.get("resolved", {})
     recorded_recipe = recorded_settings.get("recipe", {})
-    used_pairs = recorded_settings.get("ppo", {}).get("dataset_config") == recorded_settings.get("dataset_config")
+    configuration = recorded_settings.get("dataset_config")
+    # `recipe_on_pairs` gives PPO the configuration of the pairs, which the recipe's own PPO does not read.
+    ppo_configuration = recorded_settings.get("ppo", {}).get("dataset_config")
+    used_pairs = configuration is not None and configuration == ppo_configuration != _prompts(context)
     if (
         used_pairs
         and recorded_recipe.get("dataset_name") == name
@@ -175,16 +178,22 @@ def named_pairs(context: RunContext) -> NamedPairs | None:
         return NamedPairs(
             name,
             recorded_recipe["dataset_revision"],
-            recorded_settings["dataset_config"],
+            configuration,
             recorded_settings["dataset_test_split"],
             hub_label,
         )
     return _find_pairs(context, name, revision)
 
 
+def _prompts(context: RunContext) -> str:
+    """Returns the configuration that PPO reads its prompts from."""
+    if "ppo" not in context.recipe.stages:
+        return "prompts"
+    return context.settings("ppo").data.dataset_config or "default"
+
+
 def _find_pairs(context: RunContext, name: str, revision: str | None) -> NamedPairs | None:
     source = find_data(name, revision, context.hub)
-    prompts = context.settings("ppo").data.dataset_config if "ppo" in context.recipe.stages else "prompts"
     is_local, commit = Path(name).is_dir(), source.lineage["commit"]
     try:
         with (
@@ -193,7 +202,7 @@ def _find_pairs(context: RunContext, name: str, revision: str | None) -> NamedPa
         ):
             commit = data.commit
             configurations = data.configurations(**options)
-            if prompts in configurations:  # such a data set replaces the recipe's data for all stages
+            if _prompts(context) in configurations:  # such a data set replaces the recipe's data for all stages
                 return None
             flags = context.flags.get("reward", {})
             stage = {**context.recipe.stages["reward"], **flags}

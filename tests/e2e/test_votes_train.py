@@ -205,6 +205,21 @@ def test_named_pairs_ignores_source_of_corpus(tmp_path):
     assert named_pairs(context) is None
 
 
+def test_named_pairs_keeps_data_of_recipe_without_configurations_when_resumed(tmp_path):
+    """PPO's prompts stand in the same configuration as the pairs, so the data set replaces the recipe's whole data."""
+    make_recipe(tmp_path)
+    context = make_context(tmp_path)
+    stages = {name: {**keys, "dataset_config": None} for name, keys in context.recipe.stages.items()}
+    named = str(write_data_set(tmp_path / "named", {"default": {"train": [PAIR]}}))
+    flags = {"recipe": {"dataset_name": named}}
+    context = replace(context, recipe=replace(context.recipe, stages=stages), flags=flags)
+    assert named_pairs(context) is None
+    resolved = {"dataset_config": None, "ppo": {"dataset_config": None}, "dataset_test_split": "test"}
+    resolved["recipe"] = {"dataset_name": named, "dataset_revision": None}
+    context.record("reward").write(status="finished", resolved=resolved)
+    assert named_pairs(context) is None
+
+
 def test_recipe_on_pairs_lists_every_key(tmp_path):
     recipe = load_recipe("tiny-world")
     pairs = NamedPairs("local/votes", "a" * 40, "default", None)
