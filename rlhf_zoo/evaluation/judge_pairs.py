@@ -1,7 +1,7 @@
 """Checks the judge of rollouts on pairs of known order. The judge's scores are in the pair file or in the rollouts."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,6 +28,7 @@ class _Scores:
     texts: Set[tuple[str, str]]
     only_policy: Set[tuple[str, str]]
     only_sft: Set[tuple[str, str]]
+    group_of: Mapping[str, Hashable] | None  # the group of each prompt, if the rollouts have groups
 
     @classmethod
     def of(cls, sides: Sequence[Completions]) -> "_Scores":
@@ -41,7 +42,16 @@ class _Scores:
             {(prompt.strip(), text.strip()) for prompt, text in zip(side.prompts, side.texts, strict=True)}
             for side in sides
         )
-        return cls(judge, reward, policy | sft, policy - sft, sft - policy)
+        group_of = None
+        if all(side.groups is not None for side in sides):
+            group_of = {prompt.strip(): group for side in sides for prompt, group in side.group_by_prompt.items()}
+        return cls(judge, reward, policy | sft, policy - sft, sft - policy, group_of)
+
+    def group_own(self, prompts: Sequence[str]) -> list[Hashable]:
+        """Returns the group of each prompt of the own pairs: the rollouts' group, or that of its near-duplicates."""
+        if self.group_of is None:
+            return [*group_other_prompts(prompts, NEAR_DUPLICATES)]
+        return [self.group_of[prompt] for prompt in prompts]
 
     def check_own(self, texts: Mapping[str, str], where: str) -> None:
         """Checks that both texts of a pair are in the rollouts."""
@@ -104,7 +114,7 @@ def _labels(source: Rollouts, scores: _Scores) -> PairLabels | None:
         raise ZooError(f"{OWN_PAIRS} hold no pairs: give prompt, chosen and rejected.")
     for where, texts in rows:
         scores.check_own(texts, where)
-    groups = group_other_prompts([texts["prompt"] for _, texts in rows], NEAR_DUPLICATES)
+    groups = scores.group_own([texts["prompt"] for _, texts in rows])
     return count_labels([scores.policy_chosen(texts) for _, texts in rows], groups)
 
 
@@ -142,7 +152,7 @@ def _check(
         raise ZooError(f"{without_reward[0]} has no reward_chosen and reward_rejected: give them in all pairs or none.")
     margins = None if without_reward else np.subtract(*np.array(rewarded).T)
     chosen, rejected = np.array(judged).T
-    groups = group_other_prompts(prompts, NEAR_DUPLICATES)
+    groups = scores.group_own(prompts) if own else group_other_prompts(prompts, NEAR_DUPLICATES)
     result = check_pairs(
         chosen, rejected, groups, probabilities=False, seed=seed, reward_margins=margins, policy_chosen=policy_chosen
     )

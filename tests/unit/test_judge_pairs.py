@@ -138,6 +138,13 @@ def test_labels_of_own_pairs_decide_verdict():
         unjudged = rlhf_zoo.probe(replace(side, judged=None), replace(base, judged=None), own_pairs=own(3))
         assert unjudged.verdict.kind == kind and unjudged.judge_check.own is None
         assert unjudged.judge_check.to_json()["labels"]["prompts"] == 60
+    # Sixty prompts in six groups are six questions, which are too few to decide.
+    grouped = [
+        replace(one, groups=[int(prompt.split()[-1]) % 6 for prompt in one.prompts]) for one in (rewarded, reference)
+    ]
+    few = rlhf_zoo.probe(*grouped, own_pairs=own(3))
+    assert few.judge_check.labels.prompts == few.judge_check.own.prompts == 6
+    assert any("too few to decide" in one for one in few.verdict.reasons) and few.verdict.kind == "not judged"
     with pytest.raises(ZooError, match="the own pairs hold no pairs"):
         rlhf_zoo.probe(replace(policy, judged=None), replace(reference, judged=None), own_pairs=[])
     with pytest.raises(ZooError, match="row 1 has a text that is not among the completions"):
