@@ -21,7 +21,7 @@ from pathlib import Path
 import plan_check
 import sums
 from figures import keep, plots, tables
-from figures.experiments import EXPERIMENTS, METHODS, PLAN, ROOT, RUNS, SUMS, Experiment, shown
+from figures.experiments import EXPERIMENTS, METHODS, PLAN, REVIEWS, ROOT, RUNS, SUMS, Experiment, shown
 
 from rlhf_zoo.errors import ZooError
 
@@ -36,6 +36,7 @@ DOCUMENTS = (
     "docs/performance.md",
     "recipes/tiny-sums/README.md",
     "recipes/smollm2-ifeval/README.md",
+    "recipes/smollm2-reviews/README.md",
     "docs/plan.md",
     "docs/ledger.md",
     "docs/verdict-before-after.md",
@@ -70,6 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for experiment in EXPERIMENTS:
         plots.draw(experiment)
     plots.draw_sums(keep.load(SUMS).get("runs", []), keep.FOLDER / f"{SUMS}.png")
+    plots.draw_reviews(keep.load(REVIEWS).get("runs", []), keep.FOLDER / f"{REVIEWS}.png")
     for document in DOCUMENTS:
         path = ROOT / document
         path.write_text(tables.rendered(path.read_text(encoding="utf-8")), encoding="utf-8")

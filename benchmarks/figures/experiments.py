@@ -13,6 +13,8 @@ RUNS = Path(os.environ.get("RLHF_ZOO_EVIDENCE_RUNS", ROOT / "runs" / "evidence")
 PARTS = ("runs", "ablation", "ensemble", "baselines")
 #: Sums with a reward that a program checks.
 SUMS = "tiny-sums"
+#: Film reviews continued by a real model, under three seeds.
+REVIEWS = "smollm2-reviews"
 #: What the planner says of a run's memory, beside what it took.
 PLAN = "plan"
 #: How often the verdict errs on the text of a real model.

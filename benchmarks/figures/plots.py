@@ -17,6 +17,7 @@ from .experiments import Experiment
 MANY = 5  # runs whose lines could not be told apart
 #: Recipes whose training is shown on first pages, also on phones.
 ON_FIRST_PAGES = ("tiny-world",)
+_SEED_COLORS = (BLUE_ON_ANY, GREEN_ON_ANY, ORANGE_ON_ANY)
 FONT_SIZE = 12  # typographic points
 
 
@@ -69,6 +70,30 @@ def draw_sums(runs: Sequence[Any], path: Path) -> None:
     moved.sharex(panel)
     moved.legend(frameon=False, labelcolor="linecolor", handlelength=1.2)
     figure.legend(handles=panel.get_legend_handles_labels()[0], frameon=False, loc="outside lower left")
+    _save(figure, path)
+
+
+def draw_reviews(runs: Sequence[Any], path: Path) -> None:
+    """Each seed's gain of the reward over its first update, which SFT sampled, and its KL; a column for each β."""
+    if not runs:
+        return
+    figure, axes = _figure(2, 2, height=4.2)
+    colors = dict(zip(sorted({run["seed"] for run in runs}), _SEED_COLORS, strict=True))
+    for column, beta in enumerate(sorted({run["beta"] for run in runs}, reverse=True)):
+        gained, moved = axes[:, column]
+        for run in (run for run in runs if run["beta"] == beta):
+            curve, style = run["curve"], {"color": colors[run["seed"]], "linewidth": 1.3}
+            steps = [row["step"] for row in curve]
+            gained.plot(steps, [row["reward"] - curve[0]["reward"] for row in curve], **style)
+            moved.plot(steps, [row["kl"] for row in curve], label=f"seed {run['seed']}", **style)
+        gained.set_title(f"With a KL penalty, β = {beta:g}" if beta else "Without a KL penalty", loc="left")
+        gained.tick_params(labelbottom=False)
+        moved.set_xlabel("PPO update")
+        gained.sharey(axes[0, 0])
+        moved.sharey(axes[1, 0])
+    axes[0, 0].set_ylabel("reward, gain over SFT")
+    axes[1, 0].set_ylabel("KL to SFT, nats")
+    axes[1, 0].legend(frameon=False, labelcolor="linecolor", handlelength=1.2)
     _save(figure, path)
 
 

@@ -6,7 +6,7 @@ from functools import partial
 from speed import report
 
 from .ensemble_table import ensemble_table
-from .experiments import EXPERIMENTS, OUTSIDE, PLAN, REAL_TEXT, SUMS
+from .experiments import EXPERIMENTS, OUTSIDE, PLAN, REAL_TEXT, REVIEWS, SUMS
 from .frontier_tables import baselines_table
 from .instructions_table import page as instructions_page
 from .instructions_table import short_pair, short_table
@@ -14,6 +14,7 @@ from .ledger_table import ledger_table
 from .outside_table import outside_table
 from .plan_table import plan_table
 from .real_text_table import hacked_table, honest_table
+from .reviews_table import reviews_table
 from .run_tables import ablation_table, runs_table
 from .sums_table import seeds_table, sums_table
 
@@ -30,6 +31,7 @@ TABLES: dict[str, Callable[[], str]] = {
     REAL_TEXT: honest_table,
     f"{REAL_TEXT}-hackers": hacked_table,
     OUTSIDE: outside_table,
+    REVIEWS: reviews_table,
     "smollm2-ifeval": instructions_page,
     "smollm2-ifeval-short": short_table,
     "smollm2-ifeval-pair": short_pair,

@@ -5,7 +5,7 @@ import operator
 import re
 from collections import Counter
 from functools import reduce
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import get_args
 
 import evidence
@@ -14,7 +14,7 @@ import pytest
 import real_text_rates
 import sums
 from figures import keep, tables
-from figures.experiments import EXPERIMENTS, METHODS, OUTSIDE, REAL_TEXT, ROOT, SUMS
+from figures.experiments import EXPERIMENTS, METHODS, OUTSIDE, REAL_TEXT, REVIEWS, ROOT, SUMS
 
 from rlhf_zoo.evaluation.probes import FAMILIES
 from rlhf_zoo.evaluation.verdict import RULE_VERSION, Kind
@@ -43,7 +43,7 @@ JSON_NAMES = [
 ]
 #: Figures of studies whose scripts were removed.
 STUDIES = ("probe-rates", "objections", "gold-2", "remark-judges", "tiny-sums-twins", "tiny-sums-four-digits")
-JSON_NAMES += [SUMS, REAL_TEXT, OUTSIDE, *STUDIES]
+JSON_NAMES += [SUMS, REAL_TEXT, OUTSIDE, REVIEWS, *STUDIES]
 
 
 def runs(name: str) -> list[dict]:
@@ -76,7 +76,13 @@ def test_recipe_results_match_json():
     win, accuracy = ("win_rate", "value"), ("reward_model", "accuracy")
     right_answers = [mean(SUMS, "policies", policy, "sampled", "value") for policy in ("SFT", "PPO")]
     counts = [mean("remarks-count", side, "judge") for side in ("sft", "ppo")]
+    with_penalty, without = (
+        [f"{run['win_rate']['value']:.2f}" for run in runs(REVIEWS) if (run["beta"] > 0) == penalty]
+        for penalty in (True, False)
+    )
     expected = {
+        REVIEWS: f"win rates over SFT {', '.join(with_penalty[:-1])} and {with_penalty[-1]} with three seeds, "
+        f"the third called hacked; with β 0 {' and '.join(without)} with two, the second called hacked",
         "tiny-world": f"win rate over SFT {mean('tiny-world', *win)} by the gold utility, {seeds('tiny-world')}",
         "product-remarks": f"win rate over SFT {mean('product-remarks', *win)} by a judge that cannot be trusted, "
         + seeds("product-remarks"),
@@ -87,6 +93,20 @@ def test_recipe_results_match_json():
         SUMS: f"right answers {' → '.join(right_answers)} at T = 1, {seeds(SUMS)}",
     }
     assert {name: load_recipe(name).zoo["ours"] for name in expected} == expected
+
+
+def test_reviews_page_says_what_seeds_say_together():
+    kept = runs(REVIEWS)
+    assert [(run["seed"], run["beta"]) for run in kept] == [(1, 0.05), (1, 0), (2, 0.05), (2, 0), (3, 0.05)]
+    page = (ROOT / "recipes/smollm2-reviews/README.md").read_text(encoding="utf-8")
+    wins = [100 * run["win_rate"]["value"] for run in kept if run["beta"]]
+    mean, deviation = fmean(wins), stdev(wins)
+    half = 4.303 * deviation / len(wins) ** 0.5  # Student's t of two degrees of freedom
+    sentences = " ".join(page.split())
+    assert f"The win rates have a mean of {mean:.1f}% and a standard deviation of {deviation:.1f} points" in sentences
+    assert f"anywhere from {mean - half:.0f}% to {mean + half:.0f}%" in sentences
+    assert f"{wins[0]:.1f}%, {wins[1]:.1f}% and {wins[2]:.1f}%" in sentences
+    assert [run["verdict"] == "hacked" for run in kept] == [False, False, False, True, True]
 
 
 def test_pages_name_every_verdict_and_probe_family():

@@ -1,0 +1,43 @@
+"""benchmarks/reviews.py: which runs are kept, and their commands without the places of one machine."""
+
+from argparse import ArgumentTypeError
+from pathlib import Path
+
+import pytest
+import reviews
+from figures import keep, plots
+from figures.experiments import REVIEWS
+from PIL import Image
+
+from rlhf_zoo.errors import ZooError
+
+
+def test_run_needs_a_machine():
+    assert reviews.on_machine("H200, bf16=runs/a=b") == ("H200, bf16", Path("runs/a=b"))
+    for argument in ("runs/a", "=runs/a", "H200="):
+        with pytest.raises(ArgumentTypeError, match="MACHINE=RUN"):
+            reviews.on_machine(argument)
+
+
+def test_run_without_evaluated_policy_is_an_error(tmp_path):
+    with pytest.raises(ZooError, match="has no evaluated policy"):
+        reviews.kept_variants("H200", tmp_path)
+
+
+def test_command_names_no_place_of_one_machine():
+    recorded = (
+        "rlhf-zoo ablate smollm2-reviews --hub local --source_hub none --overwrite_repo --seed 3 --namespace mine "
+        "--output_dir /a/run --dataset_name /a/data --kl_coef 0.05,0"
+    )
+    assert reviews.command(recorded) == (
+        "rlhf-zoo ablate smollm2-reviews --hub local --seed 3 --dataset_name $RLHF_ZOO_DATA --kl_coef 0.05,0"
+    )
+
+
+def test_picture_of_kept_runs_is_drawn(tmp_path):
+    path = tmp_path / "reviews.png"
+    plots.draw_reviews([], path)
+    assert not path.exists()
+    plots.draw_reviews(keep.load(REVIEWS)["runs"], path)
+    with Image.open(path) as picture:
+        assert picture.width > picture.height and len(picture.getcolors()) > 10
