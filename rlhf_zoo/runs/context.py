@@ -43,8 +43,8 @@ def environment_info() -> dict[str, str]:
     """Returns everything in the environment that affects a run's results.
 
     Returns:
-        Name -> value: package versions, the CPU architecture, the number of torch's threads, the sampler's version, and
-        environment variables that change rounding.
+        Name -> value: package versions, the CPU's instructions, the GPU if there is one, the number of torch's threads,
+        the sampler's version, and environment variables that change rounding.
     """
     import torch
 
@@ -53,6 +53,8 @@ def environment_info() -> dict[str, str]:
 
     packages = {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in PACKAGES}
     machine = {"platform": f"{platform.system()} {platform.machine()}", "cpu": torch.backends.cpu.get_cpu_capability()}
+    if torch.cuda.is_available():
+        machine["gpu"] = torch.cuda.get_device_name()
     return (
         packages
         | machine

@@ -309,6 +309,21 @@ def test_card_summarizes_training(runs):
     assert "- **PPO:** 40 updates, 2,560 completions, β 0.10, learning rate 0.0003, whole training: 61 s\n" in text
 
 
+@pytest.mark.parametrize(
+    ("versions", "use_cpu", "machine"),
+    [
+        ({"threads": "1"}, False, "61 s on 1 CPU thread"),
+        ({"threads": "2", "gpu": "NVIDIA H200"}, False, "61 s on NVIDIA H200"),
+        ({"threads": "2", "gpu": "NVIDIA H200"}, True, "61 s on 2 CPU threads"),
+    ],
+)
+def test_card_names_machine_of_training(runs, versions, use_cpu, machine):
+    record = StageRecord(runs / "ppo")
+    run = record.read()
+    record.write(versions=run["versions"] | versions, resolved=run["resolved"] | {"use_cpu": use_cpu})
+    assert f"whole training: {machine}\n" in card(runs)
+
+
 def test_card_on_huggingface_hub_has_source_and_chat_tag(runs):
     StageRecord(runs / "ppo").write(hub="https://huggingface.co")
     (runs / "ppo" / "checkpoint-40" / "chat_template.jinja").write_text("{#- rlhf-zoo {} #}{#- end #}x")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import accelerate
 import pytest
+import torch
 import transformers
 
 from rlhf_zoo.errors import ZooError
@@ -53,6 +54,14 @@ def test_recorded_variables_are_in_environment_info(monkeypatch: pytest.MonkeyPa
     assert recorded_variables() == {}
     monkeypatch.setenv("ONEDNN_DEFAULT_FPMATH_MODE", "BF16")
     assert environment_info()["ONEDNN_DEFAULT_FPMATH_MODE"] == "BF16"
+
+
+def test_gpu_is_in_environment_info(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "gpu" not in environment_info()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    assert environment_info()["gpu"] == "NVIDIA H200"
 
 
 def test_every_accelerate_variable_is_classified() -> None:

@@ -240,13 +240,19 @@ def trained_with(facts: StageFacts) -> Iterator[tuple[str, Raw]]:
     yield "Recipe", Raw(", ".join(filter(None, recipe if run.get("seed") is not None else recipe[:2])))
     settings = list(_settings(facts))
     if finite(run.get("seconds")) and facts.step is None:
-        threads = versions.get("threads")
-        machine = f" on {escape(threads)} CPU thread{'' if threads == '1' else 's'}" if threads else ""
-        settings.append(f"whole training: {_duration(run['seconds'])}{machine}")
+        settings.append(f"whole training: {_duration(run['seconds'])}{_machine(versions, run)}")
     if settings:
         yield STAGE_TITLES.get(facts.stage, facts.stage), Raw(", ".join(settings))
     command = commands.training_command(facts)
     yield "Repeat it", code(command) if len(command) <= _MAX_COMMAND else Raw("the command in the last section")
+
+
+def _machine(versions: Mapping[str, Any], run: Mapping[str, Any]) -> str:
+    """What a run trained on; empty if its record does not say."""
+    gpu, threads = versions.get("gpu"), versions.get("threads")
+    if gpu and not (run.get("resolved") or {}).get("use_cpu"):
+        return f" on {escape(gpu)}"
+    return f" on {escape(threads)} CPU thread{'' if threads == '1' else 's'}" if threads else ""
 
 
 STAGE_TITLES = {"sft": "SFT", "reward": "Reward model", "ppo": "PPO"}
