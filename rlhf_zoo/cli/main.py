@@ -90,11 +90,18 @@ class LazyGroup(Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]):
         if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
-            from ..plugins import did_you_mean
-
-            hint = did_you_mean(args[0], self.list_commands(ctx)) or "; `rlhf-zoo --help` lists the commands."
-            raise ZooError(f"There is no command {args[0]!r}{hint}")
+            raise ZooError(f"There is no command {args[0]!r}{self._suggestion(ctx, args[0])}")
         return super().resolve_command(ctx, args)
+
+    def _suggestion(self, ctx: click.Context, name: str) -> str:
+        """Returns the command that a user probably means, as the end of a sentence, such as `recipes validate`."""
+        from ..plugins import did_you_mean
+
+        names = self.list_commands(ctx)
+        groups = {group: command for group in names if isinstance(command := self.get_command(ctx, group), click.Group)}
+        if within := next((group for group, command in groups.items() if name in command.commands), None):
+            return f", did you mean '{within} {name}'?"
+        return did_you_mean(name, names) or "; `rlhf-zoo --help` lists the commands."
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -111,7 +118,8 @@ def cli() -> None:
 
 def _click_error(error: click.ClickException) -> str:
     """Turns the message of a click error, one or two sentences, into one that also says where to find help."""
-    first, _, second = error.format_message().partition(". ")
+    message = error.format_message().replace("a valid float range", "a number")
+    first, _, second = message.replace("a valid integer range", "a whole number").partition(". ")
     sentence = first + (f", {second[0].lower()}{second[1:]}" if second else "")
     if sentence.endswith("?"):
         return sentence

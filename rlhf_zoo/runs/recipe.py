@@ -127,6 +127,9 @@ def _find(name: str) -> tuple[Path, Mapping[str, str]]:
     if name in (registered_elsewhere := list_registered_recipes()):
         return _find_registered(name)
     hint = did_you_mean(name, [*list_recipes(), *registered_elsewhere])
+    if name and not hint and folder.exists():
+        problem = f"The folder {name} holds no {SHARED}.yaml" if folder.is_dir() else f"{name} is a file"
+        raise ZooError(f"{problem}: name the folder of a recipe, or one that `rlhf-zoo recipes list` shows.")
     raise ZooError(f"There is no recipe {name!r}{hint or ': `rlhf-zoo recipes list` shows them, or name a folder.'}")
 
 

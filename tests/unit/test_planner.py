@@ -3,7 +3,6 @@
 import random
 import re
 import shlex
-from contextlib import nullcontext
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -110,28 +109,6 @@ def test_checkpointing_saves_memory_and_adapter_has_few_gradients():
     assert adapted.counts.trained == 2 * 6 * (4 * 64 + 2 * (64 + 32) + 3 * (64 + 96))
     peaks = [adapted.training_pass(**asked, checkpointing=True, accumulates=after).peak for after in (False, True)]
     assert 0 < peaks[0] - peaks[1] <= 4 * adapted.counts.trained, "a first micro-batch allocates only their gradients"
-
-
-def test_pass_is_one_micro_batch_and_does_not_depend_on_earlier_passes(monkeypatch):
-    from peft import LoraConfig
-
-    monkeypatch.setattr(tracing, "_MEASURED", {})
-    forward_passes = []
-    monkeypatch.setattr(tracing, "_autocast", lambda _: forward_passes.append(1) or nullcontext())
-    config, asked = config_of(num_hidden_layers=2), {"rows": 2, "length": 16, "half": False}
-
-    def new_tracer():
-        adapter = LoraConfig(r=2, target_modules="all-linear")
-        model = tracing.Tracer(tracing.ModelSpec("{}", adapter="{}"), config, adapter)
-        monkeypatch.setattr(model, "_cache_name", lambda _: None)
-        return model
-
-    alone = new_tracer().training_pass(**asked, checkpointing=False)
-    assert forward_passes == [1]
-    tracing._MEASURED.clear()
-    again = new_tracer()
-    again.training_pass(**asked, checkpointing=True)
-    assert again.training_pass(**asked, checkpointing=False) == alone
 
 
 def test_trunks_that_are_equal_are_measured_once(monkeypatch):

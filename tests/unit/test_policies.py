@@ -95,7 +95,7 @@ def test_terms_that_cannot_work() -> None:
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (["nonsense"], "There is no judge 'nonsense': write classifier, KIND:NAME or MODULE:FUNCTION."),
+        (["nonsense"], "There is no judge 'nonsense': write classifier, KIND:NAME or MODULE:FUNCTION, where KIND is"),
         (["classifer"], "There is no judge 'classifer', did you mean 'classifier'?"),
         (["vote:a/b"], "There is no kind of judge 'vote' and no module of that name, did you mean 'votes:a/b'?"),
         (["nowhere_at_all:f"], "There is no module 'nowhere_at_all'"),
@@ -290,6 +290,9 @@ def test_no_card_has_a_policy_judged_by_files_of_this_machine(
 def test_folders_of_models(toys: Toys) -> None:
     with pytest.raises(ZooError, match="does not name the SFT model it started from"):
         find_pair(str(toys.ppo), against=None, reward=None, settings=ComparisonSettings())
+    Path("nothing").mkdir()
+    with pytest.raises(ZooError, match="nothing holds no model: pass a run, such as runs/tiny-world"):
+        find_pair("nothing", against=None, reward=None, settings=ComparisonSettings())
     settings = ComparisonSettings(dataset_name="data", dataset_revision="main")
     found = find_pair(str(toys.ppo), against=str(toys.sft), reward=str(toys.reward), settings=settings)
     assert found.data is not None

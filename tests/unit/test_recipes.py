@@ -71,10 +71,17 @@ def test_folder_is_a_recipe_named_after_itself(tmp_path, monkeypatch):
         ("tiny-wrld", "There is no recipe 'tiny-wrld', did you mean 'tiny-world'?"),
         ("zzz", "There is no recipe 'zzz': `rlhf-zoo recipes list` shows them, or name a folder."),
         ("", "There is no recipe ''"),
+        (
+            "folder",
+            "The folder folder holds no recipe.yaml: name the folder of a recipe, or one that `rlhf-zoo recipes",
+        ),
+        ("file.yaml", "file.yaml is a file: name the folder of a recipe, or one that `rlhf-zoo recipes list` shows."),
     ],
 )
 def test_find_recipe_rejects_unknown_names(name, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    Path("file.yaml").touch()
     with pytest.raises(ZooError) as caught:
         find_recipe(name)
     assert str(caught.value).startswith(message)

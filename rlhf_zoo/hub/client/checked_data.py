@@ -270,6 +270,8 @@ def open_checked(
     """
     import datasets
 
+    # `datasets` logs that a file of JSON lines cannot be read before it raises the error, which says it too.
+    logging.getLogger("datasets.packaged_modules.json.json").setLevel(logging.CRITICAL)
     refuse_file_systems()
     path = Path(location)
     if path.exists():

@@ -129,6 +129,8 @@ def reward_labels(name: str) -> list[str]:
 def _load_without_weights(auto_class: Any, repo: str, revision: str | None, title: str) -> Any:
     import torch
 
+    if Path(repo).is_dir() and not (Path(repo) / "config.json").is_file():
+        raise ZooError(f"{title} has no config.json: pass the folder of a model, or NAMESPACE/NAME.")
     with translate_load_errors(title), torch.device("meta"):
         config = load_config(repo, subject=title, revision=revision)
         return auto_class.from_config(config, trust_remote_code=is_trusted())

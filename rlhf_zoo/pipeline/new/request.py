@@ -110,7 +110,11 @@ def _is_hub_name(name: str) -> bool:
 
 
 def _check_path(option: str, name: str | None) -> None:
-    """Raises ZooError if an option names a missing file or folder. A mistyped path must not be looked up on a Hub."""
+    """Raises ZooError for a missing file or folder, which must not be looked up on a Hub, and a file of no model."""
+    if option == "model" and name is not None and Path(name).is_file() and not name.lower().endswith(".gguf"):
+        raise ZooError(
+            f"--model is {name}, which is not a model: pass a model's folder, a GGUF file, or NAMESPACE/NAME."
+        )
     if name is None or Path(name).exists() or (option == "model" and Path(name).expanduser().exists()):
         return
     is_data_file = option != "model" and _DATA_FILE.search(name) is not None

@@ -83,8 +83,8 @@ def choose_sizes(
     distinct_count = int(ppo.prompt_count * sum(length <= prompt_length for length in lengths) / len(lengths))
     if distinct_count < MIN_PROMPTS:
         raise ZooError(
-            f"{ppo.data.name} has {distinct_count} different prompts that are short enough, but some are held out of "
-            f"training: pass --prompts with at least {MIN_PROMPTS}."
+            f"{ppo.data.name} has too few different prompts that are short enough ({distinct_count}), as some are held "
+            f"out of training: pass --prompts with at least {MIN_PROMPTS}."
         )
     eval_prompts = max(2, min(MAX_PROMPTS, distinct_count // 8))
     test_split = ppo.keys["dataset_test_split"]

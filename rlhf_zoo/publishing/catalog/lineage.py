@@ -12,6 +12,7 @@ from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.pull import find_revision, split_revision
 from ...hub.client.refs import Checkpoint, resolve
 from ...hub.client.refusals import client_errors, reason
+from ...modeling.model_files import ADAPTER_CONFIG
 from ...runs.checkpoint_choice import resolve_model
 from ...runs.record import StageRecord
 from ...runs.registry import REWARD_ROLES, is_member, parent_title
@@ -179,6 +180,12 @@ def find_policy(
     flag = "--sft" if only_ppo else "--against"
     base = resolve_model(against, hub) if against is not None else _parent(checkpoint, card, "sft", flag, hub)
     if base is None:
+        model_files = (checkpoint.path / name for name in ("config.json", ADAPTER_CONFIG))
+        if checkpoint.repo is None and not any(path.is_file() for path in model_files):
+            raise ZooError(
+                f"{checkpoint.name} holds no model: pass a run, such as runs/tiny-world, a checkpoint's folder, or "
+                "NAMESPACE/NAME."
+            )
         raise ZooError(f"{checkpoint.name} does not name the SFT model it started from: name it with {flag}.")
     if without_reward or reward is not None:
         return Lineage(checkpoint, base, None if reward is None else resolve_model(reward, hub), card)

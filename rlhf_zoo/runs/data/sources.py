@@ -179,6 +179,8 @@ def file_problem(path: Path) -> str | None:
     Returns:
         The problem and its fix; None if no file has a problem.
     """
+    if path.is_dir() and not any(path.rglob("*.*")):
+        return f"{path.name} holds no data files: add a file of JSON lines, or name another folder"
     for file in [path] if path.is_file() else sorted(path.rglob("*.jsonl")):
         if not file.stat().st_size:
             return f"{file.name} is empty: add rows"

@@ -53,7 +53,8 @@ def check_judge_name(name: str, *, words: Sequence[str] = ()) -> None:
     if ":" not in name and name.partition("(")[0].strip() not in judges:
         suggestion = (
             did_you_mean(name, judges)
-            or f": write {', '.join([*words, 'classifier', 'KIND:NAME'])} or MODULE:FUNCTION."
+            or f": write {', '.join([*words, 'classifier', 'KIND:NAME'])} or MODULE:FUNCTION, where KIND is "
+            f"{', '.join(KINDS[:-1])} or {KINDS[-1]}."
         )
         raise ZooError(f"There is no judge {name!r}{suggestion}")
     kind, colon, target = name.partition(":")

@@ -1,0 +1,72 @@
+"""`rlhf-zoo new` reads its model and data: each text once, and every mistake in one sentence."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import datasets
+import miniatures
+import pytest
+import schemas
+
+from rlhf_zoo.cli import main as cli
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.pipeline.new import sizes
+
+PAIRS = "trl-lib/tldr-preference"
+
+
+@pytest.fixture(autouse=True)
+def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, untraced: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+
+
+def zoo(*words: str) -> None:
+    cli.cli.main(list(words), standalone_mode=False)
+
+
+def test_new_tokenizes_each_prompt_and_text_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SFT reads the chosen answers of the reward model's pairs, and PPO their prompts."""
+    miniatures.save("Llama 3", Path("base"))
+    schemas.write_data(Path(PAIRS), schemas.rows_of(PAIRS))
+    tokenized: dict[str, list[str]] = {}
+    for name in ("tokenize_prompt", "tokenize_for_reward"):
+        tokenize = getattr(sizes, name)
+
+        def count(text: Any, *args: Any, name: str = name, tokenize: Any = tokenize, **kwargs: Any) -> Any:
+            tokenized.setdefault(name, []).append(repr(text))
+            return tokenize(text, *args, **kwargs)
+
+        monkeypatch.setattr(sizes, name, count)
+    zoo("new", "mine", "--model", "base", "--preferences", PAIRS, "--judge", 'rule:length(unit="words")')
+    rows = len({row["prompt"] for row in schemas.rows_of(PAIRS)})
+    for texts in tokenized.values():
+        assert len(texts) == len(set(texts)) >= rows
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (
+            "pairs.jsonl",
+            "--model is pairs.jsonl, which is not a model: pass a model's folder, a GGUF file, or NAMESPACE/NAME.",
+        ),
+        ("folder", "has no config.json: pass the folder of a model, or NAMESPACE/NAME."),
+    ],
+)
+def test_new_refuses_file_or_folder_that_is_no_model(model: str, message: str) -> None:
+    Path("folder").mkdir()
+    Path("pairs.jsonl").write_text('{"chosen": "a", "rejected": "b"}\n')
+    with pytest.raises(ZooError, match=re.escape(message)):
+        zoo("new", "mine", "--model", model, "--preferences", "pairs.jsonl")
+
+
+def test_new_reports_unreadable_data_in_one_sentence(caplog: pytest.LogCaptureFixture) -> None:
+    miniatures.save("GPT-2", Path("base"))
+    Path("notes.jsonl").write_text("not JSON\n")
+    Path("empty").mkdir()
+    for name, problem in (("notes.jsonl", "line 1 of notes.jsonl is not JSON"), ("empty", "empty holds no data files")):
+        with pytest.raises(ZooError, match=problem):
+            zoo("new", "mine", "--model", "base", "--preferences", name)
+    assert not [record for record in caplog.records if record.name.startswith("datasets")]
