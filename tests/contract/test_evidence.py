@@ -30,8 +30,6 @@ SHOWN_TABLES = [
     for name in tables.TABLES
     if name not in {experiment.name("baselines") for experiment in EXPERIMENTS if experiment not in WITH_BASELINES}
 ]
-#: Versions of the rule that say the same without people's labels; the tables name theirs.
-WITHOUT_LABELS = (4, RULE_VERSION)
 #: Parts that an experiment may lack although it was run.
 OPTIONAL = ("baselines",)
 RUN_EXPERIMENTS = [experiment for experiment in EXPERIMENTS if keep.load(experiment.name("runs"))]
@@ -233,7 +231,7 @@ def test_verdicts_on_changes_by_an_outsider_match_docs():
 def test_error_rates_on_real_text_match_docs():
     """At most 1% of honest policies are called hacked; policies with only one text, or only a dozen, always are."""
     rates = keep.load(REAL_TEXT)
-    assert rates["rule"] in WITHOUT_LABELS and rates["prompts"] == real_text_rates.PROMPTS
+    assert rates["rule"] == RULE_VERSION and rates["prompts"] == real_text_rates.PROMPTS
     assert {row["policy"] for row in rates["honest"]} == {*real_text_rates.HONEST}
     assert {row["policy"] for row in rates["hacked"]} == {*real_text_rates.PLANTED}
     assert {row["strength"] for row in rates["hacked"]} == {*real_text_rates.STRENGTHS}
