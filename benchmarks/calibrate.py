@@ -40,6 +40,7 @@ PHASES = {
 }
 OF_PHASE = {"rollout": "sample", "values": "read", "reference": "read", "reward": "read", "update": "update"}
 #: What `make gpu` of before 2026-11-24 measured under `speed`: Qwen2.5-0.5B's shape, prompts of 16 to 32 tokens.
+#: Only its float32 is still used, as the parts of today measure bf16 alone.
 OLD = {"sample": "sample", "reference and values": "read", "score": "read", "update": "update"}
 OLD_SPEED = Point(896, 24, 14, 4864, 151_936, batch=64, prompt=(16, 32), response=256, ends=0.0, kv=2, micro=8)
 
@@ -119,12 +120,10 @@ def of_gpu(document: Mapping[str, Any], device: Device) -> dict[str, list[Seen]]
                 answer = seen["response tokens"] / POINTS[point].batch
                 work = work_of(POINTS[point], device, shared="shared" in setting, half=True, answer=answer)
                 result["bfloat16"].append(Seen(point, work, _phases([seen], OF_PHASE)))
-    for precision, name in (("bfloat16", "bf16 autocast"), ("float32", "float32")):
-        old = parts.get("speed", {}).get(name)
-        if old is not None and not result[precision]:
-            phases = {phase: each["seconds"] for phase, each in old["phases"].items()}
-            work = work_of(OLD_SPEED, device, shared=False, half=precision == "bfloat16", answer=256)
-            result[precision].append(Seen("speed", work, _phases([phases], OLD)))
+    if (old := parts.get("speed", {}).get("float32")) is not None:
+        phases = {phase: each["seconds"] for phase, each in old["phases"].items()}
+        work = work_of(OLD_SPEED, device, shared=False, half=False, answer=256)
+        result["float32"].append(Seen("speed", work, _phases([phases], OLD)))
     return result
 
 

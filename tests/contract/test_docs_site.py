@@ -131,9 +131,11 @@ def test_unknown_options_finds_wrong_flag_and_command() -> None:
     "name",
     ["../README.md", "README.md", "is-ppo-right.md", "one-gpu.md", "several-gpus.md", "quickstart.md", "your-model.md"],
 )
-def test_page_says_this_version_has_not_run_on_gpu(name: str) -> None:
-    """Pages on which readers choose hardware, until benchmarks/results has a GPU run of this version."""
-    assert "his version has not run on a GPU" in " ".join((ROOT / "docs" / name).read_text(encoding="utf-8").split())
+def test_page_says_on_which_gpu_this_version_has_run(name: str) -> None:
+    """Pages on which readers choose hardware."""
+    text = " ".join((ROOT / "docs" / name).read_text(encoding="utf-8").split())
+    assert re.search(r"his version has run on (one GPU|\[one GPU\]\(docs/gpu.md\)) only, an H200, for minutes", text)
+    assert "gpu.md" in text
 
 
 def test_readme_has_at_most_120_lines_and_a_first_screen_of_25() -> None:
