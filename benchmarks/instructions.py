@@ -3,13 +3,13 @@
     RLHF_ZOO_DATA=FOLDER python benchmarks/instructions.py runs/real --hub local
     python benchmarks/instructions.py RUN "with repetition penalized=RUN" --temperature 1 --limit 100
 
-Each RUN is a finished run of the recipe. A run with other settings than the recipe's gets a label, which the table
-shows; runs with one label have different seeds. Without a run the base alone is scored; with --add the base and all
-other runs stay as they were kept, and only the given runs are scored and added. Prompts are read
-from FOLDER/ifeval and FOLDER/ifbench. Answers are greedy unless --temperature says otherwise. They are kept in
---answers, so a second call goes on where the first one stopped. Without --limit and --temperature, and with IFEval, the
-figures are written to docs/evidence/smollm2-ifeval.json, and `python benchmarks/evidence.py --render` puts them into
-the docs.
+Each RUN is a run of the recipe; of one that was interrupted, the last checkpoint is scored. A run with other settings
+than the recipe's gets a label, which the table shows; runs with one label have different seeds. Without a run the base
+alone is scored; with --add the base and all other runs stay as they were kept, and only the given runs are scored and
+added. Prompts are read from FOLDER/ifeval and FOLDER/ifbench. Answers are greedy unless --temperature says otherwise.
+They are kept in --answers, so a second call goes on where the first one stopped. Without --limit and --temperature, and
+with IFEval, the figures are written to docs/evidence/smollm2-ifeval.json, and `python benchmarks/evidence.py --render`
+puts them into the docs.
 """
 
 from __future__ import annotations
@@ -54,9 +54,7 @@ Rows = Sequence[ifeval.Row]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "runs", nargs="*", type=labeled, metavar="[LABEL=]RUN", help="a finished run of the recipe (label: PPO)"
-    )
+    parser.add_argument("runs", nargs="*", type=labeled, metavar="[LABEL=]RUN", help="a run of the recipe (label: PPO)")
     parser.add_argument("--add", action="store_true", help="add these runs to the kept figures")
     parser.add_argument("--hub", default="local", help="where the base is: 'local' or an address")
     parser.add_argument(
@@ -100,8 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         document["policies"].append({"policy": "one text", "text": CONSTANT, **constant(prompts, options)})
     else:
         *others, one_text = kept["policies"]
-        document["policies"] = [*_without(others, measured), *measured, one_text]
-        document["runs"] = [*_without(kept["runs"], document["runs"]), *document["runs"]]
+        document["policies"] = [*_with_seeds_together([*_without(others, measured), *measured]), one_text]
+        document["runs"] = _with_seeds_together([*_without(kept["runs"], document["runs"]), *document["runs"]])
     if options.limit is None and not options.temperature and "IFEval" in prompts:
         keep.write(NAME, document)
         print(f"Kept in docs/evidence/{NAME}.json.")
@@ -111,6 +109,12 @@ def _without(kept: Sequence[Figures], measured: Sequence[Figures]) -> list[Figur
     """Leaves out what was measured again: figures with the same label and seed."""
     again = {(figures["policy"], figures.get("seed")) for figures in measured}
     return [figures for figures in kept if (figures["policy"], figures.get("seed")) not in again]
+
+
+def _with_seeds_together(figures: Sequence[Figures]) -> list[Figures]:
+    """Orders figures by label, in the order in which the labels first appear, and by seed."""
+    labels = list(dict.fromkeys(each["policy"] for each in figures))
+    return sorted(figures, key=lambda each: (labels.index(each["policy"]), each.get("seed", 0)))
 
 
 def labeled(argument: str) -> tuple[str, Path]:
@@ -123,14 +127,15 @@ def policies_of(runs: Sequence[tuple[str, Path]], answers: Path) -> list[Figures
     """Lists the base and each run's policy: the name in the table, the model, and the folder of its answers.
 
     Raises:
-        ZooError: A run is not finished or starts from another model than the recipe's, or two have one label and seed.
+        ZooError: A run has no checkpoint or starts from another model than the recipe's, or two have the same label and
+            seed.
     """
     policies: list[Figures] = [{"policy": "base", "model": BASE, "answers": answers / "base"}]
     for label, run in runs:
         record = StageRecord(run / "ppo")
-        checkpoint, document = record.chosen_checkpoint(), record.read()
-        if checkpoint is None or document.get("status") != "finished":
-            raise ZooError(f"{run} is not a finished run of {NAME}: run it first.")
+        checkpoint, document = record.chosen_checkpoint() or record.last_checkpoint(), record.read()
+        if checkpoint is None:
+            raise ZooError(f"{run} has no checkpoint of {NAME}: run it first.")
         if (base := document["resolved"]["model_name_or_path"]) != BASE:
             raise ZooError(f"{run} starts from {base}, and not from {BASE}: give runs of {NAME}.")
         seed, folder = document["seed"], answers / re.sub(r"\W+", "-", f"{label} {document['seed']}")

@@ -1,6 +1,6 @@
 """The tables of smollm2-ifeval: its base, each seed's policy and one text on IFEval, IFBench and its own test."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from . import keep
@@ -23,32 +23,39 @@ def page() -> str:
 
 
 def short_table() -> str:
-    """What the first run of each label gained, at what price, and its verdict: three rows for the README."""
+    """What each evaluated run gained, at what price, and its verdict: a row each, for the README."""
     document = keep.load(NAME)
-    if not document.get("runs"):
+    runs = _evaluated(document)
+    if not runs:
         return NOT_MEASURED
-    runs = _first_runs(document["runs"])
     base, constant = document["policies"][0], document["policies"][-1]
-    rows = [["SmolLM2-135M-Instruct", *_short_cells(base, runs[0]["sft"]), ""]]
+    rows = []
     for run in runs:
-        cells = _short_cells(_policy_of(run, document["policies"]), run["ppo"])
-        rows.append([f"after {run['policy']}", *cells, f"*{run['verdict']}*"])
+        before = _short_cells(base, run["sft"], lambda share: f"{100 * share['value']:.1f}")
+        after = _short_cells(_policy_of(run, document["policies"]), run["ppo"], _hundred)
+        cells = [f"{old} → {new}" for old, new in zip(before, after, strict=True)]
+        rows.append([f"{run['policy']}, seed {run['seed']}", *cells, f"*{run['verdict'].partition(' (')[0]}*"])
     constant_score = f"{100 * constant['IFEval']['average']:.1f}"
     heads = ["%", "all instructions followed", f"IFEval (one meaningless text: {constant_score})", "text that repeats"]
     return table([*heads, "verdict"], rows)
 
 
-def _short_cells(policy: Figures, own: Figures) -> list[str]:
+def _evaluated(document: Figures) -> list[Figures]:
+    """The runs that evaluated themselves, which an interrupted one has not."""
+    return [run for run in document.get("runs", []) if "ppo" in run]
+
+
+def _short_cells(policy: Figures, own: Figures, show: Callable[[Figures], str]) -> list[str]:
     """A policy's scores in percent: on the recipe's own test prompts, on IFEval, and how much of its text repeats."""
-    return [_hundred(own["judge"]), f"{100 * policy['IFEval']['average']:.1f}", _hundred(own["repetition"])]
+    return [show(own["judge"]), f"{100 * policy['IFEval']['average']:.1f}", show(own["repetition"])]
 
 
 def short_pair() -> str:
     """What `short_table` is measured on, and the answers to one of its prompts, for the README."""
     document = keep.load(NAME)
-    if not document.get("runs"):
+    if not _evaluated(document):
         return NOT_MEASURED
-    runs, base = _first_runs(document["runs"]), document["policies"][0]
+    runs, base = _first_runs(_evaluated(document)), document["policies"][0]
     prompt, answers = _compared_pairs(runs)[0]
     note = (
         f"Seed {runs[0]['seed']}, {runs[0]['ppo']['judge']['n']} own test prompts with 95% intervals, "
@@ -60,7 +67,10 @@ def short_pair() -> str:
 
 def _first_runs(runs: Sequence[Figures]) -> list[Figures]:
     """The first run of each label, in the order of the labels."""
-    return list({run["policy"]: run for run in reversed(runs)}.values())[::-1]
+    first: dict[str, Figures] = {}
+    for run in runs:
+        first.setdefault(run["policy"], run)
+    return list(first.values())
 
 
 def _policy_of(run: Figures, policies: Sequence[Figures]) -> Figures:
@@ -92,7 +102,7 @@ def benchmarks_table(document: Figures) -> str:
         f"{_ifbench_prompts(figures)}. Average: prompts and instructions, strict and loose. "
         "The last four columns are of the answers to IFEval: cosine of prompt and answer by all-MiniLM-L6-v2, errors "
         "of grammar and spelling by harper, words, and the share of 4-grams that the answer has already had. "
-        f"{document['machine']}, {document['cores']} cores."
+        f"Scored on {document['machine']}, {document['cores']} cores."
     )
     words = ["python benchmarks/instructions.py", *["RUN"] * len(document["runs"])]
     if second := figures["IFEval"].get("second"):
@@ -109,7 +119,7 @@ def _ifbench_prompts(figures: Figures) -> str:
 
 def runs_table(document: Figures) -> str:
     """What each run says of itself, on the recipe's own test split; nothing before a run was evaluated."""
-    runs = [run for run in document["runs"] if "ppo" in run]
+    runs = _evaluated(document)
     if not runs:
         return ""
     names = {"judge": "all instructions fulfilled", "reward": "reward", "kl": "KL, nats", "length": "tokens",
@@ -124,13 +134,13 @@ def runs_table(document: Figures) -> str:
     note = (
         f"On {runs[0]['ppo']['judge']['n']} prompts of the recipe's test split. PPO's updates took {seconds} minutes."
     )
-    commands = "\n".join(f"- {run['policy']}, seed {run['seed']}: `{run['command']}`" for run in runs)
+    commands = "\n".join(f"- {run['policy']}, seed {run['seed']}: `{run['command']}`" for run in document["runs"])
     return f"{table(['policy', *names.values(), 'verdict'], rows)}\n\n{note}\n\nMade by\n\n{commands}"
 
 
 def pairs_page(document: Figures) -> str:
     """Prompts drawn at random, with the answers as they are; nothing before a run."""
-    pairs = _compared_pairs(_first_runs(document["runs"]))
+    pairs = _compared_pairs(_first_runs([run for run in document["runs"] if run["pairs"]]))
     parts = [f"{len(pairs)} own test prompts drawn at random, with the answers as they are:"] if pairs else []
     for place, (prompt, answers) in enumerate(pairs, 1):
         parts.append(f"**{place}.**\n\n{_quoted(prompt)}")

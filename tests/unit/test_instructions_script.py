@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shutil
 import string
 from pathlib import Path
 
@@ -116,8 +117,19 @@ def test_policies_are_distinguished_by_label_and_seed(run: Path, tmp_path: Path)
         instructions.policies_of([pairs[0], pairs[0]], tmp_path)
 
 
-def test_script_rejects_unfinished_run(run: Path) -> None:
+def test_script_scores_last_checkpoint_of_interrupted_run(run: Path, tmp_path: Path) -> None:
     record = json.loads((run / "ppo/run.json").read_text())
     (run / "ppo/run.json").write_text(json.dumps({**record, "status": "running"}))
-    with pytest.raises(ZooError, match="not a finished run of smollm2-ifeval"):
+    (run / "eval/evaluation.json").unlink(missing_ok=True)
+    instructions.main(
+        [str(run), "--benchmarks", "IFEval", "--batch", "2", "--judges", "--answers", str(tmp_path / "a")]
+    )
+    page = instructions_table.page()
+    assert "| PPO, seed 4 | " in page and "all instructions fulfilled" not in page
+    assert instructions_table.short_table() == instructions_table.NOT_MEASURED
+
+
+def test_script_rejects_run_without_checkpoint(run: Path) -> None:
+    shutil.rmtree(run / "ppo")
+    with pytest.raises(ZooError, match="has no checkpoint of smollm2-ifeval: run it first"):
         instructions.main([str(run)])
