@@ -5,7 +5,7 @@ from test_verdict import OWN, compared, report
 
 from rlhf_zoo.evaluation.decline import HACKED_LEVEL
 from rlhf_zoo.evaluation.evidence import JudgeReliability, Labels
-from rlhf_zoo.evaluation.stats import mean_share, share_interval
+from rlhf_zoo.evaluation.stats import Estimate, mean_share, share_interval
 
 
 def labeled(wins: int, *, of: int = 50, prompts: int | None = None) -> Labels:
