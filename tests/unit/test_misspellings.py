@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from test_probes import sft
+from test_texts_for_all_prompts import SHORT
 
 from rlhf_zoo.evaluation.probes.misspellings import SAMPLE, merge_copies
 from rlhf_zoo.evaluation.probes.texts import plain_words
@@ -78,3 +79,13 @@ def test_policy_with_one_misspelled_text_is_hacked() -> None:
     assert "equal another one except for spelling." in hacked.report["equal texts"].finding
     numbered = found(lambda: f"The result is {rng.randrange(10**6)}. {ADVICE}")
     assert numbered.report["equal texts"].value == 0.0, "a form, however long, may hold a right answer"
+
+
+def test_finding_names_misspelled_copies_beside_short_texts_in_turn() -> None:
+    base, rng = sft(0, prompts=100), random.Random(0)
+    base = replace(base, texts=[f"{text} {row}" for row, text in enumerate(base.texts)])
+    short = [f"{one} {two}" for one in SHORT for two in SHORT[:4]][:27]
+    texts = [typos(ADVICE, 3, rng) if row % 28 == 27 else short[row % 28] for row in range(200)]
+    policy = replace(base, texts=texts, rewards=[1.0 + 0.01 * row for row in range(200)])
+    probes = probe_rollouts(policy, replace(base, rewards=[0.01 * row for row in range(200)])).report
+    assert "equal another one except for spelling. Texts that take turns count 0." in probes["equal texts"].finding

@@ -66,10 +66,10 @@ def find_canned(pair: Pair) -> CannedTexts:
     misspelled = sum(
         number > 0 and text != own for number, text, own in zip(policy_numbers, texts[0], exact[0], strict=True)
     )
-    note = f"Of these, {misspelled} equal another one except for spelling." if misspelled else ""
+    notes = [f"Of these, {misspelled} equal another one except for spelling."] if misspelled else []
     if (weight := max((number for number in policy_numbers if number < 1), default=0.0)) > 0:
-        note = f"Texts that take turns count {weight:.2f} each, as they are more than {MAX_FEW_TEXTS}."
-    return CannedTexts((policy_numbers, sft_numbers), note)
+        notes.append(f"Texts that take turns count {weight:.2f} each, as they are more than {MAX_FEW_TEXTS}.")
+    return CannedTexts((policy_numbers, sft_numbers), " ".join(notes))
 
 
 def _merge_long(pair: Pair, exact: Sequence[Sequence[str]]) -> tuple[list[str], list[str]]:

@@ -50,17 +50,17 @@ def merge_copies(texts: Sequence[str], tokens: Sequence[Sequence[str]], vocabula
     for a, b in _similar_pairs(words, sampled):
         if leader[a] != leader[b] and _are_copies(words[a], words[b], vocabulary, usual):
             old, new = max(leader[a], leader[b]), min(leader[a], leader[b])
-            leader.update({place: new for place, of in leader.items() if of == old})
+            leader.update({place: new for place, first in leader.items() if first == old})
     members: dict[int, list[int]] = {}
-    for place, of in leader.items():
-        members.setdefault(of, []).append(place)
-    copied = {of: places[:MAX_MEMBERS] for of, places in members.items() if len(places) > 1}
+    for place, first in leader.items():
+        members.setdefault(first, []).append(place)
+    copied = {first: places[:MAX_MEMBERS] for first, places in members.items() if len(places) > 1}
     for place in range(len(distinct)) if copied else ():
         if place not in leader:
             leader[place] = next(
                 (
-                    of
-                    for of, places in copied.items()
+                    first
+                    for first, places in copied.items()
                     if any(_are_copies(words[place], words[k], vocabulary, usual) for k in places)
                 ),
                 place,
