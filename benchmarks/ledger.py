@@ -1,8 +1,8 @@
 """Probes the answers of public models against those of the models that they started from: docs/ledger.md.
 
     git clone https://github.com/tatsu-lab/alpaca_eval           # answers and annotations, CC BY-NC 4.0
-    python benchmarks/ledger.py alpaca_eval                      # every pair, resumable
-    python benchmarks/ledger.py alpaca_eval --pairs NullModel    # one of them, anew
+    python benchmarks/ledger.py alpaca_eval                      # pairs without figures by this version of the rule
+    python benchmarks/ledger.py alpaca_eval --pairs NullModel    # one of them, anew; "all" for every pair
     python benchmarks/evidence.py --render                       # the table of docs/ledger.md
 
 Only figures are kept, in docs/evidence/ledger.json. Nothing of the answers is: neither texts nor phrases.
@@ -21,6 +21,7 @@ from figures import keep
 
 import rlhf_zoo
 from rlhf_zoo.errors import ZooError
+from rlhf_zoo.evaluation.verdict import RULE_VERSION
 
 NAME = "ledger"
 LEADERBOARD = Path("src/alpaca_eval/leaderboards/data_AlpacaEval_2/weighted_alpaca_eval_gpt4_turbo_leaderboard.csv")
@@ -95,17 +96,22 @@ def main(arguments: Sequence[str] | None = None, *, pairs: Sequence[Pair] = PAIR
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("alpaca_eval", type=Path, help="your clone of github.com/tatsu-lab/alpaca_eval")
     parser.add_argument(
-        "--pairs", nargs="+", metavar="MODEL", help="probe these anew; by default those without figures"
-    )
+        "--pairs", nargs="+", metavar="MODEL", default=[],
+        help='probe these anew, or "all"; by default those without figures by this version of the rule',
+    )  # fmt: skip
     options = parser.parse_args(arguments)
     if not (options.alpaca_eval / "results").is_dir():
         raise ZooError(f"{options.alpaca_eval} has no folder results: give your clone of tatsu-lab/alpaca_eval.")
-    if unknown := set(options.pairs or ()) - {pair.policy for pair in pairs}:
+    named = {pair.policy for pair in pairs} if "all" in options.pairs else set(options.pairs)
+    if unknown := named - {pair.policy for pair in pairs}:
         raise ZooError(f"{', '.join(sorted(unknown))}: no such pair; name models of {Path(__file__).name}.")
     rows = {row["policy"]: row for row in keep.load(NAME).get("rows", [])}
+    if not named and all(rows.get(pair.policy, {}).get("rule") == RULE_VERSION for pair in pairs):
+        print(f"Every pair has figures by version {RULE_VERSION} of the rule. --pairs all probes them anew.")
     shares = leaderboard(options.alpaca_eval / LEADERBOARD)
     for pair in pairs:
-        if pair.policy not in (options.pairs or {pair.policy}) or (options.pairs is None and pair.policy in rows):
+        is_current = rows.get(pair.policy, {}).get("rule") == RULE_VERSION
+        if pair.policy not in named and (named or is_current):
             continue
         missing = [m for m in (pair.policy, pair.start) if not answers_file(options.alpaca_eval, m).is_file()]
         if missing:

@@ -84,9 +84,11 @@ def read_rollouts(
         raise ZooError(f"{name} has no column {reward!r}: name the column of the reward.{hint}")
     if numbers:
         missing = " and no ".join(column for column in ("reward", "judge") if columns[column] is None)
+        advice = {"reward": " --reward names the reward's.", "judge": " Rename the judge's to judge."}
         log.warning(
-            "%s has %sunread columns of numbers: %s. --reward names the reward's; rename the judge's to judge.",
+            "%s has %sunread columns of numbers: %s.%s",
             name, f"no {missing}, and " if missing else "", numbers,
+            "".join(text for column, text in advice.items() if columns[column] is None),
         )  # fmt: skip
     conversations = [row.get("conversation", row["prompt"]) for row in rows.values()]
     has_conversations = any("conversation" in row for row in rows.values())

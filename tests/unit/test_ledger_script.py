@@ -107,6 +107,20 @@ def test_ledger_does_not_probe_pairs_twice(clone: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(ledger, "probe_pair", spy)
     assert run(clone) == first and probed == []
     assert run(clone, "--pairs", "longer") == first and probed == ["longer"]
+    assert run(clone, "--pairs", "all") == first and probed == ["longer", "cheat", "longer"]
+    # Figures by another version of the rule are replaced.
+    stored = keep.load("ledger")
+    stored["rows"][0]["rule"] = 1
+    keep.write("ledger", stored)
+    probed.clear()
+    assert run(clone) == first and probed == ["cheat"]
+
+
+def test_ledger_says_that_all_figures_are_current(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ledger.main([str(clone)], pairs=PAIRS[:2])
+    capsys.readouterr()
+    ledger.main([str(clone)], pairs=PAIRS[:2])
+    assert "--pairs all" in capsys.readouterr().out
 
 
 def test_common_judge_requires_same_answers_and_opponent(clone: Path) -> None:
