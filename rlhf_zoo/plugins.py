@@ -216,7 +216,7 @@ def _locate(name: str, group: str) -> tuple[ModuleType, str]:
     if ":" in name:
         module_name, _, attribute = name.partition(":")
         _add_working_directory(module_name)
-        return _import_module(module_name, name), attribute
+        return _import_module(module_name, name, group=group), attribute
     check_registered(name, group=group)
     entries = entry_points(group, name)
     targets = {entry.value: entry for entry in entries}
@@ -226,7 +226,7 @@ def _locate(name: str, group: str) -> tuple[ModuleType, str]:
             "write the target that you mean instead of the name."
         )
     entry = next(iter(entries))
-    return _import_module(entry.module, name), entry.attr
+    return _import_module(entry.module, name, group=group), entry.attr
 
 
 def _add_working_directory(module_name: str) -> None:
@@ -244,7 +244,7 @@ def _add_working_directory(module_name: str) -> None:
         importlib.invalidate_caches()
 
 
-def _import_module(module_name: str, name: str) -> ModuleType:
+def _import_module(module_name: str, name: str, *, group: str) -> ModuleType:
     if not module_name or module_name.startswith("."):
         raise ZooError(f"{name!r} does not name a module: write module:attribute, e.g. my_rewards:length.")
     try:
@@ -252,6 +252,11 @@ def _import_module(module_name: str, name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         missing = error.name or module_name
         if module_name == missing or module_name.startswith(f"{missing}."):
+            _, _, attribute = name.partition(":")
+            if entry_points(group, attribute):  # such as rule:grammar, as --judge takes it
+                raise ZooError(
+                    f"{name!r} is no name of {group}: write {attribute!r} without {module_name}:."
+                ) from error
             suggestion = did_you_mean(missing, _sibling_modules(missing))
             hint = suggestion or f": install it, or put {missing}.py into this directory."
             raise ZooError(f"There is no module {missing!r}, which {name!r} names{hint}") from error

@@ -151,6 +151,8 @@ def _check_on_hub(
     hub: Hub, recipe: Recipe, config: RecipeConfig, settings_by_stage: dict[str, StageSettings]
 ) -> list[str]:
     """Runs the checks that need the files of the recipe's models and data. Returns the lines of the result."""
+    import datasets
+
     from ..evaluation.judges.named import check_judges_available, explain_missing_labels
     from ..evaluation.lm_eval import check_tasks
     from ..hub.client.refusals import reason
@@ -165,6 +167,7 @@ def _check_on_hub(
     from ..runs.dataset import own_pairs_keys
     from ..runs.judge import with_judge
 
+    datasets.utils.logging.disable_progress_bar()
     last_hub = hub.source or hub
     failure = last_hub.outage()
     if failure is not None:  # so that a Hub that does not answer is not tried again for each name

@@ -105,9 +105,11 @@ def unpack(file: Path, folder: Path, *, sha256: str) -> None:
         ZooError: The file is damaged, or its architecture is not supported.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging as transformers_logging
 
     from .model_files import translate_load_errors
 
+    transformers_logging.disable_progress_bar()  # of loading and saving; that of unpacking remains
     with translate_load_errors(f"The GGUF file {file}", " (transformers lists the architectures that it can read)"):
         metadata = _metadata(file)
         options = {"gguf_file": file.name, "dtype": "float32"}

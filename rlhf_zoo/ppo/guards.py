@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import NotFinite, ZooError
+from ..modeling import distributed
 from ..modeling.logprobs import token_logprobs
 from ..modeling.sampling.sampler import Samples
 from .failures import ScoringFailed
@@ -50,12 +51,13 @@ def wrap_reward_errors() -> Iterator[None]:
 
 
 def warn(message: str) -> None:
-    """Warns that a run may be wrong.
+    """Warns that a run may be wrong. Of several processes only the main one does, as all of them find the same.
 
     Args:
         message: A sentence with the number that shows the problem.
     """
-    warnings.warn(message, GuardWarning, stacklevel=3)
+    if distributed.is_main_process():
+        warnings.warn(message, GuardWarning, stacklevel=3)
 
 
 @torch.no_grad()

@@ -211,8 +211,11 @@ def train_and_held_out(
     held_out = None
     if data_args.held_out_share is not None and stage == "ppo":
         test, held_out, train = _split_ppo_rows(context, train)
-        # A held-out prompt may be contained in a longer training prompt.
-        train, _ = without_prompts(train, datasets.concatenate_datasets([test, held_out]), subject="the stage ppo")
+        held_out_prompts = datasets.concatenate_datasets([test, held_out])
+        count = len(train)
+        train, dropped = without_prompts(train, held_out_prompts, subject="the stage ppo")
+        if dropped:
+            context.warn_once(f"{dropped} of {count} prompts of PPO are left out: they contain a held-out prompt.")
     elif data_args.held_out_share is not None:
         train, held_out = hold_out(train, data_args.held_out_share)
     elif data_args.dataset_test_split is not None:

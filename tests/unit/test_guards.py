@@ -378,3 +378,13 @@ def test_half_written_checkpoint_is_never_resumed(tmp_path: Path) -> None:
         make_trainer(tmp_path / "run", **keys).train(resume_from_checkpoint=str(tmp_path / "run/checkpoint-1"))
     with pytest.raises(ZooError, match="has no complete checkpoint to resume from"):
         make_trainer(tmp_path / "empty", **keys).train(resume_from_checkpoint=True)
+
+
+def test_only_main_process_of_several_warns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guards.distributed, "is_main_process", lambda: False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", GuardWarning)
+        guards.warn_if_scores_identical(torch.ones(4), subject="first update")
+    monkeypatch.undo()
+    with pytest.warns(GuardWarning, match="All 4 completions of the first update score 1"):
+        guards.warn_if_scores_identical(torch.ones(4), subject="first update")

@@ -1,5 +1,6 @@
 """No stage of a run learns from the prompts that PPO holds out."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -84,6 +85,22 @@ def test_all_held_out_prompts_validate_when_evaluation_has_own_split(tmp_path: P
     assert watched is not None and list(watched["prompt"]) == prompts and len(train) == 24 - len(prompts)
     assert evaluation_rows(changed, source, "validation").to_list() == watched.to_list()
     assert len(evaluation_rows(changed, source)) == 24
+
+
+def test_prompts_that_contain_held_out_prompt_are_counted_in_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = make_recipe(tmp_path, "trl-lib/tldr", "plain")
+    hub = Hub("other", "http://127.0.0.1:9", "a test")
+    context = RunContext(load_recipe(str(folder)), tmp_path / "run", hub, namespace="local", publish=False)
+    count = len(train_and_held_out(context, "ppo", data_source(context))[0])
+    assert "are left out" not in caplog.text
+    file = next((tmp_path / "data").glob("train*.jsonl"))
+    prompt = evaluation_rows(context, data_source(context))["prompt"][0]
+    longer = json.dumps({"prompt": f"{plain_text(prompt)} Answer in one word.", "completion": " yes"})
+    file.write_text(f"{file.read_text().rstrip()}\n{longer}\n")
+    train, _, _ = train_and_held_out(replace(context), "ppo", data_source(context))
+    assert len(train) == count and f"1 of {count + 1} prompts of PPO are left out" in caplog.text
 
 
 def test_without_held_out_keeps_texts_without_prompt(tmp_path: Path) -> None:
