@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from ..errors import ZooError
 from ..fileio import home
 from ..hub.server.cli import hub as embedded
 from .common import check_repo, quiet_hub
@@ -118,6 +119,8 @@ def add(path: str, repository: str, license_name: str | None, source: str | None
         --source "trained by hand"
     """
     check_repo(repository, "NAMESPACE/NAME", subject="The name")
+    if not Path(path).expanduser().exists():  # before imports that take seconds
+        raise ZooError(f"{path} is neither a folder nor a GGUF file: pass the path of a model.")
     with open_hub("local", push_to_hub=True) as hub:
         from ..publishing.add_model import add_model
 

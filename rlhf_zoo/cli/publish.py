@@ -63,15 +63,16 @@ def push(
       rlhf-zoo push runs/demo --hub local
       rlhf-zoo push --resume runs/demo
     """
+    folders = [folder for folder in _stage_directories(run) if folder.name in STAGES]
+    if not folders:
+        raise ZooError(f"{run} holds nothing to publish: give the directory of a run, or of its {' or '.join(STAGES)}.")
+    # After the checks of the path, as these imports take seconds.
     from ..hub.client.run_signature import TRUST_RUN_FLAG
     from ..pipeline.experiments.runner import variant_of
     from ..runs.recipe import Recipe
     from ..runs.record import StageRecord
     from ..runs.rounds import round_of
 
-    folders = [folder for folder in _stage_directories(run) if folder.name in STAGES]
-    if not folders:
-        raise ZooError(f"{run} holds nothing to publish: give the directory of a run, or of its {' or '.join(STAGES)}.")
     documents = [StageRecord(folder).read() for folder in folders]
     if resume:
         destination = next((document["publish"] for document in documents if document.get("publish")), None)
