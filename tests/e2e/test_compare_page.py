@@ -279,7 +279,7 @@ def test_slider_steps_through_checkpoints(client: PageClient, page: Page) -> Non
         event = client.fire("step", "input", step=step)
         assert f"step-{step:06d} " in event.values["curves"]
         assert read_cards(event.values["at-step"]) == shown_pairs(page.at(PROMPTS[0], step))
-    assert "in training: reward −0.10, KL 0.05 nats" in client.value("at-step")
+    assert "on validation prompts: reward −0.10, judge −0.11, KL 0.05 nats" in client.value("at-step")
 
     html = client.fire("every-step", **{"training-prompt": "the screen"}).values["steps"]
     assert re.findall(r'data-step="(\d+)"', html) == ["0", *map(str, STEPS)], "SFT comes first"

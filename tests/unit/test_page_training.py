@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from rlhf_zoo.app.engine import CheckpointResult, PolicyCompletion, Snapshot, TimelinePoint, TimelineRun
 from rlhf_zoo.app.page.training import checkpoints_html, curves_html, nearest_step, slider_range
+from rlhf_zoo.publishing.catalog.card import CardEstimate
 
 
 def run(*steps: int, **marks: int) -> TimelineRun:
@@ -56,6 +57,23 @@ def test_curves_mark_selected_step_and_name_others() -> None:
     assert curves_html(run(10), 10) and curves_html(
         replace(found, points=(replace(found.points[0], reward=None, kl=None),)), 10
     )
+
+
+def test_curves_show_evaluated_figures_with_intervals() -> None:
+    found = run(10, 20, 40, recommended=10)
+    figures = {
+        10: {"reward": CardEstimate(0.9, (0.8, 1.0)), "judge": CardEstimate(0.7, (0.5, 0.9)), "kl": CardEstimate(1.9)},
+        20: {"judge": CardEstimate(0.6, (1e300, 0.8))},
+    }
+    points = tuple(replace(point, evaluated={"validation": figures.get(point.step, {})}) for point in found.points)
+    drawn = curves_html(replace(found, points=points), 10)
+    titles = re.findall(r'class="zoo-title"[^>]*>([^<]+)<', drawn)
+    assert titles == ["Reward", "Judge’s score", "KL to SFT, nats"] * 2, "for phones and for wide screens"
+    assert "step-10 (recommended) · on validation prompts: reward +0.90, judge +0.70, KL 1.90 nats · bars: 95%" in drawn
+    bars = re.findall(r'class="zoo-interval" d="([^"]*)"', drawn)
+    assert [bar.count("M") for bar in bars] == [1, 1, 0] * 2, "one end of the interval at step 20 is out of range"
+    assert "step 10: Judge’s score 0.700 (0.500 to 0.900)" in drawn and "step 20: Judge’s score 0.600<" in drawn
+    assert "step-40 · in training: reward +4.00" in curves_html(replace(found, points=points), 40)
 
 
 def side(text: str) -> PolicyCompletion:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise, zip_longest
+from itertools import chain, pairwise, zip_longest
 from typing import Literal
 
 from ..engine import TimelineRun
@@ -46,12 +46,14 @@ class Series:
         unit: Unit of the values.
         from_zero: Whether the quantity cannot be negative. The axis then starts at 0, and lower estimates are drawn
             there.
+        intervals: One interval per step, drawn as a vertical bar; None if missing. () if the curve has none.
     """
 
     name: str
     values: Values
     unit: str = ""
     from_zero: bool = False
+    intervals: Sequence[tuple[float, float] | None] = ()
 
 
 def draw_token_bars(
@@ -151,29 +153,35 @@ def draw_step_curves(
     low, high = step_range([*steps, selected])
     x_ticks = [step for step in choose_ticks(low, high, integers=True) if low <= step <= high] or [low, high]
     panels = [_drop_out_of_range(curve.values) for curve in series]
-    axes = [
-        _axis_ticks(
-            [0.0, *(None if value is None else max(value, 0.0) for value in panel)] if curve.from_zero else panel
-        )
-        for curve, panel in zip(series, panels, strict=True)
+    bars = [
+        [_drop_out_of_range(ends or (None, None)) for ends in curve.intervals or [None] * len(steps)]
+        for curve in series
     ]
+    axes = []
+    for curve, panel, ends in zip(series, panels, bars, strict=True):
+        known = [value for value in [*panel, *chain.from_iterable(ends)] if value is not None]
+        axes.append(_axis_ticks([0.0, *(max(value, 0.0) for value in known)] if curve.from_zero else known))
     left = max(map(_axis_width, axes))
     x = _linear_scale(low, high, left, width - END_MARGIN)
     gaps = [x(after) - x(before) for before, after in pairwise(steps)]
     step_labels = [(x(step), label, "currentColor") for step, label in labeled.items()]
     label_markup, bottom = _step_labels([*step_labels, (x(selected), f"step {selected}", MARK_COLOR)], left, width)
     body, descriptions = [label_markup], []
-    for curve, panel, y_ticks in zip(series, panels, axes, strict=True):
+    for curve, panel, ends, y_ticks in zip(series, panels, bars, axes, strict=True):
         plot = _Plot(y_ticks, x_ticks, x, top=bottom + TITLE_HEIGHT, height=96, left=left, width=width)
         points: list[Point] = []
-        tooltip_columns, rings, selected_value = [], "", ""
-        for step, value in zip(steps, panel, strict=True):
+        tooltip_columns, rings, interval_bars, selected_value = [], "", "", ""
+        for step, value, (lower, upper) in zip(steps, panel, ends, strict=True):
             if value is None:
                 points.append(None)
                 continue
             point = (f"{x(step):.1f}", f"{plot.y(max(value, y_ticks[0])):.1f}")
             points.append(point)
             tooltip = f"step {step}: {escape_text(curve.name)} {_value_with_unit(value, escape_text(curve.unit))}"
+            if lower is not None and upper is not None:
+                y_lower, y_upper = (plot.y(max(end, y_ticks[0])) for end in (lower, upper))
+                interval_bars += f"M{point[0]} {y_lower:.1f}V{y_upper:.1f}"
+                tooltip += f" ({format_number(lower, 3)} to {format_number(upper, 3)})"
             tooltip_columns.append(plot.tooltip_column(step, tooltip))
             if step in labeled:
                 rings += f'<circle class="zoo-labeled" cx="{point[0]}" cy="{point[1]}" r="5.5"/>'
@@ -183,6 +191,7 @@ def draw_step_curves(
             plot.axes(_with_unit(curve.name, curve.unit), x_labels=curve is series[-1]),
             f'<path class="zoo-chosen" d="M{x(selected):.1f} {plot.top}v{plot.height}" stroke="{MARK_COLOR}" '
             'stroke-width="1.5"/>',
+            f'<path class="zoo-interval" d="{interval_bars}" stroke="{COLORS["ppo"]}" stroke-width="2" opacity=".55"/>',
             _draw_curve(points, COLORS["ppo"], dots=len(panel) <= MAX_DOTS),
             f'<g fill="none" stroke="currentColor" stroke-width="1.5">{rings}</g>',
             _tooltip_columns(tooltip_columns, min([24.0, *gaps])),

@@ -11,6 +11,7 @@ import gradio as gr
 
 from ...errors import ZooError
 from ...fileio import finite
+from ...publishing.catalog.card import CardEstimate
 from ..engine import CheckpointResult, TimelinePoint, TimelineRun
 from .browser import UNLISTED, live_region, scroll_script
 from .charts import DESKTOP_WIDTH, WIDTH, Series, draw_frontier, draw_step_curves, step_range
@@ -223,24 +224,47 @@ def slider_range(run: TimelineRun) -> dict[str, Any]:
 
 
 def curves_html(run: TimelineRun, step: int) -> str:
-    """Renders reward and KL over a run's checkpoints.
+    """Renders the figures of a run's checkpoints: the evaluated ones if the run's card has them, else the logged ones.
 
     Args:
         run: A run with checkpoints.
         step: The step to mark.
     """
     points = run.points
-    watched_names = list(dict.fromkeys(name for point in points for name in point.watched))[:MAX_WATCHED]
-    series = [
-        Series("Reward in training", [point.reward for point in points]),
-        Series("KL to SFT", [point.kl for point in points], unit="nats", from_zero=True),
-        *(Series(f"{name} (watched)", [point.watched.get(name) for point in points]) for name in watched_names),
-    ]
+    # Rollouts have few prompts, so their curves can contradict the recommendation.
+    is_evaluated = any("judge" in _evaluated(point) for point in points)
+    series = _evaluated_series(points) if is_evaluated else _logged_series(points)
     labeled = {point.step: ", ".join(point.marks) for point in points if point.marks}
     charts = _for_each_screen(
         lambda width: draw_step_curves(run.steps, series, selected=step, labeled=labeled, width=width)
     )
-    return f'{charts}<p class="zoo-note" aria-live="polite">{_point_label(run.point_at(step))}</p>'
+    bars = " · bars: 95% intervals" if is_evaluated else ""
+    return f'{charts}<p class="zoo-note" aria-live="polite">{_point_label(run.point_at(step))}{bars}</p>'
+
+
+def _evaluated(point: TimelinePoint) -> Mapping[str, CardEstimate]:
+    """Returns the figures that decided which step is recommended."""
+    return point.evaluated.get("validation", {})
+
+
+def _evaluated_series(points: Sequence[TimelinePoint]) -> list[Series]:
+    series = []
+    for key, name, unit in (("reward", "Reward", ""), ("judge", "Judge’s score", ""), ("kl", "KL to SFT", "nats")):
+        estimates = [_evaluated(point).get(key) for point in points]
+        if any(estimates):
+            values = [None if estimate is None else estimate.value for estimate in estimates]
+            intervals = [None if estimate is None else estimate.ci95 for estimate in estimates]
+            series.append(Series(name, values, unit, from_zero=key == "kl", intervals=intervals))
+    return series
+
+
+def _logged_series(points: Sequence[TimelinePoint]) -> list[Series]:
+    watched_names = list(dict.fromkeys(name for point in points for name in point.watched))[:MAX_WATCHED]
+    return [
+        Series("Reward in training", [point.reward for point in points]),
+        Series("KL to SFT", [point.kl for point in points], unit="nats", from_zero=True),
+        *(Series(f"{name} (watched)", [point.watched.get(name) for point in points]) for name in watched_names),
+    ]
 
 
 def _frontier_html(runs: Sequence[TimelineRun], selected: int) -> str:
@@ -286,9 +310,9 @@ def _sft_row_html(rows: Sequence[CheckpointResult]) -> str:
 def _checkpoint_row_html(row: CheckpointResult, *, by_beta: bool) -> str:
     name = f"β = {row.beta:g}" if by_beta and row.beta is not None else escape_text(row.point.tag)
     marks = "".join(f'<span class="zoo-badge">{mark}</span>' for mark in row.point.marks)
-    logged = _logged_figures(row.point)
+    figures = _figures(row.point)
     tag = escape_text(row.point.tag) + " · " if by_beta else ""
-    head = f"<header><h3>{name}</h3>{marks}<span>{tag}{logged}</span></header>"
+    head = f"<header><h3>{name}</h3>{marks}<span>{tag}{figures}</span></header>"
     if row.snapshot is None:
         body = f'<p class="zoo-text"><span class="none">{escape_text(row.problem)}</span></p>'
     else:
@@ -299,13 +323,21 @@ def _checkpoint_row_html(row: CheckpointResult, *, by_beta: bool) -> str:
     return f'<li><article class="zoo-card zoo-ppo" data-step="{row.point.step}">{head}{body}</article></li>'
 
 
-def _logged_figures(point: TimelinePoint) -> str:
-    return f"in training: reward {format_signed(point.reward)}, KL {format_number(point.kl)} nats"
+def _figures(point: TimelinePoint) -> str:
+    """Returns the figures of a checkpoint: on validation prompts if it was evaluated, else on training's rollouts."""
+    evaluated = _evaluated(point)
+    if "judge" not in evaluated:
+        return f"in training: reward {format_signed(point.reward)}, KL {format_number(point.kl)} nats"
+    reward, judge, kl = (
+        None if (estimate := evaluated.get(key)) is None else estimate.value for key in ("reward", "judge", "kl")
+    )
+    figures = f"reward {format_signed(reward)}, judge {format_signed(judge)}, KL {format_number(kl)} nats"
+    return f"on validation prompts: {figures}"
 
 
 def _point_label(point: TimelinePoint) -> str:
     marks = f" ({', '.join(point.marks)})" if point.marks else ""
-    return f"{escape_text(point.tag)}{marks} · {_logged_figures(point)}"
+    return f"{escape_text(point.tag)}{marks} · {_figures(point)}"
 
 
 def _run_label(run: TimelineRun) -> str:
