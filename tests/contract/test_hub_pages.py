@@ -84,6 +84,18 @@ def test_repository_page_has_no_scripts_and_no_foreign_links(hub: ThreadHub) -> 
     assert "<script>alert(1)</script>" in unescape(page.text)
 
 
+def test_repositories_named_in_card_are_linked(hub: ThreadHub) -> None:
+    names = ("local/model", "local/bare", "local/secret", "local/nothing", "a/b/c", "../model", "local/.git")
+    lines = [*(f"`{name}`" for name in names), "[`local/model`](https://example.com/x) `local/bare`"]
+    hub.make("named", {"README.md": "\n\n".join(lines)})
+    targets = [link["href"] for link in get_page(hub, "/local/named").all("a")]
+    linked = [target for target in targets if target in ("/local/model", "/datasets/local/bare")]
+    assert linked == ["/local/model", "/datasets/local/bare", "/datasets/local/bare"]
+    assert "https://example.com/x" in targets and not [target for target in targets if "secret" in target]
+    with_token = hub.send("GET", "/local/named").content.decode()
+    assert '<a href="/local/secret"><code>local/secret</code></a>' in with_token, "who may see it gets the link"
+
+
 def test_pages_report_missing_readme_and_missing_addresses(hub: ThreadHub) -> None:
     assert "This revision has no README.md." in get_page(hub, "/datasets/local/bare").text
     for path, status in (("/local/secret", 401), ("/local/model/tree/none", 404), ("/local/model/blob/main", 404)):

@@ -81,6 +81,10 @@ class _Files:
         """Returns None: the page serves no files of a checkpoint."""
         return None
 
+    def code(self, content: str) -> str | None:
+        """Returns None: the page has no pages of other repositories."""
+        return None
+
     def image(self, address: str) -> str | None:
         """Returns an image as a data: URI; None if it may not be shown, or if all images would be too large."""
         if address not in self._uris:

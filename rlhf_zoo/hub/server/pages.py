@@ -3,6 +3,7 @@
 They are read-only, have no scripts, and request nothing from other hosts. Jinja escapes every text.
 """
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 from urllib.parse import quote, unquote
@@ -13,7 +14,7 @@ from .describe import describe
 from .faults import Fault
 from .git import MAIN, Entry, GitRepository
 from .messages import Request, Response
-from .names import KINDS, RepoId
+from .names import KINDS, RepoId, parse_repo_id
 from .routing import Router
 
 _MAX_ROWS = 1000  # of the list, and of the files and refs of a repository
@@ -74,7 +75,7 @@ class PagesApi(Api):
                     (title, [(ref.name, quote(ref.name, safe="")) for ref in git.refs(prefix)][:_MAX_ROWS])
                     for title, prefix in (("Tags", "refs/tags/"), ("Branches", "refs/heads/"))
                 ],
-                card=_card(git, files, base_url),
+                card=_card(git, files, base_url, cache(lambda name: self._repository_url(request, name))),
                 files=[
                     (entry.path, f"{git.blob_info(entry.oid).size:,}", base_url + quote(entry.path))
                     for entry in files[:_MAX_ROWS]
@@ -83,13 +84,33 @@ class PagesApi(Api):
                 limit=_MAX_ROWS,
             )
 
+    def _repository_url(self, request: Request, name: str) -> str | None:
+        """Returns the page of the only repository NAMESPACE/NAME that the caller may see; None if there is none."""
+        parts = name.split("/")
+        if len(parts) != 2:
+            return None
+        urls = []
+        for kind in KINDS:
+            try:
+                repo = parse_repo_id(kind, *parts)
+            except Fault:  # not a repository's name, but other code with a slash
+                return None
+            with self._storage.skip_damaged(repo):
+                if self._storage.exists(repo) and self._access.can_see(request, self._storage.settings(repo)):
+                    urls.append(f"/{quote(repo.url)}")
+        return urls[0] if len(urls) == 1 else None
+
 
 class _CardResolver:
-    """Resolves the relative addresses in a card to files of the same commit, below `base_url`."""
+    """Resolves the relative addresses in a card to files of the same commit, below `base_url`.
 
-    def __init__(self, files: list[Entry], base_url: str) -> None:
+    Cards on the embedded Hub name models and data sets without a link, as its address is not fixed. Here they get one.
+    """
+
+    def __init__(self, files: list[Entry], base_url: str, repository_url: Callable[[str], str | None]) -> None:
         self._paths = {entry.path for entry in files}
         self._base_url = base_url
+        self.code = repository_url
 
     def link(self, address: str) -> str | None:
         """Returns the address of a file of the repository; None for anything else."""
@@ -104,7 +125,7 @@ class _CardResolver:
         return self.link(address) if address.lower().endswith(_IMAGES) else None
 
 
-def _card(git: GitRepository, files: list[Entry], base_url: str) -> Any:
+def _card(git: GitRepository, files: list[Entry], base_url: str, repository_url: Callable[[str], str | None]) -> Any:
     """Renders README.md as safe HTML; "" if there is no README.md."""
     from markupsafe import Markup
 
@@ -115,7 +136,7 @@ def _card(git: GitRepository, files: list[Entry], base_url: str) -> Any:
     if info.pointer is not None or info.size > MAX_CARD_BYTES:
         return "The card is too long to be shown here: open README.md."
     source = card_body(git.blob(readme.oid).decode(errors="replace"))
-    return Markup(render_card(source, _CardResolver(files, base_url), id_prefix="card-", levels=2))
+    return Markup(render_card(source, _CardResolver(files, base_url, repository_url), id_prefix="card-", levels=2))
 
 
 @cache
