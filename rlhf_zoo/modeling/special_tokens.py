@@ -44,9 +44,8 @@ def highest_id(tokenizer: PreTrainedTokenizerBase) -> int:
 
     PAD does not count: some scripts add PAD without an embedding, which works because no model looks it up.
     """
-    return max(
-        (token_id for token_id in tokenizer.get_vocab().values() if token_id != tokenizer.pad_token_id), default=0
-    )
+    pad_id = tokenizer.pad_token_id  # a tokenizer looks it up anew for each token that asks
+    return max((token_id for token_id in tokenizer.get_vocab().values() if token_id != pad_id), default=0)
 
 
 def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:

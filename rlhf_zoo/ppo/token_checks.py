@@ -15,6 +15,7 @@ from ..errors import ZooError, first_line
 from ..modeling.loading import load_tokenizer
 from ..modeling.logprobs import token_logprobs
 from ..modeling.sampling.sampler import Vocabulary, base_of, sample
+from ..modeling.special_tokens import highest_id
 from .guards import RATIO_ROUNDING, warn
 
 # The number of tokens in the longer test prompt and in each test completion of `check_decoding`.
@@ -41,7 +42,7 @@ def check_tokens(tokenizer: PreTrainedTokenizerBase, policy: PreTrainedModel, *,
             "The tokenizer has no pad_token other than its eos_token: add one, because PPO must distinguish the two."
         )
     rows = embedding_rows(policy)
-    highest = max(token_id for token_id in tokenizer.get_vocab().values() if token_id != tokenizer.pad_token_id)
+    highest = highest_id(tokenizer)
     if highest >= rows:
         raise ZooError(
             f"The tokenizer has ids up to {highest}, but the policy has only {rows} embedding rows: resize the "

@@ -90,6 +90,7 @@ def test_validate_lists_unchecked_items_when_hub_is_unreachable(
     assert f"which {UNREACHABLE_HUB} does not show (it does not answer: " in output
 
 
+@pytest.mark.usefixtures("untraced")
 def test_plan_and_validate_use_source_hub(
     zoo: Callable[..., None], tmp_path: Path, capsys, thread_hub: ThreadHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:

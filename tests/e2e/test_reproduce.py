@@ -183,7 +183,8 @@ def answers(served: RunningHub, tmp_path_factory: pytest.TempPathFactory) -> Ans
         ("sft-middle-again", "sft-middle", "local/toy-sft@step-000010", []),
         ("another-there", "ppo-best", "local/toy-sft@step-10", []),
     ]
-    served.run(sys.executable, "-c", WORKER, served.url, json.dumps(asked), cwd=folder, HF_HOME=str(folder / "home"))
+    env = {"HF_HOME": str(folder / "home"), "WARM_QUICK": "1"}
+    served.run(sys.executable, "-c", WORKER, served.url, json.dumps(asked), cwd=folder, **env)
     return Answers(folder)
 
 

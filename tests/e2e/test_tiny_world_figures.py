@@ -10,7 +10,7 @@ from zoo_process import zoo
 @pytest.mark.full
 @pytest.mark.timeout(2400)
 def test_tiny_world_figures_match_evidence(tmp_path: Path) -> None:
-    done = zoo("run", "tiny-world", home=tmp_path / "home", cwd=tmp_path)
+    done = zoo("run", "tiny-world", "--ppo.eval_strategy", "no", home=tmp_path / "home", cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-4000:]
     summary = json.loads((tmp_path / "runs/tiny-world/summary.json").read_text())
     assert summary["win_rate"]["value"] >= 0.62

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from trainer_fixture import (
     prompt_rows,
     timeless,
 )
+from warm import PYTHON
 
 from rlhf_zoo.runs.record import StageRecord
 
@@ -91,7 +91,7 @@ def test_resumed_run_equals_uninterrupted_run(tmp_path: Path, variant: str) -> N
 
 def run_attempts(directory: Path, plan: dict[str, list[list[Any] | None]]) -> Any:
     process = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("killed_run.py")), str(directory), json.dumps(plan)],
+        [*PYTHON, str(Path(__file__).with_name("killed_run.py")), str(directory), json.dumps(plan)],
         capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert process.returncode == 0, process.stderr

@@ -221,8 +221,11 @@ def test_signal_ends_wait_for_server_and_keeps_finished_updates(folder: Path, mo
         over.set()
 
 
-def test_unreachable_server_is_reported_quickly(tmp_path: Path, server: dict[str, Any]) -> None:
+def test_unreachable_server_is_reported_quickly(
+    tmp_path: Path, server: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A server that refuses, one that connects and never answers, and one that returns an error."""
+    monkeypatch.setattr("rlhf_zoo.ppo.vllm.ANSWER_SECONDS", 0.2)
     stub = server.pop("stub")
     answers = http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)  # 501
     silent = socket.create_server(("127.0.0.1", 0))

@@ -70,6 +70,7 @@ def test_rows_of_tiny_world_are_those_that_its_corpus_makes() -> None:
     assert len(rows) == load_recipe("tiny-world").zoo["training_rows"]["sft"]
 
 
+@pytest.mark.usefixtures("untraced")
 def test_lines_of_a_local_file_are_counted(tmp_path) -> None:
     data = tmp_path / "pairs.jsonl"
     data.write_text("".join(json.dumps({"chosen": "a", "rejected": "b"}) + "\n" for _ in range(70)) + "\n")
