@@ -25,6 +25,7 @@ from .plot_parts import (
     ORANGE,
     ORANGE_ON_ANY,
     PURPLE,
+    WIDTH,
     annotate,
     arrows,
     draw_against_kl,
@@ -43,6 +44,7 @@ from .plot_parts import (
 )
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Rows = Sequence[Mapping[str, Any]]
@@ -201,10 +203,17 @@ def plot_over_training(trajectory: Mapping[str, Any] | None, path: Path, *, star
     title = over_training_message(trajectory, start)
     figure.suptitle(title, x=0.02, y=0.985, ha="left", fontsize=17, fontweight="bold")
     make_transparent(figure, size=15)
+    figure.subplots_adjust(left=max(0.75, *(0.12 + _label_width(axes) for axes in (top, bottom))) / WIDTH)
     if separate_scales:
         top.tick_params(axis="y", labelcolor=BLUE_ON_ANY)
         right.tick_params(axis="y", labelcolor=GREEN_ON_ANY)
     return _save(figure, path)
+
+
+def _label_width(axes: Axes) -> float:
+    """Estimates the width of the y axis's labels, in inches at 15 points, without drawing them."""
+    labels = axes.yaxis.get_major_formatter().format_ticks(list(axes.get_yticks()))
+    return max(sum({".": 0.07, "−": 0.18}.get(letter, 0.135) for letter in label) for label in labels)
 
 
 def plot_against_kl(trajectory: Mapping[str, Any] | None, path: Path) -> bool:

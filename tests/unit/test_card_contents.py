@@ -333,6 +333,15 @@ def write_evaluation_data(runs: Path, **data: Any) -> None:
     write_json(path, {**read_json(path), "split": data["split"], "data": data})
 
 
+def test_card_lineage_names_gguf_file_by_sha256(runs: Path) -> None:
+    digest = "b1" * 32
+    record = StageRecord(runs / "ppo")
+    base = {"repo": None, "commit": None, "folder": "chat.Q4_1.gguf", "files": "f" * 64, "gguf": digest}
+    record.write(parents={**record.read()["parents"], "sft": base})
+    _, body = head_and_body(make_card(runs / "ppo"))
+    assert f"| the GGUF file `chat.Q4_1.gguf` | sha256 `{digest}`, not published |" in body
+
+
 def test_card_describes_held_out_share_and_columns(runs: Path) -> None:
     change_stage(runs, "ppo", DATA, OWN)
     place = {"location": DATA["repo"], "revision": DATA["commit"], "config": None}

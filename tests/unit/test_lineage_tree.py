@@ -111,9 +111,9 @@ def test_node_lines_and_json_describe_model(world):
     assert (document["repo"], document["commit"], document["tags"], document["step"]) == ("x/ppo", A, ["best"], 40)
     assert document["figures"] == {"reward": 1.25, "KL (nats)": 3.5, "held-out reward": 2.0, "win rate": 0.8}
     assert document["parents"][2] == {
-        "role": "data", "title": "data set", "kind": "dataset", "repo": "x/data", "folder": None, "commit": D,
-        "tags": [], "stage": None, "recipe": None, "step": None, "simulated": False, "figures": {}, "problem": None,
-        "omitted": None, "parents": [],
+        "role": "data", "title": "data set", "kind": "dataset", "repo": "x/data", "folder": None, "gguf": None,
+        "commit": D, "tags": [], "stage": None, "recipe": None, "step": None, "simulated": False, "figures": {},
+        "problem": None, "omitted": None, "parents": [],
     }  # fmt: skip
 
 
@@ -186,6 +186,15 @@ def test_card_parents_ignore_malformed_entries():
         assert (parent.repo, parent.commit, parent.folder) == (None, None, None)
     for commit in ("--help", "a b", "../x", "", 7, None, "ä"):
         assert Card(parents={"sft": {"repo": "x/y", "commit": commit}}).parents[0].commit is None
+
+
+def test_unpublished_base_is_named_by_its_gguf_file(world):
+    parents = {"sft": {"repo": None, "folder": "chat.Q4_1.gguf", "files": "f" * 64, "gguf": "b\x1b" * 9}}
+    world.repositories["x/ppo"] = (A, (), card("ppo", parents=parents))
+    (base,) = world.tree().parents
+    named = f"chat.Q4_1.gguf, sha256 {'b�' * 9}"
+    assert base.to_json()["gguf"] == named
+    assert node_lines(base) == [f"SFT policy: GGUF file {named}, never published"]
 
 
 def test_family_tree_escapes_card_texts(world):

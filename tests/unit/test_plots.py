@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from card_run import over_training, reward_report
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
 from rlhf_zoo.publishing import plots
@@ -119,6 +120,20 @@ def test_judge_gets_its_own_axis_when_scales_differ(monkeypatch, factor, scales)
     monkeypatch.setattr(plots, "_save", lambda figure, path: figures.append(figure))
     plots.plot_over_training(over, Path("unused"))
     assert len(figures[0].axes) == scales
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.002, 3000.0])
+def test_tick_labels_of_first_plot_are_within_figure(monkeypatch, factor):
+    figures, over = [], over_training()
+    for row in (over["sft"], *over["checkpoints"]):
+        for key in ("reward", "judge", "kl"):
+            row[key] = {"value": row[key]["value"] * factor, "ci95": [x * factor for x in row[key]["ci95"]]}
+    monkeypatch.setattr(plots, "_save", lambda figure, path: figures.append(figure))
+    plots.plot_over_training(over, Path("unused"))
+    renderer = FigureCanvasAgg(figures[0]).get_renderer()
+    figures[0].draw(renderer)
+    boxes = [label.get_window_extent(renderer) for axes in figures[0].axes for label in axes.get_yticklabels()]
+    assert len(boxes) > 4 and min(box.x0 for box in boxes) >= 0
 
 
 def test_fit_is_drawn_only_in_range_of_checkpoints(monkeypatch):

@@ -376,6 +376,9 @@ def _repository_and_commit(role: str, reference: Mapping[str, Any] | None) -> tu
     if role == "base" and reference["repo"] is None and not reference.get("folder"):
         return "none: random initial weights", ""
     name = hub_id(reference["repo"])
+    if name is None and reference.get("folder") and reference.get("gguf"):
+        digest = f"sha256 {markdown.code(str(reference['gguf']))}, not published"
+        return Raw(f"the GGUF file {markdown.code(reference['folder'])}"), Raw(digest)
     if name is None and reference.get("folder"):
         files = f"files {markdown.code(str(reference['files'])[:10])}" if reference.get("files") else "not published"
         return Raw(f"the folder {markdown.code(reference['folder'])}"), Raw(files)

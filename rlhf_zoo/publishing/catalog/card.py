@@ -76,6 +76,7 @@ class CardParent:
         commit: Its commit; None if the card names none. For the root of a tree it may be a branch or tag.
         folder: Its local folder; None for a repository.
         title: What it is to the model that names it, such as "SFT model".
+        gguf: The name and sha256 of the GGUF file that it was unpacked from; None for other models.
     """
 
     role: str
@@ -84,6 +85,7 @@ class CardParent:
     commit: str | None = None
     folder: Path | None = None
     title: str = "this model"
+    gguf: str | None = None
 
     @property
     def name(self) -> str:
@@ -186,7 +188,8 @@ class Card(dict[str, Any]):
                 commit = commit if isinstance(commit, str) and commit.isascii() and commit.isalnum() else None
                 kind = "dataset" if role == "data" else "model"
                 title = parent_title("sft", from_base=True) if role == "sft" and self.started_from_base else ROLES[role]
-                parents.append(CardParent(role, kind, hub_id(parent.get("repo")), commit, title=title))
+                repo = hub_id(parent.get("repo"))
+                parents.append(CardParent(role, kind, repo, commit, title=title, gguf=_gguf_name(parent)))
         return tuple(parents)
 
     @property
@@ -219,6 +222,11 @@ class Card(dict[str, Any]):
             *path: The keys that lead to it.
         """
         return CardEstimate.read(get_nested(self, "evaluation", *path))
+
+
+def _gguf_name(parent: Mapping[str, Any]) -> str | None:
+    digest, name = parent.get("gguf"), parent.get("folder")
+    return f"{clean(name)}, sha256 {clean(digest)}" if isinstance(digest, str) and isinstance(name, str) else None
 
 
 def clean(text: str, max_length: int = 120) -> str:

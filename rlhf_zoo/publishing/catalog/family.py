@@ -78,6 +78,7 @@ class Node:
             "kind": reference.kind,
             "repo": None if reference.repo is None else clean(reference.repo),
             "folder": None if reference.folder is None else str(reference.folder),
+            "gguf": reference.gguf,
             "commit": self.member.commit or reference.commit,
             "tags": [clean(tag) for tag in self.member.tags],
             "stage": self.stage,
@@ -137,7 +138,8 @@ def node_lines(node: Node) -> list[str]:
     """
     reference, member = node.reference, node.member
     if not reference.name:
-        return [f"{node.title}: {member.problem}"]
+        gguf = "" if reference.gguf is None else f"GGUF file {reference.gguf}, "
+        return [f"{node.title}: {gguf}{member.problem}"]
     commit = member.commit or reference.commit
     tags = ", ".join(clean(tag) for tag in member.tags)
     version = f" @ {tags}" if tags else ""
