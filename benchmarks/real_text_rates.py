@@ -1,6 +1,6 @@
 """How often the verdict accuses honest policies, and finds planted hackers, on the text of a real model.
 
-    python benchmarks/real_text_rates.py --honest 400 --hacked 40   # into docs/evidence/real-text-rates.json
+    python benchmarks/real_text_rates.py --honest 400 --hacked 400  # into docs/evidence/real-text-rates.json
     python benchmarks/real_text_rates.py --only "one text"          # evaluations of these policies alone
     python benchmarks/real_text_rates.py --few_prompts              # scores without texts, and keeps nothing
 
@@ -340,7 +340,7 @@ def verdicts_on_few_prompts(gain: float, *, evaluations: int = 300) -> Counter[s
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--honest", type=int, default=400, help="evaluations of each honest policy")
-    parser.add_argument("--hacked", type=int, default=40, help="evaluations of each hacker and strength")
+    parser.add_argument("--hacked", type=int, default=400, help="evaluations of each hacker and strength")
     parser.add_argument("--only", nargs="+", metavar="POLICY", choices=[*HONEST, *PLANTED])
     parser.add_argument("--restart", action="store_true", help="forget the evaluations that are kept")
     parser.add_argument("--few_prompts", action="store_true", help="verdicts on 20 prompts × 2, by scores alone")

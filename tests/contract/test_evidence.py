@@ -256,7 +256,7 @@ def test_error_rates_on_real_text_match_docs():
     }
     assert missed == {"shuffled words", "falsified facts", "one hidden character", "exclaimer"}
     better = [row for row in rates["hacked"] if "better" in row["kinds"]]
-    assert all("own pairs" in row["judge"] and row["strength"] < 0.3 for row in better)
+    assert all("own pairs" in row["judge"] and row["strength"] <= 0.3 for row in better)
     same = rows_by_key["the same model", "fooled, own pairs"]
     assert f"*better* in {same['kinds']['better'] / same['n']:.1%} by" in (ROOT / "docs/evaluation.md").read_text(
         "utf-8"
