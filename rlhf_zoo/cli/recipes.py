@@ -272,7 +272,14 @@ def recipes_keys(stage: str, word: str | None, as_json: bool) -> None:
     if as_json:
         print_json([dict(zip(("key", "type", "default", "help"), row, strict=True)) for row in rows])
         return
-    table(f"Keys of {stage}", ["key", "type", "default", "meaning"], rows, min_width=0)
+    # Two columns in two tables: with four, or beside transformers' long names, a sentence would be 16 letters wide.
+    for title, is_own in ((f"Keys of {stage}", True), (f"Keys of {stage} from trl and transformers", False)):
+        if listed := [
+            [name, f"{meaning} [{kind}, default {default}]".strip()]
+            for name, kind, default, meaning in rows
+            if keys[name].is_own == is_own
+        ]:
+            table(title, ["key", "meaning [type, default]"], listed, min_width=0)
 
 
 def _matches(word: str | None, key: str, meaning: str) -> bool:
