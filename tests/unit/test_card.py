@@ -73,6 +73,9 @@ def test_card_front_matter_matches_golden(runs):
     head, _ = head_and_body(make_card(runs / "reward"))
     accuracy = [{"type": "accuracy", "value": 0.93, "name": "accuracy on held-out pairs"}]
     assert head == {**make_front_matter("text-classification", "reward", "preferences", "test", accuracy), **base}
+    head, _ = head_and_body(make_card(runs / "sft"))
+    tasks = [(result["task"]["name"], result["metrics"][0]["type"]) for result in head["model-index"][0]["results"]]
+    assert tasks == [("Language modeling", "loss"), ("Answers to held-out prompts", "reward")]
     # SFT policies are published, and have a card, before anything is evaluated.
     (runs / "eval" / "evaluation.json").unlink()
     head, _ = head_and_body(make_card(runs / "sft"))

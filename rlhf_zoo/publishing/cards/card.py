@@ -56,6 +56,7 @@ _TASK_NAMES = {
     "reward": "Ranking pairs of answers",
     "ppo": "Answers, against the SFT model",
 }
+_SAMPLED = "Answers to held-out prompts"  # the task of figures that are of an SFT model's samples
 
 
 def make_card(
@@ -198,8 +199,10 @@ def _index_result(facts: StageFacts, task: str, data: DataPart, metrics: list[Me
     revision = facts.parents["data"]["commit"] if data.repo in facts.dataset_ids else None
     if revision:
         dataset["revision"] = revision
+    is_perplexity = any(kind == "perplexity" for kind, _, _ in metrics)
+    task_name = _TASK_NAMES.get(facts.stage, task) if is_perplexity or facts.stage != "sft" else _SAMPLED
     result = {
-        "task": {"type": task, "name": _TASK_NAMES.get(facts.stage, task)},
+        "task": {"type": task, "name": task_name},
         "dataset": dataset,
         "metrics": [{"type": kind, "value": rounded(value), "name": name} for kind, value, name in metrics],
     }

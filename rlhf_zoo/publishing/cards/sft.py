@@ -22,14 +22,14 @@ from .summary import examples
 
 
 def _index_metrics(facts: StageFacts) -> Iterator[tuple[DataPart, list[Metric]]]:
-    values = {key: (facts.estimate("sft", key) or {}).get("value") for key in FIGURES}
-    yield evaluated_on(facts), [(key, values[key], name) for key, name in FIGURES.items() if key != "kl"]
     if facts.step_of_latest("eval_loss") == facts.described_step:
         loss = facts.latest_metrics.get("eval_loss")
         yield validated_on(facts), [
             ("loss", loss, "loss, nats per token"),
             ("perplexity", perplexity(loss), "perplexity, per token"),
         ]  # fmt: skip
+    values = {key: (facts.estimate("sft", key) or {}).get("value") for key in FIGURES}
+    yield evaluated_on(facts), [(key, values[key], name) for key, name in FIGURES.items() if key != "kl"]
 
 
 def _draw(facts: StageFacts, draw: Draw) -> None:
