@@ -4,10 +4,15 @@ from pathlib import Path
 
 import pytest
 from card_run import make_runs
+from toy_models import save_toys
+from transformers import AutoTokenizer
 
+from rlhf_zoo.app.engine import Comparison
 from rlhf_zoo.app.page import models as page_models
+from rlhf_zoo.app.page.sampling import SamplingDefaults
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client.refs import Checkpoint
+from rlhf_zoo.modeling.chat_template import Chat
 from rlhf_zoo.publishing.catalog.ablation import Ablation, Run
 from rlhf_zoo.publishing.catalog.lineage import Lineage
 
@@ -68,3 +73,17 @@ def test_repository_without_tags_has_no_runs(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr(page_models, "find_runs", lambda *_, **__: bare)
     runs, problem = page_models._find_timeline_runs(lineage("local/x", tmp_path / COMMIT), None, lenient=False)
     assert runs == [] and problem == "local/x has no checkpoint with a tag: publish the steps of its run."
+
+
+def test_page_of_chat_model_asks_for_message_and_longer_answers(tmp_path: Path) -> None:
+    toys = save_toys(tmp_path)
+    text = page_models.PageModels(Comparison.load(ppo=toys.ppo, sft=toys.sft), lineage("toys", tmp_path))
+    tokenizer = AutoTokenizer.from_pretrained(toys.sft)
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+    for folder in (toys.sft, toys.ppo):
+        Chat().write(tokenizer).save_pretrained(folder)
+    chat = page_models.PageModels(Comparison.load(ppo=toys.ppo, sft=toys.sft), lineage("toys", tmp_path))
+    assert (text.prompt_hint, chat.prompt_hint) == ("The beginning of a text", "A message to the models")
+    longest = SamplingDefaults.of(chat).max_length
+    assert SamplingDefaults.of(text).length == 32 < longest
+    assert SamplingDefaults.of(chat).length == min(128, longest)

@@ -166,6 +166,11 @@ class Comparison:
         return other
 
     @property
+    def is_chat(self) -> bool:
+        """Whether a prompt becomes a user turn of the tokenizer's chat template."""
+        return not isinstance(wrap_prompt("prompt", self._tokenizer), str)
+
+    @property
     def context_length(self) -> int | None:
         """Largest number of tokens of prompt and completion together; None if the architecture sets no bound."""
         return context_length_of(*self._policies.values())
@@ -362,7 +367,7 @@ class Comparison:
             sft=results[: request.n],
             ppo=results[request.n :],
             done=all(result.stop is not None for result in results),
-            is_chat=not isinstance(wrap_prompt(request.prompt, self._tokenizer), str),
+            is_chat=self.is_chat,
         )
 
 

@@ -49,7 +49,7 @@ def check_prompt(prompt: object, limits: Limits) -> None:
         raise ZooError(f"The prompt has {len(prompt)} characters; the limit is {limits.prompt_characters}. Shorten it.")
     categories = {character: unicodedata.category(character) for character in set(prompt)}
     if all(character.isspace() or categories[character] == "Cf" for character in categories):
-        raise ZooError("The prompt is empty: write the beginning of a text.")
+        raise ZooError("The prompt is empty: write one.")
     if "Cs" in categories.values():
         raise ZooError("The prompt contains half of a character (a lone surrogate): remove it.")
     if control := next((c for c in prompt if categories[c] == "Cc" and c not in ALLOWED_CONTROLS), None):

@@ -42,7 +42,7 @@ Updates = dict[gr.components.Component, object]
 NO_PAIR = "There is no pair to judge: draw a new pair."
 STALE_PAIR = "The page shows another pair now: judge that one."
 VOTE_NOT_STORED = "The server could not store your vote: try again later."
-NO_PROMPTS = "There are no held-out prompts for these models: write the beginning of a text."
+NO_PROMPTS = "There are no held-out prompts for these models: write one."
 
 
 @dataclass(frozen=True)
@@ -325,7 +325,7 @@ def _layout(tally: Tally | None, prompts: Sequence[str]) -> _Tab:
         gr.HTML("<h2>Which of two completions is better?</h2>", elem_classes="zoo-heard")
         gr.HTML(_storage_notice_html(tally), elem_id="blind-notice")
         with gr.Row(equal_height=True):
-            placeholder = "Empty: a random held-out prompt" if prompts else "The beginning of a text"
+            placeholder = "Empty: a random held-out prompt" if prompts else "Your prompt"
             prompt = prompt_box("blind-prompt", placeholder, min_width=280)
             new_pair = gr.Button("New pair", variant="primary", scale=1, min_width=120, elem_id="blind-new")
         message = live_region("blind-message")

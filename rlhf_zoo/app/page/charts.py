@@ -159,8 +159,8 @@ def draw_step_curves(
     ]
     axes = []
     for curve, panel, ends in zip(series, panels, bars, strict=True):
-        known = [value for value in [*panel, *chain.from_iterable(ends)] if value is not None]
-        axes.append(_axis_ticks([0.0, *(max(value, 0.0) for value in known)] if curve.from_zero else known))
+        numbers = [value for value in [*panel, *chain.from_iterable(ends)] if value is not None]
+        axes.append(_axis_ticks([0.0, *(max(value, 0.0) for value in numbers)] if curve.from_zero else numbers))
     left = max(map(_axis_width, axes))
     x = _linear_scale(low, high, left, width - END_MARGIN)
     gaps = [x(after) - x(before) for before, after in pairwise(steps)]

@@ -141,7 +141,10 @@ def _layout(
     gr.HTML("<h2>The same prompt through both policies</h2>", elem_classes="zoo-heard")
     with gr.Row(equal_height=True):
         prompt = prompt_box(
-            "prompt", "The beginning of a text; Enter compares", value=example.prompt if example else "", min_width=240
+            "prompt",
+            f"{page_models.prompt_hint}; Enter compares, Shift+Enter breaks the line",
+            value=example.prompt if example else "",
+            min_width=240,
         )
         compare = gr.Button("Compare", variant="primary", scale=1, min_width=100, elem_id="compare")
         surprise = gr.Button(

@@ -53,6 +53,11 @@ class PageModels:
         """The prompts from which the page chooses at random."""
         return self.held_out or tuple(self.lineage.prompts)
 
+    @property
+    def prompt_hint(self) -> str:
+        """What a prompt is to these models, for an empty box."""
+        return "A message to the models" if self.comparison.is_chat else "The beginning of a text"
+
     @classmethod
     def load(
         cls,

@@ -16,6 +16,9 @@ MODEL_QUEUE = "models"
 SEED_LIMIT = 2**31
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.05, 2.0  # bounds of the sliders; the API has wider bounds
 
+#: The number of new tokens where no card names one: an answer of a chat model should end by itself.
+CHAT_LENGTH, TEXT_LENGTH = 128, 32
+
 
 @dataclass(frozen=True)
 class SamplingDefaults:
@@ -43,7 +46,8 @@ class SamplingDefaults:
         if context_length is not None:  # leave room for each example prompt
             max_length = max(min(max_length, context_length - _longest_prompt(page_models)), 1)
         temperature = min(max(page_models.lineage.setting("temperature", 1.0), MIN_TEMPERATURE), MAX_TEMPERATURE)
-        length = min(max(int(page_models.lineage.setting("response_length", 32)), 1), max_length)
+        default = CHAT_LENGTH if page_models.comparison.is_chat else TEXT_LENGTH
+        length = min(max(int(page_models.lineage.setting("response_length", default)), 1), max_length)
         return cls(temperature, length, max_length)
 
 

@@ -139,7 +139,7 @@ def _layout(page_models: PageModels, first_run: TimelineRun, defaults: SamplingD
     gr.HTML("<h2>The same prompt at each checkpoint</h2>", elem_classes="zoo-heard")
     with gr.Row(equal_height=True):
         example = next(iter(page_models.lineage.prompts), "")
-        prompt = prompt_box("training-prompt", "The beginning of a text", value=example, min_width=240)
+        prompt = prompt_box("training-prompt", page_models.prompt_hint, value=example, min_width=240)
         run_step = gr.Button("At the step below", scale=1, min_width=120, elem_id="at-the-step")
         run_all = gr.Button("Every checkpoint", variant="primary", scale=1, min_width=120, elem_id="every-step")
     run = gr.Dropdown(
