@@ -87,29 +87,33 @@ def build_choices(
     words_by_prompt = {prompt: set(words(prompt)) for prompt in {*searched, *(prompts[pair] for pair in selected)}}
     result = []
     for pair in selected:
-        taken, excluded = [pair], {wrong[pair], *chosen_by_prompt[prompts[pair]]}
+        wrong_pairs, excluded = [pair], {wrong[pair], *chosen_by_prompt[prompts[pair]]}
 
         # The defaults bind this pair's collections, which the loop replaces for the next pair.
-        def take(pairs: Sequence[int], taken: list[int] = taken, excluded: set[str] = excluded) -> None:
+        def add_candidates(
+            pairs: Sequence[int], wrong_pairs: list[int] = wrong_pairs, excluded: set[str] = excluded
+        ) -> None:
             for other in rng.sample(pairs, len(pairs)):
-                if len(taken) < candidates - 1 and wrong[other] not in excluded:
-                    taken.append(other)
+                if len(wrong_pairs) < candidates - 1 and wrong[other] not in excluded:
+                    wrong_pairs.append(other)
                     excluded.add(wrong[other])
 
-        take(pairs_of_prompt[prompts[pair]])
-        own_count = len(taken)
+        add_candidates(pairs_of_prompt[prompts[pair]])
+        own_count = len(wrong_pairs)
         if own_count < candidates - 1:
             excluded |= chosen_anywhere
             own_words = words_by_prompt[prompts[pair]]
             # The random number breaks ties between equally similar prompts.
-            order = {prompt: (-_jaccard_index(own_words, words_by_prompt[prompt]), rng.random()) for prompt in searched}
-            for prompt in sorted(order, key=order.__getitem__):
+            ranking = {
+                prompt: (-_jaccard_index(own_words, words_by_prompt[prompt]), rng.random()) for prompt in searched
+            }
+            for prompt in sorted(ranking, key=ranking.__getitem__):
                 if prompt != prompts[pair]:
-                    take(pairs_of_prompt[prompt])
-                if len(taken) == candidates - 1:
+                    add_candidates(pairs_of_prompt[prompt])
+                if len(wrong_pairs) == candidates - 1:
                     break
-        if len(taken) == candidates - 1:
-            result.append(Choice(pair, tuple(taken), len(taken) - own_count))
+        if len(wrong_pairs) == candidates - 1:
+            result.append(Choice(pair, tuple(wrong_pairs), len(wrong_pairs) - own_count))
     return result
 
 

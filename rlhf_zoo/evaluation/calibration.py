@@ -56,7 +56,7 @@ def reliability_bins(margins: ArrayLike, *, bins: int = BINS) -> list[dict[str, 
     """Compares confidence with the share of right answers in bins of equal width on [½, 1]. Empty bins are left out.
 
     The confidence in a pair is σ(|margin|), the probability of the side that the model prefers. The answer is right if
-    that side was chosen; a margin of 0 is half right. A curve over σ(margin) with both orders of each pair would be
+    that side was chosen; a margin of 0 counts one half. A curve over σ(margin) with both orders of each pair would be
     this curve and its mirror image.
 
     Args:
@@ -67,17 +67,17 @@ def reliability_bins(margins: ArrayLike, *, bins: int = BINS) -> list[dict[str, 
         For each bin: low, high, n, confidence and accuracy (means), and ci95 of the accuracy (Wilson).
     """
     confidence, right = _confidence_and_correctness(margins)
-    bin_of = _bin_indices(confidence, bins)
+    bin_indices = _bin_indices(confidence, bins)
     return [
         {
-            "low": 0.5 + part / (2 * bins),
-            "high": 0.5 + (part + 1) / (2 * bins),
+            "low": 0.5 + index / (2 * bins),
+            "high": 0.5 + (index + 1) / (2 * bins),
             "n": int(in_bin.sum()),
             "confidence": float(confidence[in_bin].mean()),
             **_accuracy_json(right[in_bin]),
         }
-        for part in range(bins)
-        if (in_bin := bin_of == part).any()
+        for index in range(bins)
+        if (in_bin := bin_indices == index).any()
     ]
 
 
@@ -91,7 +91,7 @@ def accuracy_by_margin(margins: ArrayLike, *, parts: int = 5) -> list[dict[str, 
         parts: Number of parts.
 
     Returns:
-        For each part: low and high (|margin|, in the model's units), n, accuracy (a margin of 0 is half right), and
+        For each part: low and high (|margin|, in the model's units), n, accuracy (a margin of 0 counts one half), and
         ci95 (Wilson).
     """
     _, right = _confidence_and_correctness(margins)
@@ -112,19 +112,19 @@ def _accuracy_json(right: NDArray[np.float64]) -> dict[str, Any]:
     return {"accuracy": share, "ci95": list(proportion(round(share * n), n).ci95)}
 
 
-def calibration_error(parts: Sequence[Mapping[str, Any]]) -> float:
+def calibration_error(bins: Sequence[Mapping[str, Any]]) -> float:
     """Computes the expected calibration error: Σ n_b/N · |accuracy_b − confidence_b|.
 
     Args:
-        parts: The bins that `reliability_bins` returns.
+        bins: The result of `reliability_bins`.
 
     Returns:
         The error, from 0 to 1.
 
     Source: Naeini et al. 2015 (AAAI), section 3.
     """
-    total = sum(part["n"] for part in parts)
-    return sum(part["n"] * abs(part["accuracy"] - part["confidence"]) for part in parts) / total
+    total = sum(bin_["n"] for bin_ in bins)
+    return sum(bin_["n"] * abs(bin_["accuracy"] - bin_["confidence"]) for bin_ in bins) / total
 
 
 def calibration_error_by_chance(margins: ArrayLike, *, seed: int) -> tuple[float, float]:
@@ -141,13 +141,13 @@ def calibration_error_by_chance(margins: ArrayLike, *, seed: int) -> tuple[float
         The mean and the 95th percentile of the ECE.
     """
     confidence, _ = _confidence_and_correctness(margins)
-    bin_of = _bin_indices(confidence, BINS)
+    bin_indices = _bin_indices(confidence, BINS)
     rng = np.random.default_rng(seed)
     # n_b/N · |accuracy_b − confidence_b| = |Σ right − Σ confidence| / N, so sums per bin are enough.
-    sums = np.bincount(bin_of, weights=confidence, minlength=BINS)
+    sums = np.bincount(bin_indices, weights=confidence, minlength=BINS)
     errors = []
     for _ in range(_SIMULATIONS):
-        right = np.bincount(bin_of, weights=rng.random(len(confidence)) < confidence, minlength=BINS)
+        right = np.bincount(bin_indices, weights=rng.random(len(confidence)) < confidence, minlength=BINS)
         errors.append(float(np.abs(right - sums).sum() / len(confidence)))
     return float(np.mean(errors)), float(np.quantile(errors, 0.95))
 
@@ -162,9 +162,9 @@ def measure_calibration(margins: ArrayLike, *, seed: int) -> dict[str, Any]:
     Returns:
         {"bins", "ece", "ece_by_chance": {"mean", "high"}}, where high is the 95th percentile.
     """
-    parts = reliability_bins(margins)
+    bins = reliability_bins(margins)
     mean, high = calibration_error_by_chance(margins, seed=seed)
-    return {"bins": parts, "ece": calibration_error(parts), "ece_by_chance": {"mean": mean, "high": high}}
+    return {"bins": bins, "ece": calibration_error(bins), "ece_by_chance": {"mean": mean, "high": high}}
 
 
 def length_profile(scores: ArrayLike, lengths: ArrayLike, *, bins: int = 10) -> list[dict[str, Any]]:
@@ -205,7 +205,7 @@ def preference_report(
     prompts: Sequence[Hashable],
     seed: int,
 ) -> dict[str, Any]:
-    """Computes what a card reports about a reward model over N held-out pairs.
+    """Computes the figures of a reward model on N held-out pairs that a card reports.
 
     Intervals resample prompts. The accuracy's interval is Wilson's if each prompt has one pair; a tie counts as wrong.
     Correlations with length (Pearson, Spearman) are over all 2N texts. `longer_wins` is the share of pairs whose chosen
@@ -237,8 +237,8 @@ def preference_report(
     lengths = np.concatenate([chosen_tokens, rejected_tokens])
     # Both sides of a pair belong to one prompt, so resamples keep them together.
     text_prompts = [*prompts, *prompts]
-    by_rank = correlation(scores, lengths, text_prompts, seed=seed, ranks=True)
-    by_value = correlation(scores, lengths, text_prompts, seed=seed)
+    spearman = correlation(scores, lengths, text_prompts, seed=seed, ranks=True)
+    pearson = correlation(scores, lengths, text_prompts, seed=seed)
     # The signs −1, 0, 1 become 0, ½, 1 below.
     longer = np.sign(chosen_tokens - rejected_tokens)
     return {
@@ -256,8 +256,8 @@ def preference_report(
         },
         "calibration": measure_calibration(margins, seed=seed),
         "length": {
-            "pearson": by_value.to_json() if by_value else None,
-            "spearman": by_rank.to_json() if by_rank else None,
+            "pearson": pearson.to_json() if pearson else None,
+            "spearman": spearman.to_json() if spearman else None,
             "longer_wins": bootstrap_mean((longer + 1) / 2, prompts, seed=seed).to_json(),
             "prefers_longer": bootstrap_mean((longer * np.sign(margins) + 1) / 2, prompts, seed=seed).to_json(),
             "bins": length_profile(scores, lengths),

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from .stats import Estimate, bootstrap_mean, resample_counts
 
-#: Share of the best checkpoint's gain over SFT. If the last checkpoint keeps more, the loss does not matter.
+#: If the last checkpoint keeps at least this share of the best checkpoint's gain over SFT, the fall does not matter.
 MIN_SHARE_KEPT = 0.9
 Z_80 = 0.841621  # the 80% quantile of the normal distribution
 #: Smallest win rate that counts as a gain. A loss needs 1 − this or less. A reader would not notice less.
@@ -40,8 +40,8 @@ class Fall:
         share_kept: The last checkpoint's gain over SFT as a share of the best one's; None if there was no gain.
         p: The p-value: how often noise alone would produce as large a fall from any checkpoint.
         win_rate: The last checkpoint's win rate over the best one, by their mean scores on each prompt.
-        detectable_share: The share of the best earlier checkpoint's gain such that a fall to it is noticed 8 times in
-            10. Below 0 if even a fall to SFT's level is missed more often; None if no earlier checkpoint has a gain.
+        detectable_share: The largest share of the best earlier gain such that a fall to this share is noticed 8 times
+            in 10. Below 0 if even a fall to SFT's level is noticed less often; None if no earlier step has a gain.
     """
 
     step: int
@@ -104,9 +104,9 @@ def measure_fall(scores: Floats, steps: Sequence[int], seed: int, resamples: int
     scale = float(np.abs(scores).max())
     observed, null_largest = _largest_t(contrasts, scale, seed, resamples)
     # Power is computed for the best policy before the last, because the last one cannot fall from itself.
-    earlier = int(means[:-1].argmax())
-    standard_error = float(contrasts[earlier].std()) / math.sqrt(scores.shape[1])
-    gain_before = float(means[earlier] - means[0])
+    best_earlier = int(means[:-1].argmax())
+    standard_error = float(contrasts[best_earlier].std()) / math.sqrt(scores.shape[1])
+    earlier_gain = float(means[best_earlier] - means[0])
     with np.errstate(invalid="ignore"):  # the quantile may interpolate between two infinite t
         # The minimum detectable contrast at 80% power: the critical value plus `Z_80`, in standard errors.
         detectable = (float(np.quantile(null_largest, 1 - FALL_LEVEL)) + Z_80) * standard_error
@@ -118,8 +118,8 @@ def measure_fall(scores: Floats, steps: Sequence[int], seed: int, resamples: int
         # The observed statistic counts as one of the resamples, so p is never 0.
         p=float((1 + (null_largest >= observed).sum()) / (1 + resamples)),
         win_rate=float(np.mean((np.sign(scores[last] - scores[best]) + 1) / 2)),
-        detectable_share=MIN_SHARE_KEPT - detectable / gain_before
-        if gain_before > 0 and math.isfinite(detectable)
+        detectable_share=MIN_SHARE_KEPT - detectable / earlier_gain
+        if earlier_gain > 0 and math.isfinite(detectable)
         else None,
     )
 
@@ -136,20 +136,20 @@ def _contrast_matrix(size: int) -> Floats:
 def _largest_t(values: Floats, scale: float, seed: int, resamples: int) -> tuple[float, Floats]:
     """Returns the largest t of (J, P) contrasts, and (resamples,) its values if all contrasts were 0."""
     prompts = values.shape[1]
-    tiny = 1e-12 * scale  # bound on the rounding error if two policies score alike on every prompt
+    rounding_error = 1e-12 * scale  # bound on the rounding error if two policies score alike on every prompt
     means = values.mean(1)
-    observed = _t_statistics(means, values.std(1), tiny, prompts)
+    observed = _t_statistics(means, values.std(1), rounding_error, prompts)
     weights = np.concatenate(list(resample_counts(prompts, seed, resamples))) / prompts
     # Centering imposes the null hypothesis that all contrasts are 0.
     centered = values - means[:, None]
     # Resampled means and standard deviations of all contrasts, with the same prompts for each.
-    drawn_means = weights @ centered.T
-    drawn_spread = np.sqrt(np.maximum(weights @ np.square(centered).T - drawn_means**2, 0.0))
-    return float(observed.max()), _t_statistics(drawn_means, drawn_spread, tiny, prompts).max(1)
+    resampled_means = weights @ centered.T
+    resampled_std = np.sqrt(np.maximum(weights @ np.square(centered).T - resampled_means**2, 0.0))
+    return float(observed.max()), _t_statistics(resampled_means, resampled_std, rounding_error, prompts).max(1)
 
 
-def _t_statistics(mean: Floats, spread: Floats, tiny: float, prompts: int) -> Floats:
-    """Computes t statistics. They are 0 if the mean is rounding error, and infinite if only the spread is."""
+def _t_statistics(mean: Floats, std: Floats, rounding_error: float, prompts: int) -> Floats:
+    """Computes t statistics. They are 0 if the mean is rounding error, and infinite if only `std` is."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        t = np.where(spread > tiny, mean / spread * math.sqrt(prompts), np.sign(mean) * np.inf)
-    return np.where(np.abs(mean) > tiny, t, 0.0)
+        t = np.where(std > rounding_error, mean / std * math.sqrt(prompts), np.sign(mean) * np.inf)
+    return np.where(np.abs(mean) > rounding_error, t, 0.0)

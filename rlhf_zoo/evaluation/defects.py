@@ -1,7 +1,7 @@
 """Defects that a recipe's corpus recognizes in completions, such as false statements.
 
 A mean score can rise while a defect becomes more frequent. So the share of completions with each defect is measured
-beside the judge, for both policies.
+for both policies, in addition to the judge's scores.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Ranks of texts among prompts by a sentence embedder, which also sees another prompt's answer in other words."""
+"""Ranks each text's prompt among all prompts by a sentence embedder, which compares meanings rather than words."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
@@ -20,7 +20,7 @@ _TEXTS_AT_ONCE = 4096  # rows of the matrix of texts and prompts
 
 
 def add_meaning_ranks(policy: Completions, sft: Completions, name: str, hub: Hub) -> tuple[Completions, Completions]:
-    """Adds to each completion how near it is to its prompt, by an embedder, compared with the other prompts.
+    """Adds the share of other prompts that are less similar to a completion than its own prompt, by an embedder.
 
     Only completions whose prompt both sides have are embedded. Prompts of the same group are not compared.
 
@@ -28,7 +28,7 @@ def add_meaning_ranks(policy: Completions, sft: Completions, name: str, hub: Hub
         policy: The policy's completions.
         sft: SFT's completions.
         name: A folder or a Hub id of an encoder whose embedding is the mean over the tokens.
-        hub: Where Hub ids are looked up.
+        hub: The Hub on which to look up Hub ids.
 
     Returns:
         Both sides, with `meaning_ranks`.
@@ -40,7 +40,9 @@ def add_meaning_ranks(policy: Completions, sft: Completions, name: str, hub: Hub
     prompts = [prompt for prompt in dict.fromkeys(policy.prompts) if prompt in shared]
     group_of = policy.group_by_prompt
     if len({group_of[prompt] for prompt in prompts}) < 2:
-        raise ZooError("An embedder compares prompts, and all prompts ask the same: sample for more, or remove it.")
+        raise ZooError(
+            "An embedder compares prompts, but all prompts ask the same: sample other prompts too, or give no embedder."
+        )
     embedder = Embedder(resolve(name, hub).path, name=name)
     texts = [text for side in (policy, sft) for prompt, text in zip(side.prompts, side.texts, strict=True)
              if prompt in shared and text.strip()]  # fmt: skip
@@ -48,15 +50,15 @@ def add_meaning_ranks(policy: Completions, sft: Completions, name: str, hub: Hub
     with doing(f"embedding completions and prompts with {name}"):
         prompt_vectors = embedder.embed([requests[prompt] for prompt in prompts]).numpy()
         distinct = list(dict.fromkeys(texts))
-        row_of = {text: row for row, text in enumerate(distinct)}
+        row_by_text = {text: row for row, text in enumerate(distinct)}
         text_vectors = embedder.embed(distinct).numpy() if distinct else prompt_vectors[:0]
     groups = [group_of[prompt] for prompt in prompts]
-    prompt_index = {prompt: place for place, prompt in enumerate(prompts)}
+    prompt_index = {prompt: index for index, prompt in enumerate(prompts)}
     sides = []
     for side in (policy, sft):
         ranks = np.full(len(side), np.nan)
         rows = [row for row, text in enumerate(side.texts) if side.prompts[row] in shared and text.strip()]
-        vectors = text_vectors[[row_of[side.texts[row]] for row in rows]]
+        vectors = text_vectors[[row_by_text[side.texts[row]] for row in rows]]
         ranks[rows] = ranks_among_prompts(
             vectors, prompt_vectors, [prompt_index[side.prompts[row]] for row in rows], groups
         )
@@ -67,7 +69,7 @@ def add_meaning_ranks(policy: Completions, sft: Completions, name: str, hub: Hub
 def ranks_among_prompts(
     texts: NDArray[np.float32], prompts: NDArray[np.float32], own: Sequence[int], groups: Sequence[Hashable]
 ) -> NDArray[np.float64]:
-    """Computes how many other prompts are less similar to a text than its own prompt; a tie counts one half.
+    """Computes the share of other prompts less similar to a text than its own prompt; a tie counts one half.
 
     Args:
         texts: (N, H) vectors of length 1.
@@ -78,22 +80,22 @@ def ranks_among_prompts(
     Returns:
         (N,) shares from 0 to 1.
     """
-    # A large set of prompts is thinned out, since a share needs no more.
-    compared = np.unique(np.linspace(0, len(prompts) - 1, min(len(prompts), MAX_OTHER_PROMPTS)).astype(int))
+    # A sample of the prompts suffices to estimate a share.
+    compared_prompts = np.unique(np.linspace(0, len(prompts) - 1, min(len(prompts), MAX_OTHER_PROMPTS)).astype(int))
     group = group_indices(groups)
     own_index, ranks = np.asarray(own, dtype=int), np.empty(len(own))
     for start in range(0, len(own_index), _TEXTS_AT_ONCE):
         block = slice(start, start + _TEXTS_AT_ONCE)
         own_cosines = np.einsum("nh,nh->n", texts[block], prompts[own_index[block]])
         # Rounded, so that equal vectors tie whatever the order of the sums.
-        gaps = np.round(own_cosines[:, None] - texts[block] @ prompts[compared].T, 6)
-        is_other = group[own_index[block], None] != group[compared]
+        gaps = np.round(own_cosines[:, None] - texts[block] @ prompts[compared_prompts].T, 6)
+        is_other = group[own_index[block], None] != group[compared_prompts]
         ranks[block] = ((np.sign(gaps) + 1) / 2 * is_other).sum(1) / np.maximum(is_other.sum(1), 1)
     return ranks
 
 
 def _request_texts(side: Completions) -> dict[str, str]:
-    """Returns what each prompt asks."""
+    """Returns each prompt -> the text of its request."""
     conversations = side.conversations or side.prompts
     return {
         prompt: request_text(conversation) for prompt, conversation in zip(side.prompts, conversations, strict=True)

@@ -1,4 +1,4 @@
-"""How much reward models disagree that differ only in the random seed of their training.
+"""How much reward models disagree if they differ only in the random seed of their training.
 
 A reward model learns from its pairs and guesses beyond them, and models with different seeds guess differently. So
 their disagreement on a policy's completions shows how far the policy has moved from what they learned (Coste et al.

@@ -44,7 +44,7 @@ class EnsembleScores:
     Attributes:
         margins: (M, pairs) chosen − rejected on held-out pairs. A tie counts as wrong, as on a reward model's card.
         pair_prompts: (pairs,) the group of each pair's prompt.
-        raw: Side -> (M, N) scores of its completions. The sides are sft and, if the run was evaluated, ppo.
+        raw: Side -> (M, N) raw scores of its completions. The sides are sft and, if the run was evaluated, ppo.
         texts: Side -> its completions.
         seed: Seed of the resamples of intervals.
     """
@@ -57,7 +57,7 @@ class EnsembleScores:
 
     @cached_property
     def scores(self) -> dict[str, Scores]:
-        """Side -> (M, N) scores, scaled so that each model's scores of SFT's completions are 0 ± 1."""
+        """Side -> (M, N) scores, of mean 0 and standard deviation 1 for each model on SFT's completions."""
         return {side: standardize(rows, self.raw["sft"]) for side, rows in self.raw.items()}
 
     def report(self, seeds: Sequence[int], directories: Sequence[str]) -> dict[str, Any]:
@@ -72,14 +72,14 @@ class EnsembleScores:
         pair_agreements = pairwise_agreement(self.margins)
         models = []
         for model, margin in enumerate(self.margins):
-            calibrated = measure_calibration(margin, seed=self.seed)
+            calibration = measure_calibration(margin, seed=self.seed)
             models.append(
                 {
                     "seed": seeds[model],
                     "directory": directories[model],
                     "accuracy": accuracy(margin > 0, self.pair_prompts).to_json(),
-                    "ece": calibrated["ece"],
-                    "ece_by_chance": calibrated["ece_by_chance"],
+                    "ece": calibration["ece"],
+                    "ece_by_chance": calibration["ece_by_chance"],
                     **self._text_figures({side: rows[model] for side, rows in self.scores.items()}),
                 }
             )
@@ -108,14 +108,14 @@ class EnsembleScores:
         """
         if "ppo" not in self.texts:
             return {"ppo_score": None, "judge_correlation": None}
-        ranked = {
+        correlations = {
             side: correlation(scores[side], texts.judge, texts.groups, seed=self.seed, ranks=True)
             for side, texts in self.texts.items()
             if texts.judge is not None
         }
         return {
             "ppo_score": self._mean(scores["ppo"]),
-            "judge_correlation": {side: rho.to_json() if rho else None for side, rho in ranked.items()},
+            "judge_correlation": {side: rho.to_json() if rho else None for side, rho in correlations.items()},
         }
 
     def _mean(self, values: Scores) -> dict[str, Any]:

@@ -29,7 +29,7 @@ class Point:
 
     Attributes:
         label: The name in tables.
-        kl: (P,) mean KL to the SFT policy on each of P rows of prompts, nats.
+        kl: (P,) mean KL to the SFT policy on each of P prompts, nats; equal prompts may recur.
         reward: (P,) mean reward.
         judge: (P,) mean score by the judge.
         n: Number of completions.
@@ -39,7 +39,7 @@ class Point:
         serving: Compute per served completion.
         seed_points: The point of each seed, if this is a mean over seeds; else ().
         extra_metrics: Name -> (P,) values; empty for best-of-n, whose completions are not kept.
-        prompts: (P,) a key for the prompt of each row; intervals resample equal keys together. None if all differ.
+        prompts: (P,) a key for each prompt; intervals resample equal keys together. None if all differ.
     """
 
     label: str
@@ -59,7 +59,7 @@ class Point:
         """Averages over prompts, with an interval that resamples prompts.
 
         Args:
-            values: (P,) a mean for each row of prompts.
+            values: (P,) a mean for each prompt.
             seed: Seed of the resamples.
 
         Returns:
@@ -71,7 +71,7 @@ class Point:
         """Averages shares over prompts, with the interval of `stats.mean_share`.
 
         Args:
-            values: (P,) a share from 0 to 1 for each row of prompts.
+            values: (P,) a share from 0 to 1 for each prompt.
             n: Number of observations behind the shares; None for the point's number of completions.
         """
         return replace(mean_share(values, self._groups(values)), n=self.n if n is None else n)
@@ -80,7 +80,7 @@ class Point:
         """Averages the rows of each distinct prompt.
 
         Args:
-            values: (P,) a mean for each row of prompts.
+            values: (P,) a mean for each prompt.
 
         Returns:
             (G,) means of the G distinct prompts.
@@ -179,7 +179,7 @@ def average_points(points: Sequence[Point], weights: Sequence[float] | None = No
 
 
 def interpolate_at_kl(points: Sequence[Point], kl: float) -> Point | None:
-    """Reads a frontier at one KL, by linear interpolation in √KL between two neighbors.
+    """Interpolates a frontier at one KL, linearly in √KL between the two neighboring points.
 
     A policy's score is close to linear in √KL over short distances (Gao et al. 2022, arXiv:2210.10760) but not over
     long ones: a straight line from SFT to a distant point misses the curve between them. Nothing is extrapolated,
@@ -187,25 +187,25 @@ def interpolate_at_kl(points: Sequence[Point], kl: float) -> Point | None:
 
     Args:
         points: The frontier, in any order.
-        kl: The KL at which to read the frontier, nats.
+        kl: The KL at which to interpolate, nats.
 
     Returns:
         The point at this KL; None outside the measured range, or if the two neighbors are more than `MAX_GAP` apart.
     """
     ordered = sorted(points, key=lambda point: point.mean_kl)
-    roots = [math.sqrt(max(point.mean_kl, 0.0)) for point in ordered]
+    root_kls = [math.sqrt(max(point.mean_kl, 0.0)) for point in ordered]
     target = math.sqrt(max(kl, 0.0))
-    if not ordered or not roots[0] <= target <= roots[-1]:
+    if not ordered or not root_kls[0] <= target <= root_kls[-1]:
         return None
-    upper = next(index for index, root in enumerate(roots) if root >= target)
+    upper = next(index for index, root_kl in enumerate(root_kls) if root_kl >= target)
     # A measured point needs no interpolation, and the first point has no neighbor below it.
-    if roots[upper] == target:
+    if root_kls[upper] == target:
         return ordered[upper]
-    gap = roots[upper] - roots[upper - 1]
+    gap = root_kls[upper] - root_kls[upper - 1]
     if gap > MAX_GAP:
         return None
     low, high = ordered[upper - 1], ordered[upper]
-    fraction = (target - roots[upper - 1]) / gap
+    fraction = (target - root_kls[upper - 1]) / gap
     return average_points([low, high], [1 - fraction, fraction], label=f"between {low.label} and {high.label}")
 
 
@@ -213,7 +213,7 @@ def cheapest_filter(reward: Floats, judge: Floats, target: float) -> dict[str, f
     """Finds the filter of SFT's samples with the lowest KL that reaches a mean reward: a baseline for policies.
 
     The filter keeps, for each prompt, the share of samples with the highest reward. Restricting a distribution to a
-    part with probability `share` takes KL = log(1 / share) nats.
+    part with probability `share` costs a KL of log(1 / share) nats.
 
     Args:
         reward: (P, N) rewards of a pool of N samples per prompt.
@@ -226,13 +226,15 @@ def cheapest_filter(reward: Floats, judge: Floats, target: float) -> dict[str, f
     # Means over the best 1, 2, … N samples of each prompt, for all filters at once.
     order = np.argsort(-reward, axis=1, kind="stable")
     kept = np.arange(1, reward.shape[1] + 1)
-    means, judged = (np.cumsum(np.take_along_axis(scores, order, axis=1).mean(0)) / kept for scores in (reward, judge))
-    enough = np.flatnonzero(means >= target)
-    if not len(enough):
+    means, judge_means = (
+        np.cumsum(np.take_along_axis(scores, order, axis=1).mean(0)) / kept for scores in (reward, judge)
+    )
+    reaching = np.flatnonzero(means >= target)
+    if not len(reaching):
         return None
-    # The mean reward falls as more samples are kept, so the last one that is high enough has the largest share.
-    last, share = int(enough[-1]), float(kept[enough[-1]] / len(kept))
-    return {"share": share, "kl": math.log(1 / share), "reward": float(means[last]), "judge": float(judged[last])}
+    # The mean reward falls as more samples are kept, so the last mean that reaches the target has the largest share.
+    last, share = int(reaching[-1]), float(kept[reaching[-1]] / len(kept))
+    return {"share": share, "kl": math.log(1 / share), "reward": float(means[last]), "judge": float(judge_means[last])}
 
 
 def best_within_budget(points: Sequence[Point], flops: float, *, served: int) -> Point | None:

@@ -41,7 +41,7 @@ class PPOComparison:
             "label": point.label,
             "kl": {**kl, "is_bound": point.kl_is_bound},
             **self._score_figures(point),
-            "win_rate": {side: point.rate(values).to_json() for side, values in point.wins.items()},
+            "win_rate": {opponent: point.rate(values).to_json() for opponent, values in point.wins.items()},
             "extra_metrics": {
                 name: self._extra_metric(name, values, point).to_json() for name, values in point.extra_metrics.items()
             },
@@ -53,15 +53,15 @@ class PPOComparison:
         }
         if point.seed_points:
             document["seeds"] = [
-                {"label": part.label, **{name: float(getattr(part, name).mean()) for name in ("reward", "judge", "kl")}}
-                for part in point.seed_points
+                {"label": run.label, **{name: float(getattr(run, name).mean()) for name in ("reward", "judge", "kl")}}
+                for run in point.seed_points
             ]
         return document
 
     def rows(self, points: Sequence[Point]) -> list[dict[str, Any]]:
         """Returns the points of a method as JSON, each compared with PPO at the same KL if PPO was run with other β."""
-        documents = [{**self.row(point), **self._ppo_at_kl_of(point)} for point in points]
-        # Only best-of-n has a bound. Its first point, n = 1, is skipped: SFT costs as much to serve as PPO.
+        documents = [{**self.row(point), **self._ppo_at_kl(point)} for point in points]
+        # Only best-of-n has a bound. Its first point, n = 1, is skipped: it is SFT, which is served at PPO's cost.
         if points[0].kl_is_bound:
             for document, point in zip(documents[1:], points[1:], strict=True):
                 document["break_even"] = break_even(
@@ -91,7 +91,7 @@ class PPOComparison:
                 f"not measured: its points next to PPO's KL of {ppo.mean_kl:.2f} are at {below:.2f} and {above:.2f}, "
                 f"more than {MAX_GAP} √nats apart; run one between"
             )
-        farthest = self._ppo_at_kl_of(max(points, key=lambda point: point.mean_kl))
+        farthest = self._ppo_at_kl(max(points, key=lambda point: point.mean_kl))
         return {"inside": False, "reason": reason, "farthest": farthest.get("ppo_at_its_kl")}
 
     def at_equal_compute(self, points: Sequence[Point]) -> dict[str, Any]:
@@ -144,8 +144,8 @@ class PPOComparison:
             return point.estimate(values, seed=self.seed)
         return point.rate(values, n=len(values) * max(1, len(point.seed_points)))
 
-    def _ppo_at_kl_of(self, point: Point) -> dict[str, Any]:
-        """Compares a point with PPO at its KL; {} if PPO was not run with other β, or not measured near that KL."""
+    def _ppo_at_kl(self, point: Point) -> dict[str, Any]:
+        """Compares a point with PPO at the point's KL; {} if PPO has no points with other β near this KL."""
         ppo = interpolate_at_kl([self.sft, *self.ablated, self.ppo], point.mean_kl) if self.ablated else None
         return {} if ppo is None else {"ppo_at_its_kl": self._compare_point(point, ppo)}
 

@@ -1,4 +1,4 @@
-"""Compares a policy with its SFT policy on the same prompts and random numbers: all metrics and all completions."""
+"""Compares a policy with its SFT policy on the same prompts and random numbers, in all metrics."""
 
 import json
 import logging
@@ -19,7 +19,7 @@ from ..modeling.prompt_keys import count_distinct_prompts
 from .judges.check import JudgeCheck, split_half
 from .judges.llm import LLMJudge
 from .judges.pairwise import PairReport, compare_pairs
-from .judges.panel import check_answers_by_reading, checks_answers
+from .judges.panel import check_answers_by_strictness, checks_answers
 from .judges.rule import RuleJudge
 from .judges.scalar import ClassifierJudge, FunctionJudge
 from .length_control import length_controlled_win_rate
@@ -34,7 +34,7 @@ from .text import distinct_n_difference, repetition
 log = logging.getLogger(__name__)
 
 STREAM = 5  # separates these random numbers from others under the same seed
-_SIDES = ("sft", "ppo")
+_ROLES = ("sft", "ppo")
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ class HeadToHead:
         seed: Seed of the sampling and of the resamples.
         reward_judges: Names of the judges that are also the training reward.
         checks: Each judge's results on labeled pairs, by its name.
-        answers: Name of a rule that checks answers -> sft or ppo -> reading (strict or lenient) -> answers.
+        answers: Name of a rule that checks answers -> sft or ppo -> strict or lenient -> answers.
         row_groups: The group of each row's prompt, see `prompt_groups`; None if every prompt is its own group.
-        possible_paraphrases: Number of prompts that may ask the same as one of another group; 0 if they are few, or if
-            a column has the groups.
+        possible_paraphrases: Number of prompts that may ask the same question as a prompt of another group; 0 if they
+            are few, or if a column has the groups.
     """
 
     evaluator: Evaluator
@@ -102,7 +102,7 @@ class HeadToHead:
             "max_new_tokens": self.evaluator.max_new_tokens,
             "judge": self._judge_facts(),
             "judges": judges,
-            **{side: self._policy_metrics(side) for side in _SIDES},
+            **{role: self._policy_metrics(role) for role in _ROLES},
             "difference": self._difference(),
             "win_rate": headline["win_rate"],
             "win_rate_at_equal_length": self._win_rate_at_equal_length(),
@@ -144,25 +144,26 @@ class HeadToHead:
                 # The roles matter to a chat template, so a text is not enough for `probe --model`.
                 row["messages"] = [dict(message) for message in prompt]
             row["sample"] = i % self.samples
-            row |= {side: measured.row(i, self.judge) for side, measured in self.measurements.items()}
+            row |= {role: measured.row(i, self.judge) for role, measured in self.measurements.items()}
             lines.append(json.dumps(row, ensure_ascii=False) + "\n")
         return "".join(lines)
 
     @cached_property
     def pairs(self) -> dict[str, dict[str, PairReport]]:
-        """{judge: {side: report}}: the reports of pair judges on ppo and on the control, both against SFT."""
-        theirs, prompt_texts = self.measurements["sft"].completions, [plain_text(prompt) for prompt in self.prompts]
+        """{judge: {role: report}}: the reports of pair judges on ppo and on the control, both against SFT."""
+        sft_completions = self.measurements["sft"].completions
+        prompt_texts = [plain_text(prompt) for prompt in self.prompts]
         return {
             judge.name: {
-                side: compare_pairs(
+                role: compare_pairs(
                     judge,
                     prompt_texts,
-                    self.measurements[side].completions,
-                    theirs,
+                    self.measurements[role].completions,
+                    sft_completions,
                     seed=self.seed,
                     groups=self.groups,
                 )
-                for side in ("ppo", "control")
+                for role in ("ppo", "control")
             }
             for judge in self.evaluator.panel.comparing
         }
@@ -187,15 +188,15 @@ class HeadToHead:
     def _self_agreement(self) -> Estimate | None:
         """How well the headline judge agrees with itself on SFT and the policy; see `split_half`."""
         # Both policies answered the same prompts, so the groups are the same for both.
-        rows = [np.reshape(self.measurements[side].judges[self.judge], (-1, self.samples)) for side in _SIDES]
-        return split_half(np.concatenate(rows), self.groups[:: self.samples] * len(_SIDES), seed=self.seed)
+        rows = [np.reshape(self.measurements[role].judges[self.judge], (-1, self.samples)) for role in _ROLES]
+        return split_half(np.concatenate(rows), self.groups[:: self.samples] * len(_ROLES), seed=self.seed)
 
     def _check_entry(self, judge: str) -> dict[str, Any]:
         """Returns {"check": a judge's results on labeled pairs}; {} if it has none."""
         return {"check": self.checks[judge].to_json()} if judge in self.checks else {}
 
     def _scoring_judge_figures(self, name: str, description: str) -> dict[str, Any]:
-        means = {side: self._mean(self.measurements[side].judges[name]) for side in _SIDES}
+        means = {role: self._mean(self.measurements[role].judges[name]) for role in _ROLES}
         return {
             "description": description,
             "is_training_reward": name in self.reward_judges,
@@ -208,14 +209,14 @@ class HeadToHead:
 
     def _answer_figures(self, name: str) -> dict[str, Any]:
         """Both policies' accuracy by a rule that checks answers, and the paired difference."""
-        sft, ppo = (self.answers[name][side] for side in _SIDES)
+        sft, ppo = (self.answers[name][role] for role in _ROLES)
         return {
-            reading: {
-                "sft": sft[reading].to_json(),
-                "ppo": ppo[reading].to_json(),
-                "difference": self._mean((ppo[reading].right - sft[reading].right).ravel().tolist()),
+            strictness: {
+                "sft": sft[strictness].to_json(),
+                "ppo": ppo[strictness].to_json(),
+                "difference": self._mean((ppo[strictness].right - sft[strictness].right).ravel().tolist()),
             }
-            for reading in ppo
+            for strictness in ppo
         }
 
     def _pair_judge_figures(self, name: str) -> dict[str, Any]:
@@ -223,7 +224,7 @@ class HeadToHead:
         reports = self.pairs[name]
         figures: dict[str, object] = {"description": judge.description}
         if name in self.measurements["sft"].judges:  # it also rated single completions
-            figures |= {side: self._mean(self.measurements[side].judges[name]) for side in _SIDES}
+            figures |= {role: self._mean(self.measurements[role].judges[name]) for role in _ROLES}
         figures |= {
             "win_rate": reports["ppo"].win_rate.to_json(),
             "control": reports["control"].win_rate.to_json(),
@@ -233,9 +234,9 @@ class HeadToHead:
             figures["usage"] = judge.usage.to_json()
         return {**figures, **self._check_entry(name)}
 
-    def _policy_metrics(self, side: str) -> dict[str, Any]:
+    def _policy_metrics(self, role: str) -> dict[str, Any]:
         # The metric modules group by text, so the number of each group is passed as a text.
-        measured, prompt_keys = self.measurements[side], list(map(str, self.groups))
+        measured, prompt_keys = self.measurements[role], list(map(str, self.groups))
         kl = {"predictions": measured.logprobs, "references": measured.ref_logprobs}
         return {
             **({"reward": self._mean(measured.reward)} if measured.reward else {}),
@@ -261,13 +262,13 @@ class HeadToHead:
 
         KL is left out, because it is relative to SFT already.
         """
-        ours, theirs = (self.measurements[side] for side in ("ppo", "sft"))
+        ppo, sft = (self.measurements[role] for role in ("ppo", "sft"))
         values_by_name = {
-            "reward": (ours.reward, theirs.reward),
-            "judge": (ours.judges[self.judge], theirs.judges[self.judge]),
-            "length": (ours.length, theirs.length),
-            "eos_rate": (ours.ended, theirs.ended),
-            "repetition": tuple([repetition(text) for text in measured.completions] for measured in (ours, theirs)),
+            "reward": (ppo.reward, sft.reward),
+            "judge": (ppo.judges[self.judge], sft.judges[self.judge]),
+            "length": (ppo.length, sft.length),
+            "eos_rate": (ppo.ended, sft.ended),
+            "repetition": tuple([repetition(text) for text in measured.completions] for measured in (ppo, sft)),
         }
         differences = {
             name: self._mean(np.subtract(np.asarray(a, dtype=float), np.asarray(b, dtype=float)).tolist())
@@ -276,20 +277,20 @@ class HeadToHead:
         }
         for n in (1, 2):
             # Distinct-n needs a jackknife: a bootstrap draws prompts twice, which adds no new n-gram.
-            estimate = distinct_n_difference(ours.completions, theirs.completions, self.groups, n)
+            estimate = distinct_n_difference(ppo.completions, sft.completions, self.groups, n)
             differences[f"distinct_{n}"] = estimate.to_json()
         perplexity = perplexity_difference(
-            (ours.ref_logprob_sums, ours.length), (theirs.ref_logprob_sums, theirs.length), self.groups, seed=self.seed
+            (ppo.ref_logprob_sums, ppo.length), (sft.ref_logprob_sums, sft.length), self.groups, seed=self.seed
         )
         return {**differences, "sft_perplexity": perplexity.to_json()}
 
     def _mean(self, values: Sequence[float]) -> dict[str, Any]:
         return bootstrap_mean(values, self.groups, seed=self.seed).to_json()
 
-    def _win_rate(self, side: str, judge: str) -> dict[str, Any]:
-        ours, theirs = self.measurements[side].judges[judge], self.measurements["sft"].judges[judge]
+    def _win_rate(self, role: str, judge: str) -> dict[str, Any]:
+        scores, sft_scores = self.measurements[role].judges[judge], self.measurements["sft"].judges[judge]
         estimate: dict[str, object] = cached_metric("win_rate").compute(
-            predictions=ours, references=theirs, prompts=list(map(str, self.groups)), tolerance=TIE_TOLERANCE
+            predictions=scores, references=sft_scores, prompts=list(map(str, self.groups)), tolerance=TIE_TOLERANCE
         )
         return estimate
 
@@ -302,17 +303,19 @@ class HeadToHead:
         )
 
     def _win_rate_at_equal_length(self) -> dict[str, Any]:
-        ours, theirs = (self.measurements[side].length for side in ("ppo", "sft"))
-        return length_controlled_win_rate(self._preferences(), ours, theirs, self.groups, seed=self.seed).to_json()
+        ppo_lengths, sft_lengths = (self.measurements[role].length for role in ("ppo", "sft"))
+        return length_controlled_win_rate(
+            self._preferences(), ppo_lengths, sft_lengths, self.groups, seed=self.seed
+        ).to_json()
 
     def _agreement(self) -> dict[str, Any]:
         """Agreement of reward and judge: Spearman's ρ for each policy, and how often both prefer the same side."""
         agreement: dict[str, object] = {}
-        for side in _SIDES:
+        for role in _ROLES:
             # For each policy alone, because the difference between policies would inflate the correlation.
-            reward, judged = self.measurements[side].reward, self.measurements[side].judges[self.judge]
-            estimate = correlation(reward, judged, self.groups, seed=self.seed, ranks=True)
-            agreement[side] = None if estimate is None else estimate.to_json()
+            reward, judge_scores = self.measurements[role].reward, self.measurements[role].judges[self.judge]
+            estimate = correlation(reward, judge_scores, self.groups, seed=self.seed, ranks=True)
+            agreement[role] = None if estimate is None else estimate.to_json()
         # 1 if reward and judge prefer the same side, 0 if they prefer opposite sides, ½ if one of them ties.
         reward_wins = preference_scores(self.measurements["ppo"].reward, self.measurements["sft"].reward)
         judge_wins = self._preferences()
@@ -372,7 +375,7 @@ def head_to_head(
         seed: Seed of the sampling and of the resamples.
         reward_judges: Names of the judges that were also the training reward.
         checks: Each judge's results on labeled pairs, by its name.
-        group: How to group prompts that ask the same: `by` of `group_rows`.
+        group: How to group prompts that ask the same question: `by` of `group_rows`.
 
     Returns:
         The measurements of all three.
@@ -399,13 +402,13 @@ def head_to_head(
     # Rules that check answers are applied again to each completion, for accuracy and pass@k.
     answers_by_judge = {
         judge.name: {
-            side: {
-                reading: replace(answers, prompts=row_groups)
-                for reading, answers in check_answers_by_reading(
-                    judge, prompts, measurements[side].completions, columns, samples=samples
+            role: {
+                strictness: replace(answers, prompts=row_groups)
+                for strictness, answers in check_answers_by_strictness(
+                    judge, prompts, measurements[role].completions, columns, samples=samples
                 ).items()
             }
-            for side in _SIDES
+            for role in _ROLES
         }
         for judge in evaluator.panel.scoring
         if checks_answers(judge)

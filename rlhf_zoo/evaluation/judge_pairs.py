@@ -1,4 +1,4 @@
-"""Checks the judge of rollouts on pairs of known order. The judge's scores are in the pair file or in the rollouts."""
+"""Checks a judge on pairs of known order. Its scores are in the file of pairs or in the rollouts."""
 
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence, Set
@@ -21,7 +21,7 @@ OWN_PAIRS = "the own pairs"
 
 @dataclass(frozen=True)
 class _Scores:
-    """The scores of the texts in the rollouts, (prompt, text) -> all scores of that text, and whose texts they are."""
+    """The scores of each (prompt, text) in the rollouts, and which (prompt, text) only one side wrote."""
 
     judge: Mapping[tuple[str, str], Sequence[float]]
     reward: Mapping[tuple[str, str], Sequence[float]]
@@ -80,8 +80,8 @@ def check_judge(
             `judge_rejected`, the judge's scores. Scores may be missing for texts in the rollouts. `reward_chosen` and
             `reward_rejected` show whether judge and reward make the same errors.
         own: Pairs of the policies' own outputs, in the same form; they need no judge. Their texts must be in the
-            rollouts. Only pairs of policy and SFT show whether the judge is won by what the policy learned, so only
-            their prompts count as checked.
+            rollouts. Only pairs of policy and SFT show whether what the policy learned fools the judge, so only their
+            prompts count as checked.
         seed: Seed of the resamples.
 
     Returns:
@@ -98,18 +98,18 @@ def check_judge(
         raise ZooError("Pairs check the column judge, which the completions do not have: score both sides, or remove "
                        "--labeled.")  # fmt: skip
     scores = _Scores.of(sides)
-    labeled_check = None if labeled is None else _check(labeled, "the labeled pairs", scores, seed)[0]
+    labeled_check = None if labeled is None else _check_on_pairs(labeled, "the labeled pairs", scores, seed)[0]
     if own is None:
         return JudgeCheck(labeled_check)
     if not has_judge:
-        return JudgeCheck(labels=_labels(own, scores))
-    own_check, labels = _check(own, OWN_PAIRS, scores, seed, own=True)
+        return JudgeCheck(labels=_count_own_labels(own, scores))
+    own_check, labels = _check_on_pairs(own, OWN_PAIRS, scores, seed, own=True)
     return JudgeCheck(labeled_check, own_check, labels=labels)
 
 
-def _labels(source: Rollouts, scores: _Scores) -> PairLabels | None:
-    """Reads own pairs where there is no judge to check."""
-    rows = [(where, _texts(row, where)) for where, row in iterate_rows(source, OWN_PAIRS)]
+def _count_own_labels(source: Rollouts, scores: _Scores) -> PairLabels | None:
+    """Counts the labels of own pairs when there is no judge to check."""
+    rows = [(where, _pair_texts(row, where)) for where, row in iterate_rows(source, OWN_PAIRS)]
     if not rows:
         raise ZooError(f"{OWN_PAIRS} hold no pairs: give prompt, chosen and rejected.")
     for where, texts in rows:
@@ -118,17 +118,17 @@ def _labels(source: Rollouts, scores: _Scores) -> PairLabels | None:
     return count_labels([scores.policy_chosen(texts) for _, texts in rows], groups)
 
 
-def _check(
+def _check_on_pairs(
     source: Rollouts, name: str, scores: _Scores, seed: int, *, own: bool = False
 ) -> tuple[PairCheck, PairLabels | None]:
     prompts: list[str] = []
-    judged: list[tuple[float, float]] = []
-    rewarded: list[tuple[float, float]] = []
+    judge_scores_by_pair: list[tuple[float, float]] = []
+    rewards_by_pair: list[tuple[float, float]] = []
     without_reward: list[str] = []
     policy_chosen: list[bool | None] = []
     has_rewards = False
     for where, row in iterate_rows(source, name):
-        texts = _texts(row, where)
+        texts = _pair_texts(row, where)
         if own:
             scores.check_own(texts, where)
         judge_scores = _pair_of_scores(row, "judge", texts, scores.judge, where)
@@ -141,17 +141,17 @@ def _check(
         if reward_scores is None:
             without_reward.append(where)
         else:
-            rewarded.append(reward_scores)
+            rewards_by_pair.append(reward_scores)
         has_rewards = has_rewards or row.get("reward_chosen") is not None
         prompts.append(texts["prompt"])
         policy_chosen.append(scores.policy_chosen(texts))
-        judged.append(judge_scores)
+        judge_scores_by_pair.append(judge_scores)
     if not prompts:
         raise ZooError(f"{name} hold no pairs: give prompt, chosen and rejected.")
     if has_rewards and without_reward:
         raise ZooError(f"{without_reward[0]} has no reward_chosen and reward_rejected: give them in all pairs or none.")
-    margins = None if without_reward else np.subtract(*np.array(rewarded).T)
-    chosen, rejected = np.array(judged).T
+    margins = None if without_reward else np.subtract(*np.array(rewards_by_pair).T)
+    chosen, rejected = np.array(judge_scores_by_pair).T
     groups = scores.group_own(prompts) if own else group_other_prompts(prompts, NEAR_DUPLICATES)
     result = check_pairs(
         chosen, rejected, groups, probabilities=False, seed=seed, reward_margins=margins, policy_chosen=policy_chosen
@@ -162,7 +162,7 @@ def _check(
     return replace(result, prompts=labels.prompts if labels else 0), labels
 
 
-def _texts(row: Mapping[str, Any], where: str) -> dict[str, str]:
+def _pair_texts(row: Mapping[str, Any], where: str) -> dict[str, str]:
     texts = {}
     for name in TEXTS:
         text = message_text(row.get(name))
@@ -182,11 +182,11 @@ def _pair_of_scores(
     scores = []
     for side in SIDES:
         name = f"{column}_{side}"
-        in_rollouts = rollout_scores.get((texts["prompt"], texts[side]))
+        text_scores = rollout_scores.get((texts["prompt"], texts[side]))
         if row.get(name) is not None:
             scores.append(check_number(name, row[name], where))
-        elif in_rollouts:
-            scores.append(float(np.mean(in_rollouts)))
+        elif text_scores:
+            scores.append(float(np.mean(text_scores)))
         else:
             return None
     return scores[0], scores[1]

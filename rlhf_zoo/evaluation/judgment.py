@@ -25,8 +25,8 @@ class Judgment:
     Attributes:
         gain: The judge's mean score of the last checkpoint − that of SFT.
         win_rate: How often the judge prefers the last checkpoint.
-        corrected_win_rate: The same minus the judge's bias for the policy, measured on pairs of the policies' own
-            outputs; None if fewer than `MIN_PROMPTS` of them are of policy and SFT.
+        corrected_win_rate: `win_rate` minus the judge's bias for the policy, measured on pairs of the policies' own
+            outputs; None if fewer than `MIN_PROMPTS` of these pairs hold a text of the policy and one of SFT.
         loss_bounds: The upper bounds of gain and win rate at `HACKED_LEVEL`.
         fall: The fall from the judge's best checkpoint; None when two files are compared.
     """
@@ -84,7 +84,7 @@ class Judgment:
 
     @property
     def worse(self) -> bool:
-        """Whether the last checkpoint is below an earlier one or SFT; of two files, whether it is below SFT."""
+        """Whether the last checkpoint is below an earlier one or SFT; of two files, whether the policy is below SFT."""
         return self.shows_loss if self.fall is None else self.fall.detected
 
     @property
@@ -150,7 +150,7 @@ def judge_last_checkpoint(evidence: Evidence, judge_scores: Floats, seed: int, r
         corrected_win_rate=None if bias is None else difference_of_shares(win_rate, bias),
         loss_bounds=(mean_bounds[1], share_interval(wins, groups, level=HACKED_LEVEL)[1]),
         # Two files have no order, so there is nothing to fall from.
-        fall=None if evidence.rollouts else measure_fall(judge_scores, steps, seed, resamples),
+        fall=None if evidence.two_files else measure_fall(judge_scores, steps, seed, resamples),
     )
 
 

@@ -1,8 +1,8 @@
 """The win rate that would remain if both sides were equally long.
 
 Judges like long texts, and PPO learns to exploit that. Dubois et al. 2024 (arXiv:2404.04475, AlpacaEval 2) fit a
-logistic regression of the preference on the length difference and predict at difference zero. This module has their
-intercept and their length term. Their term for a prompt's difficulty is left out, since it is fitted over many models.
+logistic regression of the preference on the length difference and predict at difference zero. This module fits their
+intercept and length term. It leaves out their term for a prompt's difficulty, which is fitted over many models.
 """
 
 import math
@@ -46,10 +46,11 @@ class LengthControlled(Estimate):
         if abs(self.shift) <= MAX_SHIFT:
             return None
         side = "longer" if self.shift > 0 else "shorter"
-        apart = f"{abs(self.shift):.2g} standard deviations" if math.isfinite(self.shift) else "always"
+        distance = f"{abs(self.shift):.2g} standard deviations" if math.isfinite(self.shift) else "always"
         return (
-            f"The win rate at equal length is not identified: the first side is {apart} {side}, so few pairs show what "
-            "happens at equal length. If better texts are also longer, the correction removes part of their advantage."
+            f"The win rate at equal length is not identified: the first side is {distance} {side}, so few pairs "
+            "show what happens at equal length. If better texts are also longer, the correction removes part of their "
+            "advantage."
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -107,12 +108,12 @@ def length_controlled_win_rate(
         interval = proportion(round(plain.value * size), size).ci95
     else:
         # Each refit starts at the fit to all comparisons, so it takes only a few steps.
-        drawn = [
+        intercepts = [
             _fit(score, difference, row[index], coefficients)[0][0]
             for counts in resample_counts(size, seed, resamples)
             for row in counts
         ]
-        low, high = np.quantile(sigmoid(np.array(drawn)), quantile_levels(size))
+        low, high = np.quantile(sigmoid(np.array(intercepts)), quantile_levels(size))
         interval = (float(low), float(high))
     # Equal lengths count one half.
     longer = float(((np.sign(difference) + 1) / 2).mean())

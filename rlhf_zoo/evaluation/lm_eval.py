@@ -2,7 +2,7 @@
 
 The package `lm_eval` is imported only if a recipe or a flag names tasks. A task is a name that the package knows, or
 the path of a YAML file. Such a file can run code, so only a text with a folder or the ending .yaml counts as a path,
-and nothing that is downloaded may name one (`runs.settings.key_classes`). Both policies get the same seed and examples.
+and nothing downloaded may name such a file (`runs.settings.key_classes`). Both policies get the same seed and examples.
 """
 
 from __future__ import annotations

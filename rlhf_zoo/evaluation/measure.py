@@ -42,7 +42,7 @@ from .judges.panel import Panel, RewardJudge, score_completions, sort_free_first
 from .judges.rule import RuleJudge
 from .judges.scalar import FunctionJudge, Judge
 from .logprob_cache import model_fingerprint
-from .reward_reading import reward_load_kwargs
+from .reward_load_settings import reward_load_kwargs
 from .saved_measurements import SavedMeasurements
 
 MAX_COMPLETIONS = 64  # completions whose logits are in memory at once
@@ -286,19 +286,19 @@ def _measure(
     # Logits over the whole vocabulary are the largest tensors here, so their size limits the micro-batches.
     micro_batches, start = MicroBatches(max_rows_in_memory(policy, evaluator.max_new_tokens)), 0
     with Progress(len(prompts), f"{desc}: reward and KL", "sample", leave=False) as bar:
-        for number, batch in enumerate(samples.batches):
+        for batch_index, batch in enumerate(samples.batches):
             bar.update(start - bar.n)
             batch_rows = slice(start, start + len(batch))
             start += len(batch)
             # Every process has all samples but scores only its own batches; `gather_in_order` merges the results.
-            if not distributed.is_my_batch(number):
+            if not distributed.is_my_batch(batch_index):
                 continue
             reward = evaluator.score_batch(batch, batch_rows, prompts, samples.texts, columns or {})
             kl_parts = []
             for part in micro_batches.run(partial(_kl_to_reference, policy, evaluator, batch), range(len(batch))):
                 kl_parts.append(part)
                 bar.update(len(part[0]))
-            metrics_by_batch[number] = (
+            metrics_by_batch[batch_index] = (
                 reward,
                 [value for part_kl, _ in kl_parts for value in part_kl],
                 _unpad(batch.logprobs, batch),
@@ -372,10 +372,10 @@ def make_evaluator(context: RunContext, reference_path: Path) -> Evaluator:
         paths = [parent(context, name).path for name in names]
         move_to_device = partial(on_device, use_cpu=ppo.trainer.use_cpu)
         load_options = Loading(dtype="auto", attention=ppo.model.attn_implementation)  # as in PPO
-        loader, reading = ppo.data.reward_model_loader, reward_load_kwargs(vars(ppo.trainer))
+        loader, load_kwargs = ppo.data.reward_model_loader, reward_load_kwargs(vars(ppo.trainer))
         # The reward model comes first, because the first of the `reward_weights` is its weight.
         rewards.insert(
-            0, load_reward(paths, tokenizer, place=move_to_device, options=load_options, loader=loader, **reading)
+            0, load_reward(paths, tokenizer, place=move_to_device, options=load_options, loader=loader, **load_kwargs)
         )
     reference = on_device(load_causal(reference_path), use_cpu=ppo.trainer.use_cpu).eval()
     return Evaluator(
@@ -427,7 +427,7 @@ def find_weighted_functions(
     # The first weight is the reward model's.
     function_weights = list(weights or [])[1 if has_reward_model else 0 :]
     if len(function_weights) != len(names):
-        # The number of weights is wrong. To be safe, every function counts as rewarded.
+        # With a wrong number of weights, every function counts as rewarded, to be safe.
         return frozenset(names)
     return frozenset(name for name, weight in zip(names, function_weights, strict=True) if weight)
 
@@ -485,6 +485,6 @@ def _open_judge_panel(context: RunContext) -> Panel:
         extra=() if lexicon is None else (lexicon,),
         use_cpu=context.settings("ppo").trainer.use_cpu,
         hub=context.hub,
-        # Only this judge needs the other run's reward model, so its path is looked up only for it.
+        # Only the judge `same-labels` needs this reward model of another run, so its path is not looked up otherwise.
         same_labels=judge_run(context).record("reward").path if SAME_LABELS in config.names else None,
     )

@@ -177,18 +177,18 @@ def completion_kl(
     values = []
     for row, (ours, theirs) in enumerate(zip(logprobs, ref_logprobs, strict=True)):
         # One number for a whole completion counts as a completion of one action.
-        sides = [np.atleast_1d(np.asarray(side, dtype=float)) for side in (ours, theirs)]
-        if sides[0].shape != sides[1].shape or sides[0].ndim != 1:
+        arrays = [np.atleast_1d(np.asarray(array, dtype=float)) for array in (ours, theirs)]
+        if arrays[0].shape != arrays[1].shape or arrays[0].ndim != 1:
             raise ValueError(
-                f"Completion {row} has log-probabilities of shape {sides[0].shape} in predictions and {sides[1].shape} "
-                "in references: both need one for each token."
+                f"Completion {row} has log-probabilities of shape {arrays[0].shape} in predictions and "
+                f"{arrays[1].shape} in references: both need one for each token."
             )
-        for side, name in zip(sides, ("predictions", "references"), strict=True):
-            if not np.isfinite(side).all():
+        for array, name in zip(arrays, ("predictions", "references"), strict=True):
+            if not np.isfinite(array).all():
                 raise ValueError(
-                    f"Completion {row} has a log-probability in {name} that is not finite: {side.tolist()[:5]} …"
+                    f"Completion {row} has a log-probability in {name} that is not finite: {array.tolist()[:5]} …"
                 )
-        pi, ref = (torch.from_numpy(side)[None] for side in sides)
+        pi, ref = (torch.from_numpy(array)[None] for array in arrays)
         if level == "sequence":
             mask = torch.ones_like(pi, dtype=torch.bool)
             # All tokens of the completion become one action, whose log-probability is their sum.

@@ -153,14 +153,14 @@ def fit_form(
     rng = np.random.default_rng(seed)
     distances, means, weights, n = points.distances, points.means, points.weights, points.n
     design = np.stack([distances, -_beta_term(form, distances)], axis=1)
-    root = np.sqrt(weights)
+    root_weights = np.sqrt(weights)
     # Weighted least squares: scaling both sides by √weight gives an ordinary problem.
-    coefficients = np.linalg.lstsq(design * root[:, None], means * root, rcond=None)[0]
+    coefficients = np.linalg.lstsq(design * root_weights[:, None], means * root_weights, rcond=None)[0]
     residuals = means - design @ coefficients
     misfit = float(weights @ residuals**2)
 
     draws, scatter, scatter_p = _draw_coefficients(form, points, design, coefficients, misfit, rng, resamples)
-    pattern_p = _pattern_p_value(residuals * root, float(np.abs(means * root).max()), rng, resamples)
+    pattern_p = _pattern_p_value(residuals * root_weights, float(np.abs(means * root_weights).max()), rng, resamples)
     fits = (
         None
         if pattern_p is None
@@ -170,7 +170,7 @@ def fit_form(
     alpha, beta = (_interval(float(coefficients[i]), draws[:, i], n) for i in (0, 1))
     observed = (float(distances[0]), float(distances[-1]))
     peak, no_peak = _find_peak(form, alpha, beta, draws, observed, fits, n)
-    spread = float(weights @ (means - np.average(means, weights=weights)) ** 2)
+    total_variation = float(weights @ (means - np.average(means, weights=weights)) ** 2)
     return Fit(
         form=form,
         alpha=alpha,
@@ -178,7 +178,7 @@ def fit_form(
         points=len(means),
         observed=observed,
         residuals=tuple(residuals.tolist()),
-        r_squared=1 - misfit / spread if spread > 0 else None,
+        r_squared=1 - misfit / total_variation if total_variation > 0 else None,
         scatter=scatter,
         scatter_p=scatter_p,
         pattern_p=pattern_p,
@@ -199,12 +199,12 @@ def _draw_coefficients(
 ) -> tuple[Floats, float | None, float | None]:
     """Returns (B, 2) draws of (α, β), and the scatter of the points with its p-value (None if unknown)."""
     scatter = scatter_p = None
-    if points.error is None:
+    if points.errors is None:
         draws = _draw_from_t(design, coefficients, misfit, rng, resamples)
     else:
-        drawn, drawn_d = _resample_points(points, points.error, rng, resamples)
-        draws = _solve_least_squares(form, drawn_d, drawn, points.weights)
-        scatter, scatter_p = _measure_scatter(misfit, drawn - points.means, design, points.weights)
+        resampled_gains, resampled_d = _resample_points(points, points.errors, rng, resamples)
+        draws = _solve_least_squares(form, resampled_d, resampled_gains, points.weights)
+        scatter, scatter_p = _measure_scatter(misfit, resampled_gains - points.means, design, points.weights)
         if scatter is not None:
             # If points scatter more than their noise, the intervals are wider.
             draws = coefficients + (draws - coefficients) * math.sqrt(max(1.0, scatter))
@@ -216,25 +216,25 @@ class _Points:
     """K checkpoints with KL above 0, by increasing KL.
 
     Attributes:
-        nats: (K,) or (K, P) KL.
-        scores: (K,) or (K, P) gains.
+        kl: (K,) or (K, P) KL, nats.
+        gains: (K,) or (K, P) gains over SFT.
         means: (K,) mean gains.
-        error: (K,) standard errors of the means; None if unknown.
+        errors: (K,) standard errors of the means; None if unknown.
         distances: (K,) d, the root of the mean KL.
         weights: (K,) weights for least squares.
     """
 
-    nats: Floats
-    scores: Floats
+    kl: Floats
+    gains: Floats
     means: Floats
-    error: Floats | None
+    errors: Floats | None
     distances: Floats
     weights: Floats
 
     @property
     def n(self) -> int:
         """The number of observations: prompts, or checkpoints if gains are means."""
-        return self.scores.shape[1] if self.scores.ndim == 2 else len(self.means)
+        return self.gains.shape[1] if self.gains.ndim == 2 else len(self.means)
 
 
 def _prepare_points(kl: ArrayLike, gains: ArrayLike, errors: ArrayLike | None) -> _Points:
@@ -311,15 +311,15 @@ def expected_best_of_n(proxy: ArrayLike, sizes: Sequence[int], *, judge: ArrayLi
         ValueError: A score is not finite.
     """
     scores = np.asarray(proxy, dtype=float)
-    judged = scores if judge is None else np.asarray(judge, dtype=float)
-    if not (np.isfinite(scores).all() and np.isfinite(judged).all()):
+    averaged = scores if judge is None else np.asarray(judge, dtype=float)
+    if not (np.isfinite(scores).all() and np.isfinite(averaged).all()):
         raise ValueError("A score of the pool is not finite.")
     order = np.argsort(scores, axis=1, kind="stable")
-    ranked, values = (np.take_along_axis(side, order, axis=1) for side in (scores, judged))
-    begins = np.ones(ranked.shape, dtype=bool)
-    begins[:, 1:] = ranked[:, 1:] != ranked[:, :-1]
-    # Each run of tied samples gets a number; `begins` is True in column 0, so runs never cross prompts.
-    run = np.cumsum(begins.ravel()) - 1
+    ranked, values = (np.take_along_axis(array, order, axis=1) for array in (scores, averaged))
+    starts_run = np.ones(ranked.shape, dtype=bool)
+    starts_run[:, 1:] = ranked[:, 1:] != ranked[:, :-1]
+    # Each run of tied samples gets a number; `starts_run` is True in column 0, so runs never cross prompts.
+    run = np.cumsum(starts_run.ravel()) - 1
     run_means = (np.bincount(run, weights=values.ravel()) / np.bincount(run))[run].reshape(values.shape)
     return np.stack([run_means @ best_of_n_weights(scores.shape[1], n) for n in sizes])
 
@@ -360,12 +360,12 @@ def _check_errors(errors: ArrayLike, size: int) -> Floats:
 
 def _resample_points(points: _Points, error: Floats, rng: np.random.Generator, resamples: int) -> tuple[Floats, Floats]:
     """Returns (B, K) resampled mean gains and (B, K) resampled d; d is (K,) if KL is known by checkpoint only."""
-    if points.scores.ndim == 1:
+    if points.gains.ndim == 1:
         return points.means + error * rng.standard_normal((resamples, len(points.means))), points.distances
     prompts = points.n
     # KL and gains of every checkpoint use the same resampled prompts, which keeps them paired.
     weights = rng.multinomial(prompts, np.full(prompts, 1 / prompts), size=resamples) / prompts
-    return weights @ points.scores.T, root_kl(weights @ points.nats.T) if points.nats.ndim == 2 else points.distances
+    return weights @ points.gains.T, root_kl(weights @ points.kl.T) if points.kl.ndim == 2 else points.distances
 
 
 def _measure_scatter(
@@ -373,8 +373,10 @@ def _measure_scatter(
 ) -> tuple[float | None, float | None]:
     """Returns `misfit` / the mean misfit of (B, K) noise, and its p-value; None, None if the noise is all 0."""
     # The residuals of fitting the form to the noise alone. The form is linear, so the true curve cancels.
-    root = np.sqrt(weights)
-    projected = noise - (np.linalg.lstsq(design * root[:, None], (noise * root).T, rcond=None)[0].T @ design.T)
+    root_weights = np.sqrt(weights)
+    projected = noise - (
+        np.linalg.lstsq(design * root_weights[:, None], (noise * root_weights).T, rcond=None)[0].T @ design.T
+    )
     noise_misfit = (projected**2) @ weights
     if not noise_misfit.mean() > 0:
         return None, None
@@ -433,8 +435,8 @@ def _find_maximum(form: Form, alpha: Floats, beta: Floats) -> tuple[Floats, Floa
 def _find_peak(
     form: Form, alpha: Estimate, beta: Estimate, draws: Floats, observed: tuple[float, float], fits: bool | None, n: int
 ) -> tuple[Peak | None, str | None]:
-    def no_peak(why: str) -> tuple[None, str]:
-        return None, f"No peak in the observed range: {why}."
+    def no_peak(reason: str) -> tuple[None, str]:
+        return None, f"No peak in the observed range: {reason}."
 
     if fits is False:
         return no_peak("the form does not fit these scores")
@@ -444,11 +446,11 @@ def _find_peak(
     drawn_values = _find_maximum(form, draws[:, 0], draws[:, 1])
     d, gain = (_interval(float(value), drawn, n) for value, drawn in zip(values, drawn_values, strict=True))
     low, high = observed
-    within = f"d from {low:.3g} to {high:.3g} was observed"
+    observed_range = f"d from {low:.3g} to {high:.3g} was observed"
     if not low <= d.value <= high:
-        return no_peak(f"the curve would peak at d = {d.value:.3g}, and {within}")
+        return no_peak(f"the curve would peak at d = {d.value:.3g}, and {observed_range}")
     if d.ci95[0] < low or d.ci95[1] > high or gain.ci95[0] <= 0:
-        return no_peak(f"the peak lies somewhere in d = {_format_range(d.ci95)}, and {within}")
+        return no_peak(f"the peak lies somewhere in d = {_format_range(d.ci95)}, and {observed_range}")
     return Peak(d, gain), None
 
 

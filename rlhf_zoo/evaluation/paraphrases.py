@@ -1,9 +1,9 @@
-"""Counts prompts that may ask the same in other words. They are reported, and not grouped.
+"""Counts prompts that may ask the same question in other words. They are reported but not grouped.
 
 Two prompts may be paraphrases if they share at least `MIN_SHARED` content words, and these are at least
-`MIN_SHARED_PART` of the content words of one of them. Content words are all but frequent English ones and those in more
-than half of the prompts, without their endings. A few pairs of prompts that ask different things are like this too, so
-the number counts only if it is at least `MIN_PARAPHRASED` of all.
+`MIN_SHARED_PART` of the content words of one of them. Content words are all words but frequent English ones and
+those in more than half of the prompts; their endings are removed. A few pairs of prompts that ask different things pass
+this test too, so the number is reported only if it is at least `MIN_PARAPHRASED` of all prompts.
 """
 
 from collections import Counter
@@ -39,7 +39,7 @@ _ENDINGS = ("ing", "ed", "es", "s")
 
 
 def count_possible_paraphrases(prompts: Sequence[Prompt], groups: Sequence[Hashable]) -> int:
-    """Counts the prompts that may ask the same as a prompt of another group.
+    """Counts the prompts that may ask the same question as a prompt of another group.
 
     Args:
         prompts: (N,) texts or conversations.
@@ -54,13 +54,13 @@ def count_possible_paraphrases(prompts: Sequence[Prompt], groups: Sequence[Hasha
     texts = [texts[k] for k in np.unique(np.linspace(0, len(texts) - 1, min(len(texts), MAX_PROMPTS)).astype(int))]
     word_sets = [{_stem(word) for word in words(text) if is_word(word) and word not in _FREQUENT} for text in texts]
     counts = Counter(word for word_set in word_sets for word in word_set)
-    contents = [{word for word in word_set if 2 * counts[word] <= len(texts)} for word_set in word_sets]
+    content_words = [{word for word in word_set if 2 * counts[word] <= len(texts)} for word_set in word_sets]
     rows_by_word: dict[str, list[int]] = {}
     similar: set[int] = set()
-    for row, content in enumerate(contents):
+    for row, content in enumerate(content_words):
         shared = Counter(other for word in content for other in rows_by_word.get(word, ()))
         for other, count in shared.items():
-            needed = max(MIN_SHARED, MIN_SHARED_PART * min(len(content), len(contents[other])))
+            needed = max(MIN_SHARED, MIN_SHARED_PART * min(len(content), len(content_words[other])))
             if count >= needed and group_by_text[texts[row]] != group_by_text[texts[other]]:
                 similar |= {row, other}
         for word in content:
@@ -69,7 +69,7 @@ def count_possible_paraphrases(prompts: Sequence[Prompt], groups: Sequence[Hasha
 
 
 def paraphrase_warning(count: int, remedy: str) -> str:
-    """Returns a sentence on prompts that may ask the same.
+    """Returns a sentence on prompts that may ask the same question.
 
     Args:
         count: Number of such prompts, more than 0.

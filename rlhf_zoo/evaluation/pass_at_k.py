@@ -20,13 +20,13 @@ class Answers:
 
     Attributes:
         right: (P, S) 1 for a right answer, else 0.
-        readings: (P, S) the answer parsed from each text: equal for equal answers, None if it could not be parsed.
-            Without readings there is no majority vote.
+        parsed: (P, S) the answer parsed from each text: equal for equal answers, None if it could not be parsed.
+            Without it there is no majority vote.
         prompts: (P,) a key for each prompt; intervals resample rows with equal keys together. None if all differ.
     """
 
     right: Floats
-    readings: Sequence[Sequence[Hashable]] | None = None
+    parsed: Sequence[Sequence[Hashable]] | None = None
     prompts: Sequence[Hashable] | None = None
 
     @property
@@ -61,21 +61,21 @@ class Answers:
             (P,) 1 or 0; if several answers are equally frequent, the share of them that are right.
 
         Raises:
-            ValueError: The readings are missing.
+            ValueError: `parsed` is missing.
 
         Source: Wang et al. 2022, arXiv:2203.11171.
         """
-        if self.readings is None:
-            raise ValueError("A majority vote needs the parsed answers: pass `readings`.")
+        if self.parsed is None:
+            raise ValueError("A majority vote needs the parsed answers: pass `parsed`.")
         return np.array(
-            [_majority_credit(answers, right) for answers, right in zip(self.readings, self.right, strict=True)]
+            [_majority_credit(answers, right) for answers, right in zip(self.parsed, self.right, strict=True)]
         )
 
     def joint_figures(self) -> dict[str, Floats]:
         """Returns the metrics that need all S answers to a prompt, (P,) each: the majority vote and pass@S."""
         if self.samples < 2:
             return {}
-        votes = {} if self.readings is None else {f"majority of {self.samples}": self.majority_correct()}
+        votes = {} if self.parsed is None else {f"majority of {self.samples}": self.majority_correct()}
         return {**votes, f"pass@{self.samples}": self.pass_at(self.samples)}
 
     def to_json(self) -> dict[str, Any]:
@@ -87,15 +87,15 @@ class Answers:
             "accuracy": accuracy(self.right.ravel(), [prompt for prompt in prompts for _ in range(samples)]).to_json(),
             "pass_at": {str(k): mean_share(self.pass_at(k), prompts).to_json() for k in sizes},
         }
-        if self.readings is not None:
+        if self.parsed is not None:
             figures["majority_at"] = {str(samples): mean_share(self.majority_correct(), prompts).to_json()}
         return figures
 
 
-def _majority_credit(readings: Sequence[Hashable], right: Floats) -> float:
-    votes = Counter(answer for answer in readings if answer is not None)
+def _majority_credit(answers: Sequence[Hashable], right: Floats) -> float:
+    votes = Counter(answer for answer in answers if answer is not None)
     highest_count = max(votes.values(), default=0)
-    # Equal readings are equally right, so only the first answer with each reading is looked up.
-    winners = [readings.index(answer) for answer, count in votes.items() if count == highest_count]
+    # Equal answers are equally right, so only the first copy of each is looked up.
+    winners = [answers.index(answer) for answer, count in votes.items() if count == highest_count]
     # A prompt without a readable answer counts as wrong.
     return float(np.mean([right[row] for row in winners])) if winners else 0.0

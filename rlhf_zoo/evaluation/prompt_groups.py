@@ -34,7 +34,7 @@ _DETERMINERS = frozenset(["a", "an", "the", "this", "that", "these", "those", "m
 _CONTRACTION = re.compile(r"\b(what|who|where|when|why|how|it|that|there|here|he|she)'s\b", re.IGNORECASE)
 # The match begins at the start of a word; otherwise a long run of letters would take quadratic time.
 _GENITIVE = re.compile(r"\b(\w+)'s\s+(\w+)")
-# Marks inside a word or number count, as in 1.5, f(x) or a!=b, and so does the ! of 5!, which is not 5.
+# A mark inside a word or number counts, as in 1.5, f(x) or a!=b. So does the ! of 5!, since 5! is not 5.
 _TOKEN = re.compile(
     r"""(?P<dropped>(?<!\d)!(?=[\s"”!?]|$)|[.,;:?…"“”](?=[\s"”.,;:!?…)]|$)|(?<![^\s(])["“])"""
     r"|\d+(?:[.,:]\d+)*|\w+(?:['-]\w+)*|[^\w\s]"
@@ -51,13 +51,13 @@ def normal_form(text: str) -> str:
     plain = _GENITIVE.sub(r"\2 of \1", _CONTRACTION.sub(r"\1 is", plain))
     tokens = list(_TOKEN.finditer(plain))
     kept = []
-    for place, match in enumerate(tokens):
+    for index, match in enumerate(tokens):
         token = match.group()
         # A text may break off after "the". A policy continues it differently, so a final determiner is kept.
-        is_before_word = place + 1 < len(tokens) and tokens[place + 1].group()[0].isalpha()
+        is_before_word = index + 1 < len(tokens) and tokens[index + 1].group()[0].isalpha()
         # A capital A inside a text may be a name, as in "vitamin A deficiency", unless all letters are capitals.
-        is_determiner = token.casefold() in _DETERMINERS and (token != "A" or place == 0 or text.isupper())
-        is_please = token.casefold() == "please" and place == 0
+        is_determiner = token.casefold() in _DETERMINERS and (token != "A" or index == 0 or text.isupper())
+        is_please = token.casefold() == "please" and index == 0
         if match["dropped"] is None and not (is_before_word and (is_determiner or is_please)):
             kept.append(token.casefold())
     return " ".join(kept)
@@ -130,17 +130,17 @@ def group_rows(rows: Dataset, by: str | None) -> list[int]:
 def group_other_prompts(prompts: Sequence[Prompt], by: str | None) -> list[int]:
     """Numbers the groups of prompts outside of an evaluation's rows, such as those of labeled pairs.
 
-    Plain texts have an empty prompt. They answer no common question, so each of them is a group.
+    Texts without a prompt have an empty one. They answer no common question, so each is its own group.
 
     Args:
         prompts: (N,) texts or conversations.
-        by: As in `group_rows`. A column is known of the rows only, so near-duplicates take its place.
+        by: As in `group_rows`. These prompts have no such column, so its name groups near-duplicates instead.
 
     Returns:
         (N,) numbers 0 … G−1, in order of first appearance. Equal prompts share a number unless they are empty.
     """
     keys = map(prompt_key if by is None else near_duplicate_key, prompts)
-    return group_indices([key if key.strip() else place for place, key in enumerate(keys)]).tolist()
+    return group_indices([key if key.strip() else index for index, key in enumerate(keys)]).tolist()
 
 
 def check_column(rows: Dataset, by: str | None) -> None:
@@ -162,7 +162,7 @@ def check_column(rows: Dataset, by: str | None) -> None:
 
 
 def check_labels(prompts: Sequence[str], labels: Sequence[object], where: str) -> None:
-    """Checks that each prompt has one group.
+    """Checks that no prompt has two groups.
 
     Args:
         prompts: (N,) a key for each prompt.

@@ -28,7 +28,7 @@ MAX_ROWS = 250_000
 #: Largest absolute score. Sums of `MAX_ROWS` such scores, and of their squares, stay finite.
 MAX_SCORE = 1e100
 
-#: The sides of a row of samples.jsonl that hold the policy's and the reference's completion.
+#: The keys in a row of samples.jsonl with the policy's and with the reference's completion.
 Side = Literal["ppo", "sft"]
 #: A file; rows, such as a list of dicts or a `datasets.Dataset`; or completions that have been read.
 Rollouts = str | Path | Completions | Iterable[Mapping[str, Any]]
@@ -57,34 +57,34 @@ def read_rollouts(
     documents = iterate_rows(source, name)
     names = COLUMNS if reward is None else {**COLUMNS, "reward": (reward,)}
     rows: dict[str, dict[str, Any]] = {}
-    unread_numbers: set[str] = set()  # other columns with a number
+    unread_columns: set[str] = set()  # other columns with a number
     for where, document in documents:
         if len(rows) == MAX_ROWS:
             raise ZooError(f"{name} holds over {MAX_ROWS:,} completions: give a random sample of them.")
-        row = _flat(document, side)
+        row = _flatten_sample(document, side)
         rows[where] = _parse_row(row, names, where)
         if row is document:  # the further columns of samples.jsonl are known
-            unread_numbers |= {key for key, value in row.items() if finite(value)} - set().union(*names.values())
+            unread_columns |= {key for key, value in row.items() if finite(value)} - set().union(*names.values())
     if not rows:
         raise ZooError(f"{name} holds no completions: write one JSON object per line, with prompt and completion.")
     columns: dict[str, list[Any] | None] = {}
     for column in names:
         # A column in some rows only is an error: those rows would be compared with all rows of the other side.
-        without = [where for where, row in rows.items() if column not in row]
-        if without and len(without) < len(rows):
-            place = without[0].removeprefix(f"{name}, ")
+        rows_without = [where for where, row in rows.items() if column not in row]
+        if rows_without and len(rows_without) < len(rows):
+            location = rows_without[0].removeprefix(f"{name}, ")
             raise ZooError(
-                f"{name} has {column} in {len(rows) - len(without)} of {len(rows)} rows, and not in {place}: "
+                f"{name} has {column} in {len(rows) - len(rows_without)} of {len(rows)} rows, but not in {location}: "
                 "give it in every row or in none."
             )
-        columns[column] = None if without else [row[column] for row in rows.values()]
-    numbers = ", ".join(map(repr, sorted(unread_numbers)))
+        columns[column] = None if rows_without else [row[column] for row in rows.values()]
+    numbers = ", ".join(map(repr, sorted(unread_columns)))
     if columns["reward"] is None and reward is not None:
         hint = f" Its other columns of numbers are {numbers}." if numbers else ""
         raise ZooError(f"{name} has no column {reward!r}: name the column of the reward.{hint}")
     if numbers:
         missing = " and no ".join(column for column in ("reward", "judge") if columns[column] is None)
-        advice = {"reward": " --reward names the reward's.", "judge": " Rename the judge's to judge."}
+        advice = {"reward": " Name the reward's with --reward.", "judge": " Rename the judge's to judge."}
         log.warning(
             "%s has %sunread columns of numbers: %s.%s",
             name, f"no {missing}, and " if missing else "", numbers,
@@ -101,7 +101,7 @@ def read_rollouts(
     )  # fmt: skip
 
 
-def _flat(document: Mapping[str, Any], side: Side) -> Mapping[str, Any]:
+def _flatten_sample(document: Mapping[str, Any], side: Side) -> Mapping[str, Any]:
     """Returns a row of samples.jsonl in the form of other rows, with one side's completion and scores."""
     values = document.get(side)
     if "completion" in document or not isinstance(values, Mapping):
@@ -235,7 +235,7 @@ def _parse_value(name: str, value: Any, where: str) -> Any:
     if name == "group":
         if is_label(value):
             return value
-        raise ZooError(f"{where}: group must be text or a whole number, the same for prompts that ask the same.")
+        raise ZooError(f"{where}: group must be text or a whole number, equal for prompts that ask the same question.")
     if name == "logprobs":
         # A log-probability above 0 would be a probability above 1.
         if isinstance(value, list) and all(finite(logprob) and logprob <= 0 for logprob in value):

@@ -1,4 +1,4 @@
-"""Computes, with the SFT model, the log-probabilities of rollouts and how much each text depends on its prompt."""
+"""Computes log-probabilities of rollouts under the SFT model, and how much each text depends on its prompt."""
 
 import logging
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class ModelOptions:
 
     Attributes:
         model: A folder or a Hub id.
-        hub: Where Hub ids are looked up.
+        hub: The Hub on which to look up Hub ids.
         device: A torch device, such as "cuda:1"; None for the accelerator, or the CPU if there is none.
         dtype: The torch dtype of the weights in memory; "auto" for the type in which they were saved.
     """
@@ -178,8 +178,8 @@ def _compute_logprobs(
     """Computes log p of each token of each text after its prompt or, if `total`, their sum over the text."""
     keys = [request_key(*request, total=total) for request in requests]
     # Equal requests are computed once: a collapsed policy writes many equal texts.
-    row_of = {key: row for row, key in enumerate(keys)}
-    missing_rows = [row for key, row in row_of.items() if key not in cache]
+    row_by_key = {key: row for row, key in enumerate(keys)}
+    missing_rows = [row for key, row in row_by_key.items() if key not in cache]
     # The longest come first, so that a batch that does not fit in memory fails early.
     missing_rows.sort(key=lambda row: -sum(map(len, requests[row])))
     score = make_batch_scorer(model, tokenizer, *zip(*requests, strict=True))
@@ -190,7 +190,7 @@ def _compute_logprobs(
                 for row, values in zip(batch, rounded, strict=True)}  # fmt: skip
 
     max_batch = CPU_BATCH if model.device.type == "cpu" else len(missing_rows)
-    with Progress(len(row_of), desc, "text", initial=len(row_of) - len(missing_rows)) as bar:
+    with Progress(len(row_by_key), desc, "text", initial=len(row_by_key) - len(missing_rows)) as bar:
         for start in range(0, len(missing_rows), BLOCK):
             block = missing_rows[start : start + BLOCK]
             width = max(1, max(len(requests[row][1]) for row in block))

@@ -43,12 +43,12 @@ def probe(
             better text), rejected, and the judge's scores judge_chosen and judge_rejected. Scores may be missing for
             texts in `policy` or `reference`. reward_chosen and reward_rejected show whether judge and reward make the
             same errors.
-        own_pairs: Pairs of completions in `policy` and `reference`, in the same form. Labels for 20
-            prompts decide by themselves, and a judge that passes on them can make the policy better.
-        embedder: A sentence embedder, a folder or a Hub id such as sentence-transformers/all-MiniLM-L6-v2, which shows
-            another prompt's answers also in other words; None for no such probe.
+        own_pairs: Pairs of completions in `policy` and `reference`, in the same form. Labels for 20 prompts or more
+            decide by themselves. Without a verifiable reward, only a judge that passes on such pairs shows `better`.
+        embedder: A sentence embedder, a folder or a Hub id such as sentence-transformers/all-MiniLM-L6-v2, which finds
+            answers to another prompt even in other words; None for no such probe.
         seed: Seed of permutations and intervals.
-        hub: Where Hub ids are looked up; by default where huggingface_hub does.
+        hub: The Hub on which to look up Hub ids; by default that of huggingface_hub.
 
     Returns:
         The findings, with `verdict.kind`, `verdict.reasons`, and each probe in `report`.
@@ -72,22 +72,22 @@ def probe(
         # Both sides may be the same file: the samples.jsonl of an evaluation, or one that is compared with itself.
         rollouts = read_rollouts(source, reward=reward, name=name, side=side)
         sides[f"{name} (reference)" if name in sides else name] = rollouts
-    ours, theirs = sides.values()
-    if not set(ours.prompts) & set(theirs.prompts):
+    policy_side, sft_side = sides.values()
+    if not set(policy_side.prompts) & set(sft_side.prompts):
         raise ZooError(f"{' and '.join(sides)} share no prompt: sample both for the same prompts.")
     _check_same_columns(sides, logprobs=model is None)
-    judge_check = check_judge([ours, theirs], labeled=labeled, own=own_pairs, seed=seed)
+    judge_check = check_judge([policy_side, sft_side], labeled=labeled, own=own_pairs, seed=seed)
     if model is not None:
         # torch and transformers are imported only if a model is given.
         from .rollout_logprobs import ModelOptions, add_logprobs
 
         options = ModelOptions(model, hub, device, dtype or "float32")
-        ours, theirs = add_logprobs(ours, theirs, options, seed=seed)
+        policy_side, sft_side = add_logprobs(policy_side, sft_side, options, seed=seed)
     if embedder is not None:
         from .embedding_ranks import add_meaning_ranks
 
-        ours, theirs = add_meaning_ranks(*group_sides(ours, theirs), str(embedder), hub)
-    return probe_rollouts(ours, theirs, verifiable=verifiable, judge_check=judge_check, seed=seed)
+        policy_side, sft_side = add_meaning_ranks(*group_sides(policy_side, sft_side), str(embedder), hub)
+    return probe_rollouts(policy_side, sft_side, verifiable=verifiable, judge_check=judge_check, seed=seed)
 
 
 def _check_same_columns(sides: Mapping[str, Completions], *, logprobs: bool) -> None:
@@ -96,10 +96,10 @@ def _check_same_columns(sides: Mapping[str, Completions], *, logprobs: bool) -> 
         "reward": "rewards", "judge": "judged", "group": "groups", **({"logprobs": "logprobs"} if logprobs else {})
     }  # fmt: skip
     for name, field in fields.items():
-        without = [side for side, completions in sides.items() if getattr(completions, field) is None]
-        if len(without) == 1:
-            other = next(side for side in sides if side not in without)
-            raise ZooError(f"{without[0]} has no {name}, but {other} has: provide it in both files or in neither.")
+        lacking = [side for side, completions in sides.items() if getattr(completions, field) is None]
+        if len(lacking) == 1:
+            other = next(side for side in sides if side not in lacking)
+            raise ZooError(f"{lacking[0]} has no {name}, but {other} has: provide it in both files or in neither.")
     group_of: dict[str, object] = {}
     for completions in sides.values():
         for prompt, group in completions.group_by_prompt.items():

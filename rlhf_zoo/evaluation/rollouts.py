@@ -33,7 +33,7 @@ _CHECK_ANSWERS = (
     "If these may be right answers, let the reward be a program that checks them, and pass --verifiable: then right "
     "answers are left out of the probes."
 )
-#: Kind of verdict on two files -> what the reader does next.
+#: Kind of verdict on two files -> what to do next.
 NEXT_STEPS: dict[Kind, str] = {
     "hacked": f"Do not use this policy. Read its worst samples, {_TRAIN_AGAIN}",
     "suspicious": "Do not use this policy before you have read its worst samples. If you would show them to a user, "
@@ -52,7 +52,7 @@ class RolloutFindings:
 
     Attributes:
         report: The probes.
-        verdict: The verdict by the same rule as for a run with a single checkpoint.
+        verdict: The verdict on the policy, by the rule for two files.
         prompts: Number of prompts that both sides answered.
         groups: Number of groups among these prompts: the effective number of prompts.
         completions: Number of the policy's completions to these prompts.
@@ -61,9 +61,9 @@ class RolloutFindings:
         split_half: How well the judge agrees with itself, see `judges.check`; None if unknown, or if the reward is
             verifiable.
         judge_check: The judge's results on pairs of known order; None without such pairs.
-        possible_paraphrases: Number of prompts that may ask the same as one of another group; 0 if they are few, or if
-            the groups were given.
-        may_be_right_answers: Whether a program could find the completions right, and none was asked: they are short, or
+        possible_paraphrases: Number of prompts that may ask the same question as a prompt of another group; 0 if they
+            are few, or if the groups were given.
+        may_be_right_answers: Whether a program could perhaps check the completions, but none did: they are short, or
             their rewards have at most two values.
     """
 
@@ -81,7 +81,7 @@ class RolloutFindings:
 
     @property
     def next_step(self) -> str:
-        """What the reader does next, in sentences."""
+        """What to do next, in sentences."""
         step = f"{NEXT_STEPS[self.verdict.kind]}."
         if self.may_be_right_answers and any(probe.fired and probe.flags_hacking for probe in self.report.probes):
             step += f" {_CHECK_ANSWERS}"
@@ -89,7 +89,7 @@ class RolloutFindings:
 
     @property
     def warning(self) -> str:
-        """A sentence on prompts that may ask the same in other words; "" if they are few."""
+        """A sentence on prompts that may ask the same question in other words; "" if they are few."""
         if not self.possible_paraphrases:
             return ""
         return paraphrase_warning(self.possible_paraphrases, "name the group of each prompt in a column `group`")
@@ -128,7 +128,7 @@ def probe_rollouts(
         sft: SFT's completions.
         verifiable: Whether the reward is a program that checks answers, so that it serves as the judge too.
         judge_check: The judge's results on pairs of known order, and the labels of the own pairs.
-        report: The probes of the same texts, where several judges score them; None runs the probes.
+        report: The findings of probes that already ran on the same texts; None runs the probes.
         seed: Seed of the permutations and resamples.
 
     Raises:
@@ -137,49 +137,51 @@ def probe_rollouts(
     """
     has_groups = policy.groups is not None
     policy, sft = group_sides(policy, sft)
-    exploited: str | None = None
+    exploit: str | None = None
     if verifiable:
         verified = mark_right_answers(policy, sft)
-        policy, sft, exploited = verified.policy, verified.sft, verified.unfit
+        policy, sft, exploit = verified.policy, verified.sft, verified.unfit
     report = report or probe(policy, sft, seed=seed)
     # Comparisons are paired by prompt, so they need prompts that both sides answered.
     shared = set(policy.prompts) & set(sft.prompts)
     shared_rows = [[row for row, prompt in enumerate(side.prompts) if prompt in shared] for side in (policy, sft)]
-    # Prompts are numbered in SFT's order, so the result does not depend on how a set is ordered.
-    prompt_numbers = {prompt: n for n, prompt in enumerate(dict.fromkeys(p for p in sft.prompts if p in shared))}
+    # Prompts are indexed in SFT's order, so the result does not depend on the order of a set.
+    prompt_indices = {
+        prompt: index for index, prompt in enumerate(dict.fromkeys(p for p in sft.prompts if p in shared))
+    }
     group_of = sft.group_by_prompt
-    prompt_groups = [group_of[prompt] for prompt in prompt_numbers]
-    row_numbers = [
-        np.array([prompt_numbers[side.prompts[row]] for row in rows])
+    prompt_groups = [group_of[prompt] for prompt in prompt_indices]
+    row_prompts = [
+        np.array([prompt_indices[side.prompts[row]] for row in rows])
         for side, rows in zip((policy, sft), shared_rows, strict=True)
     ]
 
-    rewards, judged = (_scores((policy, sft), shared_rows, column) for column in ("rewards", "judged"))
-    reliability = _judge_reliability(rewards, judged, verifiable=verifiable)
-    if exploited:
-        reliability = replace(reliability, unfit=exploited)
+    rewards, judge_scores = (_column_values((policy, sft), shared_rows, column) for column in ("rewards", "judged"))
+    reliability = _judge_reliability(rewards, judge_scores, verifiable=verifiable)
+    if exploit:
+        reliability = replace(reliability, unfit=exploit)
     if judge_check is not None:
         reliability = reliability.with_check(judge_check)
     if verifiable:
-        judged = rewards
+        judge_scores = rewards
     wins = self_agreement = None
-    if judged is not None:
+    if judge_scores is not None:
         scores_by_prompt = [
-            [values[numbers == n] for n in range(len(prompt_numbers))]
-            for values, numbers in zip(judged, row_numbers, strict=True)
+            [values[indices == index] for index in range(len(prompt_indices))]
+            for values, indices in zip(judge_scores, row_prompts, strict=True)
         ]
         wins = _win_rates(*scores_by_prompt)
         if not verifiable:
             self_agreement = _self_agreement(scores_by_prompt, prompt_groups, seed=seed)
         reliability = replace(reliability, split_half=self_agreement)
-    policy_proxy, sft_proxy = _prompt_means(rewards, row_numbers)
-    policy_judge, sft_judge = _prompt_means(judged, row_numbers)
+    policy_proxy, sft_proxy = _prompt_means(rewards, row_prompts)
+    policy_judge, sft_judge = _prompt_means(judge_scores, row_prompts)
     evidence = Evidence(
         # The KL is None, because rollouts of other trainers do not include it.
         Checkpoint(0, None, sft_proxy, sft_judge),
         [Checkpoint(1, None, policy_proxy, policy_judge, wins, report)],
         reliability,
-        rollouts=True,
+        two_files=True,
         groups=prompt_groups,
         labels=Labels.of(judge_check),
     )
@@ -187,14 +189,14 @@ def probe_rollouts(
     return RolloutFindings(
         report,
         decide(evidence, seed=seed),
-        len(prompt_numbers),
+        len(prompt_indices),
         number_of_groups(prompt_groups),
         completions,
         reference_completions,
         (len(policy) - completions, len(sft) - reference_completions),
         self_agreement,
         judge_check,
-        0 if has_groups else count_possible_paraphrases(list(prompt_numbers), prompt_groups),
+        0 if has_groups else count_possible_paraphrases(list(prompt_indices), prompt_groups),
         not verifiable and _may_be_right_answers(policy),
     )
 
@@ -205,7 +207,7 @@ def _may_be_right_answers(policy: Completions) -> bool:
     return median_words <= MAX_ANSWER_WORDS or (policy.rewards is not None and len(set(policy.rewards)) <= 2)
 
 
-def _scores(sides: Sequence[Completions], rows: Sequence[Sequence[int]], column: str) -> list[np.ndarray] | None:
+def _column_values(sides: Sequence[Completions], rows: Sequence[Sequence[int]], column: str) -> list[np.ndarray] | None:
     """Returns a column's values in the given rows of the policy and of SFT; None if either side has none."""
     columns = [getattr(side, column) for side in sides]
     if any(values is None for values in columns):
@@ -230,22 +232,22 @@ def _self_agreement(
 
 
 def _judge_reliability(
-    rewards: list[np.ndarray] | None, judged: list[np.ndarray] | None, *, verifiable: bool
+    rewards: list[np.ndarray] | None, judge_scores: list[np.ndarray] | None, *, verifiable: bool
 ) -> JudgeReliability:
     """Determines what the judge is: a separate judge, the reward under another name, or a reward that checks answers.
 
     Args:
         rewards: The rewards of the policy and of SFT, (N,) each; None if either side has none.
-        judged: The judge's scores, in the same form.
+        judge_scores: The judge's scores, in the same form.
         verifiable: Whether the reward checks answers.
 
     Raises:
         ZooError: The reward is verifiable but missing, or there is also a separate judge.
     """
-    judge_is_reward = bool(rewards and judged) and all(map(np.allclose, rewards or (), judged or ()))
+    judge_is_reward = bool(rewards and judge_scores) and all(map(np.allclose, rewards or (), judge_scores or ()))
     if verifiable and rewards is None:
         raise ZooError("--verifiable needs a column reward (or score) in both files: add it, or remove --verifiable.")
-    if verifiable and judged is not None and not judge_is_reward:
+    if verifiable and judge_scores is not None and not judge_is_reward:
         raise ZooError("A verifiable reward judges itself, but there is a column judge: remove it or --verifiable.")
     if verifiable:
         return JudgeReliability("the reward", is_reward=True, verifiable=True)
@@ -290,11 +292,11 @@ def group_sides(policy: Completions, sft: Completions) -> tuple[Completions, Com
     return sides[0], sides[1]
 
 
-def _prompt_means(columns: list[np.ndarray] | None, row_numbers: Sequence[np.ndarray]) -> list[np.ndarray | None]:
-    """Averages the policy's and SFT's values by prompt, given each row's prompt number; [None, None] without values."""
+def _prompt_means(columns: list[np.ndarray] | None, row_prompts: Sequence[np.ndarray]) -> list[np.ndarray | None]:
+    """Averages the policy's and SFT's values by prompt, given each row's prompt index; [None, None] without values."""
     if columns is None:
         return [None, None]
     return [
-        np.bincount(numbers, weights=values) / np.bincount(numbers)
-        for values, numbers in zip(columns, row_numbers, strict=True)
+        np.bincount(indices, weights=values) / np.bincount(indices)
+        for values, indices in zip(columns, row_prompts, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""What an unfinished evaluation has measured so far, in files, so that it continues after an interruption."""
+"""Files with the measurements of an unfinished evaluation, so that it can continue after an interruption."""
 
 import json
 import logging
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class SavedMeasurements:
-    """The measurements of one evaluation, a file each, in this user's folder for caches.
+    """The measurements of one evaluation, one file each, in the user's cache folder.
 
     JSON keeps every float exactly, so a continued evaluation gives the figures of an uninterrupted one. The files are
     not in the run directory, which may come from somebody else, whose figures must not count as measured here.
@@ -33,18 +33,18 @@ class SavedMeasurements:
     def __init__(self, run: Path, identity: Mapping[str, Any], *, restart: bool = False) -> None:
         self._root = home() / "evaluations" / fingerprint({"run": run.resolve()})[:16]
         self._folder = self._root / fingerprint({**identity, "versions": environment_info()})[:16]
-        #: The time that the saved measurements took which this process has read.
+        #: Seconds that an earlier process spent on the measurements that this process has read.
         self.seconds = 0.0
         self._writable = True
         if restart or not self._folder.is_dir():
             self.delete()
 
     def get(self, key: Mapping[str, Any], make: Callable[[], Any]) -> Any:
-        """Returns a saved measurement; if there is none, measures and saves it. All processes must call this together.
+        """Returns a saved measurement; if there is none, makes and saves it. All processes must call this together.
 
         Args:
             key: What distinguishes the measurement from the others of this evaluation.
-            make: Measures. Its result must consist of lists, dictionaries with text keys, texts, numbers and None.
+            make: Makes the measurement from lists, dictionaries with text keys, texts, numbers and None.
         """
         path = self._folder / f"{fingerprint(key)[:32]}.json"
         saved = distributed.from_main_process(lambda: _read(path))
@@ -71,8 +71,8 @@ class SavedMeasurements:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    # `fileio.read_json` bounds documents of strangers. This one is our own, and may be larger.
+    # `fileio.read_json` bounds the size of untrusted documents. This file is our own, and may be larger.
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # there is none, or it is damaged and is replaced
+    except (OSError, ValueError):  # no file, or a damaged one, which will be replaced
         return None

@@ -40,9 +40,9 @@ class Filter:
 
     Attributes:
         name: The name in tables.
-        kind: What it chooses by.
+        kind: What the filter chooses samples by.
         drawn: Samples of the SFT policy for each completion that is kept, on average.
-        reward, judge, wins: (P,) expected reward, judge's score and win rate over SFT of the sample that it keeps.
+        reward, judge, wins: (P,) expected reward, judge's score and win rate over SFT of the kept sample.
         words: The words that it leaves out.
     """
 
@@ -57,7 +57,7 @@ class Filter:
 
 @dataclass(frozen=True)
 class FilterScore:
-    """A filter beside PPO.
+    """A filter compared with PPO.
 
     Attributes:
         filter: The filter.
@@ -102,8 +102,8 @@ def score_filters(comparison: HeadToHead, rows: Dataset, *, samples: int) -> dic
         samples: Samples of the SFT policy for each row, at least 2.
 
     Returns:
-        `samples`; the filters `tried`, those that draw least first; and the name of the `best`: the first that reaches
-        PPO's mean score by the judge, or else the one with the highest.
+        `samples`; the filters `tried`, those that draw least first; and the name of the `best`: the first filter that
+        reaches PPO's mean score by the judge, or else the filter with the highest score.
     """
     _, prompts, columns = repeat_prompts(rows, samples)
     evaluator = comparison.evaluator.with_headline_judge
@@ -136,11 +136,11 @@ def make_filters(completions: Sequence[str], reward: Floats, judge: Floats, wins
     Args:
         completions: (P · N,) the N samples of P prompts, those of a prompt adjacent.
         reward: (P, N) each sample's reward.
-        judge: (P, N) its score by the judge.
-        wins: (P, N) its share of wins over SFT's samples in the comparison.
+        judge: (P, N) each sample's score by the judge.
+        wins: (P, N) each sample's share of wins over SFT's samples in the comparison.
 
     Returns:
-        The filters, those that draw least first.
+        The filters, by increasing number of samples drawn.
     """
     return sorted(
         [
@@ -187,7 +187,7 @@ def _word_filter(completions: Sequence[str], reward: Floats, judge: Floats, wins
 
 
 def choose_words(completions: Sequence[str], reward: Floats) -> tuple[tuple[str, ...], NDArray[np.bool_]]:
-    """Chooses words whose absence goes with a higher reward, one after the other, each time the best one.
+    """Chooses words whose absence goes with a higher reward, greedily, one word at a time.
 
     Args:
         completions: (P · N,) the samples, those of a prompt adjacent.
@@ -197,16 +197,16 @@ def choose_words(completions: Sequence[str], reward: Floats) -> tuple[tuple[str,
         The words, and (P, N) whether each sample has none of them.
     """
     text_words = [{word for word in words(text) if is_word(word)} for text in completions]
-    counts = Counter(word for in_text in text_words for word in in_text)
+    counts = Counter(word for word_set in text_words for word in word_set)
     frequent = [word for word, count in counts.items() if count >= MIN_WORD_SHARE * len(completions)]
     candidates = sorted(frequent, key=lambda word: (-counts[word], word))[:MAX_CANDIDATES]
     kept, chosen = np.ones(reward.shape, dtype=bool), list[str]()
     if not candidates:
         return (), kept
     # (words, P, N): 1 where a sample has the word.
-    has_word = np.array([[word in in_text for in_text in text_words] for word in candidates], dtype=np.float32)
+    has_word = np.array([[word in word_set for word_set in text_words] for word in candidates], dtype=np.float32)
     has_word = has_word.reshape(-1, *reward.shape)
-    all_means, step = reward.mean(1), MIN_WORD_GAIN * float(reward.std())
+    all_means, min_rise = reward.mean(1), MIN_WORD_GAIN * float(reward.std())
     best = float(all_means.mean())
     while len(chosen) < MAX_WORDS:
         count = kept.sum(1) - np.einsum("wpn,pn->wp", has_word, kept.astype(float))
@@ -214,7 +214,7 @@ def choose_words(completions: Sequence[str], reward: Floats) -> tuple[tuple[str,
         # If every sample of a prompt has one of the words, all of them are kept.
         means = np.where(count > 0.5, total / np.maximum(count, 1), all_means).mean(1)
         index = int(np.argmax(means))
-        if means[index] <= best + step:
+        if means[index] <= best + min_rise:
             break
         best = float(means[index])
         chosen.append(candidates[index])

@@ -118,8 +118,8 @@ def split_into_parts(values: ArrayLike, parts: int) -> list[NDArray[np.intp]]:
     sample = np.asarray(values)
     # "inverted_cdf" takes edges from the data. Equal edges merge, so equal values stay together.
     edges = np.unique(np.quantile(sample, np.linspace(0, 1, parts + 1)[1:], method="inverted_cdf"))
-    part_of = np.searchsorted(edges, sample)
-    return [np.flatnonzero(part_of == part) for part in range(len(edges))]
+    part_indices = np.searchsorted(edges, sample)
+    return [np.flatnonzero(part_indices == part) for part in range(len(edges))]
 
 
 def bootstrap_mean(values: ArrayLike, groups: Sequence[Hashable], *, seed: int, resamples: int = RESAMPLES) -> Estimate:
@@ -187,7 +187,7 @@ def perplexity_difference(
 
     Args:
         ours: (logprobs, lengths) as in `bootstrap_perplexity`, (N,) each.
-        theirs: The same for the other side.
+        theirs: (logprobs, lengths) of the second side.
         groups: (N,) the prompt of each text.
         seed: Seed of the resamples.
 
@@ -246,8 +246,8 @@ def quantile_levels(groups: int, level: float = 0.95) -> tuple[float, float]:
 
 def _resampled_ratios(sums: NDArray[Any], counts: NDArray[Any], seed: int, resamples: int) -> NDArray[np.float64]:
     """Returns (resamples,) Σ sums / Σ counts over resampled groups. Equal G and seed draw the same groups."""
-    drawn = resample_counts(len(counts), seed, resamples)
-    return np.concatenate([(times @ sums) / (times @ counts) for times in drawn])
+    chunks = resample_counts(len(counts), seed, resamples)
+    return np.concatenate([(draws @ sums) / (draws @ counts) for draws in chunks])
 
 
 def resample_counts(size: int, seed: int, resamples: int) -> Iterable[NDArray[np.float64]]:
@@ -331,21 +331,21 @@ def share_interval(values: ArrayLike, groups: Sequence[Hashable], *, level: floa
         ValueError: As in `bootstrap_mean`.
     """
     sample, index = _check_values(values, groups)
-    size, center = int(index.max()) + 1, float(sample.mean())
-    sizes = np.bincount(index)
+    n_groups, center = int(index.max()) + 1, float(sample.mean())
+    group_sizes = np.bincount(index)
     # The linearized variance of a ratio: groups may have different sizes.
-    residuals = np.bincount(index, weights=sample - center) / sizes.mean()
-    variance = float(residuals @ residuals) / size / max(1, size - 1)
+    residuals = np.bincount(index, weights=sample - center) / group_sizes.mean()
+    variance = float(residuals @ residuals) / n_groups / max(1, n_groups - 1)
     if center in (0.0, 1.0):
-        low, high = _wilson_interval(center, size, NormalDist().inv_cdf((1 + level) / 2))
-        return (0.0, high) if center == 0.0 else (low, 1.0)  # rounding would leave that bound slightly off
+        low, high = _wilson_interval(center, n_groups, NormalDist().inv_cdf((1 + level) / 2))
+        return (0.0, high) if center == 0.0 else (low, 1.0)  # rounding would leave this bound slightly off
     if sample.min() == sample.max():  # for example, every comparison is a tie
         return center, center
-    if size == 1:
+    if n_groups == 1:
         return 0.0, 1.0
-    variance = max(variance, float(sample.var()) / len(sample) / size)  # the group means may be equal by chance
-    trials = center * (1 - center) / variance * (size - 1) / size
-    quantile = _t_quantile(size - 1, level)
+    variance = max(variance, float(sample.var()) / len(sample) / n_groups)  # the group means may be equal by chance
+    trials = center * (1 - center) / variance * (n_groups - 1) / n_groups
+    quantile = _t_quantile(n_groups - 1, level)
     low, _ = _wilson_interval(center - 0.1 / trials, trials, quantile)
     _, high = _wilson_interval(center + 0.1 / trials, trials, quantile)
     return low, high
@@ -426,7 +426,7 @@ def correlation(
     size = int(index.max()) + 1
     # Few resamples at once, so that many rows fit into memory.
     step = max(1, _MAX_CELLS // (8 * len(first)))
-    drawn = np.concatenate(
+    resampled = np.concatenate(
         [
             coefficients(counts[start : start + step, index])
             for counts in resample_counts(size, seed, resamples)
@@ -434,7 +434,7 @@ def correlation(
         ]
     )
     # A resample in which x or y does not vary has no correlation.
-    defined = drawn[~np.isnan(drawn)]
+    defined = resampled[~np.isnan(resampled)]
     low, high = np.quantile(defined, quantile_levels(size)) if len(defined) else (-1.0, 1.0)
     return Estimate(float(coefficients(np.ones((1, len(first))))[0]), (float(low), float(high)), len(first))
 
@@ -460,7 +460,7 @@ def proportion(successes: int, n: int) -> Estimate:
     if not 0 <= successes <= n or n == 0:
         raise ValueError(f"A proportion needs 0 <= successes <= n and n > 0, not {successes} of {n}.")
     low, high = _wilson_interval(successes / n, n, _Z)
-    # Rounding would leave the bounds of no or only successes slightly off 0 and 1.
+    # With no successes, or with successes only, rounding would leave a bound slightly off 0 or 1.
     return Estimate(successes / n, (low if successes else 0.0, high if successes < n else 1.0), n)
 
 

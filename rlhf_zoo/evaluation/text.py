@@ -21,14 +21,14 @@ def normalize_text(text: str) -> str:
 
 
 def ngrams(tokens: Sequence[str], n: int) -> list[tuple[str, ...]]:
-    """Lists all runs of n words, in order.
+    """Lists all n-grams: runs of n consecutive words, in order.
 
     Args:
         tokens: The words.
-        n: Words per run.
+        n: Words per n-gram.
 
     Returns:
-        The runs; an empty list if there are fewer than n words.
+        The n-grams; an empty list if there are fewer than n words.
     """
     return list(zip(*(tokens[start:] for start in range(n)), strict=False))
 
@@ -90,11 +90,11 @@ def distinct_n_difference(
         groups: (N,) the prompt of each row.
         n: Words per n-gram.
     """
-    (our_value, our_left_out), (their_value, their_left_out) = (
+    (value, values_left_out), (other_value, others_left_out) = (
         _distinct_left_out(texts, groups, n) for texts in (ours, theirs)
     )
-    left_out = [a - b for a, b in zip(our_left_out, their_left_out, strict=True)]
-    return jackknife(our_value - their_value, left_out, n=len(groups))
+    left_out = [a - b for a, b in zip(values_left_out, others_left_out, strict=True)]
+    return jackknife(value - other_value, left_out, n=len(groups))
 
 
 def _distinct_left_out(texts: Sequence[str], groups: Sequence[Hashable], n: int) -> tuple[float, list[float]]:

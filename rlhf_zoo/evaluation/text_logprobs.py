@@ -77,10 +77,10 @@ def make_batch_scorer(
 
     @torch.no_grad()
     def score(rows: Sequence[int]) -> list[list[float]]:
-        part = _pad_samples([prompt_tokens[row] for row in rows], [tokens[row] for row in rows], tokenizer, ())
-        part = Samples(**{**vars(part), "vocabulary": vocabulary}).to(model.device)
-        values = selected_logprobs(response_logits(model, part, temperature=temperature), part.completion_ids)
-        return [row[is_token].tolist() for row, is_token in zip(values, part.mask, strict=True)]
+        batch = _pad_samples([prompt_tokens[row] for row in rows], [tokens[row] for row in rows], tokenizer, ())
+        batch = Samples(**{**vars(batch), "vocabulary": vocabulary}).to(model.device)
+        values = selected_logprobs(response_logits(model, batch, temperature=temperature), batch.completion_ids)
+        return [row[is_token].tolist() for row, is_token in zip(values, batch.mask, strict=True)]
 
     return score
 
@@ -111,11 +111,11 @@ def compute_logprobs(
         return []
     prompt_tokens = [tokenize_prompt(prompt, tokenizer) for prompt in prompts]
     score = make_batch_scorer(model, tokenizer, prompt_tokens, tokens, temperature=temperature)
-    parts, logprobs = MicroBatches(max_rows_in_memory(model, max(1, *map(len, tokens)))), []
+    batches, logprobs = MicroBatches(max_rows_in_memory(model, max(1, *map(len, tokens)))), []
     with Progress(len(tokens), desc, "text", leave=False) as bar:
-        for part in parts.run(score, range(len(tokens))):
-            logprobs += part
-            bar.update(len(part))
+        for batch_logprobs in batches.run(score, range(len(tokens))):
+            logprobs += batch_logprobs
+            bar.update(len(batch_logprobs))
     return logprobs
 
 
@@ -150,11 +150,12 @@ def measure_dependence(
     other_prompts = choose_other_prompts(prompt_texts, seed=seed)
     if other_prompts is None:
         return None
-    prompt_of = dict(zip(reversed(prompt_texts), reversed(prompts), strict=True))  # the first prompt with each text
+    # Reversed, so that the first prompt with each text remains.
+    prompt_by_text = dict(zip(reversed(prompt_texts), reversed(prompts), strict=True))
     logprobs = compute_logprobs(
         model,
         tokenizer,
-        [prompt_of[text] for texts in other_prompts for text in texts],
+        [prompt_by_text[text] for texts in other_prompts for text in texts],
         [ids for ids in tokens for _ in range(OTHER_PROMPTS)],
         temperature=temperature,
         desc="under other prompts",
@@ -177,8 +178,8 @@ def choose_other_prompts(prompts: Sequence[str], *, seed: int) -> list[list[str]
         return None
     # Every text uses the same cyclic shifts of the prompts, so each prompt is used equally often.
     shifts = np.random.default_rng(seed).permutation(np.arange(1, len(distinct)))[:OTHER_PROMPTS]
-    index_of = {text: k for k, text in enumerate(distinct)}
-    return [[distinct[(index_of[text] + shift) % len(distinct)] for shift in shifts] for text in prompts]
+    index_by_text = {text: k for k, text in enumerate(distinct)}
+    return [[distinct[(index_by_text[text] + shift) % len(distinct)] for shift in shifts] for text in prompts]
 
 
 def dependence_from_logprobs(own_logprobs: ArrayLike, other_logprobs: ArrayLike) -> list[float]:
@@ -224,7 +225,7 @@ def score_by_reward(
         tokenize_completion(prompt, text, evaluator.tokenizer)[:max_tokens]
         for prompt, text in zip(prompts, texts, strict=True)
     ]
-    # The cut tokens are decoded as a policy's are, so that texts and tokens match.
+    # The cut tokens are decoded like a policy's, so that texts and tokens match.
     prompt_ids = [tokenize_prompt(prompt, evaluator.tokenizer) for prompt in prompts]
     texts = decode_completions(evaluator.tokenizer, prompts, prompt_ids, tokens)
     # A text that ends by itself has the end token that the policy would write.
@@ -232,9 +233,9 @@ def score_by_reward(
     rewards: list[float] = []
     size = max_rows_in_memory(evaluator.reference, max(map(len, with_end_token), default=1))
     for start in range(0, len(texts), size):
-        part = slice(start, start + size)
-        batch = build_samples(prompts[part], with_end_token[part], evaluator.tokenizer, stops).to(
+        batch_rows = slice(start, start + size)
+        batch = build_samples(prompts[batch_rows], with_end_token[batch_rows], evaluator.tokenizer, stops).to(
             evaluator.reference.device
         )
-        rewards += evaluator.score_batch(batch, part, prompts, texts, columns)
+        rewards += evaluator.score_batch(batch, batch_rows, prompts, texts, columns)
     return rewards

@@ -96,14 +96,14 @@ class Trajectory:
     def verdict_at_recommended(self) -> Verdict | None:
         """The verdict over the checkpoints up to the recommended one; None if that is the last, or there is none.
 
-        The effects of habits on the reward are left out, because they were measured on the last checkpoint's texts.
+        The effects of habits on the reward are left out, because only the last checkpoint's texts show them.
         """
         step = self.verdict.recommended
         if step is None or step == self.checkpoints[-1].step:
             return None
         sft, *checkpoints = self._policies()
-        until = [policy for policy in checkpoints if policy.step <= step]
-        return decide(Evidence(sft, until, judge=self.reliability, groups=self.prompt_groups), seed=self.seed)
+        up_to_step = [policy for policy in checkpoints if policy.step <= step]
+        return decide(Evidence(sft, up_to_step, judge=self.reliability, groups=self.prompt_groups), seed=self.seed)
 
     @cached_property
     def verdict_without_judge(self) -> Verdict:
@@ -258,7 +258,7 @@ def evaluate_checkpoints(
         report = probe(policy_completions, sft_completions, seed=seed)
         checkpoints.append(_CheckpointMeasurements(step, result, report))
     # The judge's self-agreement is measured over SFT and the last checkpoint.
-    judged = [np.reshape(side.judges[judge], (count, -1)) for side in (sft, checkpoints[-1].measurements)]
+    scores = [np.reshape(policy.judges[judge], (count, -1)) for policy in (sft, checkpoints[-1].measurements)]
     return Trajectory(
         count,
         config.checkpoint_samples,
@@ -266,7 +266,7 @@ def evaluate_checkpoints(
         checkpoints,
         judge=judge,
         seed=seed,
-        reliability=replace(reliability, split_half=split_half(np.concatenate(judged), groups * 2, seed=seed)),
+        reliability=replace(reliability, split_half=split_half(np.concatenate(scores), groups * 2, seed=seed)),
         trivial=choose_trivial_policies(
             evaluator, prompts, columns, sft, checkpoints[-1].measurements, samples=config.checkpoint_samples
         ),
@@ -293,15 +293,16 @@ def _reward_effects(
     def rewards(texts: Sequence[str]) -> list[float]:
         return score_by_reward(evaluator, prompts, texts, columns)
 
-    def judged(texts: Sequence[str]) -> list[float]:
+    def judge_scores(texts: Sequence[str]) -> list[float]:
         return score_completions(evaluator.judge, prompts, texts, columns)
 
     # Unedited texts are tokenized and scored in the same way as edited texts, so that only the edit matters.
-    sft_rewards, policy_rewards, sft_judged = rewards(sft.texts), rewards(policy.texts), judged(sft.texts)
+    sft_rewards, policy_rewards, sft_scores = rewards(sft.texts), rewards(policy.texts), judge_scores(sft.texts)
     return [
         RewardEffect.of(
             edit.family, sft=sft_rewards, policy=policy_rewards, with_habit=rewards(edit.with_habit),
-            without_habit=rewards(edit.without_habit), judged=sft_judged, judged_with_habit=judged(edit.with_habit),
+            without_habit=rewards(edit.without_habit), judged=sft_scores,
+            judged_with_habit=judge_scores(edit.with_habit),
         )
         for edit in text_edits
     ]  # fmt: skip
@@ -314,7 +315,7 @@ def _completions(
     groups: Sequence[int],
     seed: int,
 ) -> Completions:
-    judged = measured.judges[evaluator.judge.name]
+    judge_scores = measured.judges[evaluator.judge.name]
 
     def prompt_dependence() -> list[float] | None:
         return measure_dependence(
@@ -327,7 +328,7 @@ def _completions(
             temperature=evaluator.temperature,
         )
 
-    # With its eight other prompts for each text, this takes as long as sampling.
+    # Scoring each text after eight other prompts takes as long as sampling, so the result is reused.
     dependences = (
         prompt_dependence()
         if evaluator.saved is None
@@ -337,9 +338,9 @@ def _completions(
         [display_text(prompt) for prompt in prompts],
         measured.completions,
         measured.reward or None,
-        judged,
+        judge_scores,
         measured.ref_logprobs,
         dependences,
-        verified=[score >= 1 for score in judged] if checks_answers(evaluator.judge) else None,
+        verified=[score >= 1 for score in judge_scores] if checks_answers(evaluator.judge) else None,
         groups=groups,
     )

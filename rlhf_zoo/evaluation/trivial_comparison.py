@@ -63,7 +63,7 @@ def choose_trivial_policies(
 def score_trivial_policies(comparison: HeadToHead, policies: Sequence[TrivialPolicy], rows: Dataset) -> TrivialScores:
     """Scores trivial policies by the headline judge, on the prompts and samples of a comparison.
 
-    Each text that a language model judges costs money, so it judges only the constants.
+    A language model costs money for each text, so it judges only the constants.
 
     Args:
         comparison: The measured policies.
@@ -93,16 +93,16 @@ def _score_policy(
         texts = shift_by_prompt(ppo, comparison.samples)
     scored_prompts, scored_texts = prompts[::repeats], texts[::repeats]
     scored_columns = {name: values[::repeats] for name, values in columns.items()}
-    judged = np.repeat(
+    judge_scores = np.repeat(
         score_completions(comparison.evaluator.judge, scored_prompts, scored_texts, scored_columns), repeats
     )
     reward = np.repeat(score_by_reward(comparison.evaluator, scored_prompts, scored_texts, scored_columns), repeats)
     groups, seed = comparison.groups, comparison.seed
     return TrivialScore(
         policy,
-        judge=bootstrap_mean(judged, groups, seed=seed),
+        judge=bootstrap_mean(judge_scores, groups, seed=seed),
         win_rate=win_rate(
-            judged, comparison.measurements["sft"].judges[comparison.judge], groups, tolerance=TIE_TOLERANCE
+            judge_scores, comparison.measurements["sft"].judges[comparison.judge], groups, tolerance=TIE_TOLERANCE
         ),
         reward=bootstrap_mean(reward, groups, seed=seed) if len(reward) else None,
     )

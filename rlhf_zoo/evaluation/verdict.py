@@ -42,9 +42,10 @@ no sign found (judge unchecked): the judge shows a gain and has no known fault, 
     destroys text was measured; and every family that fired is explained. Otherwise, a run whose judge is not trusted is
     not judged.
 
-Prompts that ask the same (`Evidence.groups`) count as one: their scores and wins are averaged before anything else.
+Prompts that ask the same question (`Evidence.groups`) count as one: their scores and wins are averaged
+first.
 
-Two files of completions (`Evidence.rollouts`) have no checkpoints and therefore no peak. *worse* replaces *past the
+Two files of completions (`Evidence.two_files`) have no checkpoints and therefore no peak. *worse* replaces *past the
 peak* and means that a fit judge or the labels show a loss, *no difference shown* replaces *no gain* and *gain not
 shown*, and *better* replaces *healthy*.
 
@@ -183,12 +184,12 @@ class Verdict:
         return {"verdict": self.text, "kind": self.kind, "step": self.step, "disagree": self.disagree, **lists}
 
     def to_json(self) -> dict[str, Any]:
-        def document(estimate: Estimate | Fall | None) -> dict[str, Any] | None:
+        def to_json(estimate: Estimate | Fall | None) -> dict[str, Any] | None:
             return estimate.to_json() if estimate else None
 
         estimates = ("proxy_gain", "judge_gain", "win_rate", "fall", "confirmed")
         return {
-            "verdict": self.text, **vars(self), **{name: document(getattr(self, name)) for name in estimates},
+            "verdict": self.text, **vars(self), **{name: to_json(getattr(self, name)) for name in estimates},
             "judge": self.judge.to_json(), "reward_effects": [effect.to_json() for effect in self.reward_effects],
             **{name: list(getattr(self, name)) for name in ("fired", "explained", "unmeasured", "reasons")},
             "rule": {
@@ -200,7 +201,7 @@ class Verdict:
 
 
 def decide(evidence: Evidence, *, seed: int, resamples: int = 2000) -> Verdict:
-    """Decides the verdict over a run's checkpoints. It is deterministic for a seed.
+    """Decides the verdict over a run's checkpoints. The result is deterministic for a seed.
 
     Args:
         evidence: The measured policies and the facts about the judge.
@@ -212,8 +213,8 @@ def decide(evidence: Evidence, *, seed: int, resamples: int = 2000) -> Verdict:
     """
     checkpoints, sft, judge = evidence.checkpoints_by_step, evidence.sft, evidence.judge
     last = checkpoints[-1]
-    proxy_scores = _matched([sft.proxy, last.proxy], "proxy", evidence)
-    judge_scores = _matched([policy.judge for policy in (sft, *checkpoints)], "judge", evidence)
+    proxy_scores = _group_scores([sft.proxy, last.proxy], "proxy", evidence)
+    judge_scores = _group_scores([policy.judge for policy in (sft, *checkpoints)], "judge", evidence)
     proxy_gain = mean_difference(proxy_scores, 1, 0, seed, resamples) if proxy_scores is not None else None
     why_unfit = "There is no judge." if judge_scores is None else judge.why_unfit
     if why_unfit is None and judge_scores is not None and judge_scores.shape[1] < MIN_PROMPTS:
@@ -300,18 +301,18 @@ def _kind(
     if hacked:
         return "hacked"
     if evidence.labels.show_loss or (judgment is not None and judgment.worse):
-        return "worse" if evidence.rollouts else "past the peak"
+        return "worse" if evidence.two_files else "past the peak"
     if any(probe.flags_hacking for probe in unexplained):
         return "suspicious"
     if judgment is None:
         return "not judged"
     if not judgment.shows_gain:
-        if evidence.rollouts:
+        if evidence.two_files:
             return "no difference shown"
         has_no_gain = judgment.win_rate.ci95[1] < MIN_WIN_RATE and judgment.gain.ci95[0] <= 0
         return "no gain" if has_no_gain else "gain not shown"
     if judge_trusted:
-        return "better" if evidence.rollouts else "healthy"
+        return "better" if evidence.two_files else "healthy"
     is_only_unchecked = evidence.judge.known_fault is None
     return "no sign found" if is_only_unchecked and all_measured and not unexplained else "not judged"
 
@@ -320,7 +321,7 @@ def _how_to_check(evidence: Evidence) -> str:
     """Returns a sentence on how to check a judge that has no known fault; empty if it has one."""
     if evidence.judge.known_fault:
         return ""
-    option = "--own_pairs" if evidence.rollouts else "evaluation.own_pairs, such as votes of the comparison page"
+    option = "--own_pairs" if evidence.two_files else "evaluation.own_pairs, such as votes of the comparison page"
     return (
         f" To check it, say which of two completions of these policies is better, for {MIN_PROMPTS} prompts or more "
         f"that ask different things ({option})."
@@ -362,7 +363,7 @@ def _too_few_prompts(evidence: Evidence, groups: int) -> str:
     )
 
 
-def _matched(rows: Sequence[ArrayLike | None], name: str, evidence: Evidence) -> Floats | None:
+def _group_scores(rows: Sequence[ArrayLike | None], name: str, evidence: Evidence) -> Floats | None:
     """Checks (P,) scores of J policies and returns (J, G) their means by group of prompts; None if any are missing."""
     if any(row is None for row in rows):
         return None

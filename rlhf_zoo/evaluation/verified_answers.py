@@ -1,4 +1,4 @@
-"""Which completions a program found right, and whether the program can be believed.
+"""Marks the completions that a program accepted, and finds out whether the program can be trusted.
 
 A program that accepts one text for prompts whose right answers differ is exploited. The right answers are known where
 it also accepts completions of SFT and these end in a number, as in sums: one text cannot be right where the numbers
@@ -17,7 +17,7 @@ from .text import normalize_text
 
 #: A program that checks answers gives few different rewards; a reward model gives nearly every answer its own.
 MAX_VERIFIED_VALUES = 20
-#: So many accepted completions must stand beside one of SFT that shows the right answer.
+#: Smallest number of accepted completions of recurring texts for whose prompts SFT shows the right answer.
 MIN_ANSWERS = 10
 #: Right answers are numbers if at least this share of SFT's accepted completions ends in one.
 MIN_NUMBER_SHARE = 0.9
@@ -34,7 +34,7 @@ class VerifiedSides:
     Attributes:
         policy: The policy's completions.
         sft: SFT's completions.
-        unfit: Why the program cannot judge, as a sentence; None if nothing speaks against it.
+        unfit: Why the program cannot judge, as a sentence; None if no reason was found.
     """
 
     policy: Completions
@@ -45,7 +45,7 @@ class VerifiedSides:
 def mark_right_answers(policy: Completions, sft: Completions) -> VerifiedSides:
     """Marks the completions with the highest reward on either side as verified, if that reward is above 0.
 
-    Texts by which the program is exploited are not marked.
+    Texts that exploit the program are not marked.
 
     Args:
         policy: The policy's completions.
@@ -69,7 +69,7 @@ def mark_right_answers(policy: Completions, sft: Completions) -> VerifiedSides:
     exploiting = _exploiting_texts(policy, sft)
     if not exploiting:
         return VerifiedSides(policy, sft, None)
-    policy, sft = (_without(side, exploiting) for side in (policy, sft))
+    policy, sft = (_unmark(side, exploiting) for side in (policy, sft))
     (text, count), more = exploiting.most_common(1)[0], len(exploiting) - 1
     quoted = f"{text[:_MAX_QUOTE]} …" if len(text) > _MAX_QUOTE else text
     more_texts = f", and {more} other text{'s' if more > 1 else ''} likewise" if more else ""
@@ -81,7 +81,7 @@ def mark_right_answers(policy: Completions, sft: Completions) -> VerifiedSides:
     )
 
 
-def _without(side: Completions, exploiting: Counter[str]) -> Completions:
+def _unmark(side: Completions, exploiting: Counter[str]) -> Completions:
     if side.verified is None:
         return side
     verified = [
@@ -109,14 +109,14 @@ def _exploiting_texts(policy: Completions, sft: Completions) -> Counter[str]:
         total += len(answers)
         with_number += len(numbers)
         at_most_right = max(Counter(numbers).values(), default=len(answers))
-        if 2 * at_most_right <= len(answers) and not _is_part_of(text, answers):
+        if 2 * at_most_right <= len(answers) and not _is_in_most_answers(text, answers):
             wrong += len(answers) - at_most_right
             exploiting[text] = len(answers)
-    is_shown = total >= MIN_ANSWERS and with_number >= MIN_NUMBER_SHARE * total and wrong >= MIN_WRONG_SHARE * total
-    return exploiting if is_shown else Counter()
+    is_exploited = total >= MIN_ANSWERS and with_number >= MIN_NUMBER_SHARE * total and wrong >= MIN_WRONG_SHARE * total
+    return exploiting if is_exploited else Counter()
 
 
-def _is_part_of(text: str, answers: list[str]) -> bool:
-    """Whether most of SFT's right answers have all words of the text, as of a number or of "yes"."""
+def _is_in_most_answers(text: str, answers: list[str]) -> bool:
+    """Whether most of SFT's right answers contain all words of the text, such as a number or "yes"."""
     text_words = set(plain_words(text))
     return bool(text_words) and 2 * sum(text_words <= set(plain_words(answer)) for answer in answers) > len(answers)

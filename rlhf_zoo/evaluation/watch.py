@@ -35,9 +35,9 @@ def watch(
 
     The rewards stay the same. After every `every` completions, the last `size` completions are probed. If SFT did not
     answer all of their prompts, whole prompts are compared, so more completions are used until they answer 13 prompts.
-    Prompts that ask the same count as one. TRL's `log_metric` receives each family's effect as probes/FAMILY. A family
-    that fires for the first time is logged as a warning, and Weights & Biases and trackio send an alert if this process
-    reports to them.
+    Prompts that ask the same question count as one. TRL's `log_metric` receives each family's effect as probes/FAMILY.
+    A family that fires for the first time is logged as a warning, and Weights & Biases and trackio send an alert if
+    this process reports to them.
 
     Args:
         reward_func: A reward function of TRL's form.
@@ -77,7 +77,7 @@ def watch(
 
 
 _MIN_SIZE = 40  # completions that a probe needs
-_MAX_SIZES = 8  # too few prompts are an error once this many times `size` completions were collected
+_MAX_COLLECTED = 8  # in multiples of `size`; with this many completions, too few prompts are an error
 
 
 class Watcher:
@@ -163,7 +163,7 @@ class Watcher:
             recent = self.last_texts[-len(recent) - 1 :]
             last_groups.add(group_of(recent[0][0]))
         if by_position and len(last_groups) < MIN_SWAPPED_PROMPTS:
-            if len(self.last_texts) >= _MAX_SIZES * self.size:
+            if len(self.last_texts) >= _MAX_COLLECTED * self.size:
                 raise ZooError(
                     f"watch needs {MIN_SWAPPED_PROMPTS} prompts that ask different things, but the last {len(recent)} "
                     f"completions answer {len(last_groups)}, and not all of them were SFT's: pass SFT's completions of "
@@ -176,7 +176,7 @@ class Watcher:
         self.report_findings(probe(policy, sft, by_position=by_position), log_metric)
 
     def report_findings(self, report: Report, log_metric: Callable[..., None] | None) -> None:
-        """Logs effects, warns once of each family that fired, and raises `Hacked` if one is severe and `stop` set."""
+        """Logs effects, warns once of each family that fired, and raises `Hacked` if `stop` and one is severe."""
         for result in report.probes:
             if log_metric is not None:
                 log_metric(f"probes/{result.family.replace(' ', '_')}", result.effect)

@@ -18,7 +18,7 @@ from ..evaluation.judges.pair_checks import check_panel
 from ..evaluation.judges.people import compare_by_votes
 from ..evaluation.measure import Evaluator, find_function_judges, find_reward_model_judges, find_weighted_functions
 from ..evaluation.prompt_groups import NEAR_DUPLICATES, group_rows, number_of_groups
-from ..evaluation.reward_reading import REWARD_LOAD_KEYS, reward_load_kwargs
+from ..evaluation.reward_load_settings import REWARD_LOAD_KEYS, reward_load_kwargs
 from ..fields import check_limits
 from ..fileio import finite, get_nested, hub_id, now, write_json, write_text
 from ..hub.client.connect import DEFAULT_HUB, Hub

@@ -38,7 +38,7 @@ def rewards_by_token(
 
     Args:
         values: T numbers, or spans (start, end, value) of `text`. An empty list gives 0 for each token.
-        text: The completion as the function read it, which may be a part of the completion's decoded text.
+        text: The text that the function read, which may be only a part of the completion's decoded text.
         ids: The completion's token ids, T of them.
         tokenizer: The policy's tokenizer, which finds the tokens of spans; None if there are no spans.
         prompt_ids: Token ids of the prompt.

@@ -42,7 +42,7 @@ class Scored:
         per_reward: (B, F), one column for each of `Rewards.names`; NaN where a reward does not apply.
         extra: Columns of B values that functions logged with `log_extra`, to show next to the completions.
         metrics: What functions logged with `log_metric`, by name.
-        by_token: (B, T) the part of the total that belongs to single tokens; None if no function returned lists.
+        by_token: (B, T) the part of the total that belongs to each token; None if no function returned lists.
         group_size: The number of adjacent completions per prompt; 1 if it is unknown which completions share a prompt.
     """
 
@@ -272,7 +272,7 @@ def _name_reward(reward: RewardModel | RewardEnsemble | RewardFunction) -> str:
 
 
 def _make_unique(names: Sequence[str]) -> list[str]:
-    """Makes names unique: a name that occurs several times gets its index in the list as a suffix."""
+    """Makes names unique: each copy of a repeated name gets its index in the list as a suffix."""
     taken = {name for name in names if names.count(name) == 1}
     unique = []
     for index, name in enumerate(names):

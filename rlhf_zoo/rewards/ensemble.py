@@ -24,8 +24,8 @@ def check_ensemble(models: Sequence[Any], how: str | None) -> None:
         how: One of `functional.ENSEMBLES`; None for a single model.
 
     Raises:
-        ZooError: There are several models and `how` is None, or fewer than two and it is set; or a model is listed
-            twice.
+        ZooError: There are several models and `how` is None, there are fewer than two and `how` is set, or a model is
+            listed twice.
     """
     if len(models) > 1 and how is None:
         raise ZooError(

@@ -1,4 +1,4 @@
-"""Calls reward functions as TRL's GRPO does, and checks what they return."""
+"""Calls reward functions as TRL's GRPO does, and checks their return values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .rule import text_of
 
 RewardFunction = Callable[..., Any]
 
-#: The longest excerpt of a prompt or value that an error quotes, in characters.
+#: Maximum length of the excerpts of prompts and values in errors, in characters.
 MAX_QUOTED = 80
 
 

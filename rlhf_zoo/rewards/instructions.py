@@ -1,11 +1,11 @@
-"""The reward `instructions_followed`, for answers that follow instructions that a program can check.
+"""The reward `instructions_followed`: the share of a prompt's machine-checkable instructions that an answer follows.
 
 A prompt's instructions are in two columns, as google/IFEval has them: `instruction_id_list`, such as
 ["punctuation:no_comma", "length_constraints:number_words"], and `kwargs`, the arguments of each, such as
 [{}, {"relation": "at least", "num_words": 60}]. Arguments that are null count as missing.
 
-An answer can follow its instructions and say nothing, so this reward does not show whether an answer is right. It is
-therefore not `Verifiable`: as the judge of a policy that it rewarded, it cannot rule out reward hacking.
+An answer can follow its instructions and still say nothing, so this reward does not show whether an answer is right.
+It is therefore not `Verifiable`: as the judge of a policy that it rewarded, it cannot rule out reward hacking.
 """
 
 from __future__ import annotations
@@ -149,17 +149,17 @@ class InstructionsFollowed(Rule):
         rows = zip(completions, columns["instruction_id_list"], columns["kwargs"], strict=True)
         for row, (completion, ids, kwargs) in enumerate(rows):
             instructions, answer = read_instructions(ids, kwargs, where=f"row {row}"), text_of(completion)
-            failed = [
+            not_followed = [
                 instruction.kind
                 for instruction in instructions
                 if not instruction.is_followed(answer, loose=self.loose)
             ]
-            missed.append(", ".join(failed))
+            missed.append(", ".join(not_followed))
             if not instructions:
                 rewards.append(None)
                 continue
-            shares.append(1 - len(failed) / len(instructions))
-            rewards.append(self.share * shares[-1] + self.complete * (not failed))
+            shares.append(1 - len(not_followed) / len(instructions))
+            rewards.append(self.share * shares[-1] + self.complete * (not not_followed))
         if log_extra is not None:
             log_extra(f"{self.name}/missed", missed)
         if log_metric is not None and shares:

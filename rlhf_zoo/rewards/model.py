@@ -82,7 +82,7 @@ class RewardModel:
         )
         self.output = output
         if pad_token is not None:
-            tokenizer = copy.deepcopy(tokenizer)  # it may be the policy's too
+            tokenizer = copy.deepcopy(tokenizer)  # the policy may share it
         ensure_own_pad(tokenizer, pad_token, subject=f"the reward model {name}", key="reward_pad_token")
         if model.config.is_encoder_decoder and not isinstance(model.config.eos_token_id, int):
             raise ZooError(

@@ -15,7 +15,7 @@ from ..errors import ZooError
 from ..modeling.chat_template import Prompt
 from .rule import Rule, text_of
 
-#: harper's kinds of findings that are a matter of taste or dialect, not errors.
+#: Kinds of findings by harper that are a matter of taste or dialect rather than errors.
 IGNORED_KINDS = ("Enhancement", "Formatting", "Readability", "Redundancy", "Regionalism", "Style")
 #: The lowest score of `grammar`, for an error in every word.
 MIN_GRAMMAR = -100.0
@@ -72,7 +72,7 @@ class Grammar(Rule):
 
     Attributes:
         dialect: "american", "british", "australian", "canadian" or "indian".
-        ignore: harper's kinds of findings that do not count.
+        ignore: Kinds of findings by harper that do not count.
         name: The name in metrics.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import Literal
 
 
 def text_after_marker(text: str, marker: str | None) -> str | None:
-    """Returns what follows the last marker in a text.
+    """Returns the text that follows the last marker.
 
     Args:
         text: The text.
@@ -57,14 +57,14 @@ def read_number(
     Returns:
         The number; None if there is none.
     """
-    scope = text_after_marker(text, marker)
-    if scope is None:
+    answer_text = text_after_marker(text, marker)
+    if answer_text is None:
         return None
     if marker is None:
-        scope = _boxed_text(scope)
+        answer_text = _boxed_text(answer_text)
     for pattern, replacement in _LATEX:
-        scope = pattern.sub(replacement, scope)
-    values = [value for match in _NUMBER.finditer(scope) if (value := _match_value(match, percent)) is not None]
+        answer_text = pattern.sub(replacement, answer_text)
+    values = [value for match in _NUMBER.finditer(answer_text) if (value := _match_value(match, percent)) is not None]
     if not values:
         return None
     return values[-1] if marker is None else values[0]

@@ -1,4 +1,4 @@
-"""The reward `relevance`, for completions that are about their prompt. Its model never saw the data's labels."""
+"""The reward `relevance`, for completions about their prompt. Its model was not trained on the data's labels."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 r"""Rewards computed by a program, without a model: answers, formats, lengths and repetition.
 
-Each is a frozen object that is called as TRL's GRPO calls a reward function, `reward(prompts=…, completions=…,
+Each reward is a frozen object that is called as TRL's GRPO calls a reward function, `reward(prompts=…, completions=…,
 **columns)`. A completion is a text, or a conversation whose last message counts. The object can be pickled, and
 its `name` is the name in metrics. A recipe names a ready-made reward (`reward_funcs: [numeric_match]`), or sets fields
 as in a Python call with literal values. Quote the call if YAML would split or unescape it:

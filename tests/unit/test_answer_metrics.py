@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.evaluation.judges.panel import check_answers, check_answers_by_reading
+from rlhf_zoo.evaluation.judges.panel import check_answers, check_answers_by_strictness
 from rlhf_zoo.evaluation.judges.rule import RuleJudge
 from rlhf_zoo.evaluation.pass_at_k import Answers
 from rlhf_zoo.rewards.verifiable import ExactMatch, NumericMatch
@@ -63,11 +63,11 @@ def test_majority_votes_use_parsed_answers(
     rule: NumericMatch, texts: list[str], strict: list, lenient: list | None
 ) -> None:
     columns = {"answer": ["4" if isinstance(rule, NumericMatch) else "a b"] * 4}
-    answers = check_answers_by_reading(RuleJudge("rule", rule), ["?"] * 4, texts, columns, samples=2)
-    assert answers["strict"].readings == [strict[:2], strict[2:]]
-    assert answers["lenient"].readings == (lenient and [lenient[:2], lenient[2:]])
+    answers = check_answers_by_strictness(RuleJudge("rule", rule), ["?"] * 4, texts, columns, samples=2)
+    assert answers["strict"].parsed == [strict[:2], strict[2:]]
+    assert answers["lenient"].parsed == (lenient and [lenient[:2], lenient[2:]])
     checked = check_answers(RuleJudge("rule", rule), ["?"] * 4, texts, columns, samples=2)
-    assert checked.readings == answers["strict" if lenient is None else "lenient"].readings, (
+    assert checked.parsed == answers["strict" if lenient is None else "lenient"].parsed, (
         "a number without a marker is any number"
     )
     assert answers["strict"].right.tolist() == [[1, 1], [0, 0]] and answers["strict"].majority_correct().tolist() == [

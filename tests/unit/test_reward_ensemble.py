@@ -18,7 +18,7 @@ from trainer_fixture import LETTERS, make_reward_model, make_tokenizer, make_tra
 from rlhf_zoo import functional
 from rlhf_zoo.app.engine import Comparison
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.evaluation import reward_reading
+from rlhf_zoo.evaluation import reward_load_settings
 from rlhf_zoo.evaluation.measure import find_reward_judges, make_evaluator
 from rlhf_zoo.modeling.models import set_score_statistics
 from rlhf_zoo.modeling.sampling.sampler import Samples
@@ -122,7 +122,7 @@ def test_ensemble_scores_texts_like_samples_with_default_lambda_of_half(samples:
     assert Rewards([one, ensemble]).model_rewards == [ensemble]
     half, default = (RewardEnsemble(scorers, how="mean_minus_variance", penalty=x) for x in (0.5, None))
     assert torch.equal(half.score_texts(texts, ended=ended), default.score_texts(texts, ended=ended))
-    assert reward_reading.ENSEMBLES == functional.ENSEMBLES, "what cards are read by needs no torch"
+    assert reward_load_settings.ENSEMBLES == functional.ENSEMBLES, "what cards are read by needs no torch"
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,10 @@ def test_read_rollouts_accepts_arrays_parquet_and_tool_calls(tmp_path, caplog):
         ['[{"name": "f", "arguments": "{}"}]', "b"],
         None,
     )
-    assert "has no reward and no judge, and unread columns of numbers: 'brevity'. --reward names" in caplog.text
+    assert (
+        "has no reward and no judge, and unread columns of numbers: 'brevity'. Name the reward's with --reward"
+        in caplog.text
+    )
     misspelled = [{"prompt": "a", "completion": "b", "reward": 1, "jugde": 0.5}]
     read_rollouts(misspelled, name="mine")
     assert "mine has no judge, and unread columns of numbers: 'jugde'." in caplog.text

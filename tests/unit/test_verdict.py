@@ -305,9 +305,9 @@ def test_pairs_of_other_texts_need_independence_and_constant_checks():
         assert "(evaluation.own_pairs, such as votes" in found.reasons[0]
     # Two files cannot show whether a constant wins.
     noise = np.random.default_rng(1).normal(size=100)
-    found = compared(noise + 1, replace(GOOD, winnable=None), rollouts=True)
+    found = compared(noise + 1, replace(GOOD, winnable=None), two_files=True)
     assert found.text == "no sign found (judge unchecked)" and "(--own_pairs)." in found.reasons[0]
-    assert compared(noise + 1, OWN, rollouts=True).text == "better"
+    assert compared(noise + 1, OWN, two_files=True).text == "better"
     few = replace(GOOD, independent=None, own_accuracy=Estimate(1.0, (0.61, 1.0), 6))
     assert "on those of these policies for only 6 prompts" in made(RISE, few).reasons[0]
 
@@ -315,13 +315,13 @@ def test_pairs_of_other_texts_need_independence_and_constant_checks():
 def test_gain_is_corrected_when_judge_overrates_policy():
     gain = np.random.default_rng(1).normal(size=100) + 0.8
     fair = replace(OWN, policy_bias=Estimate(0.02, (-0.05, 0.09), 100))
-    found = compared(gain, fair, rollouts=True)
+    found = compared(gain, fair, two_files=True)
     assert found.text == "better" and any("Corrected for this, the win rate is 0.7" in one for one in found.reasons)
     fooled = replace(OWN, policy_bias=Estimate(0.25, (0.15, 0.35), 100))
-    found = compared(gain, fooled, rollouts=True)
+    found = compared(gain, fooled, two_files=True)
     assert found.text.startswith("no difference shown (detectable: a win rate ≥ 0.6") and not found.disagree
     assert any("labels' by +0.250" in one and "which shows no gain" in one for one in found.reasons)
-    assert compared(gain, replace(fooled, policy_bias=Estimate(0.25, (0.1, 0.4), 19)), rollouts=True).kind == "better"
+    assert compared(gain, replace(fooled, policy_bias=Estimate(0.25, (0.1, 0.4), 19)), two_files=True).kind == "better"
     assert made(-RISE, fooled).kind == "hacked", "a loss is a loss"
 
 
@@ -366,12 +366,12 @@ def test_verdict_handles_scores_without_noise():
 NO_LABELS = Labels()
 
 
-def compared(differences: np.ndarray, judge: JudgeReliability = GOOD, *, rollouts: bool = False, gain: float = 1.0,
+def compared(differences: np.ndarray, judge: JudgeReliability = GOOD, *, two_files: bool = False, gain: float = 1.0,
              labels: Labels = NO_LABELS, probes: Report | None = None) -> Verdict:  # fmt: skip
     """One checkpoint whose reward rose, and whose judge's scores differ from SFT's by so much on each prompt."""
     zeros, ones = np.zeros(len(differences)), np.ones(len(differences))
     last = Checkpoint(1, None, gain * ones, differences, report=probes or report())
-    evidence = Evidence(Checkpoint(0, None, zeros, zeros), [last], judge, rollouts=rollouts, labels=labels)
+    evidence = Evidence(Checkpoint(0, None, zeros, zeros), [last], judge, two_files=two_files, labels=labels)
     return decide(evidence, seed=0, resamples=500)
 
 
@@ -407,13 +407,13 @@ def test_null_runs_with_rising_reward_are_hacked_at_most_1_percent():
 
 def test_rollout_comparison_is_better_worse_or_no_difference():
     noise = np.random.default_rng(1).normal(size=100)
-    assert compared(noise + 1, rollouts=True).text == "better"
-    assert compared(noise - 0.5, rollouts=True).kind == "hacked", "the reward rose"
-    alike = compared(noise - noise.mean(), rollouts=True)
+    assert compared(noise + 1, two_files=True).text == "better"
+    assert compared(noise - 0.5, two_files=True).kind == "hacked", "the reward rose"
+    alike = compared(noise - noise.mean(), two_files=True)
     assert alike.text.startswith("no difference shown (detectable: a win rate ≥ 0.6") and alike.fall is None
     falling = Checkpoint(1, None, None, noise - 0.5, report=report())
     start = Checkpoint(0, None, None, np.zeros(100))
-    found = decide(Evidence(start, [falling], JudgeReliability(), rollouts=True), seed=0)
+    found = decide(Evidence(start, [falling], JudgeReliability(), two_files=True), seed=0)
     assert found.text == "worse" and found.peak_step is None
     assert decide(Evidence(start, [falling], JudgeReliability()), seed=0).text == "past the peak at step 0"
 

@@ -27,13 +27,13 @@ def test_reward_and_judge_say_what_they_lack():
     assert why(made(PEAKED)).startswith("Not called hacked: the judge shows no loss (win rate 0.740). No probe")
     no_judge = made(RISE, JudgeReliability(is_reward=True), probes=report(templates=1))
     assert why(no_judge).startswith("Not called hacked: there is no fit judge. ")
-    weak = compared(np.random.default_rng(1).normal(size=100) - 0.25, rollouts=True)
+    weak = compared(np.random.default_rng(1).normal(size=100) - 0.25, two_files=True)
     assert weak.kind == "worse" and (
         "the judge shows no loss with 99.5% confidence (gain below -0.11, win rate below 0.514, where hacked needs 0 "
         "and ½). No probe"
     ) in why(weak)
     falling = Checkpoint(1, None, None, np.random.default_rng(1).normal(size=100) - 0.5)
-    found = decide(Evidence(Checkpoint(0, None, None, np.zeros(100)), [falling], OWN, rollouts=True), seed=0)
+    found = decide(Evidence(Checkpoint(0, None, None, np.zeros(100)), [falling], OWN, two_files=True), seed=0)
     assert found.kind == "worse" and why(found) == ("Not called hacked: there is no training reward. No probe was run.")
     assert not any("its accuracy on labeled pairs" in reason for reason in found.reasons)
 

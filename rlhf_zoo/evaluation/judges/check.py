@@ -32,7 +32,7 @@ from ..stats import Estimate, WinRate, bootstrap_mean, correlation, mean_share, 
 
 Finding = Literal["agrees", "inconclusive", "contradicts"]
 MIN_EXCESS = 0.2  # smallest excess that counts, as a share of the pairs
-MIN_PAIRS = 10  # of each kind, ordered wrongly and rightly by the reward; fewer cannot show shared errors
+MIN_PAIRS = 10  # with a wrong order by the reward, and as many with a correct one; fewer cannot show shared errors
 DRAWS = 25  # draws of a noisy preference for each pair
 MIN_AGREEMENT = 0.75  # share of the draws that must agree to settle a pair
 _MIN_PROBABILITY = 1e-6  # smallest probability, so that log-odds are finite
@@ -81,11 +81,11 @@ class PairCheck:
 
     Attributes:
         accuracy: The share of pairs whose chosen side scores higher (a tie counts ½), with an interval over prompts.
-        prompts: Number of prompts that ask different things. Fewer than `evidence.MIN_PROMPTS` leave it unchecked.
+        prompts: Number of prompts that ask different things. Fewer than `evidence.MIN_PROMPTS` do not check a judge.
         calibration: `measure_calibration` of the differences of log-odds; None if the scores are not probabilities.
         with_reward: The errors that the judge shares with the training reward; None without a training reward.
         policy_bias: How much more often than the labels the judge prefers the policy to SFT; None if it is unknown
-            whose texts these are.
+            which policy wrote which text.
     """
 
     accuracy: WinRate
@@ -127,10 +127,10 @@ class PairCheck:
 
 @dataclass(frozen=True)
 class PairLabels:
-    """What the labels of pairs, of one completion of the policy and one of SFT, say of the policy.
+    """The labels of pairs that hold one completion of the policy and one of SFT.
 
     Attributes:
-        win_rate: How often they prefer the policy.
+        win_rate: How often the labels prefer the policy.
         bound: The upper bound of the win rate at `HACKED_LEVEL`.
         prompts: The number of prompts of these pairs that ask different things.
     """
@@ -152,7 +152,7 @@ class JudgeCheck:
         labeled: Results on labeled pairs; None if there are none.
         own: Results on pairs of the policies' own outputs; None if there are none, or no judge.
         same_labels: Whether the judge learned from the same labels as the training reward.
-        labels: What the labels of the policies' own pairs say; None if it is unknown whose texts these are.
+        labels: The labels of the policies' own pairs; None if it is unknown which policy wrote which text.
     """
 
     labeled: PairCheck | None = None
@@ -193,10 +193,10 @@ def count_labels(policy_chosen: Sequence[bool | None], prompts: Sequence[Hashabl
     Returns:
         The counts; None without such pairs.
     """
-    compared = [row for row, side in enumerate(policy_chosen) if side is not None]
-    if not compared:
+    compared_rows = [row for row, side in enumerate(policy_chosen) if side is not None]
+    if not compared_rows:
         return None
-    wins, groups = [policy_chosen[row] is True for row in compared], [prompts[row] for row in compared]
+    wins, groups = [policy_chosen[row] is True for row in compared_rows], [prompts[row] for row in compared_rows]
     return PairLabels(mean_share(wins, groups), share_interval(wins, groups, level=HACKED_LEVEL)[1], len(set(groups)))
 
 
@@ -228,13 +228,13 @@ def check_pairs(
     accuracy = win_rate(chosen, rejected, prompts)
     margins = np.subtract(np.asarray(chosen, dtype=float), np.asarray(rejected, dtype=float))
     shared = None if reward_margins is None else shared_errors(margins, reward_margins, prompts, seed=seed)
-    compared = [row for row, side in enumerate(policy_chosen or ()) if side is not None]
+    compared_rows = [row for row, side in enumerate(policy_chosen or ()) if side is not None]
     bias = None
-    if policy_chosen is not None and compared:
-        compared_prompts = [prompts[row] for row in compared]
-        # A right order adds nothing. A wrong one adds ±1, toward the side that was rejected, and a tie half of that.
-        wrong = (1 - np.sign(margins[compared])) / 2
-        toward_policy = [-1.0 if policy_chosen[row] else 1.0 for row in compared]
+    if policy_chosen is not None and compared_rows:
+        compared_prompts = [prompts[row] for row in compared_rows]
+        # A correct order adds nothing. A wrong order adds ±1, toward the rejected side, and a tie half of that.
+        wrong = (1 - np.sign(margins[compared_rows])) / 2
+        toward_policy = [-1.0 if policy_chosen[row] else 1.0 for row in compared_rows]
         bias = bootstrap_mean(wrong * toward_policy, compared_prompts, seed=seed)
     if not probabilities:
         return PairCheck(accuracy, len(set(prompts)), None, shared, bias)
@@ -253,7 +253,7 @@ def shared_errors(judge: ArrayLike, reward: ArrayLike, prompts: Sequence[Hashabl
 
     Args:
         judge: (N,) the judge's margins, chosen − rejected.
-        reward: (N,) the reward's margins, likewise.
+        reward: (N,) the reward's margins, chosen − rejected.
         prompts: (N,) the prompt of each pair.
         seed: Seed of the resamples.
 

@@ -245,9 +245,9 @@ class LLMJudge:
             try:
                 self._ask_endpoint(missing, len(unique))
             except ZooError as error:
-                where = f"in {self._cache}" if self._cache is not None else "in memory"
+                location = f"in {self._cache}" if self._cache is not None else "in memory"
                 count = len(unique.keys() & self._memory.keys())
-                raise type(error)(f"{error} ({count} of {len(unique)} answers are kept {where}.)") from error
+                raise type(error)(f"{error} ({count} of {len(unique)} answers are kept {location}.)") from error
         unparsed = [self._memory[digest]["answers"][-1] for digest in unique if self._memory[digest]["score"] is None]
         # A few unreadable answers are noise; a majority means that the model is unfit as a judge.
         if len(unique) >= _MIN_ANSWERS and 2 * len(unparsed) > len(unique):
@@ -331,8 +331,8 @@ class LLMJudge:
         """Returns the answer, its (prompt, completion) tokens and the served model, after up to `attempts` requests."""
         body = json.dumps({"model": self._model, "messages": messages, **self._fields}).encode()
         for attempt in range(self._attempts):
-            while (left := self._not_before - time.monotonic()) > 0 and not stop.is_set():
-                stop.wait(left)
+            while (remaining := self._not_before - time.monotonic()) > 0 and not stop.is_set():
+                stop.wait(remaining)
             if stop.is_set():
                 raise Stopped
             self._meter.add(requests=1, retries=int(attempt > 0))
@@ -398,7 +398,7 @@ class LLMJudge:
         return os.environ.get(self._key_name, "").strip()
 
     def _read(self, content: bytes) -> tuple[str, tuple[int, int] | None, str | None]:
-        """Parses a response into what `_post` returns. What it raises for malformed ones, `_post` catches."""
+        """Parses a response into the values that `_post` returns. `_post` catches errors from malformed responses."""
         document = json.loads(content)
         text = document["choices"][0]["message"].get("content")
         usage, served = document.get("usage") or {}, document.get("model")

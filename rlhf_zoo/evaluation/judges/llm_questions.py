@@ -1,6 +1,6 @@
 """The questions to a language model as a judge, and the parsers of its answers.
 
-Texts are data: they reach the model as strings in one JSON object, and cannot close it.
+The texts to judge are data: they reach the model as strings in one JSON object, which they cannot close.
 """
 
 import json
@@ -67,7 +67,7 @@ def about_pair(criterion: str, prompt: str, a: str, b: str) -> Question:
     """Asks which of two completions is better.
 
     Args:
-        criterion: What makes one better.
+        criterion: What makes a completion better.
         prompt: The prompt of both completions.
         a: The completion shown first, as A.
         b: The completion shown second, as B.

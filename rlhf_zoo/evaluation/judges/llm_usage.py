@@ -108,22 +108,22 @@ class Meter:
     def reserved(self, messages: Sequence[Mapping[str, str]], stop: threading.Event) -> Iterator[float]:
         """Reserves the most that a request may cost, so that no parallel request can spend it.
 
-        If pending requests have reserved too much, it waits, because they may turn out to cost less.
+        If pending requests have reserved too much, this waits, because they may cost less than reserved.
 
         Args:
             messages: The request's messages.
             stop: Ends the wait.
 
         Yields:
-            The bound.
+            The most that the request may cost.
 
         Raises:
             BudgetSpent: The budget cannot cover the request.
             Stopped: `stop` was set.
         """
         # A token is at least one byte of text, so bytes bound the tokens without a tokenizer.
-        size = sum(len(message["content"].encode("utf-8", "replace")) for message in messages) + _TEMPLATE_TOKENS
-        bound = self._cost(size, self._max_answer_tokens)
+        max_tokens = sum(len(message["content"].encode("utf-8", "replace")) for message in messages) + _TEMPLATE_TOKENS
+        bound = self._cost(max_tokens, self._max_answer_tokens)
         with self._changed:
             while self._budget is not None and (self._usage.cost or 0.0) + sum(self._bounds) + bound > self._budget:
                 if stop.is_set():

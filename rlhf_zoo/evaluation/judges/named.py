@@ -64,7 +64,7 @@ def check_judges_available(
         labeled: Loads the classifier's texts; None to check no texts.
         seed: Seed of the classifier's split.
         hub: The Hub on which to look for repositories; None to look for none.
-        headline: Whether the first judge is the headline's, so that it must score single completions.
+        headline: Whether the first judge is the headline judge, which must score single completions.
 
     Raises:
         ZooError: A judge is not available or is named twice.
@@ -73,7 +73,7 @@ def check_judges_available(
     if duplicate is not None:
         raise ZooError(f"The judge {duplicate} is named twice: name it once.")
     # Creating a judge checks its name, so some judges are created here and discarded.
-    for place, name in enumerate(names):
+    for index, name in enumerate(names):
         kind, argument = kind_of(name)
         if kind == "classifier" and labeled is not None:
             with explain_missing_labels():
@@ -99,7 +99,7 @@ def check_judges_available(
             HubVotes(argument)
             if hub is not None:
                 _check_on_hub(name, argument, None, repo_type="dataset", hub=replace(hub, source=None))
-        if headline and place == 0 and kind in ("pairs", "votes"):
+        if headline and index == 0 and kind in ("pairs", "votes"):
             raise ZooError(
                 f"The first judge must score single completions, but {name} only compares two: name another before it, "
                 "such as classifier."
@@ -129,7 +129,7 @@ def open_panel(
     """Opens the judges by name.
 
     Args:
-        names: Names of the judges, as recipes write them; the first is the headline's.
+        names: Names of the judges, as recipes write them; the first is the headline judge.
         llm: Settings of the language models.
         labeled: Loads rows with text and label; called only for judges that need them.
         folder: Folder of the evaluation, in which language models cache their answers.
@@ -150,7 +150,7 @@ def open_panel(
     comparing: list[PairJudge] = []
     votes: list[str] = []
     named: dict[str, Judge] = {}
-    for place, name in enumerate(names):
+    for index, name in enumerate(names):
         kind, argument = kind_of(name)
         count_before = len(scoring)
         if kind == "classifier":
@@ -175,14 +175,14 @@ def open_panel(
             model = _open_llm(argument, llm, folder / "llm")
             comparing.append(model)
             # As the headline judge, it must also score single completions.
-            if place == 0:
+            if index == 0:
                 scoring.append(model)
         elif kind == "pairs":
             comparing.append(FunctionPairJudge(argument, name=name))
         elif kind == "votes":
             votes.append(argument)
         else:
-            own_texts = {"name": title, "description": description} if place == 0 else {}
+            own_texts = {"name": title, "description": description} if index == 0 else {}
             scoring.append(FunctionJudge(argument, **own_texts))
         # The key is the recipe's name for the judge, which may differ from the judge's own name.
         if len(scoring) > count_before:
@@ -196,9 +196,9 @@ def explain_missing_labels() -> Iterator[None]:
     try:
         yield
     except ZooError as error:
-        why = str(error).rpartition(": ")[0] or str(error)  # without the advice after the colon
+        problem = str(error).rpartition(": ")[0] or str(error)  # without the advice after the colon
         raise ZooError(
-            f"The judge classifier has no labeled texts ({why}): name them in evaluation.labeled, or name another "
+            f"The judge classifier has no labeled texts ({problem}): name them in evaluation.labeled, or name another "
             "judge in evaluation.judge or --judge: reward:MODEL (another public reward model), rule:REWARD, "
             "llm:MODEL, MODULE:FUNCTION, or same-labels if the stage reward has a judge_share."
         ) from error

@@ -34,7 +34,7 @@ def check_panel(
         seed: Seed of the resamples.
         reward: The training reward's model or ensemble, whose errors are compared with the judges'; None without one.
         same_labels: Names of the judges that were trained on the same labels as the training reward.
-        group: How prompts that ask the same are found, as in `group_other_prompts`.
+        group: How to find prompts that ask the same question, as `by` of `group_other_prompts`.
 
     Returns:
         The checks, by the judges' names.
@@ -44,7 +44,7 @@ def check_panel(
     def check_judge(judge: Judge, pairs: Dataset | None) -> PairCheck | None:
         if isinstance(judge, RuleJudge) and pairs is not None:
             pairs = judge.with_answers(pairs)
-        return None if pairs is None else _on_pairs(judge, pairs, reward_judge, seed, group)
+        return None if pairs is None else _check_on_pairs(judge, pairs, reward_judge, seed, group)
 
     return {
         judge.name: JudgeCheck(check_judge(judge, labeled), check_judge(judge, own), judge.name in same_labels)
@@ -52,7 +52,9 @@ def check_panel(
     }
 
 
-def _on_pairs(judge: Judge, pairs: Dataset, reward_judge: Judge | None, seed: int, group: str | None) -> PairCheck:
+def _check_on_pairs(
+    judge: Judge, pairs: Dataset, reward_judge: Judge | None, seed: int, group: str | None
+) -> PairCheck:
     limit = MAX_LLM_PAIRS if isinstance(judge, LLMJudge) else MAX_PAIRS
     columns = pairs.select(range(min(limit, len(pairs)))).to_dict()
     prompts = columns.pop("prompt")

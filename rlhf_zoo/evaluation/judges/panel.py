@@ -25,7 +25,7 @@ class Panel:
     """The judges of an evaluation.
 
     Attributes:
-        scoring: Judges of single completions. The first is the headline's, the judge of the verdict.
+        scoring: Judges of single completions. The first is the headline judge, which the verdict uses.
         comparing: Judges of pairs.
         votes: Data sets of people's votes, NAMESPACE/NAME each.
         named: The scoring judges by their names in the recipe.
@@ -48,7 +48,7 @@ class Panel:
 
 
 class RewardJudge:
-    """A reward model that PPO does not optimize. As in its training, it reads each text with EOS at the end.
+    """A reward model that PPO does not optimize. As in its training, each text ends with EOS.
 
     Args:
         name: reward:MODEL or reward:MODEL#LABEL.
@@ -75,14 +75,14 @@ class RewardJudge:
 
 def checks_answers(judge: Judge) -> bool:
     """Returns whether a judge is a rule that checks answers. Such a rule may be both reward and judge."""
-    return isinstance(judge, RuleJudge) and bool(judge.readings)
+    return isinstance(judge, RuleJudge) and bool(judge.by_strictness)
 
 
-def check_answers_by_reading(
+def check_answers_by_strictness(
     judge: Judge, prompts: Sequence[Prompt], completions: Sequence[str], columns: Mapping[str, Sequence[object]] | None,
     *, samples: int,
 ) -> dict[str, Answers]:  # fmt: skip
-    """Checks `samples` answers to each prompt, by a rule's strict and by its lenient reading of them.
+    """Checks `samples` answers to each prompt, with strict and with lenient parsing.
 
     Args:
         judge: Any judge of single completions.
@@ -92,9 +92,9 @@ def check_answers_by_reading(
         samples: Completions per prompt.
 
     Returns:
-        The answers, by the reading's name; {} for a judge that checks no answers.
+        The answers by "strict" and "lenient"; {} for a judge that checks no answers.
     """
-    rules = judge.readings if isinstance(judge, RuleJudge) else {}
+    rules = judge.by_strictness if isinstance(judge, RuleJudge) else {}
     return {name: check_answers(rule, prompts, completions, columns, samples=samples) for name, rule in rules.items()}
 
 
@@ -109,14 +109,14 @@ def check_answers(
     """Checks `samples` answers to each prompt with one rule.
 
     Args:
-        rule: The rule that checks them.
+        rule: The rule that checks the answers.
         prompts: (N,) texts or conversations, each repeated for its samples.
         completions: (N,) texts.
         columns: The prompts' other columns, (N,) values each; None for none.
         samples: Completions per prompt.
 
     Returns:
-        Which answers are right, and what the rule read in each.
+        Which answers are right, and the answer that the rule parsed from each completion.
     """
     right = np.reshape(score_completions(rule, prompts, completions, columns), (-1, samples))
     answers = rule.read_answers(completions)

@@ -16,12 +16,12 @@ def compare_by_votes(
 ) -> dict[str, Any]:
     """Summarizes the votes in a data set that compare a policy with its SFT policy.
 
-    A vote counts only if both of its completions came from these weights.
+    A vote counts only if its completions came from the weights of these two policies.
 
     Args:
         name: The data set NAMESPACE/NAME.
         ppo: The policy's published revisions, all with equal weights; [] if it was not published.
-        sft: The SFT policy's published revisions, likewise.
+        sft: The SFT policy's published revisions, all with equal weights; [] if it was not published.
         seed: Seed of the resamples.
         hub: The Hub of the data set.
 
@@ -42,8 +42,8 @@ def compare_by_votes(
             return False
         origin = (shown.repo, shown.commit)
         if (shown.role, origin) not in same_weights:
-            compared = ppo if shown.role == "ppo" else sft
-            same_weights[shown.role, origin] = any(equal_weights(origin, other, hub=hub) for other in compared)
+            origins = ppo if shown.role == "ppo" else sft
+            same_weights[shown.role, origin] = any(equal_weights(origin, other, hub=hub) for other in origins)
         return same_weights[shown.role, origin]
 
     # A vote counts only if both sides have these weights, whatever their repository or commit.
@@ -63,7 +63,9 @@ def _explain_no_votes(name: str, counted: int, total: int, *, published: bool) -
     if counted:
         return None
     if not published:
-        return "Votes name published models, and these two were not: publish them, or evaluate published ones."
+        return (
+            "Votes name published models, but these two are not both published: publish them, or name published ones."
+        )
     if not total:
         return f"{name} holds no votes."
     return f"None of the {total} votes in {name} compares these two policies."

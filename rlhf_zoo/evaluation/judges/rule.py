@@ -52,7 +52,7 @@ class RuleJudge:
 
         Args:
             rows: The prompts, with their other columns.
-            subject: What error messages call the rows.
+            subject: The name of the rows in error messages.
 
         Raises:
             ZooError: The column is missing, it holds no readable answer for some row, or the call fails.
@@ -102,8 +102,8 @@ class RuleJudge:
         return f"The rule {self._reward.name}, {getattr(self._reward.function, 'meaning', Rule.meaning)}."
 
     @property
-    def readings(self) -> dict[str, RuleJudge]:
-        """A judge for the rule's strict and one for its lenient reading of answers; {} if it checks no answers."""
+    def by_strictness(self) -> dict[str, RuleJudge]:
+        """A judge with strict and one with lenient parsing, by "strict" and "lenient"; {} if it checks no answers."""
         rule = self._reward.function
         if not isinstance(rule, Verifiable):
             return {}

@@ -7,8 +7,8 @@ compared. Words in more than half of the prompts, such as the options of a choic
 that distinguishes the answers.
 
 A few texts for all prompts are a second sign (`texts_for_all_prompts`). They may be right answers, such as labels. So
-it counts only if they are sentences, and share no more words with their own prompts and the other side's answers there
-than with other prompts.
+this sign counts only if they are sentences, and share no more words with their own prompts and the other side's answers
+to these than with other prompts.
 """
 
 import math
@@ -29,13 +29,13 @@ MIN_BLIND_RATIO = 0.9
 MIN_MATCH_RATE = 0.25
 #: Maximum number of words in a label such as "yes". If two or more labels recur, texts cannot show blindness.
 MAX_LABEL_WORDS = 4
-#: A side's texts are the fewest distinct ones that are this share of its completions.
+#: Only the most frequent texts of a side are examined: the fewest that make up this share of its completions.
 FEW_SHARE = 0.9
 #: A side has few texts if the other side needs at least this many times as many.
 MIN_OTHER_TEXTS = 4
-#: More texts than this count less, by this number over theirs, since they may be classes of right answers.
+#: If there are more texts, each counts less, by this number divided by theirs: they may be classes of right answers.
 MAX_FEW_TEXTS = 20
-#: At this rank among prompts a text has half of what shows its prompt: chance is ½, and 1 is nearer than to any other.
+#: Texts below this mean rank are hardly about their prompts. Chance is ½; at 1, the own prompt is always nearest.
 _HALF_RANK = 0.75
 
 
@@ -89,14 +89,14 @@ def is_blind(pair: Pair) -> bool:
 
 
 def texts_for_all_prompts(pair: Pair, texts: tuple[Sequence[str], Sequence[str]]) -> dict[str, float]:
-    """Finds the texts that a side writes for all prompts, a few in turn, whatever the prompt is.
+    """Finds the few texts that a side writes in turn, whatever the prompt is.
 
     Args:
         pair: The completions.
         texts: (N,) the text of each row of the policy and of SFT, equal if they count as the same.
 
     Returns:
-        The texts, with how much each counts: 1 if they are up to `MAX_FEW_TEXTS`, and the less the more there are.
+        The texts with their weights: 1 for up to `MAX_FEW_TEXTS` texts, else this number divided by theirs.
     """
     few = [_most_frequent(side_texts) for side_texts in texts]
     weights: dict[str, float] = {}
@@ -122,7 +122,7 @@ def _are_sentences_about_no_prompt(pair: Pair, side: int, texts: Sequence[str], 
     rows = [row for row, text in enumerate(texts) if text in few]
     words_by_text = {texts[row]: set(pair.body_words[side][row]) for row in rows}
     texts_by_word = Counter(word for text_words in words_by_text.values() for word in text_words)
-    # Without what most of them share, "the final answer is 7" is the label 7.
+    # Without the words that most of these texts share, "the final answer is 7" is the label 7.
     own_words = {
         text: [word for word in sorted(text_words) if 2 * texts_by_word[word] <= len(few)]
         for text, text_words in words_by_text.items()
@@ -130,12 +130,12 @@ def _are_sentences_about_no_prompt(pair: Pair, side: int, texts: Sequence[str], 
     if 2 * sum(len(own_words[texts[row]]) > MAX_LABEL_WORDS for row in rows) <= len(rows):
         return False
     # A right answer has words of its prompt, or of what the other side answered there.
-    about = [plain_words(prompt) for prompt in pair.prompts[side]]
+    prompt_words = [plain_words(prompt) for prompt in pair.prompts[side]]
     if pair.prompts[0] == pair.prompts[1]:
         for group, tokens in zip(pair.groups[1 - side].tolist(), pair.body_words[1 - side], strict=True):
-            about[group].extend(tokens)
+            prompt_words[group].extend(tokens)
     groups = pair.groups[side][rows]
-    ranks = prompt_ranks([own_words[texts[row]] for row in rows], groups, about, pair.questions)
-    # A text without any of these words shows no prompt.
+    ranks = prompt_ranks([own_words[texts[row]] for row in rows], groups, prompt_words, pair.questions)
+    # A text without any of these words gets the rank of chance.
     low, high = share_interval(np.where(np.isnan(ranks), 0.5, ranks), pair.questions[groups].tolist(), level=0.95)
     return low <= 0.5 and high < _HALF_RANK

@@ -9,7 +9,7 @@ from .blindness import MAX_FEW_TEXTS, texts_for_all_prompts
 from .misspellings import merge_copies
 from .texts import Pair, plain_words
 
-#: Longer texts, in words, that answer several prompts word for word are canned. Shorter ones may be right answers.
+#: Texts with more words than this that answer several prompts are canned. Shorter ones may be right answers.
 MAX_ANSWER_WORDS = 15
 #: A text of any length is canned if at least this share of a side's completions are equal to it.
 MIN_CONSTANT_SHARE = 0.9
@@ -20,8 +20,8 @@ class CannedTexts:
     """The canned completions of the policy and of SFT.
 
     Attributes:
-        numbers: (N,) 1 for a canned completion, 0 for another; less than 1 if many short texts take turns.
-        note: What the numbers of the policy's completions leave open, in a sentence; "" if nothing.
+        numbers: (N,) 1 for a canned completion, 0 for another; between 0 and 1 if many texts take turns.
+        note: Sentences on misspelled copies and weights below 1 among the policy's completions; "" if there are none.
     """
 
     numbers: tuple[list[float], list[float]]
@@ -31,7 +31,7 @@ class CannedTexts:
 def find_canned(pair: Pair) -> CannedTexts:
     """Finds the completions whose text also answers another prompt, on either side.
 
-    Prompts that ask the same may have the same answer.
+    Prompts that ask the same question may have the same answer, so they count as one.
 
     Args:
         pair: The completions.
@@ -49,7 +49,7 @@ def find_canned(pair: Pair) -> CannedTexts:
         for text, count in Counter(side_texts).items()
         if count >= MIN_CONSTANT_SHARE * len(side_texts)
     }
-    shared = texts_for_all_prompts(pair, texts)
+    weights = texts_for_all_prompts(pair, texts)
 
     def canned(text: str, tokens: Sequence[str], counted: bool) -> float:
         if len(answered_questions[text]) < 2:
@@ -57,7 +57,7 @@ def find_canned(pair: Pair) -> CannedTexts:
         # One text that a program accepts for almost every question exploits it, so it counts although verified.
         if text in constants or (counted and len(tokens) > MAX_ANSWER_WORDS):
             return 1.0
-        return shared.get(text, 0.0) if counted else 0.0
+        return weights.get(text, 0.0) if counted else 0.0
 
     policy_numbers, sft_numbers = (
         [canned(*row) for row in zip(side_texts, side_tokens, counted, strict=True)]

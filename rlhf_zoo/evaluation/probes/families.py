@@ -45,7 +45,7 @@ FREE_SURPRISES = 3
 MIN_COSINE = 2 / 3
 #: Maximum number of texts per side that are compared with each other.
 MAX_TEXTS = 1200
-#: Only the share above this multiple of SFT's share counts. Selecting the best fifth of SFT's texts raises none higher.
+#: Only the share above this multiple of SFT's share counts. Selecting SFT's best fifth cannot raise a share above it.
 RISE_FACTOR = 5.0
 #: The threshold of risen phrases, as a share of the completions.
 MIN_RISE = 0.25
@@ -55,9 +55,9 @@ MAX_PHRASE_WORDS = 4
 MIN_SHARE = 0.1
 #: Number of cells, texts × phrases, that are computed at once.
 _CELLS_AT_ONCE = 50_000_000
-#: If the mean rank of SFT's texts exceeds ½ by less, a policy has nothing to lose.
+#: If the mean rank of SFT's texts exceeds ½ by less than this, a policy has nothing to lose.
 _MIN_RANK_EXCESS = 0.1
-#: If SFT's texts depend on their prompts by less on average, in nats, a policy has nothing to lose.
+#: If SFT's texts depend on their prompts by fewer nats than this on average, a policy has nothing to lose.
 _MIN_DEPENDENCE = 0.2
 
 
@@ -83,7 +83,7 @@ class TooFewPrompts(Unmeasurable):
 
 
 @dataclass(frozen=True)
-class Reading:
+class Measurement:
     """A family's measurement.
 
     Attributes:
@@ -91,10 +91,10 @@ class Reading:
         sft: SFT's number.
         effect: The policy's difference from SFT, in the family's unit.
         null: (n,) the effect under each of n permutations; the first is the observed effect.
-        numbers: (N,) a number of each of the policy's completions; the largest belong to the worst samples.
+        numbers: (N,) a number for each of the policy's completions; the largest belong to the worst samples.
         phrases: The phrases that rose, with both shares.
         blind: Whether the texts alone show that they do not depend on their prompts.
-        unknown: The share of the policy's completions that show nothing, so they count like SFT's mean.
+        unknown: The share of the policy's completions without a number of their own; they count like SFT's mean.
         counts_verified: Whether verified answers count too, because nearly all completions are one text.
         note: A sentence to add to the finding.
     """
@@ -128,7 +128,7 @@ class Family:
 
     name: str
     unit: str
-    measure: Callable[[Pair, Permutations], Reading]
+    measure: Callable[[Pair, Permutations], Measurement]
     threshold: float
     reason: str
     sentence: str
@@ -138,11 +138,13 @@ class Family:
 
 def _compare_means(
     policy: ArrayLike, sft: ArrayLike, permutations: Permutations, effect: Callable[[Floats, Floats], Floats]
-) -> Reading:
+) -> Measurement:
     """Averages numbers of single texts over prompts. `effect` takes the policy's means and SFT's, (n,) each."""
     policy_means, sft_means = permutations.means(policy, sft)
     effects = effect(policy_means, sft_means)
-    return Reading(float(policy_means[0]), float(sft_means[0]), float(effects[0]), effects, np.asarray(policy, float))
+    return Measurement(
+        float(policy_means[0]), float(sft_means[0]), float(effects[0]), effects, np.asarray(policy, float)
+    )
 
 
 def _neutralize_verified(
@@ -160,7 +162,7 @@ def _subtract(policy: Floats, sft: Floats) -> Floats:
     return policy - sft
 
 
-def _measure_repetition(pair: Pair, permutations: Permutations) -> Reading:
+def _measure_repetition(pair: Pair, permutations: Permutations) -> Measurement:
     """The larger of two shares: repeated word pairs, and words used more often than SFT uses them in a single text."""
     # SFT's own habits are the baseline, so a prompt that asks for repetition causes no finding.
     unquoted_words = [pair.unquoted_words(side) for side in (0, 1)]
@@ -175,7 +177,7 @@ def _measure_repetition(pair: Pair, permutations: Permutations) -> Reading:
     return _compare_means(*_neutralize_verified(pair, policy_numbers, sft_numbers), permutations, _subtract)
 
 
-def _measure_word_salad(pair: Pair, permutations: Permutations) -> Reading:
+def _measure_word_salad(pair: Pair, permutations: Permutations) -> Measurement:
     policy, sft = pair.policy.logprobs, pair.sft.logprobs
     if policy is None or sft is None:
         raise Unmeasurable("needs the SFT model's log-probabilities of the tokens")
@@ -196,7 +198,7 @@ def _measure_word_salad(pair: Pair, permutations: Permutations) -> Reading:
     return _compare_means(*_neutralize_verified(pair, *shares), permutations, _subtract)
 
 
-def _measure_independence(pair: Pair, permutations: Permutations) -> Reading:
+def _measure_independence(pair: Pair, permutations: Permutations) -> Measurement:
     policy, sft = pair.policy.dependence, pair.sft.dependence
     if policy is None or sft is None:
         # Log-probabilities come from an SFT model, so here only prompts are missing.
@@ -219,12 +221,12 @@ def _measure_independence(pair: Pair, permutations: Permutations) -> Reading:
     def relative_loss(policy: Floats, sft: Floats) -> Floats:
         return (sft - policy) / max(sft_mean, _MIN_DEPENDENCE)
 
-    counted = _neutralize_verified(pair, policy_numbers, sft_numbers, neutral=sft_mean)
-    reading = _compare_means(*counted, permutations, relative_loss)
-    return replace(reading, numbers=-reading.numbers)
+    neutralized = _neutralize_verified(pair, policy_numbers, sft_numbers, neutral=sft_mean)
+    measurement = _compare_means(*neutralized, permutations, relative_loss)
+    return replace(measurement, numbers=-measurement.numbers)
 
 
-def _measure_prompt_words(pair: Pair, permutations: Permutations) -> Reading:
+def _measure_prompt_words(pair: Pair, permutations: Permutations) -> Measurement:
     """How much more often texts share words with their own prompt than with others: dependence without a model."""
     if pair.question_count < 2:
         raise Unmeasurable("needs at least two prompts")
@@ -235,7 +237,7 @@ def _measure_prompt_words(pair: Pair, permutations: Permutations) -> Reading:
     return _measure_rank_loss(pair, permutations, ranks, "SFT's own completions hardly share words with their prompts")
 
 
-def _measure_meaning(pair: Pair, permutations: Permutations) -> Reading:
+def _measure_meaning(pair: Pair, permutations: Permutations) -> Measurement:
     """How much nearer texts are to their own prompt than to others by their embeddings, also in other words."""
     ranks = [
         np.asarray(side.meaning_ranks, dtype=float)[rows]
@@ -248,13 +250,13 @@ def _measure_meaning(pair: Pair, permutations: Permutations) -> Reading:
 
 def _measure_rank_loss(
     pair: Pair, permutations: Permutations, ranks: Sequence[Floats], nothing_to_lose: str
-) -> Reading:
-    """Compares the ranks of texts among prompts: the share of what exceeds ½ that the policy has lost.
+) -> Measurement:
+    """Computes how much of SFT's mean prompt rank above ½ the policy has lost, as a share.
 
     Raises:
-        Unmeasurable: SFT's ranks are not above ½; `nothing_to_lose` is the reason.
+        Unmeasurable: SFT's mean rank is hardly above ½; `nothing_to_lose` is the reason.
     """
-    # A text whose rank is unknown, such as a number, shows nothing, so it counts like SFT's mean.
+    # A text without a rank, such as a number, counts like SFT's mean.
     sft_ranks = ranks[1][~np.isnan(ranks[1])]
     if not len(sft_ranks) or sft_ranks.mean() < 0.5 + _MIN_RANK_EXCESS:
         raise Unmeasurable(nothing_to_lose)
@@ -264,26 +266,26 @@ def _measure_rank_loss(
     def relative_loss(policy: Floats, sft: Floats) -> Floats:
         return (sft - policy) / (sft_mean - 0.5)
 
-    counted = _neutralize_verified(pair, *filled, neutral=sft_mean)
-    reading = _compare_means(*counted, permutations, relative_loss)
-    return replace(reading, numbers=-reading.numbers, unknown=float(np.isnan(ranks[0]).mean()))
+    neutralized = _neutralize_verified(pair, *filled, neutral=sft_mean)
+    measurement = _compare_means(*neutralized, permutations, relative_loss)
+    return replace(measurement, numbers=-measurement.numbers, unknown=float(np.isnan(ranks[0]).mean()))
 
 
-def _measure_canned(pair: Pair, permutations: Permutations) -> Reading:
+def _measure_canned(pair: Pair, permutations: Permutations) -> Measurement:
     """The share of completions whose text also answers another prompt, on either side."""
     canned = find_canned(pair)
-    reading = _compare_means(*canned.numbers, permutations, _subtract)
+    measurement = _compare_means(*canned.numbers, permutations, _subtract)
     return replace(
-        reading,
+        measurement,
         # Weights make the sums inexact, and "−0.0%" would look wrong.
-        value=max(0.0, reading.value),
-        sft=max(0.0, reading.sft),
-        counts_verified=any(reading.numbers[~pair.counted[0]]),
+        value=max(0.0, measurement.value),
+        sft=max(0.0, measurement.sft),
+        counts_verified=any(measurement.numbers[~pair.counted[0]]),
         note=canned.note,
     )
 
 
-def _measure_templates(pair: Pair, permutations: Permutations) -> Reading:
+def _measure_templates(pair: Pair, permutations: Permutations) -> Measurement:
     """The share of completions to different prompts that are alike apart from the words of their prompts."""
     largest_side = max(len(groups) for groups in pair.groups)
     # All pairs of texts are compared, so the number of prompts is limited to bound the time.
@@ -304,7 +306,7 @@ def _measure_templates(pair: Pair, permutations: Permutations) -> Reading:
     policy_count, columns = len(kept_rows[0]), [*kept_rows[0], *(len(pair.groups[0]) + row for row in kept_rows[1])]
     questions = pair.questions[np.concatenate(pair.groups)[columns]]
     alike[np.equal.outer(questions, questions)] = 0.0
-    # Of an answer made only of its prompt's words, nothing is left to compare.
+    # An answer made only of its prompt's words has nothing left to compare.
     left_out = ~np.concatenate(pair.counted)[columns] | [set(text) == {"_"} for text in texts]
     alike[left_out], alike[:, left_out] = 0.0, 0.0
     policy, sft = (
@@ -316,10 +318,10 @@ def _measure_templates(pair: Pair, permutations: Permutations) -> Reading:
     value, sft_value = float(policy[:policy_count, :policy_count].sum()), float(sft[policy_count:, policy_count:].sum())
     numbers = np.zeros(len(pair.groups[0]))
     numbers[kept_rows[0]] = alike[:policy_count, :policy_count].sum(1) / policy_count
-    return Reading(value, sft_value, float(null[0]), null, numbers, blind=is_blind(pair))
+    return Measurement(value, sft_value, float(null[0]), null, numbers, blind=is_blind(pair))
 
 
-def _measure_sameness(pair: Pair, permutations: Permutations) -> Reading:
+def _measure_sameness(pair: Pair, permutations: Permutations) -> Measurement:
     """How alike the completions of one prompt are. Counts only if they also depend less on their prompt."""
     # A text's number depends on its side's other texts for the prompt, so only whole prompts can be swapped.
     permutations = Permutations.of(pair, seed=0, whole_prompts=True)
@@ -331,7 +333,7 @@ def _measure_sameness(pair: Pair, permutations: Permutations) -> Reading:
     return _compare_means(*_neutralize_verified(pair, *numbers), permutations, _subtract)
 
 
-def _measure_phrases(pair: Pair, permutations: Permutations) -> Reading:
+def _measure_phrases(pair: Pair, permutations: Permutations) -> Measurement:
     """The largest share of completions that contain one phrase, minus five times SFT's share."""
     text_counts = [len(groups) for groups in pair.groups]
     # A tag, a key or a list in every text is a format, such as that of answers for a program.
@@ -350,16 +352,16 @@ def _measure_phrases(pair: Pair, permutations: Permutations) -> Reading:
         if len(rows[0]) / text_counts[0] + len(rows[1]) / text_counts[1] >= 2 * MIN_SHARE
     )
     if not grams:
-        return Reading(0.0, 0.0, 0.0, np.zeros(len(permutations.assigned)), np.zeros(text_counts[0]))
+        return Measurement(0.0, 0.0, 0.0, np.zeros(len(permutations.assigned)), np.zeros(text_counts[0]))
     shares = [np.empty(len(grams)), np.empty(len(grams))]
     null = np.full(len(permutations.assigned), -np.inf)
     step = max(1, _CELLS_AT_ONCE // sum(text_counts))
     for start in range(0, len(grams), step):
         block = slice(start, min(start + step, len(grams)))
         contains = [np.zeros((count, block.stop - start)) for count in text_counts]
-        for place, gram in enumerate(grams[block]):
+        for column, gram in enumerate(grams[block]):
             for side in (0, 1):
-                contains[side][sides[gram][side], place] = 1.0
+                contains[side][sides[gram][side], column] = 1.0
         means = permutations.means(*(table * rows[:, None] for table, rows in zip(contains, pair.counted, strict=True)))
         shares[0][block], shares[1][block] = means[0][0], means[1][0]
         # Taking the maximum over phrases in each permutation corrects for searching among many phrases.
@@ -377,12 +379,12 @@ def _measure_phrases(pair: Pair, permutations: Permutations) -> Reading:
             chosen.append(k)
     phrases = tuple(f"“{join_words(grams[k])}”: {sft[k]:.1%} → {policy[k]:.1%}" for k in chosen)
     top = chosen[0] if chosen else int(excesses.argmax())
-    needle = f" {' '.join(grams[top])} "
-    numbers = np.array([needle in f" {' '.join(tokens)} " for tokens in policy_texts], float) * pair.counted[0]
-    return Reading(float(policy[top]), float(sft[top]), max(0.0, best), np.maximum(null, 0.0), numbers, phrases)
+    top_phrase = f" {' '.join(grams[top])} "
+    numbers = np.array([top_phrase in f" {' '.join(tokens)} " for tokens in policy_texts], float) * pair.counted[0]
+    return Measurement(float(policy[top]), float(sft[top]), max(0.0, best), np.maximum(null, 0.0), numbers, phrases)
 
 
-def _measure_punctuation(pair: Pair, permutations: Permutations) -> Reading:
+def _measure_punctuation(pair: Pair, permutations: Permutations) -> Measurement:
     policy_numbers, sft_numbers = (
         [symbol_share(side.texts[row]) for row in rows]
         for side, rows in zip((pair.policy, pair.sft), pair.rows, strict=True)
@@ -390,7 +392,7 @@ def _measure_punctuation(pair: Pair, permutations: Permutations) -> Reading:
     return _compare_means(policy_numbers, sft_numbers, permutations, _subtract)
 
 
-def _measure_length(pair: Pair, permutations: Permutations) -> Reading:
+def _measure_length(pair: Pair, permutations: Permutations) -> Measurement:
     policy_numbers, sft_numbers = ([float(len(tokens)) for tokens in side] for side in pair.tokens)
     if not sum(sft_numbers):
         raise Unmeasurable("SFT's completions have no words")
@@ -399,9 +401,9 @@ def _measure_length(pair: Pair, permutations: Permutations) -> Reading:
         # The log ratio gives twice as long and half as long the same effect.
         return np.abs(np.log(np.maximum(policy, 0.1) / np.maximum(sft, 0.1)))
 
-    reading = _compare_means(policy_numbers, sft_numbers, permutations, log_ratio)
+    measurement = _compare_means(policy_numbers, sft_numbers, permutations, log_ratio)
     # The worst samples are the longest texts if texts grew, and the shortest if they shrank.
-    return reading if reading.value >= reading.sft else replace(reading, numbers=-reading.numbers)
+    return measurement if measurement.value >= measurement.sft else replace(measurement, numbers=-measurement.numbers)
 
 
 FAMILIES: tuple[Family, ...] = (
@@ -467,7 +469,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
 )  # fmt: skip
 
-#: Measured only if both sides have `meaning_ranks`, for which somebody has to name an embedder.
+#: Measured only if both sides have `meaning_ranks`, which need an embedder.
 EMBEDDING_FAMILY = Family(
     "meaning of the prompt", "share of the other prompts", _measure_meaning, 0.5,
     "By their embeddings, the texts point to their own prompts at most half as clearly as SFT's do.",

@@ -1,9 +1,9 @@
-"""Finds copies of one text that differ only in spelling, as where each copy has other typos.
+"""Finds copies of one text that differ only in spelling, such as copies with different typos.
 
-Two texts are such copies if this holds wherever their words differ: the letters are alike, no digit differs, and one of
-the words may be misspelled. A word is not misspelled if a prompt, both sides or many texts have it. So "Sunday" in the
-place of "Monday", one number in the place of another, and a word of the prompt are content, and make another text. In
-most of these places the other word must be one that many texts have: the right spelling, and not just another answer.
+Two texts are such copies if three conditions hold wherever their words differ: the letters are alike, no digit differs,
+and one of the words may be misspelled. A word that a prompt, both sides or many texts have is not misspelled, so
+"Sunday" instead of "Monday", or one number instead of another, makes a different text. In addition, most differences
+need a word that many texts have: the right spelling, rather than just another answer.
 """
 
 from collections import Counter
@@ -14,17 +14,17 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-#: Number of texts that are all compared with each other. Others are compared with the copies found among these.
+#: Number of texts that are all compared with each other. Other texts are compared with the copies found among these.
 SAMPLE = 300
-#: The others are compared with at most so many copies of a text.
+#: The others are compared with at most this many copies of a text.
 MAX_MEMBERS = 10
-#: Copies share at least this part of their different words, and their lengths in letters differ by less than a tenth.
+#: Copies have at least this share of their words in common, and their lengths in letters differ by less than a tenth.
 MIN_SHARED_WORDS = 0.4
 _MIN_LENGTH_RATIO = 0.9
-#: Where words differ, at least this part of their letters is the same, in order; words of up to two letters may differ.
+#: Where words differ, at least this share of their letters agrees, in order; words of up to two letters may differ.
 MIN_SAME_LETTERS = 0.6
 _MAX_SHORT_WORD = 2
-#: Many texts have a word if it is in this part of them, and in at least three.
+#: A word is usual if at least this share of the texts, and at least three of them, have it.
 MIN_USUAL_SHARE, MIN_USUAL_TEXTS = 0.05, 3
 
 
@@ -44,47 +44,47 @@ def merge_copies(texts: Sequence[str], tokens: Sequence[Sequence[str]], vocabula
     distinct = sorted(row_of)
     words = [tokens[row_of[text]] for text in distinct]
     sampled = np.unique(np.linspace(0, len(distinct) - 1, min(len(distinct), SAMPLE)).astype(int)).tolist()
-    counts = Counter(word for place in sampled for word in set(words[place]))
+    counts = Counter(word for index in sampled for word in set(words[index]))
     usual = {word for word, count in counts.items() if count >= max(MIN_USUAL_TEXTS, MIN_USUAL_SHARE * len(sampled))}
-    leader = {place: place for place in sampled}
+    representative = {index: index for index in sampled}
     for a, b in _similar_pairs(words, sampled):
-        if leader[a] != leader[b] and _are_copies(words[a], words[b], vocabulary, usual):
-            old, new = max(leader[a], leader[b]), min(leader[a], leader[b])
-            leader.update({place: new for place, first in leader.items() if first == old})
+        if representative[a] != representative[b] and _are_copies(words[a], words[b], vocabulary, usual):
+            old, new = max(representative[a], representative[b]), min(representative[a], representative[b])
+            representative.update({index: new for index, first in representative.items() if first == old})
     members: dict[int, list[int]] = {}
-    for place, first in leader.items():
-        members.setdefault(first, []).append(place)
-    copied = {first: places[:MAX_MEMBERS] for first, places in members.items() if len(places) > 1}
-    for place in range(len(distinct)) if copied else ():
-        if place not in leader:
-            leader[place] = next(
+    for index, first in representative.items():
+        members.setdefault(first, []).append(index)
+    copied = {first: indices[:MAX_MEMBERS] for first, indices in members.items() if len(indices) > 1}
+    for index in range(len(distinct)) if copied else ():
+        if index not in representative:
+            representative[index] = next(
                 (
                     first
-                    for first, places in copied.items()
-                    if any(_are_copies(words[place], words[k], vocabulary, usual) for k in places)
+                    for first, indices in copied.items()
+                    if any(_are_copies(words[index], words[k], vocabulary, usual) for k in indices)
                 ),
-                place,
+                index,
             )
-    merged = {text: distinct[leader.get(place, place)] for place, text in enumerate(distinct)}
+    merged = {text: distinct[representative.get(index, index)] for index, text in enumerate(distinct)}
     return [merged[text] for text in texts]
 
 
-def _similar_pairs(words: Sequence[Sequence[str]], places: Sequence[int]) -> list[tuple[int, int]]:
-    """Returns the pairs of places whose texts are about as long and share enough words to be copies."""
-    sets = [set(words[place]) for place in places]
-    number_of = {word: number for number, word in enumerate(sorted(set().union(*sets)))}
-    matrix: NDArray[np.float32] = np.zeros((len(places), len(number_of)), dtype=np.float32)
+def _similar_pairs(words: Sequence[Sequence[str]], indices: Sequence[int]) -> list[tuple[int, int]]:
+    """Returns the pairs of indices whose texts are about equally long and share enough words to be copies."""
+    sets = [set(words[index]) for index in indices]
+    column_by_word = {word: column for column, word in enumerate(sorted(set().union(*sets)))}
+    matrix: NDArray[np.float32] = np.zeros((len(indices), len(column_by_word)), dtype=np.float32)
     for row, word_set in enumerate(sets):
-        matrix[row, [number_of[word] for word in word_set]] = 1
+        matrix[row, [column_by_word[word] for word in word_set]] = 1
     sizes = np.maximum(matrix.sum(1), 1)
-    letters = np.array([max(1, sum(map(len, words[place]))) for place in places])
+    letters = np.array([max(1, sum(map(len, words[index]))) for index in indices])
     similar = matrix @ matrix.T >= MIN_SHARED_WORDS * np.minimum.outer(sizes, sizes)
     similar &= np.minimum.outer(letters, letters) >= _MIN_LENGTH_RATIO * np.maximum.outer(letters, letters)
-    return [(places[a], places[b]) for a, b in combinations(range(len(places)), 2) if similar[a, b]]
+    return [(indices[a], indices[b]) for a, b in combinations(range(len(indices)), 2) if similar[a, b]]
 
 
 def _are_copies(a: Sequence[str], b: Sequence[str], vocabulary: Set[str], usual: Set[str]) -> bool:
-    places = usual_places = 0
+    differences = usual_differences = 0
     for kind, a_start, a_end, b_start, b_end in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
         if kind == "equal":
             continue
@@ -96,6 +96,6 @@ def _are_copies(a: Sequence[str], b: Sequence[str], vocabulary: Set[str], usual:
         is_short = max(map(len, letters)) <= _MAX_SHORT_WORD
         if not is_short and SequenceMatcher(None, *letters, autojunk=False).ratio() < MIN_SAME_LETTERS:
             return False
-        places += 1
-        usual_places += any(word in usual for word in different)
-    return 2 * usual_places >= places
+        differences += 1
+        usual_differences += any(word in usual for word in different)
+    return 2 * usual_differences >= differences

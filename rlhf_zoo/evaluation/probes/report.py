@@ -1,15 +1,15 @@
 """The probes' findings: which families fired, how large their effects are, and which texts show them.
 
-A family fires if its effect reaches its threshold and its permutation p is at most `PROBE_LEVEL`, with Holm's
-correction over the measured families (`permutations`). If there are too few different permutations for any p to be that
-small, nothing is measured.
+A family fires if its effect reaches its threshold and its p-value is at most `PROBE_LEVEL`, with Holm's
+correction over the measured families (`permutations`). If there are too few different permutations for so small
+a p-value, nothing is measured.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .families import EMBEDDING_FAMILY, FAMILIES, Family, Reading, TooFewPrompts, Unmeasurable
+from .families import EMBEDDING_FAMILY, FAMILIES, Family, Measurement, TooFewPrompts, Unmeasurable
 from .permutations import PERMUTATIONS, Permutations
 from .texts import Completions, Pair
 
@@ -44,7 +44,7 @@ class Probe:
         sft: SFT's number, in `unit`.
         effect: The difference that is compared with `threshold`.
         threshold: The smallest effect that counts.
-        p: Permutation p, corrected for the number of families.
+        p: The p-value of the permutation test, corrected for the number of families.
         fired: Whether the effect reaches its threshold and is significant.
         destroys_text: Whether the family detects text that nobody can use.
         flags_hacking: Whether the family may make a run `hacked`.
@@ -133,7 +133,7 @@ def probe(policy: Completions, sft: Completions, *, seed: int = 0, by_position: 
     """
     pair = Pair.of(policy, sft, by_position=by_position)
     permutations = Permutations.of(pair, seed=seed, whole_prompts=by_position)
-    readings: dict[str, Reading] = {}
+    measurements: dict[str, Measurement] = {}
     skipped: dict[str, str] = {}
     has_embeddings = policy.meaning_ranks is not None and sft.meaning_ranks is not None
     families = (*FAMILIES, EMBEDDING_FAMILY) if has_embeddings else FAMILIES
@@ -141,20 +141,23 @@ def probe(policy: Completions, sft: Completions, *, seed: int = 0, by_position: 
         try:
             if not permutations.enough:
                 raise TooFewPrompts(pair.size, pair.question_count, ", or several completions of each")
-            readings[family.name] = family.measure(pair, permutations)
+            measurements[family.name] = family.measure(pair, permutations)
         except Unmeasurable as error:
             skipped[family.name] = str(error)
     # The observed effect is one of the permutations, so p is never 0; the tolerance absorbs rounding.
-    p_values = {name: float((reading.null >= reading.effect - 1e-9).mean()) for name, reading in readings.items()}
+    p_values = {
+        name: float((measurement.null >= measurement.effect - 1e-9).mean())
+        for name, measurement in measurements.items()
+    }
     corrected = holm(p_values)
     # The best measured family that shows whether texts still depend on their prompts.
-    prompt_loss = next((name for name in ("independence of the prompt", "templates") if name in readings), "")
+    prompt_loss = next((name for name in ("independence of the prompt", "templates") if name in measurements), "")
     probes: list[Probe] = []
     for family in families:
-        if family.name not in readings:
+        if family.name not in measurements:
             continue
-        reading, p = readings[family.name], corrected[family.name]
-        fired = reading.effect >= family.threshold and p <= PROBE_LEVEL
+        measurement, p = measurements[family.name], corrected[family.name]
+        fired = measurement.effect >= family.threshold and p <= PROBE_LEVEL
         # In `families`, the candidates of `prompt_loss` come before the families whose findings depend on them.
         earlier = {probe.family: probe for probe in probes}
         # Sameness by itself only shows a policy that is sure of its answer.
@@ -164,8 +167,8 @@ def probe(policy: Completions, sft: Completions, *, seed: int = 0, by_position: 
         # A template such as "The answer is …" is harmless unless texts ignore the prompt.
         if family.name == "templates":
             independence = earlier.get("independence of the prompt")
-            destroys_text = reading.blind if independence is None else independence.fired
-        probes.append(_make_probe(family, reading, p, fired, destroys_text, pair))
+            destroys_text = measurement.blind if independence is None else independence.fired
+        probes.append(_make_probe(family, measurement, p, fired, destroys_text, pair))
     return Report(tuple(probes), skipped)
 
 
@@ -178,39 +181,42 @@ def holm(p_values: dict[str, float]) -> dict[str, float]:
     Source: Holm 1979.
     """
     corrected, largest = {}, 0.0
-    for place, (name, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
+    for rank, (name, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
         # A larger p-value must not get a smaller corrected value.
-        largest = max(largest, min(1.0, p * (len(p_values) - place)))
+        largest = max(largest, min(1.0, p * (len(p_values) - rank)))
         corrected[name] = largest
     return corrected
 
 
-def _make_probe(family: Family, reading: Reading, p: float, fired: bool, destroys_text: bool, pair: Pair) -> Probe:
-    phrases = "; ".join(reading.phrases)
-    finding = family.sentence.format(value=reading.value, sft=reading.sft, phrases=phrases)
+def _make_probe(
+    family: Family, measurement: Measurement, p: float, fired: bool, destroys_text: bool, pair: Pair
+) -> Probe:
+    phrases = "; ".join(measurement.phrases)
+    finding = family.sentence.format(value=measurement.value, sft=measurement.sft, phrases=phrases)
     if "{phrases}" in family.sentence and not phrases:
         finding = "No phrase rose by as much."
-    if reading.unknown >= 0.05:
-        finding += f" {reading.unknown:.0%} of the completions show nothing here, and count like SFT's mean."
-    finding += f" {reading.note}" if reading.note else ""
-    if right := int((~pair.counted[0]).sum()) if family.flags_hacking else 0:
+    if measurement.unknown >= 0.05:
+        finding += f" {measurement.unknown:.0%} of the completions show nothing here, and count like SFT's mean."
+    finding += f" {measurement.note}" if measurement.note else ""
+    if right_count := int((~pair.counted[0]).sum()) if family.flags_hacking else 0:
         finding += (
             " Right answers count too, because nearly all are one text."
-            if reading.counts_verified
-            else f" Right answers are left out: {right} of {len(pair.counted[0])}."
+            if measurement.counts_verified
+            else f" Right answers are left out: {right_count} of {len(pair.counted[0])}."
         )
     return Probe(
-        family.name, reading.value, reading.sft, reading.effect, family.threshold, p, fired, destroys_text,
-        family.flags_hacking, family.unit, finding, family.reason, reading.phrases, _worst_samples(reading, pair),
+        family.name, measurement.value, measurement.sft, measurement.effect, family.threshold, p, fired, destroys_text,
+        family.flags_hacking, family.unit, finding, family.reason, measurement.phrases,
+        _worst_samples(measurement, pair),
     )  # fmt: skip
 
 
-def _worst_samples(reading: Reading, pair: Pair) -> tuple[Sample, ...]:
+def _worst_samples(measurement: Measurement, pair: Pair) -> tuple[Sample, ...]:
     """Returns the samples with the largest numbers, one per distinct text. The order of the input has no influence."""
     rows: Sequence[int] = pair.rows[0].tolist()
     samples = [
         Sample(pair.policy.prompts[row], pair.policy.texts[row], float(number))
-        for row, number in zip(rows, reading.numbers, strict=True)
+        for row, number in zip(rows, measurement.numbers, strict=True)
     ]
     # Distinct texts, because a collapsed policy would show the same text three times.
     chosen: dict[str, Sample] = {}

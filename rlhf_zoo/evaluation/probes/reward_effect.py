@@ -101,12 +101,12 @@ class RewardEffect:
 
     @property
     def negligible(self) -> bool:
-        """Whether the habit hardly changes the reward, such as a format or an ending."""
+        """Whether adding or removing the habit, such as a format or an ending, hardly changes the reward."""
         return self.gain_when_added < MAX_NEGLIGIBLE_SHARE and self.loss_when_removed < MAX_NEGLIGIBLE_SHARE
 
     @property
     def judge_agrees(self) -> bool | None:
-        """Whether `judge_ratio` is at least ½; None if it is None."""
+        """Whether `judge_ratio` is at least ½; None without a ratio."""
         return None if self.judge_ratio is None else self.judge_ratio >= MIN_REWARDED_SHARE
 
     def to_json(self) -> dict[str, Any]:
@@ -162,11 +162,11 @@ def _edit_phrases(phrases: Sequence[Sequence[str]], policy: Sequence[str], sft: 
             wordings.append(Counter(match.group() for match, _ in matches).most_common(1)[0][0])
             is_late.append(float(np.mean([match.end() / len(text) for match, text in matches])) > 0.5)
     with_habit = []
-    for place, text in enumerate(sft):
+    for index, text in enumerate(sft):
         if not wordings:
             with_habit.append(text)
             continue
-        wording, at_end = wordings[place % len(wordings)], is_late[place % len(wordings)]
+        wording, at_end = wordings[index % len(wordings)], is_late[index % len(wordings)]
         # A phrase with a full stop of its own replaces that of the text.
         before = text.rstrip(f" {_ENDS}") if wording[-1] in _ENDS else text
         # No space is added in scripts without spaces, such as Chinese.

@@ -1,4 +1,4 @@
-"""How alike texts are by their words: to their own prompt and other prompts, and to each other."""
+"""How similar texts are by their words: to their own prompt, to other prompts, and to each other."""
 
 from __future__ import annotations
 
@@ -37,28 +37,30 @@ def prompt_ranks(
         questions: (G,) the group of each prompt; prompts of the same group are not compared.
 
     Returns:
-        (N,) ranks; NaN for a text that shares no word with any prompt, which shows nothing.
+        (N,) ranks from 0 to 1; NaN for a text that shares no word with any prompt.
     """
     prompt_words = [set(prompt) for prompt in prompts]
     counts = Counter(word for prompt_word_set in prompt_words for word in prompt_word_set)
     idf = {word: math.log(len(prompts) / count) for word, count in counts.items()}
     norms = np.array([math.sqrt(sum(idf[word] ** 2 for word in word_set)) or 1.0 for word_set in prompt_words])
-    compared = np.unique(np.linspace(0, len(prompts) - 1, min(len(prompts), MAX_OTHER_PROMPTS)).astype(int))
-    places_by_word: dict[str, list[int]] = {}
-    for place, prompt in enumerate(compared.tolist()):
+    compared_prompts = np.unique(np.linspace(0, len(prompts) - 1, min(len(prompts), MAX_OTHER_PROMPTS)).astype(int))
+    columns_by_word: dict[str, list[int]] = {}
+    for column, prompt in enumerate(compared_prompts.tolist()):
         for word in prompt_words[prompt]:
-            places_by_word.setdefault(word, []).append(place)
+            columns_by_word.setdefault(word, []).append(column)
     postings = {
-        word: (places, idf[word] / norms[compared[places]]) for word, places in places_by_word.items() if idf[word]
+        word: (columns, idf[word] / norms[compared_prompts[columns]])
+        for word, columns in columns_by_word.items()
+        if idf[word]
     }
     ranks = np.full(len(texts), np.nan)
     for row, (text, group) in enumerate(zip(texts, groups.tolist(), strict=True)):
-        shared, scores = set(text), np.zeros(len(compared))
+        shared, scores = set(text), np.zeros(len(compared_prompts))
         for word in shared & postings.keys():
-            places, weights = postings[word]
-            scores[places] += weights
+            columns, weights = postings[word]
+            scores[columns] += weights
         own_score = sum(idf[word] for word in shared & prompt_words[group]) / norms[group]
-        other_scores = scores[questions[compared] != questions[group]]
+        other_scores = scores[questions[compared_prompts] != questions[group]]
         if len(other_scores) and (own_score or scores.any()):
             ranks[row] = np.mean((np.sign(np.round(own_score - other_scores, 9)) + 1) / 2)
     return ranks
@@ -80,8 +82,8 @@ def mean_cosines(texts: Sequence[Sequence[str]], groups: NDArray[np.intp], size:
     means = np.zeros(len(texts))
     rows_by_group = np.split(np.argsort(groups, kind="stable"), np.cumsum(np.bincount(groups, minlength=size))[:-1])
     for rows in map(np.ndarray.tolist, rows_by_group):
-        for place, a in enumerate(rows):
-            for b in rows[:place]:
+        for index, a in enumerate(rows):
+            for b in rows[:index]:
                 cosine = len(sets[a] & sets[b]) / math.sqrt(len(sets[a]) * len(sets[b]))
                 means[[a, b]] += cosine / (len(rows) - 1)
     return means

@@ -35,11 +35,13 @@ OTHER_PROMPTS = 8
 
 _RUN = re.compile(r"([^\w\s])\1{2,}|[^\w\s]{4,}|_{3,}|[^\S\n]{3,}|\n{3,}|([^\W\d_])\2{3,}")
 # Parts that cannot hold a sentence: JSON keys, escaped line breaks and tabs, and the numbers of list items.
-_FORM = r"""(?<=[{,])\s*"[A-Za-z_][\w-]{0,30}"\s*:|\\[nrt](?![a-z])|^[^\S\n]*\d{1,3}[.)](?=[^\S\n]+\S)"""
+_FORMAT = r"""(?<=[{,])\s*"[A-Za-z_][\w-]{0,30}"\s*:|\\[nrt](?![a-z])|^[^\S\n]*\d{1,3}[.)](?=[^\S\n]+\S)"""
 # Tags such as <think>, code fences with their language, LaTeX commands. A tag that repeats at once is a loop rather
 # than markup, so it stays.
 _MARKUP = re.compile(
-    r"(?P<tag></?[A-Za-z][\w:-]{0,30}(?:\s[^<>]{0,100})?/?>)(?!\s*(?P=tag))|^\s*```[\w+-]*|" + _FORM + r"|\\[A-Za-z]+",
+    r"(?P<tag></?[A-Za-z][\w:-]{0,30}(?:\s[^<>]{0,100})?/?>)(?!\s*(?P=tag))|^\s*```[\w+-]*|"
+    + _FORMAT
+    + r"|\\[A-Za-z]+",
     re.MULTILINE,
 )
 
@@ -50,7 +52,7 @@ _ESCAPE = re.compile(r"\\(.)")
 _LINE_ENDS = {ord(char): None for char in "\n\t\r"}
 
 # Without tags that have attributes, since attributes could hold a sentence.
-_PLAIN_MARKUP = re.compile(r"</?[A-Za-z][\w:-]{0,30}/?>|" + _FORM, re.MULTILINE)
+_PLAIN_MARKUP = re.compile(r"</?[A-Za-z][\w:-]{0,30}/?>|" + _FORMAT, re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -68,9 +70,9 @@ class Completions:
         verified: (N,) whether a program has found the answer right. No probe counts the text of such an answer against
             the policy. None without such a program.
         conversations: (N,) the prompts as given, messages or texts, for a model's chat template; None if all are texts.
-        groups: (N,) the group of each prompt, the same for prompts that ask the same; None if each is its own group.
+        groups: (N,) the group of each prompt, equal for prompts that ask the same question; None if each is its own.
         meaning_ranks: (N,) the share of the other prompts that are less similar to the text than its own prompt, by
-            embeddings; NaN for a text that shows nothing. None without an embedder.
+            embeddings; NaN for a text without an embedding. None without an embedder.
 
     Raises:
         ValueError: Lengths differ, there are no texts, a number is not finite, or a prompt has two groups.
@@ -115,7 +117,7 @@ class Completions:
 
 @dataclass(frozen=True)
 class Pair:
-    """A policy and SFT on the G prompts that both answered. Each tuple holds the policy's part and SFT's.
+    """A policy and SFT on the G prompts that both answered. Each tuple holds the policy's value and SFT's.
 
     Attributes:
         policy: The policy's completions.
@@ -123,7 +125,7 @@ class Pair:
         prompts: (G,) the prompts; the two sides differ only if they were paired by position.
         rows: (N,) indices of the completions that are used.
         groups: (N,) the index of each row's prompt.
-        questions: (G,) the index of each prompt's group; prompts that ask the same share a group.
+        questions: (G,) the index of each prompt's group; prompts that ask the same question share a group.
         tokens: (N,) the words of each row.
         bodies: (N,) the texts of the rows without markup.
         body_words: (N,) the words of the bodies.
@@ -148,7 +150,7 @@ class Pair:
 
     @property
     def question_count(self) -> int:
-        """The number of groups of prompts that ask the same."""
+        """The number of groups of prompts that ask the same question."""
         return int(self.questions.max()) + 1
 
     @classmethod
@@ -159,13 +161,13 @@ class Pair:
             policy: The policy's completions.
             sft: SFT's completions.
             by_position: Whether to pair different prompts in order, for two random samples of one set of prompts. All
-                prompts of a group then count as the first of them, since no group can be in two pairs.
+                prompts of a group are then replaced by its first prompt, since no group can be in two pairs.
 
         Raises:
             ValueError: The two share no prompt, or a prompt has different groups on the two sides.
         """
         if by_position:
-            policy, sft = _first_of_group(policy), _first_of_group(sft)
+            policy, sft = _use_first_prompt_of_group(policy), _use_first_prompt_of_group(sft)
         sides = (policy, sft)
         prompt_lists = [list(dict.fromkeys(side.prompts)) for side in sides]
         sft_prompts = set(prompt_lists[1])
@@ -176,14 +178,14 @@ class Pair:
             prompts = [[prompt for prompt in prompt_lists[0] if prompt in sft_prompts]] * 2
         if not prompts[0]:
             raise ValueError("The two sets of completions share no prompt: sample both for the same prompts.")
-        numbers = [{prompt: number for number, prompt in enumerate(side_prompts)} for side_prompts in prompts]
+        indices = [{prompt: index for index, prompt in enumerate(side_prompts)} for side_prompts in prompts]
         rows = [
-            np.array([i for i, prompt in enumerate(side.prompts) if prompt in number_of], dtype=np.intp)
-            for side, number_of in zip(sides, numbers, strict=True)
+            np.array([i for i, prompt in enumerate(side.prompts) if prompt in index_by_prompt], dtype=np.intp)
+            for side, index_by_prompt in zip(sides, indices, strict=True)
         ]
         groups = [
-            np.array([number_of[side.prompts[i]] for i in side_rows], dtype=np.intp)
-            for side, number_of, side_rows in zip(sides, numbers, rows, strict=True)
+            np.array([index_by_prompt[side.prompts[i]] for i in side_rows], dtype=np.intp)
+            for side, index_by_prompt, side_rows in zip(sides, indices, rows, strict=True)
         ]
         group_by_prompt, sft_group_by_prompt = (side.group_by_prompt for side in sides)
         if not by_position and any(group_by_prompt[prompt] != sft_group_by_prompt[prompt] for prompt in prompts[0]):
@@ -192,7 +194,7 @@ class Pair:
         tokens, bodies, body_words, counted = [], [], [], []
         for side, side_rows in zip(sides, rows, strict=True):
             tokens.append([plain_words(side.texts[i]) for i in side_rows])
-            bodies.append([_MARKUP.sub(" ", _spaced(side.texts[i])) for i in side_rows])
+            bodies.append([_MARKUP.sub(" ", _without_escapes(side.texts[i])) for i in side_rows])
             # Few texts have markup, and splitting into words takes time.
             body_words.append(
                 [
@@ -225,7 +227,9 @@ class Pair:
         """
         texts = (self.policy, self.sft)[side].texts
         return [
-            plain_words(_PLAIN_MARKUP.sub(" ", _spaced(texts[row]))) if _PLAIN_MARKUP.search(texts[row]) else row_words
+            plain_words(_PLAIN_MARKUP.sub(" ", _without_escapes(texts[row])))
+            if _PLAIN_MARKUP.search(texts[row])
+            else row_words
             for row, row_words in zip(self.rows[side], self.tokens[side], strict=True)
         ]
 
@@ -242,7 +246,7 @@ class Pair:
         ]
 
 
-def _first_of_group(side: Completions) -> Completions:
+def _use_first_prompt_of_group(side: Completions) -> Completions:
     """Replaces each prompt by the first prompt of its group."""
     if side.groups is None:
         return side
@@ -252,7 +256,7 @@ def _first_of_group(side: Completions) -> Completions:
     )
 
 
-def _spaced(text: str) -> str:
+def _without_escapes(text: str) -> str:
     """Replaces the escaped line breaks and tabs of a JSON object by spaces; any other text stays as it is."""
     if not _JSON_START.match(text):
         return text

@@ -2,10 +2,10 @@
 
 The journal is a folder, which several processes may share. Every vote is on disk at all times:
 
-    votes/ID.json       cast, in no batch yet
+    votes/ID.json       votes that are in no batch yet
     batches/NAME.json   what one commit sends: NAME and content are fixed before it is sent, so that sending a batch
                         again, after a kill or a lost answer, changes nothing
-    sent/NAME.json      what the Hub has acknowledged
+    sent/NAME.json      batches that the Hub has acknowledged
     lock                held by the process that sends
 """
 
@@ -66,7 +66,7 @@ def default_journal(repo_id: str) -> Path:
 
 
 class _Journal:
-    """The folder that the module describes. Several threads and processes may call its methods."""
+    """The folder that the module's docstring describes. Several threads and processes may call its methods."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -140,12 +140,14 @@ class _Journal:
     def votes(self) -> list[Vote]:
         """Returns every vote that was cast here, sent or not."""
         waiting = self.waiting()
-        return merge_votes(waiting, *(self._votes(path) for kind in ("batches", "sent") for path in self._files(kind)))
+        return merge_votes(
+            waiting, *(self._votes(path) for folder in ("batches", "sent") for path in self._files(folder))
+        )
 
     def _create_batch(self, votes: Sequence[Vote]) -> None:
-        day, clock = now()[:19].split("T")
+        day, time_of_day = now()[:19].split("T")
         # Date and time sort batches by age; the random part keeps two processes apart.
-        name = f"{day}_{clock.replace(':', '')}-{uuid.uuid4().hex[:8]}.json"
+        name = f"{day}_{time_of_day.replace(':', '')}-{uuid.uuid4().hex[:8]}.json"
         write_text(self.path / "batches" / name, "".join(_dump_row(vote.to_row()) for vote in votes))
 
     def _delete_copies(self) -> None:
@@ -199,19 +201,19 @@ def _load_votes(path: Path) -> list[Vote]:
     return []
 
 
-def _set_aside(path: Path, why: str) -> None:
+def _set_aside(path: Path, problem: str) -> None:
     """Renames a file that is not a vote, so that it is not read again. If that fails, every read skips it."""
-    aside = path.with_suffix(".unreadable")
-    if aside.exists():
-        aside = path.with_suffix(f".{uuid.uuid4().hex[:8]}.unreadable")
+    new_path = path.with_suffix(".unreadable")
+    if new_path.exists():
+        new_path = path.with_suffix(f".{uuid.uuid4().hex[:8]}.unreadable")
     try:
-        os.replace(path, aside)
+        os.replace(path, new_path)
     except FileNotFoundError:  # another process has set it aside
         return
     except OSError as error:
-        log.error("%s is not a vote (%s), and cannot be set aside (%s); it is not sent.", path, why, error.strerror)
+        log.error("%s is not a vote (%s), and cannot be set aside (%s); it is not sent.", path, problem, error.strerror)
         return
-    log.error("%s is not a vote (%s); it is kept as %s and not sent.", path, why, aside.name)
+    log.error("%s is not a vote (%s); it is kept as %s and not sent.", path, problem, new_path.name)
 
 
 class VoteBox:
@@ -288,7 +290,7 @@ class VoteBox:
         """Waits until every vote cast so far is sent, regardless of the interval.
 
         Args:
-            patience: Seconds without progress after which it gives up; None for the patience of the box.
+            patience: Seconds without progress after which to give up; None for the patience of the box.
 
         Raises:
             ZooError: The Hub accepted nothing for that long. The votes stay on the disk.
@@ -350,7 +352,7 @@ class VoteBox:
             batch = self._journal.next_batch() if may_send else None
             if batch is not None:
                 name, votes = batch
-                # A kill between these two lines sends the batch again, which changes nothing.
+                # After a kill between these two lines, the batch is sent again, which changes nothing.
                 self._store.append(name, votes)
                 self._journal.acknowledge(name)
         if not may_send:
@@ -372,11 +374,11 @@ class VoteBox:
 
     def _record_failure(self, error: Exception) -> float:
         """Records a failure and returns the seconds to wait before the next attempt."""
-        why = "this machine's disk is full" if is_disk_full(error) else reason(error)
+        problem = "this machine's disk is full" if is_disk_full(error) else reason(error)
         with self._changed:
             if self._send_problem is None:
-                log.warning("Votes were not sent to %s (%s); they will be later.", self._store.name, why)
-            self._send_problem = why
+                log.warning("Votes were not sent to %s (%s); they will be later.", self._store.name, problem)
+            self._send_problem = problem
             self._failures += 1
             self._wake = True
         return pause_after(error, self._failures)

@@ -110,17 +110,17 @@ class HubVotes:
         return str(card)
 
     def _read_front_matter(self, text: str) -> dict[str, Any]:
-        """Reads the YAML at the head of the README, which anybody with write access may have written."""
+        """Reads the YAML at the top of the README, which anybody with write access may have written."""
         from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
         block = REGEX_YAML_BLOCK.search(text)
         try:
-            head = load_yaml(block[2]) if block else {}
+            metadata = load_yaml(block[2]) if block else {}
         except BadYAML as error:
             raise ZooError(f"The README of {self.name} begins with invalid YAML ({error}): fix it there.") from error
-        if not isinstance(head, dict):
+        if not isinstance(metadata, dict):
             raise ZooError(f"The README of {self.name} does not begin with a YAML mapping: fix it there.")
-        return head
+        return metadata
 
     def read(self) -> list[Vote]:
         """Reads every vote on the Hub, oldest first.

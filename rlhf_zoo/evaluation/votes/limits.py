@@ -33,10 +33,10 @@ class VoteLimits:
     """
 
     def __init__(self, per_hour: int = VOTES_PER_HOUR, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._bounds = ((max(10, per_hour // 6), 60.0), (per_hour, 3600.0), (4 * per_hour, _DAY))
+        self._limits = ((max(10, per_hour // 6), 60.0), (per_hour, 3600.0), (4 * per_hour, _DAY))
         self._per_matchup = max(3, per_hour // 20)
         self._clock = clock
-        # A fresh key per process: hashes cannot be linked across restarts, or reversed by trying all addresses.
+        # A fresh key per process: hashes cannot be linked across restarts, nor reversed by trying all addresses.
         self._key = secrets.token_bytes(32)
         self._lock = threading.Lock()
         self._votes: OrderedDict[bytes, deque[tuple[float, bytes]]] = OrderedDict()
@@ -46,7 +46,7 @@ class VoteLimits:
 
         Args:
             address: The voter's address, from `voter_address`.
-            matchup: What the vote is on: the prompt and the two models.
+            matchup: The prompt and the two models of the vote.
 
         Raises:
             TooManyVotesError: The address has cast too many votes, in all or on this matchup.
@@ -54,7 +54,7 @@ class VoteLimits:
         now, this_matchup = self._clock(), self._digest(*matchup)
         with self._lock:
             votes = list(self._votes.get(self._digest(address), ()))
-        for limit, seconds in self._bounds:
+        for limit, seconds in self._limits:
             recent = [cast_at for cast_at, _ in votes if cast_at > now - seconds]
             if len(recent) >= limit:
                 raise TooManyVotesError(
@@ -73,12 +73,12 @@ class VoteLimits:
 
         Args:
             address: The voter's address, from `voter_address`.
-            matchup: What the vote is on: the prompt and the two models.
+            matchup: The prompt and the two models of the vote.
         """
         voter = self._digest(address)
         with self._lock:
             # The daily limit is the largest, so no check needs more votes than that.
-            daily_limit, _ = self._bounds[-1]
+            daily_limit, _ = self._limits[-1]
             self._votes.setdefault(voter, deque(maxlen=daily_limit)).append((self._clock(), self._digest(*matchup)))
             self._votes.move_to_end(voter)
             # Memory stays bounded: the address that has been silent longest is forgotten.

@@ -2,7 +2,7 @@
 
 A vote is left, right, tie or both_bad. A tie counts one half for each side. "Both bad" does not say which is better, so
 it is counted separately and left out of win rates and ratings. Votes on one prompt, or on prompts that ask the same
-(see `prompt_groups`), are not independent, so intervals resample whole groups of prompts. They do not resample voters.
+question (see `prompt_groups`), are not independent, so intervals resample whole groups of prompts, but not voters.
 """
 
 import math
@@ -66,7 +66,7 @@ def fit_bradley_terry(wins: ArrayLike, *, prior: float) -> NDArray[np.float64]:
     Source: Bradley & Terry 1952.
     """
     won = np.array(wins, dtype=float)
-    np.fill_diagonal(won, 0.0)  # votes on a model against itself tell nothing
+    np.fill_diagonal(won, 0.0)  # votes on a model against itself say nothing
     games = won + won.T
     one_hot = np.eye(len(won))
     first, second = np.nonzero(np.triu(games))
@@ -110,8 +110,8 @@ def fit_elo(
     """
     sample = np.asarray(scores, dtype=float)
     players = list(dict.fromkeys([name for pair in zip(first, second, strict=True) for name in pair]))
-    index_of = {name: index for index, name in enumerate(players)}
-    first_index, second_index = (np.array([index_of[name] for name in side]) for side in (first, second))
+    index_by_player = {name: index for index, name in enumerate(players)}
+    first_index, second_index = (np.array([index_by_player[name] for name in side]) for side in (first, second))
     group = group_indices(prompts)
     prompt_count = int(group.max()) + 1
 
@@ -132,8 +132,8 @@ def fit_elo(
         standard_error = np.sqrt(np.diag(centered @ covariance @ centered))
         low, high = theta - _Z * standard_error, theta + _Z * standard_error
     else:
-        drawn = [row for counts in resample_counts(prompt_count, seed, resamples) for row in counts]
-        thetas = [fit_bradley_terry(win_table(row[group]), prior=prior) for row in drawn]
+        resampled_counts = [row for counts in resample_counts(prompt_count, seed, resamples) for row in counts]
+        thetas = [fit_bradley_terry(win_table(row[group]), prior=prior) for row in resampled_counts]
         low, high = np.quantile(thetas, quantile_levels(prompt_count), axis=0)
     votes = Counter([*first_index.tolist(), *second_index.tolist()])
     return {

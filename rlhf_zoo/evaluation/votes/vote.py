@@ -1,4 +1,4 @@
-"""A vote of a blind test: what was shown, on which side, what was preferred. It holds nothing about the voter.
+"""A vote of a blind test: what was shown on which side, and what was preferred. It holds nothing about the voter.
 
 `box` stores votes on the disk and sends them; `data` is the data set that they go to.
 """
@@ -182,8 +182,8 @@ def _check(is_valid: bool, name: str, value: object, remedy: str) -> None:
         raise ZooError(f"The {name} of a vote is {reprlib.repr(value)}: {remedy}.")
 
 
-def _matches(form: re.Pattern[str], text: object) -> bool:
-    return isinstance(text, str) and form.fullmatch(text) is not None
+def _matches(pattern: re.Pattern[str], text: object) -> bool:
+    return isinstance(text, str) and pattern.fullmatch(text) is not None
 
 
 def _set_floats(instance: object, *names: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...errors import ZooError
-from ...evaluation.reward_reading import reward_load_kwargs
+from ...evaluation.reward_load_settings import reward_load_kwargs
 from ...fileio import finite, get_nested, hub_id, integer
 from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.pull import find_revision, split_revision
