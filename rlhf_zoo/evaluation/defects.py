@@ -18,11 +18,11 @@ from .head_to_head import HeadToHead
 from .stats import bootstrap_mean, mean_share
 
 #: (prompts, completions) -> for each completion, whether it has the defect.
-Defect = Callable[[Sequence[str], Sequence[str]], Sequence[bool]]
+DefectDetector = Callable[[Sequence[str], Sequence[str]], Sequence[bool]]
 
 
-def corpus_defects(shared: RecipeConfig) -> Mapping[str, Defect]:
-    """Returns the defects that a recipe's corpus recognizes.
+def corpus_defects(shared: RecipeConfig) -> Mapping[str, DefectDetector]:
+    """Returns the detectors of the defects that a recipe's corpus recognizes.
 
     Args:
         shared: The recipe's keys. Its corpus names the defects in its attribute `defects`.
@@ -31,11 +31,11 @@ def corpus_defects(shared: RecipeConfig) -> Mapping[str, Defect]:
         Name on cards -> function; {} if the recipe has no corpus, or its corpus recognizes none.
     """
     corpus = None if shared.corpus is None else load_object(shared.corpus, group=CORPORA)
-    defects: Mapping[str, Defect] = getattr(corpus, "defects", {})
+    defects: Mapping[str, DefectDetector] = getattr(corpus, "defects", {})
     return defects
 
 
-def defect_figures(defects: Mapping[str, Defect], comparison: HeadToHead) -> dict[str, Any]:
+def defect_figures(defects: Mapping[str, DefectDetector], comparison: HeadToHead) -> dict[str, Any]:
     """Measures how many of SFT's and PPO's completions have each defect.
 
     Args:
@@ -50,9 +50,9 @@ def defect_figures(defects: Mapping[str, Defect], comparison: HeadToHead) -> dic
     """
     prompts, groups = [plain_text(prompt) for prompt in comparison.prompts], comparison.groups
     figures = {}
-    for name, defect in defects.items():
+    for name, detect in defects.items():
         sft, ppo = (
-            _find_defect(name, defect, prompts, comparison.measurements[side].completions) for side in ("sft", "ppo")
+            _find_defect(name, detect, prompts, comparison.measurements[role].completions) for role in ("sft", "ppo")
         )
         figures[name] = {
             "sft": mean_share(sft, groups).to_json(),
@@ -62,8 +62,10 @@ def defect_figures(defects: Mapping[str, Defect], comparison: HeadToHead) -> dic
     return figures
 
 
-def _find_defect(name: str, defect: Defect, prompts: Sequence[str], completions: Sequence[str]) -> NDArray[np.float64]:
-    values = list(defect(prompts, completions))
+def _find_defect(
+    name: str, detect: DefectDetector, prompts: Sequence[str], completions: Sequence[str]
+) -> NDArray[np.float64]:
+    values = list(detect(prompts, completions))
     if len(values) != len(completions) or any(value not in (0, 1) for value in values):
         raise ZooError(
             f"The defect {name!r} of the recipe's corpus must be true or false for each of {len(completions)} "

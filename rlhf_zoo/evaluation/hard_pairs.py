@@ -31,9 +31,9 @@ def word_overlap(a: str, b: str) -> float:
     Returns:
         Σ_w min(n_w, m_w) / Σ_w max(n_w, m_w), from 0 to 1; 1 for two empty texts.
     """
-    ours, theirs = Counter(words(a)), Counter(words(b))
+    a_counts, b_counts = Counter(words(a)), Counter(words(b))
     # & takes the minimum of each count, | the maximum.
-    both, either = (ours & theirs).total(), (ours | theirs).total()
+    both, either = (a_counts & b_counts).total(), (a_counts | b_counts).total()
     return both / either if either else 1.0
 
 

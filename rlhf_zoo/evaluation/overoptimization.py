@@ -153,14 +153,14 @@ def fit_form(
     rng = np.random.default_rng(seed)
     distances, means, weights, n = points.distances, points.means, points.weights, points.n
     design = np.stack([distances, -_beta_term(form, distances)], axis=1)
-    root_weights = np.sqrt(weights)
+    sqrt_weights = np.sqrt(weights)
     # Weighted least squares: scaling both sides by √weight gives an ordinary problem.
-    coefficients = np.linalg.lstsq(design * root_weights[:, None], means * root_weights, rcond=None)[0]
+    coefficients = np.linalg.lstsq(design * sqrt_weights[:, None], means * sqrt_weights, rcond=None)[0]
     residuals = means - design @ coefficients
     misfit = float(weights @ residuals**2)
 
     draws, scatter, scatter_p = _draw_coefficients(form, points, design, coefficients, misfit, rng, resamples)
-    pattern_p = _pattern_p_value(residuals * root_weights, float(np.abs(means * root_weights).max()), rng, resamples)
+    pattern_p = _pattern_p_value(residuals * sqrt_weights, float(np.abs(means * sqrt_weights).max()), rng, resamples)
     fits = (
         None
         if pattern_p is None
@@ -208,7 +208,7 @@ def _draw_coefficients(
         if scatter is not None:
             # If points scatter more than their noise, the intervals are wider.
             draws = coefficients + (draws - coefficients) * math.sqrt(max(1.0, scatter))
-    return draws[np.isfinite(draws).all(1)], scatter, scatter_p  # in a resample, every d may be 0
+    return draws[np.isfinite(draws).all(1)], scatter, scatter_p  # not finite if every d of a resample is 0
 
 
 @dataclass(frozen=True)
@@ -239,8 +239,8 @@ class _Points:
 
 def _prepare_points(kl: ArrayLike, gains: ArrayLike, errors: ArrayLike | None) -> _Points:
     """Checks the input of `fit_form`, and returns its points with their weights. Raises its ValueError."""
-    nats, scores = _check_gains(kl, gains)
-    mean_kl = nats.mean(1) if nats.ndim == 2 else nats
+    kls, gain_values = _check_gains(kl, gains)
+    mean_kl = kls.mean(1) if kls.ndim == 2 else kls
     # The pattern test needs the residuals in order of distance.
     order = np.argsort(mean_kl, kind="stable")
     order = order[mean_kl[order] > 0]
@@ -249,16 +249,20 @@ def _prepare_points(kl: ArrayLike, gains: ArrayLike, errors: ArrayLike | None) -
         raise ValueError(
             f"A fit needs checkpoints at {MIN_POINTS} different KL above 0, not {len(np.unique(distances))}."
         )
-    nats, scores = nats[order], scores[order]
-    means = scores.mean(1) if scores.ndim == 2 else scores
-    if errors is not None and scores.ndim == 2:
+    kls, gain_values = kls[order], gain_values[order]
+    means = gain_values.mean(1) if gain_values.ndim == 2 else gain_values
+    if errors is not None and gain_values.ndim == 2:
         raise ValueError("Errors are computed from gains by prompt: pass only one of the two.")
-    error = _standard_errors(scores) if errors is None else _check_errors(errors, len(mean_kl))[order]
-    if error is not None and not np.median(error) > 0:
-        error = None
-    # Without the lower bound, one point with almost no error would decide the whole fit.
-    weights = np.ones(len(means)) if error is None else 1 / np.maximum(error, _MIN_ERROR * np.median(error)) ** 2
-    return _Points(nats, scores, means, error, distances, weights)
+    standard_errors = _standard_errors(gain_values) if errors is None else _check_errors(errors, len(mean_kl))[order]
+    if standard_errors is not None and not np.median(standard_errors) > 0:
+        standard_errors = None
+    # Without the lower bound, one point with almost no standard_errors would decide the whole fit.
+    weights = (
+        np.ones(len(means))
+        if standard_errors is None
+        else 1 / np.maximum(standard_errors, _MIN_ERROR * np.median(standard_errors)) ** 2
+    )
+    return _Points(kls, gain_values, means, standard_errors, distances, weights)
 
 
 def best_of_n_kl(n: ArrayLike) -> Floats:
@@ -333,22 +337,26 @@ def _beta_term(form: Form, d: Floats) -> Floats:
 
 
 def _check_gains(kl: ArrayLike, gains: ArrayLike) -> tuple[Floats, Floats]:
-    nats, scores = np.asarray(kl, dtype=float), np.asarray(gains, dtype=float)
-    if scores.ndim not in (1, 2) or scores.size == 0 or nats.shape not in {scores.shape, scores.shape[:1]}:
+    kls, gain_values = np.asarray(kl, dtype=float), np.asarray(gains, dtype=float)
+    if (
+        gain_values.ndim not in (1, 2)
+        or gain_values.size == 0
+        or kls.shape not in {gain_values.shape, gain_values.shape[:1]}
+    ):
         raise ValueError(
-            f"Gains must have the shape (checkpoints,) or (checkpoints, prompts), not {scores.shape}, and KL the same "
-            f"shape or (checkpoints,), not {nats.shape}."
+            f"Gains must have the shape (checkpoints,) or (checkpoints, prompts), not {gain_values.shape}, and KL the "
+            f"same shape or (checkpoints,), not {kls.shape}."
         )
-    if not (np.isfinite(nats).all() and np.isfinite(scores).all()):
+    if not (np.isfinite(kls).all() and np.isfinite(gain_values).all()):
         raise ValueError("A KL or a gain is not finite: remove that checkpoint.")
-    return nats, scores
+    return kls, gain_values
 
 
-def _standard_errors(scores: Floats) -> Floats | None:
+def _standard_errors(gains: Floats) -> Floats | None:
     """Returns (K,) standard errors of the means over prompts; None if each checkpoint has only one number."""
-    if scores.ndim == 1 or scores.shape[1] < 2:
+    if gains.ndim == 1 or gains.shape[1] < 2:
         return None
-    return scores.std(1, ddof=1) / math.sqrt(scores.shape[1])
+    return gains.std(1, ddof=1) / math.sqrt(gains.shape[1])
 
 
 def _check_errors(errors: ArrayLike, size: int) -> Floats:
@@ -373,9 +381,9 @@ def _measure_scatter(
 ) -> tuple[float | None, float | None]:
     """Returns `misfit` / the mean misfit of (B, K) noise, and its p-value; None, None if the noise is all 0."""
     # The residuals of fitting the form to the noise alone. The form is linear, so the true curve cancels.
-    root_weights = np.sqrt(weights)
+    sqrt_weights = np.sqrt(weights)
     projected = noise - (
-        np.linalg.lstsq(design * root_weights[:, None], (noise * root_weights).T, rcond=None)[0].T @ design.T
+        np.linalg.lstsq(design * sqrt_weights[:, None], (noise * sqrt_weights).T, rcond=None)[0].T @ design.T
     )
     noise_misfit = (projected**2) @ weights
     if not noise_misfit.mean() > 0:

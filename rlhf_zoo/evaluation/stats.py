@@ -423,19 +423,19 @@ def correlation(
 
     if min(indices.max() for indices in value_indices) == 0:
         return None
-    size = int(index.max()) + 1
+    n_groups = int(index.max()) + 1
     # Few resamples at once, so that many rows fit into memory.
     step = max(1, _MAX_CELLS // (8 * len(first)))
     resampled = np.concatenate(
         [
             coefficients(counts[start : start + step, index])
-            for counts in resample_counts(size, seed, resamples)
+            for counts in resample_counts(n_groups, seed, resamples)
             for start in range(0, len(counts), step)
         ]
     )
     # A resample in which x or y does not vary has no correlation.
     defined = resampled[~np.isnan(resampled)]
-    low, high = np.quantile(defined, quantile_levels(size)) if len(defined) else (-1.0, 1.0)
+    low, high = np.quantile(defined, quantile_levels(n_groups)) if len(defined) else (-1.0, 1.0)
     return Estimate(float(coefficients(np.ones((1, len(first))))[0]), (float(low), float(high)), len(first))
 
 
@@ -478,11 +478,11 @@ def jackknife(value: float, left_out: ArrayLike, *, n: int) -> Estimate:
     Source: Tukey 1958.
     """
     theta = np.asarray(left_out, dtype=float)
-    size = len(theta)
-    if size < 2:
+    n_groups = len(theta)
+    if n_groups < 2:
         return Estimate(value, (-math.inf, math.inf), n)
     # Values with one group left out differ little, so their variance is scaled up by (G − 1)².
-    standard_error = math.sqrt((size - 1) / size * float(np.square(theta - theta.mean()).sum()))
+    standard_error = math.sqrt((n_groups - 1) / n_groups * float(np.square(theta - theta.mean()).sum()))
     return Estimate(value, (value - _Z * standard_error, value + _Z * standard_error), n)
 
 

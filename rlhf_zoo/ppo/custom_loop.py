@@ -1,4 +1,4 @@
-"""Checks and converts what a custom training loop passes to `PPOTrainer.step`."""
+"""Checks and converts the arguments that a custom training loop passes to `PPOTrainer.step`."""
 
 import math
 from collections.abc import Sequence

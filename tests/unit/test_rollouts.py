@@ -56,7 +56,7 @@ def write(path: Path, one: Completions, **columns: object) -> Path:
         ('{"prompt": "x", "completion": ' + "[" * 10**5, "line 2 is not JSON"),
         ('{"prompt": "x", "completion": "y", "reward": NaN}', "line 2: reward must be a finite number"),
         ('{"prompt": "x", "completion": "y", "logprobs": [0.5]}', "line 2: logprobs must be a list"),
-        ('{"prompt": "x", "completion": "y", "judge": 1}', "has judge in 1 of 2 rows, and not in line 1: give"),
+        ('{"prompt": "x", "completion": "y", "judge": 1}', "has judge in 1 of 2 rows, but not in line 1: give"),
     ],
 )
 def test_read_rollouts_rejects_bad_input_by_file_and_line(tmp_path, line, message):

@@ -30,7 +30,7 @@ SLIDER_HINT = (
 
 @dataclass(frozen=True)
 class TrainingControls:
-    """The components that a link fills in. `sampling` is in the order of `sampling_arguments`."""
+    """The components whose values a shared link sets. `sampling` is in the order of `sampling_arguments`."""
 
     prompt: gr.Textbox
     run: gr.Dropdown
@@ -51,7 +51,7 @@ def training_tab(
         max_concurrent: Largest number of requests that run the models at the same time.
 
     Returns:
-        The components that a link fills in; None if the checkpoint has no run.
+        The components whose values a shared link sets; None if the checkpoint has no run.
     """
     timeline = page_models.timeline
     if timeline is None:
@@ -98,7 +98,7 @@ def training_tab(
     # preprocess=False: Gradio would reject bad values without a message; `Timeline` checks them all.
     options: dict[str, Any] = {**UNLISTED, "preprocess": False}
     model_options: dict[str, Any] = {**options, "concurrency_id": MODEL_QUEUE, "concurrency_limit": max_concurrent}
-    # `input` and not `release`, because the keyboard moves a slider without a release.
+    # `input` rather than `release`, because the keyboard moves a slider without a release.
     step.input(mark_step, [run, step], [curves_view], trigger_mode="always_last", queue=False, **options)
     triggers, inputs = [step.input, prompt.submit, tab.run_step.click], [prompt, run, step, *controls.sampling]
     gr.on(triggers, sample_step, inputs, [message, tab.at_step], trigger_mode="always_last", **model_options)
@@ -168,7 +168,7 @@ def _build_beta_section(
     model_options: Mapping[str, Any],
     options: Mapping[str, Any],
 ) -> None:
-    """Builds the section that compares the runs of an ablation by β. "Run" above selects the one to emphasize."""
+    """Builds the section that compares the runs of an ablation by β. The dropdown "Run" selects the emphasized run."""
     assert page_models.timeline is not None
     runs = page_models.timeline.by_beta
 
@@ -272,7 +272,7 @@ def _frontier_html(runs: Sequence[TimelineRun], selected: int) -> str:
 
 
 def _for_each_screen(draw: Callable[[int], str]) -> str:
-    """Draws a chart for phones and one for wide screens, so that its text is readable on both. The style hides one."""
+    """Draws a chart for phones and one for wide screens, so that its text is readable on both. CSS hides one."""
     return f'<div class="zoo-narrow">{draw(WIDTH)}</div><div class="zoo-wide">{draw(DESKTOP_WIDTH)}</div>'
 
 
@@ -300,10 +300,10 @@ def _sft_row_html(rows: Sequence[CheckpointResult]) -> str:
     snapshot = next((row.snapshot for row in rows if row.snapshot is not None), None)
     if snapshot is None:
         return ""
-    # Its log-ratio and KL would refer only to the first checkpoint, so they are NaN, which is shown as a dash.
-    side = replace(snapshot.sft[0], log_ratio=math.nan, kl=math.nan)
+    # SFT's log-ratio and KL would refer only to the first checkpoint, so they are NaN, which is shown as a dash.
+    completion = replace(snapshot.sft[0], log_ratio=math.nan, kl=math.nan)
     head = "<header><h3>SFT</h3><span>step 0, where PPO started</span></header>"
-    body = completion_html(snapshot.prompt, side, is_chat=snapshot.is_chat) + figures_html(side)
+    body = completion_html(snapshot.prompt, completion, is_chat=snapshot.is_chat) + figures_html(completion)
     return f'<li><article class="zoo-card zoo-sft" data-step="0">{head}{body}</article></li>'
 
 
@@ -316,10 +316,9 @@ def _checkpoint_row_html(row: CheckpointResult, *, by_beta: bool) -> str:
     if row.snapshot is None:
         body = f'<p class="zoo-text"><span class="none">{escape_text(row.problem)}</span></p>'
     else:
-        side = row.snapshot.ppo[0]
-        body = completion_html(row.snapshot.prompt, side, heat_map=True, is_chat=row.snapshot.is_chat) + figures_html(
-            side
-        )
+        snapshot, completion = row.snapshot, row.snapshot.ppo[0]
+        text = completion_html(snapshot.prompt, completion, heat_map=True, is_chat=snapshot.is_chat)
+        body = text + figures_html(completion)
     return f'<li><article class="zoo-card zoo-ppo" data-step="{row.point.step}">{head}{body}</article></li>'
 
 

@@ -122,8 +122,8 @@ def _parse_json(response: Response, parse: Callable[..., Any], **options: Any) -
     except RecursionError as error:
         raise _not_json_error()(f"its answer to {path} is JSON that is nested too deep") from error
     except ValueError as error:
-        kind = response.headers.get("Content-Type", "").partition(";")[0] or "nothing"
-        description = f"claims to be {kind}" if "json" in kind else f"is {kind}"
+        content_type = response.headers.get("Content-Type", "").partition(";")[0] or "nothing"
+        description = f"claims to be {content_type}" if "json" in content_type else f"is {content_type}"
         raise _not_json_error()(
             f"its answer to {path} {description} but is not JSON; it may come from a login page or a proxy"
         ) from error

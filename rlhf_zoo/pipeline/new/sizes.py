@@ -21,7 +21,7 @@ MAX_PROMPTS, MAX_EPISODES, MAX_RESPONSE, MAX_TOKENS = 200, 20_000, 256, 1024
 MIN_PROMPTS = 8
 #: With fewer prompts for the evaluation, the probes find only large effects.
 FEW_PROMPTS = 50
-#: PPO takes several passes over few prompts, so that it has this many updates. Fewer than `FEW_UPDATES` change little.
+#: PPO takes several passes over few prompts to reach `MIN_UPDATES`. Fewer than `FEW_UPDATES` change the policy little.
 MIN_UPDATES, FEW_UPDATES = 40, 10
 #: Maximum number of completions per update, and per micro-batch.
 ROLLOUT, MICRO_BATCH = 64, 4
@@ -46,15 +46,15 @@ class Decisions:
 
 
 def choose_sizes(
-    model: ModelFacts, readings: Mapping[str, StageData], conversational: bool, decisions: Decisions
+    model: ModelFacts, stage_data: Mapping[str, StageData], conversational: bool, decisions: Decisions
 ) -> dict[str, Any]:
     """Chooses lengths in tokens, batch sizes, and the number of held-out prompts.
 
     Args:
         model: Facts about the starting model.
-        readings: How each stage reads its data.
+        stage_data: Stage -> its data and how the stage reads them.
         conversational: Whether prompts are conversations.
-        decisions: Where the choices are added.
+        decisions: Receives the choices.
 
     Returns:
         Name of a size in the templates -> size.
@@ -63,11 +63,11 @@ def choose_sizes(
         ZooError: No prompt fits the model's context, or there are too few prompts.
     """
     context, tokens = model.context or MAX_TOKENS, _TokenCounts(model.tokenizer)
-    ppo = readings["ppo"]
+    ppo = stage_data["ppo"]
     prompts: Iterable[Mapping[str, Any]] = map(as_turns, ppo.rows) if conversational else ppo.rows
-    by_row = [(prompt_key(row["prompt"]), tokens.of_prompt(row["prompt"])) for row in prompts]
-    lengths = sorted(dict(by_row).values())
-    texts, answers = _lengths(readings, tokens, conversational)
+    keys_and_lengths = [(prompt_key(row["prompt"]), tokens.of_prompt(row["prompt"])) for row in prompts]
+    lengths = sorted(dict(keys_and_lengths).values())
+    texts, answers = _lengths(stage_data, tokens, conversational)
     prompt_p95 = _percentile_95(lengths)
     prompt_length = min(_round_up(prompt_p95), context - max(8, context // 8))
     response_length = min(MAX_RESPONSE, context - prompt_length)
@@ -78,7 +78,9 @@ def choose_sizes(
             f"The shortest of {len(lengths)} prompts has {lengths[0]} tokens, but the context of {model.name} is "
             f"{context}, of which {response_length} are for the answer: use shorter prompts."
         )
-    usable_rows = max(int(ppo.row_count * sum(length <= prompt_length for _, length in by_row) / len(by_row)), 1)
+    usable_rows = max(
+        int(ppo.row_count * sum(length <= prompt_length for _, length in keys_and_lengths) / len(keys_and_lengths)), 1
+    )
     # Prompts are held out by their text: all rows of a prompt, or none.
     distinct_count = int(ppo.prompt_count * sum(length <= prompt_length for length in lengths) / len(lengths))
     if distinct_count < MIN_PROMPTS:
@@ -114,14 +116,14 @@ def choose_sizes(
         decisions.add("evaluation.dataset_test_split", test_split, f"{evaluation_reason}{warning}")
     # `split_by_prompt` splits off two parts of this size, before prompts that are too long are left out.
     part = math.ceil(share * ppo.prompt_count)
-    total = f"{'at least ' if ppo.row_count == MAX_COUNTED else ''}{ppo.prompt_count}"
+    prompt_count = f"{'at least ' if ppo.row_count == MAX_COUNTED else ''}{ppo.prompt_count}"
     purpose = (
         "all to monitor training"
         if test_split
         else f"{part} to monitor training and {part} to evaluate, of which {evaluation_reason}{warning}"
     )
-    decisions.add("held_out_share", share, f"no stage trains on {2 * part} of {total} prompts: {purpose}")
-    sft_rows = max(1, min(32, readings["sft"].row_count // 4)) if "sft" in readings else None
+    decisions.add("held_out_share", share, f"no stage trains on {2 * part} of {prompt_count} prompts: {purpose}")
+    sft_rows = max(1, min(32, stage_data["sft"].row_count // 4)) if "sft" in stage_data else None
     sizes = {
         "prompt": prompt_length, "response": response_length, "text": text_length, "evaluated": eval_prompts,
         "share": share, "trained": trained_rows, "sft_rows": sft_rows, **batches(trained_rows, rollout, MAX_EPISODES),
@@ -131,12 +133,12 @@ def choose_sizes(
 
 
 def add_episodes(sizes: Mapping[str, Any], decisions: Decisions, reason: str = "") -> None:
-    """Adds the choice of `total_episodes`, with what it means in updates and passes, and a warning if they are few.
+    """Adds the choice of `total_episodes`, in updates and passes over the prompts, and warns of too few updates.
 
     Args:
         sizes: The sizes that `choose_sizes` returned.
-        decisions: Where the choice is added.
-        reason: Why there are no more; "" if nothing limits them.
+        decisions: Receives the choice.
+        reason: Why there are no more episodes; "" if nothing limits them.
     """
     passes, updates = sizes["episodes"] / sizes["trained"], sizes["updates"]
     parts = [f"{updates:,} update{'' if updates == 1 else 's'} of {sizes['rollout']} answers"]
@@ -155,6 +157,10 @@ def batches(trained: int, rollout: int, episodes: int) -> dict[str, int]:
         trained: Rows of prompts to train on.
         rollout: Answers per update.
         episodes: Maximum number of answers in the run.
+
+    Returns:
+        Name of a size in the templates -> size. `rows` is the micro-batch, `accumulated` the gradient accumulation, and
+        `save` the number of updates between checkpoints.
     """
     micro_batch = min(MICRO_BATCH, rollout)
     episodes = max(rollout, min(episodes, max(trained, MIN_UPDATES * rollout)) // rollout * rollout)
@@ -176,7 +182,7 @@ def _round_up(length: int) -> int:
 
 
 class _TokenCounts:
-    """Counts the tokens of prompts and texts, each once: stages share them, and a chat template takes long.
+    """Counts tokens, of each prompt and text only once: stages share them, and rendering a chat template is slow.
 
     Args:
         tokenizer: The model's tokenizer.
@@ -211,27 +217,27 @@ class _TokenCounts:
 
 
 def _lengths(
-    readings: Mapping[str, StageData], tokens: _TokenCounts, conversational: bool
+    stage_data: Mapping[str, StageData], tokens: _TokenCounts, conversational: bool
 ) -> tuple[list[int], list[int]]:
     """Returns sorted lengths in tokens: of texts for SFT and the reward model, and of their answers to a prompt."""
     texts, answers = [], []
-    for prompt, text in _texts(readings, conversational):
+    for prompt, text in _texts(stage_data, conversational):
         texts.append(tokens.of_text(text))
         if prompt is not None:
             answers.append(max(texts[-1] - tokens.of_prompt(prompt), 1))
     return sorted(texts), sorted(answers)
 
 
-def _texts(readings: Mapping[str, StageData], conversational: bool) -> Iterator[tuple[Any, Any]]:
+def _texts(stage_data: Mapping[str, StageData], conversational: bool) -> Iterator[tuple[Any, Any]]:
     """Yields (prompt, text) for each text or conversation; the prompt is None if it is not separate."""
-    for row in readings["sft"].rows if "sft" in readings else ():
+    for row in stage_data["sft"].rows if "sft" in stage_data else ():
         conversation = {**row, **as_turns(row)} if conversational else row
         prompt = conversation["messages"][:-1] if "messages" in conversation else conversation.get("prompt")
         yield (
             prompt if "messages" in conversation or "completion" in conversation else None,
             sft_text(conversation, "text"),
         )
-    for row in readings["reward"].rows if "reward" in readings else ():
+    for row in stage_data["reward"].rows if "reward" in stage_data else ():
         turns = as_turns(row) if conversational else row
         for side in ("chosen", "rejected"):
             yield turns["prompt"], append_completion(turns["prompt"], turns[side])

@@ -1,1 +1,1 @@
-"""Data sets as the stages read them: sources, columns, forms, splits."""
+"""Data sets as the stages read them: where they come from, their columns, their row formats and their splits."""
