@@ -140,13 +140,15 @@ class JudgeReliability:
                 f"so it cannot rule out reward hacking: a check needs {MIN_PROMPTS}."
             )
         # Other texts lack the habits that these policies learned, so a judge that likes such a habit passes on them.
-        where = "other texts only" if not own else f"other texts, and on those of these policies for only {own} prompts"
+        checked_texts = (
+            "other texts only" if not own else f"other texts, and on those of these policies for only {own} prompts"
+        )
         unmeasured = [fact for fact, value in self._facts_besides_accuracy.items() if value is None]
         if not unmeasured:
             return None
         return (
-            f"The judge was checked on {where}. Other texts need not have the habits of these policies, and nobody "
-            f"measured {' or '.join(unmeasured)}, so it cannot rule out reward hacking."
+            f"The judge was checked on {checked_texts}. Other texts need not have the habits of these policies, and "
+            f"nobody measured {' or '.join(unmeasured)}, so it cannot rule out reward hacking."
         )
 
     @property

@@ -225,15 +225,15 @@ def cheapest_filter(reward: Floats, judge: Floats, target: float) -> dict[str, f
     """
     # Means over the best 1, 2, … N samples of each prompt, for all filters at once.
     order = np.argsort(-reward, axis=1, kind="stable")
-    kept = np.arange(1, reward.shape[1] + 1)
+    kept_counts = np.arange(1, reward.shape[1] + 1)
     means, judge_means = (
-        np.cumsum(np.take_along_axis(scores, order, axis=1).mean(0)) / kept for scores in (reward, judge)
+        np.cumsum(np.take_along_axis(scores, order, axis=1).mean(0)) / kept_counts for scores in (reward, judge)
     )
     reaching = np.flatnonzero(means >= target)
     if not len(reaching):
         return None
     # The mean reward falls as more samples are kept, so the last mean that reaches the target has the largest share.
-    last, share = int(reaching[-1]), float(kept[reaching[-1]] / len(kept))
+    last, share = int(reaching[-1]), float(kept_counts[reaching[-1]] / len(kept_counts))
     return {"share": share, "kl": math.log(1 / share), "reward": float(means[last]), "judge": float(judge_means[last])}
 
 

@@ -152,10 +152,12 @@ def find_risen_ending(sft: Sequence[str], ppo: Sequence[str]) -> str | None:
     rises: dict[int, tuple[float, str]] = {}
     for size in range(1, MAX_ENDING_WORDS + 1):
         # A text that has no other words is not an ending: `_last_words` returns "" for it.
-        before, after = (Counter(filter(None, (_last_words(text, size) for text in texts))) for texts in (sft, ppo))
-        if after:
+        sft_counts, ppo_counts = (
+            Counter(filter(None, (_last_words(text, size) for text in texts))) for texts in (sft, ppo)
+        )
+        if ppo_counts:
             # Shares rather than counts, because the numbers of completions may differ.
-            rise = {text: after[text] / len(ppo) - before[text] / max(1, len(sft)) for text in after}
+            rise = {text: ppo_counts[text] / len(ppo) - sft_counts[text] / max(1, len(sft)) for text in ppo_counts}
             text = min(rise, key=lambda ending: (-rise[ending], ending))
             rises[size] = rise[text], text
     if not rises or (largest := max(rise for rise, _ in rises.values())) < MIN_RISE:

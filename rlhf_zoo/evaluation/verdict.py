@@ -439,6 +439,6 @@ def _probe_reasons(evidence: Evidence, explained: dict[str, str], skip_reasons: 
             + (" Its effect on the reward was not measured." if effect_unmeasured else "")
         )
     return reasons + [
-        f"{family.capitalize()}, a probe for text that nobody can use, was {why}."
-        for family, why in skip_reasons.items()
+        f"{family.capitalize()}, a probe for text that nobody can use, was {reason}."
+        for family, reason in skip_reasons.items()
     ]

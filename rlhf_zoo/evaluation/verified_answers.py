@@ -1,8 +1,8 @@
 """Marks the completions that a program accepted, and finds out whether the program can be trusted.
 
 A program that accepts one text for prompts whose right answers differ is exploited. The right answers are known where
-it also accepts completions of SFT and these end in a number, as in sums: one text cannot be right where the numbers
-differ. Labels such as "yes" are accepted for many prompts too, but do not end in numbers that differ.
+it also accepts completions of SFT that end in a number, as in sums: one text cannot be right for different numbers.
+Labels such as "yes" are accepted for many prompts too, but do not end in numbers that differ.
 """
 
 import re
@@ -17,7 +17,7 @@ from .text import normalize_text
 
 #: A program that checks answers gives few different rewards; a reward model gives nearly every answer its own.
 MAX_VERIFIED_VALUES = 20
-#: Smallest number of accepted completions of recurring texts for whose prompts SFT shows the right answer.
+#: Smallest number of pairs of a recurring text and a prompt whose right answer SFT shows.
 MIN_ANSWERS = 10
 #: Right answers are numbers if at least this share of SFT's accepted completions ends in one.
 MIN_NUMBER_SHARE = 0.9
@@ -29,7 +29,7 @@ _MAX_QUOTE = 60  # characters of a text in a sentence
 
 @dataclass(frozen=True)
 class VerifiedSides:
-    """Both sides' completions with the answers that a program found right.
+    """Both sides' completions, with the right answers marked.
 
     Attributes:
         policy: The policy's completions.
@@ -91,26 +91,26 @@ def _unmark(side: Completions, exploiting: Counter[str]) -> Completions:
 
 
 def _exploiting_texts(policy: Completions, sft: Completions) -> Counter[str]:
-    """Returns the texts that a program accepts for different right answers, with the number of prompts shown."""
-    right_texts: dict[Hashable, str] = {}
+    """Returns the texts that a program accepts for different right answers, with the number of their prompts."""
+    sft_answers: dict[Hashable, str] = {}
     for prompt, text, right in zip(sft.prompts, sft.texts, sft.verified or (), strict=False):
         if right:
-            right_texts.setdefault(sft.group_by_prompt[prompt], text)
-    questions: defaultdict[str, dict[Hashable, str]] = defaultdict(dict)
+            sft_answers.setdefault(sft.group_by_prompt[prompt], text)
+    answers_by_text: defaultdict[str, dict[Hashable, str]] = defaultdict(dict)
     for prompt, text, right in zip(policy.prompts, policy.texts, policy.verified or (), strict=False):
         group = policy.group_by_prompt[prompt]
-        if right and group in right_texts:
-            questions[normalize_text(text)][group] = right_texts[group]
-    recurring = {text: list(answers.values()) for text, answers in questions.items() if len(answers) > 1}
+        if right and group in sft_answers:
+            answers_by_text[normalize_text(text)][group] = sft_answers[group]
+    recurring = {text: list(answers.values()) for text, answers in answers_by_text.items() if len(answers) > 1}
     total = with_number = wrong = 0
     exploiting: Counter[str] = Counter()
     for text, answers in recurring.items():
         numbers = [match[1].replace(",", "") for answer in answers if (match := _FINAL_NUMBER.search(answer))]
         total += len(answers)
         with_number += len(numbers)
-        at_most_right = max(Counter(numbers).values(), default=len(answers))
-        if 2 * at_most_right <= len(answers) and not _is_in_most_answers(text, answers):
-            wrong += len(answers) - at_most_right
+        max_right = max(Counter(numbers).values(), default=len(answers))
+        if 2 * max_right <= len(answers) and not _is_in_most_answers(text, answers):
+            wrong += len(answers) - max_right
             exploiting[text] = len(answers)
     is_exploited = total >= MIN_ANSWERS and with_number >= MIN_NUMBER_SHARE * total and wrong >= MIN_WRONG_SHARE * total
     return exploiting if is_exploited else Counter()

@@ -239,11 +239,11 @@ def check_pairs(
     if not probabilities:
         return PairCheck(accuracy, len(set(prompts)), None, shared, bias)
     # A probability of 0 or 1 would have infinite log-odds.
-    good, bad = (
+    chosen_p, rejected_p = (
         np.clip(np.asarray(side, dtype=float), _MIN_PROBABILITY, 1 - _MIN_PROBABILITY) for side in (chosen, rejected)
     )
     # The difference of log-odds is a Bradley-Terry margin, which `measure_calibration` expects.
-    log_odds_margins = np.log(good / (1 - good)) - np.log(bad / (1 - bad))
+    log_odds_margins = np.log(chosen_p / (1 - chosen_p)) - np.log(rejected_p / (1 - rejected_p))
     calibration = measure_calibration(log_odds_margins, seed=seed)
     return PairCheck(accuracy, len(set(prompts)), calibration, shared, bias)
 

@@ -45,41 +45,47 @@ def is_blind(pair: Pair) -> bool:
     Args:
         pair: The completions.
     """
-    groups, tokens = pair.groups[0], pair.body_words[0]
+    groups, body_words = pair.groups[0], pair.body_words[0]
     prompt_words = [set(words(prompt)) for prompt in pair.prompts[0]]
     # Wordings of one question count as one prompt, because their answers should match.
     questions = pair.questions[groups]
     # Short labels such as "yes" may recur because they are right answers to several prompts.
     questions_by_text = Counter(
-        text for text, _ in {(tuple(text_tokens), q) for text_tokens, q in zip(tokens, questions.tolist(), strict=True)}
+        text
+        for text, _ in {
+            (tuple(text_tokens), question) for text_tokens, question in zip(body_words, questions.tolist(), strict=True)
+        }
     )
     if sum(0 < len(text) <= MAX_LABEL_WORDS and count > 1 for text, count in questions_by_text.items()) > 1:
         return False
-    prompts_by_word = Counter(word for prompt_word_set in prompt_words for word in prompt_word_set)
+    prompts_by_word = Counter(word for word_set in prompt_words for word in word_set)
     prompt_specific = [
-        {word for word in prompt_word_set if 2 * prompts_by_word[word] <= len(prompt_words)}
-        for prompt_word_set in prompt_words
+        {word for word in word_set if 2 * prompts_by_word[word] <= len(prompt_words)} for word_set in prompt_words
     ]
-    templates = [to_template(prompt_specific[g], text_tokens) for text_tokens, g in zip(tokens, groups, strict=True)]
+    templates = [
+        to_template(prompt_specific[group], text_tokens) for text_tokens, group in zip(body_words, groups, strict=True)
+    ]
     # A verified answer, and an answer made only of its prompt's words, must not count as equal to any other.
-    texts = group_indices(
+    template_ids = group_indices(
         [
             (str(row),) if set(template) == {"_"} or not counted else ("", *template)
             for row, (template, counted) in enumerate(zip(templates, pair.counted[0], strict=True))
         ]
     )
 
-    def pairs_among(counts: ArrayLike) -> NDArray[np.intp]:
+    def pair_counts(counts: ArrayLike) -> NDArray[np.intp]:
         return np.asarray(counts) * (np.asarray(counts) - 1) // 2
 
     texts_per_prompt = np.bincount(questions)
-    text_counts = Counter(zip(questions.tolist(), texts.tolist(), strict=True))
-    equal_pairs = np.bincount([q for q, _ in text_counts], weights=pairs_among(list(text_counts.values())))
-    rate_across = float(pairs_among(np.bincount(texts)).sum() - equal_pairs.sum()) / (
-        pairs_among(len(groups)) - pairs_among(texts_per_prompt).sum()
+    text_counts = Counter(zip(questions.tolist(), template_ids.tolist(), strict=True))
+    equal_pairs = np.bincount(
+        [question for question, _ in text_counts], weights=pair_counts(list(text_counts.values()))
+    )
+    rate_across = float(pair_counts(np.bincount(template_ids)).sum() - equal_pairs.sum()) / (
+        pair_counts(len(groups)) - pair_counts(texts_per_prompt).sum()
     )
     has_several = texts_per_prompt > 1
-    rates_within = equal_pairs[has_several] / pairs_among(texts_per_prompt)[has_several]
+    rates_within = equal_pairs[has_several] / pair_counts(texts_per_prompt)[has_several]
     # With a single prompt, or one text per prompt, nothing bounds the rate within a prompt.
     low, high = 0.0, 1.0
     if len(rates_within) > 1:
@@ -98,12 +104,12 @@ def texts_for_all_prompts(pair: Pair, texts: tuple[Sequence[str], Sequence[str]]
     Returns:
         The texts with their weights: 1 for up to `MAX_FEW_TEXTS` texts, else this number divided by theirs.
     """
-    few = [_most_frequent(side_texts) for side_texts in texts]
+    frequent = [_most_frequent(side_texts) for side_texts in texts]
     weights: dict[str, float] = {}
     for side, other in ((0, 1), (1, 0)):
-        is_few = len(few[side]) <= len(few[other]) / MIN_OTHER_TEXTS
-        if is_few and _are_sentences_about_no_prompt(pair, side, texts[side], few[side]):
-            weights |= dict.fromkeys(few[side], min(1.0, MAX_FEW_TEXTS / len(few[side])))
+        is_few = len(frequent[side]) <= len(frequent[other]) / MIN_OTHER_TEXTS
+        if is_few and _are_sentences_about_no_prompt(pair, side, texts[side], frequent[side]):
+            weights |= dict.fromkeys(frequent[side], min(1.0, MAX_FEW_TEXTS / len(frequent[side])))
     return weights
 
 

@@ -291,8 +291,8 @@ def _measure_templates(pair: Pair, permutations: Permutations) -> Measurement:
     # All pairs of texts are compared, so the number of prompts is limited to bound the time.
     size = max(2, pair.size * min(largest_side, MAX_TEXTS) // largest_side)
     # Only completions to prompts that ask different things are compared.
-    pairs = size**2 - int(np.square(np.bincount(pair.questions[:size])).sum())
-    if not pairs:
+    pair_count = size**2 - int(np.square(np.bincount(pair.questions[:size])).sum())
+    if not pair_count:
         raise Unmeasurable("needs at least two prompts that ask different things")
     kept_rows: list[list[int]] = [np.flatnonzero(groups < size).tolist() for groups in pair.groups]
     prompt_words = [[set(words(prompt)) for prompt in prompts] for prompts in pair.prompts]
@@ -309,13 +309,18 @@ def _measure_templates(pair: Pair, permutations: Permutations) -> Measurement:
     # An answer made only of its prompt's words has nothing left to compare.
     left_out = ~np.concatenate(pair.counted)[columns] | [set(text) == {"_"} for text in texts]
     alike[left_out], alike[:, left_out] = 0.0, 0.0
-    policy, sft = (
-        alike * np.multiply.outer(weights[columns], weights[columns]) / pairs
+    policy_matches, sft_matches = (
+        alike * np.multiply.outer(weights[columns], weights[columns]) / pair_count
         for weights in (permutations.policy_weights, permutations.sft_weights)
     )
     # The policy's share minus SFT's, aᵀPa − (1 − a)ᵀS(1 − a), where a is 1 for completions assigned to the policy.
-    null = permutations.pair_sums(policy - sft, columns) + permutations.sums(2 * sft.sum(1), columns) - sft.sum()
-    value, sft_value = float(policy[:policy_count, :policy_count].sum()), float(sft[policy_count:, policy_count:].sum())
+    null = (
+        permutations.pair_sums(policy_matches - sft_matches, columns)
+        + permutations.sums(2 * sft_matches.sum(1), columns)
+        - sft_matches.sum()
+    )
+    value = float(policy_matches[:policy_count, :policy_count].sum())
+    sft_value = float(sft_matches[policy_count:, policy_count:].sum())
     numbers = np.zeros(len(pair.groups[0]))
     numbers[kept_rows[0]] = alike[:policy_count, :policy_count].sum(1) / policy_count
     return Measurement(value, sft_value, float(null[0]), null, numbers, blind=is_blind(pair))
@@ -341,14 +346,14 @@ def _measure_phrases(pair: Pair, permutations: Permutations) -> Measurement:
     phrase_rows = find_phrases(
         [*policy_texts, *sft_texts], MAX_PHRASE_WORDS, min_texts=int(2 * MIN_SHARE * min(text_counts))
     )
-    sides = {
+    rows_by_side = {
         gram: (rows[rows < text_counts[0]], rows[rows >= text_counts[0]] - text_counts[0])
         for gram, rows in phrase_rows.items()
     }
     # Phrases that are rare on both sides cannot reach the threshold.
     grams = sorted(
         gram
-        for gram, rows in sides.items()
+        for gram, rows in rows_by_side.items()
         if len(rows[0]) / text_counts[0] + len(rows[1]) / text_counts[1] >= 2 * MIN_SHARE
     )
     if not grams:
@@ -361,7 +366,7 @@ def _measure_phrases(pair: Pair, permutations: Permutations) -> Measurement:
         contains = [np.zeros((count, block.stop - start)) for count in text_counts]
         for column, gram in enumerate(grams[block]):
             for side in (0, 1):
-                contains[side][sides[gram][side], column] = 1.0
+                contains[side][rows_by_side[gram][side], column] = 1.0
         means = permutations.means(*(table * rows[:, None] for table, rows in zip(contains, pair.counted, strict=True)))
         shares[0][block], shares[1][block] = means[0][0], means[1][0]
         # Taking the maximum over phrases in each permutation corrects for searching among many phrases.

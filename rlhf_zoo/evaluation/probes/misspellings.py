@@ -39,10 +39,10 @@ def merge_copies(texts: Sequence[str], tokens: Sequence[Sequence[str]], vocabula
     Returns:
         (N,) texts, equal for copies.
     """
-    row_of = {text: row for row, text in enumerate(texts)}
-    # In alphabetical order, so that the order of the input has no influence.
-    distinct = sorted(row_of)
-    words = [tokens[row_of[text]] for text in distinct]
+    row_by_text = {text: row for row, text in enumerate(texts)}
+    # Sorted, so that the result does not depend on the order of the input.
+    distinct = sorted(row_by_text)
+    words = [tokens[row_by_text[text]] for text in distinct]
     sampled = np.unique(np.linspace(0, len(distinct) - 1, min(len(distinct), SAMPLE)).astype(int)).tolist()
     counts = Counter(word for index in sampled for word in set(words[index]))
     usual = {word for word, count in counts.items() if count >= max(MIN_USUAL_TEXTS, MIN_USUAL_SHARE * len(sampled))}

@@ -78,7 +78,7 @@ class Permutations:
         for start in range(1, len(assigned), step):
             block = assigned[start : start + step]
             # Sorting by prompt and a random number puts the completions of each prompt into a random order. Prompts
-            # that ask the same have the same random numbers, and so the same order.
+            # that ask the same question have the same random numbers, and so the same order.
             order = np.argsort(groups + rng.random(block.shape)[:, draw_indices], axis=1)
             np.put_along_axis(block, order, np.broadcast_to(to_policy, block.shape), axis=1)
         log_counts = np.zeros(pair.question_count)
