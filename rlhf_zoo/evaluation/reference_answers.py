@@ -60,10 +60,10 @@ def compare_with_references(
 
     def win_rate_over_references(side: str) -> WinRate:
         if pair_judge is None:
-            ours, theirs = (
+            scores, reference_scores = (
                 score_completions(judge, prompts, answers, columns) for answers in (texts[side], reference_texts)
             )
-            return win_rate(ours, theirs, groups, tolerance=TIE_TOLERANCE)
+            return win_rate(scores, reference_scores, groups, tolerance=TIE_TOLERANCE)
         prompt_texts = [plain_text(prompt) for prompt in prompts]
         # A judge may cost money, so one process asks it and passes the result to the others.
         return distributed.from_main_process(

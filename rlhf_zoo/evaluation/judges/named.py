@@ -172,18 +172,18 @@ def open_panel(
         elif kind == "rule":
             scoring.append(RuleJudge(argument))
         elif kind == "llm":
-            model = _open_llm(argument, llm, folder / "llm")
-            comparing.append(model)
-            # As the headline judge, it must also score single completions.
+            llm_judge = _open_llm(argument, llm, folder / "llm")
+            comparing.append(llm_judge)
+            # The headline judge must also score single completions.
             if index == 0:
-                scoring.append(model)
+                scoring.append(llm_judge)
         elif kind == "pairs":
             comparing.append(FunctionPairJudge(argument, name=name))
         elif kind == "votes":
             votes.append(argument)
         else:
-            own_texts = {"name": title, "description": description} if index == 0 else {}
-            scoring.append(FunctionJudge(argument, **own_texts))
+            name_and_description = {"name": title, "description": description} if index == 0 else {}
+            scoring.append(FunctionJudge(argument, **name_and_description))
         # The key is the recipe's name for the judge, which may differ from the judge's own name.
         if len(scoring) > count_before:
             named[name] = scoring[-1]

@@ -55,11 +55,11 @@ def prompt_ranks(
     }
     ranks = np.full(len(texts), np.nan)
     for row, (text, group) in enumerate(zip(texts, groups.tolist(), strict=True)):
-        shared, scores = set(text), np.zeros(len(compared_prompts))
-        for word in shared & postings.keys():
+        text_words, scores = set(text), np.zeros(len(compared_prompts))
+        for word in text_words & postings.keys():
             columns, weights = postings[word]
             scores[columns] += weights
-        own_score = sum(idf[word] for word in shared & prompt_words[group]) / norms[group]
+        own_score = sum(idf[word] for word in text_words & prompt_words[group]) / norms[group]
         other_scores = scores[questions[compared_prompts] != questions[group]]
         if len(other_scores) and (own_score or scores.any()):
             ranks[row] = np.mean((np.sign(np.round(own_score - other_scores, 9)) + 1) / 2)
