@@ -10,6 +10,7 @@ from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client import refs
 from rlhf_zoo.hub.client.pull import PulledRevision
 from rlhf_zoo.publishing.catalog.lineage import Lineage, find_lineage
+from rlhf_zoo.runs.models import folder_lineage
 from rlhf_zoo.runs.record import StageRecord
 
 CARD: dict[str, Any] = {
@@ -107,6 +108,30 @@ def test_folder_of_run_and_of_stage_opens_chosen_checkpoint(ask, tmp_path: Path)
     record.remove_checkpoint(record.checkpoint_path(2))
     (record.path / "config.json").write_text("{}")
     assert find_lineage(str(record.path)).ppo.path == record.path, "a pulled repository with a run.json"
+
+
+@pytest.mark.attack
+def test_own_run_finds_its_local_base_and_a_strangers_does_not(ask, tmp_path: Path) -> None:
+    """PPO straight from a local model, such as an unpacked GGUF file: no card names its path, but the record does."""
+    base = tmp_path / "chat.gguf"
+    base.mkdir()
+    (base / "config.json").write_text("{}")
+    (base / "model.safetensors").write_bytes(b"weights")
+    parent = {"repo": None, "commit": None, **folder_lineage(base)}
+    record = StageRecord(tmp_path / "run/ppo")
+    record.checkpoint_path(2).mkdir(parents=True)
+    record.mark_complete(record.checkpoint_path(2))
+    record.write(stage="ppo", status="finished", parents={"sft": {**parent, "path": str(base)}})
+    (record.path / "rlhf_card.json").write_text(json.dumps({"stage": "ppo", "parents": {"sft": parent}}))
+    assert find_lineage(str(tmp_path / "run")).sft.path == base
+    written = json.loads(record.run_file.read_text())
+    record.run_file.write_text(json.dumps({**written, "signature": "0" * 64}))
+    with pytest.raises(ZooError, match="was never published: name a copy of it with --sft"):
+        find_lineage(str(tmp_path / "run"))
+    record.run_file.write_text(json.dumps(written))
+    (base / "model.safetensors").write_bytes(b"other weights")
+    with pytest.raises(ZooError, match="was never published: name a copy of it with --sft"):
+        find_lineage(str(tmp_path / "run"))
 
 
 def test_lineage_flags_override_card_and_accept_folders(ask, tmp_path) -> None:

@@ -14,6 +14,7 @@ from ...hub.client.refs import Checkpoint, resolve
 from ...hub.client.refusals import client_errors, reason
 from ...modeling.model_files import ADAPTER_CONFIG
 from ...runs.checkpoint_choice import resolve_model
+from ...runs.models import folder_lineage
 from ...runs.record import StageRecord
 from ...runs.registry import REWARD_ROLES, is_member, parent_title
 from ...runs.settings.declared import default_of
@@ -223,6 +224,8 @@ def _parent(child: Checkpoint, card: Card, role: str, flag: str, hub: Hub) -> Ch
     if repo is None:
         # The reward models of a local ensemble are in the run directory, next to the PPO stage.
         folder = _member_beside(child.path, parent.get("folder")) if child.hub is None else None
+        if folder is None and child.hub is None:
+            folder = _recorded_folder(child.path, role)
         if folder is not None:
             return Checkpoint(str(folder), folder)
         raise ZooError(f"The {title} of {child.name} was never published: name a copy of it with {flag}.")
@@ -236,6 +239,19 @@ def _parent(child: Checkpoint, card: Card, role: str, flag: str, hub: Hub) -> Ch
         raise ZooError(
             f"The {title} of {child.name} cannot be fetched ({problem}): name another with {flag}."
         ) from error
+
+
+def _recorded_folder(checkpoint: Path, role: str) -> Path | None:
+    """Finds the local model, such as an unpacked GGUF file, that a run of this user's own recorded as its parent."""
+    stage = next((folder for folder in (checkpoint, checkpoint.parent) if (folder / "run.json").is_file()), None)
+    # Another user's run must not make this command read a local path.
+    if stage is None or not (record := StageRecord(stage)).is_own():
+        return None
+    parent = (record.read().get("parents") or {}).get(role) or {}
+    if not parent.get("path") or not parent.get("files"):
+        return None
+    folder = Path(parent["path"])
+    return folder if folder.is_dir() and folder_lineage(folder)["files"] == parent["files"] else None
 
 
 def _member_beside(checkpoint: Path, folder: Any) -> Path | None:
