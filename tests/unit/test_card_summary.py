@@ -153,9 +153,13 @@ def test_card_compares_main_figures_with_best_constant_text(runs):
     assert " constant |" not in card(runs)
     text = card(runs, trivial=CONSTANTS)
     assert "| held-out prompts | SFT | **PPO** | constant |" in text
-    assert cells(text, "**Win rate over SFT** (judge: gold)")[1:] == ["0.50 ¹", "**0.90** (0.85–0.95)", "0.25"]
+    assert cells(text, "**Win rate over SFT** (judge: gold)")[1:] == [
+        "0.50\N{NO-BREAK SPACE}¹",
+        "**0.90** (0.85–0.95)",
+        "0.25",
+    ]
     assert cells(text, "**KL to SFT**")[1:] == ["0.52", "**1.52** (1.47–1.57)", "–"]
-    assert cells(text, "**Reward**")[1:] == ["0.50", "**1.50** (1.45–1.55)", "1.75 ²"]
+    assert cells(text, "**Reward**")[1:] == ["0.50", "**1.50** (1.45–1.55)", "1.75\N{NO-BREAK SPACE}²"]
     assert "644 completions to 161 prompts" in text and "² The text that the reward likes most wins only 0.12." in text
 
 

@@ -18,6 +18,7 @@ _ALERTS = {"healthy": "TIP", "no sign found": "NOTE", "hacked": "CAUTION"}
 #: Kinds of verdict whose reasons say nothing against the policy.
 _NO_SIGNS = ("healthy", "no sign found")
 _MAX_PROMPT, _MAX_COMPLETION = 200, 280  # maximum characters in an example
+_NBSP = "\N{NO-BREAK SPACE}"  # keeps a figure and its note on one line of a phone
 _MAX_COMMAND = 120  # maximum characters of a command in a table
 
 
@@ -300,7 +301,7 @@ def headline(facts: StageFacts) -> dict[str, Any] | None:
     rows = [
         (
             Raw(f"**Win rate over {facts.start}** (judge: {escape(judge_title(judge))})"),
-            Raw(f"{short(control['value'])} ¹") if control else "",
+            Raw(f"{short(control['value'])}{_NBSP}¹") if control else "",
             facts.estimate("win_rate"),
             short(best_constants["win_rate"]["win_rate"]["value"]) if "win_rate" in best_constants else "–",
         ),
@@ -314,7 +315,7 @@ def headline(facts: StageFacts) -> dict[str, Any] | None:
             Raw("**Reward** (what PPO maximizes)"),
             short((facts.estimate("sft", "reward") or {}).get("value")),
             facts.estimate("ppo", "reward"),
-            Raw(f"{short(reward['reward']['value'])}{' ²' if is_different_text else ''}") if reward else "–",
+            Raw(f"{short(reward['reward']['value'])}{f'{_NBSP}²' if is_different_text else ''}") if reward else "–",
         ),
         *_filter_rows(facts),
     ]
