@@ -17,7 +17,7 @@ DOCS = "https://github.com/rlhf-zoo/rlhf-zoo/blob/main/docs/cards.md"
 _ALERTS = {"healthy": "TIP", "no sign found": "NOTE", "hacked": "CAUTION"}
 #: Kinds of verdict whose reasons say nothing against the policy.
 _NO_SIGNS = ("healthy", "no sign found")
-_MAX_PROMPT, _MAX_COMPLETION = 200, 280  # maximum characters in an example
+_MAX_PROMPT, _MAX_COMPLETION = 160, 140  # maximum characters in an example, so that it fits a phone
 _NBSP = "\N{NO-BREAK SPACE}"  # keeps a figure and its note on one line of a phone
 _MAX_COMMAND = 120  # maximum characters of a command in a table
 
