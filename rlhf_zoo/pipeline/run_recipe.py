@@ -19,6 +19,7 @@ from ..modeling.prompt_keys import format_group_count, format_prompt_count
 from ..modeling.reserved_columns import columns_for_functions
 from ..publishing.adapters import check_plan, file_overrides
 from ..publishing.cards.card import make_card
+from ..publishing.cards.markdown import judge_title
 from ..publishing.sender import claim_stage_repository
 from ..publishing.sent import published_tags, unpublished
 from ..runs.checks.conversations import check_conversations
@@ -30,7 +31,7 @@ from ..runs.dataset import check_same_data, data_source, evaluation_rows, stage_
 from ..runs.lock import sole_writer
 from ..runs.parents import check_members, check_parents
 from ..runs.record import SUMMARY
-from ..runs.registry import STAGES
+from ..runs.registry import STAGES, starts_from_base
 from ..runs.settings.loading import check_installed
 from ..runs.status_line import doing
 from .stages import evaluate, ppo
@@ -299,13 +300,19 @@ def summary_line(context: RunContext, stage: str) -> str:
         evaluation = read_json(context.record("eval").path / "evaluation.json")
         win, rows, groups = evaluation["win_rate"], evaluation["rows"], evaluation.get("groups")
         parts.append(
-            f"win rate of PPO over SFT {win['value']:.3f} [{win['ci95'][0]:.3f}, {win['ci95'][1]:.3f}] on {win['n']} "
-            f"completions of {format_prompt_count(evaluation['prompts'], rows)} prompts"
+            f"win rate of PPO over {_start(context)} {win['value']:.3f} "
+            f"[{win['ci95'][0]:.3f}, {win['ci95'][1]:.3f}] on {win['n']} completions of "
+            f"{format_prompt_count(evaluation['prompts'], rows)} prompts"
             f"{format_group_count(groups, evaluation['prompts'])}, "
             f"KL {evaluation['ppo']['kl']['value']:z.2f} nats"
         )
         parts.append(_verdict_phrase(evaluation))
     return f"{stage} done: " + ", ".join(parts)
+
+
+def _start(context: RunContext) -> str:
+    """Returns what PPO started from: "SFT", or "the base" if the run has no SFT policy."""
+    return "the base" if starts_from_base("ppo", context.record("ppo").read().get("resolved") or {}) else "SFT"
 
 
 def _verdict_phrase(results: Mapping[str, Any]) -> str:
@@ -371,15 +378,18 @@ def show_published(context: RunContext, console: "Console") -> None:
             if stage != "reward"
         }
     judge = evaluator.judge.name
-    title = "SFT and PPO, pulled from the Hub into an empty cache (weights verified by SHA-256)"
+    start = _start(context)
+    title = (
+        f"{start[0].upper()}{start[1:]} and PPO, pulled from the Hub into an empty cache (weights verified by SHA-256)"
+    )
     table = Table(title=title, show_lines=True)
-    for name in ("", "completion of a held-out prompt", "reward", f"judge: {judge}", "log-ratio"):
+    for name in ("", "completion of a held-out prompt", "reward", f"judge: {judge_title(judge)}", "log-ratio"):
         table.add_column(name, justify="left" if name in ("", "completion of a held-out prompt") else "right")
     for index, prompt in enumerate(prompts):
         for stage in ("sft", "ppo"):
             measurement = measurements[stage]
             table.add_row(
-                stage.upper(),
+                "base" if stage == "sft" and _start(context) != "SFT" else stage.upper(),
                 Text(plain_text(prompt) + measurement.completions[index]),
                 f"{measurement.reward[index]:.2f}",
                 f"{measurement.judges[judge][index]:.2f}",
@@ -401,11 +411,13 @@ def print_headline(context: RunContext, console: "Console") -> None:
     summary = read_json(context.directory / SUMMARY)
     note = " on simulated preferences" if summary["simulated"] else ""
     sft, ppo, win, control = (summary[name] for name in ("sft", "ppo", "win_rate", "control"))
+    start = _start(context)
     console.print(
-        f"Win rate of PPO over SFT{note}: [bold]{win['value']:.3f}[/] [{win['ci95'][0]:.3f}, {win['ci95'][1]:.3f}], "
+        f"Win rate of PPO over {start}{note}: [bold]{win['value']:.3f}[/] "
+        f"[{win['ci95'][0]:.3f}, {win['ci95'][1]:.3f}], "
         f"{win['n']} completions of {format_prompt_count(summary['prompts'], summary['rows'])} prompts"
         f"{format_group_count(summary.get('groups'), summary['prompts'])}; "
-        f"SFT against itself with another seed: {control['value']:.3f}.",
+        f"{start} against itself with another seed: {control['value']:.3f}.",
         highlight=False,
     )
     console.print(

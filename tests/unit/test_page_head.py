@@ -23,3 +23,14 @@ def test_head_of_recommended_step_has_verdict_on_that_step() -> None:
 def test_head_of_another_step_has_verdict_on_last_step() -> None:
     assert "Verdict at step 40: hacked · use step 20" in head_of(30)
     assert "Verdict: hacked · use step 20" in head_of(40)
+
+
+def test_head_calls_base_model_by_its_name() -> None:
+    win_rate = {"value": 0.5, "ci95": [0.4, 0.6], "n": 9}
+    heads = []
+    for name in ("sft", "maker/chat"):
+        card = {"stage": "ppo", "settings": {"model_name_or_path": name}, "evaluation": {"win_rate": win_rate}}
+        model = Checkpoint("a/b", Path("b"))
+        heads.append(re.sub(r"<[^>]+>", "", header_html(Lineage(model, model, None, card))))
+    assert "win rate over SFT 0.5" in heads[0] and "SFT a/b" in heads[0]
+    assert "win rate over the base 0.5" in heads[1] and "SFT, here the base model a/b" in heads[1]

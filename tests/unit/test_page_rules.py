@@ -1,6 +1,7 @@
 """Rules that PPO was rewarded with, as the page shows their values."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,22 @@ def test_completion_reward_is_weighted_sum_of_rules(tmp_path: Path) -> None:
     assert comparison.compare("a typed prompt", **options).ppo.reward is None, "nobody knows its right answer"
     model = Comparison.load(ppo=toys.ppo, sft=toys.sft, reward=toys.reward, rules=rules)
     assert model.rules is None and model.compare(KNOWN, **options).ppo.reward is not None, "a reward model goes first"
+
+
+def test_only_first_call_of_rule_may_take_long(tmp_path: Path) -> None:
+    """A rule may load a dictionary or a model at its first call."""
+    seconds = iter([0.2, 0.0, 0.2, 0.2])
+
+    def slow(completions: list[str], **_: object) -> list[float]:
+        time.sleep(next(seconds))
+        return [1.0] * len(completions)
+
+    rules = RuleRewards(Rewards([slow], timeout=30.0), {}, later_timeout=0.05)
+    toys = save_toys(tmp_path)
+    comparison = Comparison.load(ppo=toys.ppo, sft=toys.sft, rules=rules)
+    found = comparison.compare(KNOWN, max_new_tokens=2)
+    assert (found.sft.reward, found.ppo.reward) == (1.0, 1.0)
+    assert comparison.compare(KNOWN, max_new_tokens=2, seed=2).sft.reward is None, "the third call is too slow"
 
 
 def test_held_out_columns_cover_every_prompt(tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 import json
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from card_run import COMMITS, cells, head_and_body, over_training
+from rich.console import Console
 from thread_hub import send_all
 from toy_run import make_context, make_recipe, save_stage, save_start, trained_policy
 from trainer_fixture import make_tokenizer
@@ -17,7 +19,7 @@ from rlhf_zoo.hub.client.connect import Hub
 from rlhf_zoo.pipeline.inspect.doctor import examine
 from rlhf_zoo.pipeline.inspect.examination import FAILED, OK
 from rlhf_zoo.pipeline.inspect.published import Published, recipe_of
-from rlhf_zoo.pipeline.run_recipe import run_stage
+from rlhf_zoo.pipeline.run_recipe import print_headline, run_stage
 from rlhf_zoo.pipeline.stages import ppo
 from rlhf_zoo.publishing.adapters import check_bases, check_plan, name_base, reason_not_to_publish
 from rlhf_zoo.publishing.cards.card import CARD_FILE, make_card
@@ -101,6 +103,23 @@ def test_changed_seed_error_names_all_needed_options(tmp_path):
     published = "choose another --output_dir and, if this run is already published under local, another --namespace"
     with pytest.raises(ZooError, match=published):
         replace(context, publish=True).check_settings_unchanged("sft", other)
+
+
+@pytest.mark.parametrize(("model", "start"), [("sft", "SFT"), ("maker/chat", "the base")])
+def test_headline_names_what_ppo_started_from(tmp_path, model, start):
+    make_recipe(tmp_path)
+    context = make_context(tmp_path)
+    context.record("ppo").write(stage="ppo", resolved={"model_name_or_path": model})
+    rate = {"value": 0.6, "ci95": [0.5, 0.7], "n": 40}
+    means = {"reward": 1.0, "judge": 1.0, "distinct_2": 1.0, "kl": 2.0}
+    write_json(context.directory / "summary.json", {
+        "simulated": False, "sft": means, "ppo": means, "win_rate": rate, "control": rate, "prompts": 40, "rows": 40,
+        "seconds": {"total": 9.0}, "peak_rss_mib": 100.0,
+    })  # fmt: skip
+    console = Console(file=StringIO(), width=200)
+    print_headline(context, console)
+    text = console.file.getvalue()
+    assert f"Win rate of PPO over {start}: 0.600" in text and f"; {start} against itself with another seed" in text
 
 
 @pytest.mark.parametrize("stage", ["sft", "reward"])

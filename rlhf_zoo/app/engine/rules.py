@@ -23,10 +23,12 @@ class RuleRewards:
     Attributes:
         rewards: The rules and their weights. They must not contain a model.
         columns: Prompt as the page shows it -> the row's other columns, such as the right answer.
+        later_timeout: Time limit in seconds of all calls but the first; None to keep that of `rewards`.
     """
 
     rewards: Rewards
     columns: Mapping[str, Mapping[str, Any]]
+    later_timeout: float | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -53,4 +55,7 @@ class RuleRewards:
         except ZooError as error:
             log.info("No reward for the prompt %.80r: %s", prompt, error)
             return None
+        finally:
+            if self.later_timeout is not None:
+                self.rewards.timeout = self.later_timeout
         return float(scored.total[0])

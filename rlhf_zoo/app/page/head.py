@@ -19,7 +19,8 @@ def header_html(lineage: Lineage) -> str:
     Args:
         lineage: The compared models and the card of the PPO checkpoint, which is not trusted.
     """
-    models = [("PPO", lineage.ppo.name), ("SFT", lineage.sft.name)]
+    start = "SFT, here the base model" if Card(lineage.card).started_from_base else "SFT"
+    models = [("PPO", lineage.ppo.name), (start, lineage.sft.name)]
     models += [("reward model", model.name) for model in lineage.rewards]
     model_names = '<span class="sep">·</span>'.join(
         f'<span class="model">{role} <b>{escape(shorten_name(name))}</b></span>' for role, name in models
@@ -66,7 +67,8 @@ def _findings(card: Card) -> Iterator[tuple[str, str]]:
     if (win_rate := card.estimate("win_rate")) is not None:
         judge = one_line(get_nested(card, "evaluation", "judge", "name"))
         by = f", judge: {escape_text(judge_title(judge))}" if judge else ""
-        yield "win-rate", f"win rate over SFT <b>{format_number(win_rate.value)}</b>{_interval_text(win_rate)}{by}"
+        start = "the base" if card.started_from_base else "SFT"
+        yield "win-rate", f"win rate over {start} <b>{format_number(win_rate.value)}</b>{_interval_text(win_rate)}{by}"
     if (kl := card.estimate("ppo", "kl")) is not None:
         yield "kl", f"KL {format_number(kl.value)} nats"
 

@@ -26,8 +26,8 @@ LIMITS = Limits()
 #: Limits on the policies of other checkpoints that stay loaded: their number, and their total size in bytes.
 MAX_CACHED_MODELS, MAX_CACHED_BYTES = 8, 2 * 2**30
 
-#: Time limit of the rules for one completion, in seconds.
-RULE_SECONDS = 2.0
+#: Time limits of the rules for one completion, in seconds. The first call may load a dictionary or a model.
+FIRST_RULE_SECONDS, RULE_SECONDS = 60.0, 2.0
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,9 @@ def _load_rules(lineage: Lineage, hub: Hub) -> RuleRewards | None:
         return None
     functions = [load_object(name, group=REWARDS) for name, _ in weighted]
     return RuleRewards(
-        Rewards(functions, weights=[weight for _, weight in weighted], timeout=RULE_SECONDS),
+        Rewards(functions, weights=[weight for _, weight in weighted], timeout=FIRST_RULE_SECONDS),
         read_held_out_columns(lineage, hub),
+        later_timeout=RULE_SECONDS,
     )
 
 
