@@ -238,32 +238,6 @@ def refusal(tmp_path: Path, *arguments: str, **env: str) -> str:
     return messages[0].removeprefix("Error: ")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("runn tiny-world", "There is no command 'runn', did you mean 'run'?"),
-        ("train tiny-world", "There is no command 'train', did you mean 'run'?"),
-        ("validate tiny-world", "There is no command 'validate', did you mean 'recipes validate'?"),
-        ("new mine --model x --memory much", "Invalid value for '--memory': 'much' is not a number"),
-        ("plan --prompt_length long x", "'long' is not a whole number"),
-        ("evaluate tiny-world", "There is no command 'evaluate', did you mean 'eval'?"),
-        ("ppo tiny-world --beta 0.1", "--beta is not a key of the stage ppo, did you mean 'kl_coef'?"),
-        ("run tiny-world --beta 0.1", "--beta is not a key of recipe.yaml: write --ppo.kl_coef."),
-        ("sft tiny-world --lr 1", "--lr is not a key of the stage sft, did you mean 'learning_rate'?"),
-        ("recipes keys ppo nonsense", "No key of ppo has 'nonsense' in its name or meaning"),
-        ("recipes lst", "No such command 'lst', did you mean 'list'?"),
-        ("run tiny-wrld", "There is no recipe 'tiny-wrld', did you mean 'tiny-world'?"),
-        ("run --seed 2 tiny-world", "Put --seed after the recipe: `rlhf-zoo run RECIPE --seed ...`."),
-        ("run tiny-world --hub embedded", "--hub is 'embedded': use 'local' or an address"),
-        ("run tiny-world --namespace a/b", "--namespace is 'a/b', which no Hub accepts"),
-        ("compare x --port seven", "Invalid value for '--port': 'seven' is not a whole number"),
-        ("card nowhere", "There is no run in nowhere: pass a run directory, such as runs/tiny-world."),
-    ],
-)
-def test_command_rejects_mistake_in_arguments(tmp_path, arguments, message):
-    assert message in refusal(tmp_path, *arguments.split())
-
-
 def test_pull_rejects_missing_repository(tmp_path):
     assert "There is no repository 'local/none'" in refusal(tmp_path, "pull", "local/none@best")
 

@@ -126,6 +126,37 @@ def test_command_reports_mistake_in_one_sentence(run: Callable[..., tuple[int, s
         assert "Traceback" not in err, (words, err)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("runn tiny-world", "There is no command 'runn', did you mean 'run'?"),
+        ("train tiny-world", "There is no command 'train', did you mean 'run'?"),
+        ("validate tiny-world", "There is no command 'validate', did you mean 'recipes validate'?"),
+        ("new mine --model x --memory much", "Invalid value for '--memory': 'much' is not a number"),
+        ("plan --prompt_length long x", "'long' is not a whole number"),
+        ("evaluate tiny-world", "There is no command 'evaluate', did you mean 'eval'?"),
+        ("ppo tiny-world --beta 0.1", "--beta is not a key of the stage ppo, did you mean 'kl_coef'?"),
+        ("run tiny-world --beta 0.1", "--beta is not a key of recipe.yaml: write --ppo.kl_coef."),
+        ("sft tiny-world --lr 1", "--lr is not a key of the stage sft, did you mean 'learning_rate'?"),
+        ("recipes keys ppo nonsense", "No key of ppo has 'nonsense' in its name or meaning"),
+        ("recipes lst", "No such command 'lst', did you mean 'list'?"),
+        ("run tiny-wrld", "There is no recipe 'tiny-wrld', did you mean 'tiny-world'?"),
+        ("run --seed 2 tiny-world", "Put --seed after the recipe: `rlhf-zoo run RECIPE --seed ...`."),
+        ("run tiny-world --hub embedded", "--hub is 'embedded': use 'local' or an address"),
+        ("run tiny-world --namespace a/b", "--namespace is 'a/b', which no Hub accepts"),
+        ("compare x --port seven", "Invalid value for '--port': 'seven' is not a whole number"),
+        ("card nowhere", "There is no run in nowhere: pass a run directory, such as runs/tiny-world."),
+    ],
+)
+def test_command_names_mistake_in_arguments(
+    run: Callable[..., tuple[int, str, str]], tmp_path: Path, arguments: str, message: str
+) -> None:
+    before = sorted((tmp_path / "work").rglob("*"))
+    code, out, err = run(*arguments.split())
+    assert (code, out) == (2, "") and err.startswith("Error: ") and err.count("\n") == 1 and message in err
+    assert ". " not in err and sorted((tmp_path / "work").rglob("*")) == before
+
+
 def test_command_rejects_arguments_that_are_not_utf_8(run: Callable[..., tuple[int, str, str]]) -> None:
     word = os.fsdecode(b"runs/\xff")
     code, _, err = run("sft", "tiny-world", "--output_dir", word)

@@ -224,6 +224,8 @@ def test_card_of_user_is_kept_and_completed(thread_hub, tmp_path):
         ("---\nconfigs: [1]\n---\n", "configs that are not a list of mappings"),
         ("---\n- a\n---\n", "does not begin with a YAML mapping"),
         ("---\n: [\n---\n", "begins with invalid YAML"),
+        (f"---\na: {'[' * 20_000}\n---\n", "begins with invalid YAML .line 1: it is nested more than 63 deep"),
+        ("---\nconfigs: 5\n---\n", "configs that are not a list of mappings"),
     ],
 )
 def test_append_rejects_other_data_set(thread_hub, card, message):

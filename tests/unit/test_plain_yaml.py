@@ -2,13 +2,9 @@
 
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from rlhf_zoo.errors import ZooError
-from rlhf_zoo.evaluation.votes.data import HubVotes
 from rlhf_zoo.fileio import MAX_CHARACTERS, MAX_DEPTH, MAX_NODES, BadYAML, load_yaml
 from rlhf_zoo.runs.data.sources import benchmark
 
@@ -96,45 +92,8 @@ def test_yaml_bombs_are_rejected_in_bounded_time_and_memory():
 # What a client reads of YAML that others commit beside data
 
 
-class OneReadme:
-    """A Hub with a data set that holds this README."""
-
-    def __init__(self, path: Path, text: str) -> None:
-        self.path = path
-        path.write_text(text, encoding="utf-8")
-
-    def get_paths_info(self, *_: Any, **__: Any) -> list[str]:
-        return ["README.md"]
-
-    def hf_hub_download(self, *_: Any, **__: Any) -> str:
-        return str(self.path)
-
-
 def test_benchmark_reads_eval_yaml_and_ignores_malformed_ones() -> None:
     read = benchmark("name: x\ntasks: [{id: 1, split: test}, {}]")
     assert read == {"name": "x", "tasks": [{"id": "1", "split": "test"}]}
     for text in ("a: " + "[" * 20_000, "tasks: !!timestamp foo", "- x", "\ud800"):
         assert benchmark(text) is None, text[:20]
-
-
-@pytest.mark.parametrize(
-    ("head", "message"),
-    [
-        ("a: " + "[" * 20_000, "begins with invalid YAML (line 1: it is nested more than 63 deep)"),
-        ("- a", "does not begin with a YAML mapping"),
-        ("configs: 5", "has configs that are not a list of mappings"),
-        ("configs: [5]", "has configs that are not a list of mappings"),
-    ],
-    ids=lambda text: text[:20],
-)
-def test_votes_reject_malformed_readme(tmp_path: Path, head: str, message: str) -> None:
-    hub = OneReadme(tmp_path / "README.md", f"---\n{head}\n---\n# Votes\n")
-    with pytest.raises(ZooError) as caught:
-        HubVotes("user/votes")._updated_card(hub, "0" * 40)
-    assert str(caught.value).startswith(f"The README of user/votes {message}")
-
-
-def test_votes_card_update_keeps_existing_readme(tmp_path: Path) -> None:
-    hub = OneReadme(tmp_path / "README.md", "---\nlicense: mit\nconfigs: [{config_name: mine}]\n---\n# Ours\n")
-    card = HubVotes("user/votes")._updated_card(hub, "0" * 40)
-    assert card is not None and "license: mit" in card and "config_name: mine" in card and "# Ours" in card
