@@ -15,7 +15,6 @@ import click
 import pytest
 from click.shell_completion import BashComplete
 from click.testing import CliRunner
-from hub_fixture import base_environment
 from warm import PYTHON
 from zoo_process import COMMAND, environment, errors, free_port, wait_until, zoo
 
@@ -25,10 +24,6 @@ from rlhf_zoo.runs.recipe import copy_recipe
 from rlhf_zoo.runs.recipe_table import Row
 from rlhf_zoo.runs.record import StageRecord, fingerprint
 
-HEAVY = (
-    "torch", "transformers", "trl", "datasets", "huggingface_hub", "gradio", "matplotlib", "sklearn", "numpy", "rich",
-    "dulwich", "yaml", "http.server",
-)  # fmt: skip
 COMMANDS = {
     "ablate", "baseline", "card", "compare", "doctor", "ensemble", "eval", "hub", "hub env", "hub serve", "hub status",
     "hub token", "hub token list", "hub token revoke", "hub extension", "hub extension install",
@@ -48,20 +43,6 @@ def walk(command: click.Command, path: tuple[str, ...] = ()) -> dict[str, click.
             assert child is not None
             commands |= walk(child, (*path, name))
     return commands
-
-
-def test_help_imports_no_heavy_package():
-    code = f"""
-import sys
-from rlhf_zoo.cli.main import cli
-for arguments in ["--help"], ["run", "--help"], ["ppo", "--help"], ["hub", "--help"]:
-    cli.main(arguments, standalone_mode=False)
-print([name for name in {HEAVY!r} if name in sys.modules])
-"""
-    process = subprocess.run(
-        [sys.executable, "-c", code], env=base_environment(), capture_output=True, text=True, check=True
-    )
-    assert process.stdout.splitlines()[-1] == "[]"
 
 
 def test_commands_are_listed_and_have_examples():

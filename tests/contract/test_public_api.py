@@ -42,11 +42,6 @@ HUB = "rlhf_zoo.hub.server.cli, rlhf_zoo.hub.server.xet_store, rlhf_zoo.hub.serv
         ("rlhf_zoo", ["torch", "numpy"]),
         ("rlhf_zoo.publishing.catalog.ablation", ["torch"]),
         ("rlhf_zoo.evaluation.rollout_probe", ["torch", "transformers", "datasets", "pyarrow"]),
-        # These modules report mistakes in flags.
-        (
-            "rlhf_zoo.cli.train, rlhf_zoo.runs.settings.parse, rlhf_zoo.runs.settings.declared",
-            ["torch", "transformers", "trl"],
-        ),
         (VOTES, ["torch", "gradio", "transformers", "datasets", "pyarrow"]),
         (HUB, ["torch", "numpy", "huggingface_hub", "dulwich", "yaml", "httpx2", "http.server", "lz4"]),
     ],

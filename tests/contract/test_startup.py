@@ -25,29 +25,23 @@ from rlhf_zoo.runs.data.sources import find_data
 UNREACHABLE_HUB = "http://127.0.0.1:9"
 # Packages that take seconds to import.
 HEAVY = ("torch", "transformers", "trl", "datasets", "pandas", "huggingface_hub", "accelerate", "gradio", "matplotlib")
-PROBE = f"""
-import sys
-from rlhf_zoo.cli.main import main
-sys.argv[0] = "rlhf-zoo"
-try:
-    main()
-finally:
-    print(*[name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)
-"""
+# What help needs none of either.
+LIGHT = ("sklearn", "numpy", "rich", "dulwich", "yaml", "http.server")
+# Runs each command in a fork of one process, which has imported the packages named first and the command line.
 FORKS = """
-import json, os, sys
-import peft, torch
+import importlib, io, json, os, sys
+imports, commands = json.loads(sys.argv[1])
+list(map(importlib.import_module, imports))
 from rlhf_zoo.cli.main import main
-for words, _, unneeded in json.loads(sys.argv[1]):
-    sys.stdout.flush()
+for words, unneeded in commands:
     if os.fork() == 0:
-        sys.argv = ["rlhf-zoo", *words.split()]
-        code = 0
+        sys.argv, sys.stderr = ["rlhf-zoo", *words.split()], io.StringIO()
         try:
             main()
-        except SystemExit as end:
-            code = end.code or 0
-        print("\\n" + json.dumps([words, code, [name for name in unneeded if name in sys.modules]]), flush=True)
+        except BaseException as end:
+            code = getattr(end, "code", repr(end))
+        imported = [name for name in unneeded if name in sys.modules]
+        print("\\n" + json.dumps([code, sys.stderr.getvalue(), imported]), flush=True)
         os._exit(0)
     os.wait()
 """
@@ -66,46 +60,58 @@ def wrong_recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "message"),
-    [
-        ("recipes list", 0, ""),
-        ("recipes show tiny-world", 0, ""),
-        ("recipes keys ppo", 0, ""),
-        ("sft tiny-world --bad_flag 1", 2, "--bad_flag is not a key of the stage sft"),
-        ("run tiny-world --ppo.kl_coef -1", 2, "--ppo.kl_coef is -1"),
-        ("sft WRONG", 2, "sft.yaml has lerning_rate, which is not a key of the stage sft, did you mean"),
-        ("ppo WRONG", 2, "total_episodes in WRONG/ppo.yaml is 'many', but it takes a whole number"),
-        ("recipes validate WRONG", 2, "sft.yaml has lerning_rate"),
-        ("doctor WRONG", 2, "total_episodes in WRONG/ppo.yaml"),
-        ("eval WRONG", 2, "sft.yaml has lerning_rate"),
-    ],
-)
-def test_mistakes_and_recipe_commands_import_no_heavy_package(
-    words: str, code: int, message: str, wrong_recipe: Path
-) -> None:
-    command = [sys.executable, "-c", PROBE, *words.replace("WRONG", str(wrong_recipe)).split()]
-    process = subprocess.run(command, env=base_environment(), capture_output=True, text=True, check=False)
-    *lines, imported = process.stderr.splitlines()
-    assert process.returncode == code, process.stderr
-    assert message.replace("WRONG", str(wrong_recipe)) in "".join(lines)
-    assert imported == "", f"{words} imports {imported}"
+def run_in_forks(
+    commands: list[tuple[str, tuple[str, ...]]], folder: Path, imports: tuple[str, ...] = ()
+) -> list[tuple[int, str, list[str]]]:
+    """Of each command, given with packages: its exit code, its stderr, and which of the packages it imported."""
+    command = [sys.executable, "-c", FORKS, json.dumps([imports, commands])]
+    environment = base_environment() | {"RLHF_ZOO_HOME": str(folder)}
+    process = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    results = [tuple(json.loads(line)) for line in process.stdout.splitlines() if line.startswith("[")]
+    assert len(results) == len(commands)
+    return results
+
+
+def test_help_mistakes_and_recipe_commands_import_no_heavy_package(wrong_recipe: Path, tmp_path: Path) -> None:
+    expected = {
+        "--help": (0, ""),
+        "run --help": (0, ""),
+        "ppo --help": (0, ""),
+        "hub --help": (0, ""),
+        "recipes list": (0, ""),
+        "recipes show tiny-world": (0, ""),
+        "recipes keys ppo": (0, ""),
+        "sft tiny-world --bad_flag 1": (2, "--bad_flag is not a key of the stage sft"),
+        "run tiny-world --ppo.kl_coef -1": (2, "--ppo.kl_coef is -1"),
+        "sft WRONG": (2, "sft.yaml has lerning_rate, which is not a key of the stage sft, did you mean"),
+        "ppo WRONG": (2, "total_episodes in WRONG/ppo.yaml is 'many', but it takes a whole number"),
+        "recipes validate WRONG": (2, "sft.yaml has lerning_rate"),
+        "doctor WRONG": (2, "total_episodes in WRONG/ppo.yaml"),
+        "eval WRONG": (2, "sft.yaml has lerning_rate"),
+    }
+    commands = [
+        (words.replace("WRONG", str(wrong_recipe)), (*HEAVY, *LIGHT) if "--help" in words else HEAVY)
+        for words in expected
+    ]
+    results = run_in_forks(commands, tmp_path)
+    for (words, (code, message)), (exit_code, stderr, imported) in zip(expected.items(), results, strict=True):
+        assert (exit_code, imported) == (code, []), (words, stderr)
+        assert message.replace("WRONG", str(wrong_recipe)) in stderr.replace("\n", "")
 
 
 def test_commands_import_no_package_that_they_do_not_need(tmp_path: Path) -> None:
-    """In forks of one process that has imported torch and peft, which every one of these commands needs."""
-    commands: list[tuple[str, int, tuple[str, ...]]] = [
-        ("plan tiny-world --gpu rtx4090 --lora", 0, TRAINING),
-        ("trace nowhere --prompt hello", 2, TRAINING),
-        ("recipes validate tiny-world", 0, PAGES),
-        ("new mine --model nowhere --prompts nowhere --reward numeric_match", 2, PAGES),
-    ]
-    environment = base_environment() | {"RLHF_ZOO_HOME": str(tmp_path)}
-    command = [sys.executable, "-c", FORKS, json.dumps(commands)]
-    process = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert process.returncode == 0, process.stderr
-    results = [json.loads(line) for line in process.stdout.splitlines() if line.startswith("[")]
-    assert results == [[words, code, []] for words, code, _ in commands], process.stderr
+    """In forks of a process that has imported torch and peft, which every one of these commands needs."""
+    expected = {
+        "plan tiny-world --gpu rtx4090 --lora": (0, TRAINING),
+        "trace nowhere --prompt hello": (2, TRAINING),
+        "recipes validate tiny-world": (0, PAGES),
+        "new mine --model nowhere --prompts nowhere --reward numeric_match": (2, PAGES),
+    }
+    commands = [(words, unneeded) for words, (_, unneeded) in expected.items()]
+    results = run_in_forks(commands, tmp_path, imports=("peft", "torch"))
+    for (words, (code, _)), (exit_code, stderr, imported) in zip(expected.items(), results, strict=True):
+        assert (exit_code, imported) == (code, []), (words, stderr)
 
 
 def test_imports_run_without_garbage_collection() -> None:
