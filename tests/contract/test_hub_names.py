@@ -206,6 +206,11 @@ def test_repository_moved_back_and_forth_keeps_both_names(near_hub: ThreadHub) -
             assert api.dataset_info(f"local/{name}").id == f"local/{target}"
     with pytest.raises(RepositoryNotFoundError):
         api.model_info("local/a")  # of another kind
+    api.create_repo("local/taken", repo_type="dataset")
+    with pytest.raises(HfHubHTTPError, match=r"\b409 "):
+        api.move_repo("local/b", "local/taken", repo_type="dataset")
+    with pytest.raises(RepositoryNotFoundError):
+        api.move_repo("local/a", "local/c", repo_type="dataset")
 
 
 @pytest.mark.parametrize("content", [b"", b"[1]", b"{}", b'{"to": 5}', b'{"to": "../x", "created": ""}', None])

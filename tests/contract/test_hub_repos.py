@@ -1,7 +1,5 @@
 """Repositories of the embedded Hub, through the unmodified client: create, settings, roles, lists, cards."""
 
-from pathlib import Path
-
 import pytest
 from huggingface_hub import CommitOperationAdd
 from huggingface_hub.errors import BadRequestError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
@@ -67,22 +65,6 @@ def test_wrong_token_is_rejected(near_hub):
         near_hub.api().create_repo("local/x", token="hf_nonsense")
     assert caught.value.response.status_code == 401
     assert "Invalid credentials" in str(caught.value)
-
-
-def test_move_repo_keeps_content_and_redirects(near_hub, api):
-    create(api, "local/old")
-    api.upload_file(path_or_fileobj=b"\0" * 100, path_in_repo="w.bin", repo_id="local/old")
-    sha = api.model_info("local/old").sha
-    create(api, "local/taken")
-    with pytest.raises(HfHubHTTPError, match=r"\b409 "):
-        api.move_repo("local/old", "local/taken")
-    api.move_repo("local/old", "team/new")
-    assert api.model_info("local/old").id == "team/new"  # redirected: see test_hub_names
-    assert api.model_info("team/new").sha == sha
-    path = api.hf_hub_download("team/new", "w.bin", cache_dir=near_hub.cache)
-    assert Path(path).read_bytes() == b"\0" * 100
-    with pytest.raises(RepositoryNotFoundError):
-        api.move_repo("local/old", "local/x")
 
 
 def test_private_repository_is_hidden_from_anonymous(near_hub, api):

@@ -38,6 +38,7 @@ def test_sweep_trains_each_cell_once_and_tags_it(base: Run, tmp_path: Path) -> N
     overview = json.loads(done.stdout)
     assert overview == run.json("sweep", "overview.json") and unexplained(overview) == []
     assert overview["grid"] == {"kl_coef": [0.5]}
+    assert [(one["settings"], one["seeds"]) for one in overview["over_seeds"]] == [({"kl_coef": 0.5}, 2)]
     assert before == ((first / "run.json").read_bytes(), (run.path / "reward" / "run.json").read_bytes())
     assert sorted(path.name for path in (cells / "kl-coef-0.5").iterdir() if path.is_dir()) == ["eval", "ppo"]
 

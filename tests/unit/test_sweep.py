@@ -1,15 +1,13 @@
 """The cells of a sweep: which runs a grid means, and what is said of them over seeds."""
 
-import json
 from pathlib import Path
 
 import pytest
-from test_ablation_runs import write_finished_run
 
 from rlhf_zoo.cli.sweep import read_grid
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.pipeline.experiments.runner import read_outcome, variant_of, variants
-from rlhf_zoo.pipeline.experiments.sweep import SWEEP, write_overview
+from rlhf_zoo.pipeline.experiments.runner import variants
+from rlhf_zoo.pipeline.experiments.sweep import SWEEP
 
 
 def test_grid_gives_every_combination_for_each_seed() -> None:
@@ -53,23 +51,3 @@ def test_read_grid_rejects_malformed_grids(asked: list[str], message: str) -> No
 def test_variants_reject_duplicate_run_names() -> None:
     with pytest.raises(ZooError, match="Two runs would both be called missing-eos-score-1"):
         variants({"missing_eos_score": [1.0, -1.0]}, folder=SWEEP)
-
-
-def test_overview_summarizes_cells_over_seeds(tmp_path: Path) -> None:
-    grid = {"kl_coef": [0.0, 0.5]}
-    reached = [(2.0, "hacked"), (5.0, "healthy"), (1.0, "healthy"), (1.0, "healthy")]
-    outcomes = []
-    (tmp_path / "sweep").mkdir()
-    for cell, (reward, verdict) in zip(variants(grid, folder=SWEEP, seeds=2), reached, strict=True):
-        made = write_finished_run(tmp_path, 0.0, reward, verdict=verdict).directory(tmp_path)
-        made.rename(cell.directory(tmp_path))
-        cell.record_base(tmp_path)
-        assert variant_of(cell.directory(tmp_path))["variant"] == cell.name
-        outcomes.append(read_outcome(cell, tmp_path))
-    document = json.loads(write_overview(tmp_path, "x", outcomes, grid).read_text())
-    assert document["grid"] == grid and [run["directory"] for run in document["runs"]][:2] == [
-        "kl-coef-0", "kl-coef-0-seed-2",
-    ]  # fmt: skip
-    first = document["over_seeds"][0]
-    assert (first["settings"], first["seeds"], first["verdicts"]) == ({"kl_coef": 0.0}, 2, ["hacked", "healthy"])
-    assert first["figures"]["reward"] == {"mean": 3.5, "range": [2.0, 5.0]}
