@@ -142,8 +142,9 @@ def test_interrupted_judge_exits_and_keeps_answers(tmp_path):
     """While a request hangs and another waits for its next attempt."""
     code = """
 import json, sys
-from rlhf_zoo.evaluation.judges.llm import LLMJudge
-judge = LLMJudge(sys.argv[1], "stub", cache=sys.argv[2], backoff=100.0, timeout=100.0, concurrency=2)
+from rlhf_zoo.evaluation.judges import llm
+llm._GRACE = 0.5  # seconds for the answers that are on their way: the stub gives none
+judge = llm.LLMJudge(sys.argv[1], "stub", cache=sys.argv[2], backoff=100.0, timeout=100.0, concurrency=2)
 judge.compare(*json.loads(sys.argv[3]))
 """
     pairs = (PROMPTS, FIRST, SECOND)

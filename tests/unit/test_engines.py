@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -226,6 +227,7 @@ def test_unreachable_server_is_reported_quickly(
 ) -> None:
     """A server that refuses, one that connects and never answers, and one that returns an error."""
     monkeypatch.setattr("rlhf_zoo.ppo.vllm.ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr("rlhf_zoo.ppo.vllm.time", SimpleNamespace(sleep=lambda seconds: None))
     stub = server.pop("stub")
     answers = http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)  # 501
     silent = socket.create_server(("127.0.0.1", 0))
