@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from warm import quick_pictures
+from warm import plot_names, quick_pictures
 
 from rlhf_zoo.evaluation.calibration import preference_report
 from rlhf_zoo.evaluation.length_control import length_controlled_win_rate
@@ -187,7 +187,8 @@ def plotted() -> None:
 @pytest.fixture
 def pictures(monkeypatch):
     """Plots are not drawn, which is most of a card's time, and intervals at equal length are of few resamples."""
-    monkeypatch.setattr(plots, "_save", plots._save)
+    for name in ("_save", *plot_names()):
+        monkeypatch.setattr(plots, name, getattr(plots, name))
     monkeypatch.setitem(length_controlled_win_rate.__kwdefaults__, "resamples", 50)
     quick_pictures()
 

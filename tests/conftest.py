@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from warm import no_flushes
 
 # A shell that starts this in the background leaves SIGINT ignored, and every child would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -53,6 +54,7 @@ def pytest_addoption(parser: Any) -> None:
 
 def pytest_configure(config: Any) -> None:
     """Warm processes fork from one of this process's own; models and tensors lie on the device asked for, there too."""
+    no_flushes()
     if "WARM_OWNER" not in os.environ:  # workers have that of the process that started them
         os.environ |= {"WARM_OWNER": str(os.getpid()), "WARM_SOCKET": f"{tempfile.mkdtemp(prefix='warm-')}/socket"}
     if "RLHF_ZOO_HOME" not in os.environ:  # no test leaves anything in the home of whoever runs it

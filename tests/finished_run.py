@@ -114,7 +114,7 @@ def base(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Run:
         if not folder.is_dir():
             making = Run(folder.with_name("finishing"))
             copy_recipe("tiny-world", making.folder / "recipes" / "tiny-world")
-            done = making.zoo(*making.command("run", "--json"))
+            done = making.zoo(*making.command("run", "--json"), WARM_QUICK="figures")
             assert done.returncode == 0, done.stderr
             (making.folder / "stdout").write_text(done.stdout)
             (making.folder / "stderr").write_text(done.stderr)

@@ -92,6 +92,7 @@ def _connect(place: str) -> socket.socket:
 
 def serve(place: str, owner: int) -> None:
     _import_the_stack()
+    no_flushes()
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(place)
     listener.listen(64)
@@ -171,18 +172,56 @@ def _fork(connection: socket.socket, others: list[socket.socket]) -> int:
         os._exit(status)
 
 
-def quick_pictures() -> None:
-    """From now on a plot is saved as its numbers: to draw them is most of a card's time."""
+class NoFigure(Exception):
+    """A plot has data, and its figure is left out."""
+
+
+def quick_pictures(*, figures: bool = False) -> None:
+    """From now on a plot is saved as its numbers: to draw them is most of a card's time.
+
+    figures: whether the plots of cards lay out their figures all the same, which is half of the rest.
+    """
+    from functools import wraps
     from hashlib import sha256
+    from threading import Lock
+    from unittest import mock
 
     from rlhf_zoo.fileio import write_bytes
     from rlhf_zoo.publishing import plots
 
+    one_at_a_time = Lock()  # a run's cards are made in two threads
+
+    def write(path: Any, numbers: bytes) -> bool:
+        return not write_bytes(path, b"\x89PNG" + path.name.encode() + sha256(numbers).digest())
+
     def save(figure: Any, path: Any) -> bool:
         numbers = [line.get_xydata().tobytes() for axes in figure.axes for line in axes.lines]
-        return not write_bytes(path, b"\x89PNG" + path.name.encode() + sha256(b"".join(numbers)).digest())
+        return write(path, b"".join(numbers))
+
+    def as_numbers(plot: Any) -> Any:
+        @wraps(plot)
+        def plotted(*data: Any, path: Any, **options: Any) -> bool:
+            no_figure = {} if figures else {"new_figure": mock.Mock(side_effect=NoFigure)}
+            with one_at_a_time, mock.patch.multiple(plots, _save=lambda figure, path: True, **no_figure):
+                try:
+                    has_data = plot(*data, path=path, **options)
+                except NoFigure:
+                    has_data = True
+            return has_data and write(path, repr((data, options)).encode())
+
+        return plotted
 
     plots._save = save
+    for name in plot_names():
+        setattr(plots, name, as_numbers(getattr(plots, name)))
+
+
+def plot_names() -> list[str]:
+    """The functions that draw the plots of cards; those of experiments are imported by name and stay."""
+    from rlhf_zoo.publishing import plots
+
+    experiments = {"plot_ablation", "plot_ensemble", "plot_frontier", "plot_win_rates"}
+    return [name for name in vars(plots) if name.startswith("plot_") and name not in experiments]
 
 
 def few_refits() -> None:
@@ -193,7 +232,7 @@ def few_refits() -> None:
 
 
 def no_flushes() -> None:
-    """From now on the kernel writes files when it likes: no test that kills a process cuts the power."""
+    """From now on the kernel writes files when it likes: tests kill processes, and none cuts the power."""
     os.fsync = lambda descriptor: None
 
 
@@ -241,9 +280,8 @@ def _run(arguments: list[str], cwd: str, environment: dict[str, str]) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.path[:0] = ["", *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
     if "WARM_QUICK" in environment:
-        quick_pictures()
+        quick_pictures(figures=environment["WARM_QUICK"] == "figures")
         few_refits()
-        no_flushes()
         keep_traces(f"{environment['WARM_SOCKET']}.traces")
     status = 0
     try:

@@ -408,6 +408,7 @@ def test_plan_time_is_unknown_when_gpu_is_unnamed(capsys):
     assert "The time of sft and reward and ppo is unknown" in said and "such as --gpu rtx4090." in said
 
 
+@pytest.mark.usefixtures("untraced")
 def test_gpu_flags_of_recipe_apply_to_its_device():
     def told(*asked):
         done = CliRunner().invoke(plan, ["tldr-pythia-6.9b", *asked], catch_exceptions=False)
