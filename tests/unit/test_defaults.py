@@ -52,7 +52,7 @@ def render_ppo_template() -> dict[str, Any]:
     data = SimpleNamespace(name="x")
     variables = {
         "sizes": {**sizes, "share": 0.1, "cached": None}, "memory": {}, "functions": ["length"], "shared": data,
-        "readings": {"ppo": SimpleNamespace(data=data, keys=keys)}, "reward_model": None, "label": None,
+        "data_by_stage": {"ppo": SimpleNamespace(data_set=data, keys=keys)}, "reward_model": None, "label": None,
         "lora": False, "bfloat16": False, "adamw_8bit": False, "rank": 8, "shared_critic": False,
         "model": SimpleNamespace(name="org/m", title="m", revision=None, spare_pad_token=None),
     }  # fmt: skip

@@ -24,16 +24,16 @@ from ...runs.data.turns import SHAREGPT, speaker
 MAX_COUNTED = 5000
 #: Number of rows to inspect in each split.
 SAMPLE_ROWS = 200
-#: Column of a stage -> names of this column in data sets, the likeliest first.
+#: Column of a stage -> usual names of this column in data sets, the likeliest first.
 COLUMN_NAMES = {
     "prompt": ("prompt", "question", "instruction", "query", "problem", "input", "text"),
     "completion": ("completion", "answer", "output", "response", "solution"),
     "chosen": ("chosen", "chosen_response", "preferred"),
     "rejected": ("rejected", "rejected_response", "dispreferred"),
 }
-#: Form -> prefixes of the names of training splits, the likeliest first.
+#: Form -> prefixes of training splits' names, the likeliest first.
 TRAIN_SPLITS = {"texts": ("train_sft", "train"), "pairs": ("train_prefs", "train"), "prompts": ("train_gen", "train")}
-#: Form -> prefixes of the names of evaluation splits, the likeliest first.
+#: Form -> prefixes of test splits' names, the likeliest first.
 TEST_SPLITS = {
     "texts": ("validation", "test_sft", "test", "eval"), "pairs": ("test_prefs", "test", "validation", "eval"),
     "prompts": ("test_gen", "test"),
@@ -82,15 +82,16 @@ class StageData:
     """How a stage reads a data set.
 
     Attributes:
-        data: The data set.
+        data_set: The data set.
         keys: Keys for the stage's YAML file.
         row_count: The number of rows to train on; a lower bound if it equals `MAX_COUNTED`.
-        rows: The first rows, in the stage's form.
+        rows: The first rows, converted to the columns that the stage reads.
         prompt_count: For PPO the number of distinct prompts; for other stages the number of rows.
-        test_prompt_count: The number of distinct prompts in the split to evaluate on; None without such a split.
+        test_prompt_count: For PPO the number of distinct prompts in the test split; None for other stages, or without
+            a test split.
     """
 
-    data: InspectedData
+    data_set: InspectedData
     keys: Mapping[str, Any]
     row_count: int
     rows: Sequence[Mapping[str, Any]]
@@ -145,8 +146,8 @@ def _inspect_subset(data: CheckedData, configuration: str | None) -> Subset:
     for split in data.splits(configuration):
         stream = data.stream(configuration, split)
         rows[split] = list(islice(stream, SAMPLE_ROWS))
-        declared = infos[split].num_examples if split in infos else 0
-        sizes[split] = declared or (
+        declared_count = infos[split].num_examples if split in infos else 0
+        sizes[split] = declared_count or (
             len(rows[split]) if len(rows[split]) < SAMPLE_ROWS else sum(1 for _ in islice(stream, MAX_COUNTED))
         )
 
@@ -206,7 +207,7 @@ def stage_data(data: InspectedData, form: Form, requested: Mapping[str, str] | N
 
 
 def _count_prompts(subset: Subset, split: str, columns: Mapping[str, str], name: str) -> int:
-    """Counts the distinct prompts of a split. If the first rows repeat no prompt, all rows count as distinct."""
+    """Counts the distinct prompts of a split. If no prompt repeats in the first rows, assumes that none repeats."""
 
     def count_distinct(rows: Sequence[Mapping[str, Any]]) -> int:
         if not rows:
@@ -224,17 +225,17 @@ def _count_prompts(subset: Subset, split: str, columns: Mapping[str, str], name:
 
 
 def _first_split(splits: Mapping[str, int], prefixes: Sequence[str]) -> str | None:
-    """Returns the first split, in alphabetical order, with the likeliest of the prefixes that a split has."""
+    """Returns the first split, in alphabetical order, that starts with the first prefix that any split has."""
     return next((name for prefix in prefixes for name in sorted(splits) if name.startswith(prefix)), None)
 
 
 def _columns(rows: datasets.Dataset, form: Form, requested: Mapping[str, str]) -> dict[str, str] | None:
-    """Returns the recipe's `columns`: {} if the names match; None if the data set lacks columns of the form."""
+    """Returns the recipe's key `columns`: {} if no name differs; None if the data set lacks a column of the form."""
     names, first = rows.column_names, rows[0]
     data_columns = {}
     for stage_column, usual_names in COLUMN_NAMES.items():
         requested_name = requested.get(stage_column)
-        # `_stage_data` in `recipe` checked the placeholders.
+        # `_choose_stage_data` in `recipe` checked the placeholders.
         if requested_name is not None and has_placeholders(requested_name):
             data_column: str | None = requested_name if set(placeholders(requested_name)) <= set(names) else None
         else:

@@ -1,4 +1,4 @@
-"""Inspects a model's files without its weights: size, context, template, special tokens, layers for LoRA."""
+"""Inspects a model's size, context, chat template, special tokens and LoRA layers without loading its weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -29,12 +29,12 @@ class ModelFacts:
     Attributes:
         name: A folder or repository.
         revision: Commit of the repository; None for a folder.
-        architecture: The class in transformers.
+        architecture: Name of the model's class in transformers.
         parameters: The number of parameters.
         dtype: The dtype of the saved weights.
-        context: The context length in tokens; None without a bound.
+        context: The context length in tokens; None if the configuration states none.
         kv_values: Number of values that the KV cache holds per token, over all layers.
-        target_names: Names of the linear layers to which an adapter applies.
+        target_names: Names of the linear layers that LoRA adapts.
         tokenizer: The model's tokenizer.
         has_thinking_switch: Whether the chat template has the variable `enable_thinking`.
         license: The license that the model's card names; None if the card names none.
@@ -66,7 +66,7 @@ class ModelFacts:
 
 
 def inspect_model(name: str) -> ModelFacts:
-    """Reads a model's configuration and tokenizer, but no weights.
+    """Reads a model's configuration and tokenizer, but not its weights.
 
     Args:
         name: A folder, a GGUF file, or NAMESPACE/NAME[@REVISION].
@@ -81,19 +81,19 @@ def inspect_model(name: str) -> ModelFacts:
     if config.is_encoder_decoder:
         raise ZooError(f"{title} has an encoder, but PPO needs a decoder-only model: choose another model.")
     tokenizer = load_tokenizer(repo, name=title, revision=commit)
-    text = config.get_text_config()
-    if getattr(text, "num_attention_heads", None) is None:
+    text_config = config.get_text_config()
+    if getattr(text_config, "num_attention_heads", None) is None:
         raise ZooError(f"{title} has no attention, but PPO's sampler needs a KV cache: choose another model.")
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    kv_heads = getattr(text_config, "num_key_value_heads", None) or text_config.num_attention_heads
+    head_size = getattr(text_config, "head_dim", None) or text_config.hidden_size // text_config.num_attention_heads
     return ModelFacts(
         name=name if find_gguf(name) else repo,
         revision=commit,
         architecture=type(model).__name__,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         dtype=str(config.dtype or "float32").removeprefix("torch."),
-        context=getattr(text, "max_position_embeddings", None),
-        kv_values=2 * text.num_hidden_layers * heads * width,
+        context=getattr(text_config, "max_position_embeddings", None),
+        kv_values=2 * text_config.num_hidden_layers * kv_heads * head_size,
         target_names=_linear_names(model),
         tokenizer=tokenizer,
         license=license_name,
@@ -103,7 +103,7 @@ def inspect_model(name: str) -> ModelFacts:
 
 
 def reward_labels(name: str) -> list[str]:
-    """Reads the labels of a reward model, but no weights.
+    """Reads the labels of a reward model, but not its weights.
 
     Args:
         name: A folder, or NAMESPACE/NAME[@REVISION].

@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 TEMPLATES = Path(__file__).parent / "templates"
 #: Maximum share of a GPU's memory for the KV cache.
 CACHE_SHARE = 0.25
-#: Rank of LoRA.
-RANK = 16
-#: On a CPU: minimum tokens per answer and answers per update; maximum seconds per update and per run.
-CPU_RESPONSE, CPU_ROLLOUT, CPU_UPDATE, CPU_RUN = 64, 8, 60, 7200
+#: Rank of LoRA adapters.
+LORA_RANK = 16
+#: Bounds for a recipe on a CPU, in tokens per answer, answers per update, seconds per update, and seconds per run.
+CPU_MIN_RESPONSE, CPU_MIN_ROLLOUT, CPU_MAX_UPDATE_SECONDS, CPU_MAX_RUN_SECONDS = 64, 8, 60, 7200
 #: Share of the pairs for training the judge `same-labels`.
 JUDGE_SHARE = 0.3
 
@@ -75,49 +75,47 @@ def make_recipe(request: RecipeRequest, *, title: str) -> NewRecipe:
     """
     decisions = Decisions()
     request.check()
-    functions, reward_model = request.functions, next(iter(request.models), None)
+    functions, reward_model = request.reward_functions, next(iter(request.reward_models), None)
     if request.judge is not None:
         check_judges_available([request.judge], LLMConfig(), hub=None)
     for name in functions:
         load_object(name, group=REWARDS)
     model = inspect_model(request.model)
-    readings = _stage_data(request, starts_ppo=model.has_chat_template)
-    conversational, chat = _choose_prompt_form(model, readings, decisions)
-    _describe_model(model, decisions, first="SFT" if "sft" in readings else "PPO")
-    for stage, reading in readings.items():
+    data_by_stage = _choose_stage_data(request, starts_ppo=model.has_chat_template)
+    conversational, chat = _choose_prompt_form(model, data_by_stage, decisions)
+    _describe_model(model, decisions, first="SFT" if "sft" in data_by_stage else "PPO")
+    for stage, data in data_by_stage.items():
         columns = ", ".join(
-            f"{stage_column} from {data_column}" for stage_column, data_column in reading.keys["columns"].items()
+            f"{stage_column} from {data_column}" for stage_column, data_column in data.keys["columns"].items()
         )
-        split = reading.keys["dataset_train_split"]
-        location = ":".join(filter(None, (reading.data.name, reading.keys["dataset_config"], split)))
-        prefix = "at least " if reading.row_count == MAX_COUNTED else ""
-        prompt_note = (
-            "" if reading.prompt_count == reading.row_count else f" of {reading.prompt_count:,} different prompts"
-        )
-        reason = f"{prefix}{reading.row_count:,} rows{prompt_note}{f', {columns}' if columns else ''}"
+        split = data.keys["dataset_train_split"]
+        location = ":".join(filter(None, (data.data_set.name, data.keys["dataset_config"], split)))
+        at_least = "at least " if data.row_count == MAX_COUNTED else ""
+        prompt_note = "" if data.prompt_count == data.row_count else f" of {data.prompt_count:,} different prompts"
+        reason = f"{at_least}{data.row_count:,} rows{prompt_note}{f', {columns}' if columns else ''}"
         decisions.add(f"data of {stage}", location, reason)
     if conversational:
         chat.write(model.tokenizer)
     device, device_reason = _choose_device(request.gib)
-    sizes = choose_sizes(model, readings, conversational, decisions)
+    sizes = choose_sizes(model, data_by_stage, conversational, decisions)
     labels = [""] if reward_model is None else reward_labels(reward_model)
     label = labels[-1] if len(labels) > 1 else None
     if label is not None:
         decisions.add("reward_label", label, f"GUESSED: the last of {', '.join(labels)}; its output is the reward")
-    judge = _choose_judge(request, readings, decisions)
+    judge = _choose_judge(request, data_by_stage, decisions)
     variables = {
         "title": title,
         "model": model,
-        "readings": readings,
-        "shared": readings["ppo" if "reward" not in readings else "reward"].data,
-        "conversational": conversational and readings["ppo"].is_plain_text,
+        "data_by_stage": data_by_stage,
+        "shared": data_by_stage["ppo" if "reward" not in data_by_stage else "reward"].data_set,
+        "conversational": conversational and data_by_stage["ppo"].is_plain_text,
         "chat": chat if conversational else Chat(),
         "functions": functions,
         "reward_model": reward_model,
         "label": label,
         "sizes": sizes,
         "shared_critic": False,
-        "rank": RANK,
+        "rank": LORA_RANK,
         "judge": judge,
         "judge_share": JUDGE_SHARE if judge.get("judge") == SAME_LABELS else None,
     }
@@ -162,8 +160,8 @@ def _validate(folder: Path) -> None:
 # Decisions
 
 
-def _stage_data(request: RecipeRequest, *, starts_ppo: bool) -> dict[str, StageData]:
-    """Chooses how each stage reads its data. Raises ZooError for a stage without data.
+def _choose_stage_data(request: RecipeRequest, *, starts_ppo: bool) -> dict[str, StageData]:
+    """Chooses how each stage reads its data. Raises ZooError if a stage has no data.
 
     Args:
         request: The options for the recipe.
@@ -171,8 +169,8 @@ def _stage_data(request: RecipeRequest, *, starts_ppo: bool) -> dict[str, StageD
     """
     names = filter(None, (request.preferences, request.prompts, request.texts))
     inspected = {name: inspect_data(name) for name in dict.fromkeys(names)}
-    splits = (rows for data in inspected.values() for subset in data.subsets for rows in subset.rows.values())
-    columns = {column for rows in splits for row in rows[:1] for column in row}
+    samples = (rows for data in inspected.values() for subset in data.subsets for rows in subset.rows.values())
+    columns = {column for rows in samples for row in rows[:1] for column in row}
     for stage_column, data_column in request.columns.items():
         if not columns.issuperset(placeholders(data_column) if has_placeholders(data_column) else [data_column]):
             suggestion = did_you_mean(data_column, columns) or f": they have {', '.join(sorted(columns))}."
@@ -180,7 +178,7 @@ def _stage_data(request: RecipeRequest, *, starts_ppo: bool) -> dict[str, StageD
                 f"--columns maps {stage_column} to {data_column!r}, but the data have no such column{suggestion}"
             )
     pairs = None
-    if request.preferences is not None and not request.models:
+    if request.preferences is not None and not request.reward_models:
         preferences = inspected[request.preferences]
         pairs = stage_data(preferences, "pairs", request.columns)
         if pairs is None:
@@ -188,10 +186,10 @@ def _stage_data(request: RecipeRequest, *, starts_ppo: bool) -> dict[str, StageD
                 f"{_columns_of(preferences)}, but preferences need the columns chosen and rejected: name them by "
                 "--columns '{chosen: …, rejected: …, prompt: …}', or pass other --preferences."
             )
-    texts = [request.texts] if request.texts else [request.preferences, request.prompts]
-    candidates = [inspected[name] for name in texts if name]
-    readings = (stage_data(data, "texts", request.columns) for data in candidates)
-    sft = next((reading for reading in readings if reading is not None), None)
+    sft_names = [request.texts] if request.texts else [request.preferences, request.prompts]
+    candidates = [inspected[name] for name in sft_names if name]
+    texts_data = (stage_data(data, "texts", request.columns) for data in candidates)
+    sft = next((data for data in texts_data if data is not None), None)
     if sft is None and not (starts_ppo and request.preferences is None and request.texts is None):
         raise ZooError(
             f"{' and '.join(map(_columns_of, candidates))}, but SFT reads messages, prompt and completion, or text: "
@@ -206,7 +204,7 @@ def _stage_data(request: RecipeRequest, *, starts_ppo: bool) -> dict[str, StageD
             "--prompts."
         )
     stages = {"sft": sft, "reward": pairs, "ppo": prompts}
-    return {stage: reading for stage, reading in stages.items() if reading is not None}
+    return {stage: data for stage, data in stages.items() if data is not None}
 
 
 def _columns_of(data: InspectedData) -> str:
@@ -215,16 +213,16 @@ def _columns_of(data: InspectedData) -> str:
 
 
 def _choose_prompt_form(
-    model: ModelFacts, readings: Mapping[str, StageData], decisions: Decisions
+    model: ModelFacts, data_by_stage: Mapping[str, StageData], decisions: Decisions
 ) -> tuple[bool, Chat]:
-    """Returns whether the model reads conversations, and how they are rendered."""
-    stages = [stage for stage, reading in readings.items() if not reading.is_plain_text]
+    """Returns whether prompts are conversations, and the keywords with which the chat template renders them."""
+    stages = [stage for stage, data in data_by_stage.items() if not data.is_plain_text]
     if stages and not model.has_chat_template:
         raise ZooError(
             f"The data of {stages[0]} are conversations, but {model.name} has no chat template: use a model that has "
             "one, or plain texts."
         )
-    has_separate_prompts = all(reading.has_prompt or not reading.is_plain_text for reading in readings.values())
+    has_separate_prompts = all(data.has_prompt or not data.is_plain_text for data in data_by_stage.values())
     conversational = model.has_chat_template and has_separate_prompts
     kwargs = {"enable_thinking": False} if model.has_thinking_switch else {}
     if conversational:
@@ -274,16 +272,16 @@ def _fit_to_memory(
     if sizes["cached"] is not None:
         reason = f"the KV cache of all answers would take over {CACHE_SHARE:.0%} of the memory"
         decisions.add("max_rollout_batch_tokens", sizes["cached"], reason)
-    plan, peaks = _choose_weights(variables, device)
+    plan, largest_stages = _choose_weights(variables, device)
     lora, bfloat16 = variables["lora"], variables["bfloat16"]
     if device.cpu:
         plan = _shorten_for_cpu(variables, device, plan, decisions)
     variables["memory"] = {stage.stage: gib(stage.peak) for stage in plan.stages}
     usable = f"{device.usable_gib:.1f} GiB usable; {device.gib:.0f} GiB {device_reason}"
-    reason = f"training all weights, {peaks[0]} of {usable}"
+    reason = f"training all weights, {largest_stages[0]} of {usable}"
     decisions.add("use_peft", str(lora).lower(), reason)
     if bfloat16:
-        decisions.add("dtype", "bfloat16", f"of the model under LoRA; in float32 {peaks[1]}")
+        decisions.add("dtype", "bfloat16", f"of the model under LoRA; in float32 {largest_stages[1]}")
     if variables["adamw_8bit"]:
         decisions.add("optim", "adamw_8bit", "bitsandbytes is installed")
     if lora and model.revision is None:
@@ -298,16 +296,16 @@ def _fit_to_memory(
 
 
 def _choose_weights(variables: dict[str, Any], device: Device) -> tuple[Plan, list[str]]:
-    """Chooses which weights train, and whether activations are recomputed. Sets them in `variables`.
+    """Chooses which weights train, and whether activations are recomputed. Sets both choices in `variables`.
 
     PPO, which holds the most models, is planned first: if it does not fit, the other stages need no plan.
 
     Returns:
-        The plan, and for each kind of training that was tried its largest stage with its memory.
+        The plan; and for each kind of training that was tried, the name and memory of the largest stage.
     """
     has_bitsandbytes = _has_gpu() and importlib.util.find_spec("bitsandbytes") is not None
     kinds = ((False, False), (True, False), (True, True))
-    peaks = []
+    largest_stages = []
     for lora, bfloat16 in kinds:
         variables |= {"lora": lora, "bfloat16": bfloat16, "adamw_8bit": lora and has_bitsandbytes}
         for recompute in (False, True):
@@ -318,39 +316,41 @@ def _choose_weights(variables: dict[str, Any], device: Device) -> tuple[Plan, li
                 plan = _plan(variables, device)
             if not plan.changes:
                 break
-        peaks.append(_largest_stage(plan))
+        largest_stages.append(_describe_largest_stage(plan))
         if not plan.changes:
             break
-    return plan, peaks
+    return plan, largest_stages
 
 
 def _shorten_for_cpu(variables: dict[str, Any], device: Device, plan: Plan, decisions: Decisions) -> Plan:
-    """Shortens updates and the run for a CPU until the planned times are short enough. Returns the new plan."""
+    """Shortens updates and the run for a CPU until both are short enough. Returns the new plan."""
     sizes = variables["sizes"]
-    limit = f"an update should take at most {CPU_UPDATE} s on this CPU"
-    while (update_time := plan.durations.get("ppo")) is not None and update_time.total > CPU_UPDATE:
+    limit = f"an update should take at most {CPU_MAX_UPDATE_SECONDS} s on this CPU"
+    while (update_time := plan.durations.get("ppo")) is not None and update_time.total > CPU_MAX_UPDATE_SECONDS:
         if not variables["shared_critic"]:
             variables["shared_critic"] = True
             decisions.add("critic", "shared", f"a head on the policy is faster than a separate model: {limit}")
-        elif sizes["response"] > CPU_RESPONSE:
-            sizes["response"] = max(CPU_RESPONSE, sizes["response"] // 2)
+        elif sizes["response"] > CPU_MIN_RESPONSE:
+            sizes["response"] = max(CPU_MIN_RESPONSE, sizes["response"] // 2)
             decisions.add("response_length", sizes["response"], limit)
-        elif sizes["rollout"] > CPU_ROLLOUT:
+        elif sizes["rollout"] > CPU_MIN_ROLLOUT:
             sizes |= batches(sizes["trained"], sizes["rollout"] // 2, MAX_EPISODES)
             decisions.add("answers per update", sizes["rollout"], limit)
         else:
             break
         plan = _plan(variables, device)
-    if update_time is None or update_time.total * sizes["updates"] <= CPU_RUN:
+    # Without measured rates for this CPU, the run's length is not limited.
+    if update_time is None or update_time.total * sizes["updates"] <= CPU_MAX_RUN_SECONDS:
         add_episodes(sizes, decisions)
         return plan
-    sizes |= batches(sizes["trained"], sizes["rollout"], max(1, int(CPU_RUN / update_time.total)) * sizes["rollout"])
+    max_updates = max(1, int(CPU_MAX_RUN_SECONDS / update_time.total))
+    sizes |= batches(sizes["trained"], sizes["rollout"], max_updates * sizes["rollout"])
     reason = f"an update takes about {seconds(update_time.total)} s on this CPU; the run should end within two hours"
     add_episodes(sizes, decisions, reason)
     return _plan(variables, device)
 
 
-def _largest_stage(plan: Plan) -> str:
+def _describe_largest_stage(plan: Plan) -> str:
     largest = max(plan.stages, key=lambda stage: stage.peak)
     return f"{largest.stage} takes {gib(largest.peak)} GiB"
 
@@ -365,7 +365,7 @@ def _plan(variables: Mapping[str, Any], device: Device, *, stages: Sequence[str]
 
 
 def _render_files(variables: Mapping[str, Any]) -> dict[str, str]:
-    names = ["recipe", *(stage for stage in ("sft", "reward", "ppo") if stage in variables["readings"])]
+    names = ["recipe", *(stage for stage in ("sft", "reward", "ppo") if stage in variables["data_by_stage"])]
     return {f"{name}.yaml": _render(name, variables) for name in names}
 
 
@@ -396,23 +396,31 @@ def _judge_name(name: str) -> str:
     return f"{reward}({', '.join(filter(None, (arguments, WORDS)))})"
 
 
-def _choose_judge(request: RecipeRequest, readings: Mapping[str, StageData], decisions: Decisions) -> dict[str, Any]:
+def _choose_judge(
+    request: RecipeRequest, data_by_stage: Mapping[str, StageData], decisions: Decisions
+) -> dict[str, Any]:
     """Chooses the judge. Returns the evaluation's keys that name it."""
     if request.judge is not None:
         if request.judge.startswith("reward:"):
             name = request.judge.removeprefix("reward:")
             check_outputs(name, dict(enumerate(reward_labels(split_label(name)[0]))))
         judge, reason = request.judge, "given by --judge"
-    elif verifiable := [name for name in request.functions if isinstance(load_object(name, group=REWARDS), Verifiable)]:
+    elif verifiable := [
+        name for name in request.reward_functions if isinstance(load_object(name, group=REWARDS), Verifiable)
+    ]:
         judge, reason = f"rule:{verifiable[0]}", "a verifiable reward is its own judge"
-    elif "reward" in readings:
+    elif "reward" in data_by_stage:
         judge = SAME_LABELS
         reason = (
             f"no judge was given: a second reward model trains on {JUDGE_SHARE:.0%} of the pairs; another public one, "
             "by --judge reward:NAMESPACE/NAME, would not share the errors of these labels"
         )
     else:
-        judge = f"reward:{request.models[0]}" if request.models else f"rule:{_judge_name(request.functions[0])}"
+        judge = (
+            f"reward:{request.reward_models[0]}"
+            if request.reward_models
+            else f"rule:{_judge_name(request.reward_functions[0])}"
+        )
         reason = (
             "NO JUDGE WAS GIVEN: the reward itself shows that training worked, not that answers got better; name "
             "another reward model by --judge reward:NAMESPACE/NAME"
@@ -428,7 +436,7 @@ def _render(name: str, variables: Mapping[str, Any]) -> str:
 
 @functools.cache
 def _environment() -> "Environment":
-    """Returns Jinja's environment, which compiles each template once for all variants of the recipe."""
+    """Returns the Jinja environment. It is cached, so that each template is compiled only once."""
     import yaml
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 

@@ -14,7 +14,7 @@ from ...runs.settings.judge_names import check_judge_name
 
 #: Columns that --columns may name.
 COLUMNS = ("prompt", "completion", "chosen", "rejected")
-#: The ending of a data file's name. A data set on a Hub whose name ends like this is named with @REVISION.
+#: Endings of data files' names. For a data set on a Hub with such an ending, users add @REVISION to its name.
 _DATA_FILE = re.compile(r"\.(jsonl?|csv|tsv|parquet|arrow|txt)(\.(gz|bz2|xz|zst|zip))?$", re.IGNORECASE)
 
 
@@ -43,27 +43,27 @@ class RecipeRequest:
     columns: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
-    def functions(self) -> list[str]:
-        """The reward functions among the rewards. To find them, the entry points of all packages are read."""
+    def reward_functions(self) -> list[str]:
+        """The reward functions among the rewards. Reads the entry points of all installed packages."""
         functions = registered(REWARDS)
         return [name for name in self.rewards if name.partition("(")[0] in functions or ":" in name]
 
     @property
-    def models(self) -> list[str]:
+    def reward_models(self) -> list[str]:
         """The reward models among the rewards."""
-        functions = self.functions
+        functions = self.reward_functions
         return [name for name in self.rewards if name not in functions]
 
     @property
     def first_hub_name(self) -> str | None:
-        """The first model or data set that must be on a Hub, because it is no path; None if there is none."""
+        """The first model or data set that is on a Hub and not on this machine; None if there is none."""
         names = (self.model, self.preferences, self.prompts, self.texts)
         return next((name for name in names if name is not None and _is_hub_name(name)), None)
 
     def __post_init__(self) -> None:
         # --judge takes reward models with this prefix, so --reward does too.
         object.__setattr__(self, "rewards", tuple(name.removeprefix("reward:") for name in self.rewards))
-        functions = self.functions
+        functions = self.reward_functions
         rewards = tuple(name if name in functions else _absolute_path(name) for name in self.rewards)
         object.__setattr__(self, "rewards", rewards)
         for name in ("model", "preferences", "prompts", "texts"):
@@ -85,17 +85,17 @@ class RecipeRequest:
             _check_path(option, getattr(self, option))
         if self.judge is not None:
             check_judge_name(self.judge)
-        for name in self.models:
+        for name in self.reward_models:
             if not Path(name).is_dir() and "/" not in name:
                 functions = registered(REWARDS)
                 raise ZooError(
                     f"--reward {name} is neither a reward function, nor a folder, nor a repository"
                     + (did_you_mean(name, functions) or f": the functions are {', '.join(functions)}.")
                 )
-        if len(self.models) > 1:
+        if len(self.reward_models) > 1:
             raise ZooError(
-                f"--reward names two reward models, {self.models[0]} and {self.models[1]}: pass only one of them, with "
-                "any number of functions."
+                f"--reward names two reward models, {self.reward_models[0]} and {self.reward_models[1]}: pass only one "
+                "of them, with any number of functions."
             )
         if self.preferences is None and not self.rewards:
             raise ZooError("There is neither preference data nor a reward: pass --preferences or --reward.")
@@ -110,7 +110,7 @@ def _is_hub_name(name: str) -> bool:
 
 
 def _check_path(option: str, name: str | None) -> None:
-    """Raises ZooError for a missing file or folder, which must not be looked up on a Hub, and a file of no model."""
+    """Raises ZooError if a path does not exist, or if --model is a file other than GGUF."""
     if option == "model" and name is not None and Path(name).is_file() and not name.lower().endswith(".gguf"):
         raise ZooError(
             f"--model is {name}, which is not a model: pass a model's folder, a GGUF file, or NAMESPACE/NAME."
@@ -136,13 +136,13 @@ def check_folder(folder: Path) -> None:
         folder: The folder of the recipe.
 
     Raises:
-        ZooError: The folder is not empty, or its name cannot be that of a repository.
+        ZooError: The folder is not empty, or its name is not valid for a repository.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ZooError(f"{folder} already exists and is not empty: choose another name, or remove it first.")
     name = os.path.basename(os.path.abspath(folder))
     if not is_repository_name(name):
         raise ZooError(
-            f"The recipe would be called {name!r}, which cannot be the name of a repository: use at most 80 "
+            f"The recipe would be called {name!r}, which is not a valid name of a repository: use at most 80 "
             "letters, digits, '-', '_' and '.', with a letter or digit at both ends."
         )

@@ -16,15 +16,16 @@ from ...runs.data.layout import as_turns, sft_text
 from .data import MAX_COUNTED, StageData
 from .model import ModelFacts
 
+#: Bounds for evaluation prompts, episodes of PPO, tokens per answer, and tokens per training text.
 MAX_PROMPTS, MAX_EPISODES, MAX_RESPONSE, MAX_TOKENS = 200, 20_000, 256, 1024
 #: Minimum number of distinct prompts, including held-out prompts.
 MIN_PROMPTS = 8
-#: With fewer prompts for the evaluation, the probes find only large effects.
+#: With fewer prompts to evaluate on, the probes find only large effects.
 FEW_PROMPTS = 50
-#: PPO takes several passes over few prompts to reach `MIN_UPDATES`. Fewer than `FEW_UPDATES` change the policy little.
+#: If there are few prompts, PPO repeats them to reach `MIN_UPDATES`. Below `FEW_UPDATES`, the policy changes little.
 MIN_UPDATES, FEW_UPDATES = 40, 10
 #: Maximum number of completions per update, and per micro-batch.
-ROLLOUT, MICRO_BATCH = 64, 4
+MAX_ROLLOUT, MAX_MICRO_BATCH = 64, 4
 
 
 @dataclass
@@ -34,7 +35,7 @@ class Decisions:
     rows: list[tuple[str, str, str]] = field(default_factory=list)
 
     def add(self, setting: str, value: Any, reason: str) -> None:
-        """Adds a choice, which replaces an earlier choice of the same setting.
+        """Adds a choice. It replaces an earlier choice of the same setting.
 
         Args:
             setting: Name of the setting.
@@ -76,17 +77,17 @@ def choose_sizes(
     if lengths[0] > prompt_length:
         raise ZooError(
             f"The shortest of {len(lengths)} prompts has {lengths[0]} tokens, but the context of {model.name} is "
-            f"{context}, of which {response_length} are for the answer: use shorter prompts."
+            f"{context} tokens, of which {response_length} are for the answer: use shorter prompts."
         )
     usable_rows = max(
         int(ppo.row_count * sum(length <= prompt_length for _, length in keys_and_lengths) / len(keys_and_lengths)), 1
     )
-    # Prompts are held out by their text: all rows of a prompt, or none.
+    # All rows of a prompt are held out together, so count distinct prompts.
     distinct_count = int(ppo.prompt_count * sum(length <= prompt_length for length in lengths) / len(lengths))
     if distinct_count < MIN_PROMPTS:
         raise ZooError(
-            f"{ppo.data.name} has too few different prompts that are short enough ({distinct_count}), as some are held "
-            f"out of training: pass --prompts with at least {MIN_PROMPTS}."
+            f"{ppo.data_set.name} has too few different prompts that are short enough ({distinct_count}), as some are "
+            f"held out of training: pass --prompts with at least {MIN_PROMPTS}."
         )
     eval_prompts = max(2, min(MAX_PROMPTS, distinct_count // 8))
     test_split = ppo.keys["dataset_test_split"]
@@ -96,7 +97,7 @@ def choose_sizes(
         max(0.005, math.ceil((750 if test_split else 1500) * eval_prompts / distinct_count) / 1000),
     )
     trained_rows = int(usable_rows * (1 - 2 * share))
-    rollout = max(2, min(ROLLOUT, 2 ** int(math.log2(max(usable_rows * (1 - 2 * share) / 2, 2)))))
+    rollout = max(2, min(MAX_ROLLOUT, 2 ** int(math.log2(max(usable_rows * (1 - 2 * share) / 2, 2)))))
     text_length = min(context, MAX_TOKENS, max(16, _round_up(_percentile_95(texts)))) if texts else None
     if text_length is not None:
         decisions.add("max_length", text_length, f"95% of texts have at most {_percentile_95(texts)} tokens")
@@ -114,7 +115,7 @@ def choose_sizes(
     evaluation_reason = f"the evaluation uses {eval_prompts}"
     if test_split:
         decisions.add("evaluation.dataset_test_split", test_split, f"{evaluation_reason}{warning}")
-    # `split_by_prompt` splits off two parts of this size, before prompts that are too long are left out.
+    # `split_by_prompt` holds out two parts of this size before it leaves out prompts that are too long.
     part = math.ceil(share * ppo.prompt_count)
     prompt_count = f"{'at least ' if ppo.row_count == MAX_COUNTED else ''}{ppo.prompt_count}"
     purpose = (
@@ -133,12 +134,12 @@ def choose_sizes(
 
 
 def add_episodes(sizes: Mapping[str, Any], decisions: Decisions, reason: str = "") -> None:
-    """Adds the choice of `total_episodes`, in updates and passes over the prompts, and warns of too few updates.
+    """Records the choice of `total_episodes`. Its reason states the updates, and warns if they are too few.
 
     Args:
         sizes: The sizes that `choose_sizes` returned.
         decisions: Receives the choice.
-        reason: Why there are no more episodes; "" if nothing limits them.
+        reason: What limits the number of episodes; "" if nothing does.
     """
     passes, updates = sizes["episodes"] / sizes["trained"], sizes["updates"]
     parts = [f"{updates:,} update{'' if updates == 1 else 's'} of {sizes['rollout']} answers"]
@@ -154,7 +155,7 @@ def batches(trained: int, rollout: int, episodes: int) -> dict[str, int]:
     """Chooses PPO's batch sizes and the interval between checkpoints.
 
     Args:
-        trained: Rows of prompts to train on.
+        trained: Number of prompt rows to train on.
         rollout: Answers per update.
         episodes: Maximum number of answers in the run.
 
@@ -162,7 +163,7 @@ def batches(trained: int, rollout: int, episodes: int) -> dict[str, int]:
         Name of a size in the templates -> size. `rows` is the micro-batch, `accumulated` the gradient accumulation, and
         `save` the number of updates between checkpoints.
     """
-    micro_batch = min(MICRO_BATCH, rollout)
+    micro_batch = min(MAX_MICRO_BATCH, rollout)
     episodes = max(rollout, min(episodes, max(trained, MIN_UPDATES * rollout)) // rollout * rollout)
     updates = episodes // rollout
     return {
@@ -177,12 +178,12 @@ def _percentile_95(lengths: Sequence[int]) -> int:
 
 
 def _round_up(length: int) -> int:
-    """Rounds up to a multiple of 32, so that rows slightly longer than the sample's still fit."""
+    """Rounds up to a multiple of 32, so that rows slightly longer than the inspected rows still fit."""
     return -(-length // 32) * 32
 
 
 class _TokenCounts:
-    """Counts tokens, of each prompt and text only once: stages share them, and rendering a chat template is slow.
+    """Counts tokens, and caches the counts, because stages share texts and rendering a chat template is slow.
 
     Args:
         tokenizer: The model's tokenizer.
@@ -219,7 +220,7 @@ class _TokenCounts:
 def _lengths(
     stage_data: Mapping[str, StageData], tokens: _TokenCounts, conversational: bool
 ) -> tuple[list[int], list[int]]:
-    """Returns sorted lengths in tokens: of texts for SFT and the reward model, and of their answers to a prompt."""
+    """Returns sorted token counts of the texts for SFT and the reward model, and of the answers in these texts."""
     texts, answers = [], []
     for prompt, text in _texts(stage_data, conversational):
         texts.append(tokens.of_text(text))
@@ -229,7 +230,7 @@ def _lengths(
 
 
 def _texts(stage_data: Mapping[str, StageData], conversational: bool) -> Iterator[tuple[Any, Any]]:
-    """Yields (prompt, text) for each text or conversation; the prompt is None if it is not separate."""
+    """Yields (prompt, prompt with answer) for each text or conversation; the prompt is None if it is not separate."""
     for row in stage_data["sft"].rows if "sft" in stage_data else ():
         conversation = {**row, **as_turns(row)} if conversational else row
         prompt = conversation["messages"][:-1] if "messages" in conversation else conversation.get("prompt")
