@@ -29,7 +29,7 @@ class Resolver(Protocol):
     def link(self, address: str) -> str | None:
         """Returns the target of a link that is neither http, https nor a heading; None to show its text alone."""
 
-    def code(self, content: str) -> str | None:
+    def code_link(self, content: str) -> str | None:
         """Returns where inline code such as a repository's name leads; None to show it without a link."""
 
 
@@ -161,7 +161,7 @@ def _safe_tokens(tokens: Sequence[Token], resolver: Resolver, headings: dict[str
         elif token.type == "link_close":
             yield from closing
             closing = []
-        elif token.type == "code_inline" and not closing and (target := resolver.code(token.content)) is not None:
+        elif token.type == "code_inline" and not closing and (target := resolver.code_link(token.content)) is not None:
             yield from (Token("link_open", "a", 1, attrs={"href": target}), token, Token("link_close", "a", -1))
         else:
             yield token

@@ -9,7 +9,7 @@ from ..errors import ZooError
 from ..fileio import read_json, write_json
 from ..hub.client.connect import Hub
 from ..hub.client.publish import MERGED_MODEL, checkpoint_files, content_id, expected_id
-from ..hub.client.refs import ADAPTER_CONFIGS, ask, hub_lineage
+from ..hub.client.refs import ADAPTER_CONFIGS, hub_lineage, try_hub_then_source
 from ..hub.client.refusals import lookup
 from ..modeling.integrity import WEIGHTS_SUFFIX
 from ..runs.context import RunContext
@@ -151,7 +151,7 @@ def name_base(context: RunContext, stages: Sequence[str], name: str) -> None:
             base = _base_in_folder(record, parent)
             if base is None or role not in ("base", "sft"):
                 continue
-            hub, commit = ask(repo, context.hub, commit_on)
+            hub, commit = try_hub_then_source(repo, context.hub, commit_on)
             # The adapter was trained on the weights in the folder, so the repository must have the same weights.
             weights = {path.name: path for path in base.glob(f"*{WEIGHTS_SUFFIX}")}
             remote_files = cast("list[RepoFile]", hub.api().get_paths_info(repo, [*weights], revision=commit))

@@ -19,7 +19,7 @@ from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client import bounds
 from rlhf_zoo.hub.client.connect import Hub
 from rlhf_zoo.hub.client.pull import fetch
-from rlhf_zoo.hub.client.refs import ask
+from rlhf_zoo.hub.client.refs import try_hub_then_source
 from rlhf_zoo.hub.client.refusals import reason, refusals_as, retry_after
 from rlhf_zoo.hub.client.retry_after import seconds_to_wait
 from rlhf_zoo.runs.data.sources import find_data
@@ -120,7 +120,7 @@ def test_ask_waits_as_long_as_hub_says(start_hub, caplog, headers: dict[str, str
             send(handler, 200, {"id": "maker/model", "sha": COMMIT})
 
     hub, _ = start_hub(answer)
-    assert ask("maker/model", hub, model_info) == (hub, COMMIT)
+    assert try_hub_then_source("maker/model", hub, model_info) == (hub, COMMIT)
     assert all(later - before >= 0.6 for before, later in itertools.pairwise(times)) and len(times) == 2
     assert ("the quota 'api' is used up" in caplog.text) is ("RateLimit" in headers)
 
@@ -131,7 +131,7 @@ def test_client_refuses_very_long_wait(start_hub, tmp_path, headers: dict[str, s
     hub, paths = start_hub(lambda handler: send(handler, status, **headers))
     started = time.monotonic()
     with pytest.raises(ZooError, match="99999999 s"):
-        ask("maker/model", hub, model_info)
+        try_hub_then_source("maker/model", hub, model_info)
     with pytest.raises(ZooError, match="99999999 s"):
         fetch("maker/model", tmp_path / "out", hub=hub)
     assert time.monotonic() - started < 10 and len(paths) == 2

@@ -81,7 +81,7 @@ class _Files:
         """Returns None: the page serves no files of a checkpoint."""
         return None
 
-    def code(self, content: str) -> str | None:
+    def code_link(self, content: str) -> str | None:
         """Returns None: the page has no pages of other repositories."""
         return None
 

@@ -1,6 +1,6 @@
 """Opens the judges that a recipe or a command names.
 
-classifier                 trained on labeled texts (scikit-learn), by default the data set's configuration `judge`
+classifier                 a scikit-learn classifier trained on labeled texts (see evaluation.labeled)
 reward:MODEL               a second reward model, a folder or NAMESPACE/NAME[@REVISION]
 reward:MODEL#LABEL         the probability of one label, by a classifier with several labels
 unlabeled:module:function  a function (texts) -> judge, called with the classifier's texts without their labels
@@ -25,7 +25,7 @@ from typing import Any
 from ...errors import ZooError
 from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.pull import full_revision
-from ...hub.client.refs import ask
+from ...hub.client.refs import try_hub_then_source
 from ...modeling.devices import on_device
 from ...modeling.models import label_index, labels_of
 from ...plugins import run_judge
@@ -49,11 +49,11 @@ SAME_LABELS_DESCRIPTION = (
 )
 #: Judges trained on labels: name in recipes -> name in reports.
 JUDGES_OF_LABELS = {"classifier": ClassifierJudge.name, SAME_LABELS: "same labels"}
-Labeled = Callable[[], Iterable[Mapping[str, object]]]
+LabeledTextsLoader = Callable[[], Iterable[Mapping[str, object]]]
 
 
 def check_judges_available(
-    names: Sequence[str], llm: LLMConfig, *, labeled: Labeled | None = None, seed: int = 1,
+    names: Sequence[str], llm: LLMConfig, *, labeled: LabeledTextsLoader | None = None, seed: int = 1,
     hub: Hub | None = DEFAULT_HUB, headline: bool = True,
 ) -> None:  # fmt: skip
     """Checks, before models are loaded, that the judges are available.
@@ -63,7 +63,7 @@ def check_judges_available(
         llm: Settings of the language models.
         labeled: Loads the classifier's texts; None to check no texts.
         seed: Seed of the classifier's split.
-        hub: The Hub on which to look for repositories; None to look for none.
+        hub: The Hub on which to look for repositories; None to check no repositories.
         headline: Whether the first judge is the headline judge, which must score single completions.
 
     Raises:
@@ -122,8 +122,8 @@ def check_endpoints(names: Sequence[str], llm: LLMConfig) -> None:
 
 
 def open_panel(
-    names: Sequence[str], *, llm: LLMConfig, labeled: Labeled, folder: Path, seed: int, title: str | None = None,
-    description: str | None = None, extra: Sequence[Judge] = (), use_cpu: bool = False,
+    names: Sequence[str], *, llm: LLMConfig, labeled: LabeledTextsLoader, folder: Path, seed: int,
+    title: str | None = None, description: str | None = None, extra: Sequence[Judge] = (), use_cpu: bool = False,
     same_labels: Path | None = None, hub: Hub = DEFAULT_HUB, headline: bool = True,
 ) -> Panel:  # fmt: skip
     """Opens the judges by name.
@@ -134,8 +134,8 @@ def open_panel(
         labeled: Loads rows with text and label; called only for judges that need them.
         folder: Folder of the evaluation, in which language models cache their answers.
         seed: Seed of the classifier's split.
-        title: Name in reports of a headline judge that is a function; None for the function's own name.
-        description: The description of that judge; None for the function's docstring.
+        title: Name in reports if the headline judge is a function; None for the function's own name.
+        description: Description in reports if the headline judge is a function; None for the function's docstring.
         extra: Further judges of single completions, which have no name in recipes.
         use_cpu: Whether models stay on the CPU.
         same_labels: Folder of the reward model of the judge `same-labels`; None if there is none.
@@ -216,7 +216,7 @@ def _check_reward_model(name: str, hub: Hub | None) -> None:
     if hub_id(repo) is None:
         raise ZooError(f"The judge reward:{name} is neither a folder nor a repository: write reward:NAMESPACE/NAME.")
     if hub is not None and _check_on_hub(f"reward:{name}", repo, revision, repo_type="model", hub=hub):
-        _, folder = ask(
+        _, folder = try_hub_then_source(
             repo,
             hub,
             lambda connection: connection.snapshot(
@@ -278,7 +278,7 @@ def _check_on_hub(judge: str, repo: str, revision: str | None, *, repo_type: str
             connection.api().repo_info(repo, revision=tag, repo_type=repo_type)
 
     try:
-        ask(repo, hub, check_exists)
+        try_hub_then_source(repo, hub, check_exists)
     except ZooError as error:
         if isinstance(error.__cause__, (RepositoryNotFoundError, RevisionNotFoundError)):
             raise

@@ -1,9 +1,9 @@
 """Finds copies of one text that differ only in spelling, such as copies with different typos.
 
 Two texts are such copies if three conditions hold wherever their words differ: the letters are alike, no digit differs,
-and one of the words may be misspelled. A word that a prompt, both sides or many texts have is not misspelled, so
-"Sunday" instead of "Monday", or one number instead of another, makes a different text. In addition, most differences
-need a word that many texts have: the right spelling, rather than just another answer.
+and one of the words may be misspelled. A word in `vocabulary` or in many texts is not misspelled, so "Sunday" instead
+of "Monday" makes a different text, and so does another number. In addition, at least half of the differences must
+involve a word that is in many texts, and so is probably the right spelling.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 #: Number of texts that are all compared with each other. Other texts are compared with the copies found among these.
 SAMPLE = 300
-#: The others are compared with at most this many copies of a text.
+#: Each of the other texts is compared with at most this many copies of a text.
 MAX_MEMBERS = 10
 #: Copies have at least this share of their words in common, and their lengths in letters differ by less than a tenth.
 MIN_SHARED_WORDS = 0.4
@@ -24,8 +24,8 @@ _MIN_LENGTH_RATIO = 0.9
 #: Where words differ, at least this share of their letters agrees, in order; words of up to two letters may differ.
 MIN_SAME_LETTERS = 0.6
 _MAX_SHORT_WORD = 2
-#: A word is usual if at least this share of the texts, and at least three of them, have it.
-MIN_USUAL_SHARE, MIN_USUAL_TEXTS = 0.05, 3
+#: A word is common if at least this share of the texts, and at least three of them, have it.
+MIN_COMMON_SHARE, MIN_COMMON_TEXTS = 0.05, 3
 
 
 def merge_copies(texts: Sequence[str], tokens: Sequence[Sequence[str]], vocabulary: Set[str]) -> list[str]:
@@ -45,23 +45,23 @@ def merge_copies(texts: Sequence[str], tokens: Sequence[Sequence[str]], vocabula
     words = [tokens[row_by_text[text]] for text in distinct]
     sampled = np.unique(np.linspace(0, len(distinct) - 1, min(len(distinct), SAMPLE)).astype(int)).tolist()
     counts = Counter(word for index in sampled for word in set(words[index]))
-    usual = {word for word, count in counts.items() if count >= max(MIN_USUAL_TEXTS, MIN_USUAL_SHARE * len(sampled))}
+    common = {word for word, count in counts.items() if count >= max(MIN_COMMON_TEXTS, MIN_COMMON_SHARE * len(sampled))}
     representative = {index: index for index in sampled}
     for a, b in _similar_pairs(words, sampled):
-        if representative[a] != representative[b] and _are_copies(words[a], words[b], vocabulary, usual):
-            old, new = max(representative[a], representative[b]), min(representative[a], representative[b])
-            representative.update({index: new for index, first in representative.items() if first == old})
+        if representative[a] != representative[b] and _are_copies(words[a], words[b], vocabulary, common):
+            new, old = sorted((representative[a], representative[b]))
+            representative.update({index: new for index, current in representative.items() if current == old})
     members: dict[int, list[int]] = {}
-    for index, first in representative.items():
-        members.setdefault(first, []).append(index)
-    copied = {first: indices[:MAX_MEMBERS] for first, indices in members.items() if len(indices) > 1}
+    for index, representative_index in representative.items():
+        members.setdefault(representative_index, []).append(index)
+    copied = {kept: indices[:MAX_MEMBERS] for kept, indices in members.items() if len(indices) > 1}
     for index in range(len(distinct)) if copied else ():
         if index not in representative:
             representative[index] = next(
                 (
-                    first
-                    for first, indices in copied.items()
-                    if any(_are_copies(words[index], words[k], vocabulary, usual) for k in indices)
+                    kept
+                    for kept, indices in copied.items()
+                    if any(_are_copies(words[index], words[k], vocabulary, common) for k in indices)
                 ),
                 index,
             )
@@ -83,19 +83,19 @@ def _similar_pairs(words: Sequence[Sequence[str]], indices: Sequence[int]) -> li
     return [(indices[a], indices[b]) for a, b in combinations(range(len(indices)), 2) if similar[a, b]]
 
 
-def _are_copies(a: Sequence[str], b: Sequence[str], vocabulary: Set[str], usual: Set[str]) -> bool:
-    differences = usual_differences = 0
+def _are_copies(a: Sequence[str], b: Sequence[str], vocabulary: Set[str], common: Set[str]) -> bool:
+    differences = common_word_differences = 0
     for kind, a_start, a_end, b_start, b_end in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
         if kind == "equal":
             continue
         different = [*a[a_start:a_end], *b[b_start:b_end]]
         # A lost or doubled space splits or joins words, so their letters are compared together.
         letters = "".join(a[a_start:a_end]), "".join(b[b_start:b_end])
-        if any(map(str.isdigit, "".join(letters))) or all(word in vocabulary or word in usual for word in different):
+        if any(map(str.isdigit, "".join(letters))) or all(word in vocabulary or word in common for word in different):
             return False
         is_short = max(map(len, letters)) <= _MAX_SHORT_WORD
         if not is_short and SequenceMatcher(None, *letters, autojunk=False).ratio() < MIN_SAME_LETTERS:
             return False
         differences += 1
-        usual_differences += any(word in usual for word in different)
-    return 2 * usual_differences >= differences
+        common_word_differences += any(word in common for word in different)
+    return 2 * common_word_differences >= differences

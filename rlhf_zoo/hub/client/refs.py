@@ -79,7 +79,9 @@ def resolve(
         raise ZooError(f"There is no folder {name}: check the path, or write NAMESPACE/NAME or NAMESPACE/NAME@TAG.")
     full_name = f"{name}@{revision}" if revision else str(name)
     first_hub = replace(hub, source=None) if skip_source else hub
-    origin, download = ask(full_name, first_hub, lambda target: fetch(full_name, hub=target, ignore=ignore))
+    origin, download = try_hub_then_source(
+        full_name, first_hub, lambda target: fetch(full_name, hub=target, ignore=ignore)
+    )
     # NOT_LOADED leaves pickles on the Hub. If there are no safetensors, nothing that can be loaded was fetched.
     pickled = next((path for path in download.excluded if fnmatch(path, "pytorch_model*.bin")), None)
     if pickled is not None and not any(file.path.endswith(".safetensors") for file in download.files):
@@ -106,7 +108,7 @@ def _with_local_bases(folder: Path, hub: Hub) -> Path:
         if base is None or Path(base).is_dir():
             continue
         base_id = f"{base}@{config['revision']}" if config.get("revision") else base
-        origin, download = ask(base_id, hub, partial(_fetch_base, base_id))
+        origin, download = try_hub_then_source(base_id, hub, partial(_fetch_base, base_id))
         if origin is not hub:
             new_configs[name] = {**config, "base_model_name_or_path": str(download.path), "revision": None}
     if not new_configs:
@@ -138,7 +140,7 @@ def hub_lineage(origin: Hub, target: Hub) -> dict[str, str]:
     return {} if origin.label == target.label else {"hub": origin.label}
 
 
-def ask(name: str, hub: Hub, request: Callable[[Hub], Answer]) -> tuple[Hub, Answer]:
+def try_hub_then_source(name: str, hub: Hub, request: Callable[[Hub], Answer]) -> tuple[Hub, Answer]:
     """Sends a request to a Hub, and to its source if the Hub does not have the repository.
 
     Args:

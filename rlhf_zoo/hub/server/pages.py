@@ -104,13 +104,13 @@ class PagesApi(Api):
 class _CardResolver:
     """Resolves the relative addresses in a card to files of the same commit, below `base_url`.
 
-    Cards on the embedded Hub name models and data sets without a link, as its address is not fixed. Here they get one.
+    Cards name models and data sets of the embedded Hub as code, without a link. This class adds links to their pages.
     """
 
     def __init__(self, files: list[Entry], base_url: str, repository_url: Callable[[str], str | None]) -> None:
         self._paths = {entry.path for entry in files}
         self._base_url = base_url
-        self.code = repository_url
+        self.code_link = repository_url
 
     def link(self, address: str) -> str | None:
         """Returns the address of a file of the repository; None for anything else."""

@@ -18,7 +18,7 @@ from ...fileio import hub_id, now, read_json, write_json, write_text
 from ...hub.client.claims import RECIPE_FILE
 from ...hub.client.connect import Hub
 from ...hub.client.publish import checkpoint_files
-from ...hub.client.refs import ask, resolve
+from ...hub.client.refs import resolve, try_hub_then_source
 from ...hub.client.refusals import client_errors, reason, refusals_as
 from ...hub.client.trees import fetch_dataset
 from ...modeling.integrity import check_integrity
@@ -237,7 +237,7 @@ def _check_data_set(name: str, revision: str | None, hub: Hub) -> None:
         with refusals_as(title, "check --hub and the token."):
             candidate.api().dataset_info(name, revision=revision)
 
-    ask(name, hub, check)
+    try_hub_then_source(name, hub, check)
 
 
 def _copy_data(context: RunContext, folder: Path) -> None:

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
 from ...errors import ZooError
 from ...hub.client.connect import Hub
 from ...hub.client.pull import fetch, full_revision
-from ...hub.client.refs import NOT_LOADED, ask, hub_lineage, resolve
+from ...hub.client.refs import NOT_LOADED, hub_lineage, resolve, try_hub_then_source
 from ...hub.client.refusals import lookup, refusals_as
 from ...modeling.chat import plain_text
 from ...modeling.chat_template import check_answers_end
@@ -268,6 +268,6 @@ def _find_base(context: RunContext, settings: StageSettings) -> ParentCheckpoint
         with lookup(f"The model {name}", hub, advice, repo=name):
             return str(hub.api().model_info(name, revision=full_revision(name, revision, hub)).sha)
 
-    hub, commit = ask(name, context.hub, commit_on)
+    hub, commit = try_hub_then_source(name, context.hub, commit_on)
     lineage = {"repo": name, "commit": commit, "fingerprint": name_at_revision, **hub_lineage(hub, context.hub)}
     return ParentCheckpoint(Path(name), lineage)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ...hub.client.connect import Hub
 from ...hub.client.pull import full_revision
-from ...hub.client.refs import ask
+from ...hub.client.refs import try_hub_then_source
 from ...hub.client.refusals import lookup
 from ...modeling.model_files import ADAPTER_CONFIG, json_object
 
@@ -51,7 +51,7 @@ def fetch_files(
                     raise
                 raise outage from None
 
-    folder = ask(name, hub, snapshot)[1]
+    folder = try_hub_then_source(name, hub, snapshot)[1]
     adapter = json_object(folder / ADAPTER_CONFIG) if (folder / ADAPTER_CONFIG).is_file() else {}
     base = adapter.get("base_model_name_or_path")
     if base and not (folder / "config.json").is_file():

@@ -15,7 +15,7 @@ from ...errors import ZooError
 from ...fileio import MAX_CHARACTERS, BadYAML, load_yaml
 from ...hub.client.checked_data import CheckedData, LoaderOptions, drop_media, open_checked
 from ...hub.client.connect import DEFAULT_HUB, Hub
-from ...hub.client.refs import ask, hub_lineage
+from ...hub.client.refs import hub_lineage, try_hub_then_source
 from ...hub.client.refusals import client_errors, is_disk_full, is_misread, is_outage, lookup, reason
 from ...modeling.prompts import require_columns
 from ..record import block_record_writes, fingerprint
@@ -282,7 +282,7 @@ def _look_up(name: str, revision: str | None, hub: Hub) -> tuple[Hub, dict[str, 
             return entry
 
     try:
-        origin, lineage = ask(name, hub, query)
+        origin, lineage = try_hub_then_source(name, hub, query)
     except ZooError as error:
         if len(queried_hubs) > 1 and isinstance(error.__cause__, RepositoryNotFoundError):
             raise
