@@ -4,6 +4,8 @@ Its world is trainer_fixture's: one token a letter. Its texts go through the alp
 has learned; so a tokenizer that numbers letters otherwise shows.
 """
 
+import copy
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -104,6 +106,11 @@ def save_stage(folder: Path, stage: str, model: PreTrainedModel, tokenizer: PreT
 
 def trained_policy(**fields: Any) -> PreTrainedModel:
     """A policy that has learned the alphabet, and to end a text after six letters or so. fields: of its config."""
+    return copy.deepcopy(_learned_policy(**fields))
+
+
+@functools.cache
+def _learned_policy(**fields: Any) -> PreTrainedModel:
     policy, tokenizer = make_policy(make_tokenizer(), **fields), make_tokenizer()
     rows = [[*tokenizer(_run_of(start, 6))["input_ids"], EOS] for start in range(len(LETTERS))]
     ids = torch.tensor(rows)
