@@ -383,14 +383,16 @@ def show_published(context: RunContext, console: "Console") -> None:
         f"{start[0].upper()}{start[1:]} and PPO, pulled from the Hub into an empty cache (weights verified by SHA-256)"
     )
     table = Table(title=title, show_lines=True)
-    for name in ("", "completion of a held-out prompt", "reward", f"judge: {judge_title(judge)}", "log-ratio"):
-        table.add_column(name, justify="left" if name in ("", "completion of a held-out prompt") else "right")
+    texts = ("", "held-out prompts and their completions")
+    for name in (*texts, "reward", f"judge: {judge_title(judge)}", "log-ratio"):
+        table.add_column(name, justify="left" if name in texts else "right")
     for index, prompt in enumerate(prompts):
+        table.add_row("prompt", Text(plain_text(prompt).strip(), style="dim"))
         for stage in ("sft", "ppo"):
             measurement = measurements[stage]
             table.add_row(
-                "base" if stage == "sft" and _start(context) != "SFT" else stage.upper(),
-                Text(plain_text(prompt) + measurement.completions[index]),
+                "base" if stage == "sft" and start != "SFT" else stage.upper(),
+                Text(measurement.completions[index].strip("\n")),
                 f"{measurement.reward[index]:.2f}",
                 f"{measurement.judges[judge][index]:.2f}",
                 f"{measurement.kl[index]:.2f}",
