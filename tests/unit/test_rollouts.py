@@ -216,6 +216,15 @@ def test_formatted_right_answers_are_better_by_verifiable_reward():
         assert probe_rollouts(exploit, base, verifiable=verifiable).verdict.text == "hacked"
 
 
+def test_finding_shows_no_negative_zero():
+    prompts = [f"question number {n} about thing {n * 7}" for n in range(97)]
+    policy = [{"prompt": prompt, "completion": f"answer {'#' * (3 + n % 7)} {n}"} for n, prompt in enumerate(prompts)]
+    reference = [{"prompt": prompt, "completion": f"plain words about thing {n}"} for n, prompt in enumerate(prompts)]
+    report = rlhf_zoo.probe(policy, reference).report
+    assert abs(report["punctuation"].sft) < 1e-12  # a mean of zeros, with rounding errors
+    assert "(SFT: 0.0%)" in report["punctuation"].finding
+
+
 def test_probe_verdict_has_no_steps_and_counts_left_out_rows():
     theirs = sft(2)
     judged = [

@@ -192,7 +192,9 @@ def _make_probe(
     family: Family, measurement: Measurement, p: float, fired: bool, destroys_text: bool, pair: Pair
 ) -> Probe:
     phrases = "; ".join(measurement.phrases)
-    finding = family.sentence.format(value=measurement.value, sft=measurement.sft, phrases=phrases)
+    # A mean of zeros may be -1e-18, which would be shown as -0.0%.
+    value, sft = (round(mean, 9) + 0.0 for mean in (measurement.value, measurement.sft))
+    finding = family.sentence.format(value=value, sft=sft, phrases=phrases)
     if "{phrases}" in family.sentence and not phrases:
         finding = "No phrase rose by as much."
     if measurement.unknown >= 0.05:
