@@ -20,6 +20,7 @@ import click
 from ..errors import ZooError
 from ..evaluation.votes.limits import VOTES_PER_HOUR
 from ..hub.client.connect import DEFAULT_HUB, Hub
+from ..runs.status_line import doing
 
 if TYPE_CHECKING:
     from .engine import Snapshot
@@ -62,13 +63,14 @@ def launch(
     if importlib.util.find_spec("gradio") is None:
         raise ZooError("The comparison page needs gradio: run `pip install 'rlhf-zoo[space]'`.")
     port = _free_port(host, port)
-    from ..pipeline.stages.train import silence_libraries
-
-    silence_libraries()
-    from .page import PageModels
-
     click.echo(f"Loading {ppo} and the models of its lineage; the first time takes a while.", err=True)
-    page_models = PageModels.load(ppo, sft=sft, reward=reward, runs=runs, hub=hub)
+    with doing("loading the page"):
+        from ..pipeline.stages.train import silence_libraries
+
+        silence_libraries()
+        from .page import PageModels
+    with doing("loading the models"):
+        page_models = PageModels.load(ppo, sft=sft, reward=reward, runs=runs, hub=hub)
     try:
         with _import_space_app().serve_page(
             page_models,

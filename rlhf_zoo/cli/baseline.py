@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import ZooError
-from .common import run_flags
+from .common import loading, run_flags
 from .layout import RecipeCommand
 from .open_run import run_context
 from .options import RECIPE, finished_run_options, json_option, seeds_option
@@ -83,10 +83,11 @@ def baseline(
     if wrong_options := [name for name, value in options.items() if value is not None and name not in OPTIONS[method]]:
         raise ZooError(f"--{wrong_options[0]} is not an option of --method {method}: leave it out.")
     with run_context(recipe, flags, output_dir=output_dir, hub=hub, read_only=True) as (context, _):
-        from ..pipeline.experiments.baseline import open_baseline
-        from ..pipeline.experiments.baseline_methods import run_method
-        from ..pipeline.experiments.baseline_report import write_report
-        from ..publishing.cards.card import make_card
+        with loading("loading the trainer"):
+            from ..pipeline.experiments.baseline import open_baseline
+            from ..pipeline.experiments.baseline_methods import run_method
+            from ..pipeline.experiments.baseline_report import write_report
+            from ..publishing.cards.card import make_card
 
         betas = None if options["beta"] is None else read_betas(options["beta"], method)
         finished_run = open_baseline(context, method)

@@ -63,8 +63,9 @@ def compare(
       rlhf-zoo compare local/tiny-world-ppo --hub local
     """
     with open_hub(hub, push_to_hub=False, source=source_hub) as connected_hub:
-        from ..app.serve import launch
-        from ..evaluation.votes.data import HubVotes
+        with loading("loading the page"):
+            from ..app.serve import launch
+            from ..evaluation.votes.data import HubVotes
 
         if votes is None:
             votes = _default_votes_dataset(ppo) if connected_hub.kind == "local" else None

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from .common import run_flags
+from .common import loading, run_flags
 from .layout import RecipeCommand
 from .open_run import run_context
 from .options import RECIPE, finished_run_options, json_option, seeds_option
@@ -39,7 +39,8 @@ def ensemble(
 
         from rich.console import Console
 
-        from ..pipeline.experiments.ensemble import overview, train, write_overview
+        with loading("loading the trainer"):
+            from ..pipeline.experiments.ensemble import overview, train, write_overview
 
         console = Console(stderr=True)
         runs = train(replace(context, restart=restart), seeds, console)

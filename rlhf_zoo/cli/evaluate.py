@@ -12,7 +12,7 @@ from ..errors import ZooError
 from ..modeling.prompt_keys import format_group_count, format_prompt_count
 from ..runs.settings.judge_names import check_judge_name
 from ..runs.settings.values import json_object
-from .common import command_line, parse_columns, run_flags
+from .common import command_line, loading, parse_columns, run_flags
 from .layout import RecipeCommand
 from .open_run import locked, open_hub
 from .options import LM_EVAL, LM_EVAL_TASKS, json_option, run_options
@@ -163,10 +163,11 @@ def _compare(
     hub: Hub,
 ) -> tuple[Path, dict[str, Any]]:
     """Compares the policy with another. Returns the folder of the figures, and the content of its evaluation.json."""
-    from ..pipeline import policy_eval
-    from ..publishing.cards.report import slug
-    from ..runs.settings.evaluation import llm_config
-    from ..runs.settings.values import coerce
+    with loading("loading the evaluation"):
+        from ..pipeline import policy_eval
+        from ..publishing.cards.report import slug
+        from ..runs.settings.evaluation import llm_config
+        from ..runs.settings.values import coerce
 
     options = {name: value for name, value in keys.items() if value is not None}
     if "group" in options:

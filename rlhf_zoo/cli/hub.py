@@ -10,7 +10,7 @@ import click
 from ..errors import ZooError
 from ..fileio import home
 from ..hub.server.cli import hub as embedded
-from .common import check_repo, quiet_hub
+from .common import check_repo, loading, quiet_hub
 from .extension import extension
 from .layout import Group
 from .open_run import open_hub
@@ -122,7 +122,8 @@ def add(path: str, repository: str, license_name: str | None, source: str | None
     if not Path(path).expanduser().exists():  # before imports that take seconds
         raise ZooError(f"{path} is neither a folder nor a GGUF file: pass the path of a model.")
     with open_hub("local", push_to_hub=True) as hub:
-        from ..publishing.add_model import add_model
+        with loading("loading the publisher"):
+            from ..publishing.add_model import add_model
 
         quiet_hub(progress_bars=sys.stderr.isatty())
         result = add_model(path, repository, license=license_name, source=source, hub=hub)

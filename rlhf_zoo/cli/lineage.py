@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .common import command_line, quiet_hub
+from .common import command_line, loading, quiet_hub
 from .open_run import open_hub
 from .options import HUB, SOURCE_HUB, TRUST, TRUST_RUN, UserPath, json_option
 from .tables import print_json, stdout_console
@@ -100,7 +100,8 @@ def reproduce(
       rlhf-zoo reproduce local/tiny-world-ppo@step-000010
     """
     with open_hub(hub, push_to_hub=False, source=source_hub) as connected_hub:
-        from ..pipeline.inspect import reproduce as reproducing
+        with loading("loading the trainer"):
+            from ..pipeline.inspect import reproduce as reproducing
 
         quiet_hub()  # the stage has its own progress bars
         document = reproducing.reproduce(

@@ -14,7 +14,7 @@ import click
 from ..errors import ZooError
 from ..modeling import distributed
 from ..runs.registry import STAGES
-from .common import check_namespace, command_line, quiet_hub
+from .common import check_namespace, command_line, loading, quiet_hub
 
 if TYPE_CHECKING:
     from ..hub.client.connect import Hub
@@ -309,12 +309,13 @@ def publishing(
     Yields:
         The outbox; None for a run that publishes nothing.
     """
-    from ..publishing.outbox import PATIENCE, Outbox
-    from ..publishing.sender import Sender, resume_command
-
     if not context.publish:
         yield None
         return
+    with loading("loading the publisher"):
+        from ..publishing.outbox import PATIENCE, Outbox
+        from ..publishing.sender import Sender, resume_command
+
     sender = Sender(context, stages=stages, resend_cards=resend_cards)
     seconds = PATIENCE if patience is None else patience
     with Outbox(

@@ -12,6 +12,7 @@ import click
 from ..errors import printable
 from ..fileio import write_text
 from ..modeling.prompt_keys import format_group_count
+from .common import loading
 from .open_run import open_hub
 from .options import HUB, SOURCE_HUB, TRUST, UserPath, json_option
 from .tables import print_json, stdout_console, table
@@ -122,7 +123,8 @@ def probe(
     with contextlib.ExitStack() as stack:
         connected_hub = DEFAULT_HUB
         if model is not None or embedder is not None:
-            from ..pipeline.stages.train import silence_libraries
+            with loading("loading the trainer"):
+                from ..pipeline.stages.train import silence_libraries
 
             silence_libraries()
         # The folder of a model may be an adapter, whose base is on a Hub. An embedder is never one.

@@ -7,6 +7,7 @@ import click
 
 from ..errors import ZooError
 from ..runs.registry import STAGES
+from .common import loading
 from .open_run import locked, run_context
 from .options import NAMESPACE, OVERWRITE, PATIENCE, PRIVATE, TRUST_RUN, UserPath
 
@@ -67,11 +68,12 @@ def push(
     if not folders:
         raise ZooError(f"{run} holds nothing to publish: give the directory of a run, or of its {' or '.join(STAGES)}.")
     # After the checks of the path, as these imports take seconds.
-    from ..hub.client.run_signature import TRUST_RUN_FLAG
-    from ..pipeline.experiments.runner import variant_of
-    from ..runs.recipe import Recipe
-    from ..runs.record import StageRecord
-    from ..runs.rounds import round_of
+    with loading("loading the publisher"):
+        from ..hub.client.run_signature import TRUST_RUN_FLAG
+        from ..pipeline.experiments.runner import variant_of
+        from ..runs.recipe import Recipe
+        from ..runs.record import StageRecord
+        from ..runs.rounds import round_of
 
     documents = [StageRecord(folder).read() for folder in folders]
     if resume:

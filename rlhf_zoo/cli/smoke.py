@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from ..errors import ZooError
-from .common import quiet_hub
+from .common import loading, quiet_hub
 from .open_run import locked, open_hub, open_run
 from .options import UserPath, json_option
 from .tables import print_json
@@ -51,8 +51,9 @@ def smoke(recipe: str, keep: Path | None, as_json: bool) -> None:
         hub = stack.enter_context(open_hub("local", push_to_hub=False))
         from rich.console import Console
 
-        from ..pipeline import run_recipe
-        from ..pipeline.smoke.miniatures import publish_miniatures, small_flags
+        with loading("loading the trainer"):
+            from ..pipeline import run_recipe
+            from ..pipeline.smoke.miniatures import publish_miniatures, small_flags
 
         quiet_hub()
         console, start = Console(stderr=as_json, width=200, soft_wrap=True), time.monotonic()

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import ZooError
-from .common import check_repo, quiet_hub
+from ..runs.status_line import doing
+from .common import check_repo, loading, quiet_hub
 from .layout import Group
 from .open_run import open_hub
 from .options import HUB, SOURCE_HUB, lineage_options
@@ -64,14 +65,16 @@ def deploy(
     if repo is not None:
         check_repo(repo, "NAMESPACE/NAME")
     with open_hub(hub, push_to_hub=True, source=source_hub) as connected_hub:
-        from ..app.space.deploy import deploy as deploy_space
-        from ..app.space.files import add_runs, find_models
-        from ..hub.client.publish import resolve_namespace
+        with loading("loading the page"):
+            from ..app.space.deploy import deploy as deploy_space
+            from ..app.space.files import add_runs, find_models
+            from ..hub.client.publish import resolve_namespace
 
         quiet_hub()
         account = resolve_namespace("local" if connected_hub.kind == "local" else None, hub=connected_hub)
-        models = find_models(ppo, **options)
-        models, problem = add_runs(models, ablation or None)
+        with doing("finding the models"):
+            models = find_models(ppo, **options)
+            models, problem = add_runs(models, ablation or None)
         if problem is not None:
             click.echo(problem, err=True)
         name = repo or f"{account}/{models.ppo.repo.rpartition('/')[2].removesuffix('-ppo')}-compare"
@@ -80,7 +83,8 @@ def deploy(
 
         page = functools.partial(render_static_page, models, connected_hub)
         builds = connected_hub.kind == "huggingface"
-        deployment = deploy_space(name, models, page=page, private=private, builds=builds, hub=connected_hub)
+        with doing("sending the Space"):
+            deployment = deploy_space(name, models, page=page, private=private, builds=builds, hub=connected_hub)
         _add_to_collection(models, name, connected_hub, private=deployment.private)
         _print_result(name, deployment, models, connected_hub)
 

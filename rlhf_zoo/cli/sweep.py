@@ -12,7 +12,7 @@ import click
 
 from ..errors import ZooError
 from ..runs.registry import STAGES
-from .common import run_flags
+from .common import loading, run_flags
 from .layout import RecipeCommand
 from .open_run import locked, open_hub, open_run, resolve_run, run_context
 from .options import LM_EVAL, RECIPE, json_option, run_options, seeds_option
@@ -57,8 +57,9 @@ def sweep(ctx: click.Context, recipe: str, grid: tuple[str, ...], seeds: int, as
     Example:
       rlhf-zoo sweep tiny-world --grid kl_coef=0.02,0.05,0.1 --seeds 3
     """
-    from ..pipeline.experiments.sweep import SWEEP, train, write_overview
-    from ..runs.recipe import load_recipe
+    with loading("loading the trainer"):
+        from ..pipeline.experiments.sweep import SWEEP, train, write_overview
+        from ..runs.recipe import load_recipe
 
     flags = run_flags(ctx, recipe)
     loaded_recipe = load_recipe(recipe)
@@ -116,8 +117,9 @@ def ablate(
     Example:
       rlhf-zoo ablate tiny-world --kl_coef 0,0.02,0.1,0.5
     """
-    from ..pipeline.experiments.runner import read_own_outcome, recipe_seed, run_variants, variants, with_keys
-    from ..pipeline.experiments.sweep import ABLATION, write_overview
+    with loading("loading the trainer"):
+        from ..pipeline.experiments.runner import read_own_outcome, recipe_seed, run_variants, variants, with_keys
+        from ..pipeline.experiments.sweep import ABLATION, write_overview
 
     flags = run_flags(ctx, recipe)
     loaded_recipe, run = resolve_run(recipe, output_dir=output_dir, namespace=options["namespace"])

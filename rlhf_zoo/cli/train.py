@@ -18,6 +18,7 @@ from ..errors import ZooError
 from ..modeling import distributed
 from ..runs.registry import STAGES, Stage
 from ..runs.settings.judge_names import check_judge_name
+from ..runs.status_line import doing
 from .common import loading, run_flags
 from .layout import RecipeCommand
 from .open_run import publishing, run_context
@@ -111,13 +112,15 @@ def doctor(ctx: click.Context, recipe: str, as_json: bool, **options: Any) -> No
     """
     flags = run_flags(ctx, recipe, stage="ppo", check_names=False)
     with run_context(recipe, flags, read_only=True, writes=False, **options) as (context, _):
-        from ..pipeline.inspect.doctor import examine
-        from ..pipeline.inspect.examination import FAILED, SKIPPED
-        from ..publishing.adapters import reason_not_to_publish
+        with loading("loading the checks"):
+            from ..pipeline.inspect.doctor import examine
+            from ..pipeline.inspect.examination import FAILED, SKIPPED
+            from ..publishing.adapters import reason_not_to_publish
 
         is_explicit = options["push_to_hub"] or options["hub"] is not None
         publishes = options["push_to_hub"] or context.hub.kind == "local"
-        findings = examine(context, publishes=publishes and (is_explicit or reason_not_to_publish(context) is None))
+        with doing(f"checking {context.recipe.name}"):
+            findings = examine(context, publishes=publishes and (is_explicit or reason_not_to_publish(context) is None))
     if as_json:
         print_json([asdict(finding) for finding in findings])
     else:

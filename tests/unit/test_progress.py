@@ -1,10 +1,19 @@
 """Progress in a log: whole lines, each 5% of the work and while a step takes long, with reward and KL."""
 
+import contextlib
+import fcntl
 import io
+import os
+import pty
+import struct
+import subprocess
+import termios
 import time
 from contextlib import redirect_stderr
+from pathlib import Path
 
 import pytest
+from warm import PYTHON
 
 from rlhf_zoo.runs import status_line
 from rlhf_zoo.runs.status_line import Progress
@@ -79,3 +88,23 @@ def test_ppo_progress_shows_reward_kl_and_phase(log: io.StringIO, tmp_path) -> N
     lines = log.getvalue().splitlines()
     assert lines[1].startswith("ppo: 1 of 4 ") and lines[1].endswith("reward=1.25, kl=0.5"), "of this step"
     assert lines[-1].startswith("ppo, sampling: 2 of 4 ") and lines[-1].endswith("reward=2.5, kl=0.5")
+
+
+@pytest.mark.parametrize("words", ["push runs/x", "doctor tiny-world"])
+def test_command_shows_on_terminal_what_it_loads(tmp_path: Path, words: str) -> None:
+    stage = tmp_path / "runs" / "x" / "ppo"
+    stage.mkdir(parents=True)
+    (stage / "run.json").write_text('{"schema": 1, "stage": "ppo", "recipe": "tiny-world", "status": "running"}')
+    terminal, stderr = pty.openpty()
+    fcntl.ioctl(stderr, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))  # without a width no line is shown
+    env = {**os.environ, "RLHF_ZOO_HOME": str(tmp_path / "home")}
+    command = [*PYTHON, "-m", "rlhf_zoo.cli", *words.split()]
+    process = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL, stderr=stderr)
+    os.close(stderr)
+    shown = b""
+    with contextlib.suppress(OSError):  # how Linux reports the end of a terminal
+        while block := os.read(terminal, 4096):
+            shown += block
+    process.wait()
+    os.close(terminal)
+    assert b"loading the " in shown, shown.decode(errors="replace")
