@@ -37,6 +37,13 @@ def first_line(error: BaseException) -> str:
     return line.strip().rstrip(".")
 
 
+def as_clause(error: BaseException) -> str:
+    """Returns an error's message as the second part of a sentence: "the Hub ..." instead of "The Hub ..."."""
+    message = str(error)
+    # Any other first word may be a name, which keeps its case.
+    return f"t{message[1:]}" if message.startswith(("The ", "There ")) else message
+
+
 def printable(text: str) -> str:
     r"""Escapes the control characters in a text, such as \x1b, except newlines and tabs."""
     return "".join(

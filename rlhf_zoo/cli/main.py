@@ -118,6 +118,8 @@ def cli() -> None:
 
 def _click_error(error: click.ClickException) -> str:
     """Turns the message of a click error, one or two sentences, into one that also says where to find help."""
+    if (own_sentence := _choice_error(error) or _extra_word_error(error)) is not None:
+        return own_sentence
     message = error.format_message().replace("a valid float range", "a number")
     first, _, second = message.replace("a valid integer range", "a whole number").partition(". ")
     sentence = first + (f", {second[0].lower()}{second[1:]}" if second else "")
@@ -125,6 +127,41 @@ def _click_error(error: click.ClickException) -> str:
         return sentence
     command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "rlhf-zoo"
     return f"{sentence.rstrip('.')}: see `{command} --help`."
+
+
+def _choice_error(error: click.ClickException) -> str | None:
+    """Returns the message for a value that is missing or not one of a parameter's choices; None for other errors."""
+    from ..plugins import did_you_mean
+
+    parameter = error.param if isinstance(error, click.BadParameter) else None
+    if parameter is None or not isinstance(parameter.type, click.Choice):
+        return None
+    choices = [str(choice) for choice in parameter.type.choices]
+    title = parameter.opts[0] if isinstance(parameter, click.Option) else parameter.human_readable_name
+    if isinstance(error, click.MissingParameter):
+        return f"{title} is missing: give one of {', '.join(choices)}."
+    value = re.match(r"'(.*)' is not one of ", error.message, re.DOTALL)
+    if value is None:
+        return None
+    problem = f"{title} is {value[1]!r}, but it takes one of {', '.join(choices)}"
+    return problem + (did_you_mean(value[1], choices) or ".")
+
+
+def _extra_word_error(error: click.ClickException) -> str | None:
+    """Returns the message for a word that a command without arguments does not take; None for other errors."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    if context is None:
+        return None
+    message, command = error.format_message(), context.command
+    if isinstance(command, click.Group):
+        name = re.fullmatch(r"No such command '(.*)'\.", message, re.DOTALL)
+        names = ", ".join(command.list_commands(context))
+        return name and f"`{context.command_path}` has no command {name[1]!r}: it has {names}."
+    words = re.fullmatch(r"Got unexpected extra arguments? \((.*)\)", message, re.DOTALL)
+    if words is None or any(isinstance(parameter, click.Argument) for parameter in command.params):
+        return None
+    options = ", ".join(parameter.opts[0] for parameter in command.params)
+    return f"`{context.command_path}` takes options only, but got {words[1]!r}: use {options}."
 
 
 def _user_error(error: BaseException) -> str | None:

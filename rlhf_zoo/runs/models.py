@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import ZooError
+from ..errors import ZooError, as_clause
 from ..hub.client.connect import Hub
 from ..hub.client.refs import NOT_LOADED, hub_lineage, resolve
 from ..modeling.gguf import gguf_source
@@ -61,7 +61,7 @@ def model_from_elsewhere(name: str, hub: Hub, *, recipe: str, all_files: bool = 
         checkpoint = resolve(name, hub, ignore=() if all_files else NOT_LOADED)
     except ZooError as error:
         problem = f"{name!r} is neither a stage of {recipe}, nor a folder, nor a model that can be loaded"
-        raise ZooError(f"{problem}. {error}") from error.__cause__
+        raise ZooError(f"{problem}; {as_clause(error)}") from error.__cause__
     if checkpoint.hub is None:
         local = {"repo": None, "commit": None, "path": name, "fingerprint": name}
         return ParentCheckpoint(checkpoint.path, local | folder_lineage(checkpoint.path))

@@ -157,6 +157,29 @@ def test_command_names_mistake_in_arguments(
     assert ". " not in err and sorted((tmp_path / "work").rglob("*")) == before
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("recipes keys pppo", "STAGE is 'pppo', but it takes one of recipe, sft, reward, ppo, did you mean 'ppo'?"),
+        ("recipes keys", "STAGE is missing: give one of recipe, sft, reward, ppo."),
+        ("completion tcsh", "SHELL is 'tcsh', but it takes one of bash, fish, zsh."),
+        (
+            "zoo --sort kll",
+            "--sort is 'kll', but it takes one of reward, kl, win_rate, date, stage, name, did you mean",
+        ),
+        ("zoo nope", "`rlhf-zoo zoo` takes options only, but got 'nope': use --namespace, --stage, "),
+        ("zoo nope other", "`rlhf-zoo zoo` takes options only, but got 'nope other': use --namespace, "),
+        ("space nope", "`rlhf-zoo space` has no command 'nope': it has "),
+        ("hub nope", "`rlhf-zoo hub` has no command 'nope': it has "),
+    ],
+)
+def test_wrong_word_is_answered_with_words_that_exist(
+    run: Callable[..., tuple[int, str, str]], words: str, message: str
+) -> None:
+    code, out, err = run(*words.split())
+    assert (code, out, err.count("\n")) == (2, "", 1) and err.startswith(f"Error: {message}"), err
+
+
 def test_command_rejects_arguments_that_are_not_utf_8(run: Callable[..., tuple[int, str, str]]) -> None:
     word = os.fsdecode(b"runs/\xff")
     code, _, err = run("sft", "tiny-world", "--output_dir", word)

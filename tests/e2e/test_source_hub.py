@@ -116,7 +116,7 @@ def test_each_hub_gets_only_its_own_requests(hubs: tuple[ThreadHub, ThreadHub], 
     assert resolve("maker/second", both).path.joinpath("model.safetensors").read_text() == second.url
     for name, message in (
         ("maker/both@v9", "maker/both has no revision 'v9'"),
-        ("maker/hidden", f"maker/hidden is not on {first.url}, which was asked first. There is no repository "
+        ("maker/hidden", f"maker/hidden is not on {first.url}, which was asked first; there is no repository "
                          f"'maker/hidden' on {second.url}"),
         ("maker/pickle", "has pytorch_model.bin, a pickle"),
     ):  # fmt: skip
@@ -124,7 +124,7 @@ def test_each_hub_gets_only_its_own_requests(hubs: tuple[ThreadHub, ThreadHub], 
             resolve(name, both)
     silent = replace(both, source=replace(source, endpoint="http://127.0.0.1:9"))
     with pytest.raises(
-        ZooError, match=rf"maker/none is not on {first.url}, .*The Hub http://127.0.0.1:9 cannot be reached"
+        ZooError, match=rf"maker/none is not on {first.url}, .*the Hub http://127.0.0.1:9 cannot be reached"
     ):
         resolve("maker/none", silent)
     offline = replace(both, source=replace(source, offline=True))

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from ...errors import ZooError
+from ...errors import ZooError, as_clause
 from ...fileio import hub_id, read_json, write_json
 from .connect import DEFAULT_HUB, Hub
 from .pull import PulledRevision, fetch, split_revision
@@ -163,4 +163,5 @@ def try_hub_then_source(name: str, hub: Hub, request: Callable[[Hub], Answer]) -
     try:
         return source, after_waiting(lambda: request(source), hub=source.name)
     except ZooError as error:
-        raise ZooError(f"{name} is not on {hub.name}, which was asked first. {error}") from error.__cause__
+        problem = f"{name} is not on {hub.name}, which was asked first"
+        raise ZooError(f"{problem}; {as_clause(error)}") from error.__cause__

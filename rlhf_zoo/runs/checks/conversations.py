@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from datasets import Dataset
 
-from ...errors import ZooError
+from ...errors import ZooError, as_clause
 from ...modeling.chat import append_completion, check_prefix, display_text
 from ...modeling.chat_template import is_conversation, render_text
 from ...modeling.template_words import check_keeps_words, check_template, is_plain
@@ -63,7 +63,9 @@ def check_rows(rows: Dataset, tokenizer: "PreTrainedTokenizerBase", *, subject: 
             except ZooError as error:
                 text = " ".join(display_text(turns).split())
                 excerpt = text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}…"
-                raise ZooError(f"Row {index} of {subject} cannot be rendered ({excerpt!r}). {error}") from error
+                raise ZooError(
+                    f"Row {index} of {subject} cannot be rendered ({excerpt!r}); {as_clause(error)}"
+                ) from error
             if not is_plain(turns):
                 continue
             roles = tuple(turn["role"] for turn in turns)
