@@ -159,9 +159,6 @@ def trace(
             from ..pipeline.inspect.trace import find_traced_policy, trace_checkpoint
             from ..pipeline.inspect.trace_view import show, to_document
             from ..runs.data.turns import typed_prompt
-            from ..runs.settings.parse import import_dataclasses
-
-            import_dataclasses()
         with doing(f"tracing {run}"):
             parsed_prompt = typed_prompt(prompt)
             policy = find_traced_policy(run, step=step, hub=connected_hub, **policy_options)

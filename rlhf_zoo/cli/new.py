@@ -77,9 +77,6 @@ def new(folder: Path, columns: str | None, memory: float | None, source_hub: str
             check_reachable(replace(DEFAULT_HUB, flag=SOURCE_FLAG), request.first_hub_name)
         with loading("loading the planner"):
             from ..pipeline.new.recipe import make_recipe, write
-            from ..runs.settings.parse import import_dataclasses
-
-            import_dataclasses()
         with doing("reading the model and the data"):
             recipe = make_recipe(request, title=os.path.basename(os.path.abspath(folder)))
         write(recipe, folder)

@@ -158,9 +158,6 @@ def _cached_plan(
     with loading("loading the planner"):
         from ..pipeline.plan.plan import make_plan
         from ..pipeline.plan.shapes import is_local_shape
-        from ..runs.settings.parse import import_dataclasses
-
-        import_dataclasses()
     needs_hub = not all(map(is_local_shape, model_names(recipe, flags)))
     with hub_for_reading(needs_hub, source_hub) as hub, doing(f"planning {recipe.name}"):
         result = make_plan(recipe, device, flags, prompt_length=prompt_length, hub=hub)
@@ -261,9 +258,6 @@ def print_plan_line(
         from ..pipeline.plan.devices import local_device
         from ..pipeline.plan.plan import make_plan
         from ..runs.settings.key_classes import effective_keys
-        from ..runs.settings.parse import import_dataclasses
-
-        import_dataclasses()
     stages = list(recipe.stages) if stage is None else [stage]
     keys = {name: {**effective_keys(recipe, name, recipe.stages[name]), **flags.get(name, {})} for name in stages}
     on_cpu = any(stage_keys.get("use_cpu") for stage_keys in keys.values())

@@ -21,9 +21,10 @@ from ..modeling.value_head import ValueHead
 from ..modeling.value_head_models import AutoModelForCausalLMWithValueHead, AutoModelForSeq2SeqLMWithValueHead
 from ..rewards import RewardEnsemble, RewardModel, Rewards
 from ..rewards.ensemble import check_ensemble
-from .config import PPOConfig, has_reference
+from .config import PPOConfig
 from .critics import build_critic, stored_statistics
 from .guards import check_step_size, warn
+from .key_checks import has_reference
 from .ptx import TextSource
 from .reference import Reference
 from .token_checks import (

@@ -32,7 +32,6 @@ from ..modeling.reserved_columns import GENERATION
 from ..rewards import Scored
 from .actor_critic import TextBatch
 from .base import TRAIN_STREAM
-from .config import CPU_TOKENS_PER_PASS
 from .distributed_update import gather_rollouts as gather_across_processes
 from .distributed_update import split_samples, split_texts
 from .guards import (
@@ -42,6 +41,7 @@ from .guards import (
     warn_if_scores_identical,
     wrap_reward_errors,
 )
+from .key_checks import CPU_TOKENS_PER_PASS
 from .loss import PolicyLoss, micro_batch_loss
 from .metrics import UpdateMetrics
 from .minibatch import Minibatch

@@ -1,6 +1,7 @@
 """`rlhf-zoo new` reads its model and data: each text once, and every mistake in one sentence."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import schemas
 from rlhf_zoo.cli import main as cli
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.pipeline.new import sizes
+from rlhf_zoo.pipeline.new.recipe import make_recipe, write
+from rlhf_zoo.pipeline.new.request import RecipeRequest
 
 PAIRS = "trl-lib/tldr-preference"
 
@@ -70,3 +73,30 @@ def test_new_reports_unreadable_data_in_one_sentence(caplog: pytest.LogCaptureFi
         with pytest.raises(ZooError, match=problem):
             zoo("new", "mine", "--model", "base", "--preferences", name)
     assert not [record for record in caplog.records if record.name.startswith("datasets")]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("num_mini_batches: 7", "num_mini_batches 7 does not divide the rollout of"),
+        ("cliprnge: 0.2", "has cliprnge, which is not a key of the stage ppo, did you mean 'cliprange'"),
+        ("kl_coef: -1", "kl_coef"),
+        ("kl_estimator: k2", "kl_estimator 'k2' does not work in the reward"),
+        ("eval_strategy: sometimes", "eval_strategy in .* is 'sometimes', but it takes one of no, steps, epoch"),
+        ("release: newest", "release in .* is 'newest', but it takes one of last, best, recommended"),
+        ("release: best", "release: best of the stage ppo needs metric_for_best_model"),
+        ("push_steps: 7", "push_steps of the stage ppo is 7, but checkpoints are saved by"),
+        ("dtype: float16", "dtype of the stage ppo is 'float16'"),
+        ("columns: {prompt: question}", "question"),
+    ],
+)
+def test_new_checks_recipe_without_trainers(line: str, message: str) -> None:
+    miniatures.save("GPT-2", Path("base"))
+    schemas.write_data(Path("asked"), [{"prompt": f"what is {row}", "completion": f"{row}"} for row in range(240)])
+    recipe = make_recipe(RecipeRequest(model="base", prompts="asked", rewards=("length",)), title="mine")
+    key = line.partition(":")[0]
+    rest = [text for text in recipe.files["ppo.yaml"].splitlines() if not text.startswith(f"{key}:")]
+    changed = replace(recipe, files={**recipe.files, "ppo.yaml": "\n".join([*rest, line])})
+    with pytest.raises(ZooError, match=message):
+        write(changed, Path("mine"))
+    assert not Path("mine").exists()

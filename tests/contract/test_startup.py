@@ -11,6 +11,7 @@ from collections import Counter
 from functools import partial
 from pathlib import Path
 
+import miniatures
 import pytest
 from hub_fixture import base_environment
 from rich.console import Console
@@ -101,15 +102,20 @@ def test_help_mistakes_and_recipe_commands_import_no_heavy_package(wrong_recipe:
 
 
 def test_commands_import_no_package_that_they_do_not_need(tmp_path: Path) -> None:
-    """In forks of a process that has imported torch and peft, which every one of these commands needs."""
+    """In forks of a process that has imported torch, which every one of these commands needs."""
+    miniatures.save("GPT-2", tmp_path / "base")
+    rows = [json.dumps({"prompt": f"what is {row}", "completion": f"{row}"}) for row in range(240)]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(rows))
     expected = {
+        "plan tiny-world --gpu rtx4090": (0, ("trl", "peft", *TRAINING)),
         "plan tiny-world --gpu rtx4090 --lora": (0, TRAINING),
-        "trace nowhere --prompt hello": (2, TRAINING),
+        "trace nowhere --prompt hello": (2, ("trl", *TRAINING)),
         "recipes validate tiny-world": (0, PAGES),
-        "new mine --model nowhere --prompts nowhere --reward numeric_match": (2, PAGES),
+        "new mine --model nowhere --prompts nowhere --reward numeric_match": (2, ("trl", "peft", *PAGES)),
+        "new other --model base --prompts pairs.jsonl --reward length": (0, ("trl", "peft", *PAGES)),
     }
     commands = [(words, unneeded) for words, (_, unneeded) in expected.items()]
-    results = run_in_forks(commands, tmp_path, imports=("peft", "torch"))
+    results = run_in_forks(commands, tmp_path, imports=("torch",))
     for (words, (code, _)), (exit_code, stderr, imported) in zip(expected.items(), results, strict=True):
         assert (exit_code, imported) == (code, []), (words, stderr)
 

@@ -22,7 +22,7 @@ from rlhf_zoo.modeling.batches import count_tokens, split_batches
 from rlhf_zoo.modeling.chunked_logprobs import logit_transform
 from rlhf_zoo.modeling.logprobs import response_logprobs, text_logprobs
 from rlhf_zoo.modeling.sampling.sampler import Samples, Vocabulary, sample
-from rlhf_zoo.ppo import config
+from rlhf_zoo.ppo import key_checks
 from rlhf_zoo.ppo.minibatch import Minibatch
 
 HOLES = Vocabulary(15, (4, 9))
@@ -266,7 +266,7 @@ def test_run_with_any_memory_option_matches_plain_run(
 @pytest.mark.skipif(DEVICE != "cpu", reason="a CPU's bound")
 def test_cpu_bounds_tokens_per_pass_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """max_tokens_per_micro_batch replaces both bounds."""
-    monkeypatch.setattr(config, "CPU_TOKENS_PER_PASS", 20)
+    monkeypatch.setattr(key_checks, "CPU_TOKENS_PER_PASS", 20)
     keys: dict[str, Any] = {
         "kind": Sized, "max_steps": 1, "num_ppo_epochs": 1, "stop_token_id": 3, "num_mini_batches": 1,
         "per_device_train_batch_size": 2, "gradient_accumulation_steps": 4,

@@ -31,7 +31,8 @@ from rlhf_zoo.pipeline.stages import ppo
 from rlhf_zoo.pipeline.stages.callbacks import NoRoom, StageCallback
 from rlhf_zoo.pipeline.stages.interrupt import Interruptible
 from rlhf_zoo.pipeline.stages.reporting import report_to_one_run
-from rlhf_zoo.ppo.config import PPOConfig, has_reference
+from rlhf_zoo.ppo.config import PPOConfig
+from rlhf_zoo.ppo.key_checks import has_reference
 from rlhf_zoo.publishing.adapters import file_overrides
 from rlhf_zoo.publishing.cards.card import make_card
 from rlhf_zoo.publishing.sender import Sender

@@ -20,7 +20,7 @@ from ...modeling.special_tokens import has_own_pad
 from ...plugins import REWARDS, did_you_mean, load_object
 from ...rewards.verifiable import Verifiable
 from ...runs.data.columns import has_placeholders, placeholders
-from ...runs.recipe import Recipe, load_recipe
+from ...runs.recipe import Recipe
 from ...runs.registry import STAGES
 from ...runs.settings.declared import declared_keys
 from ...runs.settings.evaluation import LLMConfig
@@ -33,6 +33,7 @@ from .data import MAX_COUNTED, InspectedData, StageData, inspect_data, stage_dat
 from .model import ModelFacts, inspect_model, reward_labels
 from .request import RecipeRequest, check_folder
 from .sizes import MAX_EPISODES, Decisions, add_episodes, batches, choose_sizes
+from .validation import check_recipe
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -139,22 +140,11 @@ def write(recipe: NewRecipe, folder: Path) -> None:
         copy.mkdir()
         for name, text in recipe.files.items():
             (copy / name).write_text(text, encoding="utf-8")
-        _validate(copy)
+        check_recipe(copy)
         try:
             shutil.copytree(copy, folder, dirs_exist_ok=True)
         except OSError as error:
             raise ZooError(f"{folder} cannot be written ({error.strerror or error}): choose another folder.") from error
-
-
-def _validate(folder: Path) -> None:
-    from ...runs.checks.splits import check_forms
-    from ...runs.settings.parse import recipe_config, stage_settings
-
-    recipe = load_recipe(str(folder))
-    stages = {
-        stage: stage_settings(recipe, stage, {}, shared_flags={}, output_dir=Path("runs")) for stage in recipe.stages
-    }
-    check_forms(recipe_config(recipe), stages)
 
 
 # Decisions

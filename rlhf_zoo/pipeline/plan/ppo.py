@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from ...modeling.chunked_logprobs import CHUNK_ON_ACCELERATOR, CHUNK_ON_CPU
 from ...modeling.sampling.cuda_graphs import COLUMNS, bucket
 from ...modeling.sampling.kv_cache import SPARE_COLUMNS
-from ...ppo.config import default_tokens_per_pass, has_reference
+from ...ppo.key_checks import default_tokens_per_pass, has_reference
 from ...runs.data.batch_share import divide_batch
 from . import memory
 from .devices import Device

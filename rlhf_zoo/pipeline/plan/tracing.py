@@ -250,9 +250,14 @@ class Tracer:
         if key[0] not in TRUNK_PASSES:
             return self._run(run)
         trunk = _trunk(self._models[-1][-1])
-        weights = tuple((name, weight.shape, weight.requires_grad) for name, weight in trunk.named_parameters())
+        # A forward pass saves nothing, so frozen weights change it only where autocast keeps copies of the others.
+        any_weights = key[0] == "forward" and key[-1] is False
+        weights = tuple(
+            (name, weight.shape, weight.requires_grad or any_weights) for name, weight in trunk.named_parameters()
+        )
         depths = tuple(depth for depth, _, _ in self._models)
-        trunk_key = (replace(self.spec, role="trunk"), depths, type(trunk), weights, key)
+        spec = replace(self.spec, role="trunk", trains=self.spec.trains or any_weights)
+        trunk_key = (spec, depths, type(trunk), weights, key)
         if trunk_key not in _MEASURED:
             _MEASURED[trunk_key] = self._run(run)
         return _MEASURED[trunk_key]

@@ -1,6 +1,7 @@
 """The keys of a stage, read from the source of their dataclasses, because importing trl and transformers is slow."""
 
 import ast
+import enum
 import functools
 import importlib.util
 from collections.abc import Iterator, Mapping
@@ -56,8 +57,8 @@ class Declared:
 
     @property
     def hint(self) -> Any:
-        """The type, if it is one of `_TYPES`; None otherwise."""
-        return _TYPES.get(self.type)
+        """The type, if it is one of `_TYPES` or an enumeration of transformers; None otherwise."""
+        return _TYPES.get(self.type) or _enum_hint(self.type)
 
 
 @functools.cache
@@ -92,6 +93,11 @@ def declared_recipe_keys() -> Mapping[str, Declared]:
     return keys | {f"evaluation.{name}": key for name, key in evaluation.items()}
 
 
+def model_defaults() -> dict[str, Any]:
+    """Returns the default of every key of trl's ModelConfig, also of those that a stage does not take."""
+    return {name: key.default for name, key in _fields("trl:ModelConfig").items()}
+
+
 def default_of(stage: str, key: str) -> Any:
     """Returns the default of a key that a run or card does not set.
 
@@ -110,6 +116,25 @@ def refused_keys(stage: str) -> frozenset[str]:
         stage: Name of the stage.
     """
     return frozenset({*SCRIPT_KEYS, *REFUSED, *_fields("trl:ModelConfig")} - {*STAGES[stage].model_keys})
+
+
+@functools.cache
+def _enum_hint(annotation: str) -> Any:
+    """Returns the type for "NAME | str", if transformers has the enumeration NAME; None for any other annotation."""
+    name, _, alternative = annotation.partition(" | ")
+    if alternative != "str" or not name.isidentifier():
+        return None
+    try:
+        _, tree = _find_class("transformers", name)
+    except LookupError:
+        return None
+    node = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+    members = {
+        entry.targets[0].id: _literal(entry.value)
+        for entry in node.body
+        if isinstance(entry, ast.Assign) and isinstance(entry.targets[0], ast.Name)
+    }
+    return enum.Enum(name, members, type=str) | str
 
 
 def _fields(reference: str) -> dict[str, Declared]:

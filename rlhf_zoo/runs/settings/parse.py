@@ -319,7 +319,7 @@ def stage_settings(
         ) from error
     _check_trainer(trainer, stage)
     check_model(model, stage, critic=getattr(trainer, "critic", None), shards=bool(arguments.get("fsdp2")))
-    _check_combinations(stage, data, trainer, model, release)
+    check_combinations(stage, data, trainer, model, release)
     keep = resolved.get("save_total_limit")
     # A run may be resumed with other values of these keys, so they are not in its fingerprint.
     for name in ("fsdp2", "offload_frozen", "reward_timeout"):
@@ -327,8 +327,19 @@ def stage_settings(
     return StageSettings(stage, shared, data, trainer, model, release, keep, {**resolved, "recipe": fingerprinted})
 
 
-def _check_combinations(stage: str, data: Any, trainer: Any, model: Any, release: Any) -> None:
-    """Raises ZooError if keys of a stage do not work together."""
+def check_combinations(stage: str, data: Any, trainer: Any, model: Any, release: Any) -> None:
+    """Checks keys of a stage that must work together.
+
+    Args:
+        stage: Name of the stage.
+        data: The stage's own keys.
+        trainer: The trainer's keys.
+        model: trl's ModelConfig.
+        release: What is published.
+
+    Raises:
+        ZooError: Two keys contradict each other, or one needs another.
+    """
     if getattr(data, "fsdp2", False):
         from transformers.training_args import OptimizerNames
 
@@ -367,10 +378,13 @@ def recorded_settings(resolved: Mapping[str, Any], stage: str, names: Sequence[s
     Raises:
         ZooError: A value has another type.
     """
-    keys = stage_keys(stage)
+    declared = declared_keys(stage)
     recorded = {name: resolved[name] for name in names if name in resolved}
-    typed_values = checked_keys(recorded, {name: keys[name][0] for name in names}, where, subject=f"the stage {stage}")
-    return {name: keys[name][1] for name in names} | typed_values
+    hints = {name: declared[name].hint for name in names}
+    if None in hints.values():  # a type of trl or transformers, whose import takes seconds
+        hints = {name: stage_keys(stage)[name][0] for name in names}
+    typed_values = checked_keys(recorded, hints, where, subject=f"the stage {stage}")
+    return {name: declared[name].default for name in names} | typed_values
 
 
 def _check_trainer(trainer: Any, stage: str) -> None:
