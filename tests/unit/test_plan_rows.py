@@ -58,7 +58,7 @@ def test_tiny_world_has_the_steps_of_its_runs() -> None:
     assert steps_of(recipe, {"sft": {"packing": True}})["sft"] is None
     assert steps_of(recipe, {"recipe": {"corpus_args": {"lines": 600}}})["sft"] is None, "zoo.yaml is of other rows"
     assert steps_of(recipe, {"sft": {"max_steps": 7}})["sft"] == 7
-    with pytest.raises(ZooError, match=r"^--rows is given for sft, whose steps max_steps sets: leave out --rows sft,"):
+    with pytest.raises(ZooError, match=r"^--rows is given for sft, but max_steps sets its steps: leave out"):
         steps_of(recipe, {"sft": {"max_steps": 7}}, {"sft": 640})
     assert steps_of(recipe, rows={"sft": 640})["sft"] == 80
 

@@ -57,11 +57,11 @@ MIXTURE = {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2
 
 
 @pytest.mark.parametrize("more", [{}, MIXTURE], ids=["dense", "a mixture of experts"])
-@pytest.mark.parametrize("half", [False, True])
-def test_traced_saved_bytes_equal_those_of_real_training_pass(half, more):
+@pytest.mark.parametrize("bf16", [False, True])
+def test_traced_saved_bytes_equal_those_of_real_training_pass(bf16, more):
     """Of a real model of this size: bytes of the tensors that autograd keeps, each storage once, weights left out."""
     config = config_of(**more)
-    traced = tracer(config, "policy").training_pass(rows=3, length=24, half=half, checkpointing=False)
+    traced = tracer(config, "policy").training_pass(rows=3, length=24, bf16=bf16, checkpointing=False)
     model = AutoModelForCausalLM.from_config(config).train()
     weights = {weight.untyped_storage().data_ptr() for weight in (*model.parameters(), *model.buffers())}
     seen = {}
@@ -73,12 +73,12 @@ def test_traced_saved_bytes_equal_those_of_real_training_pass(half, more):
         return tensor
 
     ids = torch.ones(3, 24, dtype=torch.long)
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), torch.autocast("cpu", enabled=half):
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), torch.autocast("cpu", enabled=bf16):
         model.base_model(input_ids=ids, attention_mask=ids, position_ids=ids.cumsum(-1) - 1, use_cache=False)
     saved = sum(size for size, _ in seen.values())
     assert saved <= traced.saved <= 1.15 * saved, "the pass's own result and masks are alive beside it"
     gradients = sum(4 * weight.numel() for weight in model.base_model.parameters())
-    first = tracer(config, "policy").training_pass(rows=3, length=24, half=half, checkpointing=False, accumulates=False)
+    first = tracer(config, "policy").training_pass(rows=3, length=24, bf16=bf16, checkpointing=False, accumulates=False)
     assert first.saved == traced.saved, "gradients of an earlier micro-batch are not activations"
     assert traced.peak < first.peak and gradients <= first.peak < gradients + traced.peak, "only a first one makes them"
 
@@ -90,11 +90,11 @@ def test_tracing_two_depths_extrapolates_to_all_layers(monkeypatch):
     whole = tracing.Tracer(shallow.spec, config)
     assert shallow.counts == whole.counts
     for checkpointing in (False, True):
-        asked = {"rows": 2, "length": 32, "half": False, "checkpointing": checkpointing}
+        asked = {"rows": 2, "length": 32, "bf16": False, "checkpointing": checkpointing}
         few, many = shallow.training_pass(**asked), whole.training_pass(**asked)
         assert few.saved == pytest.approx(many.saved, rel=0.01)
         assert few.peak == pytest.approx(many.peak, rel=0.02)
-    reading = {"rows": 2, "length": 32, "half": True}
+    reading = {"rows": 2, "length": 32, "bf16": True}
     assert shallow.decode_step(**reading).peak == pytest.approx(whole.decode_step(**reading).peak, rel=0.02)
     assert shallow.forward_pass(**reading).casts == pytest.approx(whole.forward_pass(**reading).casts, rel=0.02)
 
@@ -102,7 +102,7 @@ def test_tracing_two_depths_extrapolates_to_all_layers(monkeypatch):
 def test_checkpointing_saves_memory_and_adapter_has_few_gradients():
     from peft import LoraConfig
 
-    config, asked = config_of(), {"rows": 2, "length": 64, "half": False}
+    config, asked = config_of(), {"rows": 2, "length": 64, "bf16": False}
     usual = tracer(config, "policy").training_pass(**asked, checkpointing=False)
     assert tracer(config, "policy").training_pass(**asked, checkpointing=True).saved < 0.3 * usual.saved
     adapted = tracer(config, "policy", peft_config=LoraConfig(r=2, target_modules="all-linear"))
@@ -112,7 +112,7 @@ def test_checkpointing_saves_memory_and_adapter_has_few_gradients():
 
 
 def test_trunks_that_are_equal_are_measured_once(monkeypatch):
-    asked = {"rows": 2, "length": 16, "half": True, "checkpointing": False}
+    asked = {"rows": 2, "length": 16, "bf16": True, "checkpointing": False}
     monkeypatch.setattr(tracing, "_MEASURED", {})
     config = config_of(num_hidden_layers=2)
     policy, critic = (tracing.Tracer(tracing.ModelSpec("{}", role), config) for role in ("policy", "classifier"))
@@ -124,7 +124,7 @@ def test_trunks_that_are_equal_are_measured_once(monkeypatch):
     tracing._MEASURED.clear()
     critic._results.clear()
     assert critic.training_pass(**asked) == measured, "measured alone, it is the same"
-    reading = {"rows": 2, "length": 16, "half": True}
+    reading = {"rows": 2, "length": 16, "bf16": True}
     assert frozen.forward_pass(**reading).casts < policy.forward_pass(**reading).casts, "only trained weights are kept"
     assert len(tracing._MEASURED) == 3
 
@@ -157,7 +157,7 @@ COUNTS = memory.Counts(
 def test_tracer_rejects_models_that_need_real_tensors(monkeypatch):
     monkeypatch.setattr(tracing, "forward", lambda *_: torch.ones(1).nonzero().tolist())
     with pytest.raises(ZooError, match="A llama of this configuration cannot be run without memory"):
-        tracing.Tracer(tracer(config_of(), "policy").spec, config_of()).decode_step(rows=1, length=4, half=False)
+        tracing.Tracer(tracer(config_of(), "policy").spec, config_of()).decode_step(rows=1, length=4, bf16=False)
 
 
 def test_trained_parameter_takes_sixteen_bytes():

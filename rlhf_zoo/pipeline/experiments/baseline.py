@@ -62,7 +62,7 @@ class Baseline:
         source: Data set of the run.
         checkpoints: Stage -> its chosen checkpoint.
         rows: The P held-out rows.
-        lines: "sft" and "ppo" -> P · samples lines of eval/samples.jsonl, ordered by prompt.
+        lines: "sft" and "ppo" -> this policy's part of all P · samples lines of eval/samples.jsonl, ordered by prompt.
     """
 
     context: RunContext

@@ -47,9 +47,10 @@ from .baseline_trainers import (
 from .runner import open_part, with_keys
 
 POOL_STREAM, SAMPLES_STREAM = 9, 10
-SAMPLES_FOLDER = "lines"  # the training data of rejection fine-tuning
-_PROMPTS_PER_WRITE = 8  # the number of pools whose scores best-of-n writes at a time
-_COMPLETIONS_PER_BATCH = 1024  # the number of completions that rejection fine-tuning draws at a time
+#: Folder of the training data of rejection fine-tuning.
+SAMPLES_FOLDER = "lines"
+_PROMPTS_PER_WRITE = 8  # best-of-n writes the scores of this many prompts' pools at a time
+_COMPLETIONS_PER_BATCH = 1024  # rejection fine-tuning draws this many completions at a time
 
 
 def run_method(
@@ -141,14 +142,14 @@ def _run_trained(
             assert beta is not None
             policy, compute = _train(baseline, method, beta, seed, arguments, record)
         else:
-            policy, compute = _more_sft(baseline, method, seed, arguments, record)
+            policy, compute = _train_by_sft(baseline, method, seed, arguments, record)
         measurements = _measure(baseline, policy, desc=f"evaluating {method} {name.replace('-', ' ')}")
         write_text(record.path / "samples.jsonl", _samples_jsonl(baseline, measurements))
         record.write(**beta_key, seed=seed, compute=compute.to_json())
 
 
 def _mark_for_new_measurement(record: StageRecord, resolved: Mapping[str, Any]) -> None:
-    """Marks a trained policy to be measured again without training, if only the evaluation has changed."""
+    """Marks a policy as not measured, if only the evaluation has changed, so that it is measured without training."""
     previous = record.read().get("resolved") or {}
     evaluation_keys = ("evaluation", "evaluation_seed")
     training_settings = [
@@ -173,7 +174,7 @@ def _arguments(baseline: Baseline, method: TrainedMethod, learning_rate: float |
     return {name: getattr(value, "value", value) for name, value in arguments.items()}  # enums as text
 
 
-def _more_sft(
+def _train_by_sft(
     baseline: Baseline,
     method: Literal["sft", "rejection"],
     seed: int,
@@ -297,7 +298,7 @@ def draw_samples(
 
     Args:
         evaluator: The evaluator, with the SFT policy as its reference.
-        prompts: The prompts; after the last prompt, the first one follows again.
+        prompts: The prompts, which are repeated from the first if `count` is larger.
         count: Number of completions to draw.
         seed: Seed of the samples.
 

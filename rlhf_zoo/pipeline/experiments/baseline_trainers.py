@@ -97,7 +97,7 @@ def rloo_arguments(ppo: StageSettings, *, episodes: int, learning_rate: float | 
         learning_rate: The learning rate; None for PPO's.
 
     Raises:
-        ZooError: A rollout of PPO does not divide into RLOO's groups, or PPO truncates its completions.
+        ZooError: A rollout of PPO is not a multiple of RLOO's groups, or PPO truncates its completions.
     """
     args = ppo.trainer
     if args.truncation:
@@ -168,14 +168,14 @@ def train_dpo(
 
     rows = without_second_bos(pairs.select_columns(["prompt", "chosen", "rejected"]), start.tokenizer)
     if any(map(has_answer_prefix, rows["prompt"])):
-        rows = Dataset.from_list([_close_prompt(row) for row in rows])
+        rows = Dataset.from_list([_move_prefix_to_answers(row) for row in rows])
     trainer, policy = _train(start, DPOTrainer, DPOConfig, rows, arguments)
     names = ("prompt_ids", "prompt_ids", "chosen_ids", "rejected_ids")  # the prompt belongs to both sides
     pair_tokens = sum(len(ids) for name in names for ids in trainer.train_dataset[name])
     return policy, dpo_compute(sizes, pair_tokens=pair_tokens, epochs=float(trainer.state.epoch or 0.0))
 
 
-def _close_prompt(row: Mapping[str, Any]) -> dict[str, Any]:
+def _move_prefix_to_answers(row: Mapping[str, Any]) -> dict[str, Any]:
     (prompt, chosen), (_, rejected) = (move_answer_prefix(row["prompt"], row[side]) for side in ("chosen", "rejected"))
     return {"prompt": prompt, "chosen": chosen, "rejected": rejected}
 

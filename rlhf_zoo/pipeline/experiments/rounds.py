@@ -1,4 +1,4 @@
-"""Runs further rounds: each labels samples of the last PPO policy, and trains a reward model on all pairs, then PPO."""
+"""Runs further rounds. Each round labels samples of the previous PPO policy, then trains a reward model, then PPO."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager

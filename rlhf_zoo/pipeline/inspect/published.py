@@ -147,7 +147,7 @@ def fetch_published(name: str, hub: Hub = DEFAULT_HUB) -> Published:
 
 @dataclass(frozen=True)
 class _OneFileRecipe(Recipe):
-    """A recipe whose stages all come from a single file. Messages name `folder`, which is the name of this file."""
+    """A recipe whose stages all come from a single file. For messages, `folder` holds the name of this file."""
 
     def source(self, stage: str) -> Path:
         return self.folder

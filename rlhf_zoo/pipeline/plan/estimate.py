@@ -40,29 +40,29 @@ def sft_plan(keys: SimpleNamespace, base: Shape, device: Device) -> StagePlan:
     Args:
         keys: The stage's keys, as attributes.
         base: The model that the stage starts from.
-        device: What the stage runs on.
+        device: The devices of the stage.
 
     Raises:
         ZooError: The model cannot be planned, or fsdp2 does not support the keys.
     """
     rows, steps = divide_batch(keys.per_device_train_batch_size, keys.gradient_accumulation_steps, device.count)
     length = keys.max_length or base.context
-    half, dtype = computes_in_bfloat16(keys, device), weight_dtype(keys, base)
-    model = stage_tracer(base, "policy", keys, dtype, half)
+    bf16, dtype = computes_in_bfloat16(keys, device), weight_dtype(keys, base)
+    model = stage_tracer(base, "policy", keys, dtype, bf16)
     tile = min(rows * length, TRL_TOKENS) * min(TRL_COLUMNS, model.counts.vocabulary if device.cpu else TRL_COLUMNS)
     head_trains = model.counts.trained == model.counts.parameters
-    head_bytes: float = TRL_TILES * tile * (BFLOAT16 if half else FLOAT32)
+    head_bytes: float = TRL_TILES * tile * (BFLOAT16 if bf16 else FLOAT32)
     head_bytes += memory.head_gradient(tokens=rows * length, counts=model.counts, head_trains=head_trains)
     return _plan_supervised("sft", keys, model, device, rows=rows, length=length, steps=steps, head_bytes=head_bytes)
 
 
 def reward_plan(keys: SimpleNamespace, base: Shape, device: Device) -> StagePlan:
-    """Plans the reward model, which trl's trainer trains: both texts of a pair are rows.
+    """Plans the reward model, which trl's trainer trains. Each pair takes two rows, one per text.
 
     Args:
         keys: The stage's keys, as attributes.
         base: The model that the stage starts from.
-        device: What the stage runs on.
+        device: The devices of the stage.
 
     Raises:
         ZooError: The model cannot be planned, or fsdp2 does not support the keys.
@@ -84,13 +84,13 @@ def _plan_supervised(
     steps: int,
     head_bytes: float,
 ) -> StagePlan:
-    half, counts = computes_in_bfloat16(keys, device), model.counts
+    bf16, counts = computes_in_bfloat16(keys, device), model.counts
     shards = shard_count(stage, keys, device, use_peft=model.spec.adapter is not None)
     accumulates = steps > 1 or shards > 1
     training_pass = model.training_pass(
         rows=rows,
         length=length,
-        half=half,
+        bf16=bf16,
         checkpointing=bool(keys.gradient_checkpointing),
         accumulates=accumulates,
     )
@@ -111,7 +111,7 @@ def _plan_supervised(
     batch: dict[str, float] = {"rows": rows, "tokens": length, "micro_batches": steps}
     batch |= known_updates(keys) or {"epochs": keys.num_train_epochs}
     phases = {"step": with_process(device, peak, shards), **saving_phase(device, shards, [resident])}
-    return StagePlan(stage, {"model": resident}, phases, batch, work, half)
+    return StagePlan(stage, {"model": resident}, phases, batch, work, bf16)
 
 
 def known_updates(keys: SimpleNamespace, episodes: int = 0) -> dict[str, int]:
@@ -198,7 +198,7 @@ def saving_phase(
 
 
 def forward_flops(counts: Counts, tokens: float, length: float) -> float:
-    """Returns the FLOPs of a trunk's forward pass: two per weight and token, and attention to half of `length`.
+    """Returns the FLOPs of a trunk's forward pass: two per weight and token, and attention to `length / 2` tokens.
 
     Args:
         counts: The model's size.
@@ -274,7 +274,7 @@ def weight_size(model: Tracer) -> int:
 
 
 def stage_tracer(
-    shape: Shape, role: str, keys: SimpleNamespace, dtype: str, half: bool, *, trains: bool = True
+    shape: Shape, role: str, keys: SimpleNamespace, dtype: str, bf16: bool, *, trains: bool = True
 ) -> Tracer:
     """Returns the tracer of a model as a stage loads it.
 
@@ -283,14 +283,14 @@ def stage_tracer(
         role: "policy" or "classifier".
         keys: The stage's keys.
         dtype: The dtype of the loaded weights.
-        half: Whether the stage computes in bfloat16.
+        bf16: Whether the stage computes in bfloat16.
         trains: Whether any weight trains.
     """
     peft_config = None
     if keys.use_peft:
         peft_config = lora_config(keys)
         if quantization(keys) is not None:  # the weights are dequantized to the dtype of the computation
-            dtype = "bfloat16" if half else "float32"
+            dtype = "bfloat16" if bf16 else "float32"
     attention = getattr(keys, "attn_implementation", None)
     return tracer(shape.config, role, peft_config=peft_config, dtype=dtype, attention=attention, trains=trains)
 
@@ -298,7 +298,7 @@ def stage_tracer(
 def lora_config(keys: SimpleNamespace) -> "LoraConfig":
     """Returns the adapter that a stage trains.
 
-    It is that of trl's `get_peft_config`, whose module takes a second to import.
+    The result equals that of trl's `get_peft_config`, whose module takes a second to import.
 
     Args:
         keys: The stage's keys.
@@ -325,7 +325,7 @@ def lora_config(keys: SimpleNamespace) -> "LoraConfig":
 def resident_memory(
     model: Tracer, keys: SimpleNamespace, *, bits: str | None = None, owns_base: bool = True
 ) -> ModelMemory:
-    """Returns the bytes of a model that stay from phase to phase.
+    """Returns the bytes that a model takes in every phase.
 
     Args:
         model: The tracer of the model.

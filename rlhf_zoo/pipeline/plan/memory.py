@@ -52,8 +52,8 @@ class TrainingPass:
 
     Attributes:
         saved: Activations kept from the forward to the backward pass.
-        peak: Peak of the pass, including the gradients that it allocates. A pass that accumulates finds gradients of
-            an earlier micro-batch, so its peak is without them.
+        peak: Peak of the pass, including the gradients that it allocates. A pass that adds to gradients of an earlier
+            micro-batch allocates none.
     """
 
     saved: int = 0
@@ -75,7 +75,7 @@ class ForwardPass:
 
 @dataclass(frozen=True)
 class ModelMemory:
-    """Bytes of a model that stay from phase to phase.
+    """Bytes that a model takes in every phase.
 
     Attributes:
         weights: Parameters.
@@ -139,7 +139,7 @@ def state_bytes(optimizer: str) -> float | None:
 def model_memory(
     counts: Counts, *, weight_bytes: float, state_per_parameter: float, bits: str | None = None, owns_base: bool = True
 ) -> ModelMemory:
-    """Returns the bytes of a model that stay from phase to phase.
+    """Returns the bytes that a model takes in every phase.
 
     Args:
         counts: The model's size.
@@ -161,7 +161,7 @@ def model_memory(
 
 
 def head_gradient(*, tokens: int, counts: Counts, head_trains: bool) -> float:
-    """Returns the bytes of float32 gradients that the loss sums up: of the head, and of the hidden states.
+    """Returns the bytes of the float32 gradients of the head and of the hidden states, which the loss accumulates.
 
     Args:
         tokens: Number of tokens whose log-probabilities are computed.
@@ -186,8 +186,8 @@ def update_memory(
     """Returns the peak of PPO's update, which runs policy forward, critic forward, critic backward, policy backward.
 
     Args:
-        policy: Bytes of the policy that stay.
-        critic: Bytes of the critic that stay.
+        policy: Bytes that the policy takes in every phase.
+        critic: Bytes that the critic takes in every phase.
         passes: The passes of policy and critic.
         frozen: Bytes of the weights of frozen models.
         logits: Bytes of the current chunk of logits.
@@ -226,7 +226,7 @@ def training_memory(
     """Returns the peak of a training step of SFT or of the reward model.
 
     Args:
-        model: Bytes of the model that stay.
+        model: Bytes that the model takes in every phase.
         training_pass: The pass of the model.
         head_bytes: Bytes that the loss takes in addition to the pass.
         accumulates: Whether gradients of an earlier micro-batch exist.

@@ -92,8 +92,8 @@ def make_plan(
     for stage in stages or recipe.stages:
         plan = estimate(stage, keys[stage])
         plans.append(plan)
-        loaded_in_half = keys[stage].dtype == "bfloat16"  # in which case most arithmetic is in bfloat16, even with LoRA
-        durations[stage] = predict_duration(plan.work, device, half=plan.half or loaded_in_half)
+        loaded_in_bf16 = keys[stage].dtype == "bfloat16"  # then most arithmetic is in bfloat16, even with LoRA
+        durations[stage] = predict_duration(plan.work, device, bf16=plan.bf16 or loaded_in_bf16)
         optimizer = str(keys[stage].optim)
         if state_bytes(optimizer) is None:
             assumptions.append(f"the optimizer {optimizer} of the stage {stage} has as much state as Adam")

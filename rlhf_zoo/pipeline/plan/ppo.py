@@ -83,7 +83,7 @@ def ppo_plan(keys: SimpleNamespace, models: PPOModels, device: Device, *, prompt
 
 
 class _PPO:
-    """A process of PPO: its models, how it splits a batch, and the memory of each phase."""
+    """Plans a process of PPO: its models, how it splits a batch, and the memory of each phase."""
 
     def __init__(self, keys: SimpleNamespace, models: PPOModels, device: Device, prompt_length: int) -> None:
         self.keys, self.device, self.prompt_length = keys, device, prompt_length
@@ -108,7 +108,7 @@ class _PPO:
         self.critic, self.critic_has_own_weights = self._critic(models)
         # A critic on the policy's trunk computes values during sampling, unless log-probabilities are recomputed.
         recomputes = keys.recompute_logprobs or keys.rollout_engine != "native"
-        self.value_reader = self.critic or (self.policy if recomputes else None)
+        self.value_model = self.critic or (self.policy if recomputes else None)
         self.has_adapter = self.policy.spec.adapter is not None
         critic_from_reward = any(reward.initializes_critic for reward in models.rewards) and keys.critic != "policy"
         self._copies_policy = (
@@ -136,7 +136,7 @@ class _PPO:
         }
 
     def _critic(self, models: PPOModels) -> tuple[Tracer | None, bool]:
-        """Returns the critic, or None for a head on the policy; and whether it owns a copy of its frozen weights."""
+        """Returns the critic, or None for a head on the policy; and whether the critic has its own frozen weights."""
         keys, quantized = self.keys, quantization(self.keys) is not None
         reward = next((reward.shape for reward in models.rewards if reward.initializes_critic), None)
         shape = models.value
@@ -147,10 +147,10 @@ class _PPO:
                 shape = models.policy
         if shape is None:
             return None, True
-        lora = SimpleNamespace(**{**vars(keys), "use_peft": keys.use_peft and keys.critic_lora})
-        shares_base = lora.use_peft and shape is reward and (self.in_bfloat16 or shape.dtype == "float32")
+        critic_keys = SimpleNamespace(**{**vars(keys), "use_peft": keys.use_peft and keys.critic_lora})
+        shares_base = critic_keys.use_peft and shape is reward and (self.in_bfloat16 or shape.dtype == "float32")
         dtype = shape.dtype if shares_base else "float32"
-        return stage_tracer(shape, "classifier", lora, dtype, self.in_bfloat16), not shares_base
+        return stage_tracer(shape, "classifier", critic_keys, dtype, self.in_bfloat16), not shares_base
 
     def plan(self) -> StagePlan:
         keys, device = self.keys, self.device
@@ -167,7 +167,7 @@ class _PPO:
         phases = {
             **({"load": self._load()} if self._copies_policy else {}),
             "sample": self._sample(),
-            **({"values": self._values(self.value_reader)} if self.value_reader else {}),
+            **({"values": self._values(self.value_model)} if self.value_model else {}),
             **({"reference": self._reference()} if has_reference(keys, has_ref_model=False) else {}),
             **({"reward": self._reward()} if self.rewards else {}),
             "update": self._update(),
@@ -194,7 +194,7 @@ class _PPO:
         return sum(self.models[name].weights for name in names if not offloads or name in in_use)
 
     def _resident_memory(self, *in_use: str, gathered: Tracer | None = None) -> PhaseMemory:
-        """Returns the memory outside of passes. `gathered` is a model whose shards are gathered while it runs."""
+        """Returns the memory besides a pass's own. `gathered` is the running model, whose shards are gathered."""
         trained_models = self._trained_models()
         weights = sum(model.weights for model in trained_models) + self._frozen_weights(*in_use)
         if gathered is not None and self.shards > 1:
@@ -240,8 +240,8 @@ class _PPO:
     def _sample(self) -> PhaseMemory:
         resident, (rows, columns) = self._resident_memory(gathered=self.policy), self._sampling_shape()
         distinct_prompts = math.ceil(rows / self.keys.num_generations)  # all completions of a prompt share its prefill
-        prefill = self.policy.forward_pass(rows=distinct_prompts, length=self.prompt_length, half=self.in_bfloat16)
-        step = self.policy.decode_step(rows=rows, length=self.length, half=self.in_bfloat16)
+        prefill = self.policy.forward_pass(rows=distinct_prompts, length=self.prompt_length, bf16=self.in_bfloat16)
+        step = self.policy.decode_step(rows=rows, length=self.length, bf16=self.in_bfloat16)
         counts = self.policy.counts
         cache = resident.cache or rows * columns * self._kv_bytes()
         if not resident.cache and columns > self.prompt_length + SPARE_COLUMNS:
@@ -253,17 +253,17 @@ class _PPO:
         logits = SAMPLED_COPIES * FLOAT32 * rows * counts.vocabulary
         return replace(resident, activations=working, cache=cache, logits=logits)
 
-    def _values(self, reader: Tracer) -> PhaseMemory:
-        forward = reader.forward_pass(rows=self.forward_rows, length=self.length, half=self.in_bfloat16)
-        return replace(self._resident_memory(gathered=reader), activations=forward.peak)
+    def _values(self, value_model: Tracer) -> PhaseMemory:
+        forward = value_model.forward_pass(rows=self.forward_rows, length=self.length, bf16=self.in_bfloat16)
+        return replace(self._resident_memory(gathered=value_model), activations=forward.peak)
 
     def _reference(self) -> PhaseMemory:
         model = self.reference or self.policy
-        forward = model.forward_pass(rows=self.forward_rows, length=self.length, half=self.in_bfloat16)
+        forward = model.forward_pass(rows=self.forward_rows, length=self.length, bf16=self.in_bfloat16)
         sharded_model = None if self.reference is None else model
         resident, casts = self._resident_memory("reference", gathered=sharded_model), 0
         if self.critic is not None:  # bfloat16 casts of the critic's weights stay during this pass
-            casts = self.critic.forward_pass(rows=self.forward_rows, length=self.length, half=self.in_bfloat16).casts
+            casts = self.critic.forward_pass(rows=self.forward_rows, length=self.length, bf16=self.in_bfloat16).casts
         return replace(
             resident, activations=forward.peak + casts, logits=self._logits(self.forward_rows, head_trains=False)
         )
@@ -272,7 +272,7 @@ class _PPO:
         peaks = []
         for name, reward in self.rewards.items():
             max_length = getattr(reward.config.get_text_config(), "max_position_embeddings", None) or self.length
-            forward = reward.forward_pass(rows=self.forward_rows, length=min(self.length, max_length), half=False)
+            forward = reward.forward_pass(rows=self.forward_rows, length=min(self.length, max_length), bf16=False)
             peaks.append(replace(self._resident_memory(name, gathered=reward), activations=forward.peak))
         return max(peaks, key=lambda peak: peak.total)
 
@@ -284,7 +284,7 @@ class _PPO:
             # The logits, the scaled logits, and four tensors of this size for the entropy.
             return 6 * FLOAT32 * tokens * counts.vocabulary * (2 if full_kl else 1)
         chunk = CHUNK_ON_CPU if self.device.cpu else CHUNK_ON_ACCELERATOR
-        return _chunk_logits(tokens=tokens, counts=counts, chunk=chunk, half=self.in_bfloat16, head_trains=head_trains)
+        return _chunk_logits(tokens=tokens, counts=counts, chunk=chunk, bf16=self.in_bfloat16, head_trains=head_trains)
 
     def _update(self) -> PhaseMemory:
         counts, keys = self.policy.counts, self.keys
@@ -295,7 +295,7 @@ class _PPO:
             else model.training_pass(
                 rows=self.micro_batch_rows,
                 length=self.length,
-                half=self.in_bfloat16,
+                bf16=self.in_bfloat16,
                 checkpointing=bool(keys.gradient_checkpointing),
                 accumulates=accumulates,
             )
@@ -327,7 +327,7 @@ class _PPO:
         tokens, response_tokens = self.completion_count * self.length, self.completion_count * self.response_length
         rounds = math.ceil(self.completion_count / rows_at_once)
         head_flops = 2 * response_tokens * policy.width * policy.vocabulary
-        forward_only = [model.counts for model in (self.value_reader, *self.rewards.values()) if model is not None]
+        forward_only = [model.counts for model in (self.value_model, *self.rewards.values()) if model is not None]
         if has_reference(keys, has_ref_model=False):
             forward_only.append(policy)
         trained = [model.counts for model in (self.policy, self.critic) if model is not None]
@@ -347,13 +347,13 @@ class _PPO:
         )
 
 
-def _chunk_logits(*, tokens: int, counts: Counts, chunk: int, half: bool, head_trains: bool) -> float:
+def _chunk_logits(*, tokens: int, counts: Counts, chunk: int, bf16: bool, head_trains: bool) -> float:
     """Returns the bytes of the logits if `modeling.logprobs` computes them in chunks of tokens."""
     # Logits and probabilities are float32. In bfloat16 the head's weight and its gradient are cast for the pass.
     rows = min(tokens, max(counts.width, chunk // counts.vocabulary))
     head_weights = counts.vocabulary * counts.width
-    logit_bytes = rows * counts.vocabulary * (2 * FLOAT32 + (BFLOAT16 if half and head_trains else 0))
-    return logit_bytes + (BFLOAT16 * head_weights * (2 if head_trains else 1) if half else 0)
+    logit_bytes = rows * counts.vocabulary * (2 * FLOAT32 + (BFLOAT16 if bf16 and head_trains else 0))
+    return logit_bytes + (BFLOAT16 * head_weights * (2 if head_trains else 1) if bf16 else 0)
 
 
 def _adapts_head(keys: SimpleNamespace) -> bool:

@@ -46,11 +46,11 @@ class StagePlan:
 
     Attributes:
         stage: Name of the stage.
-        models: Model -> bytes that stay from phase to phase.
+        models: Model -> bytes that it takes in every phase.
         phases: Phase -> bytes at its peak.
         batch: The sizes that the plan assumes, such as rows of a micro-batch and tokens of a row.
         work: The computations of an update.
-        half: Whether the stage computes in bfloat16.
+        bf16: Whether the stage computes in bfloat16.
     """
 
     stage: str
@@ -58,7 +58,7 @@ class StagePlan:
     phases: Mapping[str, PhaseMemory]
     batch: Mapping[str, Any]
     work: Work = field(default_factory=Work)
-    half: bool = False
+    bf16: bool = False
 
     @property
     def worst_phase(self) -> str:
@@ -172,16 +172,16 @@ class Plan:
                 return ""
             if updates is not None:
                 seconds_by_stage[stage.stage] = duration.total * updates
-        left_out = [stage.stage for stage in self.stages if stage.stage not in seconds_by_stage]
+        unknown_stages = [stage.stage for stage in self.stages if stage.stage not in seconds_by_stage]
         if not seconds_by_stage:
             return ""
         time = _hours(sum(seconds_by_stage.values()))
-        if not left_out:
+        if not unknown_stages:
             return f"All stages: about {time}, without the evaluation."
-        rows = " ".join(f"--rows {stage}=NUMBER" for stage in left_out if stage != "ppo")
+        rows = " ".join(f"--rows {stage}=NUMBER" for stage in unknown_stages if stage != "ppo")
         hint = f" (add {rows})" if rows else ""
-        unknown = f"{' and '.join(left_out)}, whose steps depend on the rows of the data{hint}"
-        return f"{' and '.join(seconds_by_stage)}: about {time}, without {unknown}, and without the evaluation."
+        exclusion = f"{' and '.join(unknown_stages)}, whose steps depend on the rows of the data{hint}"
+        return f"{' and '.join(seconds_by_stage)}: about {time}, without {exclusion}, and without the evaluation."
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any], *, change_peaks: Mapping[str, float]) -> "Plan":

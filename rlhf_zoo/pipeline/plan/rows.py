@@ -1,6 +1,6 @@
-"""Finds how many rows SFT and the reward model train on, without a download, and how many steps that makes.
+"""Finds how many rows and steps SFT and the reward model train on, without a download.
 
-Imports neither torch nor datasets, because a cached plan appears at once.
+Imports neither torch nor datasets, so that a cached plan appears at once.
 """
 
 import math
@@ -15,7 +15,7 @@ from ...runs.settings.declared import declared_keys
 from ...runs.settings.key_classes import effective_keys
 from .result import Plan, StagePlan
 
-#: Keys with which the number of rows in zoo.yaml no longer holds.
+#: If a flag sets one of these keys, the number of rows in zoo.yaml no longer holds.
 _DATA_KEYS = (
     "dataset_name", "dataset_revision", "dataset_config", "dataset_train_split", "corpus", "corpus_args", "columns",
     "held_out_share", "judge_share", "max_prompt_length", "max_length", "packing", "simulated_pairs",
@@ -25,7 +25,7 @@ _DATA_KEYS = (
 def with_steps(
     plan: Plan, recipe: Recipe, flags: Mapping[str, Mapping[str, Any]], row_counts: Mapping[str, int]
 ) -> Plan:
-    """Adds the number of steps to stages whose number of rows is known, and that number's source to the assumptions.
+    """Adds the number of steps to stages whose number of rows is known, and the source of this number to the plan.
 
     Args:
         plan: The plan.
@@ -44,7 +44,7 @@ def with_steps(
         epochs = stage.batch.get("epochs")
         if epochs is None and stage.stage in row_counts:
             raise ZooError(
-                f"--rows is given for {stage.stage}, whose steps max_steps sets: leave out --rows {stage.stage}, or "
+                f"--rows is given for {stage.stage}, but max_steps sets its steps: leave out --rows {stage.stage}, or "
                 f"set --{stage.stage}.max_steps -1."
             )
         rows = None if epochs is None else _find_rows(recipe, flags, stage.stage, row_counts)
@@ -102,7 +102,7 @@ def _find_rows(
 
 
 def _find_file(path: Path, config: str | None, split: str) -> Path | None:
-    """Returns the file of JSON lines that is a split of a data set on this machine; None if there is none."""
+    """Returns the file of JSON lines with a split of a data set on this machine; None if there is none."""
     if path.is_file():
         return path if path.suffix == ".jsonl" and config is None and split == "train" else None
     candidates = [path / f"{split}.jsonl", *([path / config / f"{split}.jsonl"] if config else [])]

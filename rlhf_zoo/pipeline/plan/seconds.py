@@ -1,4 +1,4 @@
-"""Predicts the duration of an update: its FLOPs and counts times measured rates.
+"""Predicts the duration of an update by multiplying its FLOPs and counts by measured rates.
 
 The rates are in rates.json, which benchmarks/calibrate.py writes from the results of `make bench` and `make gpu`. For
 a GPU that was not measured, the rates are scaled by the makers' TFLOP/s.
@@ -71,18 +71,18 @@ def measured_rates() -> Sequence[Rates]:
     return [Rates(**entry) for entry in json.loads(RATES.read_text(encoding="utf-8"))["rates"]]
 
 
-def predict_duration(work: Work, device: Device, *, half: bool) -> Duration | None:
+def predict_duration(work: Work, device: Device, *, bf16: bool) -> Duration | None:
     """Predicts the duration of an update.
 
     Args:
         work: The computations of the update.
         device: The devices of the run.
-        half: Whether the update computes in bfloat16.
+        bf16: Whether the update computes in bfloat16.
 
     Returns:
         The prediction; None if no measured rates apply to the device.
     """
-    precision = "bfloat16" if half else "float32"
+    precision = "bfloat16" if bf16 else "float32"
     candidates = [rates for rates in measured_rates() if rates.precision == precision]
     rates = next((rates for rates in candidates if rates.device == device.name), None)
     factor, scaling_note = 1.0, ""

@@ -1,8 +1,8 @@
 """Measures the bytes that a model's passes take beyond its weights, on tensors with shapes but without memory.
 
-The model runs transformers' own code, with its attention, adapter and precision, so this module need not know
-architectures. All layers are assumed to be alike: the model runs at two depths, and the difference is extrapolated to
-its real depth.
+The model runs transformers' own code, with its attention, adapter and precision, so this module needs no code
+for single architectures. All layers are assumed to be alike: the model runs at two depths, and the difference is
+extrapolated to its real depth.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ ALL_EXPERTS_FUNCTIONS.register(EXPERTS, _run_first_expert)
 class _CountingMode(FakeTensorMode):
     """Gives tensors shapes without memory, and reports those that operators return to a counter.
 
-    Two modes, one of which counts, would handle every operator twice.
+    One mode does both, because two modes would handle every operator twice.
     """
 
     def __init__(self) -> None:
@@ -89,9 +89,9 @@ class _CountingMode(FakeTensorMode):
         return False  # nothing is compiled here, and the guard against compilation takes longer than counting
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.prim.device.default:  # two of three calls
+        if func is torch.ops.prim.device.default:  # two thirds of all calls
             return args[0].device
-        # Operators that others are made of are not counted, because fused kernels do not allocate their outputs.
+        # Operators that another operator calls are not counted, because fused kernels do not allocate their outputs.
         if self.counter is None or self._is_inside_operator:
             return self.dispatch(func, types, args, kwargs or {})
         self._is_inside_operator = True
@@ -129,7 +129,7 @@ class _MemoryCounter:
             self._sizes[tensor.untyped_storage()._cdata] = 0
 
     def add(self, storage: torch.UntypedStorage) -> None:
-        """Counts a storage until it is freed. A storage that is known is not counted again."""
+        """Counts a storage until it is freed. A storage that was counted before is not counted again."""
         key = storage._cdata
         if key in self._sizes:
             return
@@ -156,7 +156,7 @@ class ModelSpec:
         role: "policy", or "classifier" for a reward model or critic.
         dtype: The dtype of the weights.
         attention: The value of attn_implementation.
-        adapter: The adapter's configuration as JSON; None without one.
+        adapter: The adapter's configuration as JSON; None without an adapter.
         trains: Whether any weight trains.
     """
 
@@ -218,7 +218,7 @@ class Tracer:
         return model
 
     def _at_depth(self, key: tuple[Any, ...], run: Callable[[PreTrainedModel, _CountingMode], list[int]]) -> list[int]:
-        """Calls `run` at each depth, and extrapolates the measured bytes to the model's depth."""
+        """Calls `run` with the model at each depth of `_models`, and extrapolates the bytes to the real depth."""
         if key not in self._results:
             name = self._cache_name(key)
             cached = None if name is None else read("traces", name)
@@ -323,16 +323,16 @@ class Tracer:
         )
 
     def training_pass(
-        self, *, rows: int, length: int, half: bool, checkpointing: bool, accumulates: bool = True
+        self, *, rows: int, length: int, bf16: bool, checkpointing: bool, accumulates: bool = True
     ) -> TrainingPass:
         """Measures a forward and backward pass of the trunk, without the head.
 
         Args:
             rows: Rows of the batch.
             length: Tokens of each row.
-            half: Whether the pass runs in bfloat16 autocast.
+            bf16: Whether the pass runs in bfloat16 autocast.
             checkpointing: Whether gradient checkpointing is on.
-            accumulates: Whether gradients of an earlier micro-batch exist, to which this one adds.
+            accumulates: Whether gradients of an earlier micro-batch exist, to which this pass adds.
         """
 
         def run(model: PreTrainedModel, mode: _CountingMode) -> list[int]:
@@ -347,7 +347,7 @@ class Tracer:
             with ExitStack() as stack:
                 counter, call = _start_counting(stack, model, mode, rows, length)
                 before = counter.live
-                with _autocast(half):
+                with _autocast(bf16):
                     out = call()
                 saved, forward_peak = counter.live - before, counter.peak_since(before)
                 out.backward(torch.ones_like(out))
@@ -358,35 +358,35 @@ class Tracer:
                 base.disable_input_require_grads()  # otherwise later passes would save the embeddings, too
             return [saved, peak]
 
-        key = ("training", rows, length, half, checkpointing, accumulates)
+        key = ("training", rows, length, bf16, checkpointing, accumulates)
         return TrainingPass(*self._at_depth(key, run))
 
-    def forward_pass(self, *, rows: int, length: int, half: bool) -> ForwardPass:
+    def forward_pass(self, *, rows: int, length: int, bf16: bool) -> ForwardPass:
         """Measures a forward pass of the trunk that saves nothing for a backward pass.
 
         Args:
             rows: Rows of the batch.
             length: Tokens of each row.
-            half: Whether the pass runs in bfloat16 autocast.
+            bf16: Whether the pass runs in bfloat16 autocast.
         """
 
         def run(model: PreTrainedModel, mode: _CountingMode) -> list[int]:
             model.eval()
             with ExitStack() as stack, torch.no_grad():
                 counter, call = _start_counting(stack, model, mode, rows, length)
-                with _autocast(half):
+                with _autocast(bf16):
                     call()
                     return [counter.live, counter.peak_since(0)]
 
-        return ForwardPass(*self._at_depth(("forward", rows, length, half), run))
+        return ForwardPass(*self._at_depth(("forward", rows, length, bf16), run))
 
-    def decode_step(self, *, rows: int, length: int, half: bool) -> ForwardPass:
+    def decode_step(self, *, rows: int, length: int, bf16: bool) -> ForwardPass:
         """Measures the sampling of one token with a KV cache, without the cache itself.
 
         Args:
             rows: Rows of the batch.
             length: Tokens of each row, including the new token.
-            half: Whether the step runs in bfloat16 autocast.
+            bf16: Whether the step runs in bfloat16 autocast.
         """
 
         def run(model: PreTrainedModel, mode: _CountingMode) -> list[int]:
@@ -394,7 +394,7 @@ class Tracer:
             with ExitStack() as stack, torch.no_grad():
                 stack.enter_context(mode)
                 counter = stack.enter_context(mode.counting(model))
-                stack.enter_context(_autocast(half))
+                stack.enter_context(_autocast(bf16))
                 cache = new_cache(_base_model(model))
                 ids, mask = (torch.ones(rows, length, dtype=torch.long) for _ in range(2))
                 positions = mask.cumsum(-1) - 1
@@ -406,7 +406,7 @@ class Tracer:
                 del cache
                 return [counter.live, counter.live + peak]
 
-        return ForwardPass(*self._at_depth(("decode", rows, length, half), run))
+        return ForwardPass(*self._at_depth(("decode", rows, length, bf16), run))
 
 
 def _to_fake_tensors(model: nn.Module) -> None:
@@ -441,8 +441,8 @@ def _start_counting(
     return counter, lambda: trunk(**inputs)[0]
 
 
-def _autocast(half: bool) -> AbstractContextManager[object]:
-    return torch.autocast("cpu", torch.bfloat16) if half else nullcontext()
+def _autocast(bf16: bool) -> AbstractContextManager[object]:
+    return torch.autocast("cpu", torch.bfloat16) if bf16 else nullcontext()
 
 
 def _base_model(model: Any) -> Any:

@@ -26,7 +26,7 @@ BAR_LABELS = {
 PHASE_LABELS = {
     "rollout": "sampling",
     "values": "computing values",
-    "reference": "reading with the reference",
+    "reference": "running the reference",
     "reward": "scoring",
     "update": "learning",
 }
@@ -79,7 +79,7 @@ class ProgressCallback(TrainerCallback):
         self._record = record
         self._desc = desc
         self._bar: Progress | None = None
-        self._batches = 0  # of the current evaluation
+        self._batches = 0  # evaluated so far in the current evaluation
 
     def _describe(self, activity: str = "") -> None:
         """Shows the current activity after the bar's label; "" shows only the label."""
@@ -168,7 +168,7 @@ class StageCallback(ProgressCallback):
 
     Args:
         record: The stage's files.
-        stop: Knows whether Ctrl-C was pressed.
+        stop: Records whether Ctrl-C was pressed.
         finish_checkpoint: Takes the path of a checkpoint and adds files before the checkpoint counts as complete.
             Called in every process.
         after_save: Called in the main process after a checkpoint is complete.

@@ -19,7 +19,7 @@ from ...modeling import distributed
 class _EvenShards(BatchSamplerShard):
     """Yields this process's share of each global batch, including an incomplete last batch.
 
-    A process that would get no row of the last batch takes its first row, which then does not count in this process.
+    A process that would get no row of the last batch takes the batch's first row, but does not count it.
     """
 
     def __iter__(self) -> Iterator[list[int]]:

@@ -31,12 +31,12 @@ class Interruptible:
     handles signals only in the main thread, so in other threads this context has no effect.
 
     Args:
-        activity: What is saved after a signal, for the message.
+        subject: What is saved after a signal, for the message.
     """
 
-    def __init__(self, activity: str) -> None:
+    def __init__(self, subject: str) -> None:
         self.requested = False
-        self._activity = activity
+        self._subject = subject
         self._previous_handlers: dict[int, object] = {}
 
     def __enter__(self) -> Interruptible:
@@ -56,7 +56,7 @@ class Interruptible:
         if distributed.is_main_process():
             # The signal may interrupt a write of the progress bar, and stderr's buffer refuses a nested write.
             message = (
-                f"\nSaving {self._activity} after this step, or after this batch of an evaluation; "
+                f"\nSaving {self._subject} after this step, or after this batch of an evaluation; "
                 "press Ctrl-C again to abort.\n"
             )
             os.write(STDERR_FD, message.encode())

@@ -33,7 +33,7 @@ def held_out_report(
         tokenizer: The reward model's tokenizer.
         pairs: The held-out pairs. An optional column `margin` says by how much the chosen side is better; 0 is a tie.
         seed: Seed of the bootstrap, and of the wrong completions in best-of-n.
-        utility: The utility of prompt + completion that labeled simulated pairs; None if unknown.
+        utility: Returns the utility of prompt + completion, by which simulated pairs were labeled; None if unknown.
 
     Returns:
         The figures for run.json and the card.
@@ -78,7 +78,7 @@ def held_out_report(
     return {
         **report,
         "best_of_n": choice_accuracy(
-            candidates, _scores_of(candidates, scorer, pairs, scores), groups, gold=gold_utilities
+            candidates, _score_candidates(candidates, scorer, pairs, scores), groups, gold=gold_utilities
         ),
         "ties": compare_ties(margins, tied, equal_texts, groups, seed=seed),
         "hard": measure_hard_pairs(
@@ -102,7 +102,7 @@ def _margin_column(pairs: Dataset) -> list[float] | None:
     return numbers if len(numbers) == len(margins) else None
 
 
-def _scores_of(
+def _score_candidates(
     candidates: Sequence[Choice], scorer: RewardModel, pairs: Dataset, scores: dict[str, list[float]]
 ) -> list[list[float]]:
     """Returns scores (C, n) of C choices among n completions each, the chosen completion first.

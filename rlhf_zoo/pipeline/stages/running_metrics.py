@@ -20,7 +20,7 @@ class RunningMetrics(TrainerCallback):
     Add this callback before the callback that marks a checkpoint complete.
 
     Args:
-        trainer: A trl trainer. Its loss and metrics are sums since the last log line; its tokens are a total.
+        trainer: A trl trainer. Its loss and metrics are sums since the last log line; its token count is a total.
     """
 
     def __init__(self, trainer: Any) -> None:

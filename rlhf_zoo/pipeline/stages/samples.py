@@ -146,7 +146,7 @@ def pairs_seed(settings: StageSettings) -> int:
 
 
 def are_simulated(context: RunContext, data: RewardArguments) -> bool:
-    """Whether `preference` labeled the held-out pairs. A later round uses the held-out pairs of the first round.
+    """Whether a preference function labeled the held-out pairs. A later round uses those of the first round.
 
     Args:
         context: The run.

@@ -42,7 +42,7 @@ def count_trained_prompts(
 
 
 def _fix(context: RunContext) -> str:
-    """Returns how to keep the evaluation's prompts out of training, as the end of a warning."""
+    """Returns advice on how to keep the evaluation's prompts out of training, for the end of a warning."""
     if evaluation_location(context)["held_out_share"] is not None:  # a stage that is trained now leaves the prompts out
         return "train these stages again with --restart to leave them out"
     if context.settings("ppo").data.held_out_share is not None:
