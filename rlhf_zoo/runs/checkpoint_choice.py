@@ -302,7 +302,7 @@ def _surplus_checkpoints(record: StageRecord, *, keep: int | None, protected: Co
 
 
 def resolve_model(name: str | Path, hub: Hub = DEFAULT_HUB, *, skip_source: bool = False) -> Checkpoint:
-    """Finds a checkpoint as `resolve` does. For the folder of a stage, returns the checkpoint that the stage chose.
+    """Finds a checkpoint by `resolve`. For the folder of a stage, returns the checkpoint that the stage chose.
 
     Args:
         name: A folder, a GGUF file or a Hub id.
@@ -321,10 +321,10 @@ def resolve_model(name: str | Path, hub: Hub = DEFAULT_HUB, *, skip_source: bool
         return checkpoint
     if (chosen := stage.chosen_checkpoint()) is not None:
         return replace(checkpoint, path=chosen)
-    # A pulled repository may have a run.json too, but its model is beside it.
+    # A pulled repository may also have a run.json, but next to the files of its model.
     if any((checkpoint.path / file).is_file() for file in ("config.json", *ADAPTER_CONFIGS)):
         return checkpoint
     raise ZooError(
-        f"{name} is the folder of a stage, but its chosen checkpoint is not there or not complete: train the stage to "
+        f"{name} is the folder of a stage, but its chosen checkpoint is missing or incomplete: train the stage to "
         "its end, or name a checkpoint in it."
     )

@@ -310,7 +310,7 @@ class RunContext:
         ppo = settings if stage == "ppo" else self.settings("ppo")
         resolved = dict(settings.resolved)
         ppo_keys: dict[str, Any] = {}
-        if stage == "reward":  # the reward stage samples as PPO does, so these keys affect its result too
+        if stage == "reward":  # the reward stage samples with PPO's settings, so they affect its result too
             ppo_keys = {
                 "dataset_config": ppo.data.dataset_config,
                 "response_length": ppo.trainer.response_length,
@@ -375,8 +375,8 @@ class RunContext:
     def check_shared(self) -> None:
         """Checks that recipe.yaml has not changed since the SFT policy of this directory was trained.
 
-        If it had changed, a later stage would record settings with which its policy was not trained. Keys that flags of
-        this command set are not compared, because such a change is deliberate.
+        Otherwise a later stage would record settings with which its policy was not trained. Keys that this command's
+        flags set are not compared, because such a change is deliberate.
 
         Raises:
             ZooError: A key that determines the policy has changed.

@@ -137,7 +137,7 @@ def _load_split(
 
 
 def training_rows(context: RunContext, stage: str, source: DataSource) -> tuple[datasets.Dataset, dict[str, int]]:
-    """Loads the training split, for stages other than PPO without the prompts that PPO holds out.
+    """Loads the training split. For stages other than PPO, drops the prompts that PPO holds out.
 
     Args:
         context: The run.
@@ -145,8 +145,8 @@ def training_rows(context: RunContext, stage: str, source: DataSource) -> tuple[
         source: The stage's data.
 
     Returns:
-        The rows, and {HELD_OUT: number of dropped rows}; {} instead if PPO holds nothing out, for the stage "ppo"
-        itself, and if the number is unknown.
+        The rows, and {HELD_OUT: number of dropped rows}; {} for the stage "ppo", if PPO holds nothing out, or if the
+        number is unknown.
     """
     rows = stage_rows(context, stage, source, context.settings(stage).data.dataset_train_split)
     if stage == "ppo" or "ppo" not in context.recipe.stages:
@@ -165,8 +165,8 @@ def without_held_out(
         subject: What to call the rows, in messages.
 
     Returns:
-        The remaining rows, and {HELD_OUT: number of dropped rows}; {} instead if PPO holds nothing out, or if the
-        number is unknown.
+        The remaining rows, and {HELD_OUT: number of dropped rows}; {} if PPO holds nothing out, or if the number is
+        unknown.
     """
     data_args = context.settings("ppo").data
     if data_args.held_out_share is None:
@@ -293,7 +293,7 @@ def evaluated_split(shared: RecipeConfig, data_args: Any, part: str = "test") ->
         part: "test" or "validation".
 
     Returns:
-        The split, and held_out_share; None instead of the share if the split is not the training split.
+        The split and held_out_share; the share is None unless the split is the training split.
     """
     test_split = shared.evaluation.dataset_test_split
     if data_args.held_out_share is not None and (part == "validation" or test_split is None):

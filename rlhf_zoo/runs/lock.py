@@ -35,7 +35,7 @@ class _HeldLock:
     Attributes:
         lock: The operating-system lock.
         new_folders: Folders that were created only for the lock file.
-        count: How many blocks of `sole_writer` hold the lock now.
+        count: Number of `sole_writer` blocks that hold the lock now.
     """
 
     lock: FileLock
@@ -71,7 +71,7 @@ def sole_writer(directory: Path, *, command: str) -> Iterator[None]:
     with _HELD_LOCKS_GUARD:
         held = _HELD_LOCKS.get(real_path)
         if held is None:
-            held = _HELD_LOCKS[real_path] = _take(real_path, name=directory, command=command)
+            held = _HELD_LOCKS[real_path] = _acquire(real_path, name=directory, command=command)
         held.count += 1
     try:
         yield
@@ -83,7 +83,7 @@ def sole_writer(directory: Path, *, command: str) -> Iterator[None]:
                 _release(held, real_path)
 
 
-def _take(directory: Path, *, name: Path, command: str) -> _HeldLock:
+def _acquire(directory: Path, *, name: Path, command: str) -> _HeldLock:
     new_folders = [folder for folder in (directory, *directory.parents) if not folder.exists()]
     lock = FileLock(directory / LOCK, thread_local=False, blocking=False, fallback_to_soft=False)
     try:
@@ -91,7 +91,8 @@ def _take(directory: Path, *, name: Path, command: str) -> _HeldLock:
         lock.acquire()
     except Timeout as error:
         raise ZooError(
-            f"{_holder(directory / LOCK)} writes into {name}: wait until it has ended, or choose another directory."
+            f"{_describe_holder(directory / LOCK)} writes into {name}: wait until it has ended, or choose another "
+            "directory."
         ) from error
     except (OSError, NotImplementedError) as error:
         reason = getattr(error, "strerror", None) or str(error)
@@ -106,7 +107,7 @@ def _take(directory: Path, *, name: Path, command: str) -> _HeldLock:
     return _HeldLock(lock, new_folders)
 
 
-def _holder(path: Path) -> str:
+def _describe_holder(path: Path) -> str:
     """Describes the command that holds the lock, as the beginning of a sentence."""
     try:
         holder = json.loads(path.read_text(encoding="utf-8"))

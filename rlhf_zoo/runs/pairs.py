@@ -168,7 +168,7 @@ def named_pairs(context: RunContext) -> NamedPairs | None:
     configuration = recorded_settings.get("dataset_config")
     # `recipe_on_pairs` gives PPO the configuration of the pairs, which the recipe's own PPO does not read.
     ppo_configuration = recorded_settings.get("ppo", {}).get("dataset_config")
-    used_pairs = configuration is not None and configuration == ppo_configuration != _prompts(context)
+    used_pairs = configuration is not None and configuration == ppo_configuration != _prompts_configuration(context)
     if (
         used_pairs
         and recorded_recipe.get("dataset_name") == name
@@ -185,8 +185,8 @@ def named_pairs(context: RunContext) -> NamedPairs | None:
     return _find_pairs(context, name, revision)
 
 
-def _prompts(context: RunContext) -> str:
-    """Returns the configuration that PPO reads its prompts from."""
+def _prompts_configuration(context: RunContext) -> str:
+    """Returns the configuration from which PPO reads its prompts."""
     if "ppo" not in context.recipe.stages:
         return "prompts"
     return context.settings("ppo").data.dataset_config or "default"
@@ -202,7 +202,8 @@ def _find_pairs(context: RunContext, name: str, revision: str | None) -> NamedPa
         ):
             commit = data.commit
             configurations = data.configurations(**options)
-            if _prompts(context) in configurations:  # such a data set replaces the recipe's data for all stages
+            # A data set that also has prompts replaces the recipe's data for all stages.
+            if _prompts_configuration(context) in configurations:
                 return None
             flags = context.flags.get("reward", {})
             stage = {**context.recipe.stages["reward"], **flags}

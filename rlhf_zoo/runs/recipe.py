@@ -60,7 +60,7 @@ class Recipe:
         return self.name if self.package or self.folder.parent == shipped() else shlex.quote(str(self.folder))
 
     def sources(self, stage: str) -> list[Path]:
-        """Returns the files that a stage's keys come from, the recipe's own file last.
+        """Returns the files with a stage's keys, the recipe's own file last.
 
         Args:
             stage: Name of the stage, or "recipe".

@@ -1,4 +1,4 @@
-"""Rounds of a run. Each round trains the reward model again, also on samples of the last PPO policy, and then PPO.
+"""Rounds of a run. Each later round adds samples of the last PPO policy to the pairs, and repeats reward model and PPO.
 
 Round 1 is the run itself. runs/RECIPE/round-N/ holds a later round: the folder `pairs` with old and new pairs for the
 reward model, the stages reward, ppo and eval, and round.json with the path of the run. All rounds use the run's SFT
@@ -70,7 +70,7 @@ def _without_first_round_keys(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_round_file(context: RunContext) -> None:
-    """Writes round.json, which names the run that the round belongs to.
+    """Writes round.json, which names the run to which the round belongs.
 
     Args:
         context: The round.
@@ -87,7 +87,7 @@ def round_of(directory: Path) -> dict[str, Any]:
         directory: A run directory.
 
     Returns:
-        The fields; {} if the directory is not that of a later round.
+        The fields; {} if the directory does not belong to a later round.
     """
     path = directory / ROUND_FILE
     if not path.is_file():

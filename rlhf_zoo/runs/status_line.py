@@ -28,7 +28,7 @@ class Progress(tqdm):
     Args:
         total: Number of steps.
         desc: Label of the bar.
-        unit: What a step is called.
+        unit: Name of a step, such as "sample".
         initial: Number of steps that are already done.
         leave: Whether the bar stays visible at the end.
         hidden: Whether the bar is never shown.

@@ -67,7 +67,7 @@ def may_import(name: str, group: str) -> bool:
 
     Args:
         name: "module:attribute" or the name of an entry point, optionally with settings in parentheses.
-        group: The group of entry points that the key takes names from.
+        group: The group of entry points in which the key's names are looked up.
 
     Returns:
         True for a name in `OWN` or registered by an installed package; False for other and malformed names.
@@ -101,7 +101,7 @@ def check_object(name: Any, group: str, *, key: str, where: str, flag: str, allo
 
     Args:
         name: "module:attribute" or the name of an entry point, optionally with settings; any other type is refused.
-        group: The group of entry points that the key takes names from.
+        group: The group of entry points in which the key's names are looked up.
         key: The key that holds the name.
         where: The file that holds the key, for the message.
         flag: The option by which the user may allow the name.

@@ -40,7 +40,7 @@ _OUTCOME_FIGURES = ("reward", "judge", "kl", "length", "eos_rate", "distinct_2",
 
 #: Keys in which a run may differ from the variants of an ablation and still be listed in their table.
 _VARIED = ("kl_coef", "reference", "release")
-#: Entries of evaluation.json that say what was evaluated.
+#: Entries of evaluation.json that identify the evaluated prompts and the sampling settings.
 _EVALUATED_ON = ("split", "prompts", "rows", "samples_per_prompt", "temperature", "max_new_tokens")
 
 Flags = Mapping[str, Mapping[str, Any]]
@@ -113,7 +113,7 @@ class Variant:
         return {"directory": self.directory(run), "base": run, "variant": self.name, "flags": self.flags(flags)}
 
     def record_base(self, run: Path) -> None:
-        """Records in the variant's directory which run it belongs to.
+        """Writes a file into the variant's directory that names the run to which the variant belongs.
 
         Args:
             run: The run directory.

@@ -116,8 +116,8 @@ def _reproduce(published: Published, context: RunContext) -> dict[str, Any]:
             run_stage(context, published.stage)
     if not (checkpoint / COMPLETE).is_file():
         raise ZooError(
-            f"The run in {record.path} ended before step {published.step}, the step of {published.name}, whose "
-            "recipe.json is therefore from another run."
+            f"The run in {record.path} ended before step {published.step}, the step of {published.name}, so the "
+            "recipe.json there is from another run: choose another checkpoint."
         )
     check_integrity(checkpoint)
     document = {
@@ -160,7 +160,7 @@ def _identity(published: Published) -> dict[str, Any]:
 
 
 def _check_directory(directory: Path, published: Published) -> None:
-    """Raises ZooError if the directory has files, but not of an earlier attempt to reproduce the same checkpoint."""
+    """Raises ZooError if the directory has files other than those of an earlier reproduction of this checkpoint."""
     result_file = directory / RESULT_FILE
     if result_file.is_file():
         earlier = read_json(result_file)

@@ -209,8 +209,8 @@ def _compare(
     judges_of_reward = find_reward_judges(context, evaluator)
     with doing("eval: measuring the checkpoints"):
         reliability = judge_reliability(evaluator, judges_of_reward, judge_check)
-        # Whether a constant wins is measured on the test prompts, below. Until then assume that none does, or the judge
-        # would count as unchecked while the candidate is chosen.
+        # Whether a constant wins is measured on the test prompts, below. Until then assume that no constant wins;
+        # otherwise the judge would count as unchecked while the candidate is chosen.
         reliability = replace(reliability, winnable=False)
         trajectory = evaluate_checkpoints(context, inputs.source, evaluator, reliability=reliability)
 
@@ -385,7 +385,7 @@ def origins(context: RunContext, stage: str, checkpoint: ParentCheckpoint) -> li
 
 
 def evaluation_prompts(context: RunContext, source: DataSource, path: Path | None = None) -> Dataset:
-    """Loads and checks the held-out prompts of the evaluation. Prompts repeat only if there are too few distinct ones.
+    """Loads and checks the held-out prompts of the evaluation. Prompts repeat only if too few are distinct.
 
     Args:
         context: The run.
@@ -483,7 +483,7 @@ def check_rules(context: RunContext, source: DataSource, prompts: Dataset, path:
 
 def _last_step(context: RunContext) -> int:
     last = context.record("ppo").last_checkpoint()
-    assert last is not None  # a finished stage has one
+    assert last is not None  # a finished stage has a checkpoint
     return checkpoint_step(last)
 
 

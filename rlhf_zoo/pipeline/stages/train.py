@@ -57,7 +57,7 @@ def silence_libraries() -> None:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What remains to be done for a stage.
+    """Whether and how a stage trains.
 
     Attributes:
         finished: Whether the stage is already finished.
@@ -80,7 +80,7 @@ class _Run:
         context: The run.
         settings: The stage's settings.
         record: The stage's files.
-        plan: What remains to be done.
+        plan: Whether and how the stage trains.
         started: time.monotonic() when the stage began.
         publisher: Sends the stage's checkpoints; None if the run does not publish.
     """
@@ -93,7 +93,7 @@ class _Run:
     publisher: Publisher | None
 
     def seconds(self) -> float:
-        """Returns the time spent on the stage so far, earlier runs included."""
+        """Returns the seconds spent on the stage so far, including the runs that this run resumes."""
         return float(self.plan.previous_run.get("seconds", 0.0) + time.monotonic() - self.started)
 
 
@@ -123,7 +123,7 @@ def train_stage(
         publisher: Sends each checkpoint as it is saved.
         finish_checkpoint: Takes the trainer and a checkpoint's path, and adds files before the checkpoint is complete.
         conclude: Takes the trainer and the chosen checkpoint at the end, and returns fields for run.json.
-        left_out: Key of the recipe -> how many rows it keeps out of training. `build` fills this mapping.
+        left_out: Key of the recipe -> number of rows that this key keeps out of training. `build` fills this mapping.
         cut_rows: Counts of the rows that max_length cuts. `build` fills this mapping.
 
     Returns:
@@ -275,7 +275,7 @@ def code_lineage(context: RunContext) -> list[dict[str, Any]]:
         context: The run.
 
     Returns:
-        The lineage of each model's code, as an earlier stage recorded it if it ran the same code.
+        The lineage of each model's code. If an earlier stage ran the same code, this is the lineage in its run.json.
     """
     recorded = [code for stage in STAGES for code in context.record(stage).read().get("remote_code") or ()]
     lineages = [code.lineage for code in executed_code()]

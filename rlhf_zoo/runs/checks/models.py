@@ -86,8 +86,8 @@ def named_models(
         allow_missing: Whether to return a model that cannot be loaded without its files, instead of raising.
 
     Returns:
-        {role: model}. The roles are policy (the model that PPO names, otherwise the one that SFT starts from), reward,
-        reward_2 and so on, and value.
+        {role: model}. The roles are policy (the model that PPO names, otherwise SFT's base model), reward, reward_2 and
+        so on, and value.
 
     Raises:
         ZooError: A model cannot be loaded, or a reward model is a GGUF file.
@@ -143,7 +143,7 @@ def uses_hub(recipe: Recipe, shared: RecipeConfig, stages: Mapping[str, StageSet
 
 
 def _missing_model_fix(key: str) -> str:
-    """Returns the end of an error message, which says what to do if the model that a key names cannot be found."""
+    """Returns the end of the error message for a model that cannot be found: what to do about the key that names it."""
     return f"check {key}, --hub and --source_hub."
 
 
@@ -329,7 +329,7 @@ def policy_tokenizer(context: RunContext, policy: NamedModel | None) -> Any | No
 
 
 def _tokenizer_of(context: RunContext, policy: NamedModel | None) -> Any:
-    """Returns a policy's tokenizer with the chat template that SFT gives it. None stands for random weights."""
+    """Returns a policy's tokenizer with the chat template that SFT sets. `policy` is None for random weights."""
     tokenizer: PreTrainedTokenizerBase
     if policy is None:
         tokenizer = train_tokenizer([""], vocab_size=300, max_length=512)

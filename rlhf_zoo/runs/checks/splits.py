@@ -85,14 +85,14 @@ def local_rows(
 def check_judge_data(
     shared: RecipeConfig, data: LabeledArguments, form: Form, hub: Hub, *, subject: str
 ) -> dict[str, str]:
-    """Checks the rows that a judge learns from or is measured on, as `check_forms` does.
+    """Checks the rows that a judge learns from or is measured on, in the same way as `check_forms`.
 
     Args:
         shared: The keys of recipe.yaml.
         data: The keys of the data.
         form: The form of the rows.
         hub: Where Hub ids are looked up.
-        subject: What reads the rows, such as a judge, for messages.
+        subject: The reader of the rows, such as a judge, for messages.
 
     Returns:
         Data set -> why it could not be checked.

@@ -19,7 +19,7 @@ DEBATES: Mapping[str, tuple[str, ...]] = {
     "validation": ("ban-plastic-water-bottles",),
     "judge": ("firefox-vs-internet-explorer", "human-growth-and-development", "if-your-spouse", "tv-is-better"),
 }
-#: Number of words of an argument with which its prompt ends.
+#: Number of an argument's first words that a prompt contains after the side.
 OPENING_WORDS = 3
 
 HELP = (
@@ -103,7 +103,7 @@ def _pairs(rows: Rows) -> Rows:
 
 
 def _pair(row: Mapping[str, Any]) -> dict[str, str]:
-    """Makes the side the prompt of a pair. Arguments begin with a space and have single spaces between words."""
+    """Returns a pair whose prompt is the side. Arguments begin with a space and have single spaces between words."""
     debate, _, side = str(row["topic"]).partition("_")
     prompt = f"{debate.replace('-', ' ').strip()}: {side.replace('-', ' ').strip()}."
     return {"prompt": prompt, **{name: " " + " ".join(str(row[name]).split()) for name in ("chosen", "rejected")}}

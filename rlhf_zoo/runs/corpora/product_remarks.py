@@ -60,7 +60,7 @@ def prepare(source: str | None = None, *, seed: int, train_pairs: int = 5_000) -
         source: A folder of ``SPLIT.jsonl[.gz]`` (text, label; splits train, judge, validation, test), NLTK's corpus
             (``nltk_data``, ``corpora/pros_cons``, or its zip), or the id of a data set on the Hub.
         seed: Draws the training prompts and pairs.
-        train_pairs: Number of training pairs; fewer if the corpus has fewer.
+        train_pairs: Maximum number of training pairs.
 
     Returns:
         ``{configuration: {split: rows}}``.
@@ -115,8 +115,8 @@ def _prompts(remarks: dict[str, list[Remark]], *, seed: int) -> dict[str, Rows]:
     An opening is neutral if it has at least `MIN_CONTINUATIONS` continuations in train, validation and test, of which
     20 to 80% are pros. The sha1 of a neutral opening decides between test and validation, whatever the seed. The labels
     only choose openings: no model learns from them, and PPO never sees a neutral opening. (SFT does see remarks that
-    begin with neutral openings, because it must learn to continue them.) Training prompts are one opening of each
-    remark of train, so that frequent openings stay frequent.
+    begin with neutral openings, because it must learn to continue them.) Each training remark gives one opening as a
+    training prompt, so that frequent openings stay frequent.
     """
     counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for rows in remarks.values():
@@ -141,7 +141,7 @@ def _pairs(remarks: Sequence[Remark], stream: str, *, limit: int | None, matched
     """Returns pairs of a pro (chosen) and a con (rejected), each remark in at most one pair.
 
     The two remarks of a matched pair begin with the same words. Up to 3 of these words are the prompt, and the two
-    completions begin with a space. Unless ``matched_only``, unmatched pairs with an empty prompt fill up to ``limit``.
+    completions begin with a space. Unless ``matched_only``, unmatched pairs with empty prompts follow, up to ``limit``.
     """
     rng = random.Random(f"product-remarks {stream}")
     by_first_word: dict[str, tuple[list[Remark], list[Remark]]] = defaultdict(lambda: ([], []))
@@ -237,7 +237,7 @@ def _nltk_texts(path: Path, corpus: str, names: Sequence[str]) -> dict[str, str]
 
 
 def _clean_lines(pros: str, cons: str) -> dict[str, Remark]:
-    """Returns lines by their lower-cased text, without tags, one-word lines, and lines that have both labels."""
+    """Returns lower-cased text -> remark without tags. Drops one-word lines and lines that have both labels."""
     by_text: dict[str, Remark] = {}
     contradictory: set[str] = set()
     for label, raw in ((1, pros), (0, cons)):

@@ -40,7 +40,7 @@ def items(text: str) -> list[str]:
 def _count_range(text: str) -> tuple[int, int]:
     """Returns the range of item counts that a reader may accept, without empty and repeated items.
 
-    They are counted between commas only, and between all marks and "and".
+    The lower count splits only at commas; the upper count also splits at other marks and at "and".
     """
     fewest, most = (len({*_normalized(separator.split(text))} - {""}) for separator in (_COMMA, _ANY_SEPARATOR))
     return fewest, max(fewest, most)

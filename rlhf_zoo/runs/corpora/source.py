@@ -120,7 +120,7 @@ def _check_rows(rows: Iterable[dict[str, Any]], columns: Sequence[str], subject:
 
 
 def _read_hub(source: str, splits: Sequence[str], fix: str) -> dict[str, Iterable[dict[str, Any]]]:
-    """Reads a Hub data set: splits that `load_dataset` finds, and splits that only the names of files tell."""
+    """Reads a Hub data set: splits that `load_dataset` finds, and splits that only file names identify."""
     import datasets
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HTTPError

@@ -49,7 +49,7 @@ def count_cut_rows(rows: Dataset, tokenizer: PreTrainedTokenizerBase, trainer: A
         field: The column of plain texts.
 
     Returns:
-        The counts; None if nothing is lost, because max_length is None or packing puts the rest into another row.
+        The counts; None if nothing is lost, because max_length is None or packing moves the rest to another row.
     """
     max_length = trainer.max_length
     if max_length is None or (trainer.packing and trainer.packing_strategy != "bfd"):

@@ -37,7 +37,7 @@ def hold_out(rows: Dataset, share: float) -> tuple[Dataset, Dataset]:
 
 
 def split_by_prompt(rows: Dataset, share: float, *, parts: int) -> list[Dataset]:
-    """Splits off several parts with the same share of the prompts, as `hold_out` splits off one.
+    """Splits off several parts with the same share of the prompts. `hold_out` does this for a single part.
 
     Args:
         rows: Rows of any form.
@@ -76,8 +76,8 @@ def without_prompts(
         subject: What to call the stage, in the message.
 
     Returns:
-        The other rows, and how many were dropped. The number is None if no such row was found but some may have been
-        missed, because plain texts do not show where a prompt ends.
+        The other rows, and how many were dropped; None if no such row was found, but some may have been missed because
+        plain texts do not show where a prompt ends.
 
     Raises:
         ZooError: No row is left.

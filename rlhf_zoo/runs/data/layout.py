@@ -43,11 +43,11 @@ HELD_OUT_KEYS = (
 )  # fmt: skip
 #: Keys of PPO that determine how completions are cut.
 TRUNCATION_KEYS = ("response_length_min", "truncate_text", "truncate_after")
-#: Similarity from which an unknown key counts as misspelled.
+#: Minimum similarity to a known key at which an unknown key counts as misspelled.
 MISSPELLED = 0.8
 #: The start of an answer in dialogues written as one text, such as those of Anthropic/hh-rlhf.
 _ANSWER = "\n\nAssistant:"
-#: (columns that are read, columns that are not) of the warnings that this process has logged.
+#: (columns that are read, columns that are ignored) for each warning that this process has logged.
 _warned_columns: set[tuple[str, str]] = set()
 
 
@@ -190,7 +190,9 @@ def _in_turns(rows: Dataset, form: Form, *, text: str, declared: Mapping[str, st
     """
     names = set(rows.column_names)
     has_columns = any(needed <= names for needed in _columns_of(form, text))
-    new_names = conversation_columns(rows, for_texts=form == "texts", fits=has_columns) if form != "labeled" else {}
+    new_names = (
+        conversation_columns(rows, for_texts=form == "texts", has_columns=has_columns) if form != "labeled" else {}
+    )
     for target, source in new_names.items():
         rows = rows.rename_column(source, target)
     _check_form(rows.column_names, form, text=text, subject=subject, declared=declared)
@@ -211,7 +213,7 @@ def _in_turns(rows: Dataset, form: Form, *, text: str, declared: Mapping[str, st
 
 
 def _warn_of_ignored_columns(subject: str, read: str, ignored: str) -> None:
-    # A command reads a data set for several stages, under several titles: one warning is enough.
+    # A command may read a data set for several stages, under several titles, but one warning is enough.
     if (read, ignored) not in _warned_columns:
         _warned_columns.add((read, ignored))
         log.warning(

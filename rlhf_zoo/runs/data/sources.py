@@ -165,7 +165,7 @@ class DataSource:
 
 
 def _cause_of(error: Exception) -> BaseException:
-    """Returns the cause of an error of `datasets` that only says that generation failed; returns other errors as is."""
+    """Returns the cause of an error in which `datasets` says only that generation failed; any other error as it is."""
     is_vague = type(error) is datasets.exceptions.DatasetGenerationError
     return error.__cause__ if is_vague and error.__cause__ is not None else error
 

@@ -34,13 +34,13 @@ SPEAKER = re.compile(r"(?:\A|\n\n)(Human|Assistant):")
 _JSON_TURNS = re.compile(r'\s*\[\s*\{\s*"(role|content|from|value)"\s*:')
 
 
-def conversation_columns(rows: Dataset, *, for_texts: bool, fits: bool) -> dict[str, str]:
+def conversation_columns(rows: Dataset, *, for_texts: bool, has_columns: bool) -> dict[str, str]:
     """Returns which columns to rename so that a stage reads the column `conversations`.
 
     Args:
         rows: The data set.
         for_texts: Whether the stage learns from whole texts, as SFT does.
-        fits: Whether the other columns are enough for the stage.
+        has_columns: Whether the data set has all other columns that the stage needs.
 
     Returns:
         The stage's column -> the data set's column; {} if the stage does not read `conversations`.
@@ -55,7 +55,7 @@ def conversation_columns(rows: Dataset, *, for_texts: bool, fits: bool) -> dict[
         return {"prompt": SHAREGPT, **answer}
     if for_texts and "completion" in names:
         return {"prompt": SHAREGPT}
-    return {} if fits else {"messages": SHAREGPT}
+    return {} if has_columns else {"messages": SHAREGPT}
 
 
 def as_messages(rows: Dataset, columns: Iterable[str], *, system: bool, subject: str) -> Dataset:
@@ -184,7 +184,7 @@ def typed_prompt(text: str) -> Prompt:
         text: The option's value.
 
     Returns:
-        The conversation if the text begins as a JSON list of turns does, else the text.
+        The conversation if the text begins like a JSON list of turns, else the text.
 
     Raises:
         ZooError: The text begins like a JSON list of turns, but is not a conversation.

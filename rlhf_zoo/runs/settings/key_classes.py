@@ -1,8 +1,8 @@
 """Decides what a downloaded recipe may set: every key is classified here, and an unclassified key is refused.
 
 A published recipe.json holds keys of a stage and of recipe.yaml. transformers, trl and accelerate read some of them as
-paths, addresses, or names of code or kernels. Their new versions add keys, and `tests/unit/test_payloads.py` fails
-until somebody classifies each new key.
+paths, addresses, or names of code or kernels. When a new version adds a key, `tests/unit/test_payloads.py` fails until
+somebody classifies the key.
 """
 
 import logging
@@ -180,10 +180,10 @@ def effective_keys(recipe: Recipe, stage: str, keys: Mapping[str, Any]) -> dict[
     Args:
         recipe: The recipe.
         stage: Name of a stage.
-        keys: The keys that it sets for the stage.
+        keys: The keys that the recipe sets for the stage.
 
     Returns:
-        The keys that take effect. The log names the others.
+        The keys that take effect. A warning names the others.
     """
     if recipe.download is None:
         return dict(keys)
@@ -333,7 +333,7 @@ def check_repository(name: Any, *, key: str, where: str) -> None:
 
     Args:
         name: The name, which may end in @REVISION.
-        key: The key that holds it.
+        key: The key that holds the name.
         where: What holds the settings, for the message.
 
     Raises:

@@ -24,7 +24,7 @@ PLAIN = "text, numbers, true and false, lists and mappings"
 
 
 class NotPlain(ValueError):
-    """A text begins like a list or mapping but is not valid JSON or YAML, and must not be read as plain text."""
+    """A text begins like a list or mapping but is not valid JSON or YAML, so it is not read as plain text either."""
 
 
 def coerce(value: Any, hint: Any) -> Any:
@@ -210,7 +210,7 @@ def parse_numbers(flag: str, text: str, *, example: str) -> list[float]:
 
 
 def _check_plain(value: Any, depth: int = 0) -> None:
-    """Checks that a value survives being written to run.json and read again. Raises ValueError if it would not."""
+    """Raises ValueError unless a value is the same after it is written to run.json and read again."""
     if depth > MAX_DEPTH:
         raise ValueError(f"at most {MAX_DEPTH} levels of nesting")
     if isinstance(value, str):
@@ -270,8 +270,8 @@ def checked_keys(
     Args:
         values: Key -> value.
         hints: Known key -> type; a key whose type is None is dropped unchecked.
-        where: What holds the keys, for messages.
-        subject: What the keys belong to, for messages.
+        where: The file or flags with the keys, for messages.
+        subject: Owner of the keys, such as "the stage ppo", for messages.
         refused: Known keys that are not supported.
         flag: The beginning of the flags, such as "--ppo."; None for keys of a file.
 

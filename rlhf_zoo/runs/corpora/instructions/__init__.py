@@ -38,7 +38,7 @@ _ONLY_WITH: dict[str, set[str]] = {
     },
     REPEAT: {"keywords:existence", "detectable_format:title"},  # not NO_COMMA: the request may have commas
 }
-#: Groups of kinds that exclude one another: IFEval's conflicts, and others that are hard to satisfy together.
+#: Groups of kinds that exclude each other: IFEval's conflicts, and other kinds that are hard to satisfy together.
 _EXCLUSIVE: tuple[set[str], ...] = (
     {"length_constraints:number_paragraphs", "length_constraints:nth_paragraph_first_word"},
     {"length_constraints:number_paragraphs", "length_constraints:number_sentences"},

@@ -12,7 +12,7 @@ from .lexicon import ASPECTS, PRODUCTS
 
 
 def _assignment_order(phrases: tuple[str, ...], stream: str) -> list[str]:
-    """Returns all spellings in the order in which products get them: one of each phrase, then another of each."""
+    """Returns all spellings in the order of assignment to products: one of each phrase, then a second, and so on."""
     rng = random.Random(f"tiny-world 2 {stream}")
     shuffled = [spellings(phrase) for phrase in phrases]
     for phrase_spellings in shuffled:

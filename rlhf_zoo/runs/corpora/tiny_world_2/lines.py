@@ -116,7 +116,7 @@ class Writer:
 
         Args:
             polarity: +1 for a consequence of praise, -1 for a consequence of a complaint.
-            subject: Name of the aspect that it follows from; None takes the current one.
+            subject: Name of the aspect from which the consequence follows; None for the current aspect.
         """
         aspect = ASPECT_BY_NAME[subject] if subject else self.aspect
         outcomes = aspect.good_outcomes if polarity > 0 else aspect.bad_outcomes

@@ -1,10 +1,10 @@
 """The gold utility: how useful a remark is to somebody who is choosing what to buy.
 
 No person rated anything here. It is the synthetic gold reward of Gao, Schulman & Hilton, "Scaling Laws for Reward Model
-Overoptimization", arXiv:2210.10760, with a written rule in place of a large reward model.
+Overoptimization", arXiv:2210.10760, with a fixed rule in place of a large reward model.
 
 The utility depends only on opening and completion, and is the sum of parts that are also reported separately. A remark
-earns utility by saying what is true of this product (`facts`); what fits any product earns almost nothing.
+earns utility by stating facts about its product (`facts`); words that fit any product earn almost nothing.
 
 =============  =====================================================================================================
 told           +1.5 for a true praise of the aspect that the opening names, +0.7 for a true complaint of it; +0.7 and
