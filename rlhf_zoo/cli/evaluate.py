@@ -17,7 +17,7 @@ from .layout import RecipeCommand
 from .open_run import locked, open_hub
 from .options import LM_EVAL, LM_EVAL_TASKS, json_option, run_options
 from .tables import print_json, print_text, table
-from .train import run_one
+from .train import run_single_stage
 
 if TYPE_CHECKING:
     from ..hub.client.connect import Hub
@@ -101,7 +101,7 @@ def evaluate(
         raise ZooError(f"--{unused_option} is for a policy, but {subject} is a recipe: leave it out, or name a policy.")
     flags = run_flags(ctx, subject, stage="eval")
     flags["recipe"] |= _recipe_keys(judges, {**keys, "llm": llm_keys}, flags["recipe"])
-    folder = run_one(subject, "eval", flags, to_stderr=as_json, **options)
+    folder = run_single_stage(subject, "eval", flags, to_stderr=as_json, **options)
     if as_json:
         click.echo((folder / "evaluation.json").read_text(encoding="utf-8").rstrip())
 

@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 BUILTIN_LABELERS = ("gold", "judge")
 
 
-def run_one(
+def run_single_stage(
     recipe: str, stage: str, flags: Mapping[str, Mapping[str, Any]], to_stderr: bool = False, **options: Any
 ) -> Path:
-    """Runs one stage of a recipe and prints its result. With several processes, only the main one prints.
+    """Runs one stage of a recipe. The main process prints the result.
 
     Args:
         recipe: A name or a folder.
@@ -90,7 +90,7 @@ def stage_command(stage: Stage) -> click.Command:
     @run_options
     @click.pass_context
     def command(ctx: click.Context, recipe: str, **options: Any) -> None:
-        run_one(recipe, stage.name, run_flags(ctx, recipe, stage=stage.name), **options)
+        run_single_stage(recipe, stage.name, run_flags(ctx, recipe, stage=stage.name), **options)
 
     return command
 

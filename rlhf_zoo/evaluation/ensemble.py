@@ -1,8 +1,8 @@
 """How much reward models disagree if they differ only in the random seed of their training.
 
-A reward model learns from its pairs and guesses beyond them, and models with different seeds guess differently. So
-their disagreement on a policy's completions shows how far the policy has moved from what they learned (Coste et al.
-2023, arXiv:2310.02743). Arrays of scores are (M, N): M models, N texts.
+On texts that differ from its training pairs, a reward model extrapolates, and models with different seeds extrapolate
+differently. So their disagreement on a policy's completions shows how far the policy has moved from the training pairs
+(Coste et al. 2023, arXiv:2310.02743). Arrays of scores are (M, N): M models, N texts.
 """
 
 import math

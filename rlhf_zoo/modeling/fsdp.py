@@ -32,7 +32,7 @@ def shard(model: nn.Module) -> None:
     fully_shard(model)
 
 
-def return_memory() -> None:
+def return_freed_blocks() -> None:
     """Makes glibc return blocks of MMAP_BYTES bytes or more to the system when they are freed.
 
     By default glibc keeps freed blocks in its heap. On a CPU that includes every gathered layer: one of two processes

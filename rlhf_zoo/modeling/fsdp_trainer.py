@@ -11,7 +11,7 @@ from transformers import Trainer
 from transformers.trainer import OPTIMIZER_NAME
 
 from ..errors import ZooError
-from .fsdp import gather_optimizer, gather_weights, return_memory, shard, shard_optimizer
+from .fsdp import gather_optimizer, gather_weights, return_freed_blocks, shard, shard_optimizer
 from .models import is_peft
 
 
@@ -43,7 +43,7 @@ class ShardTrainer(Trainer):
         for model in all_models:
             shard(model)
         if next(models[0].parameters()).device.type == "cpu":
-            return_memory()
+            return_freed_blocks()
         # For training, accelerate would wrap the model in DDP, which does not support sharded weights.
         self.accelerator.prepare_model = functools.partial(self.accelerator.prepare_model, evaluation_mode=True)
         self._is_sharded = True
@@ -63,7 +63,7 @@ class ShardTrainer(Trainer):
             shard_optimizer(self.optimizer)
 
 
-class SingleModelShards(ShardTrainer):
+class ShardedModelMixin(ShardTrainer):
     """Mixin for a TRL trainer: shards the model once its weights are loaded, when the optimizer is created."""
 
     model: Any

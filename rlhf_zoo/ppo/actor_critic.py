@@ -131,14 +131,14 @@ class ActorCritic(nn.Module):
         )
         # A shared critic reads the input of the LM head, which is the trunk's output in every architecture. The policy
         # runs first, so that its chunks of logits are freed before the critic's activations take memory.
-        values = self.value_of(output.states) if shares_trunk else response_values(self.value_model, samples)
+        values = self.values_from_states(output.states) if shares_trunk else response_values(self.value_model, samples)
         kl = None if ref_logits is None or output.logits is None else exact_kl(output.logits, ref_logits)
         text_token_logprobs = None if texts is None else text_logprobs(self.policy, texts.ids, texts.attention)
         return ActorCriticOutput(
             output.logprobs, output.entropy, values, kl, text_token_logprobs, output.loss, output.loss_terms
         )
 
-    def value_of(self, states: Any) -> Tensor:
+    def values_from_states(self, states: Any) -> Tensor:
         """Computes V from the input of the policy's head, for a shared trunk.
 
         Args:
@@ -159,7 +159,7 @@ class ActorCritic(nn.Module):
             (B, T) float32, undefined outside the mask.
         """
         if self.shares_trunk:
-            return self.value_of(response_states(self.policy, samples))
+            return self.values_from_states(response_states(self.policy, samples))
         return response_values(self.value_model, samples)
 
     def activation_checkpointing_enable(self, **kwargs: Any) -> None:

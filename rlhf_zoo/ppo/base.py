@@ -91,7 +91,7 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
         pad, eos = processing_class.pad_token_id, processing_class.eos_token_id
         self.stop_ids = args.stop_ids(processing_class, parts.policy)
         # Pad with EOS if PAD has no embedding, for example because a script added PAD past the embeddings.
-        self.fill_id: int = pad if pad in self.vocabulary else eos
+        self.padding_id: int = pad if pad in self.vocabulary else eos
         self.controller = KLController(args.kl_coef, args.kl_target, args.kl_horizon)
         self.running_scores = RunningScores()
         self.last_metrics: dict[str, float] = {}

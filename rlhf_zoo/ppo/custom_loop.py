@@ -106,9 +106,9 @@ def samples_from_user(queries: Sequence[Any], responses: Sequence[Any], trainer:
                 f"Response {row} has the token id {unknown[0]}, which the tokenizer does not have and the policy never "
                 "samples: pass the ids that were sampled."
             )
-    padded_query_ids, query_mask = left_pad(all_query_ids, trainer.fill_id, device)
+    padded_query_ids, query_mask = left_pad(all_query_ids, trainer.padding_id, device)
     width = max(map(len, all_response_ids))
-    padding = trainer.fill_id
+    padding = trainer.padding_id
     completion_ids = torch.tensor([ids + [padding] * (width - len(ids)) for ids in all_response_ids], device=device)
     lengths = torch.tensor([len(ids) for ids in all_response_ids], device=device)
     mask = torch.arange(width, device=device) < lengths.unsqueeze(1)

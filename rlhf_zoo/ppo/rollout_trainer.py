@@ -25,8 +25,8 @@ class RolloutTrainer(BasePPOTrainer):
     def rollout(self, rows: Sequence[Mapping], *, stream: int) -> Rollout:
         """Samples a completion for each row, with log π, log π_ref and V of its tokens.
 
-        Each row's random numbers depend on (stream, update, prompt index, completion index) only, so that the batch
-        size, the number of processes and resuming do not change what is sampled.
+        Each row's random numbers depend only on (stream, update, prompt index, completion index), so the samples do not
+        depend on the batch size, the number of processes, or resuming.
 
         Args:
             rows: Prompts, with their token ids and their index in the data set.
@@ -47,11 +47,11 @@ class RolloutTrainer(BasePPOTrainer):
                 seed=args.seed,
                 max_new_tokens=args.response_length,
                 stop_ids=self.stop_ids,
-                pad_id=self.fill_id,
+                pad_id=self.padding_id,
                 temperature=args.temperature,
                 vocabulary=self.vocabulary,
                 max_tokens=args.max_rollout_batch_tokens,
-                critic=actor.value_of if actor.shares_trunk and not args.recompute_logprobs else None,
+                critic=actor.values_from_states if actor.shares_trunk and not args.recompute_logprobs else None,
             )
             samples = self.engine(actor.policy, request)
         check_ends(samples, self.stop_ids)

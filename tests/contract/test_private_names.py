@@ -5,7 +5,7 @@ from pathlib import Path
 
 from transformers import Trainer
 
-from rlhf_zoo.modeling.fsdp_trainer import SingleModelShards
+from rlhf_zoo.modeling.fsdp_trainer import ShardedModelMixin
 from rlhf_zoo.ppo.trainer import PPOTrainer
 
 DEPARTURES = Path(__file__).parents[2] / "docs" / "departures.md"
@@ -40,6 +40,6 @@ def test_hf_trainer_saves_and_loads_optimizer_by_private_methods():
 
 
 def test_hf_trainer_saves_model_by_private_method():
-    assert SingleModelShards._save.__name__ in DEPARTURES.read_text()
+    assert ShardedModelMixin._save.__name__ in DEPARTURES.read_text()
     assert list(inspect.signature(Trainer._save).parameters) == ["self", "output_dir", "state_dict"]
     assert "self._save(output_dir)" in inspect.getsource(Trainer.save_model)

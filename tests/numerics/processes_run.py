@@ -38,7 +38,7 @@ from trainer_fixture import (  # noqa: E402
 from transformers import DataCollatorWithPadding, TrainingArguments  # noqa: E402
 
 from rlhf_zoo.errors import ZooError  # noqa: E402
-from rlhf_zoo.modeling.fsdp_trainer import SingleModelShards  # noqa: E402
+from rlhf_zoo.modeling.fsdp_trainer import ShardedModelMixin  # noqa: E402
 from rlhf_zoo.ppo.actor_critic import ActorCritic  # noqa: E402
 
 # Wall-clock time, also of a busy machine: long enough that only a hang exceeds it.
@@ -215,7 +215,7 @@ def models_of(trainer: Any) -> dict[str, Any]:
 def supervised(directory: Path) -> dict[str, Any]:
     """A model as SFT shards it."""
     plain = TrainingArguments(str(directory), use_cpu=True, report_to="none")
-    trainer = SingleModelShards(model=make_policy(), args=plain)
+    trainer = ShardedModelMixin(model=make_policy(), args=plain)
     trainer.create_optimizer()
     return {"supervised": trainer.model}
 

@@ -166,7 +166,7 @@ def test_gather_optimizer_returns_state_only_to_keep() -> None:
 HEAP_SCRIPT = """
 import sys, torch
 from pathlib import Path
-from rlhf_zoo.modeling.fsdp import return_memory
+from rlhf_zoo.modeling.fsdp import return_freed_blocks
 
 def resident():
     line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmRSS"))
@@ -174,7 +174,7 @@ def resident():
 
 torch.ones(2**22) + 1  # 16 MiB: freed, it has glibc keep blocks up to its size in the heap
 if sys.argv[1] == "back":
-    return_memory()
+    return_freed_blocks()
 before, kept, freed = resident(), [], []
 for _ in range(64):  # 128 MiB in blocks of 2, with small ones between them that stay
     freed.append(torch.ones(2**19))

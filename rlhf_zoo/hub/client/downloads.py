@@ -38,7 +38,7 @@ def find_download(folder: Path) -> Path | None:
                 marks += [parent / name for name in (DOWNLOADED, PARTIAL, CARD_FILE)]
             else:
                 # A mark in the home folder must not make everything below it a download. A pull into the home folder
-                # creates the repository's subfolders below DOWNLOADED too, empty, so only these subfolders count.
+                # also creates an empty copy of the repository's subfolders below DOWNLOADED: only these count.
                 marks.append(parent / DOWNLOADED / candidate.relative_to(parent))
             if (mark := next((mark for mark in marks if mark.exists()), None)) is not None:
                 return mark

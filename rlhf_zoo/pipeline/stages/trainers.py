@@ -23,14 +23,14 @@ def make_trainer(trainer_class: type, settings: StageSettings, **inputs: Any) ->
     """
     from trl import RewardTrainer
 
-    from ...modeling.fsdp_trainer import SingleModelShards
+    from ...modeling.fsdp_trainer import ShardedModelMixin
     from ...modeling.length_grouping import LengthGroupingMixin
     from ...ppo.step_guard import FiniteStepsTrainer
     from .global_batch import GlobalBatch, GlobalReward
 
     mixins: list[type] = [LengthGroupingMixin, FiniteStepsTrainer]
     if getattr(settings.data, "fsdp2", False):  # a third-party stage may lack this key
-        mixins.insert(0, SingleModelShards)
+        mixins.insert(0, ShardedModelMixin)
     if distributed.process_count() > 1:
         mixins.insert(0, GlobalReward if issubclass(trainer_class, RewardTrainer) else GlobalBatch)
     full_class: Any = type(trainer_class.__name__, (*mixins, trainer_class), {})

@@ -229,7 +229,7 @@ class PPOTrainer:
         self, model: Any, queries: list[Tensor], return_prompt: bool, kwargs: Mapping[str, Any]
     ) -> list[Tensor]:
         width = max(len(query) for query in queries)
-        fill, device = self._trainer.fill_id, self.current_device
+        fill, device = self._trainer.padding_id, self.current_device
         ids = torch.stack([torch.cat([query.new_full((width - len(query),), fill), query]) for query in queries])
         ids = ids.to(device)
         mask = torch.stack([torch.arange(width) >= width - len(query) for query in queries]).long().to(device)
