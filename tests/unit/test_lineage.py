@@ -92,7 +92,7 @@ def test_folder_of_run_and_of_stage_opens_chosen_checkpoint(ask, tmp_path: Path)
     """The card of a run on this machine is in the folder of its stage, and not in the checkpoint."""
     record = StageRecord(tmp_path / "run/ppo")
     record.write(stage="ppo", status="running")
-    with pytest.raises(ZooError, match="run/ppo is the folder of a stage, but its chosen checkpoint is not there"):
+    with pytest.raises(ZooError, match="run/ppo is the folder of a stage, but its chosen checkpoint is missing"):
         find_lineage(str(tmp_path / "run"))
     for step in (2, 3):
         record.checkpoint_path(step).mkdir(parents=True)
