@@ -16,7 +16,7 @@ def option(default: Any, help: str) -> Any:
 
     Args:
         default: The key's default.
-        help: The key's help text. `runs.settings.declared` reads both from the source.
+        help: The key's help text. `runs.settings.declared` parses default and help from the source, without an import.
     """
     return field(default=default, metadata={"help": help})
 
@@ -65,9 +65,9 @@ COUNT_OR_ZERO = Limit(0, MAX_INT32)
 SEED = Limit(0, 2**32 - 1)  # the range of NumPy's seeds
 STEPS = Limit(0, MAX_INT32)  # a number below 1 is a fraction of the run
 POSITIVE = Limit(0, low_open=True)
-WEIGHT = Limit(0)
+WEIGHT = Limit(0)  # any number from 0, such as a coefficient or a learning rate
 SHARE = Limit(0, 1)
-DECAY = Limit(0, 1, high_open=True)
+DECAY = Limit(0, 1, high_open=True)  # from 0 to below 1, such as a β of Adam or a dropout
 PROCESSES = Limit(0, 256)
 
 #: Maps keys of all stages and configurations to bounds. Keys that are not listed have the bounds of `FINITE`.

@@ -1,4 +1,4 @@
-"""Fits published functional forms of a policy's gain over SFT by its distance d = √KL, and finds their peak.
+"""Fits published curves of a policy's gain over SFT as a function of its distance d = √KL, and finds their peak.
 
 Gao, Schulman & Hilton 2022 (arXiv:2210.10760), §3: as a proxy reward is optimized, the gain over the SFT model follows
 
@@ -28,7 +28,7 @@ Floats = NDArray[np.float64]
 MIN_POINTS = 3
 MIN_PATTERN_POINTS = 6  # with fewer points, there are too few permutations for a p-value of 0.01
 MISFIT_LEVEL = 0.01  # p-value below which residuals are not just noise
-_MIN_ERROR = 0.1  # lower bound of standard errors, relative to the median; no weight exceeds 100 times the median's
+_MIN_ERROR = 0.1  # lower bound of standard errors, as a share of their median: limits a weight to 100 times the median
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ class Fit:
         r_squared: Share of the weighted variance of the gains that the form explains; None if the gains do not vary.
         scatter: Sum of weighted squared residuals, divided by its expectation under measurement noise; None if unknown.
         scatter_p: How often noise alone would give as large a scatter; None if unknown.
-        pattern_p: How often residuals in random order would be as smooth along d; None if there are too few points.
-        fits: False if the residuals are both smooth and larger than noise; None if there are too few points to tell.
+        pattern_p: How often shuffled residuals would be as smooth along d; None for too few points or an exact fit.
+        fits: False if the residuals are both smooth and larger than noise; None if `pattern_p` is None.
         peak: The peak; None unless the data identify it.
         no_peak: A sentence on why there is no peak; None if there is a peak.
     """
@@ -125,7 +125,7 @@ def fit_form(
     Points have the weight 1/error², or equal weights if errors are unknown. Points with d = 0 carry no information on
     α and β and are left out.
 
-    Intervals: with (K, P) gains, whole prompts are resampled, the same for all checkpoints, so comparisons are paired.
+    Intervals: with gains by prompt, prompts are resampled, the same for all checkpoints, so comparisons are paired.
     With means and errors, means are drawn from independent normal distributions. With means alone, α and β are drawn
     from their t distribution given the residuals. Each checkpoint is a separate policy, so points may scatter beyond
     measurement noise. If the residuals exceed that noise, the intervals are widened by √scatter (Birge 1932).
@@ -135,12 +135,12 @@ def fit_form(
     needed: large scatter may have no pattern, and noise that checkpoints share, such as that of the SFT score, is
     smooth along d. If errors are unknown, only the second condition is tested.
 
-    A peak is reported if the form fits, the intervals of β and of the peak's gain lie above 0, and the interval of the
-    peak's d lies within the observed range. The data then show both the rise and the fall.
+    A peak is reported if `fits` is not False, the intervals of β and of the peak's gain lie above 0, and the interval
+    of the peak's d lies within the observed range. The data then show both the rise and the fall.
 
     Args:
         form: "rl" or "best-of-n".
-        kl: KL in nats: (K,) of each checkpoint, or (K, P) by prompt.
+        kl: KL in nats: (K,) of each of K checkpoints, or (K, P) by prompt.
         gains: Scores minus those of the SFT model: (K, P) on the same P prompts, or (K,) means.
         errors: (K,) standard errors of mean gains; None if unknown, or if gains are (K, P), from which they follow.
         seed: Seed of the resamples.
@@ -238,7 +238,7 @@ class _Points:
 
 
 def _prepare_points(kl: ArrayLike, gains: ArrayLike, errors: ArrayLike | None) -> _Points:
-    """Checks the input of `fit_form`, and returns its points with their weights. Raises its ValueError."""
+    """Checks the input of `fit_form` and returns its points with weights. Raises the ValueError that it documents."""
     kls, gain_values = _check_gains(kl, gains)
     mean_kl = kls.mean(1) if kls.ndim == 2 else kls
     # The pattern test needs the residuals in order of distance.
@@ -256,7 +256,7 @@ def _prepare_points(kl: ArrayLike, gains: ArrayLike, errors: ArrayLike | None) -
     standard_errors = _standard_errors(gain_values) if errors is None else _check_errors(errors, len(mean_kl))[order]
     if standard_errors is not None and not np.median(standard_errors) > 0:
         standard_errors = None
-    # Without the lower bound, one point with almost no standard_errors would decide the whole fit.
+    # Without the lower bound, one point with a standard error near 0 would decide the whole fit.
     weights = (
         np.ones(len(means))
         if standard_errors is None
@@ -273,7 +273,7 @@ def best_of_n_kl(n: ArrayLike) -> Floats:
     (Beirami et al. 2024, arXiv:2401.01879).
 
     Args:
-        n: N ≥ 1, any shape.
+        n: The number of samples, n ≥ 1, any shape.
 
     Returns:
         KL in nats, of the same shape.
@@ -283,7 +283,7 @@ def best_of_n_kl(n: ArrayLike) -> Floats:
 
 
 def best_of_n_weights(pool: int, n: int) -> Floats:
-    """Computes the probability of each rank to be the best of n samples drawn without replacement.
+    """Computes, for each rank, the probability that it is the best of n samples drawn without replacement.
 
     Args:
         pool: The number of samples, N.
@@ -379,7 +379,7 @@ def _resample_points(points: _Points, error: Floats, rng: np.random.Generator, r
 def _measure_scatter(
     misfit: float, noise: Floats, design: Floats, weights: Floats
 ) -> tuple[float | None, float | None]:
-    """Returns `misfit` / the mean misfit of (B, K) noise, and its p-value; None, None if the noise is all 0."""
+    """Returns `misfit` divided by the mean misfit of (B, K) noise, and its p-value; None, None if all noise is 0."""
     # The residuals of fitting the form to the noise alone. The form is linear, so the true curve cancels.
     sqrt_weights = np.sqrt(weights)
     projected = noise - (
@@ -393,7 +393,7 @@ def _measure_scatter(
 
 
 def _solve_least_squares(form: Form, d: Floats, y: Floats, weights: Floats) -> Floats:
-    """Returns (B, 2) the least-squares (α, β) of each row of y (B, K) at d (K,) or (B, K), by normal equations."""
+    """Fits each row of y (B, K) at d (K,) or (B, K) by the normal equations; returns (α, β) of each row, (B, 2)."""
     g = _beta_term(form, d)
     dd, dg, gg = ((weights * column * other).sum(-1) for column, other in ((d, d), (d, g), (g, g)))
     dy, gy = ((weights * column * y).sum(-1) for column in (d, g))
@@ -412,7 +412,7 @@ def _draw_from_t(design: Floats, center: Floats, misfit: float, rng: np.random.G
 
 def _pattern_p_value(residuals: Floats, scale: float, rng: np.random.Generator, resamples: int) -> float | None:
     """Computes how often (K,) residuals in random order have as small squared steps (von Neumann 1941, one-sided)."""
-    # If all residuals are rounding error, there is no pattern to test.
+    # If all residuals are rounding error, compared to the largest gain (`scale`), there is no pattern to test.
     if len(residuals) < MIN_PATTERN_POINTS or np.ptp(residuals) <= 1e-12 * scale:
         return None
     shuffled = rng.permuted(np.tile(residuals, (resamples, 1)), axis=1)

@@ -20,8 +20,8 @@ class PPOConfig(TrainingArguments):
     """Configuration of `PPOTrainer`.
 
     A step is one PPO update. In each update a process reads `per_device_train_batch_size × gradient_accumulation_steps`
-    prompts, samples `num_generations` completions for each, and runs the models over `per_device_train_batch_size` of
-    them at a time.
+    prompts and samples `num_generations` completions for each. It learns from micro-batches of
+    `per_device_train_batch_size` completions.
 
     Raises:
         ZooError: A value is out of range, or keys contradict each other.
@@ -195,7 +195,7 @@ class PPOConfig(TrainingArguments):
 
         Args:
             tokenizer: The policy's tokenizer.
-            policy: The policy.
+            policy: The policy, whose generation config may name more end tokens.
         """
         return stop_ids(policy, tokenizer) if self.configured_stop_ids is None else self.configured_stop_ids
 
@@ -213,7 +213,7 @@ class PPOConfig(TrainingArguments):
 
     @property
     def prompts_per_update(self) -> int:
-        """Prompts of one update in one process."""
+        """Number of prompts that each process reads for one update."""
         return self.per_device_train_batch_size * self.gradient_accumulation_steps
 
     @property
@@ -225,5 +225,5 @@ class PPOConfig(TrainingArguments):
 
     @property
     def episodes_per_update(self) -> int:
-        """Completions of one update in all processes."""
+        """Number of completions in one update, summed over all processes."""
         return self.prompts_per_update * self.num_generations * self.world_size

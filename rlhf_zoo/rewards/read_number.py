@@ -28,7 +28,7 @@ _UNSIGNED = r"(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(?:[eE][
 _NUMBER = re.compile(
     rf"(?<![^\W_])(?<!\.)(?P<sign>[-+−]?)[$€£]?(?P<numerator>{_UNSIGNED})(?:\s?/\s?(?P<denominator>{_UNSIGNED}))?(?P<percent>\s?%)?"
 )
-_LATEX = (
+_LATEX = (  # (pattern, replacement), applied in this order to turn LaTeX into plain text
     (re.compile(r"(?<=\d)(?=\\[dt]?frac)"), " "),
     (re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}"), r"\1/\2"),
     (re.compile(r"\\[dt]?frac\s*(\d)\s*(\d)"), r"\1/\2"),

@@ -26,7 +26,7 @@ from .settings.parse import RecipeConfig, StageSettings
 
 #: Key under `left_out` in run.json: how many rows of a stage were dropped because PPO holds out their prompts.
 HELD_OUT = "held_out_by_ppo"
-#: File in the folder of a round's pairs, with their sources and lineage.
+#: Records the sources and lineage of a round's pairs. The pairs themselves are .jsonl files in the same folder.
 PAIRS_FILE = "made.json"
 
 
@@ -38,7 +38,7 @@ def stage_source(context: RunContext, stage: str, source: DataSource | None = No
     Args:
         context: The run.
         stage: Name of the stage.
-        source: The recipe's data; None opens it if the stage needs it.
+        source: The recipe's data, if already open. With None, it is opened if the stage names no data set.
 
     Raises:
         ZooError: A local file has changed since the stage trained on it, or a round's pairs have changed.
@@ -126,8 +126,8 @@ def text_field(settings: StageSettings) -> str:
 def _load_split(
     context: RunContext, source: DataSource, data_args: Any, split: str, *, form: Form, text: str = "text"
 ) -> datasets.Dataset:
-    """Loads a split and converts its rows to a form, as data arguments of the recipe describe."""
-    rows = source.load(data_args.dataset_config, split, columns=[])
+    """Loads a split and converts its rows to `form`, with the recipe's data keys in `data_args`."""
+    rows = source.load(data_args.dataset_config, split, columns=[])  # `convert_rows` checks the columns
     config = f", configuration {data_args.dataset_config}" if data_args.dataset_config else ""
     name = f"The data set {source.location}{config}, split {split},"
     rows = rows_above(rows, data_args.keep_above, subject=name)
@@ -183,7 +183,7 @@ def without_held_out(
 def _split_ppo_rows(context: RunContext, rows: datasets.Dataset) -> list[datasets.Dataset]:
     """Splits PPO's training split by held_out_share into rows for the final evaluation, validation and training.
 
-    If the evaluation has its own split, the validation rows also contain the test rows, which are still returned first.
+    If the evaluation reads a split of its own, validation gets the test rows too; they are also still returned first.
     """
     test, validation, train = split_by_prompt(rows, context.settings("ppo").data.held_out_share, parts=2)
     if context.shared.evaluation.dataset_test_split is not None:
@@ -245,7 +245,7 @@ def ptx_rows(context: RunContext, source: DataSource) -> datasets.Dataset | None
 def evaluation_rows(
     context: RunContext, source: DataSource, part: str = "test", *, path: Path | None = None
 ) -> datasets.Dataset:
-    """Loads the prompts for an evaluation from PPO's data, in the order of `distinct_first`.
+    """Loads the prompts for an evaluation from PPO's data, different prompts first (see `distinct_first`).
 
     Args:
         context: The run.
@@ -288,8 +288,8 @@ def evaluated_split(shared: RecipeConfig, data_args: Any, part: str = "test") ->
     """Returns the split that `evaluation_rows` loads.
 
     Args:
-        shared: The keys of recipe.yaml.
-        data_args: PPO's data arguments.
+        shared: The keys of recipe.yaml, which all stages share.
+        data_args: PPO's data arguments, whose dataset_test_split is the split for "validation".
         part: "test" or "validation".
 
     Returns:
@@ -341,7 +341,7 @@ def own_pairs_keys(recipe: Recipe, shared: RecipeConfig) -> OwnPairsArguments | 
 
     Args:
         recipe: The recipe.
-        shared: The keys of recipe.yaml.
+        shared: The keys of recipe.yaml, which all stages share.
 
     Returns:
         The keys; None if the recipe does not set `own_pairs`.
@@ -361,7 +361,7 @@ def data_source(context: RunContext, *, refresh: bool = False) -> DataSource:
 
     Args:
         context: The run.
-        refresh: Whether to prepare or look up the data again, although this run directory already has data.
+        refresh: Whether to prepare or look up the data again, even if this run directory already has data.
 
     Raises:
         ZooError: The recipe has no corpus and no data set, or the run directory has another run's data and --restart is

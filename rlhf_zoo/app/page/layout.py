@@ -44,7 +44,7 @@ def build(
     title, _ = link_preview(lineage)
     with gr.Blocks(title=title, analytics_enabled=False) as page:
         gr.HTML(header_html(lineage), elem_id="head")
-        if page_models.problem is not None and page_models.timeline is not None:
+        if page_models.problem is not None and page_models.timeline is not None:  # without a timeline, its tab says so
             gr.HTML(notice_html(page_models.problem, kind="status"))
         with gr.Tabs(elem_id="tabs") as tabs:
             with gr.Tab("Side by side", id="compare", elem_id="tab-compare"):
@@ -81,7 +81,7 @@ def _fill_from_link(
     compare_controls: ComparisonControls,
     training_controls: TrainingControls | None,
 ) -> None:
-    """If the page's address is a link, fills the controls from its query and shows the completions."""
+    """If the page's address has a query with a prompt (a `Link`), fills the controls and shows the completions."""
     query = gr.Textbox("", visible=False, elem_id="link")
     outputs: list[Any] = [tabs, compare_controls.prompt, compare_controls.kl, *compare_controls.sampling]
     if training_controls is not None:
@@ -129,7 +129,7 @@ def _fill_from_link(
 
 
 def _linked_values(controls: Sequence[gr.Slider | gr.Number], link: Link) -> dict[Any, object]:
-    """Returns the values of a link for the controls of the sampling parameters, in the order of `controls`."""
+    """Returns {control: its value in the link}. `controls` are in the order of `names`; the last may be missing."""
     names = ("seed", "temperature", "top_p", "tokens", "n")
     return {
         control: link.sampling[name] for name, control in zip(names, controls, strict=False) if name in link.sampling

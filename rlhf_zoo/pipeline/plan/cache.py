@@ -1,4 +1,4 @@
-"""Caches plans and traces under $RLHF_ZOO_HOME.
+"""Caches plans, and traces (the measured memory of model passes), under $RLHF_ZOO_HOME.
 
 A cache key covers everything that the value depends on, including the versions of code and libraries, so cached values
 never become outdated.
@@ -37,7 +37,7 @@ def versions() -> dict[str, str]:
 
 @cache
 def code_state() -> str:
-    """Returns a digest of name, size and time of every source and data file of this package."""
+    """Returns a digest of the name, size and modification time of every source and data file of this package."""
     state = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*")):
         if path.suffix in (".py", ".json", ".yaml"):
@@ -50,7 +50,7 @@ def digest(key: Any) -> str:
     """Returns the digest of a cache key.
 
     Args:
-        key: JSON values.
+        key: The cache key, made of JSON values.
     """
     return hashlib.sha256(canonical_json(key).encode()).hexdigest()
 

@@ -16,10 +16,10 @@ def open_pairs(context: RunContext) -> tuple[RunContext, DataSource]:
         context: The run.
 
     Returns:
-        The run that trains the reward model, and the data set. If `--dataset_name` names a data set of only pairs, the
-        returned run has the settings for it.
+        The run to train the reward model in, and the data set. The run is `context`, or, if `--dataset_name` names a
+        data set that has only pairs, a copy with the settings for that data set.
     """
-    pairs = None if context.round is not None else named_pairs(context)
+    pairs = None if context.round is not None else named_pairs(context)  # a later round has its own pairs
     if pairs is None:
         return context, stage_source(context, "reward")
     return run_on_pairs(context, pairs), pairs.source(context.hub)
@@ -28,7 +28,7 @@ def open_pairs(context: RunContext) -> tuple[RunContext, DataSource]:
 def training_pairs(
     context: RunContext, source: DataSource, *, keep_questions: bool = False
 ) -> tuple[Dataset, dict[str, int]]:
-    """Returns the pairs to train on. The run of the judge `same-labels` gets its share; other runs get the rest.
+    """Returns the pairs to train on: judge_share of them for the judge `same-labels`, the rest for the reward model.
 
     Args:
         context: The run.
@@ -43,7 +43,7 @@ def training_pairs(
     if data.held_out_share is not None:
         train = hold_out(train, data.held_out_share)[0]
     if data.judge_share is not None:
-        train = hold_out(train, data.judge_share)[context.trains_judge]
+        train = hold_out(train, data.judge_share)[context.trains_judge]  # False: the rest; True: judge_share
     return train if keep_questions else drop_question_column(train), left_out
 
 

@@ -1,8 +1,8 @@
 """The model card of a stage, made only from its run directory: README.md, rlhf_card.json, plots, .eval_results.
 
-It reads run.json, metrics.jsonl and the checkpoints of the stage, run.json of the sibling stages, and ../eval and
-../baseline where they exist. A metric that is not in these files reads "not measured". It imports neither torch nor any
-library of Hugging Face.
+The card is made from run.json, metrics.jsonl and the checkpoints of the stage, run.json of the sibling stages, and
+../eval and ../baseline where they exist. A metric that is not in these files reads "not measured". This module imports
+neither torch nor any library of Hugging Face.
 """
 
 import re
@@ -28,9 +28,9 @@ from .summary import links, trained_with
 
 CARD_FILE = "rlhf_card.json"
 _SCHEMA = 1
-_ROLES = {"base": "base model", **PARENT_TITLES, "value": "value model", "data": "data set"}
+_ROLES = {"base": "base model", **PARENT_TITLES, "value": "value model", "data": "data set"}  # role -> title, in order
 _BASE_OF_PPO = "base model, from which PPO started"
-_SETTINGS = (
+_SETTINGS = (  # the settings that README.md shows, in this order
     "model_name_or_path", "learning_rate", "critic_learning_rate", "lr_scheduler_type", "warmup_ratio", "warmup_steps",
     "weight_decay", "num_train_epochs", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps",
     "max_length", "max_prompt_length", "held_out_share", "packing", "simulated_pairs", "preference",
@@ -44,11 +44,11 @@ _SETTINGS = (
     "early_stop_kl", "max_grad_norm", "critic", "use_peft", "lora_r", "lora_alpha", "lora_target_modules", "dtype",
     "load_in_4bit", "load_in_8bit", "release", "metric_for_best_model",
 )  # fmt: skip
-_EVALUATION = (
+_EVALUATION = (  # the keys of evaluation.json that rlhf_card.json copies
     "judge", "reward_model", "sft", "ppo", "win_rate", "win_rate_at_equal_length", "control", "verdict", "recommended",
     "over_training", "labeled", "lm_eval", "reference",
 )  # fmt: skip
-_BASELINES = ("judge", "served", "sft", "ppo", "methods")
+_BASELINES = ("judge", "served", "sft", "ppo", "methods")  # the keys of frontier.json that rlhf_card.json copies
 _PROMPTS_KEPT = 8
 _TAGS = {"sft": ("sft",), "reward": ("reward-model",), "ppo": ("ppo",)}
 _TASK_NAMES = {
@@ -56,7 +56,7 @@ _TASK_NAMES = {
     "reward": "Ranking pairs of answers",
     "ppo": "Answers, against the SFT model",
 }
-_SAMPLED = "Answers to held-out prompts"  # the task of figures that are of an SFT model's samples
+_SAMPLED = "Answers to held-out prompts"  # the task if metrics were measured on an SFT model's samples
 
 
 def make_card(
@@ -74,10 +74,10 @@ def make_card(
     Args:
         stage_dir: The stage's directory.
         out: Folder for the files; None for the stage's directory.
-        step: The step to describe. Later metrics and checkpoints are left out, and held-out metrics read "not
-            evaluated", because the evaluation measures the end of the run. None describes the end.
+        step: The step to describe. Later metrics and checkpoints are left out. So are held-out metrics, because
+            the evaluation measures the end of the run. None describes the end.
         merged: Whether to describe the branch `merged`: the end of the run with its adapter merged.
-        trusted: Whether the metrics in the directory may be shown as measured here: see `run_signature`.
+        trusted: Whether this user wrote the run or trusts it (see `run_signature`). If not, metrics are left out.
 
     Returns:
         The README.
@@ -100,7 +100,7 @@ def front_matter(facts: StageFacts, card: StageCard) -> dict[str, Any]:
 
     Args:
         facts: The facts of the stage.
-        card: The card of the stage.
+        card: The parts that differ between the cards of stages.
     """
     task = STAGES[facts.stage].task
     tags = ["rlhf", *_TAGS.get(facts.stage, ()), "trl", "rlhf-zoo", f"stage:{facts.stage}"]
@@ -227,7 +227,7 @@ def _write_benchmark(facts: StageFacts, folder: Path) -> None:
 
 @cache
 def _environment(folder: Path) -> Any:
-    """Returns Jinja's environment for the templates in a folder and in our own."""
+    """Returns a Jinja environment for the templates in `folder` and in `TEMPLATES`."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -286,7 +286,7 @@ def _render(facts: StageFacts, card: StageCard, plot_paths: Mapping[str, Raw]) -
             no_samples=_no_samples(facts),
             results_file=results_file(facts) if benchmark_results(facts) else None,
             estimate_at=estimate_at,
-            obstacle=obstacle(facts),
+            obstacle=obstacle(facts),  # why the checkpoint cannot be reproduced, or None
             commands=commands,
             **card.variables(facts),
         )
@@ -295,15 +295,15 @@ def _render(facts: StageFacts, card: StageCard, plot_paths: Mapping[str, Raw]) -
 
 
 def _held_out(facts: StageFacts) -> Callable[[Mapping[str, Any] | None], Raw]:
-    """Returns a formatter of held-out metrics. A step's card shows "–", and says once at its top why."""
+    """Returns a formatter of held-out metrics. A step's card shows "–" for each and explains it once, at the top."""
     missing = facts.missing_metric_text if facts.step is None else "–"
     return lambda estimate: markdown.estimate(estimate) if estimate else Raw(missing)
 
 
 def _in_groups(evaluation: object) -> str:
-    """Returns how many groups an evaluation's prompts form, to follow "prompts"; "" if each group has one prompt.
+    """Returns a clause with the number of groups that an evaluation's prompts form; "" if each group has one prompt.
 
-    The text ends with a comma.
+    Templates put it after "12 prompts". It ends with a comma.
     """
     prompts, groups = (get_nested(evaluation, key) for key in ("prompts", "groups"))
     if not (isinstance(prompts, int) and isinstance(groups, int)) or groups == prompts:
@@ -373,7 +373,7 @@ def _merged_commit(facts: StageFacts, role: str) -> str | None:
 
 
 def _repository_and_commit(role: str, reference: Mapping[str, Any] | None) -> tuple[Any, Any]:
-    """Returns a parent's repository and commit as Markdown. Local paths are reduced to a folder's name."""
+    """Returns as Markdown the repository, or the local folder's name, and the commit of a parent or of this model."""
     if reference is None:
         return "not recorded", ""
     if role == "base" and reference["repo"] is None and not reference.get("folder"):

@@ -25,7 +25,7 @@ def check_forms(
     """Checks that stages can read their data, as far as possible without downloading whole data sets.
 
     Args:
-        shared: The keys of recipe.yaml.
+        shared: The keys of recipe.yaml, which all stages share.
         stages: Stage -> settings.
         hub: Where Hub ids are looked up. If it does not answer, the stage itself checks later.
         every_row: Whether to check every row of local files, rather than only the first row.
@@ -62,7 +62,7 @@ def local_rows(
     """Loads a split of a stage's data, in the stage's form, if it is on this machine.
 
     Args:
-        shared: The keys of recipe.yaml.
+        shared: The keys of recipe.yaml, which all stages share.
         settings: Settings of the stage.
         hub: The Hub.
         split: The split; None for the training split.
@@ -88,8 +88,8 @@ def check_judge_data(
     """Checks the rows that a judge learns from or is measured on, in the same way as `check_forms`.
 
     Args:
-        shared: The keys of recipe.yaml.
-        data: The keys of the data.
+        shared: The keys of recipe.yaml, which all stages share.
+        data: The keys that name the data set, its split and its columns.
         form: The form of the rows.
         hub: Where Hub ids are looked up.
         subject: The reader of the rows, such as a judge, for messages.
@@ -113,7 +113,7 @@ class _RowLoader:
         self._loaded: dict[Any, datasets.Dataset | None] = {}
 
     def rows(self, data: Any, split: str, form: Form, *, subject: str, text: str = "text") -> datasets.Dataset | None:
-        """Returns a split's rows, or only its first row, in a form; None if they cannot be loaded.
+        """Returns a split's first row in `form` (all rows of local files if `every_row`); None if loading fails.
 
         Raises:
             ZooError: The rows cannot be read in that form.
@@ -128,14 +128,14 @@ class _RowLoader:
             self._loaded[key] = self._load(*key, subject=subject)
         if (rows := self._loaded[key]) is None:
             return None
-        label = (
+        label = (  # passed on as `subject`, which there means the data set instead of its reader
             f"The data set {name} of {subject}"
             if len(rows) == 1
             else f"The data set {name}, split {split}, of {subject}"
         )
         for column in data.keep_above:
             row_value(rows[0], column, subject=label)
-        if len(rows) > 1:
+        if len(rows) > 1:  # `keep_above` may drop the first row of a data set that is fine
             rows = rows_above(rows, data.keep_above, subject=label)
         return convert_rows(rows, form, columns=data.columns, turns=shared.conversational, text=text, subject=label)
 
@@ -145,7 +145,7 @@ class _RowLoader:
         source = find_data(name, revision, self.hub)
         try:
             if self.every_row and Path(name).exists():
-                return source.load(configuration, split, columns=[])
+                return source.load(configuration, split, columns=[])  # `convert_rows` checks the columns
             first_row = source.first_row(configuration, split)
         except NoSuchPart as error:
             raise NoSuchPart(f"{str(error).removesuffix('.')} of {subject}.") from error
