@@ -135,8 +135,8 @@ def fit_form(
     needed: large scatter may have no pattern, and noise that checkpoints share, such as that of the SFT score, is
     smooth along d. If errors are unknown, only the second condition is tested.
 
-    A peak is reported if `fits` is not False, the intervals of β and of the peak's gain lie above 0, and the interval
-    of the peak's d lies within the observed range. The data then show both the rise and the fall.
+    A peak is reported if `fits` is not False, the interval of β lies above 0, and the interval of the peak's d lies
+    within the observed range. The data then show both the rise and the fall, and the peak's gain is above 0.
 
     Args:
         form: "rl" or "best-of-n".
@@ -457,7 +457,7 @@ def _find_peak(
     observed_range = f"d from {low:.3g} to {high:.3g} was observed"
     if not low <= d.value <= high:
         return no_peak(f"the curve would peak at d = {d.value:.3g}, and {observed_range}")
-    if d.ci95[0] < low or d.ci95[1] > high or gain.ci95[0] <= 0:
+    if d.ci95[0] < low or d.ci95[1] > high:
         return no_peak(f"the peak lies somewhere in d = {_format_range(d.ci95)}, and {observed_range}")
     return Peak(d, gain), None
 
