@@ -57,12 +57,13 @@ class PPOConfig(TrainingArguments):
     stop_token_id: int | None = option(None, "Id of the token that ends a completion, instead of stop_token.")
     score_centering: str = option(
         "stored",
-        "Mean to subtract: 'stored' with a reward model, 'running' over all scores so far, 'prompt' over the prompt's "
-        "other completions (needs num_generations of 2 or more), or 'none'.",
+        "Mean to subtract: 'stored' (the one saved with the reward model), 'running' (of all scores so far), 'prompt' "
+        "(of the prompt's other completions; needs num_generations of 2 or more), or 'none'.",
     )
     score_scaling: str = option(
         "stored",
-        "Standard deviation to divide by: 'stored' with a reward model, 'running' over all scores so far, or 'none'.",
+        "Standard deviation to divide by: 'stored' (the one saved with the reward model), 'running' (of all scores so "
+        "far), or 'none'.",
     )
     score_clip: float | None = option(None, "Clip scores to ± this, after centering and scaling but before penalties.")
     missing_eos_penalty: float | None = option(None, "Subtracted from the score of a completion that did not end.")
@@ -123,7 +124,9 @@ class PPOConfig(TrainingArguments):
         None, "Stop an update's epochs once KL to the sampling policy exceeds 1.5 times this, in nats per token."
     )
     critic: str = option(
-        "auto", "What the critic starts from: 'reward' (model), 'policy' (a copy), 'shared' (a head on the policy)."
+        "auto",
+        "What the critic starts from: 'reward' (the reward model), 'policy' (a copy), 'shared' (a head on the policy's "
+        "trunk), or 'auto' (the reward model if it reads the policy's tokens, otherwise a copy of the policy).",
     )
     critic_warmup_updates: int = option(0, "Number of first updates in which only the critic learns.")
     critic_lora: bool = option(True, "With peft_config, train an adapter of the critic too.")
