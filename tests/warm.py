@@ -207,13 +207,20 @@ def quick_pictures(*, figures: bool = False) -> None:
                     has_data = plot(*data, path=path, **options)
                 except NoFigure:
                     has_data = True
-            return has_data and write(path, repr((data, options)).encode())
+            return has_data and write(path, repr(([_without_times(rows) for rows in data], options)).encode())
 
         return plotted
 
     plots._save = save
     for name in plot_names():
         setattr(plots, name, as_numbers(getattr(plots, name)))
+
+
+def _without_times(rows: Any) -> Any:
+    """The rows of a log without how long their steps took, which no plot shows and no two runs share."""
+    from rlhf_zoo.runs.metrics_file import without_times
+
+    return [without_times(row) if isinstance(row, dict) else row for row in rows] if isinstance(rows, list) else rows
 
 
 def plot_names() -> list[str]:
