@@ -287,12 +287,13 @@ def test_no_card_has_a_policy_judged_by_files_of_this_machine(
         find_pair(str(folder), against=str(toys.sft), reward=None, settings=ComparisonSettings())
 
 
-def test_folders_of_models(toys: Toys) -> None:
+def test_folders_of_models(toys: Toys, tmp_path: Path) -> None:
     with pytest.raises(ZooError, match="does not name the SFT model it started from"):
         find_pair(str(toys.ppo), against=None, reward=None, settings=ComparisonSettings())
-    Path("nothing").mkdir()
+    empty = tmp_path / "nothing"
+    empty.mkdir()
     with pytest.raises(ZooError, match="nothing holds no model: pass a run, such as runs/tiny-world"):
-        find_pair("nothing", against=None, reward=None, settings=ComparisonSettings())
+        find_pair(str(empty), against=None, reward=None, settings=ComparisonSettings())
     settings = ComparisonSettings(dataset_name="data", dataset_revision="main")
     found = find_pair(str(toys.ppo), against=str(toys.sft), reward=str(toys.reward), settings=settings)
     assert found.data is not None
