@@ -199,7 +199,7 @@ def placeholders(request, monkeypatch):
     if "plotted" in request.fixturenames:
         request.getfixturevalue("pictures")
     else:
-        monkeypatch.setattr(card, "_plots", lambda *_: {})
+        monkeypatch.setattr(card, "_draw_plots", lambda *_: {})
 
 
 @pytest.fixture

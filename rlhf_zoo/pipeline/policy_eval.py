@@ -33,7 +33,7 @@ from ..modeling.prompt_keys import count_distinct_prompts, describe_prompt_count
 from ..modeling.sampling.truncation import Truncation
 from ..modeling.special_tokens import stop_ids
 from ..modeling.text_ids import same_token_ids
-from ..publishing.cards.report import WIN_RATES
+from ..publishing.cards.report import WIN_RATES_PLOT
 from ..publishing.catalog.card import Card, clean
 from ..publishing.catalog.lineage import Lineage, find_policy, prompts_at
 from ..publishing.plots import plot_win_rates
@@ -369,7 +369,7 @@ def evaluate(pair: PolicyPair, settings: ComparisonSettings, *, out: Path, comma
     evaluator.panel.save(out)
     write_json(out / "evaluation.json", document)
     write_text(out / "samples.jsonl", comparison.to_jsonl())
-    plot_win_rates(document, out / WIN_RATES)
+    plot_win_rates(document, out / WIN_RATES_PLOT)
     return document
 
 

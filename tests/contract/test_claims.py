@@ -31,7 +31,7 @@ def hub_and_run_directories(thread_hub: ThreadHub, tmp_path: Path, monkeypatch: 
     """A Hub, and a working directory for the run directories `a`, `b`, …; no plots."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_ENDPOINT", thread_hub.url)
-    monkeypatch.setattr(card, "_plots", lambda *_: {})
+    monkeypatch.setattr(card, "_draw_plots", lambda *_: {})
     for name in ("create_commit", "create_tag"):  # so that monkeypatch restores them after each test
         monkeypatch.setattr(HfApi, name, getattr(HfApi, name))
 

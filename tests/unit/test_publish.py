@@ -104,7 +104,7 @@ def uploads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return really(self, request)
 
     monkeypatch.setattr(Application, "answer", answer)
-    monkeypatch.setattr("rlhf_zoo.publishing.cards.card._plots", lambda *_: {})
+    monkeypatch.setattr("rlhf_zoo.publishing.cards.card._draw_plots", lambda *_: {})
     return seen
 
 

@@ -13,7 +13,7 @@ from .data import evaluated_on, measured_on
 from .estimates import estimate_at
 from .facts import StageFacts
 
-FOLDER = ".eval_results"
+_RESULTS_FOLDER = ".eval_results"
 
 
 def results_file(facts: StageFacts) -> str | None:
@@ -27,7 +27,7 @@ def results_file(facts: StageFacts) -> str | None:
     """
     if facts.benchmark is None or not facts.dataset_ids:
         return None
-    return f"{FOLDER}/{re.sub(r'[^A-Za-z0-9._-]', '-', facts.dataset_ids[0].rpartition('/')[2])}.yaml"
+    return f"{_RESULTS_FOLDER}/{re.sub(r'[^A-Za-z0-9._-]', '-', facts.dataset_ids[0].rpartition('/')[2])}.yaml"
 
 
 def benchmark_results(facts: StageFacts) -> list[dict[str, Any]]:
@@ -40,11 +40,11 @@ def benchmark_results(facts: StageFacts) -> list[dict[str, Any]]:
         facts: The facts of the stage.
 
     Returns:
-        The entries of the results file; [] if there is none to write.
+        The entries of the results file; [] if no task has a figure.
     """
     if results_file(facts) is None:
         return []
-    figures, main_figure, split, configuration = _measured(facts)
+    figures, main_figure, split, configuration = _stage_figures(facts)
     tasks = [
         task["id"]
         for task in (facts.benchmark or {}).get("tasks") or []
@@ -59,7 +59,7 @@ def benchmark_results(facts: StageFacts) -> list[dict[str, Any]]:
     return [_entry(facts, task, key, figure) for task, key in task_figures if (figure := figures.get(key)) is not None]
 
 
-def _measured(facts: StageFacts) -> tuple[dict[str, Mapping[str, Any] | None], str, str | None, str | None]:
+def _stage_figures(facts: StageFacts) -> tuple[dict[str, Mapping[str, Any] | None], str, str | None, str | None]:
     """Returns (name -> figure, name of the main figure, split, configuration).
 
     The split is None if a share of it was held out.
@@ -69,8 +69,8 @@ def _measured(facts: StageFacts) -> tuple[dict[str, Mapping[str, Any] | None], s
         figures = {"accuracy": facts.accuracy, "loss": estimate_at(report, "loss")}
         data = measured_on(facts)
         return figures, "accuracy", data.split if data.share is None else None, data.config
-    stage_figures = facts.evaluation.get(facts.stage)
-    figures = {key: facts.estimate(facts.stage, key) for key in stage_figures or {}}
+    evaluation_figures = facts.evaluation.get(facts.stage)
+    figures = {key: facts.estimate(facts.stage, key) for key in evaluation_figures or {}}
     if facts.stage == "ppo":
         figures["win_rate"] = facts.estimate("win_rate")
     data = evaluated_on(facts)

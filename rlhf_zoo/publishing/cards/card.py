@@ -1,7 +1,7 @@
-"""The model card of a stage, made only from its run directory: README.md, rlhf_card.json, plots, .eval_results.
+"""Writes the model card of a stage from its run directory alone: README.md, rlhf_card.json, plots, .eval_results.
 
-The card is made from run.json, metrics.jsonl and the checkpoints of the stage, run.json of the sibling stages, and
-../eval and ../baseline where they exist. A metric that is not in these files reads "not measured". This module imports
+It reads run.json, metrics.jsonl and the checkpoints of the stage, run.json of the other stages, and ../eval and
+../baseline where they exist. A metric that is not in these files is shown as "not measured". This module imports
 neither torch nor any library of Hugging Face.
 """
 
@@ -28,9 +28,9 @@ from .summary import links, trained_with
 
 CARD_FILE = "rlhf_card.json"
 _SCHEMA = 1
-_ROLES = {"base": "base model", **PARENT_TITLES, "value": "value model", "data": "data set"}  # role -> title, in order
-_BASE_OF_PPO = "base model, from which PPO started"
-_SETTINGS = (  # the settings that README.md shows, in this order
+_ROLE_TITLES = {"base": "base model", **PARENT_TITLES, "value": "value model", "data": "data set"}  # in table order
+_PPO_BASE_TITLE = "base model, from which PPO started"
+_SHOWN_KEYS = (  # the settings that README.md shows, in this order
     "model_name_or_path", "learning_rate", "critic_learning_rate", "lr_scheduler_type", "warmup_ratio", "warmup_steps",
     "weight_decay", "num_train_epochs", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps",
     "max_length", "max_prompt_length", "held_out_share", "packing", "simulated_pairs", "preference",
@@ -44,19 +44,19 @@ _SETTINGS = (  # the settings that README.md shows, in this order
     "early_stop_kl", "max_grad_norm", "critic", "use_peft", "lora_r", "lora_alpha", "lora_target_modules", "dtype",
     "load_in_4bit", "load_in_8bit", "release", "metric_for_best_model",
 )  # fmt: skip
-_EVALUATION = (  # the keys of evaluation.json that rlhf_card.json copies
+_EVALUATION_KEYS = (  # the keys of evaluation.json that rlhf_card.json copies
     "judge", "reward_model", "sft", "ppo", "win_rate", "win_rate_at_equal_length", "control", "verdict", "recommended",
     "over_training", "labeled", "lm_eval", "reference",
 )  # fmt: skip
-_BASELINES = ("judge", "served", "sft", "ppo", "methods")  # the keys of frontier.json that rlhf_card.json copies
-_PROMPTS_KEPT = 8
-_TAGS = {"sft": ("sft",), "reward": ("reward-model",), "ppo": ("ppo",)}
+_FRONTIER_KEYS = ("judge", "served", "sft", "ppo", "methods")  # the keys of frontier.json that rlhf_card.json copies
+_MAX_PROMPTS = 8
+_STAGE_TAGS = {"sft": ("sft",), "reward": ("reward-model",), "ppo": ("ppo",)}
 _TASK_NAMES = {
     "sft": "Language modeling",
     "reward": "Ranking pairs of answers",
     "ppo": "Answers, against the SFT model",
 }
-_SAMPLED = "Answers to held-out prompts"  # the task if metrics were measured on an SFT model's samples
+_SAMPLED_TASK_NAME = "Answers to held-out prompts"  # the task of metrics of an SFT model's samples
 
 
 def make_card(
@@ -83,14 +83,14 @@ def make_card(
         The README.
 
     Raises:
-        ZooError: The directory holds no run of a stage that has a card, or no such step.
+        ZooError: The directory holds no run of a stage that has a card, or the run has no such step.
     """
     facts = StageFacts.read(Path(stage_dir), step, merged=merged, trusted=trusted)
     folder = Path(out) if out is not None else Path(stage_dir)
     card = STAGES[facts.stage].load("card")
-    text = _render(facts, card, _plots(facts, card, folder))
+    text = _render(facts, card, _draw_plots(facts, card, folder))
     write_json(folder / CARD_FILE, card_json(facts))
-    _write_benchmark(facts, folder)
+    _write_results_file(facts, folder)
     write_text(folder / "README.md", text)
     return folder / "README.md"
 
@@ -103,32 +103,32 @@ def front_matter(facts: StageFacts, card: StageCard) -> dict[str, Any]:
         card: The parts that differ between the cards of stages.
     """
     task = STAGES[facts.stage].task
-    tags = ["rlhf", *_TAGS.get(facts.stage, ()), "trl", "rlhf-zoo", f"stage:{facts.stage}"]
+    tags = ["rlhf", *_STAGE_TAGS.get(facts.stage, ()), "trl", "rlhf-zoo", f"stage:{facts.stage}"]
     tags += ["conversational"] if facts.is_chat else []
-    rewards = (facts.parents.get(role, {}).get("repo") for role in REWARD_ROLES)
-    tags += [f"reward-model:{name}" for name in rewards if hub_id(name)]
+    reward_models = (facts.parents.get(role, {}).get("repo") for role in REWARD_ROLES)
+    tags += [f"reward-model:{name}" for name in reward_models if hub_id(name)]
     if facts.simulated:
         tags.append("simulated")
-    data: dict[str, Any] = {
+    metadata: dict[str, Any] = {
         **({"language": facts.setting("language")} if facts.setting("language") else {}),
         "license": facts.setting("license", "apache-2.0"),
         "pipeline_tag": task,
         "library_name": "peft" if facts.is_adapter else "transformers",
     }
     if facts.parent_model:
-        data["base_model"] = facts.parent_model["repo"]
-        data["base_model_relation"] = "adapter" if facts.is_adapter else "finetune"
+        metadata["base_model"] = facts.parent_model["repo"]
+        metadata["base_model_relation"] = "adapter" if facts.is_adapter else "finetune"
     if facts.dataset_ids:
-        data["datasets"] = facts.dataset_ids
-    data["tags"] = tags
+        metadata["datasets"] = facts.dataset_ids
+    metadata["tags"] = tags
     results = [
-        _index_result(facts, task, data, finite_metrics)
-        for data, metrics in card.index_metrics(facts)
+        _index_result(facts, task, part, finite_metrics)
+        for part, metrics in card.index_metrics(facts)
         if (finite_metrics := [metric for metric in metrics if finite(metric[1])])
     ]
     if results:
-        data["model-index"] = [{"name": facts.title, "results": results}]
-    return data
+        metadata["model-index"] = [{"name": facts.title, "results": results}]
+    return metadata
 
 
 def card_json(facts: StageFacts) -> dict[str, Any]:
@@ -138,8 +138,8 @@ def card_json(facts: StageFacts) -> dict[str, Any]:
         facts: The facts of the stage.
     """
     card: StageCard = STAGES[facts.stage].load("card")
-    evaluation = {name: facts.evaluation[name] for name in _EVALUATION if name in facts.evaluation}
-    baselines = {name: facts.frontier[name] for name in _BASELINES if name in facts.frontier}
+    evaluation = {name: facts.evaluation[name] for name in _EVALUATION_KEYS if name in facts.evaluation}
+    baselines = {name: facts.frontier[name] for name in _FRONTIER_KEYS if name in facts.frontier}
     return {
         "schema": _SCHEMA,
         "stage": facts.stage,
@@ -166,7 +166,7 @@ def card_json(facts: StageFacts) -> dict[str, Any]:
         "reward_model": (facts.reward_report or None) if facts.stage == "reward" else None,
         "evaluation": evaluation or None,
         **({"baselines": baselines} if facts.stage == "ppo" and baselines else {}),
-        "prompts": list(dict.fromkeys(row["prompt"] for row in facts.samples))[:_PROMPTS_KEPT],
+        "prompts": list(dict.fromkeys(row["prompt"] for row in facts.samples))[:_MAX_PROMPTS],
         "checkpoints": [
             {"step": checkpoint.step, "tag": checkpoint.tag, "commit": checkpoint.commit}
             | {name: checkpoint.metrics.get(key) for name, key in card.json_columns.items()}
@@ -183,7 +183,7 @@ def card_json(facts: StageFacts) -> dict[str, Any]:
 
 
 def _without_folders(value: object) -> Any:
-    """Returns settings with local files and folders reduced to their names."""
+    """Returns settings with each absolute path reduced to the name of its file or folder."""
     if isinstance(value, Mapping):
         return {key: _without_folders(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -191,16 +191,16 @@ def _without_folders(value: object) -> Any:
     return PurePath(value).name if isinstance(value, str) and PurePath(value).is_absolute() else value
 
 
-def _index_result(facts: StageFacts, task: str, data: DataPart, metrics: list[Metric]) -> dict[str, Any]:
-    name = data.name or facts.recipe
-    rows = " ".join(filter(None, (data.config, data.split)))
-    dataset = {"name": f"{name.rpartition('/')[2]} ({rows})", "type": name, "config": data.config, "split": data.split}
-    dataset = {key: value for key, value in dataset.items() if value is not None}
-    revision = facts.parents["data"]["commit"] if data.repo in facts.dataset_ids else None
+def _index_result(facts: StageFacts, task: str, part: DataPart, metrics: list[Metric]) -> dict[str, Any]:
+    name = part.name or facts.recipe
+    subset = " ".join(filter(None, (part.config, part.split)))
+    dataset = {"name": f"{name.rpartition('/')[2]} ({subset})", "type": name}
+    dataset |= {key: value for key, value in (("config", part.config), ("split", part.split)) if value is not None}
+    revision = facts.parents["data"]["commit"] if part.repo in facts.dataset_ids else None
     if revision:
         dataset["revision"] = revision
     is_perplexity = any(kind == "perplexity" for kind, _, _ in metrics)
-    task_name = _TASK_NAMES.get(facts.stage, task) if is_perplexity or facts.stage != "sft" else _SAMPLED
+    task_name = _TASK_NAMES.get(facts.stage, task) if is_perplexity or facts.stage != "sft" else _SAMPLED_TASK_NAME
     result = {
         "task": {"type": task, "name": task_name},
         "dataset": dataset,
@@ -212,17 +212,17 @@ def _index_result(facts: StageFacts, task: str, data: DataPart, metrics: list[Me
     return result
 
 
-def _write_benchmark(facts: StageFacts, folder: Path) -> None:
+def _write_results_file(facts: StageFacts, folder: Path) -> None:
     import yaml
 
-    name = results_file(facts)
-    if name is None:
+    path_in_repo = results_file(facts)
+    if path_in_repo is None:
         return
     entries = benchmark_results(facts)
     if entries:
-        write_text(folder / name, yaml.safe_dump(entries, sort_keys=False, allow_unicode=True, width=1000))
+        write_text(folder / path_in_repo, yaml.safe_dump(entries, sort_keys=False, allow_unicode=True, width=1000))
     else:
-        (folder / name).unlink(missing_ok=True)
+        (folder / path_in_repo).unlink(missing_ok=True)
 
 
 @cache
@@ -268,22 +268,22 @@ def _render(facts: StageFacts, card: StageCard, plot_paths: Mapping[str, Raw]) -
             title=facts.title,
             plots=plot_paths,
             columns=_columns(facts, card),
-            lineage=_lineage(facts),
+            lineage=_lineage_rows(facts),
             trained_on=trained_on(facts),
             left_out=left_out(facts),
             overlap_with_training=Raw(overlap_with_training(facts)),
             evaluated_on=lambda part=None: evaluated_on(facts, part),
             in_groups=_in_groups,
             settings={
-                key: _without_folders(facts.settings[key]) for key in _SETTINGS if facts.settings.get(key) is not None
+                key: _without_folders(facts.settings[key]) for key in _SHOWN_KEYS if facts.settings.get(key) is not None
             },
             unmeasured=card.unmeasured(facts),
             evaluated_only=card.evaluated_only,
             links=links(facts),
             trained_with=list(trained_with(facts)),
             has_samples=facts.stage != "reward",
-            held_out=_held_out(facts),
-            no_samples=_no_samples(facts),
+            held_out=_held_out_formatter(facts),
+            no_samples=_no_samples_note(facts),
             results_file=results_file(facts) if benchmark_results(facts) else None,
             estimate_at=estimate_at,
             obstacle=obstacle(facts),  # why the checkpoint cannot be reproduced, or None
@@ -294,16 +294,16 @@ def _render(facts: StageFacts, card: StageCard, plot_paths: Mapping[str, Raw]) -
     return f"---\n{head}---\n\n" + re.sub(r"\n{3,}", "\n\n", body.strip()) + "\n"
 
 
-def _held_out(facts: StageFacts) -> Callable[[Mapping[str, Any] | None], Raw]:
-    """Returns a formatter of held-out metrics. A step's card shows "–" for each and explains it once, at the top."""
+def _held_out_formatter(facts: StageFacts) -> Callable[[Mapping[str, Any] | None], Raw]:
+    """Returns a formatter of held-out metrics. A step's card has none: it shows "–", and says why once, at the top."""
     missing = facts.missing_metric_text if facts.step is None else "–"
     return lambda estimate: markdown.estimate(estimate) if estimate else Raw(missing)
 
 
 def _in_groups(evaluation: object) -> str:
-    """Returns a clause with the number of groups that an evaluation's prompts form; "" if each group has one prompt.
+    """Returns a clause on the groups that the prompts of an evaluation form; "" if each group has one prompt.
 
-    Templates put it after "12 prompts". It ends with a comma.
+    Templates put it after "12 prompts", so it ends with a comma.
     """
     prompts, groups = (get_nested(evaluation, key) for key in ("prompts", "groups"))
     if not (isinstance(prompts, int) and isinstance(groups, int)) or groups == prompts:
@@ -311,7 +311,7 @@ def _in_groups(evaluation: object) -> str:
     return f"{format_group_count(groups, prompts)} that ask the same thing, each resampled as a whole,"
 
 
-def _no_samples(facts: StageFacts) -> str:
+def _no_samples_note(facts: StageFacts) -> str:
     run_or_step = "run" if facts.step is None else "step"
     return f"{facts.missing_metric_text.capitalize()}: there are no samples of this {run_or_step}."
 
@@ -324,8 +324,8 @@ def _columns(facts: StageFacts, card: StageCard) -> dict[str, str]:
     return {heading: key for heading, key in card.columns.items() if heading == card.required_column or key in logged}
 
 
-def _plots(facts: StageFacts, card: StageCard, folder: Path) -> dict[str, Raw]:
-    """Draws the plots that have data; returns {alternative text: path relative to the card}."""
+def _draw_plots(facts: StageFacts, card: StageCard, folder: Path) -> dict[str, Raw]:
+    """Draws the plots that have data; returns alternative text -> path relative to the card."""
     plot_paths: dict[str, Raw] = {}
 
     def draw(name: str, alternative_text: str, plot: Callable[..., bool], *args: Any, **options: Any) -> None:
@@ -339,9 +339,9 @@ def _plots(facts: StageFacts, card: StageCard, folder: Path) -> dict[str, Raw]:
     return plot_paths
 
 
-def _lineage(facts: StageFacts) -> list[tuple[str, Any, Any]]:
+def _lineage_rows(facts: StageFacts) -> list[tuple[str, Any, Any]]:
     """Returns (role, repository, commit) of each ancestor, and then of the model itself."""
-    order = {role: index for index, role in enumerate(_ROLES)}
+    order = {role: index for index, role in enumerate(_ROLE_TITLES)}
     ancestors = {"base": facts.sft_base_model, **facts.parents}
     if facts.ppo_starts_from_base:  # the base model is also the parent with the role "sft"
         ancestors.pop("sft", None)
@@ -349,19 +349,19 @@ def _lineage(facts: StageFacts) -> list[tuple[str, Any, Any]]:
     for role in sorted(ancestors, key=lambda role: order.get(role, len(order))):
         is_start = facts.ppo_starts_from_base and role == "base"
         name, commit = _repository_and_commit(role, ancestors[role])
-        if merged := _merged_commit(facts, role):
-            commit = Raw(f"{commit}, merged into its model: {markdown.code(merged)}")
-        rows.append((_BASE_OF_PPO if is_start else _ROLES.get(role, role), name, commit))
+        if merged_commit := _merged_commit(facts, role):
+            commit = Raw(f"{commit}, merged into its model: {markdown.code(merged_commit)}")
+        rows.append((_PPO_BASE_TITLE if is_start else _ROLE_TITLES.get(role, role), name, commit))
     described_rows = [row for row in facts.checkpoints if row.step == facts.described_step]
     commit = described_rows[0].commit if described_rows else None
-    role_title = f"this model, step {facts.described_step}" if facts.described_step is not None else "this model"
+    own_title = f"this model, step {facts.described_step}" if facts.described_step is not None else "this model"
     if facts.step is not None and not described_rows:
-        return [*rows, (role_title, "no checkpoint was saved at this step", "")]
-    reference = {"repo": facts.repo_id, "commit": commit}
-    name, commit = _repository_and_commit("self", reference)
-    if facts.repo_id and facts.step_in_this_commit is not None and not reference["commit"]:
+        return [*rows, (own_title, "no checkpoint was saved at this step", "")]
+    own_entry = {"repo": facts.repo_id, "commit": commit}
+    name, commit = _repository_and_commit("self", own_entry)
+    if facts.repo_id and facts.step_in_this_commit is not None and not own_entry["commit"]:
         commit = Raw("the commit of this card")
-    return [*rows, (role_title, name, commit)]
+    return [*rows, (own_title, name, commit)]
 
 
 def _merged_commit(facts: StageFacts, role: str) -> str | None:
@@ -372,20 +372,20 @@ def _merged_commit(facts: StageFacts, role: str) -> str | None:
     return facts.parent_model["commit"] if facts.parent_model["commit"] != parent["commit"] else None
 
 
-def _repository_and_commit(role: str, reference: Mapping[str, Any] | None) -> tuple[Any, Any]:
-    """Returns as Markdown the repository, or the local folder's name, and the commit of a parent or of this model."""
-    if reference is None:
+def _repository_and_commit(role: str, entry: Mapping[str, Any] | None) -> tuple[Any, Any]:
+    """Formats a lineage entry: returns its repository or local folder, and its commit, as Markdown."""
+    if entry is None:
         return "not recorded", ""
-    if role == "base" and reference["repo"] is None and not reference.get("folder"):
+    if role == "base" and entry["repo"] is None and not entry.get("folder"):
         return "none: random initial weights", ""
-    name = hub_id(reference["repo"])
-    if name is None and reference.get("folder") and reference.get("gguf"):
-        digest = f"sha256 {markdown.code(str(reference['gguf']))}, not published"
-        return Raw(f"the GGUF file {markdown.code(reference['folder'])}"), Raw(digest)
-    if name is None and reference.get("folder"):
-        files = f"files {markdown.code(str(reference['files'])[:10])}" if reference.get("files") else "not published"
-        return Raw(f"the folder {markdown.code(reference['folder'])}"), Raw(files)
+    name = hub_id(entry["repo"])
+    if name is None and entry.get("folder") and entry.get("gguf"):
+        digest = f"sha256 {markdown.code(str(entry['gguf']))}, not published"
+        return Raw(f"the GGUF file {markdown.code(entry['folder'])}"), Raw(digest)
+    if name is None and entry.get("folder"):
+        files = f"files {markdown.code(str(entry['files'])[:10])}" if entry.get("files") else "not published"
+        return Raw(f"the folder {markdown.code(entry['folder'])}"), Raw(files)
     if name is None:
         return "not published", "not published"
     unpinned = "not published" if role == "self" else "not recorded"
-    return markdown.code(name), markdown.code(reference["commit"]) if reference["commit"] else unpinned
+    return markdown.code(name), markdown.code(entry["commit"]) if entry["commit"] else unpinned

@@ -1,4 +1,4 @@
-"""The commands that a card prints, ready to run."""
+"""Writes the commands and the Python code that a card shows, ready to run."""
 
 import json
 import re
@@ -11,8 +11,8 @@ from ...runs.registry import STAGES
 from .facts import CheckpointRow, StageFacts
 from .markdown import Raw, code
 
-_CLASSES = {"text-generation": "AutoModelForCausalLM", "text-classification": "AutoModelForSequenceClassification"}
-OUTPUT = ("--output_dir", "--output-dir")
+_AUTO_CLASSES = {"text-generation": "AutoModelForCausalLM", "text-classification": "AutoModelForSequenceClassification"}
+_OUTPUT_FLAGS = ("--output_dir", "--output-dir")
 _HUB_FLAGS = ("--overwrite_repo",)  # flags that do not change the training
 _MAX_PROMPT = 100  # characters of a prompt in a snippet
 
@@ -38,18 +38,18 @@ def published_checkpoint(facts: StageFacts) -> CheckpointRow | None:
     )
 
 
-def pull(facts: StageFacts, revision: str) -> str:
+def pull_command(facts: StageFacts, revision: str) -> str:
     """Returns the command that downloads a revision of the model.
 
     Args:
         facts: The facts of the stage.
         revision: A branch, tag or commit.
     """
-    return f"rlhf-zoo pull {facts.repo_id}@{revision} {_hub(facts)}"
+    return f"rlhf-zoo pull {facts.repo_id}@{revision} {_hub_option(facts)}"
 
 
-def download(facts: StageFacts) -> str | None:
-    """Returns the command that downloads the published checkpoint: into a folder if it is on the embedded Hub.
+def download_command(facts: StageFacts) -> str | None:
+    """Returns the command that downloads the published checkpoint; from the embedded Hub, into a folder.
 
     Args:
         facts: The facts of the stage.
@@ -61,7 +61,7 @@ def download(facts: StageFacts) -> str | None:
     if row is None:
         return None
     folder = f" --output_dir {facts.title}" if facts.hub_label == "local" else ""
-    return f"{pull(facts, _revision(facts, row))}{folder}"
+    return f"{pull_command(facts, _revision(facts, row))}{folder}"
 
 
 def checkpoint_command(facts: StageFacts, command: str) -> str | None:
@@ -75,7 +75,7 @@ def checkpoint_command(facts: StageFacts, command: str) -> str | None:
         The command line; None if the checkpoint is not published.
     """
     row = published_checkpoint(facts)
-    return f"rlhf-zoo {command} {facts.repo_id}@{row.tag} {_hub(facts)}" if row else None
+    return f"rlhf-zoo {command} {facts.repo_id}@{row.tag} {_hub_option(facts)}" if row else None
 
 
 def training_command(facts: StageFacts) -> str:
@@ -113,26 +113,26 @@ def _public_words(words: Iterable[str]) -> list[str]:
     public: list[str] = []
     remaining = iter(words)
     for word in remaining:
-        if word in OUTPUT:
+        if word in _OUTPUT_FLAGS:
             next(remaining, None)
-        elif word not in _HUB_FLAGS and not word.startswith(tuple(f"{flag}=" for flag in OUTPUT)):
+        elif word not in _HUB_FLAGS and not word.startswith(tuple(f"{flag}=" for flag in _OUTPUT_FLAGS)):
             flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
             public.append(flag + equals + (PurePath(value).name if PurePath(value).is_absolute() else value))
     return public
 
 
-def main_branch(facts: StageFacts) -> Raw:
-    """Returns how to reach the branch `main`: a link, or for the embedded Hub a command.
+def main_branch_location(facts: StageFacts) -> Raw:
+    """Returns a link to the branch `main`; for the embedded Hub, the command that downloads it.
 
     Args:
         facts: The facts of a published stage.
     """
     if facts.hub_label == "local":
-        return code(pull(facts, "main"))
+        return code(pull_command(facts, "main"))
     return Raw(f"[{facts.repo_id}]({facts.hub_label.rstrip('/')}/{facts.repo_id})")
 
 
-def install(facts: StageFacts) -> str | None:
+def install_commands(facts: StageFacts) -> str | None:
     """Returns the commands to run before `snippet`: downloads from the embedded Hub into folders, or pip.
 
     Args:
@@ -141,7 +141,7 @@ def install(facts: StageFacts) -> str | None:
     Returns:
         The commands; None if there is no snippet.
     """
-    fetch = download(facts)
+    fetch = download_command(facts)
     if fetch is None or snippet(facts) is None:
         return None
     if facts.hub_label != "local":
@@ -150,7 +150,7 @@ def install(facts: StageFacts) -> str | None:
     if facts.is_adapter and facts.parent_model:
         name = "@".join(filter(None, (facts.parent_model["repo"], facts.parent_model["commit"])))
         folder = facts.parent_model["repo"].rpartition("/")[2]
-        lines.insert(0, f"rlhf-zoo pull {shlex.quote(name)} {_hub(facts)} --output_dir {folder}")
+        lines.insert(0, f"rlhf-zoo pull {shlex.quote(name)} {_hub_option(facts)} --output_dir {folder}")
     return "\n".join(lines)
 
 
@@ -167,11 +167,11 @@ def snippet(facts: StageFacts) -> str | None:
     if row is None or (facts.is_adapter and facts.parent_model is None):
         return None
     task, source = STAGES[facts.stage].task, _source(facts, str(facts.repo_id), _revision(facts, row))
-    trust_argument = ", trust_remote_code=True" if facts.remote_code else ""  # the reader decides whether to run it
+    trust_argument = ", trust_remote_code=True" if facts.remote_code else ""  # readers decide whether to run that code
     if not facts.is_adapter:
         return _pipeline_code(facts, "from transformers import pipeline\n", f"model={source}{trust_argument}")
     assert facts.parent_model is not None
-    model = _CLASSES[task]
+    model = _AUTO_CLASSES[task]
     base = _source(facts, facts.parent_model["repo"], facts.parent_model["commit"])
     base += ", num_labels=1" if facts.stage == "reward" else ""
     lines = (
@@ -183,24 +183,24 @@ def snippet(facts: StageFacts) -> str | None:
     return _pipeline_code(facts, lines, "model=model, tokenizer=tokenizer")
 
 
-def _pipeline_code(facts: StageFacts, start: str, model: str) -> str:
+def _pipeline_code(facts: StageFacts, imports: str, model: str) -> str:
     """Returns code that runs a pipeline on a prompt of the evaluation.
 
-    `start` is the code before it, and `model` the arguments of `pipeline` that name the model.
+    `imports` is the code before it, and `model` the arguments of `pipeline` that name the model.
     """
     if STAGES[facts.stage].task == "text-classification":
         return (
-            f'{start}\nscore = pipeline("text-classification", {model}, function_to_apply="none")\n'
+            f'{imports}\nscore = pipeline("text-classification", {model}, function_to_apply="none")\n'
             f"{_scored_text(facts)}"
             'print(score(text)[0]["score"])  # higher is better; only differences count'
         )
     prompt: Any = _short_prompt(facts) or ("Hello!" if facts.is_chat else "The")
     if facts.is_chat:  # the chat template adds the system prompt
         prompt = [{"role": "user", "content": prompt}]
-    arguments = ", ".join(f"{key}={value}" for key, value in sampling(facts).items())
+    arguments = ", ".join(f"{key}={value}" for key, value in sampling_arguments(facts).items())
     answer = '["generated_text"][-1]["content"]' if facts.is_chat else '["generated_text"]'
     return (
-        f'{start}\ngenerate = pipeline("text-generation", {model})\n'
+        f'{imports}\ngenerate = pipeline("text-generation", {model})\n'
         f"prompt = {json.dumps(prompt, ensure_ascii=False)}\n"
         f"print(generate(prompt, {arguments})[0]{answer})"
     )
@@ -221,7 +221,7 @@ def _short_prompt(facts: StageFacts) -> str | None:
     return next((prompt for prompt in prompts if len(prompt) <= _MAX_PROMPT), None)
 
 
-def sampling(facts: StageFacts) -> dict[str, Any]:
+def sampling_arguments(facts: StageFacts) -> dict[str, Any]:
     """Returns the arguments that make transformers sample as the evaluation did, or as training did if there was none.
 
     Args:
@@ -236,7 +236,7 @@ def sampling(facts: StageFacts) -> dict[str, Any]:
     return {**arguments, "max_new_tokens": length}
 
 
-def critic(facts: StageFacts) -> str | None:
+def critic_snippet(facts: StageFacts) -> str | None:
     """Returns Python code that loads PPO's critic; None if plain transformers cannot load it.
 
     Args:
@@ -252,23 +252,23 @@ def critic(facts: StageFacts) -> str | None:
     )
 
 
-def merged(facts: StageFacts) -> tuple[str | None, str] | None:
+def merged_usage(facts: StageFacts) -> tuple[str | None, str] | None:
     """Returns how to load an adapter's branch `merged` with transformers alone.
 
     Args:
         facts: The facts of the stage.
 
     Returns:
-        (the download command or None, Python code); None if there is no such branch.
+        (the download command, Python code); None without that branch. Only the embedded Hub needs the command.
     """
     if not (facts.is_adapter and facts.describes_finished_run and facts.repo_id and facts.setting("push_merged")):
         return None
-    model, folder = _CLASSES[STAGES[facts.stage].task], f"{facts.title}-merged"
+    model, folder = _AUTO_CLASSES[STAGES[facts.stage].task], f"{facts.title}-merged"
     is_local = facts.hub_label == "local"
     source = json.dumps(f"./{folder}") if is_local else f'{json.dumps(facts.repo_id)}, revision="merged"'
     source += ", trust_remote_code=True" if facts.remote_code else ""
     return (
-        f"{pull(facts, 'merged')} --output_dir {folder}" if is_local else None,
+        f"{pull_command(facts, 'merged')} --output_dir {folder}" if is_local else None,
         f"from transformers import {model}, AutoTokenizer\n\n"
         f"model = {model}.from_pretrained({source})\ntokenizer = AutoTokenizer.from_pretrained({source})",
     )
@@ -279,11 +279,11 @@ def _revision(facts: StageFacts, checkpoint: CheckpointRow) -> str:
 
 
 def _source(facts: StageFacts, repo: str, revision: str | None) -> str:
-    """Returns arguments of from_pretrained: a folder that `install` downloads to, or the repository and revision."""
+    """Returns arguments of from_pretrained: the folder of `install_commands`, or the repository and the revision."""
     if facts.hub_label == "local":
         return json.dumps(f"./{repo.rpartition('/')[2]}")
     return json.dumps(repo) + (f", revision={json.dumps(revision)}" if revision else "")
 
 
-def _hub(facts: StageFacts) -> str:
+def _hub_option(facts: StageFacts) -> str:
     return f"--hub {shlex.quote(facts.hub_label)}"

@@ -16,9 +16,9 @@ class DataPart:
 
     Attributes:
         repo: The data set's repository; None if it is not published.
-        folder: Name of its folder on the training machine.
-        config: Its configuration.
-        split: Its split.
+        folder: Name of the data set's folder on the training machine; None if it has a repository.
+        config: The data set's configuration.
+        split: The split that holds the rows.
         share: Share of the split's prompts that is held out: these rows or, if `is_training_data`, all other rows. None
             if these rows are the whole split.
         columns: Name of the stage's column -> name of the data set's.
@@ -58,15 +58,15 @@ class DataPart:
         return Raw(f"{self.split_description}{data_set}{f' ({columns})' if columns else ''}")
 
 
-def stage_key(facts: StageFacts, key: str) -> Any:
-    """Returns the value of a data key in the stage's settings.
+def stage_setting(facts: StageFacts, key: str) -> Any:
+    """Returns the value of a key in the stage's settings, or else its default.
 
     Args:
         facts: The facts of the stage.
-        key: The key.
+        key: A key of the stage.
 
     Returns:
-        Its value; the default if the run did not set it.
+        The value; None if the run did not set the key and it has no default.
     """
     if key in facts.settings:
         return facts.settings[key]
@@ -81,14 +81,14 @@ def trained_on(facts: StageFacts) -> DataPart:
     Args:
         facts: The facts of the stage.
     """
-    share = stage_key(facts, "held_out_share")
-    if facts.stage == "ppo" and finite(share):  # PPO holds out one share for the evaluation and one for validation
+    share = stage_setting(facts, "held_out_share")
+    if facts.stage == "ppo" and finite(share):  # PPO holds out a share for the evaluation, and another for validation
         share = 2 * share
-    return _part(facts, stage_key(facts, "dataset_train_split"), share, is_training_data=True)
+    return _part(facts, stage_setting(facts, "dataset_train_split"), share, is_training_data=True)
 
 
-#: Key of `left_out` in run.json -> description of the rows, after their number.
-LEFT_OUT = {
+#: Key of `left_out` in run.json -> description of those rows, which follows their number.
+_LEFT_OUT = {
     "held_out_by_ppo": "whose prompts PPO holds out",
     "max_prompt_length": "whose prompts are longer than `max_prompt_length`",
     "max_length": "that `max_length` leaves out",
@@ -96,7 +96,7 @@ LEFT_OUT = {
 
 
 def left_out(facts: StageFacts) -> Raw:
-    """Returns a sentence on the rows of the data set that the stage did not train on.
+    """Returns a sentence on the rows of the training split that the stage left out.
 
     Args:
         facts: The facts of the stage.
@@ -106,7 +106,7 @@ def left_out(facts: StageFacts) -> Raw:
     """
     counts = facts.run.get("left_out")
     counts = counts if isinstance(counts, Mapping) else {}
-    parts = [f"{counts[key]:,} {rows}" for key, rows in LEFT_OUT.items() if finite(counts.get(key)) and counts[key]]
+    parts = [f"{counts[key]:,} {rows}" for key, rows in _LEFT_OUT.items() if finite(counts.get(key)) and counts[key]]
     return Raw(f" Rows left out: {_join(parts, 'and')}." if parts else "")
 
 
@@ -116,9 +116,9 @@ def validated_on(facts: StageFacts) -> DataPart:
     Args:
         facts: The facts of the stage.
     """
-    share = stage_key(facts, "held_out_share")
+    share = stage_setting(facts, "held_out_share")
     key = "dataset_validation_split" if facts.stage == "reward" else "dataset_test_split"
-    return _part(facts, stage_key(facts, key if share is None else "dataset_train_split"), share)
+    return _part(facts, stage_setting(facts, key if share is None else "dataset_train_split"), share)
 
 
 def measured_on(facts: StageFacts) -> DataPart:
@@ -127,8 +127,8 @@ def measured_on(facts: StageFacts) -> DataPart:
     Args:
         facts: The facts of the stage.
     """
-    share = stage_key(facts, "held_out_share")
-    return _part(facts, stage_key(facts, "dataset_test_split" if share is None else "dataset_train_split"), share)
+    share = stage_setting(facts, "held_out_share")
+    return _part(facts, stage_setting(facts, "dataset_test_split" if share is None else "dataset_train_split"), share)
 
 
 def evaluated_on(facts: StageFacts, part: Mapping[str, Any] | None = None) -> DataPart:
@@ -154,7 +154,7 @@ def evaluated_on(facts: StageFacts, part: Mapping[str, Any] | None = None) -> Da
 
 
 def overlap_with_training(facts: StageFacts) -> str:
-    """Returns sentences that say for each stage whether it trained on prompts of the evaluation.
+    """Returns sentences on which stages trained on prompts of the evaluation.
 
     Args:
         facts: The facts of the stage.
@@ -166,7 +166,7 @@ def overlap_with_training(facts: StageFacts) -> str:
     counts = data.get("trained_on") if isinstance(data, Mapping) else None
     if not isinstance(counts, Mapping):
         return ""
-    titles = {stage: title for stage, title in TITLES.items() if stage in counts}
+    titles = {stage: title for stage, title in STAGE_NAMES.items() if stage in counts}
     never = [title for stage, title in titles.items() if counts[stage] == 0]
     unknown = [title for stage, title in titles.items() if not finite(counts[stage])]
     counted = [(title, counts[stage]) for stage, title in titles.items() if finite(counts[stage]) and counts[stage]]
@@ -178,8 +178,8 @@ def overlap_with_training(facts: StageFacts) -> str:
     return " ".join(f"{part[:1].upper()}{part[1:]}" for part in parts)
 
 
-#: Stage -> its name in a sentence.
-TITLES = {"sft": "SFT", "reward": "the reward model", "ppo": "PPO"}
+#: Stage -> its name within a sentence.
+STAGE_NAMES = {"sft": "SFT", "reward": "the reward model", "ppo": "PPO"}
 
 
 def _join(names: Sequence[str], word: str) -> str:
@@ -187,10 +187,10 @@ def _join(names: Sequence[str], word: str) -> str:
 
 
 def _part(facts: StageFacts, split: Any, share: Any, *, is_training_data: bool = False) -> DataPart:
-    columns = stage_key(facts, "columns")
+    columns = stage_setting(facts, "columns")
     return DataPart(
         *_repo_and_folder(facts),
-        stage_key(facts, "dataset_config"),
+        stage_setting(facts, "dataset_config"),
         split,
         share if finite(share) else None,
         columns if isinstance(columns, Mapping) else {},

@@ -10,8 +10,8 @@ def estimate_at(document: Mapping[str, Any], *path: str) -> Mapping[str, Any] | 
     """Returns the estimate {value, ci95, n} at a path of keys; None if it is missing or its value is not finite.
 
     Args:
-        document: The document.
-        *path: The keys.
+        document: A JSON document, such as evaluation.json.
+        *path: The keys that lead to the estimate.
     """
     estimate = get_nested(document, *path)
     return estimate if isinstance(estimate, Mapping) and finite(estimate.get("value")) else None

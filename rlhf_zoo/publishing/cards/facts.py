@@ -16,7 +16,7 @@ from ...runs.registry import STAGES, starts_from_base
 from .estimates import estimate_at
 from .markdown import NOT_EVALUATED, NOT_MEASURED
 from .run_files import (
-    foreign_evaluation,
+    describe_foreign_evaluation,
     is_transformers_class,
     published_steps,
     read_evaluation,
@@ -37,8 +37,8 @@ class CheckpointRow:
     """A row of the checkpoint table.
 
     Attributes:
-        step: The step.
-        tag: Its tag.
+        step: The checkpoint's step.
+        tag: The tag that it has, or will have, on the Hub.
         commit: Its commit on the Hub; None if it was not sent.
         metrics: The metrics that were logged at the step.
     """
@@ -60,8 +60,8 @@ class StageFacts:
         step: The described step; None for the end of the run.
         evaluation: The content of ../eval/evaluation.json; {} without an evaluation.
         samples: Rows of ../eval/samples.jsonl.
-        other_run: Description of what ../eval measured, if that is not the end of this run. The evaluation is then
-            ignored.
+        ignored_evaluation: A phrase for what ../eval measured, if that is not the end of this run. The facts then have
+            no evaluation.
         merged: Whether the facts describe the branch `merged`, which holds the checkpoint with its adapter merged.
         frontier: The content of ../baseline/frontier.json; {} if it belongs to another evaluation.
         trusted: Whether this user wrote the run or chose to trust it. If not, its metrics are not read.
@@ -73,7 +73,7 @@ class StageFacts:
     step: int | None
     evaluation: Mapping[str, Any] = field(default_factory=dict)
     samples: list[dict[str, Any]] = field(default_factory=list)
-    other_run: str | None = None
+    ignored_evaluation: str | None = None
     merged: bool = False
     frontier: Mapping[str, Any] = field(default_factory=dict)
     trusted: bool = True
@@ -106,8 +106,8 @@ class StageFacts:
             return cls(path, run, rows, None, merged=merged, trusted=False)
         if step is None:
             eval_run = StageRecord(path.parent / "eval").read()
-            if other_run := foreign_evaluation(record, run, eval_run):
-                return cls(path, run, rows, None, other_run=other_run, merged=merged)
+            if ignored_evaluation := describe_foreign_evaluation(record, run, eval_run):
+                return cls(path, run, rows, None, ignored_evaluation=ignored_evaluation, merged=merged)
             evaluation, samples = read_evaluation(path.parent / "eval")
             frontier = read_frontier(path.parent / FRONTIER, eval_run)
             return cls(path, run, rows, None, evaluation=evaluation, samples=samples, merged=merged, frontier=frontier)
@@ -226,7 +226,7 @@ class StageFacts:
         return newest
 
     def first_value(self, key: str) -> Any:
-        """Returns the oldest value of a metric.
+        """Returns the first logged value of a metric; None if the metric was never logged.
 
         Args:
             key: The metric.
@@ -247,22 +247,20 @@ class StageFacts:
         }
 
     def _parent_run(self, role: str, parent: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns run.json of the stage that trained a parent; {} if neither this run nor a run above it has it.
+        """Returns run.json of the stage that trained a parent; {} if neither this run nor an enclosing run has it.
 
-        Rounds and the runs of an ablation or a sweep lie one or two folders below the run with their SFT policy.
+        The folders of rounds, and of runs of an ablation or a sweep, lie one or two levels below the run that trained
+        their SFT policy.
         """
         if role not in _PARENT_FOLDERS:
             return {}
-        run = StageRecord(self.path.parent / role).read()
-        fingerprints = run.get("fingerprint"), parent.get("fingerprint")
-        if run and (None in fingerprints or fingerprints[0] == fingerprints[1]):
+        run, fingerprint = StageRecord(self.path.parent / role).read(), parent.get("fingerprint")
+        if run and (None in (run.get("fingerprint"), fingerprint) or run["fingerprint"] == fingerprint):
             return run
         # For a run that is not trusted, do not read other folders of this machine.
         parent_folders = self.path.parents[1:3] if self.trusted else []
         parent_runs = (StageRecord(folder / role).read() for folder in parent_folders)
-        return next(
-            (document for document in parent_runs if document and document.get("fingerprint") == fingerprints[1]), {}
-        )
+        return next((other for other in parent_runs if other and other.get("fingerprint") == fingerprint), {})
 
     @property
     def _dataset(self) -> Mapping[str, Any] | None:
@@ -316,8 +314,8 @@ class StageFacts:
         for role in STAGES[self.stage].starts_from:
             parent = self.parents.get(role)
             if parent is not None and hub_id(parent["repo"]):
-                merged = self._parent_run(role, (self.run.get("parents") or {}).get(role) or {}).get("merged")
-                return parent if merged is None else {**parent, "commit": merged}
+                parent_run = self._parent_run(role, (self.run.get("parents") or {}).get(role) or {})
+                return {**parent, "commit": parent_run["merged"]} if parent_run.get("merged") is not None else parent
         return None
 
     @property
@@ -374,8 +372,8 @@ class StageFacts:
         return config.is_file() and any(map(is_transformers_class, read_json(config).get("architectures") or []))
 
     @property
-    def rewards(self) -> dict[str, float | None]:
-        """PPO's reward function, as the recipe names it -> its weight; None if the weight is not recorded."""
+    def reward_function_weights(self) -> dict[str, float | None]:
+        """Name of each reward function of PPO in the recipe -> its weight; None if the weight is not recorded."""
         names = [str(name) for name in self.setting("reward_funcs", [])]
         model_count = 1 if self.has_reward_model else 0  # its weight comes before those of the functions
         weights = self.setting("reward_weights") or [1.0] * (model_count + len(names))
@@ -394,9 +392,9 @@ class StageFacts:
 
     @property
     def step_in_this_commit(self) -> int | None:
-        """The step of the checkpoint in the same commit as this card, so the card cannot contain the commit's id.
+        """The step of the checkpoint that is sent in one commit with this card; None if the card is sent later.
 
-        A run of a sweep sends only the checkpoint that the card describes.
+        Such a card cannot contain the id of its commit. A run of a sweep sends only the checkpoint that it describes.
         """
         return self.described_step if self.sweep_tag is not None else self.step
 
@@ -434,13 +432,13 @@ class StageFacts:
 
     @cached_property
     def evaluated_at(self) -> str | None:
-        """When the held-out metrics were measured, ISO 8601."""
+        """When the held-out metrics were measured, in ISO 8601; None if they were not."""
         if self.stage == "reward":
             return self.run.get("finished")
         return StageRecord(self.path.parent / "eval").read().get("finished") if self.evaluation else None
 
     def estimate(self, *path: str) -> Mapping[str, Any] | None:
-        """Returns the estimate at a path in evaluation.json; None if there is none.
+        """Returns the estimate at a path in evaluation.json; None if the evaluation does not have it.
 
         Args:
             *path: The keys of the path.

@@ -1,4 +1,4 @@
-"""Describes signs of reward hacking in a run directory, without a verdict."""
+"""Describes changes that may be signs of reward hacking, without a verdict."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -18,10 +18,10 @@ def signs(facts: StageFacts) -> list[str]:
     Args:
         facts: The facts of the stage.
     """
-    return list(_held_out(facts) if facts.estimate("ppo", "reward") else _rollouts(facts))
+    return list(_held_out_signs(facts) if facts.estimate("ppo", "reward") else _rollout_signs(facts))
 
 
-def _held_out(facts: StageFacts) -> Iterator[str]:
+def _held_out_signs(facts: StageFacts) -> Iterator[str]:
     def sides(*path: str) -> tuple[float, float] | None:
         before, after = (facts.estimate(side, *path) for side in ("sft", "ppo"))
         return (before["value"], after["value"]) if before and after else None
@@ -52,7 +52,7 @@ def _held_out(facts: StageFacts) -> Iterator[str]:
         yield f"Share that ended with EOS {_change(*change)}."
 
 
-def _rollouts(facts: StageFacts) -> Iterator[str]:
+def _rollout_signs(facts: StageFacts) -> Iterator[str]:
     for key, description, has_ratio in (
         ("objective/score", "reward", False),
         ("completions/length", "length in tokens", True),
@@ -80,10 +80,10 @@ def reward_parts(facts: StageFacts) -> list[dict[str, Any]]:
     if len(names) < 2:
         return []
     ensemble = [name for name in names if _ENSEMBLE_METRIC.fullmatch(name)]
-    n_rewards = len(names) - len(ensemble)
-    weights = facts.setting("reward_weights") or [1] * n_rewards
-    if len(weights) != n_rewards:
-        weights = [None] * n_rewards
+    reward_count = len(names) - len(ensemble)
+    weights = facts.setting("reward_weights") or [1] * reward_count
+    if len(weights) != reward_count:
+        weights = [None] * reward_count
     descriptions = ["watched" if name == _DISAGREEMENT else "in the ensemble score" for name in ensemble]
     parts = zip([*(name for name in names if name not in ensemble), *ensemble], [*weights, *descriptions], strict=True)
     return [

@@ -8,7 +8,7 @@ from ...fileio import finite
 
 NOT_MEASURED = "not measured"
 NOT_EVALUATED = "not evaluated"
-TINY = 5e-6  # a zero sum of float32 log-probabilities may be this large, depending on the order of summation
+TINY = 5e-6  # rounding can make a sum of float32 log-probabilities that should be 0 this large
 # "://" and "www." are included, because GitHub's dialect turns them into links.
 _STRUCTURE = re.compile(r"[&<>`*_{}\[\]#|~$\\]|:(?=//)|(?<=www)\.", re.IGNORECASE)
 _TOKEN = re.compile(r"hf_\w{8,}")
@@ -28,7 +28,7 @@ def escape(value: Any) -> str:
     printed as �.
 
     Args:
-        value: The value. `Raw` is returned as it is.
+        value: The value. `Raw` is returned unchanged.
     """
     if isinstance(value, Raw):
         return value
@@ -50,7 +50,7 @@ def code(value: object) -> Raw:
 
 
 def fence(text: str, language: str = "") -> Raw:
-    """Formats a text as a code block that nothing in the text can end. Access tokens are masked.
+    """Formats a text as a code block, with a fence that the text does not contain. Access tokens are masked.
 
     Args:
         text: The text.
@@ -174,4 +174,5 @@ def shortened(text: str, limit: int) -> str:
 
 
 def _longest_run(text: str) -> int:
+    """Returns the length of the longest run of backticks."""
     return max((len(run) for run in re.findall("`+", text)), default=0)

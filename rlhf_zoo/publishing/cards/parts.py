@@ -11,7 +11,7 @@ from .data import DataPart
 from .facts import StageFacts
 
 TEMPLATES = Path(__file__).parent / "templates"
-# Rows of the tables of held-out figures: key in evaluation.json -> label. The first three are in the headline's table.
+# Rows of the tables of held-out figures: key in evaluation.json -> label. PPO's template writes the first three itself.
 HEADLINE = {
     "reward": "reward (the proxy that PPO maximizes)",
     "kl": "KL to SFT, nats per completion",
@@ -24,14 +24,14 @@ FIGURES = {
     "distinct_2": "distinct-2",
     "repetition": "repetition",
 }
-# Figures that only some evaluations measure. The table leaves out the others.
+# Figures that only some evaluations measure; without a measurement they have no row.
 _OPTIONAL_FIGURES = {
     "exact_kl": "exact KL to SFT, nats per completion",
     "distinct_1": "distinct-1",
     "sft_perplexity": "perplexity under the SFT policy, per token",
 }
-_SAMPLES_SHOWN = 4
-_WORST_SHOWN = 3
+_MAX_FIRST = 4
+_MAX_WORST = 3
 
 #: A metric of the model index: type, value, name.
 Metric = tuple[str, Any, str]
@@ -52,9 +52,10 @@ class StageCard:
         index_metrics: Yields (data, metrics measured on it) for the model index.
         draw: Draws the plots.
         variables: Returns the template's variables that other stages do not have.
-        unmeasured: Returns figures that a reader might expect but that were not measured. On a step's card, without
-            those of `evaluated_only`.
-        evaluated_only: What only the evaluated checkpoint's card has, which the cards of other steps say in a sentence.
+        unmeasured: Returns the figures that a reader might expect but that were not measured. On the card of a step it
+            leaves out the figures that `evaluated_only` names.
+        evaluated_only: A phrase for what only the card of the evaluated checkpoint has. The cards of other steps put it
+            into a sentence.
     """
 
     template: Path
@@ -106,13 +107,13 @@ def selected_samples(facts: StageFacts, side: str) -> dict[str, list[dict[str, A
     first: dict[str, dict[str, Any]] = {}
     for row in rows:
         first.setdefault(row["prompt"], row)
-    selected = {"The first held-out prompts": list(first.values())[:_SAMPLES_SHOWN]}
+    selected = {"The first held-out prompts": list(first.values())[:_MAX_FIRST]}
     key = "judge" if any(finite(row[side].get("judge")) for row in rows) else "reward"
     worst = sorted((row for row in rows if finite(row[side].get(key))), key=lambda row: row[side][key])
-    selected[f"The worst of all {len(rows)}, by the {key}"] = worst[:_WORST_SHOWN]
+    selected[f"The worst of all {len(rows)}, by the {key}"] = worst[:_MAX_WORST]
     if side == "ppo":
         farthest = sorted((row for row in rows if finite(row[side].get("kl"))), key=lambda row: -row[side]["kl"])
-        selected["The farthest from the SFT policy, by log-ratio"] = farthest[:_WORST_SHOWN]
+        selected["The farthest from the SFT policy, by log-ratio"] = farthest[:_MAX_WORST]
     return {heading: samples for heading, samples in selected.items() if samples}
 
 

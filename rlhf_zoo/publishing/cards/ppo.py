@@ -8,7 +8,7 @@ from ...runs.registry import REWARD_ROLES
 from .. import plots
 from ..plot_parts import over_training_message
 from . import markdown
-from .data import DataPart, evaluated_on, stage_key
+from .data import DataPart, evaluated_on, stage_setting
 from .facts import StageFacts
 from .hacking_signs import reward_parts, signs, watched_metrics
 from .kl import kl_settings, penalty_varies
@@ -34,10 +34,8 @@ _PANELS: tuple[plots.Panel, ...] = (
     ("policy/clipfrac", "Clip fraction", "share of actions"),
     ("loss/value", "Value loss", "squared reward"),
 )
-
-
 #: Method of `rlhf-zoo baseline` -> its description, as the predicate of a sentence.
-_METHODS = {
+_METHOD_DESCRIPTIONS = {
     "best-of-n": "samples n completions from the SFT policy and keeps the one with the highest reward",
     "sft": "runs the SFT stage for twice as long",
     "rejection": "samples as many completions as PPO did from the SFT policy, and continues SFT on the best by reward",
@@ -89,11 +87,11 @@ def _variables(facts: StageFacts) -> dict[str, Any]:
         "headline": HEADLINE,
         "figures": policy_figures(facts),
         "kl": kl_settings(facts),
-        "ptx_config": stage_key(facts, "ptx_dataset_config"),
+        "ptx_config": stage_setting(facts, "ptx_dataset_config"),
         "adaptive": penalty_varies(facts),
         "answers": list(answer_rows(facts.evaluation.get("judges") or {})),
         "frontier": facts.frontier,
-        "methods": _METHODS,
+        "methods": _METHOD_DESCRIPTIONS,
         "baselines": list(_baselines(facts.frontier)),
         "extra_judges": list((facts.frontier.get("sft") or {}).get("extra_metrics") or {}),
         "other_judges": _other_judges(facts),
@@ -102,7 +100,7 @@ def _variables(facts: StageFacts) -> dict[str, Any]:
         "selected_samples": selected_samples(facts, "ppo"),
         "rewarded": _reward_description(facts),
         "signs": signs(facts),
-        "times": _times(facts),
+        "times": _phase_times(facts),
         "verdict": verdict(facts),
         "verdict_kind": kind_of_verdict(facts),
         "summary": headline(facts),
@@ -122,8 +120,8 @@ def _baselines(frontier: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, 
             yield f"{method}, {point['label']}", point
 
 
-def _times(facts: StageFacts) -> dict[str, float]:
-    """Returns the mean seconds of an update's phases, and response tokens per second; {} if they were not timed."""
+def _phase_times(facts: StageFacts) -> dict[str, float]:
+    """Returns the mean seconds of each phase of an update, and the tokens per second; {} if they were not timed."""
     rows = [row for row in facts.metrics if finite(row.get("tokens_per_second"))]
     names = [
         "tokens_per_second",
@@ -138,8 +136,8 @@ def _times(facts: StageFacts) -> dict[str, float]:
 
 def _reward_description(facts: StageFacts) -> Raw:
     """Returns a description of PPO's reward."""
-    rewarded = [markdown.code(name) for name, weight in facts.rewards.items() if weight != 0]
-    unweighted = [markdown.code(name) for name, weight in facts.rewards.items() if weight == 0]
+    rewarded = [markdown.code(name) for name, weight in facts.reward_function_weights.items() if weight != 0]
+    unweighted = [markdown.code(name) for name, weight in facts.reward_function_weights.items() if weight == 0]
     reward_sources = [_learned_reward(facts)] if facts.has_reward_model else []
     if rewarded:
         reward_sources.append(f"the reward function{'s' if len(rewarded) > 1 else ''} {', '.join(rewarded)}")
@@ -164,12 +162,12 @@ def _main_judge(facts: StageFacts) -> dict[str, Any]:
 
 
 def _judge_notes(judge: Mapping[str, Any]) -> Raw:
-    """Returns caveats about a judge. The template itself says whether the judge is the training reward."""
+    """Returns caveats about a judge, except for the one on a training reward as judge, which the template writes."""
     return judge_notes({key: value for key, value in judge.items() if key != "is_training_reward"})
 
 
 def _other_judges(facts: StageFacts) -> dict[str, dict[str, Any]]:
-    """Returns the other judges, including votes: {name: {description, notes, sft, ppo, win_rate}}."""
+    """Returns name -> {description, notes, sft, ppo, win_rate} of the other judges, including votes."""
     main = (facts.evaluation.get("judge") or {}).get("name")
     judges: dict[str, dict[str, Any]] = {}
     for name, figures in (facts.evaluation.get("judges") or {}).items():
@@ -201,7 +199,7 @@ def _unmeasured(facts: StageFacts) -> list[str]:
     if facts.step is not None:
         return never
     figures = [_kl_title(facts) if name == FIGURES["kl"] else name for name in unmeasured_figures(facts)]
-    return [*figures, *(name for name, is_measured in measurements.items() if not is_measured), *never]
+    return [*figures, *(name for name, measured in measurements.items() if not measured), *never]
 
 
 CARD = StageCard(

@@ -13,7 +13,7 @@ from ...hub.client.refusals import refusals_as
 from ...modeling.prompt_keys import format_group_count, format_prompt_count
 from .markdown import Raw, code, escape, estimate
 
-WIN_RATES = "win_rates.png"
+WIN_RATES_PLOT = "win_rates.png"
 #: Figures of both policies: key -> label.
 FIGURES = {
     "reward": "reward",
@@ -27,17 +27,17 @@ FIGURES = {
     "repetition": "repetition",
     "sft_perplexity": "perplexity under the other policy",
 }
-SAME_LABELS = (
+_SAME_LABELS_NOTE = (
     "**Same labels:** it was trained on the reward model's labels and shares their errors, so it cannot rule out "
     "reward hacking."
 )
-INDEPENDENT = {
+_INDEPENDENCE_NOTES = {
     True: "Its mistakes do not follow the reward model's, on these pairs.",
     False: "**It is not independent of the reward model: it shares its errors, so it cannot rule out reward hacking.**",
     None: "These pairs do not show whether it is independent of the reward model.",
 }
-#: A caveat about judges that check answers, whether or not they also rewarded PPO.
-CHECKS_ANSWERS = (
+#: The caveat about judges that check answers, whether or not PPO was also trained on that reward.
+_CHECKS_ANSWERS_NOTE = (
     "It checks whether an answer is right, so it may be both judge and reward. Compare the strict and the lenient "
     "reading: a policy may only learn to write answers in the expected form."
 )
@@ -45,7 +45,7 @@ READINGS = {"strict": "strictly (in the expected place)", "lenient": "leniently 
 
 
 def slug(name: str) -> str:
-    """Turns the name of a model into a file name: NAMESPACE/NAME@TAG gives NAMESPACE--NAME--TAG.
+    """Turns the name of a model into a file name: NAMESPACE/NAME@TAG becomes NAMESPACE--NAME--TAG.
 
     Args:
         name: The name.
@@ -54,7 +54,7 @@ def slug(name: str) -> str:
 
 
 def report(document: Mapping[str, Any]) -> str:
-    """Writes the report of `rlhf-zoo eval POLICY --against OTHER`: tables, and the judges in words.
+    """Returns the report of `rlhf-zoo eval POLICY --against OTHER`: a table, and descriptions of the judges.
 
     Args:
         document: The evaluation.json.
@@ -77,8 +77,8 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
     for key, title in FIGURES.items():
         before, after = (document[side].get(key) for side in ("sft", "ppo"))
         if after is not None:
-            at_zero = key in ("kl", "exact_kl") and abs(before["value"]) < 1e-3
-            cell = "0: it is the reference" if at_zero else estimate(before)
+            is_zero_kl = key in ("kl", "exact_kl") and abs(before["value"]) < 1e-3
+            cell = "0: it is the reference" if is_zero_kl else estimate(before)
             change = document["difference"].get(key)
             yield f"| {title} | {cell} | {estimate(after)} | {after['n']} | {estimate(change) if change else ''} |"
     for description, before, after, change in answer_rows(document["judges"]):
@@ -150,7 +150,7 @@ def judge_notes(judge: Mapping[str, Any]) -> Raw:
     """
     notes = []
     if judge.get("checks_answers"):
-        notes.append(CHECKS_ANSWERS)
+        notes.append(_CHECKS_ANSWERS_NOTE)
         notes += _reading_notes(judge.get("answers"))
     elif judge.get("is_training_reward"):
         notes.append(
@@ -197,9 +197,9 @@ def _check_notes(check: Mapping[str, Any]) -> list[str]:
         )
         notes += _shared_errors(own_pairs.get("with_reward"))
     if check.get("same_labels"):
-        notes.append(SAME_LABELS)
+        notes.append(_SAME_LABELS_NOTE)
     elif "independent" in check and any((pairs or {}).get("with_reward") for pairs in (check, own_pairs)):
-        notes.append(INDEPENDENT[check["independent"]])
+        notes.append(_INDEPENDENCE_NOTES[check["independent"]])
     return notes
 
 
@@ -243,15 +243,18 @@ def _checkpoint_name(side: Mapping[str, Any]) -> Raw:
 
 
 def add_to_card(repo: str, folder: Path, document: Mapping[str, Any], *, hub: Hub = DEFAULT_HUB) -> str:
-    """Adds the report and the files of a folder to a published policy, in one commit on `main`.
+    """Adds an evaluation to a published policy: the report to its card, and the files, in one commit on `main`.
 
-    It replaces the report of an earlier evaluation against the same policy, and leaves the rest of the card.
+    The report replaces that of an earlier evaluation against the same policy. The rest of the card is not changed.
 
     Args:
         repo: The policy's repository.
         folder: The folder of the evaluation: evaluation.json, samples.jsonl and win_rates.png.
         document: The content of its evaluation.json.
         hub: The Hub that has the policy.
+
+    Returns:
+        The id of the commit.
 
     Raises:
         ZooError: A file is missing, or the Hub refuses, for example because of another commit in between.
@@ -281,7 +284,7 @@ def add_to_card(repo: str, folder: Path, document: Mapping[str, Any], *, hub: Hu
 
 
 def _files_to_send(folder: Path) -> list[Path]:
-    files = [folder / name for name in ("evaluation.json", "samples.jsonl", WIN_RATES)]
+    files = [folder / name for name in ("evaluation.json", "samples.jsonl", WIN_RATES_PLOT)]
     missing = next((path for path in files if not path.is_file()), None)
     if missing is not None:
         raise ZooError(f"{missing} does not exist, so the evaluation cannot be published: run it again.")

@@ -1,6 +1,6 @@
 """Predicts from a run's files whether `rlhf-zoo reproduce` can reproduce its checkpoint.
 
-If `pipeline.inspect.published` would refuse the checkpoint, the card must not print the command.
+A card must not show the command for a checkpoint that `pipeline.inspect.published` would refuse.
 """
 
 import re
@@ -13,7 +13,7 @@ from ...runs.registry import REWARD_ROLES, STAGES, parent_title
 from .facts import StageFacts
 
 #: Keys that can read files or load code, so a downloaded recipe must not set them.
-READS_FILES = (
+_FILE_READING_KEYS = (
     "accelerator_config", "chat_template_path", "deepspeed", "fsdp", "fsdp_config", "model_init_kwargs",
     "parallelism_config", "reward_model_loader",
 )  # fmt: skip
@@ -29,21 +29,21 @@ def obstacle(facts: StageFacts) -> str | None:
         facts: The facts of the stage.
 
     Returns:
-        The first reason, as a clause that follows "because"; None if there is none.
+        The first obstacle, as a clause that follows "because"; None if the checkpoint can be reproduced.
     """
     return next(_obstacles(facts), None)
 
 
 def _obstacles(facts: StageFacts) -> Iterator[str]:
     settings = facts.settings
-    shared = settings.get("recipe")
-    shared = shared if isinstance(shared, Mapping) else {}
+    recipe_settings = settings.get("recipe")
+    recipe_settings = recipe_settings if isinstance(recipe_settings, Mapping) else {}
     if facts.merged:
         yield "training saves no adapter merged into its base"
-    for key in READS_FILES:
+    for key in _FILE_READING_KEYS:
         if settings.get(key):
             yield f"its recipe has {key}, which may read files or load code"
-    for key, name, group in _objects(facts, settings, shared):
+    for key, name, group in _named_objects(facts, settings, recipe_settings):
         if not _is_registered(name, group):
             yield f"its recipe takes {key} from {name}, which no installed package registers"
     for key in _MODEL_KEYS:
@@ -54,8 +54,8 @@ def _obstacles(facts: StageFacts) -> Iterator[str]:
     ppo_settings = settings.get("ppo")
     ppo_dataset = ppo_settings.get("dataset_name") if isinstance(ppo_settings, Mapping) else None
     sources = [settings.get("dataset_name"), ppo_dataset]
-    if shared.get("corpus") is None or not _is_pinned(facts.parents.get("data")):
-        sources.append(shared.get("dataset_name"))
+    if recipe_settings.get("corpus") is None or not _is_pinned(facts.parents.get("data")):
+        sources.append(recipe_settings.get("dataset_name"))
     if any(name is not None and hub_id(name) is None for name in sources):
         yield "its data are in a local file or folder of the training machine"
     for role in ("sft", *REWARD_ROLES):
@@ -65,15 +65,15 @@ def _obstacles(facts: StageFacts) -> Iterator[str]:
         yield "it was trained on samples of the PPO policy of an earlier round"
 
 
-def _objects(
-    facts: StageFacts, settings: Mapping[str, Any], shared: Mapping[str, Any]
+def _named_objects(
+    facts: StageFacts, settings: Mapping[str, Any], recipe_settings: Mapping[str, Any]
 ) -> Iterator[tuple[str, str, str]]:
     """Yields (key, name, group of entry points) of the Python objects that the stage's settings name."""
-    if shared.get("corpus") is not None:
-        yield "corpus", str(shared["corpus"]), CORPORA
+    if recipe_settings.get("corpus") is not None:
+        yield "corpus", str(recipe_settings["corpus"]), CORPORA
     if facts.stage == "reward" and settings.get("preference") is not None:
         yield "preference", str(settings["preference"]), PREFERENCES
-    for name in facts.rewards if facts.stage == "ppo" else ():
+    for name in facts.reward_function_weights if facts.stage == "ppo" else ():
         yield "reward_funcs", name, REWARDS
 
 
@@ -84,5 +84,6 @@ def _is_registered(name: str, group: str) -> bool:
 
 
 def _is_pinned(parent: Mapping[str, Any] | None) -> bool:
-    lineage = parent or {}
-    return hub_id(lineage.get("repo")) is not None and _COMMIT.fullmatch(str(lineage.get("commit"))) is not None
+    """Whether a parent is named by a repository and a full commit."""
+    entry = parent or {}
+    return hub_id(entry.get("repo")) is not None and _COMMIT.fullmatch(str(entry.get("commit"))) is not None

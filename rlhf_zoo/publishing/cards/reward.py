@@ -37,7 +37,7 @@ def _draw(facts: StageFacts, draw: Draw) -> None:
 
 
 def _variables(facts: StageFacts) -> dict[str, Any]:
-    hard = list(_hard(facts.reward_report.get("hard") or {}))
+    hard = list(_hard_pair_rows(facts.reward_report.get("hard") or {}))
     has_gold = any(row.get("gold") is not None for _, row in hard)
     overlap = Raw(_training_overlap(facts.reward_report.get("trained_on")))
     return {
@@ -84,7 +84,7 @@ def _training_overlap(counts: Any) -> str:
     return "which it never trained on" + (", nor on their prompts" if finite(prompts) else "")
 
 
-def _hard(hard_pairs: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _hard_pair_rows(hard_pairs: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yields (description of the pairs, accuracy on them), the hardest first."""
     for key, description in (("by_overlap", "words in common"), ("by_strength", "difference in utility")):
         for row in hard_pairs.get(key) or ():
@@ -110,7 +110,7 @@ def _unmeasured(facts: StageFacts) -> list[str]:
             "correlation of its score with length": report.get("length"),
         }
     never = ["agreement with people beyond its pairs", "accuracy on PPO's completions", "other seeds"]
-    return [*(description for description, is_measured in measurements.items() if not is_measured), *never]
+    return [*(description for description, measured in measurements.items() if not measured), *never]
 
 
 CARD = StageCard(

@@ -42,7 +42,7 @@ def read_evaluation(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]
 
 
 def read_frontier(path: Path, eval_run: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the results of baselines; {} if there are none, or if they belong to another evaluation.
+    """Returns the results of baselines; {} without results, or if they belong to another evaluation.
 
     Args:
         path: frontier.json of the baselines.
@@ -53,10 +53,10 @@ def read_frontier(path: Path, eval_run: Mapping[str, Any]) -> dict[str, Any]:
     return frontier if owner is not None and owner == eval_run.get("fingerprint") else {}
 
 
-def foreign_evaluation(record: StageRecord, run: Mapping[str, Any], eval_run: Mapping[str, Any]) -> str | None:
-    """Describes what ../eval measured, if that is not the end of this stage.
+def describe_foreign_evaluation(record: StageRecord, run: Mapping[str, Any], eval_run: Mapping[str, Any]) -> str | None:
+    """Describes what ../eval measured, if that is not the checkpoint at the end of this stage.
 
-    Checkpoints are compared by their weights, because equal weights may be published under several names.
+    Checkpoints are compared by their weights, because the same weights may be published under several names.
 
     Args:
         record: The stage's directory.
@@ -96,7 +96,7 @@ def published_steps(run: Mapping[str, Any]) -> dict[int, str]:
 
 
 def without_private(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns settings without secrets and folders of this machine.
+    """Returns settings without secrets, and without folders that matter only on this machine.
 
     Args:
         settings: Settings, which may be nested.

@@ -1,4 +1,4 @@
-"""The part of a card that is not folded: the verdict on PPO, the main figures, an example, and how it was trained."""
+"""Writes the part of a card that is not folded: the verdict on PPO, main figures, an example and how it was trained."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,7 +16,7 @@ from .watch_out import counter_evidence
 DOCS = "https://github.com/rlhf-zoo/rlhf-zoo/blob/main/docs/cards.md"
 _ALERTS = {"healthy": "TIP", "no sign found": "NOTE", "hacked": "CAUTION"}
 #: Kinds of verdict whose reasons say nothing against the policy.
-_NO_SIGNS = ("healthy", "no sign found")
+_KINDS_WITHOUT_SIGNS = ("healthy", "no sign found")
 _MAX_PROMPT, _MAX_COMPLETION = 160, 140  # maximum characters in an example, so that it fits a phone
 _NBSP = "\N{NO-BREAK SPACE}"  # keeps a figure and its note on one line of a phone
 _MAX_COMMAND = 120  # maximum characters of a command in a table
@@ -61,9 +61,9 @@ def verdict(facts: StageFacts) -> dict[str, Raw]:
         kind = str(step_verdict["kind"])
         reason = _verdict_reason(facts, kind, {**trajectory, **step_verdict})
         text = f"**Verdict: {escape(step_verdict['verdict'])}.** {reason}"
-    alert, fetch = Raw(_ALERTS.get(kind, "WARNING")), _fetch(facts, trajectory.get("recommended"))
+    alert, fetch = Raw(_ALERTS.get(kind, "WARNING")), _fetch_command(facts, trajectory.get("recommended"))
     text = f"{text} {_advice(facts, kind, trajectory)}"
-    is_advised = kind in _NO_SIGNS or trajectory.get("recommended") == facts.described_step
+    is_advised = kind in _KINDS_WITHOUT_SIGNS or trajectory.get("recommended") == facts.described_step
     if is_advised and (counter := counter_evidence(facts)):
         text = f"{text} {counter}"
     return {"alert": alert, "text": Raw(text), "fetch": fetch}
@@ -146,17 +146,17 @@ def _recommendation_reason(facts: StageFacts, trajectory: Mapping[str, Any], rec
     return f"the judge rates no step clearly higher, and step {recommended} is closer to {facts.start}{than}"
 
 
-def _fetch(facts: StageFacts, recommended: int | None) -> Raw:
-    """Returns the command that downloads the recommended step; "" if there is none, or it is not published."""
+def _fetch_command(facts: StageFacts, recommended: int | None) -> Raw:
+    """Returns the command that downloads the recommended step; "" if no step is recommended, or it is not published."""
     row = next((row for row in facts.checkpoints if row.step == recommended), None)
     if row is not None and row.step == facts.described_step:
-        command = commands.download(facts)
+        command = commands.download_command(facts)
     else:
-        command = commands.pull(facts, row.tag) if row and row.commit and facts.repo_id else None
+        command = commands.pull_command(facts, row.tag) if row and row.commit and facts.repo_id else None
     return code(command) if command else Raw("")
 
 
-def constants(facts: StageFacts) -> dict[str, Mapping[str, Any]]:
+def best_constant_texts(facts: StageFacts) -> dict[str, Mapping[str, Any]]:
     """Returns the constant texts (one text for every prompt) with the highest win rate and the highest reward.
 
     Args:
@@ -203,14 +203,14 @@ def _gain(row: Mapping[str, Any], key: str) -> float:
 
 
 def links(facts: StageFacts) -> Raw:
-    """Returns links to the models and data that a model was made from, to its figures, and to the page on cards.
+    """Returns links to related models and data, to the model's figures, and to the guide on cards.
 
-    Repositories on the embedded Hub, which has no fixed address, are named without a link.
+    The embedded Hub has no fixed address, so its repositories are named without a link.
 
     Args:
         facts: The facts of the stage.
     """
-    linked_repos = list(_descendants(facts))
+    linked_repos = list(_ppo_made_from_it(facts))
     for role, parent in facts.parents.items():
         if (name := hub_id(parent["repo"])) is not None:
             is_base = role == "sft" and facts.ppo_starts_from_base
@@ -239,27 +239,27 @@ def trained_with(facts: StageFacts) -> Iterator[tuple[str, Raw]]:
     version = versions.get("rlhf-zoo") or versions.get("rlhf_zoo")
     recipe = [code(facts.recipe), f"rlhf-zoo {escape(version)}" if version else "", f"seed {run.get('seed')}"]
     yield "Recipe", Raw(", ".join(filter(None, recipe if run.get("seed") is not None else recipe[:2])))
-    settings = list(_settings(facts))
+    settings = list(_setting_phrases(facts))
     if finite(run.get("seconds")) and facts.step is None:
         settings.append(f"whole training: {_duration(run['seconds'])}{_machine(versions, run)}")
     if settings:
-        yield STAGE_TITLES.get(facts.stage, facts.stage), Raw(", ".join(settings))
+        yield _STAGE_TITLES.get(facts.stage, facts.stage), Raw(", ".join(settings))
     command = commands.training_command(facts)
     yield "Repeat it", code(command) if len(command) <= _MAX_COMMAND else Raw("the command in the last section")
 
 
 def _machine(versions: Mapping[str, Any], run: Mapping[str, Any]) -> str:
-    """What a run trained on; empty if its record does not say."""
+    """Returns a phrase for the GPU or the CPU threads of the training; "" if the run does not record them."""
     gpu, threads = versions.get("gpu"), versions.get("threads")
     if gpu and not (run.get("resolved") or {}).get("use_cpu"):
         return f" on {escape(gpu)}"
     return f" on {escape(threads)} CPU thread{'' if threads == '1' else 's'}" if threads else ""
 
 
-STAGE_TITLES = {"sft": "SFT", "reward": "Reward model", "ppo": "PPO"}
+_STAGE_TITLES = {"sft": "SFT", "reward": "Reward model", "ppo": "PPO"}
 
 
-def _settings(facts: StageFacts) -> Iterator[str]:
+def _setting_phrases(facts: StageFacts) -> Iterator[str]:
     step, episodes = facts.described_step, facts.latest_metrics.get("episodes")
     if facts.stage == "ppo":
         if step and finite(episodes):
@@ -290,7 +290,7 @@ def headline(facts: StageFacts) -> dict[str, Any] | None:
     """
     if not facts.estimate("ppo", "reward") and not facts.estimate("win_rate"):
         return None
-    best_constants, control = constants(facts), facts.estimate("control")
+    best_constants, control = best_constant_texts(facts), facts.estimate("control")
     judge = (facts.evaluation.get("judge") or {}).get("name", "not named")
     reward = best_constants.get("reward")
     is_different_text = (
@@ -321,10 +321,10 @@ def headline(facts: StageFacts) -> dict[str, Any] | None:
     ]
     n, prompts = facts.evaluation.get("n"), facts.evaluation.get("prompts")
     groups = facts.evaluation.get("groups", prompts)
-    counted = f" in {short(groups)} groups that ask the same thing" if finite(groups) and groups != prompts else ""
+    in_groups = f" in {short(groups)} groups that ask the same thing" if finite(groups) and groups != prompts else ""
     note = (
-        f"{short(n)} completions to {short(prompts)} prompts{counted}; 95% intervals over "
-        f"{'groups' if counted else 'prompts'}, not training seeds."
+        f"{short(n)} completions to {short(prompts)} prompts{in_groups}; 95% intervals over "
+        f"{'groups' if in_groups else 'prompts'}, not training seeds."
     )
     note += " Constant: the best fixed text for all prompts." if best_constants else ""
     start = facts.start[:1].upper() + facts.start[1:]
@@ -368,8 +368,8 @@ def examples(facts: StageFacts, side: str) -> list[tuple[str, str]]:
     ]
 
 
-def _descendants(facts: StageFacts) -> Iterator[tuple[str, str]]:
-    """Yields the title and repository of each stage of the same run that started from this model."""
+def _ppo_made_from_it(facts: StageFacts) -> Iterator[tuple[str, str]]:
+    """Yields (title, repository) of the PPO policy of the same run, if PPO used this model and was published."""
     if facts.step is not None or not facts.trusted or facts.stage == "ppo":
         return
     run = StageRecord(facts.path.parent / "ppo").read()

@@ -1,19 +1,19 @@
-"""What a reader of a PPO card should watch out for, from the held-out evaluation."""
+"""Writes what a reader of a PPO card should watch out for, according to the held-out evaluation."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ...evaluation.paraphrases import GROUP_REMEDY, paraphrase_warning
 from ...runs.settings.declared import default_of
-from .data import TITLES
+from .data import STAGE_NAMES
 from .estimates import estimate_at
 from .facts import StageFacts
 from .markdown import Raw, escape, judge_title, short, with_interval
 
 _MIN_LENGTH_RATIO = 1.05  # a smaller change of length is not worth a line
-_MIN_SHARE_ENDED = 0.5  # with fewer answers that end by themselves, most texts that are judged are fragments
+_MIN_SHARE_ENDED = 0.5  # if fewer answers end by themselves, the judge mostly reads fragments
 #: Kind of a simple filter -> what it filters by.
-_FILTERED_BY = {"words": "words that the reward dislikes", "length": "length", "reward": "the reward"}
+_FILTER_CRITERIA = {"words": "words that the reward dislikes", "length": "length", "reward": "the reward"}
 LIKES_LENGTH = 0.3  # minimum rank correlation with length of a reward that "likes long texts"
 
 
@@ -39,12 +39,12 @@ def counter_evidence(facts: StageFacts) -> str:
     Args:
         facts: The facts of the stage.
     """
-    parts = [f"more answers have {defect}" for defect in _defects(facts, more_frequent=True)[:1]]
+    parts = [f"more answers have {defect}" for defect in _defects(facts, rise_is_shown=True)[:1]]
     best, ppo = facts.best_filter, facts.estimate("ppo", "judge")
     if best is not None and ppo is not None and best["reaches_ppo"]:
         scores = [short((estimate or {}).get("value")) for estimate in (estimate_at(best, "judge"), ppo)]
         if _is_better_than_ppo(best):
-            filtering = f"filtering {facts.start}'s answers by {_FILTERED_BY[best['kind']]}"
+            filtering = f"filtering {facts.start}'s answers by {_FILTER_CRITERIA[best['kind']]}"
             parts.append(f"{filtering} scores higher ({scores[0]}, PPO {scores[1]})")
         else:
             parts.append(f"a filter of {facts.start}'s answers scores {scores[0]}, PPO {scores[1]}")
@@ -57,16 +57,16 @@ def _is_better_than_ppo(best: Mapping[str, Any]) -> bool:
     return lead is not None and lead["ci95"][1] < 0
 
 
-def _defects(facts: StageFacts, *, more_frequent: bool) -> list[str]:
-    """Returns the defects that are shown to be more frequent after PPO, or the others, each with both shares.
+def _defects(facts: StageFacts, *, rise_is_shown: bool) -> list[str]:
+    """Returns the defects whose share is shown to rise with PPO, or the other defects, each with both shares.
 
-    A rise is shown if the interval of the paired difference is above 0.
+    A rise is shown if the interval of the paired difference lies above 0.
     """
     shares = []
     for name in facts.defects:
         before, after = (facts.estimate("defects", name, side) for side in ("sft", "ppo"))
         rise = facts.estimate("defects", name, "difference")
-        if before and after and rise and (rise["ci95"][0] > 0) is more_frequent:
+        if before and after and rise and (rise["ci95"][0] > 0) is rise_is_shown:
             shares.append(f"{escape(name)} ({_percent(before['value'])} → {_percent(after['value'])})")
     return shares
 
@@ -95,27 +95,27 @@ def _changes(facts: StageFacts) -> Iterator[str]:
     if (change := _change(facts, "eos_rate")) and _is_often_cut(facts, change):
         cut = f"{_percent(1 - change.after)} reach the token limit ({facts.start_title} {_percent(1 - change.before)})"
         yield f"**Unfinished answers.** {cut}."
-    if more_frequent := _defects(facts, more_frequent=True):
-        not_shown = _defects(facts, more_frequent=False)
+    if rising := _defects(facts, rise_is_shown=True):
+        not_shown = _defects(facts, rise_is_shown=False)
         other_sentence = f" Not shown to rise: {', '.join(not_shown)}." if not_shown else ""
-        yield f"**More** answers with {', '.join(more_frequent)}.{other_sentence}"
+        yield f"**More** answers with {', '.join(rising)}.{other_sentence}"
     main = (facts.evaluation.get("judge") or {}).get("name")
     for name in facts.evaluation.get("judges") or {}:
         before, after = (facts.estimate("judges", name, side) for side in ("sft", "ppo"))
         is_covered = name.startswith(("rule:length", "rule:repetition"))  # by the lines above
         if name != main and not is_covered and before and after and _fell(before, after):
             values = f"from {short(before['value'])} to {short(after['value'])}"
-            yield f"**{escape(judge_title(name))} falls** {values}{_unit(facts, name)}."
+            yield f"**{escape(judge_title(name))} falls** {values}{_measured_quantity(facts, name)}."
 
 
-def _is_often_cut(facts: StageFacts, ended: _Change) -> bool:
-    """Whether PPO's answers reach the token limit more often than before, or most of them do.
+def _is_often_cut(facts: StageFacts, eos_rate: _Change) -> bool:
+    """Whether PPO's answers reach the token limit more often than before, or most of them reach it.
 
     Without a stop token every answer has the full length, which is no defect.
     """
     stops = [facts.settings.get(key, default_of("ppo", key)) for key in ("stop_token", "stop_token_id")]
     has_stop_token = any(stop is not None for stop in stops)
-    return ended.after < ended.before - 0.02 or (has_stop_token and ended.after < _MIN_SHARE_ENDED)
+    return eos_rate.after < eos_rate.before - 0.02 or (has_stop_token and eos_rate.after < _MIN_SHARE_ENDED)
 
 
 def _doubts(facts: StageFacts) -> Iterator[str]:
@@ -146,7 +146,7 @@ def _doubts(facts: StageFacts) -> Iterator[str]:
     data = facts.evaluation.get("data")
     for stage, count in ((data.get("trained_on") if isinstance(data, Mapping) else None) or {}).items():
         if count:
-            title = TITLES.get(stage, escape(stage))
+            title = STAGE_NAMES.get(stage, escape(stage))
             yield f"**Seen in training.** {title[:1].upper()}{title[1:]} also trained on {count:,} of these prompts."
 
 
@@ -166,7 +166,7 @@ def _filter_sentence(facts: StageFacts) -> str | None:
 
 
 def _rival_sentence(facts: StageFacts) -> str | None:
-    """Returns a sentence on the smallest n with which best-of-n reaches PPO's reward; None if there is none."""
+    """Returns a sentence on the best-of-n with the lowest reward that still reaches PPO's; None if none reaches it."""
     points = (facts.frontier.get("methods") or {}).get("best-of-n") or ()
     rivals = [point for point in points if point["reward"]["value"] >= facts.frontier["ppo"]["reward"]["value"]]
     if not rivals:
@@ -179,8 +179,8 @@ def _rival_sentence(facts: StageFacts) -> str | None:
     )
 
 
-def _unit(facts: StageFacts, name: str) -> str:
-    """Returns what a rule measures, in brackets; "" if its description does not begin with that."""
+def _measured_quantity(facts: StageFacts, name: str) -> str:
+    """Returns what a rule measures, in brackets; "" if the rule's description does not begin with a phrase for it."""
     description = str((facts.evaluation.get("judges") or {})[name].get("description") or "")
     meaning = description.removeprefix(f"The rule {name.removeprefix('rule:')}, ").rstrip(".")
     is_phrase = meaning != description.rstrip(".") and not meaning.startswith("which ")
