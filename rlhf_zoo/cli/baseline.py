@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import ZooError
-from .common import loading, run_flags
+from .common import loading, read_flags
 from .layout import RecipeCommand
 from .open_run import run_context
 from .options import RECIPE, finished_run_options, json_option, seeds_option
-from .tables import interval, table
+from .tables import interval, print_table
 
 if TYPE_CHECKING:
     from ..pipeline.experiments.baseline import Method
@@ -32,7 +32,7 @@ DEFAULT_SEEDS, DEFAULT_POOL = 3, 64
 
 @click.command(cls=RecipeCommand)
 @RECIPE
-@click.option("--method", required=True, type=click.Choice([*OPTIONS]), help="What to compare PPO with.")
+@click.option("--method", required=True, type=click.Choice([*OPTIONS]), help="The method to compare PPO with.")
 @click.option(
     "--beta",
     metavar="LIST",
@@ -71,15 +71,15 @@ def baseline(
 ) -> None:
     """Compare PPO with a simpler method: at equal KL to the SFT policy, and at equal compute.
 
-    It needs a finished run of the recipe. The method starts from the run's SFT policy, and learns from its pairs,
-    prompts and reward. Finished parts are not run again. PPO's card gets a table of the results, which `rlhf-zoo push
-    --resume RUN` publishes. Keys of the recipe are flags as for `rlhf-zoo run`, with the values of the run.
+    The recipe's run must be finished. The method starts from the run's SFT policy, and learns from its pairs, prompts
+    and reward. Finished parts are not run again. PPO's card gets a table of the results, which `rlhf-zoo push --resume
+    RUN` publishes. Keys of the recipe are flags as for `rlhf-zoo run`; give them the same values as for the run.
 
     \b
     Example:
       rlhf-zoo baseline tiny-world --method best-of-n
     """
-    flags = run_flags(ctx, recipe)
+    flags = read_flags(ctx, recipe)
     if wrong_options := [name for name, value in options.items() if value is not None and name not in OPTIONS[method]]:
         raise ZooError(f"--{wrong_options[0]} is not an option of --method {method}: leave it out.")
     with run_context(recipe, flags, output_dir=output_dir, hub=hub, read_only=True) as (context, _):
@@ -113,10 +113,10 @@ def baseline(
 
 
 def read_betas(text: str, method: Method) -> list[float]:
-    """Reads the option --beta.
+    """Parses the value of --beta.
 
     Args:
-        text: The value of the option, such as "0.05,0.1".
+        text: The value, such as "0.05,0.1".
         method: The method.
 
     Returns:
@@ -146,7 +146,7 @@ def _show(frontier: Mapping[str, Any]) -> None:
         )
     for method, points in frontier["methods"].items():
         rows += [_policy_row(f"{method}, {point['label']}", point, extra_metrics) for point in points]
-    table(
+    print_table(
         f"Held-out prompts; judge: {frontier['judge']}; KL in nats, ≤: an upper bound",
         ["", "KL", "reward", "judge", "win rate over SFT", "over PPO", *extra_metrics, "FLOPs"],
         rows,
@@ -159,9 +159,9 @@ def _show(frontier: Mapping[str, Any]) -> None:
                 continue
             comparisons.append([f"{method} at {title}", crossing["reason"], "", ""])
             if crossing.get("farthest"):
-                distance = f"at KL {crossing['farthest']['kl']:.2f} (PPO: {crossing['farthest']['ppo']})"
-                comparisons.append(_comparison_row(f"{method} {distance}", crossing["farthest"]))
-    table(
+                position = f"at KL {crossing['farthest']['kl']:.2f} (PPO: {crossing['farthest']['ppo']})"
+                comparisons.append(_comparison_row(f"{method} {position}", crossing["farthest"]))
+    print_table(
         f"Results at the same KL, and at the same FLOPs or fewer, if {frontier['served']} completions are served",
         ["", "", "judge", "PPO's judge score minus this one"],
         comparisons,
@@ -170,7 +170,7 @@ def _show(frontier: Mapping[str, Any]) -> None:
 
 
 def _show_curve(frontier: Mapping[str, Any]) -> None:
-    """Prints best-of-n's curve, the filter that reaches PPO's reward, and when PPO costs less than best-of-n."""
+    """Prints best-of-n's curve, the filter that reaches PPO's reward, and where best-of-n costs as much as PPO."""
     from ..publishing.cards.markdown import estimate
 
     for score, fit in frontier["fits"].get("best-of-n", {}).items():

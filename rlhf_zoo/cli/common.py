@@ -1,4 +1,4 @@
-"""Helpers that several commands share: they read a recipe's flags and check names."""
+"""Helpers that several commands share."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from .options import LM_EVAL_TASKS
 
 @contextlib.contextmanager
 def loading(activity: str) -> Iterator[None]:
-    """Shows an activity while the command imports packages, without garbage collection.
+    """Shows an activity while the command imports packages, and pauses garbage collection.
 
-    Imports make a million objects and almost no garbage, so collections would take a fifth of their time.
+    Imports create a million objects and almost no garbage, so collection would take a fifth of the import time.
 
     Args:
-        activity: What the command is loading, such as "loading the trainer".
+        activity: The activity, such as "loading the trainer".
     """
-    module_count, is_enabled = len(sys.modules), gc.isenabled()
+    module_count, was_enabled = len(sys.modules), gc.isenabled()
     gc.disable()
     try:
         with doing(activity):
             yield
     finally:
         if len(sys.modules) > module_count:
-            gc.freeze()  # what was imported stays, so later collections need not look at it
-        if is_enabled:
+            gc.freeze()  # imported objects stay alive, so later collections can skip them
+        if was_enabled:
             gc.enable()
 
 
@@ -44,10 +44,10 @@ def command_line() -> str:
 
 
 def check_namespace(namespace: str | None) -> None:
-    """Checks the option --namespace.
+    """Checks the value of --namespace.
 
     Args:
-        namespace: The value of the option.
+        namespace: The value; None without the option.
 
     Raises:
         ZooError: No Hub could have a user or an organization of this name.
@@ -75,22 +75,22 @@ def check_repo(repo: str, form: str, *, subject: str = "--repo") -> None:
         raise ZooError(f"{subject} is {repo!r}, which no Hub accepts: write {form}.")
 
 
-def quiet_hub(*, progress_bars: bool = False) -> None:
-    """Turns off huggingface_hub's warnings about commits that change nothing, and its progress bars.
+def quiet_hub(*, keep_progress_bars: bool = False) -> None:
+    """Turns off huggingface_hub's progress bars, and its warnings, such as those about commits that change nothing.
 
     Args:
-        progress_bars: Whether to keep the progress bars.
+        keep_progress_bars: Whether to leave the progress bars on.
     """
     from huggingface_hub.utils import logging
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     logging.set_verbosity_error()
-    if not progress_bars:
+    if not keep_progress_bars:
         disable_progress_bars()
 
 
 def parse_columns(text: Any, *, example: str) -> dict[str, str]:
-    """Reads the option --columns.
+    """Parses the value of --columns.
 
     Args:
         text: The value of the option.
@@ -108,7 +108,7 @@ def parse_columns(text: Any, *, example: str) -> dict[str, str]:
     return mapping
 
 
-def run_flags(
+def read_flags(
     ctx: click.Context, recipe: str, *, stage: str | None = None, check_names: bool = True
 ) -> dict[str, dict[str, Any]]:
     """Reads a command's flags for a recipe, and checks them and the recipe's files without importing training code.

@@ -47,7 +47,7 @@ from .tables import print_json, stdout_console
     type=click.IntRange(0, 65535),
     default=7860,
     show_default=True,
-    help="Port to listen on; 0 takes a free one.",
+    help="Port to listen on; 0 picks a free one.",
 )
 @click.option("--open", "open_browser", is_flag=True, help="Open the page in a browser, if this machine has a screen.")
 def compare(
@@ -81,7 +81,7 @@ def compare(
 
 
 def _default_votes_dataset(ppo: str) -> str | None:
-    """Returns the default data set for votes on the embedded Hub; None for a folder: votes name repositories."""
+    """Returns the default data set for votes on the embedded Hub; None for a folder, as votes name repositories."""
     if Path(ppo).is_dir():
         return None
     name = ppo.partition("@")[0].rpartition("/")[2].removesuffix("-ppo")
@@ -107,7 +107,7 @@ def _default_votes_dataset(ppo: str) -> str | None:
     help="The policy in the ratios' denominator: a step, folder or repository.  [default: the previous checkpoint]",
 )
 @click.option("--sft", help="The reference policy.  [default: the run's SFT model]")
-@click.option("--reward", help="The reward model.  [default: the reward model of the run]")
+@click.option("--reward", help="The reward model.  [default: the run's reward model]")
 @click.option(
     "--reward_funcs",
     "--reward-funcs",
@@ -121,13 +121,13 @@ def _default_votes_dataset(ppo: str) -> str | None:
     "--max_new_tokens",
     "--max-new-tokens",
     type=click.IntRange(min=1),
-    help="Largest number of new tokens.  [default: as in the run]",
+    help="Largest number of new tokens.  [default: as in training]",
 )
 @HUB
 @SOURCE_HUB
 @TRUST
 @TRUST_RUN
-@json_option("Print JSON: the tokens, and totals.")
+@json_option("Print the tokens and the totals as JSON.")
 def trace(
     run: str,
     prompt: str,

@@ -1,4 +1,4 @@
-"""`rlhf-zoo completion`: the script that lets a shell complete the command line."""
+"""`rlhf-zoo completion`: prints the script by which a shell completes command lines."""
 
 import click
 
@@ -7,7 +7,7 @@ import click
 @click.argument("shell", type=click.Choice(["bash", "fish", "zsh"]))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    """Print the script that completes commands, options, recipes and their keys in a shell.
+    """Print a script for a shell, which completes commands, options, recipes and their keys.
 
     Add the line of the example to ~/.bashrc or ~/.zshrc. For fish: rlhf-zoo completion fish | source
 
@@ -17,6 +17,6 @@ def completion(ctx: click.Context, shell: str) -> None:
     """
     from click.shell_completion import get_completion_class
 
-    complete = get_completion_class(shell)
-    assert complete is not None
-    click.echo(complete(ctx.find_root().command, {}, "rlhf-zoo", "_RLHF_ZOO_COMPLETE").source())
+    completion_class = get_completion_class(shell)
+    assert completion_class is not None
+    click.echo(completion_class(ctx.find_root().command, {}, "rlhf-zoo", "_RLHF_ZOO_COMPLETE").source())

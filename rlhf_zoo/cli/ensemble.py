@@ -6,11 +6,11 @@ from typing import Any
 
 import click
 
-from .common import loading, run_flags
+from .common import loading, read_flags
 from .layout import RecipeCommand
 from .open_run import run_context
 from .options import RECIPE, finished_run_options, json_option, seeds_option
-from .tables import interval, table
+from .tables import interval, print_table
 
 
 @click.command(cls=RecipeCommand)
@@ -33,7 +33,7 @@ def ensemble(
     Example:
       rlhf-zoo ensemble tiny-world --seeds 3
     """
-    flags = run_flags(ctx, recipe)
+    flags = read_flags(ctx, recipe)
     with run_context(recipe, flags, output_dir=output_dir, hub=hub, read_only=True) as (context, _):
         from dataclasses import replace
 
@@ -64,7 +64,7 @@ def _show(document: Mapping[str, Any]) -> None:
         title += f"; ρ: rank correlation with the judge ({document['judge']}) on completions"
         columns += ["ρ SFT", "ρ PPO", "score PPO"]
     rows = [_row(f"seed {model['seed']}", model) for model in document["models"]]
-    table(title, columns, [*rows, _row("mean of all", document["ensemble"])])
+    print_table(title, columns, [*rows, _row("mean of all", document["ensemble"])])
     on_sft = interval(disagreement["sft"], digits=3)
     lines = [
         f"On average, two of the models agree on {document['agreement']['mean']:.1%} of the pairs.",
@@ -75,8 +75,8 @@ def _show(document: Mapping[str, Any]) -> None:
         change = interval(disagreement["ppo_minus_sft"], digits=3, sign="+")
         excess = interval(document["own_minus_others"], digits=3, sign="+")
         lines += [
-            f"Disagreement on PPO's completions: {on_ppo}; the difference to SFT's is {change}.",
-            f"The run's own model gives PPO's completions {excess} more than the others do.",
+            f"Disagreement on PPO's completions: {on_ppo}; the difference from SFT's is {change}.",
+            f"The run's own model scores PPO's completions {excess} above the mean of the others.",
         ]
     click.echo("\n".join(lines))
 

@@ -1,4 +1,4 @@
-"""`rlhf-zoo eval`: PPO of a recipe against its SFT policy, or any policy against any other."""
+"""`rlhf-zoo eval`: compares a recipe's PPO policy with its SFT policy, or any two policies."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..errors import ZooError
 from ..modeling.prompt_keys import format_group_count, format_prompt_count
 from ..runs.settings.judge_names import check_judge_name
 from ..runs.settings.values import json_object
-from .common import command_line, loading, parse_columns, run_flags
+from .common import command_line, loading, parse_columns, read_flags
 from .layout import RecipeCommand
 from .open_run import locked, open_hub
 from .options import LM_EVAL, LM_EVAL_TASKS, json_option, run_options
-from .tables import print_json, print_text, table
+from .tables import print_json, print_table, print_text
 from .train import run_single_stage
 
 if TYPE_CHECKING:
@@ -36,13 +36,13 @@ SHARED_KEYS = ("dataset_name", "dataset_revision", "dataset_config", "columns", 
 
 @click.command("eval", cls=RecipeCommand)
 @click.argument("subject", metavar="RECIPE|POLICY")
-@click.option("--against", help="Compare with this policy.  [default: the SFT policy of its run or card]")
+@click.option("--against", help="Compare with this policy.  [default: the SFT policy that its run or card names]")
 @click.option(
     "--judge",
     "judges",
     multiple=True,
     help="A judge; may be repeated, and the first decides the headline.  "
-    "[default: the judge of its run, or classifier]",
+    "[default: the judge of the run, or classifier]",
 )
 @click.option("--llm", help='Settings of judges llm:MODEL, as JSON: \'{"price": [0.15, 0.6], "budget": 1}\'.')
 @click.option("--prompts", type=click.IntRange(min=1), help="Number of held-out prompts.  [default: 200]")
@@ -52,7 +52,7 @@ SHARED_KEYS = ("dataset_name", "dataset_revision", "dataset_config", "columns", 
     help="How prompts that ask the same thing are grouped: near-duplicates, a column with the group, or none.  "
     "[default: near-duplicates; for a RECIPE its key evaluation.group]",
 )
-@click.option("--reward", help="The reward model; 'none' uses no reward model.  [default: the one of its run or card]")
+@click.option("--reward", help="The reward model; 'none' uses no reward model.  [default: as its run or card names it]")
 @click.option("--split", help="Split of the prompts.  [default: the split that training held out, else test]")
 @click.option(
     "--temperature", type=float, help="Sampling temperature.  [default: the temperature of the policy's training]"
@@ -61,7 +61,7 @@ SHARED_KEYS = ("dataset_name", "dataset_revision", "dataset_config", "columns", 
     "--max_new_tokens",
     "--max-new-tokens",
     type=int,
-    help="Largest number of new tokens.  [default: as in the policy's training]",
+    help="Largest number of new tokens.  [default: the number in the policy's training]",
 )
 @run_options
 @LM_EVAL
@@ -96,10 +96,10 @@ def evaluate(
     if _is_policy(subject, keys):
         _evaluate_policy(ctx, subject, judges, keys, llm_keys, as_json, options)
         return
-    unused_option = next((name for name in POLICY_OPTIONS if keys[name] is not None), None)
-    if unused_option is not None:
-        raise ZooError(f"--{unused_option} is for a policy, but {subject} is a recipe: leave it out, or name a policy.")
-    flags = run_flags(ctx, subject, stage="eval")
+    wrong_option = next((name for name in POLICY_OPTIONS if keys[name] is not None), None)
+    if wrong_option is not None:
+        raise ZooError(f"--{wrong_option} is for a policy, but {subject} is a recipe: leave it out, or name a policy.")
+    flags = read_flags(ctx, subject, stage="eval")
     flags["recipe"] |= _recipe_keys(judges, {**keys, "llm": llm_keys}, flags["recipe"])
     folder = run_single_stage(subject, "eval", flags, to_stderr=as_json, **options)
     if as_json:
@@ -116,15 +116,15 @@ def _evaluate_policy(
     options: Mapping[str, Any],
 ) -> None:
     """Evaluates a policy that is not a recipe's run. `keys` holds POLICY_OPTIONS, prompts, samples and group."""
-    unused_option = next((name for name in RUN_OPTIONS if options[name]), None)
+    wrong_option = next((name for name in RUN_OPTIONS if options[name]), None)
     if ctx.meta[LM_EVAL_TASKS] is not None:
-        unused_option = "lm_eval"
-    if unused_option is not None:
-        raise ZooError(f"--{unused_option} is for a recipe's run, but {subject} is a policy: leave it out.")
+        wrong_option = "lm_eval"
+    if wrong_option is not None:
+        raise ZooError(f"--{wrong_option} is for a recipe's run, but {subject} is a policy: leave it out.")
     policy_keys = _policy_keys(ctx)
-    push = options["push_to_hub"]
-    with open_hub(options["hub"], push_to_hub=push, source=options["source_hub"]) as hub:
-        if push:
+    push_to_hub = options["push_to_hub"]
+    with open_hub(options["hub"], push_to_hub=push_to_hub, source=options["source_hub"]) as hub:
+        if push_to_hub:
             if Path(subject).is_dir():
                 raise ZooError(
                     f"{subject} is a folder, but --push_to_hub adds to the card of a published policy: name its "
@@ -140,7 +140,7 @@ def _evaluate_policy(
             hint = " Answers of language models are kept." if asks_llm else ""
             click.echo(f"Interrupted; no figures were written. Run the same command to start again.{hint}", err=True)
             ctx.exit(130)
-        if push:
+        if push_to_hub:
             from ..hub.client.pull import split_revision
             from ..publishing.cards.report import add_to_card
 
@@ -162,7 +162,7 @@ def _compare(
     output_dir: Path | None,
     hub: Hub,
 ) -> tuple[Path, dict[str, Any]]:
-    """Compares the policy with another. Returns the folder of the figures, and the content of its evaluation.json."""
+    """Compares two policies. Returns the folder of the figures, and the content of its evaluation.json."""
     with loading("loading the evaluation"):
         from ..pipeline import policy_eval
         from ..publishing.cards.report import slug
@@ -177,7 +177,7 @@ def _compare(
         options["judges"] = judges
     settings = policy_eval.ComparisonSettings(**options, llm=llm_config(llm or {}, "--llm"))
     pair = policy_eval.find_pair(subject, against=against, reward=reward, settings=settings, hub=hub)
-    # The policy's name has the full tag, so POLICY@step-40 and POLICY@step-000040 share one folder.
+    # `pair.policy.name` has the full tag, so POLICY@step-40 and POLICY@step-000040 share one folder.
     folder = output_dir or Path("runs") / "eval" / slug(pair.policy.name if pair.policy.repo else subject)
     if folder.exists() and not folder.is_dir():
         raise ZooError(f"{folder} is a file, so no figures can be kept in it: give another --output_dir.")
@@ -186,7 +186,7 @@ def _compare(
 
 
 def _is_policy(subject: str, keys: Mapping[str, Any]) -> bool:
-    """Whether the argument names a policy; otherwise it names a recipe."""
+    """Whether the argument RECIPE|POLICY names a policy."""
     if keys["against"] is not None:
         return True
     path = Path(subject)
@@ -209,7 +209,7 @@ def _recipe_keys(judges: tuple[str, ...], keys: Mapping[str, Any], flags: Mappin
 
 
 def _policy_keys(ctx: click.Context) -> dict[str, Any]:
-    """Returns the flags of a POLICY, which are SHARED_KEYS. Raises ZooError for other flags."""
+    """Parses the flags of a POLICY: SHARED_KEYS. Raises ZooError for another flag."""
     from ..plugins import did_you_mean
     from ..runs.settings.parse import parse_flags
     from ..runs.settings.values import coerce
@@ -261,16 +261,16 @@ def _show(document: Mapping[str, Any]) -> None:
         win_rate = judge["win_rate"]
         rows.append([f"win rate, by votes of {name}", "", str(estimate(win_rate)) if win_rate else "none"])
     rows.append(["win rate at equal length", "", str(estimate(document["win_rate_at_equal_length"]))])
-    rows.append(["control: against itself, other seed", str(estimate(document["control"])), ""])
+    rows.append(["control: against itself, another seed", str(estimate(document["control"])), ""])
     prompt_count = format_prompt_count(document["prompts"], document["rows"])
-    table(
+    print_table(
         f"{document['policy']['name']} against {document['against']['name']}: {prompt_count} prompts"
         f"{format_group_count(document['groups'], document['prompts'])} of the {document['split']} split, "
-        f"{document['samples_per_prompt']} to each, 95% intervals",
+        f"{document['samples_per_prompt']} completions each, 95% intervals",
         ["", "the other", "the policy"],
         rows,
     )
-    table("The policy's figures minus those of the other, paired by prompt", ["", "difference"], differences)
+    print_table("The policy's figures minus those of the other, paired by prompt", ["", "difference"], differences)
     for judge in (document.get("votes") or {}).values():
         if judge["problem"]:
             print_text(judge["problem"], err=True)

@@ -1,4 +1,4 @@
-"""`rlhf-zoo hub extension install|uninstall`: the same commands inside `hf`."""
+"""`rlhf-zoo hub extension install|uninstall`: adds the commands to `hf`, or removes them."""
 
 import click
 
@@ -7,7 +7,7 @@ from .layout import Group
 
 @click.group(cls=Group)
 def extension() -> None:
-    """Make `hf rlhf-zoo ...` run this command, or stop it.
+    """Add these commands to `hf` as `hf rlhf-zoo ...`, or remove them.
 
     \b
     Example:
@@ -18,7 +18,7 @@ def extension() -> None:
 
 @extension.command()
 def install() -> None:
-    """Make `hf rlhf-zoo ...` run this command.
+    """Make `hf rlhf-zoo ...` run this rlhf-zoo.
 
     \b
     Example:

@@ -15,7 +15,7 @@ from .extension import extension
 from .layout import Group
 from .open_run import open_hub
 from .options import UserPath, json_option
-from .tables import print_json, table
+from .tables import print_json, print_table
 
 
 @click.command()
@@ -69,7 +69,7 @@ def export(
     ):
         from ..hub.client.publish import resolve_namespace
 
-        quiet_hub(progress_bars=sys.stderr.isatty())
+        quiet_hub(keep_progress_bars=sys.stderr.isatty())
         resolve_namespace(None, hub=hub)
         result = export_repository(
             source, repo, private=private, report=lambda line: click.echo(line, err=True), hub=hub
@@ -82,7 +82,7 @@ def export(
     for name, commit in [*result.branches.items(), *result.tags.items()]:
         refs.setdefault(commit, []).append(name)
     rows = [[original, new, " ".join(refs.get(new, []))] for original, new in result.commits.items()]
-    table("", [f"commit of {repository}", f"of {repo}", "branches and tags"], rows)
+    print_table("", [f"commit of {repository}", f"of {repo}", "branches and tags"], rows)
     click.echo(
         f"{url} holds {repository}: {result.sent} new commits were sent, and the files of all tags were checked."
     )
@@ -120,12 +120,12 @@ def add(path: str, repository: str, license_name: str | None, source: str | None
     """
     check_repo(repository, "NAMESPACE/NAME", subject="The name")
     if not Path(path).expanduser().exists():  # before imports that take seconds
-        raise ZooError(f"{path} is neither a folder nor a GGUF file: pass the path of a model.")
+        raise ZooError(f"There is no {path}: pass a model's folder or GGUF file.")
     with open_hub("local", push_to_hub=True) as hub:
         with loading("loading the publisher"):
             from ..publishing.add_model import add_model
 
-        quiet_hub(progress_bars=sys.stderr.isatty())
+        quiet_hub(keep_progress_bars=sys.stderr.isatty())
         result = add_model(path, repository, license=license_name, source=source, hub=hub)
     if as_json:
         print_json(asdict(result))

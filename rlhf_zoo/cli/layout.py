@@ -54,7 +54,7 @@ class RecipeCommand(click.Command):
 
 
 def _complete_keys(ctx: click.Context, incomplete: str) -> Iterator[CompletionItem]:
-    """Yields, as flags, the keys that begin with the incomplete word: first this package's, then those of libraries."""
+    """Yields flags for the keys that begin with the incomplete word: this package's keys first, then libraries'."""
     from ..runs.registry import STAGES
     from ..runs.settings.declared import declared_keys, declared_recipe_keys
 

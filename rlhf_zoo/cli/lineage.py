@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 @TRUST_RUN
 @json_option("Print JSON: a node with its parents.")
 def lineage(repository: str, hub: str | None, source_hub: str | None, as_json: bool) -> None:
-    """Draw the tree of what a model was made from.
+    """Draw the tree of the models and data that a model was made from.
 
-    It shows the SFT policy, reward model, data and base models, each at its commit, with the stage, recipe, step and
-    figures from its card. Repositories that no longer exist are marked.
+    The tree has the SFT policy, reward model, data and base models, each at its commit, with the stage, recipe, step
+    and figures from its card. Repositories that no longer exist are marked.
 
     \b
     Example:

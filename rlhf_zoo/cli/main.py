@@ -62,7 +62,7 @@ class LazyGroup(Group):
     """A group that imports the module of a command only when the command is used."""
 
     def headings(self, ctx: click.Context) -> Mapping[str, Sequence[str]]:
-        """Returns the names of the commands under headings that say what a user wants to do.
+        """Returns the names of the commands, by heading. Each heading is a task of the user.
 
         Args:
             ctx: The context of the group.
@@ -94,13 +94,13 @@ class LazyGroup(Group):
         return super().resolve_command(ctx, args)
 
     def _suggestion(self, ctx: click.Context, name: str) -> str:
-        """Returns the command that a user probably means, as the end of a sentence, such as `recipes validate`."""
+        """Returns the end of an error: the command that the user probably meant, or a hint to the list of commands."""
         from ..plugins import did_you_mean
 
         names = self.list_commands(ctx)
         groups = {group: command for group in names if isinstance(command := self.get_command(ctx, group), click.Group)}
-        if within := next((group for group, command in groups.items() if name in command.commands), None):
-            return f", did you mean '{within} {name}'?"
+        if parent := next((group for group, command in groups.items() if name in command.commands), None):
+            return f", did you mean '{parent} {name}'?"
         return did_you_mean(name, names) or "; `rlhf-zoo --help` lists the commands."
 
 
@@ -117,9 +117,9 @@ def cli() -> None:
 
 
 def _click_error(error: click.ClickException) -> str:
-    """Turns the message of a click error, one or two sentences, into one that also says where to find help."""
-    if (own_sentence := _choice_error(error) or _extra_word_error(error)) is not None:
-        return own_sentence
+    """Rewrites click's message, of one or two sentences, as one sentence that also names the help."""
+    if (own_message := _choice_error(error) or _extra_word_error(error)) is not None:
+        return own_message
     message = error.format_message().replace("a valid float range", "a number")
     first, _, second = message.replace("a valid integer range", "a whole number").partition(". ")
     sentence = first + (f", {second[0].lower()}{second[1:]}" if second else "")
@@ -148,7 +148,7 @@ def _choice_error(error: click.ClickException) -> str | None:
 
 
 def _extra_word_error(error: click.ClickException) -> str | None:
-    """Returns the message for a word that a command without arguments does not take; None for other errors."""
+    """Returns the message for an unknown subcommand, or for a word after a command that takes only options."""
     context = error.ctx if isinstance(error, click.UsageError) else None
     if context is None:
         return None
@@ -170,10 +170,10 @@ def _user_error(error: BaseException) -> str | None:
 
     path = getattr(error, "filename", None)
     if is_disk_full(error):
-        return f"The disk is full ({path or 'while writing'}): free some space and run it again."
+        return f"The disk is full ({path or 'while writing'}): free some space and run the command again."
     if isinstance(error, OSError) and path is not None:
         return f"{str(path)[:200]} cannot be used ({error.strerror or error}): check the path and its permissions."
-    if isinstance(error, RuntimeError) and "home directory" in str(error):  # pathlib's words
+    if isinstance(error, RuntimeError) and "home directory" in str(error):  # pathlib's message
         return "There is no home directory to expand ~ to: set HOME and RLHF_ZOO_HOME, or write the path in full."
     if distributed.process_count() > 1 and isinstance(error, RuntimeError) and PEER_LOST.search(str(error)):
         return "Another process of this command ended: run the same command again to resume from the last checkpoint."
@@ -190,22 +190,22 @@ def _stdout_is_closed() -> bool:
     return False
 
 
-def _treat_as_ctrl_c(process: int, signal_number: int, frame: FrameType | None) -> None:
+def _treat_as_ctrl_c(main_pid: int, signal_number: int, frame: FrameType | None) -> None:
     """Treats SIGTERM, which schedulers send to preempt a job, as Ctrl-C. A child process simply ends."""
-    if os.getpid() != process:
+    if os.getpid() != main_pid:
         signal.signal(signal_number, signal.SIG_DFL)
         os.kill(os.getpid(), signal_number)
     raise KeyboardInterrupt
 
 
 def _fail(sentence: str) -> NoReturn:
-    """Prints the error and exits with code 2.
+    """Prints an error and exits with code 2.
 
     With several processes, the main one prints it. The others wait until the launcher ends them. The launcher always
-    prints a summary of its own, so the message also goes into the file from which the launcher reads the cause.
+    prints its own summary, so the message also goes into the file from which the launcher reads the cause.
     """
     _wait_for_launcher()
-    sentence = printable(sentence)  # its text may come from the system, click or a library
+    sentence = printable(sentence)  # parts of it may come from the system, click or a library
     click.echo(f"Error: {sentence}", err=True)
     if distributed.launched_count() > 1 and (error_file := os.environ.get("TORCHELASTIC_ERROR_FILE")):
         with contextlib.suppress(OSError):
@@ -229,8 +229,8 @@ def _format_warning(
 def main() -> None:
     """Runs the command line.
 
-    Exit codes: 0; 2 for an error that the user can fix; 1 for a defect, with its traceback, or a closed stdout; 130
-    after Ctrl-C. SIGTERM is treated as Ctrl-C: the run saves its state and closes what it opened.
+    Exit codes: 0, or the command's own; 2 for an error that the user can fix; 1 for a defect, with its traceback, or
+    for a closed stdout; 130 after Ctrl-C. SIGTERM is treated as Ctrl-C: the run saves its state and closes its files.
     """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, partial(_treat_as_ctrl_c, os.getpid()))
@@ -285,7 +285,7 @@ def main() -> None:
 
 
 def hf_main() -> None:
-    """Runs `hf rlhf-zoo`: like `main`, but with time to save after Ctrl-C, which `hf` gives to no extension."""
+    """Runs `hf rlhf-zoo`: like `main`, but with time to save after Ctrl-C, because `hf` would kill an extension."""
     from ..hub.client.extension import foreground
 
     with foreground():

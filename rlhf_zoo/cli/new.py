@@ -1,4 +1,4 @@
-"""`rlhf-zoo new`: a recipe for a model and data of your own."""
+"""`rlhf-zoo new`: writes a recipe for a model and data of your own."""
 
 import contextlib
 import os
@@ -25,8 +25,8 @@ from .options import ONLY_SOURCE_HUB, TRUST, UserPath
 @click.option("--prompts", help="Prompts for PPO.  [default: the prompts of --preferences]")
 @click.option(
     "--texts",
-    help="What SFT learns from.  [default: chosen answers, or those of --prompts; without any, PPO starts from a chat "
-    "model]",
+    help="Texts that SFT learns from.  [default: the chosen answers, or the answers of --prompts; without answers, "
+    "PPO starts from a chat model]",
 )
 @click.option(
     "--reward",
@@ -39,7 +39,7 @@ from .options import ONLY_SOURCE_HUB, TRUST, UserPath
     help="Names of the data's columns, as YAML: '{prompt: question, chosen: better}'. The name \"{text:8 words}\" is "
     "the first 8 words of the column text.",
 )
-@click.option("--judge", help="Judge of PPO against SFT, as for `rlhf-zoo eval --judge`.")
+@click.option("--judge", help="Judge that compares PPO with SFT, as for `rlhf-zoo eval --judge`.")
 @click.option(
     "--memory",
     type=click.FloatRange(min=0, min_open=True),
@@ -50,8 +50,8 @@ from .options import ONLY_SOURCE_HUB, TRUST, UserPath
 def new(folder: Path, columns: str | None, memory: float | None, source_hub: str | None, **options: Any) -> None:
     """Write a recipe for a model and data of your own.
 
-    It reads the files of the model and the data, and prints each choice with its reason. It trains nothing and
-    downloads no weights. Data are folders, files of JSON lines, or repositories NAMESPACE/NAME[@REVISION].
+    The command reads the files of the model and the data, and prints each choice with its reason. It trains nothing
+    and downloads no weights. Data are folders, files of JSON lines, or repositories NAMESPACE/NAME[@REVISION].
 
     \b
     Example:
@@ -86,9 +86,9 @@ def new(folder: Path, columns: str | None, memory: float | None, source_hub: str
     click.echo(recipe.plan.line)
     device = "" if memory is None else f" --gpu {memory:g}gb"
     arguments = shlex.quote(str(folder)) + (f" --source_hub {shlex.quote(source_hub)}" if source_hub else "")
-    planned = f"rlhf-zoo plan {arguments}{device}  # memory; with the name of a card, such as --gpu rtx4090, also time"
+    plan = f"rlhf-zoo plan {arguments}{device}  # memory, and also time if you name a GPU, such as --gpu rtx4090"
     arguments += f" {FLAG}" if is_trusted() else ""
     click.echo(
         f"\n{folder} holds {', '.join(recipe.files)}. Try next:\n"
-        f"  {planned}\n  rlhf-zoo doctor {arguments}\n  rlhf-zoo run {arguments}"
+        f"  {plan}\n  rlhf-zoo doctor {arguments}\n  rlhf-zoo run {arguments}"
     )

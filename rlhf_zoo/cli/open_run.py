@@ -39,17 +39,17 @@ def open_hub(
 
     target = choose(flag, push_to_hub=push_to_hub, option=option)
     with connect(target, choose_source(source, target)) as hub:
-        second_hub = None if source in (None, "none") else hub.source
-        note = "" if second_hub is None else f"; models and data that it lacks come from {second_hub.description}"
+        named_source = None if source in (None, "none") else hub.source
+        note = "" if named_source is None else f"; models and data that it lacks come from {named_source.description}"
         click.echo(f"Hub: {hub.description}{note}", err=True)
         yield hub
 
 
 class ContextOptions(TypedDict, total=False):
-    """Options that `open_run` only passes on to the context.
+    """Options that `open_run` passes on to the context unchanged.
 
     `private` and `overwrite_repo` are options of `rlhf-zoo run`. With `read_only`, nothing is published. `base`,
-    `variant` and `own_stages` are fields of `RunContext`; None keeps the default of `own_stages`.
+    `variant` and `own_stages` are fields of `RunContext`; if `own_stages` is None, the default is used.
     """
 
     private: bool
@@ -89,7 +89,7 @@ def run_context(
 
     Args:
         recipe: A name, a folder or a loaded recipe.
-        flags: The flags by stage, as `run_flags` returns them.
+        flags: The flags by stage, as `read_flags` returns them.
         output_dir: The run directory; None for runs/RECIPE.
         hub: The value of --hub.
         source_hub: The value of --source_hub.
@@ -115,9 +115,9 @@ def run_context(
         return
     old_environment = dict(os.environ)
     loaded_recipe, directory = resolve_run(recipe, output_dir=output_dir, namespace=namespace)
-    to_lock = [folder for folder in (options.get("base"), directory) if writes and folder is not None]
+    locked_folders = [folder for folder in (options.get("base"), directory) if writes and folder is not None]
     with (
-        locked(*to_lock),
+        locked(*locked_folders),
         open_hub(hub, push_to_hub=push_to_hub, source=source_hub) as connected_hub,
         open_run(
             loaded_recipe,
@@ -126,7 +126,7 @@ def run_context(
             connected_hub,
             push_to_hub=push_to_hub,
             namespace=namespace,
-            explicit=push_to_hub or hub is not None,
+            is_explicit=push_to_hub or hub is not None,
             **options,
         ) as run,
     ):
@@ -189,7 +189,7 @@ def open_run(
     *,
     push_to_hub: bool,
     namespace: str | None = None,
-    explicit: bool = True,
+    is_explicit: bool = True,
     restart: bool = False,
     resume: str | None = None,
     patience: float | None = None,
@@ -202,11 +202,11 @@ def open_run(
     Args:
         recipe: The recipe.
         directory: The run directory.
-        flags: The flags by stage, as `run_flags` returns them.
+        flags: The flags by stage, as `read_flags` returns them.
         hub: The Hub, connected.
         push_to_hub: Whether the command publishes.
         namespace: The value of --namespace.
-        explicit: Whether the user named a Hub or passed --push_to_hub.
+        is_explicit: Whether the user named a Hub or passed --push_to_hub.
         restart: Whether to discard the run so far.
         resume: The value of --resume, to check.
         patience: Seconds to wait at the end for a Hub that fails; None for the default.
@@ -215,20 +215,20 @@ def open_run(
         **options: See `ContextOptions`.
 
     Raises:
-        ZooError: The flags contradict each other, the token may not publish there, or the directory belongs to another
-            recipe.
+        ZooError: The flags contradict each other, the token may not publish to the namespace, or the directory belongs
+            to another recipe.
     """
     if resume is not None and restart:
         raise ZooError("--resume auto resumes the run and --restart discards it: pass only one.")
     quiet_hub()  # because uploads continue behind the progress bar of training
-    context = _context(
+    context = _make_context(
         recipe,
         directory,
         flags,
         hub,
         push_to_hub=push_to_hub,
         namespace=namespace,
-        explicit=explicit,
+        is_explicit=is_explicit,
         restart=restart,
         **options,
     )
@@ -238,7 +238,7 @@ def open_run(
         yield context, publisher
 
 
-def _context(
+def _make_context(
     recipe: Recipe,
     directory: Path,
     flags: Mapping[str, Mapping[str, Any]],
@@ -253,11 +253,11 @@ def _context(
     base: Path | None = None,
     variant: str | None = None,
     own_stages: tuple[str, ...] | None = None,
-    explicit: bool = True,
+    is_explicit: bool = True,
 ) -> RunContext:
     """Makes the context of a run, and prints where it publishes.
 
-    If `explicit` is False, an adapter whose base model no Hub has is not sent to the embedded Hub.
+    If `is_explicit` is False, an adapter whose base model no Hub has is not sent to the embedded Hub.
     """
     from ..hub.client.publish import resolve_namespace
     from ..publishing.adapters import reason_not_to_publish
@@ -283,7 +283,7 @@ def _context(
         own_stages=own_stages or VARIANT_STAGES,
         variant=variant,
     )
-    reason = reason_not_to_publish(context) if context.publish and not explicit else None
+    reason = reason_not_to_publish(context) if context.publish and not is_explicit else None
     if reason is not None:
         click.echo(f"Not publishing: {reason}", err=True)
         return replace(context, publish=False)
@@ -325,7 +325,7 @@ def publishing(
 
 
 def _earlier_namespace(directory: Path, base: Path | None, hub: Hub) -> str | None:
-    """Returns the namespace under which the run's earlier stages were published on this Hub; None if they were not."""
+    """Returns the namespace to which the run was published on this Hub earlier; None if it was not."""
     from ..runs.record import StageRecord
 
     for folder in (directory, *([base] if base else [])):

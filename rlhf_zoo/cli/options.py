@@ -87,7 +87,7 @@ def _source_hub(title: str) -> Callable:
 
 
 SOURCE_HUB = _source_hub("Hub for models and data that --hub does not have")
-#: For a command that publishes nothing, so that it has no --hub.
+#: For a command that publishes nothing and therefore has no --hub.
 ONLY_SOURCE_HUB = _source_hub("Hub of models and data")
 
 
@@ -108,7 +108,7 @@ TRUST = click.option(
     is_flag=True,
     expose_value=False,
     callback=_trusting("..modeling.remote_code"),
-    help="Let models run the code in their repositories. Read it first. No recipe can set this for you.",
+    help="Let models run the code in their repositories. Read that code first. No recipe can set this for you.",
 )
 
 
@@ -158,7 +158,7 @@ def namespace_option(text: str, *, default: str = "local, or the token's owner")
 
     Args:
         text: The help text.
-        default: What the command takes without the option.
+        default: The default, as the help describes it.
     """
     return click.option("--namespace", cls=RunOption, help=f"{text}  [default: {default}]")
 
@@ -194,14 +194,14 @@ run_options = with_options(
 )
 
 
-def finished_run_options(restart: str) -> Callable:
+def finished_run_options(restart_help: str) -> Callable:
     """Makes the options of a command that reads a recipe's run and publishes nothing.
 
     Args:
-        restart: The help text of --restart.
+        restart_help: The help text of --restart.
     """
-    option = click.option("--restart", cls=RunOption, is_flag=True, help=restart)
-    return with_options(OUTPUT_DIR, HUB, TRUST, TRUST_RUN, option)
+    restart = click.option("--restart", cls=RunOption, is_flag=True, help=restart_help)
+    return with_options(OUTPUT_DIR, HUB, TRUST, TRUST_RUN, restart)
 
 
 def seeds_option(text: str, *, minimum: int = 1, default: int | None = 1) -> Callable:

@@ -1,4 +1,4 @@
-"""`rlhf-zoo plan`: the memory that a recipe needs, what makes it fit, and how long an update takes."""
+"""`rlhf-zoo plan`: shows the memory that a recipe needs, what makes it fit, and how long an update takes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import click
 
 from ..errors import ZooError
 from ..runs.status_line import doing
-from .common import loading, quiet_hub, run_flags
+from .common import loading, quiet_hub, read_flags
 from .layout import RecipeCommand
 from .open_run import open_hub
 from .options import ONLY_SOURCE_HUB, RECIPE, json_option
-from .tables import print_json, table
+from .tables import print_json, print_table
 
 if TYPE_CHECKING:
     from ..hub.client.connect import Hub
@@ -57,7 +57,7 @@ def hub_for_reading(is_needed: bool, source: str | None) -> Iterator[Hub]:
     "--rows",
     multiple=True,
     metavar="STAGE=NUMBER",
-    help="Number of rows that sft or reward trains on, for its steps and the whole time; may be repeated.",
+    help="Number of rows that sft or reward trains on, to plan its steps and total time; may be repeated.",
 )
 @click.option("--detail", is_flag=True, help="Also show the memory of each phase and of each model.")
 @ONLY_SOURCE_HUB
@@ -85,7 +85,7 @@ def plan(
       rlhf-zoo plan tldr-pythia-6.9b --gpu h100:8 \\
         --sft.fsdp2 true --reward.fsdp2 true --ppo.fsdp2 true
     """
-    flags = run_flags(ctx, recipe, check_names=False)
+    flags = read_flags(ctx, recipe, check_names=False)
     from ..pipeline.plan.devices import local_device, parse_device
     from ..pipeline.plan.result import LORA
 
@@ -109,7 +109,7 @@ def plan(
     if device == parse_device(loaded_recipe.zoo.get("gpu", "cpu")) and not lora:
         for stage, gpu_flags in (loaded_recipe.zoo.get("gpu_flags") or {}).items():
             keys = effective_keys(loaded_recipe, stage, gpu_flags)
-            assumptions += [f"{stage}.{key} {json.dumps(keys[key])}, as zoo.yaml of the recipe sets for {device}"
+            assumptions += [f"{stage}.{key} {json.dumps(keys[key])}, as the recipe's zoo.yaml sets for {device}"
                         for key in keys if key not in flags[stage]]  # fmt: skip
             flags[stage] = {**keys, **flags[stage]}
     result = _cached_plan(loaded_recipe, device, flags, prompt_length, source_hub)
@@ -191,7 +191,7 @@ def print_plan(result: Plan, *, detail: bool) -> None:
         click.echo(f"{time}{result.total_time(stage.stage)}{parts}.")
     if unknown:
         stages, is_unnamed = " and ".join(unknown), not result.device.cpu and not result.device.teraflops
-        hint = ": name the card for a time, such as --gpu rtx4090" if is_unnamed else ""
+        hint = ": name the GPU to get a time, such as --gpu rtx4090" if is_unnamed else ""
         click.echo(f"The time of {stages} is unknown, because nothing was measured on such a device{hint}.")
     if total := result.total_sentence:
         click.echo(total)
@@ -234,8 +234,8 @@ def _print_tables(stage: StagePlan) -> None:
         for name, need in stage.phases.items()
     ]
     batch_sizes = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in stage.batch.items())
-    table(f"{stage.stage}: {batch_sizes}", ["phase", *COLUMNS, "total"], rows)
-    table(f"{stage.stage}: models", ["model", "weights", "gradients", "optimizer", "total"], [
+    print_table(f"{stage.stage}: {batch_sizes}", ["phase", *COLUMNS, "total"], rows)
+    print_table(f"{stage.stage}: models", ["model", "weights", "gradients", "optimizer", "total"], [
         [name, *(gib(getattr(need, column)) for column in ("weights", "gradients", "optimizer")), gib(need.total)]
         for name, need in stage.models.items()
     ])  # fmt: skip
@@ -259,8 +259,8 @@ def print_plan_line(
         from ..pipeline.plan.plan import make_plan
         from ..runs.settings.key_classes import effective_keys
     stages = list(recipe.stages) if stage is None else [stage]
-    keys = {name: {**effective_keys(recipe, name, recipe.stages[name]), **flags.get(name, {})} for name in stages}
-    on_cpu = any(stage_keys.get("use_cpu") for stage_keys in keys.values())
+    stage_keys = [{**effective_keys(recipe, name, recipe.stages[name]), **flags.get(name, {})} for name in stages]
+    on_cpu = any(keys.get("use_cpu") for keys in stage_keys)
     try:
         device = replace(local_device(use_cpu=on_cpu), count=distributed.process_count())
         with doing(f"planning {recipe.name}"):

@@ -1,4 +1,4 @@
-"""`rlhf-zoo probe`: probes for reward hacking, and the verdict, on rollouts of any trainer."""
+"""`rlhf-zoo probe`: tests rollouts of any trainer for reward hacking, and gives the verdict."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ..modeling.prompt_keys import format_group_count
 from .common import loading
 from .open_run import open_hub
 from .options import HUB, SOURCE_HUB, TRUST, UserPath, json_option
-from .tables import print_json, stdout_console, table
+from .tables import print_json, print_table, stdout_console
 
 if TYPE_CHECKING:
     from ..evaluation.rollouts import RolloutFindings
 
-#: Longest text of a sample in the terminal, in characters.
-MAX_SAMPLE = 160
-#: The verdicts of `--fail-on`, the gravest last, as in the rule.
+#: Largest number of characters of a sample in the terminal.
+MAX_CHARACTERS = 160
+#: The verdicts of `--fail-on`, the gravest last.
 FAILURES = ("suspicious", "worse", "hacked")
 
 
@@ -51,16 +51,16 @@ FAILURES = ("suspicious", "worse", "hacked")
     "--labeled",
     metavar="PAIRS",
     type=UserPath(exists=True, dir_okay=False),
-    help="File of labeled pairs of other texts, which can show that the judge is unfit: prompt, chosen, rejected, "
-    "judge_chosen, judge_rejected.",
+    help="File of labeled pairs of other texts, which can show that the judge is unfit. Its columns are prompt, "
+    "chosen, rejected, judge_chosen and judge_rejected.",
 )
 @click.option(
     "--own_pairs",
     "--own-pairs",
     metavar="PAIRS",
     type=UserPath(exists=True, dir_okay=False),
-    help="File of labeled pairs of completions that the two files hold: prompt, chosen, rejected. "
-    "Labels for 20 prompts decide by themselves, and a judge that passes on them can make the policy better.",
+    help="File of labeled pairs of completions in the two files. Its columns are prompt, chosen and rejected. Labels "
+    "for 20 prompts or more decide without a judge. A judge that orders them well can show that the policy is better.",
 )
 @click.option(
     "--embedder",
@@ -106,8 +106,8 @@ def probe(
 
     COMPLETIONS is a file of JSON lines, a JSON array or Parquet, as TRL, OpenRLHF or verl write it. Its columns are
     prompt and completion (or input and output). Optional columns are reward (or score), judge, logprobs (of the tokens
-    under the SFT model), and group (the same for prompts that ask the same). The samples.jsonl of an evaluation holds
-    both sides: name it twice.
+    under the SFT model), and group (equal for prompts that ask the same). The samples.jsonl of an evaluation has the
+    completions of both models: name it twice.
 
     \b
     Example:
@@ -127,7 +127,7 @@ def probe(
                 from ..pipeline.stages.train import silence_libraries
 
             silence_libraries()
-        # The folder of a model may be an adapter, whose base is on a Hub. An embedder is never one.
+        # A model's folder may hold an adapter, whose base model is on a Hub. An embedder is never an adapter.
         if model is not None or (embedder is not None and not Path(embedder).is_dir()):
             connected_hub = stack.enter_context(open_hub(hub, push_to_hub=False, source=source_hub))
         result = run_probes(
@@ -142,12 +142,12 @@ def probe(
     if as_json:
         print_json(result.to_json())
     else:
-        _print(result, (completions, against), wrote_html=html is not None)
+        _print_findings(result, (completions, against), wrote_html=html is not None)
     if fail_on and result.verdict.kind in FAILURES[min(map(FAILURES.index, fail_on)) :]:
         raise SystemExit(3)
 
 
-def _print(result: RolloutFindings, files: tuple[Path, Path], *, wrote_html: bool) -> None:
+def _print_findings(result: RolloutFindings, files: tuple[Path, Path], *, wrote_html: bool) -> None:
     """Prints a table of the probes, the verdict with its reasons, samples, and what to do next."""
     rows = [
         [
@@ -164,7 +164,7 @@ def _print(result: RolloutFindings, files: tuple[Path, Path], *, wrote_html: boo
         for family, reason in result.report.skipped.items()
     }
     rows += [[family, "", "", "", reason + hints[family]] for family, reason in result.report.skipped.items()]
-    table("", ["family", "effect", "p", "fired", "finding"], rows)
+    print_table("", ["family", "effect", "p", "fired", "finding"], rows)
     console = stdout_console(160)
     lines = [
         f"Verdict: {result.verdict.text}, on {_count(result.prompts, 'prompt')}"
@@ -187,16 +187,16 @@ def _print(result: RolloutFindings, files: tuple[Path, Path], *, wrote_html: boo
             for left_out_count, used_count, path in zip(result.left_out, used_counts, files, strict=True)
         )
         lines.append(f"- Left out, because only one file has their prompt: {rows_left_out}.")
-    families_of = defaultdict[tuple[str, str], list[str]](list)
+    families_by_sample = defaultdict[tuple[str, str], list[str]](list)
     for probe in result.report.probes:
         if probe.fired:
             for sample in probe.worst[:1]:
-                families_of[sample.prompt, sample.completion].append(probe.family)
+                families_by_sample[sample.prompt, sample.completion].append(probe.family)
     lines += [
         f"Worst sample by {', '.join(families)}: {_quoted(prompt)} → {_quoted(completion)}"
-        for (prompt, completion), families in families_of.items()
+        for (prompt, completion), families in families_by_sample.items()
     ]
-    if families_of and not wrote_html:
+    if families_by_sample and not wrote_html:
         lines.append("More samples: --html FILE.")
     lines.append(f"Next: {result.next_step}")
     for line in lines:
@@ -204,9 +204,9 @@ def _print(result: RolloutFindings, files: tuple[Path, Path], *, wrote_html: boo
 
 
 def _quoted(text: str) -> str:
-    """Returns a text on one line, in quotation marks and not too long to read in a terminal."""
+    """Returns a text on one line, in quotation marks and cut to MAX_CHARACTERS."""
     line = " ".join(text.split())
-    return f"“{line[:MAX_SAMPLE]} …”" if len(line) > MAX_SAMPLE else f"“{line}”"
+    return f"“{line[:MAX_CHARACTERS]} …”" if len(line) > MAX_CHARACTERS else f"“{line}”"
 
 
 def _judge_lines(result: RolloutFindings) -> list[str]:

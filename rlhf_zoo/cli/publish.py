@@ -1,4 +1,4 @@
-"""`rlhf-zoo card|push`: makes the cards of a run directory, and sends it to a Hub."""
+"""`rlhf-zoo card|push`: writes a run's cards, and sends the run to a Hub."""
 
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ def card(run: Path, step: int | None) -> None:
 
 @click.command()
 @click.argument("run", type=UserPath())
-@click.option("--resume", is_flag=True, help="Send what training was to publish and has not sent yet, to the same Hub.")
+@click.option("--resume", is_flag=True, help="Finish what training was to publish, on the same Hub.")
 @click.option("--hub", help="The Hub: 'local' or an address.  [default: the Hub that training commands choose]")
 @NAMESPACE
 @PRIVATE
@@ -54,10 +54,10 @@ def push(
     base: str | None,
     **options: Any,
 ) -> None:
-    """Send the checkpoints and cards of a run that the Hub does not have yet.
+    """Publish a run: send the checkpoints and cards that the Hub does not have yet.
 
     RUN is the directory of a run, or of one of its stages. Checkpoints are sent in the order in which they were saved.
-    With --resume, the stages that training was to publish go to the Hub and namespace that were chosen for it.
+    With --resume, the Hub, the namespace and the stages are those that were chosen for training.
 
     \b
     Example:
@@ -67,7 +67,7 @@ def push(
     folders = [folder for folder in _stage_directories(run) if folder.name in STAGES]
     if not folders:
         raise ZooError(f"{run} holds nothing to publish: give the directory of a run, or of its {' or '.join(STAGES)}.")
-    # After the checks of the path, as these imports take seconds.
+    # After the check of the path, because these imports take seconds.
     with loading("loading the publisher"):
         from ..hub.client.run_signature import TRUST_RUN_FLAG
         from ..pipeline.experiments.runner import variant_of
@@ -90,7 +90,7 @@ def push(
         if hub not in (None, destination["hub"]) or namespace not in (None, destination["namespace"]):
             raise ZooError(
                 f"--resume sends {run} to {destination['namespace']} on {destination['hub']}, where training was to "
-                "publish it: leave --resume out to publish all of it elsewhere."
+                "publish it: leave --resume out to publish the run elsewhere."
             )
         hub, namespace, private = destination["hub"], destination["namespace"], private or destination["private"]
     root = folders[0].parent
@@ -120,7 +120,7 @@ def push(
 
 
 def _stage_directories(run: Path) -> list[Path]:
-    """Finds the stage directories of a run; for a stage's directory, only that."""
+    """Returns the stage directories of a run; the directory of a stage is returned alone."""
     if (run / "run.json").is_file():
         return [run]
     directories = [run / stage for stage in STAGES if (run / stage / "run.json").is_file()]

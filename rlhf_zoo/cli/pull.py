@@ -10,26 +10,26 @@ import click
 from ..errors import ZooError
 from .open_run import open_hub
 from .options import HUB, UserPath, json_option
-from .tables import print_json, print_text, table
+from .tables import print_json, print_table, print_text
 
 if TYPE_CHECKING:
     from ..hub.client.connect import Hub
     from ..hub.client.pull import PulledRevision
 
-_SHOWN_FILES = 5
+_MAX_LISTED_FILES = 5
 
 
 @click.command()
 @click.argument("repository", metavar="REPOSITORY[@REVISION]")
 @click.option("--output_dir", "--output-dir", type=UserPath(), help="Folder for the files.")
-@click.option("--list", "listing", is_flag=True, help="List the checkpoints with reward and KL; download nothing.")
+@click.option("--list", "list_only", is_flag=True, help="List the checkpoints with reward and KL; download nothing.")
 @HUB
 @json_option()
-def pull(repository: str, output_dir: Path | None, listing: bool, hub: str | None, as_json: bool) -> None:
+def pull(repository: str, output_dir: Path | None, list_only: bool, hub: str | None, as_json: bool) -> None:
     """Download a checkpoint and print its path.
 
-    REVISION is a branch, a commit, or a tag such as best or step-000040. The latter is also written step-40, or 40
-    unless a branch or tag has that name. The default is main. An interrupted download resumes where it stopped, and
+    REVISION is a branch, a commit, or a tag such as best or step-000040. The default is main. step-40 means
+    step-000040, and so does 40 unless a branch or tag has that name. An interrupted download resumes, and
     each file is checked against the Hub's checksums. --output_dir must be new, empty, or from an earlier pull of the
     same repository.
 
@@ -38,12 +38,12 @@ def pull(repository: str, output_dir: Path | None, listing: bool, hub: str | Non
       rlhf-zoo pull local/tiny-world-ppo@step-000040 --hub local
       rlhf-zoo pull local/tiny-world-ppo --list --hub local
     """
-    if listing and output_dir is not None:
+    if list_only and output_dir is not None:
         raise ZooError("--list downloads nothing: leave out --output_dir.")
-    if listing and "@" in repository:
+    if list_only and "@" in repository:
         raise ZooError(f"--list shows all checkpoints: write {repository.partition('@')[0]} without a revision.")
     with open_hub(hub, push_to_hub=False) as connected_hub:
-        if listing:
+        if list_only:
             _print_checkpoints(repository, connected_hub, as_json)
             return
         from ..hub.client.pull import fetch
@@ -73,8 +73,8 @@ def _print_notes(download: PulledRevision, revision: str) -> None:
 
 
 def _first_names(names: list[str]) -> str:
-    more = len(names) - _SHOWN_FILES
-    return ", ".join(names[:_SHOWN_FILES]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - _MAX_LISTED_FILES
+    return ", ".join(names[:_MAX_LISTED_FILES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _print_checkpoints(repo: str, hub: Hub, as_json: bool) -> None:
@@ -90,7 +90,7 @@ def _print_checkpoints(repo: str, hub: Hub, as_json: bool) -> None:
     rows = listing["checkpoints"]
     metrics = list(dict.fromkeys(name for row in rows for name in row["metrics"]))
     title = ", ".join(filter(None, (repo, listing["stage"], listing["recipe"] and f"recipe {listing['recipe']}")))
-    table(escape(title), ["revision", "step", *map(escape, metrics), "commit", "date", "also"], [
+    print_table(escape(title), ["revision", "step", *map(escape, metrics), "commit", "date", "also"], [
         [
             row["revision"],
             "" if row["step"] is None else str(row["step"]),

@@ -1,4 +1,4 @@
-"""`rlhf-zoo recipes list|show|copy|validate|keys`."""
+"""`rlhf-zoo recipes list|show|copy|validate|keys`: shows, copies and checks recipes, and lists their keys."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ..errors import ZooError
 from ..plugins import SYNONYMS
 from ..runs.registry import STAGES
 from ..runs.status_line import doing
-from .common import loading, run_flags
+from .common import loading, read_flags
 from .layout import Group, RecipeCommand
 from .options import ONLY_SOURCE_HUB, RECIPE, UserPath, json_option
 from .plan import hub_for_reading
-from .tables import print_json, print_text, table
+from .tables import print_json, print_table, print_text
 
 if TYPE_CHECKING:
     from ..hub.client.connect import Hub
@@ -63,7 +63,7 @@ def recipes_list(as_json: bool, readme: Path | None) -> None:
         return
     for hardware in HARDWARE:
         group = [row for row in rows if row.hardware == hardware]
-        table(hardware[0].upper() + hardware[1:], ["recipe", "stages", "data", "memory", "description"], [
+        print_table(hardware[0].upper() + hardware[1:], ["recipe", "stages", "data", "memory", "description"], [
             [row.name, " ".join(row.stages), row.data + (" (simulated)" if row.simulated else ""), row.memory,
              row.description + (f" (package {row.package})" if row.package else "")]
             for row in group
@@ -110,14 +110,14 @@ def recipes_copy(recipe: str, target: Path) -> None:
 def recipes_validate(ctx: click.Context, recipe: str, source_hub: str | None) -> None:
     """Check every key of a recipe, flags and the names of reward functions, without training.
 
-    In local data it checks every row, and tries reward functions and rule judges on the first prompts. For data and
-    models on a Hub it checks the columns, the first row and the context length, or says that the Hub does not answer.
+    If the data are local, every row is checked, and reward functions and rule judges are tried on the first prompts.
+    For data and models on a Hub, the columns, the first row and the context length are checked, if the Hub answers.
 
     \b
     Example:
       rlhf-zoo recipes validate tiny-world --ppo.kl_coef 0.2
     """
-    flags = run_flags(ctx, recipe)
+    flags = read_flags(ctx, recipe)
     with loading("loading the checks"):
         from ..runs.checks.models import uses_hub
         from ..runs.parents import check_parents
@@ -170,7 +170,7 @@ def _check_on_hub(
     datasets.utils.logging.disable_progress_bar()
     last_hub = hub.source or hub
     failure = last_hub.outage()
-    if failure is not None:  # so that a Hub that does not answer is not tried again for each name
+    if failure is not None:  # or each name would wait again for a Hub that does not answer
         last_hub = replace(last_hub, offline=True)
         hub = last_hub if hub.source is None else replace(hub, source=last_hub)
     unchecked = {
@@ -222,9 +222,9 @@ def _try_on_local_prompts(config: RecipeConfig, ppo: StageSettings, judges: Iter
     prompts = local_rows(config, ppo, hub)
     if prompts is None:
         return
-    functions, data = reward_functions(ppo), {"train_dataset": prompts}
-    check_answers(ppo, functions, data)
-    try_functions(ppo, functions, data)
+    functions, datasets = reward_functions(ppo), {"train_dataset": prompts}
+    check_answers(ppo, functions, datasets)
+    try_functions(ppo, functions, datasets)
     split, share = evaluated_split(config, ppo.data)
     rules = [RuleJudge(argument) for kind, argument in map(kind_of, judges) if kind == "rule"]
     test_prompts = local_rows(config, ppo, hub, split) if rules and share is None else None
@@ -241,8 +241,8 @@ def _try_on_local_prompts(config: RecipeConfig, ppo: StageSettings, judges: Iter
 def recipes_keys(stage: str, word: str | None, as_json: bool) -> None:
     """List the keys that a stage takes, in its YAML or as flags.
 
-    Keys of this package come first, then those of trl and transformers. With WORD, only keys that have it in the name
-    or the meaning are listed, and the key that other tools call WORD.
+    Keys of this package come first, then those of trl and transformers. With WORD, only keys with this word in their
+    name or meaning are listed, and the key that other tools call WORD.
 
     \b
     Example:
@@ -267,19 +267,19 @@ def recipes_keys(stage: str, word: str | None, as_json: bool) -> None:
     ]
     if not rows:
         raise ZooError(
-            f"No key of {stage} has {short_repr(word)} in its name or meaning: leave it out to see all keys."
+            f"No key of {stage} has {short_repr(word)} in its name or meaning: leave the word out to see all keys."
         )
     if as_json:
         print_json([dict(zip(("key", "type", "default", "help"), row, strict=True)) for row in rows])
         return
-    # Two columns in two tables: with four, or beside transformers' long names, a sentence would be 16 letters wide.
+    # With four columns, or beside transformers' long names, sentences would wrap after 16 letters.
     for title, is_own in ((f"Keys of {stage}", True), (f"Keys of {stage} from trl and transformers", False)):
         if listed := [
             [name, f"{meaning} [{kind}, default {default}]".strip()]
             for name, kind, default, meaning in rows
             if keys[name].is_own == is_own
         ]:
-            table(title, ["key", "meaning [type, default]"], listed, min_width=0)
+            print_table(title, ["key", "meaning [type, default]"], listed, min_width=0)
 
 
 def _matches(word: str | None, key: str, meaning: str) -> bool:

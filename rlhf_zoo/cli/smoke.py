@@ -1,4 +1,4 @@
-"""`rlhf-zoo smoke`: a recipe through every stage, in miniature."""
+"""`rlhf-zoo smoke`: runs every stage of a recipe in miniature."""
 
 import contextlib
 import logging
@@ -27,9 +27,9 @@ log = logging.getLogger(__name__)
 def smoke(recipe: str, keep: Path | None, as_json: bool) -> None:
     """Run every stage of a recipe in miniature, as a test.
 
-    Each stage takes a few steps, on miniatures of its models and data, with a Hub of its own. A miniature model has the
-    configuration class, vocabulary size, special tokens and chat template of the model, and random weights. Miniature
-    data have the columns of the data. Nothing is downloaded. The exit code is 1 if a stage fails.
+    Each stage takes a few steps on miniatures of its models and data. A miniature model has random weights; it keeps
+    the model's configuration class, vocabulary size, special tokens and chat template. Miniature data keep the columns
+    of the data. The run has its own embedded Hub, and nothing is downloaded. The exit code is 1 if a stage fails.
 
     \b
     Example:
@@ -40,11 +40,11 @@ def smoke(recipe: str, keep: Path | None, as_json: bool) -> None:
     loaded_recipe = load_recipe(recipe)
     if not loaded_recipe.zoo:
         raise ZooError(
-            f"There is no {loaded_recipe.source('zoo')}, which describes miniatures of its models and data: write one "
-            "as in CONTRIBUTING.md, or run the recipe with fewer steps (--ppo.max_steps)."
+            f"There is no {loaded_recipe.source('zoo')}, which describes miniatures of the recipe's models and data: "
+            "write one as in CONTRIBUTING.md, or run the recipe with fewer steps (--ppo.max_steps)."
         )
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
-        raise ZooError(f"{keep} exists and is not empty: give --keep another folder.")
+        raise ZooError(f"{keep} is not a new or empty folder: give --keep another one.")
     with contextlib.ExitStack() as stack:
         folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rlhf-zoo-smoke-")))
         stack.enter_context(_zoo_home(folder / "home"))
@@ -65,7 +65,7 @@ def smoke(recipe: str, keep: Path | None, as_json: bool) -> None:
             try:
                 run_recipe.run(context, console, publisher)
                 if "ppo" in loaded_recipe.stages:
-                    run_recipe.show_published(context, Console(quiet=True))
+                    run_recipe.show_published(context, Console(quiet=True))  # a test too: it reads the Hub
             except ZooError as error:
                 failure = str(error)
             except Exception as error:
@@ -84,7 +84,7 @@ def smoke(recipe: str, keep: Path | None, as_json: bool) -> None:
 
 @contextlib.contextmanager
 def _zoo_home(folder: Path) -> Iterator[None]:
-    """Sets RLHF_ZOO_HOME, with its Hub and caches, to a folder; restores the environment at the end."""
+    """Moves RLHF_ZOO_HOME, with its Hub and caches, to a folder; restores the environment at the end."""
     old_environment = dict(os.environ)
     os.environ["RLHF_ZOO_HOME"] = str(folder.absolute())
     try:

@@ -1,4 +1,4 @@
-"""`rlhf-zoo space deploy`: the comparison page as a Space of a Hub."""
+"""`rlhf-zoo space deploy`: puts the comparison page into a Space of a Hub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rlhf-zoo sweep|ablate`: a recipe's PPO under several settings and seeds."""
+"""`rlhf-zoo sweep|ablate`: trains a recipe's PPO under several settings and seeds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 
 from ..errors import ZooError
 from ..runs.registry import STAGES
-from .common import loading, run_flags
+from .common import loading, read_flags
 from .layout import RecipeCommand
 from .open_run import locked, open_hub, open_run, resolve_run, run_context
 from .options import LM_EVAL, RECIPE, json_option, run_options, seeds_option
@@ -61,9 +61,9 @@ def sweep(ctx: click.Context, recipe: str, grid: tuple[str, ...], seeds: int, as
         from ..pipeline.experiments.sweep import SWEEP, train, write_overview
         from ..runs.recipe import load_recipe
 
-    flags = run_flags(ctx, recipe)
+    flags = read_flags(ctx, recipe)
     loaded_recipe = load_recipe(recipe)
-    _check_ppo(loaded_recipe, "sweep")
+    _check_has_ppo(loaded_recipe, "sweep")
     values = read_grid(grid, flags=flags.get("ppo", {}))
     with run_context(recipe, flags, **options) as (context, publisher):
         from rich.console import Console
@@ -121,9 +121,9 @@ def ablate(
         from ..pipeline.experiments.runner import read_own_outcome, recipe_seed, run_variants, variants, with_keys
         from ..pipeline.experiments.sweep import ABLATION, write_overview
 
-    flags = run_flags(ctx, recipe)
+    flags = read_flags(ctx, recipe)
     loaded_recipe, run = resolve_run(recipe, output_dir=output_dir, namespace=options["namespace"])
-    _check_ppo(loaded_recipe, "ablate")
+    _check_has_ppo(loaded_recipe, "ablate")
     values = read_values("kl_coef", kl_coef, flags=flags.get("ppo", {}))
     # The last step shows what a penalty does: a recommended step may come before the reward is hacked.
     flags = with_keys(flags, "ppo", {"release": flags.get("ppo", {}).get("release", "last")})
@@ -160,10 +160,10 @@ def ablate(
 
 
 def read_grid(options: Sequence[str], *, flags: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Reads the options --grid.
+    """Parses the values of --grid.
 
     Args:
-        options: The values of the options, such as ["kl_coef=0.02,0.05"].
+        options: The values, such as ["kl_coef=0.02,0.05"].
         flags: The other flags of PPO.
 
     Returns:
@@ -192,7 +192,7 @@ def read_grid(options: Sequence[str], *, flags: Mapping[str, Any]) -> dict[str, 
 
 
 def _key_types(keys: Iterable[str]) -> dict[str, Any]:
-    """Returns the types of PPO's keys. Imports their dataclass, which is slow, only if its source does not show one."""
+    """Returns the types of PPO's keys. Imports their dataclass, which is slow, only if its source lacks a type."""
     from ..runs.settings.declared import declared_keys
 
     declared = {key: entry.hint for key, entry in declared_keys("ppo").items()}
@@ -226,7 +226,7 @@ def _check_key(key: str, flags: Mapping[str, Any]) -> None:
 
 
 def read_values(key: str, text: str, *, flags: Mapping[str, Any]) -> dict[str, list[float]]:
-    """Reads the option of an ablation as a grid with one key.
+    """Parses the option of an ablation as a grid with one key.
 
     Args:
         key: A key of PPO whose values are numbers.
@@ -243,7 +243,7 @@ def read_values(key: str, text: str, *, flags: Mapping[str, Any]) -> dict[str, l
     return {key: parse_numbers(f"--{key}", text, example="0,0.02,0.1")}
 
 
-def _check_ppo(recipe: Recipe, verb: str) -> None:
+def _check_has_ppo(recipe: Recipe, verb: str) -> None:
     if "ppo" not in recipe.stages:
         raise ZooError(f"The recipe {recipe.name} has no stage ppo, so there is nothing to {verb}: give it a ppo.yaml.")
 

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 #: Columns that users copy from; their cells stay on one line.
 COPIED_COLUMNS = ("revision", "commit", "date", "key", "model", "repository", "step")
-#: A table breaks a word of at most this many letters only if its copied columns leave no other way to fit.
+#: A table breaks words of up to this many letters only if breaking longer words does not make it fit.
 MAX_UNBROKEN = 16
-#: A table never breaks a word of at most this many letters.
-MIN_WIDTH = 8
+#: A table never breaks words of up to this many letters.
+NEVER_BROKEN = 8
 
 
 def print_json(document: object) -> None:
@@ -32,7 +32,7 @@ def print_json(document: object) -> None:
 
 
 def print_text(text: str, *, err: bool = False) -> None:
-    """Prints text that may contain names or answers from outside, with terminal control characters escaped.
+    """Prints text that may come from a Hub, a file or a model, with terminal control characters escaped.
 
     Args:
         text: The text.
@@ -45,7 +45,7 @@ def stdout_console(min_width: int) -> Console:
     """Returns a console for stdout.
 
     Args:
-        min_width: Minimum width in columns if stdout is a file or a pipe, which has no width of its own.
+        min_width: Minimum width in characters if stdout is a file or a pipe, which has no width of its own.
     """
     from rich.console import Console
 
@@ -65,15 +65,15 @@ def interval(estimate: Mapping[str, Any], *, digits: int = 2, sign: str = "") ->
     return f"{estimate['value']:{sign}.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
-def table(title: str, columns: list[str], rows: list[list[str]], *, min_width: int = 120) -> None:
-    """Prints a table that breaks lines between words. Where it must be narrow, it has no padding.
+def print_table(title: str, columns: list[str], rows: list[list[str]], *, min_width: int = 120) -> None:
+    """Prints a table that breaks lines between words. It has no padding if the terminal is too narrow for that.
 
     Args:
         title: The title above the table; "" for none.
         columns: The column headings.
         rows: The rows, as lists of cells.
-        min_width: Minimum width in columns if stdout is a file or a pipe; 0 for a table of sentences, which is as
-            narrow there as on a terminal: $COLUMNS, or 80.
+        min_width: Minimum width in characters if stdout is a file or a pipe. 0 for a table of sentences, which also
+            there gets the width of a terminal: $COLUMNS, or 80.
     """
     from rich import box
     from rich.cells import cell_len
@@ -99,11 +99,11 @@ def table(title: str, columns: list[str], rows: list[list[str]], *, min_width: i
         if min_widths[longest] <= MAX_UNBROKEN:
             break
         min_widths[longest] -= 1
-    # Columns with little text come first, so that a column of sentences stays readable.
+    # Columns with little text are narrowed first, so that a column of sentences stays readable.
     for index in sorted(breakable, key=full_widths.__getitem__):
         excess = sum(min_widths) + frame - console.width
         if compact and excess > 0:
-            min_widths[index] = max(min_widths[index] - excess, min(min_widths[index], MIN_WIDTH))
+            min_widths[index] = max(min_widths[index] - excess, min(min_widths[index], NEVER_BROKEN))
     spare = max(console.width - frame - sum(min_widths), 0)
     table = Table(
         title=printable(title) or None, box=box.SIMPLE_HEAD, padding=0 if compact else (0, 1), show_edge=not compact

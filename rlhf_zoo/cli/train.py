@@ -1,4 +1,4 @@
-"""`rlhf-zoo sft|reward|ppo|run|doctor`: training, and the checks before it."""
+"""`rlhf-zoo sft|reward|ppo|run|doctor`: trains the stages of a recipe, and checks them beforehand."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from ..modeling import distributed
 from ..runs.registry import STAGES, Stage
 from ..runs.settings.judge_names import check_judge_name
 from ..runs.status_line import doing
-from .common import loading, run_flags
+from .common import loading, read_flags
 from .layout import RecipeCommand
 from .open_run import publishing, run_context
 from .options import LM_EVAL, RECIPE, json_option, run_options
 from .plan import print_plan_line
-from .tables import interval, print_json, table
+from .tables import interval, print_json, print_table
 
 if TYPE_CHECKING:
     from ..runs.context import RunContext
 
 
-#: Labelers of --rounds that are not names of judges.
+#: Values of --labels that do not name a judge.
 BUILTIN_LABELERS = ("gold", "judge")
 
 
@@ -90,7 +90,7 @@ def stage_command(stage: Stage) -> click.Command:
     @run_options
     @click.pass_context
     def command(ctx: click.Context, recipe: str, **options: Any) -> None:
-        run_single_stage(recipe, stage.name, run_flags(ctx, recipe, stage=stage.name), **options)
+        run_single_stage(recipe, stage.name, read_flags(ctx, recipe, stage=stage.name), **options)
 
     return command
 
@@ -103,14 +103,14 @@ def stage_command(stage: Stage) -> click.Command:
 def doctor(ctx: click.Context, recipe: str, as_json: bool, **options: Any) -> None:
     """Run every check of PPO that needs no training.
 
-    The exit code is 2 if a check fails. The command takes the flags of `rlhf-zoo ppo`, writes nothing into the run
+    The exit code is 2 if a check fails. This command takes the flags of `rlhf-zoo ppo`, writes nothing into the run
     directory and publishes nothing.
 
     \b
     Example:
       rlhf-zoo doctor tiny-world --num_ppo_epochs 4
     """
-    flags = run_flags(ctx, recipe, stage="ppo", check_names=False)
+    flags = read_flags(ctx, recipe, stage="ppo", check_names=False)
     with run_context(recipe, flags, read_only=True, writes=False, **options) as (context, _):
         with loading("loading the checks"):
             from ..pipeline.inspect.doctor import examine
@@ -126,7 +126,7 @@ def doctor(ctx: click.Context, recipe: str, as_json: bool, **options: Any) -> No
     else:
         skipped = [finding for finding in findings if finding.status == SKIPPED]
         rows = [finding for finding in findings if finding not in skipped]
-        table("", ["check", "", "result"], [[finding.check, finding.status, finding.detail] for finding in rows])
+        print_table("", ["check", "", "result"], [[finding.check, finding.status, finding.detail] for finding in rows])
         for reason in dict.fromkeys(finding.detail for finding in skipped):
             click.echo(
                 f"Skipped ({reason}): {', '.join(finding.check for finding in skipped if finding.detail == reason)}."
@@ -145,7 +145,7 @@ def doctor(ctx: click.Context, recipe: str, as_json: bool, **options: Any) -> No
     default=1,
     show_default=True,
     help="Number of rounds of reward-model training and PPO. From round 2 on, the reward model also trains on labeled "
-    "pairs sampled from the policy of the round before.",
+    "pairs sampled from the previous round's policy.",
 )
 @click.option(
     "--labels",
@@ -184,7 +184,7 @@ def run(
         raise ZooError(f"{option} needs --rounds 2 or more: set --rounds, or drop {option}.")
     if labels not in (None, *BUILTIN_LABELERS):
         check_judge_name(str(labels), words=BUILTIN_LABELERS)
-    flags = run_flags(ctx, recipe)
+    flags = read_flags(ctx, recipe)
     distributed.join()
     if rounds > 1 and distributed.process_count() > 1:
         raise ZooError(
@@ -230,30 +230,30 @@ def run(
 
 def _show_rounds(rounds: Sequence[Mapping[str, Any]]) -> None:
     rows = []
-    for row in rounds:
-        pairs, accuracy, gain = row["pairs"], row["reward_model"].get("accuracy"), row["judge_minus_previous"]
+    for result in rounds:
+        pairs, accuracy, gain = result["pairs"], result["reward_model"].get("accuracy"), result["judge_minus_previous"]
         rows.append(
             [
-                str(row["round"]),
-                "" if pairs is None else f"{pairs['new']} and {pairs['old']} older, by {row['labels']}",
+                str(result["round"]),
+                "" if pairs is None else f"{pairs['new']} and {pairs['old']} older, by {result['labels']}",
                 "" if accuracy is None else f"{accuracy:.3f}",
-                *(interval(row["figures"][name]) for name in ("reward", "judge", "kl")),
-                interval(row["win_rate"], digits=3),
-                (row["verdict"] or "none").partition(" (")[0],
+                *(interval(result["figures"][name]) for name in ("reward", "judge", "kl")),
+                interval(result["win_rate"], digits=3),
+                (result["verdict"] or "none").partition(" (")[0],
                 "" if gain is None else interval(gain, sign="+"),
             ]
         )
     columns = ["round", "pairs", "accuracy", "reward", "judge", "KL", "win rate", "verdict", "Δ judge vs. round before"]
-    table("PPO of each round on held-out prompts; KL in nats per completion, 95% intervals", columns, rows)
+    print_table("PPO of each round on held-out prompts; KL in nats per completion, 95% intervals", columns, rows)
 
 
 def _next_steps(context: RunContext) -> list[str]:
     from ..runs.checkpoint_choice import is_best
 
-    # The program of an environment that make built may not be on the PATH.
-    path = Path(sys.argv[0])
-    not_on_path = path.name == "rlhf-zoo" and shutil.which(path.name) is None
-    program = shlex.quote(os.path.relpath(path)) if not_on_path else "rlhf-zoo"
+    # In an environment that `make` built, rlhf-zoo may not be on the PATH.
+    script = Path(sys.argv[0])
+    is_off_path = script.name == "rlhf-zoo" and shutil.which(script.name) is None
+    program = shlex.quote(os.path.relpath(script)) if is_off_path else "rlhf-zoo"
     hub = f" --hub {context.hub.label}"
     last = list(context.recipe.stages)[-1]
     card = f"{program} card {shlex.quote(str(context.directory / last))}"

@@ -1,4 +1,4 @@
-"""`rlhf-zoo zoo`: what a namespace has published."""
+"""`rlhf-zoo zoo`: lists the models that a namespace has published."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..runs.registry import STAGES
 from .common import check_namespace
 from .open_run import open_hub
 from .options import HUB, UserPath, json_option, namespace_option
-from .tables import print_json, print_text, table
+from .tables import print_json, print_table, print_text
 
 if TYPE_CHECKING:
     from ..hub.client.connect import Hub
@@ -76,8 +76,8 @@ def zoo(
             filter_entries(all_entries, stage=stage, recipe=recipe, base=base), sort, reverse=reverse
         )
         if readme is not None:
-            named_account = namespace or (None if connected_hub.kind == "local" else account)
-            options = {"hub": connected_hub.label, "namespace": named_account, "stage": stage, "recipe": recipe,
+            account_option = namespace or (None if connected_hub.kind == "local" else account)
+            options = {"hub": connected_hub.label, "namespace": account_option, "stage": stage, "recipe": recipe,
                        "base": base, "sort": sort}  # fmt: skip
             _write_readme(readme, [entry for entry in entries if entry.commit], account, options, reverse=reverse)
         if collections:
@@ -85,13 +85,13 @@ def zoo(
         if as_json:
             print_json([asdict(entry) for entry in entries])
         elif readme is None and not collections:
-            _show(account, entries, requirement="matches this" if all_entries else "has the tag rlhf-zoo")
+            _show(account, entries, requirement="matches the options" if all_entries else "has the tag rlhf-zoo")
 
 
 def _write_readme(
     readme: Path, entries: list[Entry], account: str, options: dict[str, str | None], *, reverse: bool
 ) -> None:
-    """Writes the benchmark table, with the command that makes it: `options` are the options of that command."""
+    """Writes the benchmark table. Its caption is the command that makes it, with these options."""
     from ..publishing.catalog.index import benchmark_table, write_benchmark
 
     command = ["rlhf-zoo", "zoo"]
@@ -102,7 +102,7 @@ def _write_readme(
 
 
 def _show(namespace: str, entries: list[Entry], *, requirement: str) -> None:
-    """Prints the table of entries. If there are none, prints that no model meets the requirement."""
+    """Prints a table of the entries, or that no model meets the requirement."""
     if not entries:
         click.echo(f"No model of {namespace} {requirement}.", err=True)
         return
@@ -121,12 +121,12 @@ def _show(namespace: str, entries: list[Entry], *, requirement: str) -> None:
         "verdict": [entry.verdict or "" for entry in entries],
         "date": [(entry.date or "")[:10] for entry in entries],
     }
-    # Models are named RECIPE-STAGE; where all are, these columns would only make the table wider than a terminal.
+    # If every name is RECIPE-STAGE, these columns add nothing, and could make the table wider than a terminal.
     if all(map(str.startswith, names, columns["recipe"])):
         del columns["recipe"]
     if all(map(str.endswith, names, columns["stage"])):
         del columns["stage"]
-    table(namespace, [*columns], [list(row) for row in zip(*columns.values(), strict=True)])
+    print_table(namespace, [*columns], [list(row) for row in zip(*columns.values(), strict=True)])
     for entry in entries:
         if entry.note:
             print_text(f"{entry.repo}: {entry.note}", err=True)

@@ -408,12 +408,13 @@ def test_main_maps_errors_to_exit_codes(main_result):
 
 def test_main_reports_full_disk_from_any_library(main_result):
     full = OSError(errno.ENOSPC, "No space left on device", "/data/file")
-    assert main_result(full) == (2, "Error: The disk is full (/data/file): free some space and run it again.\n")
+    remedy = "free some space and run the command again."
+    assert main_result(full) == (2, f"Error: The disk is full (/data/file): {remedy}\n")
     wrapped = ValueError("loading failed")
     wrapped.__cause__ = full
     rust = Exception("Error while serializing: I/O error: No space left on device (os error 28)")
     for error in (wrapped, rust, OSError(errno.EDQUOT, "Disk quota exceeded")):
-        assert main_result(error) == (2, "Error: The disk is full (while writing): free some space and run it again.\n")
+        assert main_result(error) == (2, f"Error: The disk is full (while writing): {remedy}\n")
 
 
 def test_sft_reports_full_disk_in_one_sentence(tmp_path):

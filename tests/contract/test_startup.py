@@ -17,7 +17,7 @@ from hub_fixture import base_environment
 from rich.console import Console
 
 from rlhf_zoo.cli.common import loading
-from rlhf_zoo.cli.tables import table
+from rlhf_zoo.cli.tables import print_table
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client.connect import Hub, choose, choose_source
 from rlhf_zoo.hub.client.refs import resolve
@@ -152,7 +152,7 @@ def test_table_wraps_lines_only_between_words(width: int, monkeypatch: pytest.Mo
             "rich.console.Console",
             lambda make_console=make_console, **options: make_console(**({"width": width} | options)),
         )
-        table("local", columns, rows)
+        print_table("local", columns, rows)
         words = screen.getvalue().split()
         assert set(" ".join([*columns, *rows[0]]).split()) <= set(words), screen.getvalue()
 
@@ -163,7 +163,7 @@ def test_table_of_long_keys_fits_80_columns_and_cuts_nothing(monkeypatch: pytest
     make_console = partial(Console, file=screen, force_terminal=True, color_system=None)
     monkeypatch.setattr("rich.console.Console", lambda **options: make_console(**({"width": 80} | options)))
     row = ["restore_callback_states_from_checkpoint", "ParallelismConfig", "adamw_torch_fused", 40 * "sentence "]
-    table("Keys of ppo", ["key", "type", "default", "meaning"], [row])
+    print_table("Keys of ppo", ["key", "type", "default", "meaning"], [row])
     lines = screen.getvalue().splitlines()
     assert max(map(len, lines)) <= 80 and row[0] in screen.getvalue()
     letters = Counter("".join(["Keys of ppo", "key", "type", "default", "meaning", *row]).replace(" ", ""))

@@ -96,7 +96,7 @@ def test_zoo_prints_table(at_module_hub, heads, run):
     assert training_row[1:4] == ["other-sft", "3.500*", "4.000*"]
     assert result.stderr == "* the last value that training logged; the others are on held-out prompts\n"
     result = run(at_module_hub, "--stage", "ppo", "--recipe", "none")
-    assert (result.stdout, result.stderr) == ("", "No model of local matches this.\n")
+    assert (result.stdout, result.stderr) == ("", "No model of local matches the options.\n")
     assert run(at_module_hub, "--namespace", "nobody").stderr == "No model of nobody has the tag rlhf-zoo.\n"
 
 

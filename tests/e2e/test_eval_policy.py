@@ -133,7 +133,7 @@ def test_eval_policy_writes_figures_into_card(place: Place) -> None:
     for _ in range(2):
         done = place.eval(*arguments)
         assert done.returncode == 0, done.stderr
-    assert "win rate, by classifier" in done.stdout and "control: against itself, other seed" in done.stdout
+    assert "win rate, by classifier" in done.stdout and "control: against itself, another seed" in done.stdout
     card = file("README.md")
     assert card.startswith(before.rstrip()) and card.count("## Evaluation against") == 1
     assert "| **win rate**, by classifier |" in card and "labeled pairs correctly" in card

@@ -14,7 +14,7 @@ from rlhf_zoo.app.page import models as page_models
 from rlhf_zoo.cli import main
 from rlhf_zoo.cli.lineage import lineage
 from rlhf_zoo.cli.publish import card
-from rlhf_zoo.cli.tables import print_json, print_text, table
+from rlhf_zoo.cli.tables import print_json, print_table, print_text
 from rlhf_zoo.errors import PrintableFormatter, ZooError
 from rlhf_zoo.fileio import MAX_DEPTH, MAX_JSON, parse_json, read_json
 from rlhf_zoo.hub.client.connect import DEFAULT_HUB
@@ -134,7 +134,7 @@ def test_terminal_output_escapes_control_characters(capsys: pytest.CaptureFixtur
     print_json({CONTROLS: CONTROLS, "é": "日本"})
     written = capsys.readouterr().out
     assert json.loads(written) == {CONTROLS: CONTROLS, "é": "日本"} and "日本" in written
-    table(CONTROLS, [CONTROLS], [[CONTROLS]])
+    print_table(CONTROLS, [CONTROLS], [[CONTROLS]])
     print_text(CONTROLS, err=True)
     with pytest.raises(SystemExit) as end:
         main._fail(f"{CONTROLS}.")

@@ -416,7 +416,7 @@ def test_gpu_flags_of_recipe_apply_to_its_device():
         return done.output
 
     own, by_hand = told(), told("--gpu", "h100:8")
-    assert own == by_hand and own.count("fsdp2 true, as zoo.yaml of the recipe sets for 8 × h100") == 3
+    assert own == by_hand and own.count("fsdp2 true, as the recipe's zoo.yaml sets for 8 × h100") == 3
     assert "communication between devices is not included" in own and "DOES NOT FIT" not in own
     other = told("--gpu", "h100:8", "--sft.fsdp2", "false")
     assert other.splitlines()[1].startswith("sft DOES NOT FIT: ") and "makes it fit is --sft.fsdp2 true (" in other

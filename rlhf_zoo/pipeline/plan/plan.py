@@ -53,7 +53,7 @@ def make_plan(
     Args:
         recipe: The recipe.
         device: The devices of the run.
-        flags: Stage -> key -> value, as `run_flags` returns them.
+        flags: Stage -> key -> value, as `read_flags` returns them.
         prompt_length: Number of tokens of the longest prompt; None to read it from the recipe.
         stages: The stages to plan; None for all stages of the recipe.
         suggest_changes: Whether to search for changes that make a stage fit.
