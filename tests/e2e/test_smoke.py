@@ -40,7 +40,7 @@ def test_smoke_names_failed_stage(tmp_path: Path) -> None:
     done = zoo("smoke", recipe, "--keep", tmp_path / "kept", home=tmp_path)
     assert done.returncode == 1 and "FAILED" in done.stdout and "HAPPY" in done.stdout
     again = zoo("smoke", recipe, "--keep", tmp_path / "kept", home=tmp_path)
-    assert again.returncode == 2 and "is not empty: give --keep another folder" in again.stderr
+    assert again.returncode == 2 and "is not a new or empty folder: give --keep another one" in again.stderr
 
 
 @pytest.mark.parametrize("name", ["gpt2", "distilbert", "minilm", "pythia"])
