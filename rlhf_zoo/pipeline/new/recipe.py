@@ -27,7 +27,7 @@ from ...runs.settings.evaluation import LLMConfig
 from ...runs.settings.judge_names import SAME_LABELS
 from ..plan.devices import Device, local_device
 from ..plan.memory import BFLOAT16, FLOAT32, GIB
-from ..plan.plan import make_plan
+from ..plan.plan import make_plan, predict_update
 from ..plan.result import Plan, gib, seconds
 from .data import MAX_COUNTED, InspectedData, StageData, inspect_data, stage_data
 from .model import ModelFacts, inspect_model, reward_labels
@@ -116,6 +116,10 @@ def make_recipe(request: RecipeRequest, *, title: str) -> NewRecipe:
         "label": label,
         "sizes": sizes,
         "shared_critic": False,
+        "lora": False,
+        "bfloat16": False,
+        "adamw_8bit": False,
+        "recompute": False,
         "rank": LORA_RANK,
         "judge": judge,
         "judge_share": JUDGE_SHARE if judge.get("judge") == SAME_LABELS else None,
@@ -254,6 +258,8 @@ def _fit_to_memory(
     All weights train if that fits into memory. Otherwise an adapter trains, on float32 weights if they fit, or on
     bfloat16 weights.
     """
+    if device.cpu:
+        _shorten_for_cpu(variables, device, decisions)
     model: ModelFacts = variables["model"]
     sizes, max_tokens = variables["sizes"], variables["sizes"]["prompt"] + variables["sizes"]["response"]
     token_bytes = (BFLOAT16 if device.bfloat16 else FLOAT32) * model.kv_values
@@ -264,8 +270,6 @@ def _fit_to_memory(
         decisions.add("max_rollout_batch_tokens", sizes["cached"], reason)
     plan, largest_stages = _choose_weights(variables, device)
     lora, bfloat16 = variables["lora"], variables["bfloat16"]
-    if device.cpu:
-        plan = _shorten_for_cpu(variables, device, plan, decisions)
     variables["memory"] = {stage.stage: gib(stage.peak) for stage in plan.stages}
     usable = f"{device.usable_gib:.1f} GiB usable; {device.gib:.0f} GiB {device_reason}"
     reason = f"training all weights, {largest_stages[0]} of {usable}"
@@ -312,11 +316,17 @@ def _choose_weights(variables: dict[str, Any], device: Device) -> tuple[Plan, li
     return plan, largest_stages
 
 
-def _shorten_for_cpu(variables: dict[str, Any], device: Device, plan: Plan, decisions: Decisions) -> Plan:
-    """Shortens updates and the run for a CPU until both are short enough. Returns the new plan."""
+def _shorten_for_cpu(variables: dict[str, Any], device: Device, decisions: Decisions) -> None:
+    """Shortens updates and the run for a CPU, until each takes at most its limit with all weights training."""
     sizes = variables["sizes"]
+    sizes["cached"] = None
     limit = f"an update should take at most {CPU_MAX_UPDATE_SECONDS} s on this CPU"
-    while (update_time := plan.durations.get("ppo")) is not None and update_time.total > CPU_MAX_UPDATE_SECONDS:
+
+    def update_seconds() -> float | None:
+        duration = predict_update(_recipe(variables), device)
+        return None if duration is None else duration.total
+
+    while (update_time := update_seconds()) is not None and update_time > CPU_MAX_UPDATE_SECONDS:
         if not variables["shared_critic"]:
             variables["shared_critic"] = True
             decisions.add("critic", "shared", f"a head on the policy is faster than a separate model: {limit}")
@@ -328,16 +338,14 @@ def _shorten_for_cpu(variables: dict[str, Any], device: Device, plan: Plan, deci
             decisions.add("answers per update", sizes["rollout"], limit)
         else:
             break
-        plan = _plan(variables, device)
     # Without measured rates for this CPU, the run's length is not limited.
-    if update_time is None or update_time.total * sizes["updates"] <= CPU_MAX_RUN_SECONDS:
+    if update_time is None or update_time * sizes["updates"] <= CPU_MAX_RUN_SECONDS:
         add_episodes(sizes, decisions)
-        return plan
-    max_updates = max(1, int(CPU_MAX_RUN_SECONDS / update_time.total))
+        return
+    max_updates = max(1, int(CPU_MAX_RUN_SECONDS / update_time))
     sizes |= batches(sizes["trained"], sizes["rollout"], max_updates * sizes["rollout"])
-    reason = f"an update takes about {seconds(update_time.total)} s on this CPU; the run should end within two hours"
+    reason = f"an update takes about {seconds(update_time)} s on this CPU; the run should end within two hours"
     add_episodes(sizes, decisions, reason)
-    return _plan(variables, device)
 
 
 def _describe_largest_stage(plan: Plan) -> str:
@@ -346,12 +354,15 @@ def _describe_largest_stage(plan: Plan) -> str:
 
 
 def _plan(variables: Mapping[str, Any], device: Device, *, stages: Sequence[str] | None = None) -> Plan:
+    return make_plan(_recipe(variables), device, stages=stages, suggest_changes=False)
+
+
+def _recipe(variables: Mapping[str, Any]) -> Recipe:
     import yaml
 
     files = _render_files({**variables, "memory": {}})
     keys = {name.removesuffix(".yaml"): yaml.safe_load(text) for name, text in files.items()}
-    recipe = Recipe(variables["title"], Path(variables["title"]), keys.pop("recipe"), keys)
-    return make_plan(recipe, device, stages=stages, suggest_changes=False)
+    return Recipe(variables["title"], Path(variables["title"]), keys.pop("recipe"), keys)
 
 
 def _render_files(variables: Mapping[str, Any]) -> dict[str, str]:

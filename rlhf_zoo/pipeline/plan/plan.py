@@ -10,12 +10,12 @@ from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...runs.recipe import Recipe
 from ...runs.registry import STAGES, is_member, reward_names
 from ...runs.settings.key_classes import effective_keys
-from ...runs.settings.parse import RecipeConfig, recipe_config, recorded_settings
+from ...runs.settings.parse import recipe_config, recorded_settings
 from .devices import Device
 from .estimate import reward_plan, sft_plan
 from .memory import GIB, state_bytes
-from .ppo import PPOModels, Reward, ppo_plan
-from .result import LORA, Change, Plan, StagePlan
+from .ppo import PPOModels, Reward, ppo_plan, ppo_work
+from .result import LORA, Change, Duration, Plan, StagePlan, Work
 from .seconds import predict_duration
 from .shapes import Shape, find_shape, new_shape
 
@@ -62,44 +62,46 @@ def make_plan(
     Raises:
         ZooError: A model's shape is not available.
     """
-    flags = flags or {}
-    shared = recipe_config(recipe, flags.get("recipe", {}))
-    effective = {stage: effective_keys(recipe, stage, stage_keys) for stage, stage_keys in recipe.stages.items()}
-    keys = {
-        stage: stage_keys_of(stage, {**stage_keys, **flags.get(stage, {})}, where=str(recipe.source(stage)))
-        for stage, stage_keys in effective.items()
-    }
-    shapes = _Shapes(recipe, shared, keys, hub)
-    assumptions = (
-        [] if device.cpu else ["the plan holds on a GPU, although it was compared with real runs on CPUs only"]
-    )
-    if "ppo" in keys and prompt_length is None:
-        prompt_length = keys["ppo"].max_prompt_length or recipe.zoo.get("prompt_length")
-        if prompt_length is None:
-            prompt_length = min(DEFAULT_PROMPT_LENGTH, max(shapes.base.context - keys["ppo"].response_length, 1))
-            assumptions.append(
-                f"the longest prompt has {prompt_length} tokens; "
-                "set max_prompt_length or --prompt_length to change this"
-            )
+    inputs = _Inputs(recipe, device, flags or {}, prompt_length, hub)
+    keys, assumptions = inputs.keys, inputs.assumptions
 
     def estimate(stage: str, stage_keys: SimpleNamespace) -> StagePlan:
         if stage == "ppo":
-            assert prompt_length is not None  # it is set above for recipes with PPO
-            return ppo_plan(stage_keys, shapes.ppo_models(stage_keys), device, prompt_length=prompt_length)
-        return (sft_plan if stage == "sft" else reward_plan)(stage_keys, shapes.base, device)
+            return ppo_plan(stage_keys, inputs.ppo_models(stage_keys), device, prompt_length=inputs.prompt_length)
+        return (sft_plan if stage == "sft" else reward_plan)(stage_keys, inputs.base, device)
 
     plans, durations, changes = [], {}, {}
     for stage in stages or recipe.stages:
         plan = estimate(stage, keys[stage])
         plans.append(plan)
-        loaded_in_bf16 = keys[stage].dtype == "bfloat16"  # then most arithmetic is in bfloat16, even with LoRA
-        durations[stage] = predict_duration(plan.work, device, bf16=plan.bf16 or loaded_in_bf16)
+        durations[stage] = _duration(plan.work, keys[stage], device, bf16=plan.bf16)
         optimizer = str(keys[stage].optim)
         if state_bytes(optimizer) is None:
             assumptions.append(f"the optimizer {optimizer} of the stage {stage} has as much state as Adam")
         if plan.peak > device.usable_gib * GIB:
             changes[stage] = smallest_change(stage, keys[stage], device, estimate) if suggest_changes else None
     return Plan(recipe.name, device, plans, durations, changes, assumptions)
+
+
+def predict_update(recipe: Recipe, device: Device) -> Duration | None:
+    """Predicts the duration of an update of PPO, without its memory, which takes longer to plan.
+
+    Args:
+        recipe: A recipe with PPO.
+        device: The devices of the run.
+
+    Returns:
+        The prediction; None if no measured rates apply to the device.
+    """
+    inputs = _Inputs(recipe, device, {}, None, DEFAULT_HUB)
+    keys = inputs.keys["ppo"]
+    work, bf16 = ppo_work(keys, inputs.ppo_models(keys), device, prompt_length=inputs.prompt_length)
+    return _duration(work, keys, device, bf16=bf16)
+
+
+def _duration(work: Work, keys: SimpleNamespace, device: Device, *, bf16: bool) -> Duration | None:
+    # With weights loaded in bfloat16, most arithmetic is in bfloat16, even with LoRA.
+    return predict_duration(work, device, bf16=bf16 or keys.dtype == "bfloat16")
 
 
 def stage_keys_of(stage: str, values: Mapping[str, Any], *, where: str) -> SimpleNamespace:
@@ -120,11 +122,24 @@ def stage_keys_of(stage: str, values: Mapping[str, Any], *, where: str) -> Simpl
     return keys
 
 
-class _Shapes:
-    """The models that the stages of a recipe start from."""
+class _Inputs:
+    """What a plan is made from: the keys of each stage, the models that it starts from, and the longest prompt."""
 
-    def __init__(self, recipe: Recipe, shared: RecipeConfig, keys: Mapping[str, SimpleNamespace], hub: Hub) -> None:
-        self.recipe, self.keys, self.hub = recipe, keys, hub
+    def __init__(
+        self,
+        recipe: Recipe,
+        device: Device,
+        flags: Mapping[str, Mapping[str, Any]],
+        prompt_length: int | None,
+        hub: Hub,
+    ) -> None:
+        shared = recipe_config(recipe, flags.get("recipe", {}))
+        effective = {stage: effective_keys(recipe, stage, stage_keys) for stage, stage_keys in recipe.stages.items()}
+        self.hub = hub
+        self.keys = keys = {
+            stage: stage_keys_of(stage, {**stage_keys, **flags.get(stage, {})}, where=str(recipe.source(stage)))
+            for stage, stage_keys in effective.items()
+        }
         sft = keys.get("sft")
         name = None if sft is None else sft.model_name_or_path
         ppo = keys.get("ppo")
@@ -137,6 +152,19 @@ class _Shapes:
             self.base = new_shape(shared.architecture or {}, vocabulary=vocabulary_size)
         # A learning rate of 0 leaves the weights as they were published.
         self._unchanged = sft is not None and name is not None and sft.learning_rate == 0
+        self.assumptions = (
+            [] if device.cpu else ["the plan holds on a GPU, although it was compared with real runs on CPUs only"]
+        )
+        self.prompt_length = prompt_length or 0
+        if ppo is not None and prompt_length is None:
+            prompt_length = ppo.max_prompt_length or recipe.zoo.get("prompt_length")
+            if prompt_length is None:
+                prompt_length = min(DEFAULT_PROMPT_LENGTH, max(self.base.context - ppo.response_length, 1))
+                self.assumptions.append(
+                    f"the longest prompt has {prompt_length} tokens; "
+                    "set max_prompt_length or --prompt_length to change this"
+                )
+            self.prompt_length = prompt_length
 
     def ppo_models(self, ppo: SimpleNamespace) -> PPOModels:
         name = ppo.model_name_or_path

@@ -82,6 +82,25 @@ def ppo_plan(keys: SimpleNamespace, models: PPOModels, device: Device, *, prompt
     return _PPO(keys, models, device, prompt_length).plan()
 
 
+def ppo_work(keys: SimpleNamespace, models: PPOModels, device: Device, *, prompt_length: int) -> tuple[Work, bool]:
+    """Counts the computations of an update of PPO, without planning its memory.
+
+    Args:
+        keys: As for `ppo_plan`.
+        models: As for `ppo_plan`.
+        device: As for `ppo_plan`.
+        prompt_length: As for `ppo_plan`.
+
+    Returns:
+        The computations, and whether they are in bfloat16.
+
+    Raises:
+        ZooError: As for `ppo_plan`.
+    """
+    ppo = _PPO(keys, models, device, prompt_length)
+    return ppo.work(), ppo.in_bfloat16
+
+
 class _PPO:
     """Plans a process of PPO: its models, how it splits a batch, and the memory of each phase."""
 
@@ -180,7 +199,7 @@ class _PPO:
         }  # fmt: skip
         peaks = {name: with_process(device, phase, self.shards) for name, phase in phases.items()}
         peaks |= saving_phase(device, self.shards, self._trained_models(), self._frozen_weights())
-        return StagePlan("ppo", self.models, peaks, batch, self._work(), self.in_bfloat16)
+        return StagePlan("ppo", self.models, peaks, batch, self.work(), self.in_bfloat16)
 
     # What stays on the device
 
@@ -321,7 +340,7 @@ class _PPO:
         )
         return replace(peak, weights=peak.weights + gathered_bytes(self.shards, self.policy, self.critic))
 
-    def _work(self) -> Work:
+    def work(self) -> Work:
         keys, policy = self.keys, self.policy.counts
         rows_at_once, _ = self._sampling_shape()
         tokens, response_tokens = self.completion_count * self.length, self.completion_count * self.response_length

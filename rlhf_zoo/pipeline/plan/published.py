@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from ...runs.recipe import Recipe, read_mapping, shipped
 from ...runs.registry import STAGES, is_member, reward_names
 
 
+@cache
 def published_shapes() -> Mapping[str, Mapping[str, Any]]:
     """Returns repository -> shape of models that recipes use, from recipes/shapes.yaml."""
     return read_mapping(shipped() / "shapes.yaml")
