@@ -35,7 +35,7 @@ from ..modeling.special_tokens import stop_ids
 from ..modeling.text_ids import same_token_ids
 from ..publishing.cards.report import WIN_RATES_PLOT
 from ..publishing.catalog.card import Card, clean
-from ..publishing.catalog.lineage import Lineage, find_policy, prompts_at
+from ..publishing.catalog.lineage import Lineage, find_policy, prompts_location
 from ..publishing.plots import plot_win_rates
 from ..rewards import Rewards
 from ..rewards.loading import load_reward
@@ -118,7 +118,7 @@ class PolicyPair:
         judge_in_card: The judge that the policy's card names, for messages.
         labeled: Data-set arguments of the labeled texts that the judge `classifier` learns from.
         functions: Names of the reward functions of the policy's training.
-        prompts_at: (configuration, column, evaluation split) of the policy's prompts in the data set.
+        prompts_location: (configuration, column, evaluation split) of the policy's prompts in the data set.
         held_out: The share of prompts that training held out, and their split; (None, None) for no share.
         reward_load_kwargs: How to read the reward models, as keywords of `load_reward`.
         truncation_fields: How training truncated completions, as fields of `Truncation`.
@@ -135,7 +135,7 @@ class PolicyPair:
     judge_in_card: str | None = None
     labeled: LabeledArguments = field(default_factory=LabeledArguments)
     functions: frozenset[str] = frozenset()
-    prompts_at: tuple[str | None, str, str | None] = (PROMPTS_CONFIG, "prompt", None)
+    prompts_location: tuple[str | None, str, str | None] = (PROMPTS_CONFIG, "prompt", None)
     held_out: tuple[float, str] | tuple[None, None] = (None, None)
     reward_load_kwargs: Mapping[str, Any] = field(default_factory=dict)
     truncation_fields: Mapping[str, Any] = field(default_factory=dict)
@@ -179,7 +179,8 @@ def find_pair(
         data_folder = stage_folder.parent / "data"
         # Next to a stage that was downloaded alone, a folder "data" belongs to the user and not to the run.
         from_run = find_download(stage_folder) is None or find_download(data_folder) is not None
-        if data is None and from_run and (data_folder / (prompts_at(traced.resolved)[0] or PROMPTS_CONFIG)).is_dir():
+        configuration = prompts_location(traced.resolved).configuration or PROMPTS_CONFIG
+        if data is None and from_run and (data_folder / configuration).is_dir():
             data = DataSource(str(data_folder), None, {})
         data = data or _run_data(stage_folder, traced, hub)
         return PolicyPair(
@@ -191,7 +192,7 @@ def find_pair(
             judge=f"reward:{stage_folder.parent / 'judge' / 'reward'}" if judge == SAME_LABELS else judge,
             labeled=EvaluationConfig(labeled=evaluation_keys.get("labeled") or {}).labeled_data,
             functions=_reward_functions(traced.resolved),
-            prompts_at=prompts_at(traced.resolved),
+            prompts_location=prompts_location(traced.resolved),
             held_out=_held_out(traced.resolved),
             reward_load_kwargs=reward_load_kwargs(
                 recorded_settings(traced.resolved, "ppo", REWARD_LOAD_KEYS, where=where)
@@ -213,7 +214,7 @@ def find_pair(
         judge_in_card=clean(judge_name) if isinstance(judge_name, str) else None,
         labeled=_published_labels(lineage),
         functions=_reward_functions(lineage.card.get("settings")),
-        prompts_at=lineage.prompts_at,
+        prompts_location=lineage.prompts_location,
         held_out=_held_out(lineage.card.get("settings")),
         reward_load_kwargs=lineage.reward_load_kwargs,
         truncation_fields=lineage.truncation_fields,
@@ -375,7 +376,7 @@ def evaluate(pair: PolicyPair, settings: ComparisonSettings, *, out: Path, comma
 
 def _prompts(pair: PolicyPair, data: DataSource, settings: ComparisonSettings) -> tuple[Dataset, str]:
     """Returns the held-out prompts and a name for them: the requested split, what training held out, or test."""
-    configuration, column, _ = pair.prompts_at
+    configuration, column, _ = pair.prompts_location
     share, train = pair.held_out if settings.split is None else (None, None)
     split = train or settings.split or "test"
     keys = {"configuration": "--dataset_config", "split": "--split"}

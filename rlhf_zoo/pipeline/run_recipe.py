@@ -17,7 +17,7 @@ from ..modeling.chat import plain_text
 from ..modeling.models import load_causal
 from ..modeling.prompt_keys import format_group_count, format_prompt_count
 from ..modeling.reserved_columns import columns_for_functions
-from ..publishing.adapters import check_plan, file_overrides
+from ..publishing.adapters import check_planned_base, file_overrides
 from ..publishing.cards.card import make_card
 from ..publishing.cards.markdown import judge_title
 from ..publishing.sender import claim_stage_repository
@@ -72,7 +72,7 @@ def run_stage(context: RunContext, stage: str, publisher: Publisher | None = Non
         if publisher is not None and not context.preflight_passed and stage in stage_names:
             # Publishing a later stage may need a key of this stage, such as push_merged, which must be set now.
             for later_stage in stage_names[stage_names.index(stage) :]:
-                check_plan(context, later_stage)
+                check_planned_base(context, later_stage)
         for earlier_stage in stage_names:
             if earlier_stage == stage:
                 break
@@ -159,7 +159,7 @@ def claim(context: RunContext, publisher: Publisher | None) -> None:
     """
     if publisher is not None:
         for stage in context.recipe.stages:
-            check_plan(context, stage)
+            check_planned_base(context, stage)
         for stage in context.recipe.stages:
             claim_stage_repository(context, stage)
 

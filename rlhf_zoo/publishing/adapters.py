@@ -1,4 +1,4 @@
-"""Names a downloadable base model in published adapters, and checks before training that there will be one."""
+"""Makes published adapters name a base that others can download, and checks before training that they will."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 CRITIC = "critic"
 
 
-def check_bases(context: RunContext, stage: str, parents: Mapping[str, ParentCheckpoint]) -> None:
+def check_base(context: RunContext, stage: str, parents: Mapping[str, ParentCheckpoint]) -> None:
     """Checks, before the stage trains, that others will be able to download the base of its adapters.
 
     Args:
@@ -36,7 +36,7 @@ def check_bases(context: RunContext, stage: str, parents: Mapping[str, ParentChe
         ZooError: No Hub has the base.
     """
     if stage == "sft" or _local_base(context, stage) is not None:
-        check_plan(context, stage)
+        check_planned_base(context, stage)
         return
     base = parents["sft"]
     is_own_sft = str(base.lineage.get("path")).startswith("checkpoint-")
@@ -47,12 +47,12 @@ def check_bases(context: RunContext, stage: str, parents: Mapping[str, ParentChe
             f"no Hub: publish it first (`rlhf-zoo push {context.directory}`), or remove use_peft."
         )
     if will_be_published:
-        check_plan(context, stage)
+        check_planned_base(context, stage)
     elif (base.path / ADAPTER_CONFIGS[0]).is_file():
         raise _merged_base_missing(stage, f"name {base.lineage['repo']}@{MERGED_MODEL}, if it has that branch")
 
 
-def check_plan(context: RunContext, stage: str) -> None:
+def check_planned_base(context: RunContext, stage: str) -> None:
     """Checks, before any stage trains, that others will be able to download the base of a stage's adapters.
 
     Args:
@@ -108,13 +108,13 @@ def _is_published(context: RunContext, folder: Path) -> bool:
 
 
 def reason_not_to_publish(context: RunContext) -> str | None:
-    """Returns why a run is not published by default: the base of an adapter is a local folder.
+    """Returns why a run cannot be published, if the base of an adapter is a local folder.
 
     Args:
         context: The run.
 
     Returns:
-        The reason; None for a run that can be published.
+        The reason; None if no adapter has such a base.
     """
     for stage, keys in context.recipe.stages.items():
         if not {**keys, **context.flags.get(stage, {})}.get("use_peft"):
@@ -165,9 +165,9 @@ def name_base(context: RunContext, stages: Sequence[str], name: str) -> None:
                 )
             pinned_parent = {**parent, "repo": repo, "commit": commit, **hub_lineage(hub, context.hub)}
             # `publish` makes the stages that train later go to the same Hub and namespace.
-            location = {"hub": context.hub.label, "namespace": context.namespace, "private": context.private}
+            destination = {"hub": context.hub.label, "namespace": context.namespace, "private": context.private}
             record.write(
-                parents={**document["parents"], role: pinned_parent}, publish=document.get("publish") or location
+                parents={**document["parents"], role: pinned_parent}, publish=document.get("publish") or destination
             )
             has_base = True
     if not has_base:
@@ -193,7 +193,7 @@ def _merged_base_missing(stage: str, remedy: str) -> ZooError:
 def file_overrides(context: RunContext, record: StageRecord, checkpoint: Path, folder: Path) -> dict[str, Path | None]:
     """Writes files that replace those of a checkpoint when it is published.
 
-    Adapters name their base by repository, push_dtype rounds the weights, and push_critic may leave out the critic.
+    Adapters name their base by repository, push_dtype rounds the weights, and `push_critic: false` drops the critic.
 
     Args:
         context: The run.
@@ -225,8 +225,8 @@ def _write_adapter_configs(
 ) -> list[str]:
     """Writes a checkpoint's adapter configurations into `folder`, with the repository and commit of the base.
 
-    In the checkpoint they name the folder that the base was loaded from. Configurations whose base is not a parent of
-    the run are skipped. Returns the names of the written files.
+    In the checkpoint, the configurations name the folder that the base was loaded from. Those whose base is not a
+    parent of the run are skipped. Returns the names of the written files.
     """
     parents, written_files = document.get("parents") or {}, []
     for name in ADAPTER_CONFIGS:

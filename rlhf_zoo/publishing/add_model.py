@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from huggingface_hub import RepoFile
 
 README = "README.md"
-#: The beginning of the names of other files that are sent with the model.
+#: Matches the names of additional files to send with the model.
 _EXTRA_FILE = re.compile(rf"licen[cs]e|notice|{re.escape(SOURCE_FILE)}", re.IGNORECASE)
 
 
@@ -31,7 +31,7 @@ class AddResult:
     Attributes:
         repo: NAMESPACE/NAME.
         commit: The commit with the model.
-        new: Whether this call made the commit; False if the repository had the same files already.
+        new: Whether this call made the commit; False if the repository already had the same files.
         license: The license on its card; None if there is none.
     """
 
@@ -78,15 +78,15 @@ def add_model(name: str, repo: str, *, license: str | None, source: str | None, 
         files = {**model, **extra_files, README: card}
         with refusals_as(f"{repo} cannot be written on {hub.name}", "check its name, and try again."):
             # Without a license or source to add, only the model files must be equal: the card may have been edited.
-            existing = _commit_with(repo, files if license or source else model, model, hub)
+            existing = _commit_with_files(repo, files if license or source else model, model, hub)
             commit = existing or publish_files(files, repo, repo_type="model", message=f"Add {folder.name}", hub=hub)
     return AddResult(repo, commit, existing is None, card_license)
 
 
-def _commit_with(repo: str, files: Mapping[str, Path], model: Collection[str], hub: Hub) -> str | None:
-    """Returns the head of `main` if it has these files; None if they must be sent.
+def _commit_with_files(repo: str, files: Mapping[str, Path], model: Collection[str], hub: Hub) -> str | None:
+    """Returns the head commit of `main` if it has these files; None if they must be sent.
 
-    Raises ZooError if the repository holds a model, but not the files named in `model`.
+    Raises ZooError if the repository holds a model whose files differ from those that `model` names.
     """
     api = hub.api()
     if not api.repo_exists(repo) or not api.file_exists(repo, "config.json"):

@@ -54,9 +54,9 @@ class Outbox:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
         try:
-            if kind is None:
+            if error_type is None:
                 self.drain()
             elif self._fatal_error is None:
                 # After an interruption or an error, send only what the Hub accepts quickly.

@@ -1,4 +1,4 @@
-"""Parts of the figures in `plots`: empty figures, lines with intervals, marks and arrows."""
+"""Draws parts of the plots in `plots`: empty figures, lines with intervals, marks and arrows."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ BLUE, ORANGE, GREEN, GRAY, PURPLE, BROWN = "#1f5fa8", "#c8501e", "#2d7d46", "#77
 BLUE_ON_ANY, ORANGE_ON_ANY, GREEN_ON_ANY, GRAY_ON_ANY = "#4184e4", "#d4772c", "#2da44e", "#7d8590"
 WIDTH = 7.2  # inches, at 120 dpi
 MAX_MARKERS = 60  # curves with more points show no markers
-MIN_SHARE_KEPT = 0.75  # of the judge's highest gain; below it no title says that the judge levels off
+MIN_SHARE_KEPT = 0.75  # of the judge's highest gain; below it, the title names the step where the judge is highest
 ARROWS = 5  # number of arrows along a path, approximately
 
 
 def over_training_message(trajectory: Mapping[str, Any], start: str = "SFT") -> str:
-    """Returns the title of a figure: what happened to the judge while the reward rose.
+    """Returns the title of the plot over training, which says how the reward and the judge changed.
 
     Args:
         trajectory: `over_training` of evaluation.json, with checkpoints.
@@ -111,7 +111,7 @@ def draw_band(axes: Axes, x: Sequence[float], points: Sequence[Mapping[str, Any]
 
 
 def label_lines(axes: Axes, labels: Sequence[tuple[str, str]]) -> None:
-    """Names the lines above their panel, in their colors, so that the panel can have the whole width.
+    """Writes the names of a panel's lines above it, in their colors. A legend would take space in the panel.
 
     Args:
         axes: matplotlib's axes.

@@ -1,7 +1,7 @@
-"""Draws the figures of cards, from logged metrics, evaluations and a reward model's report.
+"""Draws the plots of cards, from logged metrics, evaluations and a reward model's report.
 
-matplotlib is imported only when a figure is drawn, and never opens a window. Each `plot_` function writes one PNG as
-wide as a card and returns True, or returns False if there are too few data for a figure.
+matplotlib is imported only when a plot is drawn, and never opens a window. Each `plot_` function writes one PNG as wide
+as a card and returns True, or returns False if there is too little data for a plot.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 Rows = Sequence[Mapping[str, Any]]
 # (metric, title, unit)
 Panel = tuple[str, str, str]
-MAX_TICKS = 9  # if there are more checkpoints, not every one has a tick
+MAX_TICKS = 9  # with more checkpoints, matplotlib chooses the ticks
 _MAX_LABEL = 36  # characters of a row's label; a longer label loses its beginning
 _SQRT_KL_UNIT = "nats$^{1/2}$ per completion"
 
@@ -72,7 +72,7 @@ def plot_reward_and_kl(rows: Rows, path: Path, *, mark: int | None = None) -> bo
     Args:
         rows: Rows of metrics.jsonl.
         path: The PNG to write.
-        mark: The step that the card describes, to mark it; None if the run ended there.
+        mark: The step to mark, which the card describes; None if the run ended there.
     """
     reward, kl = series(rows, "objective/score"), series(rows, "objective/kl")
     if min(len(reward[0]), len(kl[0])) < 2:
@@ -147,8 +147,8 @@ def plot_ablation(runs: Mapping[str, Rows], path: Path) -> bool:
         style = {"color": colormaps["viridis"](0.05 + 0.85 * index / max(len(runs) - 1, 1)), **line_style(reward[0])}
         reward_axes.plot(*reward, label=name, **style)
         kl_axes.plot(*kl, **style)
-        kl_at = dict(zip(*kl, strict=True))
-        points = [(sqrt_kl(kl_at[step]), value) for step, value in zip(*reward, strict=True) if step in kl_at]
+        kl_by_step = dict(zip(*kl, strict=True))
+        points = [(sqrt_kl(kl_by_step[step]), value) for step, value in zip(*reward, strict=True) if step in kl_by_step]
         combined_axes.plot(*zip(*points, strict=True), **style)
     reward_axes.set(xlabel="PPO update", ylabel="reward")
     kl_axes.set(xlabel="PPO update", ylabel="KL to SFT, nats")
@@ -398,7 +398,7 @@ def plot_curves(
     axes.legend(frameon=False)
     values = [value for _, curve_values in visible_curves.values() for value in curve_values]
     if min(values) > 0 and max(values) > 3 * min(values):
-        set_log_scale(axes)  # on a linear scale, the high values of the first steps would flatten the rest
+        set_log_scale(axes)  # on a linear scale, the high values of the first steps would flatten the curve
     mark_step(axes, mark)
     make_transparent(figure, size=14)
     return _save(figure, path)

@@ -2,7 +2,8 @@
 
 The state is read from disk every time, so another process can continue after a kill. Data that a corpus generated are
 sent first. Then, stage by stage, each checkpoint is sent as a commit with a tag, ordered by step. After a stage has
-finished, its chosen checkpoint becomes `main`, with the final card. Until an evaluation chooses, it is the last one.
+finished, its chosen checkpoint becomes `main`, with the final card. Until an evaluation chooses one, the last
+checkpoint is `main`.
 """
 
 import hashlib
@@ -47,17 +48,17 @@ from .sent import published_tags, unpublished
 
 log = logging.getLogger(__name__)
 
-# HTTP statuses of a Hub without Collections, or for a token that may not write them.
+# HTTP statuses with which a Hub answers if it has no Collections, or if the token may not write them.
 NO_COLLECTIONS_STATUSES = (400, 401, 403, 404)
 
 
 @dataclass(frozen=True)
 class Upload:
-    """A step of publishing a run, which can be repeated.
+    """An upload of a part of a run, which can be repeated.
 
     Attributes:
         description: What it sends, for messages.
-        send: Sends it. A call after a failure skips what was already sent.
+        send: Uploads that part. After a failure, another call skips what was already sent.
     """
 
     description: str
@@ -98,8 +99,8 @@ class Sender:
         stages = [stage for stage in STAGES if self._is_selected(context.record(stage), stage)]
         if not stages:
             return
-        data = context.record("data")
-        if "data" not in self._checked and (pending_data(context) or data.read().get("repo")):
+        has_data_repo = bool(context.record("data").read().get("repo"))
+        if "data" not in self._checked and (pending_data(context) or has_data_repo):
             yield Upload(f"the state of {context.dataset_repo}", self._check_data)
         if pending_data(context):
             yield Upload("the data", lambda: send_data(context))
@@ -304,7 +305,7 @@ class Sender:
 
 
 def _check_links(context: RunContext) -> None:
-    """Checks that a run that this user did not write contains no links to files elsewhere.
+    """Checks that a run of another user contains no links to files elsewhere.
 
     Otherwise a downloaded run could make `push` publish any file of this machine. All folders of the run are checked,
     because cards, metrics and data are made from files next to the checkpoints. The user's own runs may contain links,

@@ -156,9 +156,9 @@ def test_lineage_follows_unpublished_run_on_disk(run):
     assert node_lines(root)[0] == f"this model: {run / 'ppo'}"
     assert node_lines(root)[1] == "stage ppo, recipe toy, step 3, reward 0.5, KL (nats) 2"
     sft, data = root.parents
-    assert sft.reference.folder == run / "sft" and node_lines(sft)[1].startswith("stage sft, recipe toy, step 3")
-    assert data.reference.folder == run / "data" and node_lines(data) == [f"data set: {run / 'data'}"]
-    assert root.to_json()["folder"] == str(run / "ppo") and sft.parents[0].reference.folder == run / "data"
+    assert sft.entry.folder == run / "sft" and node_lines(sft)[1].startswith("stage sft, recipe toy, step 3")
+    assert data.entry.folder == run / "data" and node_lines(data) == [f"data set: {run / 'data'}"]
+    assert root.to_json()["folder"] == str(run / "ppo") and sft.parents[0].entry.folder == run / "data"
 
 
 def test_lineage_treats_retrained_stage_as_another_model(run):

@@ -71,7 +71,7 @@ def world() -> World:
 
 def shape(node: Node) -> Any:
     """The tree as (name, why not drawn on, parents)."""
-    return (node.reference.name, node.omitted, [shape(parent) for parent in node.parents])
+    return (node.entry.name, node.omitted, [shape(parent) for parent in node.parents])
 
 
 def test_family_tree_draws_and_reads_shared_parent_once(world):

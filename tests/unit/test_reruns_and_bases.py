@@ -21,7 +21,7 @@ from rlhf_zoo.pipeline.inspect.examination import FAILED, OK
 from rlhf_zoo.pipeline.inspect.published import Published, recipe_of
 from rlhf_zoo.pipeline.run_recipe import print_headline, run_stage
 from rlhf_zoo.pipeline.stages import ppo
-from rlhf_zoo.publishing.adapters import check_bases, check_plan, name_base, reason_not_to_publish
+from rlhf_zoo.publishing.adapters import check_base, check_planned_base, name_base, reason_not_to_publish
 from rlhf_zoo.publishing.cards.card import CARD_FILE, make_card
 from rlhf_zoo.publishing.sender import Sender
 from rlhf_zoo.runs.record import StageRecord
@@ -146,7 +146,7 @@ def test_adapter_on_local_base_publishes_only_when_hub_has_base(tmp_path, thread
     for stage in ("sft", "reward"):
         (tmp_path / "toy" / f"{stage}.yaml").unlink()
     context = replace(make_context(tmp_path), hub=Hub("other", thread_hub.url, "a test"))
-    for check in (lambda: check_plan(context, "ppo"), lambda: check_bases(context, "ppo", {})):
+    for check in (lambda: check_planned_base(context, "ppo"), lambda: check_base(context, "ppo", {})):
         with pytest.raises(ZooError, match="is on no Hub: upload it"):
             check()
     assert str(base) in str(reason_not_to_publish(context))
@@ -173,7 +173,7 @@ def test_adapter_on_local_base_publishes_only_when_hub_has_base(tmp_path, thread
     card = json.loads(Path(api.hf_hub_download("local/toy-ppo", CARD_FILE)).read_text())
     assert (card["base_model"], card["parents"]["sft"]["commit"]) == ("maker/base", commit)
     assert reason_not_to_publish(context) is None, "what trains later is published too"
-    check_plan(context, "ppo")
+    check_planned_base(context, "ppo")
     assert reason_not_to_publish(replace(context, hub=replace(context.hub, endpoint="http://127.0.0.1:9"))), (
         "elsewhere nobody has it"
     )

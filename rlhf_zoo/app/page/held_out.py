@@ -65,7 +65,7 @@ def read_held_out_columns(lineage: Lineage, hub: Hub = DEFAULT_HUB) -> dict[str,
     Returns:
         Prompt as the page shows it -> its row, under the names that rewards get; {} if the data set cannot be read.
     """
-    configuration, column, _ = lineage.prompts_at
+    configuration, column, _ = lineage.prompts_location
     renamed = get_nested(lineage.card, "settings", "columns")
     names = {key: name for key, name in renamed.items() if isinstance(name, str)} if isinstance(renamed, dict) else {}
     columns: dict[str, dict[str, Any]] = {}
@@ -98,7 +98,7 @@ def find_stage_folder(folder: Path) -> Path | None:
 
 def _read_dataset_prompts(lineage: Lineage, hub: Hub) -> list[str]:
     """Returns held-out prompts; [] if there are none. The log then has the reason."""
-    configuration, column, _ = lineage.prompts_at
+    configuration, column, _ = lineage.prompts_location
     for location, load in _list_sources(lineage, hub):
         for split in _list_splits(lineage):
             try:
@@ -113,7 +113,7 @@ def _read_dataset_prompts(lineage: Lineage, hub: Hub) -> list[str]:
 
 def _list_splits(lineage: Lineage) -> Iterable[str]:
     """Returns the splits that may have held-out prompts, the card's own first."""
-    return dict.fromkeys(split for split in (lineage.prompts_at.split, *SPLITS) if split)
+    return dict.fromkeys(split for split in (lineage.prompts_location.split, *SPLITS) if split)
 
 
 def _list_sources(
@@ -164,7 +164,7 @@ def _read_published_rows(
     if not is_own and not _may_show(lineage.ppo.repo, repo, hub):
         raise ZooError(f"{repo} is not public, so its prompts are not shown on the page of a public model.")
     rows = find_data(repo, commit, hub).load(configuration, split, columns=[])
-    column = lineage.prompts_at.column
+    column = lineage.prompts_location.column
     # Unless the column is a template over several columns, the others need not be decoded.
     if not all_columns and not has_placeholders(column):
         rows = rows.select_columns([column] if column in rows.column_names else [])

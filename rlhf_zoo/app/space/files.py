@@ -111,14 +111,12 @@ def find_models(
         raise ZooError(
             f"{ppo} is a checkpoint of the stage {stage}, not of PPO: pass the PPO model that was trained from it."
         )
-    parents = {node.reference.role: node for node in root.parents}
+    parents = {node.entry.role: node for node in root.parents}
     sft_model = _named_model(sft, "sft") if sft is not None else _find_parent_model(ppo, parents.get("sft"), "sft")
     if sft_model is None:
         raise ZooError(f"{ppo} does not name the SFT model it started from: name it with --sft.")
     data = [
-        node.reference.repo
-        for node in _iterate_ancestors(root)
-        if node.reference.role == "data" and not node.member.problem
+        node.entry.repo for node in _iterate_ancestors(root) if node.entry.role == "data" and not node.member.problem
     ]
     return SpaceModels(
         ppo=_pin(root),
@@ -179,9 +177,9 @@ def _named_model(name: str, role: str) -> PinnedModel:
 
 def _pin(node: Node) -> PinnedModel:
     # The callers have checked that the node is a readable repository.
-    assert node.reference.repo is not None
+    assert node.entry.repo is not None
     assert node.member.commit is not None
-    return PinnedModel(node.reference.repo, node.member.commit)
+    return PinnedModel(node.entry.repo, node.member.commit)
 
 
 def _find_parent_model(child: str, node: Node | None, role: str) -> PinnedModel | None:
@@ -189,11 +187,11 @@ def _find_parent_model(child: str, node: Node | None, role: str) -> PinnedModel 
     if node is None:
         return None
     model_kind = {"sft": "SFT model", "reward": "reward model"}[role]
-    if node.reference.repo is None:
+    if node.entry.repo is None:
         raise ZooError(f"The {model_kind} of {child} was never published: name a copy of it with --{role}.")
     if node.member.problem is not None or node.member.commit is None:
         problem = clean(node.member.problem or "was not read")
-        raise ZooError(f"The {model_kind} of {child}, {node.reference.repo}, {problem}: name another with --{role}.")
+        raise ZooError(f"The {model_kind} of {child}, {node.entry.repo}, {problem}: name another with --{role}.")
     return _pin(node)
 
 

@@ -32,7 +32,7 @@ from ...ppo.guards import check_ratio, check_rewards, check_start, check_values,
 from ...ppo.rollout import Advantages, Rollout
 from ...ppo.token_checks import TokenConsumer, check_ids, check_tokenizer_of, check_tokens, embedding_rows
 from ...ppo.trainer import PPOTrainer
-from ...publishing.adapters import check_plan
+from ...publishing.adapters import check_planned_base
 from ...rewards import RewardModel, Scored
 from ...runs.checks.models import NamedModel, check_prompt_lengths, starting_models
 from ...runs.checks.splits import check_forms
@@ -130,7 +130,7 @@ def _check_keys(context: RunContext, publishes: bool) -> tuple[StageSettings, st
     for stage_settings in settings.values():
         check_installed(stage_settings)
     for stage in settings if publishes else ():
-        check_plan(context, stage)
+        check_planned_base(context, stage)
     return settings.get("ppo") or context.settings("ppo"), f"{', '.join(settings)}: all keys and their types are valid"
 
 

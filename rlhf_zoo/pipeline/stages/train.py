@@ -25,7 +25,7 @@ from ...modeling.remote_code import executed_code
 from ...ppo.failures import UpdateFailed
 from ...ppo.timing import Phases
 from ...ppo.waiting import WaitEnded
-from ...publishing.adapters import check_bases
+from ...publishing.adapters import check_base
 from ...publishing.sender import claim_stage_repository, keep_published_lineage
 from ...publishing.sent import unpublished
 from ...runs.checkpoint_choice import choose, delete_old_checkpoints, delete_old_optimizer_states, steps_to_protect
@@ -309,7 +309,7 @@ def _make_plan(
     if publisher is not None and not context.preflight_passed:
         claim_stage_repository(context, stage)
     if publisher is not None and settings.model.use_peft:
-        check_bases(context, stage, parents)
+        check_base(context, stage, parents)
     if not previous_run and not starts_over and any(record.path.glob("checkpoint-*")):
         raise ZooError(f"{record.path} has checkpoints without a run.json: choose another --output_dir.")
     resume_from = None

@@ -64,7 +64,7 @@ class Ablation:
     """The runs of an ablation.
 
     Attributes:
-        runs: The run in question, then the others.
+        runs: The run that others are compared with, then the others.
         problem: Why runs may be missing, as a sentence; None if all were found.
     """
 
@@ -86,7 +86,7 @@ def find_runs(
     Args:
         repo: NAMESPACE/NAME; a revision after it is ignored.
         card: rlhf_card.json of the shown checkpoint.
-        names: The other runs, in this order, with any β and recipe; None to search for them.
+        names: The repositories of the other runs, in this order, with any β and recipe; None to search for them.
         hub: The Hub to search.
 
     Raises:
@@ -96,31 +96,31 @@ def find_runs(
 
     name, _ = split_revision(repo)
     with disable_progress_bars():
-        first_run, problem = _read_first(name, card, hub)
+        first_run, problem = _read_first_run(name, card, hub)
         # A card that does not name its SFT model is replaced by the card of `main`.
         card = card if Card(card).origin else first_run.card
         if names is not None:
-            return Ablation((first_run, *_read_named(first_run, card, names, hub)), problem)
+            return Ablation((first_run, *_read_named_runs(first_run, card, names, hub)), problem)
         if problem is not None:
             return Ablation((first_run,), problem)
         try:
-            other_runs, notes = _search(first_run, card, hub)
+            other_runs, notes = _search_runs(first_run, card, hub)
         except ZooError as error:
             return Ablation((first_run,), str(error))
     return Ablation((first_run, *other_runs), f"Of the other runs of {name}, {'; '.join(notes)}." if notes else None)
 
 
-def _read_first(repo: str, card: Mapping[str, Any], hub: Hub) -> tuple[Run, str | None]:
+def _read_first_run(repo: str, card: Mapping[str, Any], hub: Hub) -> tuple[Run, str | None]:
     """Returns (the run, None), or (the run without checkpoints, why they cannot be listed)."""
     try:
-        run, _ = _read(repo, hub)
+        run, _ = _read_run(repo, hub)
     except ZooError as error:
         listing: dict[str, Any] = {"repo": repo, "stage": None, "recipe": None, "note": str(error), "checkpoints": []}
         return Run(listing, card), str(error)
     return (run if run.card else Run(run.listing, card, run.private)), None
 
 
-def _read(repo: str, hub: Hub) -> tuple[Run, str | None]:
+def _read_run(repo: str, hub: Hub) -> tuple[Run, str | None]:
     """Returns (a repository's run, why it has no card). Raises ZooError if the repository cannot be read."""
     from huggingface_hub.errors import RepositoryNotFoundError
 
@@ -135,7 +135,7 @@ def _read(repo: str, hub: Hub) -> tuple[Run, str | None]:
     return Run(checkpoints(repo, hub), card, bool(info.private)), note
 
 
-def _read_named(first_run: Run, card: Mapping[str, Any], names: Iterable[str], hub: Hub) -> list[Run]:
+def _read_named_runs(first_run: Run, card: Mapping[str, Any], names: Iterable[str], hub: Hub) -> list[Run]:
     repos = dict.fromkeys(split_revision(name)[0] for name in names)
     repos.pop(first_run.repo, None)
     if not repos:
@@ -147,7 +147,7 @@ def _read_named(first_run: Run, card: Mapping[str, Any], names: Iterable[str], h
             "card again."
         )
     with ThreadPoolExecutor(WORKERS) as pool:
-        runs = list(pool.map(partial(_read, hub=hub), repos))
+        runs = list(pool.map(partial(_read_run, hub=hub), repos))
     for run, note in runs:
         _check_comparable(run, note, first_run.repo, origin, hub)
     return [run for run, _ in runs]
@@ -175,7 +175,7 @@ def _short_name(origin: Origin) -> str:
     return f"{origin[0]}@{clean(origin[1])[:10]}"
 
 
-def _search(first_run: Run, card: Mapping[str, Any], hub: Hub) -> tuple[list[Run], list[str]]:
+def _search_runs(first_run: Run, card: Mapping[str, Any], hub: Hub) -> tuple[list[Run], list[str]]:
     """Returns (the other runs, notes on skipped ones). Raises ZooError if the Hub does not list the namespace."""
     namespace = first_run.repo.rpartition("/")[0]
     origin, recipe, beta = Card(card).origin, card.get("recipe"), first_run.beta

@@ -21,7 +21,7 @@ from ...runs.settings.declared import default_of
 from ..cards.card import CARD_FILE
 
 #: Role of a parent that a card may name -> its title, in the order of the family tree.
-ROLES = {**PARENT_TITLES, "value": "value model", "data": "data set", "base": "base model"}
+ROLE_TITLES = {**PARENT_TITLES, "value": "value model", "data": "data set", "base": "base model"}
 #: Maximum size of rlhf_card.json. The card of a run with a hundred checkpoints has about ten thousand bytes.
 MAX_CARD_BYTES = 2**22
 MAX_LINE = 96  # characters
@@ -29,7 +29,7 @@ MAX_LINE = 96  # characters
 
 @dataclass(frozen=True)
 class CardEstimate:
-    """A measured number of a card.
+    """A measured number on a card.
 
     Attributes:
         value: The number.
@@ -70,12 +70,12 @@ class CardParent:
     It also describes the root of a family tree, which no card names.
 
     Attributes:
-        role: Its role among the parents, a key of `ROLES`; "" for the root of a tree.
+        role: Its role among the parents, a key of `ROLE_TITLES`; "" for the root of a tree.
         kind: "model" or "dataset".
         repo: Its repository; None if the card names none.
         commit: Its commit; None if the card names none. For the root of a tree it may be a branch or tag.
         folder: Its local folder; None for a repository.
-        title: What it is to the model that names it, such as "SFT model".
+        title: A title for its role, such as "SFT model".
         gguf: The name and sha256 of the GGUF file that it was unpacked from; None for other models.
     """
 
@@ -176,18 +176,19 @@ class Card(dict[str, Any]):
 
     @property
     def parents(self) -> tuple[CardParent, ...]:
-        """The parents that it names, in the order of `ROLES`. Unknown roles are skipped.
+        """The parents that it names, in the order of `ROLE_TITLES`. Unknown roles are skipped.
 
         A parent that was never published, or has an invalid name, has no repository.
         """
         parents = []
-        for role in ROLES:
+        for role in ROLE_TITLES:
             parent = get_nested(self, "parents", role)
             if isinstance(parent, Mapping):
                 commit = parent.get("commit")
                 commit = commit if isinstance(commit, str) and commit.isascii() and commit.isalnum() else None
                 kind = "dataset" if role == "data" else "model"
-                title = parent_title("sft", from_base=True) if role == "sft" and self.started_from_base else ROLES[role]
+                is_start = role == "sft" and self.started_from_base
+                title = parent_title("sft", from_base=True) if is_start else ROLE_TITLES[role]
                 repo = hub_id(parent.get("repo"))
                 parents.append(CardParent(role, kind, repo, commit, title=title, gguf=_gguf_name(parent)))
         return tuple(parents)

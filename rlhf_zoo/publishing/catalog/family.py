@@ -1,7 +1,7 @@
 """Builds the family tree of a published model: its ancestors, with the figures of their cards.
 
 This module does no I/O: the caller passes a function that reads a repository, as `publishing.catalog.lineage` does.
-Cards are not trusted, so control characters in their texts are replaced.
+Cards are not trusted, so control characters in their text are replaced.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...runs.registry import STAGES
-from .card import ROLES, Card, CardParent, clean
+from .card import ROLE_TITLES, Card, CardParent, clean
 
 # Limits, because hostile cards could form an endless chain.
 MAX_GENERATIONS = 8
@@ -42,13 +42,13 @@ class Node:
     """A member at its place in the tree.
 
     Attributes:
-        reference: How the card of its child names it.
+        entry: The repository or folder, as the card of its child names it.
         member: The repository or folder.
         parents: The nodes of its parents.
         omitted: Why its parents are not shown here; None if they are.
     """
 
-    reference: CardParent
+    entry: CardParent
     member: Member
     parents: tuple[Node, ...] = field(default=())
     omitted: str | None = None
@@ -65,21 +65,21 @@ class Node:
 
     @property
     def title(self) -> str:
-        """The title of its reference; for a base model that a stage trained, the title of that stage."""
-        title = self.reference.title
-        return STAGES[self.stage].title if self.stage and title == ROLES["base"] else title
+        """The title of its role; for a base model that a stage trained, the title of that stage."""
+        title = self.entry.title
+        return STAGES[self.stage].title if self.stage and title == ROLE_TITLES["base"] else title
 
     def to_json(self) -> dict[str, Any]:
         """Returns the node and its ancestors as a JSON object."""
-        reference = self.reference
+        entry = self.entry
         return {
-            "role": reference.role,
+            "role": entry.role,
             "title": self.title,
-            "kind": reference.kind,
-            "repo": None if reference.repo is None else clean(reference.repo),
-            "folder": None if reference.folder is None else str(reference.folder),
-            "gguf": reference.gguf,
-            "commit": self.member.commit or reference.commit,
+            "kind": entry.kind,
+            "repo": None if entry.repo is None else clean(entry.repo),
+            "folder": None if entry.folder is None else str(entry.folder),
+            "gguf": entry.gguf,
+            "commit": self.member.commit or entry.commit,
             "tags": [clean(tag) for tag in self.member.tags],
             "stage": self.stage,
             "recipe": self.card.recipe,
@@ -105,27 +105,25 @@ def family_tree(root: CardParent, read: Callable[[CardParent], Member]) -> Node:
     members: dict[tuple[str | None, ...], Member] = {}
     shown: set[tuple[str | None, ...]] = set()
 
-    def node_of(reference: CardParent, descendants: tuple[tuple[str | None, ...], ...]) -> Node:
-        if reference.repo is None and reference.folder is None:
-            return Node(reference, Member(problem="never published"))
-        key = (reference.kind, reference.name, reference.commit)
+    def node_of(entry: CardParent, descendants: tuple[tuple[str | None, ...], ...]) -> Node:
+        if entry.repo is None and entry.folder is None:
+            return Node(entry, Member(problem="never published"))
+        key = (entry.kind, entry.name, entry.commit)
         if key not in members:
             if len(members) >= MAX_MEMBERS:
-                return Node(reference, Member(), omitted=f"not read: more than {MAX_MEMBERS} repositories")
-            members[key] = read(reference)
+                return Node(entry, Member(), omitted=f"not read: more than {MAX_MEMBERS} repositories")
+            members[key] = read(entry)
         member = members[key]
-        # One reference may name a tag and another its commit, so compare by commit.
-        identity = (reference.kind, reference.name, member.commit or reference.commit)
+        # An entry may name a tag, and another one the tag's commit, so compare by commit.
+        identity = (entry.kind, entry.name, member.commit or entry.commit)
         if identity in descendants:
-            return Node(reference, member, omitted="a cycle: it is its own ancestor")
+            return Node(entry, member, omitted="a cycle: it is its own ancestor")
         if identity in shown and member.parents:
-            return Node(reference, member, omitted="drawn above")
+            return Node(entry, member, omitted="drawn above")
         shown.add(identity)
         if member.parents and len(descendants) >= MAX_GENERATIONS:
-            return Node(
-                reference, member, omitted=f"its parents are not drawn: more than {MAX_GENERATIONS} generations"
-            )
-        return Node(reference, member, tuple(node_of(parent, (*descendants, identity)) for parent in member.parents))
+            return Node(entry, member, omitted=f"its parents are not drawn: more than {MAX_GENERATIONS} generations")
+        return Node(entry, member, tuple(node_of(parent, (*descendants, identity)) for parent in member.parents))
 
     return node_of(root, ())
 
@@ -136,15 +134,15 @@ def node_lines(node: Node) -> list[str]:
     Args:
         node: A node of the tree.
     """
-    reference, member = node.reference, node.member
-    if not reference.name:
-        gguf = "" if reference.gguf is None else f"GGUF file {reference.gguf}, "
+    entry, member = node.entry, node.member
+    if not entry.name:
+        gguf = "" if entry.gguf is None else f"GGUF file {entry.gguf}, "
         return [f"{node.title}: {gguf}{member.problem}"]
-    commit = member.commit or reference.commit
+    commit = member.commit or entry.commit
     tags = ", ".join(clean(tag) for tag in member.tags)
     version = f" @ {tags}" if tags else ""
-    version += f" ({clean(commit)[:10]})" if commit else " (no commit)" if reference.folder is None else ""
-    lines = [f"{node.title}: {clean(reference.name)}{version}"]
+    version += f" ({clean(commit)[:10]})" if commit else " (no commit)" if entry.folder is None else ""
+    lines = [f"{node.title}: {clean(entry.name)}{version}"]
     if member.problem:
         return [*lines, clean(member.problem)]
     if node.omitted:
@@ -156,7 +154,7 @@ def node_lines(node: Node) -> list[str]:
 
 def _summary(node: Node) -> Iterator[str]:
     if node.member.card is None:
-        if node.reference.kind == "model":
+        if node.entry.kind == "model":
             yield "no card"
         return
     yield f"stage {node.stage}" if node.stage else "stage unknown"

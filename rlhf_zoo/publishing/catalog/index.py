@@ -38,7 +38,7 @@ lists these, `rlhf-zoo run NAME` trains and publishes one, and `rlhf-zoo recipes
 The table shows their results: every row is a repository at a commit, with the figures of its `rlhf_card.json`.
 """
 _STAGE_ORDER = {stage: index for index, stage in enumerate(STAGES)}
-_NOT_METRICS = ("step", "tag", "commit")  # keys of a checkpoint's row in a card
+_NOT_METRICS = ("step", "tag", "commit")  # keys of a checkpoint's row in a card that hold no metric
 _MAX_METRICS = 8  # of a checkpoint, because cards are not trusted
 
 
@@ -60,7 +60,7 @@ class Entry:
         win_rate: Win rate over SFT, by the recipe's judge.
         accuracy: Accuracy of a reward model on held-out pairs.
         verdict: Kind of the verdict on this step of a PPO run, else on its last checkpoint, such as "healthy".
-        date: When the run finished, or else started, or else when the repository last changed; ISO 8601.
+        date: When the run finished, or else started, or else when the repository last changed, in ISO 8601.
         note: Why the card could not be read; None if it was.
     """
 

@@ -81,9 +81,9 @@ class Lineage:
         return loader if isinstance(loader, str) else None
 
     @property
-    def prompts_at(self) -> PromptsLocation:
+    def prompts_location(self) -> PromptsLocation:
         """Where PPO's prompts are in its data set, according to the card."""
-        return prompts_at(self.card.get("settings"))
+        return prompts_location(self.card.get("settings"))
 
     def setting(self, key: str, default: float) -> float:
         """Returns a number from the training settings.
@@ -118,7 +118,7 @@ class Lineage:
         return truncation if truncation["shortest"] or truncation["text"] else {}
 
 
-def prompts_at(settings: object) -> PromptsLocation:
+def prompts_location(settings: object) -> PromptsLocation:
     """Returns where PPO's prompts are in its data set.
 
     Args:
@@ -215,7 +215,7 @@ def _read_card(checkpoint: Checkpoint) -> Card:
 
 
 def _parent(child: Checkpoint, card: Card, role: str, flag: str, hub: Hub) -> Checkpoint | None:
-    """Fetches a parent that the card of `child` names; None if it names none. `flag` is for messages."""
+    """Fetches the parent that the card of `child` names; None if it names none. Messages propose `flag`."""
     parent = get_nested(card, "parents", role)
     if not isinstance(parent, Mapping):
         return None
@@ -242,7 +242,7 @@ def _parent(child: Checkpoint, card: Card, role: str, flag: str, hub: Hub) -> Ch
 
 
 def _recorded_folder(checkpoint: Path, role: str) -> Path | None:
-    """Finds the local model, such as an unpacked GGUF file, that a run of this user's own recorded as its parent."""
+    """Finds the local model, such as an unpacked GGUF file, that one of this user's own runs recorded as a parent."""
     stage = next((folder for folder in (checkpoint, checkpoint.parent) if (folder / "run.json").is_file()), None)
     # Another user's run must not make this command read a local path.
     if stage is None or not (record := StageRecord(stage)).is_own():
@@ -255,7 +255,7 @@ def _recorded_folder(checkpoint: Path, role: str) -> Path | None:
 
 
 def _member_beside(checkpoint: Path, folder: Any) -> Path | None:
-    """Finds a reward model of the ensemble that a run's card names, in the same run directory."""
+    """Finds a reward model of an ensemble, which the card of a run names, in the directory of that run."""
     # The card may come from another user, so only folders of an ensemble are looked up.
     if not isinstance(folder, str) or not is_member(folder):
         return None
@@ -278,8 +278,8 @@ def find_family(name: str, hub: Hub = DEFAULT_HUB) -> Node:
         ZooError: The model itself cannot be read.
     """
 
-    def read(reference: CardParent) -> Member:
-        return _read_repository(reference, hub) if reference.folder is None else _read_folder(reference.folder)
+    def read(entry: CardParent) -> Member:
+        return _read_repository(entry, hub) if entry.folder is None else _read_folder(entry.folder)
 
     folder = Path(name)
     if folder.is_dir():
@@ -291,7 +291,7 @@ def find_family(name: str, hub: Hub = DEFAULT_HUB) -> Node:
     root_member = read(root)  # an unreadable root is an error, but an unreadable parent is only marked
     if root_member.problem is not None:
         raise ZooError(f"{name} on {hub.name} {root_member.problem}: check the name, the network, --hub and the token.")
-    return family_tree(root, lambda reference: root_member if reference is root else read(reference))
+    return family_tree(root, lambda entry: root_member if entry is root else read(entry))
 
 
 def _card_folder(folder: Path) -> Path:
@@ -319,7 +319,7 @@ def _read_folder(folder: Path) -> Member:
 
 
 def _sibling(folder: Path, document: Mapping[str, Any], parent: CardParent) -> CardParent:
-    """Replaces an unpublished parent by its stage's directory in the same run, if that still holds the same run."""
+    """Replaces an unpublished parent by its stage's directory in the same run, if the fingerprints are equal."""
     lineage = document.get("dataset") if parent.role == "data" else (document.get("parents") or {}).get(parent.role)
     sibling = StageRecord(folder.parent / parent.role)
     if parent.repo is not None or not lineage or sibling.read().get("fingerprint") != lineage.get("fingerprint"):
@@ -327,22 +327,22 @@ def _sibling(folder: Path, document: Mapping[str, Any], parent: CardParent) -> C
     return CardParent(parent.role, parent.kind, folder=sibling.path, title=parent.title)
 
 
-def _read_repository(reference: CardParent, hub: Hub) -> Member:
-    """Reads a repository on a Hub, or on its source if the Hub lacks it. A failure becomes the `problem`."""
+def _read_repository(entry: CardParent, hub: Hub) -> Member:
+    """Reads a repository on a Hub, or on the Hub's source if the Hub lacks it. A failure becomes the `problem`."""
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     api = hub.api()
-    repo, revisions = reference.repo or "", []
+    repo, revisions = entry.repo or "", []
     try:
-        refs = api.list_repo_refs(repo, repo_type=reference.kind)
+        refs = api.list_repo_refs(repo, repo_type=entry.kind)
         revisions = [ref.name for ref in (*refs.branches, *refs.tags)]
         # The `commit` of a tree's root may be a branch or tag, or the short form of its name.
-        revision = None if reference.commit is None else find_revision(reference.commit, revisions) or reference.commit
-        info = api.repo_info(repo, revision=revision, repo_type=reference.kind)
+        revision = None if entry.commit is None else find_revision(entry.commit, revisions) or entry.commit
+        info = api.repo_info(repo, revision=revision, repo_type=entry.kind)
         tags = tuple(sorted(ref.name for ref in refs.tags if ref.target_commit == info.sha))
         card = problem = None
         names = {file.rfilename for file in getattr(info, "siblings", None) or []}
-        if reference.kind == "model" and CARD_FILE in names:
+        if entry.kind == "model" and CARD_FILE in names:
             card, problem = download_card(repo, str(info.sha), hub)
             # A step's card is made before the reward model's report exists, so take the report from the card of `best`.
             best_commit = {ref.name: ref.target_commit for ref in refs.tags}.get("best")
@@ -351,7 +351,7 @@ def _read_repository(reference: CardParent, hub: Hub) -> Member:
     except GatedRepoError:
         return Member(problem="is gated, and this token may not read it")
     except RepositoryNotFoundError:
-        member = None if hub.source is None else _read_repository(reference, hub.source)
+        member = None if hub.source is None else _read_repository(entry, hub.source)
         if member is not None and member.problem is None:
             return member
         return Member(problem="does not exist, or this token may not read it")
@@ -359,7 +359,7 @@ def _read_repository(reference: CardParent, hub: Hub) -> Member:
         listed_revisions = ", ".join(revisions[:_MAX_LISTED]) + (
             f" and {len(revisions) - _MAX_LISTED} more" if len(revisions) > _MAX_LISTED else ""
         )
-        return Member(problem=f"has no revision {reference.commit!r}; it has {listed_revisions}")
+        return Member(problem=f"has no revision {entry.commit!r}; it has {listed_revisions}")
     except client_errors() as error:
         return Member(problem=f"cannot be read ({reason(error)})")
     parents = card.parents if card is not None else ()
@@ -367,7 +367,7 @@ def _read_repository(reference: CardParent, hub: Hub) -> Member:
 
 
 def _with_report(card: Card, repo: str, best_commit: str, hub: Hub) -> Card:
-    """Returns a reward model's card, with the report from the card of `best` if that is of the same checkpoint."""
+    """Returns a reward model's card, with the report from the card of `best` if both describe the same checkpoint."""
     best_card, _ = download_card(repo, best_commit, hub)
     is_same = best_card and all(best_card.get(key) == card.get(key) for key in ("fingerprint", "step"))
     return Card({**card, "reward_model": best_card.get("reward_model")}) if is_same else card
