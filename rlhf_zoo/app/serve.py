@@ -62,7 +62,7 @@ def launch(
     """
     if importlib.util.find_spec("gradio") is None:
         raise ZooError("The comparison page needs gradio: run `pip install 'rlhf-zoo[space]'`.")
-    port = _free_port(host, port)
+    port = _find_free_port(host, port)
     click.echo(f"Loading {ppo} and the models of its lineage; the first time takes a while.", err=True)
     with doing("loading the page"):
         from ..pipeline.stages.train import silence_libraries
@@ -148,9 +148,9 @@ def render_static_page(models: SpaceModels, hub: Hub = DEFAULT_HUB) -> str:
 
 def _import_space_app() -> ModuleType:
     """Imports the Space's app.py, so that this machine and a Space serve the page with the same code."""
-    from .space.files import space_folder
+    from .space.files import find_space_folder
 
-    path = space_folder() / "app.py"
+    path = find_space_folder() / "app.py"
     spec = importlib.util.spec_from_file_location("rlhf_zoo_compare_app", path)
     assert spec is not None
     assert spec.loader is not None
@@ -159,7 +159,7 @@ def _import_space_app() -> ModuleType:
     return module
 
 
-def _free_port(host: str, port: int) -> int:
+def _find_free_port(host: str, port: int) -> int:
     """Returns `port` if it is free on `host`; for 0, any free port."""
     if not 0 <= port <= 65535:
         raise ZooError(f"There is no port {port}: --port takes 1 to 65535, or 0 for any free port.")

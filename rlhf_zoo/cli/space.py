@@ -81,10 +81,15 @@ def deploy(
 
         from ..app.serve import render_static_page
 
-        page = functools.partial(render_static_page, models, connected_hub)
-        builds = connected_hub.kind == "huggingface"
         with doing("sending the Space"):
-            deployment = deploy_space(name, models, page=page, private=private, builds=builds, hub=connected_hub)
+            deployment = deploy_space(
+                name,
+                models,
+                render_page=functools.partial(render_static_page, models, connected_hub),
+                private=private,
+                builds_spaces=connected_hub.kind == "huggingface",
+                hub=connected_hub,
+            )
         _add_to_collection(models, name, connected_hub, private=deployment.private)
         _print_result(name, deployment, models, connected_hub)
 
@@ -95,9 +100,9 @@ def _print_result(name: str, deployment: Deployment, models: SpaceModels, hub: H
     location = f"{name} on the embedded Hub" if hub.kind == "local" else deployment.url
     kind = "a live page" if deployment.sdk == "gradio" else "a static page"
     click.echo(f"Space: {location} ({kind}, {state}, commit {deployment.commit[:10]})")
-    if deployment.refused is not None:
+    if deployment.refusal is not None:
         click.echo(
-            f"It is a static page, because this account may not have Gradio Spaces (402: {deployment.refused}): it "
+            f"It is a static page, because this account may not have Gradio Spaces (402: {deployment.refusal}): it "
             "shows completions that were sampled now, and computes nothing."
         )
     elif deployment.sdk == "static":

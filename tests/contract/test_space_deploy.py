@@ -310,7 +310,7 @@ def test_deploy_keeps_private_models_private_unless_told(running: RunningHub, de
         assert api.space_info("local/open").private is False
         message = error_of(deploy("local/toy-ppo", "--repo", "local/open"))
         assert (
-            "local/toy-reward is private but the Space local/open is public: pass --public to show it to all."
+            "local/toy-reward is private but the Space local/open is public: pass --public to show it anyway."
             in message
         )
     finally:

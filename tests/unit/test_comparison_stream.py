@@ -352,7 +352,7 @@ def test_fair_lock_serves_in_request_order() -> None:
     for thread in threads:
         thread.join(30)
     assert order == [0, 1, 2, 3, 4, 5, -1]
-    assert not turns._taken and not turns._waiting
+    assert not turns._is_taken and not turns._waiting
 
 
 # ---- what fails

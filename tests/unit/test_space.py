@@ -91,13 +91,13 @@ def test_launch_rejects_bad_ports_and_hosts() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ZooError, match=f"Port {port} of 127.0.0.1 is taken: choose another with --port"):
             compare.launch("local/x-ppo", sft=None, reward=None, host="127.0.0.1", port=port)
-    assert compare._free_port("127.0.0.1", port) == port
-    assert compare._free_port("127.0.0.1", 0) > 0
+    assert compare._find_free_port("127.0.0.1", port) == port
+    assert compare._find_free_port("127.0.0.1", 0) > 0
     for number in (-1, 65536):
         with pytest.raises(ZooError, match=f"There is no port {number}"):
-            compare._free_port("127.0.0.1", number)
+            compare._find_free_port("127.0.0.1", number)
     with pytest.raises(ZooError, match="not an address of this machine"):
-        compare._free_port("192.0.2.1", 0)  # TEST-NET-1, which no machine has
+        compare._find_free_port("192.0.2.1", 0)  # TEST-NET-1, which no machine has
 
 
 # What is deployed

@@ -1,4 +1,4 @@
-"""A cache of loaded models that drops the least recently used."""
+"""A cache of loaded models that drops the least recently used ones."""
 
 import threading
 from collections import OrderedDict
@@ -13,13 +13,14 @@ M = TypeVar("M")
 
 
 class ModelCache(Generic[M]):
-    """Caches the most recently used models, up to a number of models and of bytes. Threads may share it.
+    """Caches the most recently used models, up to a number and a total size. Threads may share it.
 
-    Before a model is loaded, the least recently used ones are dropped to make room. The memory of a dropped model is
-    freed when its last user has finished. A single model larger than `max_bytes` is kept alone.
+    The least recently used model is dropped before a load if the cache is full, and more are dropped after the load if
+    the models exceed `max_bytes`. The memory of a dropped model is freed when its last user has finished. A single
+    model larger than `max_bytes` is kept alone.
 
     Args:
-        load: Loads a model by its name; called once even if several threads ask for it.
+        load: Loads a model by its name; called once even if several threads request the model.
         size: Returns the size of a model in bytes.
         max_models: Largest number of models in the cache.
         max_bytes: Largest size of all models together, in bytes; None to set no bound.
@@ -65,10 +66,10 @@ class ModelCache(Generic[M]):
             return list(self._models)
 
     @property
-    def bytes(self) -> int:
+    def total_bytes(self) -> int:
         """The size of all cached models together."""
         with self._table_lock:
-            return self._total_bytes()
+            return self._sum_sizes()
 
     def _find(self, name: str) -> M | None:
         with self._table_lock:
@@ -77,14 +78,14 @@ class ModelCache(Generic[M]):
             self._models.move_to_end(name)
             return self._models[name][0]
 
-    def _total_bytes(self) -> int:
+    def _sum_sizes(self) -> int:
         return sum(size for _, size in self._models.values())
 
     def _evict(self, *, free_slots: int) -> None:
         count_before = len(self._models)
         while len(self._models) > self._max_models - free_slots:
             self._models.popitem(last=False)
-        while self._max_bytes is not None and len(self._models) > 1 and self._total_bytes() > self._max_bytes:
+        while self._max_bytes is not None and len(self._models) > 1 and self._sum_sizes() > self._max_bytes:
             self._models.popitem(last=False)
         if len(self._models) < count_before:
             free_cache()

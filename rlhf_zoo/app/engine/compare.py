@@ -45,7 +45,7 @@ class _Request:
     """A checked request. `sampling` has seed, temperature, top_p and max_new_tokens."""
 
     prompt: str
-    ids: tuple[int, ...]
+    prompt_ids: tuple[int, ...]
     n: int
     sampling: Mapping[str, Any]
 
@@ -116,7 +116,7 @@ class Comparison:
             sft: The SFT policy that it started from.
             reward: The reward model; several form an ensemble.
             reward_kwargs: Other keyword arguments of `load_reward`.
-            loader: The function that loads the reward model, see `load_reward`.
+            loader: The function that loads the reward model; see `load_reward`.
             rules: Scores completions if there is no reward model.
             device: Device of the models; None for the accelerator, if there is one.
             limits: Bounds of one request.
@@ -133,10 +133,10 @@ class Comparison:
             )
         device = best_device() if device is None else torch.device(device)
         reward_model = None
-        paths = [reward] if isinstance(reward, str | Path) else list(reward or ())
-        if paths:
+        reward_paths = [reward] if isinstance(reward, str | Path) else list(reward or ())
+        if reward_paths:
             reward_model = load_reward(
-                paths, tokenizer, place=partial(move, device=device), loader=loader, **(reward_kwargs or {})
+                reward_paths, tokenizer, place=partial(move, device=device), loader=loader, **(reward_kwargs or {})
             )
         policies = {"ppo": load_causal(ppo), "sft": load_causal(sft)}
         for policy in policies.values():
@@ -303,7 +303,7 @@ class Comparison:
 
     def _generate(self, request: _Request) -> Generator[Sequence[_PartialCompletion], None, None]:
         """Yields all completions after each token, SFT before PPO."""
-        completions = [_PartialCompletion(self._tokenizer, request.ids) for _ in range(2 * request.n)]
+        completions = [_PartialCompletion(self._tokenizer, request.prompt_ids) for _ in range(2 * request.n)]
         sampler: LockstepSampler | None = None
         try:
             with self._lock:
@@ -313,18 +313,18 @@ class Comparison:
                 sampler = LockstepSampler(
                     sft=self._policies["sft"],
                     ppo=self._policies["ppo"],
-                    prompt=request.ids,
+                    prompt_ids=request.prompt_ids,
                     n=request.n,
                     **request.sampling,
                     stop_ids=sorted(all_stop_ids),
                     vocabulary=Vocabulary.of(self._tokenizer, *self._policies.values()),
                 )
-            while not sampler.done:
+            while not sampler.is_done:
                 with self._lock:
-                    for sampled in sampler.step():
-                        completions[sampled.index].add(sampled)
-                        if sampled.stop is not None:
-                            self._finish(request, completions[sampled.index])
+                    for token in sampler.step():
+                        completions[token.index].add(token)
+                        if token.stop is not None:
+                            self._finish(request, completions[token.index])
                 yield completions
         except MEMORY_ERRORS as error:
             sampler = None  # frees the KV caches before the error is reported
@@ -338,11 +338,12 @@ class Comparison:
 
         The models run on a batch of one, so that padding cannot change the results.
         """
-        ids = torch.tensor([completion.pieces.ids], device=self.device)
-        prompt = torch.tensor([request.ids], device=self.device)
+        token_ids = completion.detokenizer.ids
+        ids = torch.tensor([token_ids], device=self.device)
+        prompt_ids = torch.tensor([request.prompt_ids], device=self.device)
         samples = Samples(
-            prompt_ids=prompt,
-            prompt_mask=torch.ones_like(prompt, dtype=torch.bool),
+            prompt_ids=prompt_ids,
+            prompt_mask=torch.ones_like(prompt_ids, dtype=torch.bool),
             completion_ids=ids,
             mask=torch.ones_like(ids, dtype=torch.bool),
             logprobs=torch.zeros_like(ids, dtype=torch.float32),  # neither the reward model nor the critic reads them
@@ -351,7 +352,7 @@ class Comparison:
         wrapped_prompt = wrap_prompt(request.prompt, self._tokenizer)
         completion.finish(wrapped_prompt)
         if self._reward is not None or self.rules is not None:
-            (text,) = decode_completions(self._tokenizer, [wrapped_prompt], [request.ids], [completion.pieces.ids])
+            (text,) = decode_completions(self._tokenizer, [wrapped_prompt], [request.prompt_ids], [token_ids])
         if self.rules is not None:
             completion.reward = self.rules.score(request.prompt, wrapped_prompt, samples, text)
         elif self._reward is not None:
@@ -360,7 +361,7 @@ class Comparison:
             completion.values = tuple(self._critic.values(samples)[0].tolist())
 
     def _take_snapshot(self, request: _Request, completions: Sequence[_PartialCompletion]) -> Snapshot:
-        results = tuple(completion.snapshot() for completion in completions)
+        results = tuple(completion.result() for completion in completions)
         return Snapshot(
             prompt=request.prompt,
             **request.sampling,
@@ -374,39 +375,39 @@ class Comparison:
 class _PartialCompletion:
     """A completion that is being sampled."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) -> None:
-        self.tokenizer, self.pieces = tokenizer, IncrementalDetokenizer(tokenizer, prompt)
-        self.sampled: list[SampledToken] = []
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int]) -> None:
+        self.tokenizer, self.detokenizer = tokenizer, IncrementalDetokenizer(tokenizer, prompt_ids)
+        self.tokens: list[SampledToken] = []
         self.reward: float | None = None
         self.values: tuple[float, ...] | None = None
         self._text: str | None = None
 
-    def add(self, sampled: SampledToken) -> None:
-        self.sampled.append(sampled)
-        self.pieces.add(sampled.token)
+    def add(self, token: SampledToken) -> None:
+        self.tokens.append(token)
+        self.detokenizer.add(token.token_id)
 
     def finish(self, prompt: Prompt) -> None:
         """Decodes the final text. `prompt` is wrapped in the chat template if the model has one."""
-        self._text = strip_template_space(self.pieces.finish(), prompt, self.tokenizer)
+        self._text = strip_template_space(self.detokenizer.finish(), prompt, self.tokenizer)
 
     @property
     def stop(self) -> str | None:
-        return self.sampled[-1].stop if self.sampled else None
+        return self.tokens[-1].stop if self.tokens else None
 
-    def snapshot(self) -> PolicyCompletion:
+    def result(self) -> PolicyCompletion:
         token_metrics: dict[str, tuple[float, ...]] = {
-            f"token_{name}": tuple(getattr(token, name) for token in self.sampled) for name in TOKEN_METRICS
+            f"token_{name}": tuple(getattr(token, name) for token in self.tokens) for name in TOKEN_METRICS
         }
         return PolicyCompletion(
-            completion=self.pieces.text if self._text is None else self._text,
+            completion=self.detokenizer.text if self._text is None else self._text,
             reward=self.reward,
             log_ratio=math.fsum(token_metrics["token_log_ratio"]),
             kl=math.fsum(token_metrics["token_kl"]),
-            tokens=tuple(self.pieces.by_token),
-            length=len(self.sampled),
+            tokens=tuple(self.detokenizer.by_token),
+            length=len(self.tokens),
             ended=self.stop == "eos",
             stop=self.stop,
-            token_ids=tuple(self.pieces.ids),
+            token_ids=tuple(self.detokenizer.ids),
             token_values=self.values,
             **token_metrics,
         )

@@ -13,13 +13,13 @@ class FairLock:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._taken = False
+        self._is_taken = False
         self._waiting: deque[threading.Event] = deque()
 
     def __enter__(self) -> None:
         with self._lock:
-            if not self._taken:
-                self._taken = True
+            if not self._is_taken:
+                self._is_taken = True
                 return
             turn = threading.Event()
             self._waiting.append(turn)
@@ -43,4 +43,4 @@ class FairLock:
             if self._waiting:
                 self._waiting.popleft().set()
             else:
-                self._taken = False
+                self._is_taken = False

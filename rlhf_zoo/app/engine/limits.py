@@ -33,8 +33,8 @@ class Limits:
 def check_prompt(prompt: object, limits: Limits) -> None:
     """Checks a prompt's characters.
 
-    Refuses control characters (Cc) except tab and line ends, and lone surrogates. All others pass; `visible_text`
-    makes those visible that would hide or reorder other text.
+    Control characters (Cc) except tab and line ends are refused, and so are lone surrogates. Other characters that
+    would hide or reorder text pass, because `visible_text` makes them visible.
 
     Args:
         prompt: A visitor's prompt.

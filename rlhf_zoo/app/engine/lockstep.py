@@ -1,4 +1,4 @@
-"""Samples from two policies in lockstep, one token a step, and scores each token under both."""
+"""Samples from two policies in lockstep, one token per step, and scores each token under both."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class SampledToken:
 
     Attributes:
         index: Index of the completion in its `LockstepSampler`.
-        token: Token id.
+        token_id: The token's id.
         logprob_sft: log π_SFT of the token.
         logprob_ppo: log π_PPO of the token.
         log_ratio: log π_PPO − log π_SFT.
@@ -35,7 +35,7 @@ class SampledToken:
     """
 
     index: int
-    token: int
+    token_id: int
     logprob_sft: float
     logprob_ppo: float
     log_ratio: float
@@ -47,7 +47,7 @@ class SampledToken:
 
 
 class LockstepSampler:
-    """n completions of one prompt from each of two policies: 0 to n − 1 are SFT's, n to 2n − 1 are PPO's.
+    """Samples n completions of one prompt from each of two policies: 0 to n − 1 from SFT, n to 2n − 1 from PPO.
 
     Each model runs one forward pass per step, over the same batch: one row for each distinct text so far. Completions
     with the same tokens share a row until their tokens differ, so the prompt is processed once, and policies with equal
@@ -56,7 +56,7 @@ class LockstepSampler:
     Args:
         sft: The SFT policy.
         ppo: The PPO policy.
-        prompt: Token ids, at least one. Prompt and `max_new_tokens` must fit into both models' contexts.
+        prompt_ids: At least one token id. Prompt and `max_new_tokens` must fit into both models' contexts.
         n: Number of completions of each policy.
         seed: Seed of the random streams.
         temperature: Divides the logits.
@@ -74,7 +74,7 @@ class LockstepSampler:
         *,
         sft: PreTrainedModel,
         ppo: PreTrainedModel,
-        prompt: Sequence[int],
+        prompt_ids: Sequence[int],
         n: int,
         seed: int,
         temperature: float,
@@ -94,15 +94,15 @@ class LockstepSampler:
         # Completion 0 always has the same key, so that its text depends on the seed but not on n.
         keys = [(COMPARE_STREAM, index) if index else (COMPARE_STREAM,) for index in range(n)]
         self._uniforms = uniforms(seed, keys, max_new_tokens).to(device).repeat(2, 1)  # equal for both policies
-        self._inputs = torch.tensor([list(prompt)], device=device)
-        self._length = len(prompt)
+        self._inputs = torch.tensor([list(prompt_ids)], device=device)
+        self._length = len(prompt_ids)  # of prompt and completion so far
         self._n, self._step = n, 0
         # Indices of the unfinished completions, and the batch row of each.
         self._unfinished = torch.arange(2 * n, device=device)
         self._rows = torch.zeros_like(self._unfinished)
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         return len(self._unfinished) == 0
 
     @torch.no_grad()
@@ -115,23 +115,23 @@ class LockstepSampler:
         Raises:
             ZooError: The logits of a policy are NaN.
         """
-        sft, ppo = self._logits()
+        sft, ppo = self._compute_logits()
         indices, rows = self._unfinished, self._rows
         own_logits = torch.where((indices < self._n).unsqueeze(1), sft[rows], ppo[rows])
         tokens = draw_tokens(own_logits, self._uniforms[indices, self._step], top_p=self._top_p)
         ended = torch.isin(tokens, self._stop_ids)
         metrics = _token_metrics(sft.double(), ppo.double(), rows, tokens)
         self._step += 1
-        last = self._step == self._max_new_tokens
-        stops = ["eos" if has_ended else "length" if last else None for has_ended in ended.tolist()]
+        is_last = self._step == self._max_new_tokens
+        stops = ["eos" if has_ended else "length" if is_last else None for has_ended in ended.tolist()]
         columns = (indices.tolist(), tokens.tolist(), *metrics.T.tolist(), stops)
         sampled = [SampledToken(*row) for row in zip(*columns, strict=True)]
-        continues = torch.zeros_like(ended) if last else ~ended
+        continues = torch.zeros_like(ended) if is_last else ~ended
         self._advance(rows[continues], tokens[continues], len(sft))
         self._unfinished = indices[continues]
         return sampled
 
-    def _logits(self) -> list[Tensor]:
+    def _compute_logits(self) -> list[Tensor]:
         ids, length = self._inputs, self._length  # rows have equal lengths, so there is no padding
         size, new_count = ids.shape
         positions = torch.arange(length - new_count, length, device=ids.device).expand(size, new_count)

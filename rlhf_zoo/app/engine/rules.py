@@ -18,11 +18,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RuleRewards:
-    """The weighted sum of rules, for prompts whose other columns are known.
+    """Scores completions by a weighted sum of rules. If a rule reads other columns, only prompts in `columns` score.
 
     Attributes:
         rewards: The rules and their weights. They must not contain a model.
-        columns: Prompt as the page shows it -> the row's other columns, such as the right answer.
+        columns: Prompt as the page shows it -> the other columns of its row, such as the right answer.
         later_timeout: Time limit in seconds of all calls but the first; None to keep that of `rewards`.
     """
 

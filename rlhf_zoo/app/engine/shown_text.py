@@ -1,4 +1,4 @@
-"""Makes characters visible that a page would hide."""
+"""Replaces characters that a page would hide with visible ones."""
 
 import unicodedata
 
@@ -7,10 +7,10 @@ JOINERS = "\u200c\u200d"
 
 
 def visible_text(text: str) -> str:
-    """Makes each character visible that is invisible or changes how others are shown.
+    """Replaces each character that is invisible, or that changes how other characters are shown.
 
-    Control characters except tab and line feed become their pictures (␀, ␛). Direction marks, zero-width spaces, lone
-    surrogates and unassigned code points become their number, such as ⟨U+202E⟩.
+    ASCII control characters except tab and line feed become their pictures (␀, ␛). Other control characters, direction
+    marks, zero-width spaces, lone surrogates and unassigned code points become their number, such as ⟨U+202E⟩.
 
     Args:
         text: Any text.

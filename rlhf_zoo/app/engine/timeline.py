@@ -122,7 +122,7 @@ class TimelineRun:
 
     @classmethod
     def _with_marks(cls, name: str, card: Mapping[str, Any], points: Iterable[TimelinePoint]) -> TimelineRun:
-        """Adds β and the card's marks. The card's chosen step takes precedence over the tag `best`."""
+        """Creates a run with the card's β and marks. The card's chosen step takes precedence over the tag `best`."""
         chosen, evaluation, settings = _read_step(card.get("chosen")), card.get("evaluation"), card.get("settings")
         recommended = _read_step(evaluation.get("recommended")) if isinstance(evaluation, Mapping) else None
         beta = number(settings.get("kl_coef", PPOConfig.kl_coef)) if isinstance(settings, Mapping) else None
@@ -203,30 +203,30 @@ class CheckpointResult:
 
 
 def _read_watched(row: Mapping[str, Any]) -> dict[str, float]:
-    """Returns name -> mean of the rewards in a card's row of a checkpoint. Cards list only those of weight 0."""
+    """Returns the mean of each reward in a checkpoint's row of a card. Cards list only rewards of weight 0 there."""
     rewards = {key.partition("/")[2]: number(value) for key, value in row.items() if str(key).startswith("rewards/")}
     return {name: value for name, value in rewards.items() if value is not None}
 
 
 def _read_evaluated(card: Mapping[str, Any], step: int) -> dict[str, dict[str, CardEstimate]]:
-    """Returns the figures of a step in a card's evaluation, of test prompts and of validation prompts.
+    """Returns a step's figures in a card's evaluation, by kind of prompts ("test" or "validation").
 
-    Test prompts measure only the card's own step. Validation prompts measure the checkpoints over training.
+    Only the card's own step is evaluated on test prompts. Checkpoints over training are, on validation prompts.
     """
     figures: dict[str, dict[str, CardEstimate | None]] = {}
     if _read_step(card.get("step")) == step:
-        figures["test"] = _estimates(get_nested(card, "evaluation", "ppo"))
+        figures["test"] = _read_estimates(get_nested(card, "evaluation", "ppo"))
         figures["test"]["win_rate"] = CardEstimate.read(get_nested(card, "evaluation", "win_rate"))
     rows = get_nested(card, "evaluation", "over_training", "checkpoints")
     row = next((row for row in rows if get_nested(row, "step") == step), None) if isinstance(rows, list) else None
-    figures["validation"] = _estimates(row)
-    measured = {
-        part: {name: value for name, value in values.items() if value is not None} for part, values in figures.items()
+    figures["validation"] = _read_estimates(row)
+    present = {
+        kind: {name: value for name, value in values.items() if value is not None} for kind, values in figures.items()
     }
-    return {part: values for part, values in measured.items() if values}
+    return {kind: values for kind, values in present.items() if values}
 
 
-def _estimates(row: Any) -> dict[str, CardEstimate | None]:
+def _read_estimates(row: Any) -> dict[str, CardEstimate | None]:
     return {name: CardEstimate.read(get_nested(row, name)) for name in ("reward", "judge", "kl", "win_rate")}
 
 
@@ -277,7 +277,7 @@ class Timeline:
         """
         if name is None:
             return next(iter(self.runs.values()))
-        if not isinstance(name, str) or name not in self.runs:  # a request may hold anything
+        if not isinstance(name, str) or name not in self.runs:  # a visitor's request may contain any type
             raise ZooError(f"There is no run {reprlib.repr(name)} here: choose one of {', '.join(self.runs)}.")
         return self.runs[name]
 
@@ -288,7 +288,7 @@ class Timeline:
         return tuple(sorted(runs, key=lambda run: -(run.beta or 0.0)))
 
     def comparison_at(self, step: int | None = None, *, run: str | None = None) -> Comparison:
-        """Returns the comparison of the SFT policy with the policy of a step.
+        """Returns a comparison of the SFT policy with the policy of a step.
 
         Args:
             step: The training step; None for the run's best checkpoint.

@@ -1,1 +1,1 @@
-"""The comparison page as a Space of a Hub."""
+"""Deploys the comparison page as a Space of a Hub."""

@@ -1,4 +1,4 @@
-"""Creates or updates a comparison Space on a Hub in one commit, and cleans up after a failure."""
+"""Creates or updates a comparison Space on a Hub in one commit, and deletes new repositories after a failure."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Deployment:
         changed: Whether the deployment made a commit; False if the Space had the same files already.
         private: Whether the Space is private.
         private_models: Repositories of the models that are private.
-        refused: The Hub's reason, if the page is static because the Hub refused a Gradio Space.
+        refusal: The Hub's reason, if the page is static because the Hub refused a Gradio Space.
     """
 
     url: str
@@ -51,30 +51,31 @@ class Deployment:
     changed: bool
     private: bool
     private_models: tuple[str, ...]
-    refused: str | None = None
+    refusal: str | None = None
 
 
 def deploy(
     space: str,
     models: SpaceModels,
     *,
-    page: Callable[[], str],
+    render_page: Callable[[], str],
     private: bool | None = None,
-    builds: bool = False,
+    builds_spaces: bool = False,
     hub: Hub = DEFAULT_HUB,
 ) -> Deployment:
     """Creates or updates a Space in one commit.
 
     A new Space runs Gradio on the free CPU, or else on ZeroGPU. If the account may use neither (the Hub answers 402),
     the Space is a static page. An existing Space keeps its SDK, and files that others added. For a Gradio Space, the
-    data set of its votes is created with the same visibility. If the commit fails, all that was created is deleted.
+    data set of its votes is created with the same visibility. After a failure, new repositories without a commit are
+    deleted.
 
     Args:
         space: NAMESPACE/NAME.
         models: The models to show.
-        page: Renders the HTML of a static page.
+        render_page: Renders the HTML of a static page.
         private: Whether a new Space is private; None makes it private if any model is.
-        builds: Whether the Hub builds and runs Spaces; False if it only stores them.
+        builds_spaces: Whether the Hub builds and runs Spaces; False if it only stores them.
         hub: The Hub of the Space.
 
     Raises:
@@ -93,12 +94,12 @@ def deploy(
     else:
         _check_visibility(space, private, existing_space.private, private_models)
         kind, private = _SpaceKind(existing_space.sdk, existing_space.hardware), existing_space.private
-    wheel_source: WheelSource = "path" if not builds else "files" if private else "address"
+    wheel_source: WheelSource = "path" if not builds_spaces else "files" if private else "address"
 
     def write(folder: Path, kind: _SpaceKind) -> dict[str, Path]:
         folder.mkdir()
         if kind.sdk == "static":
-            write_static(folder, models, page())
+            write_static(folder, models, render_page())
         else:
             write_space(
                 folder, models, wheel_source=wheel_source, space=space, endpoint=endpoint, hardware=kind.hardware
@@ -133,7 +134,7 @@ def deploy(
         changed=existing_space is None or commit != existing_space.head,
         private=private,
         private_models=private_models,
-        refused=kind.refused,
+        refusal=kind.refusal,
     )
 
 
@@ -156,16 +157,16 @@ def _files_in(folder: Path) -> dict[str, Path]:
 
 
 class _SpaceKind(NamedTuple):
-    """SDK and hardware of a Space. `refused` is the Hub's reason if it refused a Gradio Space."""
+    """SDK and hardware of a Space. `refusal` is the Hub's reason if it refused a Gradio Space."""
 
     sdk: Sdk
     hardware: str
-    refused: str | None = None
+    refusal: str | None = None
 
 
 @contextmanager
 def _delete_on_failure(api: HfApi) -> Iterator[list[tuple[str, str]]]:
-    """Yields a list for the (id, type) of repositories that the body creates. If it fails, deletes the empty ones."""
+    """Yields a list, to which the body adds the (id, type) of new repositories. On failure, deletes the empty ones."""
     created: list[tuple[str, str]] = []
     try:
         yield created
@@ -198,23 +199,24 @@ def _find_existing_space(api: HfApi, space: str) -> _ExistingSpace | None:
     except RepositoryNotFoundError:
         return None
     files = tuple(sibling.rfilename for sibling in info.siblings or [])
-    names = _read_names(api, space, str(info.sha)) if MODELS_FILE in files else None
+    content = _read_models_file(api, space, str(info.sha)) if MODELS_FILE in files else None
     # A Space without other files was created by a deployment that stopped before its commit.
-    if (names is None and not set(files) <= _INITIAL_FILES) or info.sdk not in ("gradio", "static"):
+    if (content is None and not set(files) <= _INITIAL_FILES) or info.sdk not in ("gradio", "static"):
         raise ZooError(f"The Space {space} exists and is not a comparison page: choose another name with --repo.")
     hub_hardware = info.runtime and (info.runtime.requested_hardware or info.runtime.hardware)
     # The embedded Hub reports no hardware, so compare.json has it.
-    hardware = hub_hardware or (names or {}).get("hardware") or CPU
+    hardware = hub_hardware or (content or {}).get("hardware") or CPU
     sdk: Sdk = "static" if info.sdk == "static" else "gradio"
     return _ExistingSpace(sdk, str(getattr(hardware, "value", hardware)), bool(info.private), str(info.sha), files)
 
 
-def _read_names(api: HfApi, space: str, commit: str) -> dict[str, Any] | None:
+def _read_models_file(api: HfApi, space: str, commit: str) -> dict[str, Any] | None:
+    """Returns the content of compare.json; None if rlhf-zoo did not write it."""
     path = api.hf_hub_download(space, MODELS_FILE, repo_type="space", revision=commit)
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except (ValueError, RecursionError):
-        return None  # rlhf-zoo writes JSON only
+        return None
     if not isinstance(content, dict) or type(content.get("schema")) is not int:
         return None
     return content if is_model_name(content.get("ppo")) else None
@@ -260,7 +262,7 @@ def _create_space(api: HfApi, space: str, *, private: bool) -> _SpaceKind:
     except HfHubHTTPError as error:
         if status_of(error) != 402:
             raise
-        refused = reason(error)
+        refusal = reason(error)
     try:
         api.create_repo(space, space_sdk="gradio", space_hardware=SpaceHardware(ZERO_GPU), **options)
         return _SpaceKind("gradio", ZERO_GPU)
@@ -268,13 +270,13 @@ def _create_space(api: HfApi, space: str, *, private: bool) -> _SpaceKind:
         if status_of(error) not in (400, 402, 403):  # statuses for an account without ZeroGPU quota
             raise
     api.create_repo(space, space_sdk="static", **options)
-    return _SpaceKind("static", CPU, refused)
+    return _SpaceKind("static", CPU, refusal)
 
 
 def _check_visibility(space: str, requested: bool | None, private: bool, private_models: Sequence[str]) -> None:
     if requested is None and private_models and not private:
         raise ZooError(
-            f"{private_models[0]} is private but the Space {space} is public: pass --public to show it to all."
+            f"{private_models[0]} is private but the Space {space} is public: pass --public to show it anyway."
         )
     if requested is not None and requested != private:
         visibility, flag = ("private", "--public") if private else ("public", "--private")

@@ -112,19 +112,19 @@ def find_models(
             f"{ppo} is a checkpoint of the stage {stage}, not of PPO: pass the PPO model that was trained from it."
         )
     parents = {node.entry.role: node for node in root.parents}
-    sft_model = _named_model(sft, "sft") if sft is not None else _find_parent_model(ppo, parents.get("sft"), "sft")
+    sft_model = _find_named_model(sft, "sft") if sft is not None else _find_parent_model(ppo, parents.get("sft"), "sft")
     if sft_model is None:
         raise ZooError(f"{ppo} does not name the SFT model it started from: name it with --sft.")
-    data = [
+    data_repos = [
         node.entry.repo for node in _iterate_ancestors(root) if node.entry.role == "data" and not node.member.problem
     ]
     return SpaceModels(
         ppo=_pin(root),
         sft=sft_model,
-        reward=_named_model(reward, "reward")
+        reward=_find_named_model(reward, "reward")
         if reward is not None
         else _find_parent_model(ppo, parents.get("reward"), "reward"),
-        datasets=tuple(dict.fromkeys(repo for repo in data if repo)),
+        datasets=tuple(dict.fromkeys(repo for repo in data_repos if repo)),
         recipe=card.recipe,
         card=card,
         votes=votes,
@@ -167,11 +167,11 @@ def _find_published(name: str) -> Node:
     return find_family(name)
 
 
-def _named_model(name: str, role: str) -> PinnedModel:
+def _find_named_model(name: str, role: str) -> PinnedModel:
     node = _find_published(name)
     if node.stage is not None and (node.stage == "reward") != (role == "reward"):
-        kind_of_model = "a reward model" if role == "reward" else "a policy"
-        raise ZooError(f"{name} is a checkpoint of the stage {node.stage}; --{role} takes {kind_of_model}.")
+        model_kind = "a reward model" if role == "reward" else "a policy"
+        raise ZooError(f"{name} is a checkpoint of the stage {node.stage}; --{role} takes {model_kind}.")
     return _pin(node)
 
 
@@ -204,7 +204,7 @@ def _iterate_ancestors(node: Node) -> Iterator[Node]:
 # The files
 
 
-def space_folder() -> Path:
+def find_space_folder() -> Path:
     """Finds the folder with the Space's template files: in the installed package, or in the repository.
 
     Raises:
@@ -212,7 +212,7 @@ def space_folder() -> Path:
     """
     package = Path(__file__).parents[2]
     folders = (package / "_spaces", package.parent / "spaces")
-    app_folder = next((parent / "compare" for parent in folders if (parent / "compare" / "app.py").is_file()), None)
+    app_folder = next((folder / "compare" for folder in folders if (folder / "compare" / "app.py").is_file()), None)
     if app_folder is None:
         raise ZooError("This installation lacks the comparison page (compare/app.py): install rlhf-zoo again.")
     return app_folder
@@ -237,7 +237,7 @@ def write_space(
         wheel_source: How the Space gets the wheel of this package.
         hardware: The Space's hardware.
     """
-    templates = space_folder()
+    templates = find_space_folder()
     shutil.copyfile(templates / "app.py", folder / "app.py")
     write_json(folder / MODELS_FILE, _models_json(models, hardware))
     wheel = make_wheel(folder)
@@ -282,9 +282,9 @@ def _models_json(models: SpaceModels, hardware: str | None) -> dict[str, object]
 
 
 def _requirements_text(template: Path, wheel_requirement: str | None, *, hardware: str) -> str:
-    """Returns requirements.txt: the packages of the template, at the versions that are installed here, and the wheel.
+    """Returns requirements.txt: the template's packages at the versions installed here, and the wheel.
 
-    A package that is not installed here keeps the version of the template.
+    A package that is not installed here keeps the template's version.
     """
     lines = ["# The versions that were installed when this Space was deployed."]
     for line in template.read_text(encoding="utf-8").splitlines():
@@ -310,7 +310,7 @@ def _front_matter(models: SpaceModels, **fields: str | None) -> tuple[str, str]:
     """Returns the front matter of the Space's README with these fields, and the body below. None removes a field."""
     import yaml
 
-    _, template, body = (space_folder() / "README.md").read_text(encoding="utf-8").split("---\n", 2)
+    _, template, body = (find_space_folder() / "README.md").read_text(encoding="utf-8").split("---\n", 2)
     head = {
         **yaml.safe_load(template),
         "title": models.title,

@@ -18,7 +18,7 @@ _TIMESTAMP = (2020, 2, 2, 0, 0, 0)  # of every entry, the same as hatchling's, s
 def make_wheel(folder: Path) -> Path:
     """Writes a wheel of the running package. Equal sources give equal bytes.
 
-    In a checkout it is built from the sources, otherwise from the installed files.
+    In a checkout, the wheel is built from the sources; otherwise from the installed files.
 
     Args:
         folder: Folder to write it into.
