@@ -27,7 +27,7 @@ def main() -> None:
     try:
         models = page.read_model_names(Path(__file__).parent)
         page_models = page.PageModels.load(
-            models.ppo, sft=models.sft, reward=models.reward, runs=models.runs, lenient=True
+            models.ppo, sft=models.sft, reward=models.reward, runs=models.runs, skip_unreadable=True
         )
         with serve_page(page_models, votes=models.votes, block=True):
             pass

@@ -113,7 +113,7 @@ def test_card_and_lineage_refuse_run_of_another_machine(strange: Path, command: 
 
 def test_page_shows_no_data_of_untrusted_run(strange: Path) -> None:
     source = Checkpoint(str(strange), strange)
-    runs, problem = page_models._find_timeline_runs(Lineage(source, source, None, {}), None, lenient=False)
+    runs, problem = page_models._find_timeline_runs(Lineage(source, source, None, {}), None, skip_unreadable=False)
     assert runs == [] and problem is not None and "was not written by your rlhf-zoo" in problem
     assert held_out.read_held_out_prompts(Lineage(source, source, None, {}), lambda prompt: None) == []
 

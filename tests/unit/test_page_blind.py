@@ -106,13 +106,13 @@ def test_vote_omits_local_paths_and_nonfinite_rewards():
 
 
 def test_pair_accepts_verdicts_only_when_finished():
-    assert drawn(PPO, SFT).verdicts == tuple(VERDICTS)
+    assert drawn(PPO, SFT).allowed_verdicts == tuple(VERDICTS)
     for one in (drawn(written("a", stop=None), SFT), drawn(PPO, written("b", stop=None))):
-        assert one.verdicts == ()
+        assert one.allowed_verdicts == ()
         with pytest.raises(ZooError, match="still in progress"):
             create_vote(one, "tie", CONTENDERS)
     same = drawn(written(" same"), written(" same", reward=None))
-    assert same.verdicts == ("tie", "both_bad") and create_vote(same, "tie", CONTENDERS).verdict == "tie"
+    assert same.allowed_verdicts == ("tie", "both_bad") and create_vote(same, "tie", CONTENDERS).verdict == "tie"
     for verdict in ("left", "right"):
         with pytest.raises(ZooError, match="The two texts are equal"):
             create_vote(same, verdict, CONTENDERS)

@@ -171,13 +171,13 @@ def test_nonfinite_values_are_gaps(chart, missing):
 @example([1e-300, 1e-9], 0.0)
 @example([1e11, 1e11 + 1], 0.0)
 def test_charts_accept_any_numbers(values, top):
-    for chart, options in ((draw_token_bars, {"top": top}), (draw_token_line, {})):
+    for chart, options in ((draw_token_bars, {"y_max": top}), (draw_token_line, {})):
         root = draw(values, chart=chart, **options)
         assert 3 <= len(numbers(root)) <= 5
         assert hits(root) or root.get("aria-label") == "KL: no values"
     steps = list(range(len(values)))
     series = [Series("a", values), Series("b", values, from_zero=True)]
-    parsed(draw_step_curves(steps, series, selected=3, labeled={1: "best"}))
+    parsed(draw_step_curves(steps, series, selected=3, labels={1: "best"}))
     if values:
         parsed(draw_frontier([run(0.1, [(k, v, v) for k, v in enumerate(values)], best=2)], selected=0))
 
@@ -186,7 +186,7 @@ def test_charts_escape_text():
     for svg in (
         draw_token_bars([1.0], labels=[HOSTILE], role="ppo", unit=HOSTILE, title=HOSTILE),
         draw_token_line([1.0], labels=[HOSTILE], role="ppo", unit=HOSTILE, title=HOSTILE),
-        draw_step_curves([1], [Series(HOSTILE, [1.0], HOSTILE)], selected=1, labeled={1: HOSTILE}),
+        draw_step_curves([1], [Series(HOSTILE, [1.0], HOSTILE)], selected=1, labels={1: HOSTILE}),
     ):
         root = parsed(svg)  # which allows no script
         assert "<script" not in svg and svg.count("</svg>") == 1 and "\x00" not in svg and "\u202e" not in svg
@@ -206,7 +206,7 @@ def curves(selected, **options):
 
 
 def test_step_curves_share_their_axis():
-    root = curves(selected=800, labeled={400: "recommended", 1000: "best"})
+    root = curves(selected=800, labels={400: "recommended", 1000: "best"})
     reward, kl = lines(root, 0), lines(root, 1)
     assert [len(stretch) for stretch in reward] == [2, 2] and [len(stretch) for stretch in kl] == [5]
     xs = [x for x, _ in kl[0]]

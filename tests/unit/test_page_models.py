@@ -40,12 +40,12 @@ def test_local_run_has_its_checkpoints(tmp_path: Path) -> None:
     stage = runs / "ppo"
     (stage / "checkpoint-20").mkdir(exist_ok=True)
     for given in (stage, stage / "checkpoint-20"):
-        (found,), problem = page_models._find_timeline_runs(lineage(str(given), given), None, lenient=False)
+        (found,), problem = page_models._find_timeline_runs(lineage(str(given), given), None, skip_unreadable=False)
         assert 20 in found.steps and problem is None
 
 
 def test_folder_outside_a_run_has_no_checkpoints(tmp_path: Path) -> None:
-    found, problem = page_models._find_timeline_runs(lineage(str(tmp_path), tmp_path), None, lenient=False)
+    found, problem = page_models._find_timeline_runs(lineage(str(tmp_path), tmp_path), None, skip_unreadable=False)
     assert found == [] and "has no sibling checkpoints" in problem
 
 
@@ -59,11 +59,11 @@ def test_unavailable_runs_are_reported(monkeypatch: pytest.MonkeyPatch, tmp_path
 
     monkeypatch.setattr(page_models, "find_runs", find_runs)
     here = lineage("local/x@best", tmp_path / COMMIT)
-    runs, problem = page_models._find_timeline_runs(here, None, lenient=False)
+    runs, problem = page_models._find_timeline_runs(here, None, skip_unreadable=False)
     assert [run.name for run in runs] == ["local/x"] and problem is None, "a run without checkpoints is left out"
     with pytest.raises(ZooError, match="local/gone"):
-        page_models._find_timeline_runs(here, ["local/gone"], lenient=False)
-    runs, problem = page_models._find_timeline_runs(here, ["local/gone"], lenient=True)
+        page_models._find_timeline_runs(here, ["local/gone"], skip_unreadable=False)
+    runs, problem = page_models._find_timeline_runs(here, ["local/gone"], skip_unreadable=True)
     assert [run.steps for run in runs] == [(10, 20)]
     assert problem == "The other runs are not shown: local/gone is not there."
 
@@ -71,7 +71,7 @@ def test_unavailable_runs_are_reported(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_repository_without_tags_has_no_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     bare = Ablation((Run(listing("local/x"), {}), Run(listing("local/y", 5), {})), None)
     monkeypatch.setattr(page_models, "find_runs", lambda *_, **__: bare)
-    runs, problem = page_models._find_timeline_runs(lineage("local/x", tmp_path / COMMIT), None, lenient=False)
+    runs, problem = page_models._find_timeline_runs(lineage("local/x", tmp_path / COMMIT), None, skip_unreadable=False)
     assert runs == [] and problem == "local/x has no checkpoint with a tag: publish the steps of its run."
 
 

@@ -96,8 +96,8 @@ def _over_training_endpoint(
     ) -> list:
         """Complete a prompt with the policies of several checkpoints of a run, with the same random numbers.
 
-        Returns for each checkpoint: run, beta, point (see /checkpoints), and either snapshot (as from /compare) or
-        problem (why it failed).
+        Returns for each checkpoint: run, beta, point (see /checkpoints), and either snapshot (as /compare returns it)
+        or problem (why sampling failed).
 
         Args:
             prompt: The prompt.

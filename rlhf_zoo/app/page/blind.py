@@ -72,8 +72,8 @@ class Pair:
         return {side: getattr(self.snapshot, role)[0] for side, role in self.roles.items()}
 
     @property
-    def verdicts(self) -> tuple[str, ...]:
-        """The allowed verdicts: none while a completion is in progress; for equal texts, only a tie and "both bad"."""
+    def allowed_verdicts(self) -> tuple[str, ...]:
+        """No verdict while a completion is in progress; for equal texts, only a tie and "both bad"; otherwise all."""
         if not self.snapshot.done:
             return ()
         left, right = self.sides.values()
@@ -90,15 +90,15 @@ def create_vote(pair: Pair, verdict: str, models: Mapping[str, ModelRevision]) -
 
     Args:
         pair: The judged pair.
-        verdict: One of `pair.verdicts`.
+        verdict: One of `pair.allowed_verdicts`.
         models: Role (ppo or sft) -> model.
 
     Raises:
-        ZooError: The verdict is not one of `pair.verdicts`.
+        ZooError: The verdict is not one of `pair.allowed_verdicts`.
     """
     if not pair.snapshot.done:
         raise ZooError("The completions are still in progress: judge them when both are done.")
-    if verdict not in pair.verdicts:
+    if verdict not in pair.allowed_verdicts:
         raise ZooError("The two texts are equal: choose “Tie” or “Both bad”.")
     completions = []
     for side, sample in pair.sides.items():
@@ -139,13 +139,13 @@ def pair_html(pair: Pair | None) -> str:
 
 def _completion_html(completion: str, state: str) -> str:
     if state == "empty":
-        inside = '<span class="none">The completion will appear here.</span>'
+        content = '<span class="none">The completion will appear here.</span>'
     elif state == "done" and not completion:
-        inside = '<span class="none">An empty completion.</span>'
+        content = '<span class="none">An empty completion.</span>'
     else:  # both sides keep the caret until both are done, because stopping first could reveal a policy
         caret = '<span class="caret" aria-hidden="true"></span>' if state == "writing" else ""
-        inside = f'<span class="new">{escape_text(completion)}</span>{caret}'
-    return f'<p class="zoo-text">{inside}</p>'
+        content = f'<span class="new">{escape_text(completion)}</span>{caret}'
+    return f'<p class="zoo-text">{content}</p>'
 
 
 def reveal_html(pair: Pair, models: Mapping[str, ModelRevision]) -> str:
@@ -174,7 +174,7 @@ def reveal_html(pair: Pair, models: Mapping[str, ModelRevision]) -> str:
 
 
 def _compare_with_reward(pair: Pair) -> str:
-    """Says whether the reward model agrees with the verdict; "" if either has no preference."""
+    """Returns a sentence on whether the reward model agrees with the verdict; "" if either has no preference."""
     rewards = {pair.roles[side]: sample.reward for side, sample in pair.sides.items()}
     ppo, sft = rewards["ppo"], rewards["sft"]
     if pair.preferred is None or ppo is None or sft is None or ppo == sft:
@@ -245,7 +245,7 @@ def blind_tab(
         defaults: Sampling parameters of every pair.
         max_concurrent: Largest number of requests that run the models at the same time.
     """
-    tab = _layout(tally, prompts)
+    tab = _create_components(tally, prompts)
     buttons, state, pair_id = tab.buttons, tab.state, tab.pair_id
 
     def draw_pair(prompt: object) -> Iterator[tuple[Pair | None, str, str]]:
@@ -264,8 +264,8 @@ def blind_tab(
 
     def enable_buttons(pair: Pair | None) -> Updates:
         if pair is None:
-            return {pair_id: "", **tab.enabled(())}
-        return {pair_id: pair.id, **tab.enabled(pair.verdicts)}
+            return {pair_id: "", **tab.enable_only(())}
+        return {pair_id: pair.id, **tab.enable_only(pair.allowed_verdicts)}
 
     # A vote bypasses the queue, so that it never waits for a completion and is accepted even if the queue is full.
     unqueued: dict[str, Any] = {**UNLISTED, "queue": False}
@@ -273,7 +273,7 @@ def blind_tab(
     # Gradio rebuilds every output at each yield, so outputs that change only at the start or end have their own events.
     gr.on(
         requests,
-        lambda: {pair_id: "", tab.reveal: "", **tab.enabled(())},
+        lambda: {pair_id: "", tab.reveal: "", **tab.enable_only(())},
         outputs=[pair_id, tab.reveal, *buttons.values()],
         **unqueued,
     )
@@ -294,14 +294,14 @@ def blind_tab(
             **unqueued,
         )
         if tally is not None:
-            vote_event.then(_figures_updates(tally), outputs=[tab.vote_figures], concurrency_limit=None, **UNLISTED)
+            vote_event.then(_figures_handler(tally), outputs=[tab.vote_figures], concurrency_limit=None, **UNLISTED)
     if tally is not None:
         gr.on(None, lambda: votes_html(tally.figures(), tally.name), outputs=[tab.vote_figures], **unqueued)
 
 
 @dataclass(frozen=True)
 class _Tab:
-    """The components of the tab. `buttons` has the button of each verdict; `vote_figures` shows the votes so far."""
+    """The components of the tab. `buttons` maps each verdict to its button; `vote_figures` shows the votes so far."""
 
     prompt: gr.Textbox
     new_pair: gr.Button
@@ -314,12 +314,12 @@ class _Tab:
     state: gr.State
     pair_id: gr.Textbox
 
-    def enabled(self, verdicts: Sequence[str]) -> Updates:
+    def enable_only(self, verdicts: Sequence[str]) -> Updates:
         """Returns the updates that enable the buttons of these verdicts and disable the others."""
         return {button: gr.update(interactive=verdict in verdicts) for verdict, button in self.buttons.items()}
 
 
-def _layout(tally: Tally | None, prompts: Sequence[str]) -> _Tab:
+def _create_components(tally: Tally | None, prompts: Sequence[str]) -> _Tab:
     """Creates the components, in the order of the page."""
     with gr.Column(elem_id="blind-test"):
         gr.HTML("<h2>Which of two completions is better?</h2>", elem_classes="zoo-heard")
@@ -361,7 +361,7 @@ def _vote_handler(
             vote = vote if tally is None else tally.cast(vote, _voter_address(request))
         except TooManyVotesError as error:
             return {tab.message: notice_html(error)}
-        except ZooError as error:  # its message names a path on the server, which visitors must not see
+        except ZooError as error:  # the message names a path on the server, which visitors must not see
             log.error("A vote was not stored: %s", error)
             return {tab.message: notice_html(VOTE_NOT_STORED)}
         judged = replace(pair, verdict=vote.verdict)  # not `verdict`, because an earlier vote on this pair may count
@@ -370,7 +370,7 @@ def _vote_handler(
             tab.pair_id: "",
             tab.message: "",
             tab.reveal: reveal_html(judged, models),
-            **tab.enabled(()),
+            **tab.enable_only(()),
         }
 
     return cast_vote
@@ -383,8 +383,8 @@ def _voter_address(request: gr.Request | None) -> str:
     return voter_address(request.client.host, request.headers.get("x-forwarded-for") if get_space() else None)
 
 
-def _figures_updates(tally: Tally) -> Callable[[], AsyncIterator[str]]:
-    """Returns a handler that shows the figures at once, and again when the intervals include all votes."""
+def _figures_handler(tally: Tally) -> Callable[[], AsyncIterator[str]]:
+    """Returns the handler that shows the figures at once, and again when the intervals include all votes."""
 
     async def update() -> AsyncIterator[str]:
         current = tally.figures()

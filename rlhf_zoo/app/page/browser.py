@@ -1,10 +1,10 @@
-"""Scripts of the page beyond Gradio's own: for screen readers, for scrolling to results, and for links."""
+"""Scripts that the page adds to Gradio's: for screen readers, for scrolling to results, and for links."""
 
 from typing import Any
 
 import gradio as gr
 
-#: Options of events that the API does not list and that show no progress bar.
+#: Options of events that the API does not list. They show no progress bar.
 UNLISTED: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
 
 # Gradio replaces what is inside a component. A screen reader announces changes only inside an element that stays.
@@ -38,8 +38,8 @@ def scroll_script(elem_id: str) -> str:
 #: JavaScript that returns the query of the page's address, as the input of a function.
 QUERY_SCRIPT = "() => [location.search]"
 
-#: JavaScript that clicks the button which shows what a link carries, after its prompt and settings were filled in.
-#: Gradio draws a tab when it is first opened, so the button of another tab appears later.
+#: JavaScript that clicks the button to sample the completions of a link, after its prompt and settings were filled in.
+#: Gradio draws a tab when the tab is first opened, so the button of another tab appears later.
 FOLLOW_LINK_SCRIPT = """() => {
   const query = new URLSearchParams(location.search);
   if (!query.has('prompt')) return;

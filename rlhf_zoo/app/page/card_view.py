@@ -27,7 +27,7 @@ def card_html(folder: Path) -> str:
     """Renders README.md of a checkpoint as HTML, in an element of class `zoo-md`.
 
     Args:
-        folder: The checkpoint. In the Hub's cache its files may be links into `blobs`; no others may lead outside.
+        folder: The checkpoint. In the Hub's cache, its files may be links into `blobs`; no other link may lead outside.
 
     Returns:
         HTML; a message if there is no card, or if it cannot be shown.
@@ -72,8 +72,8 @@ class _Files:
             return None
         try:
             path = self._folder.joinpath(*parts).resolve(strict=True)
-            inside = any(path.is_relative_to(root) for root in self._roots)
-            return path if inside and path.is_file() else None
+            is_inside = any(path.is_relative_to(root) for root in self._roots)
+            return path if is_inside and path.is_file() else None
         except (OSError, RuntimeError):  # a missing file, a name that is too long, or circular links
             return None
 
@@ -82,7 +82,7 @@ class _Files:
         return None
 
     def code_link(self, content: str) -> str | None:
-        """Returns None: the page has no pages of other repositories."""
+        """Returns None: the page links to no other repository."""
         return None
 
     def image(self, address: str) -> str | None:
@@ -102,16 +102,16 @@ class _Files:
             return None
         try:
             with path.open("rb") as stream:
-                data = stream.read(MAX_IMAGE_BYTES + 1)
-            if len(data) > MAX_IMAGE_BYTES:
+                content = stream.read(MAX_IMAGE_BYTES + 1)
+            if len(content) > MAX_IMAGE_BYTES:
                 return None
-            with Image.open(BytesIO(data), formats=tuple(IMAGE_FORMATS)) as image:
-                kind, (width, height) = image.format, image.size
+            with Image.open(BytesIO(content), formats=tuple(IMAGE_FORMATS)) as image:
+                image_format, (width, height) = image.format, image.size
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # not an image of an allowed format
             return None
-        if kind not in IMAGE_FORMATS or width * height > MAX_PIXELS:
+        if image_format not in IMAGE_FORMATS or width * height > MAX_PIXELS:
             return None
-        return f"data:{IMAGE_FORMATS[kind]};base64,{base64.b64encode(data).decode('ascii')}"
+        return f"data:{IMAGE_FORMATS[image_format]};base64,{base64.b64encode(content).decode('ascii')}"
 
 
 def _message_html(html: str) -> str:

@@ -18,12 +18,12 @@ Role = Literal["sft", "ppo"]
 Values = Sequence[float | None]
 Scale = Callable[[float], float]
 Box = tuple[float, float, float, float]
-Point = tuple[str, str] | None  # x and y, formatted
+Point = tuple[str, str] | None  # x and y, formatted; None for a gap
 
 WIDTH = 330  # of a chart, in SVG units: the width of the page on a phone, in CSS pixels
 DESKTOP_WIDTH = 760  # of a chart over the whole page of a wide screen
 RIGHT_MARGIN = 12
-END_MARGIN = RIGHT_MARGIN + 4  # where the axes of steps and of KL end
+END_MARGIN = RIGHT_MARGIN + 4  # right margin of the axes of steps and of KL
 TITLE_HEIGHT = 20  # height of the title line above a panel
 FONT_SIZE = 11  # in SVG units
 GLYPH_WIDTH = 6.2  # average width of a character at FONT_SIZE, to place labels without overlap
@@ -31,7 +31,7 @@ MAX_ABSOLUTE = 1e12
 MIN_DIFFERENCE = 1e-6  # smaller numbers and differences count as zero
 MAX_DOTS = 80  # a curve with more points shows no dots
 MAX_TOOLTIP_LENGTH = 60
-MIN_POSITIONS = 10  # on the x axis of tokens, so that a single bar is not as wide as the chart
+MIN_POSITIONS = 10  # of the x axis of tokens, so that a single bar is not as wide as the chart
 QUIET_COLOR, MARK_COLOR = "var(--zoo-quiet,currentColor)", "var(--zoo-mark,currentColor)"
 COLORS = {"sft": "var(--zoo-sft,currentColor)", "ppo": "var(--zoo-ppo,currentColor)"}
 
@@ -57,7 +57,7 @@ class Series:
 
 
 def draw_token_bars(
-    values: Values, *, labels: Sequence[str], role: Role, unit: str, title: str, top: float = 0.0, width: int = 0
+    values: Values, *, labels: Sequence[str], role: Role, unit: str, title: str, y_max: float = 0.0, x_max: int = 0
 ) -> str:
     """Draws one bar per token position. Values below 0, from rounding, count as 0.
 
@@ -67,14 +67,14 @@ def draw_token_bars(
         role: The policy that wrote the completion, which sets the color.
         unit: Unit of the values.
         title: Title of the chart.
-        top: A value that the y axis must include, so that two charts can share a scale.
-        width: A token position that the x axis must include, so that two charts can share a scale.
+        y_max: A value that the y axis must include, so that two charts can share a scale.
+        x_max: A token position that the x axis must include, so that two charts can share a scale.
 
     Raises:
         ValueError: Values and labels differ in number.
     """
     numbers = [None if value is None else max(value, 0.0) for value in _drop_out_of_range(values)]
-    plot = _token_plot(_axis_ticks([0.0, *_drop_out_of_range([top]), *numbers]), max(len(numbers), width))
+    plot = _token_plot(_axis_ticks([0.0, *_drop_out_of_range([y_max]), *numbers]), max(len(numbers), x_max))
     slot_width = plot.x(2) - plot.x(1)
     path = "".join(
         f"M{plot.x(index):.1f} {plot.bottom}v-{max(plot.bottom - plot.y(value), 1.0):.1f}"
@@ -96,7 +96,7 @@ def draw_token_line(
     unit: str,
     title: str,
     span: tuple[float, float] | None = None,
-    width: int = 0,
+    x_max: int = 0,
 ) -> str:
     """Draws a line over token positions, and a line at 0.
 
@@ -107,13 +107,13 @@ def draw_token_line(
         unit: Unit of the values.
         title: Title of the chart.
         span: Lowest and highest value that the y axis must include, so that two charts can share a scale.
-        width: A token position that the x axis must include, so that two charts can share a scale.
+        x_max: A token position that the x axis must include, so that two charts can share a scale.
 
     Raises:
         ValueError: Values and labels differ in number.
     """
     numbers = _drop_out_of_range(values)
-    plot = _token_plot(_axis_ticks([0.0, *numbers, *_drop_out_of_range(span or ())]), max(len(numbers), width))
+    plot = _token_plot(_axis_ticks([0.0, *numbers, *_drop_out_of_range(span or ())]), max(len(numbers), x_max))
     points = [
         None if value is None else (f"{plot.x(position):.1f}", f"{plot.y(value):.1f}")
         for position, value in enumerate(numbers, 1)
@@ -130,7 +130,7 @@ def draw_step_curves(
     series: Sequence[Series],
     *,
     selected: int,
-    labeled: Mapping[int, str] | None = None,
+    labels: Mapping[int, str] | None = None,
     width: int = WIDTH,
 ) -> str:
     """Draws curves over the training steps, in stacked panels that share the axis of steps.
@@ -143,13 +143,13 @@ def draw_step_curves(
         steps: Ascending training steps.
         series: The curves.
         selected: The step to mark by a vertical line.
-        labeled: Step -> label above the panels. The points of these steps are outlined.
+        labels: Step -> label above the panels. The points of these steps are outlined.
         width: The chart's width, WIDTH or DESKTOP_WIDTH.
 
     Raises:
         ValueError: A series does not have one value per step.
     """
-    labeled = labeled or {}
+    labels = labels or {}
     low, high = step_range([*steps, selected])
     x_ticks = [step for step in choose_ticks(low, high, integers=True) if low <= step <= high] or [low, high]
     panels = [_drop_out_of_range(curve.values) for curve in series]
@@ -164,8 +164,9 @@ def draw_step_curves(
     left = max(map(_axis_width, axes))
     x = _linear_scale(low, high, left, width - END_MARGIN)
     gaps = [x(after) - x(before) for before, after in pairwise(steps)]
-    step_labels = [(x(step), label, "currentColor") for step, label in labeled.items()]
-    label_markup, bottom = _step_labels([*step_labels, (x(selected), f"step {selected}", MARK_COLOR)], left, width)
+    step_labels = [(x(step), label, "currentColor") for step, label in labels.items()]
+    step_labels.append((x(selected), f"step {selected}", MARK_COLOR))
+    label_markup, bottom = _place_step_labels(step_labels, left, width)
     body, descriptions = [label_markup], []
     for curve, panel, ends, y_ticks in zip(series, panels, bars, axes, strict=True):
         plot = _Plot(y_ticks, x_ticks, x, top=bottom + TITLE_HEIGHT, height=96, left=left, width=width)
@@ -183,7 +184,7 @@ def draw_step_curves(
                 interval_bars += f"M{point[0]} {y_lower:.1f}V{y_upper:.1f}"
                 tooltip += f" ({format_number(lower, 3)} to {format_number(upper, 3)})"
             tooltip_columns.append(plot.tooltip_column(step, tooltip))
-            if step in labeled:
+            if step in labels:
                 rings += f'<circle class="zoo-labeled" cx="{point[0]}" cy="{point[1]}" r="5.5"/>'
             if step == selected:
                 selected_value = f", at step {selected}: {_value_with_unit(value, curve.unit)}"
@@ -199,7 +200,7 @@ def draw_step_curves(
         bottom = plot.bottom + 8
         descriptions.append(f"{curve.name} over training{selected_value}")
     body.append(_axis_title("training step", bottom + 24, width))
-    descriptions += [f"{label}: step {step}" for step, label in labeled.items()]
+    descriptions += [f"{label}: step {step}" for step, label in labels.items()]
     # The slider is another component, and where the axis begins depends on the widths of the tick labels.
     prefix = "--zoo" if width == WIDTH else "--zoo-wide"
     margins = f"{prefix}-left: {left / width:.4f}; {prefix}-right: {END_MARGIN / width:.4f}"
@@ -241,29 +242,29 @@ def draw_frontier(runs: Sequence[TimelineRun], *, selected: int, width: int = WI
     plot = _Plot(y_ticks, x_ticks, x, top=TITLE_HEIGHT, height=180, left=_axis_width(y_ticks), width=width)
     lines, marks, descriptions = [], [], []
     for index in sorted(range(len(runs)), key=lambda index: index == selected):  # draw the emphasized run last, on top
-        label, emphasized = f"β = {runs[index].beta:g}", index == selected
-        color = COLORS["ppo"] if emphasized else QUIET_COLOR
+        label, is_emphasized = f"β = {runs[index].beta:g}", index == selected
+        color = COLORS["ppo"] if is_emphasized else QUIET_COLOR
         curve_points: list[Point] = []
         dots, mark = "", ""
         for step, kl, reward in run_points[index]:
             cx, cy = x(max(kl, 0.0)), plot.y(reward)
             curve_points.append((f"{cx:.1f}", f"{cy:.1f}"))
             dots += (
-                f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="{2.5 if emphasized else 1.8}"><title>'
+                f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="{2.5 if is_emphasized else 1.8}"><title>'
                 f"{label}, step {step}: reward {format_number(reward, 3)}, KL {format_number(kl, 3)} nats"
                 "</title></circle>"
             )
             if step == runs[index].best.step:
-                marks.append((cx, cy, label, emphasized))
+                marks.append((cx, cy, label, is_emphasized))
                 descriptions.append(f"{label}: best reward {format_number(reward)} at KL {format_number(max(kl, 0.0))}")
-                if emphasized:
+                if is_emphasized:
                     mark = (
                         f'<circle class="zoo-chosen" cx="{cx:.1f}" cy="{cy:.1f}" r="8.5" fill="none" '
                         f'stroke="{MARK_COLOR}" stroke-width="1.5"/>'
                     )
         lines.append(
-            f'<g class="{"zoo-run zoo-emphasized" if emphasized else "zoo-run"}">'
-            f"{_draw_curve(curve_points, color, width=2.0 if emphasized else 1.0)}"
+            f'<g class="{"zoo-run zoo-emphasized" if is_emphasized else "zoo-run"}">'
+            f"{_draw_curve(curve_points, color, width=2.0 if is_emphasized else 1.0)}"
             f'<g fill="{color}" stroke="{color}" stroke-opacity="0" stroke-width="10">{dots}</g></g>{mark}'
         )
     body = plot.axes(title) + "".join(lines) + _mark_best_points(marks, plot)
@@ -330,9 +331,9 @@ class _Plot:
             f'<g class="zoo-ticks" fill="{QUIET_COLOR}">{"".join(labels)}</g>'
         )
 
-    def tooltip_column(self, at: float, tooltip: str) -> str:
+    def tooltip_column(self, x_value: float, tooltip: str) -> str:
         """Draws an invisible column with a tooltip, as high as the plot. `tooltip` must be escaped."""
-        return f'<path d="M{self.x(at):.1f} {self.top}v{self.height}"><title>{tooltip}</title></path>'
+        return f'<path d="M{self.x(x_value):.1f} {self.top}v{self.height}"><title>{tooltip}</title></path>'
 
 
 def _token_plot(y_ticks: Sequence[float], positions: int) -> _Plot:
@@ -386,7 +387,7 @@ def _svg_element(height: float, css_class: str, description: str, body: str, wid
 
 
 def _tooltip_columns(columns: Iterable[str], width: float) -> str:
-    """Groups the invisible tooltip columns. They are needed because nobody could hover over a bar of height 0."""
+    """Groups the invisible tooltip columns, because nobody could hover over a bar of height 0."""
     style = f'stroke="currentColor" stroke-opacity="0" stroke-width="{width:.2f}" pointer-events="stroke"'
     return f'<g class="zoo-hits" {style}>{"".join(columns)}</g>'
 
@@ -408,7 +409,7 @@ def _draw_curve(points: Sequence[Point], color: str, *, dots: bool = False, widt
     )
 
 
-def _step_labels(labels: Sequence[tuple[float, str, str]], left: float, width: int) -> tuple[str, float]:
+def _place_step_labels(labels: Sequence[tuple[float, str, str]], left: float, width: int) -> tuple[str, float]:
     """Places labels (x, label, color) above the panels, in as many lines as needed. Returns their markup and height."""
     lines: list[list[tuple[float, float]]] = []
     markup = []
@@ -418,7 +419,7 @@ def _step_labels(labels: Sequence[tuple[float, str, str]], left: float, width: i
         free_lines = (
             k
             for k, line in enumerate(lines)
-            if all(abs(middle - center) > half_width + other + 6 for center, other in line)
+            if all(abs(middle - center) > half_width + other_half + 6 for center, other_half in line)
         )
         line_index = next(free_lines, len(lines))
         if line_index == len(lines):
@@ -430,10 +431,10 @@ def _step_labels(labels: Sequence[tuple[float, str, str]], left: float, width: i
 
 
 def _mark_best_points(marks: Sequence[tuple[float, float, str, bool]], plot: _Plot) -> str:
-    """Outlines the best points (x, y, label, emphasized), and places their labels without overlap if possible."""
+    """Outlines the best points (x, y, label, is_emphasized), and places their labels without overlap if possible."""
     occupied = [(x - 6, y - 6, x + 6, y + 6) for x, y, _, _ in marks]
     markup = []
-    for x, y, label, emphasized in reversed(marks):  # the emphasized label is placed first
+    for x, y, label, is_emphasized in reversed(marks):  # the emphasized label is placed first
         label_width = len(label) * GLYPH_WIDTH
         positions = [(x + 9, y), (x - 9 - label_width, y), (x - label_width / 2, y - 15), (x - label_width / 2, y + 15)]
         positions += [(x + dx, y + dy) for dy in (15, -15, 28, -28, 41, -41) for dx in (5, -5 - label_width)]
@@ -444,10 +445,10 @@ def _mark_best_points(marks: Sequence[tuple[float, float, str, bool]], plot: _Pl
             if box[0] > plot.left and box[2] < plot.width and plot.top < box[1] and box[3] < plot.bottom
             if not any(_boxes_overlap(box, other) for other in occupied)
         )
-        box = next(free, boxes[0])  # if no place is free, beside its point
+        box = next(free, boxes[0])  # if no box is free, right of the point
         occupied.append(box)
-        color = COLORS["ppo"] if emphasized else "currentColor"
-        weight = ' font-weight="600"' if emphasized else ""
+        color = COLORS["ppo"] if is_emphasized else "currentColor"
+        weight = ' font-weight="600"' if is_emphasized else ""
         markup.append(
             f'<circle class="zoo-labeled" cx="{x:.1f}" cy="{y:.1f}" r="5" fill="none" stroke="{color}" '
             f'stroke-width="1.5"/><text class="zoo-flag" x="{box[0]:.1f}" y="{box[1] + 10:.1f}" '

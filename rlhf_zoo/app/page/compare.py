@@ -22,9 +22,9 @@ from .sampling import MODEL_QUEUE, SEED_LIMIT, SamplingDefaults, create_controls
 from .streams import CompletionStreams
 from .views import ROLE_DESCRIPTIONS, empty_pairs_html, legend_html, pairs_html, summary_html
 
-#: Label of a way to color tokens -> its value in the style sheet.
+#: Quantity that colors the tokens, as labeled on the page -> its value in the style sheet.
 COLOR_CHOICES = {"log-ratio": "ratio", "exact KL": "kl", "nothing": "none"}
-#: Largest number of prompts to try for the example on the freshly opened page.
+#: Largest number of prompts to try for the example that the page opens with.
 MAX_EXAMPLES = 3
 
 
@@ -59,7 +59,7 @@ def compare_tab(
     """
     switch = KLSwitch.of(page_models.timeline, page_models.lineage.card.get("step"))
     sample = _stream_handler(streams, switch, defaults)
-    tab = _layout(page_models, switch, defaults, example)
+    tab = _create_components(page_models, switch, defaults, example)
 
     def random_prompt_and_seed() -> tuple[str, int]:
         return random.choice(page_models.prompts), random.randrange(SEED_LIMIT)
@@ -81,8 +81,8 @@ def compare_tab(
         triggers.append(tab.examples.dataset.click)
     if page_models.prompts:
         seed, *_ = tab.sampling
-        prompt_drawn = tab.surprise.click(random_prompt_and_seed, outputs=[tab.prompt, seed], **UNLISTED)
-        comparisons.append(prompt_drawn.then(sample, **options))
+        draw_event = tab.surprise.click(random_prompt_and_seed, outputs=[tab.prompt, seed], **UNLISTED)
+        comparisons.append(draw_event.then(sample, **options))
         triggers.append(tab.surprise.click)
     gr.on(triggers, None, js=scroll_script("pairs"), **UNLISTED)
     tab.stop.click(
@@ -110,7 +110,7 @@ def _stream_handler(
                     kl_side, (run, point) = "off" if switch.position_of(kl) == OFF else "on", switch.checkpoint_at(kl)
                     stream = streams.stream_step(point.step, prompt, run=run.name, **arguments)
             for snapshot in stream:
-                html = pairs_html(snapshot, ppo=label, link=link_address(snapshot, defaults, kl=kl_side))
+                html = pairs_html(snapshot, ppo_label=label, link=link_address(snapshot, defaults, kl=kl_side))
                 yield (summary_html(snapshot) if snapshot.done else message), html
                 message = gr.skip()
         except ZooError as error:
@@ -134,7 +134,7 @@ class _Tab:
     sampling: tuple[gr.Slider | gr.Number, ...]
 
 
-def _layout(
+def _create_components(
     page_models: PageModels, switch: KLSwitch | None, defaults: SamplingDefaults, example: Snapshot | None
 ) -> _Tab:
     """Creates the components, in the order of the page."""
@@ -163,10 +163,10 @@ def _layout(
     kl = _kl_slider(switch)
     message = live_region("message")
     label = ROLE_DESCRIPTIONS["ppo"] if switch is None else switch.label(switch.compared)
-    initial = (
-        empty_pairs_html() if example is None else pairs_html(example, ppo=label, link=link_address(example, defaults))
-    )
-    pairs_view = gr.HTML(initial, elem_id="pairs")
+    initial_html = empty_pairs_html()
+    if example is not None:
+        initial_html = pairs_html(example, ppo_label=label, link=link_address(example, defaults))
+    pairs_view = gr.HTML(initial_html, elem_id="pairs")
     with gr.Accordion("Sampling", open=False, elem_id="sampling"):
         sampling = create_controls(defaults, max_completions=page_models.comparison.limits.n)
     with gr.Row(elem_classes="zoo-colors"):
@@ -184,7 +184,7 @@ def _kl_slider(switch: KLSwitch | None) -> gr.Slider:
         compared = ON if switch is None else switch.compared
         with gr.Column(scale=1, min_width=220):
             slider = gr.Slider(OFF, ON, value=compared, step=1, label="KL penalty: off or on", elem_id="kl")
-            gr.HTML("" if switch is None else switch.ends, elem_id="kl-ends")
+            gr.HTML("" if switch is None else switch.ends_html, elem_id="kl-ends")
         figures_view = gr.HTML("" if switch is None else switch.html(compared), elem_id="kl-figures")
     if switch is not None:
         slider.input(
@@ -251,7 +251,7 @@ def _notes_html(page_models: PageModels) -> str:
     if (rules := page_models.comparison.rules) is not None:
         reward = (
             f"<b>Reward</b>: {escape_text(', '.join(rules.names))}, which a program computes. PPO was trained to "
-            "maximize it. “none” marks a prompt of your own if the rule needs more than a prompt, such as its right "
+            "maximize it. “none” marks a prompt of your own if the rule needs more than a prompt, such as the right "
             "answer."
         )
     value = "<b>Value</b>: none, because this checkpoint has no critic."

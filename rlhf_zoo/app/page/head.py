@@ -19,8 +19,8 @@ def header_html(lineage: Lineage) -> str:
     Args:
         lineage: The compared models and the card of the PPO checkpoint, which is not trusted.
     """
-    start = "SFT, here the base model" if Card(lineage.card).started_from_base else "SFT"
-    models = [("PPO", lineage.ppo.name), (start, lineage.sft.name)]
+    start_label = "SFT, here the base model" if Card(lineage.card).started_from_base else "SFT"
+    models = [("PPO", lineage.ppo.name), (start_label, lineage.sft.name)]
     models += [("reward model", model.name) for model in lineage.rewards]
     model_names = '<span class="sep">·</span>'.join(
         f'<span class="model">{role} <b>{escape(shorten_name(name))}</b></span>' for role, name in models
@@ -47,11 +47,11 @@ def link_preview(lineage: Lineage) -> tuple[str, str]:
 
 
 def _findings(card: Card) -> Iterator[tuple[str, str]]:
-    """Yields (key, HTML) of the verdict, the win rate and the KL, as far as the card has them."""
+    """Yields (key, HTML) of the verdict, and of the recommended step, win rate and KL if the card has them."""
     step_verdict = get_nested(card, "evaluation", "over_training")
     recommended_verdict = get_nested(step_verdict, "at_recommended")
     if card.step is not None and integer(get_nested(recommended_verdict, "step")) == card.step:
-        step_verdict = recommended_verdict  # as on the card: the verdict on the compared step, and not on the last one
+        step_verdict = recommended_verdict  # as on the card: the verdict on the compared step, not on the last step
     verdict = one_line(get_nested(step_verdict, "verdict")) or one_line(get_nested(card, "evaluation", "verdict"))
     if verdict is None:
         yield "verdict", "<b>No verdict yet</b>: run <code>rlhf-zoo eval</code>"
@@ -68,7 +68,8 @@ def _findings(card: Card) -> Iterator[tuple[str, str]]:
         judge = one_line(get_nested(card, "evaluation", "judge", "name"))
         by = f", judge: {escape_text(judge_title(judge))}" if judge else ""
         start = "the base" if card.started_from_base else "SFT"
-        yield "win-rate", f"win rate over {start} <b>{format_number(win_rate.value)}</b>{_interval_text(win_rate)}{by}"
+        figure = f"<b>{format_number(win_rate.value)}</b>{_interval_text(win_rate)}"
+        yield "win-rate", f"win rate over {start} {figure}{by}"
     if (kl := card.estimate("ppo", "kl")) is not None:
         yield "kl", f"KL {format_number(kl.value)} nats"
 

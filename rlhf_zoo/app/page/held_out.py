@@ -23,10 +23,10 @@ from ...runs.settings.key_classes import check_repository
 log = logging.getLogger(__name__)
 
 DEFAULT_CONFIGURATION = "prompts"
-#: The first split that has prompts is used. Votes may become training data, so validation comes before test.
+#: Splits to try, in order. Validation comes before test, because votes may become training data.
 SPLITS = ("validation", "test")
 MAX_PROMPTS = 1000
-#: Rows of a split that are searched for the columns of prompts.
+#: Largest number of rows of a split that are searched for the columns of prompts.
 MAX_ROWS = 10_000
 
 
@@ -73,7 +73,7 @@ def read_held_out_columns(lineage: Lineage, hub: Hub = DEFAULT_HUB) -> dict[str,
         for split in _list_splits(lineage):
             try:
                 rows = list(itertools.islice(load(configuration, split), MAX_ROWS))
-                for prompt, row in _prompts_in(rows, column, location):
+                for prompt, row in _iterate_prompts(rows, column, location):
                     mapped = {key: row[name] for key, name in names.items() if name in row}
                     columns.setdefault(prompt.strip(), {**row, **mapped})
             except (ValueError, OSError, ZooError) as error:
@@ -97,12 +97,12 @@ def find_stage_folder(folder: Path) -> Path | None:
 
 
 def _read_dataset_prompts(lineage: Lineage, hub: Hub) -> list[str]:
-    """Returns held-out prompts; [] if there are none. The log then has the reason."""
+    """Returns held-out prompts; [] if there are none. Logs why a split cannot be read."""
     configuration, column, _ = lineage.prompts_location
     for location, load in _list_sources(lineage, hub):
         for split in _list_splits(lineage):
             try:
-                texts = [prompt for prompt, _ in _prompts_in(load(configuration, split), column, location)]
+                texts = [prompt for prompt, _ in _iterate_prompts(load(configuration, split), column, location)]
             except (ValueError, OSError, ZooError) as error:
                 log.info("%s has no held-out prompts in the split %s (%s).", location, split, reason(error))
                 continue
@@ -131,11 +131,11 @@ def _list_sources(
             )
 
 
-def _read_local_rows(data: Path, configuration: str | None, split: str) -> list[object]:
+def _read_local_rows(folder: Path, configuration: str | None, split: str) -> list[object]:
     """Reads rows of a run directory's data. Raises ZooError if a name from the card leads out of that folder."""
-    path = data / (configuration or DEFAULT_CONFIGURATION) / f"{split}.jsonl"
-    if not path.resolve().is_relative_to(data.resolve()):
-        raise ZooError(f"The card names the split {split!r:.80} of {configuration!r:.80}, which is outside {data}.")
+    path = folder / (configuration or DEFAULT_CONFIGURATION) / f"{split}.jsonl"
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise ZooError(f"The card names the split {split!r:.80} of {configuration!r:.80}, which is outside {folder}.")
     return [parse_json(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
@@ -165,22 +165,22 @@ def _read_published_rows(
         raise ZooError(f"{repo} is not public, so its prompts are not shown on the page of a public model.")
     rows = find_data(repo, commit, hub).load(configuration, split, columns=[])
     column = lineage.prompts_location.column
-    # Unless the column is a template over several columns, the others need not be decoded.
+    # Other columns are not decoded unless the column is a template that reads them.
     if not all_columns and not has_placeholders(column):
         rows = rows.select_columns([column] if column in rows.column_names else [])
     return iter(rows)
 
 
-def _may_show(model: str | None, data: str, hub: Hub) -> bool:
+def _may_show(model: str | None, dataset: str, hub: Hub) -> bool:
     """Whether a data set is public, or the model is private too. `model` is None for a local folder."""
-    with refusals_as(f"Cannot look up {data} on {hub.name}", "check --hub and the token."):
-        info = hub.api().dataset_info(data)
+    with refusals_as(f"Cannot look up {dataset} on {hub.name}", "check --hub and the token."):
+        info = hub.api().dataset_info(dataset)
         if not info.private and not info.gated:
             return True
         return model is not None and bool(hub.api().model_info(model).private)
 
 
-def _prompts_in(rows: Iterable[object], column: str, location: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _iterate_prompts(rows: Iterable[object], column: str, location: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields (prompt, row) for the prompts that are plain text or conversations of a single turn."""
     is_template, subject = has_placeholders(column), f"The data set {location}"
     for index, row in enumerate(row for row in rows if isinstance(row, dict)):

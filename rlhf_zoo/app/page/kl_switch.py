@@ -1,4 +1,4 @@
-"""A switch of the KL penalty: compares a run of the page with a run that was trained without the penalty."""
+"""A switch for the KL penalty: compares a run of the page with a run that was trained without the penalty."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class KLSwitch:
 
     Attributes:
         on: Run and checkpoint with the penalty.
-        off: Run and checkpoint without the penalty: the run's last checkpoint, where the reward has been exploited
-            longest; if this is the run that the page compares, the page's checkpoint instead.
+        off: Run and checkpoint without the penalty. The checkpoint is the run's last, where the reward has been
+            exploited longest, unless the page compares this run: then it is the page's checkpoint.
         compared: Which of the two is the checkpoint that the page compares: ON or OFF.
     """
 
@@ -87,7 +87,7 @@ class KLSwitch:
         return f"{penalty} · step {point.step}"
 
     @property
-    def ends(self) -> str:
+    def ends_html(self) -> str:
         """The labels below the two ends of the slider, as HTML."""
         return f'<p class="zoo-ends"><span>off (β = 0)</span><span>on (β = {self.on[0].beta:g})</span></p>'
 
@@ -136,18 +136,18 @@ class KLSwitch:
 
     def _table(self, value: object) -> str:
         on, off = self._figures()
-        shown = [name for name in _FIGURES if name in on or name in off]
-        if not shown:
+        names = [name for name in _FIGURES if name in on or name in off]
+        if not names:
             return ""
-        head = "".join(f'<th scope="col" data-figure="{name}">{_FIGURES[name]}</th>' for name in shown)
+        head = "".join(f'<th scope="col" data-figure="{name}">{_FIGURES[name]}</th>' for name in names)
         rows = []
         for side, (_, point) in ((ON, self.on), (OFF, self.off)):
-            cells = "".join(self._cell(side, name) for name in shown)
+            cells = "".join(self._cell(side, name) for name in names)
             selection = ' data-selected="true"' if side == self.position_of(value) else ""
-            name = f"{'On' if side == ON else 'Off'}, step {point.step}"
-            rows.append(f'<tr{selection}><th scope="row">{name}</th>{cells}</tr>')
-        marked = any(_difference(on, off, name) for name in shown)
-        caption = f"On {self._prompt_kind()} prompts" + (" · ▲▼: 95% intervals apart" if marked else "")
+            title = f"{'On' if side == ON else 'Off'}, step {point.step}"
+            rows.append(f'<tr{selection}><th scope="row">{title}</th>{cells}</tr>')
+        has_arrows = any(_difference(on, off, name) for name in names)
+        caption = f"On {self._prompt_kind()} prompts" + (" · ▲▼: 95% intervals apart" if has_arrows else "")
         return (
             '<div class="zoo-scroll" role="region" aria-label="Figures with and without KL penalty" tabindex="0">'
             f"<table><caption>{caption}</caption><thead><tr><td></td>{head}</tr></thead>"
@@ -157,11 +157,11 @@ class KLSwitch:
     def _cell(self, side: int, name: str) -> str:
         on, off = self._figures()
         figure = (on if side == ON else off).get(name)
-        formatted = format_signed if name in ("reward", "judge") else format_number
-        cell = formatted(None if figure is None else figure.value)
+        format_figure = format_signed if name in ("reward", "judge") else format_number
+        cell = format_figure(None if figure is None else figure.value)
         title = ""
         if figure is not None and figure.ci95 is not None:
-            low, high = map(formatted, figure.ci95)
+            low, high = map(format_figure, figure.ci95)
             title = f' title="95% interval {low} to {high}"'
         if side == OFF and (difference := _difference(on, off, name)):
             arrow, word = ("▲", "higher") if difference > 0 else ("▼", "lower")
@@ -170,7 +170,7 @@ class KLSwitch:
 
 
 def _difference(on: Mapping[str, CardEstimate], off: Mapping[str, CardEstimate], name: str) -> int:
-    """Returns 1 if a figure is higher without the penalty, −1 if lower; 0 if intervals overlap or are unknown."""
+    """Returns 1 if a figure is higher without the penalty, −1 if it is lower, 0 if intervals overlap or are missing."""
     intervals = [figures[name].ci95 if name in figures else None for figures in (on, off)]
     if intervals[0] is None or intervals[1] is None:
         return 0

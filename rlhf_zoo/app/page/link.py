@@ -18,7 +18,7 @@ class Link:
 
     Attributes:
         prompt: The prompt.
-        sampling: Name of a sampling parameter -> its value, for those in the link.
+        sampling: Name of each sampling parameter in the link -> its value.
         step: The training step to show in the tab "Over training"; None for the tab "Side by side".
         run: The run that has the step; None for the run of the compared checkpoint.
         kl: "on" or "off" for the run with or without KL penalty; None for the compared checkpoint.
@@ -44,13 +44,13 @@ class Link:
             fields = parse_qs(str(query or "").removeprefix("?"), max_num_fields=32)
         except ValueError:  # more fields than max_num_fields
             return None
-        last = {name: values[-1] for name, values in fields.items()}
-        if "prompt" not in last:
+        texts = {name: values[-1] for name, values in fields.items()}
+        if "prompt" not in texts:
             return None
-        numbers = {name: _parse_number(last.get(name)) for name in _DEFAULTS}
+        numbers = {name: _parse_number(texts.get(name)) for name in _DEFAULTS}
         sampling = {name: value for name, value in numbers.items() if value is not None}
-        step = _parse_number(last.get("step"))
-        return cls(last["prompt"], sampling, None if step is None else int(step), last.get("run"), last.get("kl"))
+        step = _parse_number(texts.get("step"))
+        return cls(texts["prompt"], sampling, None if step is None else int(step), texts.get("run"), texts.get("kl"))
 
 
 #: Name of a sampling parameter in a link -> its default. A link leaves out parameters at their default. `link_address`
@@ -101,7 +101,7 @@ def link_address(
 
 
 def _parse_number(value: str | None) -> float | None:
-    """Returns the number that a text holds, as an int if it is whole; None if the text is not a number."""
+    """Parses a number, as an int if it is whole; None if the text is not a number below 1e15 in size."""
     try:
         number = float(value or "")
     except ValueError:

@@ -23,7 +23,7 @@ from ..engine import Comparison, Limits, RuleRewards, Timeline, TimelineRun
 from .held_out import find_stage_folder, read_held_out_columns, read_held_out_prompts
 
 LIMITS = Limits()
-#: Limits on the policies of other checkpoints that stay loaded: their number, and their total size in bytes.
+#: Limits on the policies of the timeline that stay loaded: their number, and their total size in bytes.
 MAX_CACHED_MODELS, MAX_CACHED_BYTES = 8, 2 * 2**30
 
 #: Time limits of the rules for one completion, in seconds. The first call may load a dictionary or a model.
@@ -55,7 +55,7 @@ class PageModels:
 
     @property
     def prompt_hint(self) -> str:
-        """What a prompt is to these models, for an empty box."""
+        """The placeholder of an empty prompt box: what these models take as a prompt."""
         return "A message to the models" if self.comparison.is_chat else "The beginning of a text"
 
     @classmethod
@@ -66,7 +66,7 @@ class PageModels:
         sft: str | None = None,
         reward: str | None = None,
         runs: Sequence[str] | None = None,
-        lenient: bool = False,
+        skip_unreadable: bool = False,
         hub: Hub = DEFAULT_HUB,
     ) -> PageModels:
         """Fetches and loads the models of a PPO checkpoint.
@@ -76,7 +76,7 @@ class PageModels:
             sft: The SFT model, in the same form; None to use the one in the checkpoint's lineage.
             reward: The reward model, in the same form; None to use the one in the checkpoint's lineage.
             runs: Other runs of its ablation; None to look them up on the Hub.
-            lenient: Whether to skip other runs that cannot be read, and to report this in `problem`.
+            skip_unreadable: Whether to skip other runs that cannot be read, and to report this in `problem`.
             hub: The Hub to fetch from.
 
         Raises:
@@ -94,7 +94,7 @@ class PageModels:
             rules=None if lineage.rewards else _load_rules(lineage, hub),
             limits=LIMITS,
         )
-        timeline_runs, problem = _find_timeline_runs(lineage, runs, lenient=lenient, hub=hub)
+        timeline_runs, problem = _find_timeline_runs(lineage, runs, skip_unreadable=skip_unreadable, hub=hub)
         timeline = None
         if timeline_runs:
             timeline = Timeline(
@@ -152,9 +152,9 @@ def _may_load(loader: str, stage: Path | None) -> bool:
 
 
 def _find_timeline_runs(
-    lineage: Lineage, run_names: Sequence[str] | None, *, lenient: bool, hub: Hub = DEFAULT_HUB
+    lineage: Lineage, run_names: Sequence[str] | None, *, skip_unreadable: bool, hub: Hub = DEFAULT_HUB
 ) -> tuple[list[TimelineRun], str | None]:
-    """Returns the runs with checkpoints, that of the PPO checkpoint first, and why some are missing, or None."""
+    """Returns the runs that have checkpoints, the PPO checkpoint's own first, and why some are missing (or None)."""
     folder = Path(lineage.ppo.name)
     if folder.is_dir():
         stage = find_stage_folder(folder)
@@ -171,7 +171,7 @@ def _find_timeline_runs(
     try:
         ablation = find_runs(lineage.ppo.name, lineage.card, names=run_names, hub=hub)
     except ZooError as error:
-        if not lenient:
+        if not skip_unreadable:
             raise
         problem = f"The other runs are not shown: {error}"
         ablation = find_runs(lineage.ppo.name, lineage.card, names=(), hub=hub)

@@ -78,7 +78,7 @@ class ServedRoutes:
         await self._app(scope, receive_bounded, send)
 
 
-# Gradio's page begins with its own description and a picture on another host, and programs use the first description.
+# Gradio's page begins with its own description and a picture on another host. Programs use the first description.
 _DESCRIPTION = re.compile(rb'<meta\s+(?:property="og:|name="(?:twitter:|description"))[^>]*>\s*')
 
 
@@ -137,7 +137,7 @@ class LinkPreview:
         await self._app(scope, receive, send_described)
 
     def _describe(self, page: bytes) -> bytes:
-        """Replaces the description in the head, and leaves what follows the first script, because it holds content."""
+        """Replaces the description in the head. The page's content begins at the first script, and is not changed."""
         head, script, content = page.partition(b"<script")
         charset = b'<meta charset="utf-8" />'
         if charset not in head:  # not Gradio's page, such as a redirect

@@ -16,7 +16,7 @@ MODEL_QUEUE = "models"
 SEED_LIMIT = 2**31
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.05, 2.0  # bounds of the sliders; the API has wider bounds
 
-#: The number of new tokens where no card names one: an answer of a chat model should end by itself.
+#: The number of new tokens if the card names none. A chat model's answer needs more, so that it can end by itself.
 CHAT_LENGTH, TEXT_LENGTH = 128, 32
 
 
@@ -44,14 +44,14 @@ class SamplingDefaults:
         context_length = page_models.comparison.context_length
         max_length = page_models.comparison.limits.max_new_tokens
         if context_length is not None:  # leave room for each example prompt
-            max_length = max(min(max_length, context_length - _longest_prompt(page_models)), 1)
+            max_length = max(min(max_length, context_length - _longest_prompt_length(page_models)), 1)
         temperature = min(max(page_models.lineage.setting("temperature", 1.0), MIN_TEMPERATURE), MAX_TEMPERATURE)
         default = CHAT_LENGTH if page_models.comparison.is_chat else TEXT_LENGTH
         length = min(max(int(page_models.lineage.setting("response_length", default)), 1), max_length)
         return cls(temperature, length, max_length)
 
 
-def _longest_prompt(page_models: PageModels) -> int:
+def _longest_prompt_length(page_models: PageModels) -> int:
     """Returns the token count of the longest example prompt that fits the context; 1 if no prompt fits."""
     lengths = [1]
     for prompt in page_models.lineage.prompts:

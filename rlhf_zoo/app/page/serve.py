@@ -29,7 +29,7 @@ def start(
     port: int | None = None,
     block: bool = False,
 ) -> str:
-    """Serves the page without requests to other hosts: without their fonts, analytics or a tunnel.
+    """Serves the page without requests to other hosts, such as those for fonts, analytics or a tunnel.
 
     Args:
         page: The page, as `build` returns it.
@@ -44,8 +44,8 @@ def start(
     Raises:
         OSError: The port is taken.
     """
-    title, sentences = description
-    link_preview_middleware = Middleware(LinkPreview, title=title, description=sentences)
+    title, text = description
+    link_preview_middleware = Middleware(LinkPreview, title=title, description=text)
     _, url, _ = page.launch(
         server_name=host,
         server_port=port,

@@ -27,13 +27,13 @@ class CompletionStreams:
     def __init__(
         self, comparison: Comparison, timeline: Timeline | None = None, *, gpu: Callable[[Any], Any] | None = None
     ) -> None:
-        self._stream = _keep_messages(comparison.stream, gpu)
+        self._stream = _keep_error_messages(comparison.stream, gpu)
         if timeline is not None:
-            self._stream_step = _keep_messages(
+            self._stream_step = _keep_error_messages(
                 lambda step, run, **sampling: timeline.comparison_at(step, run=run).stream(**sampling), gpu
             )
-            self._stream_steps = _keep_messages(timeline.sample_steps, gpu)
-            self._stream_betas = _keep_messages(timeline.sample_betas, gpu)
+            self._stream_steps = _keep_error_messages(timeline.sample_steps, gpu)
+            self._stream_betas = _keep_error_messages(timeline.sample_betas, gpu)
 
     def stream(self, prompt: object, **sampling: Unpack[Sampling]) -> Generator[Snapshot, None, None]:
         """Runs `Comparison.stream` at the page's pace.
@@ -42,7 +42,7 @@ class CompletionStreams:
             prompt: The visitor's prompt.
             **sampling: See `Comparison.stream`.
         """
-        return self._stream(prompt=_not_none(prompt), every=SNAPSHOT_INTERVAL, **sampling)
+        return self._stream(prompt=_empty_if_none(prompt), every=SNAPSHOT_INTERVAL, **sampling)
 
     def stream_step(
         self, step: int, prompt: object, *, run: str | None = None, **sampling: Unpack[Sampling]
@@ -55,7 +55,7 @@ class CompletionStreams:
             run: The run's name; None for the first run.
             **sampling: See `Comparison.stream`.
         """
-        return self._stream_step(step, run, prompt=_not_none(prompt), every=SNAPSHOT_INTERVAL, **sampling)
+        return self._stream_step(step, run, prompt=_empty_if_none(prompt), every=SNAPSHOT_INTERVAL, **sampling)
 
     def stream_steps(
         self,
@@ -73,7 +73,7 @@ class CompletionStreams:
             run: The run's name; None for the first run.
             **sampling: See `Comparison.stream`.
         """
-        return self._stream_steps(_not_none(prompt), steps, run=run, **sampling)
+        return self._stream_steps(_empty_if_none(prompt), steps, run=run, **sampling)
 
     def stream_betas(self, prompt: object, **sampling: Unpack[Sampling]) -> Generator[CheckpointResult, None, None]:
         """Streams completions of one prompt from the policies of runs with different β (`Timeline.sample_betas`).
@@ -82,15 +82,15 @@ class CompletionStreams:
             prompt: The visitor's prompt.
             **sampling: See `Comparison.stream`.
         """
-        return self._stream_betas(_not_none(prompt), **sampling)
+        return self._stream_betas(_empty_if_none(prompt), **sampling)
 
 
-def _not_none(prompt: object) -> object:
+def _empty_if_none(prompt: object) -> object:
     """Returns an empty prompt for None, which Gradio sends for an empty text box."""
     return "" if prompt is None else prompt
 
 
-def _keep_messages(
+def _keep_error_messages(
     stream: Callable[..., Generator[T, None, None]], gpu: Callable[[Any], Any] | None
 ) -> Callable[..., Generator[T, None, None]]:
     """Wraps a stream for ZeroGPU so that errors keep their messages.

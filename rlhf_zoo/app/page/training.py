@@ -30,7 +30,7 @@ SLIDER_HINT = (
 
 @dataclass(frozen=True)
 class TrainingControls:
-    """The components whose values a shared link sets. `sampling` is in the order of `sampling_arguments`."""
+    """The components that a link fills in. `sampling` is in the order of `sampling_arguments`."""
 
     prompt: gr.Textbox
     run: gr.Dropdown
@@ -51,7 +51,7 @@ def training_tab(
         max_concurrent: Largest number of requests that run the models at the same time.
 
     Returns:
-        The components whose values a shared link sets; None if the checkpoint has no run.
+        The components that a link fills in; None if the checkpoint has no run.
     """
     timeline = page_models.timeline
     if timeline is None:
@@ -77,7 +77,7 @@ def training_tab(
                 link = link_address(
                     snapshot, defaults, step=point.step, run=None if shown_run is first_run else shown_run.name
                 )
-                yield summary_html(snapshot), pairs_html(snapshot, ppo=_point_label(point), link=link)
+                yield summary_html(snapshot), pairs_html(snapshot, ppo_label=_point_label(point), link=link)
         except ZooError as error:
             yield notice_html(error), gr.skip()
 
@@ -91,7 +91,7 @@ def training_tab(
         except ZooError as error:
             yield notice_html(error), gr.skip()
 
-    tab = _layout(page_models, first_run, defaults)
+    tab = _create_components(page_models, first_run, defaults)
     controls, message = tab.controls, tab.message
     prompt, run, step, curves_view = controls.prompt, controls.run, controls.step, controls.curves
 
@@ -100,10 +100,11 @@ def training_tab(
     model_options: dict[str, Any] = {**options, "concurrency_id": MODEL_QUEUE, "concurrency_limit": max_concurrent}
     # `input` rather than `release`, because the keyboard moves a slider without a release.
     step.input(mark_step, [run, step], [curves_view], trigger_mode="always_last", queue=False, **options)
-    triggers, inputs = [step.input, prompt.submit, tab.run_step.click], [prompt, run, step, *controls.sampling]
-    gr.on(triggers, sample_step, inputs, [message, tab.at_step], trigger_mode="always_last", **model_options)
-    tab.run_all.click(sample_all, [prompt, run, *controls.sampling], [message, tab.all_steps], **model_options)
-    for trigger, elem_id in ((tab.run_step.click, "at-step"), (prompt.submit, "at-step"), (tab.run_all.click, "steps")):
+    triggers, inputs = [step.input, prompt.submit, tab.step_button.click], [prompt, run, step, *controls.sampling]
+    gr.on(triggers, sample_step, inputs, [message, tab.step_view], trigger_mode="always_last", **model_options)
+    all_click = tab.all_button.click
+    all_click(sample_all, [prompt, run, *controls.sampling], [message, tab.all_steps_view], **model_options)
+    for trigger, elem_id in ((tab.step_button.click, "at-step"), (prompt.submit, "at-step"), (all_click, "steps")):
         gr.on(trigger, None, js=scroll_script(elem_id), **UNLISTED)
 
     def show_run(name: Any) -> tuple[object, str]:
@@ -126,22 +127,22 @@ class _Tab:
     """The components of the tab, except those of the section on β."""
 
     controls: TrainingControls
-    run_step: gr.Button
-    run_all: gr.Button
+    step_button: gr.Button
+    all_button: gr.Button
     message: gr.HTML
-    at_step: gr.HTML
-    all_steps: gr.HTML
+    step_view: gr.HTML
+    all_steps_view: gr.HTML
 
 
-def _layout(page_models: PageModels, first_run: TimelineRun, defaults: SamplingDefaults) -> _Tab:
+def _create_components(page_models: PageModels, first_run: TimelineRun, defaults: SamplingDefaults) -> _Tab:
     """Creates the components, in the order of the page."""
     assert page_models.timeline is not None
     gr.HTML("<h2>The same prompt at each checkpoint</h2>", elem_classes="zoo-heard")
     with gr.Row(equal_height=True):
         example = next(iter(page_models.lineage.prompts), "")
         prompt = prompt_box("training-prompt", page_models.prompt_hint, value=example, min_width=240)
-        run_step = gr.Button("At the step below", scale=1, min_width=120, elem_id="at-the-step")
-        run_all = gr.Button("Every checkpoint", variant="primary", scale=1, min_width=120, elem_id="every-step")
+        step_button = gr.Button("At the step below", scale=1, min_width=120, elem_id="at-the-step")
+        all_button = gr.Button("Every checkpoint", variant="primary", scale=1, min_width=120, elem_id="every-step")
     run = gr.Dropdown(
         [(_run_label(timeline_run), timeline_run.name) for timeline_run in page_models.timeline.runs.values()],
         value=first_run.name,
@@ -152,12 +153,12 @@ def _layout(page_models: PageModels, first_run: TimelineRun, defaults: SamplingD
     curves_view = gr.HTML(curves_html(first_run, first_run.best.step), elem_id="curves")
     step = gr.Slider(**slider_range(first_run), value=first_run.best.step, label="Step", elem_id="step")
     message = live_region("training-message")
-    at_step = gr.HTML(SLIDER_HINT, elem_id="at-step")
+    step_view = gr.HTML(SLIDER_HINT, elem_id="at-step")
     with gr.Accordion("Sampling", open=False, elem_id="training-sampling"):
         sampling_controls = create_controls(defaults, prefix="training-")
     all_steps_view = gr.HTML("", elem_id="steps")
     training_controls = TrainingControls(prompt, run, step, curves_view, tuple(sampling_controls))
-    return _Tab(training_controls, run_step, run_all, message, at_step, all_steps_view)
+    return _Tab(training_controls, step_button, all_button, message, step_view, all_steps_view)
 
 
 def _build_beta_section(
@@ -189,12 +190,12 @@ def _build_beta_section(
         "penalty. A large β keeps PPO close to SFT; a small one lets it exploit the reward model.</p></div>"
     )
     frontier_view = gr.HTML(_frontier_html(runs, run_index(page_models.timeline.find_run().name)), elem_id="frontier")
-    run_all = gr.Button("The prompt with every β", elem_id="every-beta")
+    button = gr.Button("The prompt with every β", elem_id="every-beta")
     message = live_region("beta-message")
     all_betas_view = gr.HTML("", elem_id="betas")
     controls.run.input(lambda name: _frontier_html(runs, run_index(name)), [controls.run], [frontier_view], **options)
-    run_all.click(sample_all, [controls.prompt, *controls.sampling], [message, all_betas_view], **model_options)
-    gr.on(run_all.click, None, js=scroll_script("betas"), **UNLISTED)
+    button.click(sample_all, [controls.prompt, *controls.sampling], [message, all_betas_view], **model_options)
+    gr.on(button.click, None, js=scroll_script("betas"), **UNLISTED)
 
 
 # Rendering
@@ -232,17 +233,17 @@ def curves_html(run: TimelineRun, step: int) -> str:
     """
     points = run.points
     # Rollouts have few prompts, so their curves can contradict the recommendation.
-    is_evaluated = any("judge" in _evaluated(point) for point in points)
+    is_evaluated = any("judge" in _validation_figures(point) for point in points)
     series = _evaluated_series(points) if is_evaluated else _logged_series(points)
-    labeled = {point.step: ", ".join(point.marks) for point in points if point.marks}
+    labels = {point.step: ", ".join(point.marks) for point in points if point.marks}
     charts = _for_each_screen(
-        lambda width: draw_step_curves(run.steps, series, selected=step, labeled=labeled, width=width)
+        lambda width: draw_step_curves(run.steps, series, selected=step, labels=labels, width=width)
     )
     bars = " · bars: 95% intervals" if is_evaluated else ""
     return f'{charts}<p class="zoo-note" aria-live="polite">{_point_label(run.point_at(step))}{bars}</p>'
 
 
-def _evaluated(point: TimelinePoint) -> Mapping[str, CardEstimate]:
+def _validation_figures(point: TimelinePoint) -> Mapping[str, CardEstimate]:
     """Returns the figures that decided which step is recommended."""
     return point.evaluated.get("validation", {})
 
@@ -250,7 +251,7 @@ def _evaluated(point: TimelinePoint) -> Mapping[str, CardEstimate]:
 def _evaluated_series(points: Sequence[TimelinePoint]) -> list[Series]:
     series = []
     for key, name, unit in (("reward", "Reward", ""), ("judge", "Judge’s score", ""), ("kl", "KL to SFT", "nats")):
-        estimates = [_evaluated(point).get(key) for point in points]
+        estimates = [_validation_figures(point).get(key) for point in points]
         if any(estimates):
             values = [None if estimate is None else estimate.value for estimate in estimates]
             intervals = [None if estimate is None else estimate.ci95 for estimate in estimates]
@@ -272,7 +273,7 @@ def _frontier_html(runs: Sequence[TimelineRun], selected: int) -> str:
 
 
 def _for_each_screen(draw: Callable[[int], str]) -> str:
-    """Draws a chart for phones and one for wide screens, so that its text is readable on both. CSS hides one."""
+    """Draws a chart twice, for phones and for wide screens, so that its text is readable on both. CSS hides one."""
     return f'<div class="zoo-narrow">{draw(WIDTH)}</div><div class="zoo-wide">{draw(DESKTOP_WIDTH)}</div>'
 
 
@@ -310,7 +311,7 @@ def _sft_row_html(rows: Sequence[CheckpointResult]) -> str:
 def _checkpoint_row_html(row: CheckpointResult, *, by_beta: bool) -> str:
     name = f"β = {row.beta:g}" if by_beta and row.beta is not None else escape_text(row.point.tag)
     marks = "".join(f'<span class="zoo-badge">{mark}</span>' for mark in row.point.marks)
-    figures = _figures(row.point)
+    figures = _figures_text(row.point)
     tag = escape_text(row.point.tag) + " · " if by_beta else ""
     head = f"<header><h3>{name}</h3>{marks}<span>{tag}{figures}</span></header>"
     if row.snapshot is None:
@@ -322,9 +323,9 @@ def _checkpoint_row_html(row: CheckpointResult, *, by_beta: bool) -> str:
     return f'<li><article class="zoo-card zoo-ppo" data-step="{row.point.step}">{head}{body}</article></li>'
 
 
-def _figures(point: TimelinePoint) -> str:
+def _figures_text(point: TimelinePoint) -> str:
     """Returns the figures of a checkpoint: on validation prompts if it was evaluated, else on training's rollouts."""
-    evaluated = _evaluated(point)
+    evaluated = _validation_figures(point)
     if "judge" not in evaluated:
         return f"in training: reward {format_signed(point.reward)}, KL {format_number(point.kl)} nats"
     reward, judge, kl = (
@@ -336,7 +337,7 @@ def _figures(point: TimelinePoint) -> str:
 
 def _point_label(point: TimelinePoint) -> str:
     marks = f" ({', '.join(point.marks)})" if point.marks else ""
-    return f"{escape_text(point.tag)}{marks} · {_figures(point)}"
+    return f"{escape_text(point.tag)}{marks} · {_figures_text(point)}"
 
 
 def _run_label(run: TimelineRun) -> str:

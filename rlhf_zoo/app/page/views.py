@@ -29,9 +29,9 @@ def shade_level(value: float, edges: Sequence[float]) -> int:
     return sum(value >= edge for edge in edges)
 
 
-def _shade_classes(side: PolicyCompletion, index: int) -> str | None:
+def _shade_classes(sample: PolicyCompletion, index: int) -> str | None:
     """Returns the CSS classes of a token's shades: p1 to p4 or m1 to m4 by log-ratio, k1 to k4 by KL."""
-    ratio, kl = side.token_log_ratio[index], side.token_kl[index]
+    ratio, kl = sample.token_log_ratio[index], sample.token_kl[index]
     classes = []
     if strength := shade_level(abs(ratio), RATIO_EDGES):
         classes.append(f"{'p' if ratio > 0 else 'm'}{strength}")
@@ -40,62 +40,61 @@ def _shade_classes(side: PolicyCompletion, index: int) -> str | None:
     return " ".join(classes) or None
 
 
-def _token_tooltip(side: PolicyCompletion, index: int) -> str:
-    tooltip = f"log-ratio {format_signed(side.token_log_ratio[index])}, KL {format_number(side.token_kl[index])} nats"
-    if side.token_values is not None:
-        tooltip += f", V {format_signed(side.token_values[index])}"
+def _token_tooltip(sample: PolicyCompletion, index: int) -> str:
+    ratio, kl = format_signed(sample.token_log_ratio[index]), format_number(sample.token_kl[index])
+    tooltip = f"log-ratio {ratio}, KL {kl} nats"
+    if sample.token_values is not None:
+        tooltip += f", V {format_signed(sample.token_values[index])}"
     return tooltip
 
 
-def _token_elements(side: PolicyCompletion) -> Iterator[str]:
+def _token_elements(sample: PolicyCompletion) -> Iterator[str]:
     """Yields each token as an element. The end-of-sequence token has no text, so it becomes ∎."""
-    for index, token_text in enumerate(side.tokens):
-        is_last = index == len(side.tokens) - 1
-        visible = (
-            '<span class="eos" title="end of sequence">∎</span>' if is_last and side.ended else escape_text(token_text)
-        )
+    for index, token_text in enumerate(sample.tokens):
+        is_eos = sample.ended and index == len(sample.tokens) - 1
+        visible = '<span class="eos" title="end of sequence">∎</span>' if is_eos else escape_text(token_text)
         if not visible:
             continue
-        tooltip = _token_tooltip(side, index) if side.stop is not None else None
-        yield f"<i{html_attributes({'class': _shade_classes(side, index), 'title': tooltip})}>{visible}</i>"
+        tooltip = _token_tooltip(sample, index) if sample.stop is not None else None
+        yield f"<i{html_attributes({'class': _shade_classes(sample, index), 'title': tooltip})}>{visible}</i>"
 
 
 def completion_html(
-    prompt: str, side: PolicyCompletion | None, *, heat_map: bool = False, is_chat: bool = False
+    prompt: str, sample: PolicyCompletion | None, *, heat_map: bool = False, is_chat: bool = False
 ) -> str:
     """Renders a prompt and a policy's completion.
 
     Args:
         prompt: The prompt.
-        side: The completion; None renders a placeholder.
+        sample: The completion; None renders a placeholder.
         heat_map: Whether to render each token with its shades and a tooltip.
         is_chat: Whether the completion answers the prompt, and so begins a paragraph of its own.
     """
-    if side is None:
+    if sample is None:
         return '<p class="zoo-text"><span class="none">The completion will appear here.</span></p>'
-    token_html = "".join(_token_elements(side)) if heat_map else escape_text(side.completion)
-    caret = "" if side.stop is not None else '<span class="caret" aria-hidden="true"></span>'
+    token_html = "".join(_token_elements(sample)) if heat_map else escape_text(sample.completion)
+    caret = "" if sample.stop is not None else '<span class="caret" aria-hidden="true"></span>'
     return (
         f'<p class="zoo-text{" zoo-chat" if is_chat else ""}"><span class="given">{escape_text(prompt)}</span>'
         f'<span class="new">{token_html}</span>{caret}</p>'
     )
 
 
-def figures_html(side: PolicyCompletion | None) -> str:
+def figures_html(sample: PolicyCompletion | None) -> str:
     """Renders reward, log-ratio, KL summed over the completion, length and stop reason.
 
     Args:
-        side: The completion; None renders dashes.
+        sample: The completion; None renders dashes.
     """
     values = [DASH] * 5
-    if side is not None:
-        reward = "none" if side.reward is None and side.stop is not None else format_signed(side.reward)
+    if sample is not None:
+        reward = "none" if sample.reward is None and sample.stop is not None else format_signed(sample.reward)
         values = [
             reward,
-            format_signed(side.log_ratio),
-            format_number(side.kl),
-            str(side.length),
-            STOP_LABELS[side.stop],
+            format_signed(sample.log_ratio),
+            format_number(sample.kl),
+            str(sample.length),
+            STOP_LABELS[sample.stop],
         ]
     keys = ("reward", "log_ratio", "kl", "length", "stopped")
     labels = ("Reward", "Log-ratio", "Summed KL", "Tokens", "Stopped")
@@ -103,57 +102,57 @@ def figures_html(side: PolicyCompletion | None) -> str:
 
 
 def _policy_column_html(
-    prompt: str, role: Role, side: PolicyCompletion | None, *, row: int = 0, label: str = "", is_chat: bool = False
+    prompt: str, role: Role, sample: PolicyCompletion | None, *, row: int = 0, label: str = "", is_chat: bool = False
 ) -> str:
     """Renders one policy's column: name, completion and figures. Without a completion, renders a placeholder."""
     head = f"<header><h3>{NAMES[role]}</h3><span>{label or ROLE_DESCRIPTIONS[role]}</span></header>"
     return (
         f'<article class="zoo-card zoo-{role}" data-side="{role}" data-row="{row}">{head}'
-        f"{completion_html(prompt, side, heat_map=True, is_chat=is_chat)}{figures_html(side)}</article>"
+        f"{completion_html(prompt, sample, heat_map=True, is_chat=is_chat)}{figures_html(sample)}</article>"
     )
 
 
 def _draw_token_charts(snapshot: Snapshot, row: int) -> dict[Role, str]:
     """Draws KL and values at each position, as HTML by role; "" while a long completion is in progress."""
-    sides: dict[Role, PolicyCompletion] = {"sft": snapshot.sft[row], "ppo": snapshot.ppo[row]}
-    if not snapshot.done and any(side.length > MAX_TOKENS_DRAWN_IN_PROGRESS for side in sides.values()):
-        return dict.fromkeys(sides, "")
-    width = max(side.length for side in sides.values())
-    kl_top = max((kl for side in sides.values() for kl in side.token_kl), default=0.0)
-    all_values = [value for side in sides.values() for value in side.token_values or ()]
+    samples: dict[Role, PolicyCompletion] = {"sft": snapshot.sft[row], "ppo": snapshot.ppo[row]}
+    if not snapshot.done and any(sample.length > MAX_TOKENS_DRAWN_IN_PROGRESS for sample in samples.values()):
+        return dict.fromkeys(samples, "")
+    x_max = max(sample.length for sample in samples.values())
+    kl_max = max((kl for sample in samples.values() for kl in sample.token_kl), default=0.0)
+    all_values = [value for sample in samples.values() for value in sample.token_values or ()]
     html_by_role = {}
-    for role, side in sides.items():
-        shared: dict[str, Any] = {"labels": side.tokens, "role": role, "width": width}
-        html = draw_token_bars(side.token_kl, title="KL at each position", unit="nats", top=kl_top, **shared)
-        if side.token_values is not None:
+    for role, sample in samples.items():
+        shared: dict[str, Any] = {"labels": sample.tokens, "role": role, "x_max": x_max}
+        html = draw_token_bars(sample.token_kl, title="KL at each position", unit="nats", y_max=kl_max, **shared)
+        if sample.token_values is not None:
             span = (min(all_values), max(all_values))
             html += draw_token_line(
-                side.token_values, title="PPO's value at each position", unit="", span=span, **shared
+                sample.token_values, title="PPO's value at each position", unit="", span=span, **shared
             )
         html_by_role[role] = f'<div class="zoo-charts">{html}</div>'
     return html_by_role
 
 
 def pairs_html(
-    snapshot: Snapshot, *, ppo: str = ROLE_DESCRIPTIONS["ppo"], folded: bool = False, link: str | None = None
+    snapshot: Snapshot, *, ppo_label: str = ROLE_DESCRIPTIONS["ppo"], folded: bool = False, link: str | None = None
 ) -> str:
     """Renders all completions of a snapshot. The two completions of one random stream are side by side.
 
     Args:
         snapshot: Completions of both policies.
-        ppo: HTML next to PPO's name.
+        ppo_label: HTML next to PPO's name.
         folded: Whether to collapse the token details of the first pair too.
         link: Address that shows the same completions again; None to show no link.
     """
     rows = []
-    labels: dict[Role, str] = {"sft": ROLE_DESCRIPTIONS["sft"], "ppo": ppo}
+    labels: dict[Role, str] = {"sft": ROLE_DESCRIPTIONS["sft"], "ppo": ppo_label}
     for row in range(snapshot.n):
         cards = []
         for role, label in labels.items():
             label = f"{label} · {row + 1} of {snapshot.n}" if snapshot.n > 1 else label
-            side = getattr(snapshot, role)[row]
+            sample = getattr(snapshot, role)[row]
             cards.append(
-                _policy_column_html(snapshot.prompt, role, side, row=row, label=label, is_chat=snapshot.is_chat)
+                _policy_column_html(snapshot.prompt, role, sample, row=row, label=label, is_chat=snapshot.is_chat)
             )
         details = _token_details_html(snapshot, row, folded=folded or row > 0)
         rows.append(f'<div class="zoo-pair">{"".join(cards)}</div>{details}')
@@ -166,7 +165,7 @@ def pairs_html(
 
 
 def _token_details_html(snapshot: Snapshot, row: int, *, folded: bool) -> str:
-    """Renders charts and numbers of both policies below their cards, in one `details` so that no gap is left."""
+    """Renders charts and numbers of both policies below their cards, in one `details` element, so without a gap."""
     # While completions are in progress, only the first pair has charts, because redrawing all of them is slow.
     chart_html = _draw_token_charts(snapshot, row) if row == 0 or snapshot.done else {}
     columns = "".join(
@@ -198,11 +197,11 @@ def summary_html(snapshot: Snapshot) -> str:
     if not snapshot.done:
         return ""
     parts = []
-    sides_by_role: dict[Role, tuple[PolicyCompletion, ...]] = {"sft": snapshot.sft, "ppo": snapshot.ppo}
-    for role, sides in sides_by_role.items():
-        rewards = [side.reward for side in sides if side.reward is not None]
+    samples_by_role: dict[Role, tuple[PolicyCompletion, ...]] = {"sft": snapshot.sft, "ppo": snapshot.ppo}
+    for role, samples in samples_by_role.items():
+        rewards = [sample.reward for sample in samples if sample.reward is not None]
         reward = f"reward {format_signed(fmean(rewards))}, " if rewards else ""
-        parts.append(f"{NAMES[role]}: {reward}{format_number(fmean(side.length for side in sides), 0)} tokens")
+        parts.append(f"{NAMES[role]}: {reward}{format_number(fmean(sample.length for sample in samples), 0)} tokens")
     mean = f", means over {snapshot.n} completions" if snapshot.n > 1 else ""
     return f'<p class="zoo-heard">Finished{mean}. {". ".join(parts)}.</p>'
 
@@ -213,21 +212,21 @@ def empty_pairs_html() -> str:
     return f'<div class="zoo-pairs" data-state="empty"><div class="zoo-pair">{cards}</div></div>'
 
 
-def _token_table_html(role: Role, side: PolicyCompletion) -> str:
+def _token_table_html(role: Role, sample: PolicyCompletion) -> str:
     """Renders the figures of each token as a table, for readers who cannot hover over tokens or see colors."""
-    has_values = side.token_values is not None
+    has_values = sample.token_values is not None
     head = "".join(f"<th scope='col'>{name}</th>" for name in ("token", "log π PPO", "log π SFT", "log-ratio", "KL"))
     head += "<th scope='col'>V</th>" if has_values else ""
     rows = []
-    for index, token in enumerate(side.tokens):
+    for index, token in enumerate(sample.tokens):
         cells = [
-            format_number(side.token_logprob_ppo[index]),
-            format_number(side.token_logprob_sft[index]),
-            format_signed(side.token_log_ratio[index]),
-            format_number(side.token_kl[index], 3),
+            format_number(sample.token_logprob_ppo[index]),
+            format_number(sample.token_logprob_sft[index]),
+            format_signed(sample.token_log_ratio[index]),
+            format_number(sample.token_kl[index], 3),
         ]
-        if side.token_values is not None:
-            cells.append(format_signed(side.token_values[index]))
+        if sample.token_values is not None:
+            cells.append(format_signed(sample.token_values[index]))
         visible = escape_text(token).replace(" ", "\u2423").replace("\n", "\u21b5")
         rows.append(f"<tr><th scope='row'>{visible}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
     return (
@@ -241,16 +240,16 @@ def _means_html(snapshot: Snapshot) -> str:
     if snapshot.n < 2 or not snapshot.done:
         return ""
     cells = []
-    sides_by_role: dict[Role, tuple[PolicyCompletion, ...]] = {"sft": snapshot.sft, "ppo": snapshot.ppo}
-    for role, sides in sides_by_role.items():
-        rewards = [side.reward for side in sides if side.reward is not None]
+    samples_by_role: dict[Role, tuple[PolicyCompletion, ...]] = {"sft": snapshot.sft, "ppo": snapshot.ppo}
+    for role, samples in samples_by_role.items():
+        rewards = [sample.reward for sample in samples if sample.reward is not None]
         cells.append(
             f'<tr class="zoo-{role}"><th scope="row">{NAMES[role]}</th>'
             f'<td data-mean="{role}-reward">{format_signed(fmean(rewards)) if rewards else "none"}</td>'
-            f'<td data-mean="{role}-log_ratio">{format_signed(fmean(side.log_ratio for side in sides))}</td>'
-            f"<td>{format_number(fmean(side.kl for side in sides))}</td>"
-            f"<td>{format_number(fmean(side.length for side in sides), 1)}</td>"
-            f"<td>{sum(side.ended for side in sides)} of {snapshot.n}</td></tr>"
+            f'<td data-mean="{role}-log_ratio">{format_signed(fmean(sample.log_ratio for sample in samples))}</td>'
+            f"<td>{format_number(fmean(sample.kl for sample in samples))}</td>"
+            f"<td>{format_number(fmean(sample.length for sample in samples), 1)}</td>"
+            f"<td>{sum(sample.ended for sample in samples)} of {snapshot.n}</td></tr>"
         )
     return (
         f'<div class="zoo-scroll"><table class="zoo-means"><caption>Means over {snapshot.n} completions of this prompt'

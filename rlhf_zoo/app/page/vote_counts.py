@@ -1,4 +1,4 @@
-"""Counts the votes of a page while it is served. A VoteBox stores and sends them."""
+"""Counts the votes of a page while the page is served. A VoteBox stores and sends them."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ log = logging.getLogger(__name__)
 READ_INTERVAL, READ_INTERVAL_AFTER_SENDING = 300.0, 60.0
 #: Seconds until the next try after a failure.
 RETRY_DELAY = 30.0
-#: The pause after computing the intervals, as a multiple of the computing time, to leave the processor to others.
+#: The pause after computing the intervals, as a multiple of the computing time, to leave the processor to visitors.
 PAUSE_FACTOR = 2.0
 JOIN_TIMEOUT = 10.0  # seconds
-#: `Figures.read_problem` until the first read is done.
-FIRST_READ = "they are being read"
+#: `VoteFigures.read_problem` until the first read is done.
+NOT_YET_READ = "they are being read"
 
 
 class TallyStore(VoteStore, Protocol):
@@ -104,7 +104,7 @@ class Tally:
         self._summary = summarize_votes([])
         self._summarized: Mapping[str, Vote] = self._votes  # the votes in _summary
         self._arrived: dict[str, Vote] = {}  # votes that arrived since the last read of the Hub began
-        self._read_problem: str | None = FIRST_READ
+        self._read_problem: str | None = NOT_YET_READ
         self._sent_since_read = self._closing = False
         self._exit_stack = contextlib.ExitStack()
         self._threads = [
@@ -141,7 +141,7 @@ class Tally:
         return f"{DEFAULT_HUB.address}/datasets/{self.name}"
 
     def append(self, batch: str, votes: Sequence[Vote]) -> None:
-        """Stores votes from the VoteBox. The Hub is then read soon, because other pages may have sent votes too.
+        """Stores votes from the VoteBox, and reads the Hub soon after, because other pages may have sent votes too.
 
         Args:
             batch: The name of the batch.
@@ -166,17 +166,17 @@ class Tally:
             ZooError: The disk cannot be written, so the vote is not stored.
             TooManyVotesError: A rate limit is reached, so the vote is not stored.
         """
-        pair = (vote.prompt, *sorted(f"{side.role} {side.repo} {side.commit}" for side in (vote.left, vote.right)))
+        pair_key = (vote.prompt, *sorted(f"{side.role} {side.repo} {side.commit}" for side in (vote.left, vote.right)))
         with self._cast_lock:
-            before = self._votes.get(vote.id)
-            if before is None:
+            earlier_vote = self._votes.get(vote.id)
+            if earlier_vote is None:
                 if address is not None:
-                    self._limits.check(address, pair)
+                    self._limits.check(address, pair_key)
                 self._box.cast(vote)
                 if address is not None:
-                    self._limits.count(address, pair)
+                    self._limits.count(address, pair_key)
                 self._add([vote])
-            return before or vote
+            return earlier_vote or vote
 
     def figures(self) -> VoteFigures:
         """Returns the figures so far, without waiting."""
@@ -222,7 +222,7 @@ class Tally:
                     votes = {vote.id: vote for vote in stored} | self._arrived
                     if votes.keys() != self._votes.keys():
                         self._votes = votes
-                elif self._read_problem in (None, FIRST_READ):  # only the first of several failures is logged
+                elif self._read_problem in (None, NOT_YET_READ):  # only the first of several failures is logged
                     log.warning("The votes of %s could not be read (%s).", self.name, problem)
                 self._read_problem = problem
                 self._sent_since_read = False
@@ -264,7 +264,7 @@ def _count_verdicts(votes: Iterable[Vote]) -> dict[str, int]:
 
 
 def _win_rate(counts: Mapping[str, int]) -> dict[str, Any] | None:
-    """Computes `win_rate` of a summary, without its interval and number of prompts; None if there are no votes."""
+    """Computes `win_rate` of a summary, without its interval and number of prompts; None if no vote counts for it."""
     n = counts["ppo"] + counts["sft"] + counts["tie"]
     if not n:
         return None

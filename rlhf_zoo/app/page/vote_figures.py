@@ -107,17 +107,17 @@ def _ratings_html(figures: Mapping[str, Any]) -> str:
     )
 
 
-def _notes(figures: VoteFigures, repo: str) -> Iterator[str]:
+def _notes(figures: VoteFigures, data_set: str) -> Iterator[str]:
     """Yields sentences on what the figures lack, as HTML."""
-    repo = escape_text(repo)
+    data_set = escape_text(data_set)
     if not figures.exact and figures.votes_in_intervals:
         yield f"Intervals and ratings include {figures.votes_in_intervals} of these votes; the others are being added."
     if figures.send_problem is not None and figures.unsent:
         waiting = "1 vote waits" if figures.unsent == 1 else f"{figures.unsent} votes wait"
         yield (
-            f"{waiting} on the server, because {repo} does not accept votes now "
+            f"{waiting} on the server, because {data_set} does not accept votes now "
             f"({escape_text(figures.send_problem)}); they are sent as soon as it does."
         )
     if figures.read_problem is not None:
         problem = escape_text(figures.read_problem)
-        yield f"Votes that {repo} received from other pages may be missing here ({problem})."
+        yield f"Votes that {data_set} received from other pages may be missing here ({problem})."
