@@ -44,8 +44,8 @@ class ThreadHub(Hub):
         with self.storage.git(repo) as git, Quarantine(self.storage.path(repo)) as quarantine:
             edit = TreeEdit(git, git.root_tree(git.branch("main") or ""))
             for path, content in files.items():
-                edit.put(path, quarantine.blob(content if isinstance(content, bytes) else content.encode()))
-            commit = quarantine.commit(edit.write(quarantine), [git.branch("main") or ""], "files")
+                edit.put(path, quarantine.add_blob(content if isinstance(content, bytes) else content.encode()))
+            commit = quarantine.add_commit(edit.write(quarantine), [git.branch("main") or ""], "files")
             quarantine.migrate()
             git.write_ref("refs/heads/main", commit)
         return commit

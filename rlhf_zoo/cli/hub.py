@@ -86,8 +86,8 @@ def export(
     click.echo(
         f"{url} holds {repository}: {result.sent} new commits were sent, and the files of all tags were checked."
     )
-    if result.left_out:
-        click.echo(f"Left out, because no branch leads to their commits: the tags {', '.join(result.left_out)}.")
+    if result.skipped_tags:
+        click.echo(f"Left out, because no branch leads to their commits: the tags {', '.join(result.skipped_tags)}.")
     click.echo(
         "Its cards and rlhf_card.json still name parents and commits of the embedded Hub: the table above, and each "
         "commit's line Exported-From, show the original of each new commit."

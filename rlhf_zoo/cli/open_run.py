@@ -37,7 +37,7 @@ def open_hub(
     """
     from ..hub.client.connect import choose, choose_source, connect
 
-    target = choose(flag, push_to_hub=push_to_hub, option=option)
+    target = choose(flag, push_to_hub=push_to_hub, flag=option)
     with connect(target, choose_source(source, target)) as hub:
         named_source = None if source in (None, "none") else hub.source
         note = "" if named_source is None else f"; models and data that it lacks come from {named_source.description}"

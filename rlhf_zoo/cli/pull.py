@@ -47,9 +47,11 @@ def pull(repository: str, output_dir: Path | None, list_only: bool, hub: str | N
             _print_checkpoints(repository, connected_hub, as_json)
             return
         from ..hub.client.pull import fetch
-        from ..hub.client.refusals import after_waiting
+        from ..hub.client.refusals import retry_when_rate_limited
 
-        download = after_waiting(lambda: fetch(repository, output_dir, hub=connected_hub), hub=connected_hub.name)
+        download = retry_when_rate_limited(
+            lambda: fetch(repository, output_dir, hub=connected_hub), hub=connected_hub.name
+        )
         _print_notes(download, repository.partition("@")[2])
         if not as_json:
             print_text(str(download.path))

@@ -1,4 +1,4 @@
-"""Everything that speaks the Hub's protocol. `client` talks to any Hub; `server` is the embedded Hub.
+"""The code that uses the Hub's protocol. `client` talks to any Hub; `server` is the embedded Hub.
 
 `markdown` renders cards as HTML, for the embedded Hub's pages and for the comparison page.
 

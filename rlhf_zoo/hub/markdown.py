@@ -1,7 +1,7 @@
 """Renders an untrusted card as HTML that runs nothing and requests nothing from any other host.
 
-Raw HTML is shown as text, except for folds: `details` with a `summary`. Links may lead to http and https addresses, to
-a heading of the card, and to what `Resolver` allows.
+Raw HTML is shown as text, except for collapsible sections: `details` with a `summary`. Links may lead to http and https
+addresses, to a heading of the card, and to addresses that the `Resolver` returns.
 """
 
 import re
@@ -16,28 +16,28 @@ from markdown_it.token import Token
 
 MAX_CARD_BYTES = 2**17  # the parser needs up to 60 µs per byte of a hostile card
 MAX_ADDRESS_LENGTH = 120
-_FOLD = re.compile(r"^(?:(</details>)|<details><summary>(.*)</summary>)$", re.MULTILINE)
+_DETAILS = re.compile(r"^(?:(</details>)|<details><summary>(.*)</summary>)$", re.MULTILINE)
 _ALERT = re.compile(r"\[!(NOTE|TIP|IMPORTANT|WARNING|CAUTION)\]")
 
 
 class Resolver(Protocol):
-    """Decides what the addresses in a card become."""
+    """Decides where the addresses in a card lead."""
 
     def image(self, address: str) -> str | None:
-        """Returns the source of an image; None to show its alternative text and address instead."""
+        """Returns the source of an image; None to show the alternative text and the address instead."""
 
     def link(self, address: str) -> str | None:
-        """Returns the target of a link that is neither http, https nor a heading; None to show its text alone."""
+        """Returns the target of a link that is neither http(s) nor a heading; None to show its text and address."""
 
     def code_link(self, content: str) -> str | None:
-        """Returns where inline code such as a repository's name leads; None to show it without a link."""
+        """Returns the link target for inline code, such as a repository's name; None for no link."""
 
 
 def card_body(source: str) -> str:
-    """Removes the front matter: YAML between two lines `---` at the beginning of the file.
+    """Returns a card without its front matter: YAML between two lines `---` at the start of the file.
 
     Args:
-        source: README.md.
+        source: The content of README.md.
     """
     lines = source.removeprefix("\N{BYTE ORDER MARK}").splitlines(keepends=True)
     if lines and lines[0].rstrip() == "---":
@@ -48,11 +48,11 @@ def card_body(source: str) -> str:
 
 
 def render_card(source: str, resolver: Resolver, *, id_prefix: str, levels: int = 1) -> str:
-    """Renders Markdown: CommonMark with tables and strikethrough.
+    """Renders Markdown (CommonMark with tables and strikethrough) as HTML.
 
     Args:
         source: The Markdown, without front matter.
-        resolver: Decides what addresses become.
+        resolver: Decides where addresses lead.
         id_prefix: Prefix of the headings' ids, so that they differ from the ids of the page that shows the card.
         levels: Number of levels by which headings move down, below the headings of the page that shows the card.
     """
@@ -78,7 +78,7 @@ def split_address(address: str) -> SplitResult | None:
 
 
 class _Renderer(RendererHTML):
-    """CommonMark, with tables and code that the keyboard can scroll."""
+    """Renders CommonMark, with tables and code blocks that can be scrolled by keyboard."""
 
     def table_open(self, tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:
         return '<div class="zoo-scroll" role="group" aria-label="Table" tabindex="0">\n<table>\n'
@@ -87,25 +87,25 @@ class _Renderer(RendererHTML):
         return "</table>\n</div>\n"
 
     def fence(self, tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:
-        return _scrollable(super().fence(tokens, index, options, env))
+        return _make_scrollable(super().fence(tokens, index, options, env))
 
     def code_block(self, tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:
-        return _scrollable(super().code_block(tokens, index, options, env))
+        return _make_scrollable(super().code_block(tokens, index, options, env))
 
 
-def _scrollable(code: str) -> str:
-    """Lets the keyboard reach a block of code, which may be wider than a phone."""
+def _make_scrollable(code: str) -> str:
+    """Makes a block of code scrollable by keyboard: it may be wider than a phone's screen."""
     return code.replace("<pre", '<pre role="group" aria-label="Code" tabindex="0"', 1)
 
 
 def _parse(markdown: MarkdownIt, source: str) -> list[Token]:
-    """Parses a card whose folds, `<details><summary>TITLE</summary>` to `</details>`, each have lines of their own.
+    """Parses a card, in which `<details><summary>TITLE</summary>` and `</details>` must each be a line of their own.
 
-    Every fold is closed, so that a card cannot close an element of the page.
+    Adds missing closing tags and drops surplus ones, so that a card cannot close an element of the page.
     """
     tokens: list[Token] = []
     depth = 0
-    for number, piece in enumerate(_FOLD.split(source)):
+    for number, piece in enumerate(_DETAILS.split(source)):
         if number % 3 == 0:
             tokens += markdown.parse(piece)
         elif number % 3 == 2 and piece is not None:
@@ -118,9 +118,9 @@ def _parse(markdown: MarkdownIt, source: str) -> list[Token]:
 
 
 def _shift_headings(tokens: Sequence[Token], id_prefix: str, levels: int) -> dict[str, str]:
-    """Moves every heading down, and gives it an id. Returns anchor -> id.
+    """Moves each heading down by some levels and gives it an id. Returns anchor -> id.
 
-    Anchors are those of the Hub: lower case, with hyphens for spaces.
+    Anchors have the Hub's form: lower case, with hyphens for spaces.
     """
     ids: dict[str, str] = {}
     for index, token in enumerate(tokens):
@@ -137,37 +137,41 @@ def _shift_headings(tokens: Sequence[Token], id_prefix: str, levels: int) -> dic
 
 
 def _safe_tokens(tokens: Sequence[Token], resolver: Resolver, headings: dict[str, str]) -> Iterable[Token]:
-    """Yields inline tokens. Replaces images and links that are not allowed by their text and address."""
-    closing: list[Token] = []  # replaces the closing token of the current link
+    """Yields inline tokens. Replaces each image or link that is not allowed with its text and address."""
+    closing_tokens: list[Token] = []  # replace the closing token of the current link
     after_alert = False
     for token in tokens:
         if after_alert and token.type == "softbreak":
             token = Token("hardbreak", "br", 0)  # as on the Hub, the kind of an alert is on a separate line
         after_alert = False
         if token.type == "image":
-            yield from _image(token, resolver)
+            yield from _image_tokens(token, resolver)
         elif token.type == "text" and (alert := _ALERT.fullmatch(token.content)):
-            yield from (Token("strong_open", "strong", 1), _text(alert[1].capitalize()))
+            yield from (Token("strong_open", "strong", 1), _text_token(alert[1].capitalize()))
             yield Token("strong_close", "strong", -1)
             after_alert = True
         elif token.type == "link_open":
-            attributes = _link(str(token.attrs.get("href", "")), resolver, headings)
+            attributes = _link_attributes(str(token.attrs.get("href", "")), resolver, headings)
             if attributes is None:
-                closing = [] if token.markup == "autolink" else _address(str(token.attrs.get("href", "")))
+                closing_tokens = [] if token.markup == "autolink" else _address_tokens(str(token.attrs.get("href", "")))
             else:
                 token.attrs = dict(attributes)
-                closing = [Token("link_close", "a", -1)]
+                closing_tokens = [Token("link_close", "a", -1)]
                 yield token
         elif token.type == "link_close":
-            yield from closing
-            closing = []
-        elif token.type == "code_inline" and not closing and (target := resolver.code_link(token.content)) is not None:
+            yield from closing_tokens
+            closing_tokens = []
+        elif (
+            token.type == "code_inline"
+            and not closing_tokens
+            and (target := resolver.code_link(token.content)) is not None
+        ):
             yield from (Token("link_open", "a", 1, attrs={"href": target}), token, Token("link_close", "a", -1))
         else:
             yield token
 
 
-def _link(address: str, resolver: Resolver, headings: dict[str, str]) -> dict[str, str] | None:
+def _link_attributes(address: str, resolver: Resolver, headings: dict[str, str]) -> dict[str, str] | None:
     """Returns the attributes of a link; None if the address is not allowed."""
     if address.startswith("#"):
         anchor = headings.get(unquote(address[1:]))
@@ -179,22 +183,22 @@ def _link(address: str, resolver: Resolver, headings: dict[str, str]) -> dict[st
     return {"href": address, "rel": "noopener noreferrer nofollow", "target": "_blank"}
 
 
-def _image(token: Token, resolver: Resolver) -> list[Token]:
+def _image_tokens(token: Token, resolver: Resolver) -> list[Token]:
     address, alternative = str(token.attrs.get("src", "")), _plain_text(token.children or ())
     uri = resolver.image(address)
     if uri is None:
-        return [_text(alternative or "image"), *_address(address)]
+        return [_text_token(alternative or "image"), *_address_tokens(address)]
     token.attrs = {"src": uri, "alt": alternative, "class": "zoo-plot"}
     return [token]
 
 
-def _address(address: str) -> list[Token]:
+def _address_tokens(address: str) -> list[Token]:
     """Returns an address in parentheses, as text."""
     shortened = address if len(address) <= MAX_ADDRESS_LENGTH else address[: MAX_ADDRESS_LENGTH - 1] + "…"
-    return [_text(" ("), Token("code_inline", "code", 0, content=shortened), _text(")")] if address else []
+    return [_text_token(" ("), Token("code_inline", "code", 0, content=shortened), _text_token(")")] if address else []
 
 
-def _text(content: str) -> Token:
+def _text_token(content: str) -> Token:
     return Token("text", "", 0, content=content)
 
 

@@ -200,7 +200,7 @@ def _find_pairs(context: RunContext, name: str, revision: str | None) -> NamedPa
             reading_from(source.hub) as options,
             open_checked(name, commit, token=source.hub.token) as data,
         ):
-            commit = data.commit
+            commit = data.revision
             configurations = data.configurations(**options)
             # A data set that also has prompts replaces the recipe's data for all stages.
             if _prompts_configuration(context) in configurations:

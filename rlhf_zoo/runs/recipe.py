@@ -18,7 +18,7 @@ from typing import Any
 
 from ..errors import ZooError
 from ..fileio import BadYAML, load_yaml
-from ..hub.client.downloads import CARD_FILE, DOWNLOADED, MARK, PARTIAL, find_download
+from ..hub.client.downloads import CARD_FILE, DOWNLOAD_FOLDER, PARTIAL_FOLDER, RECIPE_MARK, find_download
 from ..hub.client.links import find_outward_link
 from ..plugins import RECIPES, did_you_mean, entry_points, registered
 from .registry import STAGES
@@ -244,11 +244,11 @@ def copy_recipe(name: str, target: Path) -> Path:
         # The copy would contain the file behind the link, which the recipe's stages may read and publish.
         raise ZooError(f"{source} was downloaded, and its link {link} leads out of the folder: remove the link first.")
     # The copy gets its own mark, so that removing that one file is enough.
-    marks = (MARK, PARTIAL, CARD_FILE, DOWNLOADED.parts[0])
+    marks = (RECIPE_MARK, PARTIAL_FOLDER, CARD_FILE, DOWNLOAD_FOLDER.parts[0])
     try:
         target.mkdir(parents=True)
         if downloaded:  # written first, because the copy may be interrupted
-            (target / MARK).write_text(
+            (target / RECIPE_MARK).write_text(
                 "Copied from a download: read the recipe, and remove this file if you trust it.\n"
             )
         shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", *marks), dirs_exist_ok=True)

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..errors import ZooError
 from ..fileio import canonical_json, jsonable, now, read_json, sync_folder, write_json
-from ..hub.client.run_signature import SIGNATURE, TRUST_RUN_FLAG, is_own, signed
+from ..hub.client.run_signature import SIGNATURE, TRUST_RUN_FLAG, is_own, sign
 from ..modeling.integrity import COMPLETE, find_damage, flush_and_hash
 from .metrics_file import append_row, read_rows, truncate_rows
 from .registry import STAGES
@@ -166,7 +166,7 @@ class StageRecord:
             document = jsonable({"schema": SCHEMA, "created": now(), **previous, **fields}, nonfinite_as_text=True)
             document.pop(SIGNATURE, None)
             if not previous or is_own(previous):
-                document = signed(document)
+                document = sign(document)
             write_json(self.run_file, document)
             return self.read()
 

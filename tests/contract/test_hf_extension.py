@@ -135,7 +135,7 @@ def test_uninstall_rejects_folder_with_foreign_files(folder):
     folder.mkdir(parents=True)  # an empty folder belongs to nobody
     assert extension.install() is None
     (folder / "notes.txt").write_text("mine")
-    with pytest.raises(ZooError, match=r"holds files that are not ours \(notes.txt\)"):
+    with pytest.raises(ZooError, match=r"holds files that rlhf-zoo did not write \(notes.txt\)"):
         extension.uninstall()
     assert sorted(files(folder)) == [".latest_commit", "manifest.json", "notes.txt"]
     (folder / "notes.txt").unlink()

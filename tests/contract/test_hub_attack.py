@@ -307,7 +307,7 @@ def test_request_body_is_bounded_by_route(repo_hub):
 
 
 def test_silent_connection_is_closed(repo_hub, monkeypatch):
-    for name in ("_IDLE_SECONDS", "_HEAD_SECONDS", "_PATIENCE_SECONDS"):
+    for name in ("_IDLE_SECONDS", "_HEAD_SECONDS", "_BODY_SECONDS"):
         monkeypatch.setattr(handler, name, 0.3)
     head = b"POST /v1/telemetry HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000000\r\n\r\n"
     for start in (b"", b"POST /v1", head):
@@ -321,7 +321,7 @@ def test_silent_connection_is_closed(repo_hub, monkeypatch):
                                    "Transfer-Encoding: chunked\r\n\r\n"])  # fmt: skip
 def test_dripping_connection_is_closed(repo_hub, monkeypatch, start):
     """A timeout per read would not close it, as every pause is shorter."""
-    for name in ("_IDLE_SECONDS", "_HEAD_SECONDS", "_PATIENCE_SECONDS"):
+    for name in ("_IDLE_SECONDS", "_HEAD_SECONDS", "_BODY_SECONDS"):
         monkeypatch.setattr(handler, name, 0.5)
     started = time.monotonic()
     piece = b"x" if start.startswith("GET") else b"1\r\nx\r\n"
@@ -433,10 +433,10 @@ def test_tokens_can_be_listed_revoked_and_expire(repo_hub, monkeypatch):
 
 
 def test_embedded_hub_replaces_revoked_client_token(tmp_path, monkeypatch):
-    from rlhf_zoo.hub.client.connect import _embedded_hub
+    from rlhf_zoo.hub.client.connect import _run_embedded_hub
 
     def token() -> str:
-        with _embedded_hub(tmp_path) as (_, value):
+        with _run_embedded_hub(tmp_path) as (_, value):
             return value
 
     first = token()

@@ -176,7 +176,7 @@ def test_server_ends_with_its_parent(tmp_path):
 
 def test_parent_monitor_watches_unrelated_process(tmp_path):
     other = subprocess.Popen(["sleep", "600"])
-    is_alive = process._parent_monitor(other.pid)
+    is_alive = process._make_parent_check(other.pid)
     assert is_alive()
     other.kill()
     other.wait()

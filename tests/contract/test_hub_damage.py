@@ -237,7 +237,10 @@ def test_damaged_tokens_file_is_reported_in_one_sentence(
     (thread_hub.root / "tokens.json").write_bytes(content)
     message = "tokens.json is damaged ("
     (thread_hub.root / "client-token").write_bytes(b"\xffx")
-    with pytest.raises(ZooError, match=r"tokens\.json is damaged") as caught, connect._embedded_hub(thread_hub.root):
+    with (
+        pytest.raises(ZooError, match=r"tokens\.json is damaged") as caught,
+        connect._run_embedded_hub(thread_hub.root),
+    ):
         pass
     assert "\n" not in str(caught.value) and "remove it" in str(caught.value)
     for command in (["token", "list"], ["token"], ["token", "revoke", "x"]):
@@ -339,7 +342,7 @@ def test_hub_root_is_private_to_owner(
     monkeypatch.setenv("RLHF_ZOO_HOME", str(tmp_path / "home"))
     before = os.umask(0o022)
     try:
-        with connect._embedded_hub(connect.home() / "hub") as (url, token):
+        with connect._run_embedded_hub(connect.home() / "hub") as (url, token):
             HfApi(endpoint=url, token=token).create_repo("local/m", private=True)
             HfApi(endpoint=url, token=token).upload_file(
                 path_or_fileobj=b"\0" * 5000, path_in_repo="model.safetensors", repo_id="local/m"
@@ -361,7 +364,7 @@ def test_hub_root_is_private_to_owner(
             enter(root)
             assert root.stat().st_mode & 0o777 == 0o700, folder
         assert (tmp_path / "home").stat().st_mode & 0o777 == 0o755, "not ours to close: it may hold other things"
-        for name in (*connect.CLIENT_STATE, "HF_HOME"):
+        for name in (*connect.CLIENT_VARIABLES, "HF_HOME"):
             monkeypatch.setenv(name, "x")  # put back afterwards
         connect._isolate_client(tmp_path / "home" / "hubs" / "other", None)
         assert (tmp_path / "home" / "hubs").stat().st_mode & 0o077 == 0

@@ -115,7 +115,7 @@ def test_sweep_keeps_files_being_written(tmp_path: Path) -> None:
     folder = hub.path(repo)
     epoch = current_epoch(folder, hub.clock.now())
     with Quarantine(folder) as quarantine:
-        oid = quarantine.blob(b"x")
+        oid = quarantine.add_blob(b"x")
         (incoming,) = folder.glob("incoming-*")
         set_age(incoming, 2 * DAY)
 

@@ -137,7 +137,7 @@ def test_export_copies_history_and_tags(source_hub, target_hub, export):
     assert result.tags == {
         name: target_hub.git(TARGET, "rev-list", "-1", name).strip() for name in tags(source_hub, SOURCE)
     }
-    assert result.left_out == []
+    assert result.skipped_tags == []
     fork = source_hub.git(SOURCE, "merge-base", "main", "merged").strip()
     assert target_hub.git(TARGET, "merge-base", "main", "merged").strip() == commit_map[fork]
 
@@ -308,8 +308,8 @@ def test_export_of_squashed_history_omits_unreachable_tags(source_hub, target_hu
     """The branch is sent completely, and tags that no branch reaches are reported."""
     source_hub.api().super_squash_history(SOURCE)
     result = export()
-    assert result.left_out == ["best", "step-2", "step-3"]
-    sent_tags = {name: tag for name, tag in tags(source_hub, SOURCE).items() if name not in result.left_out}
+    assert result.skipped_tags == ["best", "step-2", "step-3"]
+    sent_tags = {name: tag for name, tag in tags(source_hub, SOURCE).items() if name not in result.skipped_tags}
     assert tags(target_hub, TARGET) == sent_tags and {"step-0", "step-1", "v/merged"} <= sent_tags.keys()
     for branch in ("main", "merged"):
         trees = [

@@ -45,7 +45,7 @@ def files_of(hub, cache: Path, revision: str = "main") -> dict[str, str]:
 
 def store_of(hub, repo: str = REPO) -> Path:
     """The folder of the only epoch."""
-    (folder,) = xet_store._epochs(hub.git_dir(repo) / "xet")
+    (folder,) = xet_store._list_epochs(hub.git_dir(repo) / "xet")
     return folder
 
 
@@ -56,7 +56,7 @@ def stored_file(hub, sha256: str) -> Path:
 def uploaded_bytes(hub, repo: str = REPO) -> int:
     """Bytes of content in all xorbs of the epoch."""
     xorbs = (store_of(hub, repo) / "xorbs").iterdir()
-    chunks = [(xorb, at) for xorb in (path.open("rb") for path in xorbs) for at in xet_format.chunks_of(xorb)]
+    chunks = [(xorb, at) for xorb in (path.open("rb") for path in xorbs) for at in xet_format.find_chunks(xorb)]
     return sum(len(xet_format.read_chunk(xorb, at)) for xorb, at in chunks)
 
 

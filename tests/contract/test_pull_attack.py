@@ -12,7 +12,7 @@ from thread_hub import ThreadHub
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client import pull
 from rlhf_zoo.hub.client.connect import Hub
-from rlhf_zoo.hub.client.downloads import DOWNLOADED, PARTIAL, find_download
+from rlhf_zoo.hub.client.downloads import DOWNLOAD_FOLDER, PARTIAL_FOLDER, find_download
 from rlhf_zoo.hub.client.local_paths import PULL_MARK, Folder
 from rlhf_zoo.hub.client.pull import fetch
 from rlhf_zoo.hub.client.trees import fetch_dataset
@@ -53,7 +53,7 @@ def test_pull_rejects_hostile_file_names(forge_tree: Any, tmp_path: Path, destin
     for name in (
         ".git/hooks/post-checkout", "a/.GIT/config", "git~1/config", "../evil", "/etc/evil", "a/../../evil", "a//b",
         "..\\evil", "a\\..\\..\\evil", "C:\\evil", "nul\0byte", "line\nbreak", "a\u202etxt.exe", "x" * 300, "", 5, None,
-        f"{PARTIAL}/x", f"{PARTIAL.upper()}/x",
+        f"{PARTIAL_FOLDER}/x", f"{PARTIAL_FOLDER.upper()}/x",
     ):  # fmt: skip
         forge_tree(path=name)
         with pytest.raises(ZooError, match=f"^{REPO} has a file ") as error:
@@ -169,7 +169,7 @@ def test_pull_ignores_etag_that_is_path(forge_tree: Any, tmp_path: Path, monkeyp
 def test_pull_rejects_symlinks_in_destination(forge_tree: Any, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    for link in ("critic", PARTIAL, ".cache"):
+    for link in ("critic", PARTIAL_FOLDER, ".cache"):
         out = tmp_path / f"out-{link}"
         out.mkdir()
         (out / link).symlink_to(elsewhere)
@@ -178,11 +178,11 @@ def test_pull_rejects_symlinks_in_destination(forge_tree: Any, tmp_path: Path) -
         assert list(elsewhere.iterdir()) == [] and {path.name for path in out.iterdir()} == {link}
     # A symlink in place of a partial file is refused; one in place of the file itself is replaced.
     out = tmp_path / "out"
-    (out / PARTIAL).mkdir(parents=True)
+    (out / PARTIAL_FOLDER).mkdir(parents=True)
     Folder(REPO, "a" * 40, out).begin([])
     users_file = elsewhere / "mine"
     users_file.write_text("mine")
-    part = out / PARTIAL / hashlib.sha1(b"blob 2\0{}").hexdigest()
+    part = out / PARTIAL_FOLDER / hashlib.sha1(b"blob 2\0{}").hexdigest()
     part.symlink_to(users_file)
     with pytest.raises(ZooError, match="is a symbolic link"):
         fetch(REPO, out)
@@ -208,7 +208,7 @@ def test_unfinished_pull_is_marked_as_download(
     monkeypatch.setattr(pull, "_fetch_file", fail)
     with pytest.raises(type(error) if isinstance(error, Exception) else error):
         fetch(REPO, out)
-    assert marks and set(marks) == {out / DOWNLOADED} == {find_download(out)}
+    assert marks and set(marks) == {out / DOWNLOAD_FOLDER} == {find_download(out)}
     monkeypatch.setattr(pull, "_fetch_file", original_fetch)
     assert fetch(REPO, out).unrelated == [], "the same command goes on"
 
@@ -221,7 +221,7 @@ def test_pull_rejects_folder_of_user(forge_tree: Any, tmp_path: Path, content: s
     if content != "another file":
         (tmp_path / "mine" / "config.json").write_text("mine")
     if content == "a part":
-        (tmp_path / "mine" / PARTIAL).mkdir()
+        (tmp_path / "mine" / PARTIAL_FOLDER).mkdir()
     elif content == "an equal file":
         (tmp_path / "mine" / "critic" / "config.json").write_text(FILES["critic/config.json"])
     elif content == "another file":
@@ -236,7 +236,7 @@ def test_pull_rejects_folder_of_user(forge_tree: Any, tmp_path: Path, content: s
 
 def test_pull_adopts_download_of_client_with_matching_file(forge_tree: Any, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    (out / DOWNLOADED).mkdir(parents=True)
+    (out / DOWNLOAD_FOLDER).mkdir(parents=True)
     (out / "config.json").write_text("another revision's")
     with pytest.raises(ZooError, match="was not written by a pull of"):
         fetch(REPO, out)

@@ -192,6 +192,6 @@ def test_silent_source_hub_is_reported_within_seconds(tmp_path: Path) -> None:
 
 def test_choose_describes_hub_by_given_option() -> None:
     assert (
-        choose(UNREACHABLE_HUB, push_to_hub=False, option="--source_hub").description
+        choose(UNREACHABLE_HUB, push_to_hub=False, flag="--source_hub").description
         == f"{UNREACHABLE_HUB} (--source_hub)"
     )

@@ -189,7 +189,7 @@ def test_open_checked_loads_commit_that_was_checked(hub: ThreadHub) -> None:
     """A branch that moves between the check and the load does not matter, as the commit is loaded."""
     first = hub.make("moves", {"train.jsonl": ROWS}, "dataset")
     with open_checked("local/moves", "main") as data:
-        assert data.commit == first
+        assert data.revision == first
         rows = data.load(split="train")
     assert rows["prompt"] == ["a", "b"]
 

@@ -122,7 +122,7 @@ def test_formats_that_may_open_other_files_are_refused(file: str, hub: ThreadHub
                 lambda: data.load(split="train"),
                 lambda: data.stream(None, "train"),
                 lambda: data.splits(None),
-                lambda: data.builder(),
+                lambda: data.make_builder(),
             ):
                 with pytest.raises(ZooError, match="would read it with the loader"):
                     read()

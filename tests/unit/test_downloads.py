@@ -9,7 +9,7 @@ import yaml
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client.connect import DEFAULT_HUB
-from rlhf_zoo.hub.client.downloads import DOWNLOADED, MARK, PARTIAL, find_download
+from rlhf_zoo.hub.client.downloads import DOWNLOAD_FOLDER, PARTIAL_FOLDER, RECIPE_MARK, find_download
 from rlhf_zoo.hub.client.local_paths import FileToFetch, Folder
 from rlhf_zoo.pipeline.smoke.miniatures import publish_miniatures, small_flags
 from rlhf_zoo.runs.recipe import copy_recipe, load_recipe
@@ -45,7 +45,7 @@ def download(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
     if request.param == "pull":
         Folder("x/y", "a" * 40, folder).begin([])
     elif request.param == "pull that stopped":  # of a version that made no other mark until the end
-        (folder / PARTIAL).mkdir()
+        (folder / PARTIAL_FOLDER).mkdir()
     elif request.param == "client":
         (folder / ".cache/huggingface/download").mkdir(parents=True)
     elif request.param == "card":
@@ -95,7 +95,7 @@ def test_downloaded_recipe_may_not_name_code(key: str, keys: dict[str, Any], dow
     with pytest.raises(ZooError, match=rf"which was downloaded,.*{key}"):
         read_recipe(copy)
     assert not Path("executed").exists()
-    (copy / MARK).unlink()  # its user has read it
+    (copy / RECIPE_MARK).unlink()  # its user has read it
     if find_download(copy) is None:  # outside of the client's cache
         assert load_recipe(str(copy)).download is None
 
@@ -105,7 +105,7 @@ def test_downloaded_recipe_accepts_user_flags_for_refused_keys(tmp_path: Path) -
         tmp_path / "toy", shared={"evaluation": {"judge": "llm:gpt-9"}}, ppo={"reward_funcs": [SHELL]}
     )
     read_recipe(folder)  # the user's own
-    (tmp_path / DOWNLOADED).mkdir(parents=True)
+    (tmp_path / DOWNLOAD_FOLDER).mkdir(parents=True)
     with pytest.raises(ZooError, match="which was downloaded"):
         read_recipe(folder)
     read_recipe(folder, reward_funcs=["my:own"], recipe={"evaluation.judge": "llm:gpt-5"})
@@ -153,7 +153,7 @@ def test_home_directory_downloads_leave_other_folders_trusted(
     if by == "pull":
         Folder("x/y", "a" * 40, tmp_path).begin([FileToFetch("recipe9/recipe.yaml", 1, "b" * 40)])
     else:
-        (tmp_path / DOWNLOADED / "recipe9").mkdir(parents=True)
+        (tmp_path / DOWNLOAD_FOLDER / "recipe9").mkdir(parents=True)
     with pytest.raises(ZooError, match="which was downloaded"):
         read_recipe(tmp_path / "recipe9")
     assert find_download(tmp_path) is not None and find_download(user_recipe) is None
@@ -181,8 +181,8 @@ def test_copied_recipe_is_trusted_after_mark_is_removed(tmp_path: Path) -> None:
     Folder("x/toy", "a" * 40, folder).begin([])
     (folder / "rlhf_card.json").write_text("{}")
     copy = copy_recipe(str(folder), tmp_path / "copied")
-    assert {path.name for path in copy.iterdir()} == {MARK, "recipe.yaml", "ppo.yaml"}
-    (copy / MARK).unlink()
+    assert {path.name for path in copy.iterdir()} == {RECIPE_MARK, "recipe.yaml", "ppo.yaml"}
+    (copy / RECIPE_MARK).unlink()
     read_recipe(copy)
 
 

@@ -22,7 +22,7 @@ from rlhf_zoo.hub.server.git import GitRepository
 from rlhf_zoo.hub.server.git_writes import Quarantine, TreeEdit
 from rlhf_zoo.hub.server.names import RepoId
 from rlhf_zoo.hub.server.storage import Storage
-from rlhf_zoo.hub.server.xet_format import _SHARD_MAGIC, MAX_CHUNKS, chunks_of, parse_shard, read_chunk
+from rlhf_zoo.hub.server.xet_format import _SHARD_MAGIC, MAX_CHUNKS, find_chunks, parse_shard, read_chunk
 
 ENTRY = struct.Struct("<32s4I")
 TINY = b"\0\1\0\0\0\1\0\0x"
@@ -42,10 +42,10 @@ def test_xorb_chunk_count_is_bounded() -> None:
     """65 MiB of chunks of 9 bytes are 7.5 million; hf-xet makes 8,192 at most."""
     with io.BytesIO(TINY * (65 * 2**20 // len(TINY))) as xorb, assert_peak_memory(1):
         with pytest.raises(Fault, match="8192 chunks") as caught:
-            chunks_of(xorb)
+            find_chunks(xorb)
         assert caught.value.status == 400
         xorb.truncate(len(TINY) * MAX_CHUNKS)
-        chunks = chunks_of(xorb)
+        chunks = find_chunks(xorb)
         assert len(chunks) == MAX_CHUNKS
         assert read_chunk(xorb, chunks[-1]) == b"x"
 
@@ -130,8 +130,8 @@ def test_last_commits_match_git_log_with_few_reads(tmp_path: Path, monkeypatch: 
                 if random.random() < 0.3:
                     edit.remove(path, is_folder=False)
                 else:
-                    edit.put(path, quarantine.blob(b"%d" % random.randrange(3)))
-            parent = quarantine.commit(edit.write(quarantine), [parent], str(number))
+                    edit.put(path, quarantine.add_blob(b"%d" % random.randrange(3)))
+            parent = quarantine.add_commit(edit.write(quarantine), [parent], str(number))
         quarantine.migrate()
         git.write_ref("refs/heads/main", parent)
     reads = []

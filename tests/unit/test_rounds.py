@@ -149,7 +149,7 @@ def test_votes_on_last_policy_become_pairs(first: RunContext, monkeypatch: pytes
     cast = [vote("local/toy-ppo"), vote("local/toy-ppo", "right"), vote("local/toy-ppo", "tie"), vote("local/other"),
             vote("local/toy-ppo", ended=False)]  # fmt: skip
     monkeypatch.setattr("rlhf_zoo.evaluation.votes.data.HubVotes.read", lambda self: cast)
-    monkeypatch.setattr("rlhf_zoo.hub.client.weights._weights", lambda origin, hub: frozenset({origin}))
+    monkeypatch.setattr("rlhf_zoo.hub.client.weights._weight_ids", lambda origin, hub: frozenset({origin}))
     this = second(first, "votes:local/votes")
     make_pairs(this, first, count=30)
     new = [(row["chosen"], row["rejected"]) for row in pairs_of(this) if row["round"] == 2]

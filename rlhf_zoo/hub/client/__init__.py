@@ -1,4 +1,4 @@
-"""Connect to a Hub, publish to it, pull from it.
+"""Connects to a Hub, publishes to it and pulls from it.
 
-No module here reads run.json: callers pass what to send.
+No module here reads run.json: callers pass the files and names to send.
 """

@@ -1,8 +1,8 @@
-"""Limits what a Hub can make a client do: how long to wait, how many pages to list, how much JSON to read.
+"""Limits how long a Hub can make a client wait, how many pages of a list it can send, and how much JSON.
 
 huggingface_hub obeys any Retry-After in whole seconds, follows every next page and reads each response in full, so a
-broken or malicious Hub could keep a command waiting forever. Once `install` has run, every request of huggingface_hub
-obeys these limits.
+broken or malicious Hub could keep a command waiting forever. Once `install` has run, these limits apply to every
+request that huggingface_hub makes.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from .retry_after import seconds_to_wait
 if TYPE_CHECKING:
     from httpx2 import Client, Response, SyncByteStream
 
-#: Maximum seconds that a client waits: when a Hub asks for it, for the start of a response, and between its parts.
+#: Maximum seconds that a client waits: when a Hub asks it to, for the start of a response, and between its parts.
 MAX_WAIT_SECONDS = 600.0
-CONNECT_SECONDS = 30.0
-#: Maximum pages of one list. The Hub puts up to 1,000 entries on a page.
+MAX_CONNECT_SECONDS = 30.0
+#: Maximum number of pages in one list. The Hub puts up to 1,000 entries on a page.
 MAX_PAGES = 1_000
 #: Maximum bytes of a JSON response, and of a compressed one, which can grow a thousandfold when it is unpacked.
 MAX_JSON_BYTES = 64 * 2**20
 MAX_COMPRESSED_BYTES = 8 * 2**20
 
-# For each thread, the current page number of the list that it is reading, and the address of the next page.
+# For each thread, the page number that it has reached in the list that it is reading, and the next page's address.
 _current_list = threading.local()
 
 
 def install() -> None:
-    """Applies these limits to every request of huggingface_hub, also on behalf of transformers and datasets."""
+    """Applies these limits to every request of huggingface_hub, including those for transformers and datasets."""
     from huggingface_hub import set_client_factory
 
     set_client_factory(_bounded_client)
@@ -46,7 +46,7 @@ def requested_wait(headers: Mapping[str, str]) -> tuple[float, str | None]:
         headers: The response's headers. The case of their names does not matter.
 
     Returns:
-        (seconds, quota): the seconds to wait, 0 if the response does not say, and the name of the exhausted quota in
+        (seconds, quota): the seconds to wait, 0 if the response does not say; and the name of the exhausted quota in
         the Hub's RateLimit headers, or None.
     """
     from huggingface_hub.utils import parse_ratelimit_headers  # type: ignore[attr-defined]
@@ -55,8 +55,8 @@ def requested_wait(headers: Mapping[str, str]) -> tuple[float, str | None]:
     if quota is not None and quota.remaining == 0:
         return float(quota.reset_in_seconds), str(quota.resource_type)
     # Callers may pass a plain dict, where lookups are case-sensitive.
-    value = next((headers[name] for name in headers if name.lower() == "retry-after"), None)
-    return seconds_to_wait(value) or 0.0, None
+    retry_after = next((headers[name] for name in headers if name.lower() == "retry-after"), None)
+    return seconds_to_wait(retry_after) or 0.0, None
 
 
 def _bounded_client() -> Client:
@@ -64,16 +64,16 @@ def _bounded_client() -> Client:
     from huggingface_hub.utils._http import default_client_factory
 
     client = default_client_factory()
-    client.timeout = Timeout(MAX_WAIT_SECONDS, connect=CONNECT_SECONDS)
+    client.timeout = Timeout(MAX_WAIT_SECONDS, connect=MAX_CONNECT_SECONDS)
     hooks = client.event_hooks
     client.event_hooks = {**hooks, "response": [*hooks["response"], _limit_response]}
     return client
 
 
 def _limit_response(response: Response) -> None:
-    """Applies the limits to a response: to its headers at once, to its content when that is read.
+    """Checks a response's headers against the limits, and limits its content as it is read.
 
-    Raises HfHubHTTPError for a response beyond a limit, because every caller reports that error as one sentence.
+    Raises HfHubHTTPError for a response that exceeds a limit, because every caller reports that error as one sentence.
     """
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -99,7 +99,7 @@ def _limit_response(response: Response) -> None:
 
 @functools.cache
 def _not_json_error() -> type[Exception]:
-    """The exception class for a response that is not JSON. It is a connection error, because no Hub answered."""
+    """The exception class for a response that is not JSON. It counts as a connection error, because no Hub answered."""
     from httpx2 import DecodingError
 
     # It is also a JSONDecodeError, which huggingface_hub catches where it does not need the response.
@@ -115,7 +115,7 @@ def _not_json_error() -> type[Exception]:
 
 
 def _parse_json(response: Response, parse: Callable[..., Any], **options: Any) -> Any:
-    """Parses a response's JSON. Raises NotJSON if it is something else, such as a login page, or nested too deep."""
+    """Parses a response's JSON. Raises NotJSON if it is not JSON, such as a login page, or is nested too deep."""
     path = response.request.url.path
     try:
         return parse(**options)
@@ -130,7 +130,7 @@ def _parse_json(response: Response, parse: Callable[..., Any], **options: Any) -
 
 
 def _limited_stream(response: Response) -> SyncByteStream:
-    """A stream of the response's bytes that raises HfHubHTTPError after too many."""
+    """The response's stream of bytes, with a limit. Raises HfHubHTTPError once more bytes arrive than allowed."""
     from httpx2 import SyncByteStream
     from huggingface_hub.errors import HfHubHTTPError
 

@@ -14,12 +14,14 @@ from .refusals import refusals_as
 if TYPE_CHECKING:
     from huggingface_hub import RepoFile, RepoFolder
 
-#: Maximum size of a file. No card that rlhf-zoo publishes has a larger one.
+#: Maximum size of a file. rlhf-zoo publishes no card with a larger file.
 MAX_FILE_BYTES = 2**22
 
 
 def fetch_card_files(name: str) -> Path:
-    """Fetches README.md and plots/*.png of a repository on DEFAULT_HUB into the client's cache.
+    """Fetches README.md and plots/*.png from a repository on DEFAULT_HUB into the client's cache.
+
+    Files above MAX_FILE_BYTES are left out.
 
     Args:
         name: NAMESPACE/NAME[@REVISION].
@@ -41,8 +43,8 @@ def fetch_card_files(name: str) -> Path:
             commit = api.model_info(repo, revision=full_revision(repo, revision, DEFAULT_HUB)).sha
         except (RepositoryNotFoundError, RevisionNotFoundError) as error:
             raise ZooError(f"{name} is not on {DEFAULT_HUB.name}, or this token may not read it.") from error
-        # Read the sizes from the listing, so that an oversized file is never requested. All calls name one commit, so
-        # that a push in between cannot mix two versions of the card.
+        # Read the sizes from the listing, so that an oversized file is never requested. All calls name the same commit:
+        # otherwise, a push between them could mix two versions of the card.
         entries = api.list_repo_tree(repo, recursive=True, revision=commit)
         paths = [entry.path for entry in entries if _is_card_file(entry)]
         # An empty list of patterns would match every file.

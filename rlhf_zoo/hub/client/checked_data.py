@@ -1,10 +1,10 @@
 """Checks every data set before `datasets` loads it: a data set may name only its own files.
 
-The card of a data set lists its files as patterns, which `datasets` passes to fsspec. fsspec accepts any path on this
+A data set's card lists its files as patterns, which `datasets` passes to fsspec. fsspec accepts any path on this
 machine and any address, and some of its file systems expand templates that can read environment variables. Columns of
-images, audio or video contain paths and addresses too, which are opened when a row is read. So all code of rlhf-zoo
-loads data through `CheckedData`, which `open_checked` yields once the card has passed. `CheckedData` reads tables and
-text, drops media columns, and reads no file outside of the data set.
+images, audio or video contain paths and addresses too, which are opened when a row is read. rlhf-zoo therefore loads
+all data through `CheckedData`, which `open_checked` yields once the card has passed. `CheckedData` reads tables and
+text, drops media columns, and reads no file outside the data set.
 """
 
 import contextlib
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_CARD_BYTES = 2**24
-#: File systems of fsspec that follow addresses inside a file, expand templates, or contact other hosts.
+#: fsspec's file systems that follow addresses inside a file, expand templates, or contact other hosts.
 REFUSED_FILE_SYSTEMS = (
     "reference", "generic", "dask", "dbfs", "ftp", "git", "github", "gist", "jlab", "jupyter", "sftp", "smb", "ssh",
     "webhdfs",
 )  # fmt: skip
-#: Loaders of `datasets` that only read a file's content. Other loaders open paths or links in it, or unpickle it.
+#: Loaders of `datasets` that only read a file's content. Other loaders open paths or links in the file, or unpickle it.
 FORMATS = ("json", "csv", "parquet", "arrow", "text", "cache")
 #: Columns of these types hold plain values. For other types, such as images, reading a row opens the path in it.
 _PLAIN_TYPES = (
@@ -45,7 +45,7 @@ _PLAIN_TYPES = (
 _LIST_TYPES = ("List", "LargeList", "Sequence")
 #: Modules of `datasets` that parse the metadata in a card or in dataset_infos.json.
 _PARSERS = ("datasets.features", "datasets.splits", "datasets.info", "datasets.utils.metadata", "datasets.load")
-#: (address of the Hub, repository, commit) of cards that passed. A commit never changes, so one check is enough.
+#: (Hub's address, repository, commit) of each card that passed. A commit never changes, so one check is enough.
 _checked_cards: set[tuple[str, str, str]] = set()
 
 
@@ -53,7 +53,7 @@ class LoaderOptions(TypedDict, total=False):
     """Keywords that every loader of `datasets` takes.
 
     Attributes:
-        token: The Hub's token; True for the stored token, False for none.
+        token: The token for the Hub; True for the stored token, False for none.
         cache_dir: The cache folder.
     """
 
@@ -63,18 +63,19 @@ class LoaderOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class CheckedData:
-    """A data set whose card and links passed the check, with the calls of `datasets` that load it.
+    """A data set whose card and links passed the check, with methods that load it through `datasets`.
 
     Args:
         location: A folder, a file of JSON lines, or the id of a repository.
-        commit: The commit of a repository; None for a folder or file.
-        splits_by_file_name: Whether `datasets` assigns the files to splits by their names, as it does in a folder
-            whose card does not list them.
+        revision: The commit whose card was checked. Offline, the revision that the caller named. Ignored for a folder
+            or file.
+        infers_splits: Whether `datasets` infers the splits from file names, as it does in a folder whose card lists no
+            files.
     """
 
     location: str
-    commit: str | None
-    splits_by_file_name: bool = False
+    revision: str | None
+    infers_splits: bool = False
 
     def load(
         self,
@@ -96,9 +97,9 @@ class CheckedData:
             A Dataset, or a DatasetDict of all splits.
 
         Raises:
-            ZooError: A file has a format that is not in `FORMATS`, or lies outside the data set.
+            ZooError: A file's format is not in `FORMATS`, or a file lies outside the data set.
         """
-        builder = self.builder(configuration, split, data_files=data_files, **options)
+        builder = self.make_builder(configuration, split, data_files=data_files, **options)
         builder.download_and_prepare()
         return drop_media(builder.as_dataset(split=split))
 
@@ -110,7 +111,7 @@ class CheckedData:
             split: Name of the split.
             **options: See `LoaderOptions`.
         """
-        return drop_media(self.builder(configuration, split, **options).as_streaming_dataset(split=split))
+        return drop_media(self.make_builder(configuration, split, **options).as_streaming_dataset(split=split))
 
     def configurations(self, **options: Unpack[LoaderOptions]) -> list[str]:
         """Returns the names of the configurations.
@@ -121,7 +122,7 @@ class CheckedData:
         import datasets
 
         with _translate_load_errors(self.location):
-            return list(datasets.get_dataset_config_names(self._path, revision=self.commit, **options))
+            return list(datasets.get_dataset_config_names(self._path, revision=self.revision, **options))
 
     def splits(self, configuration: str | None, **options: Unpack[LoaderOptions]) -> list[str]:
         """Returns the names of a configuration's splits. Raises ZooError as `load` does.
@@ -132,13 +133,13 @@ class CheckedData:
         """
         import datasets
 
-        if splits := self.builder(configuration, **options).info.splits:
+        if splits := self.make_builder(configuration, **options).info.splits:
             return list(splits)
-        # The card does not list the splits, so `datasets` must read the files, which `builder` has checked.
+        # The card does not list the splits, so `datasets` must read the files, which `make_builder` has checked.
         arguments = self._load_arguments(configuration, "train")
         return list(datasets.get_dataset_split_names(config_name=arguments.pop("name", None), **arguments, **options))
 
-    def builder(
+    def make_builder(
         self,
         configuration: str | None = None,
         split: str | None = None,
@@ -146,7 +147,7 @@ class CheckedData:
         data_files: Mapping[str, Sequence[str]] | None = None,
         **options: Unpack[LoaderOptions],
     ) -> "DatasetBuilder":
-        """Returns the builder that `datasets` makes, after a check of its files. Raises ZooError as `load` does.
+        """Makes a builder of `datasets` and checks its files. Raises ZooError as `load` does.
 
         Args:
             configuration: Name of the configuration; None for the only one.
@@ -177,7 +178,7 @@ class CheckedData:
         if Path(self.location).is_file():
             # `datasets` takes file names as patterns, so [ and * in a name must be escaped.
             return {"path": "json", "data_files": {split: glob.escape(self.location)}}
-        return {"path": self._path, "name": configuration, "revision": self.commit}
+        return {"path": self._path, "name": configuration, "revision": self.revision}
 
     def _check_builder(self, builder: "DatasetBuilder") -> None:
         """Raises ZooError for a loader that could open other files, and for files outside the data set."""
@@ -190,7 +191,8 @@ class CheckedData:
                 "which can open other files. Convert it to JSON lines, CSV, Parquet, Arrow or plain text."
             )
         path = Path(self.location)
-        # Safety rests on this check of the resolved files. The check of the card's patterns only gives early messages.
+        # This check of the resolved files is the one that makes loading safe. The check of the card's patterns only
+        # reports most problems earlier.
         for files in (builder.config.data_files or {}).values():
             for file in map(str, files):
                 if path.exists():
@@ -203,14 +205,14 @@ class CheckedData:
                         f"The data set {self.location} was not loaded: its file {file!r:.200} may be outside of it. "
                         "Load another data set, or a copy whose files have plain names."
                     )
-        if self.splits_by_file_name:
+        if self.infers_splits:
             for split, names in (builder.config.data_files or {}).items():
                 check_split(path, str(split), map(Path, names))
 
 
 def _is_loader(name: str) -> bool:
     """Whether `datasets` takes a name for one of its loaders, such as "csv"."""
-    # Without data_files such a loader reads the working directory.
+    # Without data_files, such a loader reads the working directory.
     from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES
 
     return name in _PACKAGED_DATASETS_MODULES
@@ -220,8 +222,8 @@ def drop_media(dataset: Any) -> Any:
     """Drops columns of images, audio, video and the like: reading a row would open the paths in them.
 
     Args:
-        dataset: A Dataset, an IterableDataset, or a DatasetDict of either. If its column types are unknown, `datasets`
-            opens nothing, and nothing is dropped.
+        dataset: A Dataset, an IterableDataset, or a dict of either by split. If its column types are unknown,
+            `datasets` opens nothing, and nothing is dropped.
 
     Returns:
         The data set without these columns. The log names them.
@@ -229,15 +231,15 @@ def drop_media(dataset: Any) -> Any:
     import datasets
 
     if isinstance(dataset, dict):
-        return type(dataset)({split: drop_media(data) for split, data in dataset.items()})
-    plain = [name for name, feature in (dataset.features or {}).items() if _is_plain(feature)]
-    media = [name for name in dataset.features or () if name not in plain]
-    if not media:
+        return type(dataset)({split: drop_media(split_data) for split, split_data in dataset.items()})
+    plain_columns = [name for name, feature in (dataset.features or {}).items() if _is_plain(feature)]
+    media_columns = [name for name in dataset.features or () if name not in plain_columns]
+    if not media_columns:
         return dataset
-    log.info("Dropped the columns %s: reading a row would open the files that it names.", ", ".join(media))
+    log.info("Dropped the columns %s: reading a row would open the files named there.", ", ".join(media_columns))
     if isinstance(dataset, datasets.IterableDataset):
         dataset = dataset.decode(False)  # otherwise threads open the media before select_columns drops them
-    return dataset.select_columns(plain)
+    return dataset.select_columns(plain_columns)
 
 
 def _is_plain(feature: Any) -> bool:
@@ -261,22 +263,22 @@ def open_checked(
         token: Access token for the Hub in `datasets.config`.
 
     Yields:
-        The data set at the commit whose card passed the check. If the Hub does not answer, the data set at `revision`:
-        while the context is open, `datasets` then reads only data that it has already built and cached, which needs no
-        card.
+        The data set at the commit whose card passed the check. If the Hub does not answer, the data set at `revision`.
+        In that case, while the context is open, `datasets` reads only data that it has already built and cached, which
+        needs no card.
 
     Raises:
         ZooError: A pattern leads outside the data set, or the card cannot be read.
     """
     import datasets
 
-    # `datasets` logs that a file of JSON lines cannot be read before it raises the error, which says it too.
+    # Before `datasets` raises an error for an unreadable file of JSON lines, it logs the same message.
     logging.getLogger("datasets.packaged_modules.json.json").setLevel(logging.CRITICAL)
     refuse_file_systems()
     path = Path(location)
     if path.exists():
         patterns = _check_local(path, location)
-        yield CheckedData(location, revision, splits_by_file_name=path.is_dir() and not patterns)
+        yield CheckedData(location, revision, infers_splits=path.is_dir() and not patterns)
         return
     if hub_id(location) is None or location.startswith("buckets/") or _is_loader(location):
         raise ZooError(
@@ -288,9 +290,9 @@ def open_checked(
     try:
         commit = _check_repository(location, revision, token)
     except Exception as error:
-        if not _is_unreachable(error):
+        if not _is_inconclusive(error):
             raise
-        # Stay offline, because if the Hub answered again in between, `datasets` would load an unchecked card.
+        # Stay offline: if the Hub began to answer again, `datasets` would load an unchecked card.
         datasets.config.HF_HUB_OFFLINE = True
         try:
             yield CheckedData(location, revision)
@@ -303,7 +305,7 @@ def open_checked(
 
 
 def _check_local(path: Path, name: str) -> list[str]:
-    """Checks a file, or the card and the links of a folder. Returns the patterns by which cards list files."""
+    """Checks a file's path, or a folder's path, cards and links. Returns the patterns by which the cards list files."""
     # fsspec reads "::" anywhere in a path as a chain of addresses.
     if "::" in name or "://" in name:
         raise ZooError(f"The data set {name!r:.200} was not loaded: its path contains '::' or '://'. Move it.")
@@ -314,7 +316,7 @@ def _check_local(path: Path, name: str) -> list[str]:
         if (path / file).exists():
             patterns += check_card(_read_card(path / file, name), file, name)
     # `datasets` skips hidden names unless a pattern names one, and hidden folders such as .venv are full of links.
-    include_hidden = any(name.startswith((".", "__")) for pattern in patterns for name in pattern.split("/"))
+    include_hidden = any(part.startswith((".", "__")) for pattern in patterns for part in pattern.split("/"))
     if (link := find_outward_link(path, include_hidden=include_hidden)) is not None:
         raise ZooError(
             f"The data set {name} was not loaded: {str(link)!r} in it links to a file outside the folder. Replace the "
@@ -325,7 +327,7 @@ def _check_local(path: Path, name: str) -> list[str]:
 
 @contextlib.contextmanager
 def _translate_load_errors(location: str) -> Iterator[None]:
-    """Raises ZooError if `datasets` fails on the metadata of a data set, or because it has a loading script."""
+    """Raises ZooError if `datasets` fails on a data set's metadata, or because the data set has a loading script."""
     try:
         yield
     except RuntimeError as error:
@@ -336,7 +338,7 @@ def _translate_load_errors(location: str) -> Iterator[None]:
             "the script if the data are in files, or load another data set."
         ) from error
     except (TypeError, KeyError, AttributeError, IndexError) as error:
-        # Translate only errors of a parser of metadata. All others are defects and must stay visible.
+        # Translate only errors in a parser of metadata. All other errors are bugs and must stay visible.
         *_, (frame, _) = traceback.walk_tb(error.__traceback__)
         if not str(frame.f_globals.get("__name__")).startswith(_PARSERS):
             raise
@@ -361,7 +363,7 @@ def refuse_file_systems() -> None:
         def __init__(self, *_: Any, **__: Any) -> None:
             raise ValueError(f"files cannot be read through {', '.join(REFUSED_FILE_SYSTEMS)}")
 
-    # Compare names, because each call creates a new class. `clobber` replaces file systems that are in use already.
+    # Compare names, because each call creates a new class. `clobber` replaces file systems that are already registered.
     for name in REFUSED_FILE_SYSTEMS:
         if getattr(registry.get(name), "__qualname__", None) != RefusedFileSystem.__qualname__:
             register_implementation(name, RefusedFileSystem, clobber=True)
@@ -378,9 +380,9 @@ def refuse_file_systems() -> None:
 
 
 def _check_repository(repo: str, revision: str | None, token: str | bool | None) -> str:
-    """Checks the card of a repository, and returns the commit at which it was read.
+    """Checks a repository's card, and returns the commit at which the card was read.
 
-    Reads the card through the same client and cache as `datasets`, which therefore gets the card that was checked.
+    Reads the card through the client and cache that `datasets` uses, so that `datasets` gets the card that was checked.
     """
     import datasets
     from huggingface_hub import HfApi
@@ -404,8 +406,8 @@ def _check_repository(repo: str, revision: str | None, token: str | bool | None)
     return commit
 
 
-def _is_unreachable(error: Exception) -> bool:
-    """Whether the Hub could not say if the data set exists: unreachable, failed, or without a valid token."""
+def _is_inconclusive(error: Exception) -> bool:
+    """Whether an error leaves open if the data set exists: the Hub was unreachable or failed, or no token was valid."""
     from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     if isinstance(error, HfHubHTTPError):
@@ -416,8 +418,8 @@ def _is_unreachable(error: Exception) -> bool:
 
 
 def _read_card(path: Path, name: str) -> str:
-    """A card's text. Raises ZooError if the card is too large or not UTF-8."""
-    # newline="" keeps the line ends, because the check must see the same text as `datasets`.
+    """A card's text. Raises ZooError if the card is not a file, too large or not UTF-8."""
+    # newline="" keeps the line endings, because the check must see the same text as `datasets`.
     try:
         if not path.is_file() or path.stat().st_size > MAX_CARD_BYTES:
             raise ZooError(

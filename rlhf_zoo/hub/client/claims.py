@@ -2,7 +2,7 @@
 
 The id of the run is in claim.json on `main`. The commit that writes it names its parent commit, so if two runs claim a
 free repository at once, the Hub refuses one of them. Every later commit names its parent too, after a check that the
-run still holds the claim. If somebody edits the repository on the website in between, the commit is prepared again; if
+run still holds the claim. If somebody edits the repository on the website meanwhile, the commit is prepared again. If
 another run has claimed the repository, the commit fails.
 """
 
@@ -41,12 +41,12 @@ def claim_repository(
     run_name: str,
     hub: Hub = DEFAULT_HUB,
 ) -> None:
-    """Claims a model repository for a run, and creates the repository if it does not exist.
+    """Claims a model repository for a run. Creates the repository if it does not exist.
 
     Args:
         repo: NAMESPACE/NAME.
         run_id: Id of the run.
-        sent_tags: Tag -> commit of the checkpoints that this run sent there.
+        sent_tags: Tag -> commit, for the checkpoints that this run sent there.
         overwrite: Whether to take the repository from another run. If so, tags that are not in `sent_tags` are deleted.
         fresh: Whether the run started over. If so, tags that are not in `sent_tags` are deleted too.
         private: Visibility of a new repository.
@@ -60,8 +60,8 @@ def claim_repository(
 
     hub.api().create_repo(repo, exist_ok=True, private=private)
 
-    def operations(head: str) -> list[Operation] | None:
-        claimant = _claimant(repo, head, hub)
+    def make_operations(head: str) -> list[Operation] | None:
+        claimant = _read_claimant(repo, head, hub)
         if claimant == run_id:
             return None
         if not overwrite and (claimant is not None or not _is_free(repo, head, sent_tags.values(), hub)):
@@ -69,8 +69,8 @@ def claim_repository(
         content = json.dumps({"run": run_id}).encode() + b"\n"
         return [CommitOperationAdd(path_in_repo=CLAIM_FILE, path_or_fileobj=content)]
 
-    commit_on_head(repo, operations, f"{run_name}: claimed for run {run_id[:8]}", hub=hub)
-    # Delete tags only after the claim: until then, they may be another run's.
+    commit_on_head(repo, make_operations, f"{run_name}: claimed for run {run_id[:8]}", hub=hub)
+    # Delete tags only after the claim: until then, they may belong to another run.
     for tag, commit in all_tags(repo, hub=hub).items() if fresh or overwrite else ():
         if sent_tags.get(tag) != commit:
             hub.api().delete_tag(repo, tag=tag)
@@ -98,25 +98,25 @@ def check_claim(repo: str, run_id: str, *, commit: str | None = None, hub: Hub =
     Raises:
         ZooError: Another run has claimed the repository, or none has.
     """
-    claimant = _claimant(repo, commit, hub)
+    claimant = _read_claimant(repo, commit, hub)
     if claimant != run_id:
         raise _claimed_by_another(repo, claimant, hub)
 
 
 def commit_on_head(
     repo: str,
-    operations: Callable[[str], Sequence[Operation] | None],
+    make_operations: Callable[[str], Sequence[Operation] | None],
     message: str,
     *,
     revision: str | None = None,
     repo_type: str = "model",
     hub: Hub = DEFAULT_HUB,
 ) -> str | None:
-    """Commits on top of a branch's head, and starts over if another commit came first.
+    """Makes a commit on top of a branch's head. Starts over if another commit came first.
 
     Args:
         repo: NAMESPACE/NAME.
-        operations: Takes the id of the head commit and returns the operations, or None if there is nothing to do.
+        make_operations: Takes the id of the head commit and returns the operations, or None if there is nothing to do.
             Called once for each attempt.
         message: The commit message.
         revision: The branch; None for main.
@@ -124,17 +124,17 @@ def commit_on_head(
         hub: The Hub to publish to.
 
     Returns:
-        The commit, or None if `operations` returned None.
+        The commit, or None if `make_operations` returned None.
 
     Raises:
-        HfHubHTTPError: The Hub refused the commit, or other commits came first in all MAX_ATTEMPTS attempts.
+        HfHubHTTPError: The Hub refused the commit, or another commit came first in each of MAX_ATTEMPTS attempts.
     """
     from huggingface_hub.errors import HfHubHTTPError
 
     api = hub.api()
     for attempt in range(1, MAX_ATTEMPTS + 1):
         head = str(api.repo_info(repo, revision=revision, repo_type=repo_type).sha)
-        changes = operations(head)
+        changes = make_operations(head)
         if changes is None:
             return None
         try:
@@ -149,7 +149,7 @@ def commit_on_head(
     raise AssertionError("unreachable")
 
 
-def _claimant(repo: str, commit: str | None, hub: Hub) -> str | None:
+def _read_claimant(repo: str, commit: str | None, hub: Hub) -> str | None:
     """The run that claim.json names at a commit (None for the head); "" if it names no run, None if it is missing."""
     from huggingface_hub.errors import EntryNotFoundError
 
@@ -164,8 +164,8 @@ def _claimant(repo: str, commit: str | None, hub: Hub) -> str | None:
 
 
 def _is_free(repo: str, head: str, sent_commits: Iterable[str], hub: Hub) -> bool:
-    """Whether a repository without claim.json may be claimed: no run has published there, or only this run has."""
-    # Versions before claim.json published without a claim, but with a recipe.json.
+    """Whether a repository without claim.json may be claimed: no run has published there, or this run has."""
+    # Versions of rlhf-zoo that had no claim.json published a recipe.json.
     api = hub.api()
     if not api.file_exists(repo, RECIPE_FILE, revision=head):
         return True

@@ -32,8 +32,8 @@ HF_URL = "https://huggingface.co"
 #: "the embedded Hub".
 EMBEDDED_HUB_VARIABLE = "RLHF_ZOO_EMBEDDED_HUB"
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-# Variables that hold a token or a cache for the Hub that the user configured. They are unset for any other Hub.
-CLIENT_STATE = (
+# Variables with a token or a cache for the Hub that the user configured. They are unset for any other Hub.
+CLIENT_VARIABLES = (
     "HF_TOKEN",
     "HF_TOKEN_PATH",
     "HUGGING_FACE_HUB_TOKEN",
@@ -57,14 +57,15 @@ class Hub:
 
     Args:
         kind: 'local' (the embedded Hub), 'huggingface' or 'other'.
-        endpoint: The address. None for the one in huggingface_hub's settings, and for an embedded Hub before its start.
+        endpoint: The address. None for the one in huggingface_hub's settings, and for an embedded Hub that has not
+            started yet.
         reason: Why this Hub was chosen, such as the flag or variable that names it, for messages.
         token: The access token. None for the one that huggingface_hub has stored, False to send none.
-        token_variable: The environment variable to set the token in, for messages.
+        token_variable: The environment variable that sets the token, for messages.
         cache: Folder of cached files; None for huggingface_hub's default. Caches are keyed by repository, not by Hub,
-            so no two Hubs may share one.
-        data_cache: Folder of prepared data sets, under the same rule.
-        offline: Whether to use only what is cached.
+            so no two Hubs may share a cache.
+        data_cache: Folder of prepared data sets. No two Hubs may share it either.
+        offline: Whether to use only cached files.
         source: The Hub to ask for models and data that this one does not have.
         flag: The command-line flag that chooses another Hub, for messages.
     """
@@ -82,7 +83,7 @@ class Hub:
 
     @property
     def address(self) -> str:
-        """The Hub's address; the one in huggingface_hub's settings if `endpoint` is None."""
+        """The Hub's address: `endpoint`, or the address in huggingface_hub's settings if `endpoint` is None."""
         if self.endpoint is None:
             from huggingface_hub import constants
 
@@ -98,8 +99,9 @@ class Hub:
     def name(self) -> str:
         """The Hub's name in messages."""
         # The address of an embedded Hub is of no use once the command has ended.
-        embedded = self.kind == "local" or os.environ.get(EMBEDDED_HUB_VARIABLE) == self.address
-        return "the embedded Hub" if embedded else f"{'the source ' if self.flag == SOURCE_FLAG else ''}{self.address}"
+        is_embedded = self.kind == "local" or os.environ.get(EMBEDDED_HUB_VARIABLE) == self.address
+        prefix = "the source " if self.flag == SOURCE_FLAG else ""
+        return "the embedded Hub" if is_embedded else f"{prefix}{self.address}"
 
     @property
     def description(self) -> str:
@@ -180,8 +182,8 @@ class Hub:
 
     @property
     def _client_options(self) -> dict[str, Any]:
-        offline = {"local_files_only": True} if self.offline else {}
-        return {"endpoint": self.endpoint, "token": self.token, "cache_dir": self.cache, **offline}
+        offline_option = {"local_files_only": True} if self.offline else {}
+        return {"endpoint": self.endpoint, "token": self.token, "cache_dir": self.cache, **offline_option}
 
 
 #: The Hub that huggingface_hub is configured for.
@@ -193,32 +195,32 @@ _current_hub: Hub | None = None
 def current_hub() -> Hub:
     """Returns the Hub that this command is connected to; DEFAULT_HUB if there is no connection.
 
-    Only for reward functions and judges that load a model, because a recipe names them and no Hub is passed to them.
+    Only reward functions and judges that load a model may call it: a recipe names them, and no Hub is passed to them.
     All other code gets its Hub as an argument.
     """
     return _current_hub or DEFAULT_HUB
 
 
-def choose(flag: str | None, *, push_to_hub: bool, option: str = "--hub") -> Hub:
-    """Chooses the Hub of a command.
+def choose(flag_value: str | None, *, push_to_hub: bool, flag: str = "--hub") -> Hub:
+    """Chooses a command's Hub.
 
     Takes the flag, else HF_ENDPOINT, else huggingface.co (given a token and --push_to_hub), else the embedded Hub.
 
     Args:
-        flag: Value of the flag: 'local' or an address. None if it was not given.
+        flag_value: Value of the flag: 'local' or an address. None if the flag was not given.
         push_to_hub: Whether --push_to_hub was given.
-        option: Name of the flag, for messages.
+        flag: Name of the flag, for messages.
 
     Returns:
         The Hub, not yet connected.
 
     Raises:
-        ZooError: The flag or HF_ENDPOINT is not an address.
+        ZooError: The flag or HF_ENDPOINT is not an address, or it is http on another machine.
     """
-    if flag is not None:
-        if flag == "local":
-            return Hub("local", None, f"{option} local", flag=option)
-        return replace(_hub_at(flag, option), flag=option)
+    if flag_value is not None:
+        if flag_value == "local":
+            return Hub("local", None, f"{flag} local", flag=flag)
+        return replace(_hub_at(flag_value, flag), flag=flag)
     if endpoint := os.environ.get("HF_ENDPOINT"):
         return _hub_at(endpoint, "HF_ENDPOINT")
     # A token by itself is not consent to publish: it may be there only for downloads.
@@ -228,32 +230,32 @@ def choose(flag: str | None, *, push_to_hub: bool, option: str = "--hub") -> Hub
     return Hub("local", None, f"to publish on huggingface.co, {missing_step}")
 
 
-def choose_source(flag: str | None, target: Hub) -> Hub | None:
+def choose_source(flag_value: str | None, target: Hub) -> Hub | None:
     """Chooses the Hub for models and data that `target` does not have.
 
     Takes the flag, else HF_ENDPOINT, else huggingface.co.
 
     Args:
-        flag: Value of --source_hub: 'none', 'local' or an address. None if it was not given.
+        flag_value: Value of --source_hub: 'none', 'local' or an address. None if the flag was not given.
         target: The Hub to publish to.
 
     Returns:
         The source, or None if it is the target itself or the flag is 'none'.
 
     Raises:
-        ZooError: The flag is not an address.
+        ZooError: The flag is not an address, or it is http on another machine.
     """
-    if flag == "none":
+    if flag_value == "none":
         return None
     endpoint = os.environ.get("HF_ENDPOINT")
-    if flag is not None:
-        source = choose(flag, push_to_hub=False, option=SOURCE_FLAG)
+    if flag_value is not None:
+        source = choose(flag_value, push_to_hub=False, flag=SOURCE_FLAG)
     else:
         try:
             source = _hub_at(endpoint or HF_URL, "HF_ENDPOINT" if endpoint else "huggingface_hub's default")
         except ZooError:
-            # HF_ENDPOINT is malformed. `choose` would have refused it, so the user named the target by --hub, and asked
-            # for no source.
+            # HF_ENDPOINT is malformed. `choose` did not refuse it, so the user named the target by --hub. A source was
+            # not requested.
             return None
     is_target = (source.kind, source.endpoint) == (target.kind, target.endpoint)
     return None if is_target else replace(source, flag=SOURCE_FLAG)
@@ -277,14 +279,14 @@ def _hub_at(address: str, setting: str) -> Hub:
 
 
 def _is_served_here(endpoint: str) -> bool:
-    """Whether `hub serve` serves the embedded Hub at an address. The record of a killed server does not count."""
+    """Whether `hub serve` currently serves the embedded Hub at an address. A killed server's record does not count."""
     from ..server.durable import read_json
-    from ..server.process import RECORD, running_server
+    from ..server.process import RECORD_FILE, running_server
 
     folder = home() / "hub"
     try:
         # Compare the address first: most commands name another Hub, and the check for a running server is slower.
-        return read_json(folder / RECORD)["url"] == endpoint and running_server(folder) is not None
+        return read_json(folder / RECORD_FILE)["url"] == endpoint and running_server(folder) is not None
     except (OSError, ValueError, KeyError, TypeError, ZooError):  # no record, or a damaged one: see `hub status`
         return False
 
@@ -294,19 +296,19 @@ def _token_file() -> Path:
 
 
 def _client_home() -> Path:
-    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("HF_HOME") or Path(caches) / "huggingface").expanduser()
+    cache_home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("HF_HOME") or Path(cache_home) / "huggingface").expanduser()
 
 
 @contextlib.contextmanager
 def connect(choice: Hub, source: Hub | None = None) -> Iterator[Hub]:
-    """Connects to a Hub and to its source, and sets the environment variables that name the Hub.
+    """Connects to a Hub and its source, and sets the environment variables that name the Hub.
 
     The embedded Hub runs while the context is open.
 
     Args:
-        choice: The Hub to connect to, as `choose` returned it.
-        source: Its source, as `choose_source` returned it; None for no source.
+        choice: The Hub to connect to, as returned by `choose`.
+        source: The Hub's source, as returned by `choose_source`; None for no source.
 
     Yields:
         The Hub with its address, token, caches and source.
@@ -333,17 +335,17 @@ def connect(choice: Hub, source: Hub | None = None) -> Iterator[Hub]:
 @contextlib.contextmanager
 def _open(choice: Hub, token_variable: str) -> Iterator[Hub]:
     """Yields the Hub with its address, token and caches. Leaves the environment unchanged."""
-    # The user's token belongs to the Hub in HF_ENDPOINT, by default huggingface.co. No other Hub may see it.
+    # The user's token is for the Hub in HF_ENDPOINT, by default huggingface.co. It must not be sent to another Hub.
     environment = os.environ
     if choice.kind == "local":
-        with _embedded_hub(home() / "hub") as (endpoint, token):
+        with _run_embedded_hub(home() / "hub") as (endpoint, token):
             yield _with_caches(replace(choice, endpoint=endpoint, token=token), home() / "hub-cache")
     elif choice.endpoint != (environment.get("HF_ENDPOINT") or HF_URL).rstrip("/"):
         host = urlsplit(str(choice.endpoint)).netloc.replace(":", "_")
         token = environment.get(token_variable, "")
         yield _with_caches(replace(choice, token=token or False, token_variable=token_variable), home() / "hubs" / host)
     else:
-        # Read the variables as huggingface_hub does. Its constants may be stale: it reads them once, at import.
+        # Read the variables as huggingface_hub does. Its constants may be stale, because it reads them only at import.
         client_home = _client_home()
         token = environment.get("HF_TOKEN") or environment.get("HUGGING_FACE_HUB_TOKEN") or ""
         if not token and (file := _token_file()).is_file():
@@ -370,13 +372,13 @@ def _set_environment(hub: Hub) -> None:
         assert hub.cache is not None
         _isolate_client(hub.cache.parent, hub.token or None)
     if hub.kind == "local":
-        # The embedded Hub is reached without a network, so offline mode must not block it.
+        # The embedded Hub needs no network, so offline mode must not block it.
         os.environ.update(HF_HUB_OFFLINE="0", HF_DATASETS_OFFLINE="0")
         os.environ[EMBEDDED_HUB_VARIABLE] = str(hub.endpoint)
     if hub.kind != "huggingface" and urlsplit(str(hub.endpoint)).hostname in LOOPBACK:
         from ..server.process import NO_TELEMETRY
 
-        # The Hub is on this machine: use no proxy, and plain LFS instead of Xet, which would save no traffic.
+        # The Hub is on this machine, so use no proxy, and use plain LFS: Xet would save no traffic.
         unproxied = ",".join(filter(None, [os.environ.get("NO_PROXY"), *LOOPBACK]))
         os.environ.update(NO_TELEMETRY, HF_HUB_DISABLE_XET="1", NO_PROXY=unproxied, no_proxy=unproxied)
     os.environ["HF_ENDPOINT"] = str(hub.endpoint)
@@ -396,11 +398,11 @@ def reload_clients() -> None:
 
 
 def _isolate_client(directory: Path, token: str | bool | None) -> None:
-    """Gives the client libraries a cache and a token for this Hub only, because their cache mixes up Hubs."""
+    """Gives the client libraries a cache and a token for this Hub only, because one cache cannot tell Hubs apart."""
     _make_private(directory)
     # trackio logs below HF_HOME by default. Its logs belong to no Hub, so keep their folder when HF_HOME changes.
     os.environ.setdefault("TRACKIO_DIR", str(_client_home() / "trackio"))
-    for name in CLIENT_STATE:
+    for name in CLIENT_VARIABLES:
         os.environ.pop(name, None)
     os.environ["HF_HOME"] = str(directory)
     if token:
@@ -426,14 +428,14 @@ def _translate_write_errors(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _embedded_hub(root: Path) -> Iterator[tuple[str, str]]:
+def _run_embedded_hub(root: Path) -> Iterator[tuple[str, str]]:
     """Runs the embedded Hub. Yields its address, and a token with the role write."""
     from ..server.tokens import TokenFile, create_token
 
     _make_private(root)
     token_file = root / "client-token"
     with _translate_write_errors(root):
-        # Reuse the last command's token, unless the user has revoked it.
+        # Reuse the token of the last command, unless the user has revoked it.
         if not token_file.is_file() or TokenFile(root).role(token_file.read_text(errors="replace")) != "write":
             replace_file(token_file, create_token(root, "write", name="--hub local").encode())
     with tempfile.TemporaryDirectory(prefix="rlhf-zoo-hub-") as scratch:
@@ -447,7 +449,7 @@ def _embedded_hub(root: Path) -> Iterator[tuple[str, str]]:
                 stdin=subprocess.DEVNULL,
                 stdout=log_stream,
                 stderr=log_stream,
-                # Ctrl-C signals the whole process group. The Hub must survive it, to receive the last checkpoint.
+                # Ctrl-C signals the whole process group. The Hub must keep running, to receive the last checkpoint.
                 start_new_session=True,
             )
         try:

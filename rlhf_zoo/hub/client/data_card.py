@@ -1,4 +1,4 @@
-"""Checks a data set's card: it may list only files of the data set, and set only options that are safe to pass on."""
+"""Checks a data set's card: it may list only the data set's own files, and set only options that are safe."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -12,10 +12,9 @@ CARD_FILES = (README, ".huggingface.yaml")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")  # matches a drive letter too
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _PATTERN_KEYS = ("data_files", "data_dir")
-#: Keys of a configuration for human readers. `datasets` does not open addresses in them.
+#: Keys of a configuration that are for human readers. `datasets` does not open addresses in them.
 _DESCRIPTIVE_KEYS = ("description", "citation", "homepage", "license")
-#: The keys of a configuration that may be set. Others can make a loader hang (a regular expression as `sep`), run code
-#: or open other files.
+#: The keys that a configuration may set. Other keys can make a loader hang, run code or open other files.
 _ALLOWED_KEYS = (
     "config_name", "default", "version", "features", *_DESCRIPTIVE_KEYS, *_PATTERN_KEYS,
     # for tables
@@ -26,19 +25,20 @@ _ALLOWED_KEYS = (
     # for JSON and text
     "encoding", "encoding_errors", "field", "on_mixed_types", "keep_linebreaks", "sample_by",
 )  # fmt: skip
-_SEPARATORS = ("sep", "delimiter")
+# A longer separator is a regular expression, which can make the loader hang.
+_SEPARATOR_KEYS = ("sep", "delimiter")
 
 
 def check_card(text: str, file: str, name: str) -> list[str]:
     """Checks the patterns by which a card lists its files, and the options that it sets for the loader.
 
     Args:
-        text: The text of README.md with its front matter, or of the other file in `CARD_FILES`, which is all YAML.
-        file: The card's file name.
+        text: The text of README.md with its front matter, or of .huggingface.yaml.
+        file: Which file in `CARD_FILES` the text comes from.
         name: The data set's name, for messages.
 
     Returns:
-        The patterns. They can only name files of the data set.
+        The patterns. They can match only files of the data set.
 
     Raises:
         ZooError: A pattern leads outside the data set, an option is not allowed, or the card cannot be read.
@@ -74,8 +74,8 @@ def _check_options(metadata: object, file: str, name: str) -> None:
     for configuration in configurations if isinstance(configurations, list) else []:
         for key, value in configuration.items() if isinstance(configuration, Mapping) else ():
             is_one_character = isinstance(value, str) and len(value) == 1
-            if key not in _ALLOWED_KEYS or (key in _SEPARATORS and not is_one_character):
-                problem = "must be one character" if key in _SEPARATORS else "is not an option that is allowed here"
+            if key not in _ALLOWED_KEYS or (key in _SEPARATOR_KEYS and not is_one_character):
+                problem = "must be one character" if key in _SEPARATOR_KEYS else "is not an allowed option"
                 raise ZooError(
                     f"The data set {name} was not loaded: {key!s:.100} of a configuration in its {file} is "
                     f"{value!r:.200}, but it {problem}: load a copy without it, such as one converted to JSON lines."
@@ -89,7 +89,8 @@ def leads_out(pattern: str) -> bool:
         pattern: A pattern of `datasets`.
 
     Returns:
-        True for an address, a chain of addresses, an absolute path, a home folder, a drive, or a path with `..`.
+        True for an address, a chain of addresses, an absolute path, a home folder, a drive, a path with `..`, or a
+        pattern with control characters or a space at its start.
     """
     return bool(
         "::" in pattern
@@ -114,15 +115,15 @@ def _front_matter(text: str) -> str:
     return ""
 
 
-def _values_to_check(node: object, key: str = "", configuration: bool = False) -> Iterator[tuple[str, object]]:
+def _values_to_check(node: object, key: str = "", in_configuration: bool = False) -> Iterator[tuple[str, object]]:
     """Yields (key, value) of every pattern at any depth, and of other values below `configs` except descriptions."""
     if isinstance(node, Mapping):
         for name, value in node.items():
-            if key in _PATTERN_KEYS or not (configuration and name in _DESCRIPTIVE_KEYS):
-                pattern_key = key if key in _PATTERN_KEYS else str(name)
-                yield from _values_to_check(value, pattern_key, configuration or name == "configs")
+            if key in _PATTERN_KEYS or not (in_configuration and name in _DESCRIPTIVE_KEYS):
+                child_key = key if key in _PATTERN_KEYS else str(name)
+                yield from _values_to_check(value, child_key, in_configuration or name == "configs")
     elif isinstance(node, list | tuple | set):
         for value in node:
-            yield from _values_to_check(value, key, configuration)
-    elif node is not None and (configuration or key in _PATTERN_KEYS):
+            yield from _values_to_check(value, key, in_configuration)
+    elif node is not None and (in_configuration or key in _PATTERN_KEYS):
         yield key, node

@@ -1,6 +1,6 @@
-"""Recognizes folders that were downloaded. Their content is data and never runs as code.
+"""Recognizes downloaded folders, whose content is data and never runs as code.
 
-The downloading program leaves marks in the folder or above it, so no repository can hide that it was downloaded. A
+The program that downloads a folder leaves marks in it or above it, so no repository can hide that it was downloaded. A
 folder that arrived in another way (by git, or in a zip file) has no mark and counts as the user's own.
 """
 
@@ -10,11 +10,11 @@ from pathlib import Path
 from .links import CACHED_REPOSITORY
 
 #: The folder that huggingface_hub and `rlhf-zoo pull` leave in every output directory.
-DOWNLOADED = Path(".cache", "huggingface", "download")
+DOWNLOAD_FOLDER = Path(".cache", "huggingface", "download")
 #: A file in the copy of a downloaded recipe. The user removes it after reading the recipe.
-MARK = ".downloaded"
+RECIPE_MARK = ".downloaded"
 #: The folder in which `rlhf-zoo pull` keeps incomplete files.
-PARTIAL = ".rlhf-zoo-partial"
+PARTIAL_FOLDER = ".rlhf-zoo-partial"
 #: A file in every published checkpoint.
 CARD_FILE = "rlhf_card.json"
 
@@ -26,20 +26,20 @@ def find_download(folder: Path) -> Path | None:
         folder: Any folder on this machine.
 
     Returns:
-        A mark in the folder or above it, a folder of the client's cache, or a published card; None if the folder is
-        the user's own.
+        A mark in the folder or above it, which can be a published card or a folder in the client's cache; None if the
+        folder is the user's own.
     """
     home = Path(os.path.expanduser("~"))
     homes = (home, home.resolve())
     for candidate in dict.fromkeys([folder.absolute(), folder.resolve()]):
         for parent in (candidate, *candidate.parents):
-            marks = [parent / MARK]
+            marks = [parent / RECIPE_MARK]
             if parent == candidate or parent not in homes:
-                marks += [parent / name for name in (DOWNLOADED, PARTIAL, CARD_FILE)]
+                marks += [parent / name for name in (DOWNLOAD_FOLDER, PARTIAL_FOLDER, CARD_FILE)]
             else:
                 # A mark in the home folder must not make everything below it a download. A pull into the home folder
-                # also creates an empty copy of the repository's subfolders below DOWNLOADED: only these count.
-                marks.append(parent / DOWNLOADED / candidate.relative_to(parent))
+                # also creates empty copies of the repository's subfolders below DOWNLOAD_FOLDER: only those count.
+                marks.append(parent / DOWNLOAD_FOLDER / candidate.relative_to(parent))
             if (mark := next((mark for mark in marks if mark.exists()), None)) is not None:
                 return mark
             if CACHED_REPOSITORY.fullmatch(parent.name):

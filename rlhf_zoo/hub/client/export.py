@@ -1,11 +1,11 @@
 """Exports a repository of the embedded Hub to another Hub, with its history, branches and tags.
 
-The source is read from the folder of the embedded Hub. The target, on the other Hub, gets commits of its own, with new
-ids and dates. Each names the original commit in its description:
+The source is read from the folder of the embedded Hub. The target, on the other Hub, gets new commits with their own
+ids and dates. The description of each names the original commit:
 
     Exported-From: local/tiny-world-ppo@4f0c…  2026-11-21T08:00:00Z
 
-By these lines, a later export recognizes commits that it has already sent. It refuses a target with any other commit.
+A later export uses these lines to recognize commits that were already sent. It refuses a target with any other commit.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import ZooError
 from ...plugins import did_you_mean
 from .connect import DEFAULT_HUB, Hub
+from .local_paths import CHUNK_BYTES
 from .refusals import refusals_as
 
 if TYPE_CHECKING:
@@ -33,9 +34,8 @@ if TYPE_CHECKING:
 
 MAIN = "main"
 TRAILER = re.compile(r"^Exported-From: \S+@([0-9a-f]{40})\b", re.MULTILINE)
-#: Type of a repository -> the files that a Hub puts into a new one.
+#: Type of a repository -> the files that a Hub puts into a new repository.
 INITIAL_FILES = {"model": {".gitattributes"}, "dataset": {".gitattributes"}, "space": {".gitattributes", "README.md"}}
-CHUNK_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,14 @@ class ExportResult:
         tags: Tag -> commit of the target.
         branches: Branch -> commit of the target.
         sent: Number of commits that this export made.
-        left_out: Tags that were not exported, because their commits are on no branch.
+        skipped_tags: Tags that were not exported, because their commits are on no branch.
     """
 
     commits: dict[str, str] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
     branches: dict[str, str] = field(default_factory=dict)
     sent: int = 0
-    left_out: list[str] = field(default_factory=list)
+    skipped_tags: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -74,15 +74,15 @@ class Branch:
 
 @dataclass(frozen=True)
 class Source:
-    """A repository of the embedded Hub, for reading. It may get new commits meanwhile, because old ones never change.
+    """A repository of the embedded Hub, opened for reading. New commits may arrive meanwhile: old ones never change.
 
     Args:
-        repo: Its id and type.
-        private: Whether reading it needs a token.
+        repo: The repository's id and type.
+        private: Whether reading the repository requires a token.
         sdk: The SDK of a Space; None for other repositories.
-        path: Its folder on this machine.
-        git: Its git repository.
-        large: Its large files, which git knows as pointers only.
+        path: The repository's folder on this machine.
+        git: The git repository.
+        large_files: The large files, of which git stores only pointers.
     """
 
     repo: RepoId
@@ -90,10 +90,10 @@ class Source:
     sdk: str | None
     path: Path
     git: GitRepository
-    large: LargeFiles
+    large_files: LargeFiles
 
     def branches(self) -> list[Branch]:
-        """The branches: main first, then the others by name. A history follows each commit's first parent."""
+        """The branches: main first, then the others by name. Their histories follow each commit's first parent."""
         branches: list[Branch] = []
         visited: set[str] = set()
         heads = {ref.name: ref.commit for ref in self.git.refs("refs/heads/")}
@@ -123,7 +123,7 @@ class Source:
         return {ref.name: (ref.commit, messages.get(ref.name) or None) for ref in self.git.refs("refs/tags/")}
 
     def files(self, commit: str) -> dict[str, str]:
-        """Path -> git's blob id, at a commit.
+        """Path -> git blob id, for each file of a commit.
 
         Args:
             commit: Commit id.
@@ -131,7 +131,7 @@ class Source:
         return {entry.path: entry.oid for entry in self.git.files(commit)}
 
     def size(self, blob: str) -> int:
-        """The size of a file in bytes; that of the large file, if the blob is a pointer.
+        """The size of a file in bytes. If the blob is a pointer, the size of the large file.
 
         Args:
             blob: Git id of the blob.
@@ -145,7 +145,7 @@ class Source:
             blob: Git id of the blob.
         """
         pointer = self.git.blob_info(blob).pointer
-        return str(self.large.path(pointer.oid)) if pointer else self.git.blob(blob)
+        return str(self.large_files.path(pointer.oid)) if pointer else self.git.blob(blob)
 
     def is_same(self, blob: str, entry: RepoFile) -> bool:
         """Whether the file that a Hub lists as `entry` has the content of this blob.
@@ -154,14 +154,15 @@ class Source:
             blob: Git id of the blob.
             entry: The file in the target's listing.
         """
-        # The two Hubs may disagree on which files are large, so either id may have to be computed from the content.
+        # The two Hubs may store different files as large files, so either id may have to be computed from the content.
         pointer = self.git.blob_info(blob).pointer
         if entry.lfs is not None:
             return entry.lfs.sha256 == (pointer.oid if pointer else hashlib.sha256(self.git.blob(blob)).hexdigest())
         return entry.blob_id == (self._git_id(pointer.oid) if pointer else blob)
 
     def _git_id(self, sha256: str) -> str:
-        path = self.large.path(sha256)
+        """The git blob id that a large file would have as an ordinary file."""
+        path = self.large_files.path(sha256)
         digest = hashlib.sha1(f"blob {path.stat().st_size}\0".encode(), usedforsecurity=False)
         with path.open("rb") as file:
             while chunk := file.read(CHUNK_BYTES):
@@ -169,18 +170,18 @@ class Source:
         return digest.hexdigest()
 
     def message(self, commit: str) -> tuple[str, str]:
-        """The title and the description that a commit gets on the target.
+        """The title and the description of a commit on the target.
 
         Args:
-            commit: Its id in the source.
+            commit: The commit's id in the source.
         """
         original = self.git.commit(commit)
         title, _, body = original.message.decode(errors="replace").strip().partition("\n")
         date = datetime.fromtimestamp(original.commit_time, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         return title or "Update files", f"{body.strip()}\n\nExported-From: {self.repo}@{commit}  {date}".strip()
 
-    def check(self, commits: list[str]) -> None:
-        """Raises ZooError if a large file of these commits is missing or has the wrong size.
+    def check_large_files(self, commits: list[str]) -> None:
+        """Checks the large files of commits. Raises ZooError if one is missing or has the wrong size.
 
         Args:
             commits: The commits to send.
@@ -188,10 +189,11 @@ class Source:
         for commit in commits:
             for path, blob in self.files(commit).items():
                 pointer = self.git.blob_info(blob).pointer
-                if pointer and self.large.size(pointer.oid) != pointer.size:
+                if pointer and self.large_files.size(pointer.oid) != pointer.size:
+                    stored_file = self.large_files.path(pointer.oid)
                     raise ZooError(
-                        f"{path} of {self.repo}@{commit[:8]} is damaged on this disk ({self.large.path(pointer.oid)} "
-                        f"does not have {pointer.size} bytes): publish it again, or restore that file."
+                        f"{path} of {self.repo}@{commit[:8]} is damaged on this disk ({stored_file} does not have "
+                        f"{pointer.size} bytes): publish it again, or restore that file."
                     )
 
 
@@ -208,7 +210,7 @@ def open_source(root: Path, name: str, kind: str) -> Iterator[Source]:
         The repository.
 
     Raises:
-        ZooError: There is no such repository; or, while the context is open, one of its files is damaged.
+        ZooError: There is no such repository; or, while the context is open, the repository turns out to be damaged.
     """
     from ..server.faults import Damaged
     from ..server.large_files import LargeFiles
@@ -238,8 +240,8 @@ def export(
 ) -> ExportResult:
     """Copies the branches and tags of a repository to another Hub, with their history.
 
-    Sends only the commits that are missing there. Then compares the files at the head of every branch and at every tag
-    with the hashes that the target reports.
+    Sends only the commits that are missing there. Then compares the files at each branch's head and at each tag with
+    the hashes that the target reports.
 
     Args:
         source: The repository of the embedded Hub.
@@ -250,13 +252,13 @@ def export(
 
     Raises:
         ZooError: A file of the source is damaged; or the target holds commits that are not an export of this
-            repository, refuses a request, or differs from the source in the end.
+            repository, refuses a request, or still differs from the source after the export.
     """
     return _Export(source, repo_id, report, hub).run(private)
 
 
 class _Export:
-    """One run of `export`, with its knowledge of the target."""
+    """One call of `export`, with the state of the target."""
 
     def __init__(self, source: Source, repo_id: str, report: Callable[[str], None], hub: Hub) -> None:
         self.source = source
@@ -265,13 +267,13 @@ class _Export:
         self.target: dict[str, Any] = {"repo_id": repo_id, "repo_type": source.repo.kind}
         self.name = f"{repo_id} on {hub.name}"
         self.commits: dict[str, str] = {}  # commit of the source -> commit of the target
-        self.accepted: set[str] = set()  # commits of the target that belong to the export, and its first commit
-        self.position = self.sent = 0  # number of commits that were reported, and sent
+        self.accepted: set[str] = set()  # the target's first commit, and the commits that earlier exports sent
+        self.reported = self.sent = 0  # number of commits that were reported, and that were sent
 
     def run(self, private: bool | None) -> ExportResult:
         branches, tags = self.source.branches(), self.source.tags()
         # Check the files before anything is sent, because a partial export would be worse than none.
-        self.source.check([commit for branch in branches for commit in branch.commits])
+        self.source.check_large_files([commit for branch in branches for commit in branch.commits])
         with refusals_as(f"{self.name} cannot be written", "check the name and the token's rights, and try again."):
             self._create(self.source.private if private is None else private)
             heads = {ref.name: ref.target_commit for ref in self.api.list_repo_refs(**self.target).branches}
@@ -291,7 +293,8 @@ class _Export:
         kind = self.source.repo.kind
         sdk: dict[str, Any] = {"space_sdk": self.source.sdk or "static"} if kind == "space" else {}
         self.api.create_repo(**self.target, private=private, exist_ok=True, **sdk)
-        # With exist_ok, an existing repository keeps its visibility. Private work must not end up in a public one.
+        # With exist_ok, an existing repository keeps its visibility. Private files must not end up in a public
+        # repository.
         if private and not self.api.repo_info(**self.target).private:
             raise ZooError(f"{self.name} exists and is public: make it private first, or export with --public.")
 
@@ -306,28 +309,28 @@ class _Export:
             history = self.api.list_repo_commits(**self.target, revision=head)
         existing = [(entry.commit_id, TRAILER.findall(entry.message)) for entry in reversed(history)]
         existing = [entry for entry in existing if entry[0] not in self.accepted]
-        # A Hub makes the first commit of main itself. Build on it if it has only the files of a new repository, or if
-        # our commits follow it.
+        # A Hub makes the first commit of main itself. Build on that commit if it has only the files of a new
+        # repository, or if exported commits follow it.
         if branch.name == MAIN and existing and not existing[0][1]:
             first, _ = existing.pop(0)
-            listing = self._listing(first)
+            listing = self._list_target_files(first)
             if not existing and not listing.keys() <= INITIAL_FILES[self.source.repo.kind]:
-                raise self._foreign_commit(first)
+                raise self._foreign_commit_error(first)
             self.accepted.add(first)
             if not any(self._changes(branch.commits[0], listing)):
                 self.commits[branch.commits[0]] = first
         missing = self._sendable(branch)
         # The target's commits must be the beginning of the branch, in order. A message can quote an older trailer, so
-        # the last one counts.
+        # use the last trailer.
         for commit, origins in existing:
             if not missing or origins[-1:] != missing[:1]:
-                raise self._foreign_commit(commit)
+                raise self._foreign_commit_error(commit)
             self.commits[missing.pop(0)] = commit
             self.accepted.add(commit)
         return missing
 
     def _sendable(self, branch: Branch) -> list[str]:
-        """The branch's commits that are not in `commits` and change a file. A Hub makes no empty commits."""
+        """The branch's commits that are not in `commits` and that change a file: a Hub makes no empty commits."""
         tree = self.source.git.root_tree
         pairs = zip([branch.fork, *branch.commits], branch.commits, strict=False)
         return [
@@ -336,17 +339,17 @@ class _Export:
             if commit not in self.commits and (parent is None or tree(parent) != tree(commit))
         ]
 
-    def _foreign_commit(self, commit: str) -> ZooError:
+    def _foreign_commit_error(self, commit: str) -> ZooError:
         return ZooError(
             f"{self.name} holds the commit {commit[:8]}, which is not an export of {self.source.repo} as it is now: "
             "choose another --repo."
         )
 
     def _replay(self, branch: Branch, head: str | None, missing: list[str], total: int) -> str:
-        """Sends the missing commits of a branch in order. Returns its head on the target."""
+        """Sends the missing commits of a branch in order. Returns the branch's head on the target."""
         if head is None:
-            # A branch that shares no commit with main starts at main's first commit. Its own first commit then replaces
-            # all files.
+            # A branch that shares no commit with main starts at main's first commit, and its own first commit then
+            # replaces all files.
             head = self.commits[branch.fork] if branch.fork else next(iter(self.commits.values()))
             with self._resumable(f"the branch {branch.name}"):
                 self.api.create_branch(**self.target, branch=branch.name, revision=head, exist_ok=True)
@@ -355,23 +358,23 @@ class _Export:
             if commit in missing:
                 head = self.commits[commit] = self._send(branch.name, commit, head, total)
             elif commit not in self.commits:
-                # This commit changes no file, so it corresponds to the target's commit before it.
+                # This commit changes no file, so its counterpart on the target is that of the commit before it.
                 assert previous is not None
                 self.commits[commit] = self.commits[previous]
             previous = commit
         return head
 
     def _send(self, branch: str, commit: str, head: str, total: int) -> str:
-        """Sends one commit on top of `head`. Returns the target's commit; `head` itself if it has the same files."""
+        """Sends one commit on top of `head`. Returns the new commit; `head` itself if `head` has the same files."""
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
         title, description = self.source.message(commit)
         blobs = self.source.files(commit)
-        paths_to_add, paths_to_delete = self._changes(commit, self._listing(head))
+        paths_to_add, paths_to_delete = self._changes(commit, self._list_target_files(head))
         size = sum(self.source.size(blobs[path]) for path in paths_to_add)
-        self.position += 1
+        self.reported += 1
         file_summary = f"{len(paths_to_add)} files ({size / 1e6:,.1f} MB), {len(paths_to_delete)} deleted"
-        self.report(f"[{self.position}/{total}] {commit[:8]} {title}: {file_summary}")
+        self.report(f"[{self.reported}/{total}] {commit[:8]} {title}: {file_summary}")
         if not paths_to_add and not paths_to_delete:
             return head
         # Delete first, because a new file may have the name of a folder that is deleted.
@@ -404,7 +407,7 @@ class _Export:
     def _verify(self, commits: set[str]) -> None:
         # huggingface_hub silently drops files that the repository's .gitignore matches.
         for commit in sorted(commits):
-            paths_to_add, paths_to_delete = self._changes(commit, self._listing(self.commits[commit]))
+            paths_to_add, paths_to_delete = self._changes(commit, self._list_target_files(self.commits[commit]))
             if paths_to_add or paths_to_delete:
                 raise ZooError(
                     f"{self.name} differs from {self.source.repo}@{commit[:8]} in "
@@ -412,7 +415,7 @@ class _Export:
                     "repository and export again."
                 )
 
-    def _listing(self, commit: str) -> dict[str, RepoFile]:
+    def _list_target_files(self, commit: str) -> dict[str, RepoFile]:
         """Path -> the file in the target's listing of a commit."""
         from huggingface_hub import RepoFile
 

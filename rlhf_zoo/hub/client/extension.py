@@ -1,4 +1,4 @@
-"""Installs rlhf-zoo as an extension of `hf`, and handles Ctrl-C while `hf rlhf-zoo ...` runs.
+"""Installs rlhf-zoo as an extension of `hf`, and lets `hf rlhf-zoo ...` handle Ctrl-C itself.
 
 `hf` looks for extensions only in ~/.local/share/hf/extensions/hf-NAME/manifest.json, and ignores HF_HOME and
 XDG_DATA_HOME (huggingface_hub 2.4, cli/extensions.py). It runs the executable in the manifest as a child process.
@@ -23,8 +23,8 @@ COMMIT_CACHE = ".latest_commit"
 # name, so nobody can create that repository.
 SOURCE = "pip:rlhf-zoo"
 DESCRIPTION = "The RLHF model zoo: train, publish and compare."
-# `hf` asks GitHub for the newest commit when COMMIT_CACHE is a day old. This extension is updated by pip, so the file's
-# time stamp is far in the future: 2100-01-01, UTC.
+# `hf` asks GitHub for the newest commit when COMMIT_CACHE is a day old. pip updates this extension, so the file gets a
+# timestamp far in the future: 2100-01-01, UTC.
 FAR_FUTURE = 4_102_444_800
 
 
@@ -34,8 +34,8 @@ def folder() -> Path:
 
 
 def executable() -> Path:
-    """Returns the script `hf-rlhf-zoo` of the running environment. Raises ZooError if it has none."""
-    # pip installs into the user's scheme if the environment is read-only.
+    """Returns the running environment's script `hf-rlhf-zoo`. Raises ZooError if the environment has none."""
+    # pip uses the user scheme if the environment is read-only.
     schemes = [sysconfig.get_default_scheme(), sysconfig.get_preferred_scheme("user")]
     folders = [Path(sysconfig.get_path("scripts", scheme)) for scheme in schemes]
     for script_folder in folders:
@@ -45,17 +45,17 @@ def executable() -> Path:
 
 
 def install() -> str | None:
-    """Makes `hf rlhf-zoo` run this environment's script. Writes nothing if it already does.
+    """Makes `hf rlhf-zoo` run this environment's script. Does nothing if it already does.
 
     Returns:
         The script that `hf rlhf-zoo` ran before; None if there was none.
 
     Raises:
-        ZooError: Another extension has the name, the folder cannot be written, or this environment has no such script.
+        ZooError: Another extension has this name, the folder cannot be written, or this environment has no such script.
     """
     script, target = executable(), folder()
     previous = _own_manifest(target)
-    # An empty folder is what an interrupted installation leaves.
+    # An interrupted installation leaves an empty folder.
     if previous is None and os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):
         raise ZooError(f"{target} holds another extension of this name: run `hf extensions remove rlhf-zoo`.")
     manifest = {
@@ -77,24 +77,28 @@ def install() -> str | None:
 
 
 def uninstall() -> bool:
-    """Removes what `install` wrote.
+    """Removes the files that `install` wrote, and their folder.
 
     Returns:
         False if there was nothing to remove.
 
     Raises:
-        ZooError: The folder belongs to another extension, holds files that we did not write, or cannot be removed.
+        ZooError: The folder belongs to another extension, holds files that `install` did not write, or cannot be
+            removed.
     """
     target = folder()
     if not os.path.lexists(target):
         return False
     if _own_manifest(target) is None:
         raise ZooError(f"{target} holds another extension of this name: run `hf extensions remove rlhf-zoo`.")
-    foreign = sorted(path.name for path in target.iterdir() if path.name not in (MANIFEST, COMMIT_CACHE))
-    if foreign:
-        raise ZooError(f"{target} holds files that are not ours ({', '.join(foreign)}): move them away and try again.")
+    foreign_files = sorted(path.name for path in target.iterdir() if path.name not in (MANIFEST, COMMIT_CACHE))
+    if foreign_files:
+        names = ", ".join(foreign_files)
+        raise ZooError(
+            f"{target} holds files that rlhf-zoo did not write ({names}): move them elsewhere and try again."
+        )
     try:
-        # Remove the manifest last, so that the folder still counts as ours if this is interrupted.
+        # Remove the manifest last: if this is interrupted, the folder still counts as ours.
         for name in (COMMIT_CACHE, MANIFEST):
             (target / name).unlink(missing_ok=True)
         target.rmdir()
@@ -104,8 +108,8 @@ def uninstall() -> bool:
 
 
 def _own_manifest(target: Path) -> dict[str, Any] | None:
-    """The manifest in the folder, if `install` wrote it."""
-    if target.is_symlink():  # to a developer's checkout, whose files we must not change
+    """The manifest in a folder, if `install` wrote it; otherwise None."""
+    if target.is_symlink():  # to a developer's checkout, whose files must not change
         return None
     try:
         manifest = json.loads((target / MANIFEST).read_bytes())
@@ -125,11 +129,11 @@ def _is_in_future(path: Path) -> bool:
 def foreground() -> Iterator[None]:
     """Lets Ctrl-C reach this process only, and not the `hf` that started it.
 
-    `hf` waits with subprocess.call, which on Ctrl-C kills the child after a quarter of a second, before a checkpoint is
-    saved. So this process becomes a process group of its own in the terminal's foreground, like a job of a shell.
-    Ctrl-Z is ignored meanwhile, because the shell knows only `hf` and could not continue this process.
+    `hf` waits with subprocess.call, which kills the child a quarter of a second after Ctrl-C, before a checkpoint is
+    saved. So this process gets its own process group in the terminal's foreground, like a job of a shell. From then on,
+    it ignores Ctrl-Z, because the shell started only `hf` and could not continue this process.
 
-    Does nothing without a terminal, in a pipe, in the background, or if this process has its own group already.
+    Does nothing without a terminal, in a pipe, in the background, or if this process already has its own group.
     """
     group = os.getpgrp()
     if group == os.getpid() or not all(map(os.isatty, (0, 1, 2))) or os.tcgetpgrp(0) != group:

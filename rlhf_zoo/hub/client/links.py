@@ -13,8 +13,8 @@ def find_outward_link(folder: Path, *, include_hidden: bool) -> Path | None:
 
     Args:
         folder: The folder to search, with its subfolders.
-        include_hidden: Whether to include names that begin with . or __, which `datasets` skips unless a pattern names
-            them.
+        include_hidden: Whether to search folders whose names begin with . or __, which `datasets` skips unless a
+            pattern names them.
 
     Returns:
         The first such link, relative to the folder; None if there is none.
@@ -29,7 +29,7 @@ def find_outward_link(folder: Path, *, include_hidden: bool) -> Path | None:
 
 
 def is_inside(path: Path, folder: Path) -> bool:
-    """Whether a path lies in a folder once its links are resolved.
+    """Whether a path lies in a folder once the links in the path are resolved.
 
     Args:
         path: Any path.

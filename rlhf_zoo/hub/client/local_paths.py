@@ -1,4 +1,4 @@
-"""Decides where the files of a pull go: an output directory or the client's cache. Nothing is written elsewhere."""
+"""Decides where a pull writes its files: an output directory or the client's cache. Nothing is written elsewhere."""
 
 import contextlib
 import hashlib
@@ -10,11 +10,11 @@ from pathlib import Path
 from ...errors import ZooError
 from ...fileio import replace_file
 from .connect import DEFAULT_HUB, Hub
-from .downloads import DOWNLOADED, PARTIAL
+from .downloads import DOWNLOAD_FOLDER, PARTIAL_FOLDER
 
-CHUNK = 2**20
+CHUNK_BYTES = 2**20
 #: The client's own folder in an output directory. No repository may write into it.
-_CLIENT_FOLDER = DOWNLOADED.parent
+_CLIENT_FOLDER = DOWNLOAD_FOLDER.parent
 #: A file with the id of the repository that was pulled into a folder.
 PULL_MARK = _CLIENT_FOLDER / "rlhf-zoo-pull"
 
@@ -26,8 +26,8 @@ class FileToFetch:
     Args:
         path: Path in the repository.
         size: Bytes.
-        etag: The sha256 of a large (LFS) file, the git blob id of any other.
-        blob_id: The git blob id; for a large file, that of its pointer.
+        etag: The sha256 of a large (LFS) file, or the git blob id of any other file.
+        blob_id: The git blob id; for a large file, the id of its pointer.
     """
 
     path: str
@@ -37,7 +37,7 @@ class FileToFetch:
 
 
 class _Destination:
-    """Destination of the files of a commit. A file grows at `partial` and moves to `target` once it is complete."""
+    """Where the files of a commit are written. A file grows at `partial` and moves to `target` once it is complete."""
 
     def __init__(self, repo: str, commit: str, folder: Path, hub: Hub) -> None:
         self.repo, self.commit, self.folder, self.hub = repo, commit, folder, hub
@@ -51,23 +51,23 @@ class _Destination:
         raise NotImplementedError
 
     def partial(self, file: FileToFetch) -> Path:
-        """The path of a file while it is incomplete. Its name is the digest, so that other revisions can resume it."""
-        return self.folder / PARTIAL / file.etag
+        """The path of an incomplete file. Its name is the digest, so that a pull of another revision can resume it."""
+        return self.folder / PARTIAL_FOLDER / file.etag
 
     def find_copy(self, file: FileToFetch) -> Path | None:
         """Returns another path on this machine that may hold the file."""
         return None
 
     def check_free_space(self, files: list[FileToFetch]) -> None:
-        """Checks that the disk has enough free space for the missing bytes, by the sizes in the Hub's listing.
+        """Checks that the disk has room for the missing bytes, according to the sizes in the Hub's listing.
 
         Args:
             files: The files to write.
 
         Raises:
-            ZooError: The disk has too little.
+            ZooError: The disk has too little free space.
         """
-        # Keyed by target, because files of equal content share one blob in the cache.
+        # Keyed by target, because files with equal content share a blob in the cache.
         missing = {self.target(file): file.size - self._bytes_present(file) for file in files}
         nearest_folder = next(path for path in (self.folder, *self.folder.parents) if path.exists())
         needed, free = sum(missing.values()), shutil.disk_usage(nearest_folder).free
@@ -89,9 +89,9 @@ class _Destination:
         return []
 
     def _remove_empty_partials(self) -> None:
-        # rmdir fails if the folder is not empty, so that an interrupted pull of another revision can still resume.
+        # rmdir fails if the folder is not empty. Then an interrupted pull of another revision can still resume.
         with contextlib.suppress(OSError):
-            (self.folder / PARTIAL).rmdir()
+            (self.folder / PARTIAL_FOLDER).rmdir()
 
 
 class Folder(_Destination):
@@ -111,14 +111,14 @@ class Folder(_Destination):
 
         Raises:
             ZooError: The folder holds files that did not come from a pull of this repository, a file would be written
-                through a symbolic link, or a file would overwrite the marks of a download.
+                through a symbolic link, or a file would be written into the client's folder.
         """
         if (reserved := next((entry.path for entry in files if _is_reserved(entry.path)), None)) is not None:
             raise ZooError(
                 f"{self.repo} contains {reserved}, which belongs to the client's folder {_CLIENT_FOLDER}: fetch it "
                 "without --output_dir."
             )
-        marks = [self.folder / path for path in (_CLIENT_FOLDER.parent, _CLIENT_FOLDER, DOWNLOADED, PULL_MARK)]
+        marks = [self.folder / path for path in (_CLIENT_FOLDER.parent, _CLIENT_FOLDER, DOWNLOAD_FOLDER, PULL_MARK)]
         # A link in the folder, left for example by an earlier download, could redirect writes to any place.
         for path in sorted({*marks, *(path for file in files for path in self._written_paths(file))}):
             if path.is_symlink():
@@ -134,9 +134,9 @@ class Folder(_Destination):
             raise ZooError(
                 f"{self.folder} holds a pull of {pulled_repo!r:.120}, not of {self.repo}: choose another --output_dir."
             )
-        # This folder comes from `hf download`, or from a pull that was interrupted before it wrote PULL_MARK. One file
-        # with the right content is enough evidence that it was this repository.
-        if (self.folder / DOWNLOADED).is_dir():
+        # The client wrote here (`hf download`), or a pull was interrupted before it wrote PULL_MARK. A single file with
+        # the right content is enough evidence that it came from this repository.
+        if (self.folder / DOWNLOAD_FOLDER).is_dir():
             existing = [file for file in files if os.path.lexists(self.target(file))]
             matches = any(sha256_if_intact(self.target(file), file) for file in existing)
             obstacle = self.target(existing[0]) if existing and not matches else None
@@ -154,17 +154,17 @@ class Folder(_Destination):
         Args:
             files: The files of the commit.
         """
-        # Repeat each subfolder below DOWNLOADED, because `find_download` looks for them there in the home folder.
+        # Repeat each subfolder below DOWNLOAD_FOLDER: if this is the home folder, `find_download` looks for it there.
         for subfolder in {Path(file.path).parent for file in files}:
-            (self.folder / DOWNLOADED / subfolder).mkdir(parents=True, exist_ok=True)
-        (self.folder / DOWNLOADED).mkdir(parents=True, exist_ok=True)
+            (self.folder / DOWNLOAD_FOLDER / subfolder).mkdir(parents=True, exist_ok=True)
+        (self.folder / DOWNLOAD_FOLDER).mkdir(parents=True, exist_ok=True)
         if not (self.folder / PULL_MARK).is_file():
             replace_file(self.folder / PULL_MARK, f"{self.repo}\n".encode(), mode=0o644)
 
     def _written_paths(self, file: FileToFetch) -> list[Path]:
-        """The paths in the folder that writing a file touches: its parent folders, and those of the incomplete file."""
+        """The paths that a write of the file touches: parent folders, PARTIAL_FOLDER, and the incomplete file."""
         depth = file.path.count("/")
-        return [*self.target(file).parents[:depth], self.folder / PARTIAL, self.partial(file)]
+        return [*self.target(file).parents[:depth], self.folder / PARTIAL_FOLDER, self.partial(file)]
 
     def find_copy(self, file: FileToFetch) -> Path | None:
         """Returns the file in the client's cache; None if the cache does not have it at this commit.
@@ -175,11 +175,11 @@ class Folder(_Destination):
         from huggingface_hub import try_to_load_from_cache
 
         cached = try_to_load_from_cache(self.repo, file.path, cache_dir=self.hub.cache, revision=self.commit)
-        # If it is not in the cache, the result is None, or a marker which says that the commit has no such file.
+        # If the file is not in the cache, the result is None, or a marker for a commit that lacks the file.
         return Path(cached) if isinstance(cached, str) else None
 
     def finish(self, files: list[FileToFetch], name: str, *, all_files: list[FileToFetch] | None = None) -> Path:
-        """Finishes the pull after every file has arrived. Returns the folder. See `Cache.finish` for the arguments."""
+        """Finishes a pull once every file has arrived. Returns the folder. See `Cache.finish` for the arguments."""
         self._remove_empty_partials()
         return self.folder
 
@@ -195,7 +195,7 @@ class Folder(_Destination):
         return [
             name
             for name in names
-            if name not in expected and not name.startswith((f"{PARTIAL}/", f"{_CLIENT_FOLDER.as_posix()}/"))
+            if name not in expected and not name.startswith((f"{PARTIAL_FOLDER}/", f"{_CLIENT_FOLDER.as_posix()}/"))
         ]
 
 
@@ -213,10 +213,10 @@ class Cache(_Destination):
         return self.folder / "blobs" / file.etag
 
     def finish(self, files: list[FileToFetch], name: str, *, all_files: list[FileToFetch] | None = None) -> Path:
-        """Links the blobs into a snapshot, in the client's own layout.
+        """Links the blobs into a snapshot, in the client's own layout. Returns the snapshot's folder.
 
-        The client could do this itself, but it would ask the Hub for every file again, and write each one to the path
-        in the response's ETag, even if that contains `../`.
+        The client could do this itself, but it would ask the Hub for every file again, and write each file to the path
+        that the response's ETag names, even if that contains `../`.
 
         Args:
             files: The files that were fetched.
@@ -233,7 +233,7 @@ class Cache(_Destination):
             is_large = file.etag != file.blob_id
             lfs_fields = {"lfs_sha256": file.etag, "lfs_size": file.size} if is_large else {}
             tree[file.path] = TreeCacheEntry.from_json({"size": file.size, "blob_id": file.blob_id, **lfs_fields})
-        # Write this list before the snapshot, because the client needs it to tell that a snapshot is incomplete.
+        # Write this list before the snapshot, because it tells the client whether a snapshot is complete.
         write_tree_cache(str(self.folder), self.commit, tree)
         for file in files:
             link = snapshot / file.path
@@ -244,7 +244,7 @@ class Cache(_Destination):
         return snapshot
 
     def _holds(self, path: Path, file: FileToFetch) -> bool:
-        """Whether a path of the snapshot holds the content of a file."""
+        """Whether a path in the snapshot has a file's content."""
         blob = self.target(file)
         if path.exists() and blob.exists() and os.path.samefile(path, blob):
             return True
@@ -253,31 +253,31 @@ class Cache(_Destination):
 
 
 def _is_reserved(path: str) -> bool:
-    """Whether a file of a repository would be written into the client's folder, or instead of it."""
+    """Whether a repository's file would be written into the client's folder, or in its place."""
     # On some file systems `.Cache` is `.cache`.
     parts, client = Path(path.casefold()).parts, _CLIENT_FOLDER.parts
     return parts[: len(client)] == client[: len(parts)]
 
 
 def sha256_if_intact(path: Path, file: FileToFetch) -> str | None:
-    """Returns the sha256 of a local file if the file matches the Hub's listing.
+    """Returns the sha256 of a local file that matches the Hub's listing.
 
     Args:
         path: The local file.
         file: The expected size and etag. If the etag is empty, only the size is compared.
 
     Returns:
-        The sha256 of the content, or None if there is no such file or it differs.
+        The sha256 of the content; None if there is no such file or its content differs.
     """
     if not path.is_file() or path.stat().st_size != file.size:
         return None
     # Compute both digests in one pass: the etag of a small file is git's SHA-1, but callers need the sha256.
     sha256, sha1 = hashlib.sha256(), hashlib.sha1(f"blob {file.size}\0".encode(), usedforsecurity=False)
-    has_sha1 = len(file.etag) == 40
+    is_sha1 = len(file.etag) == 40
     with path.open("rb") as source:
-        while chunk := source.read(CHUNK):
+        while chunk := source.read(CHUNK_BYTES):
             sha256.update(chunk)
-            if has_sha1:
+            if is_sha1:
                 sha1.update(chunk)
-    digest = sha1.hexdigest() if has_sha1 else sha256.hexdigest()
+    digest = sha1.hexdigest() if is_sha1 else sha256.hexdigest()
     return sha256.hexdigest() if digest == (file.etag or digest) else None

@@ -1,8 +1,8 @@
-"""Checks which files of a local folder form a split if no card lists them.
+"""Checks which files of a local folder `datasets` would read as a split if no card lists them.
 
 `datasets` takes every file and folder whose name contains the split's name: `train-old/`, `train 2.jsonl` and
-`test-train.jsonl` all count as `train`, and a folder of that name takes precedence over a file. Users expect only
-`train.jsonl`.
+`test-train.jsonl` all count as `train`, and a folder of that name takes precedence over a file. Users expect it to read
+only `train.jsonl`.
 """
 
 import logging
@@ -14,7 +14,7 @@ from ...errors import ZooError
 
 log = logging.getLogger(__name__)
 
-#: The suffixes of data files that `datasets` reads, without that of a compressed file.
+#: The suffixes of data files that `datasets` reads. A compressed file has another suffix after them.
 _ENDINGS = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".txt")
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".lz4")
 _SHARD = re.compile(r"-\d{5}-of-\d{5}")
@@ -22,7 +22,7 @@ _MAX_LISTED = 4  # file names in a message
 
 
 def check_split(folder: Path, split: str, files: Iterable[Path]) -> None:
-    """Checks that `datasets` reads the files that a split's name stands for, such as train.jsonl or its shards.
+    """Checks that `datasets` reads only files with a split's own name, such as train.jsonl or its shards.
 
     If there are no such files, logs a warning that names the files read instead, unless they are shards of one file.
 
@@ -35,11 +35,11 @@ def check_split(folder: Path, split: str, files: Iterable[Path]) -> None:
         ZooError: There are files with the split's name, but other files would be read in addition or instead.
     """
     root = folder.resolve()
-    files_read = {Path(file).resolve() for file in files}
+    files_read = {file.resolve() for file in files}
     expected_files = {
         path.resolve()
-        for place in (root, root / "data")
-        for path in (place.iterdir() if place.is_dir() else ())
+        for data_folder in (root, root / "data")
+        for path in (data_folder.iterdir() if data_folder.is_dir() else ())
         if path.is_file() and _split_and_ending(path)[0] == split
     }
     sources = {(path.parent, *_split_and_ending(path)) for path in expected_files}
@@ -48,8 +48,8 @@ def check_split(folder: Path, split: str, files: Iterable[Path]) -> None:
         replaced = f" instead of {_format_paths(missing, root)}" if missing else ""
         raise ZooError(
             f"The split {split} of the data set {folder} is ambiguous: `datasets` would read "
-            f"{_format_paths(unexpected if missing and unexpected else files_read, root)}{replaced}. Move what does "
-            f"not belong to it out of {folder}, or list the files of each split under `configs` in a README.md there."
+            f"{_format_paths(unexpected if missing and unexpected else files_read, root)}{replaced}. Move the other "
+            f"files out of {folder}, or list the files of each split under `configs` in a README.md there."
         )
     if not expected_files and len({(path.parent, *_split_and_ending(path)) for path in files_read}) > 1:
         log.warning("The split %s of the data set %s is made of %s.", split, folder, _format_paths(files_read, root))

@@ -24,7 +24,7 @@ PUBLISHED_FILE = "published.json"
 UPLOAD_MARKER = "SENDING"
 NO_OVERRIDES: Mapping[str, Path | None] = {}
 MERGED_MODEL = "merged"  # the folder of a checkpoint with the merged model, and the branch it is published on
-# The files that others need to use a checkpoint.
+# The files that anyone needs to use a checkpoint.
 CHECKPOINT_PATTERNS = (
     "*.py",  # the code of models that transformers does not contain
     "*.safetensors",
@@ -39,15 +39,15 @@ CHECKPOINT_PATTERNS = (
     "merges.txt",
     "ppo_state.json",
 )
-# The files that training resumes from, sent only on request. training_args.bin is a pickle and is never sent.
+# The files from which training resumes, sent only on request. training_args.bin is a pickle and is never sent.
 RESUME_PATTERNS = ("optimizer.pt", "scheduler.pt", "rng_state*.pth", "trainer_state.json", "running_metrics.json")
 
 
 def resolve_namespace(namespace: str | None, *, hub: Hub = DEFAULT_HUB) -> str:
-    """Returns the namespace to publish under, after a check that the token may write. Call it before any training.
+    """Returns the namespace to publish under, after a check of the token. Call this before any training.
 
     Args:
-        namespace: The namespace that the user named; None for the account of the token.
+        namespace: The namespace that the user named; None for the token's account.
         hub: The Hub to publish to.
 
     Raises:
@@ -96,17 +96,17 @@ def publish_files(
     private: bool = False,
     hub: Hub = DEFAULT_HUB,
 ) -> str:
-    """Sends files as one commit. Creates the repository if it does not exist.
+    """Sends files as one commit, and returns the commit. Creates the repository if it does not exist.
 
     Args:
-        files: Path in the repository -> local path; or a folder, of which every file is sent.
+        files: Path in the repository -> local path; or a folder, to send every file in it.
         repo_id: NAMESPACE/NAME.
         repo_type: model, dataset or space.
         message: The commit message.
         private: Visibility of a new repository.
         hub: The Hub to publish to.
     """
-    operations, api = _add_operations(_files(files) if isinstance(files, Path) else files), hub.api()
+    operations, api = _make_add_operations(_list_local_files(files) if isinstance(files, Path) else files), hub.api()
     api.create_repo(repo_id, repo_type=repo_type, exist_ok=True, private=private)
     return api.create_commit(repo_id, operations, commit_message=message, repo_type=repo_type).oid
 
@@ -129,13 +129,13 @@ def publish_checkpoint(
     Safe to repeat: if an earlier attempt was interrupted before the Hub answered, its commit is found and reused.
 
     Args:
-        checkpoint: The folder. The caller has checked that its files are complete.
+        checkpoint: The folder of the checkpoint. The caller has checked that its files are complete.
         repo_id: NAMESPACE/NAME.
         run_id: Id of the run that claimed the repository.
         extra_files: Folder of further files (card, metrics, recipe).
         message: The message of the commit and of the tag.
-        step: Training step, from which the tag gets its name.
-        include_resume_files: Whether to send the files that training resumes from.
+        step: The training step, which names the tag.
+        include_resume_files: Whether to send the files from which training resumes.
         overwrite: Whether to move the step's tag if it points to other weights, for example because training was
             repeated.
         overrides: See `checkpoint_files`.
@@ -149,10 +149,12 @@ def publish_checkpoint(
     """
     files = checkpoint_files(checkpoint, include_resume_files=include_resume_files, overrides=overrides)
     tag, marker = tag_name(step), checkpoint / UPLOAD_MARKER
-    tag_commit = _tagged_commit(repo_id, tag, hub)
-    commit = _earlier_commit(repo_id, message, files, tag_commit=tag_commit, upload_started=marker.is_file(), hub=hub)
+    tag_commit = _find_tagged_commit(repo_id, tag, hub)
+    commit = _find_earlier_commit(
+        repo_id, message, files, tag_commit=tag_commit, upload_started=marker.is_file(), hub=hub
+    )
     if commit is None and tag_commit is not None and overwrite:
-        # Another run may have claimed the repository meanwhile; its tag must not be deleted.
+        # Another run may have claimed the repository meanwhile, and its tags must not be deleted.
         check_claim(repo_id, run_id, hub=hub)
         hub.api().delete_tag(repo_id, tag=tag)
         tag_commit = None
@@ -165,7 +167,7 @@ def publish_checkpoint(
     if commit is None:
         # If this process is killed, the marker tells the next attempt to look for the commit before it sends anything.
         write_text(marker, message + "\n")
-        commit = _replace_files(repo_id, run_id, {**files, **_files(extra_files)}, message, hub=hub)
+        commit = _replace_files(repo_id, run_id, {**files, **_list_local_files(extra_files)}, message, hub=hub)
     if tag_commit is None:
         _tag(repo_id, run_id, tag, commit, message, hub)
     record = {"hub": hub.label, "repo": repo_id, "commit": commit, "tag": tag, "time": now()}
@@ -186,7 +188,7 @@ def publish_release(
     overrides: Mapping[str, Path | None] = NO_OVERRIDES,
     hub: Hub = DEFAULT_HUB,
 ) -> str:
-    """Publishes a checkpoint on `main` in one commit, and tags it `best`.
+    """Publishes a checkpoint on `main` in one commit, tags the commit `best`, and returns it.
 
     Args:
         checkpoint: The folder of the checkpoint.
@@ -194,8 +196,8 @@ def publish_release(
         run_id: Id of the run that claimed the repository.
         extra_files: Folder of further files (card, metrics, recipe).
         message: The commit message.
-        tag_message: The message of the tag `best`; None to remove the tag, if no checkpoint is best.
-        include_resume_files: Whether to send the files that training resumes from.
+        tag_message: The message of the tag `best`; None to remove the tag, because no checkpoint is best.
+        include_resume_files: Whether to send the files from which training resumes.
         overrides: See `checkpoint_files`.
         hub: The Hub to publish to.
 
@@ -203,8 +205,8 @@ def publish_release(
         ZooError: Another run has claimed the repository.
     """
     files = checkpoint_files(checkpoint, include_resume_files=include_resume_files, overrides=overrides)
-    commit = _replace_files(repo_id, run_id, {**files, **_files(extra_files)}, message, hub=hub)
-    previous_commit = _tagged_commit(repo_id, "best", hub)
+    commit = _replace_files(repo_id, run_id, {**files, **_list_local_files(extra_files)}, message, hub=hub)
+    previous_commit = _find_tagged_commit(repo_id, "best", hub)
     if previous_commit != (commit if tag_message else None):
         check_claim(repo_id, run_id, hub=hub)
         if previous_commit is not None:
@@ -226,10 +228,10 @@ def publish_on_branch(
     overrides: Mapping[str, Path | None] = NO_OVERRIDES,
     hub: Hub = DEFAULT_HUB,
 ) -> str:
-    """Publishes a model on a branch in one commit, and tags the commit if `tag` is set.
+    """Publishes a model on a branch in one commit, tags the commit if `tag` is set, and returns it.
 
-    A model with a merged adapter goes to the branch `merged`. transformers would not find it in a subfolder, because
-    adapter_config.json at the root takes precedence.
+    A model with a merged adapter goes to the branch `merged`. transformers would not find such a model in a subfolder,
+    because adapter_config.json at the root takes precedence.
 
     Args:
         folder: The folder of the model.
@@ -247,10 +249,10 @@ def publish_on_branch(
     """
     check_claim(repo_id, run_id, hub=hub)
     hub.api().create_branch(repo_id, branch=branch, exist_ok=True)
-    files = {**checkpoint_files(folder, overrides=overrides), **_files(extra_files)}
+    files = {**checkpoint_files(folder, overrides=overrides), **_list_local_files(extra_files)}
     commit = _replace_files(repo_id, run_id, files, message, revision=branch, hub=hub)
     if tag is not None:
-        if _tagged_commit(repo_id, tag, hub) is not None:
+        if _find_tagged_commit(repo_id, tag, hub) is not None:
             hub.api().delete_tag(repo_id, tag=tag)
         _tag(repo_id, run_id, tag, commit, message, hub)
     return commit
@@ -263,8 +265,8 @@ def checkpoint_files(
 
     Args:
         checkpoint: The folder of the checkpoint.
-        include_resume_files: Whether to include the files that training resumes from.
-        overrides: Path in the repository -> the local file to send for it; None to send none.
+        include_resume_files: Whether to include the files from which training resumes.
+        overrides: Path in the repository -> the local file to send there; None to send no file.
 
     Returns:
         Path in the repository -> local path.
@@ -274,14 +276,14 @@ def checkpoint_files(
     """
     files = {
         name: path
-        for name, path in _files(checkpoint).items()
+        for name, path in _list_local_files(checkpoint).items()
         if _should_upload(name, include_resume_files=include_resume_files)
     }
     return {name: path for name, path in {**files, **overrides}.items() if path is not None}
 
 
-def _files(folder: Path) -> dict[str, Path]:
-    """Path in the repository -> local path, for every file. Raises ZooError for a link that leads out of the folder."""
+def _list_local_files(folder: Path) -> dict[str, Path]:
+    """Path in the repository -> local path, for each file. Raises ZooError for a link that leads out of the folder."""
     if (link := find_outward_link(folder, include_hidden=True)) is not None:
         raise ZooError(
             f"{link} in {folder} links to a file outside that folder, which is never sent: replace the link with the "
@@ -303,23 +305,23 @@ def _should_upload(name: str, *, include_resume_files: bool) -> bool:
 
 
 def _is_ours(name: str) -> bool:
-    """Whether an earlier commit of ours may have put this file into the repository."""
-    if name.endswith(".py"):  # users add scripts of their own, which a later commit must not delete
+    """Whether an earlier commit by rlhf-zoo may have put this file into the repository."""
+    if name.endswith(".py"):  # users add their own scripts, which a later commit must not delete
         return False
     return _should_upload(name, include_resume_files=True) or name.startswith(("plots/", "runs/", ".eval_results/"))
 
 
-def _earlier_commit(
+def _find_earlier_commit(
     repo_id: str, message: str, files: Mapping[str, Path], *, tag_commit: str | None, upload_started: bool, hub: Hub
 ) -> str | None:
-    """Returns the commit of an earlier attempt: the tagged commit or, if an upload started, one on `main`; else None.
+    """Returns an earlier attempt's commit: the tagged commit or, if an upload started, one on `main`; else None.
 
-    Only its message and weights have to match. Other files may differ: an adapter's config names its base, which may
-    have been published in another namespace.
+    Only the message and the weights have to match. Other files may differ: an adapter's config names its base, which
+    may have been published in another namespace.
     """
     if tag_commit is None and not upload_started:
         return None
-    # Without safetensors, compare every file.
+    # If there are no safetensors, compare every file.
     files_to_compare = {name: path for name, path in files.items() if name.endswith(".safetensors")} or files
     api = hub.api()
     candidates = [commit.commit_id for commit in api.list_repo_commits(repo_id) if commit.title == message]
@@ -334,7 +336,7 @@ def _earlier_commit(
 
 
 def expected_id(entry: RepoFile) -> str:
-    """The id of a file's content in a Hub's listing: the sha256 of a large file, the git blob id of any other.
+    """Returns the content id in a Hub's listing of a file: the sha256 of a large file, the git blob id of any other.
 
     Args:
         entry: The file in the Hub's listing.
@@ -343,11 +345,11 @@ def expected_id(entry: RepoFile) -> str:
 
 
 def content_id(path: Path, entry: RepoFile) -> str:
-    """The id of a local file's content, to compare with `expected_id`.
+    """Returns the content id of a local file, to compare with `expected_id`.
 
     Args:
         path: The local file.
-        entry: The file in the Hub's listing, which decides between sha256 and git blob id.
+        entry: The file in the Hub's listing, which determines whether the id is a sha256 or a git blob id.
     """
     from huggingface_hub.utils.sha import git_hash, sha_fileobj
 
@@ -357,7 +359,7 @@ def content_id(path: Path, entry: RepoFile) -> str:
         return sha_fileobj(file).hex()
 
 
-def _tagged_commit(repo_id: str, tag: str, hub: Hub) -> str | None:
+def _find_tagged_commit(repo_id: str, tag: str, hub: Hub) -> str | None:
     """The commit of a tag; None if there is no such tag. Raises ZooError if a branch has the tag's name."""
     refs = hub.api().list_repo_refs(repo_id)
     if any(ref.name == tag for ref in refs.branches):
@@ -369,8 +371,8 @@ def _tagged_commit(repo_id: str, tag: str, hub: Hub) -> str | None:
 
 
 def _tag(repo_id: str, run_id: str, tag: str, commit: str, message: str, hub: Hub) -> None:
-    """Tags a commit if the run holds the claim to the repository, and raises ZooError if it does not."""
-    # The Hub's protocol has no conditional tag, so the claim is checked before and after.
+    """Tags a commit. Raises ZooError if the run does not hold the claim to the repository."""
+    # The Hub's protocol cannot create a tag under a condition, so check the claim before and after.
     check_claim(repo_id, run_id, hub=hub)
     hub.api().create_tag(repo_id, tag=tag, revision=commit, tag_message=message)
     try:
@@ -380,7 +382,7 @@ def _tag(repo_id: str, run_id: str, tag: str, commit: str, message: str, hub: Hu
         raise
 
 
-def _add_operations(files: Mapping[str, Path]) -> list[CommitOperationAdd]:
+def _make_add_operations(files: Mapping[str, Path]) -> list[CommitOperationAdd]:
     from huggingface_hub import CommitOperationAdd
 
     return [CommitOperationAdd(path_in_repo=name, path_or_fileobj=str(path)) for name, path in sorted(files.items())]
@@ -389,39 +391,40 @@ def _add_operations(files: Mapping[str, Path]) -> list[CommitOperationAdd]:
 def _replace_files(
     repo_id: str, run_id: str, files: Mapping[str, Path], message: str, *, revision: str | None = None, hub: Hub
 ) -> str:
-    """Replaces our files on `revision` (None: main) with `files`, in one commit. Returns the commit.
+    """Replaces rlhf-zoo's files on `revision` (None for main) with `files`, in one commit. Returns the commit.
 
-    Files of earlier checkpoints (an adapter, for example) are deleted, so that no loader mixes two checkpoints. Raises
+    Deletes files of earlier checkpoints (an adapter, for example), so that no loader mixes two checkpoints. Raises
     ZooError if the run does not hold the claim to the repository.
     """
     from huggingface_hub import CommitOperationDelete
 
-    def operations(head: str) -> list[Operation]:
-        # claim.json is on main. For a commit to main, read it at the parent commit, so that both have the same state.
+    def make_operations(head: str) -> list[Operation]:
+        # claim.json is on main. For a commit to main, read it at the parent commit: the Hub refuses the commit if
+        # another run changes the claim meanwhile.
         check_claim(repo_id, run_id, commit=None if revision else head, hub=hub)
         existing = hub.api().list_repo_files(repo_id, revision=head)
         stale = [name for name in existing if _is_ours(name) and name not in files]
-        return [*_add_operations(files), *(CommitOperationDelete(path_in_repo=name) for name in stale)]
+        return [*_make_add_operations(files), *(CommitOperationDelete(path_in_repo=name) for name in stale)]
 
-    commit = commit_on_head(repo_id, operations, message, revision=revision, hub=hub)
-    assert commit is not None  # `operations` always returns operations
+    commit = commit_on_head(repo_id, make_operations, message, revision=revision, hub=hub)
+    assert commit is not None  # `make_operations` never returns None
     return commit
 
 
-def same_weights(a: Path, b: Path, overrides: Mapping[str, Path | None] = NO_OVERRIDES) -> bool:
-    """Whether the published weight files of two checkpoints have the same sha256.
+def same_weights(first: Path, second: Path, overrides: Mapping[str, Path | None] = NO_OVERRIDES) -> bool:
+    """Whether the weight files that would be published for two checkpoints have the same names and contents.
 
     Args:
-        a: Folder of the first checkpoint.
-        b: Folder of the second checkpoint.
-        overrides: Name of a file of `b` -> the file that replaces it, or None to omit it.
+        first: Folder of the first checkpoint.
+        second: Folder of the second checkpoint.
+        overrides: Name of a file in `second` -> the file that replaces it, or None to omit it.
     """
-    a_digests, b_digests = (
+    first_digests, second_digests = (
         {
             name: hashlib.sha256(path.read_bytes()).hexdigest()
             for name, path in files.items()
             if name.endswith(".safetensors")
         }
-        for files in (checkpoint_files(a), checkpoint_files(b, overrides=overrides))
+        for files in (checkpoint_files(first), checkpoint_files(second, overrides=overrides))
     )
-    return bool(a_digests) and a_digests == b_digests
+    return bool(first_digests) and first_digests == second_digests

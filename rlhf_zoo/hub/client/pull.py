@@ -1,8 +1,8 @@
-"""Fetches a checkpoint by its tag, resumes an interrupted fetch, and verifies each file against the Hub's digests.
+"""Fetches a revision of a repository, resumes an interrupted fetch, and verifies each file against the Hub's digest.
 
 huggingface_hub 2.4 downloads an interrupted file again from its start (the temporary file has a new name each time) and
-checks only its size. Here Range requests complete a partial file, and it moves to its destination once it has the
-digest in the Hub's listing of the commit: the sha256 of a large file, git's SHA-1 of any other.
+checks only its size. Here, Range requests complete a partial file. The file moves to its destination once its digest is
+the one in the Hub's listing of the commit: the sha256 of a large file, git's SHA-1 of any other file.
 """
 
 import contextlib
@@ -19,24 +19,24 @@ from typing import IO, Any
 
 from ...errors import ZooError
 from .connect import DEFAULT_HUB, Hub
-from .local_paths import CHUNK, Cache, FileToFetch, Folder, sha256_if_intact
+from .local_paths import CHUNK_BYTES, Cache, FileToFetch, Folder, sha256_if_intact
 from .refusals import is_outage, reason, refusals_as, status_of, unreachable
 from .step_tags import step_in, tag_name, tagged_steps
 from .trees import COMMIT_ID, list_files
 
 WORKERS = 4
-# A file fails after this many requests in a row without a byte. The pauses between them are 1, 2, 4, … seconds.
+# After a request that yielded no bytes, up to this many more requests follow. The pauses are 1, 2, 4, … seconds.
 MAX_EMPTY_ATTEMPTS = 4
 
 
 @dataclass(frozen=True)
 class PulledFile:
-    """A file of a fetched checkpoint.
+    """A file of a fetched revision.
 
     Args:
         path: Path in the repository.
         size: Bytes.
-        sha256: The sha256 of its content.
+        sha256: The content's sha256.
     """
 
     path: str
@@ -51,9 +51,9 @@ class PulledRevision:
     Args:
         repo: NAMESPACE/NAME.
         revision: The branch, tag or commit that the user meant.
-        commit: Its commit.
-        path: Its folder on this machine.
-        files: Its files, whether they were fetched now or before.
+        commit: The commit of the revision.
+        path: The folder on this machine.
+        files: The revision's files, whether they were fetched now or before.
         refetched: Files that existed with other content and were fetched again.
         unrelated: Files in the output directory that do not belong to the revision. They were left unchanged.
         excluded: Files of the revision that `ignore` left on the Hub.
@@ -72,12 +72,12 @@ class PulledRevision:
 
     @property
     def bytes(self) -> int:
-        """Total size of the files."""
+        """Total size of the files in bytes."""
         return sum(file.size for file in self.files)
 
 
 def split_revision(repository: str) -> tuple[str, str | None]:
-    """Splits NAMESPACE/NAME[@REVISION] into (NAMESPACE/NAME, REVISION). A missing revision is None.
+    """Splits NAMESPACE/NAME[@REVISION] into (NAMESPACE/NAME, REVISION). A missing revision becomes None.
 
     Args:
         repository: NAMESPACE/NAME[@REVISION].
@@ -105,7 +105,7 @@ def find_revision(revision: str, names: Iterable[str]) -> str | None:
 
 
 def full_revision(repo: str, revision: str | None, hub: Hub) -> str | None:
-    """Returns the tag of a step in short form, such as step-000040 for step-40; any other revision unchanged.
+    """Expands a short step to its tag, such as step-40 to step-000040. Returns any other revision unchanged.
 
     Args:
         repo: NAMESPACE/NAME.
@@ -125,18 +125,19 @@ def fetch(
 ) -> PulledRevision:
     """Fetches a revision of a repository. Complete files are not fetched again.
 
-    If the Hub does not answer, a copy in the cache is used, after a check against the digests in its file names.
+    If the Hub does not answer and there is no output directory, a copy in the cache is used. Its files are checked
+    against the digests in their names.
 
     Args:
-        repository: NAMESPACE/NAME[@REVISION]. REVISION is a branch, tag, commit or step (see `find_revision`); main if
-            it is missing.
+        repository: NAMESPACE/NAME[@REVISION]. REVISION is a branch, tag, commit or step (see `find_revision`), by
+            default main.
         output_dir: The folder to fetch into; None for the client's cache.
         hub: The Hub to fetch from.
         ignore: Patterns of files to leave out.
 
     Raises:
-        ZooError: There is no such repository or revision; the Hub does not answer and the cache does not have it; or a
-            file arrived twice with content that does not match the Hub's digest.
+        ZooError: There is no such repository or revision; the Hub does not answer and the cache lacks the revision; the
+            disk lacks room, or `output_dir` holds other files; or a file arrived twice with a wrong digest.
     """
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -151,7 +152,7 @@ def fetch(
     failure, remedy = f"Cannot fetch {repository} from {hub.name}", f"try again, or check {hub.flag}."
     try:
         with refusals_as(failure, remedy):
-            name, commit = _resolve(hub, repo, revision)
+            name, commit = _resolve_revision(hub, repo, revision)
             all_files = list_files(hub, repo, commit)
     except ZooError as error:
         cause = error.__cause__
@@ -164,13 +165,13 @@ def fetch(
                 f"{hub.token_variable}."
             ) from cause
         if isinstance(cause, RepositoryNotFoundError):
-            other = "pass --hub https://huggingface.co" if hub.kind == "local" else "check the token"
+            advice = "pass --hub https://huggingface.co" if hub.kind == "local" else "check the token"
             raise ZooError(
-                f"There is no repository {repo!r} on {hub.name} that this token may read: check its name, or {other}."
+                f"There is no repository {repo!r} on {hub.name} that this token may read: check its name, or {advice}."
             ) from cause
         if isinstance(cause, HFValidationError):
             raise ZooError(f"{repository!r} is not a repository: write NAMESPACE/NAME[@TAG].") from cause
-        # Never fall back to the cache after a bad token, because the user should learn of it.
+        # If the token is bad, never fall back to the cache: the user should learn about the token.
         if status_of(cause) == 401:
             raise ZooError(
                 f"{hub.address} does not accept the token for {repository}: set HF_TOKEN, or RLHF_ZOO_HUB_TOKEN "
@@ -178,25 +179,26 @@ def fetch(
             ) from cause
         if cause is None or not is_outage(cause):
             raise
-        if output_dir is None and (cached := _from_cache(repo, revision, hub, ignore, reason(cause))):
+        if output_dir is None and (cached := _load_from_cache(repo, revision, hub, ignore, reason(cause))):
             return cached
         raise unreachable(hub, cause, f"and {repository} is not in the cache") from cause
     files = [file for file in all_files if not any(fnmatchcase(file.path, pattern) for pattern in ignore)]
-    target = Cache(repo, commit, hub) if output_dir is None else Folder(repo, commit, output_dir, hub)
-    if isinstance(target, Folder):
-        target.check(files)  # before the first byte is written
-    target.check_free_space(files)
+    destination = Cache(repo, commit, hub) if output_dir is None else Folder(repo, commit, output_dir, hub)
+    if isinstance(destination, Folder):
+        destination.check(files)  # before the first byte is written
+    destination.check_free_space(files)
     with refusals_as(failure, "run the same command again to continue."):
-        target.begin(files)
-        pulled_files, refetched = _fetch_all(files, target, name)
-        path = target.finish(files, name, all_files=all_files)
+        destination.begin(files)
+        pulled_files, refetched = _fetch_all(files, destination, name)
+        path = destination.finish(files, name, all_files=all_files)
     fetched = set(files)
     excluded = [file.path for file in all_files if file not in fetched]
-    return PulledRevision(repo, name, commit, path, pulled_files, refetched, target.unrelated_files(files), excluded)
+    unrelated = destination.unrelated_files(files)
+    return PulledRevision(repo, name, commit, path, pulled_files, refetched, unrelated, excluded)
 
 
-def _resolve(hub: Hub, repo: str, revision: str | None) -> tuple[str, str]:
-    """Returns (the branch, tag or commit that the user means, its commit). The client's errors pass through."""
+def _resolve_revision(hub: Hub, repo: str, revision: str | None) -> tuple[str, str]:
+    """Returns (the branch, tag or commit that the user means, its commit). Does not translate the client's errors."""
     from ..server.faults import Fault
     from ..server.names import check_ref
 
@@ -208,7 +210,7 @@ def _resolve(hub: Hub, repo: str, revision: str | None) -> tuple[str, str]:
         except Fault as fault:
             raise ZooError(f"{repo} has no revision {name!r:.80}: {fault}") from fault
         refs = hub.api().list_repo_refs(repo)
-        branches, tags = ({ref.name for ref in group} for group in (refs.branches, refs.tags))
+        branches, tags = {ref.name for ref in refs.branches}, {ref.name for ref in refs.tags}
         name = find_revision(name, branches | tags) or name
         if name in branches & tags:
             raise ZooError(
@@ -222,7 +224,7 @@ def _resolve(hub: Hub, repo: str, revision: str | None) -> tuple[str, str]:
 
 
 def _suggest_revisions(hub: Hub, repo: str, revision: str | None) -> str:
-    """The end of an error: the nearest step if the user named a step, else the most similar tag, else all tags."""
+    """The end of a message: the nearest step if the user named a step, else the most similar tag, else all tags."""
     from ...plugins import did_you_mean
 
     tags = [ref.name for ref in hub.api().list_repo_refs(repo).tags]
@@ -233,10 +235,12 @@ def _suggest_revisions(hub: Hub, repo: str, revision: str | None) -> str:
     return did_you_mean(revision or "", tags) or f": it has {', '.join(tags) or 'no tags'}."
 
 
-def _from_cache(repo: str, revision: str | None, hub: Hub, ignore: Sequence[str], outage: str) -> PulledRevision | None:
-    """A revision from the cache alone; None if the cache lacks a part of it.
+def _load_from_cache(
+    repo: str, revision: str | None, hub: Hub, ignore: Sequence[str], outage: str
+) -> PulledRevision | None:
+    """Loads a revision from the cache alone; returns None if the cache lacks a part of it.
 
-    Raises ZooError if a file is damaged.
+    Raises ZooError if a file is damaged. `outage` says why the Hub does not answer.
     """
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -263,11 +267,11 @@ def _from_cache(repo: str, revision: str | None, hub: Hub, ignore: Sequence[str]
 
 
 class _Stopped(Exception):
-    """Another file failed, or the user pressed Ctrl-C."""
+    """Ends a thread because another thread's file failed, or because the user pressed Ctrl-C."""
 
 
 class _Progress:
-    """A progress bar on stderr, if that is a terminal. Setting `stop` stops all threads that report to it."""
+    """A progress bar on stderr, shown if stderr is a terminal. Setting `stop` ends all threads that report progress."""
 
     def __init__(self, title: str, files: list[FileToFetch]) -> None:
         from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
@@ -286,7 +290,7 @@ class _Progress:
         )
 
     def check(self) -> None:
-        """Raises _Stopped if `stop` is set. Every report calls this, so no thread continues for long."""
+        """Raises _Stopped if `stop` is set. Every progress report calls this, so no thread continues for long."""
         if self.stop.is_set():
             raise _Stopped
 
@@ -299,7 +303,7 @@ class _Progress:
         with self._lock:
             self._bar.update(size)
 
-    def file_done(self) -> None:
+    def count_file(self) -> None:
         self.check()
         with self._lock:
             self._completed += 1
@@ -329,7 +333,7 @@ def _fetch_all(files: list[FileToFetch], destination: Cache | Folder, name: str)
             failures.append(error)
             progress.stop.set()
 
-    # Daemon threads, because otherwise Ctrl-C would wait for a connection that hangs.
+    # Use daemon threads: otherwise Ctrl-C would wait for a connection that hangs.
     threads = [threading.Thread(target=fetch_pending, daemon=True) for _ in range(WORKERS)]
     try:
         for thread in threads:
@@ -345,18 +349,18 @@ def _fetch_all(files: list[FileToFetch], destination: Cache | Folder, name: str)
 
 
 def _fetch_file(file: FileToFetch, destination: Cache | Folder, progress: _Progress) -> tuple[PulledFile, bool]:
-    """Fetches one file, unless it is complete. Returns the file, and whether it replaced other content."""
+    """Fetches a file, unless it is complete. Returns the file, and whether it replaced other content."""
     from huggingface_hub import constants, hf_hub_url
 
     progress.check()
     target, partial = destination.target(file), destination.partial(file)
-    replaced = os.path.lexists(target)
+    is_replaced = os.path.lexists(target)
     digest = sha256_if_intact(target, file)
     if digest is not None:
         progress.update(file.size)
-        progress.file_done()
+        progress.count_file()
         return PulledFile(file.path, file.size, digest), False
-    # The Hub serves larger files by Xet only, not in one plain HTTP answer.
+    # The Hub serves larger files only by Xet, not in a plain HTTP response.
     if file.size > constants.MAX_HTTP_DOWNLOAD_SIZE:
         raise ZooError(f"{file.path} of {destination.repo} has {file.size} bytes: fetch it with `hf download`.")
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -367,7 +371,7 @@ def _fetch_file(file: FileToFetch, destination: Cache | Folder, progress: _Progr
             partial.unlink()
         elif (copy := destination.find_copy(file)) is not None and sha256_if_intact(copy, file) is not None:
             shutil.copyfile(copy, partial)
-        # Try twice, the second time from scratch: the first attempt may have resumed a damaged partial file.
+        # Try twice, the second time from the start: the first attempt may have resumed a damaged partial file.
         for _ in range(0 if digest else 2):
             _download_missing(output, file, url, destination.hub, progress)
             if (digest := sha256_if_intact(partial, file)) is not None:
@@ -382,21 +386,21 @@ def _fetch_file(file: FileToFetch, destination: Cache | Folder, progress: _Progr
                 f"than the one that {destination.hub.name} lists ({file.etag}); it was not kept. Try again later, or "
                 f"check {destination.hub.flag}."
             )
-    progress.file_done()
-    return PulledFile(file.path, file.size, digest), replaced
+    progress.count_file()
+    return PulledFile(file.path, file.size, digest), is_replaced
 
 
 def _open_locked(path: Path, pause: Callable[[float], None]) -> IO[bytes]:
     """Opens a file for appending and locks it. While another process has the lock, calls `pause`, which may raise."""
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # FileNotFoundError: another process removed the folder in between. BlockingIOError: it has the lock.
+        # FileNotFoundError: another process removed the folder. BlockingIOError: another process has the lock.
         with contextlib.suppress(FileNotFoundError, BlockingIOError):
             file = path.open("ab")
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # The previous owner of the lock may have moved the file to its target. If so, our lock protects
-                # nothing: try again.
+                # The previous owner of the lock may have moved the file to its target. Then this lock protects nothing:
+                # try again.
                 if _is_at(path, file):
                     return file
             except BaseException:
@@ -407,7 +411,7 @@ def _open_locked(path: Path, pause: Callable[[float], None]) -> IO[bytes]:
 
 
 def _is_at(path: Path, file: IO[bytes]) -> bool:
-    """Whether an open file still has this path."""
+    """Whether a path still leads to this open file."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
@@ -418,7 +422,7 @@ def _download_missing(output: IO[bytes], file: FileToFetch, url: str, hub: Hub, 
     """Appends the missing bytes of the file to `output`. Repeats the request after a lost connection."""
     from huggingface_hub.errors import HfHubHTTPError, HTTPError
 
-    if os.fstat(output.fileno()).st_size > file.size:  # so it is not the beginning of this file
+    if os.fstat(output.fileno()).st_size > file.size:  # then it is not the beginning of this file
         output.truncate(0)
     size = os.fstat(output.fileno()).st_size
     progress.update(size)
@@ -436,7 +440,7 @@ def _download_missing(output: IO[bytes], file: FileToFetch, url: str, hub: Hub, 
         size = os.fstat(output.fileno()).st_size
         empty_attempts = 0 if size > previous_size else empty_attempts + 1
         if empty_attempts > MAX_EMPTY_ATTEMPTS:
-            return  # responses were empty but no error; the caller notices by the digest
+            return  # the responses were empty without an error; the caller detects this by the digest
 
 
 def _append_response(output: IO[bytes], file: FileToFetch, url: str, hub: Hub, progress: _Progress) -> None:
@@ -445,19 +449,19 @@ def _append_response(output: IO[bytes], file: FileToFetch, url: str, hub: Hub, p
     from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_stream_backoff  # type: ignore[attr-defined]
 
     size = os.fstat(output.fileno()).st_size
-    # Forbid compression, because Range would then count compressed bytes.
+    # Forbid compression: with it, Range would count compressed bytes.
     headers = build_hf_headers(token=hub.token) | {"Accept-Encoding": "identity"}
     if size:
         headers["Range"] = f"bytes={size}-"
     options: dict[str, Any] = {"headers": headers, "timeout": constants.HF_HUB_DOWNLOAD_TIMEOUT}
-    # No retries by huggingface_hub: it would take an error in the middle of a response for a failure to connect.
+    # Disable the client's retries: it would mistake an error in the middle of a response for a failure to connect.
     with http_stream_backoff("GET", url, retry_on_exceptions=(), **options) as response:
         hf_raise_for_status(response)
         if size and response.status_code != 206:  # the server ignored Range and sends the file from its start
             output.truncate(0)
             progress.update(-size)
             size = 0
-        for chunk in response.iter_bytes(CHUNK):
+        for chunk in response.iter_bytes(CHUNK_BYTES):
             output.write(chunk)
             output.flush()
             size += len(chunk)

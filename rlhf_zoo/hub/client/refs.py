@@ -1,4 +1,4 @@
-"""Resolves the name of a model: to a local folder, else a repository on the target Hub, else one on its source."""
+"""Resolves a model's name to a local folder, else to a repository on the target Hub, else to one on its source."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -12,10 +12,10 @@ from ...errors import ZooError, as_clause
 from ...fileio import hub_id, read_json, write_json
 from .connect import DEFAULT_HUB, Hub
 from .pull import PulledRevision, fetch, split_revision
-from .refusals import after_waiting, is_missing
+from .refusals import is_missing, retry_when_rate_limited
 from .trees import COMMIT_ID
 
-#: Other formats of a model's weights, and files for other programs. rlhf-zoo loads none of them.
+#: Patterns of weights in formats other than safetensors, and of files for other programs. rlhf-zoo loads none of them.
 NOT_LOADED = (
     "*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt", "*.h5", "*.msgpack", "*.onnx", "*.onnx_data", "*.gguf", "*.tflite",
     "*.ot", "consolidated*", "onnx/*", "openvino/*", "coreml/*", "original/*",
@@ -26,12 +26,13 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model on this machine.
+    """A model or a checkpoint on this machine.
 
     Args:
-        name: Its name, with the revision if one was given. A short step such as step-40 becomes the tag step-000040.
-        path: Its folder.
-        repo, commit, hub: Where it was fetched from; None for a local folder.
+        name: The name, with the revision if the user gave a revision. A short step such as step-40 becomes the tag
+            step-000040.
+        path: The folder.
+        repo, commit, hub: Where the model was fetched from; None for a local folder.
     """
 
     name: str
@@ -60,21 +61,21 @@ def resolve(
 
     Args:
         name: A folder, or NAMESPACE/NAME[@REVISION].
-        hub: The Hub to ask first; its source is asked second.
+        hub: The Hub to ask first. If it does not have the repository, its source is asked.
         revision: A branch, tag or commit, if `name` does not contain one.
-        ignore: Patterns of files that are not fetched; () fetches all, for callers that read the files as they are.
+        ignore: Patterns of files that are not fetched; () fetches all and never points an adapter to a local base.
         skip_source: Whether to ask only `hub` and not its source, because the user's own run published the model there.
         is_repository: Whether `name` must be a repository, as on a card, and is never looked up as a local folder.
 
     Returns:
-        The model. An adapter whose base comes from the source names that base by its local folder.
+        The model. If an adapter's base comes from the source, the adapter's configuration names its local folder.
 
     Raises:
         ZooError: No Hub has the repository, the repository lacks the revision, or its only weights are a pickle.
     """
     if not is_repository and Path(name).is_dir():
         return Checkpoint(str(name), Path(name))
-    # A mistyped path must not be requested from the Hub.
+    # Do not ask the Hub for a mistyped path.
     if str(name).startswith((".", "/", "~")):
         raise ZooError(f"There is no folder {name}: check the path, or write NAMESPACE/NAME or NAMESPACE/NAME@TAG.")
     full_name = f"{name}@{revision}" if revision else str(name)
@@ -82,7 +83,7 @@ def resolve(
     origin, download = try_hub_then_source(
         full_name, first_hub, lambda target: fetch(full_name, hub=target, ignore=ignore)
     )
-    # NOT_LOADED leaves pickles on the Hub. If there are no safetensors, nothing that can be loaded was fetched.
+    # NOT_LOADED leaves pickles on the Hub. If there are no safetensors either, nothing that can be loaded was fetched.
     pickled = next((path for path in download.excluded if fnmatch(path, "pytorch_model*.bin")), None)
     if pickled is not None and not any(file.path.endswith(".safetensors") for file in download.files):
         raise ZooError(
@@ -90,16 +91,17 @@ def resolve(
             "safetensors, or convert it."
         )
     path = download.path if hub.source is None or not ignore else _with_local_bases(download.path, hub)
-    # Only rlhf-zoo understands a short step such as step-40. Lineage, votes and pages need the tag, which all can load.
+    # Only rlhf-zoo understands a short step such as step-40. Lineage, votes and pages need the tag, because any client
+    # can load it.
     tagged_name = f"{download.repo}@{download.revision}" if split_revision(full_name)[1] else full_name
     return Checkpoint(tagged_name, path, download.repo, download.commit, origin)
 
 
 def _with_local_bases(folder: Path, hub: Hub) -> Path:
-    """Returns `folder`, or a copy whose adapters name their bases by local folder if a base comes from the source.
+    """Returns `folder`; if an adapter's base comes from the source, a copy in which the adapter names a local folder.
 
     peft looks up a base by name, and only on the Hub that the environment names, so it would not find a base on the
-    source. The copy consists of links.
+    source. The copy consists of links and of the changed configurations.
     """
     new_configs = {}
     for name in ADAPTER_CONFIGS:
@@ -131,7 +133,7 @@ def _fetch_base(base_id: str, hub: Hub) -> PulledRevision:
 
 
 def hub_lineage(origin: Hub, target: Hub) -> dict[str, str]:
-    """Returns the entry of a lineage for a model from a Hub other than the run's own, {"hub": label}; else {}.
+    """Returns the lineage entry {"hub": label} for a model that came from a Hub other than the run's own; else {}.
 
     Args:
         origin: The Hub that the model came from.
@@ -146,7 +148,7 @@ def try_hub_then_source(name: str, hub: Hub, request: Callable[[Hub], Answer]) -
     Args:
         name: The repository, for messages.
         hub: The Hub to ask first.
-        request: Calls one Hub. It reports a failure by a ZooError whose `__cause__` is the client's error.
+        request: Sends the request to the given Hub. Raises a ZooError whose `__cause__` is the client's error.
 
     Returns:
         The Hub that answered, and its answer.
@@ -155,13 +157,13 @@ def try_hub_then_source(name: str, hub: Hub, request: Callable[[Hub], Answer]) -
         ZooError: Neither Hub has the repository, or a Hub refuses for another reason.
     """
     try:
-        return hub, after_waiting(lambda: request(hub), hub=hub.name)
+        return hub, retry_when_rate_limited(lambda: request(hub), hub=hub.name)
     except ZooError as error:
         if hub.source is None or error.__cause__ is None or not is_missing(error.__cause__):
             raise
     source = hub.source
     try:
-        return source, after_waiting(lambda: request(source), hub=source.name)
+        return source, retry_when_rate_limited(lambda: request(source), hub=source.name)
     except ZooError as error:
         problem = f"{name} is not on {hub.name}, which was asked first"
         raise ZooError(f"{problem}; {as_clause(error)}") from error.__cause__

@@ -1,4 +1,4 @@
-"""Classifies exceptions of the Hub's client (a refusal, an outage, a full disk), and describes them to users."""
+"""Classifies the exceptions of the Hub's client (a refusal, an outage, a full disk) and describes them to users."""
 
 import contextlib
 import errno
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAX_WAITS = 3  # in one call of `after_waiting`
-FIRST_PAUSE, MAX_PAUSE = 1.0, 30.0  # in seconds, of `pause_after`
+MAX_WAITS = 3  # in one call of `retry_when_rate_limited`
+FIRST_PAUSE, MAX_PAUSE = 1.0, 30.0  # seconds, in `pause_after`
 Result = TypeVar("Result")
 _CLIENT_LIBRARIES = ("huggingface_hub", "datasets", "fsspec")
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -30,15 +30,15 @@ def client_errors() -> tuple[type[Exception], ...]:
     return (errors.HTTPError, errors.HFValidationError, OSError)
 
 
-def is_misread(error: BaseException) -> bool:
-    """Whether a client library failed on a response whose JSON is not what a Hub sends.
+def is_malformed_answer(error: BaseException) -> bool:
+    """Whether a client library failed because a response's JSON does not have the form that a Hub sends.
 
     Args:
         error: The exception, with its traceback.
     """
     if not isinstance(error, TypeError | KeyError | AttributeError | ValueError | IndexError):
         return False
-    # The innermost frame tells whose code failed. A TypeError in our own code is a defect and must stay visible.
+    # The innermost frame tells whose code failed. A TypeError in rlhf-zoo's own code is a bug and must stay visible.
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -47,15 +47,15 @@ def is_misread(error: BaseException) -> bool:
 
 
 def is_disk_full(error: BaseException | None) -> bool:
-    """Whether an exception, or one of its causes, means that the disk or a disk quota of this machine is full.
+    """Whether an exception, or one of its causes, means that this machine's disk or a disk quota is full.
 
     Args:
-        error: The exception; None counts as no.
+        error: The exception. For None, the result is False.
     """
     visited: set[int] = set()
     while error is not None and id(error) not in visited:  # an exception can be its own cause
         visited.add(id(error))
-        # safetensors raises exceptions without errno, which have the code in their text.
+        # The exceptions of safetensors have no errno, but their text contains the code.
         if getattr(error, "errno", None) in DISK_FULL or any(f"(os error {code})" in str(error) for code in DISK_FULL):
             return True
         error = error.__cause__ or error.__context__
@@ -63,13 +63,14 @@ def is_disk_full(error: BaseException | None) -> bool:
 
 
 def reason(error: BaseException) -> str:
-    """Returns in a few words why a request failed.
+    """Returns a short phrase that says why a request failed.
 
     Args:
         error: The client's exception.
 
     Returns:
-        The server's message, else the first line of the exception, else the name of its class; without a final period.
+        The first line of the server's message, else of the exception's, else the name of its class; without a final
+        period.
     """
     if status_of(error) == 429 and any(rate_limit := _requested_wait(error)):
         seconds, quota = rate_limit
@@ -78,7 +79,7 @@ def reason(error: BaseException) -> str:
     if type(error).__name__ == "HFValidationError":
         return "it is neither the name of a repository nor a folder here"
     message = getattr(error, "server_message", None) or str(error).strip() or type(error).__name__
-    # Callers put this into parentheses within a sentence, so it must not end with a period.
+    # Callers put this in parentheses within a sentence, so it must not contain the end of a sentence.
     return message.splitlines()[0].rstrip(".").replace(". ", "; ")
 
 
@@ -92,24 +93,24 @@ def retry_after(error: BaseException) -> float:
 
 
 def _requested_wait(error: BaseException | None) -> tuple[float, str | None]:
-    """(seconds that the response asks the client to wait, name of the exhausted quota)."""
+    """(seconds that the failed response asks the client to wait, name of the exhausted quota or None)."""
     headers = getattr(getattr(error, "response", None), "headers", None)
     return requested_wait(headers) if headers else (0.0, None)
 
 
-def after_waiting(call: Callable[[], Result], *, hub: str) -> Result:
-    """Calls a function. If a Hub's rate limit refuses the call, waits as long as the Hub asks, and repeats it.
+def retry_when_rate_limited(call: Callable[[], Result], *, hub: str) -> Result:
+    """Calls a function. If the Hub refuses because of a rate limit, waits as long as the Hub asks and calls it again.
 
     Args:
-        call: The function. It reports a refusal by a ZooError whose `__cause__` is the client's error.
+        call: The function. It reports a refusal as a ZooError whose `__cause__` is the client's error.
         hub: The Hub's name, for the log.
 
     Returns:
         The result of `call`.
 
     Raises:
-        ZooError: The one that `call` raised: after MAX_WAITS waits, or at once if the Hub asks for more than
-            MAX_WAIT_SECONDS or refuses for another reason.
+        ZooError: The error of `call`: after MAX_WAITS waits; or at once if the Hub asks for a longer wait than
+            MAX_WAIT_SECONDS, or refuses for another reason.
     """
     for _ in range(MAX_WAITS):
         try:
@@ -125,7 +126,7 @@ def after_waiting(call: Callable[[], Result], *, hub: str) -> Result:
 
 
 def pause_after(error: BaseException, failures: int) -> float:
-    """Returns the seconds until the next attempt: doubled after each failure, or more if the server asks for more.
+    """Returns the seconds until the next attempt: doubled after each failure, and at least what the server asks for.
 
     Args:
         error: The last failure.
@@ -135,7 +136,7 @@ def pause_after(error: BaseException, failures: int) -> float:
 
 
 def status_of(error: BaseException | None) -> int | None:
-    """Returns the HTTP status of an exception; None if no Hub answered.
+    """Returns the HTTP status of an exception; None if no server answered.
 
     Args:
         error: The client's exception.
@@ -159,14 +160,14 @@ def is_outage(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def refusals_as(failure: str, remedy: str) -> Iterator[None]:
-    """Turns exceptions of the client inside the context into ZooError("FAILURE (reason): REMEDY").
+    """Turns the client's exceptions inside the context into ZooError("FAILURE (reason): REMEDY").
 
     Args:
-        failure: What failed; begins the message.
-        remedy: What the user can do; ends the message.
+        failure: Start of the message, which says what failed.
+        remedy: End of the message, which says what the user can do.
 
     Raises:
-        ZooError: The client raised an error, or failed on the Hub's response.
+        ZooError: The client raised an error, or could not read the Hub's response.
         OSError: The disk is full.
     """
     try:
@@ -176,7 +177,7 @@ def refusals_as(failure: str, remedy: str) -> Iterator[None]:
             raise
         raise ZooError(f"{failure} ({reason(error)}): {remedy}") from error
     except Exception as error:
-        if not is_misread(error):
+        if not is_malformed_answer(error):
             raise
         raise ZooError(f"{failure} (its answer is not a Hub's: {error!r:.200}): {remedy}") from error
 
@@ -185,20 +186,20 @@ def refusals_as(failure: str, remedy: str) -> Iterator[None]:
 def lookup(
     subject: str, hub: "Hub", remedy: str, *, repo: str | None = None, repo_type: str = "model"
 ) -> Iterator[None]:
-    """Turns exceptions of the client while it looks for something on a Hub into a ZooError.
+    """Turns the client's exceptions into a ZooError while the context looks up a model or data set on a Hub.
 
-    A Hub that cannot be reached is reported as that, and not as a mistake in the name. If the embedded Hub has the
-    repository, the message says so.
+    If the Hub cannot be reached, the message says so, and does not blame the name. If the embedded Hub has the
+    repository, the message says so too.
 
     Args:
-        subject: What is looked for; begins the message.
+        subject: Start of the message, which names the model or data set.
         hub: The Hub.
-        remedy: What the user can do if the Hub does not have it; ends the message.
+        remedy: End of the message, which says what the user can do if the Hub does not have the repository.
         repo: NAMESPACE/NAME[@REVISION] of the repository, if the command has --source_hub; otherwise None.
         repo_type: "model" or "dataset".
 
     Raises:
-        ZooError: The Hub does not have it, cannot be reached, or does not answer like a Hub.
+        ZooError: The Hub does not have the repository, cannot be reached, or does not answer like a Hub.
         OSError: The disk is full.
     """
     try:
@@ -216,7 +217,7 @@ def lookup(
 
 
 def is_missing(error: BaseException) -> bool:
-    """Whether a Hub answered that it has no such repository, or none that this token may know of.
+    """Whether a Hub answered that it has no such repository, or that this token may not see it.
 
     Args:
         error: The client's exception.
@@ -228,7 +229,7 @@ def is_missing(error: BaseException) -> bool:
 
 
 def _remedy_on_embedded_hub(hub: "Hub", repo: str | None, *repo_types: str) -> str | None:
-    """Returns the end of a message for a repository that the embedded Hub has and `hub` does not; None otherwise."""
+    """Returns the end of a message if the embedded Hub, which `hub` is not, has the repository; else None."""
     from ...fileio import home
     from ..server.faults import Fault
     from ..server.names import parse_repo_id
@@ -252,7 +253,7 @@ def unreachable(hub: "Hub", cause: BaseException, consequence: str) -> ZooError:
     Args:
         hub: The Hub.
         cause: The client's exception.
-        consequence: What cannot be done, as the rest of a sentence.
+        consequence: What cannot be done, as a clause that continues the message.
     """
     name = "The embedded Hub" if hub.name == "the embedded Hub" else f"The Hub {hub.address}"
     remedy = "or pass --hub local" if hub.flag == "--hub" else "or name a folder"
@@ -263,7 +264,7 @@ def unreachable(hub: "Hub", cause: BaseException, consequence: str) -> ZooError:
 
 
 def check_reachable(hub: "Hub", name: str) -> None:
-    """Asks a Hub whether it answers, before imports that take seconds.
+    """Checks that a Hub answers. Callers do this before imports that take seconds.
 
     Args:
         hub: The Hub.

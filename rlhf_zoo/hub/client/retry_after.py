@@ -1,25 +1,26 @@
-"""Reads the Retry-After header of HTTP."""
+"""Parses HTTP's Retry-After header."""
 
 import email.utils
 import re
 import time
 
 
-def seconds_to_wait(value: str | None) -> float | None:
+def seconds_to_wait(header: str | None) -> float | None:
     """Returns how long a Retry-After header asks the client to wait.
 
     Args:
-        value: The header's value: a number of seconds, possibly with a fraction, or a date. None without the header.
+        header: The value of the header: a number of seconds, possibly with a fraction, or a date. None if there is no
+            such header.
 
     Returns:
-        Seconds from now, at least 0; None if the header has neither form.
+        Seconds from now, at least 0; None if there is no header, or if it has neither form.
     """
-    if value is None:
+    if header is None:
         return None
     try:
         # RFC 9110 allows whole seconds only, but some servers send fractions.
-        if re.fullmatch(r"\d+(\.\d+)?", value.strip()):
-            return float(value)
-        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
+        if re.fullmatch(r"\d+(\.\d+)?", header.strip()):
+            return float(header)
+        return max(0.0, email.utils.parsedate_to_datetime(header).timestamp() - time.time())
     except (TypeError, ValueError, OverflowError):
         return None

@@ -2,8 +2,8 @@
 
 The settings of a run name Python objects, such as reward functions, which later commands import. A downloaded folder
 can contain a run.json too, so the file alone proves nothing. `StageRecord.write` therefore signs run.json with a key in
-`home()`, outside of every run. The signature stays valid if the directory is copied or renamed, and no repository can
-forge it. The user can also trust a run by `--trust_run`.
+`home()`, outside any run. The signature stays valid if the directory is copied or renamed, and no repository can forge
+it. The user can also trust a run with `--trust_run`.
 """
 
 import contextlib
@@ -25,22 +25,22 @@ SIGNATURE = "signature"
 KEY_FILE = "run-key"
 _KEY_BYTES = 32
 
-# One switch for the whole command is enough, because each command reads one run.
-_TRUSTED = False
+# A single switch for the command is enough, because each command reads a single run.
+_trusts_all_runs = False
 
 
 @contextlib.contextmanager
 def trusting() -> Iterator[None]:
     """Trusts every run directory while the context is open, because the user passed `--trust_run`."""
-    global _TRUSTED
-    previous, _TRUSTED = _TRUSTED, True
+    global _trusts_all_runs
+    previous, _trusts_all_runs = _trusts_all_runs, True
     try:
         yield
     finally:
-        _TRUSTED = previous
+        _trusts_all_runs = previous
 
 
-def signed(document: Mapping[str, object]) -> dict[str, Any]:
+def sign(document: Mapping[str, object]) -> dict[str, Any]:
     """Signs a run.json document.
 
     If the key cannot be stored, the run continues without a signature. The log says why, and later commands treat the
@@ -50,11 +50,11 @@ def signed(document: Mapping[str, object]) -> dict[str, Any]:
         document: The content of run.json. An existing signature is replaced.
 
     Returns:
-        The document with its signature; without one if the key cannot be stored.
+        The document with its signature; without a signature if the key cannot be stored.
     """
     unsigned = {name: value for name, value in document.items() if name != SIGNATURE}
     try:
-        return {**unsigned, SIGNATURE: _signature(unsigned, _read_or_create_key())}
+        return {**unsigned, SIGNATURE: _compute_signature(unsigned, _read_or_create_key())}
     except (OSError, RuntimeError) as error:  # no home directory, or one that cannot be written
         log.warning(
             "Cannot store the key that signs runs (%s), so later commands will not trust this run: set RLHF_ZOO_HOME "
@@ -70,7 +70,7 @@ def is_own(document: Mapping[str, object]) -> bool:
     Args:
         document: The content of run.json.
     """
-    if _TRUSTED:
+    if _trusts_all_runs:
         return True
     signature = document.get(SIGNATURE)
     try:
@@ -81,30 +81,30 @@ def is_own(document: Mapping[str, object]) -> bool:
     # compare_digest raises TypeError for text that is not ASCII.
     if key is None or not isinstance(signature, str) or not signature.isascii():
         return False
-    return hmac.compare_digest(signature, _signature(unsigned, key))
+    return hmac.compare_digest(signature, _compute_signature(unsigned, key))
 
 
-def _signature(document: Mapping[str, object], key: bytes) -> str:
-    # Canonical JSON, so that the order of keys and the spaces in the file do not change the signature.
+def _compute_signature(document: Mapping[str, object], key: bytes) -> str:
+    # Sign canonical JSON, so that the order of keys and the whitespace in the file do not change the signature.
     text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
 
 
 def _read_key() -> bytes | None:
-    """The key; None if the file is missing, or if a crash left only a part of the key."""
+    """The key; None if the file is missing or does not hold a complete key, as after a crash."""
     path = home() / KEY_FILE
     key = path.read_bytes() if path.is_file() else b""
     return key if len(key) == _KEY_BYTES else None
 
 
 def _read_or_create_key() -> bytes:
-    """The key, created on first use. If two processes create it at once, both use the first key. Raises OSError."""
+    """The key, created on first use. If two processes create a key at once, both use the first. Raises OSError."""
     if (existing := _read_key()) is not None:
         return existing
     folder = home()
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / f".{KEY_FILE}.{secrets.token_hex(8)}.tmp"
-    # Write the key to the disk before it gets its name, so that no reader sees half of it.
+    # Write the key to the disk before the file gets its final name, so that no reader sees half a key.
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with open(descriptor, "wb") as file:

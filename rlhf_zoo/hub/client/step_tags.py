@@ -1,15 +1,15 @@
-"""Writes and reads the tags of checkpoints, such as step-000040. No other module knows their form."""
+"""Formats and parses the tags of checkpoints, such as step-000040. No other module depends on their format."""
 
 import re
 from collections.abc import Iterable
 
-#: At most twelve digits, because no run has more steps, and int() refuses very long numbers.
+#: At most twelve digits: no run needs more, and int() refuses very long numbers.
 _TAG = re.compile(r"step-([0-9]{6,12})")
 _STEP = re.compile(r"(?:step-)?([0-9]{1,12})")
 
 
 def tag_name(step: int) -> str:
-    """The tag of a step, such as step-000040. Zeros pad the number, so tags sort in the order of steps.
+    """Returns the tag of a step, such as step-000040. Zeros pad the number, so that tags sort in the order of steps.
 
     Args:
         step: The training step.
@@ -18,7 +18,7 @@ def tag_name(step: int) -> str:
 
 
 def step_of(tag: str) -> int | None:
-    """The step of a checkpoint's tag; None for any other tag.
+    """Returns the step of a checkpoint's tag; None for any other tag.
 
     Args:
         tag: The tag's name.
@@ -28,7 +28,7 @@ def step_of(tag: str) -> int | None:
 
 
 def tagged_steps(tags: Iterable[str]) -> dict[int, str]:
-    """The tags of checkpoints among a repository's tags: step -> tag.
+    """Returns the checkpoints' tags among a repository's tags: step -> tag.
 
     Args:
         tags: The tags' names.
@@ -37,7 +37,7 @@ def tagged_steps(tags: Iterable[str]) -> dict[int, str]:
 
 
 def step_in(revision: str) -> int | None:
-    """The step that a user means by a revision: 40 for both step-40 and 40. None for any other revision.
+    """Returns the step that a user means by a revision: 40 for both step-40 and 40. None for any other revision.
 
     Args:
         revision: The revision, as a user wrote it.

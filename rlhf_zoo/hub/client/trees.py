@@ -1,4 +1,4 @@
-"""Lists the files of a commit, and refuses those whose names, sizes or digests are unsafe to use on this machine."""
+"""Lists a commit's files, and refuses names, sizes and digests that are unsafe to use on this machine."""
 
 import re
 import unicodedata
@@ -9,10 +9,10 @@ from pathlib import Path
 from ...errors import ZooError
 from ...fileio import integer
 from .connect import Hub
-from .downloads import PARTIAL
+from .downloads import PARTIAL_FOLDER
 from .local_paths import Cache, FileToFetch
 
-# Limits for one revision. Checkpoints have about ten files and one folder.
+# Limits for a revision. Checkpoints have about ten files and a single folder.
 MAX_FILES = 10_000
 MAX_DEPTH = 32  # folders above a file
 COMMIT_ID = re.compile(r"[0-9a-f]{40}")
@@ -22,7 +22,7 @@ _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 def list_files(
     hub: Hub, repo: str, commit: str, *, repo_type: str = "model", patterns: Sequence[str] = ("*",)
 ) -> list[FileToFetch]:
-    """Returns the files of a commit.
+    """Returns the files of a commit, after a check of each.
 
     Args:
         hub: The Hub to ask.
@@ -32,7 +32,7 @@ def list_files(
         patterns: Patterns of the files to list and check; by default all files.
 
     Raises:
-        ZooError: The commit has too many files, or a name, size or digest that is unsafe to use on this machine.
+        ZooError: The commit has too many files, or a file's name, size or digest is unsafe to use on this machine.
     """
     from huggingface_hub import RepoFolder
 
@@ -47,7 +47,7 @@ def list_files(
             path = check_path(entry.path)
         except Fault as fault:
             raise ZooError(f"{repo} has a file {entry.path!r:.160} that cannot be fetched: {fault}") from fault
-        if not path.isprintable() or path.partition("/")[0].casefold() == PARTIAL:
+        if not path.isprintable() or path.partition("/")[0].casefold() == PARTIAL_FOLDER:
             raise ZooError(f"{repo} has a file with the unsafe name {path!r:.160}: download it by hand.")
         if path.count("/") > MAX_DEPTH:
             raise ZooError(
@@ -76,8 +76,8 @@ def fetch_dataset(hub: Hub, repo: str, *, revision: str | None, patterns: Sequen
         patterns: Patterns of the files to download; by default all files.
 
     Raises:
-        ZooError: The files are too many, are too large for the disk or have unsafe names, or the commit is invalid.
-        Exception: Errors of the Hub's client pass through.
+        ZooError: There are too many files, they do not fit on the disk, a name is unsafe, or the commit is invalid.
+        Exception: Errors of the Hub's client are not translated.
     """
     if hub.offline:
         return hub.snapshot(repo, repo_type="dataset", revision=revision, allow_patterns=[*patterns])
@@ -94,7 +94,7 @@ def _check_distinct(repo: str, files: list[FileToFetch]) -> None:
     """Raises ZooError if one file would replace another on a file system that ignores case or Unicode normalization."""
     names: dict[str, str] = {}
     for file in files:
-        existing = names.setdefault(_folded(file.path), file.path)
+        existing = names.setdefault(_fold_name(file.path), file.path)
         if existing is not file.path:
             raise ZooError(
                 f"{repo} has files {existing!r:.160} and {file.path!r:.160}, which are the same on some file systems: "
@@ -102,12 +102,12 @@ def _check_distinct(repo: str, files: list[FileToFetch]) -> None:
             )
     for file in files:
         for folder in Path(file.path).parents:
-            if (existing := names.get(_folded(folder.as_posix()), "")) != "":
+            if (existing := names.get(_fold_name(folder.as_posix()), "")) != "":
                 raise ZooError(
                     f"{repo} has a file {existing!r:.160} and a folder of that name: rename one of them there."
                 )
 
 
-def _folded(path: str) -> str:
-    """Maps names that differ only in case or Unicode normalization to one text."""
+def _fold_name(path: str) -> str:
+    """Maps names that differ only in case or Unicode normalization to the same text."""
     return unicodedata.normalize("NFD", unicodedata.normalize("NFD", path).casefold())

@@ -1,4 +1,4 @@
-"""Checks by their weights whether two commits hold the same model: a new card makes a new commit, but no new model."""
+"""Compares the weights of two commits: after an edit of the card, a new commit still holds the same model."""
 
 import logging
 from functools import cache
@@ -17,7 +17,7 @@ def equal_weights(first: Origin | None, second: Origin | None, *, hub: Hub = DEF
     """Whether two published models have the same weights.
 
     Args:
-        first: (repository, commit) of a model; None for a model that was not published, which equals only None.
+        first: (repository, commit) of a model; None for a model that was not published, which equals only another None.
         second: (repository, commit) of the other model, or None.
         hub: The Hub that has both.
 
@@ -27,8 +27,8 @@ def equal_weights(first: Origin | None, second: Origin | None, *, hub: Hub = DEF
     if first == second or first is None or second is None:
         return first == second
     try:
-        # Two commits without weights do not hold the same model.
-        return bool(_weights(first, hub)) and _weights(first, hub) == _weights(second, hub)
+        # Two commits without weights do not count as equal.
+        return bool(_weight_ids(first, hub)) and _weight_ids(first, hub) == _weight_ids(second, hub)
     except client_errors() as error:
         names = _short_name(first), _short_name(second)
         log.info("Cannot compare the weights of %s and %s (%s).", *names, reason(error))
@@ -36,8 +36,8 @@ def equal_weights(first: Origin | None, second: Origin | None, *, hub: Hub = DEF
 
 
 @cache
-def _weights(origin: Origin, hub: Hub) -> frozenset[tuple[str, str]]:
-    """(path, content id) of each file of weights. Cached without expiry, because a commit never changes."""
+def _weight_ids(origin: Origin, hub: Hub) -> frozenset[tuple[str, str]]:
+    """(path, content id) of each weight file. Cached without expiry, because a commit never changes."""
     from huggingface_hub import RepoFile
 
     entries = hub.api().list_repo_tree(origin[0], revision=origin[1])

@@ -12,9 +12,10 @@ from .tokens import Signer
 
 
 class Access:
-    """The rules: callers without a token read public repositories, any token reads all, and a write token writes too.
+    """Checks each request's rights.
 
-    Uploads carry no token, but a signature that was issued to a caller with a write token.
+    Without a token, a caller may read public repositories. With any token, it may read all repositories. With a write
+    token, it may also write. Uploads of large files instead carry a signature that a caller with a write token got.
     """
 
     def __init__(self, storage: Storage, signer: Signer) -> None:
@@ -29,7 +30,7 @@ class Access:
         """
         return request.role is not None or not settings.private
 
-    def read(self, request: Request, repo: RepoId) -> Settings:
+    def require_read(self, request: Request, repo: RepoId) -> Settings:
         """Checks that the caller may read a repository, and returns its settings.
 
         Args:
@@ -39,19 +40,19 @@ class Access:
         Raises:
             Fault: The caller may not read it.
         """
-        anonymous = request.role is None
+        is_anonymous = request.role is None
         try:
             settings = self.storage.settings(repo)
         except Fault as fault:
-            if isinstance(fault, Damaged) and not anonymous:
+            if isinstance(fault, Damaged) and not is_anonymous:
                 raise
-            # A damaged repository may have been private, so anonymous callers get the same answer as for a missing one.
-            raise repo_not_found(repo, anonymous=anonymous) from None
+            # A damaged repository may have been private, so answer anonymous callers as for a missing repository.
+            raise repo_not_found(repo, is_anonymous=is_anonymous) from None
         if not self.can_see(request, settings):
-            raise repo_not_found(repo, anonymous=anonymous)
+            raise repo_not_found(repo, is_anonymous=is_anonymous)
         return settings
 
-    def write(self, request: Request, repo: RepoId) -> Settings:
+    def require_write(self, request: Request, repo: RepoId) -> Settings:
         """Checks that the caller may change a repository, and returns its settings.
 
         Args:
@@ -62,26 +63,26 @@ class Access:
             Fault: The caller may not change it.
         """
         # Check reading first: for a private repository, anonymous callers must get "not found", not "needs a token".
-        settings = self.read(request, repo)
+        settings = self.require_read(request, repo)
         request.require_write()
         return settings
 
-    def new_name(self, request: Request, repo: RepoId) -> RepoId | None:
+    def current_name(self, request: Request, repo: RepoId) -> RepoId | None:
         """Returns the current name of a renamed repository; None if it was not renamed, or the caller may not see it.
 
         Args:
             request: The request.
             repo: The name in the request.
         """
-        target = self.storage.new_name(repo)
+        target = self.storage.current_name(repo)
         return target if target is not None and self.can_see(request, self.storage.settings(target)) else None
 
     def is_signed(self, signature: str, permission: str, repo: RepoId, *parts: str) -> bool:
-        """Whether a signature is valid, not expired, and made for this repository.
+        """Whether a signature is valid, has not expired, and was made for this repository.
 
         Args:
             signature: A result of `Signer.sign`.
-            permission: The kind of permission, which is the first signed part.
+            permission: The kind of permission, which was signed as the first part.
             repo: The repository. A signature for an earlier repository of the same name does not match.
             parts: The other signed parts.
         """
@@ -93,7 +94,7 @@ class Access:
 
 
 def signed_identity(repo: RepoId, settings: Settings) -> tuple[str, str]:
-    """Returns the parts of a signature that identify this repository, and no other one of the same name.
+    """Returns the parts of a signature that identify this repository, and no other repository of the same name.
 
     Args:
         repo: The repository.
@@ -103,7 +104,7 @@ def signed_identity(repo: RepoId, settings: Settings) -> tuple[str, str]:
 
 
 class Api(ABC):
-    """One part of the API: its handlers and their routes."""
+    """A part of the API: handlers and their routes."""
 
     def __init__(self, access: Access) -> None:
         self._access = access

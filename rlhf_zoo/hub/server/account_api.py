@@ -1,4 +1,4 @@
-"""Describes the account and the server, and answers requests for discussions, which an embedded Hub does not have."""
+"""Describes the account and the server, and answers requests about discussions, which an embedded Hub does not have."""
 
 import os
 
@@ -9,7 +9,7 @@ from .messages import Request, Response, json_response
 from .names import OWNER, RepoId
 from .routing import Router
 
-#: Returns {"service", "pid"} to anyone. Commands use it to check whether a recorded server still runs.
+#: Returns {"service", "pid"} to every caller. Commands use it to check whether a recorded server still runs.
 STATUS_PATH = "/api/rlhf-zoo"
 
 
@@ -19,12 +19,12 @@ class AccountApi(Api):
     def register(self, router: Router) -> None:
         router.add("GET", "/api/whoami-v2", self._whoami)
         router.add("GET", STATUS_PATH, self._status)
-        router.add("GET", f"{STATUS_PATH}/damaged", self._damaged)
+        router.add("GET", f"{STATUS_PATH}/damaged", self._list_damaged)
         router.add("GET", "/api/{repo}/discussions", self._discussions)
-        router.add("GET POST", "/api/{repo}/discussions/{path*}", self._no_discussions)
+        router.add("GET POST", "/api/{repo}/discussions/{path*}", self._refuse_discussions)
 
     def _whoami(self, request: Request) -> Response:
-        """Describes the only account. Every other namespace in use is listed as its organization."""
+        """Describes the only account. Lists every other namespace in use as an organization of this account."""
         if request.role is None:
             raise Fault(401, "Invalid username or password.")
         # `hf auth whoami` lists organizations as the namespaces to publish under.
@@ -46,13 +46,13 @@ class AccountApi(Api):
         return json_response(answer)
 
     def _status(self, request: Request) -> Response:
-        """Shows that this is an embedded Hub, and returns its process id."""
+        """Identifies the server as an embedded Hub, and returns its process id."""
         return json_response({"service": "rlhf-zoo hub", "pid": os.getpid()})
 
-    def _damaged(self, request: Request) -> Response:
-        """Lists damaged repositories of the given authors, or of all authors, with the reasons.
+    def _list_damaged(self, request: Request) -> Response:
+        """Lists the damaged repositories of the requested authors, by default of all, with the reasons.
 
-        Other lists leave these repositories or their metadata out.
+        Other lists leave out these repositories, or their metadata.
         """
         request.require_token()  # the reasons name files of private repositories
         storage, authors = self._storage, request.values("author")
@@ -64,11 +64,11 @@ class AccountApi(Api):
         return json_response(answer)
 
     def _discussions(self, request: Request, repo: RepoId) -> Response:
-        """Answers with an empty list of discussions."""
-        self._access.read(request, repo)
+        """Returns an empty list of discussions."""
+        self._access.require_read(request, repo)
         return json_response({"discussions": [], "count": 0, "start": 0, "numClosedDiscussions": 0})
 
-    def _no_discussions(self, request: Request, repo: RepoId, path: str) -> Response:
-        """Refuses every discussion and pull request."""
-        self._access.read(request, repo)
+    def _refuse_discussions(self, request: Request, repo: RepoId, path: str) -> Response:
+        """Refuses every request about a discussion or pull request."""
+        self._access.require_read(request, repo)
         raise forbidden("The embedded Hub has neither discussions nor pull requests: commit to a branch instead.")

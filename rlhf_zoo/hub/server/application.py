@@ -1,4 +1,4 @@
-"""The Hub without sockets: answers requests from the contents of a root folder."""
+"""The Hub without its sockets: answers requests from the contents of a root folder."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ class Application:
         self.sweep()
         access = Access(storage, Signer(root))
         self._tokens = TokenFile(root)
-        self._router = Router(storage.exists, access.new_name)
-        # Routes match in this order. Addresses of LFS, which end in `.git/info/lfs/...`, must not match as pages.
+        self._router = Router(storage.exists, access.current_name)
+        # Routes are tried in this order. LFS addresses, which end in `.git/info/lfs/...`, must not match as pages.
         for api in (
             CollectionsApi, SpacesApi, LfsApi, XetApi, CommitsApi, FilesApi, RefsApi, ReposApi, AccountApi, PagesApi,
         ):  # fmt: skip
             api(access).register(self._router)
 
-    def role(self, path: str, headers: Message[str, str]) -> str | None:
-        """Finds out what the sender of a request may do.
+    def find_role(self, path: str, headers: Message[str, str]) -> str | None:
+        """Returns the role of a request's sender.
 
         Args:
             path: Path of the request.

@@ -11,10 +11,10 @@ from .digest_cache import DigestCache
 
 _OPENING = re.compile(r"\A\ufeff?\s*---[ \t]*\r?\n")
 _CLOSING = re.compile(r"^---[ \t]*\r?$", re.MULTILINE)
-# The metadata are at the top of a README. MAX_CHARACTERS limits their YAML; a character has at most four bytes.
+# The metadata are at the top of a README. MAX_CHARACTERS limits the YAML, and a character has at most four bytes.
 _HEAD_BYTES = 4 * MAX_CHARACTERS + 2**16
 _CACHE = DigestCache(64 * 2**20)
-_RELATIONS = ("finetune", "adapter", "merge", "quantized")
+_BASE_RELATIONS = ("finetune", "adapter", "merge", "quantized")
 #: Keys of a data set's card whose values become tags `KEY:VALUE`.
 _DATASET_TAGS = (
     "task_categories task_ids language size_categories multilinguality language_creators annotations_creators "
@@ -30,18 +30,18 @@ def read_card(content: bytes, oid: str) -> tuple[dict[str, Any] | None, str | No
         oid: Its git blob id, the key under which the result is cached.
 
     Returns:
-        (metadata, error): the metadata as JSON values, None if there are none; the reason if they cannot be read, else
-        None.
+        (metadata, error): the metadata as JSON values, or None if there are none; and the reason if they cannot be
+        read, else None.
     """
     return read_card_blob(oid, lambda: content)
 
 
 def read_card_blob(oid: str, load: Callable[[], bytes]) -> tuple[dict[str, Any] | None, str | None]:
-    """Reads the metadata of a README as `read_card` does, but loads its content only if they are not cached.
+    """Reads the metadata of a README as `read_card` does, but loads the README only if its metadata are not cached.
 
     Args:
         oid: The git blob id of the README.
-        load: Returns its content.
+        load: Returns the README's content.
     """
     card, error = _CACHE.get(oid, lambda: parse_card(load()))
     return card, error
@@ -53,7 +53,7 @@ def parse_card(content: bytes) -> tuple[dict[str, Any] | None, str | None]:
     Args:
         content: The README.
     """
-    # Truncation can split a character, but only far beyond the longest metadata that we accept.
+    # Truncation can split a character, but only far beyond the longest metadata that are accepted.
     text = content[:_HEAD_BYTES].decode(errors="replace")
     opening = _OPENING.match(text)
     closing = _CLOSING.search(text, opening.end()) if opening else None
@@ -71,15 +71,15 @@ def parse_card(content: bytes) -> tuple[dict[str, Any] | None, str | None]:
         return None, None
     if not isinstance(values, dict):
         return None, f"The YAML metadata must be a mapping of keys to values, not a {type(values).__name__}."
-    return _json_values(values), None
+    return _to_json_types(values), None
 
 
-def _json_values(value: object) -> Any:
-    """Converts a value to types of JSON. YAML also has dates, sets, bytes, and keys that are not text."""
+def _to_json_types(value: object) -> Any:
+    """Converts a YAML value to JSON's types. YAML also has dates, sets, bytes, and keys that are not text."""
     if isinstance(value, dict):
-        return {str(key): _json_values(item) for key, item in value.items()}
+        return {str(key): _to_json_types(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set):
-        return [_json_values(item) for item in value]
+        return [_to_json_types(item) for item in value]
     if isinstance(value, date):
         return value.isoformat()
     if isinstance(value, bytes):
@@ -89,34 +89,34 @@ def _json_values(value: object) -> Any:
     return value
 
 
-def _strings(value: object) -> list[str]:
-    """The texts and numbers of a list, or of a single value, as strings."""
+def _as_texts(value: object) -> list[str]:
+    """The texts and numbers in a list, or a single text or number, as a list of strings."""
     values = value if isinstance(value, list) else [value]
     return [str(item) for item in values if isinstance(item, str | int | float) and item != ""]
 
 
 def card_tags(card: dict[str, object], kind: str) -> list[str]:
-    """Derives the tags that filters use, as the Hub does.
+    """Derives a card's tags, by which lists are filtered, as the Hub does.
 
     Args:
         card: The metadata.
         kind: model, dataset or space.
 
     Returns:
-        The card's own tags and those derived from other keys, such as `dataset:ID`, `base_model:ID` and `license:ID`,
-        without duplicates.
+        The card's own tags, and tags derived from other keys, such as `dataset:ID`, `base_model:ID` and `license:ID`.
+        There are no duplicates.
     """
-    tags = _strings(card.get("tags"))
+    tags = _as_texts(card.get("tags"))
     if kind == "model":
-        bases, relation = _strings(card.get("base_model")), card.get("base_model_relation")
-        tags += _strings(card.get("library_name")) + _strings(card.get("pipeline_tag"))
-        tags += [f"dataset:{value}" for value in _strings(card.get("datasets"))]
+        bases, relation = _as_texts(card.get("base_model")), card.get("base_model_relation")
+        tags += _as_texts(card.get("library_name")) + _as_texts(card.get("pipeline_tag"))
+        tags += [f"dataset:{value}" for value in _as_texts(card.get("datasets"))]
         tags += [f"base_model:{value}" for value in bases]
-        tags += [f"base_model:{relation}:{value}" for value in bases if relation in _RELATIONS]
-        tags += _strings(card.get("language"))
+        tags += [f"base_model:{relation}:{value}" for value in bases if relation in _BASE_RELATIONS]
+        tags += _as_texts(card.get("language"))
     elif kind == "dataset":
-        tags += [f"{key}:{value}" for key in _DATASET_TAGS.split() for value in _strings(card.get(key))]
+        tags += [f"{key}:{value}" for key in _DATASET_TAGS.split() for value in _as_texts(card.get(key))]
     else:
-        tags += _strings(card.get("sdk"))
-    tags += [f"license:{value}" for value in _strings(card.get("license"))]
+        tags += _as_texts(card.get("sdk"))
+    tags += [f"license:{value}" for value in _as_texts(card.get("license"))]
     return list(dict.fromkeys(tags))

@@ -20,7 +20,7 @@ _ROOT_HELP = "Folder of the Hub.  [default: $RLHF_ZOO_HOME/hub]"
 
 
 class _Command(click.Command):
-    """Prints a ZooError as one sentence, with exit code 2."""
+    """A command that prints a ZooError as one sentence and exits with code 2."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -53,7 +53,7 @@ class _Duration(click.ParamType):
 
 
 def client_environment(url: str, token: str, client_home: str | os.PathLike[str]) -> dict[str, str]:
-    """Returns the environment variables with which a process uses this Hub and no other.
+    """Returns the environment variables that make a process use this Hub and no other.
 
     Args:
         url: Address of the Hub.
@@ -146,10 +146,10 @@ def status(root: Path | None, as_json: bool) -> None:
     """
     folder = (root or home() / "hub").expanduser().absolute()
     server_record = running_server(folder)
-    # Counted without `Storage`, which would create the folders of a Hub that does not exist yet.
+    # Count without `Storage`, which would create the folders of a Hub that does not exist yet.
     repos = {kind: len(list((folder / "repos" / kind).glob("*/*.git"))) for kind in ("models", "datasets", "spaces")}
-    size = _size(folder / "repos")
-    damaged = _damaged(folder) if sum(repos.values()) else []
+    size = _folder_bytes(folder / "repos")
+    damaged = _list_damaged(folder) if sum(repos.values()) else []
     report = {
         "running": server_record is not None,
         "url": server_record["url"] if server_record else None,
@@ -255,8 +255,8 @@ def env(root: Path | None, role: str, expires: int | None) -> None:
         click.echo(f"export {name}={shlex.quote(value)}")
 
 
-def _damaged(root: Path) -> list[dict[str, str]]:
-    """The damaged repositories, each with the reason."""
+def _list_damaged(root: Path) -> list[dict[str, str]]:
+    """Lists the damaged repositories, each with the reason and its folder."""
     from .describe import find_damage
     from .storage import Storage
 
@@ -271,8 +271,8 @@ def _damaged(root: Path) -> list[dict[str, str]]:
     return damaged
 
 
-def _size(folder: Path) -> int:
-    """The bytes of all files below a folder."""
+def _folder_bytes(folder: Path) -> int:
+    """The total size of all files below a folder."""
     total = 0
     for path, _, names in os.walk(folder):
         for name in names:

@@ -19,7 +19,7 @@ from .storage import now
 
 log = logging.getLogger(__name__)
 _PAGE_SIZE = 100
-# The types of the keys in a collection's file, and in each of its items. A file with other types is damaged.
+# Key -> type of its value, in a collection's file and in each of its items. A file with other types is damaged.
 _COLLECTION_TYPES = {"slug": str, "title": str, "description": str | None, "owner": str, "private": bool, "theme": str,
                "position": int, "upvotes": int, "items": list, "lastUpdated": str}  # fmt: skip
 _ITEM_TYPES = {"_id": str, "id": str, "type": str, "note": str}
@@ -35,12 +35,12 @@ class CollectionsApi(Api):
     def register(self, router: Router) -> None:
         address = "/api/collections/{namespace}/{slug}"
         router.add("GET", "/api/collections", self._find)
-        router.add("POST", "/api/collections", self._create, body=SMALL_BODY)
+        router.add("POST", "/api/collections", self._create, max_body=SMALL_BODY)
         router.add("GET", address, self._get)
-        router.add("PATCH", address, self._change, body=SMALL_BODY)
+        router.add("PATCH", address, self._change, max_body=SMALL_BODY)
         router.add("DELETE", address, self._delete)
-        router.add("POST", f"{address}/items", self._add_item, body=SMALL_BODY)
-        router.add("PATCH", f"{address}/items/{{item}}", self._change_item, body=SMALL_BODY)
+        router.add("POST", f"{address}/items", self._add_item, max_body=SMALL_BODY)
+        router.add("PATCH", f"{address}/items/{{item}}", self._change_item, max_body=SMALL_BODY)
         router.add("DELETE", f"{address}/items/{{item}}", self._delete_item)
 
     def _find(self, request: Request) -> Response:
@@ -48,7 +48,7 @@ class CollectionsApi(Api):
         owners, items = request.values("owner"), request.values("item")
         words = (request.value("q") or "").lower().split()
         matching = []
-        for collection in _read_all(self._root.glob("*/*.json")):
+        for collection in _read_collections(self._root.glob("*/*.json")):
             if not self._can_see(request, collection):
                 continue
             # Filter by the visible items: an anonymous search must not reveal a private repository.
@@ -58,13 +58,13 @@ class CollectionsApi(Api):
                 continue
             if all(word in collection["title"].lower() for word in words):
                 collection.pop("position")  # lists of the real Hub do not have it
-                matching.append(_api_form(collection))
+                matching.append(_to_api_json(collection))
         matching.sort(key=lambda collection: collection["lastUpdated"], reverse=True)
         page, headers = request.page(matching, _PAGE_SIZE)
         return json_response(page, headers=headers)
 
     def _create(self, request: Request) -> Response:
-        """Creates a collection. Fault 409 with the slug if the owner has a collection with that title."""
+        """Creates a collection. Fault 409, with the slug, if the owner already has a collection with that title."""
         request.require_write()
         fields = request.json()
         title = _short_text(fields, "title", 60)
@@ -72,13 +72,13 @@ class CollectionsApi(Api):
             raise bad_request("A collection needs a title.")
         # The namespace becomes a folder, so it must follow the rules for repository names.
         owner = parse_repo_id("model", fields.get("namespace") or OWNER, "x").namespace
-        with self._locked():
+        with self._lock():
             folder = self._root / owner
             folder.mkdir(exist_ok=True)
-            for other in _read_all(folder.glob("*.json")):
+            for other in _read_collections(folder.glob("*.json")):
                 if other["title"] == title:
                     slug = other["slug"]
-                    raise Fault(409, f"The collection '{slug}' has that title already.", body={"slug": slug})
+                    raise Fault(409, f"The collection '{slug}' already has that title.", body={"slug": slug})
             collection: dict[str, Any] = {
                 "slug": f"{owner}/{_slug(title)}-{secrets.token_hex(12)}",
                 "title": title,
@@ -98,10 +98,10 @@ class CollectionsApi(Api):
         return self._answer(request, self._load(request, namespace, slug))
 
     def _change(self, request: Request, namespace: str, slug: str) -> Response:
-        """Changes title, description, visibility, theme or position. A new title changes the slug, except its end."""
+        """Changes title, description, visibility, theme or position. A new title changes all but the slug's end."""
         request.require_write()
         fields = request.json()
-        with self._locked():
+        with self._lock():
             collection = self._load(request, namespace, slug)
             old_path = self._path(collection["slug"])
             for key, limit in (("title", 60), ("description", 150), ("theme", 30)):
@@ -113,21 +113,21 @@ class CollectionsApi(Api):
                 collection["position"] = int(fields["position"])
             collection_id = collection["slug"].rpartition("-")[2]
             collection["slug"] = f"{collection['owner']}/{_slug(collection['title'])}-{collection_id}"
-            # Write the new file first: a crash in between leaves two files of one collection, and loses nothing.
+            # Write the new file before removing the old: a crash in between leaves both files and loses nothing.
             self._save(collection)
             if self._path(collection["slug"]) != old_path:
                 old_path.unlink()
-        return json_response({"success": True, "data": _api_form(collection)})
+        return json_response({"success": True, "data": _to_api_json(collection)})
 
     def _delete(self, request: Request, namespace: str, slug: str) -> Response:
-        """Deletes a collection. The repositories in it stay."""
+        """Deletes a collection, but not the repositories in it."""
         request.require_write()
-        with self._locked():
+        with self._lock():
             self._path(self._load(request, namespace, slug)["slug"]).unlink()
         return json_response({})
 
     def _add_item(self, request: Request, namespace: str, slug: str) -> Response:
-        """Appends a repository. Fault 409 if the collection has it already."""
+        """Appends a repository. Fault 409 if it is already in the collection."""
         request.require_write()
         fields = request.json()
         item = member(fields, "item", dict) or {}
@@ -138,21 +138,21 @@ class CollectionsApi(Api):
         if len(parts) != 2:
             raise bad_request("The item's id must be NAMESPACE/NAME.")
         repo = parse_repo_id(kind, *parts)
-        self._access.read(request, repo)
-        with self._locked():
+        self._access.require_read(request, repo)
+        with self._lock():
             collection = self._load(request, namespace, slug)
             if any((entry["type"], entry["id"]) == (kind, str(repo)) for entry in collection["items"]):
-                raise Fault(409, f"'{repo}' is in the collection already.")
+                raise Fault(409, f"'{repo}' is already in the collection.")
             note = _short_text(fields, "note", 500)
             collection["items"].append({"_id": secrets.token_hex(12), "id": str(repo), "type": kind, "note": note})
             self._save(collection)
         return self._answer(request, collection)
 
     def _change_item(self, request: Request, namespace: str, slug: str, item: str) -> Response:
-        """Changes an item's note or moves it to another position."""
+        """Changes an item's note, or moves the item to another position."""
         request.require_write()
         fields = request.json()
-        with self._locked():
+        with self._lock():
             collection = self._load(request, namespace, slug)
             entry = _find_item(collection, item)
             if "note" in fields:
@@ -164,15 +164,15 @@ class CollectionsApi(Api):
         return json_response({})
 
     def _delete_item(self, request: Request, namespace: str, slug: str, item: str) -> Response:
-        """Removes an item. The repository stays."""
+        """Removes an item, but does not delete its repository."""
         request.require_write()
-        with self._locked():
+        with self._lock():
             collection = self._load(request, namespace, slug)
             collection["items"].remove(_find_item(collection, item))
             self._save(collection)
         return json_response({})
 
-    def _locked(self) -> AbstractContextManager[None]:
+    def _lock(self) -> AbstractContextManager[None]:
         return locked(self._root / ".lock")
 
     def _can_see(self, request: Request, collection: dict[str, Any]) -> bool:
@@ -185,7 +185,7 @@ class CollectionsApi(Api):
             # An item keeps the name that the repository had when it was added. Name and visibility may have changed.
             repo = RepoId(item["type"], *item["id"].split("/"))
             if not storage.exists(repo):
-                repo = storage.new_name(repo) or repo
+                repo = storage.current_name(repo) or repo
             entry = {**item, "id": str(repo)}
             if request.role is not None:
                 visible.append(entry)
@@ -196,7 +196,7 @@ class CollectionsApi(Api):
         return visible
 
     def _answer(self, request: Request, collection: dict[str, Any]) -> Response:
-        return json_response(_api_form({**collection, "items": self._visible_items(request, collection)}))
+        return json_response(_to_api_json({**collection, "items": self._visible_items(request, collection)}))
 
     def _path(self, slug: str) -> Path:
         owner, _, name = slug.partition("/")
@@ -205,9 +205,9 @@ class CollectionsApi(Api):
     def _load(self, request: Request, namespace: str, slug: str) -> dict[str, Any]:
         id_match = re.fullmatch(r"(?:[a-z0-9-]*-)?([0-9a-f]{24})", slug)
         owner = parse_repo_id("model", namespace, "x").namespace
-        # The last part of a slug identifies the collection. The title before it may be outdated, as in a bookmark.
+        # The last part of a slug identifies the collection. The title before it may be outdated.
         paths = list((self._root / owner).glob(f"*-{id_match[1]}.json")) if id_match else []
-        collection = next(_read_all(paths), None)
+        collection = next(_read_collections(paths), None)
         if collection is None or not self._can_see(request, collection):
             raise Fault(404, f"The collection '{namespace}/{slug}' was not found on this Hub.")
         return collection
@@ -217,9 +217,9 @@ class CollectionsApi(Api):
         write_json(self._path(collection["slug"]), collection)
 
 
-def _read_all(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
-    """Yields the collections in these files. Damaged files are logged and skipped."""
-    removed = object()  # stands for a file that another request removed meanwhile
+def _read_collections(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
+    """Yields the collections in these files. Logs and skips damaged files."""
+    removed = object()  # marks a file that another request has removed
     for path in sorted(paths):
         try:
             collection = read_json(path, removed)
@@ -235,7 +235,7 @@ def _read_all(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
 
 
 def _check_collection(collection: Any, path: Path) -> None:
-    """Raises ValueError if the file at `path` holds anything that this Hub would not write there."""
+    """Raises ValueError if the file at `path` holds something that this Hub would not write there."""
     check_types(collection, _COLLECTION_TYPES)
     if (collection["owner"], collection["slug"]) != (path.parent.name, f"{path.parent.name}/{path.stem}"):
         raise ValueError(f"it holds '{collection['slug']:.80}', which belongs in another file")
@@ -268,8 +268,8 @@ def _find_item(collection: dict[str, Any], item_id: str) -> dict[str, Any]:
     raise Fault(404, f"The collection has no item '{item_id[:60]}'.")
 
 
-def _api_form(collection: dict[str, Any]) -> dict[str, Any]:
-    """The collection as the Hub's API shows it."""
+def _to_api_json(collection: dict[str, Any]) -> dict[str, Any]:
+    """The collection in the form of the Hub's API."""
     items = []
     for position, item in enumerate(collection["items"]):
         entry = {**item, "position": position}

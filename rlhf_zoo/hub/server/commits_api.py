@@ -1,4 +1,4 @@
-"""Writes files: validates cards, tells clients how to upload, and makes commits."""
+"""Handles uploads: validates cards, tells clients how to send each file, and makes commits."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from .faults import Fault, bad_request, entry_not_found, forbidden, revision_not
 from .git import GitRepository
 from .git_writes import Quarantine, TreeEdit
 from .large_files import Pointer, parse_pointer
-from .messages import Request, Response, json_response, member, objects, plain_json
+from .messages import Request, Response, json_response, member, object_list, parse_plain_json
 from .names import RepoId, check_oid, check_path
 from .patterns import Budget, IgnoredPaths, LfsPaths
 from .routing import Router
 from .storage import Storage
 
-# Above this size a file is a large file, whatever .gitattributes says, as on the Hub.
+# As on the Hub, a file above this size is a large file, even if .gitattributes does not say so.
 _MAX_REGULAR_BYTES = 10 * 2**20
-_MAX_CARD_BODY = 16 * 2**20
-_MAX_PREUPLOAD_BODY = 4 * 2**20
+_MAX_CARD_BYTES = 16 * 2**20
+_MAX_PREUPLOAD_BYTES = 4 * 2**20
 _MAX_FILES = 5000
-_MAX_COMMIT_BODY = 4 * 2**30
+_MAX_COMMIT_BYTES = 4 * 2**30
 _MAX_CHANGES = 100_000
 _MAX_ATTRIBUTE_LINE = 2000
 _ATTRIBUTES = ".gitattributes"
@@ -36,14 +36,14 @@ _NO_PULL_REQUESTS = "The embedded Hub has no pull requests: commit to a branch (
 
 @dataclass(frozen=True)
 class _Change:
-    """A change of one path: a new blob or a large file; a deletion if `blob` and `sha256` are None.
+    """A change of a path: a new blob or large file; a deletion if `blob` and `sha256` are None.
 
     Args:
         path: Path in the repository.
         blob: Git blob id of the new content.
         sha256: The sha256 of a large file that was uploaded before.
         size: The size of the large file in bytes, if the client sent it.
-        is_folder: Whether the deletion is that of a folder.
+        is_folder: Whether the change deletes a folder.
     """
 
     path: str
@@ -54,21 +54,21 @@ class _Change:
 
 
 class CommitsApi(Api):
-    """The three calls of an upload: card check, upload modes, commit."""
+    """The three requests of an upload: card check, upload modes, commit."""
 
     def register(self, router: Router) -> None:
-        router.add("POST", "/api/validate-yaml", self._validate, body=_MAX_CARD_BODY)
-        router.add("POST", "/api/{repo}/preupload/{revision}", self._preupload, body=_MAX_PREUPLOAD_BODY)
-        router.add("POST", "/api/{repo}/commit/{revision}", self._commit, body=_MAX_COMMIT_BODY)
+        router.add("POST", "/api/validate-yaml", self._validate, max_body=_MAX_CARD_BYTES)
+        router.add("POST", "/api/{repo}/preupload/{revision}", self._preupload, max_body=_MAX_PREUPLOAD_BYTES)
+        router.add("POST", "/api/{repo}/commit/{revision}", self._commit, max_body=_MAX_COMMIT_BYTES)
 
     def _validate(self, request: Request) -> Response:
-        """Checks whether a card's metadata can be read. huggingface_hub calls this before it uploads anything."""
+        """Checks that a card's metadata can be read. huggingface_hub calls this before it uploads anything."""
         # Do not parse YAML for anonymous callers. They cannot commit anyway, and each commit checks its card again.
         if request.role is None:
             for _ in request.body.chunks():
                 pass
             return json_response({"errors": [], "warnings": []})
-        request.body.expect(_MAX_CARD_BODY)
+        request.body.allow(_MAX_CARD_BYTES)
         fields = request.json()
         content = member(fields, "content", str)
         if content is None:
@@ -82,8 +82,8 @@ class CommitsApi(Api):
         return json_response(answer, status=400 if error else 200)
 
     def _preupload(self, request: Request, repo: RepoId, revision: str) -> Response:
-        """Tells the client how to send each file, and which content the repository has at its path."""
-        self._access.write(request, repo)
+        """Tells the client how to send each file, and which content the repository already has at its path."""
+        self._access.require_write(request, repo)
         if request.flag("create_pr"):
             raise forbidden(_NO_PULL_REQUESTS)
         fields = request.json()
@@ -91,18 +91,18 @@ class CommitsApi(Api):
             _, commit = _branch_head(git, revision)
             tree = TreeEdit(git, git.root_tree(commit))
             budget = Budget()
-            is_lfs = LfsPaths(_content_at(git, tree, _ATTRIBUTES), budget)
+            is_lfs = LfsPaths(_read_file(git, tree, _ATTRIBUTES), budget)
             # If this commit uploads a .gitignore, the client sends it here, and it overrides the stored .gitignore.
             client_gitignore = member(fields, "gitIgnore", str)
             is_ignored = IgnoredPaths(
-                _content_at(git, tree, ".gitignore") if client_gitignore is None else client_gitignore.encode(), budget
+                _read_file(git, tree, ".gitignore") if client_gitignore is None else client_gitignore.encode(), budget
             )
             files = []
             needed_bytes = 0
-            for item in objects(fields, "files", max_count=_MAX_FILES):
+            for item in object_list(fields, "files", max_count=_MAX_FILES):
                 path = check_path(item.get("path"))
                 size = member(item, "size", int)
-                sample = _base64(member(item, "sample", str) or "", path)
+                sample = _decode_base64(member(item, "sample", str) or "", path)
                 # git treats content with a NUL byte as binary, and so does the Hub.
                 is_large = is_lfs(path) or b"\0" in sample or (size is not None and size > _MAX_REGULAR_BYTES)
                 info = {
@@ -118,17 +118,17 @@ class CommitsApi(Api):
                 if is_large and size is not None and not (pointer and pointer.size == size):
                     needed_bytes += max(size, 0)
                 files.append(info)
-        # Refuse a full disk here, because the client shows this message, but only the status of a Xet refusal.
+        # Refuse here if the disk is full: the client shows this message, but of a Xet refusal it shows only the status.
         if needed_bytes:
             self._storage.require_room(needed_bytes)
         return json_response({"files": files, "commitOid": commit})
 
     def _commit(self, request: Request, repo: RepoId, revision: str) -> Response:
-        """Applies a list of changes to a branch, all or nothing."""
-        self._access.write(request, repo)
+        """Commits a list of changes to a branch: either all of them or none."""
+        self._access.require_write(request, repo)
         if request.flag("create_pr"):
             raise forbidden(_NO_PULL_REQUESTS)
-        request.body.expect(_MAX_COMMIT_BODY)
+        request.body.allow(_MAX_COMMIT_BYTES)
         with self._storage.git(repo) as git, Quarantine(self._storage.path(repo)) as quarantine:
             _branch_head(git, revision)  # refuse a missing branch before the upload, not after it
             header, changes = _read_commit(request, repo, quarantine, self._storage)
@@ -159,7 +159,7 @@ class CommitsApi(Api):
     ) -> str:
         """Builds the new commit in the quarantine, and returns its id.
 
-        Returns the head if nothing changes, so that a client which missed the answer can safely repeat its request.
+        Returns the head if no file changes, so that a client which missed the answer can safely repeat its request.
         """
         store = self._storage.large_files(repo)
         old_tree = git.root_tree(head)
@@ -174,7 +174,7 @@ class CommitsApi(Api):
                     raise bad_request(f"The content of '{change.path}' was not uploaded to LFS; upload it first.")
                 if change.size not in (None, size):
                     raise bad_request(f"'{change.path}' has {size} bytes in LFS, not {change.size}.")
-                tree.put(change.path, quarantine.blob(Pointer(change.sha256, size).content()))
+                tree.put(change.path, quarantine.add_blob(Pointer(change.sha256, size).content()))
                 large_paths.append(change.path)
             elif not tree.remove(change.path, is_folder=change.is_folder):
                 kind = "folder" if change.is_folder else "file"
@@ -185,20 +185,20 @@ class CommitsApi(Api):
             return head
         summary = member(header, "summary", str) or "Update files"
         description = member(header, "description", str) or ""
-        return quarantine.commit(new_tree, [head], f"{summary}\n\n{description}")
+        return quarantine.add_commit(new_tree, [head], f"{summary}\n\n{description}")
 
     def _add_attributes(self, git: GitRepository, quarantine: Quarantine, tree: TreeEdit, paths: list[str]) -> None:
-        """Adds a line to .gitattributes for each large file that no pattern there covers, as the Hub does."""
-        # Without the entry, a clone by git would check out the pointer instead of the file.
+        """Adds a line to .gitattributes for each large file that no pattern in it covers, as the Hub does."""
+        # Without that line, `git clone` would check out the pointer instead of the file.
         if not paths:
             return
-        content = _content_at(git, tree, _ATTRIBUTES, quarantine)
+        content = _read_file(git, tree, _ATTRIBUTES, quarantine)
         is_covered = LfsPaths(content, Budget())
         lines = [f"{_attribute_pattern(path)}{_LFS_ATTRIBUTES}\n".encode() for path in paths if not is_covered(path)]
         if lines:
             if content and not content.endswith(b"\n"):
                 content += b"\n"
-            tree.put(_ATTRIBUTES, quarantine.blob(content + b"".join(lines)))
+            tree.put(_ATTRIBUTES, quarantine.add_blob(content + b"".join(lines)))
 
 
 def _branch_head(git: GitRepository, revision: str) -> tuple[str, str]:
@@ -214,7 +214,7 @@ def _branch_head(git: GitRepository, revision: str) -> tuple[str, str]:
     return name, head
 
 
-def _base64(content: str, path: str) -> bytes:
+def _decode_base64(content: str, path: str) -> bytes:
     try:
         return base64.b64decode(content, validate=True)
     except (binascii.Error, ValueError) as error:
@@ -224,7 +224,7 @@ def _base64(content: str, path: str) -> bytes:
 def _read_commit(
     request: Request, repo: RepoId, quarantine: Quarantine, storage: Storage
 ) -> tuple[dict[str, Any], list[_Change]]:
-    """Reads the header and the changes of a commit. Contents go to the quarantine one by one, not into memory."""
+    """Reads the header and the changes of a commit. Puts each content into the quarantine, to keep memory small."""
     header: dict[str, object] = {}
     changes: list[_Change] = []
     for key, value in _read_operations(request):
@@ -235,7 +235,7 @@ def _read_commit(
             raise bad_request(f"The commit has more than {_MAX_CHANGES} changes; split it into several commits.")
         path = check_path((member(value, "path", str) or "").removesuffix("/" if key == "deletedFolder" else ""))
         if key == "file":
-            content = _content(value, path)
+            content = _decode_content(value, path)
             if path.rpartition("/")[2] == _ATTRIBUTES and max(map(len, content.split(b"\n"))) > _MAX_ATTRIBUTE_LINE:
                 message = f"A line of '{path}' is longer than {_MAX_ATTRIBUTE_LINE} bytes, which git does not read."
                 raise bad_request(message)
@@ -243,7 +243,7 @@ def _read_commit(
             pointer = parse_pointer(content)
             if pointer and storage.large_files(repo).size(pointer.oid) != pointer.size:
                 raise bad_request(f"'{path}' is an LFS pointer to a file that was not uploaded; push the file itself.")
-            blob = quarantine.blob(content)
+            blob = quarantine.add_blob(content)
             if path == "README.md":
                 _, error = read_card(content, blob)
                 if error:
@@ -256,7 +256,7 @@ def _read_commit(
         elif key in ("deletedFile", "deletedFolder"):
             changes.append(_Change(path, is_folder=key == "deletedFolder"))
         else:
-            raise bad_request(f"The commit holds an unknown operation '{key[:40]}'.")
+            raise bad_request(f"The commit contains an unknown operation '{key[:40]}'.")
     if not header:
         raise bad_request("The commit has no header line.")
     return header, changes
@@ -267,7 +267,7 @@ def _read_operations(request: Request) -> Iterator[tuple[str, dict[str, object]]
         if not line.strip():
             continue
         try:
-            item = plain_json(line)
+            item = parse_plain_json(line)
             key, value = item["key"], item["value"]
         except (ValueError, KeyError, TypeError) as error:
             raise bad_request(f"A line of the commit is not a JSON object with key and value: {error}.") from error
@@ -276,14 +276,14 @@ def _read_operations(request: Request) -> Iterator[tuple[str, dict[str, object]]
         yield key, value
 
 
-def _content(value: dict[str, object], path: str) -> bytes:
+def _decode_content(value: dict[str, object], path: str) -> bytes:
     content = member(value, "content", str)
     if content is None:
         raise bad_request(f"The content of '{path}' is missing.")
-    return _base64(content, path) if value.get("encoding") == "base64" else content.encode()
+    return _decode_base64(content, path) if value.get("encoding") == "base64" else content.encode()
 
 
-def _content_at(git: GitRepository, tree: TreeEdit, path: str, quarantine: Quarantine | None = None) -> bytes:
+def _read_file(git: GitRepository, tree: TreeEdit, path: str, quarantine: Quarantine | None = None) -> bytes:
     """The content of a file, which may still be in the quarantine; empty if there is no such file."""
     oid = tree.get(path)
     if oid is None:

@@ -1,4 +1,4 @@
-"""Describes a repository in one dictionary, used for its page, for lists and for filters."""
+"""Describes a repository as a dictionary, which pages, lists and filters use."""
 
 import json
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ _CONFIG_BYTES = 2**20
 _CONFIGS = DigestCache(16 * 2**20)
 
 # Suffix of an architecture's name -> the pipeline tag that the Hub derives from it.
-_TASKS = {
+_PIPELINE_TAGS = {
     "ForCausalLM": "text-generation",
     "ForSequenceClassification": "text-classification",
     "ForTokenClassification": "token-classification",
@@ -56,7 +56,7 @@ def describe(
     git: GitRepository,
     commit: str,
     *,
-    blobs: bool = False,
+    include_blobs: bool = False,
     expand: Iterable[str] | None = None,
 ) -> dict[str, Any]:
     """Describes a repository at a commit.
@@ -67,9 +67,9 @@ def describe(
         settings: Its settings.
         git: Its open git repository.
         commit: Commit id.
-        blobs: Whether to add the sizes and ids of the files.
-        expand: The properties to return in addition to the id; None for all. Costly properties are computed only if
-            they are returned.
+        include_blobs: Whether to add the sizes and ids of the files.
+        expand: The properties to return in addition to the ids; None for all. Expensive properties are computed only
+            if they are returned.
 
     Returns:
         The properties as JSON values. Properties without a value are left out.
@@ -83,9 +83,9 @@ def describe(
         return properties is None or name in properties
 
     files = git.files(commit)
-    by_path = {entry.path: entry.oid for entry in files}
-    card = _card(git, by_path.get("README.md"))
-    # lastModified is the date of main, even in the description of an older commit.
+    oid_by_path = {entry.path: entry.oid for entry in files}
+    card = _read_metadata(git, oid_by_path.get("README.md"))
+    # lastModified is the date of main's head, even in the description of an older commit.
     head = git.branch(MAIN)
     info: dict[str, object] = {
         "author": repo.namespace,
@@ -103,7 +103,7 @@ def describe(
         "cardData": card or None,
     }
     if repo.kind == "model":
-        _add_model_properties(info, git, by_path, card)
+        _add_model_properties(info, git, oid_by_path, card)
     elif repo.kind == "space":
         info["sdk"] = card.get("sdk") or settings.sdk
         for key in ("models", "datasets"):
@@ -111,12 +111,12 @@ def describe(
             info[key] = [name for name in (value if isinstance(value, list) else [value]) if isinstance(name, str)]
         info["runtime"] = stopped_runtime()
     if is_wanted("siblings"):
-        info["siblings"] = [_sibling(git, entry.path, entry.oid, blobs=blobs) for entry in files]
+        info["siblings"] = [_sibling(git, entry.path, entry.oid, include_blobs=include_blobs) for entry in files]
     if is_wanted("usedStorage"):
         info["usedStorage"] = sum(
             path.stat().st_size for path in (storage.path(repo) / "lfs" / "objects").glob("*/*/*")
         ) + sum(git.blob_info(entry.oid).stored_size for entry in files)
-    # The Hub's ids have 24 hexadecimal digits. With the date, a later repository of the same name gets another id.
+    # The Hub's ids have 24 hexadecimal digits. The date gives a later repository of the same name a different id.
     ids = {"_id": sha256(f"{repo.plural}/{repo} {settings.created}".encode()).hexdigest()[:24], "id": str(repo)}
     if repo.kind == "model":
         ids["modelId"] = str(repo)
@@ -124,22 +124,22 @@ def describe(
 
 
 def _add_model_properties(
-    info: dict[str, Any], git: GitRepository, by_path: dict[str, str], card: dict[str, Any]
+    info: dict[str, Any], git: GitRepository, oid_by_path: dict[str, str], card: dict[str, Any]
 ) -> None:
-    """Adds the properties of a model. Those that its card lacks are inferred from its files, as on the Hub."""
-    architectures, config = _config(git, by_path.get("config.json"))
+    """Adds the properties of a model. Infers those that its card lacks from its files, as the Hub does."""
+    architectures, config = _read_config(git, oid_by_path.get("config.json"))
     library = card.get("library_name")
-    if library is None and "adapter_config.json" in by_path:
+    if library is None and "adapter_config.json" in oid_by_path:
         library = "peft"
     if library is None and (config.get("model_type") or architectures):
         library = "transformers"
     task = card.get("pipeline_tag")
     if task is None and architectures:
-        task = next((task for suffix, task in _TASKS.items() if architectures[0].endswith(suffix)), None)
+        task = next((task for suffix, task in _PIPELINE_TAGS.items() if architectures[0].endswith(suffix)), None)
     tags = list(info["tags"])
-    if any(path.endswith(".safetensors") for path in by_path):
+    if any(path.endswith(".safetensors") for path in oid_by_path):
         tags.append("safetensors")
-    if any("tfevents" in path for path in by_path):
+    if any("tfevents" in path for path in oid_by_path):
         tags.append("tensorboard")
     tags += [tag for tag in (library, task, config.get("model_type")) if isinstance(tag, str)]
     info["tags"] = list(dict.fromkeys(tags))
@@ -149,7 +149,7 @@ def _add_model_properties(
         info["config"] = config
 
 
-def _card(git: GitRepository, oid: str | None) -> dict[str, Any]:
+def _read_metadata(git: GitRepository, oid: str | None) -> dict[str, Any]:
     """The metadata of README.md; empty if there are none, or if they cannot be read."""
     if oid is None:
         return {}
@@ -158,15 +158,15 @@ def _card(git: GitRepository, oid: str | None) -> dict[str, Any]:
     return card or {}
 
 
-def _config(git: GitRepository, oid: str | None) -> tuple[list[str], dict[str, Any]]:
+def _read_config(git: GitRepository, oid: str | None) -> tuple[list[str], dict[str, Any]]:
     """(architectures, keys to show) of config.json; both empty if the file does not describe a model."""
     if oid is None or git.blob_info(oid).size > _CONFIG_BYTES:
         return [], {}
-    architectures, summary = _CONFIGS.get(oid, lambda: _read_config(git.blob(oid)))
+    architectures, summary = _CONFIGS.get(oid, lambda: _parse_config(git.blob(oid)))
     return architectures, summary
 
 
-def _read_config(content: bytes) -> tuple[list[str], dict[str, Any]]:
+def _parse_config(content: bytes) -> tuple[list[str], dict[str, Any]]:
     try:
         value = json.loads(content)
     except (ValueError, RecursionError):
@@ -189,7 +189,7 @@ def find_damage(storage: Storage, repo: RepoId) -> str | None:
         repo: The repository.
 
     Returns:
-        What is wrong, in a few words; None if nothing is wrong, or if the repository was deleted meanwhile.
+        A short phrase that says what is wrong; None if nothing is, or if the repository was deleted meanwhile.
     """
     try:
         storage.settings(repo)
@@ -210,9 +210,9 @@ def find_damage(storage: Storage, repo: RepoId) -> str | None:
         return fault.reason
 
 
-def _sibling(git: GitRepository, path: str, oid: str, *, blobs: bool) -> dict[str, Any]:
+def _sibling(git: GitRepository, path: str, oid: str, *, include_blobs: bool) -> dict[str, Any]:
     sibling: dict[str, object] = {"rfilename": path}
-    if blobs:
+    if include_blobs:
         info = git.blob_info(oid)
         sibling |= {"blobId": oid, "size": info.size}
         if info.pointer:

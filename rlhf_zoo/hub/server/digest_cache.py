@@ -1,4 +1,4 @@
-"""Caches what is expensive to compute from a file, by the file's digest."""
+"""Caches values that are expensive to compute from a file, keyed by the file's digest."""
 
 import json
 import threading
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class DigestCache:
-    """A cache of JSON values by digest. It drops the least recently used values first. Threads may share it.
+    """A cache of JSON values by digest. It drops the least recently used values first. Threads may share a cache.
 
     Args:
         max_bytes: Maximum total size of the values, in bytes of JSON text.
@@ -18,15 +18,15 @@ class DigestCache:
         self._max_bytes = max_bytes
         self._size = 0
         self._entries: OrderedDict[str, bytes] = OrderedDict()
-        # Only one result is computed at a time, so that anonymous requests occupy at most one CPU core.
+        # Compute one value at a time, so that anonymous requests occupy at most one CPU core.
         self._lock, self._compute_lock = threading.Lock(), threading.Lock()
 
     def get(self, digest: str, compute: Callable[[], object]) -> Any:
-        """Returns the result for a file.
+        """Returns the value for a file.
 
         Args:
             digest: The file's digest.
-            compute: Computes the result, a JSON value, if it is not in the cache.
+            compute: Computes the value if it is not in the cache.
 
         Returns:
             A copy that the caller may change.

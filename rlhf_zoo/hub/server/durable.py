@@ -1,4 +1,4 @@
-"""Private folders, JSON files, and locks that the kernel frees when a process dies."""
+"""Private folders, JSON files that are written atomically, and locks that the kernel releases when a process dies."""
 
 import errno
 import fcntl
@@ -16,16 +16,16 @@ from types import UnionType
 from typing import Any
 
 from ...fileio import replace_file, sync_folder
-from .messages import plain_json
+from .messages import parse_plain_json
 
 # This logger is not below rlhf_zoo.hub.server, which is silent by default: the user has to see the warning.
 log = logging.getLogger("rlhf_zoo.private")
 
 
 def make_private(folder: Path) -> None:
-    """Makes sure that a folder exists and that only its owner can enter it.
+    """Makes sure that a folder exists and that only its owner can open it.
 
-    Creates missing parent folders too. Warns on stderr if others can enter it and that cannot be changed.
+    Also creates missing parent folders. Logs a warning if others can open the folder and its mode cannot be changed.
 
     Args:
         folder: The folder.
@@ -44,11 +44,11 @@ def make_private(folder: Path) -> None:
         folder.chmod(status.st_mode & 0o700)
         status = folder.stat()  # some file systems accept chmod and ignore it
     if status.st_mode & 0o077:
-        _warn_open(folder, status.st_mode & 0o777)
+        _warn_not_private(folder, status.st_mode & 0o777)
 
 
-@cache  # warn once for each folder and mode, not for every command of a process
-def _warn_open(folder: Path, mode: int) -> None:
+@cache  # warn once for each folder and mode, even if a process runs several commands
+def _warn_not_private(folder: Path, mode: int) -> None:
     log.warning(
         "Other users of this machine can read %s (mode %04o), including private repositories, and its mode cannot be "
         "changed: have its owner run `chmod 700`, or choose another folder.",
@@ -73,13 +73,13 @@ def read_json(path: Path, default: object = None) -> Any:
 
     Args:
         path: The file.
-        default: Returned if there is no such file.
+        default: The value to return if there is no such file.
 
     Raises:
-        ValueError: The file is not JSON that `plain_json` accepts.
+        ValueError: The file is not JSON that `parse_plain_json` accepts.
     """
     try:
-        return plain_json(path.read_bytes())
+        return parse_plain_json(path.read_bytes())
     except FileNotFoundError:
         return default
 
@@ -92,7 +92,7 @@ def check_types(value: object, types: Mapping[str, type | UnionType]) -> None:
         types: Key -> the type of its value. Each key is required; other keys are allowed.
 
     Raises:
-        ValueError: The value is not an object, a key is missing, or a key has a value of another type.
+        ValueError: The value is not an object, a key is missing, or its value has another type.
     """
     if not isinstance(value, dict):
         raise ValueError(f"{value!r:.80} is not a JSON object")
@@ -102,7 +102,7 @@ def check_types(value: object, types: Mapping[str, type | UnionType]) -> None:
 
 
 class Clock:
-    """The time by which old files are removed. Setting the machine's clock forward makes no file older."""
+    """A clock for deciding which files are old. If the machine's clock is set forward, files do not become older."""
 
     def __init__(self) -> None:
         self._start_time, self._start_ticks = time.time(), time.monotonic()
@@ -113,7 +113,7 @@ class Clock:
 
 
 def link_tree(source: Path, target: Path) -> None:
-    """Copies a file or folder by hard links, which is safe because stored files never change in place.
+    """Copies a file or folder with hard links, which is safe because stored files never change in place.
 
     Args:
         source: The file or folder. If it does not exist, nothing happens.
@@ -152,7 +152,7 @@ def link_file(source: Path, target: Path) -> None:
 
 @contextmanager
 def mark_in_use(path: Path) -> Iterator[None]:
-    """Marks a file or folder as being written, for `is_in_use`. The kernel removes the mark if the process dies.
+    """Marks a file or folder as in use, for `is_in_use`. The kernel removes the mark if the process dies.
 
     Args:
         path: The file or folder; it exists.
@@ -166,7 +166,7 @@ def mark_in_use(path: Path) -> Iterator[None]:
 
 
 def is_in_use(path: Path) -> bool:
-    """Whether this or another process has the file or folder open with `mark_in_use`.
+    """Whether this or another process has marked a file or folder with `mark_in_use`.
 
     Args:
         path: The file or folder.
@@ -186,7 +186,7 @@ def is_in_use(path: Path) -> bool:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Holds an exclusive lock against every other thread and process. The kernel frees it if the process dies.
+    """Holds a lock that excludes every other thread and process. The kernel releases it if the process dies.
 
     Args:
         path: The lock file, created if it does not exist.

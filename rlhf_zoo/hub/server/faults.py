@@ -1,4 +1,4 @@
-"""The server's refusals: an HTTP status, a sentence for the user, and the Hub's error code."""
+"""The server's refusals. Each has an HTTP status, a sentence for the user, and possibly the Hub's error code."""
 
 import errno
 import os
@@ -39,11 +39,11 @@ class Damaged(Fault):
 
     Args:
         folder: The repository's folder, NAMESPACE/NAME.git.
-        reason: What is wrong, in a few words.
+        reason: A short phrase that says what is wrong.
     """
 
     def __init__(self, folder: Path, reason: str) -> None:
-        # 410, not 500: clients repeat a request after a 500, and repeating does not bring the data back.
+        # 410, not 500: clients repeat a request after a 500, which would not bring the files back.
         repository = f"Repository '{folder.parent.name}/{folder.name.removesuffix('.git')}'"
         message = f"{repository} is damaged on this Hub's disk ({reason}): restore it from a copy, or delete it."
         super().__init__(410, message, code="RepoDamaged")
@@ -51,7 +51,7 @@ class Damaged(Fault):
 
 
 def bad_request(message: str) -> Fault:
-    """Returns the refusal of a malformed request, 400.
+    """Returns the refusal of a malformed request (400).
 
     Args:
         message: One sentence for the user.
@@ -60,7 +60,7 @@ def bad_request(message: str) -> Fault:
 
 
 def forbidden(message: str) -> Fault:
-    """Returns the refusal of a request that is not allowed, 403.
+    """Returns the refusal of a request that is not allowed (403).
 
     Args:
         message: One sentence for the user.
@@ -68,23 +68,23 @@ def forbidden(message: str) -> Fault:
     return Fault(403, message)
 
 
-def repo_not_found(repo: object, *, anonymous: bool) -> Fault:
-    """Returns the refusal for a missing repository: 401 for anonymous callers, 404 for others, as on the Hub.
+def repo_not_found(repo: object, *, is_anonymous: bool) -> Fault:
+    """Returns the refusal for a missing repository. As on the Hub, it is 401 for anonymous callers, else 404.
 
-    Anonymous callers get the same answer for a private repository, so they cannot tell private from missing.
+    Anonymous callers get the same answer for a private repository, so they cannot learn whether it exists.
 
     Args:
         repo: The repository.
-        anonymous: Whether the request carried no token.
+        is_anonymous: Whether the request carried no token.
     """
-    if anonymous:
+    if is_anonymous:
         message = f"Repository '{repo}' was not found, or it is private and the request carried no token."
         return Fault(401, message, code="RepoNotFound")
     return Fault(404, f"Repository '{repo}' was not found on this Hub.", code="RepoNotFound")
 
 
 def revision_not_found(revision: str) -> Fault:
-    """Returns the refusal for a missing revision, 404.
+    """Returns the refusal for a missing revision (404).
 
     Args:
         revision: The branch, tag or commit that the request named.
@@ -93,17 +93,17 @@ def revision_not_found(revision: str) -> Fault:
 
 
 def entry_not_found(message: str, *, commit: str) -> Fault:
-    """Returns the refusal for a missing file or folder, 404.
+    """Returns the refusal for a missing file or folder (404).
 
     Args:
         message: One sentence for the user.
-        commit: The commit id. The client caches that this commit lacks the file.
+        commit: The commit id. The client caches the fact that this commit lacks the file.
     """
     return Fault(404, message, code="EntryNotFound", headers={"X-Repo-Commit": commit})
 
 
 def is_disk_full(error: OSError) -> bool:
-    """Whether a full disk, a quota or a limit on file sizes stopped a write.
+    """Whether a write failed because of a full disk, a quota or a limit on file sizes.
 
     Args:
         error: The exception.
@@ -121,7 +121,7 @@ def is_file_error(error: OSError) -> bool:
 
 
 def disk_full(root: object) -> Fault:
-    """Returns the refusal of a write to a full disk, 507.
+    """Returns the refusal of a write to a full disk (507).
 
     Args:
         root: The Hub's folder.
@@ -131,7 +131,7 @@ def disk_full(root: object) -> Fault:
 
 
 def cannot_write(root: object, reason: str) -> Fault:
-    """Returns the refusal of a write to a read-only folder, 507.
+    """Returns the refusal of a write to a read-only folder (507).
 
     Args:
         root: The Hub's folder.
@@ -150,8 +150,8 @@ def disk_fault(error: OSError, root: Path, *, is_write: bool) -> Fault | None:
         is_write: Whether the request writes.
 
     Returns:
-        507 if the disk is full or the folder cannot be written; 410 if one file is at fault, because clients would
-        repeat the request after a 500; None for any other error.
+        507 if the disk is full or the folder cannot be written; 410 if a single file caused the error, because clients
+        would repeat the request after a 500; None for any other error.
     """
     if is_disk_full(error):
         return disk_full(root)

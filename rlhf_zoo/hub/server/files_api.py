@@ -1,4 +1,4 @@
-"""Serves files: downloads, trees and path information."""
+"""Serves files: downloads, listings of folders, and descriptions of paths."""
 
 import mimetypes
 import re
@@ -24,16 +24,16 @@ class FilesApi(Api):
         router.add("GET", "/{page}/resolve/{revision}/{path*}", self._resolve)
         router.add("GET", "/{page}/raw/{revision}/{path*}", self._raw)
         router.add("GET", "/api/{repo}/tree/{revision}/{path*}", self._tree)
-        router.add("POST", "/api/{repo}/paths-info/{revision}", self._paths_info, body=SMALL_BODY)
+        router.add("POST", "/api/{repo}/paths-info/{revision}", self._paths_info, max_body=SMALL_BODY)
 
     def _resolve(self, request: Request, repo: RepoId, revision: str, path: str) -> Response:
-        """Sends a file's content, or the part that Range asks for. HEAD returns its size, ETag and commit."""
-        self._access.read(request, repo)
+        """Sends a file's content, or the part that Range asks for. For HEAD, sends only size, ETag and commit."""
+        self._access.require_read(request, repo)
         with self._storage.git(repo) as git:
             commit = resolve_commit(git, revision)
             entry = _find_file(git, commit, path)
             info = git.blob_info(entry.oid)
-            # As on the Hub: the sha256 of a large file, else the git blob id. Clients name cached files by ETag.
+            # As on the Hub: the sha256 of a large file, else the git blob id. Clients name cached files by their ETags.
             etag = info.pointer.oid if info.pointer else entry.oid
             headers = _file_headers(path, etag, commit)
             if info.pointer:
@@ -48,7 +48,7 @@ class FilesApi(Api):
             is_unchanged = request.headers.get("If-Range", f'"{etag}"') == f'"{etag}"'
             # HEAD describes the whole file: huggingface_hub reads the file's size from Content-Length.
             if is_unchanged and request.method == "GET":
-                byte_range = _byte_range(request.headers.get("Range", ""), info.size)
+                byte_range = _parse_byte_range(request.headers.get("Range", ""), info.size)
                 if byte_range is not None:
                     start, end = byte_range
                     status = 206
@@ -58,8 +58,8 @@ class FilesApi(Api):
             return Response(status, headers, git.blob(entry.oid)[start:end])
 
     def _raw(self, request: Request, repo: RepoId, revision: str, path: str) -> Response:
-        """Sends a file as git stores it: a large file as its pointer."""
-        self._access.read(request, repo)
+        """Sends a file as git stores it. For a large file, that is the pointer."""
+        self._access.require_read(request, repo)
         with self._storage.git(repo) as git:
             commit = resolve_commit(git, revision)
             entry = _find_file(git, commit, path)
@@ -67,7 +67,7 @@ class FilesApi(Api):
 
     def _tree(self, request: Request, repo: RepoId, revision: str, path: str) -> Response:
         """Lists a folder, in pages. Fault 404 for a missing folder."""
-        self._access.read(request, repo)
+        self._access.require_read(request, repo)
         expand = request.flag("expand")
         path = path.strip("/")
         with self._storage.git(repo) as git:
@@ -77,20 +77,20 @@ class FilesApi(Api):
                 raise entry_not_found(f"There is no folder '{path}' at '{revision}' of '{repo}'.", commit=commit)
             prefix = f"{path}/" if path else ""
             entries = list(git.walk(folder.oid, prefix, recursive=request.flag("recursive")))
-            # The addresses of later pages name the commit, so that a push in between does not shift them.
+            # The addresses of later pages name the commit, so that a push meanwhile does not shift them.
             address = f"/api/{repo.plural}/{repo}/tree/{commit}" + (f"/{quote(path, safe='')}" if path else "")
             page, headers = request.page(entries, _EXPANDED_PAGE_SIZE if expand else _PAGE_SIZE, address)
-            return json_response(_path_infos(git, commit, page, expand=expand), headers=headers)
+            return json_response(_describe_paths(git, commit, page, expand=expand), headers=headers)
 
     def _paths_info(self, request: Request, repo: RepoId, revision: str) -> Response:
-        """Describes paths. Missing paths are left out."""
-        self._access.read(request, repo)
+        """Describes the requested paths. Leaves out missing paths."""
+        self._access.require_read(request, repo)
         fields = request.form()
         expand = (fields.get("expand") or ["false"])[-1].lower() in ("true", "1")
         with self._storage.git(repo) as git:
             commit = resolve_commit(git, revision)
             entries = [git.entry(commit, path.strip("/")) for path in dict.fromkeys(fields.get("paths", []))]
-            infos = _path_infos(git, commit, [entry for entry in entries if entry and entry.path], expand=expand)
+            infos = _describe_paths(git, commit, [entry for entry in entries if entry and entry.path], expand=expand)
         if request.role == "write" and not expand:
             # Without a Xet hash, the client refuses to copy a large file to another repository. `_tree` must not return
             # the hash: the client would then download by Xet, which this Hub does not offer.
@@ -121,8 +121,8 @@ def _file_headers(path: str, etag: str, commit: str) -> dict[str, str]:
     }
 
 
-def _byte_range(header: str, size: int) -> tuple[int, int] | None:
-    """[start, end) of a single byte range; None for any other header, which HTTP says to ignore."""
+def _parse_byte_range(header: str, size: int) -> tuple[int, int] | None:
+    """Parses a single byte range as [start, end). Returns None for any other header, which HTTP says to ignore."""
     # Possessive quantifiers (`*+`) do not backtrack. Otherwise a long header of spaces would take seconds.
     match = re.fullmatch(r"\s*+bytes\s*+=\s*+(\d{0,18}+)\s*+-\s*+(\d{0,18}+)\s*+", header)
     if not match or not (match[1] or match[2]):
@@ -139,17 +139,17 @@ def _byte_range(header: str, size: int) -> tuple[int, int] | None:
     return start, end
 
 
-def _path_infos(git: GitRepository, commit: str, entries: list[Entry], *, expand: bool) -> list[dict[str, Any]]:
+def _describe_paths(git: GitRepository, commit: str, entries: list[Entry], *, expand: bool) -> list[dict[str, Any]]:
     commit_by_path = git.last_commits(commit, [entry.path for entry in entries]) if expand else {}
     infos = []
     for entry in entries:
         if entry.is_folder:
             info: dict[str, object] = {"type": "directory", "oid": entry.oid, "size": 0, "path": entry.path}
         else:
-            blob = git.blob_info(entry.oid)
-            info = {"type": "file", "oid": entry.oid, "size": blob.size, "path": entry.path}
-            if blob.pointer:
-                info["lfs"] = {"oid": blob.pointer.oid, "size": blob.size, "pointerSize": blob.stored_size}
+            blob_info = git.blob_info(entry.oid)
+            info = {"type": "file", "oid": entry.oid, "size": blob_info.size, "path": entry.path}
+            if (pointer := blob_info.pointer) is not None:
+                info["lfs"] = {"oid": pointer.oid, "size": blob_info.size, "pointerSize": blob_info.stored_size}
         if expand:
             oid = commit_by_path[entry.path]
             title = git.commit(oid).message.decode(errors="replace").partition("\n")[0]

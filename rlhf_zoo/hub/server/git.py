@@ -1,4 +1,4 @@
-"""Reads one bare git repository: refs, objects, trees and history. `git_writes` adds commits."""
+"""Reads and writes the refs of a bare git repository, and reads its objects and history. `git_writes` adds objects."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _CONFIG = b"[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = t
 
 @dataclass(frozen=True)
 class BlobInfo:
-    """The size of a blob, and the large file that it points to.
+    """The size of a blob, and the pointer in it.
 
     Args:
-        size: Bytes that a user downloads; those of the large file if the blob is a pointer.
+        size: Bytes that a user downloads: the large file's if the blob is a pointer, else the blob's.
         stored_size: Bytes of the blob itself.
-        pointer: The pointer that the blob is; None for ordinary content.
+        pointer: The blob's content as a pointer to a large file; None for ordinary content.
     """
 
     size: int
@@ -51,7 +51,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Ref:
-    """A branch or tag. `ref` is its full name. `commit` is a commit id, also for an annotated tag."""
+    """A branch or tag. `ref` is the full name. `commit` is a commit id, even for an annotated tag."""
 
     name: str
     ref: str
@@ -61,7 +61,7 @@ class Ref:
 class GitRepository:
     """A bare repository. Reads need no lock; writers hold the repository's lock (see `storage`).
 
-    Methods that read raise Damaged if they cannot read an object that a ref or another object names.
+    Methods that read raise Damaged for an object that a ref or another object names, but that cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -102,14 +102,14 @@ class GitRepository:
         return self._read_ref(f"refs/heads/{name}")
 
     def resolve(self, revision: str) -> str | None:
-        """Returns the commit that a revision stands for; None if there is none.
+        """Returns the commit that a revision stands for; None if there is no such revision.
 
         Args:
             revision: A tag, a branch, a full ref name, or at least 7 digits of a commit id. A tag takes precedence over
                 a branch of the same name, as in git; `refs/heads/NAME` is the branch.
 
         Raises:
-            Fault: 400 if the ids of several commits begin with these digits.
+            Fault: 400 if the ids of several commits begin with the digits.
         """
         names = [revision] if revision.startswith("refs/") else [f"refs/tags/{revision}", f"refs/heads/{revision}"]
         for name in names:
@@ -119,7 +119,7 @@ class GitRepository:
         return self._commit_by_prefix(revision.lower()) if re.fullmatch(r"[0-9a-fA-F]{7,40}", revision) else None
 
     def _commit_by_prefix(self, prefix: str) -> str | None:
-        with self._damage_errors():
+        with self._errors_as_damaged():
             oids = [oid.decode() for oid in self._objects.iter_prefix(prefix.encode())]
         objects = {oid: self._find_object(oid) for oid in oids}
         commits = {oid for oid, item in objects.items() if item is not None and item.type_name == b"commit"}
@@ -133,21 +133,21 @@ class GitRepository:
         Args:
             prefix: "refs/heads/" or "refs/tags/".
         """
-        targets = {name: self._read_ref(prefix + name) for name in self.names(prefix)}
+        targets = {name: self._read_ref(prefix + name) for name in self.ref_names(prefix)}
         return [Ref(name, prefix + name, self._peel(oid)) for name, oid in targets.items() if oid is not None]
 
-    def names(self, prefix: str) -> list[str]:
+    def ref_names(self, prefix: str) -> list[str]:
         """Returns the names of all branches or all tags, including those whose objects are damaged.
 
         Args:
             prefix: "refs/heads/" or "refs/tags/".
         """
-        with self._damage_errors():
+        with self._errors_as_damaged():
             names = sorted(key.decode() for key in self._refs.allkeys() if key.startswith(prefix.encode()))
         return [name.removeprefix(prefix) for name in names if self._read_ref(name)]
 
     def write_ref(self, ref: str, target: str) -> None:
-        """Points a ref at an object that is already on the disk. This single step makes a commit visible.
+        """Points a ref at an object that is already on the disk. This step alone makes a commit visible.
 
         Args:
             ref: Full name, such as refs/heads/main.
@@ -155,7 +155,7 @@ class GitRepository:
         """
         path = self.path / ref
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir():  # an empty folder that was left when a ref such as `exp/a` was deleted
+        if path.is_dir():  # an empty folder, which remains after a ref such as `exp/a` is deleted
             path.rmdir()
         replace_file(path, f"{target}\n".encode(), scratch=self.path)
 
@@ -173,7 +173,7 @@ class GitRepository:
         try:
             target = (self.path / ref).read_bytes().strip().decode("ascii")
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-            with self._damage_errors():
+            with self._errors_as_damaged():
                 packed = self._refs.get_packed_refs().get(ref.encode(errors="replace"))  # type: ignore[call-overload]
             return packed.decode() if packed else None
         except (OSError, UnicodeError):  # the name is too long for the file system, or the file is not a ref
@@ -181,19 +181,19 @@ class GitRepository:
         return target if re.fullmatch(r"[0-9a-f]{40}", target) else None
 
     def _peel(self, oid: str) -> str:
-        """Follows annotated tags to the commit that they point to. The id of a commit stays as it is."""
+        """Follows annotated tags to the commit that they point to. Returns the id of a commit unchanged."""
         while True:
             target: Any = self._find_object(oid)
             if target is None:
                 raise Damaged(self.path, f"the object {oid[:12]} is lost")
             if target.type_name != b"tag":
                 return oid
-            with self._damage_errors(oid):
+            with self._errors_as_damaged(oid):
                 oid = target.object[1].decode()
 
     @contextmanager
-    def _damage_errors(self, oid: str | None = None) -> Iterator[None]:
-        """Raises Damaged if the object `oid` cannot be read; for None, if the refs cannot be read."""
+    def _errors_as_damaged(self, oid: str | None = None) -> Iterator[None]:
+        """Turns errors into Damaged: the object `oid` cannot be read; or, if `oid` is None, the refs cannot."""
         subject = f"the object {oid[:12]}" if oid else "packed-refs, or a file of refs,"
         try:
             yield
@@ -209,7 +209,7 @@ class GitRepository:
             raise Damaged(self.path, f"{subject} cannot be read: {str(error) or type(error).__name__}") from error
 
     def _find_object(self, oid: str) -> ShaFile | None:
-        with self._damage_errors(oid):
+        with self._errors_as_damaged(oid):
             try:
                 return self._objects[oid.encode()]  # type: ignore[index]
             except KeyError:
@@ -227,7 +227,7 @@ class GitRepository:
         Args:
             oid: Git id of the blob.
         """
-        with self._damage_errors(oid):
+        with self._errors_as_damaged(oid):
             return self._objects.get_raw(oid.encode())[1]  # type: ignore[arg-type]
 
     def blob_info(self, oid: str) -> BlobInfo:
@@ -245,8 +245,8 @@ class GitRepository:
         return info
 
     def _blob_start(self, oid: str) -> tuple[bytes, int]:
-        """(the first bytes of a blob, its size)."""
-        with self._damage_errors(oid):
+        """(the first bytes of a blob, the blob's size)."""
+        with self._errors_as_damaged(oid):
             try:
                 with open(self.path / "objects" / oid[:2] / oid[2:], "rb") as file:
                     # A pointer has less than 1024 bytes, so 1100 bytes show whether the blob is a pointer.
@@ -267,14 +267,14 @@ class GitRepository:
         return commit
 
     def head(self) -> str:
-        """Returns the commit at the head of main, which every repository has."""
+        """Returns the commit at the head of main. Every repository has that branch."""
         commit = self.branch(MAIN)
         if commit is None:
             raise Damaged(self.path, f"its branch {MAIN} is lost")
         return commit
 
     def history(self, commit: str) -> Iterator[tuple[str, Commit]]:
-        """Yields (id, object) of a commit and of its ancestors by first parents, newest first.
+        """Yields (id, object) of a commit and of its chain of first parents, newest first.
 
         Args:
             commit: Commit id.
@@ -294,7 +294,7 @@ class GitRepository:
         entries = self._trees.get(tree)
         if entries is None:
             tree_object = self._read_object(tree, "tree")
-            with self._damage_errors(tree):
+            with self._errors_as_damaged(tree):
                 entries = {item.path: (item.mode, item.sha.decode()) for item in tree_object.items()}
             self._cached_entries += 1 + len(entries)
             if self._cached_entries > _MAX_CACHED_ENTRIES:  # a long history of large folders
@@ -313,7 +313,7 @@ class GitRepository:
         return tree.decode()
 
     def entry(self, commit: str, path: str) -> Entry | None:
-        """Returns the file or folder at a path; None if there is none.
+        """Returns the file or folder at a path; None if the commit has neither.
 
         Args:
             commit: Commit id.
@@ -353,7 +353,7 @@ class GitRepository:
         return [entry for entry in self.walk(self.root_tree(commit)) if not entry.is_folder]
 
     def last_commits(self, commit: str, paths: list[str]) -> dict[str, str]:
-        """Returns, for each path, the newest commit in the history of `commit` that changed it.
+        """Returns path -> the newest commit in the history of `commit` that changed the path.
 
         Args:
             commit: Commit id.
@@ -361,7 +361,7 @@ class GitRepository:
         """
         commit_by_path: dict[str, str] = {}
         pending = set(paths)
-        pending_tree = _by_folder(pending)
+        pending_tree = _group_by_folder(pending)
         tree = self.root_tree(commit)
         for current, commit_object in self.history(commit):
             parents = commit_object.parents
@@ -370,7 +370,7 @@ class GitRepository:
             if differing:
                 commit_by_path |= dict.fromkeys(differing, current)
                 pending -= differing
-                pending_tree = _by_folder(pending)
+                pending_tree = _group_by_folder(pending)
             if not pending or parent is None:
                 break
             tree = parent
@@ -378,7 +378,7 @@ class GitRepository:
 
     def _changed_paths(self, tree: str | None, other: str | None, paths: _PathTree) -> Iterator[str]:
         """Yields the paths that differ between two trees. Each tree is a git id; None for a missing folder."""
-        if tree == other:  # equal folders have equal ids, so most of a long history is skipped here
+        if tree == other:  # folders with equal content have equal ids, so this skips most of a long history
             return
         entries, other_entries = (self.children(oid) if oid is not None else {} for oid in (tree, other))
         for name, (path, subtree) in paths.items():
@@ -399,7 +399,8 @@ def _tree_id(entry: tuple[int, str] | None) -> str | None:
 _PathTree = dict[bytes, tuple[str | None, "_PathTree"]]
 
 
-def _by_folder(paths: Iterable[str]) -> _PathTree:
+def _group_by_folder(paths: Iterable[str]) -> _PathTree:
+    """Arranges paths as a tree."""
     path_tree: _PathTree = {}
     for path in paths:
         level = path_tree

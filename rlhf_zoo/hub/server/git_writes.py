@@ -1,4 +1,4 @@
-"""Writes to a bare git repository: objects wait in a quarantine, and a commit appears completely or not at all."""
+"""Writes objects to a bare git repository. They wait in a quarantine, so a commit appears completely or not at all."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ _FILE_MODE = 0o100644
 class Quarantine:
     """Holds new objects outside the store until their commit is accepted, as git's receive-pack does.
 
-    A context that ends without `migrate` removes the objects, so a refused or interrupted push leaves nothing behind.
+    If the context ends without `migrate`, the objects are removed. So a refused or interrupted push leaves nothing
+    behind.
     """
 
     def __init__(self, repository: Path) -> None:
         self._repository = repository
         self._folder = repository / f"incoming-{secrets.token_hex(8)}"
-        self._names: list[str] = []
+        self._oids: list[str] = []
         self._in_use = ExitStack()
 
     def __enter__(self) -> Quarantine:
@@ -45,7 +46,7 @@ class Quarantine:
         self._in_use.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def blob(self, content: bytes) -> str:
+    def add_blob(self, content: bytes) -> str:
         """Stores a blob and returns its git id.
 
         Args:
@@ -67,7 +68,7 @@ class Quarantine:
             with open(path, "xb") as file:
                 file.write(git_object.as_legacy_object(compression_level=1))
                 os.fchmod(file.fileno(), 0o400)
-            self._names.append(oid)
+            self._oids.append(oid)
         return oid
 
     def read(self, oid: str) -> bytes | None:
@@ -76,7 +77,7 @@ class Quarantine:
         Args:
             oid: Git id of the object.
         """
-        if oid not in self._names:
+        if oid not in self._oids:
             return None
         raw = zlib.decompress((self._folder / oid).read_bytes())
         return raw.partition(b"\0")[2]
@@ -85,13 +86,13 @@ class Quarantine:
         """Syncs the objects to the disk, then moves them to the store. The caller holds the repository's lock."""
         objects = self._repository / "objects"
         changed_folders = set()
-        for oid in self._names:
+        for oid in self._oids:
             fd = os.open(self._folder / oid, os.O_RDONLY)
             try:
                 os.fsync(fd)
             finally:
                 os.close(fd)
-        for oid in self._names:
+        for oid in self._oids:
             target = objects / oid[:2] / oid[2:]
             if not target.exists():
                 if not target.parent.exists():
@@ -101,9 +102,9 @@ class Quarantine:
                 changed_folders.add(target.parent)
         for folder in changed_folders:  # the renames must be on the disk before a ref names the objects
             sync_folder(folder)
-        self._names.clear()
+        self._oids.clear()
 
-    def commit(self, tree: str, parents: list[str], message: str) -> str:
+    def add_commit(self, tree: str, parents: list[str], message: str) -> str:
         """Stores a commit and returns its id.
 
         Args:
@@ -123,7 +124,7 @@ class Quarantine:
         commit.message = _encode_message(message)
         return self.add_object(commit)
 
-    def tag(self, name: str, commit: str, message: str) -> str:
+    def add_tag(self, name: str, commit: str, message: str) -> str:
         """Stores an annotated tag and returns its id.
 
         Args:
@@ -158,13 +159,13 @@ class TreeEdit:
 
     def __init__(self, repository: GitRepository, tree: str | None) -> None:
         self._files = {entry.path: entry.oid for entry in repository.walk(tree) if not entry.is_folder} if tree else {}
-        self._folders: dict[str, int] = {}  # folder -> number of files below it
+        self._file_counts: dict[str, int] = {}  # folder -> number of files below it
         for path in self._files:
             self._count_in_folders(path, 1)
 
     def _count_in_folders(self, path: str, change: int) -> None:
-        for folder in _folders(path):
-            self._folders[folder] = self._folders.get(folder, 0) + change
+        for folder in _parent_folders(path):
+            self._file_counts[folder] = self._file_counts.get(folder, 0) + change
 
     def put(self, path: str, oid: str) -> None:
         """Writes a file.
@@ -176,17 +177,17 @@ class TreeEdit:
         Raises:
             Fault: 400 if one of the path's folders is a file, or the path is a folder.
         """
-        for folder in _folders(path):
+        for folder in _parent_folders(path):
             if folder in self._files:
                 raise Fault(400, f"Cannot write '{path}': '{folder}' is a file there; delete it first.")
-        if self._folders.get(path):
+        if self._file_counts.get(path):
             raise Fault(400, f"Cannot write '{path}': a folder has that name; delete it first.")
         if path not in self._files:
             self._count_in_folders(path, 1)
         self._files[path] = oid
 
     def get(self, path: str) -> str | None:
-        """Returns the git id of the blob at a path, or None.
+        """Returns the git id of the blob at a path; None if there is no such file.
 
         Args:
             path: Path in the repository.
@@ -194,11 +195,11 @@ class TreeEdit:
         return self._files.get(path)
 
     def remove(self, path: str, *, is_folder: bool) -> bool:
-        """Removes a file, or a folder with its content. Returns False if it does not exist.
+        """Removes a file, or a folder with its content. Returns False if there is no such file or folder.
 
         Args:
             path: Path in the repository.
-            is_folder: Whether the path is that of a folder.
+            is_folder: Whether to remove a folder.
         """
         names = [name for name in self._files if name.startswith(f"{path}/")] if is_folder else [path]
         removed = [name for name in names if name in self._files]
@@ -224,6 +225,6 @@ class TreeEdit:
         return root.decode()
 
 
-def _folders(path: str) -> list[str]:
-    """The folders above a file, without the root."""
+def _parent_folders(path: str) -> list[str]:
+    """The folders above a file, except the root."""
     return [str(folder) for folder in PurePosixPath(path).parents][:-1]

@@ -1,4 +1,4 @@
-"""HTTP/1.1 on threads: reads a request, asks the application, sends the answer."""
+"""Serves HTTP/1.1 on threads: reads a request, asks the application, and sends the answer."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _WILDCARDS = ("", "0.0.0.0", "::")
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 # Each connection needs a thread and a few file descriptors, of which a process has 1,024 by default.
 _MAX_CONNECTIONS = 256
-# Seconds that a new connection waits for the slot of a connection that is being closed.
+# Seconds that a new connection waits for the slot of another connection, which is being closed.
 _SLOT_SECONDS = 2.0
 _BUSY_ANSWER = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-# Seconds that a client may keep its thread waiting: between two requests, for a complete head, and within a body.
+# Seconds that a client may keep its thread waiting: between two requests, for a complete head, and for a body.
 _IDLE_SECONDS = 15.0
 _HEAD_SECONDS = 15.0
-_PATIENCE_SECONDS = 120.0
+_BODY_SECONDS = 120.0
 
 
 class HubServer(ThreadingHTTPServer):
@@ -72,8 +72,8 @@ class HubServer(ThreadingHTTPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         """Starts a thread for a connection.
 
-        If there are too many, closes the connection that has waited longest for a complete head. If all connections
-        have a request in progress, answers 503.
+        If there are too many connections, closes the one that has waited longest without a complete head. If all of
+        them have a request in progress, answers 503.
 
         Args:
             request: The connection.
@@ -91,7 +91,7 @@ class HubServer(ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Serves a connection until it ends, and frees its slot.
+        """Serves a connection until it ends, then frees its slot.
 
         Args:
             request: The connection.
@@ -111,14 +111,14 @@ class HubServer(ThreadingHTTPServer):
     def accepts_host(self, header: str) -> bool:
         """Whether a Host header names this server.
 
-        This stops DNS rebinding: a foreign web page changes its own name to resolve to this machine.
+        This check stops DNS rebinding, in which a web page makes its own host name resolve to this machine.
 
         Args:
             header: Value of the header, with or without a port.
 
         Returns:
-            True for loopback names, for the address that the server is bound to, and, if it is bound to all addresses,
-            for any IP address and this machine's names.
+            True for loopback names and for the address that the server is bound to. If the server is bound to all
+            addresses, also for any IP address and this machine's names.
         """
         name = header.rpartition(":")[0] if header.rpartition(":")[2].isdigit() else header
         name = name.strip("[]").lower()
@@ -142,33 +142,33 @@ class HubServer(ThreadingHTTPServer):
         log.exception("A connection failed.")
 
     def begin_request(self) -> None:
-        """Adds a request to those that `wait_idle` waits for."""
+        """Counts a request as in progress, for `wait_idle`."""
         with self._idle:
             self._active_requests += 1
 
     def end_request(self) -> None:
-        """Removes a request from those that `wait_idle` waits for."""
+        """Counts a request as finished, for `wait_idle`."""
         with self._idle:
             self._active_requests -= 1
             self._idle.notify_all()
 
     def wait_idle(self, seconds: float) -> None:
-        """Waits up to `seconds` for the requests in progress to finish.
+        """Waits until no request is in progress.
 
         Args:
-            seconds: Longest wait.
+            seconds: Maximum wait.
         """
         with self._idle:
             self._idle.wait_for(lambda: self._active_requests == 0, seconds)
 
 
 def _is_same_origin(origin: str, host: str) -> bool:
-    """Whether a page at `origin` came from this server. `host` is the name and port by which the client knows it."""
+    """Whether a page at `origin` came from this server. `host` is the name and port that the client used for it."""
     return origin.lower().removesuffix(":80") == f"http://{host.lower().removesuffix(':80')}"
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Serves one connection, on a thread of its own."""
+    """Serves a connection, on its own thread."""
 
     protocol_version = "HTTP/1.1"
     server_version = "rlhf-zoo-hub"
@@ -178,7 +178,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def setup(self) -> None:
         super().setup()
-        # Replace the plain reader by a reader with deadlines for the head and the body.
+        # Replace the plain reader with a reader that has deadlines for the head and the body.
         self.rfile.close()
         self._reader = MinimumRateReader(self.connection)
         self.rfile = io.BufferedReader(self._reader)
@@ -195,19 +195,19 @@ class Handler(BaseHTTPRequestHandler):
         try:
             super().handle()
         except (ConnectionError, TimeoutError):
-            log.debug("%s went away", self.client_address)
+            log.debug("%s disconnected", self.client_address)
 
     def _answer(self) -> None:
         start = time.monotonic()
         self.server.pending.remove(self.connection)
-        self._reader.expect_body(_PATIENCE_SECONDS)
+        self._reader.expect_body(_BODY_SECONDS)
         self.server.begin_request()
         try:
             body: Body | None = None
             try:
                 body = Body(self.rfile, self.headers)
-                host = self._host()
-                role = self.server.application.role(self.path, self.headers)
+                host = self._check_host()
+                role = self.server.application.find_role(self.path, self.headers)
                 path, _, query = self.path.partition("?")
                 try:
                     fields = parse_qs(query, keep_blank_values=True, max_num_fields=5000)
@@ -216,13 +216,13 @@ class Handler(BaseHTTPRequestHandler):
                 request = Request(self.command, path, fields, self.headers, body, role, f"http://{host}")
                 response = self.server.application.answer(request)
             except Fault as fault:
-                response = _refusal(fault)
+                response = _refusal_response(fault)
             except ConnectionError:
                 self.close_connection = True
                 return
             except Exception as error:
-                response = self._failure(error)
-            # The next request on this connection starts after the body. If that is out of reach, close the connection.
+                response = self._answer_failure(error)
+            # The next request on this connection starts after the body. Without its end, close the connection.
             if body is None or not body.drain():
                 self.close_connection = True
             self._send(response)
@@ -231,22 +231,22 @@ class Handler(BaseHTTPRequestHandler):
         finally:
             self.server.end_request()
 
-    def _failure(self, error: Exception) -> Response:
-        """The answer to a request that failed with an exception."""
+    def _answer_failure(self, error: Exception) -> Response:
+        """Logs the exception that made a request fail, and returns the answer to that request."""
         if isinstance(error, OSError):
             is_write = self.command not in ("GET", "HEAD")
             fault = disk_fault(error, self.server.application.root, is_write=is_write)
             if fault is not None:
                 log.warning("%s %s: %s", self.command, _redact_signature(self.path), error)
-                return _refusal(fault)
+                return _refusal_response(fault)
         log.exception("%s %s failed", self.command, _redact_signature(self.path))
-        return _refusal(Fault(500, "The embedded Hub failed on this request: see its log on stderr."))
+        return _refusal_response(Fault(500, "The embedded Hub failed on this request: see its log on stderr."))
 
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = _answer
 
-    def _host(self) -> str:
-        """The name and port by which the client knows this server. Raises Fault 403 for pages of other sites."""
-        # Browsers send Origin with requests from other sites' pages. Client libraries do not send it.
+    def _check_host(self) -> str:
+        """Returns the name and port that the client used for this server. Raises Fault 403 for pages of other sites."""
+        # Browsers send Origin with requests from pages of other sites. Client libraries do not send it.
         names = self.headers.get_all("Host", [])
         host = names[0].strip() if len(names) == 1 else ""
         if not self.server.accepts_host(host):
@@ -257,7 +257,7 @@ class Handler(BaseHTTPRequestHandler):
         return host
 
     def _send(self, response: Response) -> None:
-        self.connection.settimeout(_PATIENCE_SECONDS)  # the reader may have set a shorter timeout
+        self.connection.settimeout(_BODY_SECONDS)  # the reader may have set a shorter timeout
         self.send_response_only(response.status)
         self.send_header("Server", self.server_version)
         self.send_header("Date", self.date_time_string())
@@ -274,7 +274,7 @@ class Handler(BaseHTTPRequestHandler):
             with open(content.path, "rb") as file:
                 self.end_headers()
                 if content.count:
-                    # The length was already announced. If the file is shorter, closing the connection tells the client.
+                    # The length has been announced. If the file is shorter, closing the connection tells the client so.
                     sent_bytes = self.connection.sendfile(file, content.offset, content.count)
                     self.close_connection |= sent_bytes != content.count
         else:
@@ -282,7 +282,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Sends http.server's own refusals (malformed requests) in the Hub's form.
+        """Sends http.server's own refusals (of malformed requests) in the Hub's form.
 
         Args:
             code: HTTP status.
@@ -295,7 +295,7 @@ class Handler(BaseHTTPRequestHandler):
             self.command = "GET"
         if self.request_version == "HTTP/0.9":
             self.request_version = "HTTP/1.1"
-        self._send(_refusal(Fault(int(code), message or "The request cannot be read.")))
+        self._send(_refusal_response(Fault(int(code), message or "The request cannot be read.")))
 
     def log_message(self, format: str, *args: Any) -> None:
         """Logs a line of the standard library's server.
@@ -308,18 +308,18 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def _redact_signature(path: str) -> str:
-    """A path for the log, without its signature, which would let a reader of the log upload files."""
+    """The path for the log, without its signature, which would let anyone who reads the log upload files."""
     return re.sub(r"signature=[^&]*", "signature=...", path)
 
 
 def _header_text(value: str) -> str:
-    """Converts a value to what a header can hold: one line of printable Latin-1."""
-    # Answers quote what clients sent. A line break in a quotation would let a client add headers of its own.
+    """Converts a value to text that a header can hold: one line of printable Latin-1."""
+    # Answers quote text that clients sent. A line break in it would let a client add headers.
     line = "".join(char if char.isprintable() else " " for char in value)
     return line.encode("latin-1", "replace").decode("latin-1")
 
 
-def _refusal(fault: Fault) -> Response:
+def _refusal_response(fault: Fault) -> Response:
     # The client adds a period to the message of a 403.
     message = fault.message.rstrip(".") if fault.status == 403 else fault.message
     headers = {**fault.headers, "X-Error-Message": message}

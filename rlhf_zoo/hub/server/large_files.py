@@ -1,4 +1,4 @@
-"""Stores the large files of a repository by sha256, in git-lfs's own layout, without holding them in memory."""
+"""Stores a repository's large files by sha256, in git-lfs's own layout, without holding them in memory."""
 
 import hashlib
 import os
@@ -15,7 +15,7 @@ from .faults import Damaged, bad_request
 _POINTER = re.compile(
     rb"version https://git-lfs\.github\.com/spec/v1\n(?:ext-[^\n]*\n)*oid sha256:([0-9a-f]{64})\nsize (\d{1,18})\n"
 )
-# Bytes between two syncs to the disk. A single sync at the end could exceed the client's time limit.
+# Bytes between two syncs to the disk. A single sync at the end could take longer than the client waits.
 _SYNC_BYTES = 64 * 2**20
 
 
@@ -37,7 +37,7 @@ class Pointer:
 
 
 def parse_pointer(content: bytes) -> Pointer | None:
-    """Returns the pointer in a blob, or None for ordinary content.
+    """Parses a blob as a pointer. Returns None for ordinary content.
 
     Args:
         content: The content of a blob.
@@ -48,13 +48,13 @@ def parse_pointer(content: bytes) -> Pointer | None:
 
 
 class LargeFiles:
-    """The store `REPO.git/lfs`. Files in `objects/ab/cd/OID` are complete, those in `incomplete/` are not."""
+    """The store `REPO.git/lfs`. Files in `objects/ab/cd/OID` are complete; files in `incomplete/` are not."""
 
     def __init__(self, repository: Path) -> None:
         self.folder = repository / "lfs"
 
     def path(self, oid: str) -> Path:
-        """Returns the path of the file with a sha256, whether or not it exists.
+        """Returns the path for a file with this sha256, whether or not the file exists.
 
         Args:
             oid: The file's sha256.
@@ -73,7 +73,7 @@ class LargeFiles:
             return None
 
     def checked_path(self, pointer: Pointer, path: str) -> Path:
-        """Returns the path of a large file, after a check that it is complete.
+        """Returns the path of a large file, after a check of its size.
 
         Args:
             pointer: The file's pointer.
@@ -91,7 +91,7 @@ class LargeFiles:
         return self.path(pointer.oid)
 
     def receive(self, oid: str, size: int, chunks: Iterable[bytes | bytearray | memoryview]) -> None:
-        """Stores a file while it arrives.
+        """Stores a file as it arrives.
 
         Args:
             oid: The announced sha256.
@@ -130,7 +130,7 @@ class LargeFiles:
             incomplete.unlink(missing_ok=True)
 
     def copy_from(self, other: "LargeFiles", oid: str) -> None:
-        """Stores a file that another repository has, by a link where possible.
+        """Stores a file that another repository has, as a hard link if possible.
 
         Args:
             other: The other repository's store.
@@ -157,13 +157,13 @@ class LargeFiles:
             sync_folder(folder)
 
 
-def write_all(fd: int, data: bytes | bytearray | memoryview) -> None:
-    """Writes all of the data to a file descriptor; os.write alone may write only a part.
+def write_all(fd: int, content: bytes | bytearray | memoryview) -> None:
+    """Writes all of the content to a file descriptor. A single os.write may write only a part.
 
     Args:
         fd: The file descriptor.
-        data: The data.
+        content: The content.
     """
-    view = memoryview(data)
+    view = memoryview(content)
     while view:
         view = view[os.write(fd, view) :]

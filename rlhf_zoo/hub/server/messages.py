@@ -1,4 +1,4 @@
-"""The requests and responses of the API's handlers. A request's body is streamed."""
+"""The requests that the API's handlers get, and the responses that they return. A request's body is streamed."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from urllib.parse import parse_qs, urlencode
 
 from .faults import Fault, bad_request, forbidden
 
-#: Maximum bytes of a body that describes a single object, such as a repository or a tag.
+#: Maximum bytes of a body without the contents of files, such as the description of a new repository.
 SMALL_BODY = 2**20
 _CHUNK_BYTES = 2**20
 _MAX_LINE_BYTES = 16 * 2**20
 _MAX_DRAIN_BYTES = 8 * 2**20
 _MAX_TRAILERS = 32
-# Maximum digits of a whole number. 18 fit into 64 bits, and Python converts very long numbers in quadratic time.
+# Maximum digits of a whole number. 18 digits fit into 64 bits, and Python takes quadratic time for very long numbers.
 _MAX_DIGITS = 18
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _Value = TypeVar("_Value")
@@ -42,27 +42,27 @@ class Body:
     def __init__(self, stream: BufferedIOBase, headers: Message[str, str]) -> None:
         self._stream = stream
         self.limit = 0  # bytes that may be read: none until the route sets it
-        # Bytes that are read and dropped after a refusal, for clients that read the answer only after sending the body.
+        # Bytes to read and drop after a refusal, for clients that read the answer only after they have sent the body.
         self.drain_limit = _MAX_DRAIN_BYTES
-        # Two different lengths would let a request hide behind another one (request smuggling).
+        # Two different lengths would let a request hide inside another request (request smuggling).
         codings, lengths = headers.get_all("Transfer-Encoding", []), headers.get_all("Content-Length", [])
-        self.chunked = bool(codings)
-        if self.chunked and (lengths or [coding.strip().lower() for coding in codings] != ["chunked"]):
+        self.is_chunked = bool(codings)
+        if self.is_chunked and (lengths or [coding.strip().lower() for coding in codings] != ["chunked"]):
             raise bad_request("A body must have either one Content-Length or the Transfer-Encoding chunked.")
         if len(lengths) > 1 or not all(re.fullmatch(r"[0-9]{1,18}", length.strip()) for length in lengths):
-            raise bad_request("The Content-Length header is not one number.")
-        self.length = None if self.chunked else int(lengths[0]) if lengths else 0
+            raise bad_request("The Content-Length header is not a single number.")
+        self.length = None if self.is_chunked else int(lengths[0]) if lengths else 0
         self._remaining = self.length or 0  # bytes of the body, or of the current chunk
         self._received = 0
-        self._ended = not self.chunked and self._remaining == 0
-        self._timed_out = False
+        self._has_ended = not self.is_chunked and self._remaining == 0
+        self._has_timed_out = False
 
     def chunks(self) -> Iterator[memoryview]:
-        """Yields the body in pieces. They share one buffer, so a piece is valid only until the next one is requested.
+        """Yields the body in pieces. They share a buffer, so each piece is valid only until the next is requested.
 
         Raises:
-            Fault: 413 beyond the limit, 408 if the sender is too slow.
-            ConnectionError: The connection ended in the middle, or a chunk is malformed.
+            Fault: 413 if the body exceeds the limit, 408 if the sender is too slow.
+            ConnectionError: The connection ended before the body did, or a chunk is malformed.
         """
         if (self.length or 0) <= self.limit:  # otherwise refuse without reading
             for piece in self._pieces():
@@ -77,13 +77,13 @@ class Body:
         try:
             yield from self._read_pieces()
         except TimeoutError as error:
-            self._timed_out = True
+            self._has_timed_out = True
             raise Fault(408, "The request's body arrives too slowly; send it again.") from error
 
     def _read_pieces(self) -> Iterator[memoryview]:
-        # One buffer for all pieces: a body of gigabytes allocates nothing more.
-        view = memoryview(bytearray(_CHUNK_BYTES if self.chunked else min(self._remaining, _CHUNK_BYTES)))
-        while not self._ended:
+        # All pieces share a buffer, so that a body of gigabytes needs no more memory.
+        view = memoryview(bytearray(_CHUNK_BYTES if self.is_chunked else min(self._remaining, _CHUNK_BYTES)))
+        while not self._has_ended:
             if self._remaining == 0 and not self._next_chunk():
                 return
             count = self._stream.readinto(view[: self._remaining])
@@ -92,8 +92,8 @@ class Body:
             self._remaining -= count
             self._received += count
             if self._remaining == 0:
-                if not self.chunked:
-                    self._ended = True
+                if not self.is_chunked:
+                    self._has_ended = True
                 elif self._stream.readline(3) != b"\r\n":
                     raise ConnectionError("a chunk of the body is longer than its size")
             yield view[:count]
@@ -109,13 +109,13 @@ class Body:
                     break
             else:
                 raise ConnectionError("the body has too many trailers")
-            self._ended = True
+            self._has_ended = True
         return self._remaining > 0
 
-    def expect(self, size: int) -> None:
-        """Raises the limits to `size` bytes, once the sender has proved its right to send them.
+    def allow(self, size: int) -> None:
+        """Sets the limit to `size` bytes, once the sender has proved that it may send them.
 
-        After a refusal, that many bytes may be read and dropped.
+        After a refusal, as many bytes are also read and dropped.
 
         Args:
             size: Bytes that the sender may send.
@@ -124,13 +124,13 @@ class Body:
 
     def read(self) -> bytes:
         """Returns the whole body. Raises the same exceptions as `chunks`."""
-        data = bytearray()
+        content = bytearray()
         for chunk in self.chunks():
-            data += chunk
-        return bytes(data)
+            content += chunk
+        return bytes(content)
 
     def lines(self) -> Iterator[bytes]:
-        """Yields the lines without their newlines. Raises Fault 413 for a line above 16 MiB."""
+        """Yields the body's lines without their newlines. Raises Fault 413 for a line above 16 MiB."""
         pending = bytearray()
         for chunk in self.chunks():
             pending += chunk
@@ -147,17 +147,17 @@ class Body:
             yield bytes(pending)
 
     def drain(self) -> bool:
-        """Reads what is left, up to `drain_limit` bytes, so that the connection can be used again.
+        """Reads and drops the rest of the body, up to `drain_limit` bytes, so that the connection can be reused.
 
         Returns:
-            False if the end was not reached, in which case the connection must be closed.
+            False if the end was not reached, so that the connection must be closed.
         """
-        if self._timed_out or (not self.chunked and self._remaining > self.drain_limit):
+        if self._has_timed_out or (not self.is_chunked and self._remaining > self.drain_limit):
             return False
         start = self._received
         try:
             return all(self._received - start <= self.drain_limit for _ in self._pieces())
-        except Fault:  # too slow; the answer is ready, and is sent before the connection closes
+        except Fault:  # too slow; the answer is still sent before the connection closes
             return False
 
 
@@ -168,11 +168,11 @@ class Request:
     Args:
         method: GET, POST and so on.
         path: The raw path, percent-encoded.
-        query: The query's parameters.
+        query: The parameters in the query.
         headers: The headers.
         body: The body, unread.
         role: "read" or "write"; None without a token.
-        base_url: The address by which the client knows this server, for links in answers.
+        base_url: The address that the client used for this server, for links in answers.
     """
 
     method: str
@@ -193,7 +193,7 @@ class Request:
         return values[-1] if values else None
 
     def values(self, name: str) -> list[str]:
-        """Returns all values of a query parameter, under `name` and `name[]`.
+        """Returns all values of a query parameter, which may be written `name` or `name[]`.
 
         Args:
             name: Name of the parameter.
@@ -201,7 +201,7 @@ class Request:
         return [*self.query.get(name, []), *self.query.get(f"{name}[]", [])]
 
     def flag(self, name: str) -> bool:
-        """Whether a query parameter is true, True or 1.
+        """Whether a query parameter is "true", in any case, or "1".
 
         Args:
             name: Name of the parameter.
@@ -213,8 +213,8 @@ class Request:
 
         Args:
             name: Name of the parameter.
-            default: Returned if the parameter is missing.
-            maximum: Returned for any larger value.
+            default: The result if the parameter is missing.
+            maximum: The result for any larger value.
 
         Raises:
             Fault: 400 for anything but a whole number of at least 1.
@@ -226,12 +226,12 @@ class Request:
             raise bad_request(f"The query parameter {name}={value[:40]} must be a whole number of at least 1.")
         return min(int(value), maximum)
 
-    def next_page(self, path: str, cursor: int | None = None) -> dict[str, str]:
+    def next_page_header(self, path: str, cursor: int | None = None) -> dict[str, str]:
         """Returns the Link header that names the next page.
 
         Args:
             path: Path of the next page.
-            cursor: Query parameter `cursor` of the next page; None for that of this request.
+            cursor: Query parameter `cursor` of the next page; None to keep this request's cursor.
         """
         fields: dict[str, object] = {**self.query}
         if cursor is not None:
@@ -243,22 +243,22 @@ class Request:
 
         Args:
             items: All items.
-            max_size: Largest number of items on a page.
-            path: Path of the next page; None for that of this request.
+            max_size: Maximum number of items on a page.
+            path: Path of the next page; None for this request's path.
 
         Returns:
-            The items of the page, and the headers with the link to the next one.
+            The items of the page, and headers with the link to the next page.
         """
         size = self.number("limit", max_size, maximum=max_size)
         start = self.number("cursor", 1, maximum=10**9) - 1
         end = start + size
-        headers = self.next_page(path or self.path, cursor=end + 1) if len(items) > end else {}
+        headers = self.next_page_header(path or self.path, cursor=end + 1) if len(items) > end else {}
         return items[start:end], headers
 
     def json(self) -> dict[str, Any]:
         """Returns the body as a JSON object; empty for an empty body. Raises Fault 400 for anything else."""
         try:
-            value = plain_json(self.body.read() or b"{}")
+            value = parse_plain_json(self.body.read() or b"{}")
         except ValueError as error:
             raise bad_request(f"The request's body is not JSON: {error}.") from error
         if not isinstance(value, dict):
@@ -284,7 +284,7 @@ class Request:
         if self.role is None:
             raise Fault(401, "This needs a write token: set HF_TOKEN to one made by `rlhf-zoo hub token --role write`.")
         if self.role != "write":
-            raise forbidden("Your token may only read: make another by `rlhf-zoo hub token --role write`")
+            raise forbidden("Your token may only read: make another with `rlhf-zoo hub token --role write`")
 
     def require_token(self) -> None:
         """Raises Fault 401 without a token."""
@@ -294,7 +294,7 @@ class Request:
 
 @dataclass(frozen=True)
 class FilePart:
-    """`count` bytes of a file from `offset` on. The kernel sends them without a copy in Python."""
+    """`count` bytes of a file, starting at `offset`. The kernel sends them without a copy in Python."""
 
     path: Path
     offset: int
@@ -315,7 +315,7 @@ class Response:
 
 
 def json_response(value: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Returns an answer with a JSON value.
+    """Returns a response with a JSON value.
 
     Args:
         value: The JSON value.
@@ -326,19 +326,20 @@ def json_response(value: object, *, status: int = 200, headers: Mapping[str, str
     return Response(status, {"Content-Type": "application/json; charset=utf-8", **(headers or {})}, content)
 
 
-def plain_json(raw: bytes) -> Any:
+def parse_plain_json(raw: bytes) -> Any:
     """Parses JSON, and checks that its strings can be stored as UTF-8 and its numbers are finite.
 
     Args:
         raw: UTF-8 text.
 
     Raises:
-        ValueError: It is not JSON, or holds a lone surrogate, NaN, an infinity or a number with too many digits.
+        ValueError: The text is not JSON, or it contains a lone surrogate, NaN, an infinity or a number with too many
+            digits.
     """
     try:
         text = raw.decode()
-        value = json.loads(text, parse_int=_integer, parse_float=_finite, parse_constant=_finite)
-        # Only an escape can produce a lone surrogate, so most documents skip this costly check.
+        value = json.loads(text, parse_int=_parse_integer, parse_float=_parse_finite, parse_constant=_parse_finite)
+        # Only an escape can produce a lone surrogate, so most documents skip this expensive check.
         if _SURROGATE.search(text):
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -348,13 +349,13 @@ def plain_json(raw: bytes) -> Any:
     return value
 
 
-def _integer(digits: str) -> int:
+def _parse_integer(digits: str) -> int:
     if len(digits) > _MAX_DIGITS:
         raise ValueError(f"it holds a number of more than {_MAX_DIGITS} digits")
     return int(digits)
 
 
-def _finite(text: str) -> float:
+def _parse_finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
         raise ValueError(f"it holds the number {text[:40]}, which JSON does not have")
@@ -367,7 +368,7 @@ def member(fields: Mapping[str, object], key: str, expected: type[_Value]) -> _V
     Args:
         fields: The object.
         key: The member's key.
-        expected: The type that its value must have.
+        expected: The type that the value must have.
 
     Returns:
         The value; None if the member is absent or null.
@@ -384,13 +385,13 @@ def member(fields: Mapping[str, object], key: str, expected: type[_Value]) -> _V
 _TYPE_NAMES: dict[type, str] = {str: "string", int: "whole number", list: "list", dict: "JSON object"}
 
 
-def objects(fields: Mapping[str, object], key: str, *, max_count: int) -> list[dict[str, Any]]:
+def object_list(fields: Mapping[str, object], key: str, *, max_count: int) -> list[dict[str, Any]]:
     """Returns a member of a JSON object that is a list of JSON objects.
 
     Args:
         fields: The object.
         key: The member's key.
-        max_count: Largest number of entries in the list.
+        max_count: Maximum number of entries in the list.
 
     Returns:
         The list; empty if the member is absent or null.

@@ -1,11 +1,11 @@
-"""Checks names before they become files on disk: repositories, paths inside them, branches and tags."""
+"""Checks names before they become files on disk: names of repositories, paths inside them, branches and tags."""
 
 import re
 from dataclasses import dataclass
 
 from .faults import bad_request
 
-#: Kind of repository -> its name in URLs and folders.
+#: Kind of repository -> its plural, in URLs and folders.
 KINDS = {"model": "models", "dataset": "datasets", "space": "spaces"}
 
 #: The only account of an embedded Hub. Other namespaces count as its organizations.
@@ -57,7 +57,7 @@ def parse_repo_id(kind: object, namespace: object, name: object) -> RepoId:
         name: The name within the namespace.
 
     Returns:
-        The id. Its parts are safe as names of folders.
+        The id. Its parts are safe to use as names of folders.
 
     Raises:
         Fault: 400 if a part is missing or not allowed.
@@ -67,7 +67,7 @@ def parse_repo_id(kind: object, namespace: object, name: object) -> RepoId:
         raise bad_request(f"Repository type '{kind}' is unknown; use model, dataset or space.")
     if not isinstance(name, str) or not isinstance(owner, str):
         raise bad_request("A repository needs a name: give it as NAMESPACE/NAME.")
-    # The client's cache and our lock files join the parts by "--", so no part may contain that.
+    # The client's cache and the Hub's lock files join the parts with "--", so no part may contain it.
     for part in (owner, name):
         if not _NAME.fullmatch(part) or "--" in part or ".." in part or part.endswith(".git"):
             raise bad_request(
@@ -104,7 +104,7 @@ def check_path(path: object) -> str:
         raise bad_request(
             f"The path '{excerpt}' has another meaning on Windows; write it with '/', without drive letters."
         )
-    # NTFS and HFS+ take names such as "git~1" for ".git", so a checkout there could overwrite git's own files.
+    # NTFS and HFS+ treat names such as "git~1" as ".git", so a checkout there could overwrite git's own files.
     for segment in path.split("/"):
         name = segment.encode()
         if not validate_path_element_ntfs(name) or not validate_path_element_hfs(name):
@@ -123,7 +123,7 @@ def check_ref(name: object, *, kind: str) -> str:
 
     Args:
         name: The name that the client sent, of any type.
-        kind: What the name stands for, such as "branch" or "tag", for messages.
+        kind: What the name is for, such as "branch" or "tag", for messages.
 
     Raises:
         Fault: 400 for a name that git does not allow, or that looks like an option or a commit.
@@ -143,7 +143,7 @@ def check_ref(name: object, *, kind: str) -> str:
 
 
 def check_oid(oid: object) -> str:
-    """Checks that an LFS object id is a sha256 in lower-case hexadecimal digits, and returns it.
+    """Checks that an LFS object's id is a sha256 in lower-case hexadecimal digits, and returns the id.
 
     Args:
         oid: The id that the client sent, of any type.

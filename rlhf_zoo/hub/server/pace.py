@@ -1,4 +1,4 @@
-"""Limits how long a client may take: a fixed time for a request's head, and a minimum speed for its body."""
+"""Limits how long a client may take to send a request: a fixed time for the head, a minimum speed for the body."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import time
 from contextlib import suppress
 from typing import Any
 
-#: Minimum average speed of a body in bytes per second, not counting each sender's allowance.
+#: Minimum average speed of a body in bytes per second, apart from the allowance that each sender has.
 MIN_BYTES_PER_SECOND = 4096
 
 
 class MinimumRateReader(io.RawIOBase):
     """Reads a connection, and raises TimeoutError if the sender is too slow.
 
-    A time limit for each read would not be enough: by sending a byte now and then, a client could occupy its thread for
-    days.
+    A time limit for each read would not be enough: a client could occupy its thread for days by sending a byte now and
+    then.
 
     Args:
         connection: The socket.
@@ -25,28 +25,28 @@ class MinimumRateReader(io.RawIOBase):
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._in_body = False
+        self._is_in_body = False
         self._deadline = self._head_seconds = 0.0
         self._allowance = self._seconds_left = 0.0
 
     def expect_head(self, idle: float, seconds: float) -> None:
-        """Sets the limits for a request's head, which the next reads wait for.
+        """Sets the time limits for the next reads, which read a request's head.
 
         Args:
-            idle: Seconds that its first byte may take.
-            seconds: Seconds that the rest of its head may take after that.
+            idle: Seconds until the head's first byte must arrive.
+            seconds: Seconds after that until the head must be complete.
         """
-        self._in_body = False
+        self._is_in_body = False
         self._deadline, self._head_seconds = time.monotonic() + idle, seconds
 
     def expect_body(self, allowance: float) -> None:
-        """Sets the limit for a body, which the next reads wait for.
+        """Sets the time limit for the next reads, which read a request's body.
 
         Args:
-            allowance: Seconds that the sender may lag behind MIN_BYTES_PER_SECOND in total; also the limit on one
-                pause.
+            allowance: Seconds that the sender may fall behind MIN_BYTES_PER_SECOND in total; also the maximum wait for
+                the next bytes.
         """
-        self._in_body = True
+        self._is_in_body = True
         self._allowance = self._seconds_left = allowance
 
     def readable(self) -> bool:
@@ -62,22 +62,22 @@ class MinimumRateReader(io.RawIOBase):
             TimeoutError: The sender is too slow.
         """
         start = time.monotonic()
-        timeout = min(self._allowance, self._seconds_left) if self._in_body else self._deadline - start
+        timeout = min(self._allowance, self._seconds_left) if self._is_in_body else self._deadline - start
         if timeout <= 0:
             raise TimeoutError("the sender is too slow")
         self._connection.settimeout(timeout)
         count = self._connection.recv_into(buffer)
-        if self._in_body:
-            # A budget of seconds, which shrinks by the time spent waiting, and grows with each byte. The time that we
-            # take to write the bytes to the disk does not count against the sender.
+        if self._is_in_body:
+            # This budget of seconds shrinks by the time spent waiting and grows with each byte. The time that the
+            # server takes to write the bytes to the disk does not count against the sender.
             self._seconds_left += count / MIN_BYTES_PER_SECOND - (time.monotonic() - start)
-        elif self._head_seconds:  # the first byte of a head: now the limit for the whole head starts
+        elif self._head_seconds:  # a head's first byte starts the time limit for the complete head
             self._deadline, self._head_seconds = time.monotonic() + self._head_seconds, 0.0
         return count
 
 
 class PendingConnections:
-    """The connections that have not sent a complete head yet, oldest first. Threads may share it."""
+    """The connections that have not sent a complete head yet, oldest first. Threads may share this collection."""
 
     def __init__(self) -> None:
         # The values are unused: a dict keeps the order of insertion, which a set does not.
@@ -85,7 +85,7 @@ class PendingConnections:
         self._connections: dict[socket.socket, None] = {}
 
     def add(self, connection: socket.socket) -> None:
-        """Adds a connection that starts to wait.
+        """Adds a connection that waits for a head.
 
         Args:
             connection: The connection.
@@ -103,7 +103,7 @@ class PendingConnections:
             self._connections.pop(connection, None)
 
     def close_oldest(self) -> None:
-        """Closes the connection that has waited longest, if there is one. Its thread then ends and makes room."""
+        """Closes the connection that has waited longest, if any. Its thread then ends and frees the slot."""
         with self._lock:
             connection = next(iter(self._connections), None)
             if connection is not None:

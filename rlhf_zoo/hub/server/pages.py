@@ -1,6 +1,6 @@
-"""Web pages for a browser: the list of repositories, and a repository with its card, files, branches and tags.
+"""Web pages for a browser: a list of repositories, and a page for each with its card, files, branches and tags.
 
-They are read-only, have no scripts, and request nothing from other hosts. Jinja escapes every text.
+The pages are read-only, have no scripts, and request nothing from other hosts. Jinja escapes all text.
 """
 
 from collections.abc import Callable
@@ -17,8 +17,8 @@ from .messages import Request, Response
 from .names import KINDS, RepoId, parse_repo_id
 from .routing import Router
 
-_MAX_ROWS = 1000  # of the list, and of the files and refs of a repository
-_IMAGES = (".png", ".jpg", ".jpeg", ".gif", ".webp")
+_MAX_ROWS = 1000  # of each list: repositories of a kind, a repository's files, tags, and branches
+_IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".webp")
 _SECURITY_POLICY = "default-src 'none'; img-src 'self'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 _TITLES = {"model": "Models", "dataset": "Data sets", "space": "Spaces"}
 
@@ -32,11 +32,11 @@ class PagesApi(Api):
         router.add("GET", "/{page}/{view}/{revision}", self._page)
 
     def _front_page(self, request: Request) -> Response:
-        """Lists the repositories that the caller may see, most recently changed first."""
-        kinds = {kind: self._rows(request, kind) for kind in KINDS}
-        return _html("index.html.jinja", title="rlhf-zoo embedded Hub", titles=_TITLES, kinds=kinds, limit=_MAX_ROWS)
+        """Lists the repositories that the caller may see, the most recently changed first."""
+        kinds = {kind: self._list_rows(request, kind) for kind in KINDS}
+        return _render("index.html.jinja", title="rlhf-zoo embedded Hub", titles=_TITLES, kinds=kinds, limit=_MAX_ROWS)
 
-    def _rows(self, request: Request, kind: str) -> list[dict[str, Any]]:
+    def _list_rows(self, request: Request, kind: str) -> list[dict[str, Any]]:
         rows = []
         for repo in self._storage.repositories(kind):
             with self._storage.skip_damaged(repo):
@@ -53,7 +53,7 @@ class PagesApi(Api):
 
     def _page(self, request: Request, repo: RepoId, view: str = "tree", revision: str = MAIN) -> Response:
         """Shows a repository at a revision, at the addresses that clients print."""
-        settings = self._access.read(request, repo)
+        settings = self._access.require_read(request, repo)
         if view not in ("tree", "commit"):
             raise Fault(404, "The embedded Hub has no such page.")
         with self._storage.git(repo) as git:
@@ -61,7 +61,7 @@ class PagesApi(Api):
             info = describe(self._storage, repo, settings, git, commit, expand=("lastModified", "tags"))
             files = git.files(commit)
             base_url = f"/{quote(repo.url)}/resolve/{commit}/"
-            return _html(
+            return _render(
                 "repository.html.jinja",
                 title=str(repo),
                 kind=_TITLES[repo.kind],
@@ -75,7 +75,7 @@ class PagesApi(Api):
                     (title, [(ref.name, quote(ref.name, safe="")) for ref in git.refs(prefix)][:_MAX_ROWS])
                     for title, prefix in (("Tags", "refs/tags/"), ("Branches", "refs/heads/"))
                 ],
-                card=_card(git, files, base_url, cache(lambda name: self._repository_url(request, name))),
+                card=_render_readme(git, files, base_url, cache(lambda name: self._repository_url(request, name))),
                 files=[
                     (entry.path, f"{git.blob_info(entry.oid).size:,}", base_url + quote(entry.path))
                     for entry in files[:_MAX_ROWS]
@@ -85,7 +85,7 @@ class PagesApi(Api):
             )
 
     def _repository_url(self, request: Request, name: str) -> str | None:
-        """Returns the page of the only repository NAMESPACE/NAME that the caller may see; None if there is none."""
+        """Returns the page of NAMESPACE/NAME; None unless the caller may see exactly one repository of that name."""
         parts = name.split("/")
         if len(parts) != 2:
             return None
@@ -104,7 +104,7 @@ class PagesApi(Api):
 class _CardResolver:
     """Resolves the relative addresses in a card to files of the same commit, below `base_url`.
 
-    Cards name models and data sets of the embedded Hub as code, without a link. This class adds links to their pages.
+    Cards name models and data sets of the embedded Hub as inline code. This class links such code to their pages.
     """
 
     def __init__(self, files: list[Entry], base_url: str, repository_url: Callable[[str], str | None]) -> None:
@@ -121,11 +121,13 @@ class _CardResolver:
         return self._base_url + quote(path) if path in self._paths else None
 
     def image(self, address: str) -> str | None:
-        """Returns the address of an image of the repository; None for others and for SVG, which may hold scripts."""
-        return self.link(address) if address.lower().endswith(_IMAGES) else None
+        """Returns the address of an image in the repository; None for others and SVG, which can hold scripts."""
+        return self.link(address) if address.lower().endswith(_IMAGE_SUFFIXES) else None
 
 
-def _card(git: GitRepository, files: list[Entry], base_url: str, repository_url: Callable[[str], str | None]) -> Any:
+def _render_readme(
+    git: GitRepository, files: list[Entry], base_url: str, repository_url: Callable[[str], str | None]
+) -> Any:
     """Renders README.md as safe HTML; "" if there is no README.md."""
     from markupsafe import Markup
 
@@ -140,7 +142,7 @@ def _card(git: GitRepository, files: list[Entry], base_url: str, repository_url:
 
 
 @cache
-def _environment() -> Any:
+def _jinja_environment() -> Any:
     import jinja2
 
     return jinja2.Environment(
@@ -152,11 +154,11 @@ def _environment() -> Any:
     )
 
 
-def _html(template: str, **values: Any) -> Response:
+def _render(template: str, **values: Any) -> Response:
     headers = {
         "Content-Type": "text/html; charset=utf-8",
         "Content-Security-Policy": _SECURITY_POLICY,
         "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
     }
-    return Response(200, headers, _environment().get_template(template).render(**values).encode(errors="replace"))
+    return Response(200, headers, _jinja_environment().get_template(template).render(**values).encode(errors="replace"))

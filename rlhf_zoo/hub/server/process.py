@@ -1,4 +1,4 @@
-"""Runs the server in this process: announces its address, ends with its parent, and cleans up after itself."""
+"""Runs the server in this process: announces its address, stops it with its parent, and removes its records."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 #: The file in the root that holds {"url", "pid"} while `hub serve` runs there.
-RECORD = "server.json"
-#: Variables that keep client libraries from sending telemetry and from checking for updates.
+RECORD_FILE = "server.json"
+#: Environment variables that keep client libraries from sending telemetry and from checking for updates.
 NO_TELEMETRY = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "HF_HUB_DISABLE_UPDATE_CHECK": "1",
@@ -51,13 +51,13 @@ def serve(
         host: Address to listen on.
         port: Port to listen on; 0 for any free one.
         ready_file: Receives {"url", "pid"} as JSON once the server listens.
-        parent: Id of the process that the server belongs to. The server ends with it, ignores SIGINT, and does not
-            record itself in the root. None for a server that runs on its own.
-        is_second: Whether another server of the same root is on record. If so, this server does not record itself.
+        parent: Id of the process that the server belongs to. The server stops when that process ends, ignores SIGINT,
+            and does not record itself in the root. None for a server that runs on its own.
+        is_second: Whether another server of the same root is recorded. If so, this server does not record itself.
         on_ready: Called with the address once the server listens.
 
     Returns:
-        The address of the server.
+        The address at which the server was listening.
 
     Raises:
         ZooError: The root cannot be written, or the server cannot listen at the address.
@@ -67,7 +67,7 @@ def serve(
 
     if not 0 <= port <= 65535:
         raise ZooError(f"Port {port} does not exist: choose one from 1 to 65535, or 0 for any free one.")
-    is_alive = _parent_monitor(parent)
+    is_alive = _make_parent_check(parent)
     folder = Path(root).expanduser().absolute()
     try:
         make_private(folder)
@@ -89,7 +89,7 @@ def serve(
     threading.Thread(target=_sweep_regularly, args=(application, stop), daemon=True).start()
     record = {"url": server.url, "pid": os.getpid()}
     try:
-        _announce(folder / RECORD if parent is None and not is_second else None, ready_file, record)
+        _announce(folder / RECORD_FILE if parent is None and not is_second else None, ready_file, record)
         if on_ready is not None:
             on_ready(server.url)
         while not stop.wait(_PARENT_SECONDS if parent else None) and is_alive():
@@ -99,8 +99,8 @@ def serve(
         server.server_close()
         # Let requests in progress finish, so that no commit is lost.
         server.wait_idle(_GRACE_SECONDS)
-        for path in ([folder / RECORD] if parent is None else []) + ([Path(ready_file)] if ready_file else []):
-            # Remove only this process's records: another server may have written its own meanwhile.
+        for path in ([folder / RECORD_FILE] if parent is None else []) + ([Path(ready_file)] if ready_file else []):
+            # Remove only this process's records: another server may have written a record meanwhile.
             with suppress(ValueError, OSError):
                 if read_json(path) == record:
                     path.unlink(missing_ok=True)
@@ -114,7 +114,7 @@ def running_server(folder: Path) -> dict[str, Any] | None:
         folder: The Hub's folder.
 
     Returns:
-        {"url", "pid"}; None if no server is on record, or it does not answer.
+        {"url", "pid"}; None if no server is recorded, or the recorded server does not answer.
 
     Raises:
         ZooError: The record is damaged.
@@ -125,13 +125,14 @@ def running_server(folder: Path) -> dict[str, Any] | None:
     from .account_api import STATUS_PATH
 
     try:
-        record = read_json(folder / RECORD)
+        record = read_json(folder / RECORD_FILE)
         if record is None:
             return None
         pid, address = record["pid"], urlsplit(record["url"])
         connection = HTTPConnection(address.hostname or "", address.port, timeout=5)
     except (ValueError, TypeError, LookupError, AttributeError, OSError) as error:
-        message = f"{folder / RECORD}, which records where the Hub runs, is damaged ({error or type(error).__name__}): "
+        reason = error or type(error).__name__
+        message = f"{folder / RECORD_FILE}, which records where the Hub runs, is damaged ({reason}): "
         raise ZooError(f"{message}stop that Hub if it runs, and remove the file.") from error
     try:
         connection.request("GET", STATUS_PATH)
@@ -153,6 +154,7 @@ def _sweep_regularly(application: Application, stop: threading.Event) -> None:
 
 
 def _announce(record_path: Path | None, ready_file: str | os.PathLike[str] | None, record: dict[str, object]) -> None:
+    """Writes the record of this server to each of the two files that is not None."""
     try:
         if record_path is not None:
             write_json(record_path, record)
@@ -162,14 +164,14 @@ def _announce(record_path: Path | None, ready_file: str | os.PathLike[str] | Non
         raise ZooError(f"Cannot write {error.filename} ({error.strerror}): choose another --ready-file.") from error
 
 
-def _parent_monitor(pid: int | None) -> Callable[[], bool]:
-    """Returns a function that tells whether a process is alive. If `pid` is None, it always returns True."""
-    # If the parent ends, this process gets another parent. That is safer to test than an id, which may be reused.
+def _make_parent_check(pid: int | None) -> Callable[[], bool]:
+    """Returns a function that tells whether a process is alive. For `pid` None, the function always returns True."""
+    # If the parent ends, this process gets another parent. Test for that if possible, because ids are reused.
     if pid is None or pid == os.getppid():
         return lambda: pid in (None, os.getppid())
 
     def exists() -> bool:
-        with suppress(PermissionError):  # the process of another user, so it exists
+        with suppress(PermissionError):  # the process belongs to another user, so it exists
             try:
                 os.kill(pid, 0)
             except ProcessLookupError:
@@ -179,5 +181,5 @@ def _parent_monitor(pid: int | None) -> Callable[[], bool]:
     return exists
 
 
-# A library is silent unless the program that uses it sets up logging.
+# Log nothing unless the program that uses this package configures logging.
 logging.getLogger("rlhf_zoo.hub.server").addHandler(logging.NullHandler())

@@ -21,15 +21,15 @@ class RefsApi(Api):
     def register(self, router: Router) -> None:
         router.add("GET", "/api/{repo}/refs", self._refs)
         router.add("GET", "/api/{repo}/commits/{revision}", self._commits)
-        router.add("POST", "/api/{repo}/branch/{name}", self._create_branch, body=SMALL_BODY)
+        router.add("POST", "/api/{repo}/branch/{name}", self._create_branch, max_body=SMALL_BODY)
         router.add("DELETE", "/api/{repo}/branch/{name}", partial(self._delete, prefix="refs/heads/"))
-        router.add("POST", "/api/{repo}/tag/{revision}", self._create_tag, body=SMALL_BODY)
+        router.add("POST", "/api/{repo}/tag/{revision}", self._create_tag, max_body=SMALL_BODY)
         router.add("DELETE", "/api/{repo}/tag/{name}", partial(self._delete, prefix="refs/tags/"))
-        router.add("POST", "/api/{repo}/super-squash/{name}", self._squash, body=SMALL_BODY)
+        router.add("POST", "/api/{repo}/super-squash/{name}", self._squash, max_body=SMALL_BODY)
 
     def _refs(self, request: Request, repo: RepoId) -> Response:
-        """Lists all branches and tags. An annotated tag is listed with its commit, not its tag object."""
-        self._access.read(request, repo)
+        """Lists all branches and tags. Gives the commit of an annotated tag, not the tag object."""
+        self._access.require_read(request, repo)
 
         def as_json(ref: Ref) -> dict[str, str]:
             return {"name": ref.name, "ref": ref.ref, "targetCommit": ref.commit}
@@ -46,16 +46,16 @@ class RefsApi(Api):
 
     def _commits(self, request: Request, repo: RepoId, revision: str) -> Response:
         """Lists the history of a revision, newest first, in pages."""
-        self._access.read(request, repo)
+        self._access.require_read(request, repo)
         size = request.number("limit", _PAGE_SIZE, maximum=1000)
-        formatted = "formatted" in request.values("expand")
+        is_formatted = "formatted" in request.values("expand")
         with self._storage.git(repo) as git:
             page: list[dict[str, object]] = []
             for oid, commit in git.history(resolve_commit(git, revision)):
                 if len(page) == size:
-                    # The next page starts at this commit, so that new commits do not shift it.
+                    # The address of the next page names this commit, so that new commits do not shift the page.
                     path = request.path.rpartition("/")[0] + f"/{oid}"
-                    return json_response(page, headers=request.next_page(path))
+                    return json_response(page, headers=request.next_page_header(path))
                 title, _, message = commit.message.decode(errors="replace").strip().partition("\n")
                 item: dict[str, object] = {
                     "id": oid,
@@ -64,72 +64,72 @@ class RefsApi(Api):
                     "authors": [{"user": OWNER, "avatar": ""}],
                     "date": commit_date(git, oid),
                 }
-                if formatted:
+                if is_formatted:
                     item["formatted"] = {"title": escape(title), "message": escape(message.strip())}
                 page.append(item)
         return json_response(page)
 
     def _create_branch(self, request: Request, repo: RepoId, name: str) -> Response:
         """Creates a branch at `startingPoint` (main by default). Fault 409 if the branch exists."""
-        self._access.write(request, repo)
+        self._access.require_write(request, repo)
         check_ref(name, kind="branch")
         fields = request.json()
         if fields.get("emptyBranch"):
             raise bad_request("The embedded Hub starts branches at a commit: leave emptyBranch out.")
         with self._storage.lock(repo), self._storage.git(repo) as git:
             commit = resolve_commit(git, member(fields, "startingPoint", str) or MAIN)
-            _check_free(git, name, "branch")
+            _check_name_is_free(git, name, "branch")
             git.write_ref(f"refs/heads/{name}", commit)
         return json_response({})
 
     def _delete(self, request: Request, repo: RepoId, name: str, prefix: str) -> Response:
         """Deletes a branch or a tag, depending on `prefix`."""
-        self._access.write(request, repo)
+        self._access.require_write(request, repo)
         if prefix + name == f"refs/heads/{MAIN}":
             raise forbidden("The branch 'main' cannot be deleted; delete the repository instead.")
         with self._storage.lock(repo), self._storage.git(repo) as git:
-            if name not in git.names(prefix):  # `names` lists damaged refs too, so that they can be deleted
+            if name not in git.ref_names(prefix):  # `ref_names` lists damaged refs too, so that they can be deleted
                 raise revision_not_found(name)
             git.delete_ref(prefix + name)
         return json_response({})
 
     def _create_tag(self, request: Request, repo: RepoId, revision: str) -> Response:
-        """Tags a revision. With a message the tag is annotated. Fault 409 if the tag exists."""
-        self._access.write(request, repo)
+        """Tags a revision. With a message, the tag is annotated. Fault 409 if the tag exists."""
+        self._access.require_write(request, repo)
         fields = request.json()
         name = check_ref(fields.get("tag"), kind="tag")
         message = member(fields, "message", str)
         with self._storage.lock(repo), self._storage.git(repo) as git:
             target = commit = resolve_commit(git, revision)
-            _check_free(git, name, "tag")
+            _check_name_is_free(git, name, "tag")
             if message:
-                # An annotated tag is a git object, to which the ref points, and which points to the commit.
+                # An annotated tag is a git object: the ref points to it, and it points to the commit.
                 with Quarantine(self._storage.path(repo)) as quarantine:
-                    target = quarantine.tag(name, commit, message)
+                    target = quarantine.add_tag(name, commit, message)
                     quarantine.migrate()
             git.write_ref(f"refs/tags/{name}", target)
         return json_response({})
 
     def _squash(self, request: Request, repo: RepoId, name: str) -> Response:
-        """Replaces the history of a branch by a single commit with the same files."""
-        self._access.write(request, repo)
+        """Replaces the history of a branch with a single commit that has the same files."""
+        self._access.require_write(request, repo)
         message = member(request.json(), "message", str) or f"Squash the branch '{name}'"
         with self._storage.lock(repo), self._storage.git(repo) as git:
             head = git.branch(name)
             if head is None:
                 raise revision_not_found(name)
             with Quarantine(self._storage.path(repo)) as quarantine:
-                commit = quarantine.commit(git.root_tree(head), [], message)
+                commit = quarantine.add_commit(git.root_tree(head), [], message)
                 quarantine.migrate()
             git.write_ref(f"refs/heads/{name}", commit)
         return json_response({})
 
 
-def _check_free(git: GitRepository, name: str, kind: str) -> None:
-    """Raises Fault if a branch (or tag) has this name, or a name that git cannot store beside it."""
+def _check_name_is_free(git: GitRepository, name: str, kind: str) -> None:
+    """Raises Fault if a branch (or tag) already has this name, or a name that conflicts with it in git."""
     # A ref is a file, so `exp` and `exp/a` exclude each other. A branch and a tag may share a name.
-    for existing in git.names("refs/heads/" if kind == "branch" else "refs/tags/"):
+    for existing in git.ref_names("refs/heads/" if kind == "branch" else "refs/tags/"):
         if existing == name:
-            raise Fault(409, f"The {kind} '{name}' exists already.")
+            raise Fault(409, f"The {kind} '{name}' already exists.")
         if existing.startswith(f"{name}/") or name.startswith(f"{existing}/"):
             raise bad_request(f"'{name}' conflicts with '{existing}' in git: one name begins with the other.")

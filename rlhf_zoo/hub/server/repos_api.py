@@ -7,78 +7,78 @@ from .access import Api, resolve_commit
 from .describe import describe
 from .faults import Fault, bad_request
 from .git import MAIN
-from .messages import SMALL_BODY, Request, Response, json_response, member, objects
+from .messages import SMALL_BODY, Request, Response, json_response, member, object_list
 from .names import KINDS, OWNER, RepoId, parse_repo_id
 from .routing import Router
 from .storage import now
 
 _PAGE_SIZE = 1000
 _MAX_VARIABLES = 500
-# Namespaces whose pages would hide other addresses of the Hub.
+# Namespaces whose pages would collide with other addresses of the Hub.
 _RESERVED = ("api", "_lfs", "_xet", "models", "datasets", "spaces", "collections")
-# The properties of each repository in a list, and those that the query parameter `full` adds.
+# The properties of each repository in a list, and the properties that the query parameter `full` adds.
 _LIST_PROPERTIES = [
     "createdAt", "downloads", "library_name", "likes", "pipeline_tag", "private", "sdk", "tags", "trendingScore",
 ]  # fmt: skip
 _FULL_LIST_PROPERTIES = ["author", "disabled", "gated", "lastModified", "sha", "siblings"]
-_SORTS = ("lastModified", "createdAt", "downloads", "likes", "trendingScore")
+_SORT_KEYS = ("lastModified", "createdAt", "downloads", "likes", "trendingScore")
 # The properties that filtering and sorting a list need.
-_FILTER_PROPERTIES = (*_SORTS, "tags", "pipeline_tag", "models", "datasets", "sha")
+_FILTER_PROPERTIES = (*_SORT_KEYS, "tags", "pipeline_tag", "models", "datasets", "sha")
 
 
 class ReposApi(Api):
     """Repositories: their creation, settings, descriptions and lists."""
 
     def register(self, router: Router) -> None:
-        router.add("POST", "/api/repos/create", self._create, body=SMALL_BODY)
-        router.add("DELETE", "/api/repos/delete", self._delete, body=SMALL_BODY)
-        router.add("POST", "/api/repos/move", self._move, body=SMALL_BODY)
+        router.add("POST", "/api/repos/create", self._create, max_body=SMALL_BODY)
+        router.add("DELETE", "/api/repos/delete", self._delete, max_body=SMALL_BODY)
+        router.add("POST", "/api/repos/move", self._move, max_body=SMALL_BODY)
         for kind, plural in KINDS.items():
             router.add("GET", f"/api/{plural}", partial(self._list, kind=kind))
         router.add("GET", "/api/settings/repositories", self._disk_usage)
         router.add("GET", "/api/organizations/{namespace}/settings/repositories", self._disk_usage)
-        router.add("POST", "/api/{repo}/duplicate", self._duplicate, body=SMALL_BODY)
-        router.add("PUT", "/api/{repo}/settings", self._settings, body=SMALL_BODY)
+        router.add("POST", "/api/{repo}/duplicate", self._duplicate, max_body=SMALL_BODY)
+        router.add("PUT", "/api/{repo}/settings", self._change_visibility, max_body=SMALL_BODY)
         router.add("GET", "/api/{repo}/auth-check", self._auth_check)
         router.add("GET", "/api/{repo}/auth-check/write", partial(self._auth_check, write=True))
         router.add("GET", "/api/{repo}/revision/{revision}", self._info)
         router.add("GET", "/api/{repo}", self._info)
 
     def _create(self, request: Request) -> Response:
-        """Creates a repository. Fault 409 if it exists, with its address in the body."""
+        """Creates a repository. Fault 409, with its address in the body, if it exists."""
         request.require_write()
         fields = request.json()
-        repo = _requested_repo(fields)
+        repo = _parse_repo(fields)
         _check_not_reserved(repo)
         if fields.get("template"):
             raise bad_request("The embedded Hub has no Space templates: create the Space and push your own files.")
-        private = _is_private(fields)
+        private = _parse_visibility(fields)
         sdk = member(fields, "sdk", str)
-        created = self._storage.create(repo, private=bool(private), sdk=sdk, variables=_variables(fields))
+        was_created = self._storage.create(repo, private=bool(private), sdk=sdk, variables=_parse_variables(fields))
         answer = {"url": f"{request.base_url}/{repo.url}", "name": str(repo), "id": str(repo)}
-        if not created:
+        if not was_created:
             raise Fault(409, f"You already created the {repo.kind} repository '{repo}'.", body=answer)
         return json_response(answer)
 
     def _delete(self, request: Request) -> Response:
         """Deletes a repository."""
-        request.require_write()  # not `Access.write`, which refuses a damaged repository
-        self._storage.delete(_requested_repo(request.json()))
+        request.require_write()  # not `Access.require_write`, which refuses a damaged repository
+        self._storage.delete(_parse_repo(request.json()))
         return json_response({})
 
     def _move(self, request: Request) -> Response:
-        """Renames a repository. The old name redirects to it until another repository takes that name."""
+        """Renames a repository. The old name redirects to the new name until another repository takes the old name."""
         fields = request.json()
         kind = fields.get("type") or "model"
         source, target = (_parse_full_name(kind, fields.get(key), key) for key in ("fromRepo", "toRepo"))
-        self._access.write(request, source)
+        self._access.require_write(request, source)
         _check_not_reserved(target)
         self._storage.move(source, target)
         return json_response({"url": f"{request.base_url}/{target.url}"})
 
     def _duplicate(self, request: Request, repo: RepoId) -> Response:
-        """Copies a repository with its history. Fault 409 with the address if the new name is taken."""
-        self._access.read(request, repo)
+        """Copies a repository with its history. Fault 409, with the address, if the new name is taken."""
+        self._access.require_read(request, repo)
         request.require_write()
         fields = request.json()
         if repo.kind == "space" and any(
@@ -87,22 +87,24 @@ class ReposApi(Api):
             raise bad_request("The embedded Hub stores Spaces and does not run them: leave hardware and secrets out.")
         target = _parse_full_name(repo.kind, fields.get("repository"), "repository")
         _check_not_reserved(target)
-        was_created = self._storage.duplicate(repo, target, private=_is_private(fields), variables=_variables(fields))
+        was_created = self._storage.duplicate(
+            repo, target, private=_parse_visibility(fields), variables=_parse_variables(fields)
+        )
         answer = {"url": f"{request.base_url}/{target.url}", "filesCopyPending": False}
         if not was_created:
-            raise Fault(409, f"The {target.kind} repository '{target}' exists already.", body=answer)
+            raise Fault(409, f"The {target.kind} repository '{target}' already exists.", body=answer)
         return json_response(answer)
 
-    def _settings(self, request: Request, repo: RepoId) -> Response:
+    def _change_visibility(self, request: Request, repo: RepoId) -> Response:
         """Changes the visibility of a repository."""
-        self._access.write(request, repo)
+        self._access.require_write(request, repo)
         fields = request.json()
         if fields.get("gated"):
             raise bad_request("The embedded Hub has no gated repositories: make the repository private instead.")
-        private = _is_private(fields)
+        private = _parse_visibility(fields)
         if private is not None:
             with self._storage.lock(repo):
-                self._storage.change(repo, private=private)
+                self._storage.change_settings(repo, private=private)
         return json_response({"private": self._storage.settings(repo).private, "gated": False})
 
     def _disk_usage(self, request: Request, namespace: str = OWNER) -> Response:
@@ -120,50 +122,52 @@ class ReposApi(Api):
                 item = {"id": str(repo), "type": repo.kind, "updatedAt": info["lastModified"]}
                 item |= {"visibility": "private" if settings.private else "public", "storage": info["usedStorage"]}
                 answer.append(item)
-        # At least 1, because it is a divisor.
+        # At least 1, because the sum is a divisor.
         total = sum(item["storage"] for item in answer) or 1
         answer.sort(key=lambda item: item["storage"], reverse=True)
         return json_response([{**item, "storagePercent": item["storage"] / total} for item in answer])
 
     def _auth_check(self, request: Request, repo: RepoId, write: bool = False) -> Response:
-        """Answers whether the caller may read (or write) a repository."""
-        (self._access.write if write else self._access.read)(request, repo)
+        """Checks that the caller may read (or write) a repository."""
+        (self._access.require_write if write else self._access.require_read)(request, repo)
         return json_response({})
 
     def _info(self, request: Request, repo: RepoId, revision: str = MAIN) -> Response:
         """Describes a repository at a revision."""
-        settings = self._access.read(request, repo)
+        settings = self._access.require_read(request, repo)
         expand = request.values("expand") or None
         with self._storage.git(repo) as git:
             commit = resolve_commit(git, revision)
-            blobs = request.flag("blobs")
-            return json_response(describe(self._storage, repo, settings, git, commit, blobs=blobs, expand=expand))
+            include_blobs = request.flag("blobs")
+            return json_response(
+                describe(self._storage, repo, settings, git, commit, include_blobs=include_blobs, expand=expand)
+            )
 
     def _list(self, request: Request, kind: str) -> Response:
-        """Lists the repositories of a kind that pass every filter, in pages."""
+        """Lists the repositories of a kind that match every filter, in pages."""
         sort = request.value("sort") or "lastModified"
-        if sort not in _SORTS:
-            raise bad_request(f"Cannot sort by '{sort[:40]}': use one of {', '.join(_SORTS)}.")
+        if sort not in _SORT_KEYS:
+            raise bad_request(f"Cannot sort by '{sort[:40]}': use one of {', '.join(_SORT_KEYS)}.")
         if request.value("num_parameters"):
             raise bad_request("The embedded Hub cannot filter by the number of parameters: leave num_parameters out.")
         expand = request.values("expand") or None
         matching = []
         for repo in self._storage.repositories(kind):
             with self._storage.skip_damaged(repo):
-                item = self._filter(request, repo)
+                item = self._match_filters(request, repo)
                 if item is not None:
                     matching.append((repo, item))
         matching.sort(key=lambda pair: pair[1][sort], reverse=request.value("direction") != "1")
-        # Filters read a few properties of all repositories. Get the other properties of one page only.
+        # Filters need a few properties of every repository. Get the other properties only for the page.
         page, headers = request.page(matching, _PAGE_SIZE)
         answer = []
         for repo, item in page:
             with self._storage.skip_damaged(repo):
-                answer.append(self._describe(request, repo, item, expand))
+                answer.append(self._describe_for_list(request, repo, item, expand))
         return json_response(answer, headers=headers)
 
-    def _filter(self, request: Request, repo: RepoId) -> dict[str, Any] | None:
-        """The `_FILTER_PROPERTIES` of a repository; None if a filter excludes it or the caller may not see it."""
+    def _match_filters(self, request: Request, repo: RepoId) -> dict[str, Any] | None:
+        """Returns a repository's `_FILTER_PROPERTIES`; None if a filter excludes it or the caller may not see it."""
         authors = request.values("author")
         if authors and repo.namespace not in authors:
             return None
@@ -191,7 +195,7 @@ class ReposApi(Api):
             return None
         return item
 
-    def _describe(
+    def _describe_for_list(
         self, request: Request, repo: RepoId, item: dict[str, Any], expand: list[str] | None
     ) -> dict[str, Any]:
         if expand is None:
@@ -205,7 +209,7 @@ class ReposApi(Api):
             return describe(self._storage, repo, settings, git, item["sha"], expand=expand)
 
 
-def _requested_repo(fields: dict[str, object]) -> RepoId:
+def _parse_repo(fields: dict[str, object]) -> RepoId:
     return parse_repo_id(fields.get("type") or "model", fields.get("organization"), fields.get("name"))
 
 
@@ -214,15 +218,15 @@ def _check_not_reserved(repo: RepoId) -> None:
         raise bad_request(f"The namespace '{repo.namespace}' is part of the Hub's own addresses; choose another.")
 
 
-def _variables(fields: dict[str, object]) -> dict[str, dict[str, Any]]:
+def _parse_variables(fields: dict[str, object]) -> dict[str, dict[str, Any]]:
     return {
         member(item, "key", str) or "": {"value": member(item, "value", str) or "", "updatedAt": now()}
-        for item in objects(fields, "variables", max_count=_MAX_VARIABLES)
+        for item in object_list(fields, "variables", max_count=_MAX_VARIABLES)
     }
 
 
-def _is_private(fields: dict[str, object]) -> bool | None:
-    """Whether a request makes the repository private; None if it does not say."""
+def _parse_visibility(fields: dict[str, object]) -> bool | None:
+    """Returns whether a request makes the repository private; None if the request does not say."""
     visibility = fields.get("visibility")
     if visibility is None:
         private = fields.get("private")

@@ -22,12 +22,12 @@ _ACTIONS = "revision|tree|refs|resolve|commits?|preupload|paths-info|branch|tag|
 
 @dataclass(frozen=True)
 class _Route:
-    """A route. `body` is the largest body that the handler reads, in bytes."""
+    """A route. `max_body` is the size in bytes of the largest body that the handler reads."""
 
     method: str
     pattern: re.Pattern[str]
     handler: Handler
-    body: int
+    max_body: int
 
 
 class Router:
@@ -35,25 +35,27 @@ class Router:
 
     In a pattern, `{name}` is one segment and `{path*}` is the rest, which may be empty. `{repo}` is
     `KIND/NAMESPACE/NAME`, `{space}` is the same for Spaces only, and `{page}` is the same in the addresses of pages,
-    where models have no KIND. The handler gets these last three as `repo`, a RepoId.
+    where models have no KIND. The handler gets `{repo}`, `{space}` and `{page}` as `repo`, a RepoId.
 
     Args:
-        exists: Whether a repository exists.
-        new_name: Returns the current name of a renamed repository; None if there is none.
+        exists: Returns whether a repository exists.
+        current_name: Returns the current name of a renamed repository; None if it was not renamed.
     """
 
-    def __init__(self, exists: Callable[[RepoId], bool], new_name: Callable[[Request, RepoId], RepoId | None]) -> None:
-        self._exists, self._new_name = exists, new_name
+    def __init__(
+        self, exists: Callable[[RepoId], bool], current_name: Callable[[Request, RepoId], RepoId | None]
+    ) -> None:
+        self._exists, self._current_name = exists, current_name
         self._routes: list[_Route] = []
 
-    def add(self, methods: str, pattern: str, handler: Handler, *, body: int = 0) -> None:
+    def add(self, methods: str, pattern: str, handler: Handler, *, max_body: int = 0) -> None:
         """Adds a route.
 
         Args:
             methods: HTTP methods, separated by spaces.
-            pattern: The address, in the form that the class describes.
-            handler: Called with the request, and with the parts of the address as keywords.
-            body: Largest body in bytes. A larger one gets 413.
+            pattern: The pattern of the address, as the class describes it.
+            handler: Called with the request, and with the variable parts of the address as keywords.
+            max_body: Maximum size of the body in bytes. A larger body is refused with 413.
         """
         kind = rf"(?P<repo_kind>{'|'.join(_SINGULAR)})/"
         repo = r"(?P<repo_namespace>[^/]+)/(?P<repo_name>[^/]+?)"
@@ -63,7 +65,7 @@ class Router:
         source = re.sub(r"/\{(\w+)\*\}", r"(?:/(?P<\1>.*))?", source)
         source = re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", source)
         for method in methods.split():
-            self._routes.append(_Route(method, re.compile(source), handler, body))
+            self._routes.append(_Route(method, re.compile(source), handler, max_body))
 
     def dispatch(self, request: Request) -> Response:
         """Finds the handler and calls it.
@@ -75,7 +77,7 @@ class Router:
             The handler's answer, or a redirect to the new name of a repository.
 
         Raises:
-            Fault: 404 if no route has this address, 405 if only routes of other methods do; or the handler refuses.
+            Fault: 404 if no route has this address, 405 if only routes for other methods have it; or the handler's own.
         """
         allowed_methods = set()
         for route in self._routes:
@@ -84,7 +86,7 @@ class Router:
             if not match or (request.path.startswith("/api/") and not route.pattern.pattern.startswith("/api/")):
                 continue
             if route.method == request.method or (route.method == "GET" and request.method == "HEAD"):
-                parts = _parts(match)
+                parts = _parse_parts(match)
                 return self._redirect(route, request, match, parts) or self._call(route, request, parts)
             allowed_methods.add(route.method)
         if allowed_methods:
@@ -95,7 +97,7 @@ class Router:
             rf"/(?:api/(?:{'|'.join(_SINGULAR)})/)?([^/]+)(?:/(?:{_ACTIONS})(?:/.*)?)?", request.path
         )
         if unqualified and unqualified[1] != "api":
-            raise repo_not_found(_decode_segment(unqualified[1]), anonymous=request.role is None)
+            raise repo_not_found(_decode_segment(unqualified[1]), is_anonymous=request.role is None)
         raise Fault(404, "The embedded Hub has no such address; it serves models, datasets, Spaces and collections.")
 
     def _redirect(
@@ -103,32 +105,33 @@ class Router:
     ) -> Response | None:
         """A redirect (307) to this address under the repository's new name; None if the repository was not renamed."""
         repo = parts.get("repo")
-        # Addresses that begin with "_" are signed for one repository and one name.
+        # Addresses that begin with "_" are signed for a repository under a single name.
         if repo is None or request.path.startswith("/_") or self._exists(repo):
             return None
-        target = self._new_name(request, repo)
+        target = self._current_name(request, repo)
         if target is None:
             return None
         if request.role == "write":
-            request.body.expect(route.body)  # read the rest of the body, so that the sender sees the answer
+            request.body.allow(route.max_body)  # read the rest of the body, so that the sender sees the answer
         start, end = match.start("repo_namespace"), match.end("repo_name")
         query = f"?{urlencode(request.query, doseq=True)}" if request.query else ""
         location = f"{request.path[:start]}{target}{request.path[end:]}{query}"
         return json_response({"url": location}, status=307, headers={"Location": location})
 
     def _call(self, route: _Route, request: Request, parts: dict[str, Any]) -> Response:
-        request.body.limit = route.body
+        request.body.limit = route.max_body
         try:
             return route.handler(request, **parts)
         except (FileNotFoundError, Damaged):
             repo = parts.get("repo")
             if repo is None or self._exists(repo):
                 raise
-            # It was deleted or moved while the request was in progress.
-            raise repo_not_found(repo, anonymous=request.role is None) from None
+            # The repository was deleted or moved while the request was in progress.
+            raise repo_not_found(repo, is_anonymous=request.role is None) from None
 
 
-def _parts(match: re.Match[str]) -> dict[str, Any]:
+def _parse_parts(match: re.Match[str]) -> dict[str, Any]:
+    """Returns the keywords for a route's handler."""
     parts: dict[str, Any] = {key: _decode_segment(value or "") for key, value in match.groupdict().items()}
     if "repo_name" in parts:
         kind = _SINGULAR.get(parts.pop("repo_kind"), "model")

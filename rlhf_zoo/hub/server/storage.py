@@ -1,4 +1,4 @@
-"""Stores the repositories of a Hub on disk, safely for several threads and for several servers of the same root.
+"""Stores a Hub's repositories on disk. Several threads, and several servers of the same root, may use it at once.
 
 ROOT/repos/models/NAMESPACE/NAME.git/   a bare git repository
     hub.json                            visibility, creation date, a Space's variables
@@ -37,11 +37,11 @@ _LARGE_SUFFIXES = (
     "7z arrow avro bin bz2 ckpt flac ftz gguf gz h5 joblib lz4 mlmodel model mp3 mp4 msgpack npy npz ogg "
     "onnx ot parquet pb pickle pkl pt pth rar safetensors tar tflite tgz wasm wav webm xz zip zst"
 )
-#: The .gitattributes in the first commit of a repository: which files git-lfs keeps outside git.
+#: The .gitattributes in a repository's first commit, which says which files git-lfs keeps outside git.
 GIT_ATTRIBUTES = "".join(f"*.{suffix} filter=lfs diff=lfs merge=lfs -text\n" for suffix in _LARGE_SUFFIXES.split()) + (
     "*tfevents* filter=lfs diff=lfs merge=lfs -text\n"
 )
-# The keys of hub.json, with the types of their values.
+# Key of hub.json -> type of its value.
 _SETTING_TYPES = {
     "created": str,
     "private": bool,
@@ -51,14 +51,14 @@ _SETTING_TYPES = {
     "secrets": dict,
 }
 _STALE_SECONDS = 24 * 3600
-# Bytes that uploads leave free on the disk for commits and deletions.
+# Bytes that uploads must leave free on the disk, for commits and deletions.
 _RESERVED_BYTES = 16 * 2**20
-# Maximum renames to follow in a row, because the records could form a cycle.
+# Maximum number of renames to follow, because the records could form a cycle.
 _MAX_RENAMES = 20
 
 
 def now() -> str:
-    """Returns the time in the Hub's format: ISO 8601 with milliseconds and Z."""
+    """Returns the current time in the Hub's format: ISO 8601 with milliseconds and Z."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
 
 
@@ -69,10 +69,10 @@ class Settings:
     Args:
         created: Date of creation.
         private: Whether only callers with a token can see it.
-        gated: Always False; the key is there because the Hub's API has it.
+        gated: Always False. The Hub's API has this key.
         sdk: The SDK of a Space, such as gradio or static.
-        variables: The variables of a Space, by name, with value and date.
-        secrets: The secrets of a Space, by name, with description and date, but never a value.
+        variables: The variables of a Space: name -> value, date and so on.
+        secrets: The secrets of a Space: name -> description and date, but never a value.
 
     Raises:
         ValueError: A value does not have the type that a Hub writes.
@@ -115,10 +115,10 @@ class Storage:
         self.root = root
         self._repos = root / "repos"
         self._locks = root / "locks"
-        self._temporary = root / "trash"
+        self._trash = root / "trash"
         self.clock = Clock()
         self._moved = root / "moved"
-        for folder in (self._repos, self._locks, self._temporary, self._moved, root / "collections"):
+        for folder in (self._repos, self._locks, self._trash, self._moved, root / "collections"):
             folder.mkdir(exist_ok=True)
 
     def path(self, repo: RepoId) -> Path:
@@ -139,7 +139,7 @@ class Storage:
         return self.path(repo).is_dir()
 
     def git(self, repo: RepoId) -> GitRepository:
-        """Opens the git repository, as a context manager.
+        """Opens the git repository, which is a context manager.
 
         Args:
             repo: The repository.
@@ -147,7 +147,7 @@ class Storage:
         return GitRepository(self.path(repo))
 
     def large_files(self, repo: RepoId) -> LargeFiles:
-        """Returns the store of the repository's large files.
+        """Returns the store of a repository's large files.
 
         Args:
             repo: The repository.
@@ -162,7 +162,7 @@ class Storage:
             repos: The repositories to lock.
         """
         with ExitStack() as stack:
-            # Lock in a fixed order, so that two writers cannot wait for each other.
+            # Lock in a fixed order, so that two writers never wait for each other.
             for repo in sorted(set(repos)):
                 stack.enter_context(locked(self._locks / _file_name(repo)))
             yield
@@ -174,14 +174,14 @@ class Storage:
             repo: The repository.
 
         Raises:
-            Fault: 404 if the repository is gone; Damaged if its settings cannot be read.
+            Fault: 404 if there is no such repository; Damaged if its settings cannot be read.
         """
         folder = self.path(repo)
         try:
             fields = read_json(folder / "hub.json")
             if fields is None:
                 if not self.exists(repo):
-                    raise repo_not_found(repo, anonymous=False)
+                    raise repo_not_found(repo, is_anonymous=False)
                 raise Damaged(folder, "its hub.json is lost")
             return Settings(**fields)
         except OSError as error:
@@ -193,9 +193,9 @@ class Storage:
 
     @contextmanager
     def skip_damaged(self, repo: RepoId) -> Iterator[None]:
-        """Suppresses errors of a repository that is damaged or was deleted meanwhile, so that a list leaves it out.
+        """Suppresses the errors of a repository that is damaged or was deleted meanwhile, so that a list leaves it out.
 
-        Damage is logged.
+        Logs damage.
 
         Args:
             repo: The repository.
@@ -209,8 +209,8 @@ class Storage:
             if self.exists(repo):
                 raise
 
-    def change(self, repo: RepoId, **changes: Any) -> Settings:
-        """Replaces settings and returns all of them. The caller holds the lock.
+    def change_settings(self, repo: RepoId, **changes: Any) -> Settings:
+        """Changes some settings and returns all of them. The caller holds the lock.
 
         Args:
             repo: The repository.
@@ -230,7 +230,7 @@ class Storage:
             variables: The variables of a Space, by name; {} for other repositories.
 
         Returns:
-            False if it exists already.
+            False if the repository already exists.
         """
         with self.lock(repo):
             if self.exists(repo):
@@ -242,19 +242,19 @@ class Storage:
                 Quarantine(folder) as quarantine,
             ):
                 edit = TreeEdit(git, None)
-                edit.put(".gitattributes", quarantine.blob(GIT_ATTRIBUTES.encode()))
-                commit = quarantine.commit(edit.write(quarantine), [], "Create the repository")
+                edit.put(".gitattributes", quarantine.add_blob(GIT_ATTRIBUTES.encode()))
+                commit = quarantine.add_commit(edit.write(quarantine), [], "Create the repository")
                 quarantine.migrate()
                 git.write_ref(f"refs/heads/{MAIN}", commit)
             return True
 
     @contextmanager
     def _new_repository(self, repo: RepoId, settings: Settings) -> Iterator[Path]:
-        """Yields a temporary folder with an empty git repository, and moves it to its final path when it is complete.
+        """Yields a temporary folder with an empty git repository. Moves it to its final path when the context ends.
 
-        `sweep` removes the folder after a crash.
+        After a crash, `sweep` removes the folder.
         """
-        folder = self._temporary / f"new-{secrets.token_hex(8)}"
+        folder = self._trash / f"new-{secrets.token_hex(8)}"
         folder.mkdir()
         try:
             with mark_in_use(folder):
@@ -268,15 +268,13 @@ class Storage:
     def duplicate(
         self, repo: RepoId, target: RepoId, *, private: bool | None, variables: dict[str, dict[str, object]]
     ) -> bool:
-        """Copies a repository with its history and files. Files are linked if the file system allows it.
-
-        The copy has no secrets.
+        """Copies a repository with its history and files, but without secrets. Hard-links the files if possible.
 
         Args:
             repo: The original.
             target: The name of the copy.
-            private: Visibility of the copy; None for that of the original.
-            variables: Variables of the copy, in addition to those of the original.
+            private: Visibility of the copy; None for the original's.
+            variables: Variables of the copy, in addition to the original's.
 
         Returns:
             False if the new name is taken.
@@ -309,19 +307,19 @@ class Storage:
             repo: The repository.
 
         Raises:
-            Fault: 404 if there is none.
+            Fault: 404 if there is no such repository.
         """
         with self.lock(repo):
             if not self.exists(repo):
-                raise repo_not_found(repo, anonymous=False)
-            # First free the name in one step. Deleting gigabytes takes a while, and needs no lock.
-            discarded = self._temporary / f"old-{secrets.token_hex(8)}"
+                raise repo_not_found(repo, is_anonymous=False)
+            # First free the name in a single step. Deleting gigabytes takes a while and needs no lock.
+            discarded = self._trash / f"old-{secrets.token_hex(8)}"
             os.rename(self.path(repo), discarded)
             sync_folder(self.path(repo).parent)
         shutil.rmtree(discarded, ignore_errors=True)
 
     def move(self, repo: RepoId, target: RepoId) -> None:
-        """Renames a repository. Afterwards, `new_name` returns its new name for the old name.
+        """Renames a repository. From then on, `current_name` returns the new name for the old name.
 
         Args:
             repo: The repository.
@@ -333,13 +331,13 @@ class Storage:
         with self.lock(repo, target):
             created = self.settings(repo).created
             if self.exists(target):
-                raise Fault(409, f"Cannot move '{repo}': '{target}' exists already; delete it or choose another name.")
+                raise Fault(409, f"Cannot move '{repo}': '{target}' already exists; delete it or choose another name.")
             self._place(self.path(repo), target)
             sync_folder(self.path(repo).parent)
             write_json(self._moved / _file_name(repo), {"to": str(target), "created": created})
 
-    def new_name(self, repo: RepoId) -> RepoId | None:
-        """Returns the current name of a repository that once had this name; None if there is none.
+    def current_name(self, repo: RepoId) -> RepoId | None:
+        """Returns the current name of a repository that formerly had this name; None if there is no such repository.
 
         Args:
             repo: The requested name.
@@ -360,7 +358,7 @@ class Storage:
         return None
 
     def _place(self, source: Path, repo: RepoId) -> None:
-        """Moves a complete repository from the folder `source` to its final path, where no repository exists."""
+        """Moves a complete repository from the folder `source` to its final path, where no repository may exist."""
         target = self.path(repo)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -368,15 +366,15 @@ class Storage:
         except (FileExistsError, NotADirectoryError) as error:
             raise Fault(
                 409,
-                f"The name '{repo}' cannot be used, because a file is in its place: move away the file at {target} or "
+                f"The name '{repo}' cannot be used, because a file is in its place: remove the file at {target} or "
                 f"{target.parent}.",
             ) from error
         sync_folder(target.parent)
-        # The name belongs to this repository from now on, so an old record must not redirect from it.
+        # From now on, the name belongs to this repository, so an old record must not redirect from it.
         (self._moved / _file_name(repo)).unlink(missing_ok=True)
 
     def require_writable(self) -> None:
-        """Raises Fault 507 if nothing can be written, so that clients learn this before they send gigabytes."""
+        """Raises Fault 507 if nothing can be written. Clients should learn this before they send gigabytes."""
         if not os.access(self.root, os.W_OK):
             raise cannot_write(self.root, os.strerror(errno.EROFS))
 
@@ -391,11 +389,11 @@ class Storage:
             raise disk_full(self.root)
 
     def free_bytes(self) -> int:
-        """Returns the bytes that uploads may still take; negative if too little is left for commits."""
+        """Returns the number of bytes that uploads may still use; negative if too little is left for commits."""
         return shutil.disk_usage(self.root).free - _RESERVED_BYTES
 
     def repositories(self, kind: str | None = None) -> Iterator[RepoId]:
-        """Yields every repository of a kind, or of all kinds, by name, including damaged ones.
+        """Yields every repository of a kind, or of all kinds, in order of name. Includes damaged repositories.
 
         Args:
             kind: model, dataset or space; None for all.
@@ -406,12 +404,13 @@ class Storage:
                     yield RepoId(repo_kind, folder.parent.name, folder.name.removesuffix(".git"))
 
     def sweep(self) -> None:
-        """Removes what killed servers left behind: deleted repositories, incomplete uploads, unused objects.
+        """Removes leftovers of killed servers: deleted repositories, incomplete uploads, objects that were never used.
 
-        Removes only what is older than a day and not in use by any process. Logs failures.
+        Removes them only if they are older than a day and no process uses them. Logs failures. Removes idle epochs of
+        Xet uploads too.
         """
         limit = self.clock.now() - _STALE_SECONDS
-        leftovers = [*self._temporary.iterdir(), *self.root.glob(".*.tmp"), *self.root.glob("collections/*/.*.tmp")]
+        leftovers = [*self._trash.iterdir(), *self.root.glob(".*.tmp"), *self.root.glob("collections/*/.*.tmp")]
         for pattern in (
             "*/*/*.git/incoming-*",
             "*/*/*.git/lfs/incomplete/*",
@@ -437,7 +436,7 @@ def _file_name(repo: RepoId) -> str:
 def _log_sweep_errors(path: Path) -> Iterator[None]:
     try:
         yield
-    except FileNotFoundError:  # another server swept it, or the repository was deleted or moved meanwhile
+    except FileNotFoundError:  # another server removed the file, or the repository was deleted or moved meanwhile
         pass
     except OSError as error:
-        log.warning("%s cannot be swept (%s); it stays where it is.", path, error.strerror)
+        log.warning("%s cannot be removed (%s); it stays where it is.", path, error.strerror)

@@ -23,8 +23,8 @@ _LINK_SECONDS = 6 * 3600
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-def _digest(token: str) -> str:
-    # Nobody can guess the 160 random bits of a token, so a plain hash needs neither salt nor stretching.
+def _hash_token(token: str) -> str:
+    # Nobody can guess the 160 random bits of a token, so a plain hash is enough, without salt or stretching.
     return hashlib.sha256(token.encode(errors="replace")).hexdigest()
 
 
@@ -36,7 +36,7 @@ class Token:
         sha256: Hash of the token. Its first digits are the `id`.
         role: "read" or "write".
         created: Time of creation, in ISO 8601.
-        name: The purpose of the token, as lists show it.
+        name: The token's purpose, for lists.
         expires: Time of expiry, in ISO 8601; None for a token that is valid until it is revoked.
 
     Raises:
@@ -66,7 +66,7 @@ class Token:
 
     @property
     def id(self) -> str:
-        """The digits by which the token is listed and revoked."""
+        """The digits that identify the token when tokens are listed or revoked."""
         return self.sha256[:_ID_LENGTH]
 
     @property
@@ -76,7 +76,7 @@ class Token:
 
 
 class TokenFile:
-    """The file of issued tokens. It is read again whenever another process adds or revokes a token.
+    """The file of issued tokens. It is read again after any process has added or revoked a token.
 
     Args:
         root: The Hub's folder.
@@ -88,7 +88,7 @@ class TokenFile:
         self._tokens: dict[str, Token] = {}
 
     def role(self, token: str) -> str | None:
-        """Looks up what a token may do.
+        """Looks up the role of a token.
 
         Args:
             token: The token.
@@ -106,12 +106,12 @@ class TokenFile:
         # The file is replaced, never edited, so the inode changes even if the clock has not advanced.
         stamp = (status.st_ino, status.st_mtime_ns)
         if stamp != self._stamp:
-            self._tokens = {token.sha256: token for token in self.all()}
+            self._tokens = {token.sha256: token for token in self.read_all()}
             self._stamp = stamp
-        record = self._tokens.get(_digest(token))
+        record = self._tokens.get(_hash_token(token))
         return None if record is None or record.expired else record.role
 
-    def all(self) -> list[Token]:
+    def read_all(self) -> list[Token]:
         """Returns every token, oldest first, including expired ones. Raises ZooError if the file is damaged."""
         try:
             return [Token(**entry) for entry in read_json(self._path, [])]
@@ -122,52 +122,52 @@ class TokenFile:
             ) from error
 
     def add(self, role: str, *, name: str | None = None, seconds: int | None = None) -> str:
-        """Issues a token. Only its hash is stored, so it can be shown only once.
+        """Issues a token and returns it. Only the hash is stored, so the token can be shown only once.
 
         Args:
             role: "read" or "write".
-            name: Its purpose, as lists show it.
-            seconds: How long it is valid; None for no limit.
+            name: The token's purpose, for lists.
+            seconds: How long the token is valid; None for no limit.
         """
         token = f"hub_{secrets.token_hex(20)}"
         now = int(time.time())
-        expires = None if seconds is None else _date(now + seconds)
+        expires = None if seconds is None else _format_date(now + seconds)
         with locked(self._path.with_name(".tokens.lock")):
-            self._write([*self.all(), Token(_digest(token), role, _date(now), name, expires)])
+            self._write([*self.read_all(), Token(_hash_token(token), role, _format_date(now), name, expires)])
         return token
 
     def revoke(self, name: str) -> Token | None:
         """Revokes a token.
 
         Args:
-            name: Its id, its sha256, or the token itself.
+            name: The token's id, its sha256, or the token itself.
 
         Returns:
             The record of the revoked token; None if there is no such token.
         """
         with locked(self._path.with_name(".tokens.lock")):
-            tokens = self.all()
+            tokens = self.read_all()
             for token in tokens:
-                if name in (token.id, token.sha256) or _digest(name) == token.sha256:
+                if name in (token.id, token.sha256) or _hash_token(name) == token.sha256:
                     self._write([other for other in tokens if other is not token])
                     return token
         return None
 
     def _write(self, tokens: list[Token]) -> None:
-        # Drops expired tokens from the file. `role` refuses them already.
+        # Leave out expired tokens: `role` refuses them anyway.
         valid = [vars(token) for token in tokens if not token.expired]
         write_json(self._path, [{key: value for key, value in token.items() if value is not None} for token in valid])
 
 
 def _is_date(value: object) -> bool:
-    """Whether a value is a time in ISO 8601 with a time zone, without which it cannot be compared with the present."""
+    """Whether a value is a time in ISO 8601 with a time zone, which a comparison with the current time needs."""
     try:
         return isinstance(value, str) and datetime.fromisoformat(value).tzinfo is not None
     except ValueError:
         return False
 
 
-def _date(seconds: int) -> str:
+def _format_date(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat()
 
 
@@ -183,13 +183,13 @@ def _open_tokens(root: str | os.PathLike[str], action: str) -> Iterator[tuple[Pa
 def create_token(
     root: str | os.PathLike[str], role: str, *, name: str | None = None, seconds: int | None = None
 ) -> str:
-    """Issues a token for a Hub.
+    """Issues a token for a Hub and returns it.
 
     Args:
         root: The Hub's folder, created if it does not exist.
         role: "read" or "write".
-        name: Its purpose, as lists show it.
-        seconds: How long it is valid; None for no limit.
+        name: The token's purpose, for lists.
+        seconds: How long the token is valid; None for no limit.
 
     Raises:
         ZooError: The role is unknown, or the folder cannot be written.
@@ -214,27 +214,27 @@ def list_tokens(root: str | os.PathLike[str]) -> list[Token]:
         ZooError: The file of tokens is damaged or cannot be read.
     """
     with _open_tokens(root, "read the tokens") as (_, tokens):
-        return tokens.all()
+        return tokens.read_all()
 
 
 def revoke_tokens(root: str | os.PathLike[str], names: tuple[str, ...]) -> list[Token]:
-    """Revokes tokens.
+    """Revokes tokens and returns their records.
 
     Args:
         root: The Hub's folder.
-        names: Tokens, each by its id or by the token itself.
+        names: The ids of the tokens, or the tokens themselves.
 
     Raises:
-        ZooError: A name belongs to no token. Tokens of other names are revoked anyway.
+        ZooError: A name belongs to no token. The tokens with the other names are revoked anyway.
     """
     with _open_tokens(root, "revoke tokens") as (folder, tokens):
         revoked = {name: tokens.revoke(name) if folder.is_dir() else None for name in names}
-    # A name that is too long for an id may be a token, so only its start is shown.
-    missing = ", ".join(
+    # A name that is too long for an id may be a token, so show only its start.
+    unknown_names = ", ".join(
         f"'{name[:8]}…'" if len(name) > _ID_LENGTH else f"'{name}'" for name in revoked if not revoked[name]
     )
-    if missing:
-        raise ZooError(f"No token {missing} of the Hub under {folder}: `rlhf-zoo hub token list` shows their ids.")
+    if unknown_names:
+        raise ZooError(f"The Hub under {folder} has no token {unknown_names}: `rlhf-zoo hub token list` shows the ids.")
     return [token for token in revoked.values() if token is not None]
 
 
@@ -242,7 +242,7 @@ class Signer:
     """Signs upload links and Xet tokens, so that an upload does not carry the user's token.
 
     Args:
-        root: The Hub's folder. The key is in `ROOT/secret`, and every server of that root uses it.
+        root: The Hub's folder. The key is in `ROOT/secret`, and all servers of that root use it.
     """
 
     def __init__(self, root: Path) -> None:
@@ -257,8 +257,8 @@ class Signer:
         """Signs a permission.
 
         Args:
-            parts: What the permission covers.
-            seconds: How long it is valid.
+            parts: Texts that say what is permitted.
+            seconds: How long the permission is valid.
 
         Returns:
             `EXPIRY.SIGNATURE`, with EXPIRY in seconds since the epoch.
@@ -267,11 +267,11 @@ class Signer:
         return f"{expiry}.{self._signature(expiry, parts)}"
 
     def verify(self, signature: str, *parts: str) -> bool:
-        """Whether `sign` made this signature for the same parts, and it has not expired.
+        """Whether `sign` made this signature for the same parts, and the signature has not expired.
 
         Args:
-            signature: What the client sent.
-            parts: What the permission must cover.
+            signature: The signature that the client sent.
+            parts: Texts that say what must be permitted.
         """
         expiry, _, received = signature.partition(".")
         expected = self._signature(expiry, parts)

@@ -1,8 +1,8 @@
-"""Receives uploads by Xet, huggingface_hub's default protocol: issues tokens, and stores the uploads under them.
+"""Receives uploads by Xet, huggingface_hub's default protocol: issues tokens, and stores uploads that carry them.
 
-Files end up in `LargeFiles`, like those uploaded by LFS, and are downloaded from there. Apart from `paths-info`, no
-answer of this Hub names a Xet hash. The Hub has no grants, no deduplication across repositories and no version 2 of
-shards. Clients accept a 404 for those.
+Files end up in `LargeFiles`, like files that were uploaded by LFS, and are downloaded from there. Apart from
+`paths-info`, no answer of this Hub names a Xet hash. The Hub does not offer grants, deduplication across repositories,
+or version 2 of the shard requests. Clients accept a 404 for them.
 """
 
 import logging
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from .access import Api, signed_identity
 from .faults import Fault, bad_request, forbidden, revision_not_found
-from .lfs_api import upload_errors
+from .lfs_api import translate_upload_errors
 from .messages import Request, Response, bearer_token, json_response
 from .names import RepoId
 from .routing import Router
@@ -21,9 +21,9 @@ from .xet_store import XetStore, current_epoch
 
 log = logging.getLogger(__name__)
 
-#: The start of the address of every store.
+#: Start of the path of each store's address.
 XET_PREFIX = "/_xet/"
-#: Where hf-xet sends its reports: at the root of the server, with a store's token.
+#: Path to which hf-xet sends its reports, with a store's token. It is not below XET_PREFIX.
 TELEMETRY_PATH = "/v1/telemetry"
 _TOKEN_SECONDS = 3600
 
@@ -34,13 +34,13 @@ class XetApi(Api):
     def register(self, router: Router) -> None:
         store = f"{XET_PREFIX}{{repo}}/{{epoch}}"
         router.add("GET", "/api/{repo}/xet-write-token/{revision}", self._write_token)
-        router.add("POST", f"{store}/v1/xorbs/default/{{xorb}}", self._upload_xorb, body=XORB_LIMIT)
-        router.add("POST", f"{store}/v1/shards", self._upload_shard, body=SHARD_LIMIT)
+        router.add("POST", f"{store}/v1/xorbs/default/{{xorb}}", self._upload_xorb, max_body=XORB_LIMIT)
+        router.add("POST", f"{store}/v1/shards", self._upload_shard, max_body=SHARD_LIMIT)
         router.add("POST", TELEMETRY_PATH, self._telemetry)
 
     def _write_token(self, request: Request, repo: RepoId, revision: str) -> Response:
         """Issues a token for this repository's store only, and returns it with the store's address."""
-        settings = self._access.write(request, repo)
+        settings = self._access.require_write(request, repo)
         with self._storage.git(repo) as git:
             if git.branch(revision.removeprefix("refs/heads/")) is None:
                 # Clients send the revision "None" before they open a pull request.
@@ -55,18 +55,18 @@ class XetApi(Api):
         return json_response({"casUrl": address, "accessToken": token, "exp": int(expiry)}, headers=headers)
 
     def _upload_xorb(self, request: Request, repo: RepoId, epoch: str, xorb: str) -> Response:
-        """Receives a xorb: chunks that a later shard refers to."""
-        with self._upload_errors(request, repo):
+        """Receives a xorb, whose chunks a later shard refers to."""
+        with self._authorized_upload(request, repo):
             _check_hash(xorb)  # it becomes a file's name
             self._storage.require_room(min(request.body.length or 0, XORB_LIMIT))
             inserted = XetStore(self._storage.path(repo), epoch).receive(xorb, request.body.chunks())
         return json_response({"was_inserted": inserted})
 
     def _upload_shard(self, request: Request, repo: RepoId, epoch: str) -> Response:
-        """Receives a shard, and rebuilds its files from the xorbs. From then on, they are ordinary large files."""
-        with self._upload_errors(request, repo):
+        """Receives a shard, and rebuilds its files from the xorbs. From then on, the files are ordinary large files."""
+        with self._authorized_upload(request, repo):
             store = XetStore(self._storage.path(repo), epoch)
-            store.register(request.body.read(), require_room=self._storage.require_room)
+            store.rebuild_files(request.body.read(), require_room=self._storage.require_room)
         return json_response({"result": 1})
 
     def _telemetry(self, request: Request) -> Response:
@@ -74,21 +74,22 @@ class XetApi(Api):
         return json_response({})
 
     @contextmanager
-    def _upload_errors(self, request: Request, repo: RepoId) -> Iterator[None]:
+    def _authorized_upload(self, request: Request, repo: RepoId) -> Iterator[None]:
+        """Checks the Xet token of an upload, and turns errors in the context into refusals."""
         token = bearer_token(request.headers.get("Authorization", ""))
         if token is None or not self._access.is_signed(token, "xet", repo):
             raise Fault(401, "The Xet token is not valid here or has expired; start the upload again.")
-        request.body.expect(request.body.limit)  # the token is valid, so read the rest of the body even after a refusal
+        request.body.allow(request.body.limit)  # the token is valid, so read the rest of the body even after a refusal
         try:
-            with upload_errors(repo, self._storage):
+            with translate_upload_errors(repo, self._storage):
                 yield
         except Fault as fault:
-            # hf-xet shows its user only the status, so the reason has to be in the log.
+            # hf-xet shows the user only the status, so log the reason.
             log.warning("Xet upload to %s refused: %s", repo, fault.message)
             raise
 
 
 def _check_hash(text: str) -> None:
-    """Checks that a hash has the protocol's text form."""
+    """Raises Fault 400 if a hash does not have the protocol's text form."""
     if not re.fullmatch(r"[0-9a-f]{64}", text):
         raise bad_request("A Xet hash has 64 lower-case hexadecimal digits.")

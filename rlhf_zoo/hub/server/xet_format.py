@@ -1,8 +1,8 @@
-"""Reads the parts of the Xet protocol's xorbs and shards that rebuilding files needs.
+"""Reads the parts of the Xet protocol's xorbs and shards that are needed to rebuild files.
 
 A file is split into chunks of 8 to 128 KiB. A xorb holds chunks, each compressed separately. A shard lists, for each
 file, the ranges of xorbs that it consists of. Integers are little-endian. Xet's own hashes are not checked, because
-the rebuilt file must have the announced sha256. Every function raises Fault 400 for data that break the format.
+the rebuilt file must have the announced sha256. Every public function raises Fault 400 for data that break the format.
 
 Source: Xet protocol 1.1, huggingface.co/docs/xet.
 """
@@ -26,9 +26,9 @@ SHARD_LIMIT = 64 * 2**20
 #: Largest number of chunks in a xorb, as in hf-xet.
 MAX_CHUNKS = 8192
 
-_MAX_CHUNK = 128 * 2**10
+_MAX_CHUNK_BYTES = 128 * 2**10
 _PLAIN, _LZ4, _GROUPED_LZ4 = range(3)
-_CHUNK_HEADER = 8
+_CHUNK_HEADER_BYTES = 8
 _XORB_FOOTER = b"XETBLOB"
 _SHARD_MAGIC = b"HFRepoMetaData\0" + bytes.fromhex("556967456a7b815783a5bdd95ccdd14aa9") + struct.pack("<Q", 2)
 #: One record of a shard: a hash and four numbers.
@@ -44,14 +44,14 @@ def _hash_hex(raw: bytes) -> str:
     return "".join(f"{number:016x}" for number in struct.unpack("<4Q", raw))
 
 
-def chunks_of(xorb: BinaryIO) -> array[int]:
+def find_chunks(xorb: BinaryIO) -> array[int]:
     """Finds the chunks of a xorb.
 
     Args:
         xorb: The open file.
 
     Returns:
-        The offset of each chunk's header.
+        The offsets of the chunks' headers.
 
     Raises:
         Fault: 400 for a chunk that is truncated, or for too many chunks.
@@ -66,7 +66,7 @@ def chunks_of(xorb: BinaryIO) -> array[int]:
         if len(chunks) == MAX_CHUNKS:
             raise bad_request(f"The xorb has more than {MAX_CHUNKS} chunks, which no client sends.")
         chunks.append(offset)
-        offset += _CHUNK_HEADER + header[1]
+        offset += _CHUNK_HEADER_BYTES + header[1]
         if offset > size:
             raise bad_request("A chunk of the xorb is cut short.")
     return chunks
@@ -90,14 +90,18 @@ def read_chunk(xorb: BinaryIO, offset: int) -> bytes | bytearray:
 
 
 def _read_header(xorb: BinaryIO, offset: int) -> tuple[int, int, int] | None:
-    """(compression scheme, stored bytes, bytes of content) of the chunk at `offset`; None at the xorb's footer."""
+    """(compression scheme, stored bytes, bytes of content) of the chunk at `offset`; None for the xorb's footer."""
     xorb.seek(offset)
-    header = xorb.read(_CHUNK_HEADER)
+    header = xorb.read(_CHUNK_HEADER_BYTES)
     if header.startswith(_XORB_FOOTER):
         return None
     size, length = int.from_bytes(header[1:4], "little"), int.from_bytes(header[5:8], "little")
-    if len(header) < _CHUNK_HEADER or header[0] != 0 or not (0 < size <= _MAX_CHUNK and 0 < length <= _MAX_CHUNK):
-        raise bad_request(f"A chunk of the xorb is cut short, or does not have 1 to {_MAX_CHUNK} bytes.")
+    if (
+        len(header) < _CHUNK_HEADER_BYTES
+        or header[0] != 0
+        or not (0 < size <= _MAX_CHUNK_BYTES and 0 < length <= _MAX_CHUNK_BYTES)
+    ):
+        raise bad_request(f"A chunk of the xorb is cut short, or does not have 1 to {_MAX_CHUNK_BYTES} bytes.")
     return header[4], size, length
 
 
@@ -105,12 +109,12 @@ def unpack(scheme: int, stored: bytes, length: int) -> bytes | bytearray:
     """Unpacks a chunk.
 
     Args:
-        scheme: The compression scheme in its header.
+        scheme: The compression scheme in the chunk's header.
         stored: The stored bytes.
-        length: Bytes of the content, from its header.
+        length: The number of bytes of content, from the chunk's header.
 
     Raises:
-        Fault: 400 for an unknown scheme, or for content of another length.
+        Fault: 400 for an unknown scheme, content of another length, or bytes that cannot be decompressed.
     """
     if scheme == _PLAIN:
         content: bytes | bytearray = stored
@@ -118,7 +122,7 @@ def unpack(scheme: int, stored: bytes, length: int) -> bytes | bytearray:
         from lz4.frame import LZ4FrameDecompressor
 
         try:
-            # One byte more than announced is enough to notice a frame with too much content (a zip bomb).
+            # A single byte more than announced is enough to detect a frame with too much content (a zip bomb).
             content = LZ4FrameDecompressor().decompress(stored, max_length=length + 1)
         except RuntimeError as error:
             raise bad_request("A chunk of the xorb is not an LZ4 frame.") from error
@@ -132,8 +136,8 @@ def unpack(scheme: int, stored: bytes, length: int) -> bytes | bytearray:
 
 
 def _ungroup(grouped: bytes | bytearray) -> bytearray:
-    """Undoes byte grouping, in which all bytes 0 of the groups of four come first, then all bytes 1, 2 and 3."""
-    # Grouping puts the exponents of floating-point numbers side by side, where they compress better.
+    """Undoes byte grouping: of each four bytes, all first bytes are stored first, then all second bytes, and so on."""
+    # Grouping puts the exponents of floating-point numbers next to each other, where they compress better.
     content = bytearray(len(grouped))
     start = 0
     for position in range(4):
@@ -158,9 +162,9 @@ class ShardFile:
     """A file of a shard.
 
     Args:
-        sha256: Hexadecimal digits.
+        sha256: The sha256 in hexadecimal digits.
         size: Bytes.
-        records: The records of its segments, as bytes.
+        records: The records of the file's segments, as bytes.
     """
 
     sha256: str
@@ -169,7 +173,7 @@ class ShardFile:
 
     def segments(self) -> Iterator[Segment]:
         """Yields the segments in order."""
-        # Not as a list: a shard may hold more than a million.
+        # Do not build a list: a shard may hold more than a million segments.
         for xorb, _, length, start, end in _RECORD.iter_unpack(self.records):
             yield Segment(_hash_hex(xorb), start, end, length)
 
@@ -208,6 +212,6 @@ def parse_shard(data: bytes) -> Iterator[ShardFile]:
         take(count)  # the hashes of the ranges
         length = sum(length for _, _, length, _, _ in _RECORD.iter_unpack(records))
         yield ShardFile(_hash_hex(next_record()[0]), length, records)
-    # The next section describes the new xorbs, whose own headers say the same. Read it only to notice truncation.
+    # The next section describes the new xorbs, as their own headers do. Read it only to detect truncation.
     while (record := next_record())[0] != _BOOKEND:
         take(record[2])

@@ -3,9 +3,9 @@
 REPO.git/xet/EPOCH/xorbs/XORB     a xorb as it arrived
                   /incomplete/    uploads in progress
 
-For three weeks, hf-xet remembers what it has sent to a store's address, and does not send it again. Each
-address contains an epoch, so that xorbs can be removed without breaking a later upload. An epoch takes new uploads for
-an hour. It is removed when nothing has arrived for two hours. By then its files are ordinary large files.
+For three weeks, hf-xet remembers which chunks it has sent to a store's address, and does not send them again. Each
+address contains an epoch, so that xorbs can be removed without breaking a later upload. An epoch accepts new uploads
+for an hour. It is removed when nothing has arrived for two hours. By then, its files are ordinary large files.
 """
 
 import os
@@ -21,30 +21,30 @@ from ...fileio import sync_folder
 from .durable import is_in_use, locked, mark_in_use
 from .faults import Fault, bad_request
 from .large_files import LargeFiles, write_all
-from .xet_format import ShardFile, chunks_of, parse_shard, read_chunk
+from .xet_format import ShardFile, find_chunks, parse_shard, read_chunk
 
 _CURRENT_SECONDS = 3600
 _IDLE_SECONDS = 2 * 3600
 
 
 def current_epoch(repository: Path, now: float) -> str:
-    """Returns the epoch for new uploads, and removes idle epochs.
+    """Returns the epoch for new uploads, created if necessary. Removes idle epochs.
 
     Args:
         repository: The repository's folder.
-        now: Time of the storage's clock.
+        now: The time by the storage's clock.
 
     Raises:
         FileNotFoundError: The repository was deleted.
     """
-    base = repository / "xet"
-    base.mkdir(exist_ok=True)
-    with locked(base / "lock"):
-        _sweep(base, now)
-        for folder in _epochs(base):
+    xet_folder = repository / "xet"
+    xet_folder.mkdir(exist_ok=True)
+    with locked(xet_folder / "lock"):
+        _sweep(xet_folder, now)
+        for folder in _list_epochs(xet_folder):
             if folder.stat().st_mtime > now - _CURRENT_SECONDS:
                 return folder.name
-        epoch = base / uuid.uuid4().hex
+        epoch = xet_folder / uuid.uuid4().hex
         for name in ("xorbs", "incomplete"):
             (epoch / name).mkdir(parents=True)
         return epoch.name
@@ -55,16 +55,16 @@ def sweep(repository: Path, now: float) -> None:
 
     Args:
         repository: The repository's folder.
-        now: Time of the storage's clock.
+        now: The time by the storage's clock.
     """
-    base = repository / "xet"
-    with locked(base / "lock"):
-        _sweep(base, now)
+    xet_folder = repository / "xet"
+    with locked(xet_folder / "lock"):
+        _sweep(xet_folder, now)
 
 
-def _sweep(base: Path, now: float) -> None:
+def _sweep(xet_folder: Path, now: float) -> None:
     limit = now - _IDLE_SECONDS
-    for folder in _epochs(base):
+    for folder in _list_epochs(xet_folder):
         # A folder's mtime is the time at which a file was last added to or removed from it.
         xorbs = folder / "xorbs"
         is_idle = folder.stat().st_mtime < limit and (not xorbs.is_dir() or xorbs.stat().st_mtime < limit)
@@ -72,12 +72,12 @@ def _sweep(base: Path, now: float) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _epochs(base: Path) -> list[Path]:
-    return [folder for folder in base.iterdir() if folder.is_dir()]
+def _list_epochs(xet_folder: Path) -> list[Path]:
+    return [folder for folder in xet_folder.iterdir() if folder.is_dir()]
 
 
 class XetStore:
-    """One epoch of one repository.
+    """An epoch of a repository.
 
     Args:
         repository: The repository's folder.
@@ -88,21 +88,20 @@ class XetStore:
     """
 
     def __init__(self, repository: Path, epoch: str) -> None:
-        self._base = repository / "xet"
-        self._folder = self._base / epoch
+        self._folder = repository / "xet" / epoch
         if not re.fullmatch(r"[0-9a-f]{32}", epoch) or not self._folder.is_dir():
             raise Fault(404, "This upload began too long ago; start it again.")
-        self._large = LargeFiles(repository)
+        self._large_files = LargeFiles(repository)
 
     def receive(self, xorb: str, pieces: Iterable[memoryview]) -> bool:
-        """Stores a xorb while it arrives.
+        """Stores a xorb as it arrives.
 
         Args:
             xorb: The hash of the xorb.
             pieces: The content.
 
         Returns:
-            False if the xorb was stored already.
+            False if the xorb was already stored.
 
         Raises:
             Fault: 400 if the xorb is empty.
@@ -124,36 +123,36 @@ class XetStore:
             incomplete.unlink(missing_ok=True)
         return True
 
-    def register(self, shard: bytes, *, require_room: Callable[[int], None]) -> None:
+    def rebuild_files(self, shard: bytes, *, require_room: Callable[[int], None]) -> None:
         """Rebuilds the files of a shard, checks each against its sha256, and stores them as large files.
 
         Args:
             shard: The shard.
-            require_room: Called with the bytes of each new file. Raises if there is no room for them.
+            require_room: Called with the size of each new file in bytes. Raises Fault if there is not enough room.
 
         Raises:
-            Fault: 400 if the shard is damaged, or a file does not have its sha256.
+            Fault: 400 if the shard is damaged, a xorb is missing, or a file does not have its sha256.
         """
-        # First read all of it once, so that nothing from a damaged shard is stored.
+        # Read all of the shard first, so that nothing from a damaged shard is stored.
         for _ in parse_shard(shard):
             pass
         with mark_in_use(self._folder):
-            self._rebuild(shard, require_room)
+            self._store_files(shard, require_room)
 
-    def _rebuild(self, shard: bytes, require_room: Callable[[int], None]) -> None:
+    def _store_files(self, shard: bytes, require_room: Callable[[int], None]) -> None:
         try:
             for file in parse_shard(shard):
-                if self._large.size(file.sha256) != file.size:
+                if self._large_files.size(file.sha256) != file.size:
                     require_room(file.size)
-                self._large.receive(file.sha256, file.size, self._contents(file))
+                self._large_files.receive(file.sha256, file.size, self._read_content(file))
         except Fault as fault:
-            # The client relies on xorbs that are not stored here. An epoch that looks old takes no new uploads, so the
-            # next attempt sends everything to a new epoch.
+            # The client relies on xorbs that are not stored here. An epoch that looks old gets no new uploads, so the
+            # client's next attempt sends everything to a new epoch.
             if fault.status == 400:
                 os.utime(self._folder, (0, 0))
             raise
 
-    def _contents(self, file: ShardFile) -> Iterator[bytes | bytearray]:
+    def _read_content(self, file: ShardFile) -> Iterator[bytes | bytearray]:
         chunks_by_xorb: dict[str, array[int]] = {}
         for segment in file.segments():
             path = self._folder / "xorbs" / segment.xorb
@@ -161,7 +160,7 @@ class XetStore:
                 raise bad_request(f"The xorb {segment.xorb} of the shard is not stored; start the upload again.")
             with open(path, "rb") as xorb:
                 if segment.xorb not in chunks_by_xorb:
-                    chunks_by_xorb[segment.xorb] = chunks_of(xorb)
+                    chunks_by_xorb[segment.xorb] = find_chunks(xorb)
                 chunks = chunks_by_xorb[segment.xorb]
                 if not segment.start < segment.end <= len(chunks):
                     raise bad_request(f"The xorb {segment.xorb} does not have the chunks that the shard names.")

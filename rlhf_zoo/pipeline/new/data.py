@@ -141,7 +141,7 @@ def inspect_data(name: str) -> InspectedData:
 
 
 def _inspect_subset(data: CheckedData, configuration: str | None) -> Subset:
-    infos = data.builder(configuration).info.splits or {}
+    infos = data.make_builder(configuration).info.splits or {}
     sizes, rows = {}, {}
     for split in data.splits(configuration):
         stream = data.stream(configuration, split)

@@ -129,7 +129,7 @@ def _read_hub(source: str, splits: Sequence[str], fix: str) -> dict[str, Iterabl
         with open_checked(source) as data:
             loaded = dict(data.load())
             if missing := [split for split in splits if split not in loaded]:
-                files = HfApi().list_repo_files(source, repo_type="dataset", revision=data.commit)
+                files = HfApi().list_repo_files(source, repo_type="dataset", revision=data.revision)
                 local_files = [file for file in files if not leads_out(file)]
                 files_by_split = {
                     split: [file for file in local_files if Path(file).name.split(".")[0] == split] for split in missing

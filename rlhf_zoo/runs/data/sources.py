@@ -16,7 +16,7 @@ from ...fileio import MAX_CHARACTERS, BadYAML, load_yaml
 from ...hub.client.checked_data import CheckedData, LoaderOptions, drop_media, open_checked
 from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.refs import hub_lineage, try_hub_then_source
-from ...hub.client.refusals import client_errors, is_disk_full, is_misread, is_outage, lookup, reason
+from ...hub.client.refusals import client_errors, is_disk_full, is_malformed_answer, is_outage, lookup, reason
 from ...modeling.prompts import require_columns
 from ..record import block_record_writes, fingerprint
 from .digests import digest
@@ -80,7 +80,7 @@ class DataSource:
             try:
                 loaded = data.load(configuration, split, **options)
             except datasets.exceptions.DatasetGenerationError as error:
-                loaded = self._load_at_once(data.builder(configuration, split, **options), split, options, error)
+                loaded = self._load_at_once(data.make_builder(configuration, split, **options), split, options, error)
         require_columns(loaded, columns, subject=f"{label},")
         return loaded
 
@@ -156,7 +156,7 @@ class DataSource:
                 f"configuration and its split, and {self.hub.flag}."
             ) from error
         except Exception as error:
-            if not is_misread(error):
+            if not is_malformed_answer(error):
                 raise
             raise ZooError(
                 f"{label}, cannot be loaded ({self.hub.name} does not answer like a Hub: {error!r:.200}): check "

@@ -16,7 +16,7 @@ from typing import Any
 
 from ...errors import ZooError
 from ...fileio import hub_id
-from ...hub.client.downloads import MARK
+from ...hub.client.downloads import RECIPE_MARK
 from ...hub.client.links import find_outward_link, is_inside
 from ...plugins import CORPORA, PREFERENCES, REWARDS
 from ..recipe import Recipe
@@ -257,8 +257,8 @@ def check_download(recipe: Recipe, file: str, keys: Mapping[str, Any], flags: Ma
     """
     if recipe.download is None:
         return
-    is_copy = recipe.download.name == MARK
-    mark = recipe.download if is_copy else f"{MARK} from a copy that `rlhf-zoo recipes copy` makes"
+    is_copy = recipe.download.name == RECIPE_MARK
+    mark = recipe.download if is_copy else f"{RECIPE_MARK} from a copy that `rlhf-zoo recipes copy` makes"
     where = f"{recipe.source('recipe' if file == 'evaluation' else file)}, which was downloaded,"
     fix = f"read the recipe, and remove {mark} if you trust it"
     kinds = {"recipe": SHARED_KEYS, "evaluation": EVALUATION_KEYS}.get(file, STAGE_KEYS)
