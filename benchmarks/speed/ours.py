@@ -9,8 +9,8 @@ from datasets import Dataset
 from transformers import PrinterCallback, TrainerCallback
 
 from rlhf_zoo import PPOConfig, PPOTrainer
-from rlhf_zoo.modeling import batches as row_batches
 from rlhf_zoo.modeling import logprobs
+from rlhf_zoo.modeling.batches import count_tokens
 from rlhf_zoo.modeling.sampling import decoder as decoding
 from rlhf_zoo.modeling.sampling import random as draws
 from rlhf_zoo.modeling.sampling import sampler as sampling
@@ -25,12 +25,12 @@ def nothing(*_: Any, **__: Any) -> None:
     """What a fast path says where it does not fit."""
 
 
-def in_order(samples: Any, rows: Any = None, *, size: int, tokens: int | None = None, **_: Any) -> list[Any]:
+def in_order(samples: Any, rows: Any = None, *, max_rows: int, max_tokens: int | None = None, **_: Any) -> list[Any]:
     """`batches.split_batches`, of rows as they come."""
     batches: list[Any] = []
     for row in (torch.arange(len(samples)) if rows is None else rows.sort().values).split(1):
         longer = torch.cat([batches[-1], row]) if batches else row
-        if batches and len(longer) <= size and (tokens is None or row_batches.count_tokens(samples, longer) <= tokens):
+        if batches and len(longer) <= max_rows and (max_tokens is None or count_tokens(samples, longer) <= max_tokens):
             batches[-1] = longer
         else:
             batches.append(row)

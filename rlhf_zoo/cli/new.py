@@ -68,7 +68,7 @@ def new(folder: Path, columns: str | None, memory: float | None, source_hub: str
 
     from ..hub.client.connect import DEFAULT_HUB, SOURCE_FLAG
     from ..hub.client.refusals import check_reachable
-    from ..modeling.remote_code import FLAG, is_trusted
+    from ..modeling.remote_code import TRUST_CODE_FLAG, is_code_trusted
 
     without_hub = source_hub in (None, "none")
     quiet_hub()
@@ -87,7 +87,7 @@ def new(folder: Path, columns: str | None, memory: float | None, source_hub: str
     device = "" if memory is None else f" --gpu {memory:g}gb"
     arguments = shlex.quote(str(folder)) + (f" --source_hub {shlex.quote(source_hub)}" if source_hub else "")
     plan = f"rlhf-zoo plan {arguments}{device}  # memory, and also time if you name a GPU, such as --gpu rtx4090"
-    arguments += f" {FLAG}" if is_trusted() else ""
+    arguments += f" {TRUST_CODE_FLAG}" if is_code_trusted() else ""
     click.echo(
         f"\n{folder} holds {', '.join(recipe.files)}. Try next:\n"
         f"  {plan}\n  rlhf-zoo doctor {arguments}\n  rlhf-zoo run {arguments}"

@@ -102,7 +102,7 @@ def run_context(
         from ..hub.client.connect import reload_clients
 
         # This call receives the context that the main process sends below. `dict` is a placeholder and is not called.
-        context, environment = distributed.from_main_process(dict)
+        context, environment = distributed.call_on_main_process(dict)
         # Clients of the Hub, other libraries included, read its address and token from the environment.
         for name, value in environment.items():
             if value is None:
@@ -136,7 +136,7 @@ def run_context(
         }
         context, _ = run
         # `replace` makes a copy without the settings that this process has cached.
-        distributed.from_main_process(lambda: (replace(context), changes))
+        distributed.call_on_main_process(lambda: (replace(context), changes))
         yield run
 
 

@@ -1,7 +1,8 @@
 """The compute of a method, in tokens and FLOPs, so that methods can be compared at equal compute.
 
 A forward pass takes 2N FLOPs per token, a forward and backward pass 6N (Kaplan et al. 2020, arXiv:2001.08361, §2.1).
-`modeling.models.matmul_parameters` counts N. Attention over the context, padding and the optimizer's step are left out.
+`modeling.models.count_matmul_parameters` counts N. Attention over the context, padding and the optimizer's step are
+left out.
 """
 
 from __future__ import annotations

@@ -17,9 +17,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..functional import exact_kl, selected_logprobs
 from ..modeling import distributed
 from ..modeling.chat import append_completion, wrap_completion
-from ..modeling.chat_template import Chat, Prompt
-from ..modeling.devices import MicroBatches, move, on_device
-from ..modeling.loading import Loading, load_tokenizer
+from ..modeling.chat_template import ChatSettings, Prompt
+from ..modeling.devices import MicroBatches, move, move_to_best_device
+from ..modeling.loading import LoadOptions, load_tokenizer
 from ..modeling.logprobs import response_logits
 from ..modeling.models import load_causal
 from ..modeling.reserved_columns import columns_for_functions
@@ -365,19 +365,19 @@ def make_evaluator(context: RunContext, reference_path: Path) -> Evaluator:
     ppo = context.settings("ppo")
     tokenizer = load_tokenizer(reference_path)
     # The recipe's chat settings override the checkpoint's own template.
-    if tokenizer.chat_template is not None and context.shared.chat != Chat():
+    if tokenizer.chat_template is not None and context.shared.chat != ChatSettings():
         context.shared.chat.write(tokenizer)
     rewards: list[Any] = [load_object(name, group=REWARDS) for name in ppo.data.reward_funcs or []]
     if names := reward_names(ppo.data.reward_model_path):
         paths = [parent(context, name).path for name in names]
-        move_to_device = partial(on_device, use_cpu=ppo.trainer.use_cpu)
-        load_options = Loading(dtype="auto", attention=ppo.model.attn_implementation)  # as in PPO
+        move_to_device = partial(move_to_best_device, use_cpu=ppo.trainer.use_cpu)
+        load_options = LoadOptions(dtype="auto", attention=ppo.model.attn_implementation)  # as in PPO
         loader, load_kwargs = ppo.data.reward_model_loader, reward_load_kwargs(vars(ppo.trainer))
         # The reward model comes first, because the first of the `reward_weights` is its weight.
         rewards.insert(
             0, load_reward(paths, tokenizer, place=move_to_device, options=load_options, loader=loader, **load_kwargs)
         )
-    reference = on_device(load_causal(reference_path), use_cpu=ppo.trainer.use_cpu).eval()
+    reference = move_to_best_device(load_causal(reference_path), use_cpu=ppo.trainer.use_cpu).eval()
     return Evaluator(
         reference=reference,
         tokenizer=tokenizer,

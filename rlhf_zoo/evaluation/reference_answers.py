@@ -66,7 +66,7 @@ def compare_with_references(
             return win_rate(scores, reference_scores, groups, tolerance=TIE_TOLERANCE)
         prompt_texts = [plain_text(prompt) for prompt in prompts]
         # A judge may cost money, so one process asks it and passes the result to the others.
-        return distributed.from_main_process(
+        return distributed.call_on_main_process(
             lambda: (
                 compare_pairs(
                     pair_judge, prompt_texts, texts[side], reference_texts, seed=comparison.seed, groups=groups

@@ -13,7 +13,7 @@ from ..hub.client.connect import Hub
 from ..modeling.chat import tokenize_completion, tokenize_prompt
 from ..modeling.chat_template import Prompt
 from ..modeling.devices import MicroBatches, best_device, move
-from ..modeling.loading import Loading, load_tokenizer
+from ..modeling.loading import LoadOptions, load_tokenizer
 from ..modeling.models import context_length, load_causal
 from ..runs.checkpoint_choice import resolve_model
 from ..runs.status_line import Progress
@@ -70,7 +70,7 @@ def add_logprobs(
     """
     device = best_device() if options.device is None else _named_device(options.device)
     path = resolve_model(options.model, options.hub).path
-    model = move(load_causal(path, options=Loading(dtype=options.dtype)).eval(), device)
+    model = move(load_causal(path, options=LoadOptions(dtype=options.dtype)).eval(), device)
     tokenizer = load_tokenizer(path)
     cache = LogprobCache(model, tokenizer)
     shared = set(policy.prompts) & set(sft.prompts)

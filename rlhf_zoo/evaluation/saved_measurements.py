@@ -47,7 +47,7 @@ class SavedMeasurements:
             make: Makes the measurement from lists, dictionaries with text keys, texts, numbers and None.
         """
         path = self._folder / f"{fingerprint(key)[:32]}.json"
-        saved = distributed.from_main_process(lambda: _read(path))
+        saved = distributed.call_on_main_process(lambda: _read(path))
         if saved is not None:
             self.seconds += saved["seconds"]
             return saved["value"]

@@ -225,7 +225,7 @@ def evaluate_checkpoints(
     if config.checkpoint_prompts == 0:
         return "There is no verdict, because evaluation.checkpoint_prompts is 0."
     # Other checkpoints may be on the disk until the sender has published and deleted them.
-    paths = distributed.from_main_process(lambda: checkpoints_to_keep(context.record("ppo")))
+    paths = distributed.call_on_main_process(lambda: checkpoints_to_keep(context.record("ppo")))
     if not paths:
         return "There is no verdict, because no checkpoint of the run is on this machine."
     try:

@@ -1,7 +1,7 @@
 """Maps between the tokens of a completion and its text, in the context of its prompt.
 
-A SentencePiece-style tokenizer puts the space before a word into the word's token, and drops it at the start of a text.
-Therefore a completion that is decoded alone loses its first space, and one that is encoded alone gains a space.
+A SentencePiece-style tokenizer includes the space before a word in the word's token, and drops this space at the start
+of a text. So a completion decoded alone loses its first space, and a completion encoded alone gains a space.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 # Tokenizers decode the bytes of an incomplete character to one replacement character, or to one for each byte.
-_INCOMPLETE = "\ufffd"
-_MAX_INCOMPLETE = 3  # the longest UTF-8 character has four bytes
-#: Number of prompt tokens that are decoded before a completion. A few give its first token the right context.
+_REPLACEMENT = "\ufffd"
+_MAX_INCOMPLETE = 3  # bytes, because the longest UTF-8 character has four
+#: The number of prompt tokens that are decoded before a completion, as context for the completion's first token.
 _PROMPT_TOKENS_KEPT = 16
-# Texts after which a completion is encoded if a single token spans the end of its prompt and its own beginning.
+# Texts after which a completion is encoded if a single token spans the prompt's end and the completion's beginning.
 _ANCHORS = ("", "\n", ".", "a")
 
 
@@ -35,13 +35,13 @@ def decode_after(
         keep: Ids of special tokens to decode as text.
 
     Returns:
-        The text of all tokens without the prompt's text. If the prompt's last token begins a character, that character
-        belongs to the completion.
+        The text of all tokens, without the prompt's text. A character that the prompt's last token begins belongs to
+        the completion.
     """
     prompt_text, text = (_decode(tokenizer, tokens, keep) for tokens in (prompt, [*prompt, *ids]))
     if text.startswith(prompt_text):
         return text[len(prompt_text) :]
-    # The prompt's end decodes differently if a character spans prompt and completion, or if the decoder strips spaces.
+    # The prompt's end may decode differently: a character may span prompt and completion, or the decoder strips spaces.
     common_length = next(
         (
             index
@@ -62,7 +62,7 @@ def _decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], keep: Collec
 
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
     """Returns the ids of the tokens that decoding skips."""
-    # A tokenizer may mark further tokens as special, besides EOS, PAD and the like.
+    # A tokenizer may mark further tokens as special, besides named tokens such as EOS and PAD.
     added: dict[int, AddedToken] = getattr(tokenizer, "added_tokens_decoder", {})
     return {*tokenizer.all_special_ids, *(token_id for token_id, token in added.items() if token.special)}
 
@@ -79,13 +79,13 @@ def encode_after(
         completion: The completion's text.
 
     Returns:
-        The tokens of `joined` after the prompt. If one token holds the prompt's end and the completion's beginning, the
-        completion is encoded by itself, so that `decode_after` returns its text.
+        The tokens of `joined` after the prompt. If a token spans the prompt's end and the completion's beginning, the
+        completion is encoded separately, so that `decode_after` returns its text.
     """
     if list(joined[: len(prompt)]) == list(prompt):
         return list(joined[len(prompt) :])
-    # SentencePiece adds a space at the start of a text, but not after an anchor. Several anchors are tried, because a
-    # tokenizer may merge one with the completion into a single token.
+    # SentencePiece adds a space at the start of a text, but not after an anchor. Try several anchors, because a
+    # tokenizer may merge an anchor and the completion's beginning into a single token.
     candidates = []
     for anchor in _ANCHORS:
         texts = anchor, anchor + completion
@@ -96,7 +96,7 @@ def encode_after(
 
 
 class TokenText:
-    """A completion's tokens with the text that they add to the prompt, without special tokens."""
+    """A completion's tokens and the text that they add to the prompt, without special tokens."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], prompt: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
@@ -105,46 +105,36 @@ class TokenText:
         self.text = self.prefix_text(len(self._ids))
 
     def prefix_text(self, count: int) -> str:
-        """Decodes the first tokens.
-
-        Args:
-            count: The number of tokens.
-        """
+        """Decodes the first `count` tokens."""
         return decode_after(self._tokenizer, self._prompt, self._ids[:count])
 
     def completing_token(self, end: int) -> int:
-        """Finds the token that completes the first characters of the text.
+        """Returns the position of the token that completes the first `end` characters of the text.
 
         A character that spans several tokens is complete with the last of them.
-
-        Args:
-            end: The number of characters, at least 1.
-
-        Returns:
-            The token's position, from 0.
         """
         target = self.text[:end]
-        # Once a prefix has the character, every longer prefix has it too, so bisection finds the first.
+        # If a prefix has these characters, every longer prefix has them too, so bisection finds the first such prefix.
         return bisect_left(range(len(self._ids)), True, key=lambda last: self.prefix_text(last + 1).startswith(target))
 
 
 class IncrementalDetokenizer:
-    """Decodes a completion token by token. The pieces, joined, are the completion's text.
+    """Decodes a completion token by token. The joined pieces are the completion's text.
 
-    A token alone does not determine its text: SentencePiece drops the space before it, and a byte is not a character.
-    Each token is therefore decoded together with the tokens before it, including the prompt's. A character that spans
-    several tokens belongs to the piece of its last token.
+    A token alone does not determine its text: SentencePiece drops the space before a first token, and a token may be
+    one byte of a character. So each token is decoded after the tokens before it, including those of the prompt. A
+    character that spans several tokens belongs to the piece of its last token.
 
     Attributes:
         ids: The tokens so far.
-        by_token: The piece of each token, special tokens included.
+        by_token: The text piece of each token, special tokens included.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int] = ()) -> None:
         self._tokenizer, self._prompt = tokenizer, list(prompt)
         self._special = set(tokenizer.all_special_ids)
-        # Each token is decoded together with the tokens of the last piece, which begin at _start, so that the time per
-        # token does not grow with the text. The first _emitted characters of the decoded text are already in pieces.
+        # Each token is decoded after the tokens of the last piece, which begin at _start, so that the time per token is
+        # the same in long texts. The first _emitted characters of the decoded text are already in pieces.
         self._tokens = self._prompt[-_PROMPT_TOKENS_KEPT:]
         self._start, self._next_start = 0, len(self._tokens)
         self._emitted = len(self._decode(0)) if self._tokens else 0
@@ -161,7 +151,7 @@ class IncrementalDetokenizer:
         self.ids.append(token)
         self._tokens.append(token)
         decoded = self._decode(self._start)
-        incomplete = min(len(decoded) - len(decoded.rstrip(_INCOMPLETE)), _MAX_INCOMPLETE)
+        incomplete = min(len(decoded) - len(decoded.rstrip(_REPLACEMENT)), _MAX_INCOMPLETE)
         piece = decoded[self._emitted : len(decoded) - incomplete]
         self.by_token.append(piece)
         self._visible.append("" if token in self._special else piece)
@@ -172,7 +162,7 @@ class IncrementalDetokenizer:
             self._emitted = len(self._decode(self._start))
 
     def finish(self) -> str:
-        """Finalizes the text. Bytes that form no character are added to the last token's piece.
+        """Completes the last token's piece, which gets any bytes that form no character.
 
         Returns:
             The complete text after the prompt, without special tokens.
@@ -183,7 +173,7 @@ class IncrementalDetokenizer:
 
     @property
     def text(self) -> str:
-        """The complete characters so far, without special tokens."""
+        """The text of all complete characters so far, without special tokens."""
         return "".join(self._visible)
 
     def _decode(self, start: int) -> str:

@@ -1,4 +1,4 @@
-"""Splits a rollout's rows into batches of similar length, so that a forward pass computes little padding."""
+"""Splits a rollout's rows into batches of rows of similar length, so that forward passes compute little padding."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -14,23 +14,23 @@ def split_batches(
     samples: Samples,
     rows: Tensor | None = None,
     *,
-    size: int,
-    tokens: int | None = None,
+    max_rows: int,
+    max_tokens: int | None = None,
     minimize_padding: bool = False,
     packed: bool = False,
 ) -> list[Tensor]:
-    """Splits rows into batches of similar length, so that little padding is computed.
+    """Splits rows into batches of rows of similar length.
 
     Args:
         samples: B prompts with completions.
-        rows: (R,) row numbers; None for all.
-        size: The maximum number of rows in a batch.
-        tokens: The maximum number of tokens in a batch, padding included; None for no limit. A longer row gets its own
-            batch.
-        minimize_padding: Whether to choose the split with the least padding among those with the fewest batches.
-            Otherwise batches are filled in order, starting with the shortest row.
-        packed: Whether rows are packed without padding. Then there are as few batches as possible, of about equal
-            numbers of tokens.
+        rows: (R,) row numbers; None for all rows.
+        max_rows: The maximum number of rows in a batch.
+        max_tokens: The maximum number of tokens in a batch, padding included; None for no limit. A longer row gets its
+            own batch.
+        minimize_padding: Whether to choose the split with the least padding among the splits with the fewest batches.
+            Otherwise, batches are filled in order, starting with the shortest row. Has no effect without `max_tokens`.
+        packed: Whether rows are packed without padding. With `max_tokens`, there are then as few batches as possible,
+            with about the same number of tokens.
 
     Returns:
         The row numbers of each batch, int64.
@@ -40,22 +40,22 @@ def split_batches(
     lengths = (samples.prompt_mask[rows].sum(1) + samples.mask[rows].sum(1)).tolist()
     # `sorted` is stable, so rows of equal length keep their order on every device.
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
-    if (minimize_padding or packed) and tokens is not None:
+    if (minimize_padding or packed) and max_tokens is not None:
         bounds = (_packed_bounds if packed else _least_padding_bounds)(
-            [lengths[row] for row in order], size=size, tokens=tokens
+            [lengths[row] for row in order], max_rows=max_rows, max_tokens=max_tokens
         )
         return [rows[order[begin:end]] for begin, end in pairwise(bounds)]
     batches: list[list[int]] = []
     for row in order:  # lengths increase, so this row determines the padded width of its batch
-        starts_batch = not batches or len(batches[-1]) == size
-        if starts_batch or (tokens is not None and (len(batches[-1]) + 1) * lengths[row] > tokens):
+        starts_batch = not batches or len(batches[-1]) == max_rows
+        if starts_batch or (max_tokens is not None and (len(batches[-1]) + 1) * lengths[row] > max_tokens):
             batches.append([])
         batches[-1].append(row)
     return [rows[batch] for batch in batches]
 
 
-def _least_padding_bounds(lengths: Sequence[int], *, size: int, tokens: int) -> list[int]:
-    """Splits rows of increasing length into the fewest batches, with the least padding among such splits.
+def _least_padding_bounds(lengths: Sequence[int], *, max_rows: int, max_tokens: int) -> list[int]:
+    """Splits rows of increasing length into the fewest batches, with as little padding as possible.
 
     Returns the boundaries, 0 and the number of rows included.
     """
@@ -63,7 +63,7 @@ def _least_padding_bounds(lengths: Sequence[int], *, size: int, tokens: int) -> 
     # batch). Tuples compare in this order, so fewer batches always beat less padding.
     best = [(0, 0, 0)]
     for end, longest in enumerate(lengths, start=1):
-        starts = range(max(end - min(size, max(tokens // longest, 1)), 0), end)
+        starts = range(max(end - min(max_rows, max(max_tokens // longest, 1)), 0), end)
         best.append(min((best[start][0] + 1, best[start][1] + (end - start) * longest, start) for start in starts))
     bounds = [len(lengths)]
     while bounds[-1]:
@@ -71,7 +71,7 @@ def _least_padding_bounds(lengths: Sequence[int], *, size: int, tokens: int) -> 
     return bounds[::-1]
 
 
-def _packed_bounds(lengths: Sequence[int], *, size: int, tokens: int) -> list[int]:
+def _packed_bounds(lengths: Sequence[int], *, max_rows: int, max_tokens: int) -> list[int]:
     """Splits rows into the fewest batches, with the largest batch as small as possible.
 
     Returns the boundaries, 0 and the number of rows included.
@@ -81,15 +81,15 @@ def _packed_bounds(lengths: Sequence[int], *, size: int, tokens: int) -> list[in
         """Fills batches of at most `limit` tokens in order. Returns the boundaries."""
         starts, batch_tokens = [0], 0
         for row, length in enumerate(lengths):
-            if row > starts[-1] and (batch_tokens + length > limit or row - starts[-1] == size):
+            if row > starts[-1] and (batch_tokens + length > limit or row - starts[-1] == max_rows):
                 starts.append(row)
                 batch_tokens = 0
             batch_tokens += length
         return [*starts, len(lengths)]
 
     # A smaller limit never needs fewer batches, so bisection finds the smallest limit that still needs the fewest.
-    fewest = len(fill_batches(tokens))
-    return fill_batches(bisect_left(range(tokens), True, key=lambda limit: len(fill_batches(limit)) == fewest))
+    fewest = len(fill_batches(max_tokens))
+    return fill_batches(bisect_left(range(max_tokens), True, key=lambda limit: len(fill_batches(limit)) == fewest))
 
 
 def count_tokens(samples: Samples, rows: Tensor, *, packed: bool = False) -> int:

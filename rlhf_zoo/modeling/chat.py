@@ -1,7 +1,7 @@
-"""Conversations: every stage, judge and page renders prompts and completions in the same way, with these functions.
+"""Converts prompts and completions between text, messages and tokens, in the same way for all stages and judges.
 
-`tokenize_*` returns token ids. `decode_completions` turns them back into text. `wrap_*` gives a text the form that
-the prompts have. `append_completion` joins prompt and completion. `plain_text` and `display_text` write a conversation
+`tokenize_*` returns token ids, and `decode_completions` turns them back into text. `wrap_*` gives a text the form of
+the prompts. `append_completion` joins prompt and completion. `plain_text` and `display_text` write a conversation
 without the template's tokens.
 """
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from ..errors import ZooError
 from .alignment import decode_after, encode_after, special_ids
 from .chat_template import (
-    Chat,
+    ChatSettings,
     Conversation,
     Prompt,
     PromptOptions,
@@ -31,35 +31,35 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _OPEN_THINK, _CLOSE_THINK = "<think>", "</think>"
-# A thought that the length limit cut off has no closing tag, and no answer after it.
+# A thought that was cut off at the length limit has no closing tag, and no answer follows it.
 _THOUGHT = re.compile(r"<think>.*?(?:</think>\s*|\Z)", re.DOTALL)
 
 
 def tokenize_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Tokenizes a prompt up to where its completion begins.
+    """Tokenizes a prompt up to the beginning of its completion.
 
     Args:
         prompt: A text, or a conversation. A conversation gets the template's generation prompt. If its last turn is the
-            assistant's, that turn stays open instead, and the completion continues it.
+            assistant's, however, that turn stays open, and the completion continues it.
         tokenizer: The policy's tokenizer.
 
     Returns:
         Token ids, with one BOS if the tokenizer adds one.
 
     Raises:
-        ZooError: The prompt is neither a text nor a conversation, the tokenizer has no chat template for a
-            conversation, the template refuses it, or the prompt leaves a thought open (see `check_prefix`).
+        ZooError: The prompt is neither a text nor a conversation, leaves a thought open (see `check_no_open_thought`),
+            or is a conversation that the chat template refuses or for which there is no template.
     """
     if isinstance(prompt, str):
         return tokenize_text(prompt, tokenizer)
     if not is_conversation(prompt):
         raise ZooError(f"The prompt {prompt!r} is neither a text nor a conversation: correct the column 'prompt'.")
-    check_prefix(prompt, tokenizer)
+    check_no_open_thought(prompt, tokenizer)
     return render_ids(prompt, tokenizer, **_prompt_options(prompt))
 
 
 def _prompt_options(prompt: Sequence[Mapping[str, Any]]) -> PromptOptions:
-    """Returns the options of `apply_chat_template` that render a prompt up to where its answer begins or continues."""
+    """Returns the options with which `apply_chat_template` renders a prompt so that its completion can follow."""
     return {"continue_final_message": True} if has_answer_prefix(prompt) else {"add_generation_prompt": True}
 
 
@@ -72,10 +72,10 @@ def has_answer_prefix(prompt: Prompt) -> TypeGuard[Conversation]:
     return not isinstance(prompt, str) and bool(prompt) and prompt[-1].get("role") == "assistant"
 
 
-def check_prefix(prompt: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase) -> None:
-    """Checks that a prompt leaves no thought open if thoughts are removed from answers.
+def check_no_open_thought(prompt: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase) -> None:
+    """Checks that a prompt leaves no thought open if the recipe removes thoughts from answers.
 
-    Only the completion's thoughts are removed, before prompt and completion are joined. If the prompt left a thought
+    Thoughts are removed from the completion alone, before it is joined with its prompt. If the prompt left a thought
     open, the answer would be inside that thought in the joined text. A chat template may open a thought, because its
     generation prompt is not part of the conversation.
 
@@ -84,7 +84,7 @@ def check_prefix(prompt: Sequence[Mapping[str, Any]], tokenizer: PreTrainedToken
         tokenizer: The policy's tokenizer, with the recipe's strip_thoughts.
 
     Raises:
-        ZooError: The recipe has strip_thoughts, and the beginning of the answer in the prompt ends inside a thought.
+        ZooError: The recipe sets strip_thoughts, and the prompt begins its answer with an open thought.
     """
     if _strips_thoughts(tokenizer) and _opens_thought(_answer_prefix(prompt)):
         raise ZooError(
@@ -95,8 +95,8 @@ def check_prefix(prompt: Sequence[Mapping[str, Any]], tokenizer: PreTrainedToken
 
 
 def _answer_prefix(prompt: Prompt) -> str:
-    """Returns the beginning of the answer that is part of the prompt: an assistant's last turn, otherwise ""."""
-    return _content(prompt[-1]) if has_answer_prefix(prompt) else ""
+    """Returns the part of the answer that is in the prompt: the text of a final assistant turn; "" without one."""
+    return _message_text(prompt[-1]) if has_answer_prefix(prompt) else ""
 
 
 def tokenize_for_reward(text: Prompt, tokenizer: PreTrainedTokenizerBase, *, ended: bool) -> list[int]:
@@ -118,15 +118,15 @@ def tokenize_for_reward(text: Prompt, tokenizer: PreTrainedTokenizerBase, *, end
         ZooError: The template refuses the conversation.
     """
     if not isinstance(text, str) and tokenizer.chat_template is None:
-        # Such a model was trained on texts alone, so what the assistant was told is noise to it.
+        # Such a model was trained on texts alone, and would read system turns as noise.
         text = plain_text([turn for turn in text if turn.get("role") != "system"])
     if isinstance(text, str):
         ids, end = tokenize_text(text, tokenizer), tokenizer.eos_token_id
-    elif Chat.of(tokenizer) is None:  # this package did not train the reward model
-        # An answer that was cut off stays open, because its end of turn would tell the model that it is complete.
+    elif ChatSettings.of(tokenizer) is None:  # this package did not train the reward model
+        # An answer that was cut off stays open, because an end of turn would mark it as complete.
         return render_ids(text, tokenizer) if ended else render_ids(text, tokenizer, continue_final_message=True)
     else:
-        prompt, completion = text[:-1], _content(text[-1])
+        prompt, completion = text[:-1], _message_text(text[-1])
         # The reward model was trained on answers without thoughts.
         completion = remove_thoughts(completion) if _strips_thoughts(tokenizer) else completion
         prompt_ids, completion_ids = _tokenize_pair(prompt, completion, tokenizer)
@@ -137,7 +137,7 @@ def tokenize_for_reward(text: Prompt, tokenizer: PreTrainedTokenizerBase, *, end
 
 
 def wrap_completion(prompt: Prompt, completion: str) -> Any:
-    """Gives a completion the form of its prompt, as TRL passes it to reward functions.
+    """Gives a completion the form of its prompt. TRL passes this form to reward functions.
 
     Args:
         prompt: A text or a conversation.
@@ -150,14 +150,14 @@ def wrap_completion(prompt: Prompt, completion: str) -> Any:
 
 
 def wrap_answer(prompt: Prompt, completion: str) -> Any:
-    """Gives the complete answer the form of its prompt, as data sets have it.
+    """Gives the complete answer the form of its prompt. Data sets have this form.
 
     Args:
-        prompt: A text or a conversation, whose last turn may begin the answer.
+        prompt: A text, or a conversation, whose last turn may begin the answer.
         completion: The text of the completion.
 
     Returns:
-        The text if the prompt is a text. If it is a conversation, a list of one assistant message with the
+        The text if the prompt is a text. If the prompt is a conversation, a list of one assistant message with the
         answer, including the part in the prompt.
     """
     return wrap_completion(prompt, _answer_prefix(prompt) + completion)
@@ -167,20 +167,20 @@ def append_completion(prompt: Prompt, completion: Any) -> Any:
     """Joins a prompt and its completion.
 
     Args:
-        prompt: A text or a conversation, whose last turn may begin the answer.
+        prompt: A text, or a conversation, whose last turn may begin the answer.
         completion: A text, or messages.
 
     Returns:
-        A text for a text prompt, otherwise a conversation. If the prompt begins the answer, the same turn continues it.
-        Messages come from a data set and may repeat that beginning, which is then not added twice. A text comes from a
-        policy and is appended as it is.
+        A text for a text prompt, otherwise a conversation. If the prompt begins the answer, the completion continues
+        that turn. Messages come from a data set and may repeat the beginning, which is then not added twice. A text
+        comes from a policy and is appended unchanged.
     """
     if isinstance(prompt, str):
         return prompt + completion
     turns = wrap_answer(prompt, completion) if isinstance(completion, str) else list(completion)
     if has_answer_prefix(prompt) and turns and turns[0].get("role") == "assistant":
-        # Some data sets repeat the beginning in the answer, others have only what follows it.
-        prefix, content = _answer_prefix(prompt), _content(turns[0])
+        # Some data sets repeat the beginning in the answer, others do not.
+        prefix, content = _answer_prefix(prompt), _message_text(turns[0])
         content = content if content.startswith(prefix) else prefix + content
         return [*prompt[:-1], {**turns[0], "content": content}, *turns[1:]]
     return [*prompt, *turns]
@@ -204,8 +204,8 @@ def move_answer_prefix(prompt: Prompt, completion: Any) -> tuple[Any, Any]:
 def plain_text(text: Prompt) -> str:
     """Writes a prompt, or a prompt with its answer, as plain text without the template's tokens.
 
-    People, judges and probes read this, and reward models without a chat template. A single user turn is written
-    without its role; several turns are labeled `System:`, `User:` and `Assistant:`.
+    People, judges, probes and reward models without a chat template read this text. A single turn has no label;
+    several turns are labeled `System:`, `User:` and `Assistant:`.
 
     Args:
         text: A text, or a conversation with or without an answer.
@@ -221,8 +221,8 @@ def plain_text(text: Prompt) -> str:
     if has_answer_prefix(text):
         return plain_text(text[:-1]) + _answer_prefix(text)
     if len(text) == 1:
-        return _content(text[0]) + "\n\n"
-    return "".join(f"{str(turn.get('role')).capitalize()}: {_content(turn)}\n\n" for turn in text)
+        return _message_text(text[0]) + "\n\n"
+    return "".join(f"{str(turn.get('role')).capitalize()}: {_message_text(turn)}\n\n" for turn in text)
 
 
 def display_text(prompt: Prompt) -> str:
@@ -242,12 +242,12 @@ def wrap_prompt(text: Any, tokenizer: PreTrainedTokenizerBase) -> Any:
 
     Args:
         text: A text; anything else is returned unchanged.
-        tokenizer: The policy's tokenizer, whose template says whether it was trained on conversations.
+        tokenizer: The policy's tokenizer. Its template shows whether the policy was trained on conversations.
 
     Returns:
-        A conversation of one user turn, or the text.
+        A conversation of one user turn; the text if the policy was not trained on conversations.
     """
-    if not isinstance(text, str) or Chat.of(tokenizer) is None:
+    if not isinstance(text, str) or ChatSettings.of(tokenizer) is None:
         return text
     return [{"role": "user", "content": text.strip()}]
 
@@ -257,14 +257,14 @@ def completion_text(completion: Any, prompt: Prompt = "") -> str:
 
     Args:
         completion: A text, or messages. Only the last message is read.
-        prompt: The completion's prompt. If it begins the answer and the messages repeat that part, it is left out.
+        prompt: The completion's prompt. If it begins the answer and the messages repeat that part, the part is removed.
 
     Returns:
         The text that the completion adds to its prompt.
     """
     if isinstance(completion, str):
         return completion
-    return _content(completion[-1]).removeprefix(_answer_prefix(prompt)) if completion else ""
+    return _message_text(completion[-1]).removeprefix(_answer_prefix(prompt)) if completion else ""
 
 
 def remove_thoughts(text: str, *, starts_inside: bool = False) -> str:
@@ -272,8 +272,8 @@ def remove_thoughts(text: str, *, starts_inside: bool = False) -> str:
 
     Args:
         text: The completion.
-        starts_inside: Whether the prompt ends inside a thought, as it does with the templates of reasoning models. A
-            completion that closes a thought without opening it is treated in the same way.
+        starts_inside: Whether the prompt ends inside a thought, as it does with the templates of reasoning models. If a
+            completion closes a thought that it did not open, this is assumed to be true.
 
     Returns:
         The text outside <think>…</think>.
@@ -283,17 +283,17 @@ def remove_thoughts(text: str, *, starts_inside: bool = False) -> str:
         text = _THOUGHT.sub("", text)
         if _CLOSE_THINK not in text:
             return text
-        text = _OPEN_THINK + text  # a closing tag without an opening one: everything before it is a thought
+        text = _OPEN_THINK + text  # everything before an unmatched closing tag is a thought
 
 
 def _opens_thought(text: str) -> bool:
-    """Whether a text ends inside a thought. Thoughts that it also closes do not count."""
+    """Whether a text ends inside a thought."""
     return text.rfind(_OPEN_THINK) > text.rfind(_CLOSE_THINK)
 
 
 def _strips_thoughts(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether rewards and judges read completions without thoughts: strip_thoughts, as saved in the tokenizer."""
-    chat = Chat.of(tokenizer)
+    """Whether rewards and judges read completions without thoughts, by the settings saved in the tokenizer."""
+    chat = ChatSettings.of(tokenizer)
     return chat is not None and chat.strip_thoughts
 
 
@@ -312,11 +312,11 @@ def decode_completions(
         completion_tokens: The token ids of one completion for each prompt.
 
     Returns:
-        The text that each completion adds to its prompt: without special tokens, without the white space that the
-        template puts before an answer, and without thoughts if the recipe strips them.
+        The text that each completion adds to its prompt, without special tokens and without the white space that the
+        template puts before an answer. If the recipe sets strip_thoughts, also without thoughts.
     """
     strips = _strips_thoughts(tokenizer)
-    # Decoding drops special tokens. If <think> is one, it must stay, or thoughts could not be found.
+    # Decoding drops special tokens. <think> may be a special token, but it must stay so that thoughts can be found.
     vocabulary = tokenizer.get_vocab() if strips else {}
     think_ids = special_ids(tokenizer) & {vocabulary[tag] for tag in (_OPEN_THINK, _CLOSE_THINK) if tag in vocabulary}
     texts = []
@@ -334,7 +334,7 @@ def strip_template_space(text: str, prompt: Prompt, tokenizer: PreTrainedTokeniz
 
     Args:
         text: A decoded completion.
-        prompt: A text or a conversation. Only a conversation that begins no answer has such white space.
+        prompt: The completion's prompt. If it is a text or begins the answer, there is no such white space.
         tokenizer: The policy's tokenizer.
     """
     if isinstance(prompt, str) or has_answer_prefix(prompt):
@@ -343,7 +343,7 @@ def strip_template_space(text: str, prompt: Prompt, tokenizer: PreTrainedTokeniz
 
 
 def _begins_in_thought(prompt: Prompt, ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a completion begins inside a thought that the chat template or a text prompt has opened."""
+    """Whether a completion begins inside a thought that the chat template or a text prompt opened."""
     if isinstance(prompt, str):
         return str(tokenizer.decode(list(ids), skip_special_tokens=False)).rstrip().endswith(_OPEN_THINK)
     return not has_answer_prefix(prompt) and _opens_thought(generation_prompt(tokenizer))
@@ -380,7 +380,7 @@ def _tokenize_pair(prompt: Prompt, completion: str, tokenizer: PreTrainedTokeniz
     return prompt_ids, encode_after(tokenizer, prompt_ids, ids, completion)
 
 
-def _content(message: Mapping[str, Any]) -> str:
+def _message_text(message: Mapping[str, Any]) -> str:
     """Returns a message's text. In a list of parts, such as texts and images, only texts count."""
     content = message.get("content")
     if content is None or isinstance(content, str):

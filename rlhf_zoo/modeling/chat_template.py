@@ -1,7 +1,7 @@
-"""The chat template of a tokenizer: our settings at its head, and rendering within limits of time and memory.
+"""Writes chat settings at the head of a tokenizer's chat template, and renders within limits of time and memory.
 
-A stage that trains on conversations writes the recipe's chat settings at the head of the tokenizer's chat template.
-They are saved and published with the model, so whoever applies the template renders conversations in the same way.
+A stage that trains on conversations writes the recipe's chat settings there. They are saved and published with the
+model, so everyone who applies the template renders conversations in the same way.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from .time_limit import Expired, deadline
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-#: A conversation: messages with the keys `role` and `content`, and others that a template reads.
+#: A conversation: messages with the keys `role` and `content`, and any other keys that a template reads.
 Conversation = Sequence[Mapping[str, Any]]
-#: A prompt, as a data set's column holds it.
+#: A prompt in a data set: a text or a conversation.
 Prompt = str | Conversation
 
 _HEAD = re.compile(r"\{#- rlhf-zoo (\{.*?\}) #\}.*?\{#- end #\}", re.DOTALL)
@@ -45,18 +45,18 @@ _RESERVED = frozenset(
     "raise_exception", "strftime_now",
 }  # fmt: skip
 _PROBE_TURNS = [{"role": "user", "content": _PROBE}, {"role": "assistant", "content": _PROBE}]
-#: Limits of one rendering, in seconds and bytes, because a template is a program that comes with a downloaded model.
+#: Limits for one rendering, in seconds and bytes, because a template is a program that comes with a downloaded model.
 RENDER_SECONDS, RENDER_MEMORY = 10.0, 2 * 2**30
 
 
 @dataclass(frozen=True)
-class Chat:
+class ChatSettings:
     """How conversations are rendered, and how completions are read.
 
     Attributes:
-        system_prompt: Added to conversations that have no system turn; None adds none.
-        chat_template_kwargs: Values for the template's variables, unless the caller of the template passes others.
-        strip_thoughts: Whether to leave <think>…</think> out of what rewards and judges read.
+        system_prompt: The system turn of conversations that have none; None to add no system turn.
+        chat_template_kwargs: Default values of the template's variables.
+        strip_thoughts: Whether to remove <think>…</think> from the text that rewards and judges read.
     """
 
     system_prompt: str | None = None
@@ -72,7 +72,7 @@ class Chat:
                 )
 
     @classmethod
-    def of(cls, tokenizer: PreTrainedTokenizerBase) -> Chat | None:
+    def of(cls, tokenizer: PreTrainedTokenizerBase) -> ChatSettings | None:
         """Reads the settings at the head of the tokenizer's template.
 
         Returns:
@@ -82,7 +82,7 @@ class Chat:
         return cls(**json.loads(head[1])) if head else None
 
     def write(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-        """Writes these settings at the head of the tokenizer's template, in place of earlier ones.
+        """Writes these settings at the head of the tokenizer's template, and replaces earlier settings.
 
         Args:
             tokenizer: The tokenizer, whose chat template is changed.
@@ -190,7 +190,7 @@ def render_text(messages: Conversation, tokenizer: PreTrainedTokenizerBase, **op
 
 @lru_cache(maxsize=16)
 def _computes_powers(template: str) -> bool:
-    """Whether a template computes a power. For example, 9 ** 9 ** 9 takes forever, and no limit interrupts it."""
+    """Whether a template computes a power. For example, 9 ** 9 ** 9 takes forever, and no limit can interrupt it."""
     try:
         tokens = [(kind, text) for _, kind, text in Environment().lex(template) if kind != "whitespace"]
     except TemplateError:  # rendering gives the reason
@@ -218,7 +218,7 @@ def _apply_template(messages: Conversation, tokenizer: PreTrainedTokenizerBase, 
         roles = ", ".join(str(turn.get("role")) for turn in messages) or "no turns"
         raise ZooError(
             f"The chat template refuses a conversation of {roles} ({first_line(error)}): correct the data, or remove "
-            "system_prompt if the template allows none."
+            "system_prompt if the template does not allow one."
         ) from error
 
 
@@ -249,10 +249,10 @@ def check_answers_end(tokenizer: PreTrainedTokenizerBase, *, assistant_only: boo
 
     Args:
         tokenizer: The tokenizer, with the chat template that SFT trains on.
-        assistant_only: Whether only tokens in the template's {% generation %} blocks count in the loss.
+        assistant_only: Whether the loss includes only tokens in the template's {% generation %} blocks.
 
     Raises:
-        ZooError: No special token follows an answer, or it does not count in the loss.
+        ZooError: No special token follows an answer, or the loss does not include that token.
     """
     try:
         text = render_text(_PROBE_TURNS, tokenizer)
@@ -264,8 +264,8 @@ def check_answers_end(tokenizer: PreTrainedTokenizerBase, *, assistant_only: boo
     if _first_special_token(after, tokenizer) is None:
         raise ZooError(
             "The chat template does not end an answer with a special token, so SFT would not teach the model to stop: "
-            "set chat_template_path to one that does, such as this one with {{ eos_token }} after each answer; or, "
-            "if a certain text ends answers, set stop_token or truncate_text in ppo.yaml."
+            "set chat_template_path to one that does, such as this template with {{ eos_token }} after each answer; "
+            "or, if a certain text ends answers, set stop_token or truncate_text in ppo.yaml."
         )
     if not assistant_only:
         return
@@ -279,7 +279,7 @@ def check_answers_end(tokenizer: PreTrainedTokenizerBase, *, assistant_only: boo
     if 1 in in_loss and end is not None and not in_loss[end]:
         raise ZooError(
             f"assistant_only_loss trains only on the template's {{% generation %}} blocks, but the token that ends "
-            f"an answer, {tokenizer.convert_ids_to_tokens(ids[end])}, is outside of them: move it inside."
+            f"an answer, {tokenizer.convert_ids_to_tokens(ids[end])}, is outside them: move it inside."
         )
 
 

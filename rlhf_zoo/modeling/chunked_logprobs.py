@@ -1,8 +1,8 @@
-"""Log-probabilities and entropies from a linear head without all logits (N, V) in memory at once.
+"""Computes log-probabilities and entropies from a linear head, without all logits (N, V) in memory at once.
 
-The logits of a chunk of tokens are computed in float32, used and freed, and the backward pass computes them again. If a
-loss is passed, the forward pass also computes its gradients while it has the logits. The loss of a token must then
-depend on that token alone. Results equal those of the plain path (`logprobs.py`) up to rounding.
+The logits of a chunk of tokens are computed in float32, used and freed. The backward pass computes them again. If a
+loss is passed, the forward pass also computes the loss's gradients while it has the logits. The loss of a token must
+then depend on that token alone. Results equal those of the plain path (`logprobs.py`) up to rounding.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,12 +16,12 @@ from torch.nn import functional
 
 from .sampling.sampler import Vocabulary
 
-#: The number of logits in a chunk: on a CPU as many as fit into its caches, on an accelerator enough to keep it busy.
+#: The number of logits in a chunk: as many as fit into a CPU's caches, or enough to keep an accelerator busy.
 CHUNK_ON_CPU, CHUNK_ON_ACCELERATOR = 2**22, 2**26
 
 
 class LogitTransform(NamedTuple):
-    """How a model transforms the output z of its head: z·scale, or softcap·tanh(z·scale/softcap).
+    """How a model turns its head's output z into logits: z·scale, or softcap·tanh(z·scale/softcap).
 
     Attributes:
         scale: The factor.
@@ -33,12 +33,12 @@ class LogitTransform(NamedTuple):
 
 
 IDENTITY = LogitTransform()
-#: Maps log π and entropy, of the same shape, to a scalar loss and the terms to log, by name. The loss of a token may
-#: depend on that token alone.
+#: Maps log π and entropy, of the same shape, to a scalar loss and {name: term to log}. The loss of a token may depend
+#: only on that token.
 TokenLoss = Callable[[Tensor, Tensor], tuple[Tensor, Mapping[str, Tensor]]]
 
 
-# The result of `_detect_transform` for each model. The keys are weak, so that the cache keeps no model in memory.
+# The result of `_detect_transform` for each model. The keys are weak, so the cache keeps no model in memory.
 _TRANSFORMS: WeakKeyDictionary[nn.Module, LogitTransform | None] = WeakKeyDictionary()
 
 
@@ -50,7 +50,7 @@ def logit_transform(model: Any) -> LogitTransform | None:
 
     Returns:
         The transform; None if logits must come from the model's own forward pass: for any other transform, for a head
-        that is not a plain nn.Linear (adapted, quantized, hooked), and for a sharded model.
+        that is not a plain nn.Linear (because it has an adapter, a hook or quantized weights), and for a sharded model.
     """
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     if type(head) is not nn.Linear or "forward" in vars(head) or isinstance(model, FSDPModule):
@@ -65,9 +65,9 @@ def logit_transform(model: Any) -> LogitTransform | None:
 
 @torch.no_grad()
 def _detect_transform(model: Any, head: Any) -> LogitTransform | None:
-    """Replaces the head's output by fixed numbers and compares the model's logits with them.
+    """Replaces the head's output with fixed numbers, and compares the model's logits with these numbers.
 
-    The configuration does not say: each model family has its own key for a scale, and some apply the scale elsewhere.
+    The configuration does not tell: each model family has its own key for a scale, and some apply the scale elsewhere.
     """
     device = head.weight.device
     indices = torch.arange(head.out_features, device=device)
@@ -85,7 +85,8 @@ def _detect_transform(model: Any, head: Any) -> LogitTransform | None:
     if logits.shape[-1:] != numbers.shape:
         return None
     logits = logits.reshape(-1, len(numbers))[-1].float()
-    # With a softcap, the ratio of a logit to its number is not the scale, so the bound is read from the configuration.
+    # With a softcap, the ratio of a logit to its number is not the scale. So the configuration gives the bound, and the
+    # scale must be 1.
     softcap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
     for transform in (LogitTransform(float(logits[0] / numbers[0])), LogitTransform(1.0, softcap)):
         if torch.allclose(_apply_transform(numbers.clone(), transform, 1.0), logits, rtol=1e-5, atol=1e-6):
@@ -119,18 +120,18 @@ def chunked_logprobs(
         transform: How the model transforms the head's output.
         temperature: The sampling temperature, by which logits are divided.
         vocabulary: The tokens that can be sampled; None for every entry of the logits.
-        loss: A loss of log π and entropy, whose gradients this pass computes; None for no loss.
+        loss: A loss of log π and entropy, whose gradients the forward pass computes; None for no loss.
 
     Returns:
-        log π and entropy, (N,) float32 in nats; the loss and its terms, both None if no loss was passed. With a loss,
-        only the loss has a gradient; without one, log π and entropy have gradients.
+        log π and entropy, (N,) float32 in nats; the loss and its terms, both None if no loss was passed. If a loss was
+        passed, only the loss has a gradient. Otherwise log π and entropy have gradients.
     """
     device_type = states.device.type
     dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else head.weight.dtype
     holes = torch.tensor(vocabulary.holes, device=states.device) if vocabulary and vocabulary.holes else None
     size = head.out_features if vocabulary is None else vocabulary.size
     inputs = states, head.weight, head.bias, tokens, (transform, temperature, size, holes, dtype)
-    # The matrix products already use autocast's type. Autocast would also reduce the precision of float32 sums.
+    # Turn autocast off: the matrix products already use its type, and it would reduce the precision of float32 sums.
     with torch.autocast(device_type, enabled=False):
         if loss is None:
             logprobs, entropies = cast(tuple[Tensor, Tensor], _ChunkedLogprobs.apply(*inputs))
@@ -139,7 +140,7 @@ def chunked_logprobs(
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
-    """log π and entropy; the backward pass computes the logits again."""
+    """Computes log π and entropy. The backward pass computes the logits again."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
@@ -159,9 +160,9 @@ class _ChunkedLogprobs(torch.autograd.Function):
 
 
 class _ChunkedLoss(torch.autograd.Function):
-    """A loss of log π and entropy, with its gradients in the same pass over the logits.
+    """Computes a loss of log π and entropy, and its gradients in the same pass over the logits.
 
-    That is possible because a token's gradient depends on its own log π and entropy alone.
+    This is possible because a token's gradient depends only on the token's own log π and entropy.
     """
 
     @staticmethod
@@ -183,7 +184,7 @@ class _ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        # The sums are as large as the head, so they are scaled in place and not kept for a second backward pass.
+        # The sums are as large as the head, so scale them in place, and do not keep them for a second backward pass.
         sums, ctx.sums = ctx.sums, None
         return *sums.for_inputs(grads[2]), None, None, None
 
@@ -222,8 +223,8 @@ class _GradientSums:
 def tokens_per_chunk(states: Tensor, size: int) -> int:
     """Returns the number of tokens in a chunk.
 
-    The number is at least H, so that a chunk has as many elements as the weight's gradient (V, H). Each chunk adds to
-    every element of that gradient, and smaller chunks would spend most of their time on these additions.
+    The number is at least H, so that a chunk has at least as many elements as the weight's gradient (V, H). Each chunk
+    adds to every element of that gradient, and smaller chunks would spend most of their time on these additions.
 
     Args:
         states: (N, H) hidden states.
@@ -237,7 +238,7 @@ def _run_chunks(
     sums: _GradientSums | None = None,
     derivatives: Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Computes log π and entropy, (N,), from chunks of logits (n, V). Adds gradients to `sums` if it is passed.
+    """Computes log π and entropy, (N,), from chunks of logits (n, V). Adds gradients to `sums` if `sums` is passed.
 
     With respect to the logits z, ∂log p_a/∂z = 1[a] − p and ∂H/∂z = −p·(log p + H).
 
@@ -245,7 +246,7 @@ def _run_chunks(
         inputs: States, weight, bias, tokens and settings, as `chunked_logprobs` packs them.
         sums: The sums of gradients; None to compute none.
         derivatives: Called with log π and entropy, which are 0 for tokens of later chunks. Returns the loss's
-            derivatives with respect to both, (N,); None for the entropy's if the loss does not depend on it.
+            derivatives with respect to both, (N,); the second is None if the loss does not depend on the entropy.
     """
     states, weight, bias, tokens, (transform, temperature, size, holes, dtype) = inputs
     weight = weight[:size].to(dtype)
@@ -262,17 +263,17 @@ def _run_chunks(
         tanh_slope = None  # d tanh(x)/dx = 1 − tanh²(x), of the capped logits
         if sums is not None and transform.softcap is not None:
             tanh_slope = 1 - (z * (temperature / transform.softcap)).square_()
-        # Σ exp(z − max z) by torch.sum. Its error, unlike that of softmax's own sum, does not grow with the vocabulary.
+        # Sum exp(z − max z) with torch.sum, whose error does not grow with the vocabulary, as that of softmax does.
         z.sub_(z.amax(-1, keepdim=True))
         logprobs[chunk] = z.gather(-1, chunk_tokens).squeeze(-1)
         p = z.exp()
         total = p.sum(-1)
-        normalizer = total.log()
-        logprobs[chunk] -= normalizer
+        log_total = total.log()
+        logprobs[chunk] -= log_total
         z.mul_(p)  # p·z from here on
-        entropies[chunk] = normalizer - z.sum(-1) / total
+        entropies[chunk] = log_total - z.sum(-1) / total
         if sums is None or derivatives is None:
-            del z, p  # otherwise two chunks would be in memory while the next chunk is computed
+            del z, p  # otherwise this chunk would stay in memory while the next chunk is computed
             continue
         # d logit / d (head's output), without the slope of tanh. The slope differs between logits and is applied last.
         gain = transform.scale / temperature
@@ -282,7 +283,7 @@ def _run_chunks(
         p_factor = -grad_logprobs
         if grad_entropies is not None:
             grad_entropies = gain * grad_entropies[chunk]
-            p_factor = p_factor - grad_entropies * (entropies[chunk] - normalizer)
+            p_factor = p_factor - grad_entropies * (entropies[chunk] - log_total)
         # Work in place from here on, because another (n, V) tensor would double the memory of a chunk.
         grad = p.mul_((p_factor / total).unsqueeze(-1))
         if grad_entropies is not None:

@@ -1,7 +1,7 @@
-"""Limits on the JSON files of a downloaded model, checked before a library acts on them.
+"""Checks the JSON files of a downloaded model before a library acts on them.
 
-transformers and peft pass the keys of these files to constructors. A key may name a file to read, a model to load, or a
-size to build.
+transformers and peft pass the keys of these files to constructors. A key may name a file to read or a model to load, or
+set the size of a model to build.
 """
 
 import os
@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import ZooError
 
-#: The maximum number of layers, experts or blocks. Each is a Python object: ten million would exhaust time and memory.
+#: The maximum number of layers, experts or blocks. Each is a Python object, and ten million would take all memory.
 MAX_PARTS = 10_000
 MAX_LABELS = 100_000
 #: The maximum of any other number, such as the size of the vocabulary.
@@ -22,34 +22,34 @@ _PARTS = re.compile(
 )
 _LABELS = ("num_labels", "n_labels", "id2label", "label2id")
 _COUNTS = re.compile(r"^(num|n)_|_size$")
-# Words in keys that count something other than parts of the model, such as training steps or bytes.
+# Words in keys that count something other than parts of a model, such as training steps or bytes.
 _NOT_COUNTS = re.compile(r"param|token|step|sample|example|byte|position")
 # Keys of token ids, which are not sizes.
 _IDS = re.compile(r"(ids?|tokens?)$")
 
 #: The types of adapters that can be loaded. Other types may load a second model or a tokenizer by themselves.
 ADAPTER_TYPES = ("LORA",)
-#: The keys of adapter_config.json that may hold text, lists and objects. Only base_model_name_or_path, which is checked
-#: elsewhere, names something to load.
+#: The keys of adapter_config.json that may hold text, lists and objects. Of these, only base_model_name_or_path names
+#: something to load, and `ModelFiles.adapter` checks it.
 _ADAPTER_KEYS = {
     "alora_invocation_tokens", "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "exclude_modules",
     "init_lora_weights", "layers_pattern", "layers_to_transform", "modules_to_save", "peft_type", "peft_version",
     "rank_pattern", "revision", "target_modules", "target_parameters", "task_type", "trainable_token_indices",
 }  # fmt: skip
 
-#: Keys of tokenizer_config.json under which old exports store paths of the machine that wrote them. They are ignored,
-#: because transformers finds these files next to tokenizer_config.json.
+#: Keys of tokenizer_config.json under which old exports store paths of the machine that wrote them. The paths are
+#: ignored, because transformers finds these files next to tokenizer_config.json.
 _OLD_PATH_KEYS = ("merges_file", "special_tokens_map_file", "spm_file", "tokenizer_file", "vocab_file")
 # Keys that transformers overwrites.
-_OVERWRITTEN = ("name_or_path", "_name_or_path")
+_OVERWRITTEN_KEYS = ("name_or_path", "_name_or_path")
 # Keys whose texts may look like paths, but are never opened.
 _TEXT_KEYS = ("chat_template", "response_schema", "added_tokens_decoder", "model_specific_special_tokens")
 _TOKEN_KEY = re.compile(r"_tokens?$")
 _FILE_KEY = re.compile(r"(_|^)(file|path|dir)$")
-# Keys from which a tokenizer's class reads a vocabulary, possibly from a file.
+# Keys that hold a vocabulary or name a file with a vocabulary.
 _VOCABULARY_KEYS = ("init_inputs", "merges", "vocab")
 _PATH = re.compile(r"""(^|[\s='"])(/[^\s/]|~|[A-Za-z]:[\\/]|\\\\)|(^|[\s='"\\/])\.\.([\\/]|$)|://""")
-#: Classes and a model_type that load tokenizers from subfolders, whose files are not checked.
+#: Tokenizer classes and a model_type that load tokenizers from subfolders. Files in subfolders are not checked.
 _COMPOSITE_TOKENIZERS = ("RagTokenizer", "RagTokenizerFast", "rag")
 
 
@@ -58,7 +58,7 @@ def check_config(config: Mapping[str, Any], file: str) -> None:
 
     Args:
         config: The file's content.
-        file: What errors call the file.
+        file: The file's name in errors.
 
     Raises:
         ZooError: The file has more parts than any machine can build, or names a kernel in a repository, which
@@ -85,14 +85,14 @@ def _check_sizes(config: Mapping[str, Any], file: str) -> None:
 
 
 def _largest_count(name: str, value: Any) -> tuple[int | float, int]:
-    """Returns the largest count in a value of config.json, and its limit."""
+    """Returns the largest count in a value of config.json, and the limit of that count."""
     if name in _LABELS:
         return (len(value) if isinstance(value, Mapping | list) else _number(value)), MAX_LABELS
     if _PARTS.search(name):
         return max(_numbers(value), default=0), MAX_PARTS
     if isinstance(value, list) and not _IDS.search(name):
         nested = [number for item in value if isinstance(item, list) for number in _numbers(item)]
-        if max(nested, default=0) > MAX_PARTS:  # such as [[["global"], 12]], 12 repetitions of a pattern
+        if max(nested, default=0) > MAX_PARTS:  # [[["global"], 12]], for example, repeats a pattern of layers 12 times
             return max(nested), MAX_PARTS
         return max(_numbers(value), default=0), MAX_COUNT
     if _COUNTS.search(name) and not _NOT_COUNTS.search(name):
@@ -127,11 +127,11 @@ def check_adapter(config: Mapping[str, Any], file: str) -> None:
 
     Args:
         config: The file's content.
-        file: What errors call the file.
+        file: The file's name in errors.
 
     Raises:
-        ZooError: The adapter's type is not supported, or a key other than base_model_name_or_path could name a model,
-            a module or a file.
+        ZooError: The adapter's type is not supported, its rank is too high, or a key other than base_model_name_or_path
+            could name a model, a module or a file.
     """
     if config.get("peft_type") not in ADAPTER_TYPES:
         raise ZooError(
@@ -144,7 +144,7 @@ def check_adapter(config: Mapping[str, Any], file: str) -> None:
         elif key == "megatron_core":  # peft imports this module only if there is a megatron_config
             allowed = value in (None, "", "megatron.core")
         else:
-            # Numbers and booleans name nothing. All other keys with content are refused, including future keys of peft.
+            # Numbers and booleans name nothing. Refuse all other keys with content, including future keys of peft.
             allowed = key in _ADAPTER_KEYS or not isinstance(value, str | list | dict) or not value
         if not allowed:
             raise ZooError(
@@ -158,7 +158,7 @@ def check_adapter(config: Mapping[str, Any], file: str) -> None:
 
 
 def _is_plain_mapping(value: Any) -> bool:
-    """Whether auto_mapping only names the base's class and its library, as peft writes it."""
+    """Whether auto_mapping names only the base's class and library, as peft writes it."""
     if not isinstance(value, Mapping) or not value.keys() <= {"base_model_class", "parent_library"}:
         return False
     return all(isinstance(text, str) and re.fullmatch(r"\w+(\.\w+)*", text) for text in value.values())
@@ -167,23 +167,22 @@ def _is_plain_mapping(value: Any) -> bool:
 def check_tokenizer(
     tokenizer_config: Mapping[str, Any], special_tokens_map: Mapping[str, Any], config: Mapping[str, Any], name: str
 ) -> dict[str, None]:
-    """Checks the settings of a tokenizer before transformers passes them to a class that could open any file.
+    """Checks the settings of a tokenizer, because transformers passes them to a class that could open any file.
 
-    The content of such a file would become part of the vocabulary and be published with the next model.
+    The file's content would become part of the vocabulary, and would be published with the next model.
 
     Args:
         tokenizer_config: The content of tokenizer_config.json.
         special_tokens_map: The content of special_tokens_map.json, whose entries have priority.
         config: The content of config.json.
-        name: What errors call the model.
+        name: The model's name in errors.
 
     Returns:
         Keywords for `AutoTokenizer.from_pretrained` that override the paths of old exports with None.
 
     Raises:
-        ZooError: A setting names a file, or may make the class open one.
+        ZooError: A setting names a file, or may make the class open a file.
     """
-    where = f"tokenizer_config.json of {name}"
     classes = (tokenizer_config.get("tokenizer_class"), config.get("tokenizer_class"), config.get("model_type"))
     if nested := next((kind for kind in classes if kind in _COMPOSITE_TOKENIZERS), None):
         raise ZooError(f"{name} has a {nested}, which combines two tokenizers: choose a model with one tokenizer.")
@@ -194,18 +193,18 @@ def check_tokenizer(
                 "choose another model."
             )
     for key, value in tokenizer_config.items():
-        if key in _OLD_PATH_KEYS or key in _OVERWRITTEN or key in _TEXT_KEYS or _TOKEN_KEY.search(key):
+        if key in _OLD_PATH_KEYS or key in _OVERWRITTEN_KEYS or key in _TEXT_KEYS or _TOKEN_KEY.search(key):
             continue
         if (setting := _find_file_setting(key, value)) is not None:
             raise ZooError(
-                f"{where} has {key} = {_shorten(setting)}, but a tokenizer may only read files that were saved with "
-                "it: remove that key, or choose another model."
+                f"tokenizer_config.json of {name} has {key} = {_shorten(setting)}, but a tokenizer may only read files "
+                "that were saved with it: remove that key, or choose another model."
             )
     return dict.fromkeys(key for key in _OLD_PATH_KEYS if key in tokenizer_config)
 
 
 def _find_file_setting(key: str, value: Any) -> Any:
-    """Returns the part of a setting that names a file or makes a tokenizer read one; None if there is none."""
+    """Returns the part of a setting that names a file or makes a tokenizer read a file; None if no part does."""
     if value and (key in _VOCABULARY_KEYS or _FILE_KEY.search(key)):
         return value
     if isinstance(value, str):

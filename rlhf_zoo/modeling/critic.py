@@ -1,4 +1,4 @@
-"""The critic: a token classifier with one output, made from a reward model, a policy or a checkpoint."""
+"""Makes the critic, a token classifier with one output, from a reward model, a policy or a checkpoint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from transformers.modeling_layers import GenericForTokenClassification
 from ..errors import ZooError, first_line
 from .loading import load_config, load_model
 from .logprobs import response_outputs
-from .model_files import model_files
+from .model_files import find_model_files
 from .models import HEADS, base_of_adapter, load_causal, load_classifier, merge_adapter, score_statistics
 from .sampling.sampler import Samples
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 CRITIC_DIR = "critic"
 
 
-def _linear_head(model: PreTrainedModel) -> nn.Linear:
+def _find_linear_head(model: PreTrainedModel) -> nn.Linear:
     for name in HEADS:
         head = getattr(model, name, None)
         if isinstance(head, nn.Linear):
@@ -39,12 +39,12 @@ def _linear_head(model: PreTrainedModel) -> nn.Linear:
 
 @cache
 def _token_classifier(config_class: Any, remote_trunk_class: Any = None) -> Any:
-    """Returns a family's token classifier: its own class in transformers, or the generic class on its trunk.
+    """Returns a model family's token classifier: its own class in transformers, or a generic class on its trunk.
 
     Args:
         config_class: The class of the model's configuration.
-        remote_trunk_class: The trunk's class if it is defined in the model's remote code, otherwise None. Checkpoints
-            of the critic have the usual layout in either case: the trunk loads as AutoModel, and the head is `score.*`.
+        remote_trunk_class: The trunk's class if it is defined in the model's remote code, otherwise None. In either
+            case, critic checkpoints have the usual layout: the trunk loads as AutoModel, and the head is `score.*`.
     """
     if config_class in MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING:
         return MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING[config_class]
@@ -55,16 +55,16 @@ def _token_classifier(config_class: Any, remote_trunk_class: Any = None) -> Any:
         raise ZooError(
             f"transformers has no trunk for {config_class.model_type}, which the critic needs: pass a value_model."
         )
-    # Many families have no token classifier, so build one from the generic class.
+    # Many families have no token classifier, so derive a class from the generic token classifier.
     trunk: Any = MODEL_MAPPING[config_class]
     # The family's own base class defines how weights are initialized and which layers must not be split.
-    family = next(base for base in trunk.__mro__ if PreTrainedModel in base.__bases__)
-    family = PreTrainedModel if family is trunk else family
+    family_base = next(base for base in trunk.__mro__ if PreTrainedModel in base.__bases__)
+    family_base = PreTrainedModel if family_base is trunk else family_base
     name = f"{trunk.__name__.removesuffix('Model')}ForTokenClassification"
     # transformers reads the class's module to see which kernels the family supports.
-    attributes = {"base_model_prefix": family.base_model_prefix or "model", "config_class": config_class}
+    attributes = {"base_model_prefix": family_base.base_model_prefix or "model", "config_class": config_class}
     attributes["__module__"] = trunk.__module__
-    return type(name, (GenericForTokenClassification, family), attributes)
+    return type(name, (GenericForTokenClassification, family_base), attributes)
 
 
 def _has_remote_code(config: PretrainedConfig) -> bool:
@@ -73,14 +73,14 @@ def _has_remote_code(config: PretrainedConfig) -> bool:
 
 
 def _remote_trunk_class(config: PretrainedConfig, source: str | Path, revision: str | None) -> Any:
-    """Finds the trunk's class in the remote code of a saved critic; None for a class of transformers."""
+    """Finds the trunk's class in the remote code of a saved critic; None if transformers defines the class."""
     auto_map = getattr(config, "auto_map", None) or {}
     auto_classes = ("AutoModelForCausalLM", "AutoModelForSequenceClassification")
     name = next((auto_map[auto_class] for auto_class in auto_classes if auto_class in auto_map), None)
     if name is None or not _has_remote_code(config):
         return None
     model_class: Any = get_class_from_dynamic_module(name, source, revision=revision)
-    # Only an instance knows the class of its trunk. On the meta device an instance takes no memory.
+    # Only an instance knows the class of its trunk. On the meta device, an instance takes no memory.
     with torch.device("meta"):
         return type(model_class._from_config(copy.deepcopy(config)).base_model)
 
@@ -96,25 +96,25 @@ def critic_from(
 ) -> PreTrainedModel:
     """Makes a critic: a token classifier with one output.
 
-    If `source` is a reward model, the critic starts as its trunk and head, scaled to the shaped score w·(s−μ)/σ: the
-    head's weight is w·W/σ and its bias −w·μ/σ. If `source` is a causal model, the critic starts as its trunk, and the
-    head starts at 0.
+    If `source` is a reward model, the critic starts with its trunk and head, and the head is scaled to the shaped score
+    w·(s−μ)/σ: its weight is w·W/σ and its bias −w·μ/σ. If `source` is a causal model, the critic starts with its trunk
+    and a head of 0.
 
     Args:
         source: A reward model or a causal model; or the folder or Hub id of either, or of a critic. A critic is loaded
-            unchanged. Adapters are merged into their base.
-        center: Whether scores are centered; otherwise μ = 0.
-        scale: Whether scores are scaled; otherwise σ = 1.
+            unchanged. Adapters are merged into their bases.
+        center: Whether scores are centered. If not, μ = 0.
+        scale: Whether scores are scaled. If not, σ = 1.
         weight: w, the weight of the reward model's score in the reward.
-        share: Whether the trunk shares the weights of `source`, which then must not be trained with the critic.
+        share: Whether the critic shares the trunk's weights with `source`. Then the two must not be trained together.
         revision: The revision of a Hub id.
 
     Returns:
         The critic, in float32.
 
     Raises:
-        ZooError: The model has an encoder, which would see later tokens; it has several outputs or layers between
-            trunk and head; or it cannot be loaded.
+        ZooError: The model is an encoder-decoder, whose encoder would see later tokens; it has several outputs, or
+            weights between trunk and head; or it cannot be loaded.
 
     Source: "The N+ Implementation Details of RLHF with PPO" (arXiv:2403.17031), detail 22.
     """
@@ -136,12 +136,12 @@ def critic_from(
     config = copy.deepcopy(source.config)
     config.num_labels = 1
     trunk_class = type(source.base_model) if _has_remote_code(config) else None
-    # Build the critic in float32, because bfloat16 would round away small value updates.
+    # Build the critic in float32, because bfloat16 would round away small updates.
     critic_class = _token_classifier(type(config), trunk_class)  # type: ignore[arg-type]
     critic = critic_class._from_config(config, dtype=torch.float32)
     _copy_trunk(source, critic, is_reward_model=is_reward_model, share=share)
     critic.name_or_path = source.name_or_path  # peft records it as the base of a later adapter
-    head = _linear_head(critic)
+    head = _find_linear_head(critic)
     with torch.no_grad():
         # V starts at 0, unless a reward model sets the head below.
         head.weight.zero_()
@@ -150,18 +150,18 @@ def critic_from(
         if is_reward_model:
             mean, std = score_statistics(source)
             mean, std = mean if center else 0.0, std if scale else 1.0
-            head.weight.copy_(weight * _linear_head(source).weight / std)
+            head.weight.copy_(weight * _find_linear_head(source).weight / std)
             if head.bias is not None:
                 head.bias.fill_(-weight * mean / std)
-    # The head's weights now contain the statistics. A loader of reward models would apply them a second time.
+    # The head's weights now contain the statistics. Remove them, or a loader of reward models would apply them again.
     config.rlhf_zoo = None
     return critic
 
 
 def _load_source(source: str | Path, revision: str | None) -> tuple[PreTrainedModel, bool]:
-    """Loads a critic, a reward model or a causal model; the second value says whether it is a critic."""
+    """Loads a critic, a reward model or a causal model. Returns it and whether it is a critic."""
     subject = f"The critic {source}"
-    files = model_files(source, revision=revision)
+    files = find_model_files(source, revision=revision)
     if files.adapter is not None:
         task_or_architecture = files.adapter.get("task_type")
         if task_or_architecture == "TOKEN_CLS":
@@ -181,10 +181,10 @@ def _load_source(source: str | Path, revision: str | None) -> tuple[PreTrainedMo
 
 
 def _copy_trunk(source: PreTrainedModel, critic: PreTrainedModel, *, is_reward_model: bool, share: bool) -> None:
-    """Gives a critic the weights of a model's trunk, or shares its parameters.
+    """Copies the weights of a model's trunk into a critic, or shares them.
 
     Raises:
-        ZooError: The model is more than a trunk and a linear head, so the critic would lack weights.
+        ZooError: The model has more than a trunk and a linear head, so the critic would lack weights.
     """
     problem = _weight_before_head(source) if is_reward_model else None
     try:
@@ -204,13 +204,13 @@ def _copy_trunk(source: PreTrainedModel, critic: PreTrainedModel, *, is_reward_m
 
 
 def _weight_before_head(source: PreTrainedModel) -> str | None:
-    """Returns the name of a weight between a classifier's trunk and its linear head; None if there is none."""
+    """Returns the name of a weight between a classifier's trunk and linear head; None if there is no such weight."""
     trunk_and_heads = (source.base_model_prefix, *HEADS)
     return next((name for name, _ in source.named_parameters() if name.split(".")[0] not in trunk_and_heads), None)
 
 
 def add_adapter(model: PreTrainedModel, peft_config: PeftConfig) -> PeftModel:
-    """Adds a new adapter to the critic, configured like the policy's. The critic's head is trained in full.
+    """Adds an adapter to the critic, configured like the policy's adapter. The critic's head is trained in full.
 
     Args:
         model: The critic.
@@ -220,7 +220,7 @@ def add_adapter(model: PreTrainedModel, peft_config: PeftConfig) -> PeftModel:
         A PeftModel.
 
     Raises:
-        ZooError: The adapter does not fit the critic.
+        ZooError: The adapter's configuration does not fit the critic.
     """
     from peft import get_peft_model
 
@@ -230,7 +230,7 @@ def add_adapter(model: PreTrainedModel, peft_config: PeftConfig) -> PeftModel:
     # A loaded adapter's configuration may have inference_mode=True, which would freeze the critic's adapter.
     config.inference_mode = False
     config.base_model_name_or_path = None  # peft fills in the critic's name
-    # The policy's LM head, which its adapter may train in full, does not exist in the critic.
+    # The critic has no LM head, which the policy's adapter may train in full.
     config.modules_to_save = sorted({*(config.modules_to_save or ()), head} - {"lm_head", "embed_out"})
     # The head is trained in full, so it must not get a low-rank adapter too.
     if getattr(config, "exclude_modules", head) is None:

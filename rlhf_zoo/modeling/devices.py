@@ -12,7 +12,7 @@ from ..errors import ZooError
 
 log = logging.getLogger(__name__)
 
-#: The exceptions of a failed allocation. On a CPU and on MPS it is a RuntimeError that only its message distinguishes.
+#: The exceptions of a failed allocation. CPU and MPS raise a RuntimeError, which only its message identifies.
 MEMORY_ERRORS = (torch.OutOfMemoryError, MemoryError, RuntimeError)
 _OOM_PHRASES = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
 
@@ -21,7 +21,7 @@ Model = TypeVar("Model", bound=torch.nn.Module)
 
 
 def best_device(*, use_cpu: bool = False) -> torch.device:
-    """Returns the accelerator on which this process trains or would train; the CPU if there is none.
+    """Returns the device on which this process trains, or would train: an accelerator, or the CPU if there is none.
 
     Args:
         use_cpu: Whether to use the CPU even if there is an accelerator. The environment variable ACCELERATE_USE_CPU has
@@ -33,7 +33,7 @@ def best_device(*, use_cpu: bool = False) -> torch.device:
         return torch.device("cpu")
     if PartialState._shared_state:  # with several processes, each has its own device
         return PartialState().device
-    if torch.cuda.is_available():  # on ZeroGPU this is true before a device is attached
+    if torch.cuda.is_available():  # true on ZeroGPU even before a device is attached
         return torch.device("cuda")
     return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
@@ -45,7 +45,7 @@ def has_bfloat16() -> bool:
     return bool(is_torch_bf16_gpu_available())
 
 
-def on_device(model: Model, *, use_cpu: bool = False) -> Model:
+def move_to_best_device(model: Model, *, use_cpu: bool = False) -> Model:
     """Moves a model to `best_device`.
 
     Args:
@@ -62,7 +62,7 @@ def move(model: Model, device: torch.device) -> Model:
 
 @contextmanager
 def temporarily_on_device(device: torch.device, *models: Any) -> Iterator[None]:
-    """Moves models to a device while this context is open, then back to their previous devices.
+    """Keeps models on a device while this context is open, then moves them back to their previous devices.
 
     Args:
         device: The device.
@@ -79,7 +79,7 @@ def temporarily_on_device(device: torch.device, *models: Any) -> Iterator[None]:
 
 
 class MicroBatches:
-    """Calls a function on batches of `size` rows, and halves `size` when a batch does not fit into memory."""
+    """Calls a function on batches of `size` rows. Halves `size` when a batch does not fit into memory."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -87,7 +87,7 @@ class MicroBatches:
     def run(self, step: Callable[[Sequence[int]], T], rows: Sequence[int]) -> Iterator[T]:
         """Calls `step` on all rows, batch by batch.
 
-        Halved batches give the same results up to rounding: a kernel's order of summation depends on the batch size.
+        Halved batches give the same results up to rounding, because the batch size changes a kernel's order of sums.
 
         Args:
             step: Called with the rows of a batch.
@@ -102,19 +102,19 @@ class MicroBatches:
         start = 0
         while start < len(rows):
             batch = rows[start : start + self.size]
-            result = try_with_oom_fallback(step, batch)
+            result = try_or_free_memory(step, batch)
             if result is not None:
                 yield result[0]
                 start += len(batch)
                 continue
             if len(batch) == 1:
-                raise too_large()
-            # The following batches keep this size, because a size that did not fit once will not fit again.
+                raise row_too_large_error()
+            # Later batches keep the new size, because a size that did not fit once will not fit again.
             self.size = len(batch) // 2
             log.warning("%d rows do not fit into memory: continuing with %d at a time.", len(batch), self.size)
 
 
-def too_large() -> ZooError:
+def row_too_large_error() -> ZooError:
     """Returns the error for a single row that does not fit into memory."""
     return ZooError(
         f"A single row does not fit into the memory of {best_device()}: shorten prompts or completions, use a smaller "
@@ -122,15 +122,15 @@ def too_large() -> ZooError:
     )
 
 
-def try_with_oom_fallback(step: Callable[..., T], *arguments: Any) -> tuple[T] | None:
-    """Calls a function, and frees its memory if it runs out of memory.
+def try_or_free_memory(step: Callable[..., T], *arguments: Any) -> tuple[T] | None:
+    """Calls a function. If memory runs out, frees the memory of the failed call and returns None.
 
     Args:
         step: The function.
         *arguments: Its arguments.
 
     Returns:
-        (result,), or None if the memory was too small. The memory of the failed call is then free again.
+        (result,); None if memory ran out.
     """
     try:
         return (step(*arguments),)
@@ -156,7 +156,7 @@ def free_cache() -> None:
 
 
 def as_memory_error(error: Exception, *, fix: str) -> ZooError | None:
-    """Converts a failed allocation into a ZooError, and frees the memory that the failed call used.
+    """Converts an error about a failed allocation into a ZooError, and frees the memory of the failed call.
 
     Args:
         error: Any error.

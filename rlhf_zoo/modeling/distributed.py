@@ -1,8 +1,8 @@
 """Shares the work of a command among the processes that `accelerate launch` or torchrun started.
 
-Only the main process (rank 0) writes and sends: it owns the run directory, the lock, the embedded Hub and the outbox.
-The other processes compute their share, receive what the main process read, and write nothing. Until a command calls
-`join`, these functions behave as in a single process.
+Only the main process (rank 0) writes files and publishes: it owns the run directory, the lock, the embedded Hub and the
+outbox. The other processes compute their share, receive data that the main process read, and write nothing. Until a
+command calls `join`, these functions behave as in a single process.
 """
 
 import logging
@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import ZooError
 
-# How long processes wait for each other. The main process may have to download models or to wait for a lock.
+# How long processes wait for each other. The main process may have to download models or wait for a lock.
 _TIMEOUT = timedelta(hours=2)
 #: The optimizers that support sharding: torch's own, which update each element of a weight independently.
 SHARDABLE_OPTIMIZERS = ("adamw_torch_fused", "adamw_torch", "adagrad", "rmsprop", "sgd")
@@ -22,22 +22,22 @@ _joined = False
 
 
 def launched_count() -> int:
-    """Returns how many processes the launcher started for this command, joined or not."""
-    number = os.environ.get("WORLD_SIZE", "1")
-    return int(number) if number.isdecimal() else 1
+    """Returns the number of processes that the launcher started for this command, joined or not."""
+    world_size = os.environ.get("WORLD_SIZE", "1")
+    return int(world_size) if world_size.isdecimal() else 1
 
 
 def process_count() -> int:
-    """Returns how many processes share the work; 1 before `join`."""
+    """Returns the number of processes that share the work; 1 before `join`."""
     return launched_count() if _joined else 1
 
 
-def check_shards(process_count: int, optim: str) -> None:
+def check_can_shard(process_count: int, optim: str) -> None:
     """Checks that fsdp2 can shard the weights.
 
     Args:
         process_count: The number of processes.
-        optim: The optimizer, by transformers' name.
+        optim: transformers' name of the optimizer.
 
     Raises:
         ZooError: There is only one process, or the optimizer does not support sharding.
@@ -64,7 +64,7 @@ def is_main_process() -> bool:
 
 
 def join() -> None:
-    """Joins the other processes to share the work. Does nothing if there is only one process.
+    """Joins the other processes to share the work. Does nothing in a single process, or if called again.
 
     Raises:
         ZooError: The launcher's environment variables, such as RANK, are missing.
@@ -91,8 +91,8 @@ def join() -> None:
     _joined = True
 
 
-def shutdown() -> bool:
-    """Leaves the process group, once all processes have called this function.
+def leave() -> bool:
+    """Leaves the process group once all processes have called this function.
 
     Returns:
         Whether this is the main process, which continues alone.
@@ -134,7 +134,7 @@ def is_my_batch(number: int) -> bool:
 
 
 def gather_in_order(results: Mapping[int, Any]) -> list[Any]:
-    """Gathers the results of batches that `is_my_batch` distributed over the processes.
+    """Gathers the results of batches that `is_my_batch` distributed among the processes.
 
     Args:
         results: This process's results, {batch number: result}.
@@ -146,17 +146,17 @@ def gather_in_order(results: Mapping[int, Any]) -> list[Any]:
     return [by_number[number] for number in sorted(by_number)]
 
 
-def from_main_process(make: Callable[[], Any]) -> Any:
+def call_on_main_process(function: Callable[[], Any]) -> Any:
     """Calls a function in the main process only, and broadcasts its result to the others.
 
     Returns:
         The result, in all processes.
     """
     if process_count() == 1:
-        return make()
+        return function()
     from torch import distributed
 
-    results = [make() if is_main_process() else None]
+    results = [function() if is_main_process() else None]
     distributed.broadcast_object_list(results)
     return results[0]
 

@@ -1,4 +1,4 @@
-"""Sentence embedders: encoders whose hidden states, averaged over a text's tokens, represent its content."""
+"""Sentence embedders: encoders whose hidden states, averaged over a text's tokens, represent the text's content."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch.nn import functional as F
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import ZooError
-from .devices import MicroBatches, on_device
-from .loading import FLOAT32, load_model, load_tokenizer
-from .model_files import json_object
+from .devices import MicroBatches, move_to_best_device
+from .loading import IN_FLOAT32, load_model, load_tokenizer
+from .model_files import read_json_object
 from .models import context_length
 
 #: The files that sentence-transformers saves next to a model, as glob patterns in its folder.
@@ -33,7 +33,7 @@ class Embedder:
 
     Args:
         folder: The model's folder.
-        name: What errors call the model.
+        name: The model's name in errors.
         batch_size: The maximum number of texts in a forward pass.
 
     Raises:
@@ -43,28 +43,28 @@ class Embedder:
     def __init__(self, folder: Path, *, name: str, batch_size: int = 64) -> None:
         subject = f"The embedder {name}"
         _check_modules(folder, subject)
-        # A pooler may be missing, because it is not used. Initializing its weights would advance the random generator
-        # that training uses.
+        # The pooler may be missing, because it is not used. Fork the random generator, because initializing a pooler
+        # would change the random numbers of training.
         with torch.random.fork_rng(devices=[]):
-            model = load_model(AutoModel, folder, subject=subject, options=FLOAT32, may_lack=("pooler",))
+            model = load_model(AutoModel, folder, subject=subject, options=IN_FLOAT32, may_lack=("pooler",))
         self.tokenizer: Any = load_tokenizer(folder, name=subject)
         if model.config.is_encoder_decoder or self.tokenizer.pad_token_id is None:
             problem = "has a decoder" if model.config.is_encoder_decoder else "has no PAD in its tokenizer"
             raise _not_an_embedder(f"{subject} {problem}")
-        self.model = on_device(model).requires_grad_(False).eval()
+        self.model = move_to_best_device(model).requires_grad_(False).eval()
         self.max_length = _max_length(folder, model, self.tokenizer)
         self._batches = MicroBatches(batch_size)
 
     def embed(self, texts: Sequence[str]) -> Tensor:
-        """Embeds texts. The end of a text that is longer than `max_length` tokens is cut off.
+        """Embeds texts. Texts with more than `max_length` tokens lose their end.
 
         Args:
-            texts: (N,) texts.
+            texts: N texts.
 
         Returns:
             (N, H) vectors of length 1, float32 on the CPU.
         """
-        # Texts of similar length share a batch, so that little padding is computed.
+        # Put texts of similar length into a batch, so that there is little padding.
         order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
         vectors = torch.cat(
             list(self._batches.run(lambda batch: self._embed([texts[index] for index in batch]), order))
@@ -88,27 +88,27 @@ class Embedder:
 
 
 def _max_length(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Returns the maximum number of tokens of a text: the smallest limit that a saved file, model or tokenizer sets."""
+    """Returns the maximum number of tokens in a text: the smallest limit set by tokenizer, model and saved settings."""
     saved = folder / "sentence_bert_config.json"
     bounds = [tokenizer.model_max_length, context_length(model)]
     if saved.is_file():
-        bounds.append(json_object(saved).get("max_seq_length"))
+        bounds.append(read_json_object(saved).get("max_seq_length"))
     return min(bound for bound in bounds if bound)
 
 
 def _check_modules(folder: Path, subject: str) -> None:
     """Raises ZooError if a folder holds no sentence embedder, or an embedder that does not average over tokens."""
     config = folder / "config.json"
-    architectures = (json_object(config).get("architectures") if config.is_file() else None) or []
+    architectures = (read_json_object(config).get("architectures") if config.is_file() else None) or []
     if not (folder / "modules.json").is_file():
-        # A class such as BertForMaskedLM was trained for another task than embedding.
+        # A model of a class such as BertForMaskedLM was trained for a task other than embedding.
         other_class = next((str(name) for name in architectures if "For" in str(name)), None)
         if other_class is not None:
             raise _not_an_embedder(f"{subject} is a {other_class}")
         return
     for path in sorted(folder.glob("[0-9]_*/config.json")):
         kind = path.parent.name.partition("_")[2]
-        pooling = json_object(path)
+        pooling = read_json_object(path)
         if kind not in _SUPPORTED_MODULES:
             raise _not_an_embedder(f"{subject} has the module {kind}, which is not supported")
         if (

@@ -1,7 +1,7 @@
 """FSDP2: each process holds a shard of each weight and of its optimizer state, and gathers a layer before using it.
 
 Policy, critic, reference and reward model are sharded separately, layer by layer, because each is called on its own.
-The checkpoints are those that a single process would write.
+Checkpoints are the same as those of a single process.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-#: glibc's number for this option of mallopt, and the block size in bytes from which malloc uses mmap.
+#: glibc's number for this option of mallopt, and its value: the size in bytes from which malloc uses mmap.
 M_MMAP_THRESHOLD, MMAP_BYTES = -3, 2**20
 
 
@@ -28,15 +28,16 @@ def shard(model: nn.Module) -> None:
     layer_classes = set(getattr(model, "_no_split_modules", None) or ())
     for layer in [module for module in model.modules() if type(module).__name__ in layer_classes]:
         fully_shard(layer)
-    # Shard the model last, because this shards the weights outside of all layers: embeddings, final norm and head.
+    # Shard the model last: this shards the weights that are outside all layers (embeddings, final norm and head).
     fully_shard(model)
 
 
 def return_freed_blocks() -> None:
     """Makes glibc return blocks of MMAP_BYTES bytes or more to the system when they are freed.
 
-    By default glibc keeps freed blocks in its heap. On a CPU that includes every gathered layer: one of two processes
-    that trained a model of 135M weights grew to 7.5 GiB, as much as without sharding. Without glibc this does nothing.
+    By default, glibc may keep freed blocks in its heap. On a CPU, these include every gathered layer: one of two
+    processes that trained a model of 135M weights grew to 7.5 GiB, as much as without sharding. Without glibc, this
+    does nothing.
     """
     libc = ctypes.CDLL(None)
     mallopt, trim = (getattr(libc, name, None) for name in ("mallopt", "malloc_trim"))
@@ -49,7 +50,7 @@ def return_freed_blocks() -> None:
 def unsharded(*models: nn.Module | None) -> Iterator[None]:
     """Keeps all weights of models gathered while this context is open.
 
-    Sampling needs this: its loop ends earlier in some processes, but gathering a layer needs all processes.
+    Sampling needs this: its loop ends earlier in some processes, but all processes must take part to gather a layer.
 
     Args:
         *models: The models; None is skipped.
@@ -72,7 +73,7 @@ def gather_tensor(tensor: Any) -> Tensor:
     """Gathers a tensor that may be sharded.
 
     Args:
-        tensor: A tensor, or this process's shard of one. All processes take part.
+        tensor: A tensor, or this process's shard of a tensor. All processes must take part.
     """
     return tensor.full_tensor() if isinstance(tensor, DTensor) else torch.as_tensor(tensor)
 
@@ -81,7 +82,7 @@ def gather_weights(model: nn.Module) -> dict[str, Any] | None:
     """Gathers all weights of a sharded model.
 
     Args:
-        model: The model. All processes take part.
+        model: The model. All processes must take part.
 
     Returns:
         {name: weight} on the CPU in the main process, {} in the others; None for a model that is not sharded.
@@ -89,18 +90,13 @@ def gather_weights(model: nn.Module) -> dict[str, Any] | None:
     if not isinstance(model, FSDPModule):
         return None
     weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-    # Tied weights are gathered separately, and would be saved twice.
+    # Tied weights were gathered separately. Make them the same tensor again, or they would be saved twice.
     tied = getattr(model, "all_tied_weights_keys", {})
     return weights | {name: weights[source] for name, source in tied.items() if source in weights}
 
 
 def load_gathered(model: nn.Module, weights: dict[str, Any]) -> None:
-    """Loads all weights into a model that may be sharded.
-
-    Args:
-        model: The model.
-        weights: All of its weights.
-    """
+    """Loads a complete state dict into a model that may be sharded."""
     if isinstance(model, FSDPModule):
         set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True))
     else:
@@ -108,11 +104,11 @@ def load_gathered(model: nn.Module, weights: dict[str, Any]) -> None:
 
 
 def gather_optimizer(optimizer: Any, *, keep: bool) -> dict[str, Any] | None:
-    """Gathers the state of an optimizer on the CPU, in the form that a single process has.
+    """Gathers the state of an optimizer on the CPU, in the form of a single process's state.
 
     Args:
-        optimizer: An optimizer that may be sharded. All processes take part.
-        keep: Whether this process returns the state. Otherwise it holds only one gathered tensor at a time.
+        optimizer: An optimizer that may be sharded. All processes must take part.
+        keep: Whether this process returns the state. If not, it holds only one gathered tensor at a time.
 
     Returns:
         The state, or None where `keep` is False.
@@ -131,7 +127,7 @@ def shard_optimizer(optimizer: Any) -> None:
     """Shards an optimizer's state in the same way as its weights.
 
     Args:
-        optimizer: The optimizer, with the state of a single process loaded.
+        optimizer: The optimizer, into which the state of a single process was loaded.
     """
     for weight, state in optimizer.state.items():
         for name, value in state.items():

@@ -25,10 +25,10 @@ class ShardTrainer(Trainer):
 
         Args:
             *models: The models in training.
-            frozen: Further models, which are not trained.
+            frozen: Models that are not trained.
 
         Raises:
-            ZooError: A trained model has adapters, or a model is quantized.
+            ZooError: A model in training has adapters, or any model is quantized.
         """
         all_models = (*models, *frozen)
         for is_used, feature_and_fix in (
@@ -44,7 +44,7 @@ class ShardTrainer(Trainer):
             shard(model)
         if next(models[0].parameters()).device.type == "cpu":
             return_freed_blocks()
-        # For training, accelerate would wrap the model in DDP, which does not support sharded weights.
+        # Prepare models as for evaluation. For training, accelerate would use DDP, which cannot handle sharded weights.
         self.accelerator.prepare_model = functools.partial(self.accelerator.prepare_model, evaluation_mode=True)
         self._is_sharded = True
 
@@ -52,7 +52,7 @@ class ShardTrainer(Trainer):
         super()._save_optimizer_and_scheduler(output_dir)
         if not self._is_sharded:
             return
-        # Overwrite the file that Trainer has written, which holds only this process's shards.
+        # Overwrite the file that Trainer wrote, because it has only this process's shards.
         state = gather_optimizer(self.optimizer, keep=self.args.should_save)
         if state is not None:
             torch.save(state, Path(output_dir) / OPTIMIZER_NAME)
@@ -64,7 +64,7 @@ class ShardTrainer(Trainer):
 
 
 class ShardedModelMixin(ShardTrainer):
-    """Mixin for a TRL trainer: shards the model once its weights are loaded, when the optimizer is created."""
+    """Mixin for a TRL trainer: shards the model when the optimizer is created, after the weights are loaded."""
 
     model: Any
 

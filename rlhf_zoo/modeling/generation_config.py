@@ -10,19 +10,19 @@ from ..errors import ZooError
 
 log = logging.getLogger(__name__)
 
-# Fields that decide which other fields apply. They are restored first, so that a conflict drops one of the others.
-_MODES = ("do_sample", "num_beams", "use_cache", "return_dict_in_generate")
+# Fields that decide which other fields apply. They are restored first, so that other fields are dropped in a conflict.
+_MODE_FIELDS = ("do_sample", "num_beams", "use_cache", "return_dict_in_generate")
 
 
 def make_savable(model: PreTrainedModel, *, name: str) -> None:
-    """Repairs the model's generation config if it could not be saved, and logs one line about it.
+    """Repairs the model's generation config if transformers would not save it, and logs one line about the change.
 
     A config with `temperature` or `top_p` but without `do_sample` is meant for sampling, so `do_sample` is set. In any
-    other case, the fields that conflict with the others get their defaults.
+    other case, fields that conflict with others are reset to their defaults.
 
     Args:
-        model: The model, which need not have a generation config.
-        name: What the log calls the model.
+        model: The model. It need not have a generation config.
+        name: The model's name in the log.
 
     Raises:
         ZooError: The config cannot be saved even with all of its fields at their defaults.
@@ -42,7 +42,7 @@ def make_savable(model: PreTrainedModel, *, name: str) -> None:
     for key in changed:
         setattr(repaired, key, defaults[key])
     omitted = []
-    for key in sorted(changed, key=lambda key: key not in _MODES):
+    for key in sorted(changed, key=lambda key: key not in _MODE_FIELDS):
         setattr(repaired, key, changed[key])
         if _refusal(repaired) is not None:
             setattr(repaired, key, defaults[key])
@@ -58,10 +58,10 @@ def make_savable(model: PreTrainedModel, *, name: str) -> None:
 def set_sampling(model: PreTrainedModel, *, temperature: float) -> None:
     """Makes `model.generate` and pipelines sample from the full distribution by default, as PPO and evaluations do.
 
-    The length is left to the caller: a limit in the config would take precedence over the caller's `max_length`.
+    No length is set, because a limit in the config would take precedence over the caller's `max_length`.
 
     Args:
-        model: The model. If it has no generation config, it stays as it is.
+        model: The model. Without a generation config, it does not change.
         temperature: The sampling temperature.
     """
     config = getattr(model, "generation_config", None)
@@ -70,13 +70,13 @@ def set_sampling(model: PreTrainedModel, *, temperature: float) -> None:
     sampling_config = copy.deepcopy(config)
     for key, value in {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}.items():
         setattr(sampling_config, key, value)
-    # A config that conflicts with these values, such as one with beam search, stays as it is.
+    # A config that conflicts with these values, such as a config for beam search, does not change.
     if _refusal(sampling_config) is None:
         model.generation_config = sampling_config
 
 
 def _refusal(config: GenerationConfig) -> str | None:
-    """Returns why transformers would not save a config, in a few words; None if it would."""
+    """Returns transformers' reason for not saving a config, in a few words; None if it saves the config."""
     try:
         config.validate(strict=True)
     except (ValueError, TypeError) as error:

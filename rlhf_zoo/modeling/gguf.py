@@ -1,4 +1,4 @@
-"""GGUF files: unpacks their weights once into a folder with plain safetensors, which every command can load."""
+"""Unpacks the weights of GGUF files into folders with plain safetensors, which every command can load."""
 
 import hashlib
 import logging
@@ -14,18 +14,18 @@ from ..errors import ZooError
 from ..fileio import home, read_json, write_json
 
 log = logging.getLogger(__name__)
-#: The file that names the GGUF file from which its folder was unpacked: {file, sha256, quantization, license}.
+#: The file in an unpacked folder that describes the original GGUF file: {file, sha256, quantization, license}.
 SOURCE_FILE = "gguf.json"
 
 
 def find_gguf(name: str | Path) -> Path | None:
-    """Returns the GGUF file that a model's name refers to; None if it refers to another kind of model.
+    """Returns the GGUF file that a model's name refers to; None for any other model.
 
     Args:
-        name: A file, a folder, or a repository of a Hub. A folder refers to its GGUF file if it has no config.json.
+        name: A file, a folder, or a repository of a Hub. A folder without config.json refers to its GGUF file.
 
     Raises:
-        ZooError: The file is missing, or a folder has several GGUF files and no config.json.
+        ZooError: The file is missing, or a folder without config.json has several GGUF files.
     """
     path = Path(name).expanduser()
     if path.is_dir():
@@ -58,15 +58,15 @@ def check_no_gguf(name: str | Path, *, key: str) -> None:
 
 
 def unpack_if_gguf(name: str) -> str:
-    """Returns the name under which a model can be loaded: for a GGUF file, a folder with its unpacked weights.
+    """Returns a name from which a model can be loaded: for a GGUF file, a folder with the unpacked weights.
 
-    The folder is below $RLHF_ZOO_HOME/gguf. The first call for a file writes it.
+    The folder is below $RLHF_ZOO_HOME/gguf. The first call for a file creates the folder.
 
     Args:
         name: A GGUF file, a folder, or a repository of a Hub.
 
     Raises:
-        ZooError: The file cannot be read, or its architecture is not supported.
+        ZooError: The file cannot be read, its architecture is not supported, or the folder cannot be written.
     """
     file = find_gguf(name)
     if file is None:
@@ -94,7 +94,7 @@ def unpack_if_gguf(name: str) -> str:
 
 
 def unpack(file: Path, folder: Path, *, sha256: str) -> None:
-    """Writes a GGUF file's model in float32 as configuration, safetensors, tokenizer and `SOURCE_FILE`.
+    """Writes the model of a GGUF file in float32: configuration, safetensors, tokenizer and `SOURCE_FILE`.
 
     Args:
         file: The GGUF file.
@@ -109,9 +109,9 @@ def unpack(file: Path, folder: Path, *, sha256: str) -> None:
 
     from .model_files import translate_load_errors
 
-    transformers_logging.disable_progress_bar()  # of loading and saving; that of unpacking remains
+    transformers_logging.disable_progress_bar()  # the bars for loading and saving; a bar for unpacking remains
     with translate_load_errors(f"The GGUF file {file}", " (transformers lists the architectures that it can read)"):
-        metadata = _metadata(file)
+        metadata = _read_metadata(file)
         options = {"gguf_file": file.name, "dtype": "float32"}
         model = AutoModelForCausalLM.from_pretrained(file.parent, **with_plain_weights(options))
         check_plain_weights(model)
@@ -135,12 +135,12 @@ def gguf_source(folder: Path) -> dict[str, Any]:
 
 @lru_cache(maxsize=8)
 def _digest(file: Path, size: int, modified: int) -> str:
-    """Returns the SHA-256 of a file. Size and time are arguments so that a changed file is hashed again."""
+    """Returns the SHA-256 of a file. The cache's key includes size and time, so that a changed file is hashed again."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _metadata(file: Path) -> dict[str, str | None]:
+def _read_metadata(file: Path) -> dict[str, str | None]:
     """Reads quantization and license from the metadata of a GGUF file."""
     import gguf
 
@@ -157,7 +157,7 @@ def _metadata(file: Path) -> dict[str, str | None]:
 
 
 def with_plain_weights(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Adds the option to unpack a GGUF file's weights in `from_pretrained`, because packed weights cannot be saved.
+    """Adds the option that makes `from_pretrained` unpack GGUF weights, because packed weights cannot be saved.
 
     Args:
         kwargs: Keyword arguments for `from_pretrained`.
@@ -179,10 +179,10 @@ def with_plain_weights(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_plain_weights(model: Any) -> None:
-    """Checks that a model loaded from a GGUF file is unpacked, so that it trains and saves like any other.
+    """Checks that a model loaded from a GGUF file is unpacked. It then trains and saves like any other model.
 
     Args:
-        model: The model. If its weights are unpacked but transformers marks them as quantized, the mark is removed.
+        model: The model. If transformers marks unpacked weights as quantized, the mark is removed.
 
     Raises:
         ZooError: The weights are packed.

@@ -15,14 +15,14 @@ from typing import Any
 from ..errors import ZooError
 
 COMPLETE = "COMPLETE"
-# Suffixes of files that only resuming needs. A model loads without them, and users delete them to save space.
+# Suffixes of files that only resuming needs. Users may delete them to save space.
 _RESUME_ONLY = (".pt", ".pth", ".bin")
 #: The suffix of weight files.
 WEIGHTS_SUFFIX = ".safetensors"
 _TRAINER_STATE = "trainer_state.json"
 _THREADS = 4
 #: The exceptions that reading a damaged JSON document may raise.
-_DAMAGED_JSON = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+_JSON_ERRORS = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 _Stamp = tuple[int, int, int, int]  # inode, size, times of the last change to content and to metadata in ns
 # Digests by path. A file is hashed again only when its inode, size or a time has changed.
 _DIGESTS: dict[Path, tuple[_Stamp, str]] = {}
@@ -41,45 +41,45 @@ def flush_and_hash(folder: Path) -> dict[str, dict[str, Any]]:
     return dict(zip(names, entries, strict=True))
 
 
-def check_integrity(folder: Path | str, *, training: bool = False) -> None:
+def check_integrity(folder: Path | str, *, for_resuming: bool = False) -> None:
     """Checks that the files of a complete checkpoint are as they were saved. A folder without COMPLETE passes.
 
     Args:
         folder: The checkpoint.
-        training: Whether to also check files that only resuming needs.
+        for_resuming: Whether to also check files that only resuming needs.
 
     Raises:
-        ZooError: A file differs. The message names it and the newest intact checkpoint next to this one.
+        ZooError: A file is damaged. The message names it and the newest intact checkpoint next to this one.
     """
     folder = Path(folder)
     if not (folder / COMPLETE).is_file():
         return
-    problem = find_damage(folder, training=training)
+    problem = find_damage(folder, for_resuming=for_resuming)
     if problem is None:
         return
     siblings = (path for path in folder.parent.glob("checkpoint-*") if (path / COMPLETE).is_file() and path != folder)
     newest_first = sorted(siblings, key=lambda path: (len(path.name), path.name), reverse=True)
-    intact = next((path for path in newest_first if find_damage(path, training=training) is None), None)
+    intact = next((path for path in newest_first if find_damage(path, for_resuming=for_resuming) is None), None)
     hint = f"; {intact} is intact" if intact is not None else ""
     raise ZooError(f"{problem}: restore it from a copy, or train the stage again with --restart{hint}.")
 
 
-def find_damage(folder: Path, *, training: bool = False) -> str | None:
+def find_damage(folder: Path, *, for_resuming: bool = False) -> str | None:
     """Finds the first damaged file of a complete checkpoint.
 
     Args:
         folder: The checkpoint.
-        training: Whether to also check files that only resuming needs.
+        for_resuming: Whether to also check files that only resuming needs.
 
     Returns:
-        The beginning of an error message, which names the file; None if all files are intact.
+        The beginning of an error message, which names the file; None if all checked files are intact.
     """
     try:
         files = _read_complete(folder)
-    except (*_DAMAGED_JSON, OSError):
+    except (*_JSON_ERRORS, OSError):
         return f"{folder / COMPLETE} is damaged"
     for name, (size, sha256) in files.items():
-        if training or not (name.endswith(_RESUME_ONLY) or name == _TRAINER_STATE):
+        if for_resuming or not (name.endswith(_RESUME_ONLY) or name == _TRAINER_STATE):
             path = folder / name
             try:
                 problem = _find_difference(path, size, sha256)
@@ -97,10 +97,10 @@ def weights_digest(folder: Path | str) -> str | None:
     The weights of a critic, which are in a folder of their own, do not count either.
 
     Args:
-        folder: A checkpoint, with COMPLETE or, as pulled from a Hub, without.
+        folder: A checkpoint. One that was pulled from a Hub has no COMPLETE.
 
     Returns:
-        The SHA-256 in hex of the names and contents of the weight files; None if there are none.
+        The SHA-256 in hex of the names and digests of the weight files; None if there are no weight files.
 
     Raises:
         ZooError: COMPLETE is damaged.
@@ -111,7 +111,7 @@ def weights_digest(folder: Path | str) -> str | None:
         return None
     try:
         recorded_files = _read_complete(folder) if (folder / COMPLETE).is_file() else {}
-    except (*_DAMAGED_JSON, OSError) as error:
+    except (*_JSON_ERRORS, OSError) as error:
         raise ZooError(
             f"{folder / COMPLETE} is damaged: restore it, or train the stage again with --restart."
         ) from error
@@ -127,11 +127,11 @@ def _read_complete(folder: Path) -> dict[str, tuple[int, str]]:
 
 
 def _find_difference(path: Path, size: int, sha256: str) -> str | None:
-    # Compare sizes first, because most damaged files are truncated, and hashing gigabytes takes long.
+    # Compare sizes first, because most damaged files are truncated and hashing gigabytes takes a long time.
     current_size = path.stat().st_size
     if current_size != size:
         return f"{path} has {current_size} bytes, but {size} were saved"
-    return None if _digest(path) == sha256 else f"{path} has a different sha256 than when it was saved"
+    return None if _digest(path) == sha256 else f"{path} has a different sha256 from when it was saved"
 
 
 def _file_names(folder: Path) -> Iterator[str]:

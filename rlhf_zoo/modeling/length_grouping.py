@@ -1,7 +1,7 @@
-"""`train_sampling_strategy: group_by_length`: puts rows of similar length into a batch, which then has little padding.
+"""Groups rows of similar length into batches with little padding, for `train_sampling_strategy: group_by_length`.
 
 transformers' own sampler draws from the global random state, so a run that resumes within an epoch would read different
-rows. It also does not support the pairs of a reward model.
+rows. That sampler also does not support the pairs of a reward model.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,10 +11,10 @@ import torch
 from torch.utils.data import Sampler
 from transformers import Trainer
 
-# Number of batches that are cut from one sorted pool of rows. A larger pool gives less padding, but in more epochs the
-# same rows share a batch.
+# The number of batches that one sorted pool of rows is split into. A larger pool gives less padding, but the same rows
+# then share a batch in more epochs.
 _POOL_BATCHES = 50
-# Columns with a row's tokens, here and in TRL. Both sides of a pair are padded to the longer side, whose length counts.
+# Columns with a row's tokens, here and in TRL. A pair is as long as its longer side, because both are padded to it.
 _TOKEN_COLUMNS = ("input_ids", "chosen_ids", "rejected_ids")
 
 
@@ -23,7 +23,7 @@ class SeededLengthSampler(Sampler[int]):
 
     Args:
         lengths: The number of tokens of each row.
-        batch_size: The number of rows that one optimizer step reads, over all processes.
+        batch_size: The number of rows in an optimizer step, over all processes.
         seed: The seed of the order.
     """
 
@@ -45,7 +45,7 @@ class SeededLengthSampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         generator = torch.Generator().manual_seed(self._seed + self._epoch)
         rows = torch.randperm(len(self._lengths), generator=generator).tolist()
-        full_count = len(rows) - len(rows) % self._batch_size  # the rest is an incomplete batch, which comes last
+        full_count = len(rows) - len(rows) % self._batch_size  # the remaining rows are an incomplete batch, the last
         batches = []
         for start in range(0, full_count, _POOL_BATCHES * self._batch_size):
             pool = sorted(
@@ -58,7 +58,7 @@ class SeededLengthSampler(Sampler[int]):
 
 
 class LengthGroupingMixin(Trainer):
-    """Mixin for a trainer: implements `group_by_length` with an order that a resumed run repeats."""
+    """Mixin for a trainer: implements `group_by_length` with the same order in a resumed run."""
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         rows: Any = self.train_dataset if train_dataset is None else train_dataset

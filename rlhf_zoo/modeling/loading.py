@@ -1,4 +1,4 @@
-"""Loads models, configurations and tokenizers from safetensors and JSON, and checks that they are complete."""
+"""Loads models, configurations and tokenizers from safetensors and JSON, and checks that weights are complete."""
 
 import re
 from collections.abc import Mapping
@@ -14,10 +14,10 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from ..errors import ZooError, first_line
 from .config_checks import check_tokenizer
 from .gguf import with_plain_weights
-from .model_files import HubOptions, ModelFiles, model_files, name_of, translate_load_errors
-from .remote_code import is_trusted, record_code, untrusted_message
+from .model_files import HubOptions, ModelFiles, find_model_files, name_of, translate_load_errors
+from .remote_code import is_code_trusted, record_code, untrusted_message
 
-_LAYER = re.compile(r"\.(layers|h|blocks?)\.\d+\.")
+_LAYER_KEY = re.compile(r"\.(layers|h|blocks?)\.\d+\.")
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
@@ -28,12 +28,12 @@ def silence_transformers() -> None:
 
 
 @dataclass(frozen=True)
-class Loading:
+class LoadOptions:
     """How weights are loaded.
 
     Attributes:
         dtype: The name of the weights' torch dtype in memory; "auto" for the dtype in which they were saved.
-        attention: transformers' name of the attention implementation; None for its default.
+        attention: The attention implementation, by transformers' name; None for the default.
         quantization: A quantization config of transformers; None for no quantization.
     """
 
@@ -46,11 +46,11 @@ class Loading:
         """Keyword arguments for `from_pretrained`."""
         options = {"attn_implementation": self.attention, "quantization_config": self.quantization}
         explicit_options = {name: value for name, value in options.items() if value is not None}
-        return {"dtype": self.dtype, "trust_remote_code": is_trusted(), **explicit_options}
+        return {"dtype": self.dtype, "trust_remote_code": is_code_trusted(), **explicit_options}
 
 
-FLOAT32 = Loading()
-AS_SAVED = Loading(dtype="auto")
+IN_FLOAT32 = LoadOptions()
+AS_SAVED = LoadOptions(dtype="auto")
 
 
 def load_tokenizer(
@@ -60,35 +60,34 @@ def load_tokenizer(
 
     Args:
         source: A folder or a Hub id.
-        name: What errors call the model; None for `source`.
+        name: The model's name in errors; None for `source`.
         **hub: See `HubOptions`.
 
     Raises:
         ZooError: There is no tokenizer, or it cannot be loaded.
     """
     name = name or str(source)
-    missing = f"{name} has no tokenizer that can be loaded"
-    # From config.json alone, transformers would make an empty tokenizer.
+    problem = f"{name} has no tokenizer that can be loaded"
+    # Without this check, transformers would make an empty tokenizer from config.json alone.
     if Path(source).is_dir() and not any((Path(source) / file).is_file() for file in TOKENIZER_FILES):
-        raise ZooError(f"{missing}: save the tokenizer with the model.")
+        raise ZooError(f"{problem}: save the tokenizer with the model.")
     files = ModelFiles(source, **hub)
     files.check_config()  # AutoTokenizer reads config.json for the tokenizer's class
     path_overrides = check_tokenizer(
-        files.settings("tokenizer_config.json"),
-        files.settings("special_tokens_map.json"),
-        files.settings("config.json"),
+        files.read_json("tokenizer_config.json"),
+        files.read_json("special_tokens_map.json"),
+        files.read_json("config.json"),
         name,
     )
     if files.directory is None:
         hub = {**hub, "revision": files.hub["revision"]}  # the commit whose files were checked
-    if is_trusted():
-        record_code(files.find, name, name=name_of(source))
+    record_code(files.find, name, name=name_of(source))
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=is_trusted(), **path_overrides, **hub)
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=is_code_trusted(), **path_overrides, **hub)
     except Exception as error:  # the Rust library `tokenizers` raises plain Exception
         if "trust_remote_code" in str(error):
             raise ZooError(untrusted_message(f"The tokenizer of {name}")) from error
-        raise ZooError(f"{missing} ({first_line(error)}): save the tokenizer with the model.") from error
+        raise ZooError(f"{problem} ({first_line(error)}): save the tokenizer with the model.") from error
     # WordPiece without its unknown token loads, but fails at the first unknown word.
     model: Any = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
     if type(model).__name__ == "WordPiece" and model.token_to_id(model.unk_token) is None:
@@ -105,7 +104,7 @@ def load_with_missing(
     *,
     subject: str,
     kind: str = "",
-    options: Loading = FLOAT32,
+    options: LoadOptions = IN_FLOAT32,
     may_lack: tuple[str, ...] = (),
     overrides: Mapping[str, Any] = MappingProxyType({}),
     **hub: Unpack[HubOptions],
@@ -115,10 +114,10 @@ def load_with_missing(
     Args:
         auto_class: A class of transformers with `from_pretrained`.
         source: A folder or a Hub id.
-        subject: What errors call the model, such as "The model NAME".
-        kind: What follows "cannot be loaded" in errors, as for `translate_load_errors`.
+        subject: The model's name in errors, such as "The model NAME".
+        kind: As for `translate_load_errors`.
         options: Precision, attention and quantization.
-        may_lack: Modules that the checkpoint may lack, such as a head that is still to be trained.
+        may_lack: Modules that the checkpoint may lack, such as a head that has yet to be trained.
         overrides: Further arguments for `from_pretrained`, such as `config`.
         **hub: See `HubOptions`.
 
@@ -129,7 +128,7 @@ def load_with_missing(
         ZooError: The model cannot be loaded, its weights do not fit its configuration, or its files do not match the
             digests that the run recorded.
     """
-    files = model_files(source, **hub)
+    files = find_model_files(source, **hub)
     if files.adapter is not None:
         raise ZooError(f"{subject} is an adapter: merge it into its base first, or choose the base.")
     with translate_load_errors(subject, kind):
@@ -141,7 +140,7 @@ def load_with_missing(
             ignore_mismatched_sizes=True,  # otherwise transformers raises without naming the weights
             **with_plain_weights({**options.arguments, **_pin_options(files, hub), **overrides}),
         )
-    if not isinstance(loaded, tuple):  # a user's own class, which returns no loading info
+    if not isinstance(loaded, tuple):  # a user's own class returned no loading info
         return loaded, set()
     model, report = loaded
     _check_fit(report, subject, may_lack)
@@ -154,7 +153,7 @@ def load_model(
     *,
     subject: str,
     kind: str = "",
-    options: Loading = FLOAT32,
+    options: LoadOptions = IN_FLOAT32,
     may_lack: tuple[str, ...] = (),
     overrides: Mapping[str, Any] = MappingProxyType({}),
     **hub: Unpack[HubOptions],
@@ -166,23 +165,23 @@ def load_model(
 
 
 def _check_fit(report: Mapping[str, Any], subject: str, may_lack: tuple[str, ...]) -> None:
-    """Raises ZooError if weights are missing, which would leave them random, or do not have the configuration's sizes.
+    """Raises ZooError if weights are missing, and would be random, or do not have the shapes in the configuration.
 
     Args:
         report: The loading info of `from_pretrained`.
-        subject: What the error calls the model.
+        subject: The model's name in the error.
         may_lack: Modules that the checkpoint may lack.
     """
     fix = "use the config.json that was saved with these weights"
     for name, saved_shape, config_shape in sorted(report["mismatched_keys"], key=lambda entry: entry[0]):
-        sizes = (" x ".join(map(str, size)) for size in (saved_shape, config_shape))
-        raise ZooError("{} has a weight {} of {}, but its config.json says {}: {}.".format(subject, name, *sizes, fix))
+        shapes = (" x ".join(map(str, shape)) for shape in (saved_shape, config_shape))
+        raise ZooError("{} has a weight {} of {}, but its config.json says {}: {}.".format(subject, name, *shapes, fix))
     missing = sorted(name for name in report["missing_keys"] if name.split(".")[0] not in may_lack)
     if missing:
         names = f"{missing[0]}" + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
         raise ZooError(f"{subject} lacks weights that its config.json names ({names}): {fix}, or copy all files again.")
-    # Unused heads and buffers are harmless, but a model without one of its layers would compute something else.
-    layered = sorted(name for name in report["unexpected_keys"] if _LAYER.search(name))
+    # Unused heads and buffers are harmless, but without one of its layers, a model would compute something else.
+    layered = sorted(name for name in report["unexpected_keys"] if _LAYER_KEY.search(name))
     if layered:
         raise ZooError(
             f"{subject} has weights of more layers than its config.json names "
@@ -195,7 +194,7 @@ def load_config(source: str | Path, *, subject: str, **hub: Unpack[HubOptions]) 
 
     Args:
         source: A folder or a Hub id.
-        subject: What errors call the model.
+        subject: The model's name in errors.
         **hub: See `HubOptions`.
 
     Raises:
@@ -204,13 +203,12 @@ def load_config(source: str | Path, *, subject: str, **hub: Unpack[HubOptions]) 
     files = ModelFiles(source, **hub)
     files.check_config()
     with translate_load_errors(subject):
-        if is_trusted():
-            record_code(files.find, subject, name=name_of(source))
-        return AutoConfig.from_pretrained(source, trust_remote_code=is_trusted(), **_pin_options(files, hub))
+        record_code(files.find, subject, name=name_of(source))
+        return AutoConfig.from_pretrained(source, trust_remote_code=is_code_trusted(), **_pin_options(files, hub))
 
 
 def _pin_options(files: ModelFiles, hub: HubOptions) -> HubOptions:
-    """If code may run, pins the commit whose code was recorded, because a push in between could change the code."""
-    if not is_trusted() or files.directory is not None:
+    """Pins the commit whose code was recorded, if code may run, because a push could change the code in between."""
+    if not is_code_trusted() or files.directory is not None:
         return hub
     return {**hub, "revision": files.hub["revision"]}

@@ -1,6 +1,6 @@
-"""Log-probabilities of sampled tokens under a model, from a forward pass over prompts and completions.
+"""Computes log-probabilities of sampled tokens, in a forward pass over prompts and completions.
 
-On the plain path the logits (B, T, V) stay in memory in float32 for the backward pass. If
+On the plain path, the logits (B, T, V) stay in memory in float32 for the backward pass. If
 `chunked_logprobs.logit_transform` recognizes the model's head, logits are computed in chunks instead. Results are the
 same up to rounding.
 """
@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from ..functional import entropy, selected_logprobs
 from .batches import split_batches
 from .chunked_logprobs import TokenLoss, chunked_logprobs, logit_transform
-from .packed_attention import packed_inputs, supports_packing
+from .packed_attention import pack_inputs, supports_packing
 from .sampling.decoder import positions_of, record_inputs, replace_padding
 from .sampling.sampler import Samples, accepts_argument, scale_logits
 
@@ -26,8 +26,8 @@ class PolicyOutput(NamedTuple):
     Attributes:
         logprobs: (B, T) log π in nats, 0 outside the mask. If a loss was passed, only the loss has a gradient.
         entropy: (B, T) in nats, 0 outside the mask. It has no gradient if a loss was passed.
-        states: (B, T, H), the input of the model's head. May be None if it was not requested.
-        logits: (B, T, V) float32; None if not requested.
+        states: (B, T, H), the input of the model's head. May be None if states were not requested.
+        logits: (B, T, V) float32; None if logits were not requested.
         loss: A scalar; None if no loss was passed.
         loss_terms: The terms that the loss logs, {name: scalar}, without gradients; None if no loss was passed.
     """
@@ -41,7 +41,7 @@ class PolicyOutput(NamedTuple):
 
 
 def response_outputs(model: PreTrainedModel, samples: Samples) -> Tensor:
-    """Runs a model, with its head only at the positions before response tokens.
+    """Computes a model's outputs at the position before each response token.
 
     Args:
         model: A policy or a critic.
@@ -50,21 +50,21 @@ def response_outputs(model: PreTrainedModel, samples: Samples) -> Tensor:
     Returns:
         (B, T, V) for a policy, (B, T, 1) for a critic, in the model's type; undefined outside the mask.
     """
-    outputs, select_positions = _outputs(model, samples)
+    outputs, select_positions = _run_model(model, samples)
     return select_positions(outputs)
 
 
-def _outputs(model: PreTrainedModel, samples: Samples) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """Runs the model. Returns its outputs, and a function that selects the position before each response token.
+def _run_model(model: PreTrainedModel, samples: Samples) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """Runs a model. Returns its outputs, and a function that selects the position before each response token.
 
-    The function maps the outputs of the pass, or a tensor that a hook recorded in it, to (B, T, ·).
+    The function maps the outputs, or a tensor that a hook recorded during the pass, to (B, T, ·).
     """
     ids = torch.cat([samples.prompt_ids, samples.completion_ids], dim=1)
     attention = torch.cat([samples.prompt_mask, samples.mask], dim=1)
     if supports_packing(model):
-        return _packed_outputs(model, ids, attention, samples.mask)
-    # Prompts are padded on the left and completions on the right. Moving all padding to the left makes rows only as
-    # wide as the longest row. It also puts all responses into the last columns, so the head can run on these alone.
+        return _run_packed(model, ids, attention, samples.mask)
+    # Prompts are padded on the left and completions on the right. Move all padding to the left: the batch is then only
+    # as wide as the longest row, and all responses are in the last columns, so the head can run on these columns alone.
     length, width = samples.mask.shape[1], int(attention.sum(1).max())
     columns = torch.arange(-width, 0, device=ids.device) + (ids.shape[1] - _right_padding(samples))
     attention = attention.gather(1, columns.clamp(min=0)) & (columns >= 0)
@@ -78,14 +78,14 @@ def _outputs(model: PreTrainedModel, samples: Samples) -> tuple[Tensor, Callable
     return output.logits, lambda x: _align_responses(x[:, -length - 1 : -1], samples)
 
 
-def _packed_outputs(
+def _run_packed(
     model: PreTrainedModel, ids: Tensor, attention: Tensor, mask: Tensor
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """Computes the same as `_outputs`, with all rows packed into one."""
-    # The position that predicts a response token: its index in the packed row, minus one.
+    """Computes the same as `_run_model`, with all rows packed into one."""
+    # A response token is predicted at its index in the packed row minus one.
     positions = (attention.flatten().cumsum(0) - 1).view_as(attention)[:, -mask.shape[1] :][mask] - 1
     selects_logits = accepts_argument(model, "logits_to_keep")
-    inputs = packed_inputs(ids, attention, positions_of(attention))
+    inputs = pack_inputs(ids, attention, positions_of(attention))
     if selects_logits:
         inputs |= {"logits_to_keep": positions}
 
@@ -102,10 +102,10 @@ def _right_padding(samples: Samples) -> Tensor:
 
 
 def _align_responses(outputs: Tensor, samples: Samples) -> Tensor:
-    """Moves (B, T, ·) from rows that end at the same column to rows whose responses begin at the same column."""
+    """Shifts the rows of (B, T, ·), whose responses end at the same column, so that responses begin at column 0."""
     length = samples.mask.shape[1]
     columns = (torch.arange(length, device=outputs.device) + _right_padding(samples)).clamp(max=length - 1)
-    # Copies whole positions. A gather would read an index for each logit, which takes several times as long.
+    # Copy entire positions. A gather would read an index for each logit, which takes several times as long.
     return outputs[torch.arange(len(outputs), device=outputs.device).unsqueeze(1), columns]
 
 
@@ -118,7 +118,7 @@ def response_logits(model: PreTrainedModel, samples: Samples, *, temperature: fl
         temperature: The sampling temperature, by which logits are divided.
 
     Returns:
-        (B, T, V) float32, with V the size of the vocabulary that could be sampled.
+        (B, T, V) float32, where V is `samples.vocabulary.size`, if set.
     """
     return scale_logits(response_outputs(model, samples), temperature, samples.vocabulary)
 
@@ -133,7 +133,7 @@ def response_logprobs(
     entropy_requires_grad: bool = False,
     loss: TokenLoss | None = None,
 ) -> PolicyOutput:
-    """Computes log π and entropy of the response tokens, and a loss of both.
+    """Computes log π and entropy of the response tokens, and a loss of both if one is passed.
 
     Logits are computed in chunks if they are not requested and `logit_transform` recognizes the model's head.
 
@@ -152,14 +152,14 @@ def response_logprobs(
     head: Any = model.get_output_embeddings() if return_states or transform else None
     # The chunked path needs only the head's input, so the head itself is skipped.
     with record_inputs(head, skip_head=transform is not None) as head_inputs:
-        outputs, select_positions = _outputs(model, samples)
+        outputs, select_positions = _run_model(model, samples)
     head_states = select_positions(head_inputs[-1]) if head_inputs else None
     if transform is None or head_states is None:
         scaled_logits = scale_logits(select_positions(outputs), temperature, samples.vocabulary)
         logprobs = selected_logprobs(scaled_logits, samples.completion_ids)
         with torch.set_grad_enabled(torch.is_grad_enabled() and entropy_requires_grad):
             entropies = entropy(scaled_logits)
-        # Mask padding here, before any loss: a log-probability of −∞ there would have the gradient NaN.
+        # Mask padding before the loss, because a log-probability of −∞ at padding would have the gradient NaN.
         logprobs, entropies = (x.masked_fill(~mask, 0) for x in (logprobs, entropies))
         returned_logits = scaled_logits if return_logits else None
         if loss is None:
@@ -168,7 +168,7 @@ def response_logprobs(
         detached = {name: term.detach() for name, term in loss_terms.items()}
         return PolicyOutput(logprobs.detach(), entropies.detach(), head_states, returned_logits, loss_value, detached)
 
-    # Compute the indices only once, because here the CPU waits for the GPU.
+    # Compute the indices only once, because the CPU waits for the GPU at this point.
     indices = mask.flatten().nonzero().squeeze(1)
 
     def to_rows(flat: Tensor) -> Tensor:
@@ -200,7 +200,7 @@ def response_states(model: PreTrainedModel, samples: Samples) -> Tensor:
         (B, T, H), undefined outside the mask.
     """
     with record_inputs(model.get_output_embeddings(), skip_head=logit_transform(model) is not None) as head_inputs:
-        _, select_positions = _outputs(model, samples)
+        _, select_positions = _run_model(model, samples)
     return select_positions(head_inputs[-1])
 
 
@@ -226,7 +226,7 @@ def token_logprobs(
         (B, T) in nats, 0 outside the mask.
     """
     padded_logprobs = torch.zeros_like(samples.logprobs)
-    for indices in split_batches(samples, size=batch_size, tokens=max_tokens, packed=supports_packing(model)):
+    for indices in split_batches(samples, max_rows=batch_size, max_tokens=max_tokens, packed=supports_packing(model)):
         logprobs = response_logprobs(model, samples.select(indices), temperature=temperature).logprobs
         # A batch is only as wide as its longest completion.
         padded_logprobs[indices, : logprobs.shape[1]] = logprobs.to(padded_logprobs)
@@ -234,7 +234,7 @@ def token_logprobs(
 
 
 def text_logprobs(model: PreTrainedModel, ids: Tensor, attention: Tensor) -> Tensor:
-    """Computes log π of each token of texts except the first, at temperature 1.
+    """Computes log π of each token except the first in each text, at temperature 1.
 
     Args:
         model: A causal language model.

@@ -32,8 +32,8 @@ ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _SHARD = re.compile(r"\w[\w.-]*\.safetensors")
 
-#: The exceptions that libraries raise for a model's malformed files, or for a dependency that is not installed.
-MALFORMED = (
+#: The exceptions that libraries raise if a model's files are malformed or a dependency is not installed.
+LOAD_ERRORS = (
     OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RecursionError, StrictDataclassError,
 )  # fmt: skip
 
@@ -43,8 +43,8 @@ def translate_load_errors(subject: str, kind: str = "") -> Iterator[None]:
     """Converts the exceptions of libraries that load a model into a ZooError.
 
     Args:
-        subject: What the error calls the model, such as "The model NAME".
-        kind: What follows "cannot be loaded", such as " as a causal language model".
+        subject: The model's name in the error, such as "The model NAME".
+        kind: The text after "cannot be loaded", such as " as a causal language model".
 
     Raises:
         ZooError: The code in this context raised such an exception.
@@ -53,7 +53,7 @@ def translate_load_errors(subject: str, kind: str = "") -> Iterator[None]:
         yield
     except SafetensorError as error:
         raise ZooError(f"{subject} is truncated or damaged ({first_line(error)}): copy it again.") from error
-    except MALFORMED as error:
+    except LOAD_ERRORS as error:
         if "trust_remote_code" in str(error):
             raise ZooError(untrusted_message(subject)) from error
         # transformers has no error class for this case, so its message is matched.
@@ -65,7 +65,7 @@ def translate_load_errors(subject: str, kind: str = "") -> Iterator[None]:
         raise ZooError(f"{subject} cannot be loaded{kind} ({first_line(error)}).") from error
 
 
-def json_object(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path) -> dict[str, Any]:
     """Reads a JSON file that holds an object.
 
     Args:
@@ -76,7 +76,7 @@ def json_object(path: Path) -> dict[str, Any]:
     """
     try:
         with path.open("rb") as file:
-            # Read one byte more than allowed, so that parse_json notices a file that is too long.
+            # Read one byte more than allowed, so that parse_json rejects a file that is too long.
             content = parse_json(file.read(MAX_JSON + 1))
     except ValueError as error:
         raise ZooError(f"{path} is not valid JSON ({first_line(error)}): copy it again.") from error
@@ -100,7 +100,7 @@ def name_of(source: str | Path) -> str:
 
 
 class HubOptions(TypedDict, total=False):
-    """Keywords of the Hub's client that choose a checkpoint and how to download it."""
+    """Arguments of the Hub's client: which checkpoint to download, and how."""
 
     revision: str | None
     subfolder: str | None
@@ -115,7 +115,7 @@ class ModelFiles:
 
     Args:
         source: A folder or a Hub id.
-        variant: The infix of the weight files' names, as in transformers.
+        variant: The infix of the weight files' names, such as "fp16"; see transformers.
         **hub: See `HubOptions`.
 
     Raises:
@@ -139,7 +139,7 @@ class ModelFiles:
                 ) from error
 
     def find(self, name: str) -> Path | None:
-        """Returns the path of a file, and downloads the file if necessary; None if the checkpoint has no such file.
+        """Returns a file's path, and downloads the file if necessary; None if the checkpoint has no such file.
 
         Args:
             name: The file's path in the checkpoint.
@@ -164,7 +164,7 @@ class ModelFiles:
         try:
             return hf_hub_download(self.source, name, dry_run=dry_run, **self.hub)
         except LocalEntryNotFoundError as error:
-            # Offline, only the cache is available, so a file that is not in the cache counts as missing.
+            # Only the cache is available offline, so a file that is not in the cache counts as missing.
             if self.hub.get("local_files_only") or is_offline_mode():
                 return None
             raise ZooError(
@@ -176,7 +176,7 @@ class ModelFiles:
 
     @cached_property
     def adapter(self) -> dict[str, Any] | None:
-        """The content of adapter_config.json; None without one.
+        """The content of adapter_config.json; None if there is no such file.
 
         Raises:
             ZooError: The adapter is not supported, or it was downloaded and names a path on this machine as its base.
@@ -184,7 +184,7 @@ class ModelFiles:
         path = self.find(ADAPTER_CONFIG)
         if path is None:
             return None
-        config = json_object(path)
+        config = read_json_object(path)
         check_adapter(config, f"{ADAPTER_CONFIG} of {self.source}")
         self._check_base(config.get("base_model_name_or_path"))
         return config
@@ -192,12 +192,12 @@ class ModelFiles:
     def _check_base(self, base: Any) -> None:
         """Raises ZooError if a downloaded adapter names a path on this machine as its base.
 
-        A run publishes the base merged with its adapter. A stranger's adapter could therefore publish a private model.
+        A run publishes an adapter merged into its base, so a stranger's adapter could publish a private model.
         """
         if not base or (self.directory is not None and not is_foreign(self.directory)):
             return
         if self.directory is not None and self.directory.parent.name == "on_bases" and name_of(str(base)) != base:
-            return  # `hub.client.refs` downloaded the base into the client's cache, and wrote its path into this copy
+            return  # `hub.client.refs` downloaded the base into the client's cache, and wrote that path into this copy
         if hub_id(base) is None or os.path.lexists(base):
             raise ZooError(
                 f"The adapter in {self.source} names the base {base!r:.200}, a path on this machine, but a download "
@@ -205,32 +205,32 @@ class ModelFiles:
                 "trust the run."
             )
 
-    def settings(self, name: str) -> dict[str, Any]:
-        """Reads one of the checkpoint's JSON files.
+    def read_json(self, name: str) -> dict[str, Any]:
+        """Reads a JSON file of the checkpoint.
 
         Args:
             name: The file's path in the checkpoint.
 
         Returns:
-            The file's object; {} if there is no such file.
+            The object in the file; {} if there is no such file.
 
         Raises:
             ZooError: The file does not hold a JSON object.
         """
         path = self.find(name)
-        return {} if path is None else json_object(path)
+        return {} if path is None else read_json_object(path)
 
     @cached_property
     def weights(self) -> tuple[Path, Mapping[str, str] | None] | None:
         """The weights: (file, None), or (index, {tensor: file}) for shards; None if there are no safetensors.
 
-        A single file has priority over shards, as in transformers.
+        As in transformers, a single file has priority over shards.
         """
         infix = f".{self.variant}" if self.variant else ""
         if single := self.find(f"model{infix}.safetensors"):
             return single, None
         if index := self.find(f"{WEIGHTS_FILE}.index{infix}.json"):
-            files = json_object(index).get("weight_map")
+            files = read_json_object(index).get("weight_map")
             if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
                 raise ZooError(f"{index} has no weight_map of file names: copy it again.")
             _check_shards(index, files.values())
@@ -238,10 +238,10 @@ class ModelFiles:
         return None
 
     def check_shards(self) -> None:
-        """Checks that no index of shards names a file outside of its folder, because transformers would load the file.
+        """Checks that no shard index names a file outside its folder, because transformers would load that file.
 
         Raises:
-            ZooError: An index names such a file.
+            ZooError: A shard index names such a file.
         """
         if self.directory is not None:
             indices = sorted(self.directory.glob("*.safetensors.index*.json"))
@@ -249,7 +249,7 @@ class ModelFiles:
             index = self.find(f"{WEIGHTS_FILE}.index.json")
             indices = [] if index is None else [index]
         for index in indices:
-            files = json_object(index).get("weight_map")
+            files = read_json_object(index).get("weight_map")
             _check_shards(index, files.values() if isinstance(files, dict) else ())
 
     def check_config(self) -> None:
@@ -262,7 +262,7 @@ class ModelFiles:
         path = self.find("config.json")
         if path is None:
             return
-        check_config(json_object(path), f"config.json of {self.source}")
+        check_config(read_json_object(path), f"config.json of {self.source}")
 
     def check_weights(self) -> None:
         """Checks that the weights in a folder are intact safetensors. A folder without weights passes.
@@ -283,10 +283,10 @@ class ModelFiles:
                 pass
 
     def require_weights(self) -> None:
-        """Checks that a folder has an adapter's weights, or the model's safetensors with every shard of their index.
+        """Checks that a folder has an adapter's weights, or a model's safetensors with every shard in the index.
 
         Raises:
-            ZooError: A file of weights is missing.
+            ZooError: A weight file is missing.
         """
         assert self.directory is not None
         if self.find(ADAPTER_CONFIG) is not None:
@@ -300,17 +300,17 @@ class ModelFiles:
         index, shards = self.weights
         if missing := sorted(name for name in set((shards or {}).values()) if not self.has(name)):
             raise ZooError(
-                f"{index} names {len(missing)} missing files of weights, such as {missing[0]}: copy them there too."
+                f"{index} names {len(missing)} missing weight files, such as {missing[0]}: copy them there too."
             )
 
     def refuse_pickle(self, kind: str) -> None:
-        """Raises an error if there are pickled weights. Call it if there are no safetensors.
+        """Raises an error if the weights are pickled. Call this if there are no safetensors.
 
         Args:
             kind: "model" or "adapter_model".
 
         Raises:
-            ZooError: There are pickled weights. The message has a command that converts them.
+            ZooError: The weights are pickled. The message gives a command that converts them.
         """
         stem = "pytorch_model" if kind == "model" else kind
         for name in (f"{stem}.bin", f"{stem}.bin.index.json"):
@@ -323,7 +323,7 @@ class ModelFiles:
 
 
 def _conversion_command(stem: str, kind: str) -> str:
-    """Returns a command that converts pickled weights to safetensors. It clones tied weights, which share memory."""
+    """Returns a command that converts pickled weights. It clones tied weights, because safetensors refuses them."""
     return (
         "python -c 'import glob, torch, safetensors.torch as st; st.save_file({k: v.clone() "
         f'for f in glob.glob("{stem}*.bin") for k, v in torch.load(f, weights_only=True).items()}}, '
@@ -341,16 +341,16 @@ def _check_shards(index: Path, files: Iterable[Any]) -> None:
 
 
 def is_foreign(folder: Path) -> bool:
-    """Whether somebody else made a model: it is a download, or from a run that another user's rlhf-zoo wrote."""
+    """Whether someone else made a model: it was downloaded, or another user's run made it."""
     marker = find_download(folder)
     if marker is None:
         return False
     run = marker.parent / "run.json"
-    # A card marks a download, but the user's own run directories have cards too.
-    return not (marker.name == CARD_FILE and run.is_file() and is_own(json_object(run)))
+    # A card marks a download, but the user's own runs have cards too.
+    return not (marker.name == CARD_FILE and run.is_file() and is_own(read_json_object(run)))
 
 
-def model_files(source: str | Path, **hub: Unpack[HubOptions]) -> ModelFiles:
+def find_model_files(source: str | Path, **hub: Unpack[HubOptions]) -> ModelFiles:
     """Finds a model's files and checks them.
 
     Args:
@@ -358,8 +358,8 @@ def model_files(source: str | Path, **hub: Unpack[HubOptions]) -> ModelFiles:
         **hub: See `HubOptions`.
 
     Raises:
-        ZooError: Weights are pickled or damaged, the configuration names a kernel in a repository, or the files do not
-            match the digests that the run recorded.
+        ZooError: Weights are pickled or damaged, a check of config.json, of an adapter's config or of a shard index
+            fails, or the files do not match the digests that the run recorded.
     """
     if Path(source).is_dir():
         check_integrity(source)

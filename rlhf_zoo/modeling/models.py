@@ -17,14 +17,14 @@ from transformers import (
 from ..errors import ZooError, first_line
 from ..plugins import did_you_mean
 from .generation_config import make_savable
-from .loading import FLOAT32, Loading, load_config, load_model, load_with_missing
+from .loading import IN_FLOAT32, LoadOptions, load_config, load_model, load_with_missing
 from .model_files import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
     HubOptions,
     ModelFiles,
-    json_object,
-    model_files,
+    find_model_files,
+    read_json_object,
     translate_load_errors,
 )
 
@@ -33,11 +33,11 @@ HEADS = ("score", "classifier")
 CLASSIFIER_SUFFIXES = ("ForSequenceClassification", "ForTokenClassification")
 
 
-def load_causal(path: str | Path, *, options: Loading = FLOAT32, **hub: Unpack[HubOptions]) -> PreTrainedModel:
+def load_causal(source: str | Path, *, options: LoadOptions = IN_FLOAT32, **hub: Unpack[HubOptions]) -> PreTrainedModel:
     """Loads a causal language model. An adapter is merged into its base.
 
     Args:
-        path: A folder or a Hub id.
+        source: A folder or a Hub id.
         options: Precision, attention and quantization.
         **hub: See `HubOptions`.
 
@@ -45,8 +45,8 @@ def load_causal(path: str | Path, *, options: Loading = FLOAT32, **hub: Unpack[H
         ZooError: The checkpoint is not a causal language model (transformers would load a reward model without its
             head), or its files do not match the digests that the run recorded.
     """
-    subject = f"The model {path}"
-    files = model_files(path, **hub)
+    subject = f"The model {source}"
+    files = find_model_files(source, **hub)
     if files.adapter is not None:
         if files.adapter.get("task_type") in ("SEQ_CLS", "TOKEN_CLS"):
             raise ZooError(
@@ -59,13 +59,13 @@ def load_causal(path: str | Path, *, options: Loading = FLOAT32, **hub: Unpack[H
         base, revision = base_of_adapter(files)
         return merge_adapter(load_causal(base, options=options, revision=revision), files)
     if (config := files.find("config.json")) is not None:
-        architectures = json_object(config).get("architectures") or []
+        architectures = read_json_object(config).get("architectures") or []
         if architectures and all(str(architecture).endswith(CLASSIFIER_SUFFIXES) for architecture in architectures):
             raise ZooError(
                 f"{subject} is a {architectures[0]}, which generates no text: choose a policy, not a reward model."
             )
     model = load_model(
-        AutoModelForCausalLM, path, subject=subject, kind=" as a causal language model", options=options, **hub
+        AutoModelForCausalLM, source, subject=subject, kind=" as a causal language model", options=options, **hub
     )
     disable_router_logits(model)
     make_savable(model, name=subject)
@@ -73,10 +73,10 @@ def load_causal(path: str | Path, *, options: Loading = FLOAT32, **hub: Unpack[H
 
 
 def disable_router_logits(model: PreTrainedModel) -> None:
-    """Switches off the load-balancing loss that MoE models add to every forward pass.
+    """Turns off the load-balancing loss that MoE models add to every forward pass.
 
-    TRL switches it on in the configuration that is saved with the model. Incremental decoding with a KV cache cannot
-    compute this loss.
+    TRL turns this loss on in the configuration that is saved with the model, but decoding with a KV cache cannot
+    compute it.
 
     Args:
         model: The model, whose configuration is changed.
@@ -105,13 +105,13 @@ def base_of_adapter(files: ModelFiles) -> tuple[str, str | None]:
     if Path(name).is_absolute() and not Path(name).is_dir():
         raise ZooError(
             f"The adapter in {files.source} names the base {name}, which does not exist: restore the base, or run "
-            "`rlhf-zoo eval` for its recipe, which merges it again."
+            "`rlhf-zoo eval` for its recipe to merge it again."
         )
     return name, adapter.get("revision")
 
 
 def merge_adapter(base: PreTrainedModel, files: ModelFiles) -> PreTrainedModel:
-    """Merges an adapter into its base. If the adapter has its own embeddings, the base is first resized to them.
+    """Merges an adapter into its base. If the adapter has its own embeddings, the base's are first resized to match.
 
     Args:
         base: The base, which is changed.
@@ -132,21 +132,21 @@ def merge_adapter(base: PreTrainedModel, files: ModelFiles) -> PreTrainedModel:
             key = f"base_model.model.{embedding_path}.weight"
             rows = tensors.get_slice(key).get_shape()[0] if key in tensors.keys() else len(embeddings.weight)  # noqa: SIM118
         if rows != len(embeddings.weight):
-            # The adapter's rows overwrite all rows, so the initial values do not matter.
+            # The adapter overwrites all rows, so their initial values do not matter.
             base.resize_token_embeddings(rows, mean_resizing=False)
         model: Any = PeftModel.from_pretrained(base, str(config.parent)).merge_and_unload()
-    # The merged weights are not the base's, so a later adapter must not name the base's path as its base.
+    # The merged weights differ from the base's, so a later adapter must not record the base's path as its base.
     model.name_or_path = ""
     return model
 
 
 def build_causal(
-    architecture: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, *, options: Loading = FLOAT32
+    architecture: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, *, options: LoadOptions = IN_FLOAT32
 ) -> PreTrainedModel:
     """Builds a causal language model with random weights.
 
     Args:
-        architecture: `model_type`, and fields of the configuration of that type.
+        architecture: `model_type`, and fields of that type's configuration.
         tokenizer: Determines the vocabulary size and the special tokens.
         options: Precision and attention.
 
@@ -179,7 +179,7 @@ def labels_of(config: Mapping[str, Any]) -> Mapping[Any, str] | None:
         config: The content of config.json.
 
     Returns:
-        {index of the output: label}; None for other architectures, and for custom code (`auto_map`).
+        {output index: label}; None for other architectures, and for custom code (`auto_map`).
     """
     architectures = config.get("architectures") or []
     is_sequence_classifier = any(str(name).endswith("ForSequenceClassification") for name in architectures)
@@ -191,19 +191,20 @@ def labels_of(config: Mapping[str, Any]) -> Mapping[Any, str] | None:
 def label_index(
     label_by_index: Mapping[Any, str], label: str | None, *, name: str, label2id: Mapping[str, Any] | None = None
 ) -> int | None:
-    """Finds which output of a classifier is the score.
+    """Finds the output of a classifier that is the score.
 
     Args:
-        label_by_index: {index of the output: label} of the classifier.
-        label: The label that the user named; None if none.
-        name: The classifier's name, for errors.
-        label2id: {label: index of the output} in the classifier's configuration; checked against `label_by_index`.
+        label_by_index: {output index: label} of the classifier.
+        label: The label or index of the output, as the user named it; None if the user named no output.
+        name: The classifier's name in errors.
+        label2id: {label: output index} in the classifier's configuration, for a check against `label_by_index`.
 
     Returns:
         The output's index; None if there is only one output.
 
     Raises:
-        ZooError: There are several outputs and no label is named, there is no such label, or two outputs have it.
+        ZooError: There are several outputs and no label is named, there is only one output and a label is named, there
+            is no such label, or two outputs have the label.
     """
     index_by_label = {text: int(index) for index, text in label_by_index.items()}
     output_count, names = len(label_by_index), ", ".join(index_by_label)
@@ -239,33 +240,33 @@ def label_index(
 
 
 def load_classifier(
-    path: str | Path, *, label: str | None = None, options: Loading = FLOAT32, **hub: Unpack[HubOptions]
+    source: str | Path, *, label: str | None = None, options: LoadOptions = IN_FLOAT32, **hub: Unpack[HubOptions]
 ) -> PreTrainedModel:
     """Loads a reward model, which gives one score per sequence. An adapter is merged into its base.
 
     Args:
-        path: A folder or a Hub id.
+        source: A folder or a Hub id.
         label: The label whose output is the score, for a classifier with several outputs.
         options: Precision, attention and quantization.
         **hub: See `HubOptions`.
 
     Raises:
-        ZooError: The model has several outputs and no label is named, its head is not trained, or its files do not
-            match the digests that the run recorded.
+        ZooError: `label` does not fit the model's outputs, the head is not trained, or the files do not match the
+            digests that the run recorded.
     """
-    subject = f"The reward model {path}"
-    files = model_files(path, **hub)
+    subject = f"The reward model {source}"
+    files = find_model_files(source, **hub)
     if files.adapter is None:
         model, missing = load_with_missing(
-            AutoModelForSequenceClassification, path, subject=subject, options=options, may_lack=HEADS, **hub
+            AutoModelForSequenceClassification, source, subject=subject, options=options, may_lack=HEADS, **hub
         )
     else:
         model, missing = _classifier_under_adapter(files, subject, options)
     if model.config.num_labels != 1:
-        label_index(model.config.id2label, label, name=str(path), label2id=model.config.label2id)
+        label_index(model.config.id2label, label, name=str(source), label2id=model.config.label2id)
     if untrained := sorted(key for key in missing if key.split(".")[0] in HEADS):
         raise ZooError(
-            f"The reward model {path} has no trained head ({untrained[0]} is missing from its weights), so its scores "
+            f"The reward model {source} has no trained head ({untrained[0]} is missing from its weights), so scores "
             "would be random: train it first, or choose another reward model."
         )
     if files.adapter is not None:
@@ -274,14 +275,16 @@ def load_classifier(
     return model
 
 
-def _classifier_under_adapter(files: ModelFiles, subject: str, options: Loading) -> tuple[PreTrainedModel, set[str]]:
-    """Loads an adapter's base classifier. Returns it and the names of the weights that both checkpoints lack."""
+def _classifier_under_adapter(
+    files: ModelFiles, subject: str, options: LoadOptions
+) -> tuple[PreTrainedModel, set[str]]:
+    """Loads an adapter's base classifier. Returns it, and the names of weights that both checkpoints lack."""
     base, revision = base_of_adapter(files)
     weights = files.find(ADAPTER_WEIGHTS)
     with translate_load_errors(subject):
         head_shapes: dict[str, list[int]] = {}
         if weights is not None:
-            # The adapter's file may contain the trained head, so the base need not have a trained head.
+            # The adapter's file may contain the trained head, so the base need not contain one.
             with safe_open(weights, framework="pt") as tensors:
                 for key in tensors.keys():  # noqa: SIM118
                     name = key.removeprefix("base_model.model.")
@@ -294,7 +297,7 @@ def _classifier_under_adapter(files: ModelFiles, subject: str, options: Loading)
             revision=None if saved_config else revision,
         )
         if saved_config is None:
-            # Without a config.json, only the shape of the head tells the number of outputs.
+            # Without a config.json, only the shape of the head shows the number of outputs.
             config.num_labels = next((shape[0] for shape in head_shapes.values()), config.num_labels)
     model, missing = load_with_missing(
         AutoModelForSequenceClassification,
@@ -325,8 +328,8 @@ def disable_dropout(model: nn.Module) -> None:
                 setattr(module, name, 0.0)
 
 
-def matmul_parameters(model: PreTrainedModel) -> int:
-    """Counts the parameters that are multiplied with activations: all except an embedding table, which is a lookup.
+def count_matmul_parameters(model: PreTrainedModel) -> int:
+    """Counts the parameters that are multiplied by activations: all except an embedding table, which is a lookup.
 
     Embeddings that are tied to the LM head count once, as the LM head.
     """
@@ -339,7 +342,7 @@ def matmul_parameters(model: PreTrainedModel) -> int:
 
 
 def context_length(*models: PreTrainedModel | None) -> int | None:
-    """Returns the context length that all of the models support, in tokens; None if no architecture sets a bound.
+    """Returns the context length that all of the models support, in tokens; None if no configuration sets a limit.
 
     Args:
         *models: The models; None is skipped.
@@ -357,21 +360,21 @@ def score_statistics(model: PreTrainedModel) -> tuple[float, float]:
     """Reads the mean and the standard deviation of a reward model's raw scores from its config.
 
     Returns:
-        (μ, σ); (0, 1) if they were never measured.
+        (μ, σ); (0, 1) if they are not in the config.
     """
     statistics = getattr(model.config, "rlhf_zoo", None) or {}
     return float(statistics.get("score_mean", 0.0)), float(statistics.get("score_std", 1.0))
 
 
 def has_score_statistics(model: PreTrainedModel) -> bool:
-    """Whether the mean and the standard deviation of a reward model's raw scores were measured."""
+    """Whether a reward model's config has the mean and the standard deviation of raw scores."""
     return "score_mean" in (getattr(model.config, "rlhf_zoo", None) or {})
 
 
 def set_score_statistics(model: PreTrainedModel, *, mean: float, std: float, measured_on: str) -> None:
     """Stores the mean and the standard deviation of raw scores in the model's config, which is saved with it.
 
-    The config also marks the output as a regression. Otherwise transformers' pipeline would return its sigmoid.
+    The config also marks the output as a regression. Otherwise, transformers' pipeline would return its sigmoid.
 
     Args:
         model: The reward model.

@@ -1,7 +1,7 @@
-"""Packed rows: a forward pass over rows that are concatenated into a single row, without padding.
+"""Packs the rows of a batch into a single row without padding, for one forward pass.
 
-Each token attends only to tokens of its own row. transformers packs rows like this for flash attention (TRL calls it
-`padding_free`), but a CPU has no such kernels. Here torch's own attention is called once for each row.
+Each token attends only to tokens of its own row. transformers packs rows in this way for flash attention (TRL calls it
+`padding_free`), but a CPU has no such kernels. Here, torch's own attention is called once for each row.
 """
 
 from typing import Any
@@ -15,15 +15,15 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from ..errors import ZooError
 from .sampling.decoder import base_of
 
-NAME = "rlhf_zoo_packed"
-#: The lengths of the two rows on which a model is tested.
+ATTENTION_NAME = "rlhf_zoo_packed"
+#: The lengths of the two rows that test a model.
 TEST_LENGTHS = 5, 9
-#: The largest difference of logits that rounding explains, in standard deviations of all logits, by dtype.
+#: The largest difference between logits that rounding may cause, in standard deviations of all logits, by dtype.
 TOLERANCES = {torch.float32: 1e-3}
-#: The same for other dtypes.
+#: The tolerance for all other dtypes.
 LOW_PRECISION_TOLERANCE = 0.1
 # The sliding windows that a model's layers passed to `attention`. `_packed_logits` reads them.
-_windows: set[int] = set()
+_passed_windows: set[int] = set()
 
 
 def attention(
@@ -36,7 +36,7 @@ def attention(
         query: (B, heads, L, D).
         key: (B, heads, L, D).
         value: (B, heads, L, D).
-        attention_mask: torch's mask; or (1, 1, 1, R) int64, the lengths of R packed rows.
+        attention_mask: A mask for torch's attention; or (1, 1, 1, R) int64, the lengths of R packed rows.
         **options: Further arguments of transformers' attention functions.
 
     Returns:
@@ -48,7 +48,7 @@ def attention(
     if attention_mask is None or attention_mask.dtype != torch.long:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     if options.get("sliding_window"):
-        _windows.add(options["sliding_window"])
+        _passed_windows.add(options["sliding_window"])
     lengths = attention_mask.flatten().tolist()
     # Attend row by row, because a block-diagonal mask over all rows is quadratic in their total length.
     rows = zip(query.split(lengths, 2), key.split(lengths, 2), value.split(lengths, 2), strict=True)
@@ -59,7 +59,7 @@ def attention(
 def _window_mask(query: Tensor, *, sliding_window: int | None = None, **_: object) -> Tensor | None:
     """Returns the mask of a sliding window, (L, L) bool; None if the row is not longer than the window."""
     length = query.shape[2]
-    # Without a mask torch can use its causal kernel.
+    # Without a mask, torch can use its causal kernel.
     if sliding_window is None or length <= sliding_window:
         return None
     positions = torch.arange(length, device=query.device)
@@ -67,17 +67,17 @@ def _window_mask(query: Tensor, *, sliding_window: int | None = None, **_: objec
     return (distance >= 0) & (distance < sliding_window)
 
 
-AttentionInterface.register(NAME, attention)
-AttentionMaskInterface.register(NAME, sdpa_mask)
+AttentionInterface.register(ATTENTION_NAME, attention)
+AttentionMaskInterface.register(ATTENTION_NAME, sdpa_mask)
 
 
 def supports_packing(model: PreTrainedModel) -> bool:
     """Whether `enable_packing` was called on a model, so that it accepts packed rows."""
-    return base_of(model).config._attn_implementation == NAME
+    return base_of(model).config._attn_implementation == ATTENTION_NAME
 
 
-def packed_inputs(ids: Tensor, mask: Tensor, positions: Tensor) -> dict[str, Tensor]:
-    """Packs rows, and returns the model's arguments.
+def pack_inputs(ids: Tensor, mask: Tensor, positions: Tensor) -> dict[str, Tensor]:
+    """Packs rows into the arguments of a model.
 
     Args:
         ids: (B, L) token ids.
@@ -98,7 +98,7 @@ def enable_packing(model: PreTrainedModel, *, subject: str) -> None:
 
     Args:
         model: The model.
-        subject: What the error calls the model.
+        subject: The model's name in the error.
 
     Raises:
         ZooError: The model does not use torch's attention, or a test with two rows shows that packed rows attend to
@@ -112,7 +112,7 @@ def enable_packing(model: PreTrainedModel, *, subject: str) -> None:
             f"padding_free needs torch's attention (sdpa), but {subject}, a {type(base).__name__}, uses {previous!r}: "
             "remove padding_free, or attn_implementation if it is set."
         )
-    training = base.training
+    was_training = base.training
     base.eval()  # without dropout
     ids = (
         torch.arange(1, max(TEST_LENGTHS) + 1, device=next(base.parameters()).device)
@@ -120,10 +120,10 @@ def enable_packing(model: PreTrainedModel, *, subject: str) -> None:
     )
     rows = [ids[:length].unsqueeze(0) for length in TEST_LENGTHS]
     unpacked = torch.cat([base(input_ids=row, use_cache=False).logits[0] for row in rows]).float()
-    base.set_attn_implementation(NAME)
+    base.set_attn_implementation(ATTENTION_NAME)
     packed = _packed_logits(base, ids)
-    base.train(training)
-    # NaN in both counts as equal, because packing did not cause it. The rollout reports it.
+    base.train(was_training)
+    # NaN in both passes counts as equal, because packing did not cause it. The rollout reports it.
     tolerance = TOLERANCES.get(base.dtype, LOW_PRECISION_TOLERANCE) * float(unpacked.nan_to_num(0, 0, 0).std())
     if packed is None or not torch.allclose(packed, unpacked, rtol=0, atol=tolerance, equal_nan=True):
         base.set_attn_implementation(previous)
@@ -135,17 +135,17 @@ def enable_packing(model: PreTrainedModel, *, subject: str) -> None:
 
 def _packed_logits(base: Any, ids: Tensor) -> Tensor | None:
     """Returns the logits of the two test rows, packed; None if the model does not accept packed rows."""
-    # A model that supports flash attention passes its sliding window to the attention function, because flash attention
-    # takes no mask.
+    # Only models that support flash attention pass their sliding window to the attention function, because flash
+    # attention takes no mask.
     if not (base._supports_flash_attn and supports_packing(base)):
         return None
     mask = torch.arange(len(ids), device=ids.device) < torch.tensor(TEST_LENGTHS, device=ids.device).unsqueeze(1)
     positions = torch.arange(len(ids), device=ids.device).expand_as(mask)
-    # The pass below fills this set, unless the model's layers do not pass their window on.
-    _windows.clear()
+    # The pass below fills this set if the model's layers pass their window on.
+    _passed_windows.clear()
     try:
-        logits = base(**packed_inputs(ids.expand_as(mask), mask, positions), use_cache=False).logits[0].float()
+        logits = base(**pack_inputs(ids.expand_as(mask), mask, positions), use_cache=False).logits[0].float()
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, NotImplementedError):
         return None
-    passes_window = _windows or not getattr(base.config.get_text_config(), "sliding_window", None)
+    passes_window = _passed_windows or not getattr(base.config.get_text_config(), "sliding_window", None)
     return logits if passes_window and len(logits) == sum(TEST_LENGTHS) else None

@@ -19,15 +19,15 @@ def prompt_key(prompt: Prompt) -> str:
         prompt: A text or a conversation.
 
     Returns:
-        The key. A text has the same key as a conversation with this text as its only user turn. White space around
-        the text does not count.
+        The key. A text has the same key as a conversation whose only turn is a user turn with this text. White space
+        around the text does not count.
     """
     if isinstance(prompt, str):
         return prompt.strip()
     turns = [(turn["role"], turn["content"]) for turn in prompt] if is_conversation(prompt) else prompt
     if isinstance(turns, list) and len(turns) == 1 and turns[0][0] == "user" and isinstance(turns[0][1], str):
         return turns[0][1].strip()
-    # `default=str`, because a column may hold values that JSON cannot represent, such as images.
+    # Use `default=str`, because a column may hold values that JSON cannot represent, such as images.
     return json.dumps(turns, sort_keys=True, default=str)
 
 
@@ -48,20 +48,20 @@ def format_prompt_count(distinct: int, rows: int) -> str:
         rows: The number of rows with these prompts.
 
     Returns:
-        "200", or "200 (in 1,000 rows)" if prompts are repeated.
+        "200"; "200 (in 1,000 rows)" if prompts are repeated.
     """
     return f"{distinct:,}" if distinct == rows else f"{distinct:,} (in {rows:,} rows)"
 
 
 def format_group_count(groups: int | None, prompts: int) -> str:
-    """Formats the number of groups of prompts that ask the same, as a suffix to a number of prompts.
+    """Formats the number of groups of prompts that ask the same question, as a suffix to the number of prompts.
 
     Args:
         groups: The number of groups; None if it is unknown.
         prompts: The number of prompts.
 
     Returns:
-        " in 24 groups"; "" if their number is unknown, or if no two prompts ask the same.
+        " in 24 groups"; "" if their number is unknown, or if no two prompts ask the same question.
     """
     if groups is None or groups == prompts:
         return ""

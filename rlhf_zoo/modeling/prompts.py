@@ -1,4 +1,4 @@
-"""Prepares a data set of prompts for PPO: checks, tokenizes and numbers its rows."""
+"""Prepares a data set of prompts for PPO: checks, tokenizes and numbers the rows."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ MAX_QUOTED = 60
 
 
 def require_columns(dataset: Dataset, columns: list[str], *, subject: str) -> None:
-    """Checks that a data set has the columns and at least one row.
+    """Checks that a data set has certain columns and at least one row.
 
     Args:
         dataset: The data set.
-        columns: The names of the columns.
-        subject: What errors call the data set.
+        columns: The names of the required columns.
+        subject: The data set's name in errors.
 
     Raises:
         ZooError: A column is missing, or there are no rows.
@@ -75,22 +75,22 @@ def prepare_prompts(
 ) -> Dataset:
     """Adds token ids and a fixed index to each prompt, in columns with reserved names.
 
-    If the data set already has `input_ids`, the policy reads these, but reward functions still read `prompt`.
+    If the data set already has `input_ids`, the policy reads those, but reward functions still read `prompt`.
 
     Args:
         dataset: A data set with `prompt` (texts or conversations) or, as in TRL's PPO, `input_ids`, which may be padded
-            and may have an `attention_mask`.
+            with or without an `attention_mask`.
         tokenizer: The policy's tokenizer.
         context: The model's context length in tokens; None if it has no limit.
         max_new_tokens: The maximum number of tokens in a completion.
-        num_proc: The number of processes that tokenize; None for this one.
+        num_proc: The number of processes that tokenize; None for this process alone.
 
     Returns:
         The data set, with plain Python values and unpadded `input_ids`.
 
     Raises:
-        ZooError: A prompt is empty or too long, its `attention_mask` does not fit its `input_ids`, or its `input_ids`
-            do not encode `prompt`.
+        ZooError: A column is missing or there are no rows, a prompt is empty or too long, its `attention_mask` does not
+            fit its `input_ids`, or its `input_ids` do not encode `prompt`.
     """
     dataset = dataset.with_format(None)
     has_ids = PROMPT_TOKENS in dataset.column_names
@@ -107,7 +107,7 @@ def prepare_prompts(
         )
     for row, ids in enumerate(dataset[PROMPT_TOKENS]):
         check_prompt_length(row, ids, context=context, max_new_tokens=max_new_tokens)
-    if PROMPT_INDEX in dataset.column_names:  # a trainer prepared this data set before
+    if PROMPT_INDEX in dataset.column_names:  # another trainer has prepared this data set
         dataset = dataset.remove_columns(PROMPT_INDEX)
     # The random stream of a prompt depends on its index, so the index must not depend on the order of batches.
     return dataset.add_column(PROMPT_INDEX, list(range(len(dataset))))
@@ -126,13 +126,13 @@ def read_unpadded_ids(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, *, s
     """Returns the column `input_ids` without padding.
 
     Args:
-        dataset: The data set. Its column `attention_mask` marks padding. Without it, PAD marks padding, unless PAD is
-            EOS.
+        dataset: The data set. Its column `attention_mask` marks padding. Without that column, PAD marks padding, unless
+            PAD is EOS.
         tokenizer: The tokenizer that defines PAD.
-        subject: What errors call a row, such as "Prompt" in "Prompt 3".
+        subject: The word for a row in errors, such as "Prompt" in "Prompt 3".
 
     Raises:
-        ZooError: A mask and its ids differ in length, or there is padding between tokens.
+        ZooError: A mask is missing or differs in length from its ids, or there is padding between tokens.
     """
     dataset = dataset.with_format(None)
     padded = list(dataset[PROMPT_TOKENS])
@@ -144,17 +144,17 @@ def read_unpadded_ids(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, *, s
 
 
 def _padding_mask(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[bool]:
-    """Guesses which ids are not padding, as TRL's PPO does: all except PAD, or all if PAD is EOS."""
+    """Guesses which ids are not padding, as TRL's PPO does: all except PAD; all if PAD is EOS or missing."""
     pad = tokenizer.pad_token_id
-    marks_padding = pad not in (None, tokenizer.eos_token_id)
-    return [not marks_padding or token_id != pad for token_id in ids]
+    pad_marks_padding = pad not in (None, tokenizer.eos_token_id)
+    return [not pad_marks_padding or token_id != pad for token_id in ids]
 
 
 def _unpad(ids: Sequence[int], mask: Sequence[Any] | None, *, subject: str) -> list[int]:
     """Returns the ids that the mask keeps.
 
     Raises:
-        ZooError: The mask has another length, or drops ids between ids that it keeps.
+        ZooError: The mask is missing or has a different length, or drops ids between ids that it keeps.
     """
     if mask is None or len(mask) != len(ids):
         length = "is missing" if mask is None else f"has {len(mask)} entries"
@@ -199,14 +199,14 @@ def _check_same_prompts(dataset: Dataset, tokenizer: PreTrainedTokenizerBase) ->
         )  # fmt: skip
 
 
-def warn_of_reserved_columns(dataset: Dataset) -> None:
+def warn_about_reserved_columns(dataset: Dataset) -> None:
     """Warns about columns that reward functions do not get because their names are reserved."""
     for name in withheld_columns(dataset.column_names):
         log.warning("Reward functions do not get the prompts' column %r: to pass it on, %s.", name, how_to_rename(name))
 
 
 def uncollate(batch: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
-    """Undoes a collator: splits a batch into one mapping per prompt, with unpadded token ids.
+    """Splits a collated batch into one mapping per prompt, with unpadded token ids.
 
     Args:
         batch: {column: values of all prompts}.

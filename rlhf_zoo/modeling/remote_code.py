@@ -1,7 +1,7 @@
 """A model's remote code (`auto_map`), which runs only if the user allows it on the command line.
 
-A recipe cannot allow it, because recipes are downloaded too. Code that ran is recorded in run.json and copied
-into saved checkpoints.
+A recipe cannot allow it, because recipes are downloaded too. Code that ran is recorded in run.json, and is copied into
+saved checkpoints.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from ..fileio import read_json
 
 log = logging.getLogger(__name__)
 
-FLAG = "--trust_remote_code"
+TRUST_CODE_FLAG = "--trust_remote_code"
 # The files in which a checkpoint names its own classes.
 _AUTO_MAP_FILES = ("config.json", "tokenizer_config.json")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -31,7 +31,7 @@ class ExecutedCode:
     """A model's remote code that ran in this process.
 
     Attributes:
-        model: The id of a repository, or a folder.
+        model: A repository id or a folder.
         commit: The repository's commit; None for a folder.
         files: {file: SHA-256 in hex}.
         folder: The folder with the files.
@@ -49,7 +49,7 @@ class ExecutedCode:
 
 
 # The code that ran, by folder; None while no code may run. A global, because the permission must also apply in threads
-# and where a library loads models.
+# and where a library loads a model.
 _EXECUTED: dict[Path, ExecutedCode] | None = None
 
 
@@ -64,13 +64,13 @@ def trusting() -> Iterator[None]:
         _EXECUTED = previous
 
 
-def is_trusted() -> bool:
+def is_code_trusted() -> bool:
     """Whether models may run their own code now."""
     return _EXECUTED is not None
 
 
 def executed_code() -> list[ExecutedCode]:
-    """Returns the code that ran since `trusting` was opened. Of models with the same code, only the first is listed."""
+    """Returns the code that ran in this `trusting` context. Of models with the same code, lists only the first."""
     by_files = {tuple(code.files.items()): code for code in reversed((_EXECUTED or {}).values())}
     return sorted(by_files.values(), key=lambda code: code.model)
 
@@ -79,16 +79,16 @@ def untrusted_message(subject: str) -> str:
     """Returns the error message for a model that would run code without permission.
 
     Args:
-        subject: What the message calls the model, such as "The model NAME".
+        subject: The model's name in the message, such as "The model NAME".
     """
     return (
         f"{subject} needs program code of its own (auto_map in its configuration), which runs only if allowed: read "
-        f"the code and pass {FLAG} if you trust it, or choose an architecture that transformers has."
+        f"the code and pass {TRUST_CODE_FLAG} if you trust it, or choose an architecture that transformers has."
     )
 
 
 def _remote_modules(config: Mapping[str, Any]) -> list[str]:
-    """Lists the modules whose classes a config names, sorted: NAME, or REPOSITORY--NAME for another repository."""
+    """Lists the modules of the classes that a config names, sorted: NAME, or REPOSITORY--NAME in another repository."""
     auto_map = (config.get("auto_map") if isinstance(config, Mapping) else None) or {}
     values = auto_map.values() if isinstance(auto_map, Mapping) else [auto_map]
     classes = [name for value in values for name in (value if isinstance(value, list | tuple) else [value]) if name]
@@ -107,15 +107,15 @@ def needs_remote_code(config: Mapping[str, Any]) -> bool:
 
 
 def record_code(find: Callable[[str], Path | None], subject: str, *, name: str) -> None:
-    """Records and logs the code that runs when a model is loaded, if it has any and is allowed to run it.
+    """Records and logs the code that runs when a model is loaded, if the model has code and `trusting` allows it.
 
     Args:
         find: Maps a file's name to its path; to None if the model has no such file.
-        subject: What errors call the model.
-        name: The model's name for the record.
+        subject: The model's name in errors.
+        name: The model's name in the record.
 
     Raises:
-        ZooError: Classes come from another repository, for which a config cannot name a commit.
+        ZooError: Classes come from another repository, whose commit a config cannot name; or code is missing.
     """
     if _EXECUTED is None:
         return
@@ -154,7 +154,7 @@ def _code_files(find: Callable[[str], Path | None], modules: list[str], subject:
         name = f"{pending.pop()}.py"
         if name in paths:
             continue
-        # The name comes from the model, so it must not lead out of the folder.
+        # The model chose the name, so check that it does not lead out of the folder.
         if not _MODULE.fullmatch(name):
             raise ZooError(
                 f"{subject} names the code {name!r} in auto_map, which is not a file next to it: choose another model."
@@ -178,7 +178,7 @@ def copy_code(checkpoint: Path) -> None:
         if not modules or not candidates:
             continue
         present = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob("*.py")}
-        # Two models may have files of the same names. The files that transformers saved identify the right one.
+        # Two models may have files of the same names. The files that transformers saved identify the right model.
         best = max(candidates, key=lambda code: len(present.items() & code.files.items()))
         for file in best.files.keys() - present.keys():
             shutil.copyfile(best.folder / file, folder / file)

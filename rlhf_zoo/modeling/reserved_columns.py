@@ -1,7 +1,7 @@
-"""Reserved column names: our own columns of a prompt, and the arguments of reward functions and rules.
+"""Reserved column names: this package's own columns, and the arguments of reward functions and rules.
 
-A data set may have columns with these names, but reward functions never get them: an argument of such a name holds our
-own value.
+A data set may have columns with these names, but reward functions never get them: such an argument holds this package's
+value.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,24 +10,33 @@ from typing import TypeVar
 _Values = TypeVar("_Values")
 
 PROMPT_TOKENS = "input_ids"
-#: The index of a row's prompt in the data set, which selects its random stream.
+#: The index of a row's prompt in the data set. It selects the row's random stream.
 PROMPT_INDEX = "_rlhf_zoo_prompt_index"
-#: The index of a row's completion among those of its prompt.
-GENERATION = "_rlhf_zoo_generation_index"
+#: The index of a row's completion among the completions of its prompt.
+GENERATION_INDEX = "_rlhf_zoo_generation_index"
 
 #: The values of a row that the prompt template in the recipe's `columns` inserts.
 QUESTION = "_rlhf_zoo_question"
 
 #: The arguments of reward functions and rules, besides columns of the data set.
-ARGUMENTS = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
-#: Columns that functions do not get: `completion` (as in TRL), those named like an argument, and our own.
+FUNCTION_ARGUMENTS = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
+#: Columns that functions do not get: `completion` (as in TRL), columns named like an argument, and the package's own.
 RESERVED = frozenset(
-    {*ARGUMENTS, "prompt", "completion", PROMPT_TOKENS, "attention_mask", PROMPT_INDEX, GENERATION, QUESTION}
+    {
+        *FUNCTION_ARGUMENTS,
+        "prompt",
+        "completion",
+        PROMPT_TOKENS,
+        "attention_mask",
+        PROMPT_INDEX,
+        GENERATION_INDEX,
+        QUESTION,
+    }
 )
-#: Columns of the completions table. If the function NAME logs a column `score`, the table names it "score (NAME)".
-TABLE = ("prompt", "completion", "score", "kl", "ended")
-# Reserved columns that no user expects reward functions to get.
-_UNREMARKABLE = frozenset({"prompt", PROMPT_TOKENS, "attention_mask", PROMPT_INDEX, GENERATION, QUESTION})
+#: Columns of the table of completions. If the function NAME logs a column `score`, the table calls it "score (NAME)".
+TABLE_COLUMNS = ("prompt", "completion", "score", "kl", "ended")
+# Reserved columns that no user expects reward functions to get, so no warning names them.
+_SILENTLY_WITHHELD = frozenset({"prompt", PROMPT_TOKENS, "attention_mask", PROMPT_INDEX, GENERATION_INDEX, QUESTION})
 
 
 def columns_for_functions(columns: Mapping[str, _Values]) -> dict[str, _Values]:
@@ -48,7 +57,7 @@ def withheld_columns(names: Iterable[str]) -> list[str]:
     Returns:
         The withheld columns, in order.
     """
-    return [name for name in names if name in RESERVED - _UNREMARKABLE]
+    return [name for name in names if name in RESERVED - _SILENTLY_WITHHELD]
 
 
 def how_to_rename(name: str) -> str:

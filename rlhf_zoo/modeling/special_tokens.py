@@ -14,21 +14,21 @@ from .chat import tokenize_prompt
 from .chat_template import end_of_turn
 
 ADDED_PAD = "[PAD]"
-# Names of tokens that can serve as PAD, best first: reserved for padding, unused, or document separators.
+# Names of tokens that can serve as PAD, best first: tokens for padding, unused tokens, and document separators.
 _SPARE_PATTERNS = (r"pad(ding)?", r"(finetune_)?right_pad(_id)?", r"fim_pad", r"vision_pad", r"(image|video)_pad",
          r"reserved(_special)?_token_?\d+", r"unused_?(token_?)?\d+", r"control_\d+", r"end_?of_?text")  # fmt: skip
 _BRACKETS = "<>[]|"
-# Text of several scripts and kinds. The last code point is unassigned, so a vocabulary without bytes maps it to UNK.
+# Text in several scripts. The last code point is unassigned, so a vocabulary without bytes maps it to UNK.
 _ORDINARY_TEXT = 'Ordinary text, 0 to 9: (a + b) * c = {"key": [1.5]};\n\tÉtude, Москва, 漢字, العربية, 🙂, \u0378'
 
 
 def stop_ids(model: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Lists the tokens that end a completion: EOS, those in the generation config, and the template's end of turn.
+    """Lists the tokens that end a completion: EOS, EOS tokens in the generation config, and the template's end of turn.
 
-    Ordinary tokens in the generation config do not count, because a default config may name one.
+    Ordinary tokens in the generation config do not count, because a default config may name an ordinary token.
 
     Args:
-        model: The policy, or anything with a generation config.
+        model: The policy, with or without a generation config.
         tokenizer: The policy's tokenizer.
     """
     configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
@@ -42,14 +42,14 @@ def stop_ids(model: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
 def highest_id(tokenizer: PreTrainedTokenizerBase) -> int:
     """Returns the highest token id for which a model may need an embedding.
 
-    PAD does not count: some scripts add PAD without an embedding, which works because no model looks it up.
+    PAD does not count: some scripts add PAD without an embedding, which works as long as no model looks PAD up.
     """
-    pad_id = tokenizer.pad_token_id  # a tokenizer looks it up anew for each token that asks
+    pad_id = tokenizer.pad_token_id  # read only once, because each read of this property is a slow lookup
     return max((token_id for token_id in tokenizer.get_vocab().values() if token_id != pad_id), default=0)
 
 
 def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
-    """Returns {id: token} of the tokens that are not ordinary text."""
+    """Returns {id: token} for the tokens that are not ordinary text."""
     added: dict[int, AddedToken] = getattr(tokenizer, "added_tokens_decoder", {})
     special = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
     return {token_id: str(token) for token_id, token in added.items()} | special
@@ -62,10 +62,10 @@ def set_up_padding(
     pad_token: str | None = None,
     eos_token: str | None = None,
 ) -> str | None:
-    """Gives the tokenizer a PAD that does not also end completions, and writes it into the model's configs.
+    """Gives the tokenizer a PAD that is not EOS, and writes PAD into the model's configs.
 
-    PAD is `pad_token`, otherwise the tokenizer's current PAD, otherwise a token of the vocabulary that no text uses,
-    otherwise a new token. If PAD has no embedding, one is added, and peft then saves all embeddings with every adapter.
+    PAD is, in this order: `pad_token`, the tokenizer's current PAD unless it is EOS, a token of the vocabulary that no
+    text uses, or a new token. If PAD has no embedding, one is added, and peft then saves all embeddings with adapters.
 
     Args:
         tokenizer: The tokenizer, which is changed.
@@ -74,7 +74,7 @@ def set_up_padding(
         eos_token: The new EOS; None to keep the current one.
 
     Returns:
-        A sentence that says what changed; None if nothing had to change.
+        A sentence that describes the change; None if nothing had to change.
 
     Raises:
         ZooError: The vocabulary lacks a token, there is no EOS, or PAD would be EOS.
@@ -97,7 +97,7 @@ def set_up_padding(
             f"The model has no embedding for PAD, {old_pad} (id {tokenizer.pad_token_id}): its embeddings are resized."
         )
     problem = "has no PAD" if old_pad is None else f"pads with {'EOS' if old_pad == tokenizer.eos_token else old_pad}"
-    padding = pad_token or spare_token(tokenizer, model)
+    padding = pad_token or find_spare_token(tokenizer, model)
     if padding is not None:
         tokenizer.pad_token = padding
         origin = "as requested" if pad_token is not None else "an unused token of its vocabulary"
@@ -119,9 +119,9 @@ def ensure_own_pad(tokenizer: PreTrainedTokenizerBase, pad_token: str | None, *,
 
     Args:
         tokenizer: The tokenizer, which may be changed.
-        pad_token: A token of its vocabulary; None to change nothing.
-        subject: What errors call the tokenizer's model.
-        key: The name of the key with `pad_token`, for errors.
+        pad_token: A token of the tokenizer's vocabulary; None to change nothing.
+        subject: The name of the tokenizer's model in errors.
+        key: The key that sets `pad_token`, for errors.
 
     Raises:
         ZooError: PAD would still be EOS or missing, or the tokenizer does not have `pad_token`.
@@ -145,13 +145,13 @@ def ensure_own_pad(tokenizer: PreTrainedTokenizerBase, pad_token: str | None, *,
 
 
 def _suggest_pad(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Suggests a token for PAD, as part of an error. Its embedding is checked later, when the user has set the key."""
-    candidate = spare_token(tokenizer, None)
+    """Suggests a token for PAD, as part of an error. The token's embedding is checked once the user has set the key."""
+    candidate = find_spare_token(tokenizer, None)
     return "another of its tokens" if candidate is None else f"{candidate!r}, which no text uses"
 
 
 def add_pad_embedding(model: Any, tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Adds an embedding for PAD if the model has none. Trainers look it up, but its values do not matter.
+    """Adds an embedding for PAD if the model has none. Trainers look it up, but mask the result.
 
     Args:
         model: The model, which is changed.
@@ -178,7 +178,7 @@ def write_pad_id(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> 
             config.pad_token_id = tokenizer.pad_token_id
 
 
-def spare_token(tokenizer: PreTrainedTokenizerBase, model: Any) -> str | None:
+def find_spare_token(tokenizer: PreTrainedTokenizerBase, model: Any) -> str | None:
     """Finds a token that can serve as PAD: it has an embedding and occurs neither in text nor in conversations.
 
     Args:
@@ -186,7 +186,7 @@ def spare_token(tokenizer: PreTrainedTokenizerBase, model: Any) -> str | None:
         model: The model; None if every token has an embedding.
 
     Returns:
-        The token; None if there is none.
+        The token; None if there is no such token.
     """
     rows = len(tokenizer) if model is None else model.get_input_embeddings().weight.shape[0]
     used = {tokenizer.eos_token_id, tokenizer.bos_token_id, *stop_ids(model, tokenizer)}
@@ -202,13 +202,13 @@ def spare_token(tokenizer: PreTrainedTokenizerBase, model: Any) -> str | None:
         for token in unused
         if re.fullmatch(pattern, token.strip(_BRACKETS), re.IGNORECASE)
     )
-    # A vocabulary with all bytes never needs UNK.
+    # A vocabulary that contains all bytes never uses UNK, so UNK can serve too.
     unknown = [tokenizer.unk_token] if tokenizer.unk_token in unused else []
     return next((token for token in (*matches, *unknown) if not _occurs_in_text(token, tokenizer)), None)
 
 
 def _occurs_in_text(token: str, tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a token occurs in ordinary text, or in conversations once it is PAD, because a template may write PAD."""
+    """Whether a token occurs in ordinary text, or in conversations if it is PAD, because a template may write PAD."""
     token_id, current_pad = tokenizer.convert_tokens_to_ids(token), tokenizer.pad_token
     turns = [{"role": "user", "content": _ORDINARY_TEXT}, {"role": "assistant", "content": _ORDINARY_TEXT}]
     ids = [*tokenize_prompt(_ORDINARY_TEXT, tokenizer)]

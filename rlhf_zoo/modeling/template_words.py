@@ -18,7 +18,7 @@ from jinja2 import Environment, TemplateError
 from transformers.utils import chat_template_utils
 
 from ..errors import ZooError
-from .chat_template import Chat, render_text
+from .chat_template import ChatSettings, render_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 _ROLES = ("system", "user", "assistant")
 # A tag such as </s> or [/INST]. It need not be a token of the tokenizer.
 _TAG = re.compile(r"<[^<>\s]*>|\[[^\[\]\s]*\]")
-# The last second of an hour, so that one second later the minute and the hour differ too.
-_NOW = datetime(2026, 1, 2, 11, 59, 59)
+# The last second of an hour. One second later, the minute and the hour differ too.
+_TEST_TIME = datetime(2026, 1, 2, 11, 59, 59)
 _FIX = "set chat_template_path in sft.yaml to a template that keeps them"
 
 
 def is_plain(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether all turns are texts of the system, the user or the assistant. Other conversations are not checked."""
+    """Whether every turn is a text by the system, the user or the assistant. Other conversations are not checked."""
     return all(
         turn.get("role") in _ROLES and isinstance(turn.get("content"), str) and not turn.get("tool_calls")
         for turn in messages
@@ -40,9 +40,9 @@ def is_plain(messages: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def check_keeps_words(messages: Sequence[Mapping[str, Any]], text: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Checks that a rendered conversation has the words of its turns, in their order.
+    """Checks that a rendered conversation contains the words of its turns, in order.
 
-    A template may strip white space and thoughts, and may move and rewrite the system turn.
+    A template may strip white space and thoughts, and may move or rewrite the system turn.
 
     Args:
         messages: A conversation for which `is_plain` is true.
@@ -67,13 +67,13 @@ def check_keeps_words(messages: Sequence[Mapping[str, Any]], text: str, tokenize
         start = position + len(content)
 
 
-def check_template(roles: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, answered: bool) -> None:
+def check_template(roles: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, has_answer: bool) -> None:
     """Checks how the template renders a conversation of made-up words with these roles.
 
     Args:
         roles: The roles of the turns.
         tokenizer: The tokenizer with the chat template.
-        answered: Whether the last turn is an answer. If not, the template's generation prompt is added.
+        has_answer: Whether the last turn is an answer. If not, the template's generation prompt is added.
 
     Raises:
         ZooError: The template drops, changes, repeats or moves a turn, adds words after the last answer, or renders
@@ -82,7 +82,7 @@ def check_template(roles: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, 
     subject = _subject(tokenizer)
     if _draws_at_random(tokenizer.get_chat_template()):
         raise ZooError(f"{subject} draws words at random: {_FIX}.")
-    chat = Chat.of(tokenizer)
+    chat = ChatSettings.of(tokenizer)
     if chat is not None and chat.system_prompt is not None and roles[:1] != ("system",):
         roles = ("system", *roles)
     # Punctuation, capitals and a blank line reveal templates that escape, lower-case or join words.
@@ -91,13 +91,13 @@ def check_template(roles: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, 
         for number, role in enumerate(roles, start=1)
     ]
     try:
-        with _clock_at(_NOW):
-            text = render_text(messages, tokenizer, add_generation_prompt=not answered)
-        with _clock_at(_NOW + timedelta(seconds=1)):
-            later = render_text(messages, tokenizer, add_generation_prompt=not answered)
+        with _clock_at(_TEST_TIME):
+            text = render_text(messages, tokenizer, add_generation_prompt=not has_answer)
+        with _clock_at(_TEST_TIME + timedelta(seconds=1)):
+            later_text = render_text(messages, tokenizer, add_generation_prompt=not has_answer)
     except ZooError:  # the template does not accept this conversation
         return
-    if text != later:
+    if text != later_text:
         raise ZooError(
             f"{subject} writes the time of day, so the same conversation is rendered differently each time: {_FIX}."
         )
@@ -106,13 +106,17 @@ def check_template(roles: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, 
         if (count := text.count(turn["content"])) != 1:
             verb = "repeats" if count else "drops or changes"
             raise ZooError(f"{subject} {verb} the words of the role {turn['role']}: {_FIX}.")
-    if answered and roles[-1] == "assistant" and (words := _words_after_end(text, messages[-1]["content"], tokenizer)):
+    if (
+        has_answer
+        and roles[-1] == "assistant"
+        and (words := _words_after_end(text, messages[-1]["content"], tokenizer))
+    ):
         raise ZooError(f"{subject} adds {words!r:.60} after the last answer: {_FIX}.")
 
 
 @contextlib.contextmanager
 def _clock_at(moment: datetime) -> Iterator[None]:
-    """Sets the time that templates read with strftime_now. transformers takes it from its module's `datetime`."""
+    """Sets the time that templates read with strftime_now. transformers reads it from its module's `datetime`."""
     module: Any = chat_template_utils
     original = module.datetime
     module.datetime = SimpleNamespace(now=lambda: moment)
@@ -127,7 +131,7 @@ def _subject(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _words_after_end(text: str, answer: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Returns the words after the last answer; "" if no special token follows it, as words may then mark its end."""
+    """Returns the words after the last answer; "" if no special token follows, because words may then end answers."""
     after = text.rpartition(answer)[2]
     # Replace the longest tokens first, because a token may begin with another token.
     added = sorted((str(token) for token in tokenizer.added_tokens_decoder.values()), key=len, reverse=True)
@@ -140,7 +144,7 @@ def _words_after_end(text: str, answer: str, tokenizer: PreTrainedTokenizerBase)
 
 @lru_cache(maxsize=16)
 def _draws_at_random(template: str) -> bool:
-    """Whether a template uses a function of Jinja that returns random texts."""
+    """Whether a template uses Jinja's `random` or `lipsum`, which return random values."""
     try:
         tokens = [text.strip("'\"") for _, kind, text in Environment().lex(template) if kind in ("name", "string")]
     except TemplateError:  # rendering gives the reason

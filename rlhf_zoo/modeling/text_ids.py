@@ -1,4 +1,4 @@
-"""Tokenizes texts with one BOS if the tokenizer adds one, and without EOS. Compares the ids of two tokenizers."""
+"""Tokenizes texts with at most one BOS and without EOS. Compares the ids of two tokenizers."""
 
 from __future__ import annotations
 
@@ -25,17 +25,12 @@ class AddedTokens(NamedTuple):
     suffix: tuple[int, ...]
 
 
-# {tokenizer: (its settings, the tokens that it adds)}. Cached tokens are valid as long as the settings are the same.
+# {tokenizer: (settings, the tokens that it adds)}. Cached tokens are valid as long as the settings are the same.
 _CACHE: WeakKeyDictionary[Any, tuple[Any, AddedTokens]] = WeakKeyDictionary()
 
 
 def same_token_ids(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase) -> bool:
-    """Whether two tokenizers give the ids of a completion the same meaning. PAD is masked, so it may differ.
-
-    Args:
-        a: A tokenizer.
-        b: Another tokenizer.
-    """
+    """Whether two tokenizers have the same tokens and the same EOS. PAD is masked, so it may differ."""
     return a is b or (a.get_vocab() == b.get_vocab() and a.eos_token_id == b.eos_token_id)
 
 
@@ -70,7 +65,7 @@ def tokenize_text(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         tokenizer: Any tokenizer.
 
     Returns:
-        Token ids, with one BOS if the tokenizer adds one, and without the EOS that it may add.
+        Token ids, with one BOS if the tokenizer adds BOS, and without an EOS that it adds.
     """
     ids = list(tokenizer(without_bos(text, tokenizer))["input_ids"])
     return ids[:-1] if appends_eos(tokenizer) else ids
@@ -84,26 +79,26 @@ def without_bos(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def switch_off_eos(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Makes a tokenizer add no EOS after texts, because it would end prompts too. Trainers add EOS by themselves.
+    """Makes a tokenizer add no EOS after texts, because that EOS would end prompts too. Trainers add their own EOS.
 
     Args:
         tokenizer: The tokenizer, which is changed. The setting is saved with it.
 
     Returns:
-        A sentence that says what changed; None if the tokenizer adds no EOS.
+        A sentence that describes the change; None if the tokenizer adds no EOS.
 
     Raises:
         ZooError: The tokenizer ignores the setting.
     """
     if not appends_eos(tokenizer):
         return None
-    # Setting one switch applies both, so the switch for BOS must agree with the tokenizer's current behavior.
-    switches = {"add_bos_token": tokenizer.bos_token_id in added_tokens(tokenizer).prefix, "add_eos_token": False}
-    before = added_tokens(tokenizer).prefix
+    # Setting either switch applies both, so the switch for BOS must match the tokenizer's current behavior.
+    prefix = added_tokens(tokenizer).prefix
+    switches = {"add_bos_token": tokenizer.bos_token_id in prefix, "add_eos_token": False}
     for name, value in switches.items():
         setattr(tokenizer, name, value)
-        tokenizer.init_kwargs[name] = value  # which save_pretrained writes
-    if appends_eos(tokenizer) or added_tokens(tokenizer).prefix != before:
+        tokenizer.init_kwargs[name] = value  # save_pretrained writes init_kwargs
+    if appends_eos(tokenizer) or added_tokens(tokenizer).prefix != prefix:
         raise ZooError(
             f"The tokenizer adds {tokenizer.eos_token} after every text, prompts included, and ignores add_eos_token: "
             "save the tokenizer with add_eos_token=False, and load that copy."

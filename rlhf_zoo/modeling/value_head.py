@@ -1,4 +1,4 @@
-"""A value head on a language model's hidden states, and how to read it from a checkpoint."""
+"""The value head on a language model's hidden states, and a function that reads it from a checkpoint."""
 
 from pathlib import Path
 
@@ -11,18 +11,18 @@ from ..errors import ZooError
 from .model_files import ModelFiles, translate_load_errors
 
 VALUE_HEAD_FILE = "critic/value_head.safetensors"
-PREFIX = "v_head."  # begins the names of the head's tensors in a model's state dict
+HEAD_PREFIX = "v_head."  # the prefix of the head's tensors in a model's state dict
 HEAD_TENSORS = {"summary.weight", "summary.bias"}
 
 
 def hidden_size_of(config: PreTrainedConfig) -> int:
-    """Returns H, the width of the last hidden state of a language model.
+    """Returns H, the size of a language model's last hidden state.
 
     Args:
-        config: The model's configuration. A composite model has its width in its text or decoder configuration.
+        config: The model's configuration. A composite model's size is in its text or decoder configuration.
 
     Raises:
-        ZooError: The configuration has no width.
+        ZooError: The configuration has no hidden size.
     """
     text = config.get_text_config(decoder=True)
     # OPT-350m projects its last hidden state to `word_embed_proj_dim`, so that key comes first.
@@ -37,16 +37,16 @@ def hidden_size_of(config: PreTrainedConfig) -> int:
 
 
 class ValueHead(nn.Module):
-    """V(s) = w·h + b of a hidden state h, with dropout on h. Names of tensors and options are TRL's.
+    """V(s) = w·h + b of a hidden state h, with dropout on h. The names of tensors and options are TRL's.
 
     Args:
-        hidden_size: H, the width of h.
+        hidden_size: H, the size of h.
         summary_dropout_prob: The probability of dropout on h.
-        v_head_init_strategy: "normal" draws w from N(0, range²) and sets b = 0; None initializes as nn.Linear does.
-        v_head_initializer_range: The standard deviation of "normal".
+        v_head_init_strategy: "normal" draws w from N(0, range²) and sets b = 0; None keeps nn.Linear's initial values.
+        v_head_initializer_range: The standard deviation for "normal".
 
     Raises:
-        ZooError: There is no such strategy.
+        ZooError: `v_head_init_strategy` is unknown.
     """
 
     def __init__(
@@ -61,14 +61,14 @@ class ValueHead(nn.Module):
         if v_head_init_strategy not in (None, "normal"):
             raise ZooError(f"v_head_init_strategy is {v_head_init_strategy!r}: choose None or 'normal'.")
         self.dropout = nn.Dropout(summary_dropout_prob)
-        # Use float32 for any model, because a lower precision would round away small updates of values.
+        # Always use float32, because a lower precision would round away small updates.
         self.summary = nn.Linear(hidden_size, 1, dtype=torch.float32)
         if v_head_init_strategy == "normal":
             nn.init.normal_(self.summary.weight, std=v_head_initializer_range)
             nn.init.zeros_(self.summary.bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Computes values in the dtype of the head's weights.
+        """Computes values in the type of the head's weights.
 
         Args:
             hidden: (..., H) of any float type.
@@ -82,7 +82,7 @@ class ValueHead(nn.Module):
 def read_value_head(checkpoint: ModelFiles) -> dict[str, Tensor] | None:
     """Reads the value head of a checkpoint.
 
-    Looks for the head among the weights (`v_head.*` in `model.safetensors` or its shards), then in VALUE_HEAD_FILE.
+    Looks first in the weights (`v_head.*` in `model.safetensors` or its shards), then in VALUE_HEAD_FILE.
 
     Args:
         checkpoint: The checkpoint's files.
@@ -91,13 +91,13 @@ def read_value_head(checkpoint: ModelFiles) -> dict[str, Tensor] | None:
         `summary.weight` (1, H) and `summary.bias` (1,); None if the checkpoint has no head.
 
     Raises:
-        ZooError: The head has other tensors, or all weights are pickled.
+        ZooError: The head has other tensors, a shard is missing, or all weights are pickled.
     """
     weights = checkpoint.weights
     head: dict[str, Tensor] = {}
     if weights is not None:
         path, shard_of = weights
-        # Only the shards with the head are downloaded.
+        # Download only the shards that contain the head.
         names = [path.name] if shard_of is None else sorted({shard_of[key] for key in shard_of if is_head_key(key)})
         for name in names:
             shard = checkpoint.find(name)
@@ -107,14 +107,14 @@ def read_value_head(checkpoint: ModelFiles) -> dict[str, Tensor] | None:
     if not head and (file := checkpoint.find(VALUE_HEAD_FILE)):
         head = _head_tensors(file)
     if not head:
-        # Pickled weights may contain a head, so do not report that the model has none.
+        # Pickled weights may contain a head, so do not report that there is none.
         if weights is None:
             checkpoint.refuse_pickle("model")
         return None
     if head.keys() != HEAD_TENSORS:
         raise ZooError(
             f"{checkpoint.source} has a value head with the tensors {', '.join(sorted(head))} instead of "
-            f"{' and '.join(sorted(HEAD_TENSORS))}: another program wrote it; remove its {PREFIX}* tensors."
+            f"{' and '.join(sorted(HEAD_TENSORS))}: another program wrote it; remove its {HEAD_PREFIX}* tensors."
         )
     return head
 
@@ -125,10 +125,10 @@ def is_head_key(key: str) -> bool:
     Args:
         key: A key of a state dict.
     """
-    return key.startswith(PREFIX)
+    return key.startswith(HEAD_PREFIX)
 
 
 def _head_tensors(path: Path) -> dict[str, Tensor]:
     with translate_load_errors(str(path)), safe_open(path, framework="pt") as file:
         keys = [key for key in file.keys() if is_head_key(key)]  # noqa: SIM118
-        return {key.removeprefix(PREFIX): file.get_tensor(key) for key in keys}
+        return {key.removeprefix(HEAD_PREFIX): file.get_tensor(key) for key in keys}

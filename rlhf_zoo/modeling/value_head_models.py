@@ -1,9 +1,9 @@
 """Language models with a value head.
 
-`AutoModelForCausalLMWithValueHead` and `AutoModelForSeq2SeqLMWithValueHead` replace the classes of these names in TRL
-up to 1.12, with the same calls and the same checkpoints. A full model's checkpoint has two additional tensors,
+`AutoModelForCausalLMWithValueHead` and `AutoModelForSeq2SeqLMWithValueHead` replace TRL's classes with these names, up
+to 1.12, with the same calls and checkpoints. A full model's checkpoint has two additional tensors,
 `v_head.summary.weight` and `v_head.summary.bias`, which plain transformers ignores. Next to an adapter,
-`model.safetensors` has only these two. There TRL writes them to a pickle, `pytorch_model.bin`, which is not read here.
+`model.safetensors` has only these two. For adapters, TRL writes a pickle, `pytorch_model.bin`, which is not read here.
 """
 
 import logging
@@ -21,20 +21,20 @@ from transformers.utils import PushToHubMixin
 from ..errors import ZooError
 from .gguf import with_plain_weights
 from .model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, WEIGHTS_FILE, ModelFiles
-from .remote_code import is_trusted
-from .value_head import PREFIX, ValueHead, hidden_size_of, is_head_key, read_value_head
+from .remote_code import is_code_trusted
+from .value_head import HEAD_PREFIX, ValueHead, hidden_size_of, is_head_key, read_value_head
 
 log = logging.getLogger(__name__)
 
 INNER_PREFIX = "pretrained_model."
 HEAD_ARGUMENTS = ("summary_dropout_prob", "v_head_init_strategy", "v_head_initializer_range")
 KBIT_ARGUMENTS = ("use_gradient_checkpointing", "gradient_checkpointing_kwargs")
-#: Arguments that say where a checkpoint is in its repository. For an adapter, they do not apply to its base.
+#: Arguments that locate a checkpoint in its repository. An adapter's arguments do not apply to its base.
 ADDRESS_ARGUMENTS = ("revision", "subfolder")
 #: Arguments of the Hub's client. All except ADDRESS_ARGUMENTS also apply to an adapter's base.
 HUB_ARGUMENTS = (*ADDRESS_ARGUMENTS, "token", "cache_dir", "force_download", "local_files_only")
 
-#: Attributes that come from the model under the value head.
+#: Attributes of the wrapped model that the value-head model also has.
 DELEGATED_ATTRIBUTES = (
     "config", "device", "dtype", "generate", "prepare_inputs_for_generation", "enable_input_require_grads",
     "gradient_checkpointing_enable", "gradient_checkpointing_disable",
@@ -43,27 +43,27 @@ DELEGATED_ATTRIBUTES = (
 
 @contextmanager
 def _withhold_head_warnings() -> Iterator[None]:
-    """Withholds transformers' warnings about weights of a value head in this context. Logs them if loading fails.
+    """Withholds transformers' warnings about a value head's weights in this context. Logs them if loading fails.
 
-    transformers warns that it does not use these weights, but they are read separately.
+    transformers warns that it does not use these weights, but `read_value_head` reads them.
     """
     withheld: list[logging.LogRecord] = []
 
     def is_unrelated(record: logging.LogRecord) -> bool:
-        if PREFIX not in record.getMessage():
+        if HEAD_PREFIX not in record.getMessage():
             return True
         withheld.append(record)
         return False
 
     logger = logging.getLogger(PreTrainedModel.__module__)
     logger.addFilter(is_unrelated)
-    loaded = False
+    is_loaded = False
     try:
         yield
-        loaded = True
+        is_loaded = True
     finally:
         logger.removeFilter(is_unrelated)
-        for record in () if loaded else withheld:
+        for record in () if is_loaded else withheld:
             logger.handle(record)
 
 
@@ -72,9 +72,11 @@ def _load_model(auto_class: Any, checkpoint: ModelFiles, args: tuple[Any, ...], 
     checkpoint.check_config()
     if checkpoint.weights is None and "gguf_file" not in kwargs:
         checkpoint.refuse_pickle("model")
-    if checkpoint.adapter is not None:  # transformers would load it, and its base without our checks
+    if checkpoint.adapter is not None:  # transformers would load the adapter's base without the checks here
         raise ZooError(f"The base {checkpoint.source} is itself an adapter: merge it into its own base first.")
-    trusted = bool(kwargs.get("trust_remote_code", is_trusted()))  # None would make transformers ask in the terminal
+    trusted = bool(
+        kwargs.get("trust_remote_code", is_code_trusted())
+    )  # None would make transformers ask in the terminal
     options = {**with_plain_weights(kwargs), "trust_remote_code": trusted} | {
         name: checkpoint.hub[name] for name in ADDRESS_ARGUMENTS if name in checkpoint.hub
     }
@@ -86,7 +88,7 @@ def _load_model(auto_class: Any, checkpoint: ModelFiles, args: tuple[Any, ...], 
         "unexpected": unexpected,
         "of another size": sorted(key for key, *_ in info["mismatched_keys"]),
     }
-    # transformers reports these itself, but if its report names the head, the whole report was withheld.
+    # transformers reports these problems itself, unless its report names the head: then the entire report was withheld.
     if len(unexpected) < len(info["unexpected_keys"]) and any(problems.values()):
         problems_text = "; ".join(f"{', '.join(keys)} ({problem})" for problem, keys in problems.items() if keys)
         log.warning("Not all weights of %s fit %s: %s", checkpoint.source, type(model).__name__, problems_text)
@@ -102,10 +104,10 @@ def _load_adapter(
     *,
     is_trainable: bool,
 ) -> Any:
-    """Loads the base that an adapter names, and the adapter on it. `adapter` is the folder with the adapter's files."""
+    """Loads an adapter's base, and the adapter from the folder `adapter` on top of it."""
     from peft import PeftConfig, PeftModel
 
-    checkpoint.variant = None  # kwargs name the variant of the base
+    checkpoint.variant = None  # the variant in kwargs is the base's
     if checkpoint.find(ADAPTER_WEIGHTS) is None:
         checkpoint.refuse_pickle("adapter_model")
         raise ZooError(f"{checkpoint.source} has {ADAPTER_CONFIG} but no {ADAPTER_WEIGHTS}: copy all files again.")
@@ -124,7 +126,7 @@ def _load_adapter(
 def _add_adapter(
     model: PreTrainedModel, peft_config: Any, kbit_arguments: dict[str, Any], *, revision: str | None
 ) -> Any:
-    """Adds a new adapter to a model. The adapter's config records the revision of its base."""
+    """Adds a new adapter to a model. The adapter's config records the base's revision."""
     from peft import PeftConfig, get_peft_model, prepare_model_for_kbit_training
 
     if not isinstance(peft_config, PeftConfig):
@@ -141,7 +143,7 @@ def _is_peft_model(model: PreTrainedModel) -> bool:
 
 
 def _output_device(model: PreTrainedModel) -> torch.device:
-    """Returns the device of the output embeddings, which read the same hidden state as the value head."""
+    """Returns the device of the output embeddings, because they read the same hidden state as the value head."""
     embeddings = model.get_output_embeddings()
     weight = getattr(embeddings, "weight", None)
     device = next(model.parameters()).device if weight is None else weight.device
@@ -154,7 +156,7 @@ def _output_device(model: PreTrainedModel) -> torch.device:
 
 
 class _Architectures:
-    """The classes that can be wrapped. A descriptor, so that peft, which takes long to import, is imported late."""
+    """The classes that can be wrapped. A descriptor, so that the slow import of peft happens only when needed."""
 
     def __get__(self, *_: Any) -> tuple[type, ...]:
         from peft import PeftModel
@@ -167,10 +169,10 @@ class _ValueHeadModel(PushToHubMixin, nn.Module):
 
     Args:
         pretrained_model: A PreTrainedModel, or a PeftModel of one.
-        **head: Arguments of `ValueHead`. `summary_dropout_prob` defaults to the configuration's, or 0.1.
+        **head: Arguments of `ValueHead`. `summary_dropout_prob` defaults to the value in the configuration, or 0.1.
 
     Raises:
-        ZooError: The model has no language model head, is a decoder instead of an encoder-decoder or vice versa, or has
+        ZooError: The model has no language model head, is an encoder-decoder instead of a decoder or vice versa, or has
             an adapter that does not support a value head.
     """
 
@@ -228,14 +230,14 @@ class _ValueHeadModel(PushToHubMixin, nn.Module):
         is_trainable: bool = False,
         **kwargs: Any,
     ) -> Self:
-        """Loads or wraps a model, with the value head of its checkpoint or a new one with random weights.
+        """Loads or wraps a model, with the value head of its checkpoint or a new head with random weights.
 
         Args:
             pretrained_model_name_or_path: A folder, a Hub id, a PreTrainedModel or a PeftModel. If it is an adapter's
                 folder or id, its base is loaded too.
             *model_args: Positional arguments of transformers' `from_pretrained`.
             peft_config: The configuration of a new adapter, for a model that has none; None to add none.
-            is_trainable: Whether a loaded adapter can be trained.
+            is_trainable: Whether a loaded adapter is trained.
             **kwargs: Arguments of `ValueHead`; `use_gradient_checkpointing` and `gradient_checkpointing_kwargs` for a
                 quantized model with a new adapter; and arguments of transformers' `from_pretrained` (revision, dtype,
                 device_map, ...).
@@ -287,7 +289,7 @@ class _ValueHeadModel(PushToHubMixin, nn.Module):
             if saved_shape != own_shape:
                 raise ZooError(
                     f"The value head of {source} has hidden size {saved_shape[-1]}, but this model has "
-                    f"{own_shape[-1]}: it belongs to another model; remove its {PREFIX}* tensors."
+                    f"{own_shape[-1]}: it belongs to another model; remove its {HEAD_PREFIX}* tensors."
                 )
             wrapped.v_head.load_state_dict(head)
         return wrapped
@@ -304,14 +306,14 @@ class _ValueHeadModel(PushToHubMixin, nn.Module):
 
         Args:
             input_ids: (B, T) token ids.
-            past_key_values: The cache of earlier tokens; None for none.
+            past_key_values: The cache of earlier tokens; None for no cache.
             attention_mask: (B, T), 0 for padding.
             return_past_key_values: Whether to return the cache as a fourth element.
             **kwargs: Passed to the model.
 
         Returns:
-            Logits (B, T, V) float32, the loss (None without labels), and V of the state after each token, (B, T)
-            float32; then the cache, if requested. For an encoder-decoder, T is the length of the decoder's input.
+            Logits (B, T, V) float32, the loss (None without labels), and the value of the state after each token,
+            (B, T) float32; then the cache, if requested. In an encoder-decoder, T is the decoder's input length.
         """
         if past_key_values is not None:
             kwargs["past_key_values"] = past_key_values
@@ -342,8 +344,8 @@ class _ValueHeadModel(PushToHubMixin, nn.Module):
 
         Args:
             save_directory: The folder.
-            state_dict: Weights with the names of `state_dict()`, for example gathered from several processes; None for
-                this module's own.
+            state_dict: Weights with the names of `state_dict()`, such as weights gathered from several processes; None
+                for this module's own.
             **kwargs: Passed to the model's `save_pretrained` (max_shard_size, variant, is_main_process, ...).
 
         Raises:
@@ -361,7 +363,7 @@ class _ValueHeadModel(PushToHubMixin, nn.Module):
             save_file(head, Path(save_directory) / WEIGHTS_FILE, metadata={"format": "pt"})
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Loads what `state_dict()` returns. With an adapter, that is only the head, so the model is not changed.
+        """Loads weights that `state_dict()` returned. With an adapter, these are only the head's.
 
         Args:
             state_dict: The weights.
@@ -369,16 +371,15 @@ class _ValueHeadModel(PushToHubMixin, nn.Module):
             assign: As in torch.
         """
         if self.is_peft_model and all(is_head_key(key) for key in state_dict):
-            head = {key.removeprefix(PREFIX): value for key, value in state_dict.items()}
+            head = {key.removeprefix(HEAD_PREFIX): value for key, value in state_dict.items()}
             return self.v_head.load_state_dict(head, strict=strict, assign=assign)
         return super().load_state_dict(state_dict, strict=strict, assign=assign)
 
 
-# State dicts have TRL's names: the model's own without a prefix, and v_head.*. With an adapter there is only the head.
-# Hooks do this instead of methods, because they also run when a module that contains this one (DDP, or a trainer's) is
-# saved or loaded.
+# State dicts have TRL's names: the model's weights without a prefix, and v_head.*. With an adapter, there is only the
+# head. These are hooks, because hooks also run when a module that contains this one (such as DDP) is saved or loaded.
 def _to_checkpoint_names(module: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: Any) -> None:
-    head = {key: state_dict.pop(key) for key in list(state_dict) if key.startswith(prefix + PREFIX)}
+    head = {key: state_dict.pop(key) for key in list(state_dict) if key.startswith(prefix + HEAD_PREFIX)}
     inner = prefix + INNER_PREFIX
     for key in [key for key in state_dict if key.startswith(inner)]:
         value = state_dict.pop(key)
@@ -388,7 +389,7 @@ def _to_checkpoint_names(module: nn.Module, state_dict: dict[str, Any], prefix: 
 
 
 def _to_module_names(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-    for key in [key for key in state_dict if key.startswith(prefix) and not key.startswith(prefix + PREFIX)]:
+    for key in [key for key in state_dict if key.startswith(prefix) and not key.startswith(prefix + HEAD_PREFIX)]:
         state_dict[prefix + INNER_PREFIX + key.removeprefix(prefix)] = state_dict.pop(key)
 
 

@@ -26,8 +26,8 @@ from ..hub.client.downloads import find_download
 from ..hub.client.refs import Checkpoint
 from ..hub.client.run_signature import TRUST_RUN_FLAG
 from ..modeling.chat import tokenize_prompt
-from ..modeling.chat_template import Chat, Prompt
-from ..modeling.devices import on_device
+from ..modeling.chat_template import ChatSettings, Prompt
+from ..modeling.devices import move_to_best_device
 from ..modeling.models import context_length, load_causal
 from ..modeling.prompt_keys import count_distinct_prompts, describe_prompt_count
 from ..modeling.sampling.truncation import Truncation
@@ -384,7 +384,7 @@ def _prompts(pair: PolicyPair, data: DataSource, settings: ComparisonSettings) -
     rows = data.load(configuration, split, columns=[], keys=keys)
     subject = f"The data set {data.location}, split {split},"
     column_names = settings.columns or ({} if column == "prompt" else {"prompt": column})
-    is_conversational = Chat.of(tokenizer_of(pair.policy)) is not None
+    is_conversational = ChatSettings.of(tokenizer_of(pair.policy)) is not None
     rows = convert_rows(rows, "prompts", columns=column_names, turns=is_conversational, text="text", subject=subject)
     if share is None:
         return rows, split
@@ -436,7 +436,7 @@ def _make_evaluator(
     rewards = None
     if pair.rewards:
         paths = [model.path for model in pair.rewards]
-        reward = load_reward(paths, tokenizer, place=on_device, loader=pair.loader, **pair.reward_load_kwargs)
+        reward = load_reward(paths, tokenizer, place=move_to_best_device, loader=pair.loader, **pair.reward_load_kwargs)
         rewards = Rewards([reward])
     length = settings.max_new_tokens or int(pair.settings["response_length"])
     panel = open_panel(
@@ -448,7 +448,7 @@ def _make_evaluator(
         hub=pair.hub,
     )
     temperature = pair.settings["temperature"] if settings.temperature is None else settings.temperature
-    reference = on_device(load_causal(pair.against.path)).eval()
+    reference = move_to_best_device(load_causal(pair.against.path)).eval()
     truncation = Truncation(length, **pair.truncation_fields)
     if truncation.shortest is not None and truncation.shortest > length:
         truncation = replace(truncation, shortest=length)

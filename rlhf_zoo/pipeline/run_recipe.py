@@ -137,7 +137,7 @@ def check(context: RunContext) -> None:
         if tokenizer is not None and conversational(data["train_dataset"]):
             check_conversations(context, "ppo", source, tokenizer)
         if "ppo" in stages_to_train(context):
-            distributed.from_main_process(lambda: ppo.try_functions(settings, functions, data))
+            distributed.call_on_main_process(lambda: ppo.try_functions(settings, functions, data))
             log.info("Prompts: %s.", check_prompt_lengths(context, models, data["train_dataset"]["prompt"]))
         prompts = evaluation_prompts(context, source)
         count_trained_prompts(context, prompts, planned=stages_to_train(context))
@@ -186,7 +186,7 @@ def run(context: RunContext, console: "Console", publisher: Publisher | None = N
     evaluates = "ppo" in context.recipe.stages
     context = replace(context, preflight_passed=True, restart=False)
     any_ran = run_stages(context, [*context.recipe.stages, *(["eval"] if evaluates else [])], console, publisher)
-    is_main_process = distributed.shutdown()
+    is_main_process = distributed.leave()
     if not is_main_process:
         return None
     try:

@@ -11,12 +11,12 @@ from ..errors import ZooError, first_line
 from ..modeling.critic import add_adapter
 from ..modeling.generation_config import make_savable
 from ..modeling.gguf import check_plain_weights
-from ..modeling.loading import AS_SAVED, FLOAT32, load_tokenizer
+from ..modeling.loading import AS_SAVED, IN_FLOAT32, load_tokenizer
 from ..modeling.models import context_length, disable_dropout, is_peft, load_causal, load_classifier
 from ..modeling.packed_attention import enable_packing
-from ..modeling.prompts import prepare_prompts, warn_of_reserved_columns
+from ..modeling.prompts import prepare_prompts, warn_about_reserved_columns
 from ..modeling.reserved_columns import PROMPT_TOKENS
-from ..modeling.sampling.sampler import Vocabulary, check_cached, check_fits
+from ..modeling.sampling.sampler import Vocabulary, check_accepts_cache, check_cache_capacity
 from ..modeling.value_head import ValueHead
 from ..modeling.value_head_models import AutoModelForCausalLMWithValueHead, AutoModelForSeq2SeqLMWithValueHead
 from ..rewards import RewardEnsemble, RewardModel, Rewards
@@ -157,7 +157,7 @@ def assemble(
 def _prepare_reference(policy: PreTrainedModel, ref_model: Any, args: PPOConfig) -> tuple[Reference | None, bool]:
     """Returns the reference (None without one), and whether the policy starts exactly there."""
     if isinstance(ref_model, str):
-        ref_model = load_causal(ref_model, options=AS_SAVED if args.bf16 else FLOAT32)
+        ref_model = load_causal(ref_model, options=AS_SAVED if args.bf16 else IN_FLOAT32)
     if isinstance(ref_model, AutoModelForCausalLMWithValueHead):
         ref_model = ref_model.pretrained_model
     if args.reference is False and ref_model is not None:
@@ -294,7 +294,7 @@ def _with_adapter(policy: PreTrainedModel, peft_config: Any, args: PPOConfig) ->
             "The policy under the adapter was merged or made in memory, so its adapter names no base and cannot be "
             "loaded by itself: set merge_adapter, or save the model first and pass its path."
         )
-    check_cached(policy)
+    check_accepts_cache(policy)
     if getattr(policy, "is_quantized", False):
         policy = prepare_model_for_kbit_training(policy, use_gradient_checkpointing=args.gradient_checkpointing)
     try:
@@ -418,9 +418,9 @@ def prepare_prompt_data(
         data, tokenizer, context=context, max_new_tokens=args.response_length, num_proc=args.dataset_num_proc
     )
     if training:
-        warn_of_reserved_columns(data)
+        warn_about_reserved_columns(data)
     check_ids(prepared[PROMPT_TOKENS], smallest_consumer)
-    check_fits(map(len, prepared[PROMPT_TOKENS]), args.response_length, args.max_rollout_batch_tokens)
+    check_cache_capacity(map(len, prepared[PROMPT_TOKENS]), args.response_length, args.max_rollout_batch_tokens)
     minimum = args.prompts_per_update * args.world_size
     if training and len(prepared) < minimum:
         raise ZooError(

@@ -9,7 +9,7 @@ from transformers.training_args import OptimizerNames
 from ..errors import ZooError
 from ..fields import option
 from ..modeling.devices import has_bfloat16
-from ..modeling.distributed import check_shards
+from ..modeling.distributed import check_can_shard
 from ..modeling.sampling.truncation import Truncation
 from ..modeling.special_tokens import stop_ids
 from .key_checks import check_keys, check_update, default_tokens_per_pass
@@ -181,7 +181,7 @@ class PPOConfig(TrainingArguments):
         self.mixed_precision = "bf16" if self.bf16 else "no"  # has priority over ACCELERATE_MIXED_PRECISION
         check_update(self, self.episodes_per_update)
         if self.fsdp2:
-            check_shards(self.world_size, OptimizerNames(self.optim).value)
+            check_can_shard(self.world_size, OptimizerNames(self.optim).value)
         if self.offload_frozen and self.device.type == "cpu":
             raise ZooError("offload_frozen keeps models on the CPU, but this run computes there anyway: remove it.")
         if self.total_episodes is not None:

@@ -214,7 +214,7 @@ def check_logprobs(logprobs: Tensor, mask: Tensor, *, subject: str) -> None:
     Args:
         logprobs: (B, T) in nats.
         mask: (B, T) bool.
-        subject: What the error calls the model.
+        subject: The model's name in the error.
 
     Raises:
         NotFinite: A log-probability is NaN or infinite.

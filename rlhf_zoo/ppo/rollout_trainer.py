@@ -9,7 +9,7 @@ import torch
 from ..modeling.batches import split_batches
 from ..modeling.fsdp import unsharded
 from ..modeling.logprobs import token_logprobs
-from ..modeling.reserved_columns import GENERATION, PROMPT_INDEX, PROMPT_TOKENS
+from ..modeling.reserved_columns import GENERATION_INDEX, PROMPT_INDEX, PROMPT_TOKENS
 from ..modeling.sampling.sampler import Samples, SamplingRequest
 from ..rewards import Scored
 from .base import EVAL_STREAM, BasePPOTrainer
@@ -39,7 +39,7 @@ class RolloutTrainer(BasePPOTrainer):
         actor.eval()
         # Each evaluation samples with the same random numbers, so that only the policy changes the results.
         step = 0 if stream == EVAL_STREAM else self.state.global_step
-        keys = [(stream, step, row[PROMPT_INDEX], row.get(GENERATION, 0)) for row in rows]
+        keys = [(stream, step, row[PROMPT_INDEX], row.get(GENERATION_INDEX, 0)) for row in rows]
         with self.accelerator.autocast(), unsharded(actor.policy):
             request = SamplingRequest(
                 [row[PROMPT_TOKENS] for row in rows],
@@ -76,7 +76,7 @@ class RolloutTrainer(BasePPOTrainer):
         actor.eval()
         temperature, max_tokens = args.temperature, self.max_tokens_per_micro_batch
         size = args.local_rollout_forward_batch_size
-        batching: Any = {"size": size, "tokens": max_tokens, "packed": args.padding_free}
+        batching: Any = {"max_rows": size, "max_tokens": max_tokens, "packed": args.padding_free}
         sampled_values, samples = None if recompute else samples.values, replace(samples, values=None)
         logprobs, values = (torch.zeros_like(samples.logprobs) for _ in range(2))
         with self.accelerator.autocast():

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..errors import ZooError
 from ..modeling.chat_template import Prompt
-from ..modeling.reserved_columns import GENERATION, PROMPT_INDEX, PROMPT_TOKENS
+from ..modeling.reserved_columns import GENERATION_INDEX, PROMPT_INDEX, PROMPT_TOKENS
 from ..rewards import Scored
 from .base import LOOP_STREAM
 from .custom_loop import prompt_ids, samples_from_user, scores_from_user
@@ -69,7 +69,7 @@ class StepwiseTrainer(HeldOutTrainer):
             {
                 PROMPT_TOKENS: prompt_ids(prompt, row, self),
                 PROMPT_INDEX: self.global_index(self._prompts_generated + row),
-                GENERATION: generation,
+                GENERATION_INDEX: generation,
             }
             for row, prompt in enumerate(prompts)
             for generation in range(num_generations)

@@ -25,10 +25,10 @@ from torch import Tensor, nn
 
 from .. import functional as F
 from ..modeling.batches import count_tokens
-from ..modeling.devices import too_large, try_with_oom_fallback
+from ..modeling.devices import row_too_large_error, try_or_free_memory
 from ..modeling.fsdp import gather_tensor
 from ..modeling.logprobs import response_logits
-from ..modeling.reserved_columns import GENERATION
+from ..modeling.reserved_columns import GENERATION_INDEX
 from ..rewards import Scored
 from .actor_critic import TextBatch
 from .base import TRAIN_STREAM
@@ -103,7 +103,9 @@ class PPOTrainer(StepwiseTrainer):
         # process. `gather_rollouts` drops the filler prompt.
         prompts, self._pending_prompts = self._pending_prompts or batch[:1], []
         # All completions of a prompt are adjacent, because groups are formed by reshaping.
-        prompt_rows = [{**row, GENERATION: index} for row in prompts for index in range(self.args.num_generations)]
+        prompt_rows = [
+            {**row, GENERATION_INDEX: index} for row in prompts for index in range(self.args.num_generations)
+        ]
         with self.phases.whole_update():
             with self.phases("rollout"):
                 rollout = self.rollout(prompt_rows, stream=TRAIN_STREAM)
@@ -318,10 +320,10 @@ class PPOTrainer(StepwiseTrainer):
             if self.args.world_size > 1:
                 self.accumulate(model, batch, micro_batches, metrics)
                 break
-            if try_with_oom_fallback(self.accumulate, model, batch, micro_batches, metrics) is not None:
+            if try_or_free_memory(self.accumulate, model, batch, micro_batches, metrics) is not None:
                 break
             if max(map(len, micro_batches)) == 1:
-                raise too_large()
+                raise row_too_large_error()
             model.zero_grad()
             # The micro-batches that fit will be computed again, so remove what they added.
             vars(metrics).update(copy.deepcopy(saved_metrics))
@@ -351,8 +353,8 @@ class PPOTrainer(StepwiseTrainer):
         args = self.args
         return split_samples(
             batch.rollout.samples,
-            size=len(batch) if args.max_tokens_per_micro_batch else args.per_device_train_batch_size,
-            tokens=self.max_tokens_per_micro_batch,
+            max_rows=len(batch) if args.max_tokens_per_micro_batch else args.per_device_train_batch_size,
+            max_tokens=self.max_tokens_per_micro_batch,
             # Keep the order of sums of earlier versions for the CPU default, so that results stay bitwise equal.
             minimize_padding=self.max_tokens_per_micro_batch != CPU_TOKENS_PER_PASS,
             packed=args.padding_free,

@@ -14,7 +14,7 @@ from ..hub.client.refusals import refusals_as
 from ..modeling.embedder import SENTENCE_FILES
 from ..modeling.gguf import SOURCE_FILE, gguf_source, unpack_if_gguf
 from ..modeling.loading import TOKENIZER_FILES
-from ..modeling.model_files import model_files
+from ..modeling.model_files import find_model_files
 
 if TYPE_CHECKING:
     from huggingface_hub import RepoFile
@@ -61,7 +61,7 @@ def add_model(name: str, repo: str, *, license: str | None, source: str | None, 
     folder = Path(unpack_if_gguf(name))
     if not folder.is_dir():
         raise ZooError(f"{name} is neither a folder nor a GGUF file: pass the path of a model.")
-    folder_files = model_files(folder)
+    folder_files = find_model_files(folder)
     if folder_files.adapter is not None:
         raise ZooError(f"{name} is an adapter: merge it into its base, and add the merged model.")
     for kind, names in (("configuration", ("config.json",)), ("tokenizer", TOKENIZER_FILES)):

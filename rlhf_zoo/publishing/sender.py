@@ -207,7 +207,7 @@ class Sender:
         with tempfile.TemporaryDirectory() as extra_folder, tempfile.TemporaryDirectory() as override_folder:
             write_extra_files(record, Path(extra_folder), stage, step=step)
             include_resume_files = bool(record.read()["resolved"].get("push_optimizer"))
-            check_integrity(checkpoint, training=include_resume_files)
+            check_integrity(checkpoint, for_resuming=include_resume_files)
             publication = publish_checkpoint(
                 checkpoint,
                 repo,
@@ -238,7 +238,7 @@ class Sender:
         with tempfile.TemporaryDirectory() as extra_folder, tempfile.TemporaryDirectory() as override_folder:
             write_extra_files(record, Path(extra_folder), stage, step=None)
             include_resume_files = bool(record.read()["resolved"].get("push_optimizer"))
-            check_integrity(checkpoint, training=include_resume_files)
+            check_integrity(checkpoint, for_resuming=include_resume_files)
             commit = publish_release(
                 checkpoint,
                 repo,

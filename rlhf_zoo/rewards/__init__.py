@@ -1,4 +1,4 @@
-"""Rewards: the scores of completions that the trainer maximizes."""
+"""Rewards: scores of completions, which the trainer maximizes."""
 
 from .composed import RewardFunction, Rewards, Scored
 from .ensemble import RewardEnsemble

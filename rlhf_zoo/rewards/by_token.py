@@ -1,4 +1,4 @@
-"""Rewards for parts of a completion: one number per token, or values for spans of its text, mapped to its tokens."""
+"""Rewards for parts of a completion: one number per token, or values for spans of text, which are mapped to tokens."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,14 +9,14 @@ from ..modeling.alignment import TokenText
 
 
 class PartsMismatch(Exception):
-    """A reward for parts of a completion does not fit the completion. The caller's error names function and row."""
+    """A reward for parts of a completion does not fit the completion. The caller's error names the function and row."""
 
 
 def is_list(value: Any) -> bool:
     """Whether a reward is a list of numbers or spans. An array or tensor with one element counts as a number.
 
     Args:
-        value: What a reward function returned for a row.
+        value: The reward that a function returned for a row.
     """
     if isinstance(value, (list, tuple)):
         return True
@@ -33,13 +33,13 @@ def rewards_by_token(
 ) -> list[float]:
     """Converts a reward for parts of a completion to one number per token.
 
-    The value of a span goes to one token: the one that completes its last character, as with process rewards
+    A span's value goes to the token that completes the span's last character, as with process rewards
     (arXiv:2305.20050).
 
     Args:
         values: T numbers, or spans (start, end, value) of `text`. An empty list gives 0 for each token.
-        text: The text that the function read, which may be only a part of the completion's decoded text.
-        ids: The completion's token ids, T of them.
+        text: The text that the function read. It may be only a part of the completion's decoded text.
+        ids: The completion's T token ids.
         tokenizer: The policy's tokenizer, which finds the tokens of spans; None if there are no spans.
         prompt_ids: Token ids of the prompt.
 
@@ -47,7 +47,8 @@ def rewards_by_token(
         T numbers.
 
     Raises:
-        PartsMismatch: There are not T numbers, a span is not in the text, or spans lack a tokenizer.
+        PartsMismatch: There are not T numbers, a span is malformed or not in the text, the text is not in the decoded
+            completion, or spans lack a tokenizer.
         TypeError, ValueError, RuntimeError: A value is not a number, as for `to_float`.
     """
     if len(values) and not any(is_list(value) for value in values):
@@ -64,7 +65,7 @@ def rewards_by_token(
     # The function may have read only a part of the decoded text, such as an answer without thoughts, so search for it.
     offset = token_text.text.rfind(text)
     if offset < 0:
-        raise PartsMismatch("its text is not what its tokens decode to")
+        raise PartsMismatch("its text does not match its decoded tokens")
     for _, end, reward in spans:
         token_rewards[token_text.completing_token(offset + end)] += reward
     return token_rewards

@@ -1,4 +1,4 @@
-"""A weighted list of rewards: models and functions that score together."""
+"""A weighted list of rewards: models and functions that score completions together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..errors import ZooError
 from ..modeling.chat_template import Prompt
-from ..modeling.reserved_columns import TABLE
+from ..modeling.reserved_columns import TABLE_COLUMNS
 from ..modeling.sampling.sampler import Samples
 from .ensemble import RewardEnsemble
 from .functions import (
@@ -24,24 +24,24 @@ from .functions import (
     RewardFunction,
     call_functions,
     convert_rewards,
-    join_words,
+    join_names,
     unwrap_partials,
 )
 from .model import RewardModel
 
-#: Per completion: the sample standard deviation (ddof=1) over the models of an ensemble.
+#: The sample standard deviation (ddof=1) of the scores of an ensemble's models, for each completion.
 DISAGREEMENT = "disagreement"
 
 
 @dataclass(frozen=True)
 class Scored:
-    """The scores of B completions under F rewards, and what the functions logged.
+    """The scores of B completions under F rewards, and the functions' logs.
 
     Attributes:
         total: (B,) the weighted sum over rewards.
         per_reward: (B, F), one column for each of `Rewards.names`; NaN where a reward does not apply.
-        extra: Columns of B values that functions logged with `log_extra`, to show next to the completions.
-        metrics: What functions logged with `log_metric`, by name.
+        extra: {column: B values that functions logged with `log_extra`}, which are shown next to the completions.
+        metrics: {name: mean of the values that functions logged with `log_metric`}.
         by_token: (B, T) the part of the total that belongs to each token; None if no function returned lists.
         group_size: The number of adjacent completions per prompt; 1 if it is unknown which completions share a prompt.
     """
@@ -54,7 +54,7 @@ class Scored:
     group_size: int = 1
 
     def select(self, indices: Tensor, *, width: int) -> Scored:
-        """Selects rows. Leaves out what functions logged.
+        """Selects rows. Leaves out the functions' logs.
 
         Args:
             indices: Indices of the rows. All rows of a group must be selected together.
@@ -67,21 +67,21 @@ class Scored:
 class Rewards:
     """Σ_f w_f · reward_f over the rewards that apply to a row.
 
-    A function is called as TRL's GRPO calls it, `f(prompts=…, completions=…, completion_ids=…, trainer_state=…,
-    log_extra=…, log_metric=…, **columns)`, and returns one number per row, or None where it does not apply. For a row
+    A function is called as in TRL's GRPO, `f(prompts=…, completions=…, completion_ids=…, trainer_state=…, log_extra=…,
+    log_metric=…, **columns)`, and returns one number per row, or None for rows to which it does not apply. For a row,
     it may also return a list: one number per token, or spans (start, end, value) in characters of the completion. A
-    span's value goes to the token that completes the span. The sum of the list is the row's number. Coroutine functions
-    run concurrently, on one event loop that lasts as long as the process.
+    span's value goes to the token that completes the span. The row's number is then the sum of the list. Coroutine
+    functions run concurrently, on an event loop that lasts as long as the process.
 
     Args:
         rewards: Reward models, ensembles and functions.
-        weights: One for each reward; None for a weight of 1 each.
+        weights: The weight of each reward; None for a weight of 1 each.
         tokenizer: The policy's tokenizer, which finds the tokens of spans; None if no function returns spans.
-        timeout: Seconds that a function may take for a batch; None for no limit.
+        timeout: The limit in seconds for a function on a batch; None for no limit.
 
     Attributes:
-        names: The names of the rewards, followed by the names of scores that are only logged: those of an ensemble's
-            models, NAME_0, NAME_1, …, and their disagreement.
+        names: The names of the rewards, followed by the names of scores that are only logged: for each ensemble, its
+            models' scores, NAME_0, NAME_1, …, and their disagreement.
 
     Raises:
         ZooError: There is no reward, a reward cannot score, or the numbers of weights and rewards differ.
@@ -143,7 +143,7 @@ class Rewards:
             completions: B texts, or lists of messages.
             texts: B full texts (prompt + completion), or conversations.
             columns: Other columns of the data set, for functions. Names in `reserved_columns.RESERVED` are left out.
-            trainer_state: The trainer's state, for functions; None outside of training.
+            trainer_state: The trainer's state, for functions; None outside training.
             model_context: Called with each reward model; its context is open while that model scores.
 
         Raises:
@@ -188,7 +188,7 @@ class Rewards:
             row = int(unscored.nonzero()[0])
             raise ZooError(
                 f"No reward applies to the prompt {batch.quoted_prompt(row)} of row {row}, because "
-                f"{join_words(reward_names)} returned None: let one of them return a number."
+                f"{join_names(reward_names)} returned None: let one of them return a number."
             )
         weights = torch.tensor(self.weights, device=device)
         total = (per_reward.nan_to_num(0.0) * weights).sum(1)
@@ -196,7 +196,7 @@ class Rewards:
             row = int((~total.isfinite()).nonzero()[0])
             raise ZooError(
                 f"The weighted rewards of row {row} add up to {float(total[row])}, which is too large for float32: "
-                f"let {join_words(reward_names)} return smaller numbers, or lower reward_weights."
+                f"let {join_names(reward_names)} return smaller numbers, or lower reward_weights."
             )
         per_reward = torch.cat([per_reward, torch.stack(logged_scores, dim=1)], dim=1) if logged_scores else per_reward
         return Scored(total, per_reward, *_collect_logs(function_rewards, len(batch)), by_token)
@@ -213,8 +213,8 @@ def _collect_logs(rewards: Sequence[NamedReward], count: int) -> tuple[dict[str,
                     f"The reward function {reward.name} logged {len(values)} values as {column!r} for {count} "
                     "completions: log one for each."
                 )
-            # If an earlier function or the table of completions has this column, the function's name is appended.
-            extra[f"{column} ({reward.name})" if column in extra or column in TABLE else column] = values
+            # If an earlier function or the table of completions has this column, append the function's name.
+            extra[f"{column} ({reward.name})" if column in extra or column in TABLE_COLUMNS else column] = values
         for name, values in reward.metrics.items():
             metrics[name] += values
     return extra, {name: _mean(values) for name, values in metrics.items()}
@@ -263,7 +263,7 @@ def _check_finite(name: str, scores: Tensor, batch: Batch) -> Tensor:
 
 
 def _name_reward(reward: RewardModel | RewardEnsemble | RewardFunction) -> str:
-    """Returns a reward's name in metrics: the function's name (under any partials), or else the name of its class."""
+    """Returns a reward's name in metrics: the function's name (under any partials), or the name of its class."""
     if _models_of(reward):
         return "reward_model"
     function = unwrap_partials(reward)

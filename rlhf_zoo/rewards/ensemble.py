@@ -1,4 +1,4 @@
-"""Combines several reward models into one reward."""
+"""Combines several reward models into a single reward."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -20,7 +20,7 @@ def check_ensemble(models: Sequence[Any], how: str | None) -> None:
     """Checks that the setting for combining several reward models fits their number.
 
     Args:
-        models: The reward models, or their paths.
+        models: The reward models or their paths.
         how: One of `functional.ENSEMBLES`; None for a single model.
 
     Raises:
@@ -41,9 +41,9 @@ def check_ensemble(models: Sequence[Any], how: str | None) -> None:
 
 
 class RewardEnsemble:
-    """Combines the scores of M reward models into one by `functional.ensemble_scores`.
+    """Combines the scores of M reward models with `functional.ensemble_scores`.
 
-    Scores of different models must have the same unit. Therefore a model that centers or scales its scores must have a
+    The scores of all models must have the same unit. A model that centers or scales its scores must therefore have a
     stored mean and standard deviation.
 
     Args:
@@ -107,7 +107,7 @@ class RewardEnsemble:
 
         Args:
             texts: B texts or conversations.
-            ended: Whether each text ended by itself.
+            ended: For each text, whether it ended by itself.
 
         Returns:
             Scores, (B,).

@@ -1,4 +1,4 @@
-"""Rules about the form of a completion: its pattern, length and repetition."""
+"""Rules for the form of a completion: pattern, length and repetition."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,17 +15,17 @@ from .rule import Rule, text_of
 
 @dataclass(frozen=True, kw_only=True)
 class FormatMatch(Rule):
-    """1 if a completion matches a regular expression, otherwise 0. Outer white space is ignored.
+    """1 if a completion, without white space at its ends, matches a regular expression; otherwise 0.
 
-    A pattern whose repeats overlap, such as (a|aa)+$, can backtrack almost forever. Therefore matching uses the
-    package `regex`, which stops at `timeout`. A TimeoutError then ends the run and names the row, because a silent 0
+    A pattern with overlapping repeats, such as (a|aa)+$, can backtrack almost forever. Matching therefore uses the
+    package `regex`, which stops after `timeout`. A TimeoutError then ends the run and names the row, because a silent 0
     would make rewards depend on the machine's speed. The limit applies to each completion, and does not cover the
     compilation of the pattern. Patterns come from the user, never from a download.
 
     Attributes:
-        pattern: In the syntax of `re`, with flags inside, such as "(?s)" to let a dot match line ends too.
+        pattern: A pattern in the syntax of `re`, with flags inside, such as "(?s)" to let a dot match line ends too.
         how: "fullmatch" if the whole completion must match, "search" if any part may.
-        timeout: Seconds for one completion.
+        timeout: The limit for one completion, in seconds.
         name: The name in metrics.
 
     Raises:
@@ -56,14 +56,14 @@ class FormatMatch(Rule):
         except TimeoutError as error:
             raise TimeoutError(
                 f"the pattern {self.pattern!r} took more than {self.timeout:g} s on a completion of {len(text)} "
-                "characters, as overlapping repeats do"
+                "characters, as patterns with overlapping repeats may"
             ) from error
 
 
 Unit = Literal["tokens", "words", "characters"]
 
 
-def _lengths(reward: Rule, unit: Unit, completions: Sequence[Any], columns: Mapping[str, Any]) -> list[int]:
+def _measure_lengths(reward: Rule, unit: Unit, completions: Sequence[Any], columns: Mapping[str, Any]) -> list[int]:
     if unit == "tokens":
         return [len(ids) for ids in _token_ids(reward, columns)]
     texts = [text_of(completion) for completion in completions]
@@ -80,8 +80,8 @@ def _token_ids(reward: Rule, columns: Mapping[str, Any]) -> Sequence[Sequence[in
 class Length(Rule):
     """The length of a completion or, with a target, −|length − target| / target, but at least −1.
 
-    Without a target, the reward is the length itself: give it weight 0 to only log lengths, or a small weight, which is
-    negative to prefer short completions.
+    Without a target, the reward is the length itself. Give it the weight 0 to only log lengths, or a small negative
+    weight to prefer short completions.
 
     Attributes:
         target: The target length; None for no target.
@@ -95,11 +95,11 @@ class Length(Rule):
 
     def __post_init__(self) -> None:
         if self.target is not None:
-            self._check_count("target")
+            self._check_positive_integer("target")
         self._check_choice("unit", "tokens", "words", "characters")
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        lengths = _lengths(self, self.unit, completions, columns)
+        lengths = _measure_lengths(self, self.unit, completions, columns)
         if self.target is None:
             return [float(length) for length in lengths]
         return [max(-abs(length - self.target) / self.target, -1.0) for length in lengths]
@@ -107,11 +107,11 @@ class Length(Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class SoftOverlong(Rule):
-    """0 up to the length limit − margin, then linearly decreasing to −1 at the limit, and −1 beyond it.
+    """0 up to a length of limit − margin, then decreasing linearly to −1 at the limit, and −1 beyond the limit.
 
     Attributes:
-        limit: The length from which the reward is −1, in `unit`.
-        margin: The range over which the reward decreases, in `unit`. With 0, every length up to the limit gets 0.
+        limit: The length at which the reward reaches −1, in `unit`.
+        margin: The range over which the reward decreases, in `unit`. If it is 0, every length up to the limit gets 0.
         unit: As for `Length`.
         name: The name in metrics.
 
@@ -124,13 +124,13 @@ class SoftOverlong(Rule):
     name: str = "soft_overlong"
 
     def __post_init__(self) -> None:
-        self._check_count("limit")
+        self._check_positive_integer("limit")
         if integer(self.margin) is None or not 0 <= self.margin <= self.limit:
             raise self._field_error("margin", f"a whole number from 0 to the limit, {self.limit}")
         self._check_choice("unit", "tokens", "words", "characters")
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        return [self._penalty(length) for length in _lengths(self, self.unit, completions, columns)]
+        return [self._penalty(length) for length in _measure_lengths(self, self.unit, completions, columns)]
 
     def _penalty(self, length: int) -> float:
         if length <= self.limit - self.margin:
@@ -143,7 +143,7 @@ class Repetition(Rule):
     """Minus the share of a completion's n-grams that repeat earlier n-grams: distinct / all − 1; 0 without n-grams.
 
     Attributes:
-        n: Length of an n-gram, in `unit`.
+        n: The length of an n-gram, in `unit`.
         unit: "tokens", or "words" as `modeling.words` splits them.
         name: The name in metrics.
 
@@ -155,16 +155,13 @@ class Repetition(Rule):
     name: str = "repetition"
 
     def __post_init__(self) -> None:
-        self._check_count("n")
+        self._check_positive_integer("n")
         self._check_choice("unit", "tokens", "words")
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        rows: Sequence[Sequence[Any]]
         if self.unit == "tokens":
-            rows = _token_ids(self, columns)
-        else:
-            rows = [words(text_of(completion)) for completion in completions]
-        return [self._penalty(row) for row in rows]
+            return [self._penalty(ids) for ids in _token_ids(self, columns)]
+        return [self._penalty(words(text_of(completion))) for completion in completions]
 
     def _penalty(self, items: Sequence[Any]) -> float:
         ngrams = [tuple(items[start : start + self.n]) for start in range(len(items) - self.n + 1)]

@@ -28,7 +28,7 @@ from .rule import text_of
 
 RewardFunction = Callable[..., Any]
 
-#: Maximum length of the excerpts of prompts and values in errors, in characters.
+#: The maximum length of an excerpt of a prompt or a value in an error, in characters.
 MAX_QUOTED = 80
 
 
@@ -40,8 +40,8 @@ class Batch:
         prompts: B texts or conversations.
         completions: B texts, or lists of messages.
         completion_ids: B lists of token ids.
-        columns: The data set's columns: lists of B values, or single values that apply to the whole batch.
-        trainer_state: The trainer's state; None outside of training.
+        columns: The data set's columns: lists of B values, or single values for the entire batch.
+        trainer_state: The trainer's state; None outside training.
         prompt_ids: B lists of the prompts' token ids; () if they are not needed.
     """
 
@@ -76,7 +76,7 @@ class Batch:
         )
 
     def quoted_prompt(self, index: int) -> str:
-        """Returns a row's prompt, shortened and in quotes, for messages.
+        """Returns a row's prompt, shortened and quoted, for messages.
 
         Args:
             index: The row.
@@ -85,7 +85,7 @@ class Batch:
 
 
 class NamedReward:
-    """A reward function with its name. Collects what the function logs while it scores one batch.
+    """A reward function with its name. Collects the function's logs while it scores a batch.
 
     Args:
         name: The name in metrics.
@@ -105,16 +105,10 @@ class NamedReward:
         return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(function.__call__)
 
     def __call__(self, batch: Batch) -> Any:
-        """Calls the function.
+        """Calls the function, and returns what it returns or raises what it raises.
 
         Args:
             batch: The batch to score.
-
-        Returns:
-            What the function returns.
-
-        Raises:
-            Exception: Whatever the function raises.
         """
         values = self.function(**self._arguments(batch))
         if inspect.isawaitable(values):
@@ -134,17 +128,17 @@ class NamedReward:
 
         Args:
             batch: The batch that the function scored.
-            error: The exception that it raised.
+            error: The exception that the function raised.
 
         Raises:
-            ZooError: Always. If the exception is a ZooError, it is raised unchanged.
+            ZooError: Always. A ZooError is raised unchanged.
         """
         if isinstance(error, ZooError):
             raise error
         raise self._error_for(batch, error) from error
 
     def _error_for(self, batch: Batch, error: Exception) -> ZooError:
-        """Builds an error that names the first row that also fails when it is scored alone."""
+        """Builds an error that names the first row on which the function fails even if it scores only that row."""
         if signature_error := self._signature_error(batch):
             return signature_error
         if len(batch) == 1:
@@ -166,7 +160,7 @@ class NamedReward:
     def _arguments(self, batch: Batch) -> dict[str, Any]:
         """Returns the function's arguments, with copies of lists and mappings, because a function may change them.
 
-        Columns named in `reserved_columns.RESERVED` are left out, so that no column replaces another argument.
+        Leaves out columns named in `reserved_columns.RESERVED`, so that no column replaces another argument.
         """
         state = {} if batch.trainer_state is None else {"trainer_state": batch.trainer_state}
         return {
@@ -193,13 +187,13 @@ class NamedReward:
         return None
 
     def _signature_error(self, batch: Batch) -> ZooError | None:
-        """Returns an error if the function's signature does not accept the arguments of reward functions, else None."""
+        """Returns an error if the function's signature does not accept the arguments; otherwise None."""
         arguments = self._arguments(batch)
         try:
             inspect.signature(self.function).bind(**arguments)
         except TypeError as error:
             return ZooError(
-                f"The reward function {self.name} cannot be called with {join_words(list(arguments))} ({error}): let "
+                f"The reward function {self.name} cannot be called with {join_names(list(arguments))} ({error}): let "
                 "it accept **columns, and add any column that it needs to the prompt data set."
             )
         except ValueError:  # some callables written in C have no signature
@@ -213,14 +207,14 @@ def call_functions(rewards: Sequence[NamedReward], batch: Batch, *, timeout: flo
     Args:
         rewards: The reward functions.
         batch: The batch to score.
-        timeout: Seconds that each function may take, or all coroutine functions together; None for no limit.
+        timeout: The limit in seconds for each function, and for all coroutine functions together; None for no limit.
 
     Returns:
-        What each function returned, by name.
+        {name: the function's return value}.
 
     Raises:
-        ZooError: A function raises or exceeds the limit. After Ctrl-C, a running function gets `time_limit.GRACE` more
-            seconds.
+        ZooError: A function raises an exception or exceeds the limit. After Ctrl-C, a running function has at most
+            `time_limit.GRACE_SECONDS` left.
     """
     results: dict[str, Any] = {}
     for reward in rewards:
@@ -251,35 +245,34 @@ def _limit_time(rewards: Sequence[NamedReward], timeout: float | None) -> Iterat
         seconds, noun = time.monotonic() - start, "function" if len(rewards) == 1 else "functions"
         timed_out = timeout is not None and seconds >= timeout
         raise ZooError(
-            f"The reward {noun} {join_words([reward.name for reward in rewards])} did not return within {seconds:.0f} s"
+            f"The reward {noun} {join_names([reward.name for reward in rewards])} did not return within {seconds:.0f} s"
             + (": make it faster, or raise reward_timeout." if timed_out else " and was stopped after the interrupt.")
         ) from error
 
 
-#: How to fix an invalid return value, as the end of an error.
-EXPECTED_RETURN = "return a float or None for each completion"
+# The end of an error about an invalid return value.
+_RETURN_FIX = "return a float or None for each completion"
 
 
-def check_count(name: str, values: Any, batch: Batch) -> list[Any]:
-    """Checks that a function returned a list with one entry for each row.
+def check_reward_count(name: str, values: Any, batch: Batch) -> list[Any]:
+    """Checks that a function returned one value for each row, and returns these values as a list.
 
     Args:
         name: The function's name.
-        values: What the function returned.
-        batch: The batch that it scored.
+        values: The function's return value.
+        batch: The batch that the function scored.
 
     Raises:
-        ZooError: `values` is not a list, or its length is not the number of rows.
+        ZooError: `values` is not a list or the like, or its length is not the number of rows.
     """
     if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__iter__"):
         raise ZooError(
-            f"The reward function {name} returned {_show(values)} instead of a list of numbers: {EXPECTED_RETURN}."
+            f"The reward function {name} returned {_show(values)} instead of a list of numbers: {_RETURN_FIX}."
         )
     rewards = list(values)
     if len(rewards) != len(batch):
         raise ZooError(
-            f"The reward function {name} returned {len(rewards)} rewards for {len(batch)} completions: "
-            f"{EXPECTED_RETURN}."
+            f"The reward function {name} returned {len(rewards)} rewards for {len(batch)} completions: {_RETURN_FIX}."
         )
     return rewards
 
@@ -287,23 +280,23 @@ def check_count(name: str, values: Any, batch: Batch) -> list[Any]:
 def convert_rewards(
     name: str, values: Any, batch: Batch, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> tuple[Tensor, list[list[float]] | None]:
-    """Checks and converts what a function returned.
+    """Checks and converts a function's return value.
 
     Args:
         name: The function's name.
-        values: What the function returned.
-        batch: The batch that it scored.
+        values: The function's return value.
+        batch: The batch that the function scored.
         tokenizer: The policy's tokenizer, which finds the tokens of spans; None if there are no spans.
 
     Returns:
-        (totals, token_rewards). totals: (B,) float32, NaN where the function returned None. token_rewards: None unless
-        the function returned a list for some row; then, for each row, a list with one number per token. For a row with
-        a list, these numbers add up to the total; for any other row, they are 0.
+        (totals, token_rewards). totals: (B,) float32, NaN where the function returned None. token_rewards: for each
+        row, a list with one number per token; None if the function returned a list for no row. For a row with a list,
+        the numbers add up to the total. For any other row, they are 0.
 
     Raises:
         ZooError: The values are not B finite numbers or lists that fit their completions.
     """
-    rewards = check_count(name, values, batch)
+    rewards = check_reward_count(name, values, batch)
     totals: list[float] = []
     token_rewards = [[0.0] * len(ids) for ids in batch.completion_ids]
     for row, reward in enumerate(rewards):
@@ -324,10 +317,10 @@ def convert_rewards(
         except (TypeError, ValueError, RuntimeError) as error:
             raise ZooError(
                 f"The reward function {name} returned {_show(reward)} instead of a number for row {row}, prompt "
-                f"{batch.quoted_prompt(row)}: {EXPECTED_RETURN}."
+                f"{batch.quoted_prompt(row)}: {_RETURN_FIX}."
             ) from error
         total = sum(addends)
-        # The trainer computes with rewards in float32, where larger numbers would be infinite.
+        # The trainer computes with rewards in float32, in which larger numbers would be infinite.
         non_finite = [number for number in (*addends, total) if not abs(number) <= torch.finfo(torch.float32).max]
         if reward is not None and non_finite:
             raise ZooError(
@@ -339,7 +332,7 @@ def convert_rewards(
 
 
 def _copy_nested(value: Any) -> Any:
-    """Copies lists, tuples and dicts at any depth, and shares all other values."""
+    """Copies lists, tuples and dicts at any depth. Shares all other values."""
     if isinstance(value, dict):
         return {key: _copy_nested(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -358,13 +351,13 @@ def unwrap_partials(function: Any) -> Any:
     return function
 
 
-def join_words(words: Sequence[str]) -> str:
-    """Joins words as "a", "a and b" or "a, b and c".
+def join_names(names: Sequence[str]) -> str:
+    """Joins names as "a", "a and b" or "a, b and c".
 
     Args:
-        words: At least one.
+        names: At least one name.
     """
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def _shorten(text: str) -> str:
@@ -386,7 +379,7 @@ async def _as_coroutine(values: Awaitable[Any]) -> Any:
 
 
 async def _gather(coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
-    """Waits for all coroutines, and returns what each of them returns or raises."""
+    """Waits for all coroutines. Returns each one's return value or exception."""
     return await asyncio.gather(*coroutines, return_exceptions=True)
 
 
@@ -395,14 +388,14 @@ def _run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
     future = asyncio.run_coroutine_threadsafe(coroutine, _event_loop(os.getpid()))
     try:
         return future.result()
-    except BaseException:  # after Ctrl-C, for example, the coroutine must not continue in the background
+    except BaseException:  # such as Ctrl-C, after which the coroutine must not continue in the background
         future.cancel()
         raise
 
 
 @functools.cache
 def _event_loop(process_id: int) -> asyncio.AbstractEventLoop:
-    """Returns the event loop of this process, in which all batches are scored, as in GRPO.
+    """Returns this process's event loop. It runs the coroutines of all batches, as in TRL's GRPO.
 
     A client that a reward function keeps open between batches works only in the loop in which it was created. The
     process id is the cache's key, so that a forked process gets its own loop.

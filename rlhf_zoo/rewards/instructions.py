@@ -1,11 +1,11 @@
 """The reward `instructions_followed`: the share of a prompt's machine-checkable instructions that an answer follows.
 
-A prompt's instructions are in two columns, as google/IFEval has them: `instruction_id_list`, such as
-["punctuation:no_comma", "length_constraints:number_words"], and `kwargs`, the arguments of each, such as
+As in google/IFEval, a prompt's instructions are in two columns: `instruction_id_list`, such as
+["punctuation:no_comma", "length_constraints:number_words"], and `kwargs`, the arguments of each instruction, such as
 [{}, {"relation": "at least", "num_words": 60}]. Arguments that are null count as missing.
 
 An answer can follow its instructions and still say nothing, so this reward does not show whether an answer is right.
-It is therefore not `Verifiable`: as the judge of a policy that it rewarded, it cannot rule out reward hacking.
+It is therefore not `Verifiable`: if it judges a policy that it rewarded, it cannot rule out reward hacking.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Instruction:
     """One instruction of a prompt.
 
     Attributes:
-        kind: The id of its kind in IFEval, such as "punctuation:no_comma".
-        arguments: Its arguments by name.
+        kind: The id of the instruction's kind in IFEval, such as "punctuation:no_comma".
+        arguments: The instruction's arguments by name.
     """
 
     kind: str
@@ -55,17 +55,18 @@ def read_instructions(ids: Any, kwargs: Any, *, where: str) -> list[Instruction]
         where: The row's name in errors, such as "row 3".
 
     Returns:
-        The instructions; none if both columns are None.
+        The instructions; [] if both columns are None.
 
     Raises:
-        ZooError: The lists differ in length, a kind is unknown, or an argument is missing or unusable.
+        ZooError: The columns are not two lists of the same length, a kind is unknown, or an argument is missing or
+            invalid.
     """
     if ids is None and kwargs is None:
         return []
     if not isinstance(ids, (list, tuple)) or not isinstance(kwargs, (list, tuple)) or len(ids) != len(kwargs):
         raise ZooError(
-            f"instruction_id_list and kwargs of {where} are {ids!r} and {kwargs!r}: give two lists of one length, with "
-            "a mapping of arguments for each instruction."
+            f"instruction_id_list and kwargs of {where} are {ids!r} and {kwargs!r}: give two lists of the same length, "
+            "with a mapping of arguments for each instruction."
         )
     instructions = []
     for kind, values in zip(ids, kwargs, strict=True):
@@ -74,34 +75,34 @@ def read_instructions(ids: Any, kwargs: Any, *, where: str) -> list[Instruction]
         if values is not None and not isinstance(values, Mapping):
             raise ZooError(f"The instruction {kind} of {where} has the kwargs {values!r}: give a mapping of arguments.")
         arguments = {name: _as_integer(value) for name, value in (values or {}).items() if value is not None}
-        if problem := KINDS[kind].problem(arguments):
+        if problem := KINDS[kind].find_problem(arguments):
             raise ZooError(f"The instruction {kind} of {where} {problem}.")
         instructions.append(Instruction(kind, arguments))
     return instructions
 
 
 def _as_integer(value: Any) -> Any:
-    """Converts an integral float to an integer, because a table stores integers as floats if some rows have none."""
+    """Converts an integral float to an integer. A table stores integers as floats if some rows lack the argument."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 @dataclass(frozen=True, kw_only=True)
 class InstructionsFollowed(Rule):
-    """share · (followed / all instructions) + complete · [all are followed]; None for a row without instructions.
+    """share · (followed / all instructions) + complete · 1[all followed]; None for a row without instructions.
 
-    Logs the extra column NAME/missed, with the kinds of instructions that an answer does not follow, and the metrics
+    Logs the extra column NAME/missed with the kinds of instructions that an answer does not follow, and the metrics
     NAME/share and NAME/all.
 
     Attributes:
         share: The weight of the share of a prompt's instructions that its answer follows.
-        complete: The bonus for an answer that follows all of them.
+        complete: The bonus for an answer that follows all instructions.
         loose: Whether an answer also counts without its first or last line and without asterisks, as in IFEval's loose
             accuracy.
         name: The name in metrics.
 
     Raises:
-        ZooError: When called: the prompts lack a column, or a row cannot be read; or an instruction is about a language
-            and langdetect is not installed.
+        ZooError: When called: the prompts lack a column, a row cannot be read, or langdetect is needed but not
+            installed.
     """
 
     share: float = 1.0
@@ -117,7 +118,7 @@ class InstructionsFollowed(Rule):
             raise self._field_error("loose", "True or False")
 
     def check_columns(self, names: Iterable[str]) -> None:
-        """Checks that the prompts have both columns of `COLUMNS`.
+        """Checks that the prompts have both `COLUMNS`.
 
         Args:
             names: The names of the prompts' columns.

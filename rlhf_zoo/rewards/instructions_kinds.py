@@ -1,10 +1,10 @@
 """Verifiers for the 25 kinds of instructions in IFEval (Zhou et al. 2023, arXiv:2311.07911).
 
-Each verifier takes an answer and an instruction's arguments, named as in google/IFEval, and says whether the answer
-follows the instruction. Tests compare the verdicts with those of Google's code, which lm-evaluation-harness and the
+Each verifier takes an answer and an instruction's arguments, named as in google/IFEval, and returns whether the answer
+follows the instruction. Tests compare its verdicts with those of Google's code, which lm-evaluation-harness and the
 package if-verifiable contain. We do not use that code, because it
 
-- draws an argument at random if it is missing or unusual (the letter "#", a paragraph beyond the last one);
+- draws an argument at random if the argument is missing or unusual (the letter "#", a paragraph beyond the last);
 - uses keywords and markers from the data as regular expressions;
 - takes quadratic time on "[[[[…", "<<<<…" and runs of line ends, and raises RecursionError on deeply nested JSON;
 - downloads NLTK's Punkt to count sentences and words in capitals;
@@ -40,15 +40,15 @@ class Kind:
     """A kind of instruction.
 
     Attributes:
-        follows: Takes an answer and the arguments; returns whether the answer follows the instruction.
-        arguments: Argument -> its description, a key of `ARGUMENT_CHECKS`.
+        follows: Maps an answer and the arguments to whether the answer follows the instruction.
+        arguments: {argument: description of a valid value, a key of `ARGUMENT_CHECKS`}.
     """
 
     follows: Callable[[str, Arguments], bool]
     arguments: Mapping[str, str]
 
-    def problem(self, arguments: Arguments) -> str | None:
-        """Describes the first argument that is missing or invalid; None if all are valid.
+    def find_problem(self, arguments: Arguments) -> str | None:
+        """Describes the first argument that is missing or invalid; None if all arguments are valid.
 
         Args:
             arguments: The instruction's arguments by name.
@@ -68,7 +68,7 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
 
-#: The description of a valid argument, for messages -> its check.
+#: {description of a valid argument, for messages: check of an argument}.
 ARGUMENT_CHECKS: dict[str, Callable[[Any], bool]] = {
     "a whole number of at least 0": lambda value: (integer(value) or 0) >= 0 and integer(value) is not None,
     "'at least' or 'less than'": lambda value: value in RELATIONS,
@@ -79,7 +79,7 @@ ARGUMENT_CHECKS: dict[str, Callable[[Any], bool]] = {
 _COUNT, _RELATION, _TEXT, _TEXTS, _CHARACTER = ARGUMENT_CHECKS
 
 
-def _compare(count: int, arguments: Arguments, number_key: str, relation_key: str = "relation") -> bool:
+def _satisfies_bound(count: int, arguments: Arguments, number_key: str, relation_key: str = "relation") -> bool:
     bound = arguments[number_key]
     return count < bound if arguments[relation_key] == "less than" else count >= bound
 
@@ -176,32 +176,32 @@ def _is_quoted(text: str, arguments: Arguments) -> bool:
     return len(body) > 1 and body[0] == body[-1] == '"'
 
 
-#: IFEval's id -> the kind.
+#: {id in IFEval: kind}.
 KINDS: dict[str, Kind] = {
     "keywords:existence": Kind(
-        lambda text, values: all(_occurrences(word, text) for word in values["keywords"]), {"keywords": _TEXTS}
+        lambda text, args: all(_occurrences(word, text) for word in args["keywords"]), {"keywords": _TEXTS}
     ),
     "keywords:frequency": Kind(
-        lambda text, values: _compare(_occurrences(values["keyword"].strip(), text), values, "frequency"),
+        lambda text, args: _satisfies_bound(_occurrences(args["keyword"].strip(), text), args, "frequency"),
         {"keyword": _TEXT, "frequency": _COUNT, "relation": _RELATION},
     ),
     "keywords:forbidden_words": Kind(_avoids_words, {"forbidden_words": _TEXTS}),
     "keywords:letter_frequency": Kind(
-        lambda text, values: _compare(
-            text.lower().count(values["letter"].lower()), values, "let_frequency", "let_relation"
+        lambda text, args: _satisfies_bound(
+            text.lower().count(args["letter"].lower()), args, "let_frequency", "let_relation"
         ),
         {"letter": _CHARACTER, "let_frequency": _COUNT, "let_relation": _RELATION},
     ),
     "language:response_language": Kind(
-        lambda text, values: detect_language(text) == values["language"], {"language": _TEXT}
+        lambda text, args: detect_language(text) == args["language"], {"language": _TEXT}
     ),
     "length_constraints:number_sentences": Kind(
-        lambda text, values: _compare(count_sentences(text), values, "num_sentences"),
+        lambda text, args: _satisfies_bound(count_sentences(text), args, "num_sentences"),
         {"num_sentences": _COUNT, "relation": _RELATION},
     ),
     "length_constraints:number_paragraphs": Kind(_has_paragraphs, {"num_paragraphs": _COUNT}),
     "length_constraints:number_words": Kind(
-        lambda text, values: _compare(len(_WORD.findall(text)), values, "num_words"),
+        lambda text, args: _satisfies_bound(len(_WORD.findall(text)), args, "num_words"),
         {"num_words": _COUNT, "relation": _RELATION},
     ),
     "length_constraints:nth_paragraph_first_word": Kind(
@@ -210,9 +210,9 @@ KINDS: dict[str, Kind] = {
     "detectable_content:number_placeholders": Kind(_has_placeholders, {"num_placeholders": _COUNT}),
     "detectable_content:postscript": Kind(_has_postscript, {"postscript_marker": _TEXT}),
     "detectable_format:number_bullet_lists": Kind(
-        lambda text, values: len(_BULLET.findall(text)) == values["num_bullets"], {"num_bullets": _COUNT}
+        lambda text, args: len(_BULLET.findall(text)) == args["num_bullets"], {"num_bullets": _COUNT}
     ),
-    "detectable_format:constrained_response": Kind(lambda text, values: any(option in text for option in OPTIONS), {}),
+    "detectable_format:constrained_response": Kind(lambda text, args: any(option in text for option in OPTIONS), {}),
     "detectable_format:number_highlighted_sections": Kind(_has_highlights, {"num_highlights": _COUNT}),
     "detectable_format:multiple_sections": Kind(_has_sections, {"section_spliter": _TEXT, "num_sections": _COUNT}),
     "detectable_format:json_format": Kind(_is_json, {}),
@@ -221,12 +221,12 @@ KINDS: dict[str, Kind] = {
     "combination:repeat_prompt": Kind(_repeats_prompt, {"prompt_to_repeat": _TEXT}),
     "startend:end_checker": Kind(_ends_with, {"end_phrase": _TEXT}),
     "change_case:capital_word_frequency": Kind(
-        lambda text, values: _compare(count_capital_words(text), values, "capital_frequency", "capital_relation"),
+        lambda text, args: _satisfies_bound(count_capital_words(text), args, "capital_frequency", "capital_relation"),
         {"capital_frequency": _COUNT, "capital_relation": _RELATION},
     ),
-    "change_case:english_capital": Kind(lambda text, values: text.isupper() and detect_language(text) == "en", {}),
-    "change_case:english_lowercase": Kind(lambda text, values: text.islower() and detect_language(text) == "en", {}),
-    "punctuation:no_comma": Kind(lambda text, values: "," not in text, {}),
+    "change_case:english_capital": Kind(lambda text, args: text.isupper() and detect_language(text) == "en", {}),
+    "change_case:english_lowercase": Kind(lambda text, args: text.islower() and detect_language(text) == "en", {}),
+    "punctuation:no_comma": Kind(lambda text, args: "," not in text, {}),
     "startend:quotation": Kind(_is_quoted, {}),
 }
 
@@ -239,7 +239,7 @@ def answer_forms(text: str, *, loose: bool) -> list[str]:
         loose: Whether the answer also counts without its first line, its last line or both, and without asterisks.
 
     Returns:
-        The forms that are not empty: first the answer itself.
+        The nonempty forms. The answer itself comes first.
     """
     forms = [text]
     if loose:

@@ -1,7 +1,7 @@
 """Counts sentences and words in capitals, and detects languages, for the verifiers of instructions.
 
-IFEval's own code counts both with NLTK's Punkt, whose model is downloaded on first use. A reward must not depend on a
-network, so the counts here use rules. They agree with Punkt on all but a few answers (docs/rewards.md).
+IFEval's own code counts with NLTK's Punkt, whose model is downloaded on first use. A reward must not depend on a
+network, so the functions here count by rules. They agree with Punkt on all but a few answers (docs/rewards.md).
 """
 
 import functools
@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import ZooError
 
-#: Abbreviations, in lower case and without the last period, which does not end a sentence.
+#: Abbreviations in lower case, without the last period. This period does not end a sentence.
 ABBREVIATIONS = frozenset({
     "a.m", "adj", "al", "approx", "apr", "aug", "ave", "bros", "capt", "cf", "co", "col", "corp", "dec", "dept",
     "dr", "e.g", "ed", "est", "etc", "feb", "fig", "gen", "gov", "hon", "hr", "i.e", "inc", "jan", "jr", "lt",
@@ -18,7 +18,7 @@ ABBREVIATIONS = frozenset({
     "prof", "rep", "rev", "sen", "sep", "sept", "sgt", "sr", "st", "u.k", "u.n", "u.s", "u.s.a", "viz", "vol", "vs",
 })  # fmt: skip
 #: Capitalized words that begin a sentence even after an abbreviation.
-STARTERS = frozenset({
+SENTENCE_STARTERS = frozenset({
     "A", "After", "All", "An", "And", "As", "At", "But", "By", "Finally", "First", "For", "He", "Her", "His",
     "However", "I", "If", "In", "It", "Its", "My", "Next", "On", "One", "Our", "She", "So", "Some", "That",
     "The", "Their", "Then", "There", "These", "They", "This", "Those", "To", "We", "What", "When", "While", "With",
@@ -29,15 +29,15 @@ _CLOSING = "\"'“”‘’)]}*_:;,"
 #: A word: anything between white space and punctuation. Hyphens, slashes and inner periods do not divide a word.
 _WORD = re.compile(r"[^\s,;:!?\"“”()\[\]{}<>*#`@%&$…]+")
 _CONTRACTION = re.compile(r"(?:N'T|N’T|['’](?:S|M|D|LL|RE|VE))$")
-#: Number of characters after which langdetect stops reading.
+#: The number of characters that langdetect reads.
 _MAX_CHARACTERS = 10_000
 _SEED = 0
 
 
 def count_sentences(text: str) -> int:
-    """Counts sentences. A sentence ends at "!", "?" or a period that ends no abbreviation, but not at a line's end.
+    """Counts sentences. A sentence ends at "!", "?" or a period that belongs to no abbreviation, not at a line's end.
 
-    Text after the last of these marks counts as a sentence.
+    Text after the last sentence's end counts as a sentence.
     """
     tokens = text.split()
     count = 0
@@ -58,13 +58,13 @@ def _ends_sentence(token: str, following: str) -> bool:
         return False
     word = core[:-1].lstrip(_OPENING).lower()
     if word in ABBREVIATIONS or (len(word) == 1 and word.isalpha()):
-        return following.rstrip(_CLOSING + ".") in STARTERS
-    # An ordinal, as in "the 3. place", or a number, as in "no. 3".
+        return following.rstrip(_CLOSING + ".") in SENTENCE_STARTERS
+    # The periods in "the 3. place" and "no. 3" end no sentence.
     return not (word.isdigit() and following[:1].islower()) and not (word == "no" and following[:1].isdigit())
 
 
 def count_capital_words(text: str) -> int:
-    """Counts words without a lower-case letter. Both parts of a contraction count, as in Penn Treebank's tokens."""
+    """Counts words in capitals. A contraction such as "CAN'T" counts as two words, as in the Penn Treebank."""
     count = 0
     for token in _WORD.findall(text):
         for word in token.split("--"):
@@ -91,10 +91,10 @@ def _detector_factory() -> Any:
 
 @functools.lru_cache(maxsize=4096)
 def detect_language(text: str) -> str | None:
-    """Returns the code of a text's language; None if the text has no letters, or too few.
+    """Returns the code of a text's language; None if the text has too few letters.
 
-    langdetect draws random numbers, with a seed that is global to the process. This function uses a factory and a seed
-    of its own, so that it always gives a text the same language, and does not change draws elsewhere.
+    langdetect draws random numbers, with a seed that is global to the process. This function uses its own factory and
+    seed, so that it always returns the same language for a text and does not change draws elsewhere.
 
     Args:
         text: The text.

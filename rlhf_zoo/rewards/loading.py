@@ -1,4 +1,4 @@
-"""Loads reward models for PPO: a classifier, one label of a classifier, or a model that the user's code loads."""
+"""Loads reward models for PPO: a classifier, one label of a classifier, or a model from the user's own loader."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import ZooError
-from ..modeling.loading import AS_SAVED, Loading, load_model, load_tokenizer
+from ..modeling.loading import AS_SAVED, LoadOptions, load_model, load_tokenizer
 from ..modeling.models import load_classifier
 from ..plugins import REWARDS, load_object
 from .ensemble import RewardEnsemble
@@ -16,13 +16,13 @@ from .model import RewardModel
 
 
 def find_loader(name: str) -> Any:
-    """Loads the class or function that `reward_model_loader` names.
+    """Finds the class or function that `reward_model_loader` names.
 
     Args:
         name: "module:attribute", or an entry point.
 
     Raises:
-        ZooError: There is no such object, or it cannot be called.
+        ZooError: The object does not exist, or cannot be called.
     """
     loader = load_object(name, group=REWARDS)
     if not callable(loader):
@@ -34,16 +34,16 @@ def find_loader(name: str) -> Any:
 
 
 def load_reward_model(
-    path: str | Path, *, label: str | None = None, loader: str | None = None, options: Loading = AS_SAVED
+    path: str | Path, *, label: str | None = None, loader: str | None = None, options: LoadOptions = AS_SAVED
 ) -> PreTrainedModel:
-    """Loads a reward model. It is not trained, so it keeps the precision that it was saved in.
+    """Loads a reward model, by default in the precision in which it was saved, because it is not trained.
 
     Args:
         path: A folder or a Hub id.
         label: For a classifier with several labels, the label whose output is the score.
         loader: "module:attribute" of a class whose `from_pretrained` loads the model, or of a function that is called
-            with the path; None for a classifier. It must come from the user, never from a download.
-        options: How to load the model.
+            with the path; None for a classifier. The name must come from the user, never from a download.
+        options: Precision, attention and quantization.
 
     Raises:
         ZooError: The model cannot be loaded, or the loader does not return a PreTrainedModel.
@@ -60,7 +60,7 @@ def load_reward_model(
     except Exception as error:
         raise ZooError(
             f"{subject} cannot be loaded: reward_model_loader {loader!r} raised {type(error).__name__} "
-            f"({error}): fix it."
+            f"({error}): fix the loader."
         ) from error
     if not isinstance(model, PreTrainedModel):
         raise ZooError(
@@ -82,7 +82,7 @@ def load_reward(
     penalty: float | None = None,
     center: bool = True,
     scale: bool = True,
-    options: Loading = AS_SAVED,
+    options: LoadOptions = AS_SAVED,
 ) -> RewardModel | RewardEnsemble:
     """Loads one reward model, or several as an ensemble.
 
@@ -98,7 +98,7 @@ def load_reward(
         penalty: As for `RewardEnsemble`. Ignored for a single model.
         center: As for `RewardModel`.
         scale: As for `RewardModel`.
-        options: How to load the models.
+        options: Precision, attention and quantization.
 
     Raises:
         ZooError: As for `load_reward_model` and `RewardEnsemble`.

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import ZooError
 from ..modeling.chat import tokenize_for_reward
-from ..modeling.chat_template import Chat
+from ..modeling.chat_template import ChatSettings
 from ..modeling.devices import MicroBatches
 from ..modeling.model_files import name_of
 from ..modeling.models import context_length, has_score_statistics, label_index, score_statistics
@@ -30,10 +30,10 @@ REWARD_OUTPUTS = ("logit", "logprob")
 
 
 class RewardModel:
-    """Scores whole sequences by (s − μ)/σ, with the μ and σ that the reward stage stored, or 0 and 1 without them.
+    """Scores entire sequences by (s − μ)/σ. μ and σ are the statistics that the reward stage stored, or else 0 and 1.
 
     The score is read at the last token that is not PAD. As in training, that is the end-of-sequence token if the
-    response ended, so PAD must differ from EOS. An encoder-decoder reads its score at an end-of-sequence token, so that
+    response ended, so PAD must differ from EOS. An encoder-decoder's score is read at an end-of-sequence token, so that
     token is appended even if a response did not end.
 
     Args:
@@ -47,16 +47,17 @@ class RewardModel:
         scale: Whether to divide by σ.
         label: For a classifier with several labels, the name or index of the label whose output is s.
         output: "logit", or "logprob" for the label's log-probability among all labels. In a multi-label classifier,
-            each label has a probability of its own.
-        pad_token: PAD, for a tokenizer that has none or whose PAD is EOS; None to use the tokenizer's.
+            each label has its own probability.
+        pad_token: PAD, for a tokenizer that has no PAD or whose PAD is EOS; None to use the tokenizer's PAD.
 
     Attributes:
         mean, std: The μ and σ in use.
         lacks_statistics: Whether μ or σ is requested but not stored.
-        truncated_count: How many texts were too long for the model and lost their beginning.
+        truncated_count: The number of texts that were too long for the model and lost their beginning.
 
     Raises:
-        ZooError: The model cannot score: PAD is EOS, μ or σ is not finite, or its embeddings do not fit the tokenizer.
+        ZooError: The model cannot score: PAD is EOS or missing, μ or σ is invalid, `label` does not fit the outputs, or
+            the embeddings do not fit the tokenizer.
     """
 
     def __init__(
@@ -103,14 +104,14 @@ class RewardModel:
                 "cannot be scaled: measure them again, or use center=False and scale=False."
             )
         # The score is read at the last token that is not PAD.
-        same_pad = tokenizer.pad_token_id == policy_tokenizer.pad_token_id
-        self.shares_ids = same_pad and same_token_ids(tokenizer, policy_tokenizer)
-        self._same_template = tokenizer.chat_template == policy_tokenizer.chat_template
-        chat = Chat.of(policy_tokenizer)
+        has_same_pad = tokenizer.pad_token_id == policy_tokenizer.pad_token_id
+        self.shares_ids = has_same_pad and same_token_ids(tokenizer, policy_tokenizer)
+        self._has_same_template = tokenizer.chat_template == policy_tokenizer.chat_template
+        chat = ChatSettings.of(policy_tokenizer)
         self._strips_thoughts = chat is not None and chat.strip_thoughts
-        self.context = context_length(model)
+        self.max_length = context_length(model)
         self.truncated_count = 0
-        embeddings: Any = _embeddings(model, name)
+        embeddings: Any = _input_embeddings(model, name)
         self.embedding_rows: int = embeddings.weight.shape[0]
         if self.pad_id < self.embedding_rows:
             self.model.config.pad_token_id = self.pad_id
@@ -122,7 +123,7 @@ class RewardModel:
 
     @property
     def always_reads_eos(self) -> bool:
-        """Whether the model reads an end-of-sequence token even if the text did not end, as encoders do."""
+        """Whether the model reads an end-of-sequence token even if the text did not end, as models with encoders do."""
         sep_is_eos = self.tokenizer.sep_token_id == self.tokenizer.eos_token_id
         adds_eos = added_tokens(self.tokenizer).suffix[-1:] == (self.tokenizer.eos_token_id,)
         return bool(self.model.config.is_encoder_decoder) or (sep_is_eos and adds_eos)
@@ -139,14 +140,15 @@ class RewardModel:
         """Scores sampled completions.
 
         Args:
-            samples: B completions. Their token ids are used if tokenizer and template are the policy's.
-            texts: B full texts (prompt + completion) or conversations, used otherwise.
+            samples: B completions. Their token ids are scored if tokenizer and template are the policy's and thoughts
+                are not stripped.
+            texts: B full texts (prompt + completion) or conversations, which are scored otherwise.
 
         Returns:
             Scores, (B,).
         """
         has_conversations = any(not isinstance(text, str) for text in texts)
-        if not self.shares_ids or self._strips_thoughts or (has_conversations and not self._same_template):
+        if not self.shares_ids or self._strips_thoughts or (has_conversations and not self._has_same_template):
             return self.score_texts(texts, ended=samples.ended.tolist())
         token_lists = zip(samples.prompt_lists(), samples.token_lists(), strict=True)
         rows = [[*prompt, *completion] for prompt, completion in token_lists]
@@ -160,7 +162,8 @@ class RewardModel:
 
         Args:
             texts: B texts or conversations.
-            ended: Whether each text ended by itself. If so, an end-of-sequence token is appended, as in training.
+            ended: For each text, whether it ended by itself. If so, an end-of-sequence token is appended, as in
+                training.
 
         Returns:
             Scores, (B,).
@@ -173,13 +176,13 @@ class RewardModel:
 
     def _truncate(self, row: list[int]) -> list[int]:
         """Drops the beginning of a text that is too long for the model, counts the text, and warns once."""
-        if self.context is None or len(row) <= self.context:
+        if self.max_length is None or len(row) <= self.max_length:
             return row
         self.truncated_count += 1
-        warn_truncated(self.name, self.context)
+        warn_truncated(self.name, self.max_length)
         # Keep a special token in the first position, because encoders pool it.
         first = row[:1] if row[0] in self.tokenizer.all_special_ids else []
-        return [*first, *row[len(row) - self.context + len(first) :]]
+        return [*first, *row[len(row) - self.max_length + len(first) :]]
 
     @torch.no_grad()
     def _score_ids(self, rows: Sequence[Sequence[int]]) -> Tensor:
@@ -197,7 +200,7 @@ class RewardModel:
             ids = pad_sequence(batch, batch_first=True, padding_value=self.pad_id)
             highest = max((int(row.max()) for row in batch if len(row)), default=0)
             if highest >= self.embedding_rows:
-                # Prompts and completions of a custom training loop may have ids that no token has.
+                # In a custom training loop, prompts and completions may have ids that belong to no token.
                 raise ZooError(
                     f"A text has the token id {highest}, but the reward model {self.name} has only "
                     f"{self.embedding_rows} embedding rows: resize the policy's or the reward model's embeddings to "
@@ -262,17 +265,17 @@ class RewardModel:
 
 
 @cache
-def warn_truncated(name: str, context: int) -> None:
+def warn_truncated(name: str, max_length: int) -> None:
     """Warns that a model truncates texts, once for each model.
 
     Args:
         name: The model's name.
-        context: The maximum number of tokens that it can read.
+        max_length: The maximum number of tokens that the model can read.
     """
-    log.warning("The reward model %s reads at most %d tokens: longer texts lose their beginning.", name, context)
+    log.warning("The reward model %s reads at most %d tokens: longer texts lose their beginning.", name, max_length)
 
 
-def _embeddings(model: PreTrainedModel, name: str) -> Any:
+def _input_embeddings(model: PreTrainedModel, name: str) -> Any:
     try:
         return model.get_input_embeddings()
     except (NotImplementedError, AttributeError) as error:
@@ -282,15 +285,15 @@ def _embeddings(model: PreTrainedModel, name: str) -> Any:
 
 
 def _batches(
-    eos_counts: Sequence[int], lengths: Sequence[int], size: int, max_tokens: int | None
+    eos_counts: Sequence[int], lengths: Sequence[int], max_rows: int, max_tokens: int | None
 ) -> Iterator[list[int]]:
-    """Groups rows of similar length into batches of at most `size` rows and `max_tokens` tokens, padding included.
+    """Groups rows of similar length into batches of at most `max_rows` rows and `max_tokens` tokens, padding included.
 
-    For an encoder-decoder, all rows of a batch have equally many end-of-sequence tokens, as transformers requires.
+    For an encoder-decoder, all rows of a batch have the same number of end-of-sequence tokens (transformers needs it).
     """
     batch: list[int] = []
     for row in sorted(range(len(lengths)), key=lambda row: (eos_counts[row], lengths[row])):
-        is_full = len(batch) == size or (max_tokens is not None and (len(batch) + 1) * lengths[row] > max_tokens)
+        is_full = len(batch) == max_rows or (max_tokens is not None and (len(batch) + 1) * lengths[row] > max_tokens)
         if batch and (is_full or eos_counts[row] != eos_counts[batch[-1]]):
             yield batch
             batch = []

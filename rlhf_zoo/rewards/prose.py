@@ -1,6 +1,6 @@
-"""Rewards for the prose of a completion, by lexicons and rules that were not fitted to labels of the training data.
+"""Rewards for the prose of a completion. Their lexicons and rules were not fitted to labels of the training data.
 
-`grammar` counts errors, `refuses` finds refusals, `vader` measures sentiment. All three are for English.
+`grammar` counts errors, `refuses` finds refusals, and `vader` measures sentiment. All three are for English.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from ..errors import ZooError
 from ..modeling.chat_template import Prompt
 from .rule import Rule, text_of
 
-#: Kinds of findings by harper that are a matter of taste or dialect rather than errors.
+#: Kinds of harper's findings that are a matter of taste or dialect rather than errors.
 IGNORED_KINDS = ("Enhancement", "Formatting", "Readability", "Redundancy", "Regionalism", "Style")
 #: The lowest score of `grammar`, for an error in every word.
 MIN_GRAMMAR = -100.0
-#: Number of words at the beginning of a completion in which `refuses` looks for a phrase.
+#: The number of words at the beginning of a completion in which `refuses` looks for a phrase.
 OPENING_WORDS = 20
 #: Phrases of refusals, in lower case and without contractions.
 REFUSALS = (
@@ -65,14 +65,14 @@ _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
 
 @dataclass(frozen=True, kw_only=True)
 class Grammar(Rule):
-    """Minus the errors of grammar and spelling per 100 words of a completion: 0 without errors, and at least −100.
+    """Minus the number of grammar and spelling errors per 100 words of a completion: at most 0, and at least −100.
 
     harper finds the errors. It reads English, and skips code in Markdown. An empty completion gets the worst score,
-    because it would otherwise get the best. A sentence that does not start with a capital counts as an error.
+    because it would otherwise get the best. A sentence that does not start with a capital letter has an error.
 
     Attributes:
         dialect: "american", "british", "australian", "canadian" or "indian".
-        ignore: Kinds of findings by harper that do not count.
+        ignore: Kinds of harper's findings that do not count.
         name: The name in metrics.
 
     Raises:
@@ -93,18 +93,18 @@ class Grammar(Rule):
         return [self._score(text_of(completion)) for completion in completions]
 
     def _score(self, text: str) -> float:
-        words = len(text.split())
-        if not words:
+        word_count = len(text.split())
+        if not word_count:
             return MIN_GRAMMAR
-        errors = sum(finding.lint_kind not in self.ignore for finding in _linter(self.dialect).lint(text))
-        return max(-100 * errors / words, MIN_GRAMMAR) if errors else 0.0
+        error_count = sum(finding.lint_kind not in self.ignore for finding in _linter(self.dialect).lint(text))
+        return max(-100 * error_count / word_count, MIN_GRAMMAR) if error_count else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Refuses(Rule):
     """1 if a completion refuses to answer, otherwise 0: its first 20 words contain one of REFUSALS.
 
-    Case, punctuation and contractions do not matter. Refusals with other phrases are not found.
+    Case, punctuation and contractions do not matter. Does not find refusals in other words.
 
     Attributes:
         name: The name in metrics.
@@ -126,9 +126,9 @@ def _is_refusal(text: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Vader(Rule):
-    """The sentiment of a completion from −1 (negative) to 1 (positive), by VADER's lexicon and rules; 0 for no words.
+    """The sentiment of a completion from −1 (negative) to 1 (positive), by VADER's lexicon and rules; 0 without words.
 
-    This is VADER's compound score, which was made for sentences: for long texts it is often near −1 or 1.
+    This is VADER's compound score, which was made for sentences: for long texts, it is often near −1 or 1.
 
     Attributes:
         name: The name in metrics.

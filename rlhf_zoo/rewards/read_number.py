@@ -8,14 +8,11 @@ from typing import Literal
 
 
 def text_after_marker(text: str, marker: str | None) -> str | None:
-    """Returns the text that follows the last marker.
+    """Returns the text after the last marker; None if the text does not contain the marker.
 
     Args:
         text: The text.
-        marker: The marker; None for the complete text.
-
-    Returns:
-        The text after the last marker; None if the text does not contain the marker.
+        marker: The marker; None to return the complete text.
     """
     if marker is None:
         return text
@@ -44,18 +41,18 @@ def read_number(
 ) -> float | None:
     r"""Reads the number that a text gives as its answer.
 
-    Reads "1,234.50" (a comma separates thousands), "-3" (also with the sign −), "1/2", "\frac{1}{2}", "6e-3", "$5".
-    Expressions are not evaluated: without a marker, "3 · 10^4" is read as 10, and "1 1/2" as 1/2. A number that is too
-    large for float64, or whose denominator is 0, does not count.
+    Reads "1,234.50" (a comma separates thousands), "-3" (also with the sign −), "1/2", "\frac{1}{2}", "6e-3" and "$5".
+    Does not evaluate expressions: without a marker, "3 · 10^4" is read as 10, and "1 1/2" as 1/2. Skips numbers that
+    are too large for float64 or have the denominator 0.
 
     Args:
         text: The text.
-        marker: The answer is the first number after the last marker ("#### 42", as in GSM8K, arXiv:2110.14168). With
-            None, it is the last number in the last \boxed{…}, or the last number of the text if nothing is boxed.
+        marker: The answer is the first number after the last marker ("#### 42", as in GSM8K, arXiv:2110.14168). If
+            None, the answer is the last number in the last \boxed{…}, or in the text if nothing is boxed.
         percent: "unit" ignores a % sign; "hundredth" reads "42%" as 0.42.
 
     Returns:
-        The number; None if there is none.
+        The number; None if the text has no number.
     """
     answer_text = text_after_marker(text, marker)
     if answer_text is None:

@@ -1,4 +1,4 @@
-"""The reward `relevance`, for completions about their prompt. Its model was not trained on the data's labels."""
+"""The reward `relevance`, for completions that fit their prompts. Its model was not trained on the data's labels."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Relevance(Rule):
         name: The name in metrics.
 
     Raises:
-        ZooError: When called: the model cannot be loaded, or is not such an encoder.
+        ZooError: When called: the model cannot be loaded, or is not an encoder of this kind.
     """
 
     meaning: ClassVar[str] = "the cosine of the embeddings of prompt and answer"
@@ -40,7 +40,7 @@ class Relevance(Rule):
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model:
             raise self._field_error("model", "a folder or NAMESPACE/NAME")
-        self._check_count("batch_size")
+        self._check_positive_integer("batch_size")
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Any], **columns: Any) -> list[float | None]:
         pairs = [(request_text(prompt), text_of(text)) for prompt, text in zip(prompts, completions, strict=True)]

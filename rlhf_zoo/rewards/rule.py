@@ -1,4 +1,4 @@
-"""The base class of rules, and a function that returns the text of a completion or prompt."""
+"""The base class of rules, and a function that returns the text of a completion or a prompt."""
 
 from typing import Any, ClassVar
 
@@ -21,7 +21,7 @@ class Rule:
     """A reward computed by a program. Its field `name` is its name in metrics.
 
     Attributes:
-        meaning: A description of the rule, which follows its name on a card that shows it as a judge.
+        meaning: A description of the rule. On a card, it follows the name of a rule that is a judge.
     """
 
     meaning: ClassVar[str] = "which a program checks"
@@ -29,13 +29,13 @@ class Rule:
 
     @property
     def __name__(self) -> str:
-        """The rule's name, in the attribute that functions have."""
+        """The rule's name. Functions have this attribute too."""
         return self.name
 
     def _field_error(self, field: str, expected: str) -> ZooError:
         return ZooError(f"{field} of the reward {self.name} is {getattr(self, field)!r}: give {expected}.")
 
-    def _check_count(self, field: str) -> None:
+    def _check_positive_integer(self, field: str) -> None:
         value = integer(getattr(self, field))
         if value is None or value < 1:
             raise self._field_error(field, "a whole number of at least 1")

@@ -1,9 +1,9 @@
-r"""Rewards computed by a program, without a model: answers, formats, lengths and repetition.
+r"""Rewards computed by a program, without a model: for answers, formats, lengths and repetition.
 
-Each reward is a frozen object that is called as TRL's GRPO calls a reward function, `reward(prompts=…, completions=…,
+Each reward is a frozen object. It is called as TRL's GRPO calls a reward function, `reward(prompts=…, completions=…,
 **columns)`. A completion is a text, or a conversation whose last message counts. The object can be pickled, and
 its `name` is the name in metrics. A recipe names a ready-made reward (`reward_funcs: [numeric_match]`), or sets fields
-as in a Python call with literal values. Quote the call if YAML would split or unescape it:
+in the form of a Python call with literal values. Quote the call if YAML would split or unescape it:
 
     reward_funcs:
       - numeric_match(column="solution", absolute=0.01)
@@ -48,14 +48,12 @@ _GSM8K_MARKER = "####"
 
 @runtime_checkable
 class Verifiable(Protocol):
-    """A reward that checks whether an answer is right (1) or not (0), and can therefore also be a judge.
+    """A reward that checks whether an answer is right (1) or not (0). It can therefore also be a judge.
 
     Attributes:
-        strict: A reward, called like this one, that reads the answer only where it should be, for example after a
-            marker.
-        lenient: A reward, called like this one, that finds the answer anywhere in the completion. If `strict` or
-            `lenient` has a method `read(text)`, which returns the answer or None, a majority vote over answers is
-            evaluated too.
+        strict: A reward function that reads the answer only where it should be, for example after a marker.
+        lenient: A reward function that finds the answer anywhere in the completion. If `strict` or `lenient` has a
+            method `read(text)`, which returns the answer or None, evaluations also report a majority vote over answers.
     """
 
     @property
@@ -77,7 +75,7 @@ class AnswerRule(Rule):
             names: The names of the prompts' columns.
 
         Raises:
-            ZooError: The prompts lack the column, or its name is reserved, so it is not passed to reward functions.
+            ZooError: The prompts lack the column, or reward functions do not get it because its name is reserved.
         """
         names, column = list(names), self.column
         readable = [name for name in names if name not in RESERVED]
@@ -129,7 +127,7 @@ class AnswerRule(Rule):
 
 def _as_accepted_answers(answer: Any) -> list[Any] | None:
     answers = answer if isinstance(answer, (list, tuple)) else [answer]
-    # In a column of numbers, a missing answer is NaN, which is not equal to itself.
+    # In a column of numbers, a missing answer is NaN, which does not equal itself.
     return [accepted for accepted in answers if accepted is not None and accepted == accepted] or None
 
 
@@ -137,10 +135,10 @@ def _as_accepted_answers(answer: Any) -> list[Any] | None:
 class ExactMatch(AnswerRule):
     """1 if a completion equals the row's answer, 0 if it does not, None if the row has no answer.
 
-    Runs of white space count as one space, and outer white space is ignored.
+    A run of white space counts as one space. White space at the beginning and the end is ignored.
 
     Attributes:
-        column: The column of the data set with the answer or a list of accepted answers. Anything but text is
+        column: The column of the data set with the answer or a list of accepted answers. Answers that are not text are
             converted with `str` first.
         marker: A text before the answer, such as "Answer:"; None for no marker. In a completion, only the text from the
             last marker to the end of its line counts, and a completion without the marker gets 0. An accepted answer
@@ -167,7 +165,7 @@ class ExactMatch(AnswerRule):
 
     @property
     def lenient(self) -> ExactMatch:
-        """Finds the answer anywhere among a completion's words, whatever its case."""
+        """Finds the answer anywhere among a completion's words, and ignores case."""
         return _ContainsMatch(column=self.column, marker=self.marker, ignore_case=True, name=self.name)
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Any], **columns: Any) -> list[float | None]:
@@ -201,7 +199,7 @@ class ExactMatch(AnswerRule):
 
 
 class _ContainsMatch(ExactMatch):
-    read = None  # type: ignore[assignment]  # so no majority vote: a text may contain several answers
+    read = None  # type: ignore[assignment]  # no majority vote, because a text may contain several answers
 
     def _matches(self, text: str, answers: Sequence[Any]) -> bool:
         normalized = " ".join(text.split()).casefold()
@@ -213,7 +211,7 @@ class _ContainsMatch(ExactMatch):
 class NumericMatch(AnswerRule):
     """1 if a completion's number is the row's answer, 0 if it differs or is missing, None if the row has no answer.
 
-    Logs the number in the extra column NAME/read, by the `log_extra` that TRL passes to reward functions.
+    Logs the number in the extra column NAME/read, with the `log_extra` that TRL passes to reward functions.
 
     Attributes:
         column: The column of the data set with a number, a text that `read_number` reads, or a list of these.
@@ -249,7 +247,7 @@ class NumericMatch(AnswerRule):
 
     @property
     def lenient(self) -> NumericMatch:
-        r"""Reads the last number in the last \boxed{…} of a completion, or in all of it if nothing is boxed."""
+        r"""Reads the last number in the last \boxed{…}, or in the entire completion if nothing is boxed."""
         return replace(self, marker=None) if self.marker is not None else self
 
     def __call__(
@@ -292,7 +290,7 @@ class NumericMatch(AnswerRule):
         return number
 
 
-# Ready-made objects, to which entry points refer.
+# Ready-made rewards, which entry points name.
 
 exact_match = ExactMatch()
 numeric_match = NumericMatch()

@@ -320,7 +320,7 @@ class StageRecord:
         """
         problems = []
         for path in reversed(self.checkpoints()):
-            problem = find_damage(path, training=True)
+            problem = find_damage(path, for_resuming=True)
             if problem is None:
                 break
             target = path.with_name(f"{DAMAGED}{path.name}")

@@ -20,7 +20,7 @@ from rlhf_zoo.hub.client.connect import Hub, reload_clients
 from rlhf_zoo.hub.client.refs import resolve
 from rlhf_zoo.modeling.critic import CRITIC_DIR, critic_from
 from rlhf_zoo.modeling.models import load_causal, load_classifier
-from rlhf_zoo.modeling.remote_code import FLAG, is_trusted, trusting
+from rlhf_zoo.modeling.remote_code import TRUST_CODE_FLAG, is_code_trusted, trusting
 
 BASE = "maker/base"
 FILES = [f"{name}_strange.py" for name in ("configuration", "modeling", "scoring")]
@@ -56,11 +56,11 @@ def resolve_published(hub: ThreadHub, repo: str) -> Path:
 
 
 def test_remote_code_runs_only_with_flag_and_is_published(hub: ThreadHub, recipe: Path, tmp_path: Path) -> None:
-    with pytest.raises(ZooError, match=rf"The model {BASE} needs program code of its own .* pass {FLAG}"):
+    with pytest.raises(ZooError, match=rf"The model {BASE} needs program code of its own .* pass {TRUST_CODE_FLAG}"):
         run_command(hub, "run", "mine")
     assert not (tmp_path / "ran").exists() and not Path("runs/mine/sft").exists()
-    run_command(hub, "sft", "mine", FLAG, "--push_to_hub", "--max_steps", "1")
-    assert (tmp_path / "ran").exists() and not is_trusted()
+    run_command(hub, "sft", "mine", TRUST_CODE_FLAG, "--push_to_hub", "--max_steps", "1")
+    assert (tmp_path / "ran").exists() and not is_code_trusted()
     ran = json.loads(Path("runs/mine/sft/run.json").read_text())["remote_code"]
     assert [(one["model"], one["commit"]) for one in ran] == [(BASE, hub.api().model_info(BASE).sha)]
     assert list(ran[0]["files"]) == FILES
@@ -69,7 +69,7 @@ def test_remote_code_runs_only_with_flag_and_is_published(hub: ThreadHub, recipe
     assert [path.name for path in sorted(pulled.glob("*.py"))] == FILES
     (tmp_path / "ran").unlink()
     for load in (load_causal, load_classifier, critic_from):
-        with pytest.raises(ZooError, match=f"program code of its own .* pass {FLAG}"):
+        with pytest.raises(ZooError, match=f"program code of its own .* pass {TRUST_CODE_FLAG}"):
             load(pulled)
     assert not (tmp_path / "ran").exists()
     with trusting():
@@ -85,7 +85,9 @@ def test_recipe_may_not_set_trust_remote_code(hub: ThreadHub, recipe: Path, wher
     with (recipe / f"{where}.yaml").open("a") as file:
         file.write("trust_remote_code: true\n")
     for words in (["run", "mine"], ["recipes", "validate", "mine"]):
-        with pytest.raises(ZooError, match=f"trust_remote_code, which is not allowed in a recipe.* pass {FLAG}"):
+        with pytest.raises(
+            ZooError, match=f"trust_remote_code, which is not allowed in a recipe.* pass {TRUST_CODE_FLAG}"
+        ):
             cli.main(words, standalone_mode=False)
 
 
@@ -108,16 +110,16 @@ def test_every_stage_runs_with_remote_code(hub: ThreadHub, recipe: Path, lora: b
         with (recipe / f"{stage}.yaml").open("a") as file:
             file.write(yaml.safe_dump(LORA | ({"push_merged": True} if stage == "sft" else {})))
     page = (Path(__file__).parents[2] / "docs/models.md").read_text(encoding="utf-8")
-    assert f"rlhf-zoo run my-recipe {FLAG}\n" in page
-    run_command(hub, "run", "mine", FLAG, "--push_to_hub")
-    run_command(hub, "trace", "runs/mine", "--prompt", "how", FLAG)
+    assert f"rlhf-zoo run my-recipe {TRUST_CODE_FLAG}\n" in page
+    run_command(hub, "run", "mine", TRUST_CODE_FLAG, "--push_to_hub")
+    run_command(hub, "trace", "runs/mine", "--prompt", "how", TRUST_CODE_FLAG)
     for repo, load in (("local/mine-reward", load_classifier), ("local/mine-ppo", load_causal)):
         pulled = resolve_published(hub, repo)
         with trusting():
             assert load(pulled)
             if load is load_causal:
                 assert critic_from(pulled / CRITIC_DIR)
-        with pytest.raises(ZooError, match=f"pass {FLAG}"):
+        with pytest.raises(ZooError, match=f"pass {TRUST_CODE_FLAG}"):
             load(pulled)
-    with pytest.raises(ZooError, match=f"pass {FLAG}"):
+    with pytest.raises(ZooError, match=f"pass {TRUST_CODE_FLAG}"):
         run_command(hub, "trace", "runs/mine", "--prompt", "how")

@@ -10,7 +10,7 @@ from schemas import SCHEMAS, make_recipe
 from rlhf_zoo.app.engine import Comparison
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client.connect import Hub
-from rlhf_zoo.modeling.chat_template import Chat
+from rlhf_zoo.modeling.chat_template import ChatSettings
 from rlhf_zoo.modeling.critic import CRITIC_DIR, critic_from
 from rlhf_zoo.modeling.loading import load_tokenizer
 from rlhf_zoo.modeling.models import load_causal, load_classifier
@@ -81,7 +81,7 @@ def assert_plain_text_shown(context, form):
     asked = "how is item 3"
     found = comparison.compare(asked, max_new_tokens=4)
     assert found.prompt == asked
-    talks = Chat.of(comparison.tokenizer) is not None
+    talks = ChatSettings.of(comparison.tokenizer) is not None
     assert talks == (form == "conversational")
     assert (comparison.count_tokens(asked) > len(comparison.tokenizer(asked)["input_ids"])) == talks
     lines = (context.record("eval").path / "samples.jsonl").read_text(encoding="utf-8").splitlines()

@@ -14,7 +14,7 @@ from rlhf_zoo.modeling.chat import (
     tokenize_prompt,
     wrap_prompt,
 )
-from rlhf_zoo.modeling.chat_template import Chat, end_of_turn
+from rlhf_zoo.modeling.chat_template import ChatSettings, end_of_turn
 from rlhf_zoo.modeling.special_tokens import train_tokenizer
 from rlhf_zoo.runs.data.hold_out import split_by_prompt
 from rlhf_zoo.runs.data.layout import drop_long_prompts, split_pair
@@ -33,13 +33,13 @@ def make_chat_tokenizer(template: str | None = schemas.TEMPLATE):
 
 def test_template_head_survives_saving_and_is_written_once(tmp_path) -> None:
     odd = 'Say "hi" #} {% x %}\n😀'
-    chat = Chat(odd, {"enable_thinking": False}, True)
+    chat = ChatSettings(odd, {"enable_thinking": False}, True)
     tokenizer = chat.write(make_chat_tokenizer())
     head = tokenizer.chat_template
     assert chat.write(tokenizer).chat_template == head, "written again, it takes its own place"
     tokenizer.save_pretrained(tmp_path)
     read = type(tokenizer).from_pretrained(tmp_path)
-    assert Chat.of(read) == chat and Chat.of(make_chat_tokenizer()) is None
+    assert ChatSettings.of(read) == chat and ChatSettings.of(make_chat_tokenizer()) is None
     text = read.apply_chat_template(ASKED, tokenize=False, add_generation_prompt=True)
     assert text == (
         f"<|im_start|>system\n{odd}<|im_end|>\n<|im_start|>user\nhow are you<|im_end|>\n"
@@ -51,7 +51,7 @@ def test_template_head_survives_saving_and_is_written_once(tmp_path) -> None:
 
 
 def test_reward_tokens_match_ppo_rollout_tokens() -> None:
-    tokenizer = Chat().write(make_chat_tokenizer())
+    tokenizer = ChatSettings().write(make_chat_tokenizer())
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     assert end_of_turn(tokenizer) == end
     written = [*tokenize_prompt(ASKED, tokenizer), *tokenizer("fine", add_special_tokens=False)["input_ids"]]
@@ -72,24 +72,24 @@ def test_plain_text_renders_conversations() -> None:
         assert plain_text(append_completion(prompt, "well")) == plain_text(prompt) + "well"
     assert remove_thoughts("<think>a\nb</think>\n\n42") == "42" and remove_thoughts("so <think>cut") == "so "
     assert wrap_prompt(" hi ", make_chat_tokenizer()) == " hi "
-    assert wrap_prompt(" hi ", Chat().write(make_chat_tokenizer())) == [{"role": "user", "content": "hi"}]
+    assert wrap_prompt(" hi ", ChatSettings().write(make_chat_tokenizer())) == [{"role": "user", "content": "hi"}]
 
 
 @pytest.mark.attack
 @pytest.mark.parametrize("name", ["x = 1 %}EVIL{% set y", "range", "messages", "true", "True", "for", "eos_token", ""])
 def test_chat_rejects_invalid_template_variables(name: str) -> None:
     with pytest.raises(ZooError, match="not a free variable of a template: use"):
-        Chat(chat_template_kwargs={name: 1})
+        ChatSettings(chat_template_kwargs={name: 1})
     with pytest.raises(ZooError, match="not a free variable of a template: use"):
         recipe_config(load_recipe("tiny-world"), {"chat_template_kwargs": {name: 1}})
 
 
 def test_chat_rejects_unrenderable_system_prompts() -> None:
     with pytest.raises(ZooError, match="set chat_template_path in"):
-        Chat().write(make_chat_tokenizer(None))
+        ChatSettings().write(make_chat_tokenizer(None))
     refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('No system turns') }}{% endif %}x"
     with pytest.raises(ZooError, match=r"of user \(No system turns\).*remove system_prompt"):
-        Chat("s").write(make_chat_tokenizer(refuses))
+        ChatSettings("s").write(make_chat_tokenizer(refuses))
 
 
 ENDLESS = {

@@ -75,13 +75,13 @@ def test_complete_lists_every_file_and_hashes_each_once(tmp_path: Path, monkeypa
         content = (path / name).read_bytes()
         assert document["files"][name] == {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     for _ in range(3):
-        check_integrity(path, training=True)
+        check_integrity(path, for_resuming=True)
         load_causal(path)
     assert len(read) == len(names), "a file is read again only when it has changed"
     (path / "optimizer.pt").unlink()
     check_integrity(path)  # a model is loaded without it
     with pytest.raises(ZooError, match=r"optimizer\.pt cannot be read \(No such file or directory\)"):
-        check_integrity(path, training=True)
+        check_integrity(path, for_resuming=True)
 
 
 @pytest.mark.parametrize(

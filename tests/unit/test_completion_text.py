@@ -28,7 +28,7 @@ from rlhf_zoo.modeling.chat import (
     wrap_answer,
     wrap_completion,
 )
-from rlhf_zoo.modeling.chat_template import Chat
+from rlhf_zoo.modeling.chat_template import ChatSettings
 from rlhf_zoo.modeling.reserved_columns import PROMPT_TOKENS
 from rlhf_zoo.modeling.sampling.truncation import find_text_end
 from rlhf_zoo.modeling.special_tokens import train_tokenizer
@@ -108,7 +108,7 @@ def test_sampled_text_is_same_for_centering_judges_and_page() -> None:
 
 
 def test_chat_answer_has_no_leading_space_from_template() -> None:
-    tokenizer = Chat().write(metaspace(LLAMA))
+    tokenizer = ChatSettings().write(metaspace(LLAMA))
     completion_ids = ids_of(tokenizer, "▁Sure", ".")
     before = tokenize_prompt(ASKED, tokenizer)
     assert decode_after(tokenizer, before, completion_ids) == " Sure."
@@ -126,7 +126,7 @@ def test_chat_answer_has_no_leading_space_from_template() -> None:
 @pytest.mark.parametrize("template", [None, LLAMA])
 def test_page_shows_completion_that_rewards_read(template: str | None) -> None:
     tokenizer = metaspace(template)
-    tokenizer = tokenizer if template is None else Chat().write(tokenizer)
+    tokenizer = tokenizer if template is None else ChatSettings().write(tokenizer)
     prompt: Any = "how is it" if template is None else ASKED
     policy = make_policy(tokenizer)
     comparison = Comparison(ppo=policy, sft=policy, tokenizer=tokenizer, reward=reward_model_of(tokenizer))
@@ -160,7 +160,7 @@ def thinking_tokenizer(*, prefilled: bool, special: bool) -> PreTrainedTokenizer
     tokenizer.add_special_tokens({"extra_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     tokenizer.add_tokens([AddedToken(tag, special=special) for tag in ("<think>", "</think>")], special_tokens=special)
     tokenizer.chat_template = CHATML.replace("THINKS", "<think>\n" if prefilled else "")
-    return Chat(strip_thoughts=True).write(tokenizer)
+    return ChatSettings(strip_thoughts=True).write(tokenizer)
 
 
 @pytest.mark.parametrize("special", [False, True])
@@ -197,7 +197,7 @@ def test_prompt_with_open_thought_is_rejected() -> None:
         check_rows(Dataset.from_list([{"prompt": prompt}]), tokenizer, subject="the data")
     closed = [*ASKED, {"role": "assistant", "content": "<think>so</think>"}]
     assert tokenize_prompt(closed, tokenizer)
-    unstripped = Chat().write(thinking_tokenizer(prefilled=False, special=True))
+    unstripped = ChatSettings().write(thinking_tokenizer(prefilled=False, special=True))
     assert plain_text(append_completion(prompt, " it is")).endswith("<think>so it is")
     assert tokenize_prompt(prompt, unstripped)
     mention = [{"role": "user", "content": "what is <think> for"}]

@@ -13,7 +13,7 @@ from rlhf_zoo.evaluation.compute import (
     ppo_compute,
     rloo_compute,
 )
-from rlhf_zoo.modeling.models import matmul_parameters
+from rlhf_zoo.modeling.models import count_matmul_parameters
 
 SIZES = {"policy": 10, "reference": 10, "reward": 7, "critic": 5}
 
@@ -76,9 +76,10 @@ def test_matmul_parameters_exclude_embedding_lookup() -> None:
     """A table of embeddings is only looked up, unless it is the matrix of logits too."""
     untied, tied = make_policy(), make_policy(tie_word_embeddings=True)
     table = untied.get_input_embeddings().weight.numel()
-    assert matmul_parameters(untied) == sum(weight.numel() for weight in untied.parameters()) - table
-    assert matmul_parameters(tied) == matmul_parameters(untied)
+    assert count_matmul_parameters(untied) == sum(weight.numel() for weight in untied.parameters()) - table
+    assert count_matmul_parameters(tied) == count_matmul_parameters(untied)
     reward = make_reward_model()
     assert (
-        matmul_parameters(reward) == matmul_parameters(untied) - table + torch.tensor(reward.score.weight.shape).prod()
+        count_matmul_parameters(reward)
+        == count_matmul_parameters(untied) - table + torch.tensor(reward.score.weight.shape).prod()
     )

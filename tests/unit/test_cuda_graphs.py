@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.modeling.logprobs import response_states
 from rlhf_zoo.modeling.sampling import cuda_graphs as graphs
-from rlhf_zoo.modeling.sampling.cuda_graphs import bucket, fixed_cache_shape, supports_fixed_cache
+from rlhf_zoo.modeling.sampling.cuda_graphs import fixed_cache_shape, round_rows, supports_fixed_cache
 from rlhf_zoo.modeling.sampling.decoder import NextLogits
 from rlhf_zoo.modeling.sampling.sampler import Samples, SamplingRequest, Vocabulary, sample
 from rlhf_zoo.ppo.engines import NativeEngine
@@ -50,7 +50,7 @@ class Recorded:
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of few columns, so that a short call has several shapes and moves what it holds."""
-    monkeypatch.setattr(graphs, "COLUMNS", 16)
+    monkeypatch.setattr(graphs, "COLUMN_MULTIPLE", 16)
 
 
 def critic(states: Tensor) -> Tensor:
@@ -174,8 +174,20 @@ def test_unsupported_models_sample_without_graphs(llama: PreTrainedModel) -> Non
     assert_equal_samples(NativeEngine(never)(llama, bounded), sample(llama, **vars(bounded)))
 
 
-def test_bucket_and_fixed_cache_shape_sizes() -> None:
-    assert [bucket(rows) for rows in (1, 2, 3, 4, 5, 7, 13, 16, 17, 25, 256)] == [1, 2, 3, 4, 6, 8, 16, 16, 24, 32, 256]
+def test_round_rows_and_fixed_cache_shape_sizes() -> None:
+    assert [round_rows(rows) for rows in (1, 2, 3, 4, 5, 7, 13, 16, 17, 25, 256)] == [
+        1,
+        2,
+        3,
+        4,
+        6,
+        8,
+        16,
+        16,
+        24,
+        32,
+        256,
+    ]
     prompts = [[1] * 100] * 200
     assert fixed_cache_shape(prompts, 512, None) == (256, 640)
     assert fixed_cache_shape(prompts, 512, 100 * 640) == (96, 640)

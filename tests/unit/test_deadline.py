@@ -84,7 +84,7 @@ def test_deadline_bounds_memory() -> None:
 
 
 def test_interrupt_shortens_deadlines_that_opted_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "GRACE", 0.2)
+    monkeypatch.setattr(module, "GRACE_SECONDS", 0.2)
     timer = threading.Timer(0.2, shorten_deadlines)
     timer.start()
     with deadline(0.8), pytest.raises(Expired), deadline(None, shorten_on_interrupt=True):
@@ -92,7 +92,7 @@ def test_interrupt_shortens_deadlines_that_opted_in(monkeypatch: pytest.MonkeyPa
 
 
 def test_interrupt_ends_call_that_holds_gil(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "GRACE", 0.2)
+    monkeypatch.setattr(module, "GRACE_SECONDS", 0.2)
     before = signal.signal(signal.SIGINT, lambda *_: shorten_deadlines())
     sender = subprocess.Popen(["sh", "-c", f"sleep 0.5; kill -INT {os.getpid()}"])
     try:

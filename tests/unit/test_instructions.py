@@ -159,8 +159,8 @@ def test_reward_reads_conversations_and_can_be_pickled() -> None:
 @pytest.mark.parametrize(
     ("ids", "kwargs", "message"),
     [
-        (["punctuation:no_comma"], [], "two lists of one length"),
-        ("punctuation:no_comma", "{}", "two lists of one length"),
+        (["punctuation:no_comma"], [], "two lists of the same length"),
+        ("punctuation:no_comma", "{}", "two lists of the same length"),
         (["punctuation:comma"], [{}], "row 0 has the instruction 'punctuation:comma'"),
         (["punctuation:no_comma"], [3], "kwargs 3: give a mapping"),
         (["length_constraints:number_words"], [{"relation": AT_LEAST}], "has no num_words"),

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.modeling import models
 from rlhf_zoo.modeling.critic import critic_from
-from rlhf_zoo.modeling.loading import AS_SAVED, Loading
+from rlhf_zoo.modeling.loading import AS_SAVED, LoadOptions
 from rlhf_zoo.modeling.model_files import ADAPTER_WEIGHTS
 from rlhf_zoo.modeling.models import load_causal, load_classifier, score_statistics
 from rlhf_zoo.ppo.reference import Reference
@@ -121,7 +121,7 @@ def test_model_keys_reach_from_pretrained(tmp_path: Path, monkeypatch: pytest.Mo
     assert bits["load_in_4bit"] and bits["bnb_4bit_quant_type"] == "fp4" and bits["bnb_4bit_use_double_quant"]
     assert bits["bnb_4bit_compute_dtype"] == bits["bnb_4bit_quant_storage"] == "bfloat16"
     assert loading_of(settings("ppo", **LORA, load_in_8bit=True)).quantization.load_in_8bit
-    assert loading_of(settings("sft")) == Loading()
+    assert loading_of(settings("sft")) == LoadOptions()
     with pytest.raises(ZooError, match="cannot be merged into quantized weights"):
         load_causal(save_adapter(tmp_path, tmp_path / "adapter", "CAUSAL_LM"), options=how)
 
@@ -129,7 +129,7 @@ def test_model_keys_reach_from_pretrained(tmp_path: Path, monkeypatch: pytest.Mo
 def test_weights_load_in_requested_or_saved_dtype(tmp_path: Path) -> None:
     make_policy().save_pretrained(tmp_path / "policy")
     make_reward_model().to(torch.bfloat16).save_pretrained(tmp_path / "reward")
-    assert load_causal(tmp_path / "policy", options=Loading("bfloat16", "eager")).dtype == torch.bfloat16
+    assert load_causal(tmp_path / "policy", options=LoadOptions("bfloat16", "eager")).dtype == torch.bfloat16
     assert load_causal(tmp_path / "policy", options=AS_SAVED).dtype == torch.float32
     assert load_reward_model(tmp_path / "reward").dtype == torch.bfloat16
     assert load_classifier(tmp_path / "reward").dtype == torch.float32

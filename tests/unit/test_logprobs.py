@@ -182,13 +182,13 @@ def test_pad_embedding_does_not_affect_real_tokens() -> None:
 def test_split_batches_group_lengths_within_token_budget() -> None:
     samples = Samples(*(torch.cat([x] * 4) for x in list(vars(some()).values())[:6]))
     for size, tokens in ((64, 20), (2, 1000), (3, None), (64, 1)):
-        batches = split_batches(samples, size=size, tokens=tokens)
+        batches = split_batches(samples, max_rows=size, max_tokens=tokens)
         assert sorted(torch.cat(batches).tolist()) == list(range(12))
         for rows in batches:
             assert 1 <= len(rows) <= size
             assert tokens is None or len(rows) == 1 or count_tokens(samples, rows) <= tokens
-    assert len(split_batches(samples, size=64, tokens=36)) < 12
-    assert split_batches(samples, torch.tensor([5, 1]), size=1)[0].tolist() == [1]
+    assert len(split_batches(samples, max_rows=64, max_tokens=36)) < 12
+    assert split_batches(samples, torch.tensor([5, 1]), max_rows=1)[0].tolist() == [1]
 
 
 @hypothesis.given(st.lists(st.integers(1, 9), min_size=1, max_size=7), st.integers(1, 4), st.integers(1, 24))
@@ -200,7 +200,7 @@ def test_split_batches_minimize_count_then_padding(lengths: list[int], size: int
 
     mask = torch.arange(9) < torch.tensor(lengths).unsqueeze(1)
     samples = Samples(mask.long()[:, :1], mask[:, :1], mask.long()[:, 1:], mask[:, 1:], mask[:, 1:].float(), mask[:, 0])
-    batches = split_batches(samples, size=size, tokens=tokens, minimize_padding=True)
+    batches = split_batches(samples, max_rows=size, max_tokens=tokens, minimize_padding=True)
     assert sorted(torch.cat(batches).tolist()) == list(range(len(lengths)))
     result = [[lengths[row] for row in batch.tolist()] for batch in batches]
     ordered, ways = sorted(lengths), []

@@ -15,7 +15,7 @@ from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client.run_signature import trusting
 from rlhf_zoo.modeling.critic import CRITIC_DIR, critic_from
 from rlhf_zoo.modeling.loading import load_config, load_tokenizer
-from rlhf_zoo.modeling.model_files import ModelFiles, model_files
+from rlhf_zoo.modeling.model_files import ModelFiles, find_model_files
 from rlhf_zoo.modeling.models import build_causal, load_causal, load_classifier
 from rlhf_zoo.modeling.value_head_models import AutoModelForCausalLMWithValueHead
 from rlhf_zoo.ppo.actor_critic import ActorCritic
@@ -95,24 +95,24 @@ def test_truncated_checkpoint_is_not_resumed(tmp_path: Path, part: str) -> None:
 
 
 def test_missing_weights_are_named(tmp_path: Path) -> None:
-    model_files(save("Llama 3", tmp_path / "whole")).require_weights()
+    find_model_files(save("Llama 3", tmp_path / "whole")).require_weights()
     sharded, adapter = tmp_path / "sharded", tmp_path / "adapter"
     make_policy().save_pretrained(sharded, max_shard_size=4000)
     shards = sorted(sharded.glob("*.safetensors"))
     assert len(shards) > 1
-    model_files(sharded).require_weights()
+    find_model_files(sharded).require_weights()
     shards[-1].unlink()
-    with pytest.raises(ZooError, match=rf"names 1 missing files of weights, such as {shards[-1].name}: copy"):
-        model_files(sharded).require_weights()
+    with pytest.raises(ZooError, match=rf"names 1 missing weight files, such as {shards[-1].name}: copy"):
+        find_model_files(sharded).require_weights()
     (sharded / "model.safetensors.index.json").unlink()
     with pytest.raises(
         ZooError, match=r"^The model in .*sharded has no weights: copy model\.safetensors there, or all"
     ):
-        model_files(sharded).require_weights()
+        find_model_files(sharded).require_weights()
     adapter.mkdir()
     (adapter / "adapter_config.json").write_text('{"peft_type": "LORA"}')
     with pytest.raises(ZooError, match=r"^The adapter in .*adapter has no adapter_model\.safetensors: copy"):
-        model_files(adapter).require_weights()
+        find_model_files(adapter).require_weights()
     (adapter / "adapter_model.safetensors").touch()
     ModelFiles(adapter).require_weights()
 

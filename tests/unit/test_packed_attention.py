@@ -17,7 +17,7 @@ from rlhf_zoo.modeling.batches import count_tokens, split_batches
 from rlhf_zoo.modeling.critic import critic_from
 from rlhf_zoo.modeling.logprobs import response_logprobs, response_outputs
 from rlhf_zoo.modeling.models import load_causal
-from rlhf_zoo.modeling.packed_attention import NAME, enable_packing, supports_packing
+from rlhf_zoo.modeling.packed_attention import ATTENTION_NAME, enable_packing, supports_packing
 from rlhf_zoo.modeling.sampling.sampler import Samples, sample
 
 pytestmark = pytest.mark.attack
@@ -91,12 +91,12 @@ def test_packing_rejects_unsupported_model_and_leaves_it_unchanged(family: str) 
 
 def test_packed_batches_count_only_real_tokens() -> None:
     samples = some()
-    batches = split_batches(samples, size=64, tokens=34, packed=True)
+    batches = split_batches(samples, max_rows=64, max_tokens=34, packed=True)
     assert [sorted(batch.tolist()) for batch in batches] == [[1, 2, 3], [0]]
     assert [count_tokens(samples, batch, packed=True) for batch in batches] == [33, 24]
-    assert [len(batch) for batch in split_batches(samples, size=64, tokens=34)] == [2, 1, 1]
-    assert [len(batch) for batch in split_batches(samples, size=2, tokens=40, packed=True)] == [2, 2]
-    assert [len(batch) for batch in split_batches(samples, size=64, tokens=1, packed=True)] == [1] * 4
+    assert [len(batch) for batch in split_batches(samples, max_rows=64, max_tokens=34)] == [2, 1, 1]
+    assert [len(batch) for batch in split_batches(samples, max_rows=2, max_tokens=40, packed=True)] == [2, 2]
+    assert [len(batch) for batch in split_batches(samples, max_rows=64, max_tokens=1, packed=True)] == [1] * 4
 
 
 @pytest.mark.parametrize("critic", ["policy", "shared"])
@@ -118,6 +118,6 @@ def test_saved_config_does_not_name_packed_attention(tmp_path: Path) -> None:
     model = make_policy()
     enable_packing(model, subject="the policy")
     model.save_pretrained(tmp_path)
-    assert NAME not in (tmp_path / "config.json").read_text()
+    assert ATTENTION_NAME not in (tmp_path / "config.json").read_text()
     assert load_causal(str(tmp_path)).config._attn_implementation == "sdpa"
-    assert critic_from(model).config._attn_implementation in ("sdpa", NAME)
+    assert critic_from(model).config._attn_implementation in ("sdpa", ATTENTION_NAME)

@@ -12,7 +12,7 @@ from rlhf_zoo.app.page import models as page_models
 from rlhf_zoo.app.page.sampling import SamplingDefaults
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client.refs import Checkpoint
-from rlhf_zoo.modeling.chat_template import Chat
+from rlhf_zoo.modeling.chat_template import ChatSettings
 from rlhf_zoo.publishing.catalog.ablation import Ablation, Run
 from rlhf_zoo.publishing.catalog.lineage import Lineage
 
@@ -81,7 +81,7 @@ def test_page_of_chat_model_asks_for_message_and_longer_answers(tmp_path: Path) 
     tokenizer = AutoTokenizer.from_pretrained(toys.sft)
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
     for folder in (toys.sft, toys.ppo):
-        Chat().write(tokenizer).save_pretrained(folder)
+        ChatSettings().write(tokenizer).save_pretrained(folder)
     chat = page_models.PageModels(Comparison.load(ppo=toys.ppo, sft=toys.sft), lineage("toys", tmp_path))
     assert (text.prompt_hint, chat.prompt_hint) == ("The beginning of a text", "A message to the models")
     longest = SamplingDefaults.of(chat).max_length

@@ -133,7 +133,7 @@ def test_model_is_traced_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> No
     again = tracing.Tracer(spec, TINY.config)
     found = (again.counts, again.forward_pass(**options), again.training_pass(**options, checkpointing=False))
     assert found == measured
-    monkeypatch.setattr(tracing, "is_trusted", lambda: True)
+    monkeypatch.setattr(tracing, "is_code_trusted", lambda: True)
     with pytest.raises(pytest.fail.Exception, match="it was measured"):
         tracing.Tracer(spec, TINY.config).forward_pass(**options)
 

@@ -32,7 +32,7 @@ from transformers import DataCollatorWithPadding
 
 from rlhf_zoo import functional as F
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.modeling.reserved_columns import GENERATION, PROMPT_INDEX
+from rlhf_zoo.modeling.reserved_columns import GENERATION_INDEX, PROMPT_INDEX
 from rlhf_zoo.modeling.sampling.sampler import Samples
 from rlhf_zoo.ppo.actor_critic import ActorCriticOutput
 from rlhf_zoo.ppo.config import PPOConfig
@@ -391,14 +391,14 @@ def test_several_completions_of_a_prompt(tmp_path: Path) -> None:
     topics = dict(zip(prompt_rows(16)["prompt"], range(16), strict=True))
     for call in calls:
         assert call["topic"] == [topics[prompt] for prompt in call["prompts"]]
-        assert GENERATION not in call["columns"]
+        assert GENERATION_INDEX not in call["columns"]
     # The first of each prompt's completions is what it has alone.
     single = trained(tmp_path, max_steps=1, **few)
     assert rows[::3] == [(tuple(p), tuple(c)) for p, c in rows_of(single.updates[0][0])]
     # Their order is irrelevant: a completion's stream is keyed by prompt and its place among that prompt's own.
     fresh = make_trainer(tmp_path, num_generations=3, **few)
     prompts = {tuple(row["input_ids"]): row for row in fresh.train_dataset}
-    given = [prompts[prompt] | {GENERATION: place % 3} for place, (prompt, _) in enumerate(rows)]
+    given = [prompts[prompt] | {GENERATION_INDEX: place % 3} for place, (prompt, _) in enumerate(rows)]
     turned = fresh.rollout(given[::-1], stream=TRAIN_STREAM)
     assert [(tuple(p), tuple(c)) for p, c in rows_of(turned)] == rows[::-1]
 

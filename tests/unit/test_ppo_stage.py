@@ -164,7 +164,7 @@ def _right(completions: Sequence[str], answer: Sequence[str]) -> list[float]:
 def test_updates_before_a_reward_that_cannot_be_had_are_kept(
     folder: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    monkeypatch.setattr(deadline, "GRACE", 0.5)
+    monkeypatch.setattr(deadline, "GRACE_SECONDS", 0.5)
     name = "service" if way == "raises" else "slow_service"
     keys = {"reward_funcs": f"test_ppo_stage:{name}", "reward_weights": "1,1", "max_steps": "4", "save_steps": "4"}
     whole, parts = (replace(make_context(folder, **keys), directory=folder / name) for name in ("whole", "parts"))

@@ -13,7 +13,7 @@ from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.judges.panel import score_completions
 from rlhf_zoo.evaluation.judges.rule import RuleJudge
 from rlhf_zoo.evaluation.measure import repeat_prompts
-from rlhf_zoo.modeling.reserved_columns import ARGUMENTS, PROMPT_INDEX, RESERVED
+from rlhf_zoo.modeling.reserved_columns import FUNCTION_ARGUMENTS, PROMPT_INDEX, RESERVED
 from rlhf_zoo.pipeline.experiments.baseline_trainers import TokenCounter, ppo_reward
 from rlhf_zoo.pipeline.stages.ppo import try_functions
 from rlhf_zoo.rewards import Rewards
@@ -38,13 +38,13 @@ def test_reserved_columns_are_ignored_in_training(tmp_path: Path, caplog: pytest
     caplog.set_level(logging.WARNING)
     plain = trained(tmp_path / "a", reward_funcs=good, max_steps=1)
     decoyed = trained(tmp_path / "b", reward_funcs=keep, train_dataset=decoys(), max_steps=1)
-    assert calls[0].keys() == {*ARGUMENTS, "topic"}
+    assert calls[0].keys() == {*FUNCTION_ARGUMENTS, "topic"}
     assert not any(DECOY in (values if isinstance(values, list) else [values]) for values in calls[0].values())
     assert all(set(text) <= set(LETTERS) for text in calls[0]["prompts"])
     assert calls[0]["trainer_state"] is decoyed.state
     assert decoyed.state.log_history[0]["objective/score"] == plain.state.log_history[0]["objective/score"]
-    told = {name for name in (*ARGUMENTS, "completion") if f"column '{name}'" in caplog.text}
-    assert told == {*ARGUMENTS, "completion"}, "each with its mend"
+    told = {name for name in (*FUNCTION_ARGUMENTS, "completion") if f"column '{name}'" in caplog.text}
+    assert told == {*FUNCTION_ARGUMENTS, "completion"}, "each with its mend"
     assert "`columns: {given_completions: completions}`" in caplog.text
 
 
@@ -64,7 +64,7 @@ def test_reserved_columns_are_ignored_in_evaluation_and_checks(tmp_path: Path) -
 
     try_functions(make_context(tmp_path).settings("ppo"), [look], {"train_dataset": decoys()})
     completions, given = seen[0]
-    assert DECOY not in completions and given.keys() == {*ARGUMENTS, "topic"} - {"completions"}
+    assert DECOY not in completions and given.keys() == {*FUNCTION_ARGUMENTS, "topic"} - {"completions"}
 
 
 def test_reserved_columns_are_ignored_in_baselines() -> None:

@@ -100,7 +100,7 @@ def test_per_token_and_span_rewards_are_aligned_and_weighted() -> None:
     message = [{"role": "assistant", "content": "hi"}]
     one = Rewards([lambda **_: [[], [], [(1, 2, 3.0)]]], tokenizer=make_tokenizer())
     assert one(samples, ["a"] * 3, ["abcd", "ef", message], [""] * 3, {}).by_token.tolist()[2] == [0, 0, 3, 0, 0]
-    with pytest.raises(ZooError, match=r"row 2, prompt .* \(its text is not what its tokens decode to\)"):
+    with pytest.raises(ZooError, match=r"row 2, prompt .* \(its text does not match its decoded tokens\)"):
         one(samples, ["a"] * 3, ["abcd", "ef", "other"], [""] * 3, {})
 
 

@@ -9,7 +9,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.modeling.chat_template import Chat
+from rlhf_zoo.modeling.chat_template import ChatSettings
 from rlhf_zoo.pipeline.smoke.models import make_tokenizer
 from rlhf_zoo.runs.checks.conversations import check_rows
 
@@ -72,7 +72,7 @@ def test_check_rows_lets_system_turn_move_but_not_vanish() -> None:
         CHATML.replace("in messages", "in messages if m.role != 'system'"),
     )
     check_rows(rows, tokenizer(CHATML), subject="data")
-    for data, chat in ((rows, Chat()), (TALK, Chat("be kind"))):
+    for data, chat in ((rows, ChatSettings()), (TALK, ChatSettings("be kind"))):
         with pytest.raises(ZooError, match="the words of the role system: set chat_template_path"):
             check_rows(data, chat.write(tokenizer(drops)), subject="data")
     check_rows(TALK, tokenizer(drops), subject="data")
@@ -106,4 +106,4 @@ def test_check_rows_accepts_templates_of_model_families(name: str) -> None:
     made: Any = make_tokenizer(miniatures.FAMILIES[name].base, [miniatures.LINE], learned_tokens=280, length=128)
     check_rows(TALK, made, subject="data")
     if "Gemma" not in name:
-        check_rows(TALK, Chat("be kind").write(made), subject="data")
+        check_rows(TALK, ChatSettings("be kind").write(made), subject="data")

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.modeling.chat import append_completion, tokenize_for_reward, tokenize_prompt
-from rlhf_zoo.modeling.chat_template import Chat, check_answers_end, end_of_turn
+from rlhf_zoo.modeling.chat_template import ChatSettings, check_answers_end, end_of_turn
 from rlhf_zoo.modeling.special_tokens import train_tokenizer
 from rlhf_zoo.modeling.text_ids import switch_off_eos, tokenize_text
 from rlhf_zoo.pipeline.inspect.doctor import _check_reads_eos
@@ -130,7 +130,7 @@ def chat_of(template: str) -> PreTrainedTokenizerBase:
     made = train_tokenizer(["so it is"], vocab_size=270, max_length=512)
     made.add_special_tokens({"extra_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     made.chat_template = template.replace("THINKS", "")
-    return Chat().write(made)
+    return ChatSettings().write(made)
 
 
 OPEN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"

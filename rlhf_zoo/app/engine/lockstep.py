@@ -11,7 +11,7 @@ from ...errors import ZooError
 from ...functional import entropy, exact_kl, selected_logprobs
 from ...modeling.sampling.decoder import forward
 from ...modeling.sampling.random import draw_tokens, uniforms
-from ...modeling.sampling.sampler import Vocabulary, check_cached, scale_logits
+from ...modeling.sampling.sampler import Vocabulary, check_accepts_cache, scale_logits
 
 #: First part of the keys of this module's random streams. Samplers of other parts of the package use other numbers.
 COMPARE_STREAM = 7
@@ -86,7 +86,7 @@ class LockstepSampler:
         device = next(ppo.parameters()).device
         self._models = (sft, ppo)
         for model in self._models:
-            check_cached(model)
+            check_accepts_cache(model)
         self._caches = tuple(DynamicCache(config=model.config) for model in self._models)
         self._vocabulary = vocabulary
         self._temperature, self._top_p, self._max_new_tokens = temperature, top_p, max_new_tokens

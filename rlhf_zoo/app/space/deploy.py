@@ -15,7 +15,7 @@ from ...errors import ZooError
 from ...fileio import read_json
 from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.refusals import client_errors, reason, refusals_as, status_of
-from ...modeling.remote_code import FLAG, needs_remote_code
+from ...modeling.remote_code import TRUST_CODE_FLAG, needs_remote_code
 from .files import CPU, ZERO_GPU, SpaceModels, WheelSource, write_space, write_static
 from .model_names import MODELS_FILE, is_model_name
 
@@ -147,7 +147,7 @@ def _check_no_custom_code(models: SpaceModels, hub: Hub) -> None:
         if path is not None and needs_remote_code(read_json(path)):
             raise ZooError(
                 f"The model {model.name} needs custom code, and a Space has no way to confirm that you trust it: read "
-                f"the code, and serve the page here with `rlhf-zoo compare NAME {FLAG}`."
+                f"the code, and serve the page here with `rlhf-zoo compare NAME {TRUST_CODE_FLAG}`."
             )
 
 

@@ -26,7 +26,7 @@ from ...errors import ZooError
 from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.pull import full_revision
 from ...hub.client.refs import try_hub_then_source
-from ...modeling.devices import on_device
+from ...modeling.devices import move_to_best_device
 from ...modeling.models import label_index, labels_of
 from ...plugins import run_judge
 from ...rewards import RewardModel
@@ -230,11 +230,11 @@ def _check_reward_model(name: str, hub: Hub | None) -> None:
 
 def _check_reward_files(name: str, folder: Path) -> None:
     from ...modeling.loading import TOKENIZER_FILES, load_tokenizer
-    from ...modeling.model_files import json_object
+    from ...modeling.model_files import read_json_object
     from ...modeling.special_tokens import has_own_pad
 
     path = folder / "config.json"
-    config = json_object(path) if path.is_file() else {}
+    config = read_json_object(path) if path.is_file() else {}
     if (labels := labels_of(config)) is not None:
         check_outputs(name, labels, label2id=config.get("label2id"))
     if any((folder / file).is_file() for file in TOKENIZER_FILES):
@@ -293,7 +293,7 @@ def _load_reward_model(name: str, *, use_cpu: bool, hub: Hub) -> RewardModel:
 
     model, label = split_label(name)
     path = resolve_model(model, hub).path
-    loaded = on_device(load_classifier(path, label=label), use_cpu=use_cpu)
+    loaded = move_to_best_device(load_classifier(path, label=label), use_cpu=use_cpu)
     tokenizer = load_tokenizer(path, name=f"The judge reward:{name}")
     if label is None:
         return RewardModel(loaded, tokenizer, tokenizer)

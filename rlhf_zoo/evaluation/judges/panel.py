@@ -153,7 +153,7 @@ def score_completions(
             return judge(prompts, completions)
         return judge([plain_text(prompt) for prompt in prompts], list(completions))
 
-    values: list[float] = distributed.from_main_process(score_all)
+    values: list[float] = distributed.call_on_main_process(score_all)
     return values
 
 

@@ -1,1 +1,1 @@
-"""Sampling from a causal model with one random stream per row."""
+"""Sampling from a causal language model, with one random stream per row."""

@@ -1,10 +1,10 @@
 """Decodes on a GPU over a cache of fixed size. A step of each shape is captured once as a CUDA graph, then replayed.
 
 A step of a small model launches hundreds of kernels, and launching them takes longer than running them. A graph
-launches them all at once, but it reads and writes only the addresses with which it was captured. So keys, values and
-the inputs of a step are in buffers that never move. A step computes the first rows and columns of these buffers,
-rounded up to a few sizes (`bucket`) so that few graphs suffice. The rows beyond those in progress are idle: they are
-computed, but their results are not used.
+launches them all at once, but reads and writes only the addresses with which it was captured. So keys, values and the
+inputs of a step are in buffers that never move. A step computes the first rows and columns of these buffers. Their
+numbers are rounded up (`round_rows`), so that few graphs suffice. The extra rows are idle: they are computed, but their
+results are not used.
 
 torch.compile(mode="reduce-overhead") would do the same, but it compiles each shape for many seconds, and its fused
 kernels give log-probabilities that differ more from those of the training pass.
@@ -28,44 +28,46 @@ from ...errors import first_line
 from .decoder import NextLogits, base_of, compaction_order, forward, prefill_prompts
 from .kv_cache import can_join, new_cache
 
-#: A step computes a multiple of this number of columns.
-COLUMNS = 128
-#: The maximum number of graphs. Beyond it, the least recently used graph is dropped.
+#: The number of columns that a step computes is a multiple of this number.
+COLUMN_MULTIPLE = 128
+#: The maximum number of graphs. If there are more, the least recently used graph is dropped.
 MAX_GRAPHS = 64
 
 #: Captures a step: maps a function that computes it to a function that replays it into the same output tensors.
 Capture = Callable[[Callable[[], NextLogits]], Callable[[], NextLogits]]
 
 
-def bucket(rows: int) -> int:
-    """Rounds a number of rows up to the next power of two, or to three quarters of it: 1, 2, 3, 4, 6, 8, 12, 16, 24."""
+def round_rows(rows: int) -> int:
+    """Rounds a number of rows up to a power of two, or to three quarters of one: 1, 2, 3, 4, 6, 8, 12, 16, 24."""
     power = 1 << max(rows - 1, 0).bit_length()
     return power * 3 // 4 if power >= 4 and rows <= power * 3 // 4 else power
 
 
-def fixed_cache_shape(prompts: Sequence[Sequence[int]], length: int, max_tokens: int | None) -> tuple[int, int] | None:
+def fixed_cache_shape(
+    prompts: Sequence[Sequence[int]], max_new_tokens: int, max_tokens: int | None
+) -> tuple[int, int] | None:
     """Chooses the shape of a cache of fixed size.
 
     Args:
         prompts: B token lists.
-        length: The maximum number of tokens in a completion.
+        max_new_tokens: The maximum number of tokens in a completion.
         max_tokens: The maximum number of tokens in the cache, padding included; None for no limit.
 
     Returns:
         (rows, columns); None if `max_tokens` is too small for one row.
     """
-    columns = -(-(max(map(len, prompts)) + length) // COLUMNS) * COLUMNS
-    rows = bucket(len(prompts))
+    columns = -(-(max(map(len, prompts)) + max_new_tokens) // COLUMN_MULTIPLE) * COLUMN_MULTIPLE
+    rows = round_rows(len(prompts))
     while max_tokens is not None and rows and rows * columns > max_tokens:
-        rows = next((fewer for fewer in range(rows - 1, 0, -1) if bucket(fewer) == fewer), 0)
+        rows = next((fewer for fewer in range(rows - 1, 0, -1) if round_rows(fewer) == fewer), 0)
     return (rows, columns) if rows else None
 
 
 def supports_fixed_cache(model: PreTrainedModel) -> bool:
     """Whether a model can decode over a cache of fixed size.
 
-    All of its layers must be attention, and transformers must mark it as compilable in one graph: then no step reads a
-    value on the CPU, which a captured graph could not do.
+    All of its layers must be attention. transformers must mark the model as compilable in one graph: then no step reads
+    a tensor's value on the CPU, which a captured graph could not do. The model must not be sharded.
     """
     unsharded = not any(isinstance(weight, DTensor) for weight in model.parameters())
     return unsharded and getattr(base_of(model), "_can_compile_fullgraph", False) and can_join(new_cache(model), model)
@@ -73,7 +75,7 @@ def supports_fixed_cache(model: PreTrainedModel) -> bool:
 
 @dataclass
 class _StepShape:
-    """What all layers need to know about the step in progress."""
+    """The shape of the step in progress, which all layers share."""
 
     column: Tensor  # the column to write, a scalar on the device, so that a graph reads its current value
     rows: int = 0  # how many rows and columns to compute
@@ -81,14 +83,14 @@ class _StepShape:
 
 
 class FixedLayer(StaticLayer):
-    """Keys and values of `size` rows at fixed addresses. Only the mask applies a sliding window."""
+    """Keys and values of `max_rows` rows at fixed addresses. Only the mask applies a sliding window."""
 
     keys: Any
     values: Any
 
-    def __init__(self, size: int, columns: int, shape: _StepShape) -> None:
+    def __init__(self, max_rows: int, columns: int, shape: _StepShape) -> None:
         super().__init__(columns)
-        self.size, self.shape = size, shape
+        self.max_rows, self.shape = max_rows, shape
 
     def allocate(self, keys: Tensor, values: Tensor) -> None:
         """Allocates all rows and columns.
@@ -98,10 +100,10 @@ class FixedLayer(StaticLayer):
             values: The first values, of the same shape except for D.
         """
         # Start with zeros, because a masked value is multiplied by 0, and 0·NaN is NaN.
-        sizes, device_type = (self.size, keys.shape[1], self.max_cache_len), keys.device.type
+        buffer_shape, device_type = (self.max_rows, keys.shape[1], self.max_cache_len), keys.device.type
         # Under autocast, attention computes in autocast's type.
         dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
-        self.keys, self.values = (x.new_zeros(*sizes, x.shape[3], dtype=dtype) for x in (keys, values))
+        self.keys, self.values = (x.new_zeros(*buffer_shape, x.shape[3], dtype=dtype) for x in (keys, values))
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -125,36 +127,36 @@ class FixedDecoder:
 
     Args:
         model: The policy.
-        size: The maximum number of rows.
+        max_rows: The maximum number of rows.
         columns: The maximum number of columns, padding included.
         capture: Captures the step of a new shape.
     """
 
-    def __init__(self, model: PreTrainedModel, size: int, columns: int, capture: Capture) -> None:
-        self.model, self.size, self.columns, self._capture = model, size, columns, capture
+    def __init__(self, model: PreTrainedModel, max_rows: int, columns: int, capture: Capture) -> None:
+        self.model, self.max_rows, self.columns, self._capture = model, max_rows, columns, capture
         self._weights = _addresses(model)
         device = next(model.parameters()).device
-        self._tokens, self._positions = (torch.zeros(size, 1, dtype=torch.long, device=device) for _ in range(2))
-        self._mask = torch.zeros(size, columns, dtype=torch.long, device=device)
+        self._tokens, self._positions = (torch.zeros(max_rows, 1, dtype=torch.long, device=device) for _ in range(2))
+        self._mask = torch.zeros(max_rows, columns, dtype=torch.long, device=device)
         self._shape = _StepShape(torch.zeros((), dtype=torch.long, device=device))
-        self._layers = [FixedLayer(size, columns, self._shape) for _ in new_cache(model).layers]
+        self._layers = [FixedLayer(max_rows, columns, self._shape) for _ in new_cache(model).layers]
         self._cache = Cache(layers=[*self._layers])
         self._graphs: OrderedDict[tuple[int, int], Callable[[], NextLogits]] = OrderedDict()
         self.rows = torch.zeros(0, dtype=torch.long, device=device)
         self._next_column = 0
         self._prefilled: tuple[Tensor, Tensor, Cache] | None = None
 
-    def fits(self, model: PreTrainedModel, size: int, columns: int) -> bool:
-        """Whether a rollout can reuse this decoder: same shape, and weights still where its graphs read them."""
-        return (self.size, self.columns) == (size, columns) and self._weights == _addresses(model)
+    def fits(self, model: PreTrainedModel, max_rows: int, columns: int) -> bool:
+        """Whether a rollout can reuse this decoder: the shape is the same, and the weights have not moved."""
+        return (self.max_rows, self.columns) == (max_rows, columns) and self._weights == _addresses(model)
 
     def reset(self) -> FixedDecoder:
-        """Drops the rows of a rollout that ended with an error. Returns the decoder itself."""
+        """Drops the rows that remain if a rollout ended with an error. Returns the decoder itself."""
         self.rows, self._next_column, self._prefilled = self.rows[:0], 0, None
         return self
 
     def count_startable(self, lengths: Sequence[int], remaining: Tensor) -> int:
-        return min(len(lengths), self.size - len(self.rows))
+        return min(len(lengths), self.max_rows - len(self.rows))
 
     def prefill(self, prompts: Sequence[Sequence[int]], rows: Sequence[int], pad_id: int) -> tuple[NextLogits, Tensor]:
         output, mask, cache = prefill_prompts(self.model, prompts, pad_id)
@@ -164,16 +166,16 @@ class FixedDecoder:
 
     def step(self) -> tuple[NextLogits, Tensor]:
         count = len(self.rows)
-        if self._next_column % COLUMNS == 0:  # the next step would compute more columns
-            # First move rows to the left, over columns that are padding in all of them.
+        if self._next_column % COLUMN_MULTIPLE == 0:  # the next step would compute more columns
+            # First shift rows to the left, over columns that are padding in all rows.
             self._shift(int(self._mask[:count, : self._next_column].sum(1).max()) - self._next_column)
-        rows, columns = bucket(count), (self._next_column // COLUMNS + 1) * COLUMNS
-        # Unmask the column for idle rows too, because attention over zero columns gives NaN.
+        rows, columns = round_rows(count), (self._next_column // COLUMN_MULTIPLE + 1) * COLUMN_MULTIPLE
+        # Unmask the column for idle rows too, because attention over no columns gives NaN.
         self._mask[:rows, self._next_column] = 1
-        # Reset idle rows, whose old positions could pass the end of a table of learned positions.
+        # Reset the positions of idle rows, because they could exceed a table of learned positions.
         self._positions[count:rows] = 0
         self._shape.column.fill_(self._next_column)
-        output = self._graph(rows, columns)().select(slice(count))
+        output = self._captured_step(rows, columns)().select(slice(count))
         self._next_column += 1
         self._positions[:count] += 1
         return output, self.rows
@@ -192,7 +194,7 @@ class FixedDecoder:
             self.rows = self.rows[order]
         self._tokens[: len(order), 0] = tokens[order]
 
-    def _graph(self, rows: int, columns: int) -> Callable[[], NextLogits]:
+    def _captured_step(self, rows: int, columns: int) -> Callable[[], NextLogits]:
         """Returns the captured step of this shape. Captures it if the shape is new."""
         shape = rows, columns
         if shape not in self._graphs:
@@ -214,7 +216,7 @@ class FixedDecoder:
         if not count:
             self._next_column = width
         elif self._next_column < width:
-            # The new prompts are longer than all rows in progress, which move to the right to end at the same column.
+            # The new prompts are longer than all rows in progress, so shift these rows right to end at the same column.
             self._shift(width - self._next_column)
         new_rows = slice(count, count + len(indices))
         self._mask[new_rows] = 0
@@ -231,18 +233,18 @@ class FixedDecoder:
         self.rows = torch.cat([self.rows, rows[indices]])
 
     def _shift(self, distance: int) -> None:
-        """Moves all rows by a number of columns: to the right, or to the left if the number is negative."""
+        """Shifts all rows by a number of columns: to the right, or to the left if the number is negative."""
         source = slice(max(0, -distance), self._next_column)
         self._next_column += distance
         target = slice(max(0, distance), self._next_column)
         count = len(self.rows)
         for tensor in self._column_tensors() if distance else ():
-            tensor[:count, ..., target, :] = tensor[:count, ..., source, :].clone()  # source and destination overlap
+            tensor[:count, ..., target, :] = tensor[:count, ..., source, :].clone()  # because source and target overlap
         self._mask[:count, : target.start] = 0
         self._mask[:count, target.stop :] = 0
 
     def _column_tensors(self) -> list[Tensor]:
-        """Returns all tensors with columns, which are the dimension before the last."""
+        """Returns all tensors with columns. The columns are the dimension before the last."""
         layers = [layer for layer in self._layers if layer.is_initialized]
         return [self._mask.unsqueeze(-1), *(tensor for layer in layers for tensor in (layer.keys, layer.values))]
 
@@ -252,10 +254,10 @@ def _addresses(model: PreTrainedModel) -> list[int]:
 
 
 class CudaGraphs:
-    """Captures steps as CUDA graphs that share their memory. No GPU has run this class yet (docs/gpu.md)."""
+    """Captures steps as CUDA graphs that share their memory. docs/gpu.md has measurements."""
 
     def __init__(self) -> None:
-        # Use one stream for all captures, because libraries keep a workspace for each stream.
+        # Use the same stream for all captures, because libraries keep a workspace for each stream.
         self._pool, self._capture_stream, self._can_capture = torch.cuda.graph_pool_handle(), torch.cuda.Stream(), True
 
     def __call__(self, step: Callable[[], NextLogits]) -> Callable[[], NextLogits]:
@@ -277,7 +279,7 @@ class CudaGraphs:
     def _capture(self, step: Callable[[], NextLogits]) -> Callable[[], NextLogits]:
         current, capture_stream = torch.cuda.current_stream(), self._capture_stream
         cache_was_enabled = torch.is_autocast_cache_enabled()
-        # The next update frees autocast's cached copies of the weights, so the graph must cast them itself.
+        # The next update frees autocast's cached copies of the weights, so the graph must cast the weights itself.
         torch.set_autocast_cache_enabled(False)
         try:
             capture_stream.wait_stream(current)
@@ -289,7 +291,7 @@ class CudaGraphs:
                 output = step()
         finally:
             torch.set_autocast_cache_enabled(cache_was_enabled)
-            torch.cuda.set_stream(current)  # a failed capture leaves its own stream current
+            torch.cuda.set_stream(current)  # because a failed capture leaves its own stream current
 
         def replay() -> NextLogits:
             graph.replay()

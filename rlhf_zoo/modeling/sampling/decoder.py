@@ -1,4 +1,4 @@
-"""Decoders hold the key-value cache of the rows in progress and compute their next-token logits."""
+"""Decoders: they hold the key-value cache of the rows in progress and compute the rows' next-token logits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class NextLogits(NamedTuple):
 
 
 class Decoder(Protocol):
-    """Decodes rows in progress. After each pass, a prefill or a step, the caller draws tokens and calls `advance`.
+    """Decodes rows in progress. After each pass (a prefill or a step), the caller draws tokens and calls `advance`.
 
     Attributes:
         rows: (R,) the ids of the rows in progress.
@@ -44,11 +44,11 @@ class Decoder(Protocol):
     def rows(self) -> Tensor: ...
 
     def count_startable(self, lengths: Sequence[int], remaining: Tensor) -> int:
-        """Counts the waiting prompts that may start now, from the first.
+        """Counts how many of the first waiting prompts may start now.
 
         Args:
-            lengths: The numbers of tokens of the waiting prompts, in the order in which they start.
-            remaining: (R,) numbers of tokens that the rows in progress may still draw.
+            lengths: The lengths of the waiting prompts in tokens, in the order in which the prompts start.
+            remaining: (R,) the number of tokens that each row in progress may still draw.
         """
 
     def prefill(self, prompts: Sequence[Sequence[int]], rows: Sequence[int], pad_id: int) -> tuple[NextLogits, Tensor]:
@@ -67,7 +67,7 @@ class Decoder(Protocol):
         """Computes the next-token logits of all rows in progress. Returns them and the ids of the rows, (R,)."""
 
     def advance(self, tokens: Tensor, finished: Tensor) -> None:
-        """Takes the tokens that were drawn from the last pass, and drops finished rows.
+        """Takes the tokens that were drawn after the last pass, and drops finished rows.
 
         Args:
             tokens: (N,) token ids.
@@ -80,12 +80,12 @@ class GrowingDecoder:
 
     Args:
         model: The policy.
-        length: The maximum number of tokens in a completion.
+        max_new_tokens: The maximum number of tokens in a completion.
         max_tokens: The maximum number of tokens in the cache, padding included; None for no limit.
     """
 
-    def __init__(self, model: PreTrainedModel, *, length: int, max_tokens: int | None) -> None:
-        self.model, self.length, self.max_tokens = model, length, max_tokens
+    def __init__(self, model: PreTrainedModel, *, max_new_tokens: int, max_tokens: int | None) -> None:
+        self.model, self.max_new_tokens, self.max_tokens = model, max_new_tokens, max_tokens
         self._no_rows = torch.zeros(0, dtype=torch.long, device=next(model.parameters()).device)
         self._active: _ActiveRows | None = None
         self._pending: _ActiveRows | None = None
@@ -97,14 +97,14 @@ class GrowingDecoder:
     def count_startable(self, lengths: Sequence[int], remaining: Tensor) -> int:
         if self.max_tokens is None:
             return len(lengths)
-        # Recurrent states and chunked attention cannot be padded on the left, so new rows wait for all others to end.
+        # Recurrent states and chunked attention allow no padding on the left, so new rows wait until all others end.
         if self._active is not None and not self._active.can_join:
             return 0
         width = 0 if self._active is None else self._active.mask.shape[1]
         for count in range(len(lengths), 0, -1):
-            # The worst case: no row ends early. When n rows are left, they are the n with the most tokens to draw, and
-            # the cache is widest when the nth of them ends. Prompts start in order of length, so the last is longest.
-            remaining_descending = sorted([*remaining.tolist(), *[self.length] * count], reverse=True)
+            # Assume the worst case, that no row ends early. The last n rows are the n with the most tokens to draw, and
+            # the cache is widest when the nth of them ends. Prompts start in order of length: the last is longest.
+            remaining_descending = sorted([*remaining.tolist(), *[self.max_new_tokens] * count], reverse=True)
             columns = max(width, lengths[count - 1])
             peak = max(rows * (columns + tokens) for rows, tokens in enumerate(remaining_descending, start=1))
             if peak <= self.max_tokens:
@@ -121,7 +121,7 @@ class GrowingDecoder:
         active, self._active = self._active, None
         assert active is not None
         active.mask = pad(active.mask, (0, 1), value=True)  # the column of the last tokens
-        # Positions do not count padding, so that a row's logits are the same in every batch.
+        # Do not count padding in positions, so that a row's logits are the same in every batch.
         positions = active.mask.sum(1, keepdim=True) - 1
         self._pending = active
         return forward(self.model, active.tokens.unsqueeze(1), active.mask, positions, active.cache), active.rows
@@ -130,7 +130,7 @@ class GrowingDecoder:
         assert self._pending is not None
         self._pending.tokens = tokens
         unfinished, self._pending = self._pending.drop_rows(finished), None
-        # After a step there are no active rows here. After a prefill, the new rows join the active ones.
+        # After a step, `_active` is None. After a prefill, the new rows join the active rows.
         if self._active is None:
             self._active = unfinished
         elif unfinished is not None:
@@ -138,16 +138,16 @@ class GrowingDecoder:
 
 
 class _ActiveRows:
-    """R rows in progress: their ids (R,), their cache of L columns, its mask (R, L), and their last tokens (R,).
+    """R rows in progress: ids (R,), a cache of L columns and its mask (R, L), and the rows' last tokens (R,).
 
-    The last tokens are not in the cache yet, and their column is not in `mask`.
+    The last tokens are not yet in the cache, and their column is not yet in `mask`.
     """
 
     def __init__(self, rows: Tensor, cache: Any, mask: Tensor, tokens: Tensor, can_join: bool) -> None:
         self.rows, self.cache, self.mask, self.tokens, self.can_join = rows, cache, mask, tokens, can_join
 
     def drop_rows(self, finished: Tensor) -> _ActiveRows | None:
-        """Returns the unfinished rows, without columns that are padding in all of them; None if there are none."""
+        """Returns the unfinished rows, without columns that are padding in all rows; None if all rows are finished."""
         order = compaction_order(finished)
         if len(order) == len(finished):
             return self
@@ -172,7 +172,7 @@ class _ActiveRows:
 
 
 def compaction_order(finished: Tensor) -> Tensor:
-    """Returns the indices of the unfinished rows. The last of these rows fill gaps, so that the others need not move.
+    """Returns the indices of the unfinished rows. The last of them fill the gaps, so that the others need not move.
 
     Args:
         finished: (R,) bool.
@@ -195,10 +195,10 @@ def prefill_prompts(
         pad_id: The id of PAD.
 
     Returns:
-        The next-token logits after the prompts, their mask (B, P) bool, and their cache.
+        The next-token logits after the prompts, the prompts' mask (B, P) bool, and their cache.
 
     Raises:
-        ZooError: The model keeps recurrent states outside of the cache.
+        ZooError: The model keeps recurrent states outside the cache.
     """
     unique_prompts: dict[tuple[int, ...], int] = {}
     # With num_generations above 1, several rows have the same prompt.
@@ -215,12 +215,12 @@ def prefill_prompts(
 
 
 def forward(model: PreTrainedModel, ids: Tensor, mask: Tensor, positions: Tensor, cache: Cache) -> NextLogits:
-    """Runs the model on tokens that the cache does not have yet.
+    """Runs the model on tokens that are not yet in the cache.
 
     Args:
         model: The policy.
         ids: (B, I) token ids.
-        mask: (B, L), 0 for padding. L counts the columns of the cache too.
+        mask: (B, L), 0 for padding, with L = columns in the cache + I.
         positions: (B, I) int64.
         cache: The cache, to which the tokens are added.
 
@@ -234,7 +234,7 @@ def forward(model: PreTrainedModel, ids: Tensor, mask: Tensor, positions: Tensor
             position_ids=positions,
             past_key_values=cache,
             use_cache=True,
-            # Only the next token is drawn, and the logits of a long prompt would fill the memory.
+            # Only the last position's logits are needed, and the logits of a long prompt would fill the memory.
             **({"logits_to_keep": 1} if accepts_argument(model, "logits_to_keep") else {}),
         )
     return NextLogits(output.logits[:, -1], states[-1][:, -1] if states else None)
@@ -249,16 +249,16 @@ def record_inputs(head: Any, *, skip_head: bool = False) -> Iterator[list[Tensor
         skip_head: Whether to skip the head's computation. It then returns a slice of its input.
 
     Yields:
-        A list, to which each call of the head adds its input.
+        A list, to which each call of the head appends its input.
     """
     inputs: list[Tensor] = []
     if head is None:
         yield inputs
         return
-    # Use a hook: the last entry of output_hidden_states includes the final norm only in some architectures.
+    # Use a hook, because the last entry of output_hidden_states includes the final norm only in some architectures.
     hook = head.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
     if skip_head:
-        # This attribute of the instance hides the method of the class. It is deleted below.
+        # This instance attribute hides the class's method until it is deleted below.
         head.forward = lambda states: states[..., :1]
     try:
         yield inputs
@@ -286,11 +286,12 @@ def left_pad(sequences: Sequence[Sequence[int]], pad_id: int, device: torch.devi
 
 
 def replace_padding(ids: Tensor, mask: Tensor) -> Tensor:
-    """Replaces padding by each row's first real token, which makes passes on a CPU faster.
+    """Replaces padding with each row's first real token, which makes passes on a CPU faster.
 
     The embedding of PAD starts at zero, and training may move it slightly. From such values a model computes subnormal
-    numbers, which a CPU multiplies far more slowly. No real token attends to padding, so results stay the same, except
-    in a mixture of experts: it computes padding together with real tokens, so the last bits of gradients change.
+    numbers, which a CPU multiplies far more slowly. No real token attends to padding, so results stay the same. The
+    exception is a mixture of experts, which computes padding together with real tokens: there, the last bits of
+    gradients change.
 
     Args:
         ids: (B, L) token ids.
@@ -328,7 +329,7 @@ def accepts_argument(model: PreTrainedModel, argument: str) -> bool:
     return argument in _forward_arguments(model_class)
 
 
-@functools.cache  # called in every step, and inspecting a signature takes as long as some layers
+@functools.cache  # called in every step, and inspecting a signature takes as long as computing a layer
 def _forward_arguments(model_class: Any) -> frozenset[str]:
     return frozenset(inspect.signature(model_class.forward).parameters)
 

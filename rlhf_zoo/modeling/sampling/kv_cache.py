@@ -1,4 +1,4 @@
-"""A key-value cache for sampling that grows in place, drops columns of padding, and appends rows of another cache."""
+"""A key-value cache for sampling. It grows in place, drops columns of padding, and appends rows of another cache."""
 
 from typing import Any
 
@@ -8,14 +8,14 @@ from torch.nn.functional import pad
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-#: Number of columns that are allocated in advance.
+#: The number of columns that are allocated in advance.
 SPARE_COLUMNS = 32
 
 
 class InPlaceLayer(DynamicLayer):
     """A DynamicLayer whose keys and values are views of larger buffers.
 
-    A step writes only its own column of the buffers. When rows end, only the rows that take their places are copied.
+    A step writes only its own column of the buffers. When rows end, only the rows that replace them are copied.
     """
 
     keys: Any
@@ -31,7 +31,7 @@ class InPlaceLayer(DynamicLayer):
         if not self.is_initialized:
             self.lazy_initialization(*new_states)
         length, new_columns = self.get_seq_length(), key_states.shape[-2]
-        # Concatenating a column for each token, as DynamicLayer does, would copy the cache in every step.
+        # Write into a buffer. To concatenate a column for each token, as DynamicLayer does, copies the cache each time.
         if not self._buffers or self._begin + length + new_columns > self._buffers[0].shape[-2]:
             old_states = (self.keys, self.values) if length else tuple(x[:, :, :0] for x in new_states)
             self._buffers = tuple(
@@ -55,12 +55,12 @@ class InPlaceLayer(DynamicLayer):
         self._set_views(len(beam_idx), self.get_seq_length())
 
     def drop_columns(self, columns: int) -> None:
-        """Drops the first columns."""
+        """Drops the first `columns` columns."""
         if not self._buffers:
             self.replace(self.keys[:, :, columns:], self.values[:, :, columns:])
             return
         length = self.get_seq_length() - columns
-        # Nothing is copied: only the view moves over the buffer.
+        # This copies nothing: only the views move over the buffers.
         self._begin += columns
         self._set_views(len(self.keys), length)
 
@@ -79,7 +79,7 @@ class InPlaceLayer(DynamicLayer):
 
 
 def new_cache(model: PreTrainedModel) -> DynamicCache:
-    """Makes an empty cache. Layers that grow without bound are `InPlaceLayer`, all others are transformers' own."""
+    """Makes an empty cache. Layers that grow without bound are `InPlaceLayer`; all others are transformers' own."""
     cache = DynamicCache(config=model.config)
     cache.layers = [InPlaceLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache
@@ -92,9 +92,9 @@ def can_join(cache: DynamicCache, model: PreTrainedModel) -> bool:
         cache: A cache of the model.
         model: The model.
     """
-    supported = all(type(layer) in (InPlaceLayer, DynamicSlidingWindowLayer) for layer in cache.layers)
-    chunked = getattr(model.config.get_text_config(decoder=True), "attention_chunk_size", None)
-    return bool(cache.layers) and supported and chunked is None
+    are_supported = all(type(layer) in (InPlaceLayer, DynamicSlidingWindowLayer) for layer in cache.layers)
+    chunk_size = getattr(model.config.get_text_config(decoder=True), "attention_chunk_size", None)
+    return bool(cache.layers) and are_supported and chunk_size is None
 
 
 def drop_columns(cache: DynamicCache, columns: int) -> None:
@@ -111,7 +111,7 @@ def drop_columns(cache: DynamicCache, columns: int) -> None:
         if isinstance(layer, InPlaceLayer):
             layer.drop_columns(columns)
         else:
-            # A sliding window holds only its newest columns. The columns to drop may already have left it.
+            # A sliding window holds only the newest columns, so the columns to drop may have left it already.
             layer.cumulative_length -= columns
             dropped = max(layer.keys.shape[2] - layer.cumulative_length, 0)
             layer.keys, layer.values = layer.keys[:, :, dropped:], layer.values[:, :, dropped:]

@@ -1,4 +1,4 @@
-"""Draws tokens, with random numbers from one stream per row."""
+"""Draws tokens with random numbers from one stream per row."""
 
 from collections.abc import Sequence
 
@@ -10,25 +10,25 @@ from ...errors import NotFinite
 
 
 def uniforms(seed: int, keys: Sequence[tuple[int, ...]], length: int) -> Tensor:
-    """Draws uniform numbers in [0, 1), which depend only on the seed and each row's key.
+    """Draws uniform numbers in [0, 1) that depend only on the seed and each row's key.
 
     Args:
         seed: The run's seed.
         keys: B keys of non-negative integers, one for each row.
-        length: How many numbers to draw for each row.
+        length: The number of draws for each row.
 
     Returns:
         (B, length) float64.
     """
-    # The key's length is part of the seed: SeedSequence pads with zeros, so (1,) and (1, 0) would share a stream.
+    # Include the key's length: SeedSequence pads with zeros, so (1,) and (1, 0) would otherwise share a stream.
     streams = (np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, len(key), *key]))) for key in keys)
     return torch.from_numpy(np.stack([stream.random(length) for stream in streams]))
 
 
 def _nucleus(probabilities: Tensor, top_p: float) -> Tensor:
-    """Zeroes the probabilities (B, V) of all but the fewest most likely tokens with a total of at least `top_p`."""
+    """Sets probabilities (B, V) to 0, except the fewest and largest that add up to at least `top_p`."""
     ordered, order = probabilities.sort(-1, descending=True)
-    # The sum before each token is compared, so the token that reaches top_p stays, and at least one token remains.
+    # Compare the sum before each token, so that the token that reaches top_p stays, and at least one token remains.
     outside = ordered.cumsum(-1) - ordered >= top_p
     return probabilities.masked_fill(outside.gather(-1, order.argsort(-1)), 0)
 
@@ -70,7 +70,7 @@ def draw_with_logprobs(logits: Tensor, uniform: Tensor, *, top_p: float = 1.0) -
     if top_p < 1:
         tokens, _ = _inverse_cdf(_nucleus(probabilities.double(), top_p), uniform)
         total = probabilities.sum(-1, dtype=torch.float64)
-    elif logits.shape[-1] < _BLOCKS_FROM:
+    elif logits.shape[-1] < _MIN_SIZE_FOR_BLOCKS:
         tokens, total = _inverse_cdf(probabilities, uniform)
     else:
         tokens, total = _inverse_cdf_by_blocks(probabilities, uniform)
@@ -85,49 +85,51 @@ def _inverse_cdf(probabilities: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor
     """
     cumulative = probabilities.double().cumsum(-1)
     total = cumulative[:, -1]
-    _check_sums(total)
-    # Rounding may make the product equal to the total. No cumulative sum exceeds the total, so stay just below it.
+    _check_finite(total)
+    # Rounding may make the product equal to the total, which no cumulative sum exceeds. So stay just below the total.
     target = torch.minimum(uniform.to(cumulative) * total, total.nextafter(torch.zeros_like(total)))
     return torch.searchsorted(cumulative, target.unsqueeze(-1), right=True).squeeze(-1), total
 
 
-# The size of a block. A float32 sum of 64 numbers has a relative error below 16 roundings, 1e-6, and so have the edges
-# of a token's interval. A draw that is closer to an edge than _DOUBT, relative to the total, is repeated in float64.
-_BLOCK, _DOUBT = 64, 2e-6
+# A float32 sum over a block of 64 numbers has a relative error below 16 roundings, 1e-6, and so do the edges of a
+# token's interval. A draw that is closer to an edge than _EDGE_MARGIN, relative to the total, is repeated in float64.
+_BLOCK_SIZE, _EDGE_MARGIN = 64, 2e-6
 # The vocabulary size from which blocks save time.
-_BLOCKS_FROM = 1024
+_MIN_SIZE_FOR_BLOCKS = 1024
 
 
 def _inverse_cdf_by_blocks(probabilities: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """Computes the same as `_inverse_cdf`, with float64 sums only in the vocabulary block that contains the token.
 
-    If a row's number is so close to the edge of a token's interval that rounding could decide, `_inverse_cdf` draws it.
+    If a row's number is so close to an interval's edge that rounding could decide, `_inverse_cdf` draws the token.
     """
     size = probabilities.shape[1]
-    full_blocks = size // _BLOCK * _BLOCK
-    sums = probabilities[:, :full_blocks].unflatten(1, (-1, _BLOCK)).sum(-1)
+    full_blocks = size // _BLOCK_SIZE * _BLOCK_SIZE
+    sums = probabilities[:, :full_blocks].unflatten(1, (-1, _BLOCK_SIZE)).sum(-1)
     if full_blocks < size:
         sums = torch.cat([sums, probabilities[:, full_blocks:].sum(-1, keepdim=True)], dim=1)
     block_ends = sums.double().cumsum(-1)
     total = block_ends[:, -1:]
-    _check_sums(total)
+    _check_finite(total)
     target = uniform.to(block_ends).unsqueeze(1) * total
     # Rounding may put the target past the last block.
     block = torch.searchsorted(block_ends, target, right=True).clamp(max=block_ends.shape[1] - 1)
-    positions = block * _BLOCK + torch.arange(_BLOCK, device=block.device)
+    positions = block * _BLOCK_SIZE + torch.arange(_BLOCK_SIZE, device=block.device)
     mass = probabilities.gather(1, positions.clamp(max=size - 1)).double().masked_fill(positions >= size, 0)
     cumulative = block_ends.gather(1, block) - sums.gather(1, block) + mass.cumsum(-1)
-    offset = torch.searchsorted(cumulative, target, right=True).clamp(max=_BLOCK - 1)
+    offset = torch.searchsorted(cumulative, target, right=True).clamp(max=_BLOCK_SIZE - 1)
     upper = cumulative.gather(1, offset)
     lower = upper - mass.gather(1, offset)
-    tokens = (block * _BLOCK + offset).squeeze(1)
-    uncertain_rows = (torch.minimum(target - lower, upper - target) < _DOUBT * total).squeeze(1).nonzero().squeeze(1)
+    tokens = (block * _BLOCK_SIZE + offset).squeeze(1)
+    uncertain_rows = (
+        (torch.minimum(target - lower, upper - target) < _EDGE_MARGIN * total).squeeze(1).nonzero().squeeze(1)
+    )
     if len(uncertain_rows):
         tokens[uncertain_rows], _ = _inverse_cdf(probabilities[uncertain_rows], uniform.to(block_ends)[uncertain_rows])
     return tokens, total.squeeze(1)
 
 
-def _check_sums(sums: Tensor) -> None:
+def _check_finite(sums: Tensor) -> None:
     if not sums.isfinite().all():
         raise NotFinite(
             "The policy's logits are not finite, so no token can be drawn: check its weights; in training, lower "

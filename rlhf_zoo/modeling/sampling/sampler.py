@@ -1,7 +1,7 @@
-"""Sampling with the log-probability of each sampled token, from one random stream per row.
+"""Samples completions with the log-probability of each token, from one random stream per row.
 
 `model.generate` draws all rows of a batch from one global generator, so tokens depend on the order of rows, the batch
-size and the number of processes, and a resumed run samples other tokens. Here a token depends only on its logits, the
+size and the number of processes, and a resumed run samples other tokens. Here, a token depends only on its logits, the
 seed, the row's key and the token's position. Rows that have ended leave the batch.
 """
 
@@ -20,17 +20,17 @@ from ...errors import ZooError
 from .decoder import Decoder, GrowingDecoder, accepts_argument, base_of, left_pad
 from .random import draw_with_logprobs, uniforms
 
-#: The version of the results, which run.json records. Raise it if the same seed, keys and weights give other tokens, or
-#: if log-probabilities, in sampling or in later passes, differ in their last bits.
+#: The version of the sampler's results, which run.json records. Raise it if the same seed, keys and weights give other
+#: tokens, or if the last bits of log-probabilities change, in sampling or in later passes.
 SAMPLER_VERSION = 6
 
-#: Maps the input of the model's head, (N, H), to V of the states before the N next tokens, (N,).
+#: Maps the input of the model's head, (N, H), to V of the states before the next tokens, (N,).
 Critic = Callable[[Any], Tensor]
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The tokens that can be sampled: all ids below `size` except `holes`. A model may have logits for further ids."""
+    """The tokens that can be sampled: all ids below `size` except `holes`. A model may have logits for more ids."""
 
     size: int
     holes: tuple[int, ...] = ()
@@ -45,7 +45,7 @@ class Vocabulary:
         """
         tables: list[Any] = [model.get_input_embeddings() for model in models]
         rows = min(table.weight.shape[0] for table in tables)
-        # Embeddings are often padded to a multiple of 64, and the extra rows are not tokens.
+        # Embeddings are often padded to a multiple of 64, and the extra rows belong to no token.
         token_ids = {index for index in tokenizer.get_vocab().values() if index < rows}
         size = max(token_ids) + 1
         return cls(size, tuple(index for index in range(size) if index not in token_ids))
@@ -65,10 +65,10 @@ class Samples:
         mask: (B, T) bool, True for the completion's tokens, up to and including its end token.
         logprobs: (B, T) in nats, log π of the sampled token at the sampling temperature; 0 outside the mask.
         ended: (B,) bool, whether the completion ended by itself instead of at the length limit.
-        vocabulary: The tokens that could be sampled. Every model computes log-probabilities among these alone. None for
-            all entries of the logits.
+        vocabulary: The tokens that could be sampled. Every model normalizes log-probabilities over these alone. None
+            for all entries of the logits.
         cut: (B,) bool, whether the completion was cut at a text and so has no end token; None if no completion was cut.
-        values: (B, T), V of the state before each token, by a critic on the policy's trunk; None without such a critic.
+        values: (B, T), V of the state before each token, if the critic shares the policy's trunk; otherwise None.
     """
 
     prompt_ids: Tensor
@@ -151,7 +151,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class SamplingRequest:
-    """What the trainer asks an engine to sample. The fields are arguments of `sample`, which documents them."""
+    """A trainer's request to an engine. The fields are arguments of `sample`, which documents them."""
 
     prompts: Sequence[Sequence[int]]
     keys: Sequence[tuple[int, ...]]
@@ -193,20 +193,21 @@ def sample(
         stop_ids: A completion ends with the first of these tokens.
         pad_id: The id of PAD.
         temperature: The sampling temperature, by which logits are divided.
-        top_p: The total probability of the most likely tokens, to which draws are limited. It does not change log π.
+        top_p: The total probability of the most likely tokens, to which draws are limited. Does not change log π.
         vocabulary: The tokens that can be sampled; None for every entry of the logits. All others have probability 0.
-        max_tokens: The maximum number of tokens in the cache, with padding; None for no limit. Prompts wait for room.
-        critic: A critic on the policy's trunk, for `Samples.values`; None for no critic.
+        max_tokens: The maximum number of tokens in the cache, padding included; None for no limit. Prompts wait until
+            there is room.
+        critic: A critic that shares the policy's trunk, for `Samples.values`; None for no critic.
         decoder: The decoder; None for a `GrowingDecoder`.
 
     Raises:
         ZooError: The model has no key-value cache, or a prompt with its completion exceeds max_tokens.
     """
-    check_cached(model)
+    check_accepts_cache(model)
     device = next(model.parameters()).device
     prompt_ids, prompt_mask = left_pad(prompts, pad_id, device)
     size = len(prompts)
-    # All random numbers are drawn before the first token, so a token's number does not depend on when other rows end.
+    # Draw all random numbers first, so that a token's random number does not depend on when other rows end.
     uniform = uniforms(seed, keys, max_new_tokens).to(device)
     completion = torch.full((size, max_new_tokens), pad_id, device=device)
     logprobs = torch.zeros((size, max_new_tokens), device=device)
@@ -217,14 +218,14 @@ def sample(
 
     lengths = [len(prompt) for prompt in prompts]
     waiting = _starting_order(lengths, max_new_tokens, max_tokens)
-    decoder = GrowingDecoder(model, length=max_new_tokens, max_tokens=max_tokens) if decoder is None else decoder
+    decoder = decoder or GrowingDecoder(model, max_new_tokens=max_new_tokens, max_tokens=max_tokens)
     while waiting or len(decoder.rows):
         count, running = 0, len(decoder.rows)
         if waiting:
             remaining = max_new_tokens - drawn_counts[decoder.rows]
             count = decoder.count_startable([lengths[row] for row in waiting], remaining)
-        # A prefill is a separate pass, in which running rows make no progress. So it waits until it can start at least
-        # a quarter as many rows as are running.
+        # A prefill is a separate pass, in which running rows make no progress. So wait until a prefill can start at
+        # least a quarter as many rows as are running.
         if count and count >= min(len(waiting), running / 4):
             entering, waiting = waiting[:count], waiting[count:]
             output, rows = decoder.prefill([prompts[row] for row in entering], entering, pad_id)
@@ -232,8 +233,8 @@ def sample(
             output, rows = decoder.step()
         positions = drawn_counts[rows]
         logits = scale_logits(output.logits, temperature, vocabulary)
-        tokens, logps = draw_with_logprobs(logits, uniform[rows, positions], top_p=top_p)
-        completion[rows, positions], logprobs[rows, positions] = tokens, logps
+        tokens, token_logprobs = draw_with_logprobs(logits, uniform[rows, positions], top_p=top_p)
+        completion[rows, positions], logprobs[rows, positions] = tokens, token_logprobs
         if critic is not None and values is not None:
             values[rows, positions] = critic(output.states)
         stopped = torch.isin(tokens, stops)
@@ -249,20 +250,20 @@ def sample(
 
 
 def _starting_order(lengths: Sequence[int], max_new_tokens: int, max_tokens: int | None) -> list[int]:
-    """Returns the rows in the order in which they start. Checks that each of them fits."""
+    """Returns the rows in the order in which they start. Checks that each row fits into the cache."""
     if max_tokens is None:
         return list(range(len(lengths)))
-    check_fits(lengths, max_new_tokens, max_tokens)
-    # Sort by length, because `count_startable` expects the last of the rows that may start to be the longest, and
-    # because rows of similar length need little padding.
+    check_cache_capacity(lengths, max_new_tokens, max_tokens)
+    # Sort by length, because `count_startable` assumes that the last of the rows that start is the longest, and because
+    # rows of similar length need little padding.
     return sorted(range(len(lengths)), key=lengths.__getitem__)
 
 
-def check_fits(lengths: Iterable[int], max_new_tokens: int, max_tokens: int | None) -> None:
-    """Checks that the cache can hold each prompt with its completion, if no other row is in the cache.
+def check_cache_capacity(lengths: Iterable[int], max_new_tokens: int, max_tokens: int | None) -> None:
+    """Checks that an otherwise empty cache can hold each prompt with its completion.
 
     Args:
-        lengths: The numbers of tokens of the prompts.
+        lengths: The prompts' lengths in tokens.
         max_new_tokens: The maximum number of tokens in a completion.
         max_tokens: The maximum number of tokens in the cache; None for no limit.
 
@@ -292,13 +293,13 @@ def scale_logits(logits: Tensor, temperature: float, vocabulary: Vocabulary | No
     scaled_logits = logits[..., : vocabulary.size].float() / temperature
     if not vocabulary.holes:
         return scaled_logits
-    # Use a finite number instead of −∞, because 0·∞ would be NaN in a sum Σ p·log p.
+    # Use a finite number instead of −∞, because 0·∞ would be NaN in Σ p·log p.
     holes = torch.tensor(vocabulary.holes, device=scaled_logits.device)
     return scaled_logits.index_fill(-1, holes, torch.finfo(torch.float32).min / 2)
 
 
-def check_cached(model: PreTrainedModel) -> None:
-    """Checks that a model accepts `past_key_values`. Without a cache, each step would see only the newest token.
+def check_accepts_cache(model: PreTrainedModel) -> None:
+    """Checks that a model accepts a cache, `past_key_values`. Without it, each step would see only the newest token.
 
     Args:
         model: The policy.

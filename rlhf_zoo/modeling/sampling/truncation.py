@@ -1,4 +1,4 @@
-"""Cuts completions after sampling: at the first occurrence of a text, or at a random length."""
+"""Cuts completions after they are sampled: at the first occurrence of a text, or at a random length."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,13 +15,13 @@ from .sampler import Samples
 def cut(samples: Samples, lengths: Tensor, *, at_text: Tensor) -> Samples:
     """Keeps the first n tokens of each completion: m'_t = m_t·1[t < n].
 
-    Each token position has its own random number, so the remaining tokens are the same as without a cut.
+    Each token position has its own random number, so a cut does not change the remaining tokens.
 
     Args:
         samples: B completions.
         lengths: (B,) n, at least 1.
-        at_text: (B,) bool, whether a completion ends at a text, which is complete with its nth token. Any other
-            completion counts as ended only if it had ended before and n cuts nothing off.
+        at_text: (B,) bool, whether the completion is cut at a text that its nth token completes. Such a completion
+            counts as ended. Any other counts as ended only if it had ended before and n cuts nothing off.
     """
     ended = (samples.ended & (lengths >= samples.mask.sum(1))) | at_text
     positions = torch.arange(samples.mask.shape[1], device=samples.mask.device)
@@ -29,13 +29,13 @@ def cut(samples: Samples, lengths: Tensor, *, at_text: Tensor) -> Samples:
     # Sums over rows need no mask because of these zeros.
     logprobs = samples.logprobs.masked_fill(~mask, 0)
     cut_samples = replace(samples, mask=mask, logprobs=logprobs, ended=ended, cut=at_text)
-    return cut_samples.select(slice(None))  # drops the columns that no row reaches any more
+    return cut_samples.select(slice(None))  # drops columns that are now padding in all rows
 
 
 def draw_lengths(seed: int, keys: Sequence[tuple[int, ...]], *, shortest: int, longest: int) -> Tensor:
     """Draws lengths n_i uniformly from `shortest` to `longest`, both included, unlike TRL's old LengthSampler.
 
-    The numbers have their own random streams: they depend only on the seed and the row's key, and change no token.
+    Lengths have their own random streams: they depend only on the seed and the row's key, and change no token.
 
     Args:
         seed: The run's seed.
@@ -46,7 +46,7 @@ def draw_lengths(seed: int, keys: Sequence[tuple[int, ...]], *, shortest: int, l
     Returns:
         (B,) int64.
     """
-    # A longer key selects a different stream from the one that draws the row's tokens.
+    # Lengthen the key, because the key itself selects the stream that draws the row's tokens.
     uniform = uniforms(seed, [(*key, 0) for key in keys], 1).squeeze(1)
     return shortest + (uniform * (longest - shortest + 1)).long()
 
@@ -64,7 +64,7 @@ def find_text_end(
         prompt: Token ids of the prompt.
 
     Returns:
-        The number of tokens up to and including the occurrence; None if there is none.
+        The number of tokens up to and including the occurrence; None if the text does not occur.
 
     Source: truncate_token and truncate_after of lm-human-preferences (`lm_tasks.py`, arXiv:1909.08593), for a text
     instead of one token.
@@ -82,8 +82,8 @@ class Truncation:
 
     Attributes:
         longest: The maximum number of tokens in a completion.
-        shortest: Each completion is cut at a length drawn from here to `longest`; None draws no lengths.
-        text: A text that ends a completion; None for none.
+        shortest: Each completion is cut at a random length from `shortest` to `longest`; None for no random lengths.
+        text: A text that ends a completion; None for no text.
         after: The number of tokens at a completion's start in which the text does not count.
     """
 
@@ -103,13 +103,13 @@ class Truncation:
         Args:
             samples: B completions.
             tokenizer: The policy's tokenizer.
-            seed: The seed that they were sampled with.
-            keys: The keys that they were sampled with.
+            seed: The seed of their sampling.
+            keys: The keys of their sampling.
         """
         if not self:
             return samples
         lengths = samples.mask.sum(1)
-        # Lengths come first, because a text beyond the drawn length is cut off and does not end the completion.
+        # Apply random lengths first, because a text beyond the drawn length is cut off and does not end the completion.
         if self.shortest is not None:
             drawn_limits = draw_lengths(seed, keys, shortest=self.shortest, longest=self.longest)
             lengths = torch.minimum(lengths, drawn_limits.to(lengths))

@@ -25,7 +25,7 @@ from ...evaluation.prompt_groups import group_rows
 from ...modeling.chat import append_completion, tokenize_for_reward, tokenize_prompt
 from ...modeling.chat_template import Prompt
 from ...modeling.critic import CRITIC_DIR, critic_from
-from ...modeling.models import matmul_parameters
+from ...modeling.models import count_matmul_parameters
 from ...rewards import Rewards
 from ...runs.context import RunContext
 from ...runs.data.layout import drop_long_prompts
@@ -132,13 +132,13 @@ class Baseline:
     @cached_property
     def matrix_sizes(self) -> dict[str, int]:
         """Role -> number of parameters in matrices, for policy, reference and, if they exist, reward and critic."""
-        policy = matmul_parameters(self.evaluator.reference)
+        policy = count_matmul_parameters(self.evaluator.reference)
         sizes = {"policy": policy, "reference": policy}
         for model in self.rewards.models:
-            sizes["reward"] = sizes.get("reward", 0) + matmul_parameters(model.model)
+            sizes["reward"] = sizes.get("reward", 0) + count_matmul_parameters(model.model)
         critic = self.checkpoints["ppo"].path / CRITIC_DIR
         if (critic / "config.json").is_file():
-            sizes["critic"] = matmul_parameters(critic_from(critic))
+            sizes["critic"] = count_matmul_parameters(critic_from(critic))
         return sizes
 
     @cached_property

@@ -18,7 +18,7 @@ from ...evaluation.prompt_groups import group_other_prompts, group_rows
 from ...fileio import read_json, write_json
 from ...modeling.chat import append_completion
 from ...modeling.chat_template import Prompt
-from ...modeling.devices import on_device
+from ...modeling.devices import move_to_best_device
 from ...modeling.loading import load_tokenizer
 from ...modeling.models import load_classifier
 from ...publishing.plots import plot_ensemble
@@ -190,7 +190,7 @@ def _score(runs: Sequence[RunContext], texts: Mapping[str, PolicyTexts]) -> tupl
     for run in runs:  # only one model is in memory at a time
         path, use_cpu = run.checkpoint("reward").path, run.settings("reward").trainer.use_cpu
         tokenizer = load_tokenizer(path)
-        model = on_device(load_classifier(path), use_cpu=use_cpu)
+        model = move_to_best_device(load_classifier(path), use_cpu=use_cpu)
         scorer = RewardModel(model, tokenizer, tokenizer, center=False, scale=False)
         scores = score_pairs(scorer, pairs)
         margins.append(np.subtract(scores["chosen"], scores["rejected"]))

@@ -18,13 +18,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ... import functional as F
 from ...errors import ZooError
-from ...modeling.devices import MicroBatches, on_device
+from ...modeling.devices import MicroBatches, move_to_best_device
 from ...modeling.loading import load_tokenizer
 from ...modeling.logprobs import text_logprobs
 from ...modeling.models import context_length, load_causal
 from ...modeling.prompt_keys import describe_prompt_count
 from ...modeling.prompts import prepare_prompts
-from ...modeling.reserved_columns import GENERATION, PROMPT_TOKENS
+from ...modeling.reserved_columns import GENERATION_INDEX, PROMPT_TOKENS
 from ...ppo.assembly import MANY_EPOCHS, warn_if_many_epochs
 from ...ppo.base import TRAIN_STREAM
 from ...ppo.custom_loop import samples_from_user
@@ -243,7 +243,7 @@ def _find_reward_parents(context: RunContext, settings: StageSettings) -> tuple[
 
 
 def _load_policy(settings: StageSettings, checkpoint: ParentCheckpoint) -> tuple[PreTrainedModel, str]:
-    model = on_device(
+    model = move_to_best_device(
         load_causal(checkpoint.path, options=loading_of(settings)), use_cpu=settings.trainer.use_cpu
     ).eval()
     model.name_or_path = str(checkpoint.path)  # otherwise a merged adapter would have the name of its base
@@ -325,7 +325,9 @@ def _prompt_loss(policy: PreTrainedModel, texts: Sequence[Tensor]) -> float:
 
 
 def _load_reward_models(settings: StageSettings, parents: list[ParentCheckpoint]) -> tuple[list[PreTrainedModel], str]:
-    models = [on_device(reward_model(settings, parent.path), use_cpu=settings.trainer.use_cpu) for parent in parents]
+    models = [
+        move_to_best_device(reward_model(settings, parent.path), use_cpu=settings.trainer.use_cpu) for parent in parents
+    ]
     return models, "trained: it is among the saved weights" if models else "no reward model"
 
 
@@ -428,7 +430,7 @@ def _check_critic(trainer: PPOTrainer) -> tuple[None, str]:
 
 def _sample_rollout(trainer: PPOTrainer) -> tuple[tuple[list[dict], Rollout], str]:
     """Samples the first completions of the run."""
-    rows = [{**row, GENERATION: 0} for row in _trial_prompts(trainer)]
+    rows = [{**row, GENERATION_INDEX: 0} for row in _trial_prompts(trainer)]
     rollout = trainer.rollout(rows, stream=TRAIN_STREAM)
     ended_count = int(rollout.samples.ended.sum())
     return (rows, rollout), f"{ended_count} of {len(rows)} completions ended, each with its end token in the mask"

@@ -20,7 +20,7 @@ from ...hub.client.run_signature import TRUST_RUN_FLAG
 from ...hub.client.step_tags import tag_name, tagged_steps
 from ...modeling.chat_template import Prompt
 from ...modeling.critic import CRITIC_DIR
-from ...modeling.devices import on_device
+from ...modeling.devices import move_to_best_device
 from ...modeling.integrity import check_integrity
 from ...modeling.loading import load_tokenizer, silence_transformers
 from ...modeling.models import load_causal
@@ -343,7 +343,7 @@ def trace_checkpoint(
     assert rewards is not None
     critic = _load_critic(subject, data["value_model_name_or_path"], loaded["policy"], rewards, args)
     for model in (*loaded.values(), critic, *(reward.model for reward in rewards.models)):
-        on_device(model)
+        move_to_best_device(model)
     initial_state = args.kl_coef, RunningScores()
     kl_coef, scores = initial_state if subject.at_start else _read_state(subject.policy.path / PPO_STATE)
     return trace(

@@ -18,8 +18,8 @@ from ...hub.client.refusals import lookup
 from ...modeling.gguf import check_no_gguf, find_gguf, gguf_source, unpack_if_gguf
 from ...modeling.loading import load_config, load_tokenizer
 from ...modeling.model_files import translate_load_errors
-from ...modeling.remote_code import is_trusted
-from ...modeling.special_tokens import has_own_pad, spare_token
+from ...modeling.remote_code import is_code_trusted
+from ...modeling.special_tokens import find_spare_token, has_own_pad
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def inspect_model(name: str) -> ModelFacts:
         target_names=_linear_names(model),
         tokenizer=tokenizer,
         license=license_name,
-        spare_pad_token=None if has_own_pad(tokenizer) else spare_token(tokenizer, model),
+        spare_pad_token=None if has_own_pad(tokenizer) else find_spare_token(tokenizer, model),
         has_thinking_switch="enable_thinking" in str(tokenizer.chat_template or ""),
     )
 
@@ -133,7 +133,7 @@ def _load_without_weights(auto_class: Any, repo: str, revision: str | None, titl
         raise ZooError(f"{title} has no config.json: pass the folder of a model, or NAMESPACE/NAME.")
     with translate_load_errors(title), torch.device("meta"):
         config = load_config(repo, subject=title, revision=revision)
-        return auto_class.from_config(config, trust_remote_code=is_trusted())
+        return auto_class.from_config(config, trust_remote_code=is_code_trusted())
 
 
 def _pin_commit(name: str) -> tuple[str, str | None, str | None]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import ZooError
 from ...evaluation.judges.named import check_judges_available, check_outputs
 from ...evaluation.judges.panel import split_label
-from ...modeling.chat_template import Chat
+from ...modeling.chat_template import ChatSettings
 from ...modeling.devices import best_device, has_bfloat16
 from ...modeling.special_tokens import has_own_pad
 from ...plugins import REWARDS, did_you_mean, load_object
@@ -110,7 +110,7 @@ def make_recipe(request: RecipeRequest, *, title: str) -> NewRecipe:
         "data_by_stage": data_by_stage,
         "shared": data_by_stage["ppo" if "reward" not in data_by_stage else "reward"].data_set,
         "conversational": conversational and data_by_stage["ppo"].is_plain_text,
-        "chat": chat if conversational else Chat(),
+        "chat": chat if conversational else ChatSettings(),
         "functions": functions,
         "reward_model": reward_model,
         "label": label,
@@ -208,7 +208,7 @@ def _columns_of(data: InspectedData) -> str:
 
 def _choose_prompt_form(
     model: ModelFacts, data_by_stage: Mapping[str, StageData], decisions: Decisions
-) -> tuple[bool, Chat]:
+) -> tuple[bool, ChatSettings]:
     """Returns whether prompts are conversations, and the keywords with which the chat template renders them."""
     stages = [stage for stage, data in data_by_stage.items() if not data.is_plain_text]
     if stages and not model.has_chat_template:
@@ -234,7 +234,7 @@ def _choose_prompt_form(
             "the tokenizer has no chat template" if not model.has_chat_template else "prompts and answers are one text"
         )
         decisions.add("prompts", "plain texts", reason)
-    return conversational, Chat(chat_template_kwargs=kwargs)
+    return conversational, ChatSettings(chat_template_kwargs=kwargs)
 
 
 def _describe_model(model: ModelFacts, decisions: Decisions, *, first: str) -> None:

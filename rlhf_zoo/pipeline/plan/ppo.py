@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 from ...modeling.chunked_logprobs import CHUNK_ON_ACCELERATOR, CHUNK_ON_CPU
-from ...modeling.sampling.cuda_graphs import COLUMNS, bucket
+from ...modeling.sampling.cuda_graphs import COLUMN_MULTIPLE, round_rows
 from ...modeling.sampling.kv_cache import SPARE_COLUMNS
 from ...ppo.key_checks import default_tokens_per_pass, has_reference
 from ...runs.data.batch_share import divide_batch
@@ -229,14 +229,14 @@ class _PPO:
 
     def _graph_cache(self) -> tuple[int, int] | None:
         """Returns rows and columns of the KV cache that CUDA graphs keep between rollouts; None without graphs."""
-        keys, rows = self.keys, bucket(self.completion_count)
+        keys, rows = self.keys, round_rows(self.completion_count)
         if self.device.cpu or keys.rollout_engine != "native" or not keys.rollout_graphs or self.shards > 1:
             return None
-        # Graphs are captured only for the numbers of rows that `bucket` returns, and for multiples of COLUMNS.
-        columns = -(-self.length // COLUMNS) * COLUMNS
+        # Graphs are captured only for row counts that `round_rows` returns and for multiples of COLUMN_MULTIPLE.
+        columns = -(-self.length // COLUMN_MULTIPLE) * COLUMN_MULTIPLE
         if keys.max_rollout_batch_tokens is not None:
             while rows > 1 and rows * columns > keys.max_rollout_batch_tokens:
-                rows = next(fewer for fewer in range(rows - 1, 0, -1) if bucket(fewer) == fewer)
+                rows = next(fewer for fewer in range(rows - 1, 0, -1) if round_rows(fewer) == fewer)
         return rows, columns
 
     def _sampling_shape(self) -> tuple[int, int]:

@@ -35,7 +35,7 @@ from transformers.pytorch_utils import Conv1D
 
 from ...errors import ZooError, first_line
 from ...modeling.models import is_peft
-from ...modeling.remote_code import is_trusted
+from ...modeling.remote_code import is_code_trusted
 from ...modeling.sampling.decoder import forward
 from ...modeling.sampling.kv_cache import new_cache
 from .cache import digest, read, versions, write
@@ -197,7 +197,7 @@ class Tracer:
         for name in ("layer_types", "attention_layers"):
             if isinstance(getattr(text, name, None), list):
                 setattr(text, name, getattr(text, name)[:depth])
-        options: dict[str, Any] = {"dtype": getattr(torch, self.spec.dtype), "trust_remote_code": is_trusted()}
+        options: dict[str, Any] = {"dtype": getattr(torch, self.spec.dtype), "trust_remote_code": is_code_trusted()}
         if self.spec.attention is not None:
             # Kernels that need a GPU, such as flash attention, save as many bytes as sdpa does here.
             options["attn_implementation"] = "eager" if self.spec.attention == "eager" else "sdpa"
@@ -274,7 +274,7 @@ class Tracer:
 
     def _cache_name(self, key: tuple[Any, ...]) -> str | None:
         """Returns the cache name of a measurement; None for custom code, which has no version."""
-        if is_trusted():
+        if is_code_trusted():
             return None
         source = sha256(Path(__file__).read_bytes()).hexdigest()
         return digest([versions(), source, asdict(self.spec), self.depth, list(key)])

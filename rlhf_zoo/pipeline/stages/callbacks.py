@@ -235,7 +235,7 @@ class StageCallback(ProgressCallback):
         control.should_evaluate &= self._last_evaluated != state.global_step
         # A complete checkpoint is not written again, because the outbox may be sending its files.
         marker = self._record.checkpoint_path(state.global_step) / COMPLETE
-        control.should_save &= not distributed.from_main_process(marker.is_file)
+        control.should_save &= not distributed.call_on_main_process(marker.is_file)
         self._describe_next(control)
         return control
 

@@ -30,7 +30,7 @@ from ...fileio import now, write_json, write_text
 from ...hub.client.step_tags import tag_name
 from ...hub.client.weights import Origin
 from ...modeling import distributed
-from ...modeling.devices import on_device
+from ...modeling.devices import move_to_best_device
 from ...modeling.integrity import weights_digest
 from ...modeling.loading import load_tokenizer
 from ...modeling.models import load_causal
@@ -149,9 +149,9 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     resolved = inputs.resolved(context)
     code = judges_code(config.names)  # read before the judges score, because files may be edited meanwhile
     is_done = _is_done(context, resolved, code)
-    if distributed.from_main_process(lambda: is_done):
+    if distributed.call_on_main_process(lambda: is_done):
         return False
-    distributed.from_main_process(lambda: check_data(config.lm_eval, context.hub))
+    distributed.call_on_main_process(lambda: check_data(config.lm_eval, context.hub))
     prompts = evaluation_prompts(context, source, inputs.sft.path)
     check_rules(context, source, prompts, inputs.sft.path)
     trained_on = count_trained_prompts(context, prompts)
@@ -293,7 +293,7 @@ def _run_lm_eval(context: RunContext, parents: Mapping[str, ParentCheckpoint]) -
         return {}
     use_cpu = context.settings("ppo").trainer.use_cpu
     tasks = run_tasks(
-        {side: on_device(load_causal(parent.path), use_cpu=use_cpu) for side, parent in parents.items()},
+        {side: move_to_best_device(load_causal(parent.path), use_cpu=use_cpu) for side, parent in parents.items()},
         load_tokenizer(parents["sft"].path),
         config,
         seed=context.shared.seed,
@@ -450,8 +450,8 @@ def check_judges(context: RunContext, *, restart: bool = False) -> None:
     own_pairs(context)
     check_tasks(config.lm_eval)
     if "ppo" in stages_to_train(context):
-        distributed.from_main_process(lambda: check_endpoints(config.names, config.llm_settings))
-        distributed.from_main_process(lambda: check_data(config.lm_eval, context.hub))
+        distributed.call_on_main_process(lambda: check_endpoints(config.names, config.llm_settings))
+        distributed.call_on_main_process(lambda: check_data(config.lm_eval, context.hub))
     lexicon_judge(context.shared)
 
 

@@ -27,7 +27,7 @@ class EvaluationEnded(WaitEnded):
 class Interruptible:
     """A context in which the first SIGINT or SIGTERM sets `requested`, and a second SIGINT aborts.
 
-    After the first signal a running reward function has at most `modeling.time_limit.GRACE` more seconds. Python
+    After the first signal, a running reward function has at most `modeling.time_limit.GRACE_SECONDS` left. Python
     handles signals only in the main thread, so in other threads this context has no effect.
 
     Args:

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ...errors import ZooError
 from ...modeling.chat import wrap_completion
 from ...modeling.generation_config import set_sampling
-from ...modeling.loading import Loading, load_tokenizer
+from ...modeling.loading import LoadOptions, load_tokenizer
 from ...modeling.models import load_causal
 from ...modeling.prompt_keys import describe_prompt_count
 from ...modeling.reserved_columns import columns_for_functions
@@ -20,7 +20,7 @@ from ...modeling.special_tokens import ensure_own_pad
 from ...plugins import REWARDS, load_object
 from ...rewards import RewardFunction, Rewards
 from ...rewards.ensemble import check_ensemble
-from ...rewards.functions import Batch, NamedReward, call_functions, check_count
+from ...rewards.functions import Batch, NamedReward, call_functions, check_reward_count
 from ...rewards.loading import find_loader, load_reward_model
 from ...rewards.rule import text_of
 from ...rewards.verifiable import AnswerRule
@@ -86,7 +86,7 @@ def reward_model(settings: StageSettings, path: Path) -> PreTrainedModel:
         settings: The stage's settings.
         path: Folder of the checkpoint.
     """
-    loading = Loading(dtype="auto", attention=settings.model.attn_implementation)
+    loading = LoadOptions(dtype="auto", attention=settings.model.attn_implementation)
     label, loader = settings.trainer.reward_label, settings.data.reward_model_loader
     return load_reward_model(path, label=label, loader=loader, options=loading)
 
@@ -165,7 +165,7 @@ def try_functions(settings: StageSettings, functions: Sequence[RewardFunction], 
     batch = Batch(batch_prompts, completions, [[0] for _ in rows], columns, trainer_state=state)
     try:
         for name, values in call_functions(rewards, batch, timeout=args.reward_timeout).items():
-            check_count(name, values, batch)
+            check_reward_count(name, values, batch)
     except ZooError as error:
         raise ZooError(f"A reward function failed on the first prompts, used as answers: {error}") from error.__cause__
 

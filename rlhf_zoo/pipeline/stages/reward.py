@@ -16,7 +16,7 @@ from ...errors import ZooError
 from ...modeling import distributed
 from ...modeling import fsdp as sharding
 from ...modeling.chat import append_completion, tokenize_for_reward
-from ...modeling.devices import on_device
+from ...modeling.devices import move_to_best_device
 from ...modeling.loading import load_model, load_tokenizer
 from ...modeling.models import HEADS, is_peft, load_classifier, set_score_statistics
 from ...modeling.special_tokens import ensure_own_pad
@@ -212,7 +212,7 @@ def _measure_chosen(
     context: RunContext, settings: StageSettings, tokenizer: PreTrainedTokenizerBase, inputs: _Inputs, chosen: Path
 ) -> dict[str, Any]:
     """Returns the chosen checkpoint's score statistics and its figures on held-out pairs, as fields of run.json."""
-    model = on_device(load_classifier(chosen), use_cpu=settings.trainer.use_cpu)
+    model = move_to_best_device(load_classifier(chosen), use_cpu=settings.trainer.use_cpu)
     report = {key: model.config.rlhf_zoo[key] for key in ("score_mean", "score_std")}
     if inputs.held_out is not None:
         pairs, split = inputs.held_out

@@ -12,7 +12,7 @@ from ...fileio import read_json, write_json
 from ...modeling import distributed
 from ...modeling.chat import append_completion, plain_text, tokenize_prompt, wrap_answer
 from ...modeling.chat_template import Prompt
-from ...modeling.devices import on_device
+from ...modeling.devices import move_to_best_device
 from ...modeling.loading import load_tokenizer
 from ...modeling.models import context_length, load_causal
 from ...modeling.sampling.truncation import Truncation
@@ -110,7 +110,7 @@ def sft_samples(context: RunContext, settings: StageSettings, source: DataSource
     prompts = prompts_of(context, source, "train")
     tokenizer = context.shared.chat.write_for_prompts(load_tokenizer(sft.path), prompts)
     loaded = load_causal(merged_model(context, sft))
-    model, options = on_device(loaded, use_cpu=settings.trainer.use_cpu), sampling(context)
+    model, options = move_to_best_device(loaded, use_cpu=settings.trainer.use_cpu), sampling(context)
     max_tokens, fix = (context_length(model) or math.inf) - options["max_new_tokens"], "lower PPO's response_length"
     limit = context.settings("ppo").data.max_prompt_length if "ppo" in context.recipe.stages else None
     if limit is not None and limit < max_tokens:
@@ -218,7 +218,7 @@ def simulated_pairs(
         },
     }
     inputs_file = folder / "made.json"
-    if distributed.from_main_process(lambda: inputs_file.is_file() and read_json(inputs_file) == inputs):
+    if distributed.call_on_main_process(lambda: inputs_file.is_file() and read_json(inputs_file) == inputs):
         return source
     rng = random.Random(seed)
     splits = {}
@@ -300,7 +300,7 @@ def sample_pairs(
     """
     tokenizer = context.shared.chat.write_for_prompts(load_tokenizer(policy.path), list(prompts))
     loaded = load_causal(merged_model(context, policy))
-    model = on_device(loaded, use_cpu=context.settings("reward").trainer.use_cpu)
+    model = move_to_best_device(loaded, use_cpu=context.settings("reward").trainer.use_cpu)
     first, second = (
         complete(
             model,

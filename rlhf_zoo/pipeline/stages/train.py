@@ -139,7 +139,7 @@ def train_stage(
     resolved = _resolved_settings(settings, data, lineage)
     code = stage_code(settings)
     # Only the main process makes the plan, because it also writes files.
-    plan: _Plan = distributed.from_main_process(
+    plan: _Plan = distributed.call_on_main_process(
         lambda: _make_plan(context, settings, resolved, parents, code, publisher)
     )
     if plan.finished:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from datasets import Dataset
 
 from ...errors import ZooError, as_clause
-from ...modeling.chat import append_completion, check_prefix, display_text
+from ...modeling.chat import append_completion, check_no_open_thought, display_text
 from ...modeling.chat_template import is_conversation, render_text
 from ...modeling.template_words import check_keeps_words, check_template, is_plain
 from ..context import RunContext
@@ -59,7 +59,7 @@ def check_rows(rows: Dataset, tokenizer: "PreTrainedTokenizerBase", *, subject: 
             try:
                 rendering = render_text(turns, tokenizer, add_generation_prompt=not has_answer)
                 if not has_answer:
-                    check_prefix(turns, tokenizer)
+                    check_no_open_thought(turns, tokenizer)
             except ZooError as error:
                 text = " ".join(display_text(turns).split())
                 excerpt = text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}…"
@@ -70,7 +70,7 @@ def check_rows(rows: Dataset, tokenizer: "PreTrainedTokenizerBase", *, subject: 
                 continue
             roles = tuple(turn["role"] for turn in turns)
             if (roles, has_answer) not in checked_forms:
-                check_template(roles, tokenizer, answered=has_answer)
+                check_template(roles, tokenizer, has_answer=has_answer)
                 checked_forms.add((roles, has_answer))
             check_keeps_words(turns, rendering, tokenizer)
 

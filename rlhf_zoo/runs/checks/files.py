@@ -8,7 +8,7 @@ from ...hub.client.connect import Hub
 from ...hub.client.pull import full_revision
 from ...hub.client.refs import try_hub_then_source
 from ...hub.client.refusals import lookup
-from ...modeling.model_files import ADAPTER_CONFIG, json_object
+from ...modeling.model_files import ADAPTER_CONFIG, read_json_object
 
 #: Patterns of all files of a model except its weights.
 SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.py")
@@ -52,7 +52,7 @@ def fetch_files(
                 raise outage from None
 
     folder = try_hub_then_source(name, hub, snapshot)[1]
-    adapter = json_object(folder / ADAPTER_CONFIG) if (folder / ADAPTER_CONFIG).is_file() else {}
+    adapter = read_json_object(folder / ADAPTER_CONFIG) if (folder / ADAPTER_CONFIG).is_file() else {}
     base = adapter.get("base_model_name_or_path")
     if base and not (folder / "config.json").is_file():
         return fetch_files(base, adapter.get("revision"), hub, patterns=patterns, fix=fix)

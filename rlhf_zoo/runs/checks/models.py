@@ -12,9 +12,9 @@ from ...modeling.chat import tokenize_prompt
 from ...modeling.chat_template import Prompt
 from ...modeling.gguf import check_no_gguf, find_gguf
 from ...modeling.loading import load_tokenizer
-from ...modeling.model_files import json_object, model_files
+from ...modeling.model_files import find_model_files, read_json_object
 from ...modeling.models import label_index, labels_of
-from ...modeling.remote_code import is_trusted, needs_remote_code, untrusted_message
+from ...modeling.remote_code import is_code_trusted, needs_remote_code, untrusted_message
 from ...modeling.special_tokens import ensure_own_pad, highest_id, train_tokenizer
 from ...modeling.text_ids import switch_off_eos
 from ...rewards.model import warn_truncated
@@ -53,7 +53,7 @@ class NamedModel:
     def config(self) -> Mapping[str, Any]:
         """The model's config.json; {} if it has none."""
         path = None if self.folder is None else self.folder / "config.json"
-        return json_object(path) if path is not None and path.is_file() else {}
+        return read_json_object(path) if path is not None and path.is_file() else {}
 
     @property
     def context_length(self) -> int | None:
@@ -150,7 +150,7 @@ def _missing_model_fix(key: str) -> str:
 def _check_named(models: Mapping[str, NamedModel], stages: Mapping[str, StageSettings]) -> None:
     """Checks that the models' code is trusted and has the needed classes, and that labels and tokenizers fit."""
     for model in models.values():
-        if needs_remote_code(model.config) and not is_trusted():
+        if needs_remote_code(model.config) and not is_code_trusted():
             raise ZooError(untrusted_message(f"The model {model.name}"))
     if "ppo" in stages:
         check_label(models, stages["ppo"])
@@ -232,7 +232,7 @@ def starting_models(context: RunContext) -> dict[str, NamedModel]:
     has_loader = "ppo" in stages and stages["ppo"].data.reward_model_loader is not None  # may read any file
     for role, model in models.items():
         if Path(model.name).is_dir() and not (has_loader and role in REWARD_ROLES):
-            files = model_files(model.name)  # raises for pickles and for truncated weights
+            files = find_model_files(model.name)  # raises for pickles and for truncated weights
             if find_gguf(model.name) is None:
                 files.require_weights()
     if "policy" not in models and context.record("sft").read().get("status") == "finished" and "sft" not in stages:

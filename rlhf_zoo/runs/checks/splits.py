@@ -9,7 +9,7 @@ import datasets
 from ...errors import ZooError
 from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.refusals import reason
-from ...modeling.chat_template import Chat
+from ...modeling.chat_template import ChatSettings
 from ..data.columns import row_value, rows_above
 from ..data.layout import Form, conversational, convert_rows
 from ..data.sources import NoSuchPart, find_data
@@ -47,7 +47,7 @@ def check_forms(
                 loader.rows(data, getattr(data, split), FORMS[stage], subject=label, text=text)
         if stage == "ppo":
             loader.rows(data, evaluated_split(shared, data)[0], "prompts", subject="the evaluation")
-        if rows is not None and shared.chat != Chat() and not conversational(rows):
+        if rows is not None and shared.chat != ChatSettings() and not conversational(rows):
             raise ZooError(
                 f"The data set {settings.data.dataset_name or shared.dataset_name} of {label} has plain texts, but "
                 "recipe.yaml configures how conversations are rendered: set conversational to true, or remove "

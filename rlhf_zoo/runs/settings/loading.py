@@ -9,7 +9,7 @@ from ...errors import ZooError
 from .parse import StageSettings
 
 if TYPE_CHECKING:
-    from ...modeling.loading import Loading
+    from ...modeling.loading import LoadOptions
 
 # Values of report_to that need a module of the same name.
 REPORTERS = ("clearml", "codecarbon", "comet_ml", "dvclive", "mlflow", "neptune", "swanlab", "trackio", "wandb")
@@ -17,7 +17,7 @@ REPORTERS = ("clearml", "codecarbon", "comet_ml", "dvclive", "mlflow", "neptune"
 BITS_OPTIMIZERS = ("8bit", "paged_", "ademamix")
 
 
-def loading_of(settings: StageSettings) -> Loading:
+def loading_of(settings: StageSettings) -> LoadOptions:
     """Returns how the stage loads the model that it trains.
 
     Args:
@@ -28,7 +28,7 @@ def loading_of(settings: StageSettings) -> Loading:
     """
     from transformers import BitsAndBytesConfig
 
-    from ...modeling.loading import Loading
+    from ...modeling.loading import LoadOptions
 
     model, quantization = settings.model, None
     if model.load_in_8bit:
@@ -41,7 +41,7 @@ def loading_of(settings: StageSettings) -> Loading:
             bnb_4bit_use_double_quant=model.use_bnb_nested_quant,
             bnb_4bit_quant_storage=model.bnb_4bit_quant_storage,
         )
-    return Loading(dtype=model.dtype, attention=model.attn_implementation, quantization=quantization)
+    return LoadOptions(dtype=model.dtype, attention=model.attn_implementation, quantization=quantization)
 
 
 def check_installed(settings: StageSettings) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 from ...errors import ZooError, first_line
 from ...fields import option
-from ...modeling.chat_template import Chat
-from ...modeling.distributed import check_shards
+from ...modeling.chat_template import ChatSettings
+from ...modeling.distributed import check_can_shard
 from ...modeling.gguf import unpack_if_gguf
 from ...plugins import SYNONYMS, did_you_mean
 from ..checkpoint_choice import ReleaseArguments, check_rule
@@ -59,9 +59,9 @@ class RecipeConfig:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
     @property
-    def chat(self) -> Chat:
+    def chat(self) -> ChatSettings:
         """How conversations are rendered and read."""
-        return Chat(self.system_prompt, self.chat_template_kwargs, self.strip_thoughts)
+        return ChatSettings(self.system_prompt, self.chat_template_kwargs, self.strip_thoughts)
 
 
 @dataclass(frozen=True)
@@ -347,7 +347,7 @@ def check_combinations(stage: str, data: Any, trainer: Any, model: Any, release:
             raise ZooError(
                 f"load_best_model_at_end of the stage {stage} loads unsharded weights, unlike fsdp2: remove it."
             )
-        check_shards(trainer.world_size, OptimizerNames(trainer.optim).value)
+        check_can_shard(trainer.world_size, OptimizerNames(trainer.optim).value)
     check_rule(stage, release, trainer, held_out=data.evaluated_split)
     if (
         trainer.eval_strategy != "no"

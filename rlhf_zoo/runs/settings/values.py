@@ -14,7 +14,7 @@ from typing import Any
 from ...errors import ZooError
 from ...fields import check_limits
 from ...fileio import BadYAML, load_yaml
-from ...modeling.remote_code import FLAG
+from ...modeling.remote_code import TRUST_CODE_FLAG
 from ...plugins import did_you_mean
 from .declared import REFUSED, RUN_KEYS
 
@@ -296,8 +296,8 @@ def checked_keys(
             )
         if name == "trust_remote_code":
             raise ZooError(
-                f"{problem} not allowed in a recipe, which may be downloaded: pass {FLAG} to the command itself, "
-                "without a stage before it."
+                f"{problem} not allowed in a recipe, which may be downloaded: pass {TRUST_CODE_FLAG} to the command "
+                "itself, without a stage before it."
             )
         if name in refused and name in REFUSED:
             raise ZooError(f"{problem} {REFUSED[name]}.")
