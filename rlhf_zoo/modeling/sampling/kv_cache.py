@@ -31,7 +31,7 @@ class InPlaceLayer(DynamicLayer):
         if not self.is_initialized:
             self.lazy_initialization(*new_states)
         length, new_columns = self.get_seq_length(), key_states.shape[-2]
-        # Write into a buffer. To concatenate a column for each token, as DynamicLayer does, copies the cache each time.
+        # Write into a buffer, because concatenating a column, as DynamicLayer does, would copy the cache in every step.
         if not self._buffers or self._begin + length + new_columns > self._buffers[0].shape[-2]:
             old_states = (self.keys, self.values) if length else tuple(x[:, :, :0] for x in new_states)
             self._buffers = tuple(
