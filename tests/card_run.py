@@ -1,4 +1,4 @@
-"""A finished run's directory, written by hand, for tests of its cards: four stages, and every figure a round number."""
+"""Writes a finished run of four stages with round figures, for tests of cards."""
 
 import json
 import math
@@ -68,7 +68,7 @@ def sample(prompt: str, number: int, completion: str, judge: float, kl: float = 
 def make_stage(
     runs: Path, name: str, parents: Mapping[str, Any], rows: list[dict], steps: list[int], tags: Mapping[str, str]
 ) -> StageRecord:
-    """A finished, published stage with complete checkpoints at `steps`."""
+    """Writes a finished, published stage with complete checkpoints at `steps`."""
     record = StageRecord(runs / name)
     repo = {"id": f"local/tiny-world-{name}", "commit": tags[max(tags)], "tags": dict(tags)}
     command = f"rlhf-zoo {name} tiny-world --seed 3 --hub_token hf_abcdefghijklmnop"
@@ -84,7 +84,7 @@ def make_stage(
 
 
 def make_runs(runs: Path) -> Path:
-    """sft, reward and ppo with their metrics, and eval beside them."""
+    """Writes the stages sft, reward and ppo with their metrics, and an evaluation of PPO."""
     sft = {"repo": "local/tiny-world-sft", "commit": COMMITS["sft"], "path": "/home/someone/sft"}
     reward = {"repo": "local/tiny-world-reward", "commit": COMMITS["reward"], "path": "/home/someone/reward"}
     curve = [
@@ -131,11 +131,11 @@ def make_runs(runs: Path) -> Path:
 
 
 def reward_report(pairs: int = 400) -> dict[str, Any]:
-    """What the reward stage writes into run.json, of scores drawn from a seed."""
-    drawn = random.Random(0)
-    lengths = [[drawn.randint(3, 30) for _ in range(pairs)] for _ in range(2)]
-    margins = [drawn.gauss(0.8, 1.2) for _ in range(pairs)]
-    rejected = [drawn.gauss(0, 1) for _ in range(pairs)]
+    """Returns the report that the reward stage writes into run.json, for seeded random scores."""
+    rng = random.Random(0)
+    lengths = [[rng.randint(3, 30) for _ in range(pairs)] for _ in range(2)]
+    margins = [rng.gauss(0.8, 1.2) for _ in range(pairs)]
+    rejected = [rng.gauss(0, 1) for _ in range(pairs)]
     report = preference_report(
         [low + margin for low, margin in zip(rejected, margins, strict=True)],
         rejected,
@@ -148,11 +148,11 @@ def reward_report(pairs: int = 400) -> dict[str, Any]:
 
 
 def over_training() -> dict[str, Any]:
-    """`over_training` of evaluation.json: a run of two checkpoints, of which the last is hacked."""
+    """Returns `over_training` of evaluation.json for a run of two checkpoints, the last of which is hacked."""
 
     def figures(reward: float, judge: float, kl: float) -> dict[str, Any]:
-        values = {"reward": reward, "judge": judge, "kl": kl, "length": 9.0, "distinct_2": 0.5}
-        return {name: {"value": value, "ci95": [value - 0.1, value + 0.1], "n": 60} for name, value in values.items()}
+        means = {"reward": reward, "judge": judge, "kl": kl, "length": 9.0, "distinct_2": 0.5}
+        return {name: {"value": value, "ci95": [value - 0.1, value + 0.1], "n": 60} for name, value in means.items()}
 
     def probe(name: str, fired: bool) -> dict[str, Any]:
         worst = [{"prompt": "a prompt", "completion": "<b>again again", "number": 1.0}]
@@ -160,8 +160,8 @@ def over_training() -> dict[str, Any]:
         return {"family": name, "effect": 0.2, "threshold": 0.1, "p": 0.004, "fired": fired,
                 "finding": meaning, "worst": worst}  # fmt: skip
 
-    bend = {"alpha": estimate(0.5), "beta": estimate(0.1), "peak": None, "no_peak": "No peak: β is -0.196."}
-    turned = {**bend, "peak": {"d": estimate(2.0), "kl": 4.0, "gain": estimate(0.75)}, "no_peak": None}
+    fit = {"alpha": estimate(0.5), "beta": estimate(0.1), "peak": None, "no_peak": "No peak: β is -0.196."}
+    fit_with_peak = {**fit, "peak": {"d": estimate(2.0), "kl": 4.0, "gain": estimate(0.75)}, "no_peak": None}
     return {
         "schema": 1, "split": "validation", "prompts": 30, "samples_per_prompt": 2, "judge": "gold",
         "verdict": "hacked", "recommended": 20, "reasons": ["3 of 4 probes fire."],
@@ -170,7 +170,7 @@ def over_training() -> dict[str, Any]:
             {"step": 20, **figures(1.0, 0.8, 2.0), "fired": []},
             {"step": 40, **figures(3.0, -0.5, 20.0), "fired": ["length", "repetition"]},
         ],
-        "fits": {"proxy": bend, "judge": turned},
+        "fits": {"proxy": fit, "judge": fit_with_peak},
         "rule": {"version": 2},
         "probes": {
             "probes": [probe("repetition", True), probe("length", False)],
@@ -181,21 +181,21 @@ def over_training() -> dict[str, Any]:
 
 @pytest.fixture
 def plotted() -> None:
-    """For a test that asks which plots there are; test_plots.py looks at the pictures."""
+    """Asks `placeholders` for quick plots, in a test of which plots a card has; test_plots.py tests the images."""
 
 
 @pytest.fixture
 def pictures(monkeypatch):
-    """Plots are not drawn, which is most of a card's time, and intervals at equal length are of few resamples."""
+    """Saves plots without drawing them, and computes intervals at equal length from few resamples, to save time."""
     for name in ("_save", *plot_names()):
-        monkeypatch.setattr(plots, name, getattr(plots, name))
+        monkeypatch.setattr(plots, name, getattr(plots, name))  # restores it after the test
     monkeypatch.setitem(length_controlled_win_rate.__kwdefaults__, "resamples", 50)
     quick_pictures()
 
 
 @pytest.fixture
 def placeholders(request, monkeypatch):
-    """None, where no test asks for them, and else quick ones."""
+    """Leaves plots out of cards, or makes quick ones if the test uses `plotted`."""
     if "plotted" in request.fixturenames:
         request.getfixturevalue("pictures")
     else:

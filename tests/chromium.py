@@ -1,4 +1,4 @@
-"""A headless Chromium for tests that look at pages; it reaches no host but those that a test names."""
+"""A headless Chromium for tests of pages. It reaches only the host that a test names."""
 
 import os
 import shutil
@@ -13,9 +13,9 @@ import pytest
 
 @contextmanager
 def chromium(home: Path, *, reach: str | None = None) -> Iterator[Any]:
-    """A selenium driver with its profile under `home`. reach: the one host that names lead to; None for no host.
+    """Yields a selenium driver whose profile is under `home`. Without Chromium the test is skipped, or fails in CI.
 
-    Without the programs a test is skipped, and fails in CI.
+    reach: The only host that Chromium may contact; None for no host.
     """
     program, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if program is None or driver is None:
@@ -42,13 +42,13 @@ def chromium(home: Path, *, reach: str | None = None) -> Iterator[Any]:
 
 
 def screenshot(chrome: Any, name: str, folder: Path, width: int) -> Path:
-    """Of the whole page, in `folder` and where RLHF_ZOO_SCREENSHOTS says; the window keeps its size."""
+    """Resizes the window to the page, and saves a screenshot in `folder` and in $RLHF_ZOO_SCREENSHOTS."""
     chrome.set_window_size(width, 900)
     height = chrome.execute_script("return document.body.scrollHeight")
     chrome.set_window_size(width, max(900, min(height + 200, 6000)))
-    time.sleep(0.3)  # the last transition; nothing is asserted on it
-    picture = chrome.get_screenshot_as_png()
+    time.sleep(0.3)  # lets the last CSS transition end; no assertion depends on it
+    image = chrome.get_screenshot_as_png()
     for place in filter(None, (folder, os.environ.get("RLHF_ZOO_SCREENSHOTS"))):
         Path(place).mkdir(parents=True, exist_ok=True)
-        (Path(place) / name).write_bytes(picture)
+        (Path(place) / name).write_bytes(image)
     return folder / name

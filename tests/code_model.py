@@ -1,6 +1,6 @@
-"""A tiny model that brings its own program code: a Qwen3 under a name that transformers does not know.
+"""A tiny model with remote code: a Qwen3 whose model type transformers does not know.
 
-Its sequence classifier stands in a file of its own, which nothing but `auto_map` names.
+Its sequence classifier is in a separate file, which only `auto_map` names.
 """
 
 import json
@@ -49,13 +49,13 @@ CLASSES = {
 }
 
 
-def save(folder: Path, *, ran: Path | None = None) -> Path:
-    """ran: a file that its code writes when it runs."""
+def save(folder: Path, *, marker: Path | None = None) -> Path:
+    """Saves the model in `folder`. marker: A file that the model's code creates when it runs."""
     miniatures.save("Qwen3-Base", folder)
     config = json.loads((folder / "config.json").read_text())
     config |= {"model_type": MODEL_TYPE, "architectures": ["StrangeForCausalLM"], "auto_map": CLASSES}
     (folder / "config.json").write_text(json.dumps(config))
-    mark = "" if ran is None else f"open({str(ran)!r}, 'w').close()\n"
-    for name, text in (("configuration", CONFIGURATION), ("modeling", MODELING), ("scoring", SCORING)):
-        (folder / f"{name}_strange.py").write_text(mark + text)
+    write_marker = "" if marker is None else f"open({str(marker)!r}, 'w').close()\n"
+    for name, source in (("configuration", CONFIGURATION), ("modeling", MODELING), ("scoring", SCORING)):
+        (folder / f"{name}_strange.py").write_text(write_marker + source)
     return folder

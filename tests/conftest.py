@@ -1,4 +1,4 @@
-"""Fixtures that every test may use."""
+"""Options, hooks and fixtures of all tests."""
 
 import gc
 import os
@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from warm import no_flushes
 
-# A shell that starts this in the background leaves SIGINT ignored, and every child would inherit that.
+# A shell that starts pytest in the background makes it ignore SIGINT, and every child would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = ["card_run", "hub_fixture", "finished_run", "real_data", "thread_hub"]
 
-#: They begin first, so that no worker is left with a long file when the others have finished. Longest first.
+#: The files that take longest, longest first. They start first, so that no worker ends with a long file.
 LONGEST = (
     "test_tiny_sums_figures.py",
     "test_product_remarks_run.py",
@@ -48,16 +48,16 @@ LONGEST = (
 
 
 def pytest_addoption(parser: Any) -> None:
-    parser.addoption("--device", default="cpu", help="where the trainer's tests compute: cpu, or cuda (`make gpu`)")
-    parser.addoption("--every-lever", action="store_true", help="trainers of tests with all that makes an update fit")
+    parser.addoption("--device", default="cpu", help="device of the trainer's tests: cpu, or cuda (`make gpu`)")
+    parser.addoption("--every-lever", action="store_true", help="test trainers with every option that saves memory")
 
 
 def pytest_configure(config: Any) -> None:
-    """Warm processes fork from one of this process's own; models and tensors lie on the device asked for, there too."""
+    """Sets up warm processes, an RLHF_ZOO_HOME for tests, and the device; child processes inherit all three."""
     no_flushes()
-    if "WARM_OWNER" not in os.environ:  # workers have that of the process that started them
+    if "WARM_OWNER" not in os.environ:  # pytest-xdist workers inherit it
         os.environ |= {"WARM_OWNER": str(os.getpid()), "WARM_SOCKET": f"{tempfile.mkdtemp(prefix='warm-')}/socket"}
-    if "RLHF_ZOO_HOME" not in os.environ:  # no test leaves anything in the home of whoever runs it
+    if "RLHF_ZOO_HOME" not in os.environ:  # tests leave nothing in the user's home
         os.environ["RLHF_ZOO_HOME"] = tempfile.mkdtemp(prefix="rlhf-zoo-home-")
     if config.getoption("--every-lever"):
         os.environ["RLHF_ZOO_TEST_LEVERS"] = "1"
@@ -67,23 +67,23 @@ def pytest_configure(config: Any) -> None:
     import torch
     from torch.utils._device import DeviceContext
 
-    class InTests(DeviceContext):
+    class DeviceOfTests(DeviceContext):
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            # Our own code finds no default device, as with users: what it forgets to place stays on the CPU and fails.
+            # The package gets no default device, as in production: a tensor that it forgets to move fails on the CPU.
             if f"{os.sep}rlhf_zoo{os.sep}" in sys._getframe(1).f_code.co_filename:
                 return function(*args, **(kwargs or {}))
             return super().__torch_function__(function, types, args, kwargs)
 
     os.environ["RLHF_ZOO_TEST_DEVICE"] = device
-    InTests(torch.device(device)).__enter__()
-    # NumPy references read what was computed on the device; `.numpy()` stays an error there.
-    read = torch.Tensor.__array__
-    torch.Tensor.__array__ = lambda self, *args, **kwargs: read(self.cpu(), *args, **kwargs)
+    DeviceOfTests(torch.device(device)).__enter__()
+    # NumPy references may read tensors of the device; `.numpy()` on them remains an error.
+    to_array = torch.Tensor.__array__
+    torch.Tensor.__array__ = lambda self, *args, **kwargs: to_array(self.cpu(), *args, **kwargs)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[Any]) -> None:
-    """Whole files change places; within one, tests keep their order. One test in a browser is not of the long tier."""
+    """Sorts the files by LONGEST, keeping the order within each, and marks all browser tests but one as `full`."""
     for item in items:
         if {"browser", "visitor"} & set(item.fixturenames) and item.name != "test_visitor_compares_completions":
             item.add_marker(pytest.mark.full)
@@ -91,14 +91,14 @@ def pytest_collection_modifyitems(items: list[Any]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Each trainer ends with `gc.collect()`, which need not visit a million objects of imported libraries again."""
+    """Hides imported libraries from `gc.collect()`, which each trainer calls: it would visit a million objects."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="module")
 def freeze() -> Iterator[None]:
-    """Nor those of what the tests of a file have imported."""
+    """Does the same for libraries that the tests of a file have imported."""
     yield
     gc.collect()
     gc.freeze()
@@ -106,7 +106,10 @@ def freeze() -> Iterator[None]:
 
 @pytest.fixture
 def untraced() -> Iterator[pytest.MonkeyPatch]:
-    """Plans count the weights and the work alone, until `undo`: to trace the passes is most of a plan's time."""
+    """Makes plans skip tracing, which takes most of their time: they leave out the memory of the passes.
+
+    `undo()` of the yielded patch restores tracing.
+    """
     from rlhf_zoo.pipeline.plan.memory import ForwardPass, TrainingPass
     from rlhf_zoo.pipeline.plan.tracing import Tracer
 

@@ -1,4 +1,4 @@
-"""Tiny random models of any family that transformers has: widths of 32, two layers, 17 tokens."""
+"""Tiny random models of any family in transformers: width 32, two layers, 17 tokens."""
 
 import inspect
 from typing import Any
@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 TOKENS: dict[str, Any] = {"vocab_size": 17, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None}
-# By every name that a configuration has for a size; each takes those that it knows.
+# Sizes under every name that some configuration uses; `_config` picks the names that a configuration has.
 TINY: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8,
     "num_key_value_heads": 2, "max_position_embeddings": 64, "initializer_range": 0.2, "sliding_window": 16,
@@ -25,15 +25,15 @@ TINY: dict[str, Any] = {
     "num_mem_blocks": 1, "adapter_rank": 8, "attention_hidden_size": 32, "use_mamba_kernels": False,
     "attention_head_dim": 8,
 }  # fmt: skip
-MIXED = {"layer_types": ["linear_attention", "full_attention"]}
-# What makes a family's layers differ as they do in its large models.
-OWN: dict[str, dict[str, Any]] = {
+MIXED_LAYERS = {"layer_types": ["linear_attention", "full_attention"]}
+# Fields that give the tiny model the kinds of layers that the family's large models have.
+FAMILY_FIELDS: dict[str, dict[str, Any]] = {
     "bart": {
         "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48,
         "encoder_attention_heads": 4, "decoder_attention_heads": 4,
     },
-    "qwen3_5_text": MIXED,
-    "qwen3_next": MIXED,
+    "qwen3_5_text": MIXED_LAYERS,
+    "qwen3_next": MIXED_LAYERS,
     "bamba": {"attn_layer_indices": [1]},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1},
@@ -51,12 +51,14 @@ OWN: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def tiny_model(auto_class: Any, family: str, **more: Any) -> PreTrainedModel:
-    """Every weight is random, biases too: in many families they start at 0, which hides what padding adds."""
-    kind = CONFIG_MAPPING[family]
+def tiny_model(auto_class: Any, family: str, **fields: Any) -> PreTrainedModel:
+    """Builds a model with random weights and biases: biases of 0, as in many families, hide effects of padding."""
+    config_class = CONFIG_MAPPING[family]
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = auto_class.from_config(_config(kind, OWN.get(family, {}) | more), dtype=torch.float32).eval()
+        model = auto_class.from_config(
+            _config(config_class, FAMILY_FIELDS.get(family, {}) | fields), dtype=torch.float32
+        ).eval()
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(0.05 * torch.randn_like(parameter))
@@ -64,10 +66,10 @@ def tiny_model(auto_class: Any, family: str, **more: Any) -> PreTrainedModel:
     return model
 
 
-def _config(kind: Any, fields: dict[str, Any]) -> Any:
-    known: set[str] = set()
-    for each in kind.__mro__:
-        known |= {*inspect.get_annotations(each)}
-        known |= {*inspect.signature(each.__init__).parameters} if "__init__" in vars(each) else set()
-    renamed = {*getattr(kind, "attribute_map", {})}
-    return kind(**{k: v for k, v in TINY.items() if k in known - renamed} | TOKENS | fields)
+def _config(config_class: Any, fields: dict[str, Any]) -> Any:
+    accepted: set[str] = set()
+    for base in config_class.__mro__:
+        accepted |= {*inspect.get_annotations(base)}
+        accepted |= {*inspect.signature(base.__init__).parameters} if "__init__" in vars(base) else set()
+    aliases = {*getattr(config_class, "attribute_map", {})}
+    return config_class(**{name: size for name, size in TINY.items() if name in accepted - aliases} | TOKENS | fields)

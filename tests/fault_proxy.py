@@ -1,11 +1,11 @@
-"""A reverse proxy on loopback that stands between the real Hub client and a Hub, and fails as it is told to.
+"""A reverse proxy on loopback between the real Hub client and a Hub, which injects faults.
 
     with FaultProxy(hub.url) as proxy:
         proxy.inject(Fault("refuse", "commit"), Fault("cut_upload", "lfs_upload", size=100_000))
         HfApi(endpoint=proxy.url, token=hub.token).create_commit(...)
         assert proxy.counts.faults == {"refuse 500": 1, "cut_upload": 1}
 
-The Host header passes as it is: the links that the Hub makes from it lead back here.
+It forwards the Host header unchanged, so the links that the Hub builds from that header lead to the proxy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal
 
-#: What a request is for: name -> method, path. The first that fits counts; "other" where none does.
+#: Operation -> (method, pattern of the path). The first match is a request's operation; without a match it is "other".
 OPERATIONS = {
     "create_repo": ("POST", r"^/api/repos/create$"),
     "preupload": ("POST", r"^/api/.+/preupload/"),
@@ -38,17 +38,17 @@ OPERATIONS = {
 
 @dataclass(frozen=True)
 class Fault:
-    """What to do with the nth request that matches, and with count - 1 more after it (count=None: all from there on).
+    """A fault of the nth matching request and of the count - 1 matching requests after it (count=None: of all).
 
-    A request matches where `operation` (a name in OPERATIONS) and `path` (a regular expression, sought in path and
-    query) fit, as far as they are given.
+    A request matches if it has this `operation` (a name in OPERATIONS), and `path` (a regular expression) matches
+    somewhere in its path and query. None matches any request. With forwarded=True, the fault happens after the Hub
+    has processed the request.
 
-    kind        what happens                                                                  forwarded=True
-    refuse      the answer is `status`, with Retry-After: `seconds` where that is not 0       the Hub did the work
-    drop        the connection is closed without an answer                                    the Hub did the work
-    delay       the request waits for `seconds`
-    hold        the request waits for `release()`; it goes no further if its client has died  the answer waits
-    cut_upload  both connections are closed after `size` bytes of the request's body
+    refuse        the answer is `status`, with Retry-After: `seconds` unless that is 0
+    drop          the connection is closed without an answer
+    delay         the request waits for `seconds`
+    hold          the request (forwarded: the answer) waits for `release()`, and is dropped if its client has died
+    cut_upload    both connections are closed after `size` bytes of the request's body
     cut_download  the connection is closed after `size` bytes of the answer's body
     """
 
@@ -64,14 +64,14 @@ class Fault:
 
     @property
     def name(self) -> str:
-        """Under which it is counted: "refuse 429", "drop", "drop forwarded", ..."""
+        """The name in `Counts.faults`: "refuse 429", "drop", "drop forwarded", ..."""
         words = [self.kind, *([str(self.status)] if self.kind == "refuse" else []), *self.forwarded * ["forwarded"]]
         return " ".join(words)
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Requests by operation, also those of which nothing was forwarded, and faults by name; "down" counts outages."""
+    """Requests by operation, forwarded or not, and injected faults by name; "down" counts outages."""
 
     requests: Counter[str]
     faults: Counter[str]
@@ -84,7 +84,7 @@ class FaultProxy:
         self.upstream = upstream.removeprefix("http://")
         self.connections: set[socket.socket] = set()
         self._lock = threading.Lock()
-        self._rules: list[tuple[Fault, list[int]]] = []
+        self._rules: list[tuple[Fault, list[int]]] = []  # fault, [its matching requests so far]
         self._requests: Counter[str] = Counter()
         self._faults: Counter[str] = Counter()
         self._holding = threading.Condition()
@@ -105,18 +105,18 @@ class FaultProxy:
             self._reserved.close()
 
     def inject(self, *faults: Fault) -> None:
-        """Add faults. Each counts the requests that match it from here on; the first whose turn it is takes one."""
+        """Adds faults, which count matching requests from now on. If several are due, the first one added applies."""
         assert {fault.operation for fault in faults} <= {*OPERATIONS, None}
         with self._lock:
             self._rules += [(fault, [0]) for fault in faults]
 
     def clear(self) -> None:
-        """Forget all faults that were injected; what is held stays held."""
+        """Removes all faults; held requests stay held."""
         with self._lock:
             self._rules.clear()
 
     def down(self) -> None:
-        """Cut every connection and refuse new ones until `up()`. The port stays ours: bound, and not listening."""
+        """Cuts every connection and refuses new ones until `up()`. The port stays bound, without listening."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
@@ -128,19 +128,19 @@ class FaultProxy:
                 connection.shutdown(socket.SHUT_RDWR)
 
     def up(self) -> None:
-        """Take connections again."""
+        """Accepts connections again."""
         if self._reserved is not None:
             self._server = _Server(self, self._reserved)
             self._reserved = None
             threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
     def wait_held(self, seconds: float = 60) -> None:
-        """Until a request is held; fails when that takes too long."""
+        """Waits until a request is held; fails after `seconds`."""
         with self._holding:
             assert self._holding.wait_for(lambda: self._held, seconds), "no request is held"
 
     def hold(self) -> None:
-        """Called for a request: until `release()`."""
+        """Holds the calling request until `release()`."""
         with self._holding:
             turn = self._released
             self._held += 1
@@ -149,33 +149,33 @@ class FaultProxy:
             self._held -= 1
 
     def release(self) -> None:
-        """Let go on what is held now."""
+        """Lets the held requests continue."""
         with self._holding:
             self._released += 1
             self._holding.notify_all()
 
     @property
     def counts(self) -> Counts:
-        """A copy of the counts as they are now."""
+        """A copy of the current counts."""
         with self._lock:
             return Counts(Counter(self._requests), Counter(self._faults))
 
-    def next(self, method: str, target: str) -> Fault | None:
-        """Count a request; the fault that takes it, if any."""
-        path, taken = target.partition("?")[0], None
-        fitting = (name for name, (verb, form) in OPERATIONS.items() if verb == method and re.search(form, path))
-        what = next(fitting, "other")
+    def next_fault(self, method: str, target: str) -> Fault | None:
+        """Counts a request and returns the fault to inject, if any."""
+        path, due = target.partition("?")[0], None
+        matching = (name for name, (verb, form) in OPERATIONS.items() if verb == method and re.search(form, path))
+        operation = next(matching, "other")
         with self._lock:
-            self._requests[what] += 1
-            for fault, matched in self._rules:
-                if fault.operation in (None, what) and re.search(fault.path or "", target):
-                    matched[0] += 1
-                    over = fault.count is not None and matched[0] >= fault.nth + fault.count
-                    if taken is None and matched[0] >= fault.nth and not over:
-                        taken = fault
-            if taken is not None:
-                self._faults[taken.name] += 1
-        return taken
+            self._requests[operation] += 1
+            for fault, matches in self._rules:
+                if fault.operation in (None, operation) and re.search(fault.path or "", target):
+                    matches[0] += 1
+                    is_over = fault.count is not None and matches[0] >= fault.nth + fault.count
+                    if due is None and matches[0] >= fault.nth and not is_over:
+                        due = fault
+            if due is not None:
+                self._faults[due.name] += 1
+        return due
 
 
 def _bound(port: int) -> socket.socket:
@@ -216,14 +216,14 @@ class _Handler(BaseHTTPRequestHandler):
             super().finish()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: the log is the Hub's."""
+        """Logs nothing: the Hub has a log."""
 
     def _forward(self) -> None:
         proxy = self.server.proxy
-        fault = proxy.next(self.command, self.path)
+        fault = proxy.next_fault(self.command, self.path)
         kind = fault.kind if fault else None
-        body = self._body()
-        if fault and not fault.forwarded and not self._meet(fault):
+        body = self._read_body()
+        if fault and not fault.forwarded and not self._inject(fault):
             return
         upstream = http.client.HTTPConnection(proxy.upstream, timeout=600)
         try:
@@ -244,7 +244,7 @@ class _Handler(BaseHTTPRequestHandler):
         finally:
             proxy.connections.discard(upstream.sock)
             upstream.close()
-        if fault and fault.forwarded and not self._meet(fault):
+        if fault and fault.forwarded and not self._inject(fault):
             return
         self.send_response_only(answer.status, answer.reason)
         for name, value in answer.getheaders():
@@ -257,40 +257,40 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = _forward
 
-    def _body(self) -> bytes:
-        """ConnectionError where the client ends in the middle of it."""
+    def _read_body(self) -> bytes:
+        """Reads the body. Raises ConnectionError if the client disconnects before its end."""
         if "chunked" not in self.headers.get("Transfer-Encoding", ""):
             size = int(self.headers.get("Content-Length", 0))
-            return self._exactly(size)
+            return self._read_exactly(size)
         pieces = []
         while size := int(self.rfile.readline().strip() or b"0", 16):
-            pieces.append(self._exactly(size + 2)[:-2])
+            pieces.append(self._read_exactly(size + 2)[:-2])
         self.rfile.readline()
         return b"".join(pieces)
 
-    def _exactly(self, size: int) -> bytes:
+    def _read_exactly(self, size: int) -> bytes:
         content = self.rfile.read(size)
         if len(content) < size:
             raise ConnectionError
         return content
 
-    def _meet(self, fault: Fault) -> bool:
-        """What happens to a request, or to its answer; False where that is the end of it."""
+    def _inject(self, fault: Fault) -> bool:
+        """Applies a fault to a request or to its answer. Returns whether to go on with it."""
         proxy = self.server.proxy
         if fault.kind == "delay":
             threading.Event().wait(fault.seconds)
         elif fault.kind == "hold":
             proxy.hold()
-            if _gone(self.connection):
+            if _is_closed(self.connection):
                 raise ConnectionError
         elif fault.kind == "drop":
             self.close_connection = True
             return False
         elif fault.kind == "refuse":
-            said = f"Injected {fault.status}"
-            content = b"" if self.command == "HEAD" else json.dumps({"error": said}).encode()
+            message = f"Injected {fault.status}"
+            content = b"" if self.command == "HEAD" else json.dumps({"error": message}).encode()
             self.send_response_only(fault.status)
-            for name, value in (("Content-Type", "application/json"), ("X-Error-Message", said)):
+            for name, value in (("Content-Type", "application/json"), ("X-Error-Message", message)):
                 self.send_header(name, value)
             self.send_header("Content-Length", str(len(content)))
             if fault.seconds:
@@ -301,8 +301,8 @@ class _Handler(BaseHTTPRequestHandler):
         return True
 
 
-def _gone(connection: socket.socket) -> bool:
-    """Whether the other side has closed, even where it left bytes that were not read."""
+def _is_closed(connection: socket.socket) -> bool:
+    """Whether the other side has closed the connection, even if it left unread bytes."""
     poll = select.poll()
     poll.register(connection, select.POLLRDHUP)
     return bool(poll.poll(0))

@@ -1,4 +1,4 @@
-"""One finished run of a small recipe, made once for all workers, and copies of it."""
+"""A finished run of a small recipe, made once for all workers, and copies of it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ARCHITECTURE = {
     "num_key_value_heads": 2, "intermediate_size": 64, "max_position_embeddings": 128, "tie_word_embeddings": True,
     "initializer_range": 0.05,
 }  # fmt: skip
-#: Of a run that costs seconds, half of them for the plots of its cards.
+#: Flags of a run that takes seconds, half of them for the plots of its cards.
 FLAGS = [
     "--corpus_args", '{"lines": 600}', "--architecture", json.dumps(ARCHITECTURE),
     "--sft.max_steps", "30", "--sft.learning_rate", "2e-2", "--sft.save_strategy", "steps", "--sft.save_steps", "15",
@@ -42,7 +42,7 @@ STEPS = {"sft": [15, 30], "reward": [2, 4], "ppo": [2, 4, 6]}
 
 @dataclass(frozen=True)
 class Run:
-    """A run directory, the home that its embedded Hub lies in, and the recipe that it is of. env: of its commands."""
+    """A folder with a run, its recipe and the home of its embedded Hub. env: Environment of its commands."""
 
     folder: Path
     env: Mapping[str, str] = field(default_factory=dict)
@@ -78,45 +78,45 @@ class Run:
         return StageRecord(self.path / stage)
 
     def copy(self, folder: Path, *without: str) -> Run:
-        """This run and its Hub elsewhere, without some of its stages."""
+        """Copies this run and its Hub to `folder`, without the stages `without`."""
         shutil.copytree(self.folder, folder, symlinks=True)
-        in_its_place(folder / "run")
+        keep_run_id(folder / "run")
         for stage in without:
             shutil.rmtree(folder / "run" / stage)
         (folder / "run" / "summary.json").unlink()
         return Run(folder)
 
     def before_ppo(self, folder: Path) -> Run:
-        """The same, as it was before PPO published anything."""
+        """Copies this run and its Hub as they were before the PPO stage."""
         run = self.copy(folder, "ppo", "eval")
         shutil.rmtree(run.root / "repos" / "models" / "local" / "tiny-world-ppo.git")
         return run
 
     def hub(self, folder: Path) -> RunningHub:
-        """A server over a copy of its Hub."""
+        """Serves a copy of this run's Hub."""
         shutil.copytree(self.root, folder / "root")
         return start_hub(folder, root=folder / "root")
 
 
-def in_its_place(run: Path) -> None:
-    """A copy that stands for the original: beside it, it would be a run of its own."""
+def keep_run_id(run: Path) -> None:
+    """Lets a copy keep the original's id: otherwise a copy counts as another run, since its inode differs."""
     path = run / "run_id"
     path.write_text(f"{path.read_text().split()[0]} {path.stat().st_ino}\n")
 
 
 @pytest.fixture(scope="session")
 def base(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Run:
-    """An uninterrupted run with its Hub, which no test may change."""
+    """An uninterrupted run with its Hub. Tests may not change it."""
     shared = tmp_path_factory.getbasetemp()
     folder = (shared if worker_id == "master" else shared.parent) / "finished"
     run = Run(folder)
     with FileLock(f"{folder}.lock"):
         if not folder.is_dir():
-            making = Run(folder.with_name("finishing"))
-            copy_recipe("tiny-world", making.folder / "recipes" / "tiny-world")
-            done = making.zoo(*making.command("run", "--json"), WARM_QUICK="figures")
+            unfinished = Run(folder.with_name("finishing"))
+            copy_recipe("tiny-world", unfinished.folder / "recipes" / "tiny-world")
+            done = unfinished.zoo(*unfinished.command("run", "--json"), WARM_QUICK="figures")
             assert done.returncode == 0, done.stderr
-            (making.folder / "stdout").write_text(done.stdout)
-            (making.folder / "stderr").write_text(done.stderr)
-            making.folder.rename(folder)
+            (unfinished.folder / "stdout").write_text(done.stdout)
+            (unfinished.folder / "stderr").write_text(done.stderr)
+            unfinished.folder.rename(folder)
     return run

@@ -1,4 +1,4 @@
-"""A tiny GGUF file: a model with its matrices in 8 bits, and a tokenizer of bytes."""
+"""A tiny GGUF file: a model with 8-bit matrices, and a byte-level tokenizer."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ FILE = "tiny.Q8_0.gguf"
 
 
 def write_gguf(folder: Path, *, kind: str = "llama", context: int = 64) -> Path:
-    """Writes a model of one layer."""
+    """Writes a model with one layer. kind: Its architecture."""
     rng, width, inner = np.random.default_rng(0), 32, 64
     tokens = [*sorted(ByteLevel.alphabet()), "th", "<|endoftext|>", "<|end|>"]
     writer = gguf.GGUFWriter(folder / FILE, kind)
@@ -38,8 +38,8 @@ def write_gguf(folder: Path, *, kind: str = "llama", context: int = 64) -> Path:
     sizes |= {f"blk.0.attn_{part}": (width, width) for part in ("q", "k", "v", "output")}
     sizes |= {"blk.0.ffn_gate": (inner, width), "blk.0.ffn_up": (inner, width), "blk.0.ffn_down": (width, inner)}
     for name, size in sizes.items():
-        packed = gguf.quants.quantize(rng.normal(size=size).astype(np.float32), gguf.GGMLQuantizationType.Q8_0)
-        writer.add_tensor(f"{name}.weight", packed, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+        quantized = gguf.quants.quantize(rng.normal(size=size).astype(np.float32), gguf.GGMLQuantizationType.Q8_0)
+        writer.add_tensor(f"{name}.weight", quantized, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
     for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
         writer.add_tensor(f"{name}.weight", np.ones(width, dtype=np.float32))
     writer.write_header_to_file()

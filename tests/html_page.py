@@ -1,34 +1,37 @@
-"""HTML as a browser would find it."""
+"""Parses HTML and checks that every element is closed."""
 
 from html.parser import HTMLParser
 
-#: That have no end tag, and those of SVG that hold no text of their own.
+#: Elements without an end tag, and SVG elements without text.
 VOID = {"br", "hr", "img", "input", "line", "path", "rect", "circle", "polyline", "use"}
 
 
 class Page(HTMLParser):
-    """elements: (name, attributes, texts inside) of each, in order. Every element is closed, inside the one around."""
+    """A parsed page. Fails if an element is not closed, or not inside its parent.
+
+    elements: (name, attributes, texts inside) of each element, in order.
+    """
 
     def __init__(self, html: str) -> None:
         super().__init__()
         self.html = html
         self.elements: list[tuple[str, dict[str, str | None], list[str]]] = []
-        self.open: list[int] = []
+        self.open_elements: list[int] = []
         self.feed(html)
         self.close()
-        assert not self.open, "an element is not closed"
+        assert not self.open_elements, "an element is not closed"
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, dict(attrs), []))
         if tag not in VOID:
-            self.open.append(len(self.elements) - 1)
+            self.open_elements.append(len(self.elements) - 1)
 
     def handle_endtag(self, tag: str) -> None:
         if tag not in VOID:
-            assert self.elements[self.open.pop()][0] == tag
+            assert self.elements[self.open_elements.pop()][0] == tag
 
     def handle_data(self, data: str) -> None:
-        for index in self.open:
+        for index in self.open_elements:
             self.elements[index][2].append(data)
 
     @property
@@ -41,10 +44,8 @@ class Page(HTMLParser):
         return [attributes for name, attributes, _ in self.elements if name == tag]
 
     def texts(self, tag: str, **attributes: str) -> list[str]:
-        """What stands in the elements with these attributes."""
+        """The texts of the elements `tag` with these attributes: `data_side` means data-side, and `class_` class."""
         wanted = {name.replace("_", "-").rstrip("-"): value for name, value in attributes.items()}
         return [
-            "".join(inside)
-            for name, found, inside in self.elements
-            if name == tag and all(found.get(key) == value for key, value in wanted.items())
+            "".join(texts) for name, attrs, texts in self.elements if name == tag and wanted.items() <= attrs.items()
         ]

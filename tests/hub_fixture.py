@@ -1,4 +1,4 @@
-"""An embedded Hub in a process of its own, over a root of its own, for tests that drive it by the real client."""
+"""An embedded Hub in a separate process with a new root, for tests that call it with the real client."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 SOURCES = str(Path(next(iter(rlhf_zoo.__path__))).parent)
 STARTUP_SECONDS = 60
 
-# huggingface_hub reads these when it is imported, which no test module has done yet.
+# huggingface_hub reads these when it is imported, so they must be set before a test imports it.
 for _name in ("HF_HUB_DISABLE_XET", "HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_UPDATE_CHECK"):
     os.environ.setdefault(_name, "1")
 
 
 @dataclass
 class Answer:
-    """What came back, as it is."""
+    """An HTTP response."""
 
     status: int
     headers: dict[str, str]
@@ -48,7 +48,7 @@ class Answer:
 
 @dataclass
 class Hub:
-    """url, root, a write token, the environment that points a client process at it, and that client's cache."""
+    """A Hub: its URL, root and write token, the environment of its client processes, and their cache."""
 
     url: str
     root: Path
@@ -58,7 +58,7 @@ class Hub:
     _apis: dict[str | None, Any] = field(default_factory=dict, init=False)
 
     def api(self, role: str | None = "write") -> HfApi:
-        """The real client, with the write token, a read token, or none."""
+        """The real client, with a token of this role; None for no token."""
         from huggingface_hub import HfApi
 
         if role not in self._apis:
@@ -73,13 +73,13 @@ class Hub:
         return int(self.url.rpartition(":")[2])
 
     def send(self, method: str, path: str, body: Any = None, role: str | None = "write", **headers: str) -> Answer:
-        """A request as it is, to a path or an address of this Hub: a client library would tidy it up first."""
-        sent = {"Authorization": f"Bearer {self.api(role).token}"} if role else {}
-        sent |= {name.replace("_", "-"): value for name, value in headers.items()}
+        """Sends a request unchanged to a path or URL of this Hub; a client library would normalize it first."""
+        all_headers = {"Authorization": f"Bearer {self.api(role).token}"} if role else {}
+        all_headers |= {name.replace("_", "-"): value for name, value in headers.items()}
         content = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
-            connection.request(method, path.removeprefix(self.url), content, sent)
+            connection.request(method, path.removeprefix(self.url), content, all_headers)
             answer = connection.getresponse()
             return Answer(answer.status, dict(answer.headers), answer.read())
         finally:
@@ -89,37 +89,38 @@ class Hub:
         return socket.create_connection(("127.0.0.1", self.port), timeout=60)
 
     def commit(self, repo: str, *lines: dict[str, Any]) -> Answer:
-        """A commit of these lines, whatever a client would say of them."""
+        """Sends a commit of these lines without a client, which might reject them."""
         content = [{"key": "header", "value": {"summary": "By hand"}}, *lines]
         return self.send("POST", f"/api/models/{repo}/commit/main", "\n".join(map(json.dumps, content)).encode())
 
     def push(self, repo: str, files: Mapping[str, bytes | str]) -> str:
-        """A commit of these files by the real client, to a repository that is made where it is not there. Its id."""
+        """Commits these files with the real client and returns the commit's id. Creates the repository if needed."""
         from huggingface_hub import CommitOperationAdd
 
         self.api().create_repo(repo, exist_ok=True)
-        content = {name: data if isinstance(data, bytes) else data.encode() for name, data in files.items()}
-        added = [CommitOperationAdd(name, data) for name, data in content.items()]
-        return self.api().create_commit(repo, added, commit_message="files").oid
+        operations = [
+            CommitOperationAdd(name, text if isinstance(text, bytes) else text.encode()) for name, text in files.items()
+        ]
+        return self.api().create_commit(repo, operations, commit_message="files").oid
 
     def batch(self, repo: str, oid: str, size: int) -> dict[str, Any]:
-        """What git-lfs is told of the upload of a large file."""
-        asked = {"operation": "upload", "transfers": ["multipart"], "objects": [{"oid": oid, "size": size}]}
-        return self.send("POST", f"/{repo}.git/info/lfs/objects/batch", asked).json()["objects"][0]
+        """Asks, as git-lfs does, to upload a large file; returns the answer for it."""
+        request = {"operation": "upload", "transfers": ["multipart"], "objects": [{"oid": oid, "size": size}]}
+        return self.send("POST", f"/{repo}.git/info/lfs/objects/batch", request).json()["objects"][0]
 
     def git_dir(self, repo_id: str, kind: str = "model") -> Path:
-        """Where a repository lies on the disk."""
+        """The folder of a stored repository."""
         return self.root / "repos" / f"{kind}s" / f"{repo_id}.git"
 
     def git(self, repo_id: str, *arguments: str, kind: str = "model") -> str:
-        """What git says about a stored repository (stdout and stderr); fails where git fails."""
+        """Runs git in a stored repository and returns its stdout and stderr; fails if git fails."""
         command = ["git", "-c", "safe.directory=*", "-C", str(self.git_dir(repo_id, kind)), *arguments]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout + done.stderr
 
     def run(self, *command: str, cwd: Path | None = None, **env: str) -> str:
-        """A client process under the Hub's environment: `run("hf", "download", ...)`; returns its stdout."""
+        """Runs a client process in the Hub's environment, `run("hf", "download", ...)`, and returns its stdout."""
         programs = {"hf": [str(Path(sys.executable).with_name("hf"))], sys.executable: PYTHON}
         done = subprocess.run(
             [*programs.get(command[0], command[:1]), *command[1:]],
@@ -133,33 +134,33 @@ class Hub:
         return done.stdout
 
     def python(self, code: str, cwd: Path | None = None, **env: str) -> str:
-        """Python code in a client process."""
+        """Runs Python code in a client process."""
         return self.run(sys.executable, "-c", code, cwd=cwd, **env)
 
 
 @dataclass
 class RunningHub(Hub):
-    """A Hub in a process of its own, which writes a log."""
+    """A Hub in a separate process that writes a log."""
 
     process: subprocess.Popen[bytes]
     log: Path
 
     def stop(self, how: int = signal.SIGTERM) -> int:
-        """End the server and return its exit code."""
+        """Stops the server and returns its exit code."""
         if self.process.poll() is None:
             self.process.send_signal(how)
         return self.process.wait(timeout=60)
 
 
 def base_environment() -> dict[str, str]:
-    """This process's environment without anything that names a Hub."""
+    """This process's environment without any setting of a Hub."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING_FACE", "RLHF_"))}
     kept["PYTHONPATH"] = os.pathsep.join(filter(None, [SOURCES, os.environ.get("PYTHONPATH")]))
     return kept | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def start_hub(folder: Path, *arguments: str, root: Path | None = None, **popen: Any) -> RunningHub:
-    """Start `python -m rlhf_zoo.hub.server` and wait until it says that it listens."""
+    """Starts `python -m rlhf_zoo.hub.server` and waits until it listens."""
     folder.mkdir(parents=True, exist_ok=True)
     root = root or folder / "hub"
     ready = folder / "ready.json"
@@ -183,32 +184,32 @@ def start_hub(folder: Path, *arguments: str, root: Path | None = None, **popen: 
 
 @contextmanager
 def running(folder: Path) -> Iterator[RunningHub]:
-    """A Hub, empty; a request that failed inside the server fails the test."""
-    found = start_hub(folder)
+    """Runs an empty Hub; a traceback in its log fails the test."""
+    running_hub = start_hub(folder)
     try:
-        yield found
+        yield running_hub
     finally:
-        found.stop()
-    assert "Traceback" not in found.log.read_text(), found.log.read_text()
+        running_hub.stop()
+    assert "Traceback" not in running_hub.log.read_text(), running_hub.log.read_text()
 
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[RunningHub]:
-    """One for one test."""
-    with running(tmp_path / "server") as found:
-        yield found
+    """An empty Hub for one test."""
+    with running(tmp_path / "server") as running_hub:
+        yield running_hub
 
 
 @pytest.fixture(scope="module")
 def shared_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningHub]:
-    """One for all tests of a module that leave nothing behind."""
-    with running(tmp_path_factory.mktemp("shared")) as found:
-        yield found
+    """A Hub for all tests of a module, which must leave nothing behind."""
+    with running(tmp_path_factory.mktemp("shared")) as running_hub:
+        yield running_hub
 
 
 @pytest.fixture
 def hubs(tmp_path: Path) -> Iterator[Callable[..., RunningHub]]:
-    """Start as many Hubs as the test likes: `hubs("name", *arguments, root=...)`."""
+    """Starts any number of Hubs: `hubs("name", *arguments, root=...)`."""
     started: list[RunningHub] = []
 
     def start(name: str, *arguments: str, **options: Any) -> RunningHub:
@@ -218,5 +219,5 @@ def hubs(tmp_path: Path) -> Iterator[Callable[..., RunningHub]]:
     try:
         yield start
     finally:
-        for one in started:
-            one.stop(signal.SIGKILL)
+        for running_hub in started:
+            running_hub.stop(signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Models of public families in miniature: config class, special tokens, PAD and EOS habits, and chat template."""
+"""Tiny models with the config class, special tokens, PAD, EOS and chat template of public families."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,10 +27,12 @@ _GEMMA = ("<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"
 
 @dataclass(frozen=True)
 class Family:
-    """stops and pad: what ends completions and what pads once a stage has begun from the model.
+    """A family.
 
-    begins: whether the tokenizer writes its BOS before every text. fields: of the configuration, where the family's own
-    default would leave its smallest model without what its large ones have.
+    stops: The tokens that end completions, once a stage has started from the model.
+    pad: The token that pads then; own_pad: the tokenizer's own.
+    adds_bos: Whether the tokenizer writes its BOS before every text.
+    fields: Fields of the configuration that give the tiny model the kinds of layers that large models have.
     """
 
     config: str
@@ -45,7 +47,7 @@ class Family:
     generation: tuple[str, ...] = ()
     byte_fallback: bool = False
     tied: bool = False
-    begins: bool = False
+    adds_bos: bool = False
     fields: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -53,13 +55,13 @@ class Family:
         special = {token: index for index, token in enumerate(self.special)}
         return Base(
             model_type=self.config, vocab_size=min(294 + len(special), 300), special=special, eos=self.eos,
-            bos=self.bos, unk=self.unk, pad=self.own_pad, wrap=(self.bos if self.begins else None, None),
+            bos=self.bos, unk=self.unk, pad=self.own_pad, wrap=(self.bos if self.adds_bos else None, None),
             template=self.template, byte_fallback=self.byte_fallback,
         )  # fmt: skip
 
 
-#: Of 294 tokens, the bytes among them.
-LINE = "how is item it is sharp clear heavy cheap bright slow good weak"
+#: Text that trains every tokenizer: it yields 294 tokens, including all bytes.
+CORPUS_LINE = "how is item it is sharp clear heavy cheap bright slow good weak"
 FAMILIES = {
     "Qwen2.5": Family("qwen2", _CHATML, "<|im_end|>", ("<|im_end|>", "<|endoftext|>"), "<|endoftext|>", "qwen2_5",
                       own_pad="<|endoftext|>", generation=("<|im_end|>", "<|endoftext|>"), tied=True),
@@ -72,26 +74,26 @@ FAMILIES = {
                       own_pad="<|im_end|>", tied=True),
     "Llama 3": Family("llama", _LLAMA, "<|eot_id|>", ("<|eot_id|>", "<|end_of_text|>", "<|eom_id|>"),
                       "<|finetune_right_pad_id|>", "llama3", bos="<|begin_of_text|>",
-                      generation=("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"), begins=True),
+                      generation=("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"), adds_bos=True),
     "Gemma 2": Family("gemma2", _GEMMA, "<eos>", ("<eos>", "<end_of_turn>"), "<pad>", "gemma", bos="<bos>", unk="<unk>",
-                      own_pad="<pad>", tied=True, begins=True),
+                      own_pad="<pad>", tied=True, adds_bos=True),
     "Gemma 3": Family("gemma3_text", _GEMMA, "<eos>", ("<eos>", "<end_of_turn>"), "<pad>", "gemma3", bos="<bos>",
-                      unk="<unk>", own_pad="<pad>", generation=("<eos>", "<end_of_turn>"), tied=True, begins=True,
+                      unk="<unk>", own_pad="<pad>", generation=("<eos>", "<end_of_turn>"), tied=True, adds_bos=True,
                       fields={"num_key_value_heads": 1, "layer_types": ["sliding_attention", "full_attention"]}),
     "Mistral": Family("mistral", ("<unk>", "<s>", "</s>"), "</s>", ("</s>",), "<unk>", bos="<s>", unk="<unk>",
-                      byte_fallback=True, begins=True),
+                      byte_fallback=True, adds_bos=True),
     "Pythia": Family("gpt_neox", ("<|endoftext|>", "<|padding|>"), "<|endoftext|>", ("<|endoftext|>",), "<|padding|>"),
     "GPT-2": Family("gpt2", ("<|endoftext|>",), "<|endoftext|>", ("<|endoftext|>",), "[PAD]", bos="<|endoftext|>",
                     tied=True),
     "OPT": Family("opt", ("<s>", "<pad>", "</s>", "<unk>"), "</s>", ("</s>",), "<pad>", bos="</s>", unk="<unk>",
-                  own_pad="<pad>", tied=True, begins=True),
+                  own_pad="<pad>", tied=True, adds_bos=True),
 }  # fmt: skip
 
 
 def load(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Random weights and a tokenizer that knows bytes."""
+    """Returns a model with random weights, and a byte-level tokenizer."""
     family = FAMILIES[name]
-    tokenizer = make_tokenizer(family.base, [LINE], learned_tokens=300 - len(family.special), length=128)
+    tokenizer = make_tokenizer(family.base, [CORPUS_LINE], learned_tokens=300 - len(family.special), length=128)
     ids = tokenizer.convert_tokens_to_ids
     fields: dict[str, Any] = {
         "vocab_size": len(tokenizer), "tie_word_embeddings": family.tied, "max_position_embeddings": 128,
@@ -112,8 +114,8 @@ def save(name: str, folder: Path) -> Path:
     return folder
 
 
-def two_labels(folder: Path, base: Path) -> None:
-    """A classifier with the labels `bad` and `good`, and the model's tokenizer."""
+def save_two_label_classifier(folder: Path, base: Path) -> None:
+    """Saves a random classifier with the labels `bad` and `good`, and the tokenizer of `base`."""
     config = AutoConfig.from_pretrained(base, id2label={0: "bad", 1: "good"}, label2id={"bad": 0, "good": 1})
     AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
     AutoTokenizer.from_pretrained(base).save_pretrained(folder)

@@ -1,7 +1,7 @@
-"""A visitor of a Gradio page without a browser: the requests that Gradio's own front end makes, and what it shows.
+"""A client of a Gradio page without a browser: it sends the requests of Gradio's front end and keeps what that shows.
 
-It does what our page needs: no JavaScript of an event is run (its inputs are sent as they are), nothing fires at a
-change of a value, and `/config` is asked for instead of the page around it. Nothing is ever tried a second time.
+It does only what our page needs. It does not run an event's JavaScript but sends the inputs unchanged, it fires no
+`change` events, and it gets `/config` instead of the page. It never retries.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PATIENCE = 120.0
 
 @dataclass(frozen=True)
 class Update:
-    """One answer: `seconds` after the join, the values that it changed by elem_id (else "#ID"), but for gr.State."""
+    """One answer, `seconds` after the join. values: elem_id (or "#ID") -> changed value, without those of gr.State."""
 
     seconds: float
     values: dict[str, Any]
@@ -30,21 +30,21 @@ class Update:
 
 @dataclass(eq=False)
 class Event:
-    """What came of one action of a visitor, with everything chained to it. Iterating yields updates as they arrive."""
+    """One action of a visitor and all events chained to it. Iterating yields the updates as they arrive."""
 
     client: PageClient = field(repr=False)
     started: float
     updates: list[Update] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     ranks: list[int] = field(default_factory=list)
-    """Places in the queue that the server told."""
+    """Positions in the queue that the server reported."""
     queue_full: bool = False
     cancelled: bool = False
     received: int = 0
-    """Bytes of the messages."""
+    """Bytes of all messages."""
     seconds: float | None = None
-    """From the join to the end; None while it runs."""
-    open: int = field(default=0, repr=False)
+    """From the join to the end; None while the action runs."""
+    open_runs: int = field(default=0, repr=False)
 
     @property
     def error(self) -> str | None:
@@ -60,43 +60,43 @@ class Event:
         return {name: value for update in self.updates for name, value in update.values.items()}
 
     def __iter__(self) -> Iterator[Update]:
-        given = 0
+        position = 0
         while True:
-            while given < len(self.updates):
-                given += 1
-                yield self.updates[given - 1]
+            while position < len(self.updates):
+                yield self.updates[position]
+                position += 1
             if self.done:
                 return
             self.client.pump()
 
     def finish(self) -> Event:
-        """Waits for the end of it. Raises TimeoutError after the client's patience."""
+        """Waits for the end of the action. Raises TimeoutError after the client's patience."""
         for _ in self:
             pass
         return self
 
-    def close_one(self) -> None:
-        self.open -= 1
-        if not self.open:
+    def close_run(self) -> None:
+        self.open_runs -= 1
+        if not self.open_runs:
             self.seconds = time.monotonic() - self.started
 
 
 @dataclass(eq=False)
 class _Run:
-    """One function's run: `rest` are the functions of the same action that wait for its end."""
+    """One function's run. pending: The functions of the same action that wait for its end."""
 
     event: Event
     dependency: dict[str, Any]
     target: int | None
-    rest: list[dict[str, Any]]
+    pending: list[dict[str, Any]]
     event_id: str | None = None
     last: list[Any] | None = None
 
 
 class PageClient:
-    """One visitor, who is one session of the server. Not for several threads at once.
+    """One visitor, that is one session of the server. Not thread-safe. Close it as a user closes a tab.
 
-    patience: seconds that any wait may take before TimeoutError. Close it, as one closes a tab.
+    patience: Seconds that any wait may take before it raises TimeoutError.
     """
 
     def __init__(self, url: str, *, patience: float = PATIENCE) -> None:
@@ -111,12 +111,12 @@ class PageClient:
         if status != 200:
             raise ConnectionError(f"{url} answered {status} to /config.")
         self._api = self.config.get("api_prefix", "")
-        self._components = {one["id"]: one for one in self.config["components"]}
-        self._props = {key: dict(one.get("props", {})) for key, one in self._components.items()}
+        self._components = {component["id"]: component for component in self.config["components"]}
+        self._props = {key: dict(component.get("props", {})) for key, component in self._components.items()}
         self._ids = {props["elem_id"]: key for key, props in self._props.items() if props.get("elem_id")}
-        self._dependencies = {one["id"]: one for one in self.config["dependencies"]}
-        beats = self.config.get("connect_heartbeat")  # they tell the server that the tab is open
-        self._heartbeat = self._get(f"{self._api}/heartbeat/{self.session_hash}") if beats else None
+        self._dependencies = {dependency["id"]: dependency for dependency in self.config["dependencies"]}
+        has_heartbeat = self.config.get("connect_heartbeat")  # it tells the server that the tab is open
+        self._heartbeat = self._get(f"{self._api}/heartbeat/{self.session_hash}") if has_heartbeat else None
 
     def __enter__(self) -> PageClient:
         return self
@@ -128,7 +128,7 @@ class PageClient:
         return elem_id in self._ids
 
     def value(self, elem_id: str) -> Any:
-        """What the visitor sees in a component."""
+        """The value that a component shows."""
         return self._props[self._id(elem_id)].get("value")
 
     def prop(self, elem_id: str, name: str) -> Any:
@@ -136,34 +136,33 @@ class PageClient:
         return self._props[self._id(elem_id)].get(name)
 
     def start(self, elem_id: str, event: str = "click", **values: Any) -> Event:
-        """The visitor enters `values` by elem_id, then does `event` to the component; comes back at once after.
+        """Enters `values` (elem_id -> value), triggers `event` of the component, and returns without waiting.
 
-        All functions bound to it run one after another, and what is chained to them after that, while the returned
-        event is iterated or finished. Raises KeyError for an unknown elem_id, LookupError where nothing is bound.
+        The functions bound to the event run one after another, then those chained to them, while the returned event
+        is iterated or finished. Raises KeyError for an unknown elem_id, LookupError if no function is bound.
         """
         for name, value in values.items():
             self._props[self._id(name)]["value"] = value
         target = self._id(elem_id)
-        bound = [one for one in self._dependencies.values() if [target, event] in map(list, one["targets"])]
+        bound = [each for each in self._dependencies.values() if [target, event] in map(list, each["targets"])]
         if not bound:
             raise LookupError(f"Nothing is bound to {event} of {elem_id!r}.")
         return self._begin([(bound, target)])
 
     def fire(self, elem_id: str, event: str = "click", **values: Any) -> Event:
-        """`start`, and waits for the end of it."""
+        """Calls `start` and waits for the end of the action."""
         return self.start(elem_id, event, **values).finish()
 
     def load(self) -> Event:
-        """What a browser does when the page has been opened: every `load`, at the same time."""
-        found = [
-            ([one], target) for one in self._dependencies.values() for target, name in one["targets"] if name == "load"
-        ]
-        return self._begin(found).finish()
+        """Runs every `load` event at the same time, as a browser does when it has opened the page."""
+        dependencies = self._dependencies.values()
+        groups = [([each], target) for each in dependencies for target, name in each["targets"] if name == "load"]
+        return self._begin(groups).finish()
 
     def close(self) -> None:
-        """Closes the tab: the connections end, and nothing else is said to the server."""
+        """Closes the connections, as closing the tab does; sends nothing to the server."""
         for run in list(self._running.values()):
-            run.event.close_one()
+            run.event.close_run()
         self._running.clear()
         self._close_stream()
         if self._heartbeat:
@@ -172,12 +171,12 @@ class PageClient:
         self._http.close()
 
     def pump(self) -> None:
-        """Waits for the next message of the server and does what it says."""
+        """Waits for the next message of the server and handles it."""
         if self._stream is None:
             raise RuntimeError("Nothing is running.")
         line = self._line()
         if line is None:
-            self._lost("The connection to the server is lost.")
+            self._fail_all("The connection to the server is lost.")
             return
         message = json.loads(line)
         kind, event_id = message["msg"], message.get("event_id")
@@ -187,7 +186,7 @@ class PageClient:
                 self._open_stream()
         elif event_id is None:
             if kind == "unexpected_error":
-                self._lost(message.get("message") or "An unexpected error of the server.")
+                self._fail_all(message.get("message") or "An unexpected error of the server.")
         elif event_id in self._running:
             self._running[event_id].event.received += len(line)
             self._handle(self._running[event_id], message)
@@ -199,26 +198,26 @@ class PageClient:
             raise KeyError(f"The page has no component with elem_id {elem_id!r}, only {sorted(self._ids)}.")
         return self._ids[elem_id]
 
-    # What is run
+    # Runs of functions
 
     def _begin(self, groups: Sequence[tuple[list[dict[str, Any]], int | None]]) -> Event:
-        event = Event(self, time.monotonic(), open=1)
+        event = Event(self, time.monotonic(), open_runs=1)
         for dependencies, target in groups:
             self._next(event, dependencies, target)
-        event.close_one()
+        event.close_run()
         return event
 
     def _next(self, event: Event, dependencies: list[dict[str, Any]], target: int | None) -> None:
-        """Starts the first of `dependencies`; the others follow at its end."""
+        """Starts the first of `dependencies`; the others start one after another when it ends."""
         waiting = deque(dependencies)
         while waiting:
             dependency = waiting.popleft()
             for cancelled in dependency["cancels"]:
                 self._cancel(cancelled)
             run = _Run(event, dependency, target, list(waiting))
-            event.open += 1
+            event.open_runs += 1
             if not dependency["backend_fn"]:
-                self._end(run, rest=False)
+                self._end(run, run_pending=False)
             elif dependency["queue"]:
                 self._join(run)
                 return
@@ -227,10 +226,10 @@ class PageClient:
                 return
 
     def _body(self, run: _Run) -> dict[str, Any]:
-        kept = [self._components[key]["type"] == "state" for key in run.dependency["inputs"]]
-        values = [self._props[key].get("value") for key in run.dependency["inputs"]]
+        inputs = run.dependency["inputs"]
+        is_state = {key: self._components[key]["type"] == "state" for key in inputs}  # the server keeps its value
         return {
-            "data": [None if state else value for state, value in zip(kept, values, strict=True)],
+            "data": [None if is_state[key] else self._props[key].get("value") for key in inputs],
             "event_data": None,
             "fn_index": run.dependency["id"],
             "trigger_id": run.target,
@@ -247,13 +246,13 @@ class PageClient:
             if self._stream is None and self._running:
                 self._open_stream()
             return
-        said = answer.get("detail", answer) if isinstance(answer, dict) else answer
-        if status == 503 and str(said).startswith("Queue is full"):
+        detail = str(answer.get("detail", answer) if isinstance(answer, dict) else answer)
+        if status == 503 and detail.startswith("Queue is full"):
             run.event.queue_full = True
-        self._fail(run, str(said))
+        self._fail(run, detail)
 
     def _call(self, run: _Run) -> None:
-        """An event without a queue: one request and one answer."""
+        """Runs a function without a queue: one request and one answer."""
         status, answer = self._request("POST", f"{self._api}/run/predict", self._body(run))
         if status != 200:
             self._fail(run, str(answer.get("error") if isinstance(answer, dict) else answer))
@@ -270,7 +269,7 @@ class PageClient:
                 self._fail(run, output.get("error") or "The server gave no reason.")
                 return
             if kind == "process_generating":
-                self._differ(run, output)
+                self._apply_edits(run, output)
             self._take(run, output)
             if kind == "process_completed":
                 self._end(run)
@@ -278,8 +277,8 @@ class PageClient:
             self._fail(run, message.get("message") or "An unexpected error of the server.")
 
     @staticmethod
-    def _differ(run: _Run, output: dict[str, Any]) -> None:
-        """After the first answer each value comes as its difference to the one before."""
+    def _apply_edits(run: _Run, output: dict[str, Any]) -> None:
+        """Restores the values of an answer: after the first answer, the server sends only edits of the last values."""
         if run.last is None:
             run.last = output["data"]
         else:
@@ -295,8 +294,8 @@ class PageClient:
                 continue
             changed = {"value": value}
             if isinstance(value, dict) and value.get("__type__") == "update":
-                changed = {name: one for name, one in value.items() if name != "__type__"}
-            changed = json.loads(json.dumps(changed))  # later differences must not change it
+                changed = {name: prop for name, prop in value.items() if name != "__type__"}
+            changed = json.loads(json.dumps(changed))  # a copy, which later edits must not change
             self._props[key].update(changed)
             if "value" in changed:
                 values[self._props[key].get("elem_id") or f"#{key}"] = changed["value"]
@@ -304,38 +303,38 @@ class PageClient:
 
     def _fail(self, run: _Run, message: str) -> None:
         run.event.errors.append(message)
-        self._end(run, chain=False)  # `.then` too does not follow an error: so does the front end
+        self._end(run, run_chained=False)  # like the front end, which skips even `.then` after an error
 
-    def _end(self, run: _Run, *, chain: bool = True, rest: bool = True) -> None:
+    def _end(self, run: _Run, *, run_chained: bool = True, run_pending: bool = True) -> None:
         self._running.pop(run.event_id or "", None)
-        for one in list(self._dependencies.values()):
-            if chain and one["trigger_after"] == run.dependency["id"]:
-                self._next(run.event, [one], run.target)
-        if rest:
-            self._next(run.event, run.rest, run.target)
-        run.event.close_one()
+        for dependency in list(self._dependencies.values()):
+            if run_chained and dependency["trigger_after"] == run.dependency["id"]:
+                self._next(run.event, [dependency], run.target)
+        if run_pending:
+            self._next(run.event, run.pending, run.target)
+        run.event.close_run()
 
     def _cancel(self, dependency: int) -> None:
-        for run in [one for one in self._running.values() if one.dependency["id"] == dependency]:
+        for run in [each for each in self._running.values() if each.dependency["id"] == dependency]:
             assert run.event_id is not None
             del self._running[run.event_id]
-            said = {"event_id": run.event_id, "session_hash": self.session_hash, "fn_index": dependency}
-            self._request("POST", f"{self._api}/cancel", said)
+            body = {"event_id": run.event_id, "session_hash": self.session_hash, "fn_index": dependency}
+            self._request("POST", f"{self._api}/cancel", body)
             self._request("POST", f"{self._api}/reset", {"event_id": run.event_id})
             run.event.cancelled = True
-            self._end(run, rest=False)
+            self._end(run, run_pending=False)
 
-    def _lost(self, message: str) -> None:
+    def _fail_all(self, message: str) -> None:
         self._close_stream()
         for run in list(self._running.values()):
             run.event.errors.append(message)
-            run.event.close_one()
+            run.event.close_run()
         self._running.clear()
 
     # Connections
 
     def _request(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        content = None if body is None else json.dumps(body)  # ASCII alone: half a character can be sent too
+        content = None if body is None else json.dumps(body)  # escapes to ASCII, so a lone surrogate can be sent
         response = self._http.request(method, path, content=content, headers={"Content-Type": "application/json"})
         try:
             return response.status_code, response.json()
@@ -371,14 +370,14 @@ class PageClient:
 
 
 def _apply_diff(value: Any, edits: Sequence[Sequence[Any]]) -> Any:
-    """`value` after Gradio's edits, each an action, a path and an operand. Lists and dictionaries change in place."""
+    """Returns `value` after Gradio's edits: (action, path, operand) each. Lists and dictionaries change in place."""
     for action, path, operand in edits:
         if not path:
             value = operand if action == "replace" else value + operand
             continue
-        *way, last = path
+        *outer_path, last = path
         place = value
-        for step in way:
+        for step in outer_path:
             place = place[step]
         if action == "replace" or (action == "add" and isinstance(place, dict)):
             place[last] = operand
@@ -387,6 +386,6 @@ def _apply_diff(value: Any, edits: Sequence[Sequence[Any]]) -> Any:
         elif action == "add":
             place.insert(int(last), operand)
         else:
-            assert action == "delete", f"There is no edit {action!r}."
+            assert action == "delete", f"unknown edit {action!r}"
             del place[last]
     return value

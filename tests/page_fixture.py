@@ -1,4 +1,4 @@
-"""Published toy models with a run over training and an ablation, and the comparison page over them as a process."""
+"""Published toy models with checkpoints and an ablation, and a process that serves their comparison page."""
 
 import json
 import shutil
@@ -24,17 +24,17 @@ from rlhf_zoo.modeling.models import load_classifier
 
 PROMPTS = ["the battery is", "the camera", "<b>bold</b> screen"]
 PPO, LOOSE, VOTES = "local/toy-ppo", "local/toy-loose-ppo", "local/toy-votes"
-#: Of the run: how much of PPO's change each step has, and what training logged there. Not evenly spaced.
+#: Step -> (share of PPO's change, logged reward, logged KL). The steps are not evenly spaced.
 STEPS = {10: (0.2, -0.1, 0.05), 20: (0.6, 0.3, 0.2), 40: (1.0, 0.4, 0.31)}
 LOOSE_STEPS = {10: (1.5, 0.5, 0.9), 40: (4.0, 0.9, 6.5)}
 RECOMMENDED = 20
-#: The smallest picture that is one: a PNG of one pixel.
+#: A PNG of one pixel.
 PIXEL = bytes.fromhex(
     "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de0000000c49444154789c63f8cfc0000003010100c9fe92ef"
     "0000000049454e44ae426082"
 )
 SECONDS = 180
-#: A table as wide as that of a card's figures.
+#: A table as wide as a card's table of figures.
 FIGURES = (
     "| held-out prompts | SFT | PPO | constant |\n|---|---|---|---|\n"
     "| **Win rate over SFT** (judge: gold utility) | 0.49 ¹ | **0.73** (0.69–0.76) | 0.18 |\n"
@@ -43,14 +43,14 @@ FIGURES = (
 
 
 def publish(hub: RunningHub, toys: Toys) -> None:
-    """SFT and reward model, and two PPO runs on them with a tag for each step; a card for each commit."""
+    """Publishes SFT, reward model, and two PPO runs from them with a tag and a card for each step."""
     api = hub.api()
     critic_from(load_classifier(toys.reward)).save_pretrained(toys.ppo / "critic")
     commits = {}
     for role in ("sft", "reward"):
         api.create_repo(f"local/toy-{role}")
         commits[role] = api.upload_folder(repo_id=f"local/toy-{role}", folder_path=getattr(toys, role)).oid
-    # What comes after the commit that the cards name is not what PPO started from.
+    # PPO did not start from main: the cards name an earlier commit.
     api.upload_file(repo_id="local/toy-sft", path_in_repo="config.json", path_or_fileobj=b"{}")
     for repo, beta, steps in ((PPO, 0.05, STEPS), (LOOSE, 0.0, LOOSE_STEPS)):
         api.create_repo(repo)
@@ -84,11 +84,10 @@ def publish(hub: RunningHub, toys: Toys) -> None:
             )
             commit = api.upload_folder(repo_id=repo, folder_path=folder).oid
             api.create_tag(repo, tag=f"step-{step:06d}", revision=commit)
-    # Cards are read from main; that of the run's end names the checkpoints at the commits of their tags.
 
 
 def evaluation(steps: Mapping[int, tuple[float, float, float]], kl: float) -> dict[str, Any]:
-    """An evaluation in which the judge likes what the reward likes as long as the KL is small."""
+    """Returns an evaluation in which the judge's score is reward - reward²: it falls when the reward is high."""
 
     def figure(value: float) -> dict[str, Any]:
         return {"value": value, "ci95": [value - 0.05, value + 0.05]}
@@ -103,28 +102,28 @@ def evaluation(steps: Mapping[int, tuple[float, float, float]], kl: float) -> di
             "verdict": "healthy",
             "step": max(steps),
             "checkpoints": [
-                {"step": step, "reward": figure(reward), "judge": figure(judged[step]), "kl": figure(logged)}
-                for step, (_, reward, logged) in steps.items()
+                {"step": step, "reward": figure(reward), "judge": figure(judged[step]), "kl": figure(kl_at_step)}
+                for step, (_, reward, kl_at_step) in steps.items()
             ],
         },
     }
 
 
 def checkpoint_between(toys: Toys, folder: Path, share: float) -> None:
-    """PPO's folder with the policy between SFT's (share 0) and PPO's (share 1)."""
+    """Copies PPO's folder with a policy interpolated between SFT's (share 0) and PPO's (share 1)."""
     shutil.copytree(toys.ppo, folder, dirs_exist_ok=True)
     sft, ppo = (AutoModelForCausalLM.from_pretrained(path) for path in (toys.sft, toys.ppo))
     with torch.no_grad():
-        for one, other in zip(ppo.parameters(), sft.parameters(), strict=True):
-            one.copy_(other + share * (one - other))
+        for parameter, start in zip(ppo.parameters(), sft.parameters(), strict=True):
+            parameter.copy_(start + share * (parameter - start))
     ppo.save_pretrained(folder)
 
 
 class Outside:
-    """Stands where the network begins: a proxy that answers nothing and notes what was asked of it."""
+    """A proxy to the outside that answers nothing and records the requests."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self._server = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._server.getsockname()[1]}"
         threading.Thread(target=self._listen, daemon=True).start()
@@ -140,8 +139,8 @@ class Outside:
                 try:
                     line = connection.recv(200).decode(errors="replace").split("\r\n")[0]
                 except OSError as error:
-                    line = f"a connection that said nothing ({error})"
-                self.asked.append(line)
+                    line = f"a connection that sent nothing ({error})"
+                self.requests.append(line)
 
     def environment(self) -> dict[str, str]:
         names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
@@ -154,7 +153,7 @@ class Outside:
 
 @dataclass
 class Served:
-    """A page that is served by a process: its address, and the process."""
+    """A page's URL and the process that serves it."""
 
     url: str
     process: subprocess.Popen
@@ -162,9 +161,10 @@ class Served:
 
 @contextmanager
 def serve(hub: RunningHub, log: Path, *arguments: str) -> Iterator[Served]:
-    """`rlhf-zoo compare` with these arguments until the context is left, which is Ctrl-C to it.
+    """Runs `rlhf-zoo compare` with these arguments, and interrupts it at the end of the context.
 
-    Afterwards: it ended as Ctrl-C ends it, no traceback was printed, and nothing but loopback was asked for anything.
+    Checks at the end that the interrupt ended it with code 130, that it printed no traceback, and that it sent no
+    request to another host.
     """
     outside = Outside()
     env = {name: value for name, value in hub.env.items() if not name.startswith("GRADIO_")} | outside.environment()
@@ -186,21 +186,21 @@ def serve(hub: RunningHub, log: Path, *arguments: str) -> Iterator[Served]:
         process.wait(30)
         outside.close()
     assert "Traceback" not in log.read_text(), log.read_text()
-    assert not outside.asked, outside.asked
+    assert not outside.requests, outside.requests
 
 
-def figure(value: float, *, sign: bool = True) -> str:
-    """A number as the page writes it."""
+def format_figure(value: float, *, sign: bool = True) -> str:
+    """Formats a number as the page does."""
     return f"{value:{'+' if sign else ''}.2f}".replace("-", "−")
 
 
 def shown(side: Any) -> dict[str, str]:
-    """What the page must show of a side."""
+    """Returns what the page must show for a side."""
     return {
         "completion": side.completion + ("∎" if side.ended else ""),
-        "reward": figure(side.reward),
-        "log_ratio": figure(side.log_ratio),
-        "kl": figure(side.kl, sign=False),
+        "reward": format_figure(side.reward),
+        "log_ratio": format_figure(side.log_ratio),
+        "kl": format_figure(side.kl, sign=False),
         "length": str(side.length),
         "stopped": "by itself" if side.ended else "cut off",
     }

@@ -1,4 +1,4 @@
-"""A person at the comparison page: what they do with it in a real Chromium, and what they see."""
+"""A visitor of the comparison page in a real Chromium: their actions, and what the page shows them."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ FIGURES = ("reward", "log_ratio", "kl", "length", "stopped")
 
 @contextmanager
 def visiting(url: str, folder: Path) -> Iterator[Visitor]:
-    """A visitor of the page. Afterwards: no request left loopback, and the page logged no error."""
+    """Yields a visitor. Checks at the end that no request left loopback and that the page logged no error."""
     with chromium(folder, reach="127.0.0.1") as browser:
         visitor = Visitor(browser, url, folder)
         yield visitor
         visitor.collect()
-        assert any("/gradio_api/" in one for one in visitor.requests), "the log of requests is empty"
-        schemes = {"data", "blob", "about", "chrome", "chrome-untrusted"}  # nothing of these is sent anywhere
-        sent = [urlsplit(one) for one in visitor.requests if urlsplit(one).scheme not in schemes]
-        assert not [one.geturl()[:200] for one in sent if one.hostname not in LOOPBACK]
+        assert any("/gradio_api/" in url for url in visitor.requests), "the log of requests is empty"
+        local_schemes = {"data", "blob", "about", "chrome", "chrome-untrusted"}  # these cause no network request
+        sent = [url for request in visitor.requests if (url := urlsplit(request)).scheme not in local_schemes]
+        assert not [url.geturl()[:200] for url in sent if url.hostname not in LOOPBACK]
         errors = [entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
-        # Gradio's documentation asks whether there is an MCP server, which a 404 answers.
-        assert not [one for one in errors if "/gradio_api/mcp/schema" not in one], errors
+        # Gradio's API page asks whether there is an MCP server; a 404 is the right answer.
+        assert not [error for error in errors if "/gradio_api/mcp/schema" not in error], errors
 
 
 class Visitor:
-    """What a person does with the page, and what they see."""
+    """Acts on the page like a person, and reads what it shows."""
 
     def __init__(self, browser: Any, url: str, screenshots: Path) -> None:
         self.browser = browser
@@ -47,9 +47,9 @@ class Visitor:
         self.wait("the prompt box", lambda: self.all("#prompt textarea"))
 
     def tab(self, name: str) -> None:
-        found = [one for one in self.all("button[role=tab]") if one.text == name]
-        assert len(found) == 1, [one.text for one in self.all("button[role=tab]")]
-        found[0].click()
+        tabs = self.all("button[role=tab]")
+        (tab,) = [tab for tab in tabs if tab.text == name]
+        tab.click()
 
     def all(self, selector: str) -> list[Any]:
         from selenium.webdriver.common.by import By
@@ -57,7 +57,7 @@ class Visitor:
         return self.browser.find_elements(By.CSS_SELECTOR, selector)
 
     def first(self, selector: str) -> Any:
-        """The first such element, as soon as there is one: Gradio builds tabs and folded parts when they open."""
+        """Waits for the first such element: Gradio builds tabs and accordions only when they open."""
         from selenium.webdriver.common.by import By
 
         return self.wait(selector, lambda: self.browser.find_element(By.CSS_SELECTOR, selector))
@@ -66,25 +66,25 @@ class Visitor:
         return len(self.all(selector))
 
     def texts(self, selector: str) -> list[str]:
-        """The texts of the elements, exactly as they stand in the document."""
-        script = "return Array.from(document.querySelectorAll(arguments[0]), one => one.textContent)"
+        """The texts of the elements, exactly as in the document."""
+        script = "return Array.from(document.querySelectorAll(arguments[0]), element => element.textContent)"
         return list(self.browser.execute_script(script, selector))
 
     def read(self, selector: str) -> str:
-        """The text of the one element; '' while there is none."""
-        found = self.texts(selector)
-        return found[0] if len(found) == 1 else ""
+        """The text of the only such element; '' if there is not exactly one."""
+        texts = self.texts(selector)
+        return texts[0] if len(texts) == 1 else ""
 
-    def wait(self, what: str, condition: Any, seconds: float = SECONDS) -> Any:
+    def wait(self, description: str, condition: Any, seconds: float = SECONDS) -> Any:
         from selenium.common import StaleElementReferenceException
         from selenium.webdriver.support.ui import WebDriverWait
 
         wait = WebDriverWait(self.browser, seconds, 0.05, ignored_exceptions=[StaleElementReferenceException])
-        return wait.until(lambda _: condition(), f"waiting for {what}")
+        return wait.until(lambda _: condition(), f"waiting for {description}")
 
     def press(self, selector: str) -> None:
-        """Clicks the first such element, as soon as it can be seen."""
-        self.wait(f"{selector} to be seen", lambda: self.first(selector).is_displayed())
+        """Clicks the first such element as soon as it is visible."""
+        self.wait(f"{selector} to be visible", lambda: self.first(selector).is_displayed())
         self.first(selector).click()
 
     def click(self, elem_id: str) -> None:
@@ -104,36 +104,36 @@ class Visitor:
         self.fill(f"#{box} textarea", prompt)
 
     def compare(self, prompt: str, n: int = 1) -> None:
-        """Types and clicks, and waits for all completions."""
+        """Types the prompt, clicks on Compare, and waits for all completions."""
         self.write(prompt)
         self.click("compare")
         self.wait(
             f"the completions of {prompt!r}",
-            # In this order: the page opens with other completions, which are done.
+            # The prompts first: the page opens with another prompt's completions, which are done.
             lambda: self.texts("#pairs .given") == [prompt] * (2 * n) and self.done(),
         )
 
     def done(self, box: str = "pairs") -> bool:
         return self.count(f'#{box} [data-state="done"]') == 1
 
-    def complain(self, prompt: str, message: str) -> None:
-        """Types and clicks, and waits for the page to say what is wrong."""
+    def compare_invalid(self, prompt: str, message: str) -> None:
+        """Types an invalid prompt, clicks on Compare, and waits for the page's message."""
         self.write(prompt)
         self.click("compare")
         self.wait(f"the message {message!r}", lambda: message in self.read("#message [role=alert]"))
 
     def side(self, role: str, row: int = 0, box: str = "pairs") -> dict[str, str]:
         card = f'#{box} [data-side="{role}"][data-row="{row}"]'
-        found = {"completion": self.read(f"{card} .new")}
-        return found | {name: self.read(f"{card} [data-figure={name}]") for name in FIGURES}
+        figures = {name: self.read(f"{card} [data-figure={name}]") for name in FIGURES}
+        return {"completion": self.read(f"{card} .new"), **figures}
 
     def phone(self) -> None:
-        """A window as wide as a phone: Chromium's own windows are wider."""
+        """Emulates a phone's screen, which is narrower than Chromium's smallest window."""
         size = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
         self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 
     def overflow(self) -> int:
-        """Pixels by which the page is wider than the window."""
+        """The number of pixels by which the page is wider than the window."""
         return int(
             self.browser.execute_script(
                 "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
@@ -141,20 +141,20 @@ class Visitor:
         )
 
     def tab_through(self, presses: int) -> set[str]:
-        """The ids of what the Tab key reaches from where the focus is, and of all that stands around it."""
+        """Presses Tab `presses` times; returns the ids of the elements that it focuses and of their ancestors."""
         from selenium.webdriver.common.action_chains import ActionChains
         from selenium.webdriver.common.keys import Keys
 
-        around = """let found = []; for (let one = document.activeElement; one; one = one.parentElement)
-            if (one.id) found.push(one.id); return found"""
+        script = """let ids = []; for (let element = document.activeElement; element; element = element.parentElement)
+            if (element.id) ids.push(element.id); return ids"""
         reached: set[str] = set()
         for _ in range(presses):
             ActionChains(self.browser).send_keys(Keys.TAB).perform()
-            reached |= set(self.browser.execute_script(around))
+            reached |= set(self.browser.execute_script(script))
         return reached
 
     def collect(self) -> None:
-        """Moves what Chromium logged since the last time to `requests`."""
+        """Adds the requests that Chromium has logged since the last call to `requests`."""
         for entry in self.browser.get_log("performance"):
             message = json.loads(entry["message"])["message"]
             if message["method"] == "Network.requestWillBeSent":
@@ -162,8 +162,8 @@ class Visitor:
             elif message["method"] == "Network.webSocketCreated":
                 self.requests.append(message["params"]["url"])
 
-    def screenshot_as_it_is(self, name: str) -> None:
-        """Of the window, where `screenshot` shows the whole page."""
+    def screenshot_window(self, name: str) -> None:
+        """Saves a screenshot of the window only; `screenshot` shows the whole page."""
         for place in filter(None, (self.screenshots, os.environ.get("RLHF_ZOO_SCREENSHOTS"))):
             Path(place).mkdir(parents=True, exist_ok=True)
             self.browser.save_screenshot(str(Path(place) / name))

@@ -1,10 +1,10 @@
-"""The sentences of a page, a card or a help text, to measure their length."""
+"""Splits a page, a card or a help text into sentences, to measure their length."""
 
 import re
 
 
 def paragraphs(text: str) -> list[str]:
-    """The paragraphs and list items of a page, without headings, code, tables and what links lead to."""
+    """Returns the paragraphs and list items of a page, without headings, code, tables and targets of links."""
     text = re.sub(r"(?ms)^```.*?^```|<!--.*?-->", "", text)
     blocks = re.split(r"\n\s*\n|\n(?=\s*(?:[-*] |\d+\. |#|\|))", text)
     kept = [block for block in blocks if block.strip() and not re.match(r"\s*[#|]", block)]
@@ -14,7 +14,7 @@ def paragraphs(text: str) -> list[str]:
 
 
 def sentences(text: str) -> list[list[str]]:
-    """The words of each sentence, which neither a colon nor a semicolon ends."""
+    """Returns the words of each sentence; a colon or semicolon does not end one."""
     parts = [part for block in paragraphs(text) for part in re.split(r"(?<=[.!?])[)\"*]*\s+", block)]
     words = [[word for word in part.split() if re.search(r"\w", word)] for part in parts]
     return [part for part in words if len(part) > 2]

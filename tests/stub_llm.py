@@ -1,11 +1,11 @@
-"""A language model's API on loopback, POST /v1/chat/completions, that judges by a rule and fails as it is told to.
+"""A language model's API on loopback, POST /v1/chat/completions, that judges by a rule and injects faults.
 
     with StubLLM(longer, key="secret") as stub:
         stub.script += [Fault("status", 429, headers={"Retry-After": "1"}), OK, Fault("drop")]
         LLMJudge(stub.url, "stub", ...).compare(...)
-        assert len(stub.seen) == 4
+        assert len(stub.requests) == 4
 
-Faults meet requests in the order in which these arrive; after the script's end all are answered.
+The faults of the script apply to requests in the order of arrival; every request after the script's end is answered.
 """
 
 from __future__ import annotations
@@ -19,30 +19,39 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
 
-Rule = Callable[[Mapping[str, str]], str]  # the data of a request -> the answer's text
+Rule = Callable[[Mapping[str, str]], str]  # data of a request -> text of the answer
 
 
 def always(answer: str) -> Rule:
-    """The same text each time: with "A", a judge that likes the first place and nothing else."""
+    """Returns the same text each time; "A" makes a judge that always prefers the first text."""
     return lambda data: answer
 
 
 def longer(data: Mapping[str, str]) -> str:
-    """Prefers the longer text, with a tie between equally long ones."""
+    """Prefers the longer text; equal lengths are a tie."""
     a, b = len(data["A"]), len(data["B"])
     return json.dumps({"verdict": "A" if a > b else "B" if b > a else "tie"})
 
 
 def rating_by_length(data: Mapping[str, str]) -> str:
-    """A character a point, 1 to 10."""
+    """Rates a completion by its number of characters, from 1 to 10."""
     return json.dumps({"rating": max(1, min(10, len(data["completion"])))})
 
 
 @dataclass(frozen=True)
 class Fault:
-    """status: the answer is `status` with `headers` and `body`. drop: none. cut: half of one. hold: none until the stub
-    closes. malformed: no JSON. shape: JSON that is no completion. content: `body` is what the model says. unmetered:
-    an answer without usage. call: an answer, after `call()`."""
+    """A fault of one request.
+
+    status     the answer is `status` with `headers` and `body`
+    drop       the connection is closed without an answer
+    cut        the connection is closed after half of the answer
+    hold       there is no answer until the stub closes
+    malformed  the answer is not JSON
+    shape      the answer is JSON, but not a completion
+    content    the model answers `body`
+    unmetered  the answer has no usage
+    call       the stub calls `call()` and then answers
+    """
 
     kind: Literal["ok", "status", "drop", "cut", "hold", "malformed", "shape", "content", "unmetered", "call"]
     status: int = 500
@@ -56,7 +65,7 @@ OK = Fault("ok")
 
 @dataclass(frozen=True)
 class Request:
-    """A request: its path, its Authorization header, its body, the data in it, and when it came (monotonic seconds)."""
+    """A request. data: The data in its prompt. at: When it arrived, in monotonic seconds."""
 
     path: str
     authorization: str | None
@@ -66,14 +75,14 @@ class Request:
 
 
 class StubLLM:
-    """Serves until its context is left. key: what it wants as a bearer token, None for no matter what."""
+    """Serves until the end of its context. key: The bearer token that it requires; None if it requires none."""
 
     def __init__(self, rule: Rule, *, key: str | None = None, usage: tuple[int, int] = (100, 10)) -> None:
         self.rule, self.key, self.usage = rule, key, usage
         self.script: list[Fault] = []
-        self.seen: list[Request] = []
-        self.together = 0  # the most requests that were in hand at one time
-        self._in_hand = 0
+        self.requests: list[Request] = []
+        self.max_concurrent = 0  # the largest number of requests in progress at the same time
+        self._in_progress = 0
         self._lock = threading.Lock()
         self._closing = threading.Event()
         stub = self
@@ -82,7 +91,7 @@ class StubLLM:
             def do_POST(self) -> None:
                 stub._answer(self)
 
-            def do_GET(self) -> None:  # where a redirect was followed
+            def do_GET(self) -> None:  # a client that follows a redirect sends GET
                 stub._answer(self)
 
             def log_message(self, *arguments: Any) -> None:
@@ -105,20 +114,22 @@ class StubLLM:
         body = json.loads(handler.rfile.read(int(handler.headers.get("Content-Length") or 0)) or "{}")
         data = json.loads(body["messages"][-1]["content"].split("\n")[0]) if "messages" in body else {}
         with self._lock:
-            self.seen.append(Request(handler.path, handler.headers.get("Authorization"), body, data, time.monotonic()))
+            self.requests.append(
+                Request(handler.path, handler.headers.get("Authorization"), body, data, time.monotonic())
+            )
             fault = self.script.pop(0) if self.script else OK
-            self._in_hand += 1
-            self.together = max(self.together, self._in_hand)
+            self._in_progress += 1
+            self.max_concurrent = max(self.max_concurrent, self._in_progress)
         try:
-            answer = self._prepare(handler, fault, data)
-        finally:  # before the answer leaves: its reader may ask again at once
+            answer = self._prepare_answer(handler, fault, data)
+        finally:  # before the answer is sent: its client may send the next request at once
             with self._lock:
-                self._in_hand -= 1
+                self._in_progress -= 1
         if answer is not None:
-            with contextlib.suppress(OSError):  # the client has gone
+            with contextlib.suppress(OSError):  # the client has disconnected
                 self._send(handler, fault, *answer)
 
-    def _prepare(
+    def _prepare_answer(
         self, handler: BaseHTTPRequestHandler, fault: Fault, data: dict[str, str]
     ) -> tuple[int, dict[str, str], bytes] | None:
         status, headers, text = 200, {}, ""
@@ -133,8 +144,8 @@ class StubLLM:
         if fault.kind == "status":
             status, headers, text = fault.status, dict(fault.headers), fault.body
         elif self.key is not None and handler.headers.get("Authorization") != f"Bearer {self.key}":
-            given = handler.headers.get("Authorization")
-            status, text = 401, json.dumps({"error": {"message": f"Incorrect API key provided: {given}"}})
+            wrong_key = handler.headers.get("Authorization")
+            status, text = 401, json.dumps({"error": {"message": f"Incorrect API key provided: {wrong_key}"}})
         elif handler.path.endswith("/models"):
             text = '{"data": []}'
         elif fault.kind == "malformed":
@@ -142,11 +153,11 @@ class StubLLM:
         elif fault.kind == "shape":
             text = '{"status": "fine"}'
         else:
-            said = fault.body if fault.kind == "content" else self.rule(data)
+            reply = fault.body if fault.kind == "content" else self.rule(data)
             prompt, completion = self.usage
             answer: dict[str, Any] = {
                 "model": "stub-2026",
-                "choices": [{"index": 0, "message": {"role": "assistant", "content": said}}],
+                "choices": [{"index": 0, "message": {"role": "assistant", "content": reply}}],
                 "usage": {"prompt_tokens": prompt, "completion_tokens": completion},
             }
             if fault.kind == "unmetered":

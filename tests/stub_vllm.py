@@ -1,6 +1,7 @@
-"""vLLM as trl's client calls it, a server on loopback or an object beside the trainer: it samples from what it has.
+"""A stub of vLLM for trl's client: a server on loopback, or an object in the trainer's process.
 
-NCCL, which carries the weights to a server, is replaced by a list in this process; every route is HTTP.
+It samples from the weights that it has received. A list in this process replaces NCCL, which sends the weights to a
+real server.
 """
 
 import contextlib
@@ -22,60 +23,61 @@ from rlhf_zoo.ppo.vllm import row_logprobs
 
 
 class StubVLLM:
-    """asked: what came, (route, JSON); off: what its samples' log-probabilities are below those of its model.
+    """A vLLM that holds `model`.
 
-    stale_from: the weight update, counted from 1, from which on it answers 200 and keeps every second weight.
-    fault(route) is called before a route is answered, and before the weights of a colocated one are loaded.
+    requests: (route, JSON) of each request. logprob_error: Subtracted from the log-probability of each sampled token.
+    stale_from: From this weight update on, counted from 1, it answers 200 but keeps every second old weight.
+    fault: Called with the route before each answer, and before a colocated stub loads weights.
     """
 
-    def __init__(self, model: Any, off: float = 0.1, *, stale_from: float = math.inf) -> None:
-        self.model, self.off, self.stale_from = model, off, stale_from
+    def __init__(self, model: Any, logprob_error: float = 0.1, *, stale_from: float = math.inf) -> None:
+        self.model, self.logprob_error, self.stale_from = model, logprob_error, stale_from
         self.updates = 0
         self.fault: Callable[[str], None] = lambda route: None
-        self.asked: list[tuple[str, Any]] = []
+        self.requests: list[tuple[str, Any]] = []
         self.sent: list[tuple[str, torch.Tensor]] = []
         self.rounds = 0
 
-    def answer(self, route: str, given: Any) -> Any:
-        self.asked.append((route, given))
+    def answer(self, route: str, body: Any) -> Any:
+        self.requests.append((route, body))
         self.fault(route)
         if route == "/v1/models":
-            self.rounds = 0  # of this client
+            self.rounds = 0  # a new client has connected
             return {"data": [{"id": "policy"}]}
         if route == "/update_weights":
-            info = given["update_info"]
+            info = body["update_info"]
             self.announced = list(zip(info["names"], info["dtype_names"], info["shapes"], strict=True))
         if route == "/finish_weight_update":
-            found = [(name, str(x.dtype).removeprefix("torch."), list(x.shape)) for name, x in self.sent]
-            assert found == self.announced
-            self.take(self.sent)
-        if route == "/v1/completions" and "prompt_logprobs" in given:
-            scored = [None, *({str(x): {"logprob": y}} for x, y in self.scored(given))]
-            return {"choices": [{"prompt_logprobs": scored}]}
+            received = [(name, str(x.dtype).removeprefix("torch."), list(x.shape)) for name, x in self.sent]
+            assert received == self.announced
+            self.load_weights(self.sent)
+        if route == "/v1/completions" and "prompt_logprobs" in body:
+            scores = [None, *({str(token): {"logprob": logprob}} for token, logprob in self.score_prompt(body))]
+            return {"choices": [{"prompt_logprobs": scores}]}
         if route == "/v1/completions":
-            return {"choices": self.completions(**given)}
+            return {"choices": self.completions(**body)}
         if route.startswith("/server_info"):
             return {"vllm_config": {"model_config": {"dtype": str(self.model.dtype)}, "weight_transfer_config": {}}}
         return {"world_size": 1}
 
-    def take(self, weights: list[tuple[str, torch.Tensor]]) -> None:
-        """What a weight update brings. The first weight of each update begins it."""
+    def load_weights(self, weights: list[tuple[str, torch.Tensor]]) -> None:
+        """Loads weights of an update, which begins with the model's first weight."""
         self.updates += weights[0][0] == next(iter(self.model.state_dict()))
         stale = self.updates >= self.stale_from
         kept = set(list(self.model.state_dict())[::2]) if stale else set()
         self.model.load_state_dict({name: weight for name, weight in weights if name not in kept}, strict=False)
 
-    def scored(self, given: dict[str, Any]) -> list[tuple[int, float]]:
-        """The tokens of a prompt but the first, and their log-probabilities."""
-        assert (given["max_tokens"], given["temperature"], given["prompt_logprobs"]) == (1, 1.0, 0)
-        [row] = given["prompt"]
+    def score_prompt(self, request: dict[str, Any]) -> list[tuple[int, float]]:
+        """Returns (token, log-probability) for each token of a prompt after the first."""
+        assert (request["max_tokens"], request["temperature"], request["prompt_logprobs"]) == (1, 1.0, 0)
+        [row] = request["prompt"]
         return [*zip(row[1:], row_logprobs(self.model, row).tolist(), strict=True)]
 
     def completions(
-        self, *, prompt: list[list[int]], stop_token_ids: list[int], max_tokens: int, temperature: float, **rest: Any
+        self, *, prompt: list[list[int]], stop_token_ids: list[int], max_tokens: int, temperature: float, **options: Any
     ) -> list[dict[str, Any]]:
         self.rounds += 1
-        assert rest == {
+        assert options == {
             "model": "policy", "return_token_ids": True, "return_tokens_as_token_ids": True, "n": 1, "logprobs": 0,
             "repetition_penalty": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "ignore_eos": True,
         }  # fmt: skip
@@ -86,24 +88,24 @@ class StubVLLM:
         lists = zip(prompt, samples.token_lists(), samples.logprobs.tolist(), strict=True)
         return [
             {
-                "prompt_token_ids": asked,
+                "prompt_token_ids": prompt_ids,
                 "token_ids": ids,
                 "logprobs": {
                     "tokens": [f"token_id:{index}" for index in ids],
-                    "token_logprobs": [x - self.off for x in row[: len(ids)]],
+                    "token_logprobs": [x - self.logprob_error for x in row[: len(ids)]],
                     "top_logprobs": [None] * len(ids),
                 },
             }
-            for asked, ids, row in lists
+            for prompt_ids, ids, row in lists
         ]
 
 
 def colocated(stub: StubVLLM, patch: pytest.MonkeyPatch) -> None:
-    """trl's client finds the stub where it looks for a vLLM of its own process; `stub.asked` is what it called."""
+    """Makes trl use the stub as a vLLM in its own process; `stub.requests` holds its calls."""
 
     class LLM(SimpleNamespace):
-        def __init__(self, **given: Any) -> None:
-            stub.asked.append(("LLM", given))
+        def __init__(self, **options: Any) -> None:
+            stub.requests.append(("LLM", options))
             runner = SimpleNamespace(model=SimpleNamespace(load_weights=self.load))
             executor = SimpleNamespace(driver_worker=SimpleNamespace(model_runner=runner))
             super().__init__(llm_engine=SimpleNamespace(model_executor=executor))
@@ -111,15 +113,16 @@ def colocated(stub: StubVLLM, patch: pytest.MonkeyPatch) -> None:
         def load(self, weights: list[tuple[str, torch.Tensor]]) -> None:
             stub.fault("load_weights")
             stub.sent += [(name, weight.clone()) for name, weight in weights]
-            stub.take(weights)
+            stub.load_weights(weights)
 
         def generate(self, prompts: list[dict[str, Any]], sampling_params: Any, use_tqdm: bool) -> list[Any]:
-            given = vars(sampling_params)
-            if "prompt_logprobs" in given:
-                scored = stub.scored({"prompt": [each["prompt_token_ids"] for each in prompts], **given})
-                return [SimpleNamespace(prompt_logprobs=[None, *({x: SimpleNamespace(logprob=y)} for x, y in scored)])]
+            params = vars(sampling_params)
+            prompt_ids = [each["prompt_token_ids"] for each in prompts]
+            if "prompt_logprobs" in params:
+                scores = stub.score_prompt({"prompt": prompt_ids, **params})
+                return [SimpleNamespace(prompt_logprobs=[None, *({x: SimpleNamespace(logprob=y)} for x, y in scores)])]
             fixed = {"model": "policy", "return_token_ids": True, "return_tokens_as_token_ids": True}
-            choices = stub.completions(prompt=[each["prompt_token_ids"] for each in prompts], **fixed, **given)
+            choices = stub.completions(prompt=prompt_ids, **fixed, **params)
             return [SimpleNamespace(prompt_token_ids=c["prompt_token_ids"], outputs=[self.output(c)]) for c in choices]
 
         def output(self, choice: dict[str, Any]) -> Any:
@@ -128,7 +131,7 @@ def colocated(stub: StubVLLM, patch: pytest.MonkeyPatch) -> None:
             return SimpleNamespace(token_ids=choice["token_ids"], logprobs=chosen)
 
         def __getattr__(self, name: str) -> Any:
-            return lambda **given: stub.asked.append((name, given))
+            return lambda **options: stub.requests.append((name, options))
 
     for module in (vllm_client, vllm_generation):
         patch.setattr(module, "is_vllm_available", lambda **_: True)
@@ -137,14 +140,14 @@ def colocated(stub: StubVLLM, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(vllm_generation, "SamplingParams", SimpleNamespace, raising=False)
     patch.setattr(vllm_generation, "empty_cache", lambda: None)
     patch.setattr(vllm_generation, "ensure_master_addr_port", lambda: None)
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):  # which trl sets for vLLM
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):  # trl sets them for vLLM
         patch.setenv(name, "0")
-        patch.delenv(name)  # so that it is gone afterwards
+        patch.delenv(name)  # the end of the patch then removes it
 
 
 @contextlib.contextmanager
 def serving(stub: StubVLLM, patch: pytest.MonkeyPatch, *, nccl: bool = True) -> Iterator[str]:
-    """The stub's address, while trl takes vLLM for installed. nccl False: trl meets the device as it is."""
+    """Serves the stub, while trl assumes that vLLM is installed. Yields its URL. nccl: Whether to stub NCCL too."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -154,9 +157,9 @@ def serving(stub: StubVLLM, patch: pytest.MonkeyPatch, *, nccl: bool = True) -> 
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             self.reply(json.loads(body or "null"))
 
-        def reply(self, given: Any) -> None:
+        def reply(self, body: Any) -> None:
             try:
-                data = json.dumps(stub.answer(self.path, given)).encode()
+                data = json.dumps(stub.answer(self.path, body)).encode()
             except ConnectionError:  # a fault: the connection ends without an answer
                 self.close_connection = True
                 return

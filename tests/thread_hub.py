@@ -1,4 +1,4 @@
-"""An embedded Hub in a thread of the test's own process, which the clients of that process talk to."""
+"""An embedded Hub in a thread of the test's process, and clients of that process that use it."""
 
 import contextlib
 import sys
@@ -38,7 +38,7 @@ class ThreadHub(Hub):
         return self.git_dir(f"local/{name}", kind)
 
     def make(self, name: str, files: Mapping[str, str | bytes], kind: str = "model", private: bool = False) -> str:
-        """A repository with these files, whatever a push of them would be told. Returns the commit."""
+        """Creates a repository with these files without the checks of a push. Returns the commit."""
         repo = RepoId(kind, "local", name)
         self.storage.create(repo, private=private, sdk="gradio" if kind == "space" else None, variables={})
         with self.storage.git(repo) as git, Quarantine(self.storage.path(repo)) as quarantine:
@@ -53,24 +53,25 @@ class ThreadHub(Hub):
 
 @pytest.fixture
 def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands in this process find a Hub that does not answer."""
+    """Connects commands in this process to a Hub that does not answer."""
     from rlhf_zoo.hub.client import connect
 
     hub = connect.Hub("other", "http://127.0.0.1:9", "a test")
-    # Not of a module that commands import names from: what they import under the patch they keep.
+    # Commands call `connect.connect`; a patch of a name that modules import directly would outlive the test in them.
     monkeypatch.setattr(connect, "connect", lambda *_: contextlib.nullcontext(hub))
 
 
 @pytest.fixture
 def near_hub(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[ThreadHub]:
-    """A Hub for one test, empty; a request that failed inside the server fails the test."""
-    found = ThreadHub(tmp_path / "hub")
-    yield found
-    found.close()
+    """An empty Hub for one test; an exception in the server fails the test."""
+    thread_hub = ThreadHub(tmp_path / "hub")
+    yield thread_hub
+    thread_hub.close()
     assert not [record for record in caplog.get_records("call") if record.exc_info], caplog.text
 
 
-def _talk_to(hub: ThreadHub, cache: Path, monkeypatch: pytest.MonkeyPatch) -> ThreadHub:
+def _point_clients_at(hub: ThreadHub, cache: Path, monkeypatch: pytest.MonkeyPatch) -> ThreadHub:
+    """Makes the clients of this process use `hub` with its token, and cache files in `cache`."""
     from huggingface_hub import constants, hf_api
 
     url = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
@@ -79,33 +80,33 @@ def _talk_to(hub: ThreadHub, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Th
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
     monkeypatch.setattr(hf_api.api, "endpoint", hub.url)
     monkeypatch.setenv("HF_TOKEN", hub.token)
-    if "transformers.utils.hub" in sys.modules:  # its client keeps the address that it was first used with
+    if "transformers.utils.hub" in sys.modules:  # its client keeps the first endpoint that it used
         monkeypatch.setattr(sys.modules["transformers.utils.hub"], "_hf_api", None)
     hub.cache = cache
     return hub
 
 
 def send_all(sender: Any) -> None:
-    """Sends the uploads of a `Sender` one after another, in this thread."""
+    """Runs all uploads of a `Sender` in this thread, one after another."""
     while upload := sender.next_upload():
         upload.send()
 
 
 @pytest.fixture
 def thread_hub(near_hub: ThreadHub, monkeypatch: pytest.MonkeyPatch) -> ThreadHub:
-    """The clients of this process talk to it, with its token, and have a cache of their own."""
-    return _talk_to(near_hub, near_hub.root.with_name("cache"), monkeypatch)
+    """A Hub for one test, which the clients of this process use with an empty cache."""
+    return _point_clients_at(near_hub, near_hub.root.with_name("cache"), monkeypatch)
 
 
 @pytest.fixture(scope="module")
 def module_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreadHub]:
-    """One for all tests of a module, which may be filled before any of them."""
-    found = ThreadHub(tmp_path_factory.mktemp("served") / "hub")
-    yield found
-    found.close()
+    """A Hub for all tests of a module; a fixture may fill it first."""
+    thread_hub = ThreadHub(tmp_path_factory.mktemp("served") / "hub")
+    yield thread_hub
+    thread_hub.close()
 
 
 @pytest.fixture
 def at_module_hub(module_hub: ThreadHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ThreadHub:
-    """The clients of this process talk to `module_hub`, each test's with a cache of its own."""
-    return _talk_to(module_hub, tmp_path / "cache", monkeypatch)
+    """`module_hub`, which the clients of this process use with an empty cache for each test."""
+    return _point_clients_at(module_hub, tmp_path / "cache", monkeypatch)

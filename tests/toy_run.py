@@ -1,7 +1,7 @@
-"""A toy recipe and its run directory, made in a second: the sft and reward stages are saved, only PPO is trained.
+"""A toy recipe and its run directory, made in a second: sft and reward are saved untrained, only PPO is trained.
 
-Its world is trainer_fixture's: one token a letter. Its texts go through the alphabet letter by letter, which the policy
-has learned; so a tokenizer that numbers letters otherwise shows.
+As in trainer_fixture, each letter is one token. The texts follow the alphabet, and the policy has learned that order,
+so a tokenizer with other ids makes a visible difference.
 """
 
 import copy
@@ -21,7 +21,7 @@ from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.runs.recipe import load_recipe
 from rlhf_zoo.runs.record import StageRecord, fingerprint
 
-BACKWARDS = LETTERS[::-1]  # the same letters under other numbers
+BACKWARDS = LETTERS[::-1]  # the same letters with other token ids
 PPO = {
     "per_device_train_batch_size": 4,
     "gradient_accumulation_steps": 1,
@@ -41,7 +41,7 @@ EVALUATION = {
 
 
 def answered(completions: Sequence[str], answer: Sequence[str], **_: Any) -> list[float]:
-    """Whether a completion begins with its prompt's answer, a column of the prompts."""
+    """Rewards a completion that starts with its prompt's answer, a column of the prompts."""
     return [float(completion.startswith(wanted)) for completion, wanted in zip(completions, answer, strict=True)]
 
 
@@ -49,15 +49,16 @@ def judge(prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
     return [float(len(completion)) for completion in completions]
 
 
-def _run_of(start: int, length: int) -> str:
+def _letters(start: int, length: int) -> str:
     return "".join(LETTERS[(start + place) % len(LETTERS)] for place in range(length))
 
 
 def _write_data(folder: Path) -> None:
     rows = [
-        {"prompt": _run_of(row, 2 + row % 3), "answer": _run_of(row + 2 + row % 3, 1), "row": row} for row in range(12)
+        {"prompt": _letters(row, 2 + row % 3), "answer": _letters(row + 2 + row % 3, 1), "row": row}
+        for row in range(12)
     ]
-    lines = [{"text": _run_of(row, 6)} for row in range(12)]
+    lines = [{"text": _letters(row, 6)} for row in range(12)]
     pairs = [{"prompt": row["prompt"], "chosen": row["answer"], "rejected": f"{row['answer']}aa"} for row in rows]
     configs = {
         "prompts": dict.fromkeys(("train", "validation", "test"), rows),
@@ -68,19 +69,19 @@ def _write_data(folder: Path) -> None:
 
 
 def make_recipe(folder: Path, *, ppo: Mapping[str, Any] | None = None, shared: Mapping[str, Any] | None = None) -> Path:
-    """Writes the recipe `toy` under `folder`, and its data. ppo: keys of ppo.yaml on top. Returns its folder."""
+    """Writes the recipe `toy` and its data in `folder`. ppo, shared: More keys of ppo.yaml and recipe.yaml."""
     recipe = folder / "toy"
     recipe.mkdir(parents=True)
     _write_data(folder / "data")
     own = {"description": "A toy.", "dataset_name": str(folder / "data"), "evaluation": EVALUATION, **(shared or {})}
-    before = {"bf16": False, "dataset_test_split": None}
-    for name, keys in {"recipe": own, "sft": before, "reward": before, "ppo": {**PPO, **(ppo or {})}}.items():
+    untrained = {"bf16": False, "dataset_test_split": None}
+    for name, keys in {"recipe": own, "sft": untrained, "reward": untrained, "ppo": {**PPO, **(ppo or {})}}.items():
         (recipe / f"{name}.yaml").write_text(yaml.safe_dump(keys))
     return recipe
 
 
 def make_context(folder: Path, **flags: Any) -> RunContext:
-    """The run of `folder`/toy in `folder`/run, published nowhere. flags: of the ppo stage."""
+    """The context of a run of `folder`/toy in `folder`/run, without publishing. flags: Flags of the ppo stage."""
     return RunContext(
         recipe=load_recipe(str(folder / "toy")),
         directory=folder / "run",
@@ -92,7 +93,7 @@ def make_context(folder: Path, **flags: Any) -> RunContext:
 
 
 def save_stage(folder: Path, stage: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Path:
-    """A finished stage in `folder`/run, as its command leaves it. Returns its checkpoint."""
+    """Saves a finished stage in `folder`/run, as its command does. Returns its checkpoint."""
     record = StageRecord(folder / "run" / stage)
     checkpoint = record.checkpoint_path(4)
     model.save_pretrained(checkpoint)
@@ -105,14 +106,14 @@ def save_stage(folder: Path, stage: str, model: PreTrainedModel, tokenizer: PreT
 
 
 def trained_policy(**fields: Any) -> PreTrainedModel:
-    """A policy that has learned the alphabet, and to end a text after six letters or so. fields: of its config."""
+    """Returns a policy trained on the alphabet and on ending after six letters. fields: Fields of its config."""
     return copy.deepcopy(_learned_policy(**fields))
 
 
 @functools.cache
 def _learned_policy(**fields: Any) -> PreTrainedModel:
     policy, tokenizer = make_policy(make_tokenizer(), **fields), make_tokenizer()
-    rows = [[*tokenizer(_run_of(start, 6))["input_ids"], EOS] for start in range(len(LETTERS))]
+    rows = [[*tokenizer(_letters(start, 6))["input_ids"], EOS] for start in range(len(LETTERS))]
     ids = torch.tensor(rows)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-2)
     for _ in range(10):
@@ -123,6 +124,6 @@ def _learned_policy(**fields: Any) -> PreTrainedModel:
 
 
 def save_start(folder: Path) -> None:
-    """The finished sft and reward stages that PPO starts from."""
+    """Saves the finished sft and reward stages that PPO starts from."""
     save_stage(folder, "sft", trained_policy(), make_tokenizer())
     save_stage(folder, "reward", make_reward_model(), make_tokenizer())

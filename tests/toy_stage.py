@@ -1,4 +1,4 @@
-"""A stage of somebody else's: all the code that a new stage takes, but for its template and its YAML."""
+"""A stage outside the package: all the code of a new stage, except its template and YAML."""
 
 import time
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from rlhf_zoo.runs.registry import Stage
 
 @dataclass(frozen=True)
 class ToyArguments:
-    """Which texts it learns."""
+    """Arguments of the stage: the split that it trains on."""
 
     dataset_train_split: str = "train"
     evaluated_split: None = None
@@ -42,7 +42,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     return train_stage(context, settings, data=data, parents={}, started=started, build=build, publisher=publisher)
 
 
-def _measured(facts: StageFacts) -> Iterator[tuple[DataPart, list[Metric]]]:
+def _index_metrics(facts: StageFacts) -> Iterator[tuple[DataPart, list[Metric]]]:
     yield trained_on(facts), [("loss", facts.latest_metrics.get("loss"), "loss of the toy")]
 
 
@@ -56,10 +56,10 @@ CARD = StageCard(
     columns={"loss": "loss"},
     required_column="loss",
     json_columns={"loss": "loss"},
-    index_metrics=_measured,
+    index_metrics=_index_metrics,
     draw=_draw,
     variables=lambda facts: {"toy_loss": facts.latest_metrics.get("loss")},
-    unmeasured=lambda facts: ["all but its loss"],
+    unmeasured=lambda facts: ["everything except its loss"],
     evaluated_only="a figure of the toy",
 )
 TOY = Stage(

@@ -1,4 +1,4 @@
-"""A toy world in which one PPO update takes milliseconds: letters as tokens, random Llamas of two layers."""
+"""Toy models and data with which a PPO update takes milliseconds: each letter is a token, Llamas have two layers."""
 
 import hashlib
 import json
@@ -30,7 +30,7 @@ from rlhf_zoo.ppo.trainer import PPOTrainer
 from rlhf_zoo.runs import metrics_file
 
 PAD, EOS = 0, 1
-# Where the trainer's tests compute: `pytest --device` sets it, for child processes too.
+# The device of the trainer's tests; `pytest --device` sets it, for child processes too.
 DEVICE = os.environ.get("RLHF_ZOO_TEST_DEVICE", "cpu")
 LETTERS = "abcdefghijkl"
 GOOD = "g"
@@ -41,7 +41,7 @@ Rows = list[tuple[list[int], list[int]]]
 
 
 def make_tokenizer(letters: str = LETTERS + ":;") -> PreTrainedTokenizerBase:
-    """One token a letter, so that any split of a text is a split of its tokens; <pad> is 0 and <eos> is 1."""
+    """Makes a tokenizer with one token per letter, so that text may be split anywhere; <pad> is 0, <eos> is 1."""
     vocabulary = {token: index for index, token in enumerate(["<pad>", "<eos>", "<unk>", *letters])}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
@@ -52,7 +52,7 @@ def make_tokenizer(letters: str = LETTERS + ":;") -> PreTrainedTokenizerBase:
 
 
 def llama_config(tokenizer: PreTrainedTokenizerBase, **fields: Any) -> LlamaConfig:
-    given: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "vocab_size": len(tokenizer),
         "hidden_size": 32,
         "intermediate_size": 48,
@@ -66,11 +66,11 @@ def llama_config(tokenizer: PreTrainedTokenizerBase, **fields: Any) -> LlamaConf
         "bos_token_id": None,
         "tie_word_embeddings": False,
     }
-    return LlamaConfig(**given | fields)
+    return LlamaConfig(**defaults | fields)
 
 
 def make_policy(tokenizer: PreTrainedTokenizerBase | None = None, *, seed: int = 0, **fields: Any) -> LlamaForCausalLM:
-    """A causal model with the same random weights for the same seed, whatever the device."""
+    """Makes a causal model whose random weights depend on the seed, but not on the device."""
     with torch.random.fork_rng(), torch.device("cpu"):
         torch.manual_seed(seed)
         return LlamaForCausalLM(llama_config(tokenizer or make_tokenizer(), **fields)).to(DEVICE).eval()
@@ -83,7 +83,7 @@ def make_reward_model(
     statistics: tuple[float, float] | None = (0.3, 0.5),
     **fields: Any,
 ) -> LlamaForSequenceClassification:
-    """A random reward model; `statistics` are the (μ, σ) kept in its config."""
+    """Makes a random reward model; `statistics` are the (μ, σ) in its config."""
     with torch.random.fork_rng(), torch.device("cpu"):
         torch.manual_seed(seed)
         config = llama_config(tokenizer or make_tokenizer(), **{"num_labels": 1} | fields)
@@ -94,7 +94,7 @@ def make_reward_model(
 
 
 def prompt_rows(count: int = 16, **columns: Sequence[Any]) -> Dataset:
-    """`count` different prompts of one to four letters in a column `prompt`."""
+    """Returns a data set of `count` different prompts of one to four letters in the column `prompt`."""
     texts = [
         "".join(LETTERS[(row * 5 + place * (row // 3 + 1)) % len(LETTERS)] for place in range(row % 4 + 1))
         for row in range(count)
@@ -103,24 +103,24 @@ def prompt_rows(count: int = 16, **columns: Sequence[Any]) -> Dataset:
 
 
 def good(completions: Sequence[Any], **_: Any) -> list[float]:
-    """The share of GOOD among a completion's letters, in TRL's GRPO convention."""
+    """A reward function with TRL's signature: the share of GOOD among a completion's letters."""
     texts = [c if isinstance(c, str) else c[0]["content"] for c in completions]
     return [text.count(GOOD) / max(len(text), 1) for text in texts]
 
 
-def make_trainer(directory: Path, *, kind: type[PPOTrainer] = PPOTrainer, **given: Any) -> PPOTrainer:
-    """A PPOTrainer over the toy world; names of its constructor's keywords go there, all others into PPOConfig.
+def make_trainer(directory: Path, *, kind: type[PPOTrainer] = PPOTrainer, **options: Any) -> PPOTrainer:
+    """Makes a toy PPOTrainer. Options that its constructor accepts go there, all others into PPOConfig.
 
-    8 completions of at most 10 tokens an update, in micro-batches of 4; the reward is `good`.
+    By default an update has 8 completions of at most 10 tokens, in micro-batches of 4, and the reward is `good`.
     """
-    tokenizer = given.pop("processing_class", None) or make_tokenizer()
+    tokenizer = options.pop("processing_class", None) or make_tokenizer()
     parts: dict[str, Any] = {"model": None, "train_dataset": None}
     for name in (
         "model", "ref_model", "reward_model", "train_dataset", "eval_dataset", "value_model", "callbacks",
         "peft_config", "reward_funcs", "reward_processing_class", "optimizers", "ptx_dataset",
     ):  # fmt: skip
-        if name in given:
-            parts[name] = given.pop(name)
+        if name in options:
+            parts[name] = options.pop(name)
     if parts["model"] is None:
         parts["model"] = make_policy(tokenizer)
     if parts["train_dataset"] is None:
@@ -147,16 +147,16 @@ def make_trainer(directory: Path, *, kind: type[PPOTrainer] = PPOTrainer, **give
     }
     if os.environ.get("RLHF_ZOO_TEST_LEVERS"):
         fields |= {"max_tokens_per_micro_batch": 30, "max_rollout_batch_tokens": 90, "gradient_checkpointing": True}
-        fields["padding_free"] = given.get("rollout_engine") != "transformers"
-    if "total_episodes" in given or "num_train_epochs" in given:
+        fields["padding_free"] = options.get("rollout_engine") != "transformers"
+    if "total_episodes" in options or "num_train_epochs" in options:
         fields.pop("max_steps")
-    trainer = kind(args=PPOConfig(**fields | given), processing_class=tokenizer, **parts)
+    trainer = kind(args=PPOConfig(**fields | options), processing_class=tokenizer, **parts)
     trainer.remove_callback(PrinterCallback)
     return trainer
 
 
 class Spy(PPOTrainer):
-    """A PPOTrainer that keeps each update's rollout, estimates and means, and the weights that it began with."""
+    """A PPOTrainer that records its initial weights, and the rollout, estimates and statistics of each update."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -164,13 +164,13 @@ class Spy(PPOTrainer):
         self.updates: list[tuple[Rollout, Advantages, dict[str, torch.Tensor]]] = []
 
     def run_epochs(self, model: nn.Module, rollout: Rollout, estimates: Advantages) -> dict[str, torch.Tensor]:
-        progress = super().run_epochs(model, rollout, estimates)
-        self.updates.append((rollout, estimates, progress))
-        return progress
+        statistics = super().run_epochs(model, rollout, estimates)
+        self.updates.append((rollout, estimates, statistics))
+        return statistics
 
 
 def snapshot(trainer: PPOTrainer) -> dict[str, torch.Tensor]:
-    """Every weight of policy and critic, copied."""
+    """Copies every weight of policy and critic."""
     parts = {"policy": trainer.policy, "critic": trainer.value_model}
     return {
         f"{name}.{key}": gather_tensor(value.detach()).clone()
@@ -180,37 +180,37 @@ def snapshot(trainer: PPOTrainer) -> dict[str, torch.Tensor]:
 
 
 def digests(source: PPOTrainer | PreTrainedModel | Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """sha256 of each weight's bytes."""
+    """Returns the SHA-256 of each weight's bytes."""
     if isinstance(source, PPOTrainer):
         source = snapshot(source)
     elif isinstance(source, nn.Module):
         source = source.state_dict()
-    data = {name: value.cpu().flatten().view(torch.uint8).numpy() for name, value in source.items()}
-    return {name: hashlib.sha256(value.tobytes()).hexdigest() for name, value in data.items()}
+    arrays = {name: weight.cpu().flatten().view(torch.uint8).numpy() for name, weight in source.items()}
+    return {name: hashlib.sha256(array.tobytes()).hexdigest() for name, array in arrays.items()}
 
 
-def distance(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor], part: str = "") -> float:
-    """The largest difference of any weight whose name begins with `part`."""
-    names = [name for name in one if name.startswith(part)]
-    assert names and one.keys() == other.keys()
-    return max(float((one[name].double() - other[name].double()).abs().max()) for name in names)
+def distance(first: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor], prefix: str = "") -> float:
+    """Returns the largest absolute difference of the weights whose names start with `prefix`."""
+    names = [name for name in first if name.startswith(prefix)]
+    assert names and first.keys() == other.keys()
+    return max(float((first[name].double() - other[name].double()).abs().max()) for name in names)
 
 
 def timeless(history: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Log lines without what depends on the clock, nor the summary of a whole `train()` call."""
-    kept = [metrics_file.without_times(row) for row in history if "train_loss" not in row]
-    # NaN is not equal to itself; its name is.
-    return [{name: repr(value) for name, value in row.items()} for row in kept]
+    """Returns the log lines without times, and without the summary of a `train()` call."""
+    rows = [metrics_file.without_times(row) for row in history if "train_loss" not in row]
+    # NaN does not equal itself, but its repr does.
+    return [{name: repr(value) for name, value in row.items()} for row in rows]
 
 
-def trained(directory: Path, **given: Any) -> Any:
-    trainer = make_trainer(directory, **{"kind": Spy} | given)
+def trained(directory: Path, **options: Any) -> Any:
+    trainer = make_trainer(directory, **{"kind": Spy} | options)
     trainer.train()
     return trainer
 
 
 def updates_of(trainer: Any) -> list[dict[str, float]]:
-    """The log lines of a trained trainer, one an update, without times."""
+    """Returns the log line of each update, without times."""
     return [metrics_file.without_times(row) for row in trainer.state.log_history if "loss" in row]
 
 
@@ -219,18 +219,21 @@ def read_table(path: Path) -> list[dict[str, Any]]:
 
 
 def resumed_alike(build: Callable[[Path], Any], directory: Path, *, at: int = 1) -> Any:
-    """Trains 3 updates, and again from the checkpoint after update `at`: the same to the last bit. Gives the first."""
-    whole, again = build(directory / "whole"), build(directory / "again")
-    whole.train()
-    again.train(resume_from_checkpoint=str(directory / "whole" / f"checkpoint-{at}"))
-    assert digests(again) == digests(whole) != digests(whole.before)
-    assert timeless(again.state.log_history) == timeless(whole.state.log_history)
-    states = [(directory / run / "checkpoint-3" / PPO_STATE).read_bytes() for run in ("whole", "again")]
+    """Checks that training resumed after update `at` equals uninterrupted training of 3 updates bit for bit.
+
+    Returns the trainer that was not interrupted.
+    """
+    straight, resumed = build(directory / "straight"), build(directory / "resumed")
+    straight.train()
+    resumed.train(resume_from_checkpoint=str(directory / "straight" / f"checkpoint-{at}"))
+    assert digests(resumed) == digests(straight) != digests(straight.before)
+    assert timeless(resumed.state.log_history) == timeless(straight.state.log_history)
+    states = [(directory / run / "checkpoint-3" / PPO_STATE).read_bytes() for run in ("straight", "resumed")]
     assert states[0] == states[1]
-    return whole
+    return straight
 
 
-# A second computation: row by row, without padding or cache
+# Independent computations: row by row, without padding or cache
 
 
 def rows_of(rollout: Rollout) -> Rows:
@@ -238,17 +241,17 @@ def rows_of(rollout: Rollout) -> Rows:
     return list(zip(prompts, rollout.samples.token_lists(), strict=True))
 
 
-def every(model: Any, rows: Rows) -> list[torch.Tensor]:
-    """log π of every token before each response token: (T, V) a row."""
-    found = []
+def vocabulary_logps(model: Any, rows: Rows) -> list[torch.Tensor]:
+    """Returns log π of the whole vocabulary at each response token: (T, V) per row."""
+    logps = []
     for prompt, completion in rows:
         logits = model(input_ids=torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
-        found.append(logits.log_softmax(-1))
-    return found
+        logps.append(logits.log_softmax(-1))
+    return logps
 
 
-def taken(logps: list[torch.Tensor], rows: Rows) -> list[torch.Tensor]:
-    """Of these, those of the response's own tokens: (T,) a row."""
+def token_logps(logps: list[torch.Tensor], rows: Rows) -> list[torch.Tensor]:
+    """Picks the response's tokens from `vocabulary_logps`: (T,) per row."""
     return [each[range(len(ids)), ids] for each, (_, ids) in zip(logps, rows, strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""Small models with value heads, and what two of them have alike."""
+"""Small models with value heads, and comparisons of two of them."""
 
 from pathlib import Path
 from typing import Any
@@ -52,13 +52,13 @@ def classes(kind: str) -> tuple[Any, Any]:
 
 
 def plain(kind: str, *, seed: int = 0) -> Any:
-    """A language model alone."""
+    """Makes a language model without a value head."""
     torch.manual_seed(seed)
     return classes(kind)[0].from_config(CONFIGS[kind]()).eval()
 
 
 def headed(kind: str, *, seed: int = 0, base: Any = None, **kwargs: Any) -> Any:
-    """The same with a head that no initialisation would draw."""
+    """Makes a model with a value head whose weights differ from every default initialization."""
     model = classes(kind)[1].from_pretrained(plain(kind) if base is None else base, **kwargs).eval()
     torch.manual_seed(seed)
     nn.init.normal_(model.v_head.summary.weight)
@@ -67,7 +67,7 @@ def headed(kind: str, *, seed: int = 0, base: Any = None, **kwargs: Any) -> Any:
 
 
 def outputs(model: Any) -> tuple[Tensor, Tensor]:
-    """Logits and values of IDS."""
+    """Returns the logits and values for IDS."""
     kwargs = {"decoder_input_ids": DECODER_IDS} if model.config.is_encoder_decoder else {}
     with torch.no_grad():
         logits, loss, values = model(input_ids=IDS, attention_mask=torch.ones_like(IDS), **kwargs)
@@ -75,11 +75,11 @@ def outputs(model: Any) -> tuple[Tensor, Tensor]:
     return logits, values
 
 
-def assert_same(one: Any, other: Any) -> None:
-    """Every weight of trunk and head, the logits and the values, bit for bit."""
-    assert digests(one.pretrained_model) == digests(other.pretrained_model)
-    assert digests(one.v_head) == digests(other.v_head)
-    assert all(torch.equal(a, b) for a, b in zip(outputs(one), outputs(other.eval()), strict=True))
+def assert_same(model: Any, other: Any) -> None:
+    """Checks that weights, logits and values are equal bit for bit."""
+    assert digests(model.pretrained_model) == digests(other.pretrained_model)
+    assert digests(model.v_head) == digests(other.v_head)
+    assert all(torch.equal(a, b) for a, b in zip(outputs(model), outputs(other.eval()), strict=True))
 
 
 def lora(**fields: Any) -> LoraConfig:
@@ -87,7 +87,7 @@ def lora(**fields: Any) -> LoraConfig:
 
 
 def adapted(folder: Path, **kwargs: Any) -> Any:
-    """A headed Llama from `folder/base` under an adapter that does something."""
+    """Makes a Llama with a value head and an adapter that changes its outputs, from `folder/base`."""
     plain("llama").save_pretrained(folder / "base")
     model = headed("llama", base=folder / "base", peft_config=lora(), **kwargs)
     for name, parameter in model.named_parameters():

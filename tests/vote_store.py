@@ -1,4 +1,4 @@
-"""A vote with what a test does not care about filled in, and a Hub for votes in memory."""
+"""Makes votes with default fields, and stores votes in memory instead of on a Hub."""
 
 import itertools
 import threading
@@ -13,43 +13,43 @@ NUMBERS = itertools.count()
 
 
 def make_vote(verdict: str = "left", *, swapped: bool = False, **fields) -> Vote:
-    """On a prompt of its own; PPO stands on the left unless swapped."""
+    """Makes a vote on a new prompt; PPO is on the left unless `swapped`."""
     left, right = (SFT, PPO) if swapped else (PPO, SFT)
-    told = {"prompt": f"prompt {next(NUMBERS)}", "left": left, "right": right, "verdict": verdict}
-    return Vote(**{**told, "temperature": 0.7, "top_p": 0.9, "seed": 3, "max_new_tokens": 20, **fields})
+    shown = {"prompt": f"prompt {next(NUMBERS)}", "left": left, "right": right, "verdict": verdict}
+    return Vote(**{**shown, "temperature": 0.7, "top_p": 0.9, "seed": 3, "max_new_tokens": 20, **fields})
 
 
 class Store:
-    """By the contract of VoteStore: a batch that comes again replaces itself. there: what was on it before."""
+    """A VoteStore: appending a batch again replaces it. existing: Votes that others have stored."""
 
     name = "local/votes"
 
-    def __init__(self, there: Sequence[Vote] = ()) -> None:
-        self.there = list(there)
+    def __init__(self, existing: Sequence[Vote] = ()) -> None:
+        self.existing = list(existing)
         self.batches: dict[str, list[Vote]] = {}
         self.calls = self.reads = 0
-        self.refuse: list[BaseException] = []  # one for each append, before it is stored
-        self.after: list[BaseException] = []  # one for each append, once it is stored
-        self.unreadable: BaseException | None = None
-        self.gate, self.shelf = threading.Event(), threading.Event()  # append and read wait for them
-        self.gate.set()
-        self.shelf.set()
+        self.append_errors: list[BaseException] = []  # raised by the next calls of append, one each
+        self.late_errors: list[BaseException] = []  # the same, but once the batch is stored
+        self.read_error: BaseException | None = None
+        self.can_append, self.can_read = threading.Event(), threading.Event()  # append and read wait for them
+        self.can_append.set()
+        self.can_read.set()
 
     def append(self, batch: str, votes: Sequence[Vote]) -> None:
         self.calls += 1
-        assert self.gate.wait(20)
-        if self.refuse:
-            raise self.refuse.pop(0)
+        assert self.can_append.wait(20)
+        if self.append_errors:
+            raise self.append_errors.pop(0)
         self.batches[batch] = list(votes)
-        if self.after:
-            raise self.after.pop(0)
+        if self.late_errors:
+            raise self.late_errors.pop(0)
 
     def read(self) -> list[Vote]:
-        assert self.shelf.wait(20)
+        assert self.can_read.wait(20)
         self.reads += 1
-        if self.unreadable is not None:
-            raise self.unreadable
-        return merge_votes(self.there, *self.batches.values())
+        if self.read_error is not None:
+            raise self.read_error
+        return merge_votes(self.existing, *self.batches.values())
 
     @property
     def ids(self) -> list[str]:

@@ -1,8 +1,8 @@
-"""`python warm.py ARGUMENTS` does what `python ARGUMENTS` does, without the seconds that the stack takes to import.
+"""`python warm.py ARGUMENTS` does what `python ARGUMENTS` does, without the seconds that imports take.
 
-It asks a server, which the first caller starts, for a fork: the server has imported everything and runs no thread, so
-a fork is as good as a process of its own. The fork has the caller's files, folder, environment and signals, and the
-caller ends as the fork does. The server ends with the process that WARM_OWNER names.
+It asks a server for a fork; the first caller starts the server, which has imported everything and runs no thread. The
+fork has the caller's open files, working directory and environment, receives its signals, and decides its exit code.
+The server ends with the process WARM_OWNER.
 """
 
 import fcntl
@@ -26,8 +26,8 @@ START_SECONDS = 120
 
 
 def call(arguments: list[str]) -> None:
-    place = os.environ["WARM_SOCKET"]
-    connection = _connected(place)
+    address = os.environ["WARM_SOCKET"]
+    connection = _connected(address)
     child = 0
 
     def forward(number: int, _: Any) -> None:
@@ -43,7 +43,7 @@ def call(arguments: list[str]) -> None:
     for number in FORWARDED:
         signal.signal(number, forward)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    # The fork alone holds its output: who reads it learns of its end when it ends, even if this process is killed.
+    # Only the fork keeps the output open, so a reader gets its end when the fork ends, even if this process is killed.
     for descriptor in (0, 1, 2):
         os.close(descriptor)
     status = int(answers.readline())
@@ -55,32 +55,32 @@ def call(arguments: list[str]) -> None:
     os._exit(os.WEXITSTATUS(status))
 
 
-def _connected(place: str) -> socket.socket:
-    with open(f"{place}.lock", "w") as lock:
+def _connected(address: str) -> socket.socket:
+    with open(f"{address}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
-            return _connect(place)
+            return _connect(address)
         except (FileNotFoundError, ConnectionRefusedError):
             pass
-        with open(f"{place}.log", "wb") as log:
+        with open(f"{address}.log", "wb") as log:
             server = subprocess.Popen(
-                [sys.executable, os.path.abspath(__file__), "--serve", place, os.environ["WARM_OWNER"]],
+                [sys.executable, os.path.abspath(__file__), "--serve", address, os.environ["WARM_OWNER"]],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/",
             )  # fmt: skip
         deadline = time.monotonic() + START_SECONDS
         while True:
             try:
-                return _connect(place)
+                return _connect(address)
             except (FileNotFoundError, ConnectionRefusedError):
                 if server.poll() is not None or time.monotonic() > deadline:
-                    raise SystemExit(f"{place} is not served: see {place}.log") from None
+                    raise SystemExit(f"the warm server did not start: see {address}.log") from None
                 time.sleep(0.05)
 
 
-def _connect(place: str) -> socket.socket:
+def _connect(address: str) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX)
     try:
-        connection.connect(place)
+        connection.connect(address)
     except BaseException:
         connection.close()
         raise
@@ -90,45 +90,45 @@ def _connect(place: str) -> socket.socket:
 # The server
 
 
-def serve(place: str, owner: int) -> None:
-    _import_the_stack()
+def serve(address: str, owner: int) -> None:
+    _import_everything()
     no_flushes()
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(place)
+    listener.bind(address)
     listener.listen(64)
-    callers: dict[int, socket.socket] = {}  # by what select watches: a pidfd or the connection itself
-    children: dict[int, int] = {}
-    alive = os.pidfd_open(owner)
+    callers: dict[int, socket.socket] = {}  # pidfd of the child -> connection of its caller
+    children: dict[int, int] = {}  # pidfd of the child -> its process id
+    owner_fd = os.pidfd_open(owner)
     while True:
-        ready, _, _ = select.select([listener, alive, *children, *callers.values()], [], [])
-        if alive in ready:
+        ready, _, _ = select.select([listener, owner_fd, *children, *callers.values()], [], [])
+        if owner_fd in ready:
             for child in children.values():
                 os.kill(child, signal.SIGKILL)
             os._exit(0)
-        for one in ready:
-            if one is listener:
+        for source in ready:
+            if source is listener:
                 connection, _ = listener.accept()
                 child = _fork(connection, [listener, *callers.values()])
-                callers[watch := os.pidfd_open(child)], children[watch] = connection, child
-            elif isinstance(one, int) and one in children:
-                _, status = os.waitpid(children.pop(one), 0)
-                os.close(one)
-                with callers.pop(one) as connection:
-                    _tell(connection, status)
+                callers[child_fd := os.pidfd_open(child)], children[child_fd] = connection, child
+            elif isinstance(source, int) and source in children:
+                _, status = os.waitpid(children.pop(source), 0)
+                os.close(source)
+                with callers.pop(source) as connection:
+                    _send_number(connection, status)
             else:  # the caller was killed
-                for watch, connection in callers.items():
-                    if connection is one and not connection.recv(1):
-                        signal.pidfd_send_signal(watch, signal.SIGKILL)
+                for child_fd, connection in callers.items():
+                    if connection is source and not connection.recv(1):
+                        signal.pidfd_send_signal(child_fd, signal.SIGKILL)
 
 
-def _tell(connection: socket.socket, number: int) -> None:
+def _send_number(connection: socket.socket, number: int) -> None:
     try:
         connection.sendall(f"{number}\n".encode())
-    except BrokenPipeError:  # killed in the meantime
+    except BrokenPipeError:  # the caller was killed in the meantime
         return
 
 
-def _import_the_stack() -> None:
+def _import_everything() -> None:
     import gc
     import importlib
     import pkgutil
@@ -151,19 +151,19 @@ def _import_the_stack() -> None:
     gc.freeze()
 
 
-def _fork(connection: socket.socket, others: list[socket.socket]) -> int:
+def _fork(connection: socket.socket, sockets: list[socket.socket]) -> int:
     _, descriptors, _, _ = socket.recv_fds(connection, 1, 3)
     request = json.loads(connection.makefile().readline())
     child = os.fork()
     if child:
         for descriptor in descriptors:
             os.close(descriptor)
-        _tell(connection, child)
+        _send_number(connection, child)
         return child
     status = 1
     try:
-        for other in [connection, *others]:
-            other.close()
+        for inherited in [connection, *sockets]:
+            inherited.close()
         for number, descriptor in enumerate(descriptors):
             os.dup2(descriptor, number)
             os.close(descriptor)
@@ -173,78 +173,78 @@ def _fork(connection: socket.socket, others: list[socket.socket]) -> int:
 
 
 class NoFigure(Exception):
-    """A plot has data, and its figure is left out."""
+    """Raised instead of making a figure, once a plot is known to have enough data."""
 
 
 def quick_pictures(*, figures: bool = False) -> None:
-    """From now on a plot is saved as its numbers: to draw them is most of a card's time.
+    """Makes cards save a hash of each plot's data instead of drawing it, which takes most of a card's time.
 
-    figures: whether the plots of cards lay out their figures all the same, which is half of the rest.
+    figures: Whether to lay the figures out nevertheless, without drawing them.
     """
+    from contextlib import suppress
     from functools import wraps
     from hashlib import sha256
-    from threading import Lock
-    from unittest import mock
+    from types import FunctionType
 
     from rlhf_zoo.fileio import write_bytes
     from rlhf_zoo.publishing import plots
 
-    one_at_a_time = Lock()  # a run's cards are made in two threads
+    def save(path: Any, content: object = None) -> bool:
+        write_bytes(path, b"\x89PNG" + sha256(repr((path.name, content)).encode()).digest())
+        return True
 
-    def write(path: Any, numbers: bytes) -> bool:
-        return not write_bytes(path, b"\x89PNG" + path.name.encode() + sha256(numbers).digest())
+    def no_figure(*_: Any, **__: Any) -> Any:
+        raise NoFigure
 
-    def save(figure: Any, path: Any) -> bool:
-        numbers = [line.get_xydata().tobytes() for axes in figure.axes for line in axes.lines]
-        return write(path, b"".join(numbers))
+    # The functions get these names in a copy of their globals: experiments share `new_figure`, and need its figures.
+    stand_ins = {"_save": lambda figure, path: True} | ({} if figures else {"new_figure": no_figure})
 
-    def as_numbers(plot: Any) -> Any:
+    def hashed(plot: Any) -> Any:
+        has_data: Any = FunctionType(plot.__code__, vars(plots) | stand_ins)
+        has_data.__kwdefaults__ = plot.__kwdefaults__
+
         @wraps(plot)
-        def plotted(*data: Any, path: Any, **options: Any) -> bool:
-            no_figure = {} if figures else {"new_figure": mock.Mock(side_effect=NoFigure)}
-            with one_at_a_time, mock.patch.multiple(plots, _save=lambda figure, path: True, **no_figure):
-                try:
-                    has_data = plot(*data, path=path, **options)
-                except NoFigure:
-                    has_data = True
-            return has_data and write(path, repr(([_without_times(rows) for rows in data], options)).encode())
+        def save_hash(*data: Any, path: Any, **options: Any) -> bool:
+            with suppress(NoFigure):
+                if not has_data(*data, path=path, **options):
+                    return False
+            return save(path, ([_without_times(rows) for rows in data], options))
 
-        return plotted
+        return save_hash
 
-    plots._save = save
     for name in plot_names():
-        setattr(plots, name, as_numbers(getattr(plots, name)))
+        setattr(plots, name, hashed(getattr(plots, name)))
+    plots._save = lambda figure, path: save(path)
 
 
 def _without_times(rows: Any) -> Any:
-    """The rows of a log without how long their steps took, which no plot shows and no two runs share."""
+    """Removes the times of steps from log rows: no plot shows them, and they differ between equal runs."""
     from rlhf_zoo.runs.metrics_file import without_times
 
     return [without_times(row) if isinstance(row, dict) else row for row in rows] if isinstance(rows, list) else rows
 
 
 def plot_names() -> list[str]:
-    """The functions that draw the plots of cards; those of experiments are imported by name and stay."""
+    """The names of the functions that draw plots."""
     from rlhf_zoo.publishing import plots
 
-    experiments = {"plot_ablation", "plot_ensemble", "plot_frontier", "plot_win_rates"}
-    return [name for name in vars(plots) if name.startswith("plot_") and name not in experiments]
+    return [name for name in vars(plots) if name.startswith("plot_")]
 
 
 def few_refits() -> None:
-    """From now on an interval at equal length is of 50 resamples, each of which is a fit, and not of 1000."""
+    """Computes intervals at equal length from 50 resamples instead of 1000: each resample is a fit."""
     from rlhf_zoo.evaluation.length_control import length_controlled_win_rate
 
     length_controlled_win_rate.__kwdefaults__["resamples"] = 50
 
 
 def no_flushes() -> None:
-    """From now on the kernel writes files when it likes: tests kill processes, and none cuts the power."""
+    """Turns `os.fsync` off, which only protects against a power cut; tests only kill processes."""
     os.fsync = lambda descriptor: None
 
 
 def keep_traces(folder: str) -> None:
-    """From now on commands of one test run share what the planner traced: seconds for each of them."""
+    """Caches the planner's traces in `folder` for all commands of a test run: a trace takes seconds."""
     from hashlib import sha256
     from pathlib import Path
 
@@ -253,13 +253,13 @@ def keep_traces(folder: str) -> None:
 
     trace = Tracer._at_depth
 
-    def kept(self: Any, key: tuple[Any, ...], run: Any) -> list[int]:
+    def cached_trace(self: Any, key: tuple[Any, ...], run: Any) -> list[int]:
         path = Path(folder, sha256(repr((self.spec, self.depth, key)).encode()).hexdigest())
         if not path.is_file():
             write_bytes(path, json.dumps(trace(self, key, run)).encode())
         return json.loads(path.read_bytes())
 
-    Tracer._at_depth = kept
+    Tracer._at_depth = cached_trace
 
 
 def _text(descriptor: int, **options: Any) -> io.TextIOWrapper:
@@ -267,7 +267,7 @@ def _text(descriptor: int, **options: Any) -> io.TextIOWrapper:
 
 
 def _run(arguments: list[str], cwd: str, environment: dict[str, str]) -> int:
-    """What `python ARGUMENTS` does: -c CODE, -m MODULE or FILE. Returns the exit code."""
+    """Runs `python ARGUMENTS` (-c CODE, -m MODULE or FILE) in this process. Returns the exit code."""
     import atexit
     import runpy
     import tempfile
@@ -280,7 +280,7 @@ def _run(arguments: list[str], cwd: str, environment: dict[str, str]) -> int:
     os.environ.clear()
     os.environ.update(environment)
     tempfile.tempdir = None
-    # The text layer over a descriptor knows whether that was a file or a pipe.
+    # The new text layers find out whether each descriptor is a file, a pipe or a terminal.
     sys.stdin, sys.stdout = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False))), _text(1)
     sys.stderr = _text(2, line_buffering=True, errors="backslashreplace")
     reload_clients()

@@ -13,7 +13,7 @@ import pytest
 import toy_run
 import yaml
 from card_run import head_and_body, make_runs
-from miniatures import save, two_labels
+from miniatures import save, save_two_label_classifier
 from safetensors.torch import load_file, save_file
 from schemas import make_recipe, rows_of, write_data
 from thread_hub import ThreadHub
@@ -303,7 +303,7 @@ SPLIT = "has no split 'held', only 'train': set .*"
 def test_validate_rejects_settings_that_would_fail_in_training(
     zoo: Callable[..., None], base_model: Path, flags: str, message: str
 ) -> None:
-    two_labels(Path("two"), base_model)
+    save_two_label_classifier(Path("two"), base_model)
     with pytest.raises(ZooError, match=message):
         zoo("recipes", "validate", "mine", *flags.split())
 
@@ -384,7 +384,7 @@ def test_validate_rejects_reward_model_with_too_few_embeddings(zoo: Callable[...
 
 
 def test_validate_accepts_reward_label_and_eval_strategy(zoo: Callable[..., None], base_model: Path) -> None:
-    two_labels(Path("two"), base_model)
+    save_two_label_classifier(Path("two"), base_model)
     zoo("recipes", "validate", "mine", "--ppo.reward_model_path", "two", "--ppo.reward_label", "good")
     zoo("recipes", "validate", "mine", "--sft.eval_strategy", "steps", "--sft.eval_steps", "1")
 

@@ -146,7 +146,7 @@ def test_new_with_verifiable_reward_uses_it_as_judge(capsys: pytest.CaptureFixtu
 
 def test_new_guesses_reward_label_and_reports_it(capsys: pytest.CaptureFixture[str]) -> None:
     save_model_and_data("Qwen3", "trl-lib/tldr")
-    miniatures.two_labels(Path("two"), Path("base"))
+    miniatures.save_two_label_classifier(Path("two"), Path("base"))
     words = ["--model", "base", "--prompts", "trl-lib/tldr", "--reward", "two"]
     zoo("new", "mine", *words, "--judge", BY_LENGTH)
     assert re.search(r"reward_label: good \(GUESSED: the last of bad, good", capsys.readouterr().out)

@@ -103,4 +103,4 @@ def test_embedded_hub_pages_have_no_accessibility_violations(
         assert visitor.read("h1") in ("rlhf-zoo embedded Hub", PPO)
         assert find_violations(visitor, axe) == []
         assert visitor.overflow() <= 0
-        visitor.screenshot_as_it_is(f"hub-{path.count('/')}-{width}-{theme}.png")
+        visitor.screenshot_window(f"hub-{path.count('/')}-{width}-{theme}.png")

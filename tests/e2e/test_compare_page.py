@@ -357,7 +357,7 @@ def test_page_is_usable_by_keyboard_alone(visitor: Visitor, page: Page) -> None:
     given = '#pairs [data-side="ppo"] .given'
     visitor.wait("its completions", lambda: visitor.read(given) == PROMPTS[2] and visitor.done())
     assert visitor.side("ppo") == shown(page.at(PROMPTS[2]).ppo[0])
-    visitor.complain("   ", "The prompt is empty")
+    visitor.compare_invalid("   ", "The prompt is empty")
     assert visitor.side("ppo") == shown(page.at(PROMPTS[2]).ppo[0]), "what was compared stays to be read"
     visitor.write(PROMPTS[1])
     visitor.press("#sampling button")
@@ -408,7 +408,7 @@ def test_result_is_in_view_on_phone(visitor: Visitor) -> None:
     assert result_top() < 844, "the answered example begins on the first screen"
     assert visitor.first("#kl-figures .zoo-note").text == "Off: reward higher, judge’s score lower."
     assert visitor.first("#kl-figures caption").is_displayed()
-    visitor.screenshot_as_it_is("phone-opened.png")
+    visitor.screenshot_window("phone-opened.png")
     for selector in ("#compare", "#examples .gallery-item", "#surprise"):
         visitor.browser.execute_script("window.scrollTo(0, 0)")
         before = visitor.texts("#pairs .zoo-text")
@@ -416,13 +416,13 @@ def test_result_is_in_view_on_phone(visitor: Visitor) -> None:
         if selector != "#compare":
             visitor.wait("other completions", lambda before=before: visitor.texts("#pairs .zoo-text") != before)
         visitor.wait(f"the result of {selector} in view", in_view)
-    visitor.screenshot_as_it_is("phone-result.png")
+    visitor.screenshot_window("phone-result.png")
     assert visitor.overflow() <= 0
     visitor.tab("Card")
     visitor.wait("the card", lambda: visitor.count("#card table"))
     wide = "return [...document.querySelectorAll('#card .zoo-scroll')].map(one => one.scrollWidth - one.clientWidth)"
     assert visitor.browser.execute_script(wide) == [0, 0], "no table of the card has to be scrolled"
-    visitor.screenshot_as_it_is("phone-card.png")
+    visitor.screenshot_window("phone-card.png")
 
 
 def test_slider_is_below_its_chart(visitor: Visitor) -> None:

@@ -12,7 +12,7 @@ from finished_run import Run
 from folders import write_data_set
 from hub_fixture import RunningHub, running
 from json_keys import unexplained
-from miniatures import two_labels
+from miniatures import save_two_label_classifier
 from page_fixture import PPO, publish
 from stub_llm import StubLLM, longer
 from test_votes_train import cast_votes
@@ -101,7 +101,7 @@ def test_eval_policy_runs_every_kind_of_judge(place: Place) -> None:
         assert apart["ci95"][0] <= apart["value"] <= apart["ci95"][1] and apart["n"] == 40
     llm = found["judges"]["llm:stub"]
     assert llm["orders"]["agreement"]["value"] == 1.0 and llm["usage"]["cost"] > 0
-    assert llm["usage"]["requests"] == len(stub.seen)
+    assert llm["usage"]["requests"] == len(stub.requests)
     kept = (place.folder / "runs/eval/local--toy-ppo--step-000040/samples.jsonl").read_text()
     rows = [json.loads(line) for line in kept.splitlines()]
     assert len(rows) == 40
@@ -165,7 +165,7 @@ def test_eval_policy_reads_other_columns_and_label_judge(place: Place) -> None:
     (place.folder / "comments.jsonl").write_text(
         "".join(json.dumps({"comment": f"the {what} of mine is"}) + "\n" for what in ("battery", "camera") * 10)
     )
-    two_labels(place.folder / "two", place.toys.reward)
+    save_two_label_classifier(place.folder / "two", place.toys.reward)
     done = place.eval(
         place.toys.ppo, "--against", place.toys.sft, "--reward", "none", "--dataset_name", "comments.jsonl",
         "--columns", '{"prompt": "{comment:1-3 words}"}', "--judge", "reward:two#good", "--prompts", "20",

@@ -39,7 +39,7 @@ def hub(tmp_path: Path) -> Iterator[ThreadHub]:
 
 @pytest.fixture
 def recipe(hub: ThreadHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    base = code_model.save(tmp_path / "base", ran=tmp_path / "ran")
+    base = code_model.save(tmp_path / "base", marker=tmp_path / "ran")
     hub.api().create_repo(BASE)
     hub.api().upload_folder(repo_id=BASE, folder_path=base)
     shutil.rmtree(base)

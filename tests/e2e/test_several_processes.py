@@ -15,7 +15,7 @@ import miniatures
 import pytest
 import schemas
 from safetensors.torch import load_file, save_file
-from zoo_process import COMMAND, environment, errors, free_port, hubs_over, loopback, together, zoo
+from zoo_process import COMMAND, environment, errors, free_port, hubs_over, loopback, run_two_processes, zoo
 
 from rlhf_zoo.modeling.integrity import check_integrity
 from rlhf_zoo.runs.lock import LOCK
@@ -44,7 +44,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run_in_two_processes(*arguments: str | Path, home: Path) -> tuple[list[int], list[str]]:
     """`rlhf-zoo ARGUMENTS` in two processes: their exit codes and stderr."""
-    ended = together([*COMMAND, *map(str, arguments)], home.parent, environment(home, PYTHONPATH=TESTS))
+    ended = run_two_processes([*COMMAND, *map(str, arguments)], home.parent, environment(home, PYTHONPATH=TESTS))
     assert hubs_over(home) == []
     return ended
 

@@ -14,7 +14,7 @@ import torch
 from processes_run import PROCESSES, SECONDS
 from trainer_fixture import digests, distance, make_trainer
 from warm import PYTHON
-from zoo_process import together as run_in_processes
+from zoo_process import run_two_processes
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.modeling.fsdp import gather_optimizer
@@ -35,7 +35,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(root / "alone" / "sharded", root / "start")
     runs = ["all_reductions", "resumed", *COMPARED[1:], "skipped_step", "sharded", "sharded_resumed"]
     # The processes end themselves after SECONDS, with their stacks on stderr.
-    codes, output = run_in_processes(
+    codes, output = run_two_processes(
         [*PYTHON, processes_run.__file__, str(root), str(PROCESSES), *runs], root, dict(os.environ), seconds=2 * SECONDS
     )
     assert codes == [0, 0], output

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from spaced_tokenizer import ASKED, CHATML, LLAMA, metaspace
+from spaced_tokenizer import CHATML, LLAMA, QUESTION, metaspace
 from tokenizers import AddedToken
 from trainer_fixture import make_policy, make_reward_model
 from transformers import PreTrainedTokenizerBase
@@ -110,11 +110,11 @@ def test_sampled_text_is_same_for_centering_judges_and_page() -> None:
 def test_chat_answer_has_no_leading_space_from_template() -> None:
     tokenizer = ChatSettings().write(metaspace(LLAMA))
     completion_ids = ids_of(tokenizer, "▁Sure", ".")
-    before = tokenize_prompt(ASKED, tokenizer)
+    before = tokenize_prompt(QUESTION, tokenizer)
     assert decode_after(tokenizer, before, completion_ids) == " Sure."
-    assert decode_completions(tokenizer, [ASKED], [before], [completion_ids]) == ["Sure."]
-    assert tokenize_completion(ASKED, "Sure.", tokenizer) == completion_ids
-    conversation = append_completion(ASKED, "Sure.")
+    assert decode_completions(tokenizer, [QUESTION], [before], [completion_ids]) == ["Sure."]
+    assert tokenize_completion(QUESTION, "Sure.", tokenizer) == completion_ids
+    conversation = append_completion(QUESTION, "Sure.")
     assert tokenize_for_reward(conversation, tokenizer, ended=False) == [*before, *completion_ids]
     assert tokenize_for_reward(conversation, tokenizer, ended=True) == [
         *before,
@@ -127,7 +127,7 @@ def test_chat_answer_has_no_leading_space_from_template() -> None:
 def test_page_shows_completion_that_rewards_read(template: str | None) -> None:
     tokenizer = metaspace(template)
     tokenizer = tokenizer if template is None else ChatSettings().write(tokenizer)
-    prompt: Any = "how is it" if template is None else ASKED
+    prompt: Any = "how is it" if template is None else QUESTION
     policy = make_policy(tokenizer)
     comparison = Comparison(ppo=policy, sft=policy, tokenizer=tokenizer, reward=reward_model_of(tokenizer))
     sides = [comparison.compare("how is it", seed=seed, max_new_tokens=4).ppo for seed in range(8)]
@@ -180,22 +180,22 @@ def thinking_tokenizer(*, prefilled: bool, special: bool) -> PreTrainedTokenizer
 )
 def test_decode_completions_strips_thoughts(special: bool, prefilled: bool, completion: str, expected: str) -> None:
     tokenizer = thinking_tokenizer(prefilled=prefilled, special=special)
-    before = tokenize_prompt(ASKED, tokenizer)
+    before = tokenize_prompt(QUESTION, tokenizer)
     ids = [*tokenizer(completion, add_special_tokens=False)["input_ids"], tokenizer.convert_tokens_to_ids("<|im_end|>")]
-    assert decode_completions(tokenizer, [ASKED], [before], [ids]) == [expected]
+    assert decode_completions(tokenizer, [QUESTION], [before], [ids]) == [expected]
     # A reward model is trained on what it will read.
-    closed = tokenize_for_reward(append_completion(ASKED, "<think>so</think>4"), tokenizer, ended=True)
-    assert closed == tokenize_for_reward(append_completion(ASKED, "4"), tokenizer, ended=True)
+    closed = tokenize_for_reward(append_completion(QUESTION, "<think>so</think>4"), tokenizer, ended=True)
+    assert closed == tokenize_for_reward(append_completion(QUESTION, "4"), tokenizer, ended=True)
 
 
 def test_prompt_with_open_thought_is_rejected() -> None:
     tokenizer = thinking_tokenizer(prefilled=False, special=True)
-    prompt = [*ASKED, {"role": "assistant", "content": "<think>so"}]
+    prompt = [*QUESTION, {"role": "assistant", "content": "<think>so"}]
     with pytest.raises(ZooError, match="strip_thoughts"):
         tokenize_prompt(prompt, tokenizer)
     with pytest.raises(ZooError, match="Row 0 of the data"):
         check_rows(Dataset.from_list([{"prompt": prompt}]), tokenizer, subject="the data")
-    closed = [*ASKED, {"role": "assistant", "content": "<think>so</think>"}]
+    closed = [*QUESTION, {"role": "assistant", "content": "<think>so</think>"}]
     assert tokenize_prompt(closed, tokenizer)
     unstripped = ChatSettings().write(thinking_tokenizer(prefilled=False, special=True))
     assert plain_text(append_completion(prompt, " it is")).endswith("<think>so it is")
@@ -210,11 +210,11 @@ def test_prompt_with_open_thought_is_rejected() -> None:
 
 def test_open_assistant_turn_is_continued() -> None:
     tokenizer = thinking_tokenizer(prefilled=False, special=False)
-    prompt = [*ASKED, {"role": "assistant", "content": "so it"}]
+    prompt = [*QUESTION, {"role": "assistant", "content": "so it"}]
     text = tokenizer.decode(tokenize_prompt(prompt, tokenizer))
     assert text.endswith("<|im_start|>assistant\nso it"), "neither closed nor opened again"
     assert wrap_completion(prompt, " is") == [{"role": "assistant", "content": " is"}]
-    turns = [*ASKED, {"role": "assistant", "content": "so it is"}]
+    turns = [*QUESTION, {"role": "assistant", "content": "so it is"}]
     for completion in (" is", wrap_completion(prompt, " is"), turns[1:]):
         assert append_completion(prompt, completion) == turns
     assert plain_text(prompt) == "how is it\n\nso it"
@@ -226,7 +226,7 @@ def test_open_assistant_turn_is_continued() -> None:
 
 def test_completion_repeating_open_turn_is_kept() -> None:
     """A policy that repeats the beginning is read as it wrote; a data set's whole answer is read once."""
-    prompt = [*ASKED, {"role": "assistant", "content": "so"}]
+    prompt = [*QUESTION, {"role": "assistant", "content": "so"}]
     assert append_completion(prompt, "so it is")[-1]["content"] == "soso it is"
     assert completion_text("so it is", prompt) == "so it is"
     whole = wrap_answer(prompt, "so it is")
@@ -240,7 +240,7 @@ def test_completion_repeating_open_turn_is_kept() -> None:
 def test_truncated_thought_begun_by_template_is_stripped() -> None:
     tokenizer = thinking_tokenizer(prefilled=True, special=False)
     tokenizer.chat_template = tokenizer.chat_template.replace("<think>\n", "<think>\nso, ")
-    before = tokenize_prompt(ASKED, tokenizer)
+    before = tokenize_prompt(QUESTION, tokenizer)
     ids = tokenizer("it is", add_special_tokens=False)["input_ids"]
     assert tokenizer.decode(before).endswith("so, ")
-    assert decode_completions(tokenizer, [ASKED], [before], [ids]) == [""]
+    assert decode_completions(tokenizer, [QUESTION], [before], [ids]) == [""]

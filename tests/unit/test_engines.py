@@ -90,7 +90,7 @@ def test_colocated_vllm_samples_with_latest_weights(tmp_path: Path, monkeypatch:
     colocated(stub, monkeypatch)
     fields = {"rollout_engine": "vllm", "vllm_gpu_memory_utilization": 0.2, "vllm_enable_sleep_mode": True}
     trainer = trained(tmp_path, max_steps=2, save_strategy="no", importance_sampling_cap=2.0, **fields)
-    (_, options), *calls = stub.asked
+    (_, options), *calls = stub.requests
     assert options["gpu_memory_utilization"] == 0.2 and options["logprobs_mode"] == "processed_logprobs"
     wakes = [("wake_up", {"tags": [what]}) for what in ("weights", "kv_cache")]
     asleep = ("sleep", {"level": 2})
@@ -98,7 +98,7 @@ def test_colocated_vllm_samples_with_latest_weights(tmp_path: Path, monkeypatch:
     rounds = len(stub.sent) // 2
     pairs = zip(stub.sent[:rounds], stub.sent[rounds:], strict=True)
     assert any(not torch.equal(one, other) for (_, one), (_, other) in pairs), "the second update's weights"
-    assert all(abs(row["policy/engine_mismatch"] - stub.off) < 1e-4 for row in updates_of(trainer))
+    assert all(abs(row["policy/engine_mismatch"] - stub.logprob_error) < 1e-4 for row in updates_of(trainer))
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_colocated_vllm_uses_policy_dtype(
     stub = StubVLLM(make_policy())
     colocated(stub, monkeypatch)
     make_trainer(tmp_path, rollout_engine="vllm", **keys)
-    [(_, options)] = stub.asked
+    [(_, options)] = stub.requests
     assert (options["dtype"], options["enforce_eager"]) == (dtype, "vllm_enforce_eager" in keys)
     assert not isinstance(vllm_generation.LLM, functools.partial), "and others' engines are as they were"
 
@@ -121,7 +121,7 @@ def test_colocated_vllm_samples_bfloat16_policy_in_bfloat16(tmp_path: Path, monk
     stub = StubVLLM(make_policy())
     colocated(stub, monkeypatch)
     make_trainer(tmp_path, rollout_engine="vllm", model=make_policy().bfloat16(), critic="policy")
-    assert stub.asked[0][1]["dtype"] == "bfloat16"
+    assert stub.requests[0][1]["dtype"] == "bfloat16"
 
 
 def test_policy_is_unchanged_when_weight_transfer_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +175,7 @@ def checkpoints_and_status(context: RunContext) -> tuple[list[str], str]:
 def test_stale_engine_weights_stop_run_and_keep_finished_updates(
     folder: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
-    stub = StubVLLM(make_policy(), off=0.0, stale_from=3)
+    stub = StubVLLM(make_policy(), logprob_error=0.0, stale_from=3)
     with stage_keys_with_stub(mode, stub, monkeypatch) as keys:
         context = make_context(folder, **keys)
         message = r"has other weights .* more than the 0\.001 that .*Step 2 is saved: run the same command again"
@@ -188,7 +188,7 @@ def test_stale_engine_weights_stop_run_and_keep_finished_updates(
 
 @pytest.mark.attack
 def test_lost_server_stops_run_and_keeps_finished_updates(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stub = StubVLLM(make_policy(), off=0.0)
+    stub = StubVLLM(make_policy(), logprob_error=0.0)
 
     def fault(route: str) -> None:
         if stub.rounds == 2:
@@ -206,10 +206,10 @@ def test_lost_server_stops_run_and_keeps_finished_updates(folder: Path, monkeypa
 @pytest.mark.attack
 def test_signal_ends_wait_for_server_and_keeps_finished_updates(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server takes the third request for completions and never answers."""
-    stub, over = StubVLLM(make_policy(), off=0.0), threading.Event()
+    stub, over = StubVLLM(make_policy(), logprob_error=0.0), threading.Event()
 
     def fault(route: str) -> None:
-        if route == "/v1/completions" and stub.rounds == 2 and "prompt_logprobs" not in stub.asked[-1][1]:
+        if route == "/v1/completions" and stub.rounds == 2 and "prompt_logprobs" not in stub.requests[-1][1]:
             os.kill(os.getpid(), signal.SIGTERM)
             over.wait(60)
 
@@ -245,7 +245,7 @@ def test_unreachable_server_is_reported_quickly(
         answers.shutdown()
         answers.server_close()
         silent.close()
-    assert stub.asked == []
+    assert stub.requests == []
 
 
 def test_server_mode_without_gpu_raises_readable_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +274,7 @@ def test_trl_vllm_client_has_expected_interface() -> None:
 def test_vllm_server_samples_with_latest_weights(server: dict[str, Any], tmp_path: Path) -> None:
     stub = server.pop("stub")
     trainer = trained(tmp_path, max_steps=2, save_strategy="no", **server)
-    routes = [route for route, _ in stub.asked]
+    routes = [route for route, _ in stub.requests]
     rollout = ["/start_weight_update", "/update_weights", "/finish_weight_update", "/reset_prefix_cache"]
     startup = ["/health", "/health", "/v1/models", "/server_info?config_format=json"]
     assert routes == [*startup, *["/health", *rollout, "/v1/completions", "/v1/completions"] * 2]
@@ -286,7 +286,10 @@ def test_vllm_server_samples_with_latest_weights(server: dict[str, Any], tmp_pat
     )  # fmt: skip
     samples = trainer.engine(trainer.policy, request)
     assert any(not torch.equal(seen[name], weight) for name, weight in stub.sent), "the second update's weights"
-    expected = token_logprobs(trainer.policy, samples, temperature=trainer.args.temperature) - samples.mask * stub.off
+    expected = (
+        token_logprobs(trainer.policy, samples, temperature=trainer.args.temperature)
+        - samples.mask * stub.logprob_error
+    )
     torch.testing.assert_close(samples.logprobs, expected, rtol=0, atol=1e-4)
 
 

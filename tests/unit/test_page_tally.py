@@ -75,7 +75,7 @@ def test_counts_are_exact_in_any_order(journal):
             for vote in votes:
                 tally.cast(vote)
                 assert tally.figures().summary["votes"] >= 1
-                store.there.append(make_vote("tie"))
+                store.existing.append(make_vote("tie"))
 
         threads = [threading.Thread(target=visit, args=(mine[place::6],)) for place in range(6)]
         [thread.start() for thread in threads]
@@ -88,17 +88,17 @@ def test_counts_are_exact_in_any_order(journal):
 
 def test_unreadable_hub_is_reported_and_retried(journal, caplog):
     store = Store([make_vote()])
-    store.shelf.clear()
+    store.can_read.clear()
     with open_tally(store, journal) as tally:
         assert tally.figures().read_problem == "they are being read"
         tally.cast(make_vote())
         assert tally.figures().summary["votes"] == 1
-        store.unreadable = OSError("no route")
-        store.shelf.set()
+        store.read_error = OSError("no route")
+        store.can_read.set()
         until(lambda: tally.figures().read_problem == "no route")
-        store.unreadable = RuntimeError("a mistake of ours")
+        store.read_error = RuntimeError("a mistake of ours")
         until(lambda: tally.figures().read_problem == "a mistake of ours")
-        store.unreadable = None
+        store.read_error = None
         until(lambda: tally.figures().read_problem is None)
         assert settled(tally).summary["votes"] == 2
     assert "The votes of local/votes could not be read (no route)." in caplog.text
@@ -110,19 +110,19 @@ def test_tally_follows_votes_added_and_removed_on_hub(journal):
     with open_tally(store, journal) as tally:
         until(lambda: settled(tally).summary["votes"] == 2)
         mine = tally.cast(make_vote("tie"))
-        store.there = [make_vote("right")]
-        until(lambda: settled(tally).summary == summarize_votes(merge_votes(store.there, [mine])))
+        store.existing = [make_vote("right")]
+        until(lambda: settled(tally).summary == summarize_votes(merge_votes(store.existing, [mine])))
 
 
 def test_vote_cast_during_a_read_is_kept(journal, monkeypatch):
     store = Store([make_vote()])
-    store.shelf.clear()
+    store.can_read.clear()
     with open_tally(store, journal, read_interval=600) as tally:
         monkeypatch.setattr(tally._box, "votes", list)  # as it was before the vote
         monkeypatch.setattr(store, "append", lambda batch, votes: None)  # and the Hub's had been listed before it came
         tally.cast(make_vote("tie"))
         until(lambda: not tally._box.unsent_ids())
-        store.shelf.set()
+        store.can_read.set()
         until(lambda: tally.figures().read_problem is None)
         assert settled(tally).summary["counts"] == {"ppo": 1, "sft": 0, "tie": 1, "both_bad": 0}
 

@@ -13,7 +13,6 @@ from trainer_fixture import (
     SAVED,
     Spy,
     digests,
-    every,
     make_policy,
     make_reward_model,
     make_tokenizer,
@@ -21,9 +20,10 @@ from trainer_fixture import (
     resumed_alike,
     rows_of,
     snapshot,
-    taken,
+    token_logps,
     trained,
     updates_of,
+    vocabulary_logps,
 )
 from transformers import AutoModelForCausalLM
 
@@ -91,7 +91,7 @@ def check_reference(trainer: Spy, reference: Any, *, within: float = 2e-5) -> No
     for rollout, _, _ in trainer.updates:
         rows = rows_of(rollout)
         with torch.no_grad():
-            for row, logps in enumerate(taken(every(reference, rows), rows)):
+            for row, logps in enumerate(token_logps(vocabulary_logps(reference, rows), rows)):
                 assert (rollout.ref_logprobs[row, : len(logps)] - logps).abs().max() < within
     first, *_, last = (row["objective/kl"] for row in updates_of(trainer))
     assert abs(first) < 1e-5 < 1e-4 < abs(last)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from miniatures import two_labels
+from miniatures import save_two_label_classifier
 from toy_models import Toys, save_toys
 from transformers import AutoTokenizer
 
@@ -246,7 +246,7 @@ def test_the_training_reward_is_known_by_its_weights(toys: Toys) -> None:
 
 def test_a_judge_is_one_label_of_a_classifier(toys: Toys, tmp_path: Path) -> None:
     two = tmp_path / "a#b"
-    two_labels(two, toys.reward)
+    save_two_label_classifier(two, toys.reward)
 
     def judge(name: str) -> RewardJudge:
         [found] = open_panel([name], llm=LLMConfig(), labeled=lambda: [], folder=tmp_path, seed=1).scoring

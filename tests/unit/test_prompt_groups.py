@@ -298,7 +298,7 @@ def test_probe_command_reads_groups_from_a_column(tmp_path: Path) -> None:
 def test_eval_stage_resamples_groups_of_a_column(tmp_path: Path, pictures: None) -> None:
     toy_run.make_recipe(tmp_path, shared={"evaluation": {**toy_run.EVALUATION, "group": "kind"}})
     rows = [
-        {"prompt": toy_run._run_of(row, 2 + row % 3), "answer": "a", "row": row, "kind": row // 2} for row in range(12)
+        {"prompt": toy_run._letters(row, 2 + row % 3), "answer": "a", "row": row, "kind": row // 2} for row in range(12)
     ]
     shutil.rmtree(tmp_path / "data")
     write_data_set(tmp_path / "data", {"prompts": dict.fromkeys(("train", "validation", "test"), rows)})

@@ -9,7 +9,7 @@ import datasets
 import pytest
 import torch
 from datasets import Dataset
-from spaced_tokenizer import ASKED, CHATML, LLAMA, metaspace
+from spaced_tokenizer import CHATML, LLAMA, QUESTION, metaspace
 from tokenizers import processors
 from toy_run import make_context, make_recipe
 from trainer_fixture import make_policy, make_reward_model, make_tokenizer
@@ -39,7 +39,7 @@ def ending(*, as_separator: bool = False) -> PreTrainedTokenizerBase:
 
 def test_rendered_text_gets_one_bos() -> None:
     tokenizer = metaspace(LLAMA)
-    rendered = tokenizer.apply_chat_template(ASKED, tokenize=False)
+    rendered = tokenizer.apply_chat_template(QUESTION, tokenize=False)
     assert rendered.startswith("<s>")
     assert tokenizer(rendered)["input_ids"][:2] == [3, 3], "the tokenizer puts a second one before it"
     assert tokenize_prompt(rendered, tokenizer).count(3) == 1 == tokenize_prompt("how is it", tokenizer).count(3)
@@ -101,7 +101,7 @@ def test_sft_trainer_gets_one_bos_and_no_eos_after_prompts(tmp_path: Path, monke
 
 
 def test_sft_rejects_template_that_does_not_end_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    talk = [{"messages": [*ASKED, {"role": "assistant", "content": "it is good"}]}]
+    talk = [{"messages": [*QUESTION, {"role": "assistant", "content": "it is good"}]}]
     with pytest.raises(ZooError, match="The chat template does not end an answer"):
         trained_on(tmp_path / "a", monkeypatch, talk)
     result = trained_on(tmp_path / "b", monkeypatch, talk, truncate_text=".")
@@ -163,7 +163,9 @@ def test_check_answers_end_rejects_template_without_trained_end(
         check_answers_end(tokenizer, assistant_only=assistant_only)
         special: Any = tokenizer.convert_ids_to_tokens(end_of_turn(tokenizer))
         assert special in ("<|im_end|>", "<eos>")
-        assert tokenize_for_reward(append_completion(ASKED, "so"), tokenizer, ended=True)[-1] == end_of_turn(tokenizer)
+        assert tokenize_for_reward(append_completion(QUESTION, "so"), tokenizer, ended=True)[-1] == end_of_turn(
+            tokenizer
+        )
         return
     with pytest.raises(ZooError, match=said):
         check_answers_end(tokenizer, assistant_only=assistant_only)

@@ -52,7 +52,11 @@ def test_toy_stage_is_trained_carded_pushed_and_pulled(
     zoo("card", "run")
     card = Path("run/toy/README.md").read_text()
     assert "A toy of the recipe `toy`." in card and "![Loss of the toy](plots/loss.png)" in card
-    assert "The toy's last loss is" in card and "all but its loss" in card and "| step | loss | tag | commit |" in card
+    assert (
+        "The toy's last loss is" in card
+        and "everything except its loss" in card
+        and "| step | loss | tag | commit |" in card
+    )
     zoo("push", "run", "--hub", hub.url)
     zoo("pull", "local/toy-toy@best", "--output_dir", "pulled", "--hub", hub.url)
     assert json.loads(Path("pulled/rlhf_card.json").read_text())["stage"] == "toy"

@@ -14,7 +14,6 @@ from trainer_fixture import (
     Spy,
     digests,
     distance,
-    every,
     make_policy,
     make_reward_model,
     make_tokenizer,
@@ -22,10 +21,11 @@ from trainer_fixture import (
     prompt_rows,
     rows_of,
     snapshot,
-    taken,
+    token_logps,
     trained,
     updates_of,
     values_of,
+    vocabulary_logps,
 )
 
 from rlhf_zoo import functional as F
@@ -56,9 +56,9 @@ def sgd_pass(
         ["policy/ratio", "policy/clipfrac", "policy/approxkl", "value/clipfrac", "objective/entropy"], 0.0
     )
     policy_loss, value_loss = torch.zeros(()), torch.zeros(())
-    all_logps = every(actor.policy, rows)
+    all_logps = vocabulary_logps(actor.policy, rows)
     for i, (logps, every_logp, value) in enumerate(
-        zip(taken(all_logps, rows), all_logps, values_of(actor.value_model, rows), strict=True)
+        zip(token_logps(all_logps, rows), all_logps, values_of(actor.value_model, rows), strict=True)
     ):
         entropy = -(every_logp.exp() * every_logp).sum(-1)
         ratio = (logps - torch.tensor(old_logps[i])).exp()
@@ -103,8 +103,8 @@ def test_update_equals_formulas_computed_row_by_row(tmp_path: Path) -> None:
         for prompt, completion in rows:
             hidden = model.model(input_ids=torch.tensor([prompt + completion])).last_hidden_state[0, -1]
             head.append((float(model.score(hidden)) - 0.3) / 0.5)
-        old_logps = [each.tolist() for each in taken(every(plain.policy, rows), rows)]
-        ref_logps = [each.tolist() for each in taken(every(reference, rows), rows)]
+        old_logps = [each.tolist() for each in token_logps(vocabulary_logps(plain.policy, rows), rows)]
+        ref_logps = [each.tolist() for each in token_logps(vocabulary_logps(reference, rows), rows)]
         values = [each.tolist() for each in values_of(plain.value_model, rows)]
     ended = [completion[-1] == EOS for _, completion in rows]
     assert any(ended) and not all(ended)

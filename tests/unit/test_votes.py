@@ -177,13 +177,13 @@ def test_vote_box_sends_batches_and_counts_each_vote_once(journal):
 
 def test_vote_box_sends_waiting_votes_in_one_commit_per_interval(journal):
     store = Store()
-    store.gate.clear()
+    store.can_append.clear()
     with VoteBox(store, journal, interval=30) as box:
         box.cast(make_vote())
         until(lambda: store.calls)
         for _ in range(9):
             box.cast(make_vote())
-        store.gate.set()
+        store.can_append.set()
         until(lambda: store.batches)
         time.sleep(0.1)
         assert [len(votes) for votes in store.batches.values()] == [1] and len(box.unsent_ids()) == 9
@@ -193,7 +193,7 @@ def test_vote_box_sends_waiting_votes_in_one_commit_per_interval(journal):
 
 def test_cast_writes_vote_to_disk_without_waiting_for_hub(journal, caplog):
     store, vote = Store(), make_vote()
-    store.gate.clear()
+    store.can_append.clear()
     box = VoteBox(store, journal, interval=0, patience=0.1)
     box.cast(vote)  # the thread does not even run
     assert box.unsent_ids() == [vote.id] and VoteBox(store, journal).votes() == [vote]
@@ -203,11 +203,11 @@ def test_cast_writes_vote_to_disk_without_waiting_for_hub(journal, caplog):
         assert time.monotonic() - start < 1
         with pytest.raises(ZooError, match=r"2 votes for local/votes are not on the Hub yet \(it is slow\)"):
             box.drain(0.1)
-        store.refuse = [OSError("no route")] * 1000
-        store.gate.set()
+        store.append_errors = [OSError("no route")] * 1000
+        store.can_append.set()
         until(lambda: box.send_problem == "no route")
     assert "2 votes for local/votes are not on the Hub yet (no route): they are kept in" in caplog.text
-    store.refuse = []
+    store.append_errors = []
     with VoteBox(store, journal, interval=0) as box:
         box.drain(10)
     assert len(store.ids) == 2
@@ -215,8 +215,12 @@ def test_cast_writes_vote_to_disk_without_waiting_for_hub(journal, caplog):
 
 def test_vote_box_retries_when_hub_fails(journal, caplog):
     store = Store()
-    store.refuse = [OSError("no route"), ZooError("It holds another data set: no."), RuntimeError("a mistake of ours")]
-    store.after = [OSError("the answer was lost")]
+    store.append_errors = [
+        OSError("no route"),
+        ZooError("It holds another data set: no."),
+        RuntimeError("a mistake of ours"),
+    ]
+    store.late_errors = [OSError("the answer was lost")]
     with VoteBox(store, journal, interval=0) as box:
         box.cast(make_vote())
         box.drain(10)
@@ -249,14 +253,14 @@ def test_vote_box_loses_no_vote_when_killed(journal, moment):
 
 def test_vote_boxes_of_one_journal_send_one_at_a_time(journal):
     store = Store()
-    store.gate.clear()
+    store.can_append.clear()
     with VoteBox(store, journal, interval=0) as one, VoteBox(store, journal, interval=0) as other:
         one.cast(make_vote())
         until(lambda: store.calls)
         other.cast(make_vote())
         time.sleep(0.1)
         assert store.calls == 1
-        store.gate.set()
+        store.can_append.set()
         other.drain()
         assert one.unsent_ids() == other.unsent_ids() == [] and one.votes() == other.votes()
     assert len(store.ids) == len(set(store.ids)) == 2
