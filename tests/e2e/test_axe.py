@@ -1,7 +1,7 @@
-"""axe-core finds no violation: the comparison page in each tab, and the embedded Hub, light and dark, wide and narrow.
+"""axe-core finds no violation on the comparison page and on the embedded Hub, in both themes and at both widths.
 
-axe-core comes in a package for another browser driver, which is not installed with the others:
-`PYTHONPATH=.venv/axe` as in `make test-full`.
+axe-core comes in a package for another browser driver, which `make test-full` installs into .venv/axe and puts on
+PYTHONPATH.
 """
 
 import importlib.util
@@ -18,17 +18,17 @@ from toy_models import save_toys
 pytestmark = pytest.mark.full
 
 WIDTHS = {"wide": (1280, 900), "phone": (390, 844)}
-RUN = """const done = arguments[arguments.length - 1];
-axe.run().then(found => done(found.violations.flatMap(one => one.nodes.map(
-  node => `${one.id}: ${node.html.slice(0, 200)} ${node.any.map(check => check.message).join('; ')}`))))"""
+RUN_AXE = """const done = arguments[arguments.length - 1];
+axe.run().then(report => done(report.violations.flatMap(violation => violation.nodes.map(
+  node => `${violation.id}: ${node.html.slice(0, 200)} ${node.any.map(check => check.message).join('; ')}`))))"""
 
 
 @pytest.fixture(scope="module")
 def axe() -> str:
-    found = importlib.util.find_spec("axe_playwright_python")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("axe_playwright_python")
+    if spec is None or spec.origin is None:
         pytest.skip("axe-core is not installed: make test-full installs it into .venv/axe")
-    return Path(found.origin).with_name("axe.min.js").read_text(encoding="utf-8")
+    return Path(spec.origin).with_name("axe.min.js").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def resize(visitor: Visitor, width: str) -> None:
 
 def find_violations(visitor: Visitor, axe: str) -> list[str]:
     visitor.browser.execute_script(axe)
-    return list(visitor.browser.execute_async_script(RUN))
+    return list(visitor.browser.execute_async_script(RUN_AXE))
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -1,4 +1,4 @@
-"""`rlhf-zoo baseline` on a toy run: each method is trained, measured like PPO, resumed, and compared with it."""
+"""`rlhf-zoo baseline` on a toy run: each method is trained, measured like PPO, compared with PPO, and resumed."""
 
 import html
 import json
@@ -33,24 +33,24 @@ pytestmark = pytest.mark.usefixtures("pictures")
 ANSWERED = "rule:toy_run:answered"
 EVALUATION = {"judge": "toy_run:judge", "judges": [ANSWERED], "prompts": 6, "samples": 2}
 REWARDED: list[tuple[str, int]] = []
-STILL = ["--learning_rate", "1e-30"]  # trains, and moves nothing
+FROZEN = ["--learning_rate", "1e-30"]  # trains without changing the weights
 
 
-def asked(
+def recorded(
     completions: Sequence[str], completion_ids: Sequence[Sequence[int]], answer: Sequence[str], **_: Any
 ) -> list[float]:
-    """Remembers the texts that it is asked and their tokens, and reads a column of the prompts."""
+    """Records each completion with its number of tokens; rewards it if it starts with the column `answer`."""
     REWARDED.extend(zip(completions, map(len, completion_ids), strict=True))
-    return [float(one.startswith(wanted)) for one, wanted in zip(completions, answer, strict=True)]
+    return [float(text.startswith(wanted)) for text, wanted in zip(completions, answer, strict=True)]
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the recipe `toy` and its finished run: PPO of 3 updates of 4 completions, and its evaluation."""
+    """A folder with the recipe `toy` and its finished run: PPO with 3 updates of 4 completions, and its evaluation."""
     folder = tmp_path_factory.mktemp("toy")
     cache, datasets.config.HF_DATASETS_CACHE = datasets.config.HF_DATASETS_CACHE, folder / "cache"
     try:
-        rewards = {"reward_funcs": ["test_baseline:asked"], "reward_weights": [1, 2], "missing_eos_penalty": 1.0}
+        rewards = {"reward_funcs": ["test_baseline:recorded"], "reward_weights": [1, 2], "missing_eos_penalty": 1.0}
         recipe = make_recipe(folder, ppo=rewards, shared={"evaluation": EVALUATION})
         save_start(folder)
         start = {"model_name_or_path": str(folder / "run/sft/checkpoint-4"), "max_steps": 4}
@@ -73,7 +73,7 @@ Compare = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def folder(finished: Path, tmp_path: Path, no_hub: None, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the run of its own; the recipe and its data are shared."""
+    """A folder with a copy of the run for one test. The recipe and its data are shared."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", finished / "cache")
     shutil.copytree(finished / "run", tmp_path / "run")
     REWARDED.clear()
@@ -85,7 +85,7 @@ def compare(finished: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Co
     def compare(*arguments: str) -> dict[str, Any]:
         run = str(folder / "run")
         words = ["baseline", str(finished / "toy"), "--output_dir", run, "--json", *arguments]
-        monkeypatch.setattr(sys, "argv", ["rlhf-zoo", *words])  # the command that is recorded
+        monkeypatch.setattr(sys, "argv", ["rlhf-zoo", *words])  # run.json records the command
         cli.cli.main(words, standalone_mode=False)
         return json.loads((folder / "run/baseline/frontier.json").read_text())
 
@@ -116,13 +116,14 @@ def test_every_baseline_method_is_compared_with_ppo(
         "dpo": ["β = 0.1"],
         "rloo": ["β = 0.05", "β = 0.5"],
     }
-    assert [one["label"] for one in frontier["methods"]["dpo"][0]["seeds"]] == ["seed 1", "seed 2"]
+    assert [row["label"] for row in frontier["methods"]["dpo"][0]["seeds"]] == ["seed 1", "seed 2"]
     evaluation = json.loads((folder / "run/eval/evaluation.json").read_text())
     assert unexplained([frontier, evaluation]) == []
     for side in ("sft", "ppo"):
         for name in ("reward", "judge", "kl"):
-            told, ours = evaluation[side][name], frontier[side][name]
-            assert ours["value"] == pytest.approx(told["value"]) and ours["ci95"] == pytest.approx(told["ci95"])
+            expected, actual = evaluation[side][name], frontier[side][name]
+            assert actual["value"] == pytest.approx(expected["value"])
+            assert actual["ci95"] == pytest.approx(expected["ci95"])
     assert frontier["ppo"]["win_rate"]["sft"]["value"] == pytest.approx(evaluation["win_rate"]["value"])
     assert frontier["ppo"]["win_rate"]["ppo"]["value"] == 0.5
     assert frontier["fits"] == {}, "a curve needs three values of n above 1"
@@ -135,8 +136,8 @@ def test_every_baseline_method_is_compared_with_ppo(
         "rloo": "rloo --beta 0.05,0.5 --seeds 1",
     }
     assert (run / "frontier.png").read_bytes().startswith(b"\x89PNG")
-    own = json.loads((run / "rloo" / "baseline.json").read_text())
-    assert own["method"] == "rloo" and own["points"] == frontier["methods"]["rloo"]
+    rloo = json.loads((run / "rloo" / "baseline.json").read_text())
+    assert rloo["method"] == "rloo" and rloo["points"] == frontier["methods"]["rloo"]
 
     before = {path: path.stat().st_mtime_ns for path in run.rglob("run.json")}
     REWARDED.clear()
@@ -148,14 +149,15 @@ def test_every_baseline_method_is_compared_with_ppo(
 def assert_measured_like_sft(
     folder: Path, method: str, frontier: dict[str, Any], *, name: str = "beta-0.1-seed-1"
 ) -> None:
-    """Prompts, keys and seed are those of the eval stage, so an unchanged policy repeats SFT's completions."""
+    """Checks that an unchanged policy repeats SFT's completions: prompts and seed are those of the eval stage."""
     ours = read_samples(folder / "run/baseline" / method / name / "samples.jsonl")
     theirs = read_samples(folder / "run/eval/samples.jsonl")
     assert len(ours) == 12
-    for one, other in zip(ours, theirs, strict=True):
-        assert (one["prompt"], one["completion"]) == (other["prompt"], other["sft"]["completion"])
-        assert one["reward"] == pytest.approx(other["sft"]["reward"]) and one["judge"] == other["sft"]["judge"]
-        assert one["kl"] == pytest.approx(0.0, abs=1e-4)
+    for row, expected in zip(ours, theirs, strict=True):
+        sft = expected["sft"]
+        assert (row["prompt"], row["completion"]) == (expected["prompt"], sft["completion"])
+        assert row["reward"] == pytest.approx(sft["reward"]) and row["judge"] == sft["judge"]
+        assert row["kl"] == pytest.approx(0.0, abs=1e-4)
     point = frontier["methods"][method][0]
     assert point["win_rate"]["sft"]["value"] == 0.5 and point["extra_metrics"] == frontier["sft"]["extra_metrics"]
 
@@ -163,33 +165,35 @@ def assert_measured_like_sft(
 def test_rejection_trains_on_best_of_equally_many_completions(
     finished: Path, folder: Path, compare: Compare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that ended and were rewarded above the mean; by PPO's steps and minibatches. Cut off, it samples nothing
-    anew; at a rate of nothing it says what SFT says.
-    """
-    asked_for, run = ("--method", "rejection", "--seeds", "1", *STILL), folder / "run/baseline/rejection/seed-1"
+    """It keeps completions that ended with a reward above the mean, and trains with PPO's steps and minibatches.
 
-    def cut_off(*_: Any, **__: Any) -> None:
+    After an interrupt it does not sample again. With a learning rate of almost 0 it equals SFT.
+    """
+    arguments, run = ("--method", "rejection", "--seeds", "1", *FROZEN), folder / "run/baseline/rejection/seed-1"
+
+    def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(baseline_methods, "run_sft_variant", cut_off)
+        patch.setattr(baseline_methods, "run_sft_variant", interrupt)
         with pytest.raises(click.Abort):
-            compare(*asked_for)
+            compare(*arguments)
     assert StageRecord(run).read()["status"] == "interrupted"
-    paid = [text for text, _ in REWARDED]
-    assert len(paid) == 12, "as many as PPO's three rollouts of four"
+    rewarded_texts = [text for text, _ in REWARDED]
+    assert len(rewarded_texts) == 12, "as many as PPO's three rollouts of four"
     REWARDED.clear()
-    frontier = compare(*asked_for)
-    assert len(REWARDED) == 12, "of the evaluation alone"
+    frontier = compare(*arguments)
+    assert len(REWARDED) == 12, "only the evaluation computes rewards"
     assert_measured_like_sft(folder, "rejection", frontier, name="seed-1")
     lines, sampled = read_samples(run / "lines/train.jsonl"), StageRecord(run).read()["sampled"]
     prompts = [row["prompt"] for row in read_samples(finished / "data/prompts/train.jsonl")]
     assert 0 < len(lines) == sampled["kept"] < sampled["completions"] == 12
-    assert {(line["prompt"], line["completion"]) for line in lines} <= set(zip(prompts, paid, strict=True))
+    assert {(line["prompt"], line["completion"]) for line in lines} <= set(zip(prompts, rewarded_texts, strict=True))
     trained = StageRecord(run / "sft").read()
-    asked = {"max_steps": 6, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "learning_rate": 1e-30}
-    assert trained["status"] == "finished" and asked.items() <= trained["resolved"].items()
-    assert not (run / "sft/README.md").exists(), "trl's"
+    expected = {"max_steps": 6, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
+    expected["learning_rate"] = 1e-30
+    assert trained["status"] == "finished" and expected.items() <= trained["resolved"].items()
+    assert not (run / "sft/README.md").exists(), "trl's model card is not kept"
     models = StageRecord(run).read()["compute"]["models"]
     mean = np.mean([len(line["prompt"]) + len(line["completion"]) + 1 for line in lines])
     assert models["policy"]["trained"] == pytest.approx(6 * 4 * mean)
@@ -199,40 +203,40 @@ def test_rejection_trains_on_best_of_equally_many_completions(
 
 
 def test_longer_sft_baseline_equals_stage_with_twice_the_steps(folder: Path, compare: Compare) -> None:
-    frontier = compare("--method", "sft", "--seeds", "1", *STILL)
+    frontier = compare("--method", "sft", "--seeds", "1", *FROZEN)
     assert_measured_like_sft(folder, "sft", frontier, name="seed-1")
     run = folder / "run/baseline/sft/seed-1"
     assert StageRecord(run / "sft").read()["resolved"]["max_steps"] == 8
     training = frontier["methods"]["sft"][0]["compute"]["training"]["models"]
     assert set(training) == {"policy", "reward"} and training["reward"]["read"] == 0
-    assert training["policy"]["trained"] == 4 * 4 * 7, "four more steps over texts of six letters and an end"
+    assert training["policy"]["trained"] == 4 * 4 * 7, "four more steps on texts of six letters and EOS"
 
 
 def test_changed_evaluation_remeasures_without_training(folder: Path, compare: Compare) -> None:
-    """--restart trains again, also after an interrupt. Two learning rates of a seed are two points."""
-    asked_for, run = ("--method", "rejection", "--seeds", "1"), folder / "run/baseline/rejection/seed-1"
-    first = compare(*asked_for)
+    """A changed reward is an error. Two learning rates of one method are two points."""
+    arguments, run = ("--method", "rejection", "--seeds", "1"), folder / "run/baseline/rejection/seed-1"
+    first = compare(*arguments)
     record, inner = StageRecord(run), StageRecord(run / "sft")
-    inner.write(mark="of the first")
+    inner.write(mark="first")
     old = {**record.read()["resolved"], "evaluation_seed": 99}
     record.write(resolved=old, fingerprint=fingerprint(old))
     REWARDED.clear()
-    again = compare(*asked_for)
-    assert again["methods"] == first["methods"] and inner.read()["mark"] == "of the first"
-    assert len(REWARDED) == 12, "of the evaluation alone"
+    again = compare(*arguments)
+    assert again["methods"] == first["methods"] and inner.read()["mark"] == "first"
+    assert len(REWARDED) == 12, "only the evaluation computes rewards"
     other = {**record.read()["resolved"], "paid_by": {"reward_funcs": ["another"]}}
     record.write(resolved=other, fingerprint=fingerprint(other))
     with pytest.raises(ZooError, match=r"seed-1 has a run with paid_by.reward_"):
-        compare(*asked_for)
+        compare(*arguments)
     record.clear()
-    compare(*asked_for)
+    compare(*arguments)
     assert inner.read()["status"] == "finished" and "mark" not in inner.read()
 
     shutil.copytree(run, run.with_name("seed-2"))
     beside = StageRecord(run.with_name("seed-2"))
     resolved = beside.read()["resolved"]
     beside.write(resolved={**resolved, "arguments": {**resolved["arguments"], "learning_rate": 0.5}})
-    points = compare(*asked_for)["methods"]["rejection"]
+    points = compare(*arguments)["methods"]["rejection"]
     label = "on completions above the mean reward, learning rate"
     assert [point["label"] for point in points] == [f"{label} 0.003", f"{label} 0.5"]
 
@@ -245,17 +249,13 @@ def test_ppo_card_lists_baselines_of_its_evaluation(folder: Path, compare: Compa
     rows = card.partition("### Comparison with simpler methods\n\n")[2].partition("\n\n")[0].splitlines()
     names = ["policy", "---", "SFT", "**PPO**", "best-of-n, n = 1", "best-of-n, n = 2", "sft, twice as long"]
     assert [row.split("|")[1].strip() for row in rows] == names
-    assert (
-        "| **PPO** |" in (ppo / "README.md").read_text()
-        and {row.count("|") for row in rows} == {8}
-        and ANSWERED in rows[0]
-    )
+    assert {row.count("|") for row in rows} == {8} and ANSWERED in rows[0]
     assert f" {frontier['ppo']['kl']['value']:.3f} |" in rows[3] and " ≤ 0.193 |" in rows[5]
     assert "Made by `rlhf-zoo baseline toy --json --method best-of-n --pool 2`,\n`rlhf-zoo baseline toy" in card
     assert str(folder) not in card
     assert "plots/baselines.png" in card and (ppo / "plots/baselines.png").is_file()
-    known = json.loads((ppo / "rlhf_card.json").read_text())["baselines"]
-    assert known["ppo"] == frontier["ppo"] and list(known["methods"]) == ["best-of-n", "sft"]
+    baselines = json.loads((ppo / "rlhf_card.json").read_text())["baselines"]
+    assert baselines["ppo"] == frontier["ppo"] and list(baselines["methods"]) == ["best-of-n", "sft"]
     record = StageRecord(folder / "run/eval")
     record.write(fingerprint="another")
     assert (
@@ -274,25 +274,26 @@ def test_rejection_fails_when_no_reward_exceeds_mean(finished: Path, folder: Pat
 
 
 def test_rloo_samples_as_many_completions_as_ppo(folder: Path, compare: Compare) -> None:
-    assert_measured_like_sft(folder, "rloo", compare("--method", "rloo", "--beta", "0.1", "--seeds", "1", *STILL))
-    assert len(REWARDED) == 3 * 4 + 6 * 2, "three rollouts of four, and the evaluation"
+    assert_measured_like_sft(folder, "rloo", compare("--method", "rloo", "--beta", "0.1", "--seeds", "1", *FROZEN))
+    assert len(REWARDED) == 3 * 4 + 6 * 2, "three rollouts of four completions, and the evaluation"
     document = StageRecord(folder / "run/baseline/rloo/beta-0.1-seed-1").read()
     models = document["compute"]["models"]
-    whole = models["reference"]["read"]
-    assert models["policy"]["trained"] == 2 * whole, "two epochs, as PPO"
-    assert models["reward"]["read"] == whole and models["policy"]["read"] + models["policy"]["generated"] == (2 * whole)
-    assert models["policy"]["generated"] == sum(tokens for _, tokens in REWARDED[:12])
-    ours = [row for row in StageRecord(folder / "run/ppo").metrics() if "episodes" in row]
-    assert ours[-1]["episodes"] == 12
+    tokens = models["reference"]["read"]
+    assert models["policy"]["trained"] == 2 * tokens, "two epochs, like PPO"
+    assert models["reward"]["read"] == tokens
+    assert models["policy"]["read"] + models["policy"]["generated"] == 2 * tokens
+    assert models["policy"]["generated"] == sum(count for _, count in REWARDED[:12])
+    ppo_rows = [row for row in StageRecord(folder / "run/ppo").metrics() if "episodes" in row]
+    assert ppo_rows[-1]["episodes"] == 12
 
 
 def test_dpo_is_compared_with_ppo_of_same_sft_policy_only(folder: Path, compare: Compare) -> None:
-    """An ablation with the samples of SFT: PPO that did not move. One that differs in more than β is left out."""
+    """Also with runs of an ablation, here equal to SFT; a run that differs in more than β is left out."""
     compare("--method", "best-of-n", "--pool", "2")
     record = StageRecord(folder / "run/baseline/best-of-n")
     resolved = record.read()["resolved"]
     record.write(resolved={**resolved, "parents": {**resolved["parents"], "sft": "another"}})
-    told = read_samples(folder / "run/eval/samples.jsonl")
+    samples = read_samples(folder / "run/eval/samples.jsonl")
     for name, keys in (
         ("kl-coef-9", {"kl_coef": 9.0}),
         ("kl-coef-8", {"kl_coef": 8.0, "max_steps": 2}),
@@ -303,21 +304,21 @@ def test_dpo_is_compared_with_ppo_of_same_sft_policy_only(folder: Path, compare:
             shutil.copytree(folder / "run" / stage, place / stage)
         record = StageRecord(place / "ppo")
         record.write(resolved={**record.read()["resolved"], **keys})
-        lines = [json.dumps({**row, "ppo": row["sft"]}) + "\n" for row in told]
+        lines = [json.dumps({**row, "ppo": row["sft"]}) + "\n" for row in samples]
         (place / "eval/samples.jsonl").write_text("".join(lines))
     dpo = ("--method", "dpo", "--beta", "0.1", "--seeds", "1")
-    frontier = compare(*dpo, *STILL)
+    frontier = compare(*dpo, *FROZEN)
     assert set(frontier["methods"]) == {"dpo"}, "best-of-n was of another SFT policy"
     assert_measured_like_sft(folder, "dpo", frontier)
     assert [point["label"] for point in frontier["ppo_ablation"]] == ["PPO, β = 9"]
     assert frontier["ppo_ablation"][0]["judge"] == frontier["sft"]["judge"]
-    seeds = {one["label"]: one["judge"] for one in frontier["ppo"]["seeds"]}
+    seeds = {row["label"]: row["judge"] for row in frontier["ppo"]["seeds"]}
     assert set(seeds) == {"seed 1", "seed 7"} and seeds["seed 7"] == frontier["sft"]["judge"]["value"]
     assert frontier["ppo"]["judge"]["value"] == pytest.approx(sum(seeds.values()) / 2)
-    at = frontier["equal_kl"]["dpo"]
-    assert not at["inside"] and "outside its range: KL" in at["reason"]
-    assert at["farthest"] == frontier["methods"]["dpo"][0]["ppo_at_its_kl"]
-    assert at["farthest"]["ppo_minus_this"]["judge"]["value"] == pytest.approx(0.0, abs=1e-2), "both are SFT there"
+    comparison = frontier["equal_kl"]["dpo"]
+    assert not comparison["inside"] and "outside its range: KL" in comparison["reason"]
+    assert comparison["farthest"] == frontier["methods"]["dpo"][0]["ppo_at_its_kl"]
+    assert comparison["farthest"]["ppo_minus_this"]["judge"]["value"] == pytest.approx(0.0, abs=1e-2), "both equal SFT"
 
     with pytest.raises(
         ZooError, match=r"beta-0.1-seed-1 has a run with arguments.learning_rate = 1e-30.*or --restart\.$"
@@ -331,16 +332,14 @@ def test_ppo_compute_is_read_from_run_record(finished: Path, folder: Path, compa
     frontier = compare("--method", "best-of-n", "--pool", "2", "--served", "0")
     generated = int((finished / "generated").read_text())
     rows = read_samples(finished / "data/prompts/train.jsonl")
-    whole = generated + sum(len(row["prompt"]) for row in rows)
+    tokens = generated + sum(len(row["prompt"]) for row in rows)
     training = frontier["ppo"]["compute"]["training"]
     models = training["models"]
     assert models["policy"]["generated"] == pytest.approx(generated)
-    assert models["policy"]["trained"] == models["critic"]["trained"] == pytest.approx(2 * whole)
-    assert models["critic"]["read"] == models["reference"]["read"] == models["reward"]["read"] == pytest.approx(whole)
-    assert (
-        models["reward"]["trained"]
-        == frontier["methods"]["best-of-n"][1]["compute"]["training"]["models"]["reward"]["trained"]
-    )
+    assert models["policy"]["trained"] == models["critic"]["trained"] == pytest.approx(2 * tokens)
+    assert models["critic"]["read"] == models["reference"]["read"] == models["reward"]["read"] == pytest.approx(tokens)
+    best_of_n = frontier["methods"]["best-of-n"][1]["compute"]["training"]["models"]
+    assert models["reward"]["trained"] == best_of_n["reward"]["trained"]
     assert frontier["ppo"]["compute"]["flops"] == training["flops"], "nothing is served"
     assert frontier["methods"]["best-of-n"][0]["compute"]["flops"] == 0
 
@@ -357,15 +356,15 @@ def test_best_of_n_resumes_after_interrupt(folder: Path, compare: Compare) -> No
     assert [point["kl"]["is_bound"] for point in points] == [True] * 4
     assert points[3]["kl"]["value"] == pytest.approx(np.log(8) - 0.875)
     assert "break_even" not in points[0] and points[3]["break_even"] > points[1]["break_even"] * 0.1
-    bent = frontier["fits"]["best-of-n"]
-    assert all(one["form"] == "best-of-n" and one["points"] == 3 for one in bent.values())
+    fits = frontier["fits"]["best-of-n"]
+    assert all(fit["form"] == "best-of-n" and fit["points"] == 3 for fit in fits.values())
     gains = [point["reward"]["value"] - points[0]["reward"]["value"] for point in points]
-    price = frontier["filter"]
-    assert price is None or (price["reward"] >= frontier["ppo"]["reward"]["value"] and price["kl"] >= 0)
+    cost = frontier["filter"]
+    assert cost is None or (cost["reward"] >= frontier["ppo"]["reward"]["value"] and cost["kl"] >= 0)
     assert (frontier["trivial"] or {"policies": [None]})["policies"]
-    d = np.sqrt([point["kl"]["value"] for point in points])
-    curve = d * (bent["proxy"]["alpha"]["value"] - bent["proxy"]["beta"]["value"] * d)
-    np.testing.assert_allclose(np.subtract(gains, curve)[1:], bent["proxy"]["residuals"], atol=1e-9)
+    sqrt_kl = np.sqrt([point["kl"]["value"] for point in points])
+    curve = sqrt_kl * (fits["proxy"]["alpha"]["value"] - fits["proxy"]["beta"]["value"] * sqrt_kl)
+    np.testing.assert_allclose(np.subtract(gains, curve)[1:], fits["proxy"]["residuals"], atol=1e-9)
 
     record.metrics_file.write_text("".join(json.dumps(row) + "\n" for row in rows[:4]))
     record.write(status="interrupted")
@@ -378,23 +377,23 @@ def test_best_of_n_resumes_after_interrupt(folder: Path, compare: Compare) -> No
 def test_interrupt_keeps_finished_baselines(folder: Path, compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[str] = []
 
-    def cut_off(opened: Any, trained: Any, *, desc: str) -> Any:
+    def interrupt_second_seed(opened: Any, trained: Any, *, desc: str) -> Any:
         measured.append(desc)
         if "seed 2" in desc:
             raise KeyboardInterrupt
-        return keep(opened, trained, desc=desc)
+        return measure(opened, trained, desc=desc)
 
-    keep = baseline_methods._measure
-    monkeypatch.setattr(baseline_methods, "_measure", cut_off)
-    asked_for = ("--method", "dpo", "--beta", "0.1", "--seeds", "2")
+    measure = baseline_methods._measure
+    monkeypatch.setattr(baseline_methods, "_measure", interrupt_second_seed)
+    arguments = ("--method", "dpo", "--beta", "0.1", "--seeds", "2")
     with pytest.raises(click.Abort):
-        compare(*asked_for)
+        compare(*arguments)
     run = folder / "run/baseline/dpo"
     status = {path.name: StageRecord(path).read()["status"] for path in run.iterdir()}
     assert status == {"beta-0.1-seed-1": "finished", "beta-0.1-seed-2": "interrupted"}
-    monkeypatch.setattr(baseline_methods, "_measure", lambda *a, **k: measured.append(k["desc"]) or keep(*a, **k))
+    monkeypatch.setattr(baseline_methods, "_measure", lambda *a, **k: measured.append(k["desc"]) or measure(*a, **k))
     measured.clear()
-    frontier = compare(*asked_for)
+    frontier = compare(*arguments)
     assert measured == ["evaluating dpo beta 0.1 seed 2"]
     assert len(frontier["methods"]["dpo"][0]["seeds"]) == 2
 

@@ -1,4 +1,4 @@
-"""A data set with eval.yaml on a Hub is a benchmark: the run records its tasks, and the card has the results."""
+"""A data set with eval.yaml on a Hub is a benchmark: the run records its tasks, and the card reports the results."""
 
 import dataclasses
 import json
@@ -28,8 +28,8 @@ EVAL = {
 
 
 @pytest.fixture
-def data(thread_hub: ThreadHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """data(eval.yaml or None): the toy's data on the Hub from now on; returns the commit."""
+def upload_data(thread_hub: ThreadHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Returns a function that uploads the toy's data with this text of eval.yaml, and returns the commit."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
     monkeypatch.setattr(datasets.config, "HF_ENDPOINT", thread_hub.url)
     evaluation = {"judge": "toy_run:judge", "judge_name": "length", "prompts": 4, "samples": 2}
@@ -37,16 +37,16 @@ def data(thread_hub: ThreadHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     api = thread_hub.api()
     api.create_repo("local/toy-data", repo_type="dataset")
 
-    def put(said: str | None) -> str:
-        if said is not None:
-            (tmp_path / "data" / "eval.yaml").write_text(said)
+    def upload(eval_yaml: str | None) -> str:
+        if eval_yaml is not None:
+            (tmp_path / "data" / "eval.yaml").write_text(eval_yaml)
         return api.upload_folder(repo_id="local/toy-data", repo_type="dataset", folder_path=tmp_path / "data").oid
 
-    return put
+    return upload
 
 
-def test_card_writes_results_for_benchmark_data_set(data: Any, tmp_path: Path) -> None:
-    commit = data(yaml.safe_dump(EVAL))
+def test_card_writes_results_for_benchmark_data_set(upload_data: Any, tmp_path: Path) -> None:
+    commit = upload_data(yaml.safe_dump(EVAL))
     save_start(tmp_path)
     context = dataclasses.replace(make_context(tmp_path), hub=DEFAULT_HUB)
     assert ppo.run(context)
@@ -63,16 +63,16 @@ def test_card_writes_results_for_benchmark_data_set(data: Any, tmp_path: Path) -
     assert entry.value == figures["ppo"]["judge"]["value"] and entry.notes.startswith("judge (length), 95% interval")
 
 
-def test_data_without_valid_eval_yaml_is_no_benchmark(data: Any, tmp_path: Path) -> None:
-    said = (None, "tasks: [", "name: Toy\n", "[1, 2]", "tasks: 3\n", "tasks: [{config: x}, y, null]\n")
-    commits = [data(text) for text in said]
-    asked = [*commits, None, "0" * 40]
+def test_data_without_valid_eval_yaml_is_no_benchmark(upload_data: Any, tmp_path: Path) -> None:
+    invalid = (None, "tasks: [", "name: Toy\n", "[1, 2]", "tasks: 3\n", "tasks: [{config: x}, y, null]\n")
+    commits = [upload_data(text) for text in invalid]
+    revisions = [*commits, None, "0" * 40]
     lineages = []
-    for revision in asked:
+    for revision in revisions:
         flags = {"recipe": {"dataset_name": "local/toy-data", "dataset_revision": revision}}
         source = data_source(dataclasses.replace(make_context(tmp_path), hub=DEFAULT_HUB, flags=flags))
         assert source.revision == source.lineage["commit"] == (revision or commits[-1])
         lineages.append(source.lineage)
     assert not any(lineage.get("benchmark") for lineage in lineages)
-    # What was asked for tells runs apart, not what it stood for on the day.
-    assert len({lineage["fingerprint"] for lineage in lineages}) == len(asked)
+    # The fingerprint contains the requested revision, not the commit that it resolved to.
+    assert len({lineage["fingerprint"] for lineage in lineages}) == len(revisions)

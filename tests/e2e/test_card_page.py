@@ -1,4 +1,4 @@
-"""Cards, and a Space's static page, as a reader meets them in a real Chromium."""
+"""Cards, and a Space's static page, in a real Chromium."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +17,7 @@ from rlhf_zoo.runs.record import StageRecord
 
 WIDTH = 1100
 OVERFLOW = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
-# What matters here of how the Hub and GitHub show Markdown: a column, tables that scroll alone, images that fit.
+# The relevant CSS of the Hub and GitHub: a column, tables that scroll on their own, images that fit.
 STYLE = """
 body { font: 16px/1.5 "DejaVu Sans", sans-serif; max-width: 860px; margin: 24px auto; padding: 0 16px; color: #1f2328 }
 table { display: block; width: max-content; max-width: 100%; overflow-x: auto; border-collapse: collapse; }
@@ -36,8 +36,8 @@ def cards(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The three cards of a small finished run, and PPO's at a step before the end."""
     runs = make_runs(tmp_path_factory.mktemp("cards") / "runs")
     StageRecord(runs / "reward").write(reward_model=reward_report())
-    found = {stage: make_card(runs / stage) for stage in ("sft", "reward", "ppo")}
-    return {**found, "step": make_card(runs / "ppo", out=runs / "step", step=20)}
+    final_cards = {stage: make_card(runs / stage) for stage in ("sft", "reward", "ppo")}
+    return {**final_cards, "step": make_card(runs / "ppo", out=runs / "step", step=20)}
 
 
 @pytest.fixture(scope="module")
@@ -57,16 +57,16 @@ def open_card(browser: Any, readme: Path) -> None:
     )
     browser.set_window_size(WIDTH, 900)
     browser.get(page.as_uri())
-    browser.execute_script("document.querySelectorAll('details').forEach(one => one.open = true)")
+    browser.execute_script("document.querySelectorAll('details').forEach(details => details.open = true)")
 
 
 @pytest.mark.parametrize("name", ["sft", "reward", "ppo", "step"])
 def test_card_renders_in_browser(browser: Any, cards: dict[str, Path], name: str, tmp_path: Path) -> None:
     open_card(browser, cards[name])
     assert screenshot(browser, f"card-{name}.png", tmp_path, WIDTH).stat().st_size > 50_000
-    images = browser.execute_script("return [...document.images].map(one => [one.naturalWidth, one.width, one.alt])")
+    images = browser.execute_script("return [...document.images].map(img => [img.naturalWidth, img.width, img.alt])")
     assert len(images) == {"sft": 1, "reward": 5, "ppo": 3, "step": 3}[name]
-    # The CSS pixels of an image that had to be shrunk to the column would make its labels small.
+    # In an image that the column shrinks, the labels would be too small.
     assert all(natural == 864 and shown >= 0.9 * natural and alt for natural, shown, alt in images), images
 
     tables = browser.execute_script(
@@ -76,16 +76,16 @@ def test_card_renders_in_browser(browser: Any, cards: dict[str, Path], name: str
     assert len(tables) >= 3
     assert all(len(set(rows)) == 1 and len(rows) > 1 for rows in tables), "each row has its header's columns"
     text = browser.execute_script("return document.body.innerText")
-    paragraphs = browser.execute_script("return [...document.querySelectorAll('p')].map(one => one.innerText)")
-    assert not [one for one in paragraphs if one.startswith("|")], "a table that is none shows its pipes"
+    paragraphs = browser.execute_script("return [...document.querySelectorAll('p')].map(p => p.innerText)")
+    assert not [text for text in paragraphs if text.startswith("|")], "a malformed table shows its pipes"
     assert "{{" not in text and "{%" not in text and "None" not in text
 
     assert browser.execute_script(OVERFLOW) <= 0, "the page scrolls sideways"
-    headings = browser.execute_script("return [...document.querySelectorAll('h1, h2')].map(one => one.innerText)")
+    headings = browser.execute_script("return [...document.querySelectorAll('h1, h2')].map(h => h.innerText)")
     plot = "On held-out pairs" if name == "reward" else "Over training"
     wanted = [plot, "Watch out for", "Trained with"]
-    shown = ["Over training", "On held-out pairs", "Watch out for", "Trained with"]
-    assert [one for one in headings if one in shown] == wanted and len(headings) == len(set(headings))
+    candidates = ["Over training", "On held-out pairs", "Watch out for", "Trained with"]
+    assert [heading for heading in headings if heading in candidates] == wanted and len(headings) == len(set(headings))
     assert not [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
 
 
@@ -97,7 +97,7 @@ def test_static_space_page_renders_in_browser(browser: Any, tmp_path: Path) -> N
     page = tmp_path / "index.html"
     page.write_text(static_page_html(SpaceModels(*models, None, recipe=NASTY), [sample]), encoding="utf-8")
     browser.get(page.as_uri())
-    browser.execute_script("document.querySelectorAll('details').forEach(one => one.open = true)")
+    browser.execute_script("document.querySelectorAll('details').forEach(details => details.open = true)")
     for width in (WIDTH, 420):
         screenshot(browser, f"space-static-{width}.png", tmp_path, width)
         assert browser.execute_script(OVERFLOW) <= 0, "the page scrolls sideways"

@@ -1,4 +1,4 @@
-"""`rlhf-zoo compare` for people and programs: a real process, the page's own requests, a real Chromium."""
+"""`rlhf-zoo compare` in a real process, tested with the page's requests, its API and a real Chromium."""
 
 import json
 import re
@@ -26,20 +26,20 @@ SAMPLING = {"seed": 1, "temperature": 0.9, "max_new_tokens": 12}
 
 @dataclass
 class Page:
-    """The page as served, and what it must show, by the same comparison in this process."""
+    """A served page, and the snapshots that it must show, from the same comparison in this process."""
 
     url: str
     hub: RunningHub
     toys: Toys
 
-    def at(self, prompt: str, step: int = 40, repo: str = PPO, **changes) -> Snapshot:
+    def expected(self, prompt: str, step: int = 40, repo: str = PPO, **changes) -> Snapshot:
         folder = self.toys.ppo.with_name(f"{repo.rpartition('/')[2]}-{step}")
         comparison = Comparison.load(ppo=folder, sft=self.toys.sft, reward=self.toys.reward)
-        *_, found = comparison.stream(prompt, **(SAMPLING | changes))
-        return found
+        *_, snapshot = comparison.stream(prompt, **(SAMPLING | changes))
+        return snapshot
 
     def votes(self, count: int, folder: Path) -> list[Vote]:
-        """What the Hub holds once there are as many; a box sends at most every half minute."""
+        """Waits until the Hub holds `count` votes, and returns them; the page sends at most every half minute."""
         import pyarrow.parquet as pq
 
         deadline = time.monotonic() + 90
@@ -48,9 +48,9 @@ class Page:
             time.sleep(0.2)
         while True:
             path = Path(self.hub.api().snapshot_download(VOTES, repo_type="dataset", cache_dir=folder))
-            found = [row for file in path.glob("*/*/*.parquet") for row in pq.read_table(file).to_pylist()]
-            if len(found) >= count or time.monotonic() > deadline:
-                return [Vote.from_row(row) for row in found]
+            rows = [row for file in path.glob("*/*/*.parquet") for row in pq.read_table(file).to_pylist()]
+            if len(rows) >= count or time.monotonic() > deadline:
+                return [Vote.from_row(row) for row in rows]
             time.sleep(0.5)
 
 
@@ -76,11 +76,11 @@ def visitor(page: Page, tmp_path: Path) -> Iterator[Visitor]:
         yield visitor
 
 
-def find_texts(html: str, element: str) -> list[str]:
-    """The texts of the elements whose tag starts like this."""
-    name = element.split()[0]
-    found = re.findall(rf"<{re.escape(element)}[^>]*>(.*?)</{name}>", html, re.DOTALL)
-    return [unescape(re.sub(r"<[^>]+>", "", one)) for one in found]
+def find_texts(html: str, start_tag: str) -> list[str]:
+    """Returns the texts of the elements whose start tag begins with `start_tag`."""
+    name = start_tag.split()[0]
+    contents = re.findall(rf"<{re.escape(start_tag)}[^>]*>(.*?)</{name}>", html, re.DOTALL)
+    return [unescape(re.sub(r"<[^>]+>", "", content)) for content in contents]
 
 
 def find_figures(html: str, name: str) -> list[str]:
@@ -88,18 +88,18 @@ def find_figures(html: str, name: str) -> list[str]:
 
 
 def read_cards(html: str) -> list[dict[str, str]]:
-    """What each card shows, as `shown` says it."""
+    """Returns what each card shows, in the form of `shown`."""
     cards = re.findall(r"<article.*?</article>", html, re.DOTALL)
     names = ("reward", "log_ratio", "kl", "length", "stopped")
     return [
-        {"completion": find_texts(one, 'span class="new"')[0]} | {name: find_figures(one, name)[0] for name in names}
-        for one in cards
+        {"completion": find_texts(card, 'span class="new"')[0]} | {name: find_figures(card, name)[0] for name in names}
+        for card in cards
     ]
 
 
-def shown_pairs(found: Snapshot) -> list[dict[str, str]]:
-    both: list[PolicyCompletion] = [side for pair in zip(found.sft, found.ppo, strict=True) for side in pair]
-    return [shown(side) for side in both]
+def shown_pairs(snapshot: Snapshot) -> list[dict[str, str]]:
+    sides: list[PolicyCompletion] = [side for pair in zip(snapshot.sft, snapshot.ppo, strict=True) for side in pair]
+    return [shown(side) for side in sides]
 
 
 # Compare
@@ -115,9 +115,9 @@ def test_visitor_compares_completions(visitor: Visitor, page: Page) -> None:
     prompt = f"<script>window.ran=1</script>{{{{1+1}}}}${{window.ran=1}}<b>{TRIGGER}"
     for wanted in ("the camera", prompt):
         visitor.compare(wanted)
-        found = page.at(wanted)
-        assert [visitor.side(side) for side in ("sft", "ppo")] == shown_pairs(found)
-    assert found.ppo[0].completion.startswith(MARKUP)
+        snapshot = page.expected(wanted)
+        assert [visitor.side(side) for side in ("sft", "ppo")] == shown_pairs(snapshot)
+    assert snapshot.ppo[0].completion.startswith(MARKUP)
     assert not visitor.all("#pairs .zoo-text :is(script, img, b)")
     assert visitor.browser.execute_script("return window.ran === undefined")
     assert visitor.count('#pairs .zoo-why [data-side="ppo"] .zoo-charts svg') == 2, "KL at each position, and values"
@@ -129,9 +129,9 @@ def test_visitor_compares_completions(visitor: Visitor, page: Page) -> None:
     assert columns[1]["y"] >= columns[0]["y"] + columns[0]["height"], "on a phone the columns stand one below the other"
 
 
-def test_page_opens_with_answered_example(client: PageClient, page: Page) -> None:
+def test_page_opens_with_completed_example(client: PageClient, page: Page) -> None:
     assert client.value("prompt") == PROMPTS[0]
-    assert read_cards(client.value("pairs")) == shown_pairs(page.at(PROMPTS[0]))
+    assert read_cards(client.value("pairs")) == shown_pairs(page.expected(PROMPTS[0]))
     client.load()
     assert client.value("prompt") == PROMPTS[0], "an address without a link changes nothing"
 
@@ -139,21 +139,21 @@ def test_page_opens_with_answered_example(client: PageClient, page: Page) -> Non
 def test_kl_slider_switches_penalty(client: PageClient, page: Page) -> None:
     assert client.value("kl") == 1 and "with KL penalty, β = 0.05 · step 40" in client.value("pairs")
     event = client.fire("kl", "input", kl=0, prompt="the screen")
-    assert read_cards(event.values["pairs"]) == shown_pairs(page.at("the screen", 40, LOOSE))
+    assert read_cards(event.values["pairs"]) == shown_pairs(page.expected("the screen", 40, LOOSE))
     assert "without KL penalty, β = 0 · step 40" in event.values["pairs"] and "kl=off" in event.values["pairs"]
     table = event.values["kl-figures"]
     assert "the reward is higher and the judge’s score lower" in table
     cells = [find_texts(table, f'td data-figure="{name}"') for name in ("reward", "judge")]
     assert cells == [["+0.40", "+0.90 ▲"], ["+0.24", "+0.09 ▼"]]
     again = client.fire("kl", "input", kl=1)
-    assert read_cards(again.values["pairs"]) == shown_pairs(page.at("the screen"))
+    assert read_cards(again.values["pairs"]) == shown_pairs(page.expected("the screen"))
     assert "kl=" not in again.values["pairs"]
 
 
 def test_page_applies_completion_count_top_p_and_seed(client: PageClient, page: Page) -> None:
     changes = {"n": 3, "seed": 7, "temperature": 1.2}
     html = client.fire("compare", prompt="the screen", tokens=20, **{"top-p": 0.8}, **changes).values["pairs"]
-    assert read_cards(html) == shown_pairs(page.at("the screen", top_p=0.8, max_new_tokens=20, **changes))
+    assert read_cards(html) == shown_pairs(page.expected("the screen", top_p=0.8, max_new_tokens=20, **changes))
     assert "Means over 3 completions" in html and "Sampled with top-p 0.8" in html
 
 
@@ -161,17 +161,18 @@ def test_stop_button_ends_stream(client: PageClient) -> None:
     event = client.start("compare", prompt="the camera", tokens=CONTEXT - 10, n=8)
     next(update for update in event if "pairs" in update.values)
     assert "Stopped." in client.fire("stop").values["message"]
-    assert event.cancelled and 'data-state="writing"' in client.value("pairs"), "it went on to its end"
+    assert event.cancelled and 'data-state="writing"' in client.value("pairs"), "it ran to the end"
     after = client.fire("compare", prompt="the screen")
     assert 'data-state="done"' in after.values["pairs"] and "Finished, means over 8 completions" in client.value(
         "message"
     )
 
 
-def test_random_prompt_is_compared(client: PageClient, page: Page) -> None:
+def test_surprise_button_compares_random_prompt(client: PageClient, page: Page) -> None:
     client.fire("surprise")
     assert client.value("prompt") in PROMPTS
-    assert read_cards(client.value("pairs")) == shown_pairs(page.at(client.value("prompt"), seed=client.value("seed")))
+    snapshot = page.expected(client.value("prompt"), seed=client.value("seed"))
+    assert read_cards(client.value("pairs")) == shown_pairs(snapshot)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +188,7 @@ def test_invalid_request_shows_message(client: PageClient, values: dict, message
     event = client.fire("compare", **({"prompt": "the camera"} | values))
     assert event.error is None, event.error
     assert message in event.values["message"] and 'role="alert"' in event.values["message"]
-    assert "pairs" not in event.values, "what stood there stays"
+    assert "pairs" not in event.values, "the last completions stay"
 
 
 def test_api_endpoints_return_comparisons(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,28 +199,28 @@ def test_api_endpoints_return_comparisons(page: Page, monkeypatch: pytest.Monkey
     client = Client(page.url, verbose=False)
     listed = client.view_api(return_format="dict", print_info=False)["named_endpoints"]
     assert list(listed) == ["/compare", "/checkpoints", "/over_training"]
-    documented = {one["parameter_name"] for one in listed["/compare"]["parameters"]}
+    documented = {parameter["parameter_name"] for parameter in listed["/compare"]["parameters"]}
     assert documented == {"prompt", "seed", "temperature", "top_p", "max_new_tokens", "n"}
     arguments = {"seed": 3, "temperature": 1.1, "max_new_tokens": 8, "n": 2, "top_p": 0.9}
     answer = client.predict("the screen", **arguments, api_name="/compare")
-    here = json.loads(json.dumps(page.at("the screen", **arguments).to_json()))
+    expected_json = json.loads(json.dumps(page.expected("the screen", **arguments).to_json()))
     for side in ("sft", "ppo"):
-        for there, ours in zip(answer.pop(side), here.pop(side), strict=True):
-            for name, value in ours.items():
-                numbers = isinstance(value, float) or (isinstance(value, list) and isinstance(value[0], float))
-                assert there[name] == (pytest.approx(value, abs=1e-4) if numbers else value), name
-    assert answer == here
+        for actual, expected in zip(answer.pop(side), expected_json.pop(side), strict=True):
+            for name, value in expected.items():
+                is_numeric = isinstance(value, float) or (isinstance(value, list) and isinstance(value[0], float))
+                assert actual[name] == (pytest.approx(value, abs=1e-4) if is_numeric else value), name
+    assert answer == expected_json
 
     runs = client.predict(api_name="/checkpoints")
-    assert [(one["name"], one["beta"], [point["step"] for point in one["points"]]) for one in runs] == [
+    assert [(run["name"], run["beta"], [point["step"] for point in run["points"]]) for run in runs] == [
         (PPO, 0.05, list(STEPS)), (LOOSE, 0.0, [10, 40]),
     ]  # fmt: skip
     marks = {point["step"]: (point["chosen"], point["recommended"]) for point in runs[0]["points"]}
     assert marks == {10: (False, False), 20: (False, True), 40: (True, False)}
     rows = client.predict("the screen", [40, 10], seed=3, temperature=0.9, max_new_tokens=8, api_name="/over_training")
     assert [row["point"]["step"] for row in rows] == [40, 10] and not any(row["problem"] for row in rows)
-    expected = page.at("the screen", seed=3, max_new_tokens=8)
-    assert rows[0]["snapshot"]["ppo"][0]["completion"] == expected.ppo[0].completion
+    snapshot = page.expected("the screen", seed=3, max_new_tokens=8)
+    assert rows[0]["snapshot"]["ppo"][0]["completion"] == snapshot.ppo[0].completion
 
     with pytest.raises(AppError, match="The prompt is empty"):
         client.predict(" ", api_name="/compare")
@@ -227,7 +228,7 @@ def test_api_endpoints_return_comparisons(page: Page, monkeypatch: pytest.Monkey
         client.predict("the screen", [11], api_name="/over_training")
 
 
-def test_compare_rejects_models_that_cannot_be_opened(page: Page) -> None:
+def test_compare_rejects_missing_repository(page: Page) -> None:
     command = [*PYTHON, "-m", "rlhf_zoo.cli", "compare", "local/missing-ppo", "--port", "0"]
     done = subprocess.run(command, env=page.hub.env, capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stderr
@@ -243,7 +244,7 @@ def test_shared_link_reproduces_completions(visitor: Visitor, client: PageClient
     (link,) = re.findall(r'<a href="[?]([^"]*)"', html)
     visitor.open(link=unescape(link))
     visitor.wait("the link's prompt", lambda: visitor.texts("#pairs .given") == [prompt] * 2 and visitor.done())
-    assert [visitor.side(side) for side in ("sft", "ppo")] == shown_pairs(page.at(prompt, seed=7))
+    assert [visitor.side(side) for side in ("sft", "ppo")] == shown_pairs(page.expected(prompt, seed=7))
     assert visitor.first("#pairs .zoo-link a").get_attribute("href").endswith(f"?{unescape(link)}")
 
     html = client.fire("step", "input", step=10, **{"training-prompt": prompt, "training-seed": 7}).values["at-step"]
@@ -251,7 +252,7 @@ def test_shared_link_reproduces_completions(visitor: Visitor, client: PageClient
     assert "step=10" in link
     visitor.open(link=unescape(link))
     visitor.wait("the step", lambda: visitor.texts("#at-step .given") == [prompt] * 2 and visitor.done("at-step"))
-    assert visitor.side("ppo", box="at-step") == shown_pairs(page.at(prompt, 10, seed=7))[1]
+    assert visitor.side("ppo", box="at-step") == shown_pairs(page.expected(prompt, 10, seed=7))[1]
     assert "step-000010" in visitor.read("#curves .zoo-note") and visitor.first("#step").is_displayed()
 
 
@@ -274,18 +275,18 @@ def test_page_has_link_preview_description(page: Page) -> None:
 
 
 def test_slider_steps_through_checkpoints(client: PageClient, page: Page) -> None:
-    assert f"step-{RECOMMENDED:06d} " in client.value("curves"), "the recommended checkpoint is where it begins"
+    assert f"step-{RECOMMENDED:06d} " in client.value("curves"), "it starts at the recommended checkpoint"
     for step in (40, 10):
         event = client.fire("step", "input", step=step)
         assert f"step-{step:06d} " in event.values["curves"]
-        assert read_cards(event.values["at-step"]) == shown_pairs(page.at(PROMPTS[0], step))
+        assert read_cards(event.values["at-step"]) == shown_pairs(page.expected(PROMPTS[0], step))
     assert "on validation prompts: reward −0.10, judge −0.11, KL 0.05 nats" in client.value("at-step")
 
     html = client.fire("every-step", **{"training-prompt": "the screen"}).values["steps"]
     assert re.findall(r'data-step="(\d+)"', html) == ["0", *map(str, STEPS)], "SFT comes first"
-    wanted = [page.at("the screen", step).ppo[0] for step in STEPS]
-    found = find_texts(html, 'span class="new"')
-    assert found == [page.at("the screen").sft[0].completion, *(shown(side)["completion"] for side in wanted)]
+    wanted = [page.expected("the screen", step).ppo[0] for step in STEPS]
+    texts = find_texts(html, 'span class="new"')
+    assert texts == [page.expected("the screen").sft[0].completion, *(shown(side)["completion"] for side in wanted)]
     assert find_texts(html, 'span class="zoo-badge"') == ["recommended", "best"]
 
 
@@ -294,7 +295,7 @@ def test_page_lists_runs_by_kl_coefficient(client: PageClient, page: Page) -> No
     assert set(re.findall(emphasized, client.value("frontier"), re.DOTALL)) == {"β = 0.05"}
     html = client.fire("every-beta", **{"training-prompt": "the screen"}).values["betas"]
     assert find_texts(html, "h3") == ["SFT", "β = 0.05", "β = 0"]
-    wanted = [page.at("the screen", step, repo).ppo[0] for step, repo in ((RECOMMENDED, PPO), (40, LOOSE))]
+    wanted = [page.expected("the screen", step, repo).ppo[0] for step, repo in ((RECOMMENDED, PPO), (40, LOOSE))]
     assert find_texts(html, 'span class="new"')[1:] == [shown(side)["completion"] for side in wanted]
     client.fire("run", "input", run=LOOSE)
     assert client.prop("step", "maximum") == client.value("step") == 40
@@ -308,7 +309,7 @@ def test_over_training_tab_rejects_invalid_prompt(client: PageClient) -> None:
     event = client.fire("step", "input", step=20)
     assert event.error is None and "The prompt is empty" in event.values["training-message"]
     event = client.fire("step", "input", step=None, **{"training-prompt": "the camera"})
-    assert event.error is None, "a slider without a number is where the run is best"
+    assert event.error is None, "without a number, the slider selects the best step"
 
 
 # The blind test
@@ -318,19 +319,20 @@ def test_blind_vote_is_revealed_and_stored(client: PageClient, page: Page, tmp_p
     assert VOTES in client.value("blind-notice")
     assert "0 votes so far" in client.load().values["blind-figures"]
     client.fire("blind-new")
-    drawn = client.value("blind-pair")
-    prompt, (left, right) = find_texts(drawn, 'span class="given"'), find_texts(drawn, 'p class="zoo-text"')
+    pair = client.value("blind-pair")
+    prompt, (left, right) = find_texts(pair, 'span class="given"'), find_texts(pair, 'p class="zoo-text"')
     event = client.fire("vote-left" if client.prop("vote-left", "interactive") else "vote-tie")
     revealed = event.values["blind-reveal"]
     assert "local/toy-ppo" in revealed and "local/toy-sft" in revealed
     assert "1 vote so far" in event.values["blind-figures"]
     (vote, *_) = page.votes(1, tmp_path)
-    written = [side.completion or "An empty completion." for side in (vote.left, vote.right)]  # the seed is drawn
-    assert (written, [vote.prompt]) == ([left, right], prompt)
+    # The seed is random, so a completion may be empty.
+    stored = [side.completion or "An empty completion." for side in (vote.left, vote.right)]
+    assert (stored, [vote.prompt]) == ([left, right], prompt)
     ppo = vote.left if vote.left.role == "ppo" else vote.right
     assert (ppo.repo, ppo.commit) == (PPO, page.hub.api().model_info(PPO).sha)
-    found = page.at(vote.prompt, seed=vote.seed, max_new_tokens=vote.max_new_tokens)
-    assert ppo.completion == found.ppo[0].completion, "the vote says how to draw it again"
+    snapshot = page.expected(vote.prompt, seed=vote.seed, max_new_tokens=vote.max_new_tokens)
+    assert ppo.completion == snapshot.ppo[0].completion, "the vote's settings reproduce its completion"
 
 
 # The card
@@ -344,21 +346,21 @@ def test_card_tab_shows_card_of_each_checkpoint(client: PageClient) -> None:
     assert "choose one from the list" in event.values["card"]
 
 
-# What only a browser shows: keys, focus, colors, and layouts
+# Keys, focus, colors and layouts, which need a browser
 
 
 def test_page_is_usable_by_keyboard_alone(visitor: Visitor, page: Page) -> None:
     from selenium.webdriver.common.keys import Keys
 
     visitor.open("dark")
-    buttons = visitor.wait("the examples", lambda: [one for one in visitor.all(".gallery-item") if one.is_displayed()])
-    assert [one.text for one in buttons] == PROMPTS
+    buttons = visitor.wait("the examples", lambda: [box for box in visitor.all(".gallery-item") if box.is_displayed()])
+    assert [button.text for button in buttons] == PROMPTS
     buttons[2].click()
-    given = '#pairs [data-side="ppo"] .given'
-    visitor.wait("its completions", lambda: visitor.read(given) == PROMPTS[2] and visitor.done())
-    assert visitor.side("ppo") == shown(page.at(PROMPTS[2]).ppo[0])
+    shown_prompt = '#pairs [data-side="ppo"] .given'
+    visitor.wait("its completions", lambda: visitor.read(shown_prompt) == PROMPTS[2] and visitor.done())
+    assert visitor.side("ppo") == shown(page.expected(PROMPTS[2]).ppo[0])
     visitor.compare_invalid("   ", "The prompt is empty")
-    assert visitor.side("ppo") == shown(page.at(PROMPTS[2]).ppo[0]), "what was compared stays to be read"
+    assert visitor.side("ppo") == shown(page.expected(PROMPTS[2]).ppo[0]), "the last completions stay"
     visitor.write(PROMPTS[1])
     visitor.press("#sampling button")
     visitor.wait("the sliders", lambda: visitor.first("#temperature input[type=range]").is_displayed())
@@ -367,27 +369,27 @@ def test_page_is_usable_by_keyboard_alone(visitor: Visitor, page: Page) -> None:
     for wanted in ("compare", "kl", "temperature", "top-p", "tokens", "n", "seed", "colors"):
         assert wanted in reached, f"{wanted} is not reached by the Tab key: {reached}"
     visitor.first("#prompt textarea").send_keys(Keys.ENTER)
-    visitor.wait("the completions", lambda: visitor.read(given) == PROMPTS[1] and visitor.done())
+    visitor.wait("the completions", lambda: visitor.read(shown_prompt) == PROMPTS[1] and visitor.done())
     summary = visitor.first("#pairs summary")
-    was = visitor.first("#pairs details").get_property("open")
+    was_open = visitor.first("#pairs details").get_property("open")
     summary.send_keys(Keys.ENTER)
-    visitor.wait("the details to fold", lambda: visitor.first("#pairs details").get_property("open") != was)
+    visitor.wait("the details to fold", lambda: visitor.first("#pairs details").get_property("open") != was_open)
 
     share = """return Array.from(document.querySelectorAll('#pairs .new i')).map(
-        one => getComputedStyle(one).getPropertyValue('--zoo-share').trim())"""
+        token => getComputedStyle(token).getPropertyValue('--zoo-share').trim())"""
     by_ratio = visitor.browser.execute_script(share)
     assert len(set(by_ratio)) > 1
     visitor.press('#colors input[value="none"]')
     visitor.wait("no colors", lambda: set(visitor.browser.execute_script(share)) == {"0%"})
     visitor.press('#colors input[value="kl"]')
-    visitor.wait("others", lambda: visitor.browser.execute_script(share) not in ([], by_ratio))
+    visitor.wait("other colors", lambda: visitor.browser.execute_script(share) not in ([], by_ratio))
     visitor.screenshot("compare-dark.png", 1280)
 
     visitor.tab("Over training")
     visitor.wait("the curves", lambda: visitor.count("#curves svg") == 2)
     before = visitor.first("#curves .zoo-wide .zoo-chosen").rect["x"]
     visitor.first("#step input[type=range]").send_keys(Keys.END)
-    last = shown(page.at(PROMPTS[0], 40).ppo[0])
+    last = shown(page.expected(PROMPTS[0], 40).ppo[0])
     visitor.wait("the last step", lambda: visitor.done("at-step") and visitor.side("ppo", box="at-step") == last)
     assert visitor.first("#curves .zoo-wide .zoo-chosen").rect["x"] > before
     visitor.screenshot("training-phone.png", 420)
@@ -405,7 +407,7 @@ def test_result_is_in_view_on_phone(visitor: Visitor) -> None:
 
     visitor.phone()
     visitor.open()
-    assert result_top() < 844, "the answered example begins on the first screen"
+    assert result_top() < 844, "the example's completions start on the first screen"
     assert visitor.first("#kl-figures .zoo-note").text == "Off: reward higher, judge’s score lower."
     assert visitor.first("#kl-figures caption").is_displayed()
     visitor.screenshot_window("phone-opened.png")
@@ -420,12 +422,12 @@ def test_result_is_in_view_on_phone(visitor: Visitor) -> None:
     assert visitor.overflow() <= 0
     visitor.tab("Card")
     visitor.wait("the card", lambda: visitor.count("#card table"))
-    wide = "return [...document.querySelectorAll('#card .zoo-scroll')].map(one => one.scrollWidth - one.clientWidth)"
-    assert visitor.browser.execute_script(wide) == [0, 0], "no table of the card has to be scrolled"
+    excess = "return [...document.querySelectorAll('#card .zoo-scroll')].map(box => box.scrollWidth - box.clientWidth)"
+    assert visitor.browser.execute_script(excess) == [0, 0], "no table of the card has to be scrolled"
     visitor.screenshot_window("phone-card.png")
 
 
-def test_slider_is_below_its_chart(visitor: Visitor) -> None:
+def test_slider_thumb_is_below_its_step_in_chart(visitor: Visitor) -> None:
     from selenium.webdriver.common.keys import Keys
 
     visitor.open()
@@ -434,8 +436,8 @@ def test_slider_is_below_its_chart(visitor: Visitor) -> None:
     slider = visitor.first("#step input[type=range]")
     for key, share in ((Keys.HOME, 0.0), (Keys.END, 1.0)):
         slider.send_keys(key)
-        rect, thumb = slider.rect, 16
-        middle = rect["x"] + thumb / 2 + share * (rect["width"] - thumb)
+        rect, thumb_width = slider.rect, 16
+        middle = rect["x"] + thumb_width / 2 + share * (rect["width"] - thumb_width)
         visitor.wait(
             "the mark above the thumb",
             lambda middle=middle: abs(visitor.first("#curves .zoo-wide .zoo-chosen").rect["x"] - middle) < 3,
@@ -444,9 +446,9 @@ def test_slider_is_below_its_chart(visitor: Visitor) -> None:
 
 def test_tab_and_button_names_differ(visitor: Visitor) -> None:
     visitor.open()
-    tabs = {one.text for one in visitor.all("button[role=tab]")}
-    named = [one.strip() for one in visitor.texts("button:not([role=tab], [tabindex='-1'])")]
-    assert tabs == {"Side by side", "Over training", "Blind test", "Card"} and not tabs & set(named)
+    tabs = {tab.text for tab in visitor.all("button[role=tab]")}
+    buttons = [text.strip() for text in visitor.texts("button:not([role=tab], [tabindex='-1'])")]
+    assert tabs == {"Side by side", "Over training", "Blind test", "Card"} and not tabs & set(buttons)
 
 
 def test_vote_shortcuts_are_ignored_while_typing(visitor: Visitor) -> None:
@@ -456,28 +458,28 @@ def test_vote_shortcuts_are_ignored_while_typing(visitor: Visitor) -> None:
     def press(key: str) -> None:
         ActionChains(visitor.browser).send_keys(key).perform()
 
-    def drawn() -> None:
+    def wait_for_pair() -> None:
         visitor.wait("a pair", lambda: not visitor.all(".zoo-reveal") and visitor.first("#vote-tie").is_enabled())
 
-    def revealed() -> None:
+    def wait_for_reveal() -> None:
         visitor.wait("the reveal", lambda: visitor.read("#blind-reveal .zoo-verdict"))
 
     visitor.open()
     visitor.tab("Blind test")
     assert not visitor.first("#vote-tie").is_enabled(), "there is nothing to judge yet"
     visitor.click("blind-new")
-    drawn()
-    rest = "return Array.from(document.querySelectorAll('#blind-test > :not(#blind-figures)'), one => one.outerHTML)"
-    held = "".join(visitor.browser.execute_script(rest)).lower()
-    assert 'id="blind-pair"' in held and "ppo" not in held and "sft" not in held, "nothing tells them apart"
+    wait_for_pair()
+    script = "return [...document.querySelectorAll('#blind-test > :not(#blind-figures)')].map(node => node.outerHTML)"
+    html = "".join(visitor.browser.execute_script(script)).lower()
+    assert 'id="blind-pair"' in html and "ppo" not in html and "sft" not in html, "the page names no model"
     press("3")
-    revealed()
+    wait_for_reveal()
     press(Keys.ENTER)
-    drawn()
+    wait_for_pair()
     visitor.click("vote-tie")
-    revealed()
-    press(Keys.ENTER)  # the focus went on from the button, which is disabled now
-    drawn()
+    wait_for_reveal()
+    press(Keys.ENTER)  # the focus moved on from the button, which is disabled now
+    wait_for_pair()
     (box,) = visitor.all("#blind-prompt textarea")
     box.send_keys("1234")
     assert box.get_property("value") == "1234"

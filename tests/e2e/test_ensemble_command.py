@@ -1,4 +1,4 @@
-"""`rlhf-zoo ensemble`: reward models that differ only in their seed, before and after the run's evaluation."""
+"""`rlhf-zoo ensemble` trains reward models that differ only in their seed, with and without samples to score."""
 
 import json
 from pathlib import Path
@@ -33,24 +33,24 @@ def test_ensemble_trains_on_same_pairs_and_scores_samples(base: Run, tmp_path: P
     overview = json.loads(done.stdout)
     assert overview == run.json("ensemble", "overview.json") and unexplained(overview) == []
     assert overview["command"].startswith("rlhf-zoo ensemble recipes/tiny-world --output_dir run")
-    assert [(one["seed"], one["directory"]) for one in overview["models"]] == [
+    assert [(model["seed"], model["directory"]) for model in overview["models"]] == [
         (1, "reward"), (2, "ensemble/seed-2/reward"),
     ]  # fmt: skip
-    for one, trained in zip(overview["models"], (own, other), strict=True):
-        told = trained["reward_model"]
-        # The intervals differ: the ensemble counts groups of prompts, the reward stage prompts.
-        assert (one["accuracy"]["value"], one["accuracy"]["n"]) == (told["accuracy"], told["n"])
-        assert one["ece"] == pytest.approx(told["calibration"]["ece"])
-        assert set(one["judge_correlation"]) == {"sft", "ppo"}
-    apart = overview["disagreement"]
-    assert apart["sft"]["n"] == apart["ppo"]["n"] == 16 and apart["sft"]["value"] > 0
-    assert apart["ppo_minus_sft"]["value"] == pytest.approx(apart["ppo"]["value"] - apart["sft"]["value"])
-    scores = [one["ppo_score"]["value"] for one in overview["models"]]
+    for model, trained in zip(overview["models"], (own, other), strict=True):
+        report = trained["reward_model"]
+        # The intervals differ: the ensemble resamples groups of prompts, the reward stage resamples prompts.
+        assert (model["accuracy"]["value"], model["accuracy"]["n"]) == (report["accuracy"], report["n"])
+        assert model["ece"] == pytest.approx(report["calibration"]["ece"])
+        assert set(model["judge_correlation"]) == {"sft", "ppo"}
+    gaps = overview["disagreement"]
+    assert gaps["sft"]["n"] == gaps["ppo"]["n"] == 16 and gaps["sft"]["value"] > 0
+    assert gaps["ppo_minus_sft"]["value"] == pytest.approx(gaps["ppo"]["value"] - gaps["sft"]["value"])
+    scores = [model["ppo_score"]["value"] for model in overview["models"]]
     assert overview["own_minus_others"]["value"] == pytest.approx(scores[0] - scores[1])
     assert overview["agreement"]["pairs"][0]["seeds"] == [1, 2]
 
-    paid = ("--ppo.reward_model_path", "reward", "ensemble/seed-2/reward", "--ppo.reward_ensemble", "worst")
-    done = run.zoo(*run.command("doctor", *paid))
+    flags = ("--ppo.reward_model_path", "reward", "ensemble/seed-2/reward", "--ppo.reward_ensemble", "worst")
+    done = run.zoo(*run.command("doctor", *flags))
     assert done.returncode == 0, done.stdout
     assert "1 × worst of 2 reward models" in " ".join(done.stdout.split())
 

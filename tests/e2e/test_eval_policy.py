@@ -1,4 +1,4 @@
-"""`rlhf-zoo eval POLICY --against OTHER`: published policies, every kind of judge, and the figures in the card."""
+"""`rlhf-zoo eval POLICY --against OTHER` measures published policies by every kind of judge, and writes into cards."""
 
 import json
 import math
@@ -29,7 +29,7 @@ def write_data(folder: Path) -> Path:
         (f"the camera is {word} and the battery is {word} {n}", word in GOOD) for n in range(12) for word in GOOD + BAD
     ]
     rows = {
-        "prompts": {"test": [{"prompt": f"the {what} is"} for what in ("battery", "camera", "screen", "sound")] * 6},
+        "prompts": {"test": [{"prompt": f"the {part} is"} for part in ("battery", "camera", "screen", "sound")] * 6},
         "judge": {"train": [{"text": text, "label": int(good)} for text, good in texts]},
         "preferences": {
             "test": [
@@ -43,6 +43,8 @@ def write_data(folder: Path) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Place(Run):
+    """A folder with data, and a Hub with toy models."""
+
     server: RunningHub
     toys: Toys
     data: Path
@@ -62,7 +64,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 
 def test_eval_policy_runs_every_kind_of_judge(place: Place) -> None:
-    """SFT and reward model from the card at its commits, an LLM by its endpoint, people by their votes."""
+    """SFT and reward model come from the card, at its commits. The judges include an LLM and people's votes."""
     api = place.server.api()
     sft = json.loads(Path(api.hf_hub_download(PPO, "rlhf_card.json")).read_text())["parents"]["sft"]["commit"]
     assert sft != api.model_info("local/toy-sft").sha
@@ -78,74 +80,74 @@ def test_eval_policy_runs_every_kind_of_judge(place: Place) -> None:
         f"votes:{VOTES}",
     ]
     with StubLLM(longer, key="secret") as stub:
-        given = [part for judge in judges for part in ("--judge", judge)]
-        arguments = [f"{PPO}@step-40", *given, "--dataset_name", place.data, "--prompts", "20", "--samples", "2"]
-        asked = {"OPENAI_BASE_URL": stub.url, "OPENAI_API_KEY": "secret"}
-        done = place.eval(*arguments, "--llm", '{"price": [1, 2], "budget": 5}', "--json", **asked)
+        flags = [word for judge in judges for word in ("--judge", judge)]
+        arguments = [f"{PPO}@step-40", *flags, "--dataset_name", place.data, "--prompts", "20", "--samples", "2"]
+        env = {"OPENAI_BASE_URL": stub.url, "OPENAI_API_KEY": "secret"}
+        done = place.eval(*arguments, "--llm", '{"price": [1, 2], "budget": 5}', "--json", **env)
         assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert unexplained(found) == []
-    assert found["policy"]["commit"] == api.model_info(PPO, revision="step-000040").sha
-    assert found["against"]["commit"] == sft
-    assert (found["n"], found["prompts"], found["rows"]) == (40, 4, 20), "20 rows of 4 different prompts"
-    assert found["max_new_tokens"] == 12 and found["temperature"] == 0.9
-    assert list(found["judges"]) == judges[:4]
-    own = found["judges"]["reward:local/toy-reward@main"]
-    assert own["is_training_reward"] and "training worked" not in done.stderr, "--json prints figures alone"
-    assert not found["judges"]["classifier"]["is_training_reward"] and found["judge"]["name"] == "classifier"
-    assert found["win_rate"] == found["judges"]["classifier"]["win_rate"]
-    assert found["judge"]["check"]["finding"] == "agrees" and found["judge"]["check"]["accuracy"]["n"] == 48
+    report = json.loads(done.stdout)
+    assert unexplained(report) == []
+    assert report["policy"]["commit"] == api.model_info(PPO, revision="step-000040").sha
+    assert report["against"]["commit"] == sft
+    assert (report["n"], report["prompts"], report["rows"]) == (40, 4, 20), "20 rows of 4 different prompts"
+    assert report["max_new_tokens"] == 12 and report["temperature"] == 0.9
+    assert list(report["judges"]) == judges[:4]
+    own = report["judges"]["reward:local/toy-reward@main"]
+    assert own["is_training_reward"] and "training worked" not in done.stderr, "--json prints only figures"
+    assert not report["judges"]["classifier"]["is_training_reward"] and report["judge"]["name"] == "classifier"
+    assert report["win_rate"] == report["judges"]["classifier"]["win_rate"]
+    assert report["judge"]["check"]["finding"] == "agrees" and report["judge"]["check"]["accuracy"]["n"] == 48
     for name in ("reward", "judge", "length", "eos_rate", "repetition", "distinct_1", "distinct_2", "sft_perplexity"):
-        apart = found["difference"][name]
-        assert apart["value"] == pytest.approx(found["ppo"][name]["value"] - found["sft"][name]["value"], abs=1e-9)
-        assert apart["ci95"][0] <= apart["value"] <= apart["ci95"][1] and apart["n"] == 40
-    llm = found["judges"]["llm:stub"]
+        gap = report["difference"][name]
+        assert gap["value"] == pytest.approx(report["ppo"][name]["value"] - report["sft"][name]["value"], abs=1e-9)
+        assert gap["ci95"][0] <= gap["value"] <= gap["ci95"][1] and gap["n"] == 40
+    llm = report["judges"]["llm:stub"]
     assert llm["orders"]["agreement"]["value"] == 1.0 and llm["usage"]["cost"] > 0
     assert llm["usage"]["requests"] == len(stub.requests)
-    kept = (place.folder / "runs/eval/local--toy-ppo--step-000040/samples.jsonl").read_text()
-    rows = [json.loads(line) for line in kept.splitlines()]
+    text = (place.folder / "runs/eval/local--toy-ppo--step-000040/samples.jsonl").read_text()
+    rows = [json.loads(line) for line in text.splitlines()]
     assert len(rows) == 40
     sizes = [(len(row["ppo"]["completion"]), len(row["sft"]["completion"])) for row in rows]
     expected = sum(1.0 if ours > theirs else 0.5 if ours == theirs else 0.0 for ours, theirs in sizes) / 40
     assert llm["win_rate"]["value"] == pytest.approx(expected) and expected != 0.5
     kl = sum(row["ppo"]["kl"] for row in rows) / 40
-    assert found["ppo"]["kl"]["value"] == pytest.approx(kl) and abs(found["sft"]["kl"]["value"]) < 1e-5
-    assert abs(kl - found["ppo"]["exact_kl"]["value"]) < 1.0 and found["ppo"]["exact_kl"]["value"] > 0
-    spent = found["ppo"]["sft_perplexity"]["value"]
-    assert math.isfinite(spent) and spent > 1
-    # The votes that `cast_votes` writes are on other commits.
-    assert found["votes"][VOTES]["win_rate"] is None
-    assert found["votes"][VOTES]["problem"] == f"None of the 9 votes in {VOTES} compares these two policies."
+    assert report["ppo"]["kl"]["value"] == pytest.approx(kl) and abs(report["sft"]["kl"]["value"]) < 1e-5
+    assert abs(kl - report["ppo"]["exact_kl"]["value"]) < 1.0 and report["ppo"]["exact_kl"]["value"] > 0
+    perplexity = report["ppo"]["sft_perplexity"]["value"]
+    assert math.isfinite(perplexity) and perplexity > 1
+    # The votes of `cast_votes` are on other commits.
+    assert report["votes"][VOTES]["win_rate"] is None
+    assert report["votes"][VOTES]["problem"] == f"None of the 9 votes in {VOTES} compares these two policies."
 
 
 def test_eval_policy_writes_figures_into_card(place: Place) -> None:
-    """A second evaluation replaces the first and leaves the rest of the card; errors of a judge are reported."""
+    """A second evaluation replaces the first one in the card; a judge that contradicts the labels is reported."""
 
-    def backwards(data: dict[str, str]) -> str:
+    def prefer_bad(data: dict[str, str]) -> str:
         return json.dumps({"verdict": "tie"} if "A" in data else {"rating": 1 if data["completion"][1:] in GOOD else 9})
 
-    def file(name: str) -> str:
+    def read_file(name: str) -> str:
         return Path(api.hf_hub_download(PPO, name)).read_text()
 
     api = place.server.api()
-    before = file("README.md")
+    before = read_file("README.md")
     arguments = [PPO, "--dataset_name", place.data, "--prompts", "8", "--samples", "1", "--push_to_hub"]
     for _ in range(2):
         done = place.eval(*arguments)
         assert done.returncode == 0, done.stderr
     assert "win rate, by classifier" in done.stdout and "control: against itself, another seed" in done.stdout
-    card = file("README.md")
+    card = read_file("README.md")
     assert card.startswith(before.rstrip()) and card.count("## Evaluation against") == 1
     assert "| **win rate**, by classifier |" in card and "labeled pairs correctly" in card
     files = api.list_repo_files(PPO)
-    kept = {Path(name).name: name for name in files if name.startswith("evaluations/")}
-    assert set(kept) == {"evaluation.json", "samples.jsonl", "win_rates.png"} and "model.safetensors" in files
-    assert json.loads(file(kept["evaluation.json"]))["policy"]["name"] == PPO
+    files_by_name = {Path(name).name: name for name in files if name.startswith("evaluations/")}
+    assert set(files_by_name) == {"evaluation.json", "samples.jsonl", "win_rates.png"} and "model.safetensors" in files
+    assert json.loads(read_file(files_by_name["evaluation.json"]))["policy"]["name"] == PPO
 
-    with StubLLM(backwards) as stub:
+    with StubLLM(prefer_bad) as stub:
         done = place.eval(*arguments, "--judge", "llm:stub", "--output_dir", "llm", OPENAI_BASE_URL=stub.url)
     assert done.returncode == 0 and "llm:stub: The judge contradicts the labels" in done.stderr, done.stderr
-    assert "**The judge contradicts the labels" in file("README.md").split("**Judge:** llm:stub")[1].split("\n")[0]
+    assert "**The judge contradicts the labels" in read_file("README.md").split("**Judge:** llm:stub")[1].split("\n")[0]
 
 
 def test_eval_policy_on_folders_needs_no_hub_or_reward_model(place: Place) -> None:
@@ -155,15 +157,15 @@ def test_eval_policy_on_folders_needs_no_hub_or_reward_model(place: Place) -> No
         "--json",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["reward"] is None and "reward" not in found["ppo"] and "agreement" not in found
-    assert (found["temperature"], found["max_new_tokens"], found["seed"]) == (0.7, 6, 3)
+    report = json.loads(done.stdout)
+    assert report["reward"] is None and "reward" not in report["ppo"] and "agreement" not in report
+    assert (report["temperature"], report["max_new_tokens"], report["seed"]) == (0.7, 6, 3)
 
 
 def test_eval_policy_reads_other_columns_and_label_judge(place: Place) -> None:
     """A file with other column names, and a classifier's probability of one label as the judge."""
     (place.folder / "comments.jsonl").write_text(
-        "".join(json.dumps({"comment": f"the {what} of mine is"}) + "\n" for what in ("battery", "camera") * 10)
+        "".join(json.dumps({"comment": f"the {part} of mine is"}) + "\n" for part in ("battery", "camera") * 10)
     )
     save_two_label_classifier(place.folder / "two", place.toys.reward)
     done = place.eval(
@@ -172,12 +174,12 @@ def test_eval_policy_reads_other_columns_and_label_judge(place: Place) -> None:
         "--samples", "1", "--max_new_tokens", "6", "--output_dir", "label", "--json",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert unexplained(found) == [] and found["terms"]["columns"] == {"prompt": "{comment:1-3 words}"}
-    assert found["judge"]["name"] == "reward:two#good" and 0 < found["ppo"]["judge"]["value"] < 1
+    report = json.loads(done.stdout)
+    assert unexplained(report) == [] and report["terms"]["columns"] == {"prompt": "{comment:1-3 words}"}
+    assert report["judge"]["name"] == "reward:two#good" and 0 < report["ppo"]["judge"]["value"] < 1
     rows = [json.loads(line) for line in (place.folder / "label/samples.jsonl").read_text().splitlines()]
     assert {row["prompt"] for row in rows} <= {
-        f"the {what} of"[: len(row["prompt"])] for what in ("battery", "camera") for row in rows
+        f"the {part} of"[: len(row["prompt"])] for part in ("battery", "camera") for row in rows
     }
 
 
@@ -193,8 +195,7 @@ def test_eval_policy_reads_other_columns_and_label_judge(place: Place) -> None:
     ],
 )
 def test_eval_policy_rejects_invalid_arguments(place: Place, arguments: list[str], message: str) -> None:
-    """tests/unit/test_policies.py has those that need no process of their own."""
+    """tests/unit/test_policies.py has the cases that need no process."""
     done = place.eval(*arguments, "--output_dir", "bad")
-    said = errors(done.stderr)
-    assert done.returncode == 2 and message in said[-1], done.stderr
+    assert done.returncode == 2 and message in errors(done.stderr)[-1], done.stderr
     assert "Traceback" not in done.stderr and not (place.folder / "bad").exists()

@@ -1,6 +1,6 @@
 """Publishing while the Hub fails in every way: training continues, and every checkpoint arrives byte for byte.
 
-A proxy stands between the real client, in a real run of a small recipe, and the embedded Hub.
+A proxy injects the faults between a real run of a small recipe and the embedded Hub.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ SAVED = sum(map(len, STEPS.values()))
 
 @dataclass(frozen=True, kw_only=True)
 class Place(Run):
-    """A run of the small recipe, published through a proxy to a Hub of its own."""
+    """A run of the small recipe that publishes through a proxy to a new Hub."""
 
     server: RunningHub
     proxy: FaultProxy
@@ -43,30 +43,30 @@ def sha256(path: Path) -> str:
 
 
 def publishing_defects(place: Place) -> list[str]:
-    """Saved checkpoints that the Hub does not hold byte for byte under their tag, and other defects there."""
-    wrong = []
+    """Lists checkpoints that the Hub does not hold byte for byte under their tag, and other defects of the Hub."""
+    defects = []
     api = place.server.api()
     for stage, steps in STEPS.items():
         repo = f"local/tiny-world-{stage}"
         tags = {ref.name: ref.target_commit for ref in api.list_repo_refs(repo).tags}
         if set(tags) != {*map(tag_name, steps), "best"}:
-            wrong.append(f"{repo} has the tags {sorted(tags)}")
+            defects.append(f"{repo} has the tags {sorted(tags)}")
         for checkpoint in place.record(stage).checkpoints():
             tag = tag_name(checkpoint_step(checkpoint))
-            there = {e.path: e for e in api.list_repo_tree(repo, revision=tags.get(tag, "main"), recursive=True)}
+            entries = {e.path: e for e in api.list_repo_tree(repo, revision=tags.get(tag, "main"), recursive=True)}
             for name, path in checkpoint_files(checkpoint).items():
-                entry: Any = there.get(name)
+                entry: Any = entries.get(name)
                 size = entry.size if entry is not None else -1
                 if size != path.stat().st_size or (entry.lfs and entry.lfs.sha256 != sha256(path)):
-                    wrong.append(f"{repo}@{tag}: {name}")
+                    defects.append(f"{repo}@{tag}: {name}")
         subjects = place.server.git(repo, "log", "--reverse", "--format=%s", "main").splitlines()[2:]
         wanted = [f"tiny-world {stage}: step {step}" for step in steps]
         cards = [subject for subject in subjects if "card of" in subject]
         if [subject for subject in subjects if "card of" not in subject] != wanted or not cards:
-            wrong.append(f"{repo} has the commits {subjects}")
+            defects.append(f"{repo} has the commits {subjects}")
         if "error" in place.server.git(repo, "fsck", "--strict"):
-            wrong.append(f"git fsck of {repo}")
-    return wrong
+            defects.append(f"git fsck of {repo}")
+    return defects
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 @pytest.fixture
 def trained(base: Run, place: Place) -> Place:
-    """The undisturbed run, in `place`, up to PPO; the Hub of `place` has nothing of it yet."""
+    """`place` with the undisturbed run up to PPO, of which nothing is published."""
     run = place.folder / "run"
     shutil.copytree(base.path, run)
     for stage in ("ppo", "eval"):
@@ -89,19 +89,19 @@ def trained(base: Run, place: Place) -> Place:
     for note in run.rglob("published.json"):
         note.unlink()
     (place.home / "zoo").mkdir(parents=True, exist_ok=True)
-    shutil.copy(base.home / "zoo" / KEY_FILE, place.home / "zoo")  # or the run would be another user's
+    shutil.copy(base.home / "zoo" / KEY_FILE, place.home / "zoo")  # without it, the run would count as another user's
     return place
 
 
 def assert_run_and_hub_are_complete(place: Place, base: Run) -> None:
-    """The training equals the undisturbed one, and all of it has arrived."""
+    """Checks that training equals the undisturbed run and that everything is published."""
     for stage in STEPS:
         assert weight_digests(place.path / stage) == weight_digests(base.path / stage), stage
     assert publishing_defects(place) == []
 
 
 def test_run_survives_every_hub_fault(base, trained):
-    # The first three commits claim the repositories: a Hub that fails then is told of before anything trains.
+    # The first three commits claim the repositories: if one fails, the run reports it and does not train.
     trained.proxy.inject(
         Fault("refuse", "commit", nth=4),
         Fault("refuse", "commit", nth=6, forwarded=True),
@@ -136,12 +136,12 @@ def test_push_delivers_after_hub_outage_during_ppo(base, trained):
         first = trained.record("sft").checkpoint_path(STEPS["sft"][0])
         wait_until((first / "published.json").is_file, process)
         trained.proxy.down()
-        _, said = process.communicate(timeout=300)
+        _, stderr = process.communicate(timeout=300)
     finally:
         process.kill()
-    assert process.returncode == 2, said
-    assert errors(said)[-1].endswith("run `rlhf-zoo push --resume run` when the Hub answers.")
-    assert "Traceback" not in said
+    assert process.returncode == 2, stderr
+    assert errors(stderr)[-1].endswith("run `rlhf-zoo push --resume run` when the Hub answers.")
+    assert "Traceback" not in stderr
     assert all(trained.record(stage).read()["status"] == "finished" for stage in (*STEPS, "eval"))
     assert (trained.folder / "run" / "summary.json").is_file()
     trained.proxy.up()
@@ -152,4 +152,4 @@ def test_push_delivers_after_hub_outage_during_ppo(base, trained):
     ppo = json.loads(Path(api.hf_hub_download("local/tiny-world-ppo", "rlhf_card.json")).read_text())
     sft = {ref.name: ref.target_commit for ref in api.list_repo_refs("local/tiny-world-sft").tags}
     assert ppo["parents"]["sft"] == {"repo": "local/tiny-world-sft", "commit": sft[tag_name(STEPS["sft"][-1])]}
-    assert all(parent["commit"] for parent in ppo["parents"].values()), "the lineage is pinned, also when sent late"
+    assert all(parent["commit"] for parent in ppo["parents"].values()), "a late push also pins the lineage"

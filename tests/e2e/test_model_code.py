@@ -1,4 +1,4 @@
-"""Models with remote code: refused unless the command line allows it, and then published with their code."""
+"""Models with remote code are rejected unless a flag allows them, and are then published with their code."""
 
 import json
 import os
@@ -29,12 +29,12 @@ LORA = {"use_peft": True, "lora_r": 2, "lora_target_modules": "all-linear"}
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[ThreadHub]:
-    found = ThreadHub(tmp_path / "hub")
-    own = {"HOME": str(tmp_path), "RLHF_ZOO_HOME": str(tmp_path / "zoo"), "RLHF_ZOO_HUB_TOKEN": found.token}
+    thread_hub = ThreadHub(tmp_path / "hub")
+    own = {"HOME": str(tmp_path), "RLHF_ZOO_HOME": str(tmp_path / "zoo"), "RLHF_ZOO_HUB_TOKEN": thread_hub.token}
     with patch.dict(os.environ, base_environment() | own, clear=True):
-        yield found
+        yield thread_hub
     reload_clients()
-    found.close()
+    thread_hub.close()
 
 
 @pytest.fixture
@@ -61,9 +61,9 @@ def test_remote_code_runs_only_with_flag_and_is_published(hub: ThreadHub, recipe
     assert not (tmp_path / "ran").exists() and not Path("runs/mine/sft").exists()
     run_command(hub, "sft", "mine", TRUST_CODE_FLAG, "--push_to_hub", "--max_steps", "1")
     assert (tmp_path / "ran").exists() and not is_code_trusted()
-    ran = json.loads(Path("runs/mine/sft/run.json").read_text())["remote_code"]
-    assert [(one["model"], one["commit"]) for one in ran] == [(BASE, hub.api().model_info(BASE).sha)]
-    assert list(ran[0]["files"]) == FILES
+    remote_code = json.loads(Path("runs/mine/sft/run.json").read_text())["remote_code"]
+    assert [(entry["model"], entry["commit"]) for entry in remote_code] == [(BASE, hub.api().model_info(BASE).sha)]
+    assert list(remote_code[0]["files"]) == FILES
 
     pulled = resolve_published(hub, "local/mine-sft")
     assert [path.name for path in sorted(pulled.glob("*.py"))] == FILES
@@ -77,13 +77,13 @@ def test_remote_code_runs_only_with_flag_and_is_published(hub: ThreadHub, recipe
         assert critic_from(pulled).config.num_labels == 1
     card = (pulled / "README.md").read_text()
     assert f"custom code of `{BASE}` at commit" in card and "trust_remote_code=True" in card
-    assert json.loads((pulled / "rlhf_card.json").read_text())["remote_code"][0]["files"] == ran[0]["files"]
+    assert json.loads((pulled / "rlhf_card.json").read_text())["remote_code"][0]["files"] == remote_code[0]["files"]
 
 
-@pytest.mark.parametrize("where", ["recipe", "sft", "ppo"])
-def test_recipe_may_not_set_trust_remote_code(hub: ThreadHub, recipe: Path, where: str) -> None:
-    with (recipe / f"{where}.yaml").open("a") as file:
-        file.write("trust_remote_code: true\n")
+@pytest.mark.parametrize("file", ["recipe", "sft", "ppo"])
+def test_recipe_may_not_set_trust_remote_code(hub: ThreadHub, recipe: Path, file: str) -> None:
+    with (recipe / f"{file}.yaml").open("a") as stream:
+        stream.write("trust_remote_code: true\n")
     for words in (["run", "mine"], ["recipes", "validate", "mine"]):
         with pytest.raises(
             ZooError, match=f"trust_remote_code, which is not allowed in a recipe.* pass {TRUST_CODE_FLAG}"
@@ -91,7 +91,7 @@ def test_recipe_may_not_set_trust_remote_code(hub: ThreadHub, recipe: Path, wher
             cli.main(words, standalone_mode=False)
 
 
-def test_remote_code_of_another_repository_is_refused(tmp_path: Path) -> None:
+def test_remote_code_of_another_repository_is_rejected(tmp_path: Path) -> None:
     base = code_model.save(tmp_path / "base")
     config = json.loads((base / "config.json").read_text())
     config["auto_map"]["AutoModelForCausalLM"] = "who/knows--modeling_strange.StrangeForCausalLM"

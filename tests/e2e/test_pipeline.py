@@ -1,4 +1,4 @@
-"""A whole recipe through the command line: its files, its repositories, and recovery from interrupts."""
+"""A recipe run through the command line: its files, its repositories, and recovery from interrupts."""
 
 import json
 import re
@@ -39,16 +39,16 @@ def read_metrics(run: Run, stage: str) -> list[dict]:
 
 
 def read_evaluation(run: Run) -> dict:
-    """Without its time, and the data's commit, which is of the Hub that it lies on."""
+    """Returns the evaluation without its time and without the data's commit, which differs between Hubs."""
     document = run.json("eval", "evaluation.json")
     document["data"].pop("revision")
     return {name: value for name, value in document.items() if name != "seconds"}
 
 
 def assert_same_stage(run: Run, base: Run, stage: str) -> None:
-    """Every checkpoint that an undisturbed run has, bit for bit; metrics but for times."""
+    """Checks that checkpoints equal the undisturbed run's bit for bit, and metrics except for times."""
     for step in STEPS[stage]:
-        ours, theirs = (weight_digests(one.record(stage).checkpoint_path(step)) for one in (run, base))
+        ours, theirs = (weight_digests(each.record(stage).checkpoint_path(step)) for each in (run, base))
         assert ours == theirs and ours, f"{stage} at step {step}"
     assert read_metrics(run, stage) == read_metrics(base, stage)
 
@@ -57,7 +57,7 @@ def list_tags(hub: RunningHub, stage: str) -> dict[str, str]:
     return {ref.name: ref.target_commit for ref in hub.api().list_repo_refs(f"local/tiny-world-{stage}").tags}
 
 
-# What a run leaves
+# Files of a run
 
 
 def test_run_directory_holds_expected_files(base):
@@ -103,8 +103,7 @@ def test_run_writes_evaluation_and_samples(base):
     assert {row["prompt"] for row in rows} <= held_out - rolled_out
 
 
-def test_verdict_over_checkpoints_can_be_recomputed(base):
-    """From the stored scores of each prompt; the page and the card show the same verdict."""
+def test_checkpoint_means_match_stored_scores_and_card_shows_verdict(base):
     document = base.json("eval", "evaluation.json")
     over = document["over_training"]
     assert (over["split"], over["samples_per_prompt"], over["schema"]) == ("validation", 2, 1)
@@ -150,15 +149,15 @@ def test_summary_matches_schema_and_json_output(base):
 
 
 def test_run_output_names_stages_and_results(base):
-    said = (base.folder / "stderr").read_text()
-    assert "Hub: the embedded Hub (to publish" in said and "Publishing to local/tiny-world-*" in said
-    assert re.search(r"^Plan for cpu \(.* GiB\): sft [\d.]+, reward [\d.]+, ppo [\d.]+ GiB, about ", said, re.MULTILINE)
-    assert "differ from those that this run sent" not in said and "weights verified by SHA-256" in said
-    for noise in ("Warning", "warn(", "Traceback", "Generating train split"):
-        assert noise not in said
+    log = (base.folder / "stderr").read_text()
+    assert "Hub: the embedded Hub (to publish" in log and "Publishing to local/tiny-world-*" in log
+    assert re.search(r"^Plan for cpu \(.* GiB\): sft [\d.]+, reward [\d.]+, ppo [\d.]+ GiB, about ", log, re.MULTILINE)
+    assert "differ from those that this run sent" not in log and "weights verified by SHA-256" in log
+    for text in ("Warning", "warn(", "Traceback", "Generating train split"):
+        assert text not in log
 
 
-# What stands on the Hub
+# Published repositories
 
 
 def test_plain_transformers_load_published_models(base, served, tmp_path):
@@ -184,7 +183,7 @@ assert reward.config.rlhf_zoo["score_std"] > 0 and reward.num_labels == 1
     served.run(*COMMAND[:1], "-c", code, str(last), HF_HOME=str(tmp_path))
 
 
-# Again, and in parts
+# Reruns and single stages
 
 
 def test_rerun_changes_nothing_and_rejects_other_settings(base):
@@ -202,10 +201,10 @@ def test_rerun_changes_nothing_and_rejects_other_settings(base):
     assert "Win rate of PPO over SFT on simulated preferences: " in done.stdout
     done = base.zoo(*base.command("run", "--ppo.kl_coef", "0.2"))
     assert done.returncode == 2
-    (said,) = errors(done.stderr)
-    assert said.startswith("Error: run/ppo has a run with kl_coef = ") and "and this one has 0.2" in said
-    assert "`rlhf-zoo ppo recipes/tiny-world --output_dir run --restart`, with your other flags, leaves" in said
-    # How it is evaluated later does not touch what was trained.
+    (error,) = errors(done.stderr)
+    assert error.startswith("Error: run/ppo has a run with kl_coef = ") and "and this one has 0.2" in error
+    assert "`rlhf-zoo ppo recipes/tiny-world --output_dir run --restart`, with your other flags, leaves" in error
+    # Settings of the evaluation do not affect a finished training stage.
     done = base.zoo(*base.command("ppo", "--evaluation.lexicon", "none"))
     assert done.returncode == 0 and "ppo is already finished in run" in done.stdout
     assert re.search(r"^Plan for cpu \(.* GiB\): ppo [\d.]+ GiB, about ", done.stderr, re.MULTILINE)
@@ -215,21 +214,21 @@ def test_rerun_changes_nothing_and_rejects_other_settings(base):
 @pytest.mark.parametrize("stage", STAGES)
 def test_stage_killed_after_last_step_trains_no_more(base, tmp_path, stage, monkeypatch):
     run = base.copy(tmp_path / "copy")
-    monkeypatch.setenv("RLHF_ZOO_HOME", str(run.home / "zoo"))  # whose key signs the record
+    monkeypatch.setenv("RLHF_ZOO_HOME", str(run.home / "zoo"))  # its key signs the record
     record = run.record(stage)
     before, rows = record.read(), record.metrics()
     last = run.record(stage).checkpoint_path(STEPS[stage][-1])
-    held = weight_digests(last)
+    digests = weight_digests(last)
     record.write(status="running", chosen=None, finished=None)
     done = run.zoo(*run.command(stage))
     assert (done.returncode, errors(done.stderr)) == (0, [])
     after = record.read()
     assert after["status"] == "finished" and after["chosen"] == before["chosen"]
-    assert record.last_checkpoint() == last and weight_digests(last) == held and record.metrics() == rows
+    assert record.last_checkpoint() == last and weight_digests(last) == digests and record.metrics() == rows
 
 
 def test_ppo_stage_starts_from_hub_and_verdict_chooses_release(base, tmp_path):
-    """Only PPO is trained. `main` and `best` wait for the step that the evaluation recommends."""
+    """The ppo command trains only PPO. `rlhf-zoo eval` then chooses the step of `main` and `best`."""
     run = base.copy(tmp_path / "copy", "data", *STAGES, "eval")
     done = run.zoo(*run.command("ppo"))
     assert done.returncode == 2 and "has the tag step-" in done.stderr and "pass --restart" in done.stderr
@@ -243,15 +242,15 @@ def test_ppo_stage_starts_from_hub_and_verdict_chooses_release(base, tmp_path):
     document = run.json("ppo", "run.json")
     assert document["chosen"]["provisional"] is True
     for stage in ("sft", "reward"):
-        there, parent = base.json("summary.json")["repos"][stage], document["parents"][stage]
-        assert (parent["repo"], parent["commit"]) == (there["id"], there["tags"]["best"])
+        published, parent = base.json("summary.json")["repos"][stage], document["parents"][stage]
+        assert (parent["repo"], parent["commit"]) == (published["id"], published["tags"]["best"])
     git = Hub("", run.root, "", {}, run.root).git
     tags = git("local/tiny-world-ppo", "tag", "--format=%(refname:strip=2) %(objectname)").split()
     before, after = base.json("ppo", "run.json")["repo"]["tags"], dict(zip(tags[::2], tags[1::2], strict=True))
     assert after.keys() == before.keys() - {"best"} and not set(before.values()) & set(after.values())
 
     local = run.path / "ppo" / "README.md"
-    local.write_text("what `run` made")
+    local.write_text("the card of `run`")
     done = run.zoo(*[word for word in run.command("eval") if word not in ("--ppo.release", "last")])
     assert done.returncode == 0, done.stderr
     document, chosen = run.json("eval", "evaluation.json"), run.json("ppo", "run.json")["chosen"]
@@ -271,9 +270,9 @@ def test_ppo_stage_starts_from_hub_and_verdict_chooses_release(base, tmp_path):
     assert f"The recipe's rule is `recommended`: step **{wanted}**" in card.read_text()
     assert f"step **{wanted}**" in local.read_text()
     assert ("best" in named) is (document["recommended"] is not None)
-    there = {one.rfilename: one.lfs.sha256 for one in main.siblings if one.lfs}
-    assert weight_digests(run.path / "ppo" / f"checkpoint-{wanted}").items() <= there.items()
-    # It prepared no preferences, and took none away from the data set.
+    published = {file.rfilename: file.lfs.sha256 for file in main.siblings if file.lfs}
+    assert weight_digests(run.path / "ppo" / f"checkpoint-{wanted}").items() <= published.items()
+    # The ppo stage prepared no preferences, and did not remove those of the published data set.
     assert head == base.json("data", "run.json")["repo"]["commit"]
 
 
@@ -290,30 +289,30 @@ def test_card_and_push_commands_publish_run(base, tmp_path):
         text = (run.path / stage / "README.md").read_text()
         assert f"local/tiny-world-{stage}" in text and "step-0000" in text and "simulated" in text
 
-    shutil.rmtree(run.folder / "recipes")  # a run can be sent wherever its recipe went
+    shutil.rmtree(run.folder / "recipes")  # a push does not need the recipe
     done = run.zoo("push", "run", "--hub", "local")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[2] == "local/tiny-world-ppo: step-000002, step-000004, step-000006, best"
     assert tree(run.root) == before
 
 
-# Stopped
+# Interrupts
 
 
 def stop_command(
     run: Run, command: list[str], when: Callable[[], bool], how: signal.Signals, **env: str
 ) -> tuple[int, str]:
-    """Starts a command, stops it once `when()` holds, and returns its exit code and what it said."""
+    """Starts a command, sends it the signal `how` once `when()` holds, and returns its exit code and stderr."""
     process = run.start(*command, **env)
     try:
         wait_until(when, process)
         process.send_signal(how)
-        _, said = process.communicate(timeout=120)
+        _, stderr = process.communicate(timeout=120)
     finally:
         process.kill()
         process.wait()
     wait_until(lambda: hubs_over(run.home) == [])
-    return process.returncode, said
+    return process.returncode, stderr
 
 
 def last_logged_step(run: Run, stage: str) -> int:
@@ -323,11 +322,11 @@ def last_logged_step(run: Run, stage: str) -> int:
 
 def test_interrupted_and_killed_runs_give_same_result(base, tmp_path):
     run = base.before_ppo(tmp_path / "copy")
-    code, said = stop_command(run, run.command("ppo"), lambda: last_logged_step(run, "ppo") >= 1, signal.SIGINT)
-    assert code == 130, said
-    assert "Saving the ppo stage after this step, or after this batch of an evaluation; press Ctrl-C again" in said
-    assert said.rstrip().endswith("Interrupted; run the same command again: it resumes if it has saved anything.")
-    assert "Traceback" not in said
+    code, stderr = stop_command(run, run.command("ppo"), lambda: last_logged_step(run, "ppo") >= 1, signal.SIGINT)
+    assert code == 130, stderr
+    assert "Saving the ppo stage after this step, or after this batch of an evaluation; press Ctrl-C again" in stderr
+    assert stderr.rstrip().endswith("Interrupted; run the same command again: it resumes if it has saved anything.")
+    assert "Traceback" not in stderr
     record, document, step = run.record("ppo"), run.json("ppo", "run.json"), last_logged_step(run, "ppo")
     assert document["status"] == "interrupted" and 1 <= step < LAST
     last = record.last_checkpoint()
@@ -346,7 +345,7 @@ def test_interrupted_and_killed_runs_give_same_result(base, tmp_path):
 def test_kills_in_every_stage_publish_same_repositories(base, tmp_path):
     run = Run(tmp_path / "copy")
     shutil.copytree(base.folder / "recipes", run.folder / "recipes")
-    hub, kept = start_hub(tmp_path / "server"), base.hub(tmp_path / "kept")
+    hub, expected_hub = start_hub(tmp_path / "server"), base.hub(tmp_path / "expected")
     env = {name: hub.env[name] for name in ("HF_ENDPOINT", "HF_TOKEN", "HF_HOME")}
     command = run.command("run", "--push_to_hub", "--namespace", "local")
     try:
@@ -364,29 +363,24 @@ def test_kills_in_every_stage_publish_same_repositories(base, tmp_path):
             subjects = hub.git(repo, "log", "--format=%s", "main").splitlines()
             assert len([subject for subject in subjects if ": step " in subject]) == len(STEPS[stage])
             hub.git(repo, "fsck", "--strict")
-            assert list_tags(hub, stage).keys() == list_tags(kept, stage).keys()
+            assert list_tags(hub, stage).keys() == list_tags(expected_hub, stage).keys()
             for tag in list_tags(hub, stage):
-                ours, theirs = (published_content(one, repo, tag, "model") for one in (hub, kept))
+                ours, theirs = (published_content(each, repo, tag, "model") for each in (hub, expected_hub))
                 assert ours == theirs and any(name.endswith(".safetensors") for name in ours)
-        ours, theirs = (published_content(one, "local/tiny-world", "main", "dataset") for one in (hub, kept))
+        ours, theirs = (published_content(each, "local/tiny-world", "main", "dataset") for each in (hub, expected_hub))
         assert ours == theirs and "preferences/train.jsonl" in ours
     finally:
         hub.stop()
-        kept.stop()
+        expected_hub.stop()
 
 
 def published_content(hub: RunningHub, repo: str, revision: str, kind: str) -> dict[str, str]:
-    """Path -> content id, of what does not name the Hub or a time."""
-    said = ("README.md", "rlhf_card.json", "metrics.jsonl", "claim.json")
+    """Maps path to blob id, without the files that contain the Hub's URL or times."""
+    excluded = ("README.md", "rlhf_card.json", "metrics.jsonl", "claim.json")
     entries = hub.api().list_repo_tree(repo, revision=revision, repo_type=kind, recursive=True)
     return {
         entry.path: entry.blob_id
         for entry in entries
         if hasattr(entry, "blob_id")
-        and (kind == "dataset" or (not entry.path.endswith(said) and not entry.path.startswith("runs/")))
+        and (kind == "dataset" or (not entry.path.endswith(excluded) and not entry.path.startswith("runs/")))
     }
-
-
-def kib_on_tmpfs(folder: Path) -> int:
-    """KiB that the files of a folder take on a tmpfs."""
-    return sum(-(-path.stat().st_size // 4096) * 4 for path in folder.rglob("*") if path.is_file())

@@ -1,4 +1,4 @@
-"""The whole recipe product-remarks on the real text, through the command line."""
+"""The recipe product-remarks on its real text, through the command line."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ def read_rows(path: Path) -> list[dict]:
 @pytest.mark.full
 @pytest.mark.timeout(2400)
 def test_product_remarks_figures_match_evidence(real_data, tmp_path):
-    """Within the committed figures of three seeds, with a margin for other thread counts and processors."""
+    """The bounds are the committed figures of three seeds, with a margin for other thread counts and processors."""
     done = zoo("run", "product-remarks", "--dataset_name", real_data / "pros_cons", "--evaluation.lexicon",
                real_data / "opinion_lexicon", "--ppo.release", "last", "--ppo.eval_strategy", "no",
                home=tmp_path / "home", cwd=tmp_path)  # fmt: skip

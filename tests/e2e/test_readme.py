@@ -1,8 +1,7 @@
-"""Every command of README.md but the two make targets, and of the pages that go on from it, as it stands there, in its
-order, on a shrunken tiny-world.
+"""Runs every command of README.md, except `make`, and of the guides after it, unchanged and in order.
 
-A folder named tiny-world in the working directory goes before the recipe of that name in the package: so the commands
-run word for word, and only the recipe is small.
+A folder named tiny-world in the working directory takes precedence over the package's recipe of that name, so the
+commands run a small recipe.
 """
 
 import json
@@ -24,13 +23,13 @@ from rlhf_zoo.runs.recipe import copy_recipe
 
 ROOT = Path(__file__).parents[2]
 GUIDES = ("quickstart", "is-ppo-right", "reward-up-text-worse", "choose-a-reward", "choose-a-judge", "publish", "kl")
-#: The Hub that embedded-hub.md serves stays for trainer.md.
+#: embedded-hub.md comes before trainer.md, whose Python block uses the Hub that it starts.
 PAGES = (
     *("README.md", "docs/commands.md"),
     *(f"docs/{name}.md" for name in GUIDES),
     *("docs/embedded-hub.md", "docs/trainer.md"),
 )
-README = "\n".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
+TEXT = "\n".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
 SMALL = {
     "recipe": {
         "corpus_args": {"lines": 600},
@@ -62,17 +61,17 @@ SMALL = {
 
 
 def code_blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.S | re.M)
+    return re.findall(rf"^```{language}\n(.*?)^```", TEXT, flags=re.S | re.M)
 
 
 def readme_commands() -> list[str]:
     lines = [line.partition("  #")[0].strip() for block in code_blocks("sh") for line in block.splitlines()]
-    # A guide repeats commands of README.md, which have run by then.
+    # Without repetitions: a guide repeats commands of README.md.
     return [line for line in dict.fromkeys(lines) if line and not line.startswith("make ")]
 
 
 def user_environment(folder: Path) -> dict[str, str]:
-    """The environment of a user without any Hub, who has a (warm) `rlhf-zoo`."""
+    """The environment of a user without settings of a Hub, with a (warm) `rlhf-zoo` on $PATH."""
     path = [program(folder), Path(sys.executable).parent, os.environ["PATH"]]
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "RLHF_ZOO_"))}
     own = {"RLHF_ZOO_HOME": str(folder / "home"), "PATH": os.pathsep.join(map(str, path)), "OMP_NUM_THREADS": "1"}
@@ -81,7 +80,7 @@ def user_environment(folder: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A working directory with the small recipe, and the environment of a user without any Hub."""
+    """A working directory with the small recipe, and the environment of a user."""
     folder = tmp_path_factory.mktemp("readme")
     environment = user_environment(folder) | {"WARM_QUICK": "1"}
     copy_recipe("tiny-world", folder / "tiny-world")
@@ -108,51 +107,52 @@ def run_command(command: str, place, **more) -> subprocess.CompletedProcess:
 
 
 def test_readme_contains_expected_commands():
-    made = {line.split()[1] for block in code_blocks("sh") for line in block.splitlines() if line.startswith("make ")}
-    assert made == {"demo", "real"}
+    lines = [line for block in code_blocks("sh") for line in block.splitlines()]
+    targets = {line.split()[1] for line in lines if line.startswith("make ")}
+    assert targets == {"demo", "real"}
     assert len(readme_commands()) >= 14
     assert all(command.startswith(("rlhf-zoo ", "hf ", 'eval "$(rlhf-zoo hub env)"')) for command in readme_commands())
 
 
 def test_every_documented_command_runs(place):
-    served = None
-    serving: dict[str, str] = {}
+    server = None
+    hub_env: dict[str, str] = {}
     try:
         for command in readme_commands():
             if command == "rlhf-zoo zoo --hub local --namespace demo":
-                # From here on they read what `make demo` published.
+                # The commands after it read what `make demo` publishes.
                 run_command("rlhf-zoo push runs/tiny-world --hub local --namespace demo", place)
             if command == "rlhf-zoo hub serve &":
-                served = start_command(command.removesuffix(" &"), place)
-                wait_until((Path(place[1]["RLHF_ZOO_HOME"]) / "hub" / "server.json").is_file, served, 60)
+                server = start_command(command.removesuffix(" &"), place)
+                wait_until((Path(place[1]["RLHF_ZOO_HOME"]) / "hub" / "server.json").is_file, server, 60)
             elif command.startswith("eval "):
-                said = run_command("rlhf-zoo hub env", place).stdout
-                words = [shlex.split(line)[1] for line in said.splitlines() if line.startswith("export ")]
-                serving = dict(word.split("=", 1) for word in words)
-                assert serving["HF_ENDPOINT"].startswith("http://127.0.0.1:")
+                stdout = run_command("rlhf-zoo hub env", place).stdout
+                words = [shlex.split(line)[1] for line in stdout.splitlines() if line.startswith("export ")]
+                hub_env = dict(word.split("=", 1) for word in words)
+                assert hub_env["HF_ENDPOINT"].startswith("http://127.0.0.1:")
                 run_command(f"{command} && env | grep -q HF_ENDPOINT=", place)
             elif command.startswith("rlhf-zoo compare "):
                 check_compare(command, place)
             else:
-                run_command(command, place, **serving)
-        check_python_block(place, serving)
+                run_command(command, place, **hub_env)
+        check_python_block(place, hub_env)
     finally:
-        if served is not None:
-            served.send_signal(signal.SIGTERM)
-            assert served.wait(30) == 0
+        if server is not None:
+            server.send_signal(signal.SIGTERM)
+            assert server.wait(30) == 0
     tags = json.loads((place[0] / "runs/tiny-world/ppo/run.json").read_text())["repo"]["tags"]
     assert {"step-000040", "best"} == set(tags)
     assert json.loads((place[0] / "runs/tiny-world/ppo/run.json").read_text())["publish"]["namespace"] == "local"
 
 
-def check_python_block(place, serving):
-    """The trainer alone, as docs/trainer.md shows it, against the Hub that is served."""
-    trained, stepped = code_blocks("python")
-    script = place[0] / "alone.py"
-    script.write_text(f"{trained}\n{stepped}")
-    done = run_command(f"{shlex.join(PYTHON)} {script}", place, **serving)
+def check_python_block(place, hub_env):
+    """Runs the Python blocks of docs/trainer.md with the served Hub."""
+    train_block, loop_block = code_blocks("python")
+    script = place[0] / "trainer.py"
+    script.write_text(f"{train_block}\n{loop_block}")
+    done = run_command(f"{shlex.join(PYTHON)} {script}", place, **hub_env)
     assert "objective/kl" in done.stdout
-    # The loop prints score and KL of its two updates; the first is measured before any step.
+    # The loop prints score and KL of its two updates; the first is measured before any optimizer step.
     *_, first, second = done.stdout.strip().splitlines()
     assert abs(float(first.split()[1])) < 1e-5 < abs(float(second.split()[1]))
 
@@ -163,12 +163,12 @@ def start_command(command: str, place) -> subprocess.Popen:
 
 
 def check_compare(command: str, place) -> None:
-    """`compare` serves until it is stopped: its page answers, and Ctrl-C ends it."""
+    """Starts `compare`, waits until its page answers, and stops it with Ctrl-C."""
     process = start_command(command, place)
     try:
         wait_until(lambda: answers(7860), process)
     finally:
         process.send_signal(signal.SIGINT)
         code = process.wait(60)
-    # Had the port been another program's, the page would be too, and this process would have ended with 2.
+    # 2 would mean that another program had the port, and answered in its place.
     assert code == 130

@@ -1,4 +1,4 @@
-"""`rlhf-zoo reproduce`: published stages reproduce bit for bit, and alterations are named."""
+"""`rlhf-zoo reproduce` reproduces published stages bit for bit, and names what was altered."""
 
 import json
 import shutil
@@ -50,7 +50,7 @@ STAGES = {
 LAST = {"sft": 20, "reward": 4, "ppo": 6}
 MIDDLE = {"sft": 10, "reward": 2, "ppo": 4}
 
-# One process makes all of them again: importing the trainers takes longer than what they do here.
+# One process reproduces all of them: importing the trainers takes longer than their training here.
 WORKER = """
 import json, sys
 from pathlib import Path
@@ -60,16 +60,16 @@ from rlhf_zoo.pipeline.inspect.reproduce import reproduce
 
 for key, folder, name, allowed in json.loads(sys.argv[2]):
     try:
-        found = reproduce(name, hub=Hub("other", sys.argv[1], "a test"), directory=Path(folder), allowed=allowed)
+        report = reproduce(name, hub=Hub("other", sys.argv[1], "a test"), directory=Path(folder), allowed=allowed)
     except ZooError as error:
-        found = {"error": str(error)}
-    Path(f"{key}.json").write_text(json.dumps(found))
+        report = {"error": str(error)}
+    Path(f"{key}.json").write_text(json.dumps(report))
 """
 
 
 @dataclass(frozen=True)
-class Answers:
-    """What `reproduce` said, by what was asked; its run directories lie in `folder`."""
+class Reports:
+    """The reports of `reproduce` by key; its run directories are in `folder`."""
 
     folder: Path
 
@@ -110,28 +110,28 @@ def edit_parents(**named: Mapping[str, Any]) -> Callable[[Path], None]:
     return edit_json("rlhf_card.json", lambda document: document["parents"].update(named))
 
 
-GONE = {"repo": "local/gone", "commit": "0" * 40}
+MISSING = {"repo": "local/gone", "commit": "0" * 40}
 UNPUBLISHED = {"repo": None, "commit": None}
-# Name of an altered copy: what it is a copy of, and what was altered.
+# Name of an altered copy -> (its original, the alteration).
 ALTERED: dict[str, tuple[str, Callable[[Path], None]]] = {
     "seed": ("toy-ppo@step-000004", edit_settings(seed=2)),
     "weights": ("toy-sft@step-000010", alter_weights),
     "metrics": ("toy-reward@step-000004", alter_metrics),
-    "told": (
+    "version-and-data": (
         "toy-sft@step-000010",
         lambda folder: [
             edit_json("rlhf_card.json", lambda card: card["versions"].update(torch="\x1b0.1"))(folder),
-            edit_parents(data=GONE)(folder),
+            edit_parents(data=MISSING)(folder),
         ],
     ),
     "config": ("toy-sft@step-000010", edit_json("config.json", lambda config: config.update(hidden_act="gelu"))),
     "folder": ("toy-sft@step-000010", edit_recipe(dataset_name="/somewhere/lines")),
     "no-recipe": ("toy-sft@step-000010", lambda folder: (folder / "recipe.json").unlink()),
     "unpublished-sft": ("toy-ppo@step-000004", edit_parents(sft=UNPUBLISHED)),
-    "sft-gone": ("toy-ppo@step-000004", edit_parents(sft=GONE)),
+    "sft-gone": ("toy-ppo@step-000004", edit_parents(sft=MISSING)),
     "folder-gone": (
         "toy-sft@step-000010",
-        lambda folder: [edit_recipe(dataset_name="/somewhere")(folder), edit_parents(data=GONE)(folder)],
+        lambda folder: [edit_recipe(dataset_name="/somewhere")(folder), edit_parents(data=MISSING)(folder)],
     ),
     "data-gone": ("toy-sft@step-000010", edit_recipe(corpus=None, dataset_name="local/gone")),
     "own-reward": ("toy-ppo@step-000004", edit_settings(reward_funcs=["their_rewards:good"])),
@@ -164,7 +164,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningHub]:
 
 
 @pytest.fixture(scope="module")
-def answers(served: RunningHub, tmp_path_factory: pytest.TempPathFactory) -> Answers:
+def reports(served: RunningHub, tmp_path_factory: pytest.TempPathFactory) -> Reports:
     folder = tmp_path_factory.mktemp("reproduced")
     (folder / "their_rewards.py").write_text(
         "open('imported', 'w')\ndef good(completions, **_): return [0.0] * len(completions)\n"
@@ -175,66 +175,66 @@ def answers(served: RunningHub, tmp_path_factory: pytest.TempPathFactory) -> Ans
         "ppo-best": "local/toy-ppo@best",
         **{f"{stage}-middle": f"local/toy-{stage}@step-{MIDDLE[stage]}" for stage in STAGES},
         **{name: f"local/{name}" for name in ALTERED},
-        "of-a-folder": "pulled",
+        "pulled-folder": "pulled",
     }
-    asked: list[tuple[str, str, str, list[str]]] = [
+    requests: list[tuple[str, str, str, list[str]]] = [
         *((key, key, name, []) for key, name in names.items()),
         ("allowed", "allowed", "local/own-reward", ["their_rewards:good"]),
         ("sft-middle-again", "sft-middle", "local/toy-sft@step-000010", []),
-        ("another-there", "ppo-best", "local/toy-sft@step-10", []),
+        ("other-checkpoint", "ppo-best", "local/toy-sft@step-10", []),
     ]
     env = {"HF_HOME": str(folder / "home"), "WARM_QUICK": "1"}
-    served.run(sys.executable, "-c", WORKER, served.url, json.dumps(asked), cwd=folder, **env)
-    return Answers(folder)
+    served.run(sys.executable, "-c", WORKER, served.url, json.dumps(requests), cwd=folder, **env)
+    return Reports(folder)
 
 
 @pytest.mark.parametrize(("stage", "when"), [("ppo", "best"), *((stage, "middle") for stage in STAGES)])
-def test_every_stage_reproduces_bit_for_bit(answers, stage, when):
-    found = answers[f"{stage}-{when}"]
+def test_every_stage_reproduces_bit_for_bit(reports, stage, when):
+    report = reports[f"{stage}-{when}"]
     step = LAST[stage] if when == "best" else MIDDLE[stage]
-    assert found["bit_equal"], found
-    assert (found["stage"], found["recipe"], found["step"]) == (stage, "toy", step)
-    weights = {row["file"]: (row["differing"], row["problem"], row["max_abs"]) for row in found["weights"]}
+    assert report["bit_equal"], report
+    assert (report["stage"], report["recipe"], report["step"]) == (stage, "toy", step)
+    weights = {row["file"]: (row["differing"], row["problem"], row["max_abs"]) for row in report["weights"]}
     files = ["critic/model.safetensors", "model.safetensors"] if stage == "ppo" else ["model.safetensors"]
-    assert weights == dict.fromkeys(files, (0, None, 0.0)) and all(row["tensors"] > 8 for row in found["weights"])
-    metrics = found["metrics"]
+    assert weights == dict.fromkeys(files, (0, None, 0.0)) and all(row["tensors"] > 8 for row in report["weights"])
+    metrics = report["metrics"]
     assert metrics["rows"] == metrics["rows_here"] >= 2 and metrics["columns"] > 5 and metrics["differing"] == []
-    assert found["files"] == found["versions"] == found["notes"] == found["settings"]["differing"] == []
-    data = found["data"]
-    # Lines and prompts are three splits each; the reward stage made the pairs again too.
+    assert report["files"] == report["versions"] == report["notes"] == report["settings"]["differing"] == []
+    data = report["data"]
+    # Lines and prompts have three splits each; the reward stage also prepares the two splits of pairs.
     assert (data["repo"], data["how"], data["compared"], data["differing"]) == (
         "local/toy", "prepared again by its corpus", 8 if stage == "reward" else 6, [],
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_reproduce_runs_one_stage_up_to_its_step(answers, served, tmp_path, stage):
-    run, api = answers.folder / f"{stage}-middle", served.api()
+def test_reproduce_runs_one_stage_up_to_its_step(reports, served, tmp_path, stage):
+    run, api = reports.folder / f"{stage}-middle", served.api()
     assert {path.name for path in run.iterdir()} == {"data", stage, "reproduce.json", "run_id"}
     assert max(int(path.name[11:]) for path in (run / stage).glob("checkpoint-*")) == MIDDLE[stage]
     document = json.loads((run / stage / "run.json").read_text())
     assert (document["status"], document["repo"]) == ("stopped", None), "nothing is published"
-    # At the commits that the card names, which are not those of the tags `best`.
-    at = f"step-{MIDDLE[stage]:06d}"
-    card = api.hf_hub_download(f"local/toy-{stage}", "rlhf_card.json", revision=at, cache_dir=tmp_path)
-    named = {role: one["commit"] for role, one in json.loads(Path(card).read_text())["parents"].items()}
-    assert {role: one["commit"] for role, one in document["parents"].items()}.items() <= named.items()
-    best = {api.model_info(f"local/toy-{one}", revision="best").sha for one in STAGES}
-    assert len(document["parents"]) == len(named) - 1 and not best & set(named.values())
+    # The parents are at the commits that the card names, which are not those of the tags `best`.
+    tag = f"step-{MIDDLE[stage]:06d}"
+    card = api.hf_hub_download(f"local/toy-{stage}", "rlhf_card.json", revision=tag, cache_dir=tmp_path)
+    commits = {role: parent["commit"] for role, parent in json.loads(Path(card).read_text())["parents"].items()}
+    assert {role: parent["commit"] for role, parent in document["parents"].items()}.items() <= commits.items()
+    best = {api.model_info(f"local/toy-{name}", revision="best").sha for name in STAGES}
+    assert len(document["parents"]) == len(commits) - 1 and not best & set(commits.values())
     assert len(list(api.list_models())) == len(STAGES) + len(ALTERED)
 
 
-def test_pulled_folder_reproduces(answers):
-    found = answers["of-a-folder"]
-    assert found["bit_equal"] and (found["commit"], found["step"]) == (None, 10)
+def test_pulled_folder_reproduces(reports):
+    report = reports["pulled-folder"]
+    assert report["bit_equal"] and (report["commit"], report["step"]) == (None, 10)
 
 
-def test_finished_reproduction_is_compared_without_rerun(answers):
-    before, again = answers["sft-middle"], answers["sft-middle-again"]
-    assert json.loads((answers.folder / "sft-middle" / "reproduce.json").read_text()) == again
+def test_finished_reproduction_is_compared_without_rerun(reports):
+    before, again = reports["sft-middle"], reports["sft-middle-again"]
+    assert json.loads((reports.folder / "sft-middle" / "reproduce.json").read_text()) == again
     assert before["seconds"] > 0 and again["seconds"] is None
     assert {**again, "seconds": 0, "name": ""} == {**before, "seconds": 0, "name": ""}
-    assert answers["another-there"] == {
+    assert reports["other-checkpoint"] == {
         "error": "ppo-best holds the reproduction of another checkpoint: choose another --output_dir."
     }
 
@@ -242,58 +242,55 @@ def test_finished_reproduction_is_compared_without_rerun(answers):
 # Planted differences
 
 
-def test_reproduce_reports_another_seed(answers):
-    found = answers["seed"]
-    assert not found["bit_equal"]
-    assert {"key": "seed (card, recipe.json)", "published": 1, "here": 2} in found["settings"]["differing"]
-    assert found["settings"]["fingerprint"]["card"] != found["settings"]["fingerprint"]["recipe"]
-    assert all(row["differing"] > 0 and row["max_abs"] > 0 for row in found["weights"])
-    assert "objective/score" in {row["column"] for row in found["metrics"]["differing"]}
+def test_reproduce_reports_another_seed(reports):
+    report = reports["seed"]
+    assert not report["bit_equal"]
+    assert {"key": "seed (card, recipe.json)", "published": 1, "here": 2} in report["settings"]["differing"]
+    assert report["settings"]["fingerprint"]["card"] != report["settings"]["fingerprint"]["recipe"]
+    assert all(row["differing"] > 0 and row["max_abs"] > 0 for row in report["weights"])
+    assert "objective/score" in {row["column"] for row in report["metrics"]["differing"]}
 
 
-def test_reproduce_names_altered_weights_metrics_and_config(answers):
-    """Each alteration is reported alone, and suffices for a failure."""
-    told = {}
+def test_reproduce_names_altered_weights_metrics_and_config(reports):
+    """Each alteration is reported on its own, and is enough for a failure."""
+    differences = {}
     for name in ("weights", "metrics", "config"):
-        found = answers[name]
-        assert not found["bit_equal"] and found["settings"]["differing"] == []
-        told[name] = [
-            [row for row in found["weights"] if row["differing"]],
-            found["metrics"]["differing"],
-            found["files"],
+        report = reports[name]
+        assert not report["bit_equal"] and report["settings"]["differing"] == []
+        differences[name] = [
+            [row for row in report["weights"] if row["differing"]],
+            report["metrics"]["differing"],
+            report["files"],
         ]
-    ([weights], *rest), (none, [metrics], _) = told["weights"], told["metrics"]
-    assert rest == [[], []] and weights["worst"] == "model.norm.weight"
+    ([weights], *others), (no_weights, [metrics], _) = differences["weights"], differences["metrics"]
+    assert others == [[], []] and weights["worst"] == "model.norm.weight"
     assert weights["max_abs"] == pytest.approx(0.25, abs=1e-6)  # rounding of the altered weight to float32
-    assert none == [] and (metrics["column"], metrics["rows"], metrics["of"], metrics["first_step"]) == (
-        "loss",
-        1,
-        4,
-        2,
-    )
-    assert told["config"] == [[], [], [{"file": "config.json", "problem": "hidden_act differs"}]]
+    assert no_weights == [] and metrics["column"] == "loss"
+    assert (metrics["rows"], metrics["of"], metrics["first_step"]) == (1, 4, 2)
+    assert differences["config"] == [[], [], [{"file": "config.json", "problem": "hidden_act differs"}]]
 
 
-def test_reproduce_notes_versions_and_missing_data_without_failing(answers):
-    """Another version, and a missing data set that is not needed because a corpus generates it."""
-    found = answers["told"]
-    (row,) = found["versions"]
-    assert found["bit_equal"] and (row["name"], row["published"]) == ("torch", "\x1b0.1")
-    assert found["data"]["compared"] == 0
-    (note,) = found["notes"]
+def test_reproduce_notes_versions_and_missing_data_without_failing(reports):
+    """The data set is not needed, because a corpus generates it."""
+    report = reports["version-and-data"]
+    (row,) = report["versions"]
+    assert report["bit_equal"] and (row["name"], row["published"]) == ("torch", "\x1b0.1")
+    assert report["data"]["compared"] == 0
+    (note,) = report["notes"]
     assert note.startswith(f"the data set local/gone at {'0' * 40} could not be compared")
 
 
-def test_reproduce_uses_published_data_of_local_folder(answers):
-    found = answers["folder"]
-    assert found["bit_equal"], found
-    assert found["data"]["how"].startswith("taken as published: its corpus reads /somewhere/lines")
-    assert found["data"]["compared"] == 6
-    # The fingerprint of the data hangs on the source, which the altered recipe.json says differs.
-    assert [row["key"] for row in found["settings"]["differing"]] == ["recipe.dataset_name (card, recipe.json)", "data"]
+def test_reproduce_uses_published_data_of_local_folder(reports):
+    report = reports["folder"]
+    assert report["bit_equal"], report
+    assert report["data"]["how"].startswith("taken as published: its corpus reads /somewhere/lines")
+    assert report["data"]["compared"] == 6
+    # The data's fingerprint depends on the source, which the altered recipe.json changes.
+    keys = [row["key"] for row in report["settings"]["differing"]]
+    assert keys == ["recipe.dataset_name (card, recipe.json)", "data"]
 
 
-# What cannot be made again
+# Stages that cannot be reproduced
 
 
 @pytest.mark.parametrize(
@@ -307,27 +304,27 @@ def test_reproduce_uses_published_data_of_local_folder(answers):
         ("own-reward", "sets reward_funcs to their_rewards:good, which may import code"),
     ],
 )
-def test_reproduce_names_missing_parts_before_training(answers, name, message):
-    found = answers[name]
-    assert message in found["error"] and ". " not in found["error"]
-    run = answers.folder / name
+def test_reproduce_names_missing_parts_before_training(reports, name, message):
+    report = reports[name]
+    assert message in report["error"] and ". " not in report["error"]
+    run = reports.folder / name
     assert {path.name for path in run.glob("*")} <= {"reproduce.json"}
 
 
-def test_reproduce_runs_foreign_reward_function_with_flag(answers):
-    found = answers["allowed"]
-    assert (answers.folder / "imported").exists() and not found["bit_equal"]
-    assert "rewards/good" in {row["column"] for row in found["metrics"]["differing"]}
+def test_reproduce_runs_foreign_reward_function_with_flag(reports):
+    report = reports["allowed"]
+    assert (reports.folder / "imported").exists() and not report["bit_equal"]
+    assert "rewards/good" in {row["column"] for row in report["metrics"]["differing"]}
 
 
-def test_reproduce_rejects_settings_that_end_before_step(answers):
-    assert "ended before step 10, the step of local/short" in answers["short"]["error"]
+def test_reproduce_rejects_settings_that_end_before_step(reports):
+    assert "ended before step 10, the step of local/short" in reports["short"]["error"]
 
 
 # The command
 
 
-def test_reproduce_command_prints_differences_and_refusals(served, tmp_path):
+def test_reproduce_command_prints_differences_and_errors(served, tmp_path):
     def command(*arguments: str) -> Any:
         return zoo(
             "reproduce", *arguments, "--hub", served.url, home=tmp_path, cwd=tmp_path, RLHF_ZOO_HUB_TOKEN=served.token
@@ -337,9 +334,9 @@ def test_reproduce_command_prints_differences_and_refusals(served, tmp_path):
     assert (done.returncode, errors(done.stderr)) == (1, []), done.stderr
     assert done.stdout.rstrip().endswith("Not bit-equal: local/weights")
     assert "1 of 11 tensors differ" in done.stdout and "model.norm.weight" in done.stdout
-    found = json.loads(command("local/weights", "--json").stdout)
-    assert not found["bit_equal"] and found["directory"].startswith("runs/reproduce/local--weights@")
-    assert (tmp_path / found["directory"] / "sft" / "checkpoint-10" / "COMPLETE").is_file()
+    report = json.loads(command("local/weights", "--json").stdout)
+    assert not report["bit_equal"] and report["directory"].startswith("runs/reproduce/local--weights@")
+    assert (tmp_path / report["directory"] / "sft" / "checkpoint-10" / "COMPLETE").is_file()
     done = command("local/own-reward")
-    (said,) = errors(done.stderr)
-    assert done.returncode == 2 and said.endswith("if you trust it, add --allow_import their_rewards:good.")
+    (error,) = errors(done.stderr)
+    assert done.returncode == 2 and error.endswith("if you trust it, add --allow_import their_rewards:good.")

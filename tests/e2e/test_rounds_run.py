@@ -1,4 +1,4 @@
-"""`rlhf-zoo run --rounds`: the reward model learns from samples of the last PPO policy, and PPO runs again."""
+"""`rlhf-zoo run --rounds` trains the reward model on samples of the last PPO policy, and runs PPO again."""
 
 import json
 from pathlib import Path
@@ -17,13 +17,13 @@ def test_second_round_records_first_round(base: Run, tmp_path: Path) -> None:
     before = run.json("ppo", "run.json")
     done = run.zoo(*words, "--json")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found == run.json("rounds.json") and unexplained(found) == []
-    one, two = found["rounds"]
-    assert (one["round"], one["labels"], one["judge_minus_previous"]) == (1, None, None)
-    assert (two["round"], two["labels"], two["repo"]) == (2, "gold", "local/tiny-world-round-2-ppo")
-    assert 0 < two["pairs"]["new"] <= 48 and two["pairs"]["old"] > 0 and two["judge_minus_previous"]["n"] == 16
-    assert run.json("ppo", "run.json") == before, "the first round is as it was"
+    overview = json.loads(done.stdout)
+    assert overview == run.json("rounds.json") and unexplained(overview) == []
+    first, second = overview["rounds"]
+    assert (first["round"], first["labels"], first["judge_minus_previous"]) == (1, None, None)
+    assert (second["round"], second["labels"], second["repo"]) == (2, "gold", "local/tiny-world-round-2-ppo")
+    assert 0 < second["pairs"]["new"] <= 48 and second["pairs"]["old"] > 0 and second["judge_minus_previous"]["n"] == 16
+    assert run.json("ppo", "run.json") == before, "the first round is unchanged"
 
     reward, ppo = (run.json("round-2", stage, "run.json") for stage in ("reward", "ppo"))
     commit = before["repo"]["tags"]["best"]
@@ -47,11 +47,11 @@ def test_second_round_records_first_round(base: Run, tmp_path: Path) -> None:
     again = run.zoo(*words)
     assert again.returncode == 0, again.stderr
     assert "judge" in again.stdout and "by gold" in again.stdout
-    assert run.json("round-2", "ppo", "run.json") == ppo, "it was there"
+    assert run.json("round-2", "ppo", "run.json") == ppo, "a finished round is not trained again"
     other = run.zoo(*words, "--labels", "judge")
     assert other.returncode == 2 and "has pairs that were made with another value of 'labels': choose" in other.stderr
-    refused = run.zoo("reproduce", "local/tiny-world-round-2-reward@best", "--hub", "local")
-    assert refused.returncode == 2 and "also learned from samples of an earlier round's PPO policy" in refused.stderr
+    rejected = run.zoo("reproduce", "local/tiny-world-round-2-reward@best", "--hub", "local")
+    assert rejected.returncode == 2 and "also learned from samples of an earlier round's PPO policy" in rejected.stderr
     pushed = run.zoo("push", "run/round-2", "--hub", "local")
     assert pushed.returncode == 0 and "local/tiny-world-round-2-ppo: " in pushed.stdout, pushed.stderr
 
@@ -72,7 +72,7 @@ def test_second_round_records_first_round(base: Run, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_missing_labeler_fails_before_training(
+def test_invalid_labels_fail_before_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Commands of a recipe in two processes: the files, metrics, weights and tags of one, each written once."""
+"""A recipe's commands in two processes write the same files, metrics, weights and tags as in one, each once."""
 
 import json
 import os
@@ -25,7 +25,7 @@ from rlhf_zoo.runs.record import StageRecord
 NOWHERE = "http://127.0.0.1:9"
 TESTS = str(Path(schemas.__file__).parent)
 TWO = Path(__file__).parents[2] / "recipes" / "accelerate" / "two-cpus.yaml"
-#: Batches of 4 over 19 texts and 15 prompts, so that passes end with rows that cannot be dealt out evenly.
+#: 19 texts and 15 prompts in batches of 4: the last batch of a pass cannot be split evenly.
 KEYS: dict[str, dict[str, Any]] = {
     "sft": {"num_train_epochs": 2, "max_steps": -1, "per_device_eval_batch_size": 4, "eval_strategy": "epoch",
             "save_strategy": "steps", "save_steps": 4, "learning_rate": 1e-3, "bf16": False},
@@ -42,15 +42,15 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return schemas.make_recipe(tmp_path_factory.mktemp("recipe"), "Anthropic/hh-rlhf", "plain", **KEYS)
 
 
-def run_in_two_processes(*arguments: str | Path, home: Path) -> tuple[list[int], list[str]]:
-    """`rlhf-zoo ARGUMENTS` in two processes: their exit codes and stderr."""
-    ended = run_two_processes([*COMMAND, *map(str, arguments)], home.parent, environment(home, PYTHONPATH=TESTS))
+def zoo_twice(*arguments: str | Path, home: Path) -> tuple[list[int], list[str]]:
+    """Runs `rlhf-zoo ARGUMENTS` in two processes; returns their exit codes and stderr."""
+    results = run_two_processes([*COMMAND, *map(str, arguments)], home.parent, environment(home, PYTHONPATH=TESTS))
     assert hubs_over(home) == []
-    return ended
+    return results
 
 
 def list_files(folder: Path) -> set[str]:
-    """What a stage left, but for the states of random numbers, of which each process has one."""
+    """Lists a stage's files, without the random states, of which each process writes one."""
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.name.startswith("rng_state")}
 
 
@@ -58,83 +58,81 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     return [*map(without_times, StageRecord(folder).metrics())]
 
 
-def assert_close(found: Any, wanted: Any, where: str = "") -> None:
+def assert_close(actual: Any, expected: Any, where: str = "") -> None:
     """Asserts that two JSON values are equal, except for float32 rounding and times."""
-    if isinstance(wanted, dict):
-        assert found.keys() == wanted.keys(), where
-        for key in wanted.keys() - {"seconds"}:
-            assert_close(found[key], wanted[key], f"{where}.{key}")
-    elif isinstance(wanted, list):
-        assert len(found) == len(wanted), where
-        for place, (one, other) in enumerate(zip(found, wanted, strict=True)):
-            assert_close(one, other, f"{where}[{place}]")
-    elif isinstance(wanted, float):
-        assert found == pytest.approx(wanted, rel=1e-3, abs=2e-5), where
-    elif isinstance(wanted, str):  # sentences have rounded figures in them
-        assert re.sub(r"[\d.]+", "0", found) == re.sub(r"[\d.]+", "0", wanted), where
+    if isinstance(expected, dict):
+        assert actual.keys() == expected.keys(), where
+        for key in expected.keys() - {"seconds"}:
+            assert_close(actual[key], expected[key], f"{where}.{key}")
+    elif isinstance(expected, list):
+        assert len(actual) == len(expected), where
+        for index, (item, other) in enumerate(zip(actual, expected, strict=True)):
+            assert_close(item, other, f"{where}[{index}]")
+    elif isinstance(expected, float):
+        assert actual == pytest.approx(expected, rel=1e-3, abs=2e-5), where
+    elif isinstance(expected, str):  # sentences contain rounded figures
+        assert re.sub(r"[\d.]+", "0", actual) == re.sub(r"[\d.]+", "0", expected), where
     else:
-        assert found == wanted, where
+        assert actual == expected, where
 
 
-def assert_same_weights(one: Path, two: Path) -> None:
-    names = sorted(path.relative_to(one) for path in one.rglob("*.safetensors"))
+def assert_same_weights(folder: Path, other: Path) -> None:
+    names = sorted(path.relative_to(folder) for path in folder.rglob("*.safetensors"))
     assert names
     for name in names:
-        ours, theirs = load_file(one / name), load_file(two / name)
+        ours, theirs = load_file(folder / name), load_file(other / name)
         assert ours.keys() == theirs.keys()
         assert max(float((ours[key] - theirs[key]).abs().max()) for key in ours) < 2e-5, name
 
 
 @pytest.fixture(scope="module")
 def runs(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The recipe's run in one process, and in two."""
+    """The recipe's run in one process, and its run in two."""
     root = tmp_path_factory.mktemp("runs")
     done = zoo("run", recipe, "--output_dir", root / "one", "--hub", "local", home=root / "home-one", PYTHONPATH=TESTS)
     assert done.returncode == 0, done.stderr
-    codes, said = run_in_two_processes(
-        "run", recipe, "--output_dir", root / "two", "--hub", "local", home=root / "home-two"
-    )
-    assert codes == [0, 0], said
-    # torch's own warning is switched off in a process of its own, but not where torch is imported already.
-    assert [line for line in errors(said[1]) if "reducer.cpp" not in line] == [], "the first process speaks for all"
+    codes, stderr = zoo_twice("run", recipe, "--output_dir", root / "two", "--hub", "local", home=root / "home-two")
+    assert codes == [0, 0], stderr
+    # The command cannot turn off torch's warning in a warm process, which has imported torch already.
+    assert [line for line in errors(stderr[1]) if "reducer.cpp" not in line] == [], "only the first process prints"
     assert "Everything is in" in (root / "stdout-0").read_text() and (root / "stdout-1").read_text() == ""
     return root / "one", root / "two"
 
 
 @pytest.mark.timeout(600)
 def test_two_processes_match_one(runs: tuple[Path, Path]) -> None:
-    one, two = runs
+    single, two = runs
     for stage in ("sft", "reward", "ppo"):
-        assert list_files(two / stage) == list_files(one / stage)
-        assert_close(read_metrics(two / stage), read_metrics(one / stage), stage)
-        ours, theirs = (StageRecord(run / stage).read() for run in (one, two))
+        assert list_files(two / stage) == list_files(single / stage)
+        assert_close(read_metrics(two / stage), read_metrics(single / stage), stage)
+        ours, theirs = (StageRecord(run / stage).read() for run in (single, two))
         assert ours["fingerprint"] == theirs["fingerprint"] and ours["chosen"]["step"] == theirs["chosen"]["step"]
         assert ours["repo"]["tags"].keys() == theirs["repo"]["tags"].keys() > {"best"}
-        for checkpoint in StageRecord(one / stage).checkpoints():
+        for checkpoint in StageRecord(single / stage).checkpoints():
             check_integrity(two / stage / checkpoint.name)
             assert_same_weights(checkpoint, two / stage / checkpoint.name)
     assert_close(
-        *(json.loads((run / "eval" / "evaluation.json").read_text()) for run in (two, one)), where="evaluation"
+        *(json.loads((run / "eval" / "evaluation.json").read_text()) for run in (two, single)), where="evaluation"
     )
     assert (two / "eval" / "samples.jsonl").read_text().count("\n") == 2
     assert not (two / LOCK).exists()
     assert (two / "summary.json").is_file()
 
 
-def copy_until(run: Path, stage: str, step: int, to: Path) -> Path:
-    """A copy of a run whose stage was killed after the checkpoint of a step."""
-    shutil.copytree(run, to)
-    record = StageRecord(to / stage)
+def copy_until(run: Path, stage: str, step: int, target: Path) -> Path:
+    """Copies a run as if its stage had been killed after the checkpoint of `step`."""
+    shutil.copytree(run, target)
+    record = StageRecord(target / stage)
     for checkpoint in record.checkpoints():
         if int(checkpoint.name.partition("-")[2]) > step:
             record.remove_checkpoint(checkpoint)
     record.write(status="running", repo=None, publish=None, chosen=None)
-    return to
+    return target
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("stage", "how"),
+    ("stage", "flags"),
     [
         pytest.param("sft", [], marks=pytest.mark.full),
         pytest.param("reward", ["--fsdp2"], marks=pytest.mark.full),
@@ -142,28 +140,28 @@ def copy_until(run: Path, stage: str, step: int, to: Path) -> Path:
     ],
 )
 def test_run_resumes_with_other_process_count(
-    recipe: Path, runs: tuple[Path, Path], tmp_path: Path, stage: str, how: list[str]
+    recipe: Path, runs: tuple[Path, Path], tmp_path: Path, stage: str, flags: list[str]
 ) -> None:
-    one, _ = runs
-    *_, before, then, _ = [0, *(int(each.name.partition("-")[2]) for each in StageRecord(one / stage).checkpoints())]
-    more = copy_until(one, stage, before, tmp_path / "more")
-    codes, said = run_in_two_processes(
-        stage, recipe, "--output_dir", more, "--hub", NOWHERE, *how, home=tmp_path / "home"
+    single, _ = runs
+    *_, before, then, _ = [0, *(int(each.name.partition("-")[2]) for each in StageRecord(single / stage).checkpoints())]
+    two_processes = copy_until(single, stage, before, tmp_path / "more")
+    codes, stderr = zoo_twice(
+        stage, recipe, "--output_dir", two_processes, "--hub", NOWHERE, *flags, home=tmp_path / "home"
     )
-    assert codes == [0, 0], said
-    fewer = copy_until(more, stage, then, tmp_path / "fewer")
-    done = zoo(stage, recipe, "--output_dir", fewer, "--hub", NOWHERE, home=tmp_path / "home", PYTHONPATH=TESTS)
+    assert codes == [0, 0], stderr
+    one_process = copy_until(two_processes, stage, then, tmp_path / "fewer")
+    done = zoo(stage, recipe, "--output_dir", one_process, "--hub", NOWHERE, home=tmp_path / "home", PYTHONPATH=TESTS)
     assert done.returncode == 0, done.stderr
-    for run in (more, fewer):
-        assert_close(read_metrics(run / stage), read_metrics(one / stage), f"{run.name} {stage}")
-        last = StageRecord(one / stage).last_checkpoint()
+    for run in (two_processes, one_process):
+        assert_close(read_metrics(run / stage), read_metrics(single / stage), f"{run.name} {stage}")
+        last = StageRecord(single / stage).last_checkpoint()
         assert last is not None
         assert_same_weights(last, run / stage / last.name)
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (
             ("--per_device_train_batch_size", "3"),
@@ -173,22 +171,22 @@ def test_run_resumes_with_other_process_count(
     ],
 )
 def test_error_is_printed_once_for_all_processes(
-    recipe: Path, tmp_path: Path, flags: tuple[str, str], said: str
+    recipe: Path, tmp_path: Path, flags: tuple[str, str], message: str
 ) -> None:
-    found = ("sft", recipe, "--output_dir", tmp_path / "run", "--hub", NOWHERE, *flags)
-    codes, stderr = run_in_two_processes(*found, home=tmp_path / "home")
+    arguments = ("sft", recipe, "--output_dir", tmp_path / "run", "--hub", NOWHERE, *flags)
+    codes, stderr = zoo_twice(*arguments, home=tmp_path / "home")
     assert codes[0] == 2 and codes[1] != 0
-    assert sum(one.count("Error: ") for one in stderr) == 1 and said in stderr[0]
+    assert sum(log.count("Error: ") for log in stderr) == 1 and message in stderr[0]
 
 
 @pytest.mark.full
 @pytest.mark.timeout(300)
-def test_restart_with_another_base_reaches_all_processes(recipe: Path, tmp_path: Path) -> None:
+def test_restart_with_changed_base_works_in_all_processes(recipe: Path, tmp_path: Path) -> None:
     base = miniatures.save("Qwen3", tmp_path / "base")
-    asked = ("sft", recipe, "--output_dir", tmp_path / "run", "--hub", NOWHERE, "--model_name_or_path", base)
-    for more in ((), ("--restart",)):
-        codes, said = run_in_two_processes(*asked, "--max_steps", "1", *more, home=tmp_path / "home")
-        assert codes == [0, 0], said
+    arguments = ("sft", recipe, "--output_dir", tmp_path / "run", "--hub", NOWHERE, "--model_name_or_path", base)
+    for restart in ((), ("--restart",)):
+        codes, stderr = zoo_twice(*arguments, "--max_steps", "1", *restart, home=tmp_path / "home")
+        assert codes == [0, 0], stderr
         weights = base / "model.safetensors"
         save_file({name: value * 2 for name, value in load_file(weights).items()}, weights, metadata={"format": "pt"})
 
@@ -196,7 +194,7 @@ def test_restart_with_another_base_reaches_all_processes(recipe: Path, tmp_path:
 @pytest.mark.full
 @pytest.mark.timeout(900)
 def test_killed_worker_ends_run_with_intact_checkpoint(recipe: Path, runs: tuple[Path, Path], tmp_path: Path) -> None:
-    """By `accelerate launch`, as a user starts it."""
+    """With `accelerate launch`, as a user starts it."""
     shutil.copytree(runs[0], tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "ppo")
     shutil.rmtree(tmp_path / "run" / "eval")
@@ -209,7 +207,7 @@ def test_killed_worker_ends_run_with_intact_checkpoint(recipe: Path, runs: tuple
     record = StageRecord(tmp_path / "run" / "ppo")
 
     def launch(log: Path, *, past: int) -> subprocess.Popen[bytes]:
-        """Comes back once there is a checkpoint of a step after `past`."""
+        """Starts the command, and returns once there is a checkpoint after step `past`."""
         with log.open("w") as file:
             launched = subprocess.Popen(command, env=env, stdout=file, stderr=file)
         deadline = time.monotonic() + 400
@@ -226,7 +224,7 @@ def test_killed_worker_ends_run_with_intact_checkpoint(recipe: Path, runs: tuple
     check_integrity(checkpoint)
     assert hubs_over(tmp_path / "home") == []
     launched = launch(tmp_path / "log-2", past=int(checkpoint.name.partition("-")[2]))
-    launched.send_signal(signal.SIGINT)  # Ctrl-C: both stop after the step under way, which is saved
+    launched.send_signal(signal.SIGINT)  # Ctrl-C: both processes stop after the current step and save it
     assert launched.wait(120) != 0
     assert record.read()["status"] == "interrupted"
     steps = [row["step"] for row in record.metrics()]
@@ -234,7 +232,7 @@ def test_killed_worker_ends_run_with_intact_checkpoint(recipe: Path, runs: tuple
 
 
 def find_worker(launcher: int, *, rank: int) -> int:
-    """The process id of the launcher's process of this rank."""
+    """Returns the process id of the launcher's child with this rank."""
     children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
     for child in children:
         if f"\0RANK={rank}\0" in Path(f"/proc/{child}/environ").read_text():

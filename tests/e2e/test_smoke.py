@@ -1,4 +1,4 @@
-"""`rlhf-zoo smoke` of every recipe: a quarter runs in the fast tier. recipes/README.md names the tier of each."""
+"""`rlhf-zoo smoke` of every recipe. A quarter runs in the fast tier; recipes/README.md names each recipe's tier."""
 
 import json
 from pathlib import Path
@@ -22,12 +22,11 @@ def test_smoke_fast_tier_has_a_quarter_of_recipes() -> None:
 @pytest.mark.parametrize(
     "row", [pytest.param(row, id=row.name, marks=[] if row in FAST else pytest.mark.full) for row in ROWS]
 )
-def test_smoke_trains_every_stage_in_miniature(row: Row, tmp_path: Path) -> None:
-    """Each stage has its card."""
+def test_smoke_trains_every_stage_and_writes_cards(row: Row, tmp_path: Path) -> None:
     done = zoo("smoke", row.name, "--json", "--keep", tmp_path / "kept", home=tmp_path)
     assert done.returncode == 0, (done.stdout, done.stderr[-2000:])
-    found = json.loads(done.stdout)
-    assert (found["recipe"], found["passed"], found["error"]) == (row.name, True, None)
+    report = json.loads(done.stdout)
+    assert (report["recipe"], report["passed"], report["error"]) == (row.name, True, None)
     evaluation = json.loads((tmp_path / "kept/run/eval/evaluation.json").read_text())
     assert evaluation["n"] > 0
     assert [(tmp_path / "kept/run" / stage / "README.md").is_file() for stage in row.stages] == [True] * len(row.stages)

@@ -1,4 +1,4 @@
-"""Models and data from one Hub, the run on another: neither gets the other's token or requests."""
+"""A run that reads models and data from one Hub and publishes to another: neither gets the other's token."""
 
 import json
 import os
@@ -28,23 +28,23 @@ BASE, VALUE, DATA = "maker/base", "maker/value", "maker/pairs"
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, str | None]]:
-    """(port, Authorization) of every request that a Hub got."""
-    found: set[tuple[int, str | None]] = set()
+def sent(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, str | None]]:
+    """(port, Authorization) of every request that a Hub received."""
+    requests: set[tuple[int, str | None]] = set()
     parse = Handler.parse_request
 
-    def listening(self: Handler) -> bool:
+    def record(self: Handler) -> bool:
         parsed = parse(self)
-        found.add((self.server.server_address[1], self.headers.get("Authorization")))
+        requests.add((self.server.server_address[1], self.headers.get("Authorization")))
         return parsed
 
-    monkeypatch.setattr(Handler, "parse_request", listening)
-    return found
+    monkeypatch.setattr(Handler, "parse_request", record)
+    return requests
 
 
 @pytest.fixture
-def hubs(tmp_path: Path, told: set) -> Iterator[tuple[ThreadHub, ThreadHub]]:
-    """(the source, with a model and data; the target, empty), and an environment that knows of neither's cache."""
+def hubs(tmp_path: Path, sent: set) -> Iterator[tuple[ThreadHub, ThreadHub]]:
+    """Two empty Hubs, (source, target), and an environment without settings of a Hub."""
     (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
     source, target = ThreadHub(tmp_path / "a" / "hub"), ThreadHub(tmp_path / "b" / "hub")
     own = {"HOME": str(tmp_path), "RLHF_ZOO_HOME": str(tmp_path / "zoo"), "RLHF_ZOO_HUB_TOKEN": target.token}
@@ -56,9 +56,9 @@ def hubs(tmp_path: Path, told: set) -> Iterator[tuple[ThreadHub, ThreadHub]]:
 
 @pytest.fixture
 def recipe(hubs: tuple[ThreadHub, ThreadHub], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """On models and data of the source, a pickle beside the weights."""
+    """A recipe that uses models and data of the source, which has a pickle next to the weights."""
     source, _ = hubs
-    made = make_recipe(
+    recipe = make_recipe(
         tmp_path, "trl-lib/tldr-preference", "plain", base=BASE, recipe={"dataset_name": DATA},
         ppo={"value_model_name_or_path": VALUE},
     )  # fmt: skip
@@ -67,13 +67,13 @@ def recipe(hubs: tuple[ThreadHub, ThreadHub], tmp_path: Path, monkeypatch: pytes
     value, _ = load("GPT-2")
     value.resize_token_embeddings(296)  # SFT adds a PAD
     value.save_pretrained(tmp_path / "value")
-    there = ((BASE, "model", base), (VALUE, "model", tmp_path / "value"), (DATA, "dataset", tmp_path / "data"))
-    for repo, kind, folder in there:
+    uploads = ((BASE, "model", base), (VALUE, "model", tmp_path / "value"), (DATA, "dataset", tmp_path / "data"))
+    for repo, kind, folder in uploads:
         source.api().create_repo(repo, repo_type=kind)
         source.api().upload_folder(repo_id=repo, repo_type=kind, folder_path=folder)
         shutil.rmtree(folder)
     monkeypatch.chdir(tmp_path)
-    return made
+    return recipe
 
 
 def zoo(*arguments: str) -> None:
@@ -81,31 +81,32 @@ def zoo(*arguments: str) -> None:
 
 
 def test_run_reads_from_source_hub_and_publishes_to_target(
-    hubs: tuple[ThreadHub, ThreadHub], recipe: Path, told: set, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    hubs: tuple[ThreadHub, ThreadHub], recipe: Path, sent: set, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     source, target = hubs
-    told.clear()
+    sent.clear()
     where = ("--hub", target.url, "--source_hub", source.url, "--output_dir", "run")
     zoo("run", "mine", *where, "--push_to_hub", "--namespace", "local")
-    assert {token for port, token in told if port == source.port} == {None}
-    # A large file is sent to an address that is signed.
-    assert {token for port, token in told if port == target.port} - {None} == {f"Bearer {target.token}"}
+    assert {token for port, token in sent if port == source.port} == {None}
+    # Large files go to a signed URL, without a token.
+    assert {token for port, token in sent if port == target.port} - {None} == {f"Bearer {target.token}"}
     run = {stage: json.loads(Path("run", stage, "run.json").read_text()) for stage in ("sft", "reward", "ppo")}
     base = run["sft"]["parents"]["base"]
     assert (base["repo"], base["hub"]) == (BASE, source.url)
-    assert {(one["dataset"]["repo"], one["dataset"]["hub"]) for one in run.values()} == {(DATA, source.url)}
+    assert {(stage["dataset"]["repo"], stage["dataset"]["hub"]) for stage in run.values()} == {(DATA, source.url)}
     cached = {path.name for path in (tmp_path / "zoo").rglob("models--maker--base/snapshots/*/*")}
     assert "model.safetensors" in cached and "pytorch_model.bin" not in cached
-    assert {one.id for one in target.api().list_models()} == {"local/mine-sft", "local/mine-reward", "local/mine-ppo"}
+    models = {model.id for model in target.api().list_models()}
+    assert models == {"local/mine-sft", "local/mine-reward", "local/mine-ppo"}
     assert f"base_model: {BASE}" in Path("run/sft/README.md").read_text()
     with pytest.raises(ZooError, match="x"):
         zoo("recipes", "validate", "mine", "--source_hub", source.url, "--reward.columns", "{chosen: x}")
-    asked = ("--judge", "schemas:judge", "--prompts", "2", "--split", "train", "--reward", "none")
-    zoo("eval", "local/mine-ppo", "--against", "local/mine-sft", *asked, *where[:4], "--output_dir", "compared")
+    flags = ("--judge", "schemas:judge", "--prompts", "2", "--split", "train", "--reward", "none")
+    zoo("eval", "local/mine-ppo", "--against", "local/mine-sft", *flags, *where[:4], "--output_dir", "compared")
     assert "Hub: " + target.url in capsys.readouterr().err
 
 
-def test_each_hub_gets_only_its_own_requests(hubs: tuple[ThreadHub, ThreadHub], tmp_path: Path) -> None:
+def test_resolve_tries_target_hub_before_source(hubs: tuple[ThreadHub, ThreadHub], tmp_path: Path) -> None:
     first, second = hubs
     for hub, repo in ((first, "maker/both"), (second, "maker/both"), (second, "maker/second"), (first, "maker/pickle")):
         hub.push(repo, {"pytorch_model.bin" if repo == "maker/pickle" else "model.safetensors": hub.url})
@@ -129,7 +130,7 @@ def test_each_hub_gets_only_its_own_requests(hubs: tuple[ThreadHub, ThreadHub], 
         resolve("maker/none", silent)
     offline = replace(both, source=replace(source, offline=True))
     for hub in (silent, offline):
-        assert resolve("maker/second", hub).commit, "from the cache"
+        assert resolve("maker/second", hub).commit, "the cache has it"
     with pytest.raises(ZooError, match=r"maker/none is not on .* is not in the cache"):
         resolve("maker/none", offline)
 
@@ -151,32 +152,32 @@ def test_source_hub_choice_follows_flag_and_environment(
 ) -> None:
     hub = Hub("local", None, "a test") if target == "local" else Hub("huggingface", target, "a test")
     with patch.dict(os.environ, env, clear=True):
-        found = choose_source(flag, hub)
-    assert (None if found is None else found.endpoint) == endpoint
+        source = choose_source(flag, hub)
+    assert (None if source is None else source.endpoint) == endpoint
     with pytest.raises(ZooError, match=r"--source_hub is .* which would send a token unencrypted"):
         choose_source("http://x.com", hub)
 
 
-def test_token_goes_to_its_own_hub_only(hubs: tuple[ThreadHub, ThreadHub], told: set) -> None:
-    """HF_ENDPOINT is the source then, with HF_TOKEN; another --source_hub gets RLHF_ZOO_SOURCE_TOKEN alone."""
+def test_token_goes_to_its_own_hub_only(hubs: tuple[ThreadHub, ThreadHub], sent: set) -> None:
+    """A source that is HF_ENDPOINT gets HF_TOKEN; any other source gets RLHF_ZOO_SOURCE_TOKEN."""
     from rlhf_zoo.hub.client.connect import connect
 
     source, target = hubs
-    mine, other = create_token(source.root, "write"), create_token(source.root, "read")
+    write_token, read_token = create_token(source.root, "write"), create_token(source.root, "read")
     source.api().create_repo("maker/x", private=True)
-    made = choose_source(source.url, Hub("other", target.url, "a test"))
-    for given, sent in (
-        ({"HF_ENDPOINT": source.url, "HF_TOKEN": mine}, mine),
-        ({"HF_TOKEN": "hf_real", "RLHF_ZOO_SOURCE_TOKEN": other}, other),
+    chosen = choose_source(source.url, Hub("other", target.url, "a test"))
+    for env, token in (
+        ({"HF_ENDPOINT": source.url, "HF_TOKEN": write_token}, write_token),
+        ({"HF_TOKEN": "hf_real", "RLHF_ZOO_SOURCE_TOKEN": read_token}, read_token),
     ):
-        told.clear()
+        sent.clear()
         with (
-            patch.dict(os.environ, given),
-            connect(Hub("other", target.url, "a test"), made) as hub,
+            patch.dict(os.environ, env),
+            connect(Hub("other", target.url, "a test"), chosen) as hub,
         ):
             assert hub.source is not None and hub.source.api().model_info("maker/x").private
             assert hub.api().whoami()["name"] == "local"
-        assert told == {(source.port, f"Bearer {sent}"), (target.port, f"Bearer {target.token}")}
+        assert sent == {(source.port, f"Bearer {token}"), (target.port, f"Bearer {target.token}")}
 
 
 def test_adapter_and_base_load_from_different_hubs(hubs: tuple[ThreadHub, ThreadHub], tmp_path: Path) -> None:
@@ -197,9 +198,9 @@ def test_adapter_and_base_load_from_different_hubs(hubs: tuple[ThreadHub, Thread
     other = Hub("other", source.url, "a test", token=False, cache=tmp_path / "source")
     both = Hub("other", target.url, "a test", token=target.token, cache=tmp_path / "target", source=other)
     for _ in range(2):
-        found = resolve("local/lora", both)
-        assert found.path.name == found.commit
+        resolved = resolve("local/lora", both)
+        assert resolved.path.name == resolved.commit
         ids = tokenizer("how is item 3", return_tensors="pt")["input_ids"]
         with torch.no_grad():
-            assert torch.allclose(load_causal(found.path)(ids).logits, policy(ids).logits, atol=1e-5)
+            assert torch.allclose(load_causal(resolved.path)(ids).logits, policy(ids).logits, atol=1e-5)
     assert resolve("local/lora", both, ignore=()).path.joinpath("adapter_config.json").read_text() == json.dumps(config)

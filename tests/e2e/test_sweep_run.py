@@ -1,4 +1,4 @@
-"""`rlhf-zoo sweep`: PPO over a grid and seeds from one SFT and reward model; each cell is a tag, also after Ctrl-C."""
+"""`rlhf-zoo sweep` trains PPO for each cell of a grid and each seed, tags each, and resumes after Ctrl-C."""
 
 import json
 import signal
@@ -22,7 +22,7 @@ print(json.dumps({ref.name: ref.target_commit for ref in refs.tags}))
 def test_sweep_trains_each_cell_once_and_tags_it(base: Run, tmp_path: Path) -> None:
     run = base.before_ppo(tmp_path / "run")
     words = ["sweep", "recipes/tiny-world", "--output_dir", "run", *SMALL]
-    words += ["--grid", "kl_coef=0.5", "--seeds", "2"]  # two values of a key are test_ablate's
+    words += ["--grid", "kl_coef=0.5", "--seeds", "2"]  # test_ablate.py tests two values of a key
     cells = run.path / "sweep"
     process = run.start(*words, "--json")
     wait_until(lambda: (cells / "kl-coef-0.5-seed-2" / "ppo" / "run.json").is_file(), process)
@@ -38,13 +38,13 @@ def test_sweep_trains_each_cell_once_and_tags_it(base: Run, tmp_path: Path) -> N
     overview = json.loads(done.stdout)
     assert overview == run.json("sweep", "overview.json") and unexplained(overview) == []
     assert overview["grid"] == {"kl_coef": [0.5]}
-    assert [(one["settings"], one["seeds"]) for one in overview["over_seeds"]] == [({"kl_coef": 0.5}, 2)]
+    assert [(row["settings"], row["seeds"]) for row in overview["over_seeds"]] == [({"kl_coef": 0.5}, 2)]
     assert before == ((first / "run.json").read_bytes(), (run.path / "reward" / "run.json").read_bytes())
     assert sorted(path.name for path in (cells / "kl-coef-0.5").iterdir() if path.is_dir()) == ["eval", "ppo"]
 
-    said = run.zoo(*words)
-    assert said.returncode == 0, said.stderr
-    assert "β = 0.5" in said.stdout and " to " in said.stdout and "2 " in said.stdout
+    again = run.zoo(*words)
+    assert again.returncode == 0, again.stderr
+    assert "β = 0.5" in again.stdout and " to " in again.stdout and "2 " in again.stdout
     hub = run.hub(tmp_path / "server")
     try:
         tags = json.loads(hub.python(TAGS))
@@ -54,7 +54,7 @@ def test_sweep_trains_each_cell_once_and_tags_it(base: Run, tmp_path: Path) -> N
     assert {*tags} == {"kl-coef-0.5", "kl-coef-0.5-seed-2"}
     for name, commit in tags.items():
         assert documents[name]["repo"] == {"id": "local/tiny-world-ppo", "commit": commit, "tags": {name: commit}}
-    assert [one["seed"] for one in documents.values()] == [1, 2]
+    assert [document["seed"] for document in documents.values()] == [1, 2]
 
     pulled = run.zoo("pull", "local/tiny-world-ppo@kl-coef-0.5", "--hub", "local", "--output_dir", "pulled")
     assert pulled.returncode == 0, pulled.stderr

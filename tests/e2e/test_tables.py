@@ -1,4 +1,4 @@
-"""Public model families and data schemas run through every stage, the evaluation, card and comparison."""
+"""Every stage, the evaluation, card and comparison work with public model families and data schemas."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ from rlhf_zoo.runs.registry import STAGES
 
 pytestmark = pytest.mark.usefixtures("pictures")
 
-#: Each family and each schema and form once, as somebody would join them.
+#: Each family with a plausible schema and form; every schema and form occurs.
 DIAGONAL = {
     "Qwen2.5": ("openai/gsm8k", "conversational"),
     "Qwen3-Base": ("openai/gsm8k", "plain"),
@@ -37,17 +37,17 @@ DIAGONAL = {
     "OPT": ("trl-lib/tldr", "plain"),
     "SmolLM2": ("trl-lib/ultrafeedback_binarized", "conversational"),
 }
-ADAPTED = ["Qwen3-Base"]
-#: In the long tier: test_smoke.py or `test_family_runs_every_stage_with_adapters` runs all their stages too, or another
-#: family here is near them.
-MORE = {"Qwen2.5", "Qwen3-Base", "Gemma 2", "Pythia", "GPT-2", "SmolLM2"}
+WITH_ADAPTERS = ["Qwen3-Base"]
+#: Families in the long tier only: test_smoke.py or `test_family_runs_every_stage_with_adapters` also runs all their
+#: stages, or another family here is similar.
+LONG_TIER = {"Qwen2.5", "Qwen3-Base", "Gemma 2", "Pythia", "GPT-2", "SmolLM2"}
 LORA = {"use_peft": True, "lora_r": 2, "lora_target_modules": "all-linear"}
 
 
-def train_all_stages(folder, schema, form, *, hub=None, **given):
-    """Every stage that the schema has data for, and the evaluation."""
+def train_all_stages(folder, schema, form, *, hub=None, **options):
+    """Runs every stage that the schema has data for, and the evaluation."""
     context = RunContext(
-        recipe=load_recipe(str(make_recipe(folder, schema, form, **given))), directory=folder / "run",
+        recipe=load_recipe(str(make_recipe(folder, schema, form, **options))), directory=folder / "run",
         hub=hub or Hub("other", "http://127.0.0.1:9", "a test"), namespace="local", publish=False,
     )  # fmt: skip
     for stage in [*context.recipe.stages, "eval"]:
@@ -56,34 +56,31 @@ def train_all_stages(folder, schema, form, *, hub=None, **given):
 
 
 def train_family(folder, name, *, schema=None, base=None, stages=STAGES, hub=None, **keys):
-    """The same, beginning with a model of the family; keys: of these stages."""
-    talks = FAMILIES[name].template is not None
-    usual = ("trl-lib/ultrafeedback_binarized", "conversational") if talks else ("trl-lib/tldr-preference", "plain")
+    """Does the same from a model of the family. keys: Keys of the stages `stages`."""
+    is_chat = FAMILIES[name].template is not None
+    default = ("trl-lib/ultrafeedback_binarized", "conversational") if is_chat else ("trl-lib/tldr-preference", "plain")
     base = base or save(name, folder / "base")
-    context = train_all_stages(folder, *(schema or usual), base=base, hub=hub, **dict.fromkeys(stages, keys))
+    context = train_all_stages(folder, *(schema or default), base=base, hub=hub, **dict.fromkeys(stages, keys))
     for stage in context.recipe.stages:
         assert load_tokenizer(context.checkpoint(stage).path).pad_token == FAMILIES[name].pad, stage
     path = context.checkpoint("ppo").path
     tokenizer = load_tokenizer(path)
     stops = tokenizer.convert_ids_to_tokens(stop_ids(load_causal(path), tokenizer))
-    assert {*stops} == {*FAMILIES[name].stops}, (
-        "what ends a completion in training ends it wherever the model is loaded"
-    )
+    assert {*stops} == {*FAMILIES[name].stops}, "a loaded model stops at the tokens that end completions in training"
     return context
 
 
 def assert_plain_text_shown(context, form):
-    """People, judges and cards see plain text without special tokens; the models read the chat template."""
+    """Checks that samples and comparisons show plain text, while the models read the chat template."""
     for stage in context.recipe.stages:
         make_card(context.record(stage).path)
     paths = {stage: context.checkpoint(stage).path for stage in context.recipe.stages}
     comparison = Comparison.load(ppo=paths["ppo"], sft=paths["sft"], reward=paths.get("reward"), device="cpu")
-    asked = "how is item 3"
-    found = comparison.compare(asked, max_new_tokens=4)
-    assert found.prompt == asked
-    talks = ChatSettings.of(comparison.tokenizer) is not None
-    assert talks == (form == "conversational")
-    assert (comparison.count_tokens(asked) > len(comparison.tokenizer(asked)["input_ids"])) == talks
+    prompt = "how is item 3"
+    assert comparison.compare(prompt, max_new_tokens=4).prompt == prompt
+    is_chat = ChatSettings.of(comparison.tokenizer) is not None
+    assert is_chat == (form == "conversational")
+    assert (comparison.count_tokens(prompt) > len(comparison.tokenizer(prompt)["input_ids"])) == is_chat
     lines = (context.record("eval").path / "samples.jsonl").read_text(encoding="utf-8").splitlines()
     special = [token for token in comparison.tokenizer.all_special_tokens if token.startswith("<")]
     assert not any(token in json.loads(line)["prompt"] for line in lines for token in special)
@@ -94,27 +91,27 @@ def test_diagonal_covers_every_family_and_schema():
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.full if name in MORE else []) for name in FAMILIES]
+    "name", [pytest.param(name, marks=pytest.mark.full if name in LONG_TIER else []) for name in FAMILIES]
 )
 def test_family_and_schema_run_every_stage(tmp_path, name):
     assert_plain_text_shown(train_family(tmp_path, name, schema=DIAGONAL[name]), DIAGONAL[name][1])
 
 
-def train_adapters(folder, name, **given):
-    """Every stage trains an adapter on the one before, merged; what is saved loads as whole models."""
-    context = train_family(folder, name, **LORA, **given)
+def train_adapters(folder, name, **options):
+    """Trains an adapter in every stage, on the merged model of the stage before, and loads the saved adapters."""
+    context = train_family(folder, name, **LORA, **options)
     for stage in context.recipe.stages:
         path = context.checkpoint(stage).path
         files = {file.name for file in path.iterdir()}
         assert "adapter_model.safetensors" in files and "model.safetensors" not in files, stage
-        assert not [*context.record(stage).path.rglob("README.md")], "trl's and peft's templates"
+        assert not [*context.record(stage).path.rglob("README.md")], "the model cards of trl and peft are not kept"
         assert make_card(context.record(stage).path).is_file()
     reward = load_classifier(context.checkpoint("reward").path)
     assert reward.config.rlhf_zoo["score_std"] > 0
     shutil.rmtree(context.checkpoint("sft").path / "merged")
     with pytest.raises(ZooError, match="/merged, which does not exist: restore the base"):
         load_causal(context.checkpoint("ppo").path)
-    assert not run_stage(context, "eval"), "it was done, and merges all the same what the policy lies on"
+    assert not run_stage(context, "eval"), "it was finished, but merges the policy's base again"
     load_causal(context.checkpoint("ppo").path)
     critic = context.checkpoint("ppo").path / CRITIC_DIR
     assert (critic / "adapter_model.safetensors").is_file()
@@ -122,7 +119,7 @@ def train_adapters(folder, name, **given):
     return context
 
 
-@pytest.mark.parametrize("name", ADAPTED)
+@pytest.mark.parametrize("name", WITH_ADAPTERS)
 def test_family_runs_every_stage_with_adapters(tmp_path, name):
     train_adapters(tmp_path, name)
 
@@ -138,5 +135,5 @@ def test_run_with_adapters_in_some_stages(tmp_path, stages):
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["GPT-2", "Pythia", "OPT", "Gemma 3"])
 def test_adapters_on_families_with_other_layer_names(tmp_path, name):
-    """Qwen, Llama, Mistral and SmolLM2 name their projections as Qwen3-Base does; Gemma 2 as Gemma 3."""
+    """Qwen, Llama, Mistral and SmolLM2 name their projections like Qwen3-Base; Gemma 2 like Gemma 3."""
     train_adapters(tmp_path, name)

@@ -1,4 +1,4 @@
-"""tiny-sums reproduces its committed figures: PPO learns that showing its work pays."""
+"""tiny-sums reproduces its committed figures: PPO learns to show its work, which raises the reward."""
 
 import json
 from pathlib import Path
@@ -14,8 +14,8 @@ from rlhf_zoo.runs.record import StageRecord
 @pytest.mark.full
 @pytest.mark.timeout(2400)
 def test_tiny_sums_figures_match_evidence(tmp_path: Path) -> None:
-    # A fifth of the recipe's 1,000 prompts: the differences are ten times what this many can show.
-    # PPO is not evaluated while it trains: that changes nothing of what it learns (tests/unit/test_training_run.py).
+    # A fifth of the recipe's 1,000 prompts: the differences are ten times larger than these can resolve.
+    # Without evaluations during training, which do not change what it learns (tests/unit/test_training_run.py).
     flags = ("--evaluation.prompts", "200", "--ppo.eval_strategy", "no")
     done = zoo("run", "tiny-sums", *flags, home=tmp_path / "home", cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-4000:]

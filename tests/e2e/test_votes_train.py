@@ -1,4 +1,4 @@
-"""Votes close the loop: `rlhf-zoo reward RECIPE --dataset_name USER/votes` trains on what visitors preferred."""
+"""`rlhf-zoo reward RECIPE --dataset_name USER/votes` trains a reward model on visitors' votes."""
 
 import json
 import random
@@ -26,7 +26,7 @@ VOTES = "local/tiny-world-votes"
 SFT = ["--corpus_args", '{"lines": 1000}', "--sft.max_steps", "20", "--sft.eval_strategy", "no",
        "--sft.save_strategy", "no"]  # fmt: skip
 REWARD = ["--max_steps", "20", "--per_device_train_batch_size", "16", "--score_samples", "32", "--save_strategy", "no"]
-# What a visitor of a page with these models might vote, in the words of the recipe's world: by how a remark ends.
+# Casts votes on a page, as (prompt, left, right, verdict); `make_votes` prefers the text with the positive word.
 CAST = """
 import json, sys
 from pathlib import Path
@@ -40,7 +40,7 @@ with VoteBox(HubVotes(repo), Path("journal"), interval=0) as box:
         box.cast(Vote(prompt, ppo, ShownCompletion(right, "sft"), verdict, 1.0, 1.0, 1, 40))
     box.drain()
 """
-THINGS = ("phone", "camera", "lamp", "kettle", "chair", "radio", "clock", "printer")
+PRODUCTS = ("phone", "camera", "lamp", "kettle", "chair", "radio", "clock", "printer")
 PARTS = ("battery", "screen", "price", "sound", "cable", "case")
 
 
@@ -48,11 +48,11 @@ def make_votes(count: int, seed: int) -> list[tuple[str, str, str, str]]:
     rng = random.Random(seed)
     rows = []
     for _ in range(count):
-        prompt = f"the {rng.choice(THINGS)}'s {rng.choice(PARTS)}"
+        prompt = f"the {rng.choice(PRODUCTS)}'s {rng.choice(PARTS)}"
         good, bad = f" is {rng.choice(['good', 'great', 'fine'])}", f" is {rng.choice(['bad', 'awful', 'poor'])}"
-        left_good = rng.random() < 0.5
-        verdict = "tie" if rng.random() < 0.1 else "both_bad" if rng.random() < 0.1 else ("right", "left")[left_good]
-        rows.append((prompt, *((good, bad) if left_good else (bad, good)), verdict))
+        left_is_good = rng.random() < 0.5
+        verdict = "tie" if rng.random() < 0.1 else "both_bad" if rng.random() < 0.1 else ("right", "left")[left_is_good]
+        rows.append((prompt, *((good, bad) if left_is_good else (bad, good)), verdict))
     return rows
 
 
@@ -65,13 +65,13 @@ def cast_votes(hub: RunningHub, folder: Path, repo: str, votes: list) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Place(Run):
-    """A Hub, and a folder with the recipe's SFT run, published."""
+    """A Hub, and a folder with a published SFT run of the recipe."""
 
     server: RunningHub
 
     def reward(self, *more: str) -> subprocess.CompletedProcess[str]:
-        to = ["--hub", self.server.url, "--push_to_hub", "--namespace", "local", "--output_dir", "run"]
-        return self.zoo("reward", "recipes/tiny-world", *to, "--dataset_name", VOTES, *REWARD, *more)
+        flags = ["--hub", self.server.url, "--push_to_hub", "--namespace", "local", "--output_dir", "run"]
+        return self.zoo("reward", "recipes/tiny-world", *flags, "--dataset_name", VOTES, *REWARD, *more)
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def test_votes_train_reward_model_of_recipe_run(place):
     run = place.json("reward", "run.json")
     report = run["reward_model"]
     assert report["split"] == "train, 10% of prompts held out" and report["n"] >= 5
-    assert report["accuracy"] > 0.8, "good and bad are told apart by one word"
+    assert report["accuracy"] > 0.8, "one word distinguishes good from bad"
     api = place.server.api()
     head = api.dataset_info(VOTES).sha
     assert run["dataset"] == {"repo": VOTES, "commit": head, "fingerprint": run["dataset"]["fingerprint"]}
@@ -106,7 +106,7 @@ def test_votes_train_reward_model_of_recipe_run(place):
     assert (resolved["dataset_config"], resolved["held_out_share"]) == ("default", 0.1)
     shared = resolved["recipe"]
     assert (shared["dataset_name"], shared["dataset_revision"], shared["corpus"]) == (VOTES, head, None)
-    assert (place.path / "data" / "run.json").read_bytes() == data, "the recipe's own data stay what they are"
+    assert (place.path / "data" / "run.json").read_bytes() == data, "the recipe's own data are unchanged"
     card = json.loads(Path(api.hf_hub_download("local/tiny-world-reward", "rlhf_card.json")).read_text())
     assert card["parents"]["data"] == {"repo": VOTES, "commit": head}
     assert "simulated_pairs" not in Path(api.hf_hub_download("local/tiny-world-reward", "README.md")).read_text()
@@ -137,14 +137,14 @@ def test_next_policy_trains_on_vote_reward_model(place):
 def test_vote_reward_model_reproduces_bit_for_bit(place):
     done = place.zoo("reproduce", "local/tiny-world-reward", "--hub", place.server.url, "--json")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["bit_equal"] and not found["settings"]["differing"], found["settings"]
-    assert found["data"]["how"] == f"loaded from {VOTES}"
+    report = json.loads(done.stdout)
+    assert report["bit_equal"] and not report["settings"]["differing"], report["settings"]
+    assert report["data"]["how"] == f"loaded from {VOTES}"
 
 
 def test_fresh_directory_takes_sft_model_from_hub(place):
-    to = ["--hub", place.server.url, "--output_dir", "fresh", "--namespace", "local"]
-    done = place.zoo("reward", "recipes/tiny-world", *to, "--dataset_name", VOTES, *REWARD[2:], "--max_steps", "2")
+    flags = ["--hub", place.server.url, "--output_dir", "fresh", "--namespace", "local"]
+    done = place.zoo("reward", "recipes/tiny-world", *flags, "--dataset_name", VOTES, *REWARD[2:], "--max_steps", "2")
     assert done.returncode == 0, done.stderr
     assert {path.name for path in (place.folder / "fresh").iterdir()} == {"reward", "run_id"}, "no data are prepared"
     parent = json.loads((place.folder / "fresh" / "reward" / "run.json").read_text())["parents"]["sft"]
@@ -152,7 +152,7 @@ def test_fresh_directory_takes_sft_model_from_hub(place):
 
 
 @pytest.mark.parametrize(
-    ("name", "more", "said"),
+    ("name", "more", "message"),
     [
         ("local/none", [], "The data set local/none cannot be read"),
         ("local/ties", [], "The data set local/ties cannot be read"),
@@ -161,42 +161,42 @@ def test_fresh_directory_takes_sft_model_from_hub(place):
         (VOTES, ["--held_out_share", "0.2"], "set dataset_test_split to null"),
     ],
 )
-def test_unusable_votes_are_named(place, tmp_path, name, more, said):
-    to = ["--hub", place.server.url, "--output_dir", str(tmp_path / "run"), "--namespace", "local"]
-    done = place.zoo("reward", "recipes/tiny-world", *to, "--dataset_name", name, *REWARD, *more)
-    assert done.returncode == 2 and said in errors(done.stderr)[-1] and "Traceback" not in done.stderr, done.stderr
+def test_unusable_votes_are_rejected(place, tmp_path, name, more, message):
+    flags = ["--hub", place.server.url, "--output_dir", str(tmp_path / "run"), "--namespace", "local"]
+    done = place.zoo("reward", "recipes/tiny-world", *flags, "--dataset_name", name, *REWARD, *more)
+    assert done.returncode == 2 and message in errors(done.stderr)[-1] and "Traceback" not in done.stderr, done.stderr
 
 
-# The parts
+# Unit tests
 
 
 PAIR = {"prompt": "a", "chosen": "b", "rejected": "c"}
 
 
 @pytest.mark.parametrize(
-    ("configurations", "found"),
+    ("configurations", "expected"),
     [
         ({"default": {"train": [PAIR]}}, ("default", None)),
         ({"default": {"train": [PAIR], "test": [PAIR]}}, ("default", "test")),
         ({"preferences": {"train": [PAIR]}, "default": {"train": [PAIR]}}, ("preferences", None)),
-        ({"preferences": {"train": [PAIR]}, "prompts": {"train": [{"prompt": "a"}]}}, None),  # a recipe's whole data
+        ({"preferences": {"train": [PAIR]}, "prompts": {"train": [{"prompt": "a"}]}}, None),  # not only pairs
         ({"default": {"test": [PAIR]}}, None),
         ({"other": {"train": [PAIR]}}, None),
     ],
 )
-def test_named_pairs_detects_data_of_pairs_only(tmp_path, configurations, found):
+def test_named_pairs_detects_data_with_pairs_only(tmp_path, configurations, expected):
     make_recipe(tmp_path)
     named = write_data_set(tmp_path / "named", configurations)
     context = make_context(tmp_path)
     context = replace(context, flags={"recipe": {"dataset_name": str(named)}, "reward": {"dataset_test_split": "test"}})
     pairs = named_pairs(context)
-    assert (pairs and (pairs.configuration, pairs.test_split)) == found
+    assert (pairs and (pairs.configuration, pairs.test_split)) == expected
     repo = pairs and pairs.source(context.hub).lineage["repo"]
-    assert pairs is None or (pairs.commit, repo) == (None, None), "a folder has no name"
+    assert pairs is None or (pairs.commit, repo) == (None, None), "a folder has no repository and commit"
 
 
 def test_named_pairs_ignores_source_of_corpus(tmp_path):
-    """`rlhf-zoo reward product-remarks --dataset_name TEXT` goes on as before, also where no Hub answers."""
+    """`rlhf-zoo reward product-remarks --dataset_name TEXT` uses the recipe's pairs, even without a Hub."""
     make_recipe(tmp_path)
     context = make_context(tmp_path)
     StageRecord(tmp_path / "run" / "data").write(status="finished", resolved={"dataset_name": "a/text"})
@@ -206,7 +206,7 @@ def test_named_pairs_ignores_source_of_corpus(tmp_path):
 
 
 def test_named_pairs_keeps_data_of_recipe_without_configurations_when_resumed(tmp_path):
-    """PPO's prompts stand in the same configuration as the pairs, so the data set replaces the recipe's whole data."""
+    """PPO's prompts are in the same configuration as the pairs, so the data set replaces all of the recipe's data."""
     make_recipe(tmp_path)
     context = make_context(tmp_path)
     stages = {name: {**keys, "dataset_config": None} for name, keys in context.recipe.stages.items()}
@@ -220,18 +220,18 @@ def test_named_pairs_keeps_data_of_recipe_without_configurations_when_resumed(tm
     assert named_pairs(context) is None
 
 
-def test_recipe_on_pairs_lists_every_key(tmp_path):
+def test_recipe_on_pairs_replaces_data_keys(tmp_path):
     recipe = load_recipe("tiny-world")
     pairs = NamedPairs("local/votes", "a" * 40, "default", None)
-    made = recipe_on_pairs(recipe, pairs, response_length=7, temperature=0.5)
-    assert made.shared["dataset_name"] == "local/votes" and made.shared["corpus"] is None
-    assert made.shared["preferences"] is None, "its pairs are not those that the recipe describes"
-    assert made.shared["simulated"] is True and made.shared["license"] == recipe.shared["license"]
-    reward = made.stages["reward"]
+    changed = recipe_on_pairs(recipe, pairs, response_length=7, temperature=0.5)
+    assert changed.shared["dataset_name"] == "local/votes" and changed.shared["corpus"] is None
+    assert changed.shared["preferences"] is None, "its pairs are not those that the recipe describes"
+    assert changed.shared["simulated"] is True and changed.shared["license"] == recipe.shared["license"]
+    reward = changed.stages["reward"]
     assert reward["held_out_share"] == 0.1 and reward["dataset_test_split"] is None and "preference" not in reward
     assert reward["learning_rate"] == recipe.stages["reward"]["learning_rate"]
-    drawn = {key: made.stages["ppo"][key] for key in ("dataset_config", "response_length", "temperature")}
-    assert drawn == {"dataset_config": "default", "response_length": 7, "temperature": 0.5}
+    ppo_keys = {key: changed.stages["ppo"][key] for key in ("dataset_config", "response_length", "temperature")}
+    assert ppo_keys == {"dataset_config": "default", "response_length": 7, "temperature": 0.5}
     with_test = recipe_on_pairs(recipe, NamedPairs("a/b", None, "default", "test"), response_length=7, temperature=1.0)
     assert with_test.stages["reward"]["dataset_test_split"] == "test"
     assert "held_out_share" not in with_test.stages["reward"]
@@ -241,19 +241,19 @@ def test_recipe_on_pairs_lists_every_key(tmp_path):
     assert settings.data.held_out_share == 0.1 and settings.resolved["ppo"]["dataset_config"] == "default"
 
 
-def test_hold_out_keeps_prompts_together_and_stable():
+def test_hold_out_keeps_prompts_together_as_data_grow():
     rng = random.Random(0)
     rows = [{**PAIR, "prompt": f"prompt {rng.randrange(200)}"} for _ in range(1000)]
     train, out = hold_out(Dataset.from_list(rows), 0.1)
     prompts = {row["prompt"] for row in rows}
-    inside, outside = set(train["prompt"]), set(out["prompt"])
-    assert inside | outside == prompts and not inside & outside and len(train) + len(out) == 1000
-    assert len(outside) == -(-len(prompts) // 10)
+    trained, held_out = set(train["prompt"]), set(out["prompt"])
+    assert trained | held_out == prompts and not trained & held_out and len(train) + len(out) == 1000
+    assert len(held_out) == -(-len(prompts) // 10)
     more = [*rows, *({**PAIR, "prompt": f"new {i}"} for i in range(50))]
     _, later = hold_out(Dataset.from_list(more), 0.1)
-    moved = outside - set(later["prompt"])
-    assert len(moved) <= 5, "as the data grow, hardly a prompt changes sides"
-    talks = [{**PAIR, "prompt": [{"role": "user", "content": str(i)}]} for i in range(10)]
-    assert len(hold_out(Dataset.from_list(talks), 0.3)[1]) == 3
+    moved = held_out - set(later["prompt"])
+    assert len(moved) <= 5, "as the data grow, few prompts change sides"
+    chats = [{**PAIR, "prompt": [{"role": "user", "content": str(i)}]} for i in range(10)]
+    assert len(hold_out(Dataset.from_list(chats), 0.3)[1]) == 3
     with pytest.raises(ZooError, match="leaves none of 1 prompts"):
         hold_out(Dataset.from_list([PAIR, PAIR]), 0.1)

@@ -1,4 +1,4 @@
-"""docs/your-model.md, each of its commands as it stands there, on miniatures that lie under the names that it uses."""
+"""Runs every command of docs/your-model.md unchanged, on tiny models and data under the names that the page uses."""
 
 import json
 import re
@@ -21,7 +21,7 @@ def commands() -> list[str]:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
-    """A folder goes before a repository of the same name, so the page's names are those of miniatures."""
+    """A folder of tiny models and data: a folder takes precedence over a repository of the same name."""
     folder = tmp_path_factory.mktemp("mine")
     base = miniatures.save("Qwen3", folder / "Qwen/Qwen3-0.6B")
     judge = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1)
@@ -43,8 +43,8 @@ def test_your_model_page_commands_run(place: tuple[Path, dict[str, str]]) -> Non
         else:
             run_command(command, place)
     folder = place[0]
-    found = json.loads((folder / "runs/my-model/eval/evaluation.json").read_text())
-    assert found["judge"]["name"] == f"reward:{folder / JUDGE}" and not found["judge"]["is_training_reward"]
+    evaluation = json.loads((folder / "runs/my-model/eval/evaluation.json").read_text())
+    assert evaluation["judge"]["name"] == f"reward:{folder / JUDGE}" and not evaluation["judge"]["is_training_reward"]
     ppo = json.loads((folder / "runs/my-model/ppo/run.json").read_text())
     assert ppo["status"] == "finished" and "step-000040" in ppo["repo"]["tags"]
     assert ppo["chosen"]["rule"] == "recommended" and "provisional" not in ppo["chosen"]

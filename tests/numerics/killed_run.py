@@ -1,10 +1,10 @@
-"""Runs one PPO run repeatedly, killed by SIGKILL each time except the last, and resumes it as a stage does.
+"""Starts a PPO run, kills it with SIGKILL, and resumes it as a stage does, until it may finish.
 
     python killed_run.py DIRECTORY '{"alone": [null], "killed": [["sampling", 3], ["saving", 5], null]}'
 
-Each attempt is a fork of this process, which has imported everything and computed nothing. A plan names, by folder, the
-phase and the update in which each attempt kills itself, null for one that may finish. The last line of the output is
-JSON: the signal or exit code of each attempt, and the checkpoints that it left.
+Each attempt is a fork of this process, which has imported everything but computed nothing. The JSON maps a folder to
+its attempts: each is the phase and the update in which the attempt kills itself, or null if it may finish. The last
+line of the output is JSON: the exit code of each attempt (negative for a signal), and the checkpoints that it left.
 """
 
 import json
@@ -33,7 +33,7 @@ def kill_self() -> None:
 
 
 def kill_after(function: Callable[..., Any], condition: Callable[[], bool]) -> Callable[..., Any]:
-    """`function`, which then kills the process if `condition()` holds."""
+    """Wraps `function` to kill the process after a call, if `condition()` holds."""
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
@@ -45,7 +45,7 @@ def kill_after(function: Callable[..., Any], condition: Callable[[], bool]) -> C
 
 
 def attempt(directory: Path, phase: str | None, step: int) -> None:
-    """Starts or resumes the run in `directory`, as a stage does; kills itself in update `step` if a phase is given."""
+    """Starts or resumes the run in `directory`, as a stage does. phase: Where to kill itself in update `step`."""
     record = StageRecord(directory)
     record.remove_incomplete()
     resume = record.last_checkpoint()
@@ -57,15 +57,15 @@ def attempt(directory: Path, phase: str | None, step: int) -> None:
     trainer.add_callback(StageCallback(record, Interruptible("the run")))
     calls = iter(range(10**6))
 
-    def is_last_update() -> bool:
+    def is_fatal_update() -> bool:
         return trainer.state.global_step == step - 1
 
     if phase == "sampling":
         rlhf_zoo.modeling.sampling.sampler.draw_with_logprobs = kill_after(
-            rlhf_zoo.modeling.sampling.sampler.draw_with_logprobs, lambda: is_last_update() and next(calls) == 3
+            rlhf_zoo.modeling.sampling.sampler.draw_with_logprobs, lambda: is_fatal_update() and next(calls) == 3
         )
     elif phase == "update":
-        trainer.optimizer_step = kill_after(trainer.optimizer_step, lambda: is_last_update() and next(calls) == 1)
+        trainer.optimizer_step = kill_after(trainer.optimizer_step, lambda: is_fatal_update() and next(calls) == 1)
     elif phase == "saving":
         trainer.save_model = kill_after(trainer.save_model, lambda: trainer.state.global_step == step)
     trainer.train(resume_from_checkpoint=str(resume) if resume else None)
@@ -87,8 +87,9 @@ def fork(directory: Path, phase: str | None, step: int) -> int:
 def outcome(child: int, directory: Path) -> dict[str, Any]:
     _, status = os.waitpid(child, 0)
     complete = [checkpoint_step(path) for path in StageRecord(directory).checkpoints()]
-    torn = [checkpoint_step(path) for path in directory.glob("checkpoint-*") if checkpoint_step(path) not in complete]
-    return {"status": os.waitstatus_to_exitcode(status), "complete": complete, "torn": torn}
+    saved = [checkpoint_step(path) for path in directory.glob("checkpoint-*")]
+    incomplete = [step for step in saved if step not in complete]
+    return {"status": os.waitstatus_to_exitcode(status), "complete": complete, "incomplete": incomplete}
 
 
 def run_plan(directory: Path, plan: list[list[Any] | None]) -> list[dict[str, Any]]:

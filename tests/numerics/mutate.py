@@ -1,9 +1,9 @@
-"""Would the numerics tests notice a wrong formula? Breaks `functional.py`, and what calls it, one line at a time.
+"""Checks that the numerics tests notice a wrong formula: breaks `functional.py` and its callers, one line at a time.
 
     python tests/numerics/mutate.py [test_properties.py ...]
 
-Each mutant lives in a temporary copy of the package and of the tests; the working tree is never touched. Prints a table
-and exits 1 if a mutant survives, if a mutation no longer fits the source, or if the tests fail without one.
+Each mutant is in a temporary copy of the package and of the tests; the working tree is never changed. Prints a table
+and exits 1 if a mutant survives, if a mutation no longer fits the source, or if the tests fail without a mutation.
 """
 
 import os
@@ -18,14 +18,14 @@ ROOT = Path(__file__).resolve().parents[2]
 FORMULAS = "rlhf_zoo/functional.py"
 TRAINER = "rlhf_zoo/ppo/trainer.py"
 TESTS = ["test_goldens.py", "test_reference.py", "test_kl_estimators.py", "test_properties.py"]
-# These catch mutants outside of the formulas. They train, so mutants of the formulas are not run through them.
+# These catch mutants outside the formulas. They train, which is too slow for the mutants of the formulas.
 TRAINER_TESTS = ["test_details.py"]
 HELPERS = ["reference.py", "tolerances.py", "../trainer_fixture.py"]
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """A replacement at one place of a function or method."""
+    """A replacement of one piece of text in a function or method."""
 
     function: str
     label: str
@@ -34,7 +34,7 @@ class Mutation:
     module: str = FORMULAS
 
     def apply(self, source: str) -> str:
-        """The mutated source. Raises ValueError unless `before` occurs exactly once in the function."""
+        """Returns the mutated source. Raises ValueError unless `before` occurs exactly once in the function."""
         start = next((at for d in ("\ndef ", "\n    def ") if (at := source.find(f"{d}{self.function}(")) >= 0), -1)
         ends = [at for d in ("\ndef ", "\n    def ") if (at := source.find(d, start + 1)) >= 0]
         end = min(ends, default=-1)
@@ -45,26 +45,26 @@ class Mutation:
 
 
 MUTATIONS = [
-    Mutation("selected_logprobs", "sign of the normaliser", "token_logits - logits", "token_logits + logits"),
-    Mutation("log_softmax", "sign of the normaliser", "logits - logits", "logits + logits"),
+    Mutation("selected_logprobs", "sign of the normalizer", "token_logits - logits", "token_logits + logits"),
+    Mutation("log_softmax", "sign of the normalizer", "logits - logits", "logits + logits"),
     Mutation("entropy", "sign", "return -(", "return ("),
     Mutation("masked_mean", "divides by all positions", "/ mask.sum()", "/ mask.numel()"),
     Mutation("masked_moments", "padding counted in the sums", "x.masked_fill(~mask, 0).double()", "x.double()"),
     Mutation("mean_and_std", "biased variance", "(n - 1)", "n"),
-    Mutation("mean_and_std", "variance for deviation", ".clamp(min=0).sqrt()", ".clamp(min=0)"),
+    Mutation("mean_and_std", "variance instead of σ", ".clamp(min=0).sqrt()", ".clamp(min=0)"),
     Mutation("mean_and_std", "rounding below 0 kept", ".clamp(min=0).sqrt()", ".sqrt()"),
-    Mutation("mean_and_std", "a single one divided by 0", "(n - 1).clamp(min=1)", "(n - 1)"),
-    Mutation("whiten", "root of σ for σ", "std.square() + eps", "std + eps"),
+    Mutation("mean_and_std", "a single number divided by 0", "(n - 1).clamp(min=1)", "(n - 1)"),
+    Mutation("whiten", "√σ instead of σ", "std.square() + eps", "std + eps"),
     Mutation("whiten", "padding left in", "return whitened.masked_fill(~mask, 0)", "return whitened"),
     Mutation("whiten", "shift_mean inverted", "if not shift_mean", "if shift_mean"),
-    Mutation("kl_penalty", "k1 the other way round", "logprobs - ref_logprobs", "ref_logprobs - logprobs"),
-    Mutation("kl_penalty", "k3 the other way round", "torch.expm1(-k1) + k1", "torch.expm1(k1) - k1"),
+    Mutation("kl_penalty", "k1 reversed", "logprobs - ref_logprobs", "ref_logprobs - logprobs"),
+    Mutation("kl_penalty", "k3 reversed", "torch.expm1(-k1) + k1", "torch.expm1(k1) - k1"),
     Mutation("kl_penalty", "k2 without its half", "0.5 * k1.square()", "k1.square()"),
     Mutation("kl_penalty", "k2 not squared", "0.5 * k1.square()", "0.5 * k1.abs()"),
     Mutation("exact_kl", "averaged under the reference", "(logps.exp()", "(ref_logps.exp()"),
-    Mutation("exact_kl", "the other way round", "logps - ref_logps", "ref_logps - logps"),
-    Mutation("exact_kl", "reference not normalised", "log_softmax(ref_logits)", "ref_logits"),
-    Mutation("kl_loss", "ratio upside down", "logprobs - old_logprobs", "old_logprobs - logprobs"),
+    Mutation("exact_kl", "reversed", "logps - ref_logps", "ref_logps - logps"),
+    Mutation("exact_kl", "reference not normalized", "log_softmax(ref_logits)", "ref_logits"),
+    Mutation("kl_loss", "ratio inverted", "logprobs - old_logprobs", "old_logprobs - logprobs"),
     Mutation("kl_loss", "ratios overflow", ".clamp(max=MAX_LOG_RATIO)", ""),
     Mutation("kl_loss", "ratios bounded early", "clamp(max=MAX_LOG_RATIO)", "clamp(max=5.0)"),
     Mutation("kl_loss", "k2 without the ratio", '"k2":\n        return ratio.detach() * ', '"k2":\n        return '),
@@ -73,15 +73,15 @@ MUTATIONS = [
     Mutation("kl_loss", "k3's ρ held constant", "return ratio * ", "return ratio.detach() * "),
     Mutation("kl_loss", "k3_reverse is k3", '"k3_reverse":\n        return ratio.detach()',
              '"k3_reverse":\n        return ratio'),
-    Mutation("actions", "levels exchanged", 'level == "token"', 'level != "token"'),
+    Mutation("actions", "levels swapped", 'level == "token"', 'level != "token"'),
     Mutation("actions", "padding counted", "x.masked_fill(~mask, 0).sum", "x.sum"),
     Mutation("actions", "mean instead of sum", ".sum(1, keepdim=True)", ".mean(1, keepdim=True)"),
     Mutation("last_token", "one position late", "mask.sum(-1) - 1", "mask.sum(-1).clamp(max=mask.shape[1] - 1)"),
-    Mutation("ensemble_scores", "the best for the worst", "scores.amin(0)", "scores.amax(0)"),
+    Mutation("ensemble_scores", "best instead of worst", "scores.amin(0)", "scores.amax(0)"),
     Mutation("ensemble_scores", "worst over completions", "scores.amin(0)", "scores.amin()"),
-    Mutation("ensemble_scores", "sum for the mean", 'return scores.mean(0)\n', 'return scores.sum(0)\n'),
+    Mutation("ensemble_scores", "sum instead of mean", 'return scores.mean(0)\n', 'return scores.sum(0)\n'),
     Mutation("ensemble_scores", "unbiased variance", "correction=0", "correction=1"),
-    Mutation("ensemble_scores", "deviation for variance", "scores.var(0, correction=0)", "scores.std(0, correction=0)"),
+    Mutation("ensemble_scores", "σ instead of variance", "scores.var(0, correction=0)", "scores.std(0, correction=0)"),
     Mutation("ensemble_scores", "disagreement is rewarded", "- penalty *", "+ penalty *"),
     Mutation("ensemble_scores", "no penalty", "penalty * scores", "scores"),
     Mutation("shape_scores", "clipped from above only", ".clamp(-clip, clip)", ".clamp(max=clip)"),
@@ -89,14 +89,14 @@ MUTATIONS = [
     Mutation("shape_scores", "not centered", "(scores - mean)", "scores"),
     Mutation("shape_scores", "clipped before scaling", "shaped.clamp(-clip, clip)",
              "(scores.clamp(-clip, clip) - mean) / std"),
-    Mutation("shape_scores", "bound in units of the scores", "clamp(-clip, clip)", "clamp(-clip / std, clip / std)"),
-    Mutation("missing_eos_penalty", "falls on the ended", "where(ended", "where(~ended"),
-    Mutation("missing_eos_score", "falls on the ended", "where(ended", "where(~ended"),
+    Mutation("shape_scores", "bound in units of scores", "clamp(-clip, clip)", "clamp(-clip / std, clip / std)"),
+    Mutation("missing_eos_penalty", "applied to ended completions", "where(ended", "where(~ended"),
+    Mutation("missing_eos_score", "applied to ended completions", "where(ended", "where(~ended"),
     Mutation("missing_eos_score", "added, not replaced", "torch.full_like(scores, score)", "scores + score"),
-    Mutation("missing_eos_score", "0 taken for none", "if score is None", "if not score"),
+    Mutation("missing_eos_score", "0 treated as None", "if score is None", "if not score"),
     Mutation("terminal_remainder", "paid twice", "scores - by_token", "scores + 0 * by_token"),
     Mutation("terminal_remainder", "padding counted", "by_token.masked_fill(~mask, 0)", "by_token"),
-    Mutation("zero_variance_groups", "one equal pair is enough", ".all(1)", "[:, 1:].any(1)"),
+    Mutation("zero_variance_groups", "one equal pair suffices", ".all(1)", "[:, 1:].any(1)"),
     Mutation("leave_one_out", "its own score in the baseline", "/ (size - 1)", "/ size"),
     Mutation("leave_one_out", "baseline added", "(groups - baseline)", "(groups + baseline)"),
     Mutation("token_rewards", "KL is rewarded", "-kl_coef * ", "kl_coef * "),
@@ -104,8 +104,8 @@ MUTATIONS = [
     Mutation("gae", "sign of the next value", "+ gamma * next_value", "- gamma * next_value"),
     Mutation("gae", "values of padding read", "values.masked_fill(~mask, 0)", "values"),
     Mutation("gae", "λ dropped", "gamma * lam * next_advantage", "gamma * next_advantage"),
-    Mutation("clipped_policy_loss", "the better of the two", "torch.maximum", "torch.minimum"),
-    Mutation("clipped_policy_loss", "ratio upside down", "logprobs - old_logprobs", "old_logprobs - logprobs"),
+    Mutation("clipped_policy_loss", "better instead of worse", "torch.maximum", "torch.minimum"),
+    Mutation("clipped_policy_loss", "ratio inverted", "logprobs - old_logprobs", "old_logprobs - logprobs"),
     Mutation("clipped_policy_loss", "ties count as clipped", "clipped_loss > unclipped_loss",
              "clipped_loss >= unclipped_loss"),
     Mutation("clipped_policy_loss", "upper bound ignored", "cliprange if cliprange_high is None else cliprange_high",
@@ -113,37 +113,37 @@ MUTATIONS = [
     Mutation("clipped_policy_loss", "upper bound on both sides", "clamp(1 - cliprange,", "clamp(1 - high,"),
     Mutation("clipped_policy_loss", "dual clip on gains", "advantages < 0", "advantages > 0"),
     Mutation("clipped_policy_loss", "dual clip on all", "(advantages < 0) & ", ""),
-    Mutation("clipped_policy_loss", "dual clip's sign", "-dual_clip", "dual_clip"),
-    Mutation("clipped_policy_loss", "dual clip not told", "is_clipped | exceeds_ceiling", "is_clipped"),
-    Mutation("clipped_policy_loss", "dual clip lets gradients by", "torch.where(exceeds_ceiling, ceiling, loss)",
+    Mutation("clipped_policy_loss", "sign of dual clip", "-dual_clip", "dual_clip"),
+    Mutation("clipped_policy_loss", "dual clip not counted", "is_clipped | exceeds_ceiling", "is_clipped"),
+    Mutation("clipped_policy_loss", "dual clip passes gradients", "torch.where(exceeds_ceiling, ceiling, loss)",
              "torch.where(exceeds_ceiling, ceiling + loss - loss.detach(), loss)"),
-    Mutation("clipped_value_loss", "the better of the two", "torch.maximum", "torch.minimum"),
+    Mutation("clipped_value_loss", "better instead of worse", "torch.maximum", "torch.minimum"),
     Mutation("clipped_value_loss", "range on one side only", "old_values - cliprange", "old_values + cliprange"),
     Mutation("aggregate", "padding counted", "loss.masked_fill(~mask, 0)", "loss"),
-    Mutation("aggregate", "token mean by sequences", "masked_loss.sum() / tokens",
+    Mutation("aggregate", "token mean per sequence", "masked_loss.sum() / tokens",
              "masked_loss.sum() / sequences"),
-    Mutation("aggregate", "a row's mean by its width", "/ mask.sum(1)", "/ mask.shape[1]"),
-    Mutation("aggregate", "mean over the rows at hand", "clamp(min=1)).sum() / sequences", "clamp(min=1)).mean()"),
-    Mutation("aggregate", "token sum by tokens", '"seq-mean-token-sum":\n        return masked_loss.sum() / sequences',
+    Mutation("aggregate", "row's mean over its width", "/ mask.sum(1)", "/ mask.shape[1]"),
+    Mutation("aggregate", "mean over rows present", "clamp(min=1)).sum() / sequences", "clamp(min=1)).mean()"),
+    Mutation("aggregate", "token sum per token", '"seq-mean-token-sum":\n        return masked_loss.sum() / sequences',
              '"seq-mean-token-sum":\n        return masked_loss.sum() / tokens'),
     Mutation("aggregate", "no constant divisor", "(sequences * length)", "sequences"),
-    Mutation("aggregate", "the width for the length", "(sequences * length)", "(sequences * mask.shape[1])"),
+    Mutation("aggregate", "width instead of length", "(sequences * length)", "(sequences * mask.shape[1])"),
     Mutation("explained_variance", "sign of the residual", "1 - error", "1 + error"),
     Mutation("explained_variance", "sum instead of difference", "returns - values", "returns + values"),
-    Mutation("value_r2", "an offset is free", "error.square().mean()", "error.var(correction=0)"),
+    Mutation("value_r2", "offset ignored", "error.square().mean()", "error.var(correction=0)"),
     Mutation("value_r2", "unbiased variance", "correction=0", "correction=1"),
     Mutation("value_r2", "sign of the error", "1 - error", "1 + error"),
     Mutation("value_r2", "sum instead of difference", "returns - values", "returns + values"),
     Mutation("importance_weights", "inverted", "logprobs - engine_logprobs", "engine_logprobs - logprobs"),
     Mutation("importance_weights", "no cap", ".clamp(max=cap)", ""),
-    Mutation("importance_weights", "cap from below", "clamp(max=cap)", "clamp(min=cap)"),
-    Mutation("importance_weights", "of tokens alone", "level=level", 'level="token"'),
+    Mutation("importance_weights", "floor instead of cap", "clamp(max=cap)", "clamp(min=cap)"),
+    Mutation("importance_weights", "token level only", "level=level", 'level="token"'),
     Mutation("positions_of", "positions count padding", "mask.long().cumsum(-1)",
              "torch.ones_like(mask).long().cumsum(-1)", "rlhf_zoo/modeling/sampling/decoder.py"),
     Mutation("loss", "reference at temperature 1", "temperature=args.temperature", "temperature=1.0", TRAINER),
     Mutation("ppo_update", "β counts prompts", "int(moments[0])", "int(moments[0]) // self.args.num_generations",
              TRAINER),
-    Mutation("of", "the width for the length", "max_actions=max_actions", "max_actions=estimates.mask.shape[1]",
+    Mutation("of", "width instead of length", "max_actions=max_actions", "max_actions=estimates.mask.shape[1]",
              "rlhf_zoo/ppo/minibatch.py"),
     Mutation("run_epochs", "one shuffle for all epochs", "generator=shuffle",
              "generator=torch.Generator().manual_seed(shuffle.initial_seed())", TRAINER),
@@ -159,8 +159,8 @@ def source_of(mutation: Mutation) -> str:
     return (ROOT / mutation.module).read_text(encoding="utf-8")
 
 
-def copy_tree(target: Path) -> None:
-    """The package and the numerics tests, so that no other copy of either is importable from `target`."""
+def copy_sources(target: Path) -> None:
+    """Copies the package and the numerics tests, so that tests in `target` import only these copies."""
     shutil.copytree(ROOT / "rlhf_zoo", target / "rlhf_zoo", ignore=shutil.ignore_patterns("__pycache__"))
     numerics = target / "tests" / "numerics"
     numerics.mkdir(parents=True)
@@ -168,12 +168,12 @@ def copy_tree(target: Path) -> None:
         shutil.copy(Path(__file__).parent / name, numerics)
 
 
-def survivors(tests: Sequence[str] = TESTS) -> list[Mutation]:
+def find_survivors(tests: Sequence[str] = TESTS) -> list[Mutation]:
     """Runs every mutant, prints the table, and returns those that none of the test files caught.
 
-    The tests run in forks of this process, which has imported the libraries and nothing of the package.
+    The tests run in forks of this process, which has imported the libraries but not the package.
 
-    tests: for mutants of the formulas.
+    tests: The test files for mutants of the formulas.
     """
     sys.path.insert(0, str(ROOT / "benchmarks"))
     from mutants import caught_by
@@ -184,14 +184,14 @@ def survivors(tests: Sequence[str] = TESTS) -> list[Mutation]:
     surviving = []
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        copy_tree(directory)
+        copy_sources(directory)
 
         def failure(tests: Sequence[str]) -> str | None:
             return caught_by(directory, [f"numerics/{test}" for test in tests])
 
         if failed := failure([*tests, *TRAINER_TESTS]):
             raise RuntimeError(f"the tests fail without any mutation: {failed}")
-        # That run compiled the rest. Python tells stale bytecode by size and second alone: what is mutated has none.
+        # Python detects stale bytecode only by size and second, so mutated modules, compiled by that run, lose theirs.
         sys.dont_write_bytecode = True
         for module in {mutation.module for mutation in MUTATIONS}:
             for compiled in (directory / module).parent.glob(f"__pycache__/{Path(module).stem}.*"):
@@ -210,4 +210,4 @@ def survivors(tests: Sequence[str] = TESTS) -> list[Mutation]:
 
 if __name__ == "__main__":
     os.environ["OMP_NUM_THREADS"] = "1"
-    sys.exit(1 if survivors(sys.argv[1:] or TESTS) else 0)
+    sys.exit(1 if find_survivors(sys.argv[1:] or TESTS) else 0)

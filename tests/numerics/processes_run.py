@@ -1,10 +1,10 @@
-"""Trains small runs in one process, or in as many as WORLD_SIZE says; each saves its results.
+"""Trains small runs in one process, or in WORLD_SIZE processes; each process saves its results.
 
     python -m torch.distributed.run --standalone --nproc-per-node 2 processes_run.py DIRECTORY 2 all_reductions
 
 The second argument is the expected number of processes. Process N saves `NAME/process-N.pt` for each run NAME. A
-process that is late writes the stacks of its threads to stderr and exits with an error, and so do the others at the
-SIGTERM that follows.
+process that takes too long writes the stacks of its threads to stderr and exits with an error. The other processes do
+the same when they get SIGTERM then.
 """
 
 import contextlib
@@ -41,13 +41,13 @@ from rlhf_zoo.errors import ZooError  # noqa: E402
 from rlhf_zoo.modeling.fsdp_trainer import ShardedModelMixin  # noqa: E402
 from rlhf_zoo.ppo.actor_critic import ActorCritic  # noqa: E402
 
-# Wall-clock time, also of a busy machine: long enough that only a hang exceeds it.
+# Wall-clock time that only a hang exceeds, even on a busy machine.
 SECONDS = 240
 PROCESSES = 2
 
 
 def settings(processes: int) -> dict[str, Any]:
-    """8 completions an update, 4 a process where there are two; plain SGD, as Adam magnifies rounding."""
+    """8 completions per update, in all processes together; plain SGD, because Adam magnifies rounding."""
     return {
         "kind": Spy, "per_device_train_batch_size": 4 // processes, "per_device_eval_batch_size": 4 // processes,
         "gradient_accumulation_steps": 2, "num_mini_batches": 1, "optim": "sgd", "learning_rate": 0.2,
@@ -57,7 +57,7 @@ def settings(processes: int) -> dict[str, Any]:
 
 
 def all_reductions(directory: Path, processes: int) -> Any:
-    """All that is reduced over processes: whitening, β, running scores, early stop, an evaluation of 7 prompts."""
+    """Uses all reductions over processes: whitening, β, running scores, early stop, an evaluation of 7 prompts."""
     return make_trainer(
         directory, **settings(processes) | {
             "max_steps": 4, "train_dataset": prompt_rows(24), "eval_dataset": prompt_rows(7), "eval_strategy": "steps",
@@ -69,11 +69,11 @@ def all_reductions(directory: Path, processes: int) -> Any:
 
 
 def uneven_batches(directory: Path, processes: int) -> Any:
-    """Passes over 13 prompts: the last update of one has 5 completions, so minibatches of 3 and of 2.
+    """The last update of a pass over 13 prompts has 5 completions, so minibatches of 3 and of 2.
 
-    Two processes fill the last batch up with the first prompt, and leave that row out. With an "a" as the end,
-    completions end early, so the longest of one process is shorter than that of the other. Micro-batches under a budget
-    of tokens are not as many in both, and neither is what waits for a place in the sampler's cache.
+    Two processes fill up the last batch with the first prompt, and leave that row out. The token "a" ends a completion
+    early, so the processes have different maximum lengths. Under the limits on tokens, they also have different numbers
+    of micro-batches and of rows that wait for the sampler's cache.
     """
     return make_trainer(
         directory, **settings(processes) | {
@@ -86,7 +86,7 @@ def uneven_batches(directory: Path, processes: int) -> Any:
 
 
 def shared_trunk(directory: Path, processes: int) -> Any:
-    """A critic on the policy's trunk, alone in the first update: the policy's weights then get no gradient."""
+    """A critic on the policy's trunk. The first update trains only the critic, so the policy gets no gradient."""
     return make_trainer(
         directory, **settings(processes) | {
             "max_steps": 3, "train_dataset": prompt_rows(24), "critic": "shared", "critic_warmup_updates": 1,
@@ -96,7 +96,7 @@ def shared_trunk(directory: Path, processes: int) -> Any:
 
 
 class TokenIdsOnly(Spy):
-    """With a collator that keeps token ids alone, so that the trainer numbers the prompts."""
+    """Has a collator that keeps only token ids, so the trainer has to number the prompts."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pad = DataCollatorWithPadding(kwargs["processing_class"])
@@ -108,15 +108,15 @@ class TokenIdsOnly(Spy):
 
 
 def counted_letters(completions: list[str], log_metric: Any, **_: Any) -> list[float]:
-    """Logs a mean over the completions that it is given."""
+    """Logs the mean length of the completions of a call."""
     log_metric("letters", sum(map(len, completions)) / len(completions))
     return good(completions)
 
 
 def partial_batch(directory: Path, processes: int) -> Any:
-    """Passes over 13 prompts, of which the last update of a pass has 5 in one process and none of its own in the other.
+    """In the last update of a pass over 13 prompts, one process has 5 prompts and the other has none.
 
-    A reward function logs a metric, and a collator leaves the numbers of the prompts out.
+    A reward function logs a metric, and the collator drops the numbers of the prompts.
     """
     return make_trainer(
         directory, **settings(processes) | {
@@ -129,7 +129,7 @@ def partial_batch(directory: Path, processes: int) -> Any:
 
 
 def prompt_groups(directory: Path, processes: int) -> Any:
-    """Three completions of each prompt, centered by their mean, with LoRA and a critic on the policy's trunk."""
+    """Three completions per prompt, with scores centered per prompt, LoRA and a critic on the policy's trunk."""
     lora = LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")
     return make_trainer(
         directory, **settings(processes) | {
@@ -140,12 +140,12 @@ def prompt_groups(directory: Path, processes: int) -> Any:
 
 
 def step_loop(directory: Path, processes: int) -> Any:
-    """For a custom loop, in which the processes call `step` with 5 and with 3 completions."""
+    """A trainer for a custom loop, in which two processes call `step` with 5 and with 3 completions."""
     return make_trainer(directory, **settings(processes) | {"max_steps": 3, "reward_model": None, "reward_funcs": None})
 
 
 def loop(trainer: Any, processes: int) -> dict[str, Any]:
-    """Two updates with `step`, then one with minibatches of 2, of which a process may have none."""
+    """Makes two updates with `step`, then one with minibatches of 2, of which a process may have no row."""
     rank = trainer.args.process_index
     own_rows = slice(None) if processes == 1 else slice(0, 5) if rank == 0 else slice(5, 8)
     queries = prompt_rows(8)["prompt"]
@@ -181,8 +181,8 @@ class NanLoss(Spy):
     """The loss of process 1 is NaN in the second update, though its gradients are finite."""
 
     def loss(self, *args: Any, **kwargs: Any) -> Any:
-        is_lost = self.state.global_step == 1 and os.environ.get("RANK") == "1"
-        return super().loss(*args, **kwargs) + (float("nan") if is_lost else 0.0)
+        is_nan = self.state.global_step == 1 and os.environ.get("RANK") == "1"
+        return super().loss(*args, **kwargs) + (float("nan") if is_nan else 0.0)
 
 
 def skipped_step(directory: Path, processes: int) -> Any:
@@ -213,7 +213,7 @@ def models_of(trainer: Any) -> dict[str, Any]:
 
 
 def supervised(directory: Path) -> dict[str, Any]:
-    """A model as SFT shards it."""
+    """Returns a model that is sharded as in SFT."""
     plain = TrainingArguments(str(directory), use_cpu=True, report_to="none")
     trainer = ShardedModelMixin(model=make_policy(), args=plain)
     trainer.create_optimizer()
@@ -221,7 +221,7 @@ def supervised(directory: Path) -> dict[str, Any]:
 
 
 def placements(models: dict[str, Any]) -> dict[str, list[str]]:
-    """Of each model, the placements of its weights, and the share of their elements in this process."""
+    """Returns the placements of each model's weights, and the share of their elements in this process."""
     result = {}
     for name, model in models.items():
         weights = list(model.parameters())
@@ -289,8 +289,8 @@ def main(root: Path, processes: int, names: list[str]) -> None:
 def end_processes() -> None:
     """Leaves the process group, once nothing else holds it.
 
-    DDP's reducer holds it too, and drops it without releasing the GIL: were it the last to do so, the group would wait
-    for its threads while one of them waits for the GIL, to free a tensor of the last collective, and for ever.
+    DDP's reducer holds it too, and drops it without releasing the GIL. If it were the last holder, the group would wait
+    for its threads, while one of them waits for the GIL to free a tensor of the last collective: a deadlock.
     """
     gc.collect()
     wrappers = [

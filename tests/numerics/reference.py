@@ -1,8 +1,8 @@
-"""PPO's formulas a second time: float64, one token at a time, written from the papers and from no other code.
+"""A second implementation of PPO's formulas: float64, one token at a time, written only from the papers.
 
-It is slow and literal on purpose. Where a formula has two equal forms, this file uses the one that a fast version
-would not: GAE as its defining sum over TD residuals, the clipped objective by the sign of the advantage, the variance
-in two passes. Only entries inside the mask are ever read; what comes back is 0 outside of it.
+It is slow and literal on purpose. If a formula has two equal forms, this file uses the one that a fast version would
+not: GAE as its defining sum over TD residuals, the clipped objective by the sign of the advantage, the variance in two
+passes. It reads only entries inside the mask; results are 0 outside the mask.
 """
 
 import math
@@ -84,7 +84,7 @@ def masked_moments(x: ArrayLike, mask: ArrayLike) -> Array:
 
 
 def mean_and_std(x: ArrayLike, mask: ArrayLike) -> tuple[Array, Array]:
-    """μ and the square root of the unbiased variance, from the numbers themselves; σ of a single one is 0."""
+    """μ and the square root of the unbiased variance, from the numbers themselves; σ of a single number is 0."""
     values = _masked_values(x, mask)
     mean = _mean(values)
     spread = math.fsum((v - mean) ** 2 for v in values)
@@ -273,8 +273,8 @@ def clipped_policy_loss(
 ) -> tuple[Array, NDArray[np.bool_]]:
     """Schulman et al. (arXiv:1707.06347) eq. 7, by the sign of Â: a gain stops at (1+ε)Â, a loss at (1−ε)Â.
 
-    Clip-higher (arXiv:2503.14476 §3.1) gives the gain a bound of its own; dual clip (arXiv:1912.09729) holds the ratio
-    at c where Â < 0.
+    Clip-higher (arXiv:2503.14476 §3.1) gives the gain a separate bound; dual clip (arXiv:1912.09729) bounds the ratio
+    by c where Â < 0.
     """
     highest_gain = 1 + (cliprange if cliprange_high is None else cliprange_high)
     highest_loss = math.inf if dual_clip is None else dual_clip
@@ -299,7 +299,7 @@ def clipped_policy_loss(
 def clipped_value_loss(
     values: ArrayLike, old_values: ArrayLike, returns: ArrayLike, *, cliprange: float | None
 ) -> tuple[Array, NDArray[np.bool_]]:
-    """OpenAI baselines ppo2: the worse of two squared errors, of V and of V kept within ±ε of what it was."""
+    """OpenAI baselines ppo2: the worse of two squared errors, of V and of V clipped to V_old ± ε."""
     limit = math.inf if cliprange is None else cliprange
 
     def errors(value: float, old: float, target: float) -> tuple[float, float]:
@@ -350,7 +350,7 @@ def explained_variance(values: ArrayLike, returns: ArrayLike, mask: ArrayLike) -
 
 
 def value_r2(values: ArrayLike, returns: ArrayLike, mask: ArrayLike) -> float:
-    """1 − (squared error of V)/(squared error of the best constant, the mean of R); NaN where that has no error."""
+    """1 − (squared error of V)/(squared error of the best constant, the mean of R); NaN if that has no error."""
     v, r = _masked_values(values, mask), _masked_values(returns, mask)
     mean = _mean(r) if r else math.nan
     error = math.fsum((target - value) ** 2 for target, value in zip(r, v, strict=True))

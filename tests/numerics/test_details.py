@@ -97,7 +97,7 @@ class MinibatchRecorder(Spy):
         super().train_on_minibatch(model, batch, progress)
 
 
-def test_every_epoch_of_every_update_shuffles_anew(tmp_path: Path) -> None:
+def test_every_epoch_of_every_update_has_new_shuffle(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, kind=MinibatchRecorder, num_ppo_epochs=3, num_mini_batches=2, max_steps=2)
     trainer.train()
     epochs = [

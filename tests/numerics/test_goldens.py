@@ -1,4 +1,4 @@
-"""Literal inputs and outputs, worked out on paper from the formula that each test names."""
+"""Literal inputs and outputs, computed by hand from the formula that each test names."""
 
 import math
 from collections.abc import Callable
@@ -389,7 +389,7 @@ def test_unknown_option_name_raises_value_error(name: str) -> None:
         (6.0, 0.2),  # on target
         (6.6, 0.2 * (1 + 0.1 * 0.0064)),  # 10% above it, 64 of 10 000 episodes
         (5.4, 0.2 * (1 - 0.1 * 0.0064)),
-        (60.0, 0.2 * (1 + 0.2 * 0.0064)),  # held at 20%
+        (60.0, 0.2 * (1 + 0.2 * 0.0064)),  # clipped to 20%
         (-1.0, 0.2 * (1 - 0.2 * 0.0064)),
     ],
 )

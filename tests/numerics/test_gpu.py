@@ -1,4 +1,4 @@
-"""Tests that need a GPU: models made on the CPU and moved to the GPU agree with those that stayed."""
+"""Models that are made on the CPU and moved to the GPU agree with copies that stay on the CPU."""
 
 import gpu
 import pytest

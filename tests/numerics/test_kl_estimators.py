@@ -1,8 +1,9 @@
-"""Which form of a KL penalty has which gradient? On softmax policies over few actions, where every sum can be done.
+"""The gradient of each form of KL penalty equals a closed form, on softmax policies over few actions.
 
-KL in the reward or in the loss, per token or per completion, on policy (π = π_old) and off (π one step further). What
-the gradient should be is a closed form in NumPy; what it is comes from the formulas of `rlhf_zoo.functional` through
-autograd in float64, as the sum over all completions, weighted by their probabilities under π_old.
+The forms are KL in the reward or in the loss, per token or per completion, on policy (π = π_old) and off policy (π one
+step further). The expected gradient is a closed form in NumPy. The actual gradient comes from the formulas of
+`rlhf_zoo.functional` and autograd in float64, as a sum over all completions, weighted by their probabilities under
+π_old.
 """
 
 import itertools
@@ -20,7 +21,7 @@ from rlhf_zoo import functional as F
 
 Array = NDArray[np.float64]
 
-EXACT = 1e-12  # float64; the worst of all forms is 1e-16, a rounding in sums of at most 9 terms below 1
+EXACT = 1e-12  # float64; the largest error of all forms is 1e-16, in sums of at most 9 terms below 1
 APART = 0.03  # different gradients of a world differ by at least this much at some logit
 
 
@@ -34,9 +35,9 @@ def softmax(logits: Array) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class World:
-    """Logits (states, actions) of π, of π_old, which samples, and of π_ref; completions of one token or of two.
+    """Logits (states, actions) of π, of π_old, which samples, and of π_ref; completions have one token or two.
 
-    State 0 is the prompt. Where there are two tokens, state 1 + a follows the first token a.
+    State 0 is the prompt. With two tokens, state 1 + a follows the first token a.
     """
 
     new: Array
@@ -48,15 +49,15 @@ class World:
         return 1 if len(self.new) == 1 else 2
 
     def completions(self) -> NDArray[np.int64]:
-        """Every one of them, (completions, steps)."""
+        """Returns every completion: (completions, steps)."""
         return np.array([*itertools.product(range(self.new.shape[1]), repeat=self.steps)])
 
     def states(self, completions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The state before each token. Same shape."""
+        """Returns the state before each token: (completions, steps)."""
         return np.concatenate([np.zeros_like(completions[:, :1]), 1 + completions[:, :-1]], axis=1)
 
     def probabilities(self, logits: Array) -> Array:
-        """Of each of `completions`, under the policy of these logits."""
+        """Returns the probability of each of `completions` under the policy of these logits."""
         tokens = self.completions()
         return softmax(logits)[self.states(tokens), tokens].prod(axis=1)
 
@@ -86,23 +87,23 @@ def _pull(weights: Array, p: Array) -> Array:
     return weights - p * weights.sum(axis=1, keepdims=True)
 
 
-def _reached(p: Array) -> Array:
-    """How often p comes to each state. (states, 1)."""
+def _visits(p: Array) -> Array:
+    """Returns how often p reaches each state: (states, 1)."""
     return np.ones((1, 1)) if len(p) == 1 else np.concatenate([[1.0], p[0]])[:, None]
 
 
 def _kl(p: Array, q: Array) -> Array:
-    """∇KL(p ‖ q) between completions: a token answers for its own KL and for the KL that it leads to."""
+    """∇KL(p ‖ q) between completions: a token's gradient has its own KL and the KL of the tokens after it."""
     log_ratio = np.log(p / q)
     later_kl = np.zeros_like(p)
     if len(p) > 1:
         later_kl[0] = (p * log_ratio)[1:].sum(axis=1)
-    return _reached(p) * _pull(p * (log_ratio + later_kl), p)
+    return _visits(p) * _pull(p * (log_ratio + later_kl), p)
 
 
 def _kl_reversed(p: Array, q: Array) -> Array:
-    """∇KL(q ‖ p) between completions, by p."""
-    return _reached(q) * _pull(-q, p)
+    """∇KL(q ‖ p) between completions, with respect to p."""
+    return _visits(q) * _pull(-q, p)
 
 
 def zero(p: Array, old: Array, ref: Array) -> Array:
@@ -130,7 +131,7 @@ def minus_old_kl(p: Array, old: Array, ref: Array) -> Array:
 
 
 def cost_of_k3(p: Array, old: Array, ref: Array) -> Array:
-    """∇ Σ π·k3 with the k3 of π_old for what each action costs."""
+    """∇ Σ π·k3, where the cost of an action is the k3 of π_old."""
     return _pull(p * (ref / old - 1 - np.log(ref / old)), p)
 
 
@@ -143,12 +144,12 @@ def unweighted_k3(p: Array, old: Array, ref: Array) -> Array:
 
 
 def kl_ref_by_state(p: Array, old: Array, ref: Array) -> Array:
-    """∇KL(π ‖ π_ref) of each state's own tokens, as often as π_old comes there: nothing for where a token leads."""
-    return _reached(old) * _pull(p * np.log(p / ref), p)
+    """∇KL(π ‖ π_ref) of each state's own tokens, weighted by π_old's visits: no KL of later tokens."""
+    return _visits(old) * _pull(p * np.log(p / ref), p)
 
 
 def ref_kl_by_state(p: Array, old: Array, ref: Array) -> Array:
-    return _reached(old) * _pull(-ref, p)
+    return _visits(old) * _pull(-ref, p)
 
 
 # ---- the forms: the loss of a trainer for completions that π_old sampled, β = 1
@@ -181,7 +182,7 @@ def in_reward(estimator: str) -> Loss:
 def in_loss(estimator: str) -> Loss:
     def loss(world: World, logits: Tensor, tokens: Tensor, level: str) -> Tensor:
         new, old, ref = _logprobs(world, logits, tokens, level)
-        if estimator == "k1":  # which `kl_loss` refuses
+        if estimator == "k1":  # `kl_loss` rejects it
             return (new - old).exp().detach() * F.kl_penalty(new, ref, estimator="k1")
         return F.kl_loss(new, old, ref, estimator=estimator)
 
@@ -203,7 +204,7 @@ def full(world: World, logits: Tensor, tokens: Tensor, level: str) -> Tensor:
     return F.exact_kl(logits[states], torch.tensor(world.ref)[states])
 
 
-# (name, world, level, loss, its expected gradient); the level matters where two tokens make a completion.
+# (name, world, level, loss, expected gradient); the level matters only for completions of two tokens.
 FORMS: list[tuple[str, World, str, Loss, ClosedForm]] = [
     ("reward k1", ON, "token", in_reward("k1"), kl_ref),
     ("reward k3", ON, "token", in_reward("k3"), kl_ref_less_ref_kl),
@@ -255,7 +256,7 @@ def test_penalty_gradient_equals_closed_form(
 
 @pytest.mark.parametrize("world", [ON, OFF, ON_2, OFF_2], ids=name_of)
 def test_world_distinguishes_different_gradients(world: World) -> None:
-    # Else a form with the wrong gradient would pass for one with the right one.
+    # Otherwise a form with a wrong gradient could pass.
     forms = [kl_ref, ref_kl, zero, kl_ref_less_ref_kl, kl_ref_less_kl_old, kl_ref_by_state, ref_kl_by_state]
     if world.steps == 1:
         forms += [minus_old_kl, cost_of_k3, unweighted_k2, unweighted_k3]
@@ -267,7 +268,7 @@ def test_world_distinguishes_different_gradients(world: World) -> None:
 
 
 def test_closed_forms_equal_finite_differences_of_kl() -> None:
-    # Central differences of KLs between all completions, summed up one by one.
+    # Central differences of the KL, summed over all completions.
     for world in (OFF, OFF_2):
         ref, old = world.probabilities(world.ref), world.probabilities(world.old)
         for form, kl in (
@@ -287,7 +288,7 @@ def test_closed_forms_equal_finite_differences_of_kl() -> None:
 
 @pytest.mark.parametrize("step", [0.25, 1.0, 3.0])
 def test_early_stop_statistic_is_kl_of_old_and_new_policy(step: float) -> None:
-    """Exactly on average, and never negative; the mean of log π − log π_old would be minus the KL, and never stop."""
+    """On average exactly, and it is never negative. The mean of log π − log π_old would be −KL, and never stop."""
     world = _one_token(step)
     p, p_old = softmax(world.new)[0], softmax(world.old)[0]
     new, old = torch.tensor(np.log(p)), torch.tensor(np.log(p_old))

@@ -1,7 +1,7 @@
-"""Log-probabilities, entropies and their gradients stay close to float64 where the vocabulary is large.
+"""Log-probabilities, entropies and their gradients stay close to float64 for large vocabularies.
 
-softmax and log_softmax add up their sum in a few float32 accumulators on a CPU, so their error grows with the
-vocabulary: at 262,144 tokens log π was 1e-5 off and the entropy 3e-3.
+On a CPU, softmax and log_softmax sum in a few float32 accumulators, so their error grows with the vocabulary: at
+262,144 tokens it was 1e-5 in log π and 3e-3 in the entropy.
 """
 
 import pytest
@@ -14,12 +14,12 @@ from rlhf_zoo.modeling.sampling.random import draw_with_logprobs, uniforms
 
 SIZES = (49_152, 128_256, 262_144)
 ROWS, WIDTH = 32, 16
-# A float32 of 16 to 32, as log Σ exp z of logits that large, has steps of 1.9e-6.
+# float32 numbers from 16 to 32, such as log Σ exp z here, are 1.9e-6 apart.
 LOGPROB, BIAS = 1.9e-6, 4e-7
 
 
 def head_and_states(size: int) -> tuple[nn.Linear, Tensor]:
-    """Logits of deviation 3, which differ enough between tokens for rounding to be biased."""
+    """A head and states with logits of deviation 3: they differ enough between tokens to bias rounding."""
     with torch.random.fork_rng():
         torch.manual_seed(size)
         head, states = nn.Linear(WIDTH, size, bias=False), torch.randn(ROWS, WIDTH)
@@ -36,7 +36,7 @@ def trl_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
 @pytest.mark.parametrize("size", SIZES)
 @torch.no_grad()
 def test_logprobs_are_as_close_to_float64_as_trls(size: int) -> None:
-    """In the chunked head, in the plain path, and where a token is sampled."""
+    """In the chunked head, in the plain path, and in sampling."""
     head, states = head_and_states(size)
     logits = head(states)
     uniform = uniforms(0, [(row,) for row in range(ROWS)], 1).squeeze(1)
@@ -54,7 +54,7 @@ def test_logprobs_are_as_close_to_float64_as_trls(size: int) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_entropies_and_gradients_are_close_to_float64(size: int) -> None:
-    """A loss of both, once with the gradients made in the forward pass and once in the backward pass."""
+    """For a loss of both, with gradients computed in the forward pass, or in the backward pass."""
     head, states = head_and_states(size)
     tokens = torch.arange(ROWS) * 1000
     exact_head, exact_states = nn.Linear(WIDTH, size, bias=False).double(), states.double().requires_grad_()

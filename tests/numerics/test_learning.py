@@ -1,4 +1,4 @@
-"""Does it learn? A random two-layer policy, one rewarded letter, one seed, bounds that hold by a wide margin."""
+"""PPO learns: a random two-layer policy, one rewarded letter, one seed, and bounds with a wide margin."""
 
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,8 @@ def learn(directory: Path, **overrides: Any) -> PPOTrainer:
     return trainer
 
 
-def probability(trainer: PPOTrainer) -> float:
-    """How likely GOOD is as the first letter of a completion, over 16 prompts of two letters."""
+def good_probability(trainer: PPOTrainer) -> float:
+    """Returns the probability of GOOD as the first letter of a completion, averaged over 16 prompts."""
     [token] = make_tokenizer()(GOOD)["input_ids"]
     prompts = torch.tensor([[3 + i % 12, 3 + (i * 7) % 12] for i in range(16)])
     with torch.no_grad():
@@ -38,7 +38,7 @@ def probability(trainer: PPOTrainer) -> float:
 
 
 def metric_history(trainer: PPOTrainer, name: str) -> list[float]:
-    """A metric of every update."""
+    """Returns a metric of every update."""
     return [row[name] for row in trainer.state.log_history if "loss" in row]
 
 
@@ -55,7 +55,7 @@ def unpenalized(tmp_path_factory: pytest.TempPathFactory) -> PPOTrainer:
 def test_rewarded_letter_becomes_likely(unpenalized: PPOTrainer, tmp_path: Path) -> None:
     scores = metric_history(unpenalized, "objective/score")
     assert mean(scores[:3]) < 0.15 and mean(scores[-3:]) > 0.6
-    assert probability(make_trainer(tmp_path)) < 0.1 and probability(unpenalized) > 0.4
+    assert good_probability(make_trainer(tmp_path)) < 0.1 and good_probability(unpenalized) > 0.4
 
 
 def test_large_kl_coef_keeps_policy_at_reference(unpenalized: PPOTrainer, tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_large_kl_coef_keeps_policy_at_reference(unpenalized: PPOTrainer, tmp_pa
     pinned = learn(tmp_path, kl_coef=10.0, max_steps=UPDATES // 2)
     assert mean(metric_history(unpenalized, "objective/kl")[-5:]) > 8
     assert mean(metric_history(pinned, "objective/kl")[-5:]) < 0.8
-    assert mean(metric_history(pinned, "objective/score")[-5:]) < 0.15 and probability(pinned) < 0.1
+    assert mean(metric_history(pinned, "objective/score")[-5:]) < 0.15 and good_probability(pinned) < 0.1
 
 
 def test_critic_learns_value_that_depends_on_prompt(tmp_path: Path) -> None:

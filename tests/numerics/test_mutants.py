@@ -1,4 +1,4 @@
-"""The numerics tests catch every mutant of `mutate.py`, and the mutations fit the source."""
+"""The numerics tests catch every mutant of `mutate.py`, whose mutations fit the source."""
 
 import subprocess
 import sys
@@ -16,8 +16,8 @@ def test_mutations_fit_source_and_cover_every_formula() -> None:
     mutants = {mutation.apply(source) for mutation, source in zip(mutate.MUTATIONS, sources, strict=True)}
     assert not mutants & set(sources)
     assert len(mutants) == len(mutate.MUTATIONS)
-    of_formulas = {mutation.function for mutation in mutate.MUTATIONS if mutation.module == mutate.FORMULAS}
-    assert of_formulas == FORMULAS
+    mutated = {mutation.function for mutation in mutate.MUTATIONS if mutation.module == mutate.FORMULAS}
+    assert mutated == FORMULAS
 
 
 @pytest.mark.full

@@ -1,4 +1,4 @@
-"""The fits against scipy's, and their intervals against scipy's covariance and bootstrap."""
+"""Fits equal scipy's, and their intervals agree with scipy's covariance and bootstrap."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def best_of_n(d, alpha, beta):
 
 
 FORMS = {"rl": rl, "best-of-n": best_of_n}
-DERIVATIVES = {  # curve_fit's own are differences, good to 1e-8
+DERIVATIVES = {  # curve_fit's numerical derivatives have an error of 1e-8
     "rl": lambda d, alpha, beta: np.stack([d, -special.xlogy(d, d)], axis=1),
     "best-of-n": lambda d, alpha, beta: np.stack([d, -(d**2)], axis=1),
 }
@@ -37,7 +37,7 @@ def test_coefficients_equal_those_of_curve_fit(form, weighted, seed):
     )
     assert (result.alpha.value, result.beta.value) == pytest.approx((alpha, beta), abs=1e-8)
 
-    # The intervals: normal with known errors (widened by the scatter), t with the residuals' where they are unknown.
+    # The intervals: normal if the errors are known (widened by the scatter), else t with the residuals' variance.
     quantile = 1.959964 * max(1.0, result.scatter) ** 0.5 if weighted else scipy_stats.t(10).ppf(0.975)
     half_widths = quantile * np.sqrt(np.diag(covariance))
     resampled = fit_form(form, d**2, y, errors=errors, seed=0, resamples=40_000)

@@ -1,4 +1,4 @@
-"""Two processes equal one: the same completions, metrics and weights, up to the order of a sum."""
+"""Two processes give the same completions, metrics and weights as one, up to the order of a sum."""
 
 import os
 import platform
@@ -28,7 +28,7 @@ WEIGHTS = 1e-6
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the runs, made by PROCESSES processes over the loopback interface and a free port."""
+    """A folder with runs of PROCESSES processes, and of one process as their reference."""
     root = tmp_path_factory.mktemp("processes")
     alone = processes_run.train(root / "alone", "sharded", 1)
     torch.save(alone, root / "alone" / "process-0.pt")
@@ -43,7 +43,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def results_of(directory: Path, name: str) -> list[dict[str, Any]]:
-    """What each process computed in a run."""
+    """Returns the results of each process in a run."""
     return [torch.load(directory / name / f"process-{rank}.pt", weights_only=True) for rank in range(PROCESSES)]
 
 
@@ -55,7 +55,7 @@ def test_two_processes_equal_one(directory: Path, tmp_path: Path, name: str) -> 
     assert single["kl_coef"] == pytest.approx(distributed["kl_coef"], rel=1e-6)
     assert [row.keys() for row in single["log"]] == [row.keys() for row in distributed["log"]]
     for expected, actual in zip(single["log"], distributed["log"], strict=True):
-        # Single precision; what is near 0 is a difference of numbers near 1, such as an explained variance.
+        # Single precision; values near 0, such as an explained variance, are differences of numbers near 1.
         assert actual == pytest.approx(expected, rel=2e-5, abs=1e-5)
 
 
@@ -73,19 +73,19 @@ def test_runs_exercise_their_special_cases(directory: Path) -> None:
     )
     log = all_reductions[0]["log"]
     assert {row["policy/epochs"] for row in log if "policy/epochs" in row} == {2.0}  # of 3: an early stop
-    assert len({row["kl_coef"] for row in log if "kl_coef" in row}) == 4  # β moved
+    assert len({row["kl_coef"] for row in log if "kl_coef" in row}) == 4  # β changes
     assert [row["episodes"] for row in log if "episodes" in row] == [8, 16, 24, 32]
     for result in uneven_batches:
-        assert result["sizes"] == [8, 5, 8, 5]  # of both, without the row that fills the last batch up
+        assert result["sizes"] == [8, 5, 8, 5]  # in both processes, without the row that fills up the last batch
     logged = results_of(directory, "partial_batch")[0]["log"]
     assert sum("letters" in row for row in logged) == 4 and sum("eval_objective/score" in row for row in logged) == 1
-    # No random stream of one process is another's.
+    # The processes have different random streams.
     assert step_loop[0]["generated"] != step_loop[1]["generated"]
     assert [row["objective/score"] for row in step_loop[0]["log"]] == pytest.approx([0.875, -0.125])
 
 
 @pytest.mark.attack
-def test_both_processes_skip_step_that_one_cannot_make(directory: Path) -> None:
+def test_both_processes_skip_step_when_one_has_nan_loss(directory: Path) -> None:
     first, second = results_of(directory, "skipped_step")
     assert digests(first["weights"]) == digests(second["weights"])
     for result in (first, second):
@@ -95,12 +95,12 @@ def test_both_processes_skip_step_that_one_cannot_make(directory: Path) -> None:
         assert all(weight.isfinite().all() for weight in result["weights"].values())
 
 
-def test_even_batches_false_is_refused_for_several_processes(directory: Path, tmp_path: Path) -> None:
+def test_even_batches_false_is_rejected_for_several_processes(directory: Path, tmp_path: Path) -> None:
     assert all("even_batches False" in result["refusal"] for result in results_of(directory, "step_loop"))
     assert processes_run.refusal(tmp_path, accelerator_config={"even_batches": False}) == ""
 
 
-def test_checkpoint_is_written_once_and_resumed_exactly(directory: Path) -> None:
+def test_checkpoint_is_written_once_and_resumes_exactly(directory: Path) -> None:
     uninterrupted, resumed = results_of(directory, "all_reductions"), results_of(directory, "resumed")
     assert [result["saves"] for result in uninterrupted] == [2, 0]
     checkpoint = directory / "all_reductions" / "checkpoint-2"
@@ -112,16 +112,16 @@ def test_checkpoint_is_written_once_and_resumed_exactly(directory: Path) -> None
 
 
 def test_sharded_run_equals_run_of_one_process(directory: Path, tmp_path: Path) -> None:
-    """FSDP2: checks the actual placements; the checkpoint equals that of one process, which can resume it."""
+    """With FSDP2: weights are sharded; the checkpoint equals that of one process, which can resume it."""
     single = torch.load(directory / "alone" / "process-0.pt", weights_only=True)
-    for name in ("sharded", "sharded_resumed"):  # the latter goes on from one process's checkpoint
+    for name in ("sharded", "sharded_resumed"):  # the second resumes one process's checkpoint
         for sharded in results_of(directory, name):
             assert sharded["placements"].keys() == {
                 "policy", "critic", "reference", "reward 0", "reward 1", "supervised"
             }  # fmt: skip
             for placement, share in sharded["placements"].values():
                 assert placement == "(Shard(dim=0),)" and 0.4 < share < 0.6
-            # Adam divides by the root of what may be near 0, so rounding is larger than SGD's.
+            # Adam divides by a root that may be near 0, so rounding has a larger effect than in SGD.
             assert (
                 distance(single["weights"], sharded["weights"])
                 < 20 * WEIGHTS
@@ -172,11 +172,11 @@ def resident():
     line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmRSS"))
     return int(line.split()[1]) // 1024
 
-torch.ones(2**22) + 1  # 16 MiB: freed, it has glibc keep blocks up to its size in the heap
-if sys.argv[1] == "back":
+torch.ones(2**22) + 1  # 16 MiB: once freed, glibc keeps blocks up to that size in the heap
+if sys.argv[1] == "returned":
     return_freed_blocks()
 before, kept, freed = resident(), [], []
-for _ in range(64):  # 128 MiB in blocks of 2, with small ones between them that stay
+for _ in range(64):  # 128 MiB in blocks of 2 MiB, between small blocks that stay allocated
     freed.append(torch.ones(2**19))
     kept.append(torch.ones(2**13))
 del freed
@@ -185,12 +185,12 @@ print(resident() - before)
 
 
 @pytest.mark.skipif(sys.platform != "linux" or platform.libc_ver()[0] != "glibc", reason="glibc's heap")
-def test_return_memory_releases_freed_blocks() -> None:
+def test_return_freed_blocks_lowers_resident_memory() -> None:
     growth = {
         mode: int(subprocess.run([*PYTHON, "-c", HEAP_SCRIPT, mode], capture_output=True, text=True, check=True).stdout)
-        for mode in ("left", "back")
+        for mode in ("kept", "returned")
     }
-    assert growth["left"] > 100 and growth["back"] < 20
+    assert growth["kept"] > 100 and growth["returned"] < 20
 
 
 def test_fsdp2_rejects_one_process_and_shared_critic(directory: Path, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Properties of masks, batches and clips, for which Hypothesis searches counterexamples.
 
-The values are those of `test_goldens.py` and `test_reference.py`.
+`test_goldens.py` and `test_reference.py` test the values.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ clipranges = st.floats(0.05, 0.5)
 
 @dataclass(frozen=True)
 class Batch:
-    """Three arrays (B, T) of float64 in [−4, 4], one number a row, and a mask."""
+    """Three arrays (B, T) of float64 in [−4, 4], one number per row, and a mask."""
 
     a: Tensor
     b: Tensor
@@ -76,7 +76,7 @@ def _whiten(x: Tensor, mask: Tensor, *, shift_mean: bool = True, eps: float = 1e
 
 
 def _aggregate(loss: Tensor, mask: Tensor, mode: str) -> Tensor:
-    """The loss of a whole minibatch of responses of at most 6 tokens."""
+    """Aggregates the loss of a minibatch whose responses have at most 6 tokens."""
     return functional.aggregate(loss, mask, tokens=mask.sum(), sequences=len(mask), length=6, mode=mode)
 
 
@@ -143,7 +143,7 @@ def test_gradient_is_zero_outside_mask(batch: Batch, garbage: float) -> None:
 def test_policy_and_kl_losses_have_no_gradient_on_padding(
     batch: Batch, padding_logprob: float, dual_clip: float | None
 ) -> None:
-    # A rollout holds 0 there; the training pass gives the padding token any log-probability.
+    # On padding, the rollout has 0 and the training pass has any log-probability.
     logprobs, old, other = batch.fill_padding(padding_logprob).a, batch.fill_padding(0.0).b, batch.fill_padding(0.0).c
     logprobs.requires_grad_()
     losses = [functional.clipped_policy_loss(logprobs, old, other, cliprange=0.2, dual_clip=dual_clip)[0]]

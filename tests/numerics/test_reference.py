@@ -20,7 +20,7 @@ FORMULAS = {name for name in functional.__all__ if callable(getattr(functional, 
 
 @dataclass(frozen=True)
 class Draw:
-    """Random inputs of one shape; `logprobs` gives those of two similar policies."""
+    """Draws random inputs of one shape."""
 
     rng: np.random.Generator
     shape: tuple[int, int]
@@ -35,6 +35,7 @@ class Draw:
         return torch.tensor(np.arange(self.shape[1]) < lengths[:, None])
 
     def logprobs(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draws log-probabilities of two similar policies."""
         old = -self.normal().abs() * 3
         return old + self.normal(scale=0.3), old
 
@@ -66,7 +67,7 @@ def _importance_weights(level: str) -> Case:
 
 
 def _spread(draw: Draw) -> tuple[torch.Tensor, torch.Tensor]:
-    # Two or three numbers can lie so near each other that dividing by their deviation magnifies any rounding.
+    # Two or three numbers can be so close that a division by their deviation magnifies rounding.
     return draw.normal() * 2 + 1, draw.mask(shortest=4)
 
 
@@ -128,7 +129,7 @@ def _policy_loss(**clips: float) -> Case:
 
 
 def _sequence_policy_loss(draw: Draw) -> tuple[Any, Any]:
-    # The log-ratios are summed, not the log-probabilities: those of 53 tokens would cancel to a rounding of their size.
+    # Sums log-ratios: sums of 53 log-probabilities would cancel, which leaves a rounding of their size.
     (logprobs, old), mask, advantages = draw.logprobs(), draw.mask(), draw.normal(draw.shape[0], 1)
     log_ratio = functional.actions(logprobs - old, mask, level="sequence")
     ours = functional.clipped_policy_loss(log_ratio, torch.zeros_like(log_ratio), advantages, cliprange=0.5)
@@ -227,7 +228,7 @@ def test_every_public_formula_has_a_reference() -> None:
 
 @pytest.mark.parametrize("dtype", PRECISIONS, ids=lambda dtype: str(dtype).removeprefix("torch."))
 @pytest.mark.parametrize("name", CASES)
-def test_formula_agrees_with_reference_in_given_precision(name: str, dtype: torch.dtype) -> None:
+def test_formula_agrees_with_reference(name: str, dtype: torch.dtype) -> None:
     for number, shape in enumerate(SHAPES):
         for seed in range(20):
             ours, theirs = CASES[name](Draw(np.random.default_rng([seed, number]), shape, dtype))

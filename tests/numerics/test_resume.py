@@ -25,27 +25,27 @@ SIGKILL = -9
 
 
 def fingerprint(checkpoint: Path) -> dict[str, str]:
-    """The sha256 of each file of a checkpoint; of torch's files that of their tensors (a zip holds dates)."""
+    """Hashes each file of a checkpoint; for torch's files it hashes the tensors, because the zip holds dates."""
     hashes = {}
     for name in ("model.safetensors", "critic/model.safetensors", "ppo_state.json"):
         hashes[name] = hashlib.sha256((checkpoint / name).read_bytes()).hexdigest()
     for name in ("optimizer.pt", "scheduler.pt"):
-        content = hashlib.sha256()
-        _absorb(torch.load(checkpoint / name, weights_only=True), content)
-        hashes[name] = content.hexdigest()
+        digest = hashlib.sha256()
+        _add_to_hash(torch.load(checkpoint / name, weights_only=True), digest)
+        hashes[name] = digest.hexdigest()
     return hashes
 
 
-def _absorb(value: Any, content: Any) -> None:
+def _add_to_hash(value: Any, digest: Any) -> None:
     if isinstance(value, dict):
         for key in sorted(value, key=str):
-            content.update(repr(key).encode())
-            _absorb(value[key], content)
+            digest.update(repr(key).encode())
+            _add_to_hash(value[key], digest)
     elif isinstance(value, list | tuple):
         for item in value:
-            _absorb(item, content)
+            _add_to_hash(item, digest)
     else:
-        content.update(value.cpu().numpy().tobytes() if isinstance(value, torch.Tensor) else repr(value).encode())
+        digest.update(value.cpu().numpy().tobytes() if isinstance(value, torch.Tensor) else repr(value).encode())
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -99,7 +99,7 @@ def run_attempts(directory: Path, plan: dict[str, list[list[Any] | None]]) -> An
 
 
 def assert_same_run(first: Path, second: Path) -> None:
-    """The two directories hold the same checkpoints and the same metrics."""
+    """Checks that two directories have the same checkpoints and metrics."""
     records = StageRecord(first), StageRecord(second)
     assert [p.name for p in records[0].checkpoints()] == [p.name for p in records[1].checkpoints()] != []
     for left, right in zip(*(record.checkpoints() for record in records), strict=True):
@@ -111,9 +111,9 @@ def assert_same_run(first: Path, second: Path) -> None:
 def test_killed_and_resumed_run_equals_uninterrupted_run(tmp_path: Path) -> None:
     plan = [["sampling", 1], ["sampling", 4], ["saving", 4], ["update", 5], ["saving", 6], None]
     attempts = run_attempts(tmp_path, {"alone": [None], "killed": plan})
-    assert attempts["alone"] == [{"status": 0, "complete": [2, 4, 6], "torn": []}]
+    assert attempts["alone"] == [{"status": 0, "complete": [2, 4, 6], "incomplete": []}]
     killed = attempts["killed"]
     assert [attempt["status"] for attempt in killed] == [SIGKILL] * 5 + [0]
     assert [attempt["complete"] for attempt in killed] == [[], [2], [2], [2, 4], [2, 4], [2, 4, 6]]
-    assert [attempt["torn"] for attempt in killed] == [[], [], [4], [], [6], []]
+    assert [attempt["incomplete"] for attempt in killed] == [[], [], [4], [], [6], []]
     assert_same_run(tmp_path / "alone", tmp_path / "killed")

@@ -1,16 +1,16 @@
-"""Parity with TRL 1.12.0's PPOTrainer, the last release that has one, on what its own code computed.
+"""Parity with the PPOTrainer of TRL 1.12.0, the last release that has one.
 
-`trl_parity/generate.py` ran it and kept its tensors. On responses of full length the two conventions coincide, and
-everything agrees: models, formulas, and the weights after each update of a whole run. Where a response ends early they
-differ on purpose, in two places (L is the number of its tokens, the last of them EOS):
-    TRL puts the score at position L, one after EOS; here it stands on EOS, position L − 1.
-    TRL's critic has a value at L, the state after EOS, in returns and value loss; here that value is 0 and no term.
-With these two restated, by a mask of one position more, our formulas give TRL's tensors on such responses too.
+`trl_parity/generate.py` ran it and saved its tensors. On responses of full length everything agrees: models, formulas,
+and the weights after each update of a run. If a response ends early, two conventions differ on purpose (L is the number
+of its tokens, the last of which is EOS):
+    TRL puts the score at position L, one after EOS; we put it on EOS, at position L − 1.
+    TRL's returns and value loss use the critic's value at L, the state after EOS; ours treat that value as 0.
+With a mask of one more position, which restates both, our formulas also give TRL's tensors on such responses.
 
-Set apart rather than compared: TRL logs ½ log²ρ as approximate KL and we ρ − 1 − log ρ; it divides logits by τ + 1e-7,
-so our runs get τ + 1e-7; a critic of ours has a bias in its head, which TRL's has not: frozen here. What
-TRL gets wrong is kept out of the cases (no bf16, no clipping of gradients, no last batch of a pass over the prompts, no
-PAD among the sampled tokens), but for minibatches under gradient accumulation, which one case shows.
+Not compared: TRL logs ½ log²ρ as approximate KL, we log ρ − 1 − log ρ. TRL divides logits by τ + 1e-7, so our runs use
+τ + 1e-7. Our critic's head has a bias, unlike TRL's, so it is frozen here. The cases avoid TRL's bugs (no bf16, no
+clipping of gradients, no last batch of a pass over the prompts, no PAD among the sampled tokens), except for
+minibatches under gradient accumulation, which one case shows.
 """
 
 import importlib.util
@@ -47,20 +47,19 @@ EARLY_ENDING = ("early_eos", "early_eos_whitened")
 FULL = tuple(case for case in CASES if case not in EARLY_ENDING)
 REPLAYED = tuple(case for case in FULL if case != "minibatches_ignored")
 
-# In units of a tensor's largest entry, or of 1 where that is smaller; all is float32, whose epsilon is 1.2e-7. Between
-# the two lie sums in another order: TRL samples with a cache over left-padded prompts and scores them so, we run whole
-# rows and score them padded on the right. Worst seen: 5.4e-7 (values of the second update; 7.1e-7 with AVX2: the
-# fixture is of a machine with AVX-512), 2.2e-7 of the formulas alone, and 1.8e-7 of a weight after an update.
-# On a GPU, whose kernels sum in other orders: 3.8e-6 of a change of the weights.
+# In units of a tensor's largest entry (at least 1); float32, whose epsilon is 1.2e-7. Sums have different orders: TRL
+# samples and scores left-padded rows with a cache, we run whole rows and score them padded on the right. Largest error:
+# 5.4e-7 (values of the second update; 7.1e-7 with AVX2, as the fixture is from a machine with AVX-512), 2.2e-7 for the
+# formulas alone, and 1.8e-7 for a weight after an update. On a GPU, 3.8e-6 for a change of the weights.
 TOLERANCE = 1e-6 if DEVICE == "cpu" else 1e-5
-# Far above either: what an update, or a planted difference, changes at least.
-MOVED = 1e-3
+# Far above either tolerance: the least change of an update, or of a planted difference.
+MIN_CHANGE = 1e-3
 
 
 def assert_close(
     actual: Any, expected: Any, label: str, mask: Tensor | None = None, *, within: float = TOLERANCE
 ) -> None:
-    """Asserts that both agree, where `mask` is True if one is given."""
+    """Asserts that both agree, but only where `mask` is True, if there is a mask."""
     actual, expected = (x.double() if isinstance(x, Tensor) else torch.tensor(x).double() for x in (actual, expected))
     assert actual.shape == expected.shape, label
     actual, expected = (x if mask is None else x[mask] for x in (actual, expected))
@@ -75,7 +74,7 @@ def tensors(name: str) -> dict[str, Tensor]:
 
 
 def build(name: str, weights: Tensor) -> Any:
-    """The model `name` of generate.py, with the weights that were flattened there."""
+    """Builds the model `name` of generate.py from its flattened weights."""
     layout = FACTS["layout"][name]
     causal = name in ("policy", "reference")
     kind = LlamaForCausalLM if causal else LlamaForSequenceClassification
@@ -87,7 +86,7 @@ def build(name: str, weights: Tensor) -> Any:
 
 
 def flatten(model: nn.Module, layout: Mapping[str, Any]) -> Tensor:
-    """The model's weights in the fixture's order; a critic's bias is in no layout."""
+    """Flattens the model's weights in the fixture's order, without the bias of a critic."""
     weights = model.state_dict()
     assert set(weights) - set(layout) <= {"score.bias"}
     return torch.cat([weights[name].flatten() for name in layout])
@@ -95,7 +94,7 @@ def flatten(model: nn.Module, layout: Mapping[str, Any]) -> Tensor:
 
 @dataclass(frozen=True)
 class Update:
-    """One update of one case as TRL made it."""
+    """TRL's results of one update of one case."""
 
     case: str
     index: int
@@ -117,12 +116,12 @@ class Update:
 
     @property
     def mask(self) -> Tensor:
-        """Of TRL's policy terms, (B, T)."""
+        """The mask of TRL's policy terms, (B, T)."""
         return ~self["padding_mask"]
 
     @property
     def value_mask(self) -> Tensor:
-        """Of TRL's value terms, (B, T): one position more than `mask` where a response ended early."""
+        """The mask of TRL's value terms, (B, T): one position more than `mask` if a response ended early."""
         return ~self["padding_mask_p1"]
 
     @property
@@ -149,7 +148,7 @@ class Update:
         return self.index == 0 or f"{self.index - 1}.policy" in tensors(self.case)
 
     def model(self, name: str) -> Any:
-        """A model as it was when the update began."""
+        """Returns a model with its weights at the start of the update."""
         trained = self.index and name in ("policy", "value_model")
         weights = tensors(self.case)[f"{self.index - 1}.{name}"] if trained else tensors("models")[name]
         model = build(name, weights)
@@ -198,12 +197,12 @@ def test_cases_cover_clips_kl_and_early_ends() -> None:
 
 @parametrize_updates([update for update in ALL_UPDATES if update.has_weights])
 def test_models_reproduce_trls_logprobs_values_and_scores(update: Update) -> None:
-    """Log-probabilities (TRL's own came out of `generate`), values and scores, from models built alike."""
+    """TRL computed its log-probabilities in `generate`, while sampling."""
     samples, tokenizer = update.samples, make_tokenizer()
     for model, name in (("policy", "logprobs"), ("reference", "ref_logprobs")):
         ours = token_logprobs(update.model(model), samples, temperature=update.temperature, batch_size=3)
         assert_close(ours, update[name], name, samples.mask)
-    # The value after the end is that of EOS itself, which sees no position after it.
+    # The value of the state after EOS is the critic's output at EOS.
     critic, extended = critic_from(update.model("value_model")).eval(), replace(samples, mask=update.value_mask)
     with torch.no_grad():
         assert_close(response_values(critic, extended), update["values"], "values", update.value_mask)
@@ -257,25 +256,25 @@ def test_formulas_reproduce_trls_tensors(update: Update) -> None:
 
 @parametrize_updates([update for update in ALL_UPDATES if update.case in EARLY_ENDING])
 def test_early_ends_differ_from_trl_in_two_known_places(update: Update) -> None:
-    """The score, at L − 1 here and at L in TRL; and TRL's value of the state after EOS, in all that follows from it."""
-    settings, mask, beyond = update.settings, update.mask, update.value_mask & ~update.mask
+    """The position of the score, and TRL's value of the state after EOS with all its consequences."""
+    settings, mask, after_eos = update.settings, update.mask, update.value_mask & ~update.mask
     early, last, scores = update.early, F.last_token(mask), update["scores"]
-    assert torch.equal(beyond.nonzero(), torch.stack([early.nonzero()[:, 0], last[early] + 1], 1))
+    assert torch.equal(after_eos.nonzero(), torch.stack([early.nonzero()[:, 0], last[early] + 1], 1))
     on_eos = torch.zeros_like(mask)
     on_eos[early, last[early]] = True
     ours = F.token_rewards(scores, update["kl"], mask, kl_coef=settings["kl_coef"])
     theirs = update["raw_rewards"] if settings["whiten_rewards"] else update["rewards"]
-    assert_close(ours, theirs, "all other rewards", ~(on_eos | beyond))
+    assert_close(ours, theirs, "all other rewards", ~(on_eos | after_eos))
     assert_close(ours[on_eos] - theirs[on_eos], scores[early], "rewards on EOS")
-    assert_close(theirs[beyond], scores[early], "rewards after EOS")
-    assert (update["values"][beyond].abs() > 1e-2).all()
+    assert_close(theirs[after_eos], scores[early], "rewards after EOS")
+    assert (update["values"][after_eos].abs() > 1e-2).all()
     if settings["whiten_rewards"]:
         return
     # In TRL δ at L is score − V(L) and δ on EOS has γV(L); here δ on EOS has the score, and nothing follows.
     advantages, _ = F.gae(ours, update["values"], mask, gamma=settings["gamma"], lam=settings["lam"])
     assert_close(advantages[~early], update["raw_advantages"][~early], "advantages of full-length responses")
     gamma, decay = settings["gamma"], settings["gamma"] * settings["lam"]
-    value_after = (update["values"] * beyond).sum(1)
+    value_after = (update["values"] * after_eos).sum(1)
     shift_on_eos = gamma * value_after + decay * (scores - value_after) - scores
     steps = (last.unsqueeze(1) - torch.arange(mask.shape[1])).clamp(min=0)
     shifted = advantages + decay**steps * shift_on_eos.unsqueeze(1)
@@ -283,17 +282,17 @@ def test_early_ends_differ_from_trl_in_two_known_places(update: Update) -> None:
 
 
 class Replay(PPOTrainer):
-    """A PPOTrainer that takes TRL's sampled tokens and shuffles, and records its results."""
+    """A PPOTrainer that uses TRL's sampled tokens, and records its own results."""
 
     def __init__(self, *args: Any, case: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.case = case
-        self.seen: list[tuple[Rollout, Advantages, dict[str, Tensor], dict[str, Tensor]]] = []
+        self.results: list[tuple[Rollout, Advantages, dict[str, Tensor], dict[str, Tensor]]] = []
         self.rates: list[list[float]] = [[], []]
         self.updating = False
-        self.create_optimizer().register_step_post_hook(self._stepped)
+        self.create_optimizer().register_step_post_hook(self._record_rate)
 
-    def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def _record_rate(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if not self.updating:
             return  # Trainer's own step after `training_step`, which finds no gradients
         [rate] = {group["lr"] for group in optimizer.param_groups}
@@ -313,12 +312,12 @@ class Replay(PPOTrainer):
         layout = FACTS["layout"]
         models = {"policy": self.policy, "value_model": self.value_model}
         weights = {name: flatten(part, layout[name]) for name, part in models.items()}
-        self.seen.append((rollout, estimates, progress, weights))
+        self.results.append((rollout, estimates, progress, weights))
         return progress
 
 
 def replay_run(directory: Path, monkeypatch: pytest.MonkeyPatch, case: str, **overrides: Any) -> Replay:
-    """Our whole trainer run for two updates on TRL's prompts, completions and order of rows."""
+    """Runs our trainer for two updates on TRL's prompts, completions and order of rows."""
     first, second = Update(case, 0), Update(case, 1)
     settings = first.settings | {"temperature": first.temperature} | overrides
     args = PPOConfig(
@@ -343,7 +342,7 @@ def replay_run(directory: Path, monkeypatch: pytest.MonkeyPatch, case: str, **ov
     with monkeypatch.context() as patched:
         patched.setattr(torch, "randperm", recorded_order)
         trainer.train()
-    assert not orders and len(trainer.seen) == 2
+    assert not orders and len(trainer.results) == 2
     return trainer
 
 
@@ -353,13 +352,13 @@ def replay_run(directory: Path, monkeypatch: pytest.MonkeyPatch, case: str, **ov
 def test_trainer_reproduces_trls_updates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, options: dict[str, int]
 ) -> None:
-    """Two updates by our trainer alone, from the initial weights: estimates, losses and weights after each."""
-    # Batches of another shape round differently.
+    """Estimates, losses and weights after each of two updates, from the initial weights."""
+    # Batches of other shapes round differently.
     assert_near = partial(assert_close, within=1e-5 if options else TOLERANCE)
     trainer = replay_run(tmp_path, monkeypatch, case, **options)
     ours = [row for row in trainer.state.log_history if "loss" in row]
     changes = []
-    for index, (rollout, estimates, progress, weights) in enumerate(trainer.seen):
+    for index, (rollout, estimates, progress, weights) in enumerate(trainer.results):
         update = Update(case, index)
         for name in ("logprobs", "ref_logprobs", "values"):
             assert_near(getattr(rollout, name), update[name], name)
@@ -384,11 +383,11 @@ def test_trainer_reproduces_trls_updates(
                 before = tensors("models")[name]
                 assert_near(flattened - before, trl_weights - before, f"{name} after update {index}")
                 changes.append(float((trl_weights - before).abs().max()))
-    assert changes and min(changes) > MOVED
+    assert changes and min(changes) > MIN_CHANGE
 
 
 def test_trl_ignores_minibatches_under_accumulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asked for two minibatches of one micro-batch each, TRL makes one step of both: our run with one minibatch."""
+    """With two minibatches of one micro-batch each, TRL makes a single step, like our run with one minibatch."""
     case = "minibatches_ignored"
     settings, steps = Update(case, 0).settings, CASES[case]["optimizer_steps"][0]
     assert settings["num_mini_batches"] * settings["num_ppo_epochs"] == 2 * steps
@@ -396,10 +395,10 @@ def test_trl_ignores_minibatches_under_accumulation(tmp_path: Path, monkeypatch:
     two_minibatches = replay_run(tmp_path / "two", monkeypatch, case)
     for name in ("policy", "value_model"):
         trl_weights, before = Update(case, 0)[name], tensors("models")[name]
-        assert_close(one_minibatch.seen[0][3][name] - before, trl_weights - before, name)
-        assert (two_minibatches.seen[0][3][name] - trl_weights).abs().max() > MOVED
+        assert_close(one_minibatch.results[0][3][name] - before, trl_weights - before, name)
+        assert (two_minibatches.results[0][3][name] - trl_weights).abs().max() > MIN_CHANGE
     assert len(two_minibatches.rates[0]) == 2 * len(one_minibatch.rates[0]) == 2 * steps
-    # Its averages count the slots of minibatches that it never filled.
+    # TRL's averages count the slots of minibatches that it never filled.
     assert Update(case, 0).logged["val/ratio"] == pytest.approx(
-        float(one_minibatch.seen[0][2]["policy/ratio"]) / 2, abs=TOLERANCE
+        float(one_minibatch.results[0][2]["policy/ratio"]) / 2, abs=TOLERANCE
     )

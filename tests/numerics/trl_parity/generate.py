@@ -1,26 +1,27 @@
-"""Runs TRL 1.12.0's PPOTrainer on tiny models and keeps what it computed: the fixture of `test_trl_parity.py`.
+"""Runs TRL 1.12.0's PPOTrainer on tiny models and saves its results, the fixture of `test_trl_parity.py`.
 
-TRL removed PPO after 1.12.0 (PR #7020), so this needs an environment of its own:
+TRL removed PPO after 1.12.0 (PR #7020), so this needs a separate environment:
 
     python3.11 -m venv .venv-trl
     .venv-trl/bin/pip install torch==2.13.0
     .venv-trl/bin/pip install trl==1.12.0 transformers==5.23.0 accelerate datasets pandas rich peft
     OMP_NUM_THREADS=1 .venv-trl/bin/python tests/numerics/trl_parity/generate.py
 
-It writes `models.safetensors`, one `CASE.safetensors` a case and `cases.json` beside itself, in half a minute, and the
-same bytes each time on one machine. Nothing is computed here: every tensor is a local variable of TRL's `train`, read
-when it calls `accelerator.backward`, an argument of a function that it calls, or a weight after its optimizer steps.
+It writes `models.safetensors`, `CASE.safetensors` for each case, and `cases.json` next to itself, in half a minute; on
+one machine, the same bytes each time. It computes nothing itself: every tensor is a local variable of TRL's `train`,
+read when that calls `accelerator.backward`, an argument of a function that it calls, or a weight after its optimizer
+steps.
 
-Shapes: B rollouts, P prompt and T response positions, M micro-batches of b rows an update (over all its epochs). Of
+Shapes: B rollouts, P prompt and T response positions, M micro-batches of b rows per update (over all its epochs). For
 each update u, `CASE.safetensors` holds
     u.queries (B, P), u.responses (B, T)   token ids, prompts padded on the left
-    u.logprobs, u.ref_logprobs, u.values, u.kl, u.rewards, u.advantages, u.returns (B, T)   as the losses get them
+    u.logprobs, u.ref_logprobs, u.values, u.kl, u.rewards, u.advantages, u.returns (B, T)   the inputs of the losses
     u.raw_rewards, u.raw_advantages (B, T)   before whitening; u.raw_scores (B,) before the penalty, u.scores (B,) after
     u.padding_mask, u.padding_mask_p1 (B, T)   True where TRL masks out policy and value terms
-    u.permutations (epochs, B), u.micro_rows (M, b)   the order of rows, and those of each micro-batch
+    u.permutations (epochs, B), u.micro_rows (M, b)   the order of rows, and the rows of each micro-batch
     u.micro_logprobs, u.micro_values (M, b, T), u.micro_policy_loss, u.micro_value_loss (M,)
     u.policy, u.value_model (n,)   every weight after the update, flattened in the order of cases.json
-and `cases.json` each case's settings, learning rates, optimizer steps and logged metrics.
+`cases.json` holds each case's settings, learning rates, optimizer steps and logged metrics.
 """
 
 import argparse
@@ -57,12 +58,12 @@ ARCHITECTURE: dict[str, Any] = {
     "bos_token_id": None,
 }
 
-# Channel 0 of the residual stream begins as 1 at every position, so its column in the head acts as a bias of the
-# logits: PAD becomes impossible, and EOS impossible or, where responses are to end early, likelier than any letter.
+# Channel 0 of the residual stream is always 1, so its column in the head acts as a bias of the logits: PAD becomes
+# impossible, and EOS impossible or, if responses are to end early, likelier than any letter.
 NEVER, OFTEN = -60.0, 0.85
 
-# AdamW divides a gradient by its own size plus epsilon. At the default 1e-8 a gradient that is nothing but rounding
-# becomes a step of the full learning rate; at 1e-3 it stays as small as it is.
+# AdamW divides a gradient by its size plus epsilon. With the default 1e-8, a gradient that is only rounding becomes a
+# step of the full learning rate; with 1e-3 it stays small.
 COMMON: dict[str, Any] = {
     "response_length": 6,
     "kl_coef": 0.2,
@@ -85,9 +86,9 @@ COMMON: dict[str, Any] = {
     "weight_decay": 0.0,
 }
 
-# TRL makes an optimizer step every `gradient_accumulation_steps` micro-batches whatever `num_mini_batches` says, so
-# minibatches take effect without accumulation only; `minibatches_ignored` shows it. Prompts are enough for three
-# batches: in the last batch of a pass over them TRL makes an optimizer step every micro-batch.
+# TRL makes an optimizer step every `gradient_accumulation_steps` micro-batches, whatever `num_mini_batches` is, so
+# minibatches have an effect only without accumulation; `minibatches_ignored` shows it. There are prompts for a third
+# batch, because in the last batch of a pass over the prompts TRL makes an optimizer step for every micro-batch.
 CASES: dict[str, dict[str, Any]] = {
     "minibatches": COMMON | {"num_mini_batches": 2},
     "k3_whitened": COMMON | {"kl_estimator": "k3", "whiten_rewards": True, "temperature": 0.7},
@@ -114,7 +115,7 @@ CASES: dict[str, dict[str, Any]] = {
     | {"stop_token": "eos", "whiten_rewards": True, "kl_estimator": "k3", "response_length": 8},
 }
 SEED = 4
-# What no test reads is not kept: these weights fill most of the fixture.
+# Only these weights are saved, because tests read no others and weights fill most of the fixture.
 WEIGHTS_OF = {
     "minibatches": (0, 1),
     "k3_whitened": (0, 1),
@@ -173,7 +174,7 @@ def build_prompts(count: int) -> list[list[int]]:
 
 
 class Recorder:
-    """Keeps what TRL's `train` computes, update by update, as it passes through the functions that it calls."""
+    """Records the tensors of TRL's `train` per update, in wrappers of the functions that it calls."""
 
     def __init__(self, module: Any, trainer: Any, models: dict[str, Any]) -> None:
         self.updates: list[dict[str, Any]] = [{} for _ in range(UPDATES)]
@@ -191,33 +192,33 @@ class Recorder:
         trainer.optimizer.optimizer.register_step_post_hook(self.stepped)
 
     @property
-    def now(self) -> int:
+    def update_index(self) -> int:
         return self.trainer.state.global_step
 
     def masked_whiten(self, values: Any, mask: Any, shift_mean: bool = True) -> Any:
-        self.updates[self.now]["raw_advantages" if shift_mean else "raw_rewards"] = values.clone()
+        self.updates[self.update_index]["raw_advantages" if shift_mean else "raw_rewards"] = values.clone()
         return self._whiten(values, mask, shift_mean)
 
     def get_reward(self, model: Any, *args: Any) -> Any:
         out = self._reward(model, *args)
         if model is self.models["reward_model"]:
-            self.updates[self.now]["raw_scores"] = out[1].clone()
+            self.updates[self.update_index]["raw_scores"] = out[1].clone()
         return out
 
     def permutation(self, size: int) -> Any:
         order = self._permutation(size)
-        self.orders[self.now].append(order.copy())
+        self.orders[self.update_index].append(order.copy())
         return order
 
     def backward(self, loss: Any, **kwargs: Any) -> None:
         local = sys._getframe(1).f_locals
-        if not self.micro[self.now]:
+        if not self.micro[self.update_index]:
             names = (
                 "queries", "responses", "logprobs", "ref_logprobs", "values", "kl", "scores", "rewards", "advantages",
                 "returns", "padding_mask", "padding_mask_p1",
             )  # fmt: skip
-            self.updates[self.now] |= {name: local[name].clone() for name in names}
-        self.micro[self.now].append(
+            self.updates[self.update_index] |= {name: local[name].clone() for name in names}
+        self.micro[self.update_index].append(
             {
                 "rows": local["micro_batch_inds"].copy(),
                 "logprobs": local["new_logprobs"].detach().clone(),
@@ -230,16 +231,16 @@ class Recorder:
 
     def stepped(self, optimizer: Any, *_: Any) -> None:
         [rate] = {group["lr"] for group in optimizer.param_groups}
-        self.steps[self.now].append(float(rate))
+        self.steps[self.update_index].append(float(rate))
 
     def ended(self, update: int) -> None:
-        """Called after the last optimizer step of an update: `state.global_step` has moved on by then."""
+        """Records the weights after an update's last optimizer step, when `state.global_step` has already increased."""
         for name in ("policy", "value_model"):
             self.updates[update][name] = flat(self.models[name]).clone()
 
 
 def run(case: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """One case, in a process of its own (accelerate keeps state between trainers): its arrays, and its JSON."""
+    """Runs a case in a separate process (accelerate keeps state between trainers); returns its arrays and JSON."""
     import numpy as np
     import torch
     import transformers
@@ -256,14 +257,14 @@ def run(case: str) -> tuple[dict[str, Any], dict[str, Any]]:
             for name in ("policy", "reference"):
                 models[name].lm_head.weight[EOS, 0] = OFTEN
     batch = settings["per_device_train_batch_size"] * settings["gradient_accumulation_steps"]
-    keep: list[Recorder] = []
+    recorders: list[Recorder] = []
 
     class Watch(transformers.TrainerCallback):
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-            keep[0].logs.append({k: v for k, v in logs.items() if k not in ("eps", "epoch")})
+            recorders[0].logs.append({k: v for k, v in logs.items() if k not in ("eps", "epoch")})
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            keep[0].ended(state.global_step - 1)
+            recorders[0].ended(state.global_step - 1)
 
     with tempfile.TemporaryDirectory() as directory, contextlib.redirect_stdout(io.StringIO()):
         config = module.PPOConfig(
@@ -292,13 +293,13 @@ def run(case: str) -> tuple[dict[str, Any], dict[str, Any]]:
         )
         # TRL seeds torch, and not the NumPy generator that shuffles.
         np.random.seed(SEED)
-        seen = Recorder(module, trainer, models)
-        keep.append(seen)
+        recorder = Recorder(module, trainer, models)
+        recorders.append(recorder)
         trainer.train()
 
     arrays: dict[str, Any] = {}
     for update in range(UPDATES):
-        tensors, micro = seen.updates[update], seen.micro[update]
+        tensors, micro = recorder.updates[update], recorder.micro[update]
         sampled = tensors["responses"]
         if settings["stop_token"] is None:
             assert not torch.isin(sampled, torch.tensor([PAD, EOS])).any(), "PAD or EOS was sampled: change SEED"
@@ -307,16 +308,16 @@ def run(case: str) -> tuple[dict[str, Any], dict[str, Any]]:
             assert ended.any() and not ended.all(), "responses must differ in ending: change SEED"
         if update not in WEIGHTS_OF.get(case, ()):
             del tensors["policy"], tensors["value_model"]
-        tensors["permutations"] = torch.from_numpy(np.stack(seen.orders[update]))
+        tensors["permutations"] = torch.from_numpy(np.stack(recorder.orders[update]))
         tensors["micro_rows"] = torch.from_numpy(np.stack([m.pop("rows") for m in micro]))
         for name in micro[0]:
             tensors[f"micro_{name}"] = torch.stack([m[name] for m in micro])
         arrays |= {f"{update}.{name}": value.contiguous().numpy() for name, value in tensors.items()}
     return arrays, {
         "settings": settings,
-        "optimizer_steps": [len(rates) for rates in seen.steps],
-        "learning_rates": [sorted(set(rates)) for rates in seen.steps],
-        "logs": seen.logs,
+        "optimizer_steps": [len(rates) for rates in recorder.steps],
+        "learning_rates": [sorted(set(rates)) for rates in recorder.steps],
+        "logs": recorder.logs,
     }
 
 
