@@ -109,7 +109,7 @@ def good(completions: Sequence[Any], **_: Any) -> list[float]:
 
 
 def make_trainer(directory: Path, *, kind: type[PPOTrainer] = PPOTrainer, **options: Any) -> PPOTrainer:
-    """Makes a toy PPOTrainer. Options that its constructor accepts go there, all others into PPOConfig.
+    """Makes a toy PPOTrainer. Options are keywords of its constructor or fields of PPOConfig.
 
     By default an update has 8 completions of at most 10 tokens, in micro-batches of 4, and the reward is `good`.
     """

@@ -37,7 +37,7 @@ def publish(hub: ThreadHub, repo: str, content: dict | str | None, *, steps: int
 
 
 def publish_later(hub: ThreadHub, repo: str, content: dict) -> None:
-    """Newer than the others: the Hub's dates are whole seconds."""
+    """Publishes with a later date than the other repositories; the Hub's dates are whole seconds."""
     time.sleep(1.1)
     publish(hub, repo, content)
 
@@ -93,7 +93,7 @@ def test_find_runs_lists_own_run_and_its_ablation(runs_hub: ThreadHub, repo: str
         name: () if name == "local/no-steps-ppo" else (10, 20) for name in runs
     }
     assert [name for name, run in runs.items() if run.private] == ["local/hidden-ppo"]
-    assert runs[OWN].card["main"] is True, "the card is main's, not the one of the checkpoint"
+    assert runs[OWN].card["main"] is True, "the card is from main, not from the checkpoint"
     for name in (OWN, "local/b0-ppo"):
         assert runs[name].listing == checkpoints(name)
 
@@ -191,7 +191,7 @@ def test_find_runs_rejects_named_run_that_cannot_be_compared(runs_hub: ThreadHub
         find([repo])
 
 
-def test_find_runs_finds_no_others_when_card_is_incomplete(runs_hub: ThreadHub) -> None:
+def test_find_runs_returns_only_own_run_when_card_is_incomplete(runs_hub: ThreadHub) -> None:
     orphan = {"repo": "local/orphan-ppo", "own": card(parents={})}
     for arguments in (orphan, {"repo": "local/no-settings-ppo", "own": card(settings="none")}):
         result = find(**arguments)
@@ -204,7 +204,7 @@ def test_find_runs_finds_no_others_when_card_is_incomplete(runs_hub: ThreadHub) 
         find(["local/b0-ppo"], **orphan)
     result = find(own={})
     assert repo_names(result)[0] == OWN and "local/b0-ppo" in repo_names(result), (
-        "a checkpoint without a card has that of main"
+        "a checkpoint without a card uses the card of main"
     )
 
 
@@ -228,11 +228,8 @@ def test_find_runs_reports_hub_that_refuses_or_is_offline(runs_hub: ThreadHub, m
     monkeypatch.setattr(constants, "ENDPOINT", nowhere)
     own = card(0.7)
     for offline_result in (find(own=own), find([], own=own)):
-        assert repo_names(offline_result) == [OWN] and (
-            offline_result.runs[0].steps,
-            offline_result.runs[0].card,
-            offline_result.runs[0].beta,
-        ) == ((), own, 0.7)
+        (run,) = offline_result.runs
+        assert (run.listing["repo"], run.steps, run.card, run.beta) == (OWN, (), own, 0.7)
         assert str(offline_result.problem).startswith(f"Cannot look up {OWN} on {nowhere} (")
     with pytest.raises(ZooError, match=f"^Cannot look up local/b0-ppo on {nowhere} "):
         find(["local/b0-ppo"])

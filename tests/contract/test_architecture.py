@@ -74,9 +74,10 @@ def anchors(page: Path) -> set[str]:
 def test_page_links_to_existing_headings(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     links = re.findall(r"\]\(([^)#\s]*\.md|)#([\w-]+)\)", text)
-    assert [
+    missing = [
         link for link in links if link[1] not in anchors((ROOT / page).parent / link[0] if link[0] else ROOT / page)
-    ] == []
+    ]
+    assert missing == []
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -1,4 +1,4 @@
-"""The command line: fast start, an example for each command, JSON for each table, one sentence for each mistake."""
+"""The command line: help, completion, JSON for tables, errors in one sentence, and exit codes."""
 
 import dataclasses
 import errno
@@ -55,7 +55,7 @@ def test_commands_are_listed_and_have_examples():
 
 
 def _help(*words: str) -> str:
-    """What a terminal of 80 columns shows."""
+    """Returns the help that a terminal of 80 columns shows."""
     result = CliRunner().invoke(cli.cli, [*words, "--help"], terminal_width=80, catch_exceptions=False)
     assert result.exit_code == 0
     return result.output
@@ -67,7 +67,7 @@ def test_help_groups_commands_and_truncates_nothing():
     assert headings == ["Options:", "Start:", "Train:", "Evaluate:", "Publish:", "Inspect:"]
     for name, command in {"": cli.cli, **walk(cli.cli)}.items():
         text = _help(*name.split())
-        # Examples too. Nothing can break a single word, such as a long path.
+        # Examples count too. A single word, such as a long path, cannot be broken.
         assert not [line for line in text.splitlines() if len(line) > 80 and len(line.split()) > 1], name
         if isinstance(command, click.Group):
             context = click.Context(command)
@@ -92,9 +92,9 @@ def test_completion_offers_commands_options_and_recipes():
     assert "--push_to_hub" in completions(["ppo", "tiny-world"], "--push")
     kl_keys = {"kl_coef", "kl_estimator", "kl_horizon", "kl_in", "kl_target"}
     for words, prefix in ((["run", "tiny-world"], "ppo."), (["ablate", "tiny-world"], "ppo."), (["ppo", "x"], "")):
-        found = completions(words, f"--{prefix}kl")
-        assert {f"--{prefix}{key}" for key in kl_keys} <= found
-        assert all(value.startswith((f"--{prefix}kl", "--kl_coef")) for value in found)
+        values = completions(words, f"--{prefix}kl")
+        assert {f"--{prefix}{key}" for key in kl_keys} <= values
+        assert all(option.startswith((f"--{prefix}kl", "--kl_coef")) for option in values)
     assert "--ppo.learning_rate" in completions(["run", "tiny-world"], "--ppo.learning-r")
     assert completions(["run", "x"], "--evaluation.prom") == {"--evaluation.prompts"}
     assert completions(["run", "x"], "--rew") >= {"--reward.simulated_pairs"}
@@ -103,7 +103,7 @@ def test_completion_offers_commands_options_and_recipes():
     assert script.startswith("#compdef rlhf-zoo") and "_RLHF_ZOO_COMPLETE=zsh_complete" in script
 
 
-def test_completion_knows_every_key_without_imports():
+def test_completion_offers_every_key_without_heavy_imports():
     from rlhf_zoo.runs.settings.declared import declared_recipe_keys
     from rlhf_zoo.runs.settings.parse import recipe_keys
 
@@ -205,7 +205,7 @@ def test_recipes_show_copy_and_validate_succeed(tmp_path):
 # Mistakes
 
 
-def refusal(tmp_path: Path, *arguments: str, **env: str) -> str:
+def error_sentence(tmp_path: Path, *arguments: str, **env: str) -> str:
     """Runs a command that must fail: it prints one sentence, which is returned, and changes no file."""
     work = tmp_path / "work"
     work.mkdir(exist_ok=True)
@@ -220,7 +220,7 @@ def refusal(tmp_path: Path, *arguments: str, **env: str) -> str:
 
 
 def test_pull_rejects_missing_repository(tmp_path):
-    assert "There is no repository 'local/none'" in refusal(tmp_path, "pull", "local/none@best")
+    assert "There is no repository 'local/none'" in error_sentence(tmp_path, "pull", "local/none@best")
 
 
 @pytest.fixture
@@ -250,7 +250,7 @@ def error_message(no_hub, monkeypatch, tmp_path):
         ),
     ],
 )
-def test_command_rejects_wrong_keys_and_writes_nothing(error_message, tmp_path, arguments, message):
+def test_command_rejects_invalid_keys_and_writes_nothing(error_message, tmp_path, arguments, message):
     assert message in error_message(*arguments.split(), "--output_dir", "run")
     assert not (tmp_path / "run").exists()
 
@@ -279,8 +279,8 @@ def test_command_reports_unreachable_hub(tmp_path):
     url = f"http://127.0.0.1:{free_port()}"
     token = {"RLHF_ZOO_HUB_TOKEN": "hub_x"}
     message = f"The Hub {url} cannot be reached ("
-    assert refusal(tmp_path, "run", "tiny-world", "--hub", url, "--push_to_hub", **token).startswith(message)
-    assert refusal(tmp_path, "pull", "a/b", "--hub", url, **token).startswith(message)
+    assert error_sentence(tmp_path, "run", "tiny-world", "--hub", url, "--push_to_hub", **token).startswith(message)
+    assert error_sentence(tmp_path, "pull", "a/b", "--hub", url, **token).startswith(message)
     # Without publishing, PPO still needs its SFT model, which is neither in the run directory nor reachable.
     result = zoo("ppo", "tiny-world", "--hub", url, "--output_dir", "run", home=tmp_path, cwd=tmp_path, **token)
     assert result.returncode == 2 and len(errors(result.stderr)) == 1
@@ -291,7 +291,7 @@ def test_command_reports_unreachable_hub(tmp_path):
 def test_compare_rejects_taken_port(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
-        message = refusal(tmp_path, "compare", "local/x-ppo", "--hub", "local", "--port", port)
+        message = error_sentence(tmp_path, "compare", "local/x-ppo", "--hub", "local", "--port", port)
         assert message == f"Port {port} of 127.0.0.1 is taken: choose another with --port, or --port 0 for a free one."
 
 
@@ -305,7 +305,7 @@ def test_sft_reports_data_errors_with_their_data_set(error_message, tmp_path):
     )
     (recipe / "recipe.yaml").write_text(f"description: A toy.\ndataset_name: {tmp_path / 'data'}\n")
     (recipe / "sft.yaml").write_text("bf16: false\n")
-    message = refusal(tmp_path, "sft", str(recipe), "--hub", "local", "--output_dir", str(tmp_path / "run"))
+    message = error_sentence(tmp_path, "sft", str(recipe), "--hub", "local", "--output_dir", str(tmp_path / "run"))
     assert "configuration lines, split train, has no column 'text', only 'txt': the stage reads messages, " in message
     assert "messages, conversations, prompt and completion, or text; rename the column" in message
     message = error_message("sft", "mine", "--output_dir", "run", "--dataset_train_split", "trian")
@@ -330,16 +330,16 @@ def write_record(path: Path, *, recipe: str, resolved: dict) -> None:
 
 
 def test_stage_rejects_directory_of_other_recipe_or_settings(error_message, tmp_path, monkeypatch):
-    monkeypatch.setenv("RLHF_ZOO_HOME", str(tmp_path / "home" / "zoo"))  # whose key signs the records
+    monkeypatch.setenv("RLHF_ZOO_HOME", str(tmp_path / "home" / "zoo"))  # its key signs the records
     write_record(tmp_path / "work" / "one" / "data", recipe="product-remarks", resolved={})
-    message = refusal(tmp_path, "sft", "tiny-world", "--output_dir", "one")
+    message = error_sentence(tmp_path, "sft", "tiny-world", "--output_dir", "one")
     assert message.startswith("one/data has a run of the recipe 'product-remarks', not of 'tiny-world': choose another")
     assert "--restart" in message
     # The command refuses with --restart too, because the sft stage belongs to another recipe.
     for stage in ("sft", "reward"):
         write_record(tmp_path / "work" / "both" / stage, recipe="product-remarks", resolved={})
     for options in ([], ["--restart"]):
-        message = refusal(tmp_path, "ppo", "tiny-world", "--output_dir", "both", *options)
+        message = error_sentence(tmp_path, "ppo", "tiny-world", "--output_dir", "both", *options)
         assert message.startswith("both/sft has a run of the recipe 'product-remarks', not of 'tiny-world'"), message
     resolved = {
         "corpus": "rlhf_zoo.runs.corpora.tiny_world_2:prepare",
@@ -436,7 +436,7 @@ main()
 
 @pytest.mark.parametrize("stop_signal", [signal.SIGINT, signal.SIGTERM])
 def test_sft_exits_130_when_interrupted_before_training(tmp_path, stop_signal):
-    """Without a traceback, and no Hub is left running; schedulers send SIGTERM."""
+    """It prints no traceback, and leaves no Hub running. Schedulers send SIGTERM."""
     command = [*COMMAND, "sft", "tiny-world", "--output_dir", str(tmp_path / "run")]
     process = subprocess.Popen(
         command, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -42,17 +42,17 @@ REQUIRED = {
     "method": "dpo", "model": "user/name", "kl_coef": "0", "repo": "user/name", "prompt": "the",
     "against": "reference.jsonl", "grid": "kl_coef=0",
 }  # fmt: skip
-# These serve until Ctrl-C, or write into the home directory.
-LEFT_OUT = {"hub serve", "compare", "hub extension install", "hub extension uninstall"}
+# Commands that serve until Ctrl-C, or write into the home directory.
+SKIPPED = {"hub serve", "compare", "hub extension install", "hub extension uninstall"}
 
 
 LEAVES = {
     name: command
     for name, command in walk(cli.cli).items()
-    if name not in LEFT_OUT and not isinstance(command, click.Group)
+    if name not in SKIPPED and not isinstance(command, click.Group)
 }
-# These take the options of `run` and `eval`.
-ALIKE = ("ablate", "baseline", "doctor", "ensemble", "ppo", "reward", "sft", "sweep")
+# Commands that take the options of `run` and `eval`.
+LIKE_RUN = ("ablate", "baseline", "doctor", "ensemble", "ppo", "reward", "sft", "sweep")
 SHARED = {param.opts[0] for name in ("run", "eval") for param in LEAVES[name].params}
 
 
@@ -97,11 +97,11 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[
 
 
 def odd_command_lines(command: click.Command, name: str) -> Iterator[list[str]]:
-    """The command's arguments, with one odd value at a time."""
+    """Yields the command's arguments, with one odd value at a time."""
     arguments = [param for param in command.params if isinstance(param, click.Argument)]
     options = [param for param in command.params if isinstance(param, click.Option) and not param.is_flag]
     required = [word for option in options if option.required for word in (option.opts[0], REQUIRED[str(option.name)])]
-    if name in ALIKE:  # options shared with `run` and `eval` are tested there
+    if name in LIKE_RUN:  # options shared with `run` and `eval` are tested there
         options = [param for param in options if param.opts[0] not in SHARED]
     valid = ["tiny-world"] * len(arguments)
     for position in range(len(arguments)):
@@ -118,11 +118,8 @@ def test_command_reports_mistake_in_one_sentence(run: Callable[..., tuple[int, s
         code, _, err = run(*name.split(), *words)
         messages = [line for line in err.splitlines() if line.startswith("Error: ")]
         # Some values are valid; doctor reports problems in its table.
-        assert code in (0, 2) and len(messages) == (code == 2 and not (name == "doctor" and not messages)), (
-            words,
-            code,
-            err,
-        )
+        assert code in (0, 2), (words, code, err)
+        assert len(messages) == (code == 2 and not (name == "doctor" and not messages)), (words, code, err)
         assert "Traceback" not in err, (words, err)
 
 
@@ -173,7 +170,7 @@ def test_command_names_mistake_in_arguments(
         ("hub nope", "`rlhf-zoo hub` has no command 'nope': it has "),
     ],
 )
-def test_wrong_word_is_answered_with_words_that_exist(
+def test_error_for_unknown_word_lists_valid_words(
     run: Callable[..., tuple[int, str, str]], words: str, message: str
 ) -> None:
     code, out, err = run(*words.split())
@@ -218,7 +215,7 @@ def test_system_error_names_path(
     assert (code, out) == (2, "") and err.startswith(f"Error: {message}") and err.endswith(".\n")
 
 
-def test_main_keeps_traceback_of_defect(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_main_does_not_catch_defects(monkeypatch: pytest.MonkeyPatch) -> None:
     for error in (
         RuntimeError("a defect"),
         PermissionError(errno.EACCES, "denied"),
@@ -258,7 +255,7 @@ def test_command_accepts_odd_terminal_widths(
 
 
 def test_help_works_without_utf_8_and_home(tmp_path: Path) -> None:
-    """β in a locale that lacks it, and no HOME: click still writes UTF-8, and rich writes "?"."""
+    """The help has a β, which this locale lacks: click still writes UTF-8, and rich writes "?"."""
     settings = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     env = {name: value for name, value in environment(tmp_path, **settings).items() if name != "HOME"}
     result = subprocess.run([*COMMAND, "ablate", "--help"], env=env, capture_output=True, check=False, close_fds=True)

@@ -79,7 +79,7 @@ def send_bytes(handler: BaseHTTPRequestHandler, content: bytes, kind: str) -> No
 
 
 def model_info(hub: Hub) -> str:
-    with refusals_as("The model cannot be had", "try again."):
+    with refusals_as("The model cannot be fetched", "try again."):
         return str(hub.api().model_info("maker/model").sha)
 
 
@@ -109,7 +109,7 @@ def test_retry_after_and_reason_read_rate_limit_headers(
 
 
 @pytest.mark.parametrize("headers", [{"RateLimit": '"api";r=0;t=1'}, {"Retry-After": "0.6"}, {"Retry-After": PAST}])
-def test_ask_waits_as_long_as_hub_says(start_hub, caplog, headers: dict[str, str]) -> None:
+def test_client_waits_as_long_as_hub_asks(start_hub, caplog, headers: dict[str, str]) -> None:
     times: list[float] = []
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
@@ -127,7 +127,7 @@ def test_ask_waits_as_long_as_hub_says(start_hub, caplog, headers: dict[str, str
 
 @pytest.mark.parametrize("headers", [{"RateLimit": '"api";r=0;t=99999999'}, {"Retry-After": "99999999"}])
 @pytest.mark.parametrize("status", [429, 503])
-def test_client_refuses_very_long_wait(start_hub, tmp_path, headers: dict[str, str], status: int) -> None:
+def test_client_rejects_very_long_wait(start_hub, tmp_path, headers: dict[str, str], status: int) -> None:
     hub, paths = start_hub(lambda handler: send(handler, status, **headers))
     started = time.monotonic()
     with pytest.raises(ZooError, match="99999999 s"):
@@ -203,5 +203,5 @@ def test_client_rejects_response_that_no_hub_sends(
 
 
 def test_refusals_as_passes_on_programming_errors() -> None:
-    with pytest.raises(KeyError), refusals_as("It cannot be had", "try again."):
+    with pytest.raises(KeyError), refusals_as("It cannot be fetched", "try again."):
         {}["a"]

@@ -28,7 +28,7 @@ def write_recipe(folder: Path, example: str) -> Path:
         keys |= {"dataset_config": None} if config in ("main", "plain_text") else {}
         if (labeled := keys.get("evaluation", {}).get("labeled")) is not None:
             labeled |= {"dataset_config": None}
-        keys |= {"bf16": False} if name in ("sft", "reward") else {}  # the page is for a GPU, tests have none
+        keys |= {"bf16": False} if name in ("sft", "reward") else {}  # the page is for a GPU, which tests lack
         (recipe / f"{name}.yaml").write_text(yaml.safe_dump(keys), encoding="utf-8")
     return recipe
 

@@ -131,7 +131,7 @@ def test_unknown_options_finds_wrong_flag_and_command() -> None:
     "name",
     ["../README.md", "README.md", "is-ppo-right.md", "one-gpu.md", "several-gpus.md", "quickstart.md", "your-model.md"],
 )
-def test_page_says_on_which_gpu_this_version_has_run(name: str) -> None:
+def test_page_names_gpu_that_ran_this_version(name: str) -> None:
     """Pages on which readers choose hardware."""
     text = " ".join((ROOT / "docs" / name).read_text(encoding="utf-8").split())
     assert re.search(r"his version has run on (one GPU|\[one GPU\]\(docs/gpu.md\)) only, an H200, for minutes", text)
@@ -142,9 +142,9 @@ def test_readme_has_at_most_120_lines_and_a_first_screen_of_25() -> None:
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     assert len(lines) <= 120
     first_screen = lines[:25]
-    assert first_screen[-1].startswith("Next: "), "what it is, why, two commands, one table and where to go on"
+    assert first_screen[-1].startswith("Next: "), "the first screen ends with links to the next pages"
     table = first_screen.index("<!-- evidence:smollm2-ifeval-short -->")
-    assert first_screen[table - 1].startswith("A real model"), "the table has a sentence that says what it shows"
+    assert first_screen[table - 1].startswith("A real model"), "a sentence above the table explains it"
 
 
 #: PPO commands that the troubleshooting page proposes.

@@ -83,7 +83,7 @@ def sound_world(tmp_path_factory: pytest.TempPathFactory) -> World:
 @pytest.fixture
 def world(sound_world: World, tmp_path: Path) -> World:
     shutil.copytree(sound_world.folder, tmp_path / "world")
-    for path in (tmp_path / "world").rglob("COMPLETE"):  # no digests, so that the check of the fault itself must fail
+    for path in (tmp_path / "world").rglob("COMPLETE"):  # without digests, the planted fault itself must be found
         path.write_text('{"files": {}}\n')
     return World(tmp_path / "world")
 
@@ -209,14 +209,14 @@ def test_doctor_fails_only_check_of_planted_fault(world: World, name: str) -> No
     findings = world.findings(**flags)
     assert (findings[check].status, message in findings[check].detail) == (FAILED, True), findings[check]
     failed_checks = [check_name for check_name in CHECKS if findings[check_name].status == FAILED]
-    assert failed_checks == [check], "and nothing else is blamed"
+    assert failed_checks == [check], "no other check fails"
     assert {finding.detail for finding in findings.values() if finding.status == SKIPPED} <= {
         f"needs the check {check!r}, which failed"
     }
     if check == "keys":
         assert all(findings[check_name].status == SKIPPED for check_name in CHECKS[1:])
     elif flags:
-        assert findings["keys"].status == OK and findings["epochs"].status == OK, "the others run"
+        assert findings["keys"].status == OK and findings["epochs"].status == OK, "independent checks still run"
 
 
 def test_doctor_names_model_folder_without_weights(world: World) -> None:
@@ -227,7 +227,7 @@ def test_doctor_names_model_folder_without_weights(world: World) -> None:
     assert findings["models"].detail.startswith(f"The model in {bare} has no weights: copy model.safetensors there")
 
 
-# Defects that only a changed trainer has
+# Defects of a changed trainer
 
 
 def failures(findings: dict[str, Finding]) -> dict[str, str]:
@@ -298,7 +298,7 @@ def test_doctor_fails_when_critic_returns_nan(world: World) -> None:
     critic.save_pretrained(world.folder / "critic")
     details = failures(world.findings(value_model_name_or_path=str(world.folder / "critic")))
     assert "The critic returned NaN or infinite values for 8 of 8" in details.pop("critic")
-    assert details.keys() == {"end tokens"}, "the rollout takes its values"
+    assert details.keys() == {"end tokens"}, "the rollout also needs the critic's values"
 
 
 @pytest.mark.parametrize(
@@ -362,7 +362,7 @@ def test_doctor_passes_other_settings(sound_world: World, flags: dict[str, Any])
 
 
 def test_doctor_reads_prepared_data_of_run(world: World) -> None:
-    """A corpus prepares into the run directory; the doctor takes what is there, and otherwise prepares elsewhere."""
+    """It uses data that a corpus has prepared in the run directory, and otherwise prepares them elsewhere."""
     (world.folder / "toy/recipe.yaml").write_text(
         "description: A toy.\ncorpus: rlhf_zoo.runs.corpora.tiny_world_2:prepare\n"
         f"corpus_args: {{lines: 300}}\n{EVALUATED}"
@@ -421,7 +421,7 @@ def test_validate_checks_reward_function_names_and_weights(command: Callable[...
 
 
 def test_doctor_skips_model_checks_before_training(tmp_path: Path) -> None:
-    """In its own process, with an empty Hub: checks that need no model run, the others are skipped."""
+    """Checks that need no model run. The command is a separate process with an empty Hub."""
     make_recipe(tmp_path)
     process = zoo(
         "doctor", "toy", "--output_dir", "run", "--reward_funcs", "lenght", "--json", home=tmp_path / "h", cwd=tmp_path

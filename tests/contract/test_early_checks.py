@@ -49,7 +49,7 @@ def zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     monkeypatch.chdir(tmp_path)
 
     def run(*words: str) -> None:
-        before = dict(os.environ)  # which a command that opens a Hub changes
+        before = dict(os.environ)  # a command that opens a Hub changes it
         try:
             cli.main(list(words), prog_name="rlhf-zoo", standalone_mode=False)
         finally:
@@ -82,7 +82,7 @@ def test_validate_lists_unchecked_items_when_hub_is_unreachable(
     make_hub_recipe(tmp_path)
     started = time.monotonic()
     zoo("recipes", "validate", "mine", "--source_hub", UNREACHABLE_HUB)
-    assert time.monotonic() - started < 20, "the client's own tries take 35 s"
+    assert time.monotonic() - started < 20, "the client's own retries take 35 s"
     output = capsys.readouterr().out
     assert output.startswith(
         "mine is valid: sft, reward, ppo.\nNot checked: the columns of maker/pairs, the context of"
@@ -191,12 +191,9 @@ def test_run_names_row_that_chat_template_rejects(
 ) -> None:
     tokenizer = AutoTokenizer.from_pretrained(base_model)
     tokenizer.chat_template = STRICT
-    template_flags: tuple[str, ...] = (
-        "--sft.chat_template_path",
-        "other" if template_source == "model" else "strict.jinja",
-    )
+    path = {"file": "strict.jinja", "model": "other"}.get(template_source)
+    template_flags = ("--sft.chat_template_path", path) if path else ()
     if template_source == "base":
-        template_flags = ()
         tokenizer.save_pretrained(base_model)
     elif template_source == "model":
         tokenizer.save_pretrained(save("Qwen3", Path("other")))
@@ -224,17 +221,9 @@ def test_reward_stage_centers_scores_on_prompts_of_pairs(zoo: Callable[..., None
 
 def test_run_rejects_missing_preference_before_sft(zoo: Callable[..., None], base_model: Path) -> None:
     for preference, message in (("none", "simulated_pairs needs `preference`"), ("schemas:nobody", "nobody")):
+        flags = ("--reward.simulated_pairs", "4", "--reward.preference", preference)
         with pytest.raises(ZooError, match=message):
-            zoo(
-                "run",
-                "mine",
-                "--reward.simulated_pairs",
-                "4",
-                "--reward.preference",
-                preference,
-                "--hub",
-                UNREACHABLE_HUB,
-            )
+            zoo("run", "mine", *flags, "--hub", UNREACHABLE_HUB)
     assert not Path("runs/mine/sft/run.json").exists()
 
 
@@ -315,7 +304,7 @@ def test_validate_rejects_settings_that_would_fail_in_training(
         ("reward", {"margin": "much"}, r"Row 7 .*margin"),
         ("reward", {"rejected": None}, r"Row 7 .*rejected"),
         ("sft", {"chosen": "well"}, r"Row 7 .*messages"),
-        ("sft", {"chosen": "[]"}, r"Row 7 .*messages"),  # which `datasets` reads as JSON
+        ("sft", {"chosen": "[]"}, r"Row 7 .*messages"),  # `datasets` reads it as JSON
     ],
 )
 def test_validate_and_run_reject_invalid_late_row(

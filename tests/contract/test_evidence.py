@@ -1,4 +1,4 @@
-"""The figures in the docs are those of the committed JSON, and the JSON records every run that the docs report."""
+"""The docs show the figures of the committed JSON, which records every run that the docs report."""
 
 import json
 import operator
@@ -93,7 +93,7 @@ def test_recipe_results_match_json():
     assert {name: load_recipe(name).zoo["ours"] for name in expected} == expected
 
 
-def test_reviews_page_says_what_seeds_say_together():
+def test_reviews_page_reports_mean_and_interval_over_seeds():
     kept = runs(REVIEWS)
     assert [(run["seed"], run["beta"]) for run in kept] == [(1, 0.05), (1, 0), (2, 0.05), (2, 0), (3, 0.05)]
     page = (ROOT / "recipes/smollm2-reviews/README.md").read_text(encoding="utf-8")
@@ -152,7 +152,7 @@ def test_baselines_use_first_run(experiment):
     assert frontier["seed"] == first["seed"]
     seeds = {row["label"]: row["judge"] for row in frontier["ppo"]["seeds"]}
     if experiment is TINY:
-        # Its baselines are measured with the earlier split of the held-out pairs, which the page says.
+        # Its baselines use the earlier split of the held-out pairs, as the page says.
         assert (frontier["prompts"], first["prompts"]) == (180, 80)
         section = (ROOT / "docs/baselines.md").read_text(encoding="utf-8").split("### tiny-world\n")[1]
         assert "earlier split" in section.split("<!-- evidence:")[0]
@@ -206,7 +206,7 @@ def test_error_rates_of_rule_match_docs():
 
 
 def test_verdicts_on_changes_by_an_outsider_match_docs():
-    """No honest change is accused, and no hack is better by a judge that nobody checked."""
+    """No honest change is called hacked or suspicious, and no hack is called better by an unchecked judge."""
     kept = keep.load(OUTSIDE)
     assert kept["rule"] == RULE_VERSION and kept["draws"] == outside_list.DRAWS
     names = {honest: {row["policy"] for row in kept["rows"] if row["honest"] == honest} for honest in (True, False)}
@@ -266,7 +266,7 @@ def test_error_rates_on_real_text_match_docs():
 @pytest.mark.parametrize("experiment", WITH_ABLATION, ids=lambda experiment: experiment.recipe)
 def test_runs_are_hacked_only_without_kl_penalty(experiment):
     without_penalty = beta_runs(experiment, zero=True)
-    # The docs name the one run whose win rate is not below ½ with the confidence that hacked asks for.
+    # The docs name the run whose win rate is not below ½ with the confidence that "hacked" requires.
     other = ["past the peak"] if experiment is TINY else []
     assert sorted(run["kind"] for run in without_penalty) == ["hacked"] * (3 - len(other)) + other
     for run in without_penalty:

@@ -1,4 +1,4 @@
-"""`hf rlhf-zoo ...`: installed for the real `hf`, run by it, and removed without a trace."""
+"""`hf rlhf-zoo ...` is installed for the real `hf`, run by it, and removed without a trace."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def files(folder: Path) -> dict[str, tuple[bytes, int]]:
 
 
 def test_extension_installs_runs_and_uninstalls(tmp_path):
-    """`hf` passes on arguments and exit codes, lists the extension, and no longer knows it after the removal."""
+    """`hf` passes on arguments and exit codes, lists the extension, and rejects it after its removal."""
     other = tmp_path / ".local/share/hf/extensions/hf-other"
     other.mkdir(parents=True)
     result = zoo("hub", "extension", "install", home=tmp_path)
@@ -122,7 +122,7 @@ def test_extension_of_same_name_is_left_unchanged(folder, content):
 
 
 def test_uninstall_rejects_symlinked_folder(tmp_path, folder):
-    """Removing through it would empty a folder elsewhere."""
+    """Following the link would empty a folder elsewhere."""
     extension.install()
     folder.rename(tmp_path / "elsewhere")
     folder.symlink_to(tmp_path / "elsewhere")
@@ -172,8 +172,10 @@ with foreground():
 
 
 def test_extension_gives_child_time_to_save_on_ctrl_c(tmp_path, folder):
-    """`hf` alone would kill its child after a quarter of a second. The shell gets its terminal back: `stty` works only
-    in the foreground."""
+    """`hf` by itself kills its child after a quarter of a second.
+
+    The shell also gets its terminal back: `stty` works only in the foreground.
+    """
     extension.install()
     launcher, manifest = tmp_path / "launcher", folder / "manifest.json"
     launcher.write_text(LAUNCHER)

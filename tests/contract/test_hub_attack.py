@@ -43,7 +43,7 @@ def repo_hub(near_hub: ThreadHub) -> ThreadHub:
 
 
 def test_validate_yaml_ignores_anonymous_users_and_bounds_parsing(hub):
-    """The Hub runs in its own process, as a stack overflow in the parser would end it."""
+    """The Hub runs in a separate process, because a stack overflow in the parser would end it."""
     hub.api().create_repo(REPO)
     before, _ = rss_mib(hub.process.pid)
     for card in BAD_CARDS:
@@ -320,7 +320,7 @@ def test_silent_connection_is_closed(repo_hub, monkeypatch):
 @pytest.mark.parametrize("start", ["GET / HTTP/1.1\r\nA: ", "POST /v1/telemetry HTTP/1.1\r\nHost: 127.0.0.1\r\n"
                                    "Transfer-Encoding: chunked\r\n\r\n"])  # fmt: skip
 def test_dripping_connection_is_closed(repo_hub, monkeypatch, start):
-    """A timeout per read would not close it, as every pause is shorter."""
+    """A timeout per read would not close it, because every pause is shorter."""
     for name in ("_IDLE_SECONDS", "_HEAD_SECONDS", "_BODY_SECONDS"):
         monkeypatch.setattr(handler, name, 0.5)
     started = time.monotonic()
@@ -341,7 +341,7 @@ def test_incomplete_requests_do_not_delay_complete_one(repo_hub, monkeypatch):
     monkeypatch.setattr(handler, "_SLOT_SECONDS", 1.0)
     connections = [repo_hub.connect() for _ in range(300)]
     for connection in connections:
-        with contextlib.suppress(OSError):  # the first are closed by now
+        with contextlib.suppress(OSError):  # the Hub has closed the first ones
             connection.sendall(b"GET / HTTP/1.1\r\nA: b")
     started = time.monotonic()
     assert repo_hub.send("GET", "/api/models").status == 200
@@ -365,7 +365,7 @@ def test_hub_answers_503_when_all_slots_are_busy(repo_hub, monkeypatch):
     assert repo_hub.send("GET", "/api/models").status == 200
 
 
-@pytest.mark.parametrize("gone", ["deleted", "deleted and made again", "moved away", "another in its place"])
+@pytest.mark.parametrize("gone", ["deleted", "deleted and created again", "moved away", "another in its place"])
 def test_upload_link_is_invalid_after_repository_is_gone(repo_hub, gone):
     digest = hashlib.sha256(b"right").hexdigest()
     link = repo_hub.batch(REPO, digest, 5)["actions"]["upload"]["href"]
@@ -373,7 +373,7 @@ def test_upload_link_is_invalid_after_repository_is_gone(repo_hub, gone):
         assert repo_hub.send("DELETE", "/api/repos/delete", {"name": "m"}).status == 200
     else:
         assert repo_hub.send("POST", "/api/repos/move", {"fromRepo": REPO, "toRepo": "local/n"}).status == 200
-    if gone == "deleted and made again":
+    if gone == "deleted and created again":
         assert repo_hub.send("POST", "/api/repos/create", {"name": "m"}).status == 200
     if gone == "another in its place":
         assert repo_hub.send("POST", "/api/repos/create", {"name": "other"}).status == 200

@@ -107,7 +107,7 @@ def test_lists_skip_damaged_repositories(
         assert any(f"models/local/{name} is damaged" in line for line in messages), (name, messages)
     assert not [record for record in caplog.records if record.exc_info], caplog.text
 
-    # Where a user looks: `hub status`, and `zoo`, in both forms.
+    # `hub status`, as text and as JSON, and `zoo` report the damage.
     status = ["status", "--root", str(thread_hub.root)]
     document = json.loads(CliRunner().invoke(hub_command, [*status, "--json"], catch_exceptions=False).stdout)
     reasons = {item["id"]: item["reason"] for item in document["damaged"]}
@@ -333,7 +333,7 @@ def test_collection_hides_private_repositories_from_anonymous(thread_hub: Thread
     api.update_repo_settings("local/open", private=True)
     assert stranger.get_collection(slug).items == []
     api.delete_repo("local/secret")
-    assert stranger.get_collection(slug).items == [], "nor what was private and is gone"
+    assert stranger.get_collection(slug).items == [], "a deleted private repository stays hidden too"
 
 
 def test_hub_root_is_private_to_owner(
@@ -363,7 +363,7 @@ def test_hub_root_is_private_to_owner(
                 root.chmod(0o755)
             enter(root)
             assert root.stat().st_mode & 0o777 == 0o700, folder
-        assert (tmp_path / "home").stat().st_mode & 0o777 == 0o755, "not ours to close: it may hold other things"
+        assert (tmp_path / "home").stat().st_mode & 0o777 == 0o755, "it may hold other files, so its mode stays"
         for name in (*connect.CLIENT_VARIABLES, "HF_HOME"):
             monkeypatch.setenv(name, "x")  # put back afterwards
         connect._isolate_client(tmp_path / "home" / "hubs" / "other", None)

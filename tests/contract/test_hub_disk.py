@@ -108,9 +108,9 @@ def set_age(path: Path, seconds: float) -> Path:
 
 
 def test_sweep_keeps_files_being_written(tmp_path: Path) -> None:
-    """Even when they look two days old because the clock jumped."""
+    """They are kept even if they look two days old because the clock jumped."""
     hub = Storage(tmp_path)
-    other = Storage(tmp_path)  # another server over the same folder
+    other = Storage(tmp_path)  # another server on the same folder
     hub.create(repo := storage.RepoId("model", "local", "m"), private=False, sdk=None, variables={})
     folder = hub.path(repo)
     epoch = current_epoch(folder, hub.clock.now())

@@ -1,4 +1,4 @@
-"""`rlhf-zoo hub export`: from one embedded Hub to another, as to any Hub."""
+"""`rlhf-zoo hub export` from one embedded Hub to another, which stands in for any Hub."""
 
 import dataclasses
 import os
@@ -80,7 +80,7 @@ def proxy(target_hub: ThreadHub) -> Iterator[FaultProxy]:
 def export(
     source_hub: ThreadHub, target_hub: ThreadHub, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., ExportResult]:
-    """The client of this process talks to the target; its waits between attempts are short."""
+    """Exports with the client of this process, whose waits between attempts are short."""
     fast_time = SimpleNamespace(**vars(time) | {"sleep": lambda seconds: time.sleep(seconds / 50)})
     monkeypatch.setattr("huggingface_hub.utils._http.time", fast_time)
     monkeypatch.setenv("HF_TOKEN", target_hub.token)
@@ -100,12 +100,12 @@ def export(
 
 
 def commits(hub: Hub, name: str, *revisions: str) -> list[str]:
-    """Commit ids, oldest first, as git lists them."""
+    """Returns commit ids in git's order, oldest first."""
     return hub.git(name, "rev-list", "--reverse", "--topo-order", *revisions).split()
 
 
 def tags(hub: Hub, name: str) -> dict[str, tuple[str, str]]:
-    """Tag -> its tree and its annotation."""
+    """Maps each tag to its tree and its annotation."""
     line_format = "%(refname:lstrip=2)%00%(if)%(*tree)%(then)%(*tree)%(else)%(tree)%(end)%00"
     line_format += "%(if)%(*tree)%(then)%(contents)%(end)%01"
     rows = hub.git(name, "for-each-ref", f"--format={line_format}", "refs/tags").strip().split("\1")
@@ -114,7 +114,7 @@ def tags(hub: Hub, name: str) -> dict[str, tuple[str, str]]:
 
 
 def is_copy(source_hub: Hub, target_hub: Hub) -> bool:
-    """Trees carry blob ids, and blobs of large files their sha256: equal trees are equal content."""
+    """Whether histories and tags are equal. Trees contain blob ids, so equal trees mean equal content."""
 
     def logs(hub: Hub, name: str) -> list[str]:
         return [hub.git(name, "log", "--format=%T %s", branch) for branch in ("main", "merged")]
@@ -210,7 +210,7 @@ def test_export_adds_commit_when_first_commit_of_target_differs(source_hub, targ
     assert trees[1][:-1] == trees[0]
 
 
-# Refusals
+# Rejected exports
 
 
 def make_foreign_commit(source_hub: Hub, target_hub: Hub, export: Callable) -> None:
@@ -247,7 +247,7 @@ def test_export_rejects_target_with_other_commits(source_hub, target_hub, export
 
 
 def test_export_does_not_commit_over_concurrent_write(target_hub, export, proxy):
-    """The other commit came between two commits of the export."""
+    """The other commit is made between two commits of the export."""
     proxy.inject(Fault("hold", "commit", nth=2))
     with ThreadPoolExecutor(1) as pool:
         exporting = pool.submit(export, proxy.url)

@@ -109,7 +109,7 @@ def test_commit_deletes_files_and_folders(hub, api):
     api.delete_file("f/g.txt", REPO)
     assert sorted(api.list_repo_files(REPO)) == [".gitattributes", "d/new.txt"]
     with pytest.raises(EntryNotFoundError):
-        api.list_repo_tree(REPO, "f").__next__()  # an empty folder is no folder in git
+        api.list_repo_tree(REPO, "f").__next__()  # git has no empty folders
     for path in ("none.txt", "d", "d/new.txt/"):
         with pytest.raises(EntryNotFoundError, match="doesn't exist"):
             commit(api, CommitOperationDelete(path))
@@ -155,7 +155,7 @@ def test_upload_mode_follows_attributes_size_and_content(hub, api, tmp_path):
     commit(api, add("text.large", b"text"))
     lfs = {s.rfilename for s in api.model_info(REPO, files_metadata=True).siblings if s.lfs}
     assert lfs == {"unknown", "long.txt", "a b[1].odd", "text.large"}
-    # git-lfs must know them too: those without a pattern were added to .gitattributes, once each.
+    # git-lfs must find them too: files without a pattern were added to .gitattributes, once each.
     clone = str(tmp_path / "clone")
     hub.git(REPO, "clone", "--quiet", ".", clone)
     listed = hub.git(REPO, "-C", clone, "check-attr", "filter", "unknown", "long.txt", "a b[1].odd", "small.json")

@@ -1,4 +1,4 @@
-"""Short commit ids, branches and tags of one name, copies and moved repositories, through the unmodified client."""
+"""Short commit ids, a branch and a tag of one name, copies and moved repositories, through the unmodified client."""
 
 import os
 from pathlib import Path
@@ -12,14 +12,14 @@ BIG = b"\0" * 5000
 
 
 def files(hub: ThreadHub, repo: str, revision: str | None = None, kind: str = "model") -> dict[str, bytes]:
-    """Every file but .gitattributes, as a client downloads it."""
+    """Downloads every file except .gitattributes."""
     api, cache = hub.api(), hub.cache
     names = api.list_repo_files(repo, revision=revision, repo_type=kind)
     paths = {n: api.hf_hub_download(repo, n, revision=revision, repo_type=kind, cache_dir=cache) for n in names}
     return {name: Path(path).read_bytes() for name, path in paths.items() if name != ".gitattributes"}
 
 
-# Short commit ids, and branches and tags of one name
+# Short commit ids, and branches and tags of the same name
 
 
 def test_revision_may_be_short_commit_id(near_hub: ThreadHub) -> None:
@@ -51,7 +51,7 @@ def test_ambiguous_short_commit_id_is_rejected(near_hub: ThreadHub, monkeypatch:
 
 
 def test_tag_is_read_before_branch_of_same_name(near_hub: ThreadHub) -> None:
-    """As in git. Commits go to the branch, which is read by its full name."""
+    """As in git. Commits go to the branch, which its full name reads."""
     api = near_hub.api()
     first = near_hub.push("local/m", {"a": "1"})
     api.create_branch("local/m", branch="v1")
@@ -178,7 +178,7 @@ def test_old_name_of_moved_repository_redirects(near_hub: ThreadHub, tmp_path: P
     with pytest.raises(RepositoryNotFoundError):
         api.model_info("local/old")
     api.delete_repo("local/new")
-    near_hub.push("local/new", {"a": "not the one that was meant"})
+    near_hub.push("local/new", {"a": "another repository"})
     for name in ("local/old", "team/middle"):
         with pytest.raises(RepositoryNotFoundError):
             api.model_info(name)

@@ -1,4 +1,4 @@
-"""The embedded Hub in a browser: lists, cards, files, branches and tags, and nothing that a browser would run."""
+"""The embedded Hub's pages show lists, cards, files, branches and tags, and contain nothing that a browser runs."""
 
 import re
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreadHub]:
 
 
 def get_page(hub: ThreadHub, path: str) -> Page:
-    """A page that a browser without a token gets."""
+    """Gets a page as a browser without a token."""
     answer = hub.send("GET", path, role=None)
     assert answer.status == 200 and answer.headers["Content-Type"] == "text/html; charset=utf-8"
     assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'; img-src 'self'")
@@ -70,7 +70,7 @@ def test_repository_page_shows_card_files_and_tags(hub: ThreadHub) -> None:
     for address in (links["figures"], links["plots/a b.png"], links["step-000010"], links["exp/<b>"]):
         assert hub.send("GET", address, role=None).status == 200
     card = hub.send("GET", "/local/model", role=None).content.decode()
-    assert re.search(r"<strong>Tip</strong><br ?/?>\n<strong>Verdict: healthy.</strong>", card), "as on the Hub"
+    assert re.search(r"<strong>Tip</strong><br ?/?>\n<strong>Verdict: healthy.</strong>", card), "as the Hub renders it"
     assert page.texts("h3") == ["A model"] and "Verdict: healthy." in page.text and "license:" in page.text
     assert "<b>tag" in page.text and not [element for element in page.all("b") if "tag" in str(element)]
 
@@ -78,7 +78,7 @@ def test_repository_page_shows_card_files_and_tags(hub: ThreadHub) -> None:
 def test_repository_page_has_no_scripts_and_no_foreign_links(hub: ThreadHub) -> None:
     page = get_page(hub, "/local/model/tree/step-000010")
     (image,) = page.all("img")
-    assert image["src"].endswith("/plots/a%20b.png"), "neither another host's picture nor a drawing is shown"
+    assert image["src"].endswith("/plots/a%20b.png"), "images of other hosts and SVG images are not shown"
     targets = [link["href"] for link in page.all("a")]
     assert not [link for link in targets if link.startswith(("javascript:", "..")) or "passwd" in link]
     assert "<script>alert(1)</script>" in unescape(page.text)
@@ -93,7 +93,7 @@ def test_repositories_named_in_card_are_linked(hub: ThreadHub) -> None:
     assert linked == ["/local/model", "/datasets/local/bare", "/datasets/local/bare"]
     assert "https://example.com/x" in targets and not [target for target in targets if "secret" in target]
     with_token = hub.send("GET", "/local/named").content.decode()
-    assert '<a href="/local/secret"><code>local/secret</code></a>' in with_token, "who may see it gets the link"
+    assert '<a href="/local/secret"><code>local/secret</code></a>' in with_token, "with access there is a link"
 
 
 def test_pages_report_missing_readme_and_missing_addresses(hub: ThreadHub) -> None:

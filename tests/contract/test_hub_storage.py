@@ -66,7 +66,7 @@ def test_concurrent_commits_are_all_kept(near_hub):
     assert near_hub.git(REPO, "log", "--format=%H").split() == history
 
 
-def test_only_one_concurrent_commit_gets_same_parent(near_hub):
+def test_only_one_of_concurrent_commits_on_same_parent_succeeds(near_hub):
     parent = near_hub.api().model_info(REPO).sha
 
     def work(thread: int) -> int:
@@ -103,7 +103,7 @@ def test_two_servers_share_one_root(hubs):
         assert len(oids & {c.commit_id for c in api.list_repo_commits(REPO)}) == 16
         assert len(api.list_repo_files(REPO)) == 17
     assert first.git(REPO, "fsck", "--full", "--strict") == ""
-    # A token made later is known to both.
+    # Both servers accept a token that was created later.
     assert HfApi(endpoint=first.url, token=second.token).whoami()["name"] == "local"
 
 
@@ -143,7 +143,7 @@ def test_upload_with_wrong_content_is_refused(near_hub):
 
 
 def test_interrupted_upload_leaves_no_file(near_hub):
-    """Whether the client closes or resets the connection."""
+    """It does not matter whether the client closes or resets the connection."""
     path = near_hub.batch(REPO, OID, len(BINARY))["actions"]["upload"]["href"].removeprefix(near_hub.url)
     for reset in (False, True):
         with near_hub.connect() as connection:

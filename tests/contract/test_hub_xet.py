@@ -38,13 +38,13 @@ def digest(content: bytes) -> str:
 
 
 def files_of(hub, cache: Path, revision: str = "main") -> dict[str, str]:
-    """sha256 of every file of a revision, as a client downloads it."""
+    """Downloads a revision and returns the SHA-256 of each file."""
     folder = Path(hub.api().snapshot_download(REPO, revision=revision, cache_dir=cache))
     return {str(path.relative_to(folder)): digest(path.read_bytes()) for path in folder.rglob("*") if path.is_file()}
 
 
 def store_of(hub, repo: str = REPO) -> Path:
-    """The folder of the only epoch."""
+    """Returns the folder of the only epoch."""
     (folder,) = xet_store._list_epochs(hub.git_dir(repo) / "xet")
     return folder
 
@@ -54,7 +54,7 @@ def stored_file(hub, sha256: str) -> Path:
 
 
 def uploaded_bytes(hub, repo: str = REPO) -> int:
-    """Bytes of content in all xorbs of the epoch."""
+    """Returns the number of content bytes in all xorbs of the epoch."""
     xorbs = (store_of(hub, repo) / "xorbs").iterdir()
     chunks = [(xorb, at) for xorb in (path.open("rb") for path in xorbs) for at in xet_format.find_chunks(xorb)]
     return sum(len(xet_format.read_chunk(xorb, at)) for xorb, at in chunks)
@@ -92,7 +92,7 @@ def test_xet_round_trips_files_of_all_kinds(near_hub, tmp_path, monkeypatch, cap
     """The real client uses all three compression schemes: it groups the bytes of weights before compressing."""
     schemes = set()
     unpack = xet_format.unpack
-    monkeypatch.setattr(xet_format, "unpack", lambda scheme, *rest: (schemes.add(scheme), unpack(scheme, *rest))[1])
+    monkeypatch.setattr(xet_format, "unpack", lambda scheme, *args: (schemes.add(scheme), unpack(scheme, *args))[1])
     rng = random.Random(0)
     files = {
         "random.bin": rng.randbytes(3_000_001),
@@ -125,7 +125,7 @@ def test_xet_round_trips_files_of_all_kinds(near_hub, tmp_path, monkeypatch, cap
 
 
 def test_xet_uploads_known_content_only_once(near_hub, tmp_path):
-    """Within a process and across processes: hf-xet keeps a record on disk of what it has sent."""
+    """Within a process and across processes, because hf-xet records on disk what it has sent."""
     make_files = """
 import random, sys
 rng = random.Random(7)
@@ -170,7 +170,7 @@ while True:
 
 @pytest.mark.parametrize("delay", [0.2, *(pytest.param(delay, marks=pytest.mark.full) for delay in (0.05, 0.4))])
 def test_killed_server_keeps_last_commit_intact(hubs, tmp_path, delay):
-    """SIGKILL the server while a client pushes without pause, check the repository, push on at the same address."""
+    """A client pushes without pause while the server is killed, and continues with a new server at the same address."""
     hub = hubs("one")
     hub.api().create_repo(REPO)
     command = [*PYTHON, "-c", ENDLESS.replace("START", "0")]
@@ -249,11 +249,11 @@ HfApi().upload_file(path_or_fileobj="NAME", path_in_repo="NAME", repo_id="{REPO}
     assert peak - before < 60
 
 
-# Requests written by hand, which the real client would not send
+# Hand-written requests that the real client would not send
 
 
 def pack_chunk(content: bytes, scheme: int = 0) -> bytes:
-    """A chunk as a xorb stores it."""
+    """Returns a chunk in the format of a xorb."""
     stored = lz4.frame.compress(content) if scheme else content
     return b"\0" + len(stored).to_bytes(3, "little") + bytes([scheme]) + len(content).to_bytes(3, "little") + stored
 
@@ -267,7 +267,7 @@ END = b"\xff" * 32 + bytes(16)
 
 
 def shard(*files: tuple[str, list[tuple]], flags: int = 3 << 30, tail: bytes = END + END) -> bytes:
-    """A shard of files: (sha256, [(xorb, start, end, bytes)])."""
+    """Returns a shard of files: (sha256, [(xorb, start, end, bytes)])."""
     data = xet_format._SHARD_MAGIC + bytes(8)
     for sha256, ranges in files:
         data += ENTRY.pack(bytes(32), flags, len(ranges), 0, 0)
@@ -358,7 +358,7 @@ BAD_CHUNKS = {
 
 
 def test_malformed_xorb_fails_only_its_file(hub, store):
-    """It is detected when a file is built from it; the next attempt goes to a new epoch and can succeed."""
+    """It is detected when a file is built from it. The next attempt gets a new epoch, and can succeed."""
     assert store.post(f"xorbs/default/{'0' * 64}", b"").status_code == 400
     file = digest(CHUNKS[0]), [("0" * 64, 0, 1, len(CHUNKS[0]))]
     for case, body in BAD_CHUNKS.items():

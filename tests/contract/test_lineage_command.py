@@ -43,10 +43,10 @@ def published(module_hub: ThreadHub) -> ThreadHub:
     sft = publish(hub, "x-sft", card("sft", 9, {"data": data}, checkpoints=[{"step": 9, "loss": 1.5}]), "step-000009")
     reward_card = card("reward", 6, {"sft": sft, "data": data}, reward_model={"accuracy": 0.75})
     parents = {"sft": sft, "reward": publish(hub, "x-reward", reward_card, "step-000006"), "data": data}
-    publish(hub, "x-sft", card("sft", 18, {"data": data}), "step-000018")  # the parent's newest card is not read
+    publish(hub, "x-sft", card("sft", 18, {"data": data}), "step-000018")  # newer than the pinned commit
     publish(hub, "x-ppo", card("ppo", 20, parents, reward=0.5, kl=1.0), "step-000020")
     publish(hub, "x-ppo", card("ppo", 40, parents, reward=1.25, kl=3.5), "step-000040", "best")
-    publish(hub, "torn", "{")
+    publish(hub, "invalid", "{")
     broken = {
         "sft": {"repo": "local/x-sft", "commit": "0" * 40},
         "reward": {"repo": "local/gone", "commit": "1" * 40},
@@ -54,7 +54,7 @@ def published(module_hub: ThreadHub) -> ThreadHub:
         "base": publish(hub, "bare", None),
     }
     publish(hub, "y-ppo", card("ppo", 1, broken))
-    publish(hub, "z-ppo", card("ppo", 1, {"sft": {"repo": "local/torn", "commit": None}}))
+    publish(hub, "z-ppo", card("ppo", 1, {"sft": {"repo": "local/invalid", "commit": None}}))
     return hub
 
 
@@ -115,7 +115,7 @@ def test_lineage_marks_missing_parents_in_tree(lineage):
             "has no revision 'step-30'; it has main, best, step-000020, step-000040: check the name",
         ),
         ("a/b/c", r"'a/b/c' is neither a repository nor a folder: write NAMESPACE/NAME or NAMESPACE/NAME@TAG\."),
-        ("local/torn", r"local/torn on .* has an rlhf_card.json that is not JSON: check the name"),
+        ("local/invalid", r"local/invalid on .* has an rlhf_card.json that is not JSON: check the name"),
     ],
 )
 def test_lineage_rejects_unreadable_root(lineage, name, message):

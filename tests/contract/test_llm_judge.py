@@ -186,7 +186,7 @@ def test_answer_that_stays_unparsable_is_marked_tie(tmp_path):
 
 
 def test_judge_rejects_model_with_mostly_unparsable_answers(tmp_path):
-    """Ties and middle ratings would look like data. The answers stay cached, so that a second try is free."""
+    """Otherwise ties and middle ratings would look like results. The answers stay cached, so a rerun is free."""
     with StubLLM(always("It is\nquite good.")) as stub:
         judge = make_judge(stub, tmp_path)
         for _ in range(2):
@@ -302,7 +302,7 @@ def test_check_endpoint_reports_unavailable_endpoint(stub, monkeypatch, caplog):
         judge.check_endpoint()
     with StubLLM(longer) as closed:
         judge = LLMJudge(closed.url, "m", name="llm:m")
-    judge.check_endpoint()  # on this machine, where it may be started later
+    judge.check_endpoint()  # a local endpoint may be started later, so it is only a warning
     assert re.search(r"llm:m is not available: 127\.0\.0\.1:\d+ does not answer \(.*refused\)\. Start it", caplog.text)
     for host in ("nobody.invalid", f"{'a' * 64}.example"):
         with pytest.raises(ZooError, match=rf"llm:m is not available: {host} does not answer \(.*\): check"):
@@ -328,7 +328,7 @@ def test_judge_sends_no_key_unencrypted_to_other_host():
 
 
 def test_key_is_in_no_file_output_or_object(tmp_path):
-    """In its own process, which logs everything, fails, and gets its key back in an answer and in errors."""
+    """A separate process logs everything, and gets its key back in an answer and in errors."""
     code = """
 import logging, sys
 logging.basicConfig(level=logging.DEBUG)
@@ -393,7 +393,7 @@ def test_as_data_keeps_every_text_inside_its_string(prompt, a, b):
 
 
 def test_injected_text_reaches_judge_as_data(stub):
-    """The injection is in the worse completion; the model receives it as data, in its place."""
+    """The injection is in the worse completion; the model receives it as data."""
     better, attacks = "a text that is longer than all attacks " * 20, "".join(ATTACKS)
     assert make_judge(stub).compare(["p"], [attacks], [better])[0].score == 0.0
     assert sorted((request.data["A"], request.data["B"]) for request in stub.requests) == sorted(
@@ -438,9 +438,6 @@ def test_judge_accepts_endpoint_forms_and_parameters(stub):
         judge_one_pair(LLMJudge(endpoint, "stub", progress=False, parameters=parameters))
     assert {request.path for request in stub.requests} == {"/v1/chat/completions"}
     body = stub.requests[0].body
-    assert (body["max_completion_tokens"], body["seed"], body["temperature"]) == (
-        900,
-        3,
-        0,
-    ) and "max_tokens" not in body
+    assert (body["max_completion_tokens"], body["seed"], body["temperature"]) == (900, 3, 0)
+    assert "max_tokens" not in body
     assert "m at api.example.org" in LLMJudge("https://api.example.org/v1", "m").description

@@ -38,7 +38,7 @@ def test_second_run_is_answered_from_cache(stub, tmp_path):
     assert len(stub.requests) == request_count
     with StubLLM(longer) as other:
         make_judge(other, tmp_path).compare(PROMPTS[:1], FIRST[:1], SECOND[:1])
-        assert len(other.requests) == 2, "another endpoint, another answer"
+        assert len(other.requests) == 2, "another endpoint has other answers"
 
 
 @pytest.mark.parametrize(
@@ -139,11 +139,11 @@ def test_budget_is_never_exceeded(stub, concurrency):
 
 
 def test_interrupted_judge_exits_and_keeps_answers(tmp_path):
-    """While a request hangs and another waits for its next attempt."""
+    """It is interrupted while one request hangs and another waits for its next attempt."""
     code = """
 import json, sys
 from rlhf_zoo.evaluation.judges import llm
-llm._GRACE = 0.5  # seconds for the answers that are on their way: the stub gives none
+llm._GRACE = 0.5  # seconds to wait for pending answers, which the stub never sends
 judge = llm.LLMJudge(sys.argv[1], "stub", cache=sys.argv[2], backoff=100.0, timeout=100.0, concurrency=2)
 judge.compare(*json.loads(sys.argv[3]))
 """
@@ -167,4 +167,4 @@ def test_unusable_cache_is_rejected_before_requests(stub, tmp_path):
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(ZooError, match=r"could not be read \(Not a directory\)"):
         judge_one_pair(make_judge(stub, tmp_path / "cache"))
-    assert not stub.requests, "nothing is paid for that could not be kept"
+    assert not stub.requests, "no answer is paid for that could not be cached"

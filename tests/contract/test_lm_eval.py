@@ -1,6 +1,6 @@
-"""lm-evaluation-harness before and after PPO: by a stand-in, and by the real package where it is installed.
+"""lm-evaluation-harness before and after PPO, with a stand-in, and with the real package if it is installed.
 
-`make test-full` installs it beside the environment and runs the tests of the real package.
+`make test-full` installs it in a separate folder and runs the tests of the real package.
 """
 
 import functools
@@ -63,7 +63,7 @@ class HFLM:
 
 
 def simple_evaluate(**options: Any) -> dict[str, Any]:
-    """Answers as the real function does: METRIC,FILTER and its standard error, or "N/A", beside an alias."""
+    """Returns results in the real form: an alias, and METRIC,FILTER with its standard error or "N/A"."""
     assert {*options} <= CALLED["lm_eval:simple_evaluate"]
     model, [task] = options["model"], options["tasks"]
     with torch.no_grad():
@@ -114,14 +114,6 @@ def with_evaluation_keys(context: RunContext, **keys: Any) -> RunContext:
     )
 
 
-def test_missing_lm_eval_error_names_installation(trained: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    hide_lm_eval(monkeypatch)
-    check_tasks([])
-    with pytest.raises(ZooError) as caught:
-        evaluate.check_judges(with_evaluation_keys(trained, lm_eval="letters"))
-    assert str(caught.value) == NOT_INSTALLED
-
-
 def hide_lm_eval(monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(
@@ -129,7 +121,7 @@ def hide_lm_eval(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_lm_eval_flag_is_checked_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_lm_eval_is_reported_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hide_lm_eval(monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RLHF_ZOO_HOME", str(tmp_path / "home"))
@@ -154,15 +146,15 @@ def test_lm_eval_figures_are_in_evaluation_and_card(trained: RunContext) -> None
     check_tasks(["letters", "words"])
     assert evaluate.run(trained) is True
     context = with_evaluation_keys(trained, lm_eval="letters", lm_eval_limit=5, lm_eval_fewshot=2)
-    assert evaluate.run(context) is True and evaluate.run(context) is False, "with tasks it is another evaluation"
+    assert evaluate.run(context) is True and evaluate.run(context) is False, "tasks make it another evaluation"
     document = read_json(trained.record("eval").path / "evaluation.json")
     results = document["lm_eval"]
     assert unexplained(results) == [] and (results["version"], results["limit"]) == ("0.4.13", 5)
-    assert list(results["tasks"]) == ["letters"], "a group without figures is none"
+    assert list(results["tasks"]) == ["letters"], "a group without figures is left out"
     task = results["tasks"]["letters"]
     assert (task["n"], task["fewshot"]) == (5, 2)
     before, after = (task["metrics"]["acc,none"][side] for side in ("sft", "ppo"))
-    assert before["stderr"] == 0.25 and before["value"] != after["value"], "each policy is asked itself"
+    assert before["stderr"] == 0.25 and before["value"] != after["value"], "each policy is evaluated"
     assert task["metrics"]["f1,strict"]["ppo"] == {"value": 1.0, "stderr": None}
     text = make_card(trained.record("ppo").path).read_text()
     assert "| letters, 2 shots | acc |" in text and " ± 0.25" in text and "| letters, 2 shots | f1,strict |" in text
@@ -187,7 +179,7 @@ def test_lm_eval_exception_becomes_one_sentence(trained: RunContext, monkeypatch
         evaluate.run(with_evaluation_keys(trained, lm_eval="letters"))
 
 
-@pytest.mark.skipif(not REAL, reason="lm-eval is not installed here; `make test-full` installs it beside")
+@pytest.mark.skipif(not REAL, reason="lm-eval is not installed; `make test-full` installs it")
 def test_real_lm_eval_accepts_our_keywords() -> None:
     for name, keywords in CALLED.items():
         module, _, attribute = name.partition(":")
@@ -196,7 +188,7 @@ def test_real_lm_eval_accepts_our_keywords() -> None:
     assert [*inspect.signature(harness._task_manager().load).parameters] == ["task_list"]
 
 
-@pytest.mark.skipif(not REAL, reason="lm-eval is not installed here; `make test-full` installs it beside")
+@pytest.mark.skipif(not REAL, reason="lm-eval is not installed; `make test-full` installs it")
 def test_real_lm_eval_runs_local_task(trained: RunContext, tmp_path: Path) -> None:
     rows = [{"text": "abcd", "choices": ["e", "k"], "answer": 0}, {"text": "cdef", "choices": ["z", "g"], "answer": 1}]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows * 3))
@@ -226,7 +218,7 @@ metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
 @pytest.mark.attack
 @pytest.mark.usefixtures("stand_in")
 def test_bare_task_name_is_not_file_of_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The working directory may be a download; a path is written as one."""
+    """The working directory may be a download, so only a name that looks like a path may be a file."""
     monkeypatch.chdir(tmp_path)
     for name in ("evil", "evil.YAML"):
         Path(name).write_text("task: own\ndoc_to_text: !function beside.f\n")

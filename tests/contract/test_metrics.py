@@ -1,4 +1,4 @@
-"""The metric modules: loaded by `evaluate.load` without a request, publishable as Spaces, with exact figures."""
+"""The metric modules load with `evaluate.load` without a request, and give exact figures."""
 
 import ast
 import json
@@ -46,7 +46,7 @@ def test_every_metric_folder_loads():
 
 
 def test_load_metric_ignores_other_version_in_cache(monkeypatch, tmp_path):
-    """Such as that of an earlier release, in a cache that comes first on the path."""
+    """An earlier release may have left one in a cache that comes first on the path."""
     old = tmp_path / "evaluate_modules" / "metrics" / "win_rate"
     old.mkdir(parents=True)
     for folder in (old, *old.parents[:2]):
@@ -71,7 +71,7 @@ def test_load_metric_rejects_unknown_names(monkeypatch, tmp_path):
 
 
 def test_metrics_load_and_compute_without_network(tmp_path):
-    """From the checkout's root by the documentation's path, with empty caches, and online by configuration."""
+    """From the checkout's root, with the documented path and empty caches, and without offline settings."""
     code = """
 import socket, sys, json
 def refuse(*arguments, **options):
@@ -86,9 +86,9 @@ rows = {
     "preference_accuracy": {"predictions": [1.0], "references": [0.0]},
     "win_rate": {"predictions": [1.0], "references": [0.0]},
 }
-found = {name: [evaluate.load(f"metrics/{name}").compute(**rows[name])["value"],
+results = {name: [evaluate.load(f"metrics/{name}").compute(**rows[name])["value"],
                 load_metric(name).compute(**rows[name])["value"]] for name in METRICS}
-print(json.dumps(found))
+print(json.dumps(results))
 """
     env = base_environment() | {"HF_HOME": str(tmp_path)}
     process = subprocess.run([*PYTHON, "-c", code], env=env, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -112,7 +112,6 @@ def test_metric_imports_name_source_of_package():
 
 @pytest.mark.parametrize("name", metrics.METRICS)
 def test_metric_readme_example_prints_its_result(name):
-    """Front matter, and an example that prints its stated result."""
     _, head, body = (FOLDER / name / "README.md").read_text(encoding="utf-8").split("---\n", 2)
     front = yaml.safe_load(head)
     assert {"evaluate", "metric"} <= set(front["tags"]) and front["license"] == "apache-2.0"
@@ -147,7 +146,7 @@ def test_preference_accuracy_is_proportion_or_mean_by_prompt():
     metric = metrics.load_metric("preference_accuracy")
     assert metric.compute(predictions=chosen, references=rejected) == proportion(2, 4).to_json()
     by_prompt = metric.compute(predictions=chosen, references=rejected, prompts=["a", "a", "b", "b"])
-    assert by_prompt == mean_share([1.0, 0.0, 0.0, 1.0], list("aabb")).to_json()  # half of each prompt
+    assert by_prompt == mean_share([1.0, 0.0, 0.0, 1.0], list("aabb")).to_json()  # half are right for each prompt
     all_right = metric.compute(predictions=[1.0] * 6, references=[0.0] * 6, prompts=list("aabbcc"))
     assert all_right == {"value": 1.0, "ci95": list(proportion(3, 3).ci95), "n": 6}
 

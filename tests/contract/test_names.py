@@ -1,4 +1,4 @@
-"""No identifier of the package is a word that fits any value."""
+"""No identifier in the package is a word that fits any value."""
 
 import ast
 from collections.abc import Iterator

@@ -45,7 +45,7 @@ def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def without_tracing(untraced: pytest.MonkeyPatch) -> None:
-    """Tracing the forward passes takes four fifths of the time of `new`."""
+    """Skips tracing, which takes four fifths of the time of `new`."""
 
 
 def zoo(*words: str) -> None:
@@ -217,7 +217,7 @@ def test_new_maps_columns_of_any_name(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_new_uses_lora_when_full_weights_do_not_fit(thread_hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From a Hub: the recipe pins the commits, and names the configurations and splits."""
+    """The model and data are on a Hub: the recipe pins commits, and names configurations and splits."""
     monkeypatch.setattr(datasets.config, "HF_ENDPOINT", thread_hub.url)
     miniatures.save("GPT-2", Path("base"))
     license_text = "mit\ncorpus: os:system"  # the card's license must not become another key
@@ -276,7 +276,7 @@ def test_new_on_gpu_uses_8_bit_optimizer_only_when_memory_is_short(monkeypatch: 
             "# their sum is the reward" in new_recipe.files["ppo.yaml"]
             and "added to" not in new_recipe.files["ppo.yaml"]
         )
-    # The other stages are planned once: for what fits, or for the last that was tried.
+    # The other stages are planned once, with the sizes that fit or were tried last.
     assert planned_stages == [["ppo"], None, *6 * [["ppo"]], None]
     publishing = next(reason for setting, _, reason in new_recipe.decisions if setting == "publishing")
     assert f"by `rlhf-zoo hub add {os.path.abspath('base')} NAMESPACE/NAME` and give `new` that name" in publishing
@@ -362,7 +362,7 @@ def test_new_rejects_unusable_input_and_writes_nothing(words: list[str], message
     assert not Path("mine").exists()
 
 
-def test_few_prompts_give_several_passes_and_few_updates_a_warning() -> None:
+def test_few_prompts_get_more_passes_and_few_updates_a_warning() -> None:
     for trained, episodes, reason in (
         (128, 2560, "40 updates of 64 answers, 20 passes over 128 prompts"),
         (6400, 6400, "100 updates of 64 answers"),
@@ -375,7 +375,7 @@ def test_few_prompts_give_several_passes_and_few_updates_a_warning() -> None:
     assert decisions.rows[0][2].startswith("2 updates of 64 answers; two hours; TOO FEW UPDATES")
 
 
-def test_new_refuses_folder_that_is_not_empty() -> None:
+def test_new_rejects_folder_that_is_not_empty() -> None:
     Path("mine").mkdir()
     Path("mine/notes.txt").write_text("mine")
     with pytest.raises(ZooError, match="mine already exists and is not empty"):
@@ -386,7 +386,7 @@ def test_new_refuses_folder_that_is_not_empty() -> None:
 def test_new_memory_matches_planner_and_docs_page(
     capsys: pytest.CaptureFixture[str], untraced: pytest.MonkeyPatch
 ) -> None:
-    """Qwen3-0.6B by its own numbers, without its weights."""
+    """Uses the configuration of Qwen3-0.6B, without its weights."""
     save_model_and_data("Qwen3", "trl-lib/ultrafeedback_binarized")
     Qwen3Config(
         vocab_size=151936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,
@@ -415,7 +415,7 @@ def test_new_memory_matches_planner_and_docs_page(
 
 
 def save_instruct_model(folder: Path) -> Path:
-    """Saves a chat model whose tokenizer pads with EOS, as that of many instruct models does."""
+    """Saves a chat model whose tokenizer pads with EOS, like those of many instruct models."""
     miniatures.save("Qwen2.5", folder)
     file = folder / "tokenizer_config.json"
     keys = json.loads(file.read_text())
@@ -472,7 +472,7 @@ def test_new_truncates_prompts_by_placeholder() -> None:
 
 
 def test_new_on_cpu_limits_time_of_update_and_run(capsys: pytest.CaptureFixture[str]) -> None:
-    """SmolLM2-135M by its own numbers, without its weights."""
+    """Uses the configuration of SmolLM2-135M, without its weights."""
     save_instruct_model(Path("base"))
     LlamaConfig(
         vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,

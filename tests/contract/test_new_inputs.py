@@ -1,4 +1,4 @@
-"""`rlhf-zoo new` reads its model and data: each text once, and every mistake in one sentence."""
+"""`rlhf-zoo new` tokenizes each text once, and reports unusable models and data in one sentence."""
 
 import re
 from dataclasses import replace
@@ -58,7 +58,7 @@ def test_new_tokenizes_each_prompt_and_text_once(monkeypatch: pytest.MonkeyPatch
         ("folder", "has no config.json: pass the folder of a model, or NAMESPACE/NAME."),
     ],
 )
-def test_new_refuses_file_or_folder_that_is_no_model(model: str, message: str) -> None:
+def test_new_rejects_file_or_folder_that_is_not_a_model(model: str, message: str) -> None:
     Path("folder").mkdir()
     Path("pairs.jsonl").write_text('{"chosen": "a", "rejected": "b"}\n')
     with pytest.raises(ZooError, match=re.escape(message)):
@@ -95,8 +95,8 @@ def test_new_checks_recipe_without_trainers(line: str, message: str) -> None:
     schemas.write_data(Path("asked"), [{"prompt": f"what is {row}", "completion": f"{row}"} for row in range(240)])
     recipe = make_recipe(RecipeRequest(model="base", prompts="asked", rewards=("length",)), title="mine")
     key = line.partition(":")[0]
-    rest = [text for text in recipe.files["ppo.yaml"].splitlines() if not text.startswith(f"{key}:")]
-    changed = replace(recipe, files={**recipe.files, "ppo.yaml": "\n".join([*rest, line])})
+    other_lines = [text for text in recipe.files["ppo.yaml"].splitlines() if not text.startswith(f"{key}:")]
+    changed = replace(recipe, files={**recipe.files, "ppo.yaml": "\n".join([*other_lines, line])})
     with pytest.raises(ZooError, match=message):
         write(changed, Path("mine"))
     assert not Path("mine").exists()

@@ -1,4 +1,4 @@
-"""The private names that the code cannot avoid (docs/departures.md) still exist and still mean what they meant."""
+"""The private names of libraries that the code uses (docs/departures.md) still exist and have the same meaning."""
 
 import inspect
 from pathlib import Path

@@ -23,7 +23,7 @@ def test_public_name_is_importable_and_documented(name):
     value = getattr(rlhf_zoo, name)
     assert value.__name__ == name
     text = inspect.getdoc(value) or ""
-    assert len(text) > 20 and not text.startswith(f"{name}("), "a docstring that a person wrote"
+    assert len(text) > 20 and not text.startswith(f"{name}("), "a written docstring, not a generated one"
 
 
 def test_unknown_name_raises_attribute_error():
@@ -31,7 +31,7 @@ def test_unknown_name_raises_attribute_error():
         _ = rlhf_zoo.PPO
 
 
-# Votes are read and stored where there are no models and little memory.
+# Votes are also stored on machines with little memory, so these modules may not import models' packages.
 VOTES = "rlhf_zoo.evaluation.votes.box, rlhf_zoo.evaluation.votes.data, rlhf_zoo.evaluation.votes.ratings"
 HUB = "rlhf_zoo.hub.server.cli, rlhf_zoo.hub.server.xet_store, rlhf_zoo.hub.server.xet_format"
 
@@ -54,7 +54,7 @@ def test_module_imports_no_heavy_package(module, heavy):
     assert process.stdout.strip() == "[]"
 
 
-def test_version_equals_that_of_distribution():
+def test_version_equals_version_of_distribution():
     assert rlhf_zoo.__version__ == importlib.metadata.version("rlhf-zoo")
 
 

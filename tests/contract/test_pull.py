@@ -37,13 +37,13 @@ from rlhf_zoo.runs.record import StageRecord, fingerprint
 pytestmark = pytest.mark.usefixtures("pictures")
 
 REPO = "local/toy-ppo"
-CHUNK = 2**20  # what pull reads at once
+CHUNK = 2**20  # the bytes that pull reads at once
 BIG, STALL = 4 * CHUNK, 2 * CHUNK
 STEPS = (4, 40, 1000)
 
 
 def content(step: int) -> dict[str, bytes]:
-    """A large file, small ones, one in a folder, and an empty one whose name needs quoting."""
+    """Returns a large file, small files, a file in a folder, and an empty file whose name needs quoting."""
     return {
         "model.safetensors": hashlib.shake_256(str(step).encode()).digest(BIG if step == 40 else 5000),
         "critic/model.safetensors": hashlib.shake_256(str(-step).encode()).digest(5000),
@@ -76,7 +76,7 @@ def digests(files: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def tree(folder: Path) -> dict[str, str]:
-    """Every file's sha256, through symbolic links; without what the Hub and a pull add."""
+    """Maps each file, through symbolic links, to its SHA-256, without files that the Hub or a pull adds."""
     files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
     added = (".gitattributes", PULL_MARK.as_posix())
     return digests({name: path.read_bytes() for name, path in files.items() if name not in added})
@@ -93,7 +93,7 @@ def tree(folder: Path) -> dict[str, str]:
         ("@step-000040", "step-000040", 40),
         ("@step-40", "step-000040", 40),
         ("@0040", "step-000040", 40),
-        ("@7", "7", 4),  # a tag of that name wins over a step of that number
+        ("@7", "7", 4),  # the tag 7 has priority over step 7
         ("@step-7", "step-000007", 1000),
         ("@side/way", "side/way", 4),
         ("@{commit}", "{commit}", 4),
@@ -148,7 +148,7 @@ def test_pull_rejects_missing_names_and_writes_nothing(at_module_hub, commits, p
 
 
 def test_pull_keeps_foreign_files(at_module_hub, commits, tmp_path, pull):
-    """None is overwritten; files that the revision lacks are listed and stay."""
+    """No foreign file is overwritten; files that the revision lacks are listed and stay."""
     (tmp_path / "file").write_text("mine")
     with pytest.raises(ZooError, match=r"^file is a file: pass a folder"):
         pull(REPO, "--output_dir", "file")
@@ -200,7 +200,7 @@ class Wire:
             original_send(handler, replace(response, content=body))
             return
         handler.close_connection = True
-        handler.command = "HEAD"  # the headers alone
+        handler.command = "HEAD"  # sends only the headers
         original_send(handler, replace(response, content=body))
         handler.wfile.write(body[:limit])
         while self.stall:
@@ -301,7 +301,7 @@ def test_fetch_repairs_damaged_file(wire, commits, tmp_path, destination, name, 
 
 @pytest.mark.parametrize(("destination", "name"), [("cache", "config.json"), ("output_dir", "model.safetensors")])
 def test_fetch_retries_wrong_content_once(wire, commits, tmp_path, destination, name):
-    """Of the same length, so that only the checksum differs. One wrong answer is retried; two are an error."""
+    """The wrong content has the same length. One wrong answer is retried; two are an error."""
     corruptions = [1]
 
     def corrupt(path: str, body: bytes) -> bytes:
@@ -323,7 +323,7 @@ def test_fetch_retries_wrong_content_once(wire, commits, tmp_path, destination, 
     corrupted = [path for path in tmp_path.rglob("*") if path.is_file() and wrong_content in path.read_bytes()]
     intact_digests = {hashlib.sha256(data).hexdigest() for other, data in content(4).items() if other != name}
     partial_sizes = {size for digest, size in partials(tmp_path).items() if digest not in intact_digests}
-    assert corrupted == [] and len(wrong_content) not in partial_sizes  # others may go on where they stopped
+    assert corrupted == [] and len(wrong_content) not in partial_sizes  # other partial files may stay, to be resumed
 
 
 def test_pull_uses_intact_cache_when_hub_is_offline(thread_hub, pull):
@@ -355,7 +355,7 @@ def test_concurrent_fetches_download_file_once(wire, commits):
     with ThreadPoolExecutor(2) as pool:
         futures = [pool.submit(fetch, f"{REPO}@40") for _ in range(2)]
         wait_until(lambda: bool(wire.downloads(name)))
-        time.sleep(0.5)  # the other one waits meanwhile
+        time.sleep(0.5)  # meanwhile the other fetch waits
         assert len(wire.downloads(name)) == 1
         wire.stall.clear()
         (folder,) = {future.result(60).path for future in futures}
@@ -365,7 +365,7 @@ def test_concurrent_fetches_download_file_once(wire, commits):
 
 
 def test_fetch_handles_files_of_equal_content(thread_hub, tmp_path):
-    """They share a blob in the cache, and the name of the part while they are fetched."""
+    """They share a blob in the cache, and the name of their partial file."""
     twins = {f"{folder}{name}": data for folder in ("", "a/", "b/") for name, data in content(4).items()}
     thread_hub.push(REPO, twins)
     for out in (None, None, tmp_path / "out", tmp_path / "out"):
@@ -377,7 +377,7 @@ def test_fetch_handles_files_of_equal_content(thread_hub, tmp_path):
 
 
 def train_stage(folder: Path, kind: str) -> Path:
-    """A stage with the checkpoints of steps 2 and 3 of a toy PPO run."""
+    """Trains a toy PPO run; returns a stage with its checkpoints of steps 2 and 3."""
     from trainer_fixture import good, make_policy, make_reward_model, make_tokenizer, make_trainer
 
     options = (
@@ -408,7 +408,7 @@ def train_stage(folder: Path, kind: str) -> Path:
     ],
 )
 def test_pull_rebuilds_pushed_folder(thread_hub, tmp_path, kind, expected):
-    """Every file that is sent comes back bit for bit, and plain transformers loads it by its tag.
+    """Every sent file is pulled bit for bit, and plain transformers loads the model by its tag.
 
     Adapters: tests/unit/test_release_rule.py.
     """
@@ -429,7 +429,7 @@ def test_pull_rebuilds_pushed_folder(thread_hub, tmp_path, kind, expected):
         weights[step] = {name: digest for name, digest in sent.items() if name.endswith(".safetensors")}
         assert_same_models(kind, checkpoint, f"step-{step:06d}")
     assert set(weights[2]) == expected
-    assert all(weights[2][name] != weights[3][name] for name in expected), "two steps, two models"
+    assert all(weights[2][name] != weights[3][name] for name in expected), "the steps have different weights"
 
 
 def is_sent(name: str) -> bool:
@@ -438,7 +438,7 @@ def is_sent(name: str) -> bool:
 
 
 def assert_same_models(kind: str, checkpoint: Path, tag: str) -> None:
-    """transformers loads the same model from the Hub as from the disk."""
+    """Checks that transformers loads the same model from the Hub as from the disk."""
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
 

@@ -26,7 +26,7 @@ FILES = {"config.json": "{}", "critic/config.json": '{"critic": true}'}
 
 @pytest.fixture
 def forge_tree(thread_hub: ThreadHub, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """forge_tree(field=value) changes what the Hub's tree says of config.json."""
+    """forge_tree(field=value) changes fields of config.json in the Hub's tree."""
     thread_hub.make("toy-ppo", FILES)
     original_tree = HfApi.list_repo_tree
 
@@ -93,7 +93,7 @@ def test_pull_rejects_invalid_digests_and_sizes(forge_tree: Any, tmp_path: Path,
     ],
 )
 @pytest.mark.parametrize("destination", ["cache", "output_dir"])
-def test_pull_rejects_tree_that_no_folder_can_hold(
+def test_pull_rejects_tree_that_does_not_fit_in_folder(
     thread_hub: ThreadHub,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -151,7 +151,7 @@ def test_pull_rejects_commit_that_is_path(forge_tree: Any, tmp_path: Path, monke
 
 
 def test_pull_ignores_etag_that_is_path(forge_tree: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client writes a file wherever the ETag of its HEAD says."""
+    """The client names its blob after the ETag."""
     original_headers = files_api._file_headers
 
     def headers(path: str, etag: str, commit: str) -> dict[str, str]:
@@ -161,7 +161,7 @@ def test_pull_ignores_etag_that_is_path(forge_tree: Any, tmp_path: Path, monkeyp
     pulled = fetch(REPO)
     assert not (tmp_path / "evil").exists() and not list(tmp_path.rglob("evil*"))
     assert {name: (pulled.path / name).read_text() for name in FILES} == FILES
-    assert (pulled.path / "config.json").is_symlink(), "a blob that two revisions share is kept once"
+    assert (pulled.path / "config.json").is_symlink(), "revisions share their blobs"
     repeated = fetch(f"{REPO}@main")
     assert (repeated.path, repeated.refetched) == (pulled.path, [])
 
@@ -210,17 +210,17 @@ def test_unfinished_pull_is_marked_as_download(
         fetch(REPO, out)
     assert marks and set(marks) == {out / DOWNLOAD_FOLDER} == {find_download(out)}
     monkeypatch.setattr(pull, "_fetch_file", original_fetch)
-    assert fetch(REPO, out).unrelated == [], "the same command goes on"
+    assert fetch(REPO, out).unrelated == [], "the same command resumes"
 
 
-@pytest.mark.parametrize("content", ["an equal file", "a part", "another file", "a pull of another repository"])
-def test_pull_rejects_folder_of_user(forge_tree: Any, tmp_path: Path, content: str) -> None:
-    """Even if one of its files, such as a license, equals that of the repository."""
+@pytest.mark.parametrize("content", ["an equal file", "a partial file", "another file", "a pull of another repository"])
+def test_pull_rejects_folder_that_it_did_not_write(forge_tree: Any, tmp_path: Path, content: str) -> None:
+    """It is rejected even if one of its files, such as a license, equals the repository's."""
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "critic").mkdir()
     if content != "another file":
         (tmp_path / "mine" / "config.json").write_text("mine")
-    if content == "a part":
+    if content == "a partial file":
         (tmp_path / "mine" / PARTIAL_FOLDER).mkdir()
     elif content == "an equal file":
         (tmp_path / "mine" / "critic" / "config.json").write_text(FILES["critic/config.json"])

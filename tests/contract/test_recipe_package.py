@@ -1,4 +1,4 @@
-"""examples/recipe_package as its README describes it: installed by pip, its recipe works like a built-in one."""
+"""examples/recipe_package works as its README says: after `pip install`, its recipe works like a built-in one."""
 
 import json
 import os
@@ -20,7 +20,7 @@ PACKAGE = Path(__file__).parents[2] / "examples" / "recipe_package"
 README = (PACKAGE / "README.md").read_text()
 ENTRIES = {
     "countdown": "zoo_broken.countdown", "gone": "zoo_broken.gone", "unread": "zoo_broken.unread",
-    "unsaid": "zoo_broken.unsaid", "nowhere": "zoo_not_there.x", "tiny-world": "zoo_broken.unsaid",
+    "no-hardware": "zoo_broken.no_hardware", "nowhere": "zoo_not_there.x", "tiny-world": "zoo_broken.no_hardware",
 }  # fmt: skip
 
 
@@ -30,13 +30,14 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_broken_package(folder: Path) -> Path:
-    """A package as pip installs it, with invalid recipes and one whose name is taken."""
+    """Writes an installed package with invalid recipes and a recipe whose name is taken."""
     dist_info = folder / "zoo_broken-2.0.dist-info"
     dist_info.mkdir(parents=True)
     (dist_info / "METADATA").write_text("Metadata-Version: 2.1\nName: zoo-broken\nVersion: 2.0\n")
     entries = "\n".join(f"{name} = {target}" for name, target in ENTRIES.items())
     (dist_info / "entry_points.txt").write_text(f"[{recipes.RECIPES}]\n{entries}\n")
-    for name, text in {"countdown": "description: A.\n", "unread": "a: [1\n", "unsaid": "description: U.\n"}.items():
+    recipe_texts = {"countdown": "description: A.\n", "unread": "a: [1\n", "no_hardware": "description: U.\n"}
+    for name, text in recipe_texts.items():
         (folder / "zoo_broken" / name).mkdir(parents=True)
         (folder / "zoo_broken" / name / "recipe.yaml").write_text(text)
     (folder / "zoo_broken" / "__init__.py").write_text("raise SystemExit('imported')\n")
@@ -84,8 +85,8 @@ def test_broken_package_affects_no_other_recipe(
     assert list_registered_recipes() == []
     monkeypatch.syspath_prepend(make_broken_package(tmp_path / "broken"))
     monkeypatch.syspath_prepend(installed)
-    assert list_registered_recipes() == ["countdown", "gone", "nowhere", "unread", "unsaid"]
-    assert load_recipe("tiny-world").package == {}, "a name of ours stays ours"
+    assert list_registered_recipes() == ["countdown", "gone", "no-hardware", "nowhere", "unread"]
+    assert load_recipe("tiny-world").package == {}, "a package cannot replace a built-in recipe"
     rows, left_out = rows_of_other_packages()
     assert rows == []
     for name, reason in {
@@ -93,7 +94,7 @@ def test_broken_package_affects_no_other_recipe(
         "gone": "zoo-broken 2.0 registers the recipe 'gone' as zoo_broken.gone, but that folder has no recipe.yaml",
         "nowhere": "registers the recipe 'nowhere' as zoo_not_there.x, but that folder has no recipe.yaml",
         "unread": "recipe.yaml, line 2 is not valid YAML",
-        "unsaid": "zoo.yaml has no hardware, which the list of recipes shows: add it.",
+        "no-hardware": "zoo.yaml has no hardware, which the list of recipes shows: add it.",
     }.items():
         [sentence] = [
             line for line in left_out if line.startswith(f"The recipe {name!r} of an installed package is left")
@@ -101,7 +102,7 @@ def test_broken_package_affects_no_other_recipe(
         assert reason in sentence
     with pytest.raises(ZooError, match="more than once"):
         load_recipe("countdown")
-    assert load_recipe("unsaid").package == {"name": "zoo-broken", "version": "2.0"}
+    assert load_recipe("no-hardware").package == {"name": "zoo-broken", "version": "2.0"}
 
 
 def test_packaged_recipe_is_copied_and_extended(

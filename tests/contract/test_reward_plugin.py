@@ -1,4 +1,4 @@
-"""examples/reward_plugin as its README describes it: installed by pip and found by name."""
+"""examples/reward_plugin works as its README says: after `pip install`, its rewards are found by name."""
 
 import importlib.metadata
 import importlib.util
@@ -27,10 +27,10 @@ def block(language: str) -> str:
 
 
 def pip_install(package: Path, folder: Path) -> Path:
-    """Installs a copy, so that the build leaves no file in the tree; returns the folder to put on the path."""
+    """Installs a copy, so that the build leaves no file in the checkout; returns the folder for PYTHONPATH."""
     source, target = folder / package.name, folder / "installed"
     shutil.copytree(package, source, ignore=shutil.ignore_patterns("__pycache__", ".*"))
-    # With the build backend at hand, no network is needed.
+    # With an installed build backend, pip needs no network.
     offline = ["--no-build-isolation", "--no-index"] if importlib.util.find_spec("hatchling") else []
     command = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-deps", *offline]
     subprocess.run([*command, "--target", str(target), str(source)], check=True, capture_output=True, text=True)
@@ -50,7 +50,7 @@ def test_wheel_registers_rewards_named_in_readme(installed: Path) -> None:
     assert not (installed / "test_zoo_reward_example.py").exists()
 
 
-def test_own_tests_of_plugin_pass_after_installation(installed: Path, tmp_path: Path) -> None:
+def test_tests_of_plugin_pass_after_installation(installed: Path, tmp_path: Path) -> None:
     shutil.copy(PLUGIN / "test_zoo_reward_example.py", tmp_path)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "."]
     process = subprocess.run(

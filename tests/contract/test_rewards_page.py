@@ -1,4 +1,4 @@
-"""docs/rewards.md: its recipes are valid, its code and its commands run."""
+"""The recipes of docs/rewards.md are valid, and its code and commands run."""
 
 import re
 import shlex

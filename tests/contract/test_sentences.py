@@ -1,4 +1,4 @@
-"""Cards and help texts are in short sentences, as the guides are (`test_docs_site.py`)."""
+"""Cards and help texts use short sentences, like the guides (`test_docs_site.py`)."""
 
 import re
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ MEAN, LONGEST = 18, 30
 
 
 def help_texts(name: str, command: click.Command) -> Iterator[tuple[str, str]]:
-    """The help of a command, of its options and of its subcommands, without examples."""
+    """Yields the help of a command, of its options and of its subcommands, without examples."""
     context = click.Context(command, info_name=name)
     yield name, re.sub(r"\x08\n.*?(?:\n\n|\Z)", "\n\n", command.help or "", flags=re.DOTALL)
     for parameter in command.get_params(context):
@@ -41,7 +41,7 @@ def test_help_uses_short_sentences() -> None:
 
 
 def prose(body: str) -> str:
-    """A card's text, without elements, marks of quotations and the line of links."""
+    """Removes elements, quotation marks and the line of links from a card."""
     text = re.sub(r"(?m)^>\s?(?:\[!\w+\])?", "", re.sub(r"</?[a-z][^>]*>", "\n\n", body))
     return re.sub(r"(?m)^.*how to read this card.*$", "", text)
 

@@ -1,4 +1,4 @@
-"""A Space is created completely or not at all: checks run first, and a later failure deletes the Space again."""
+"""A Space is created completely or not at all: checks come first, and a later failure deletes the Space again."""
 
 import sys
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def existing_repos(hub: ThreadHub) -> list[str]:
 
 
 def refuse(method: str, status: int, when: Callable[..., bool] = lambda *_, **__: True) -> Callable[..., Any]:
-    """HfApi's method of this name, as if the Hub refused the call."""
+    """Returns a method of HfApi that fails as if the Hub refused the call."""
     original = getattr(HfApi, method)
 
     def refuse_call(self: HfApi, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""`rlhf-zoo space deploy` on the embedded Hub through the real client, and the Space as a visitor gets it."""
+"""`rlhf-zoo space deploy` on the embedded Hub through the real client, and the page of the Space."""
 
 import json
 import os
@@ -110,7 +110,7 @@ def error_of(run: subprocess.CompletedProcess[str]) -> str:
 
 
 def checkout(hub: RunningHub, folder: Path, space: str = SPACE) -> Path:
-    """The repository as `hf download` makes it."""
+    """Downloads the Space's repository to `folder`."""
     return Path(
         snapshot_download(space, repo_type="space", local_dir=folder, endpoint=hub.url, token=hub.token)
     ).absolute()
@@ -154,7 +154,7 @@ def test_deploy_creates_space_for_models(running: RunningHub, deploy: Deploy, tm
         "schema": 1, **pinned_models, "votes": None, "runs": [], "hardware": "cpu-basic",
     }  # fmt: skip
     source = Path(__file__).parents[2] / "spaces" / "compare" / "app.py"
-    assert (space / "app.py").read_bytes() == source.read_bytes(), "the page is not the one that compare serves"
+    assert (space / "app.py").read_bytes() == source.read_bytes(), "app.py differs from the source"
     assert (space / "requirements.txt").read_text().endswith(f"\n./{WHEEL}\n")
     assert f"gradio=={head['sdk_version']}\n" in (space / "requirements.txt").read_text()
     assert api.space_info(SPACE).sdk == "gradio" and api.space_info(SPACE).private is False
@@ -186,7 +186,7 @@ def ablation(running: RunningHub) -> Iterator[list[str]]:
 
 
 def space_files(hub: RunningHub, folder: Path) -> tuple[dict[str, Any], dict[str, Any], str]:
-    """compare.json, front matter and README of the Space."""
+    """Returns compare.json, front matter and README of the Space."""
     space = checkout(hub, folder)
     return json.loads((space / "compare.json").read_text()), front_matter(space), (space / "README.md").read_text()
 
@@ -214,12 +214,12 @@ def test_deploy_includes_named_runs_and_votes(
     _, hidden, without_kl = ablation
     flags = ("--ablation", without_kl, "--ablation", f"{hidden}@best")
     output = stdout_of(deploy("local/toy-ppo", "--votes", "local/toy-votes", *flags))
-    assert "HF_TOKEN" not in output, "here nothing runs, so nothing needs a secret"
+    assert "HF_TOKEN" not in output, "the embedded Hub runs no Space, so no secret is needed"
     file, head, readme = space_files(running, tmp_path / "space")
     assert (file["votes"], file["runs"]) == ("local/toy-votes", [without_kl, hidden])
     assert head["datasets"] == ["local/toy-data", "local/toy-votes"] and head["models"][3:] == [without_kl, hidden]
     assert "| votes | data set `local/toy-votes` | `main` |\n" in readme
-    assert running.api().space_info(SPACE).private is True, "one of its runs is private"
+    assert running.api().space_info(SPACE).private is True, "a private run makes the Space private"
     assert running.api().dataset_info("local/toy-votes").private is running.api().space_info(SPACE).private
     stdout_of(deploy("local/toy-ppo", "--ablation", "local/toy-ppo"))
     assert space_files(running, tmp_path / "again")[0]["runs"] == []
@@ -229,7 +229,7 @@ def test_repeated_deploy_commits_only_changes(running: RunningHub, deploy: Deplo
     stdout_of(deploy("local/toy-ppo"))
     before = commits(running)
     assert ", unchanged, commit " in stdout_of(deploy("local/toy-ppo"))
-    assert commits(running) == before, "equal files take no commit"
+    assert commits(running) == before, "equal files make no commit"
 
     api = running.api()
     for name in ("rlhf_zoo-0.0.1-py3-none-any.whl", "notes.md"):
@@ -255,7 +255,7 @@ def test_deploy_rejects_foreign_space(running: RunningHub, deploy: Deploy) -> No
 
 def test_deploy_completes_interrupted_deploy(running: RunningHub, deploy: Deploy) -> None:
     """The Space exists without our commit. Refusals by the Hub are tested in test_space_attack.py."""
-    running.api().create_repo(SPACE, repo_type="space", space_sdk="gradio")  # as a crashed machine would leave it
+    running.api().create_repo(SPACE, repo_type="space", space_sdk="gradio")  # a crashed deploy leaves an empty Space
     assert ", updated, commit " in stdout_of(deploy("local/toy-ppo"))
     assert WHEEL in files(running)
 
@@ -298,7 +298,7 @@ def test_deploy_reports_missing_write_access(running: RunningHub, deploy: Deploy
     assert list(running.api().list_spaces(author="local")) == []
 
 
-def test_deploy_keeps_private_models_private_unless_told(running: RunningHub, deploy: Deploy) -> None:
+def test_deploy_of_private_model_is_private_without_public_flag(running: RunningHub, deploy: Deploy) -> None:
     api = running.api()
     api.update_repo_settings("local/toy-reward", private=True)
     try:
@@ -329,7 +329,7 @@ def test_deploy_uses_zero_gpu_when_free_cpu_is_refused(running: RunningHub, depl
     head = front_matter(space)
     assert (head["sdk"], head["suggested_hardware"], head["python_version"]) == ("gradio", "zero-a10g", "3.12")
     assert "torch==" not in (space / "requirements.txt").read_text()
-    assert ", unchanged, " in stdout_of(deploy("local/toy-ppo")), "it stays on the hardware that it has"
+    assert ", unchanged, " in stdout_of(deploy("local/toy-ppo")), "the hardware stays the same"
 
 
 # A static page
@@ -372,7 +372,7 @@ def test_deploy_falls_back_to_static_page(
     assert "the reference 0.310 [0.200, 0.400] win rate over SFT 0.710 [0.660, 0.750]" in flat
 
 
-# A checkout
+# A checkout of the Space
 
 
 @pytest.fixture(scope="module")

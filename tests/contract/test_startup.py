@@ -26,9 +26,9 @@ from rlhf_zoo.runs.data.sources import find_data
 UNREACHABLE_HUB = "http://127.0.0.1:9"
 # Packages that take seconds to import.
 HEAVY = ("torch", "transformers", "trl", "datasets", "pandas", "huggingface_hub", "accelerate", "gradio", "matplotlib")
-# What help needs none of either.
+# Packages that help must not import either.
 LIGHT = ("sklearn", "numpy", "rich", "dulwich", "yaml", "http.server")
-# Runs each command in a fork of one process, which has imported the packages named first and the command line.
+# Runs each command in a fork of one process, which has imported the packages `imports` and the command line.
 FORKS = """
 import importlib, io, json, os, sys
 imports, commands = json.loads(sys.argv[1])
@@ -64,7 +64,7 @@ def wrong_recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_in_forks(
     commands: list[tuple[str, tuple[str, ...]]], folder: Path, imports: tuple[str, ...] = ()
 ) -> list[tuple[int, str, list[str]]]:
-    """Of each command, given with packages: its exit code, its stderr, and which of the packages it imported."""
+    """Runs (command, packages) pairs; returns for each its exit code, its stderr, and the packages that it imported."""
     command = [sys.executable, "-c", FORKS, json.dumps([imports, commands])]
     environment = base_environment() | {"RLHF_ZOO_HOME": str(folder)}
     process = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
@@ -102,7 +102,7 @@ def test_help_mistakes_and_recipe_commands_import_no_heavy_package(wrong_recipe:
 
 
 def test_commands_import_no_package_that_they_do_not_need(tmp_path: Path) -> None:
-    """In forks of a process that has imported torch, which every one of these commands needs."""
+    """The forks are of a process that has imported torch, which all these commands need."""
     miniatures.save("GPT-2", tmp_path / "base")
     rows = [json.dumps({"prompt": f"what is {row}", "completion": f"{row}"}) for row in range(240)]
     (tmp_path / "pairs.jsonl").write_text("\n".join(rows))
@@ -158,7 +158,7 @@ def test_table_wraps_lines_only_between_words(width: int, monkeypatch: pytest.Mo
 
 
 def test_table_of_long_keys_fits_80_columns_and_cuts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`recipes keys ppo` has a key of 39 letters, which users copy, beside types and defaults of over 16."""
+    """`recipes keys ppo` has a key of 39 letters, which users copy, and types and defaults of more than 16."""
     screen = io.StringIO()
     make_console = partial(Console, file=screen, force_terminal=True, color_system=None)
     monkeypatch.setattr("rich.console.Console", lambda **options: make_console(**({"width": 80} | options)))

@@ -1,4 +1,4 @@
-"""examples/trl_ppo.py against the embedded Hub, on tiny models whose PAD lies past their embeddings."""
+"""examples/trl_ppo.py with the embedded Hub, on tiny models whose PAD id is beyond their embeddings."""
 
 import json
 import math
@@ -34,7 +34,7 @@ UPDATES = 64 // 16
 
 
 def tokenizer_without_pad() -> PreTrainedTokenizerBase:
-    """Like GPT-2's: the script has to add a PAD, whose id is the first past the embeddings."""
+    """Like GPT-2's tokenizer: the script has to add a PAD, whose id is the first beyond the embeddings."""
     tokenizer = make_tokenizer()
     tokenizer.pad_token = None
     return tokenizer
@@ -52,7 +52,7 @@ def gpt2(kind: type[PreTrainedModel], tokenizer: PreTrainedTokenizerBase, seed: 
 
 @pytest.fixture(scope="module")
 def hub_with_models(shared_hub: RunningHub, tmp_path_factory: pytest.TempPathFactory) -> RunningHub:
-    """The Hub with local/sft, local/reward and local/prompts."""
+    """A Hub with local/sft, local/reward and local/prompts."""
     folder, api, tokenizer = tmp_path_factory.mktemp("tiny"), shared_hub.api(), tokenizer_without_pad()
     models = {
         "sft": gpt2(GPT2LMHeadModel, tokenizer, 0),
@@ -101,7 +101,7 @@ def test_script_trains_and_pushes_loadable_models(hub_with_models: RunningHub, t
     card = (Path(pulled) / "README.md").read_text()
     assert re.search(r"^datasets:\n- local/prompts$", card, flags=re.M), card
     tables = sorted(path.name for path in (out / "completions" / "samples").iterdir())
-    assert tables == [f"step-{UPDATES:06d}.jsonl"], "one table in the run, replaced by that of the script's last line"
+    assert tables == [f"step-{UPDATES:06d}.jsonl"], "the script's last line replaces the table of the run"
 
 
 def test_script_trains_pushes_and_resumes_adapter(hub_with_models: RunningHub, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Value heads on the Hub, by the unmodified client in processes of its own: pushed, pulled, raced and refused."""
+"""Value heads on the Hub, through the unmodified client in separate processes: pushed, pulled, raced and rejected."""
 
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ torch.save(headed("llama").state_dict(), "pytorch_model.bin")
 api.upload_file(repo_id="local/pickle", path_or_fileobj="pytorch_model.bin", path_in_repo="pytorch_model.bin")
 CONFIGS["llama"]().push_to_hub("local/pickle")
 
-# A push between the loading of the trunk and that of the head: both are of the first commit.
+# Another push happens between loading the trunk and the head: both come from the first commit.
 import rlhf_zoo.modeling.value_head_models as module
 load = module._load_model
 
@@ -72,9 +72,9 @@ assert_same(headed("gpt2", seed=6), Causal.from_pretrained("local/raced"))
 
 PULL = """
 import logging, sys
-heard = []
+warnings = []
 handler = logging.Handler(logging.WARNING)
-handler.emit = lambda record: heard.append(record.getMessage())
+handler.emit = lambda record: warnings.append(record.getMessage())
 for name in ("transformers", "rlhf_zoo"):
     logging.getLogger(name).addHandler(handler)
 
@@ -90,13 +90,13 @@ shared = Causal.from_pretrained("local/shared-trunk", **OPTIONS)
 assert torch.equal(shared.v_head.summary.weight, HEAD["v_head.summary.weight"])
 assert torch.equal(read_value_head("local/headed", revision="first", **OPTIONS)["summary.bias"],
                    first().v_head.summary.bias)
-assert heard == [], heard
+assert warnings == [], warnings
 Causal.from_pretrained("local/base", **OPTIONS)
-assert heard == ["local/base has no value head: using a new one with random weights."], heard
+assert warnings == ["local/base has no value head: using a new one with random weights."], warnings
 print("pulled")
 """
 
-REFUSED = """
+REJECTED = """
 import os
 for read in (read_value_head, Causal.from_pretrained):
     with pytest.raises(ZooError, match="local/pickle has pytorch_model.bin, a pickle"):
@@ -116,8 +116,8 @@ def test_value_heads_are_pushed_and_loaded(hub: Any, tmp_path: Path) -> None:
     hub.python(PRELUDE + PUSH, cwd=tmp_path)
     assert hub.api().model_info("local/headed").private
     home = str(tmp_path / "an-empty-home")
-    # First with a token that only the call gets, then from the cache alone, as the Hub refuses calls without it.
-    online = f"OPTIONS = {{'token': {hub.env['HF_TOKEN']!r}}}\n" + REFUSED + PULL
+    # First with a token as an argument; then from the cache only, as the Hub refuses calls without a token.
+    online = f"OPTIONS = {{'token': {hub.env['HF_TOKEN']!r}}}\n" + REJECTED + PULL
     cached = "assert_same(headed('llama', seed=2), Causal.from_pretrained('local/headed', local_files_only=True))"
     output = hub.python(PRELUDE + online + cached, cwd=tmp_path, HF_HOME=home, HF_TOKEN="")
     assert output.split()[-1] == "pulled"

@@ -1,4 +1,4 @@
-"""Votes on a Hub, by the real client: none is lost or stored twice, with concurrent voters and with failures."""
+"""Votes on a Hub, through the real client: none is lost or stored twice, despite concurrent voters and failures."""
 
 import io
 import json
@@ -56,11 +56,11 @@ with VoteBox(HubVotes("local/votes"), Path(journal), interval=interval) as box:
 LOAD = """
 import json, datasets
 datasets.disable_progress_bars()
-found = {}
+result = {}
 for configuration in ("default", "ties"):
     rows = datasets.load_dataset("local/votes", *([] if configuration == "default" else [configuration]))["train"]
-    found[configuration] = {"types": {k: str(v.dtype) for k, v in rows.features.items()}, "rows": list(rows)}
-print(json.dumps(found))
+    result[configuration] = {"types": {k: str(v.dtype) for k, v in rows.features.items()}, "rows": list(rows)}
+print(json.dumps(result))
 """
 
 
@@ -73,7 +73,7 @@ def start(
 
 
 def finish(process: subprocess.Popen[str]) -> list[str]:
-    """The ids that a process has cast."""
+    """Waits for the process; returns the ids of the votes that it has cast."""
     stdout, stderr = process.communicate(timeout=300)
     assert process.returncode == 0, stderr
     return stdout.split()
@@ -84,7 +84,7 @@ def load(hub: RunningHub) -> dict[str, Any]:
 
 
 def stored(hub: RunningHub) -> list[str]:
-    """The ids of all rows, as `datasets` loads both configurations."""
+    """Returns the ids of all rows that `datasets` loads from both configurations."""
     return sorted(row["id"] for part in load(hub).values() for row in part["rows"])
 
 
@@ -157,9 +157,7 @@ def test_votes_survive_kill_during_commit(hub, proxy, proxied_env, tmp_path):
     stored_ids = stored(hub)
     assert len(stored_ids) == len(set(stored_ids)), "no vote is stored twice"
     assert set(cast) | set(cast_later) <= set(stored_ids), "no vote that was cast is lost"
-    assert len(stored_ids) - len(cast) - len(cast_later) <= 4, (
-        "those are votes whose thread died before it could say so"
-    )
+    assert len(stored_ids) - len(cast) - len(cast_later) <= 4, "a thread may die between storing and printing a vote"
 
 
 # Stored content, with a Hub in this process
@@ -191,7 +189,7 @@ def test_hostile_texts_round_trip(thread_hub, tmp_path, monkeypatch):
         cast(tmp_path / "journal", *votes[-2:], store=store)
     assert store.read() == HubVotes(REPO).read() == merge_votes(votes)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", None)
-    assert store.read() == merge_votes(votes), "nothing is fetched again where nothing was added"
+    assert store.read() == merge_votes(votes), "without new votes nothing is fetched"
     monkeypatch.undo()
     journal = Path(huggingface_hub.constants.HF_HOME) / "rlhf-zoo-votes" / "local--votes"
     assert default_journal(REPO) == journal

@@ -1,4 +1,4 @@
-"""`rlhf-zoo zoo`: what a namespace has published on a Hub, as a table, JSON, Markdown and Collections."""
+"""`rlhf-zoo zoo` lists the models of a namespace as a table, JSON, Markdown and Collections."""
 
 import contextlib
 import json
@@ -37,7 +37,7 @@ def card(stage: str, recipe: str = "toy", **fields: Any) -> dict[str, Any]:
 
 
 def publish(hub: ThreadHub, name: str, content: str | dict | None, *, tag: str = "rlhf-zoo", stage: str = "") -> str:
-    """local/NAME with a README whose front matter has the tag, and a card. Returns the commit."""
+    """Publishes local/NAME with a README whose front matter has the tag, and a card. Returns the commit."""
     tags = [tag, *([f"stage:{stage}"] if stage else [])]
     files = {"README.md": f"---\ntags: {json.dumps(tags)}\n---\n"}
     if content is not None:
@@ -88,7 +88,7 @@ def test_zoo_json_lists_models(at_module_hub, heads, run):
 def test_zoo_prints_table(at_module_hub, heads, run):
     result = run(at_module_hub)
     lines = [line.split() for line in result.stdout.splitlines()]
-    # All names are RECIPE-STAGE, so the table has no column of either.
+    # All names are RECIPE-STAGE, so the table has neither column.
     assert ["model", "base", "reward", "KL", "win", "rate", "verdict", "date"] in lines
     assert ["toy-ppo", "toy-sft", "2.500", "7.000", "0.875", "healthy", "2026-11-21"] in lines
     assert ["toy-reward", "toy-sft", "acc.", "0.750", "2026-11-21"] in lines
@@ -100,7 +100,7 @@ def test_zoo_prints_table(at_module_hub, heads, run):
     assert run(at_module_hub, "--namespace", "nobody").stderr == "No model of nobody has the tag rlhf-zoo.\n"
 
 
-def test_zoo_table_names_stage_and_recipe_that_a_name_lacks(thread_hub, run):
+def test_zoo_table_has_stage_and_recipe_if_names_lack_them(thread_hub, run):
     publish(thread_hub, "mine", card("ppo"))
     publish(thread_hub, "toy-sft", card("sft"))
     lines = [line.split() for line in run(thread_hub).stdout.splitlines()]
@@ -124,7 +124,7 @@ def test_zoo_notes_broken_missing_and_hostile_cards(thread_hub, run, monkeypatch
         "local/e-evil": None,
         "local/f-whole": None,
     }
-    assert rows[0]["stage"] == "sft", "the Hub's tag says what the card does not"
+    assert rows[0]["stage"] == "sft", "the stage comes from the Hub's tag"
     run(thread_hub, "--readme", "R.md")
     monkeypatch.setenv("COLUMNS", "400")
     result = run(thread_hub)
@@ -182,7 +182,7 @@ def test_zoo_rejects_invalid_arguments(at_module_hub, heads, run, monkeypatch, t
     monkeypatch.setenv("HF_TOKEN", "")
     with pytest.raises(ZooError, match=r"pass --namespace, or set a token\.$"):
         run(at_module_hub)
-    assert "toy-ppo" in run(at_module_hub, "--namespace", "local").stdout, "a public zoo needs none"
+    assert "toy-ppo" in run(at_module_hub, "--namespace", "local").stdout, "a public zoo needs no token"
 
 
 # Collections

@@ -33,7 +33,7 @@ blockquote { border-left: 4px solid #d1d9e0; margin: 1em 0; padding: 0 1em; colo
 
 @pytest.fixture(scope="module")
 def cards(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The three cards of a small finished run, and PPO's at a step before the end."""
+    """The three cards of a small finished run, and PPO's card at an earlier step."""
     runs = make_runs(tmp_path_factory.mktemp("cards") / "runs")
     StageRecord(runs / "reward").write(reward_model=reward_report())
     final_cards = {stage: make_card(runs / stage) for stage in ("sft", "reward", "ppo")}

@@ -170,5 +170,5 @@ def check_compare(command: str, place) -> None:
     finally:
         process.send_signal(signal.SIGINT)
         code = process.wait(60)
-    # 2 would mean that another program had the port, and answered in its place.
+    # With 2, another program would have had the port, and its page would have answered.
     assert code == 130

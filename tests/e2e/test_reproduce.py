@@ -262,8 +262,8 @@ def test_reproduce_names_altered_weights_metrics_and_config(reports):
             report["metrics"]["differing"],
             report["files"],
         ]
-    ([weights], *others), (no_weights, [metrics], _) = differences["weights"], differences["metrics"]
-    assert others == [[], []] and weights["worst"] == "model.norm.weight"
+    ([weights], *unaltered), (no_weights, [metrics], _) = differences["weights"], differences["metrics"]
+    assert unaltered == [[], []] and weights["worst"] == "model.norm.weight"
     assert weights["max_abs"] == pytest.approx(0.25, abs=1e-6)  # rounding of the altered weight to float32
     assert no_weights == [] and metrics["column"] == "loss"
     assert (metrics["rows"], metrics["of"], metrics["first_step"]) == (1, 4, 2)

@@ -15,7 +15,7 @@ from rlhf_zoo.runs.record import StageRecord
 @pytest.mark.timeout(2400)
 def test_tiny_sums_figures_match_evidence(tmp_path: Path) -> None:
     # A fifth of the recipe's 1,000 prompts: the differences are ten times larger than these can resolve.
-    # Without evaluations during training, which do not change what it learns (tests/unit/test_training_run.py).
+    # Without evaluations during training: they do not change what PPO learns (tests/unit/test_training_run.py).
     flags = ("--evaluation.prompts", "200", "--ppo.eval_strategy", "no")
     done = zoo("run", "tiny-sums", *flags, home=tmp_path / "home", cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-4000:]

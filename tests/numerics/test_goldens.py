@@ -189,7 +189,7 @@ def test_ensemble_scores() -> None:
 
 
 def test_shape_scores_centers_then_scales_then_clips() -> None:
-    # (s − 1)/2 of −7, −1, 1, 3, 9 is −4, −1, 0, 1, 4, within ±1.5. Clipped first they would be −1.25 … 0.25.
+    # (s − 1)/2 of −7, −1, 1, 3, 9 is −4, −1, 0, 1, 4, within ±1.5. If clipped first, they would be −1.25 … 0.25.
     scores = f64([-7.0, -1.0, 1.0, 3.0, 9.0])
     assert_close(functional.shape_scores(scores), scores)
     assert_close(functional.shape_scores(scores, clip=2.0), [-2.0, -1.0, 1.0, 2.0, 2.0])
@@ -330,7 +330,7 @@ def test_aggregate_in_each_mode() -> None:
 
 
 def test_aggregate_of_micro_batch_divides_by_counts_of_minibatch() -> None:
-    # The first row alone, of a minibatch of 3 sequences and 12 tokens.
+    # Only the first row of a minibatch of 3 sequences and 12 tokens.
     loss, mask = f64([[1.0, 2.0, NAN]]), torch.tensor([[True, True, False]])
     counts = {"tokens": torch.tensor(12), "sequences": torch.tensor(3), "length": 5}
     for mode, expected in zip(functional.AGGREGATIONS, [0.25, 0.5, 1.0, 0.2], strict=True):

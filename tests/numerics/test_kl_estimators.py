@@ -288,7 +288,7 @@ def test_closed_forms_equal_finite_differences_of_kl() -> None:
 
 @pytest.mark.parametrize("step", [0.25, 1.0, 3.0])
 def test_early_stop_statistic_is_kl_of_old_and_new_policy(step: float) -> None:
-    """On average exactly, and it is never negative. The mean of log π − log π_old would be −KL, and never stop."""
+    """Its mean is exact, and it is never negative. The mean of log π − log π_old is −KL, which would never stop."""
     world = _one_token(step)
     p, p_old = softmax(world.new)[0], softmax(world.old)[0]
     new, old = torch.tensor(np.log(p)), torch.tensor(np.log(p_old))

@@ -59,7 +59,7 @@ def test_rewarded_letter_becomes_likely(unpenalized: PPOTrainer, tmp_path: Path)
 
 
 def test_large_kl_coef_keeps_policy_at_reference(unpenalized: PPOTrainer, tmp_path: Path) -> None:
-    """A β of the wrong sign would pay the policy for leaving it."""
+    """A β with the wrong sign would reward the policy for leaving the reference."""
     pinned = learn(tmp_path, kl_coef=10.0, max_steps=UPDATES // 2)
     assert mean(metric_history(unpenalized, "objective/kl")[-5:]) > 8
     assert mean(metric_history(pinned, "objective/kl")[-5:]) < 0.8

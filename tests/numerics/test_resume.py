@@ -76,7 +76,7 @@ def test_resumed_run_equals_uninterrupted_run(tmp_path: Path, variant: str) -> N
     expected, history = digests(uninterrupted), timeless(uninterrupted.state.log_history)
     last = fingerprint(tmp_path / "whole" / "checkpoint-5")
     assert len({row["step"] for row in history}) == (1 if "logging_steps" in VARIANTS[variant] else 5)
-    # 2 ends a pass over 13 prompts; 3 lies within the second pass.
+    # Update 2 ends a pass over 13 prompts; update 3 is within the second pass.
     for step in {"all at once": (1, 2, 4), "by-length": (2, 3)}.get(variant, (2,)):
         directory = tmp_path / f"from-{step}"
         resumed = build(directory, **VARIANTS[variant])
