@@ -182,7 +182,6 @@ def quick_pictures(*, figures: bool = False) -> None:
     figures: Whether to lay the figures out nevertheless, without drawing them.
     """
     from contextlib import suppress
-    from functools import wraps
     from hashlib import sha256
     from types import FunctionType
 
@@ -203,7 +202,6 @@ def quick_pictures(*, figures: bool = False) -> None:
         has_data: Any = FunctionType(plot.__code__, vars(plots) | stand_ins)
         has_data.__kwdefaults__ = plot.__kwdefaults__
 
-        @wraps(plot)
         def save_hash(*data: Any, path: Any, **options: Any) -> bool:
             with suppress(NoFigure):
                 if not has_data(*data, path=path, **options):
