@@ -228,15 +228,15 @@ def peaks_by_phase(phases: Any, peaks: dict[str, float]) -> None:
     """Fills `peaks` with the MiB that each phase of the trainer's updates comes to hold on the GPU."""
     import torch
 
-    lap = phases._lap
+    add_elapsed = phases._add_elapsed
 
     def seen() -> None:
         running = phases._running[-1] if phases._running else "rest"
         peaks[running] = max(peaks[running], torch.cuda.max_memory_allocated() / 2**20)
         torch.cuda.reset_peak_memory_stats()
-        lap()
+        add_elapsed()
 
-    phases._lap = seen
+    phases._add_elapsed = seen
 
 
 def length(prompts: Any, completions: Sequence[str], **_: Any) -> list[float]:

@@ -36,7 +36,7 @@ class TextBatch(NamedTuple):
 
 
 class ActorCriticOutput(NamedTuple):
-    """What policy and critic compute for response tokens.
+    """The outputs of policy and critic for response tokens.
 
     Attributes:
         logprobs: (B, T) in nats, log π at the sampling temperature.
@@ -44,7 +44,7 @@ class ActorCriticOutput(NamedTuple):
         values: (B, T).
         exact_kl: (B, T) in nats, to the reference; None if its logits were not passed.
         text_logprobs: (B, L−1) in nats; None if no texts were passed.
-        policy_loss: A scalar; None if no loss was passed. With it, log π and entropy have no gradients.
+        policy_loss: A scalar; None if no loss was passed. If it is set, log π and entropy have no gradients.
         policy_terms: The terms of that loss for the metrics, without gradients; None if no loss was passed.
     """
 
@@ -61,7 +61,7 @@ def shared_value_head(policy: PreTrainedModel) -> ValueHead:
     """Makes a critic on the policy's trunk. At first, V = 0 everywhere.
 
     Args:
-        policy: The policy.
+        policy: A model with an LM head, whose input the critic reads.
 
     Raises:
         ZooError: The policy has no LM head.
@@ -95,7 +95,7 @@ class ActorCritic(nn.Module):
 
     @property
     def shares_trunk(self) -> bool:
-        """Whether the critic reads the policy's trunk."""
+        """Whether the critic is a head on the policy's trunk."""
         return isinstance(self.value_model, ValueHead)
 
     def forward(
@@ -163,7 +163,7 @@ class ActorCritic(nn.Module):
         return response_values(self.value_model, samples)
 
     def activation_checkpointing_enable(self, **kwargs: Any) -> None:
-        """Switches gradient checkpointing on in both trunks.
+        """Switches on gradient checkpointing in every trunk.
 
         Args:
             **kwargs: As in transformers.
@@ -172,7 +172,7 @@ class ActorCritic(nn.Module):
             trunk.activation_checkpointing_enable(**kwargs)
 
     def gradient_checkpointing_enable(self, **kwargs: Any) -> None:
-        """Switches gradient checkpointing on in both trunks, under the name in transformers up to 5.17.
+        """Does the same as `activation_checkpointing_enable`, by its name in transformers up to 5.17.
 
         Args:
             **kwargs: As in transformers.
@@ -191,7 +191,7 @@ class ActorCritic(nn.Module):
 
         Args:
             directory: The folder, which is created if it does not exist.
-            merge: Whether to merge a policy's adapter into its base.
+            merge: Whether to merge the policy's adapter into its base.
             weights: State dicts of policy and critic, if the modules are sharded; None for the modules' own.
         """
         policy_weights, critic_weights = weights
@@ -213,13 +213,13 @@ class ActorCritic(nn.Module):
         save_file(tensors, directory / VALUE_HEAD_FILE, metadata={"format": "pt"})
 
     def load_checkpoint(self, directory: str | Path) -> None:
-        """Loads what `save_pretrained` wrote into these modules, bit for bit.
+        """Loads the weights that `save_pretrained` saved, exactly, into these modules.
 
         Args:
             directory: The checkpoint.
 
         Raises:
-            ZooError: The directory has no checkpoint, or the checkpoint of another model.
+            ZooError: The directory has no checkpoint, or another model's.
         """
         directory = Path(directory)
         _load_into(self.policy, directory)
@@ -235,7 +235,7 @@ class ActorCritic(nn.Module):
 def _save(model: Any, directory: Path, weights: Any) -> None:
     """Saves a model. An adapter is saved in `directory` itself, where loaders look for it.
 
-    By default, PEFT saves all adapters, and saves each adapter that is not named "default" in a subfolder of its name.
+    By default, PEFT saves all adapters, and each adapter that is not named "default" in a subfolder with its name.
     """
     if not is_peft(model):
         model.save_pretrained(directory, state_dict=weights)
@@ -251,7 +251,8 @@ def _save(model: Any, directory: Path, weights: Any) -> None:
 def _load_into(model: PreTrainedModel, directory: Path) -> None:
     """Copies a checkpoint's weights into `model`, in place, because an optimizer may refer to its parameters.
 
-    `from_pretrained` reads them, because some architectures save weights under other names than their modules have.
+    `from_pretrained` reads the checkpoint, because some architectures save weights under names that differ from their
+    modules' names.
     """
     if directory.is_dir():
         ModelFiles(directory).check_weights()
@@ -259,9 +260,7 @@ def _load_into(model: PreTrainedModel, directory: Path) -> None:
         from peft import load_peft_weights, set_peft_model_state_dict
 
         if not (directory / ADAPTER_WEIGHTS).is_file():
-            raise ZooError(
-                f"{directory} has no {ADAPTER_WEIGHTS}: it is not a checkpoint of an adapter; choose another."
-            )
+            raise ZooError(f"{directory} has no {ADAPTER_WEIGHTS}: it is not an adapter checkpoint; choose another.")
         adapted: Any = model
         # Load onto the CPU, because loading onto the GPU would need memory for a second copy.
         weights = load_peft_weights(str(directory), device="cpu")
@@ -281,6 +280,7 @@ def _load_into(model: PreTrainedModel, directory: Path) -> None:
         raise ZooError(f"{directory} has no model*.safetensors: it is not a checkpoint; choose another.") from error
     wrong_keys = [key for name in ("unexpected_keys", "missing_keys", "mismatched_keys") for key in sorted(info[name])]
     if wrong_keys:
+        # An entry of mismatched_keys is (key, saved shape, shape in the model).
         names = ", ".join(key if isinstance(key, str) else key[0] for key in wrong_keys[:3])
         raise ZooError(
             f"{directory} does not fit this {type(model).__name__} ({names}): it is another model's checkpoint."

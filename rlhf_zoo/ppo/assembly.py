@@ -32,8 +32,8 @@ from .token_checks import (
     check_decoding,
     check_ids,
     check_reward_head,
-    check_tokenizer_of,
-    check_tokens,
+    check_saved_tokenizer,
+    check_tokenizer,
     embedding_rows,
     find_smallest_consumer,
 )
@@ -41,8 +41,8 @@ from .token_checks import (
 if TYPE_CHECKING:
     from datasets import Dataset
 
-#: The largest number of epochs over a rollout without a warning.
-MANY_EPOCHS = 4
+#: The largest number of epochs over a rollout that causes no warning.
+MAX_USUAL_EPOCHS = 4
 
 
 @dataclass(frozen=True)
@@ -111,10 +111,10 @@ def assemble(
     _check_settings(args)
     policy, head = _prepare_policy(model, args)
     make_savable(policy, name="The policy")
-    check_tokens(tokenizer, policy, require_own_pad=require_own_pad)
-    check_tokenizer_of(policy, tokenizer, subject="the policy")
+    check_tokenizer(tokenizer, policy, require_own_pad=require_own_pad)
+    check_saved_tokenizer(policy, tokenizer, subject="the policy")
     if peft_config is not None:
-        policy = _with_adapter(policy, peft_config, args)
+        policy = _add_policy_adapter(policy, peft_config, args)
     # With dropout the ratio ρ would differ from 1 before the first optimizer step.
     disable_dropout(policy)
     reference, starts_at_reference = _prepare_reference(policy, ref_model, args)
@@ -142,8 +142,8 @@ def assemble(
                 enable_packing(models[name], subject=name)
     if args.stop_token_id is not None and args.stop_token_id not in vocabulary:
         raise ZooError(
-            f"stop_token_id is {args.stop_token_id}, which the policy never samples (ids up to {vocabulary.size - 1} "
-            "that the tokenizer has): choose one of these."
+            f"stop_token_id is {args.stop_token_id}, which the policy never samples: choose one of the tokenizer's "
+            f"ids up to {vocabulary.size - 1}."
         )
     text_source = _prepare_texts(ptx_dataset, policy, tokenizer, context, args)
     critic_rate = args.learning_rate if args.critic_learning_rate is None else args.critic_learning_rate
@@ -155,7 +155,7 @@ def assemble(
 
 
 def _prepare_reference(policy: PreTrainedModel, ref_model: Any, args: PPOConfig) -> tuple[Reference | None, bool]:
-    """Returns the reference (None without one), and whether the policy starts exactly there."""
+    """Returns the reference (None without one), and whether the policy starts as an exact copy of it."""
     if isinstance(ref_model, str):
         ref_model = load_causal(ref_model, options=AS_SAVED if args.bf16 else IN_FLOAT32)
     if isinstance(ref_model, AutoModelForCausalLMWithValueHead):
@@ -203,7 +203,7 @@ def _prepare_texts(
     dataset: Dataset | None,
     policy: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    context_length: int | None,
+    context: int | None,
     args: PPOConfig,
 ) -> TextSource | None:
     """Returns the texts for the PTX loss; None without that loss."""
@@ -214,7 +214,7 @@ def _prepare_texts(
     return TextSource(
         dataset,
         tokenizer,
-        context_length=context_length,
+        context=context,
         pad_id=tokenizer.eos_token_id,
         num_embeddings=embedding_rows(policy),
     )
@@ -226,20 +226,20 @@ def warn_if_many_epochs(epochs: int) -> None:
     Args:
         epochs: `num_ppo_epochs`.
     """
-    if epochs > MANY_EPOCHS:
+    if epochs > MAX_USUAL_EPOCHS:
         warn(
-            f"num_ppo_epochs is {epochs}. After {MANY_EPOCHS} epochs the policy is far from the rollout, and clipping "
-            "stops most of the update: watch policy/clipfrac, or set early_stop_kl."
+            f"num_ppo_epochs is {epochs}. After {MAX_USUAL_EPOCHS} epochs the policy is far from the one that sampled "
+            "the rollout, and clipping stops most of the update: watch policy/clipfrac, or set early_stop_kl."
         )
 
 
 def _check_settings(args: PPOConfig) -> None:
     if args.load_best_model_at_end:
         raise ZooError("load_best_model_at_end does not work with PPO: pull the best checkpoint by its tag instead.")
-    batch_settings: Any = args.accelerator_config
-    if args.world_size > 1 and not batch_settings.even_batches and not args.dataloader_drop_last:
+    accelerator_config: Any = args.accelerator_config
+    if args.world_size > 1 and not accelerator_config.even_batches and not args.dataloader_drop_last:
         raise ZooError(
-            "accelerator_config has even_batches False, so some processes may have one batch fewer and the others "
+            "accelerator_config has even_batches False, so some processes may get one batch fewer, and the others "
             "would wait forever: leave it True, or set dataloader_drop_last."
         )
     if args.merge_adapter and args.push_to_hub and args.hub_strategy != "end" and args.save_strategy != "no":
@@ -281,7 +281,7 @@ def _prepare_policy(model: Any, args: PPOConfig) -> tuple[Any, ValueHead | None]
     return model, head
 
 
-def _with_adapter(policy: PreTrainedModel, peft_config: Any, args: PPOConfig) -> Any:
+def _add_policy_adapter(policy: PreTrainedModel, peft_config: Any, args: PPOConfig) -> Any:
     from peft import get_peft_model, prepare_model_for_kbit_training
 
     if is_peft(policy):
@@ -326,7 +326,7 @@ def build_rewards(
         The rewards; None if there are none.
 
     Raises:
-        ZooError: The numbers of tokenizers and models differ, or a setting needs a reward model, but there is none.
+        ZooError: The numbers of tokenizers and models differ, or a setting needs a reward model and there is none.
     """
     models = _as_list(reward_model)
     check_ensemble(models, args.reward_ensemble)
@@ -351,7 +351,7 @@ def build_rewards(
             model = load_classifier(reward, label=options.get("label"), options=AS_SAVED)
             return RewardModel(model, load_tokenizer(reward), tokenizer, **kwargs, **options)
         if isinstance(reward, PreTrainedModel):
-            check_tokenizer_of(reward, own_tokenizer, subject="the reward model")
+            check_saved_tokenizer(reward, own_tokenizer, subject="the reward model")
             check_reward_head(reward)
             return RewardModel(reward, own_tokenizer, tokenizer, **kwargs, **options)
         return reward
@@ -375,54 +375,54 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def prepare_prompt_data(
-    data: Any,
+    prompts: Any,
     args: PPOConfig,
     tokenizer: PreTrainedTokenizerBase,
     context: int | None,
     smallest_consumer: TokenConsumer,
     *,
-    training: bool = False,
+    for_training: bool = False,
 ) -> Any:
-    """Tokenizes and checks a data set of prompts, or each data set in a mapping.
+    """Tokenizes and checks one or more data sets of prompts.
 
     Args:
-        data: The data set, a mapping, or None.
+        prompts: A data set, a mapping from names to data sets, or None.
         args: The settings.
         tokenizer: The policy's tokenizer.
         context: The number of tokens that all models can read; None for no limit.
         smallest_consumer: The model with the fewest embedding rows.
-        training: Whether these are training prompts. Then there must be enough of them for an update.
+        for_training: Whether these are training prompts. If so, they must be enough for an update.
 
     Returns:
-        The same data with token ids; None if `data` is None.
+        The same prompts with token ids; None if `prompts` is None.
 
     Raises:
-        ZooError: A prompt cannot be used, or there are too few.
+        ZooError: A prompt cannot be used, or there are too few prompts.
     """
-    if data is None:
+    if prompts is None:
         return None
-    if isinstance(data, dict):
-        if training:
+    if isinstance(prompts, dict):
+        if for_training:
             raise ZooError("train_dataset is a mapping of data sets: pass one of its splits, such as data['train'].")
         return {
             name: prepare_prompt_data(dataset, args, tokenizer, context, smallest_consumer)
-            for name, dataset in data.items()
+            for name, dataset in prompts.items()
         }
     from datasets import Dataset
 
-    if not isinstance(data, Dataset):
+    if not isinstance(prompts, Dataset):
         raise ZooError(
-            f"The prompts are a {type(data).__name__}: pass a datasets.Dataset, which has a length and an order."
+            f"The prompts are a {type(prompts).__name__}: pass a datasets.Dataset, which has a length and an order."
         )
     prepared = prepare_prompts(
-        data, tokenizer, context=context, max_new_tokens=args.response_length, num_proc=args.dataset_num_proc
+        prompts, tokenizer, context=context, max_new_tokens=args.response_length, num_proc=args.dataset_num_proc
     )
-    if training:
-        warn_about_reserved_columns(data)
+    if for_training:
+        warn_about_reserved_columns(prompts)
     check_ids(prepared[PROMPT_TOKENS], smallest_consumer)
     check_cache_capacity(map(len, prepared[PROMPT_TOKENS]), args.response_length, args.max_rollout_batch_tokens)
-    minimum = args.prompts_per_update * args.world_size
-    if training and len(prepared) < minimum:
+    minimum = args.prompts_per_update
+    if for_training and len(prepared) < minimum:
         raise ZooError(
             f"The prompt data set has {len(prepared)} rows, but an update needs {minimum}: use more prompts or a "
             "smaller batch."

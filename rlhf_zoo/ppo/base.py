@@ -34,7 +34,7 @@ from .custom_loop import UserScores
 from .engines import make_engine
 from .guards import KLWatch, ReferenceWatch
 from .kl_controller import KLController, RunningScores
-from .metrics import UpdateMetrics, completion_metrics, critic_health
+from .metrics import UpdateMetrics, completion_metrics, critic_metrics
 from .offload import on_device, place_frozen_models
 from .prompt_batches import PromptReader
 from .rollout import Advantages, Rollout
@@ -46,7 +46,7 @@ TRAIN_STREAM, EVAL_STREAM, LOOP_STREAM = 0, 1, 2
 
 
 class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTrainer, ABC):
-    """A Trainer for a policy and its critic. Its abstract methods are the phases of an update that evaluation needs."""
+    """A Trainer for a policy and its critic. Its abstract method is the phase of an update that evaluation needs."""
 
     args: PPOConfig
     processing_class: PreTrainedTokenizerBase
@@ -101,7 +101,7 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
         self._prompts_per_batch: list[int] = []  # of the batches read since the last update
         self._metrics: dict[str, list[float]] = defaultdict(list)
         self._completions_table: dict[str, list[Any]] = {}
-        self._episodes = self._prompts_generated = 0
+        self._episodes = self._loop_prompts = 0
         self._loop_model: nn.Module | None = None
         self.max_tokens_per_micro_batch = args.max_tokens_per_pass
         prompt_arguments = args, processing_class, self.context, self.smallest_consumer
@@ -109,7 +109,7 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
             model=ActorCritic(parts.policy, parts.critic),
             args=args,
             data_collator=data_collator or _keep_rows,
-            train_dataset=prepare_prompt_data(train_dataset, *prompt_arguments, training=True),
+            train_dataset=prepare_prompt_data(train_dataset, *prompt_arguments, for_training=True),
             eval_dataset=prepare_prompt_data(eval_dataset, *prompt_arguments),
             processing_class=processing_class,
             callbacks=[MarkComplete(), *(callbacks or [])],
@@ -117,18 +117,18 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
         )
         self.phases = Phases(self.accelerator.device)
         self.engine = make_engine(args, self.policy, processing_class, self.accelerator)
-        trained_model = self.model if args.offload_frozen else None
         place_frozen_models(
             self.reference,
             self._reward_models,
             device=self.accelerator.device,
-            offload_unless_shared_with=trained_model,
+            trained=self.model,
+            offload=args.offload_frozen,
         )
         if args.fsdp2:
             self._shard_all(optimizers[0])
 
     def _shard_all(self, optimizer: Any) -> None:
-        """Shards the models. Raises ZooError if the user passed an optimizer, because that holds unsharded weights."""
+        """Shards the models. Raises ZooError for a shared critic or a passed optimizer, which has unsharded weights."""
         for is_used, feature_and_fix in (
             (isinstance(self.value_model, ValueHead), "a critic on the policy's trunk: set critic to 'policy'"),
             (optimizer is not None, "an optimizer passed to the trainer: remove it"),
@@ -180,14 +180,14 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
 
     @property
     def precision(self) -> torch.dtype:
-        """The precision of the policy's passes. 8 bit counts as bfloat16: rounding in 8 bit depends on the batch."""
+        """The precision of the policy's passes. 8 bit counts as bfloat16, because its rounding depends on the batch."""
         policy: Any = self.policy
         in_8bit = bool(getattr(policy, "is_loaded_in_8bit", False))
         in_bfloat16 = self.args.bf16 or next(policy.parameters()).dtype == torch.bfloat16
         return torch.bfloat16 if in_bfloat16 or in_8bit else torch.float32
 
     @property
-    def is_warming_up(self) -> bool:
+    def is_critic_warmup(self) -> bool:
         """Whether only the critic is trained in this update."""
         return self.state.global_step < self.args.critic_warmup_updates
 
@@ -195,7 +195,7 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
         """Sums a tensor over processes, elementwise.
 
         Args:
-            x: A tensor of any shape, which is the same in all processes.
+            x: A tensor of any shape. All processes pass the same shape.
         """
         return self.accelerator.reduce(x, "sum")
 
@@ -219,7 +219,7 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
         return total / n if n else math.nan
 
     def check_step(self, metrics: UpdateMetrics) -> None:
-        """Checks the loss and the log-probabilities of the current optimizer step, in all processes alike.
+        """Checks the loss and the log-probabilities of the current optimizer step. All processes get the same result.
 
         Args:
             metrics: The update's metrics, with the sums of the step's micro-batches.
@@ -238,7 +238,7 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
         self.guard.record({"loss": finite["loss"]})
 
     def record_metrics(self, rollout: Rollout, estimates: Advantages, loss_metrics: Mapping[str, float]) -> None:
-        """Adds this update's metrics to those that the next log line averages.
+        """Adds this update's metrics to the means of the next log line.
 
         Args:
             rollout: The rollout of all processes.
@@ -252,7 +252,7 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
             **{name: self.mean(column) for name, column in per_completion.items()},
             "objective/non_score_reward": self.mean(estimates.non_score),
             "objective/rlhf_reward": self.mean(estimates.non_score + estimates.scores),
-            **critic_health(values, returns, mask, length=self.args.response_length),
+            **critic_metrics(values, returns, mask, length=self.args.response_length),
             "critic/value": self.mean(values.masked_fill(~mask, math.nan)),
             "critic/return": self.mean(returns.masked_fill(~mask, math.nan)),
         }
@@ -266,7 +266,7 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
                 "objective/score_mean_so_far": self.running_scores.mean,
                 "objective/score_std_so_far": self.running_scores.std,
             }
-        # A metric that is infinite or could not be computed stays as NaN: metrics.jsonl has null for it.
+        # A metric that is infinite or could not be computed becomes NaN, and metrics.jsonl has null for it.
         self.last_metrics = {name: float(x) if math.isfinite(x) else math.nan for name, x in metrics.items()}
         for name, value in self.last_metrics.items():
             self._metrics[name].append(value)
@@ -287,16 +287,16 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
             rollout: B completions.
             rows: One data-set row for each completion, the row of its prompt.
         """
-        texts = decode_rows(self.processing_class, rollout.samples, rows)
+        decoded = decode_rows(self.processing_class, rollout.samples, rows)
         model_context = partial(on_device, device=self.accelerator.device)
-        arguments = texts.prompts, texts.completions, texts.texts, texts.columns
-        return texts, self.rewards(rollout.samples, *arguments, trainer_state=self.state, model_context=model_context)
+        arguments = decoded.prompts, decoded.completions, decoded.texts, decoded.columns
+        return decoded, self.rewards(rollout.samples, *arguments, trainer_state=self.state, model_context=model_context)
 
-    def keep_completions_table(self, texts: DecodedCompletions, rollout: Rollout, scored: Scored) -> None:
+    def keep_completions_table(self, decoded: DecodedCompletions, rollout: Rollout, scored: Scored) -> None:
         """Keeps the first completions of a rollout for the table of the next log line.
 
         Args:
-            texts: The prompts and completions, decoded.
+            decoded: The decoded prompts and completions.
             rollout: The rollout.
             scored: The completions' scores.
         """
@@ -304,8 +304,8 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
             return
         first = slice(self.args.num_completions_to_print)
         self._completions_table = {
-            "prompt": texts.prompts[first],
-            "completion": texts.completions[first],
+            "prompt": decoded.prompts[first],
+            "completion": decoded.completions[first],
             "score": scored.total[first].tolist(),
             "kl": rollout.kl[first].tolist(),
             "ended": rollout.samples.ended[first].tolist(),
@@ -349,7 +349,7 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
             )
 
     def last_complete_checkpoint(self) -> str | None:
-        """Returns the last complete checkpoint of output_dir; None if there is none."""
+        """Returns the last complete checkpoint in output_dir; None if there is none."""
         complete = [path.parent for path in Path(self.args.output_dir or ".").glob(f"checkpoint-*/{PPO_COMPLETE}")]
         return str(max(complete, key=lambda path: int(path.name.rpartition("-")[2]))) if complete else None
 
@@ -357,7 +357,7 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
         """Trains, from the start or from a checkpoint.
 
         Args:
-            resume_from_checkpoint: A checkpoint, or True for the last complete one of output_dir.
+            resume_from_checkpoint: A checkpoint, or True for the last complete one in output_dir.
             *args: As in Trainer.
             **kwargs: As in Trainer.
 
@@ -408,7 +408,7 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Saves the policy as a plain checkpoint, with the tokenizer, `critic/` and PPO's state in one folder.
 
-        With merge_adapter a LoRA policy is merged into its base, except in checkpoints, which must resume.
+        With merge_adapter, a LoRA policy is merged into its base, except in checkpoints, from which training resumes.
 
         Args:
             output_dir: The folder; None for args.output_dir.
@@ -438,17 +438,17 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Makes Trainer's card for the policy alone, because the pair of policy and critic has no configuration.
+        """Makes Trainer's card for the policy alone, because `ActorCritic` has no configuration.
 
         Args:
             *args: As in Trainer.
             **kwargs: As in Trainer.
         """
-        pair, self.model = self.model, self.policy
+        actor_critic, self.model = self.model, self.policy
         try:
             super().create_model_card(*args, **kwargs)
         finally:
-            self.model = pair
+            self.model = actor_critic
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         directory = Path(resume_from_checkpoint)

@@ -1,13 +1,13 @@
-"""Marks complete checkpoints of PPO."""
+"""Marks PPO checkpoints as complete."""
 
 from pathlib import Path
 
 from accelerate import PartialState
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-#: The name of the marker in a checkpoint.
+#: The file in a checkpoint that marks it as complete.
 PPO_COMPLETE = "ppo_complete"
-#: The name of the file with the trainer's state other than weights, such as the KL coefficient.
+#: The file in a checkpoint with PPO's state other than weights, such as the KL coefficient.
 PPO_STATE = "ppo_state.json"
 
 

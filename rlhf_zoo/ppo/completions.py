@@ -24,7 +24,7 @@ class DecodedCompletions:
 
     Attributes:
         prompts: B texts or conversations.
-        completions: B texts, or lists of one message.
+        completions: B texts, or lists with a single message.
         texts: B prompts with their completions, as texts or conversations.
         columns: The data set's other columns, B values each.
     """
@@ -73,7 +73,7 @@ def show_table(
 
     Args:
         table: Columns of equal length; `prompt` and `completion` are texts or conversations.
-        title: The heading of the table.
+        title: The heading of the table, and its name for the reporters.
         step: The update to which the table belongs.
         directory: The folder, which is created if it is missing.
         reporters: Trainer's callbacks. Only TensorBoard's is used.

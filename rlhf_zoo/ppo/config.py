@@ -33,7 +33,7 @@ class PPOConfig(TrainingArguments):
     remove_unused_columns: bool = option(False, "Drop columns that the model's forward does not take; keep it False.")
     dataset_num_proc: int | None = option(None, "Processes that tokenize the prompts.")
     bf16: bool | None = option(  # type: ignore[assignment]  # as in trl, whose configurations accept None too
-        False, "Compute in bfloat16 with float32 weights; None: do so if the machine's GPU can."
+        False, "Compute in bfloat16 with float32 weights; None: do so if the machine's GPU supports it."
     )
     total_episodes: int | None = option(
         None, "Total number of completions to sample; sets max_steps, rounded up to whole updates."
@@ -128,8 +128,8 @@ class PPOConfig(TrainingArguments):
         "What the critic starts from: 'reward' (the reward model), 'policy' (a copy), 'shared' (a head on the policy's "
         "trunk), or 'auto' (the reward model if it reads the policy's tokens, otherwise a copy of the policy).",
     )
-    critic_warmup_updates: int = option(0, "Number of first updates in which only the critic learns.")
-    critic_lora: bool = option(True, "With peft_config, train an adapter of the critic too.")
+    critic_warmup_updates: int = option(0, "Number of initial updates in which only the critic is trained.")
+    critic_lora: bool = option(True, "With peft_config, train an adapter for the critic too.")
     merge_adapter: bool = option(False, "save_model and push_to_hub write a LoRA policy merged into its base.")
     ref_load_in_8bit: bool = option(False, "Load the reference in 8 bit (needs bitsandbytes).")
     offload_frozen: bool = option(False, "Keep reference and reward models on the CPU while they are not used.")
@@ -216,17 +216,17 @@ class PPOConfig(TrainingArguments):
 
     @property
     def prompts_per_update(self) -> int:
-        """Number of prompts that each process reads for one update."""
-        return self.per_device_train_batch_size * self.gradient_accumulation_steps
+        """Number of prompts in one update, summed over all processes."""
+        return self.per_device_train_batch_size * self.gradient_accumulation_steps * self.world_size
 
     @property
     def max_tokens_per_pass(self) -> int | None:
         """The maximum number of tokens in a forward pass, padding included; None if only rows are limited."""
         return self.max_tokens_per_micro_batch or default_tokens_per_pass(
-            cpu=self.device.type == "cpu", bf16=bool(self.bf16)
+            on_cpu=self.device.type == "cpu", bf16=bool(self.bf16)
         )
 
     @property
     def episodes_per_update(self) -> int:
         """Number of completions in one update, summed over all processes."""
-        return self.prompts_per_update * self.num_generations * self.world_size
+        return self.prompts_per_update * self.num_generations

@@ -17,7 +17,7 @@ from .config import PPOConfig
 
 
 def stored_statistics(args: PPOConfig) -> dict[str, bool]:
-    """Returns which stored statistics of a reward model center and scale its scores, as arguments of `RewardModel`.
+    """Returns the arguments of `RewardModel` that center and scale its scores by the statistics stored with it.
 
     Args:
         args: The settings.
@@ -30,16 +30,17 @@ def build_critic(
 ) -> PreTrainedModel | ValueHead:
     """Builds the critic.
 
-    An adapter of the policy is merged into the critic's trunk. On a quantized policy the critic is a value head.
+    If the critic is a copy of the policy, the policy's adapter is merged into it. For a quantized policy, the critic is
+    a value head.
 
     Args:
         value_model: The user's critic; None for the critic that `args.critic` names. With 'auto' the critic starts as
             the reward model if it reads the policy's tokens, otherwise as the policy.
         rewards: The rewards, which may include a reward model to start from.
-        policy: The policy, from which the critic starts otherwise.
+        policy: The policy.
         args: The settings.
-        share_weights: Whether a critic made from a reward model shares its weights. That is possible if only an adapter
-            and the head are trained.
+        share_weights: Whether a critic made from a reward model shares the reward model's weights. It may if only an
+            adapter and the head are trained.
 
     Returns:
         A token classifier, or a value head on the policy's trunk.
@@ -64,7 +65,7 @@ def build_critic(
             raise ZooError(
                 f"value_model has the type {type(value_model).__name__}: pass a model, its path or its Hub id."
             )
-        return critic_from(value_model, **statistics, weight=_weight_as_reward(value_model, rewards))
+        return critic_from(value_model, **statistics, weight=_reward_weight_of(value_model, rewards))
     if args.critic == "shared":
         return shared_value_head(policy)
     weighted = rewards.weighted_models if rewards is not None else []
@@ -85,25 +86,29 @@ def build_critic(
     if not is_peft(policy):
         return critic_from(policy)
     merged = copy.deepcopy(policy).merge_and_unload()
-    base = {name.replace(".base_layer", ""): weight for name, weight in policy.get_base_model().state_dict().items()}
+    base_weights = {
+        name.replace(".base_layer", ""): weight for name, weight in policy.get_base_model().state_dict().items()
+    }
     critic = critic_from(merged)
-    if not all(name in base and torch.equal(weight, base[name]) for name, weight in merged.state_dict().items()):
+    if not all(
+        name in base_weights and torch.equal(weight, base_weights[name]) for name, weight in merged.state_dict().items()
+    ):
         critic.name_or_path = ""  # an adapter on merged weights must not name the policy's base as its own
     return critic
 
 
-def _weight_as_reward(value_model: PreTrainedModel | str | Path, rewards: Rewards | None) -> float:
-    """Returns the reward weight of the reward model that is `value_model` or has its name; 1 if there is none."""
+def _reward_weight_of(value_model: PreTrainedModel | str | Path, rewards: Rewards | None) -> float:
+    """Returns the weight of the reward that uses the model `value_model`; 1 if there is none."""
 
-    def name(model: Any) -> str:
+    def name_of(model: Any) -> str:
         return str(getattr(model.config, "_name_or_path", "")) if isinstance(model, PreTrainedModel) else str(model)
 
     for reward, weight in rewards.weighted_models if rewards is not None else ():
-        if reward.model is value_model or (name(value_model) and name(reward.model) == name(value_model)):
+        if reward.model is value_model or (name_of(value_model) and name_of(reward.model) == name_of(value_model)):
             return weight
     return 1.0
 
 
 def _can_start_critic(reward: RewardModel) -> bool:
-    """Whether a critic can start as this reward model: it reads the policy's ids, and has one head on a known trunk."""
+    """Whether a critic can start from this model: it reads the policy's ids and has one output on a known trunk."""
     return reward.shares_ids and reward.label is None and type(reward.model.config) in MODEL_MAPPING

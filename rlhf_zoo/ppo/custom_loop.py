@@ -18,7 +18,7 @@ from .token_checks import check_ids
 
 
 class UserScores(Scored):
-    """Scores from a custom training loop."""
+    """Scores from a custom training loop, which have no names of rewards."""
 
 
 def _as_ids(value: Any) -> list[int] | None:

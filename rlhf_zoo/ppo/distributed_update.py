@@ -25,7 +25,7 @@ def single_process_order(
     """Orders the concatenated rows of all processes as a single process would have them.
 
     A single process would read batch after batch: in each batch first the share of process 0, then the share of
-    process 1, and so on. Filler rows are left out.
+    process 1, and so on. Rows beyond the counted prompts are filler and are left out.
 
     Args:
         row_counts: The number of rows of each process.
@@ -56,7 +56,7 @@ def gather_rollouts(
         group_size: The number of completions per prompt.
 
     Returns:
-        Rollout and rewards of all processes, in the order that a single process would produce.
+        The rollout and rewards of all processes, in the order that a single process would produce.
     """
     from accelerate.utils import gather_object
 
@@ -110,7 +110,7 @@ def gather_rollouts(
 
 
 def _stack(tensors: Sequence[Tensor], *, left_padded: bool) -> Tensor:
-    """Concatenates the rows of tensors, padded with 0 on the left or on the right to the widest."""
+    """Concatenates the rows of tensors, padded with 0 on the left or right to the width of the widest tensor."""
     if tensors[0].ndim == 1:
         return torch.cat(list(tensors))
     # Each process padded its rows to its own longest row.
@@ -125,7 +125,7 @@ def _stack(tensors: Sequence[Tensor], *, left_padded: bool) -> Tensor:
 
 
 def _mean_metrics(metrics: Sequence[Mapping[str, float]], prompt_counts: Sequence[int]) -> dict[str, float]:
-    """Averages what reward functions logged, over the prompts of the processes that logged it."""
+    """Averages each metric that reward functions logged, over the prompts of the processes that logged it."""
     means: dict[str, float] = {}
     by_process = list(zip(metrics, prompt_counts, strict=True))
     for name in dict.fromkeys(name for logged, count in by_process if count for name in logged):
@@ -144,7 +144,7 @@ def split_samples(samples: Samples, *, process: int, processes: int, **options: 
         samples: The completions of the minibatch, of all processes.
         process: The index of this process.
         processes: The number of processes.
-        **options: Further arguments of `split_batches`.
+        **options: More arguments of `split_batches`.
 
     Returns:
         Row indices within the minibatch, (m,) int64 for each micro-batch.

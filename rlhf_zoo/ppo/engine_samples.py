@@ -33,7 +33,7 @@ def as_samples(
     """Converts token lists to `Samples`.
 
     Args:
-        request: The request.
+        request: The request that the engine answered.
         completions: B token lists.
         logprobs: B lists of log π in nats, one for each token.
         device: The device of the samples.
@@ -48,7 +48,7 @@ def as_samples(
                 f"The rollout engine gave completion {row} {len(tokens)} tokens and {len(logprobs[row])} "
                 "log-probabilities: choose rollout_engine 'native'."
             )
-        if unknown := [index for index in tokens if index not in request.vocabulary]:
+        if unknown := [token_id for token_id in tokens if token_id not in request.vocabulary]:
             raise ZooError(
                 f"The rollout engine sampled the id {unknown[0]}, which the tokenizer does not have: choose "
                 "rollout_engine 'native'."

@@ -18,7 +18,7 @@ from .config import PPOConfig
 from .engine_samples import as_samples, excluded_ids
 
 _PAGE_SIZE = 256  # tokens in a page of the cache of continuous batching
-#: A function of the policy and a request that returns samples.
+#: Samples the completions that a request asks for, from the policy.
 Engine = Callable[[PreTrainedModel, SamplingRequest], Samples]
 
 
@@ -53,7 +53,7 @@ class NativeEngine:
     """Our own sampler, `rlhf_zoo.modeling.sampling.sampler.sample`.
 
     Args:
-        make_capture: Makes the `Capture` for a decoder over a cache of fixed size, which later rollouts reuse. With
+        make_capture: Makes the `Capture` of a decoder with a cache of fixed size, which later rollouts reuse. With
             None, or if the model or the request does not allow a fixed size, the cache grows.
     """
 
@@ -112,7 +112,7 @@ def sample_with_transformers(model: Any, request: SamplingRequest) -> Samples:
         continuous_batching_config=batching,
         warmup=False,
     )
-    # The names of requests end with the prompt's number.
+    # Results come in any order, but the name of a request ends with its prompt's number.
     outputs = [results[name] for name in sorted(results, key=lambda name: int(name.rpartition("_")[2]))]
     failed = next((output.error for output in outputs if output.error), None)
     if failed or len(outputs) != len(request.prompts):

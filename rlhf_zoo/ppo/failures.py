@@ -4,10 +4,10 @@ from ..errors import ZooError
 
 
 class UpdateFailed(ZooError):
-    """An update could not be made. The weights are the same as before the update.
+    """An update could not be made. The weights are the same as before it.
 
     Attributes:
-        raised_on_all_processes: Whether all processes raise it, so that they can save a checkpoint together.
+        raised_on_all_processes: Whether all processes raise the error, so that they can save a checkpoint together.
     """
 
     raised_on_all_processes = False

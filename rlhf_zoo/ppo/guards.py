@@ -1,4 +1,4 @@
-"""Guards detect bugs in a run early. They raise an error if the run cannot be right, and warn if it may be wrong.
+"""Guards detect bugs in a run early. They raise an error if the run must be wrong, and warn if it may be wrong.
 
 Each check takes only the values that it checks, so that tests can pass faulty values.
 """
@@ -19,19 +19,19 @@ from ..modeling.sampling.sampler import Samples
 from .failures import ScoringFailed
 from .reference import Reference
 
-#: The largest KL of the first rollout, in nats per completion. It is far above the rounding of equal models in float32,
-#: and far below the KL of different models.
-START_KL = 0.5
-#: The largest mean |log ρ| of the first pass. The sampler's cached pass and the training pass differ by rounding: 1e-6
+#: The largest KL of the first rollout, in nats per completion. It is far above what rounding causes between equal
+#: models in float32, and far below the KL between different models.
+MAX_START_KL = 0.5
+#: The largest mean |log ρ| in the first pass. The sampler's cached pass and the training pass differ by rounding: 1e-6
 #: in float32 on a CPU, 1e-3 if a GPU multiplies in TF32, a few hundredths in bf16.
 RATIO_ROUNDING = {torch.float32: 1e-2, torch.bfloat16: 0.1}
-#: The largest |Δ log π_ref|. The same code runs on the same row, so only a change of the weights can exceed it.
+#: The largest |Δ log π_ref|. The same code runs on the same row, so only changed weights can exceed it.
 REFERENCE_ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
-#: The number of updates over which score and KL are compared.
+#: The number of latest updates over which KL must change if the score rises.
 WINDOW = 20
 #: The number of updates at either end of the window whose mean scores are compared.
 WINDOW_END = 5
-#: The number of updates in a row whose KL must not all be negative.
+#: The number of updates in a row with a negative KL that causes a warning.
 NEGATIVE_UPDATES = 5
 
 
@@ -51,7 +51,7 @@ def wrap_reward_errors() -> Iterator[None]:
 
 
 def warn(message: str) -> None:
-    """Warns that a run may be wrong. Of several processes only the main one does, as all of them find the same.
+    """Warns that a run may be wrong. Only the main process warns, because all processes detect the same problem.
 
     Args:
         message: A sentence with the number that shows the problem.
@@ -61,52 +61,52 @@ def warn(message: str) -> None:
 
 
 @torch.no_grad()
-def check_step_size(model: Any, rate: float, *, subject: str) -> None:
-    """Warns if the type of most trained weights is too coarse for an optimizer step to change them.
+def check_step_size(model: Any, learning_rate: float, *, subject: str) -> None:
+    """Warns if an optimizer step is too small to change most of the trained weights that have 16 bits.
 
     bfloat16 has 8 bits of mantissa: adding a step to a weight 512 times as large changes nothing.
 
     Args:
         model: The model.
-        rate: The learning rate, about the size of an Adam step.
-        subject: What the warning calls the model.
+        learning_rate: The learning rate, about the size of an Adam step.
+        subject: The model's name in the warning.
     """
     half_types = (torch.bfloat16, torch.float16)
-    coarse = [weight for weight in model.parameters() if weight.requires_grad and weight.dtype in half_types]
-    total = sum(weight.numel() for weight in coarse)
+    weights = [weight for weight in model.parameters() if weight.requires_grad and weight.dtype in half_types]
+    total = sum(weight.numel() for weight in weights)
     # Adam's first steps have about the size of the learning rate, whatever the gradient's scale.
-    changed_count = sum(int((weight + rate != weight).sum()) for weight in coarse)
+    changed_count = sum(int((weight + learning_rate != weight).sum()) for weight in weights)
     if changed_count < total / 2:
         warn(
-            f"An optimizer step of about the learning rate {rate:g} changes {changed_count / total:.1%} of the weights "
-            f"of {subject} and is lost to rounding in the others, because they are "
-            f"{str(coarse[0].dtype).removeprefix('torch.')}: load them with dtype=torch.float32 and set bf16, which "
+            f"An optimizer step of about the learning rate {learning_rate:g} changes {changed_count / total:.1%} of "
+            f"the weights of {subject} and is lost to rounding in the others, because they are "
+            f"{str(weights[0].dtype).removeprefix('torch.')}: load them with dtype=torch.float32 and set bf16, which "
             "still computes in bfloat16."
         )
 
 
-def check_start(
+def check_start_kl(
     logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, *, precision: torch.dtype, starts_at_reference: bool = True
 ) -> None:
     """Checks that the first rollout of a run that starts at its reference has a KL near 0.
 
-    The mean KL per completion may be up to START_KL, or as large as rounding can explain. Rounding log π by r per token
-    explains ½r² for each token, plus 3 standard errors in lower precision, because noise adds up over long completions.
-    A KL above START_KL that rounding can explain causes a warning.
+    The mean KL per completion may be up to MAX_START_KL, or as large as rounding can explain. If log π has an error r,
+    rounding explains a KL of ½r² per token. In lower precision, 3 standard errors are added, because noise adds up over
+    long completions. A KL above MAX_START_KL that rounding can explain causes a warning.
 
     Args:
         logprobs: (B, T) log π of the first rollout, in nats.
         ref_logprobs: (B, T) log π_ref, in nats.
         mask: (B, T) bool.
         precision: The precision of the policy's passes.
-        starts_at_reference: False if the user chose another reference. Then a large KL causes only a warning.
+        starts_at_reference: False if the user chose another reference. In that case, a large KL causes only a warning.
 
     Raises:
         ZooError: The run starts at its reference, but the first rollout's KL is too large.
     """
     token_kl, completions = (logprobs - ref_logprobs)[mask].double(), len(mask)
     kl = float(token_kl.sum()) / completions
-    if abs(kl) < START_KL:
+    if abs(kl) < MAX_START_KL:
         return
     # Estimate the standard error over tokens, because their rounding is independent. Completions are too few and differ
     # too much in length.
@@ -132,7 +132,7 @@ def check_start(
 
 
 def check_ends(samples: Samples, stop_ids: Sequence[int]) -> None:
-    """Checks that the last token in the mask is an end token where the completion ended, and only there.
+    """Checks that a completion's last token in the mask is an end token if the completion ended, and only then.
 
     Args:
         samples: B completions.
@@ -158,7 +158,7 @@ def check_ends(samples: Samples, stop_ids: Sequence[int]) -> None:
 
 
 def check_rewards(rewards: Tensor, scores: Tensor, kl: Tensor, mask: Tensor, *, kl_coef: float) -> None:
-    """Checks that r_t = score·1[last] − β·KL_t. The error names the two most common mistakes.
+    """Checks that each completion's rewards add up to score − β·ΣKL. The error names the two most common mistakes.
 
     A is T if each token is an action, and 1 if a completion is.
 
@@ -195,7 +195,7 @@ def warn_if_scores_identical(scores: Tensor, *, subject: str) -> None:
 
     Args:
         scores: (B,).
-        subject: What the warning calls the completions.
+        subject: The name of the rollout in the warning.
     """
     if len(scores) > 1 and bool((scores == scores[0]).all()):
         warn(
@@ -204,7 +204,7 @@ def warn_if_scores_identical(scores: Tensor, *, subject: str) -> None:
         )
 
 
-def _rows_not_finite(x: Tensor, mask: Tensor) -> int:
+def _count_nonfinite_rows(x: Tensor, mask: Tensor) -> int:
     return int((~x.masked_fill(~mask, 0).isfinite()).any(1).sum())
 
 
@@ -219,10 +219,10 @@ def check_logprobs(logprobs: Tensor, mask: Tensor, *, subject: str) -> None:
     Raises:
         NotFinite: A log-probability is NaN or infinite.
     """
-    if wrong := _rows_not_finite(logprobs, mask):
+    if failed_count := _count_nonfinite_rows(logprobs, mask):
         raise NotFinite(
-            f"The {subject} returned NaN or infinite log-probabilities for {wrong} of {len(logprobs)} completions: "
-            "check its weights, lower learning_rate, or set bf16: false."
+            f"The {subject} returned NaN or infinite log-probabilities for {failed_count} of {len(logprobs)} "
+            "completions: check its weights, lower learning_rate, or set bf16: false."
         )
 
 
@@ -236,10 +236,10 @@ def check_values(values: Tensor, mask: Tensor) -> None:
     Raises:
         NotFinite: A value is NaN or infinite.
     """
-    if wrong := _rows_not_finite(values, mask):
+    if failed_count := _count_nonfinite_rows(values, mask):
         raise NotFinite(
-            f"The critic returned NaN or infinite values for {wrong} of {len(values)} completions: check value_model, "
-            "or lower critic_learning_rate."
+            f"The critic returned NaN or infinite values for {failed_count} of {len(values)} completions: check "
+            "value_model, or lower critic_learning_rate."
         )
 
 
@@ -305,7 +305,7 @@ class KLWatch:
         self._warned: set[str] = set()
 
     def observe(self, kl: float, kl_error: float, score: float) -> None:
-        """Adds an update.
+        """Adds the figures of an update, and warns about the symptoms that they show.
 
         Args:
             kl: The mean over completions of Σ_t (log π − log π_ref), the estimator k1 of the KL, in nats.
@@ -326,7 +326,7 @@ class KLWatch:
             kls, _, scores = zip(*self._recent, strict=True)
             start = sum(scores[:WINDOW_END]) / WINDOW_END
             rise = sum(scores[-WINDOW_END:]) / WINDOW_END - start
-            # The spread of the first updates, before the policy could learn much: √5 standard deviations.
+            # The spread of the first scores, before the policy could learn much: √5 times their standard deviation.
             noise = sum((early_score - start) ** 2 for early_score in scores[:WINDOW_END]) ** 0.5
             if max(kls) - min(kls) < 1e-3 and rise > 3 * noise and rise > 0:
                 self._warn_once(
@@ -335,7 +335,7 @@ class KLWatch:
                     "the reference is not the policy itself, and that the completions are the policy's.",
                 )
 
-    def _warn_once(self, name: str, message: str) -> None:
-        if name not in self._warned:
-            self._warned.add(name)
+    def _warn_once(self, symptom: str, message: str) -> None:
+        if symptom not in self._warned:
+            self._warned.add(symptom)
             warn(message)

@@ -1,4 +1,4 @@
-"""Evaluation of the policy in training on held-out prompts: metrics, and tables of completions."""
+"""Evaluates the policy on held-out prompts during training: metrics, and tables of completions."""
 
 import math
 from collections import defaultdict
@@ -18,7 +18,7 @@ from .rollout_trainer import RolloutTrainer
 
 
 class HeldOutTrainer(RolloutTrainer):
-    """Adds evaluation. Each evaluation uses the same random streams, so that only the policy changes the results."""
+    """Adds evaluation. Each evaluation uses the same random streams, so only the policy changes the results."""
 
     def evaluate(
         self,
@@ -39,17 +39,20 @@ class HeldOutTrainer(RolloutTrainer):
         Raises:
             ZooError: There are no prompts.
         """
-        data = self.eval_dataset if eval_dataset is None else eval_dataset
-        if isinstance(data, dict):
-            results = [self.evaluate(data[name], ignore_keys, f"{metric_key_prefix}_{name}") for name in data]
+        prompts = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(prompts, dict):
+            results = [self.evaluate(prompts[name], ignore_keys, f"{metric_key_prefix}_{name}") for name in prompts]
             return {name: value for result in results for name, value in result.items()}
-        if data is None:
+        if prompts is None:
             raise ZooError("There are no prompts to evaluate on: pass eval_dataset.")
-        if not isinstance(data, Dataset) or PROMPT_INDEX not in data.column_names:
-            data = prepare_prompt_data(data, self.args, self.processing_class, self.context, self.smallest_consumer)
+        if not isinstance(prompts, Dataset) or PROMPT_INDEX not in prompts.column_names:
+            prompts = prepare_prompt_data(
+                prompts, self.args, self.processing_class, self.context, self.smallest_consumer
+            )
         by_metric: dict[str, list[Tensor]] = defaultdict(list)
-        training_table, self._completions_table = self._completions_table, {}  # kept for the next log line
-        self.callback_handler.eval_dataloader = self.get_eval_dataloader(data)
+        # Evaluation replaces the table, but the next log line must show training's.
+        training_table, self._completions_table = self._completions_table, {}
+        self.callback_handler.eval_dataloader = self.get_eval_dataloader(prompts)
         for rows in self.numbered_batches(self.callback_handler.eval_dataloader):
             rollout = self.rollout(rows, stream=EVAL_STREAM)
             estimates = self.compute_advantages(rollout, self.score(rollout, rows))
@@ -58,20 +61,22 @@ class HeldOutTrainer(RolloutTrainer):
                 by_metric[name].append(self.accelerator.gather_for_metrics(values))
             self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
         self._completions_table = training_table
-        metrics = {f"{metric_key_prefix}_{name}": float(torch.cat(x).nanmean()) for name, x in by_metric.items()}
+        metrics = {
+            f"{metric_key_prefix}_{name}": float(torch.cat(parts).nanmean()) for name, parts in by_metric.items()
+        }
         self.log({name: value for name, value in metrics.items() if not math.isnan(value)})
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
     def generate_completions(self, sampling: bool = False, *, step: int | None = None) -> dict[str, list[Any]]:
-        """Samples completions of the held-out prompts, and shows them with their scores as a table.
+        """Samples completions of the held-out prompts, and shows the first of them with their scores as a table.
 
         Args:
             sampling: Whether to stop after one batch, as in TRL.
             step: The update to which the table belongs; None for the current one.
 
         Returns:
-            The columns prompt, completion and score.
+            The columns prompt, completion and score, with all rows.
 
         Raises:
             ZooError: There is no eval_dataset.
@@ -82,8 +87,8 @@ class HeldOutTrainer(RolloutTrainer):
         held_out = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"": self.eval_dataset}
         for rows in chain.from_iterable(map(self.numbered_batches, map(self.get_eval_dataloader, held_out.values()))):
             rollout = self.rollout(rows, stream=EVAL_STREAM)
-            texts, scored = self.decode_and_score(rollout, rows)
-            for name, column in zip(table, (texts.prompts, texts.completions, scored.total.tolist()), strict=True):
+            decoded, scored = self.decode_and_score(rollout, rows)
+            for name, column in zip(table, (decoded.prompts, decoded.completions, scored.total.tolist()), strict=True):
                 table[name] += list(column)
             if sampling:
                 break
@@ -92,7 +97,7 @@ class HeldOutTrainer(RolloutTrainer):
         return table
 
     def log_eval_samples(self) -> None:
-        """Shows completions of held-out prompts after an update, num_sample_generations times in a run."""
+        """Shows completions of held-out prompts after an update, about num_sample_generations times in a run."""
         times = self.args.num_sample_generations
         step = self.state.global_step + 1  # Trainer counts the update only when training_step has returned
         if times and self.eval_dataset is not None and step % max(1, self.state.max_steps // times) == 0:

@@ -1,6 +1,6 @@
-"""Checks PPO's keys against one another, and what unset keys mean, without the trainers' packages.
+"""Checks PPO's keys against one another and finds the values of unset keys, without importing the trainers' packages.
 
-Everything here reads a PPOConfig, or any object that has its keys as attributes.
+`args` is a PPOConfig, or any object with the same attributes.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from ..fields import check_limits
 from ..functional import AGGREGATIONS, ENSEMBLES, KL_IN_LOSS, KL_IN_REWARD
 from ..rewards.model import REWARD_OUTPUTS
 
-#: Tokens per pass on a CPU. A larger pass needs more memory. In bf16 it is worth it, because each pass casts all
+#: Tokens per pass on a CPU. A larger pass needs more memory, which pays off in bf16, because each pass casts all
 #: weights (docs/performance.md).
 CPU_TOKENS_PER_PASS, CPU_BF16_TOKENS_PER_PASS = 512, 2048
 #: Key -> its allowed values.
@@ -37,18 +37,18 @@ KL_ESTIMATOR_PROBLEMS = {
 
 
 def check_keys(args: Any, defaults: Mapping[str, Any]) -> None:
-    """Checks the range of every key, and keys that exclude one another.
+    """Checks the range of every key, and that no keys contradict each other.
 
     Args:
-        args: A PPOConfig, or the keys of one.
-        defaults: Key -> default, of every key.
+        args: The keys.
+        defaults: Key -> default, for every key.
 
     Raises:
         ZooError: A value is out of range, or keys contradict each other.
     """
     _check_ranges(args, defaults)
     _check_kl(args)
-    _check_reference(args)
+    _check_frozen_models(args)
     _check_engine(args, defaults)
 
 
@@ -56,11 +56,11 @@ def check_update(args: Any, episodes: int) -> None:
     """Checks the keys that depend on the size of an update.
 
     Args:
-        args: A PPOConfig, or the keys of one.
-        episodes: Completions of one update in all processes.
+        args: The keys.
+        episodes: The number of completions in one update, over all processes.
 
     Raises:
-        ZooError: The update cannot be divided, or is too large for `kl_horizon`.
+        ZooError: The update cannot be divided into minibatches, or is too large for `kl_horizon`.
     """
     if episodes % args.num_mini_batches:
         raise ZooError(
@@ -165,21 +165,21 @@ def _check_engine(args: Any, defaults: Mapping[str, Any]) -> None:
         )
 
 
-def default_tokens_per_pass(*, cpu: bool, bf16: bool) -> int | None:
+def default_tokens_per_pass(*, on_cpu: bool, bf16: bool) -> int | None:
     """Returns the default limit on tokens in a forward pass; None (no limit) on a GPU.
 
     Args:
-        cpu: Whether the run computes on a CPU.
+        on_cpu: Whether the run computes on a CPU.
         bf16: Whether the run computes in bfloat16.
     """
-    return (CPU_BF16_TOKENS_PER_PASS if bf16 else CPU_TOKENS_PER_PASS) if cpu else None
+    return (CPU_BF16_TOKENS_PER_PASS if bf16 else CPU_TOKENS_PER_PASS) if on_cpu else None
 
 
 def has_reference(args: Any, *, has_ref_model: bool) -> bool:
-    """Whether a run has a reference.
+    """Whether a run keeps a reference for KL.
 
     Args:
-        args: A PPOConfig, or the keys of one.
+        args: The keys.
         has_ref_model: Whether the user passes a reference model.
     """
     if args.reference is not None:
@@ -189,7 +189,7 @@ def has_reference(args: Any, *, has_ref_model: bool) -> bool:
     return bool(has_ref_model or args.ref_load_in_8bit or args.ref_adapter_name or selects_by_kl or has_penalty)
 
 
-def _check_reference(args: Any) -> None:
+def _check_frozen_models(args: Any) -> None:
     offload_conflicts = {
         "fsdp2, whose shards cannot be moved": args.fsdp2,
         "ref_load_in_8bit, whose weights cannot be moved": args.ref_load_in_8bit,

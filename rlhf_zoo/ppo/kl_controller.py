@@ -27,12 +27,12 @@ class KLController:
         """Returns the controller after a rollout.
 
         Args:
-            kl: The mean Σ k1 of the rollout's completions, in nats.
+            kl: The mean over completions of Σ_t k1_t, in nats.
             episodes: The number of completions in the rollout.
         """
         if self.kl_target is None:
             return self
-        # One unusual rollout must change β only a little.
+        # A single unusual rollout must change β only a little.
         error = min(max(kl / self.kl_target - 1, -0.2), 0.2)
         return replace(self, kl_coef=self.kl_coef * (1 + error * episodes / self.kl_horizon))
 

@@ -12,13 +12,13 @@ from .minibatch import Minibatch, MinibatchSize
 
 #: |log ρ|. Before the first optimizer step it is the mismatch between the sampler and the training pass.
 LOGPROB_MISMATCH = "policy/logprob_mismatch"
-#: Terms that are averaged over tokens even if the completion is one action.
-PER_TOKEN = ("policy/approxkl", "objective/entropy", LOGPROB_MISMATCH)
+#: Names of the terms that are averaged over tokens even if the completion is one action.
+PER_TOKEN_TERMS = ("policy/approxkl", "objective/entropy", LOGPROB_MISMATCH)
 
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """A micro-batch's share of L_π + β·KL_loss − c_e·H, with the terms that are switched on.
+    """A micro-batch's share of L_π + β·KL_loss − c_e·H, without terms that are switched off.
 
     Attributes:
         args: The coefficients, clips and estimators.
@@ -45,7 +45,7 @@ class PolicyLoss:
     def __call__(
         self, logprobs: Tensor, entropy: Tensor, exact_kl: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Computes the loss, and its terms before they are averaged.
+        """Computes the loss, and the terms of the metrics before they are averaged.
 
         Args:
             logprobs: (b, T) in nats, log π of the response tokens at the sampling temperature.
@@ -53,13 +53,13 @@ class PolicyLoss:
             exact_kl: (b, T) in nats, to the reference; None unless kl_estimator is "full".
 
         Returns:
-            The scalar loss, and its terms by the metrics' names: (b, T) for the names in PER_TOKEN, (b, A) for the
-            others.
+            The scalar loss, and its terms by the metrics' names: (b, T) for the names in PER_TOKEN_TERMS, (b, A) for
+            the others.
         """
         args, rollout, estimates, size = self.args, self.batch.rollout, self.batch.estimates, self.batch.size
         samples, level, mask = rollout.samples, args.action_level, estimates.mask
-        # All log-probabilities are relative to log π_old, so that log π_old itself is 0 and the log-ratio of a
-        # completion is a sum of small differences. A difference of large sums would lose precision.
+        # All log-probabilities are relative to log π_old, which is therefore 0. The log-ratio of a completion is then a
+        # sum of small differences. A difference of large sums would lose precision.
         new_logprobs = F.actions(logprobs - samples.logprobs, samples.mask, level=level)
         old_logprobs = torch.zeros_like(new_logprobs)
         policy_loss, clipped = F.clipped_policy_loss(
@@ -90,8 +90,8 @@ class PolicyLoss:
         }
         loss = _share(policy_loss, mask, size, args.loss_aggregation)
         if args.entropy_coef:
-            bonus = F.actions(entropy, samples.mask, level=level)
-            loss = loss - args.entropy_coef * _share(bonus, mask, size, args.loss_aggregation)
+            action_entropy = F.actions(entropy, samples.mask, level=level)
+            loss = loss - args.entropy_coef * _share(action_entropy, mask, size, args.loss_aggregation)
         if args.kl_in == "loss":
             ref_logprobs = F.actions(rollout.ref_logprobs - samples.logprobs, samples.mask, level=level)
             terms["loss/kl"] = (
@@ -106,7 +106,7 @@ class PolicyLoss:
 def micro_batch_loss(
     policy_loss: PolicyLoss, output: ActorCriticOutput, *, critic_only: bool = False
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Computes a micro-batch's share of L = L_π + c_v·L_V + β·KL_loss − c_e·H, with the terms that are switched on.
+    """Computes a micro-batch's share of L = L_π + c_v·L_V + β·KL_loss − c_e·H, without terms that are switched off.
 
     Args:
         policy_loss: The policy's loss, with the micro-batch and the settings.
@@ -114,8 +114,8 @@ def micro_batch_loss(
         critic_only: Whether to return L_V alone, as during critic warm-up.
 
     Returns:
-        The scalar loss, and its terms by the metrics' names, without gradients: (b, T) for the names in PER_TOKEN,
-        (b, A) for the others.
+        The scalar loss, and its terms by the metrics' names, without gradients: (b, T) for the names in
+        PER_TOKEN_TERMS, (b, A) for the others.
     """
     args, estimates, size = policy_loss.args, policy_loss.batch.estimates, policy_loss.batch.size
     mask = estimates.mask

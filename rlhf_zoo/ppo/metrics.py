@@ -11,19 +11,20 @@ import torch
 from torch import Tensor
 
 from .. import functional as F
-from .loss import LOGPROB_MISMATCH, PER_TOKEN
+from .loss import LOGPROB_MISMATCH, PER_TOKEN_TERMS
 from .rollout import Advantages, Rollout
 
+#: The parts into which explained variance is split by position.
 QUARTERS = 4
 
 
 def completion_metrics(rollout: Rollout, estimates: Advantages, names: list[str]) -> dict[str, Tensor]:
-    """Computes the metrics of single completions, for training and evaluation.
+    """Computes the metrics of each completion, for training and evaluation.
 
     Args:
         rollout: B completions.
         estimates: The completions' rewards.
-        names: The names of the reward functions.
+        names: The names of the rewards, in the order of the columns of `per_reward`.
 
     Returns:
         {metric: (B,)}, NaN where the metric does not apply.
@@ -40,8 +41,8 @@ def completion_metrics(rollout: Rollout, estimates: Advantages, names: list[str]
     }
 
 
-def critic_health(values: Tensor, returns: Tensor, mask: Tensor, *, length: int) -> dict[str, float]:
-    """Measures how well V predicts R: overall, against the best constant, and by quarter of the positions.
+def critic_metrics(values: Tensor, returns: Tensor, mask: Tensor, *, length: int) -> dict[str, float]:
+    """Measures how well V predicts R: overall, compared with the best constant, and in each quarter of the positions.
 
     Args:
         values: (B, A), V of all processes.
@@ -52,24 +53,24 @@ def critic_health(values: Tensor, returns: Tensor, mask: Tensor, *, length: int)
     Returns:
         Explained variances by the metrics' names, NaN where returns do not vary or a quarter is never reached.
     """
-    health = {
+    variances = {
         "critic/explained_variance": F.explained_variance(values, returns, mask),
         "critic/gain_over_constant": F.value_r2(values, returns, mask),
     }
     if mask.shape[1] > 1:
-        # Divide the longest possible completion, not the longest of this batch, so that the quarters of different
+        # Split the longest possible completion, not the longest of this batch, so that the quarters of different
         # updates can be compared.
         quarter_length = math.ceil(length / QUARTERS)
         for quarter in range(QUARTERS):
             positions = slice(quarter * quarter_length, (quarter + 1) * quarter_length)
             name = f"critic/explained_variance/quarter_{quarter + 1}"
             reached = mask[:, positions]
-            health[name] = (
+            variances[name] = (
                 F.explained_variance(values[:, positions], returns[:, positions], reached)
                 if reached.any()
                 else torch.tensor(math.nan)
             )
-    return {name: float(value) for name, value in health.items()}
+    return {name: float(value) for name, value in variances.items()}
 
 
 class UpdateMetrics:
@@ -111,15 +112,15 @@ class UpdateMetrics:
             # After the first optimizer step, log ρ measures the change of the policy and not a mismatch.
             if name == LOGPROB_MISMATCH and self.steps:
                 continue
-            mask = tokens if name in PER_TOKEN else actions
+            mask = tokens if name in PER_TOKEN_TERMS else actions
             self.sums[name] += term.double().masked_fill(~mask, 0).sum()
         self.sums["tokens"] += tokens.sum()
         self.sums["actions"] += actions.sum()
         if not self.steps:
-            self.sums["first tokens"] += tokens.sum()
+            self.sums["tokens before first step"] += tokens.sum()
 
     def register_keys(self, other: UpdateMetrics) -> None:
-        """Adds the keys of other metrics with sums of 0, because all processes must reduce the same keys.
+        """Adds the other metrics' keys with sums of 0, because all processes must reduce the same keys.
 
         Args:
             other: The metrics whose keys are added. Their values are ignored.
@@ -135,7 +136,7 @@ class UpdateMetrics:
             mask: (b, L−1) bool, the target tokens.
         """
         self.sums["loss/ptx"] += nll.detach().double().masked_fill(~mask, 0).sum()
-        self.sums["texts"] += mask.sum()
+        self.sums["text tokens"] += mask.sum()
 
     def record_step(self, norms: Mapping[str, Tensor]) -> None:
         """Counts an optimizer step, whether it was made or skipped.
@@ -154,7 +155,9 @@ class UpdateMetrics:
         Args:
             reduce: Sums a tensor over processes.
         """
-        mismatch, tokens = reduce(torch.stack([self.sums[LOGPROB_MISMATCH], self.sums["first tokens"]])).tolist()
+        mismatch, tokens = reduce(
+            torch.stack([self.sums[LOGPROB_MISMATCH], self.sums["tokens before first step"]])
+        ).tolist()
         return mismatch / tokens
 
     def end_epoch(self, reduce: Any) -> float:
@@ -171,7 +174,7 @@ class UpdateMetrics:
         return approx_kl / tokens
 
     def means(self, reduce: Any) -> dict[str, float]:
-        """Averages over all processes.
+        """Returns the means of the update's metrics over all processes.
 
         Args:
             reduce: Sums a tensor over processes.
@@ -181,10 +184,15 @@ class UpdateMetrics:
         names = sorted(self.sums)
         reduced = reduce(torch.stack([self.sums[name] for name in names]))
         totals = dict(zip(names, reduced.tolist(), strict=True))
-        tokens, actions, texts = totals.pop("tokens"), totals.pop("actions"), totals.pop("texts", 0.0)
-        divisors = {"loss": max(self.steps, 1), "loss/ptx": texts, LOGPROB_MISMATCH: totals.pop("first tokens")}
+        tokens, actions, text_tokens = totals.pop("tokens"), totals.pop("actions"), totals.pop("text tokens", 0.0)
+        divisors = {
+            "loss": max(self.steps, 1),
+            "loss/ptx": text_tokens,
+            LOGPROB_MISMATCH: totals.pop("tokens before first step"),
+        }
         means = {
-            name: total / divisors.get(name, tokens if name in PER_TOKEN else actions) for name, total in totals.items()
+            name: total / divisors.get(name, tokens if name in PER_TOKEN_TERMS else actions)
+            for name, total in totals.items()
         }
         norms = {f"grad_norm/{name}": float(torch.stack(values).mean()) for name, values in self.norms.items()}
         return means | norms | {"policy/epochs": float(self.epochs)}

@@ -1,4 +1,4 @@
-"""A minibatch, the data of one optimizer step, and its micro-batches."""
+"""A minibatch (the rows of one optimizer step) and its micro-batches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .rollout import Advantages, Rollout
 
 
 class MinibatchSize(NamedTuple):
-    """The denominators of a minibatch's loss, over all processes.
+    """The counts by which a minibatch's loss is divided, over all processes.
 
     Attributes:
         actions: () int64, the number of actions in all completions.
@@ -30,7 +30,7 @@ class MinibatchSize(NamedTuple):
 
 @dataclass(frozen=True)
 class Minibatch:
-    """b completions with their advantages, and texts for the PTX loss; or a micro-batch of these.
+    """b completions with their advantages, and texts for the PTX loss: a minibatch, or one of its micro-batches.
 
     Attributes:
         rollout: The completions, with log π_old, log π_ref and V_old.
@@ -57,7 +57,7 @@ class Minibatch:
         max_actions: int,
         texts: TextBatch | None = None,
     ) -> Minibatch:
-        """Makes a minibatch of some completions of an update's rollout.
+        """Makes a minibatch from some completions of an update's rollout.
 
         Args:
             rollout: All completions of the update, of all processes.
@@ -83,7 +83,7 @@ class Minibatch:
         return len(self.rollout.samples)
 
     def micro_batch(self, indices: Tensor, texts: TextBatch | None = None) -> Minibatch:
-        """Makes a micro-batch of some completions of this minibatch. Its size stays the minibatch's.
+        """Makes a micro-batch from some completions of this minibatch. `size` stays the minibatch's.
 
         Args:
             indices: (m,) int64, rows within this minibatch.

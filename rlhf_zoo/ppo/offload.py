@@ -19,24 +19,25 @@ def place_frozen_models(
     rewards: Sequence[RewardModel],
     *,
     device: torch.device,
-    offload_unless_shared_with: nn.Module | None,
+    trained: nn.Module,
+    offload: bool,
 ) -> None:
-    """Moves frozen models to where they stay between their passes: the device, or the CPU if they are offloaded.
+    """Moves frozen models to the device on which they stay between their passes: the CPU if they are offloaded.
 
     Args:
         reference: The reference; None without one.
         rewards: The reward models.
         device: The device on which the policy is trained.
-        offload_unless_shared_with: The models in training. Frozen models that share no weight with them are offloaded.
-            None to offload no model.
+        trained: The models in training.
+        offload: Whether to offload frozen models, except quantized models and those that share weights with `trained`.
 
     Raises:
-        ZooError: Models should be offloaded, but none can be.
+        ZooError: `offload` is True, but no model can be offloaded.
     """
     separate_reference = reference.separate_model if reference is not None else None
     frozen = [separate_reference, *(reward.model for reward in rewards)]
-    offloaded = [] if offload_unless_shared_with is None else _offloadable_models(frozen, offload_unless_shared_with)
-    if offload_unless_shared_with is not None and not offloaded:
+    offloaded = _offloadable_models(frozen, trained) if offload else []
+    if offload and not offloaded:
         raise ZooError(
             "offload_frozen has no model to move, because every frozen model is quantized or shares weights with a "
             "model in training: remove it."

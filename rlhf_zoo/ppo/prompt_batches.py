@@ -1,4 +1,4 @@
-"""Reads batches of prompts: numbers the rows and drops filler rows."""
+"""Reads batches of prompts: numbers the rows, and counts those that are not filler."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -15,7 +15,7 @@ class PromptReader(Trainer):
     processing_class: PreTrainedTokenizerBase
 
     def global_index(self, local_index: int) -> int:
-        """Returns an index that no other process gives to a prompt.
+        """Returns an index that no other process assigns to a prompt.
 
         Args:
             local_index: The prompt's index in this process.
@@ -30,7 +30,7 @@ class PromptReader(Trainer):
 
         Args:
             batch: A list of rows, or a mapping of stacked columns.
-            offset: How many prompts all processes have already read in this step or evaluation.
+            offset: The number of prompts that all processes have already read in this step or evaluation.
         """
         if not isinstance(batch, Mapping):
             return list(batch)
@@ -41,8 +41,8 @@ class PromptReader(Trainer):
     def count_without_filler(self, batch_size: int) -> int:
         """Counts the prompts of a batch that are not filler.
 
-        accelerate fills up the last batch of an epoch with the epoch's first prompts, so that all processes get the
-        same number.
+        accelerate fills up the last batch of an epoch with the epoch's first prompts, so that all processes get equally
+        many.
 
         Args:
             batch_size: The number of prompts in the batch.

@@ -24,19 +24,19 @@ class TextSource:
         dataset: Dataset,
         tokenizer: PreTrainedTokenizerBase,
         *,
-        context_length: int | None,
+        context: int | None,
         pad_id: int,
         num_embeddings: int,
     ) -> None:
         """Tokenizes the texts, appends EOS, and cuts them to the context.
 
-        A text without a target token, a token to predict, is dropped.
+        Target tokens are the tokens to predict. A text without any is dropped.
 
         Args:
             dataset: A data set with the column `text`, with `prompt` and `completion` (only the completion has target
                 tokens), or with `input_ids`.
             tokenizer: The policy's tokenizer.
-            context_length: The maximum number of tokens in a text; None for no limit.
+            context: The maximum number of tokens in a text; None for no limit.
             pad_id: The id with which shorter texts are padded.
             num_embeddings: The number of rows of the policy's embedding table.
 
@@ -48,42 +48,40 @@ class TextSource:
 
         if not isinstance(dataset, Dataset):
             raise ZooError(f"ptx_dataset is a {type(dataset).__name__}: pass a datasets.Dataset.")
-        names = dataset.column_names
+        columns = dataset.column_names
         if len(dataset) == 0:
             raise ZooError("ptx_dataset is empty: choose another split, or set ptx_coef to 0.")
         eos = [tokenizer.eos_token_id]
         rows: list[tuple[list[int], list[int]]]
-        if "text" in names:
+        if "text" in columns:
             rows = [([], tokenize_prompt(text, tokenizer) + eos) for text in _texts(dataset, "text")]
-        elif "prompt" in names and "completion" in names:
+        elif "prompt" in columns and "completion" in columns:
             pairs = zip(_texts(dataset, "prompt"), _texts(dataset, "completion"), strict=True)
             rows = [
                 (tokenize_prompt(prompt, tokenizer), tokenize_completion(prompt, completion, tokenizer) + eos)
                 for prompt, completion in pairs
             ]
-        elif "input_ids" in names:
+        elif "input_ids" in columns:
             rows = [([], ids) for ids in read_unpadded_ids(dataset, tokenizer, subject="ptx_dataset: row")]
         else:
             raise ZooError(
-                f"ptx_dataset has the columns {', '.join(map(repr, names))}: it needs 'text', or 'prompt' and "
+                f"ptx_dataset has the columns {', '.join(map(repr, columns))}: it needs 'text', or 'prompt' and "
                 "'completion', or 'input_ids'."
             )
         # The first token of a text has no log-probability, because nothing precedes it.
-        self._rows = [
-            (prompt, text) for prompt, text in rows if len((prompt + text)[:context_length]) > max(len(prompt), 1)
-        ]
+        self._rows = [(prompt, text) for prompt, text in rows if len((prompt + text)[:context]) > max(len(prompt), 1)]
         if not self._rows:
             raise ZooError(
-                "No row of ptx_dataset has a token to predict, which must be within the context length, but neither in "
-                "the prompt nor the first token of the row: choose another data set."
+                "No row of ptx_dataset has a token to predict within the context length, outside the prompt and after "
+                "the first token of the row: choose another data set."
             )
         for prompt, text in self._rows:
-            if wrong := [token_id for token_id in prompt + text if not 0 <= token_id < num_embeddings]:
+            if invalid := [token_id for token_id in prompt + text if not 0 <= token_id < num_embeddings]:
                 raise ZooError(
-                    f"ptx_dataset has the token id {wrong[0]}, but the policy has only {num_embeddings} embedding "
+                    f"ptx_dataset has the token id {invalid[0]}, but the policy has only {num_embeddings} embedding "
                     "rows: tokenize it with the policy's own tokenizer."
                 )
-        self._context_length, self._pad = context_length, pad_id
+        self._context, self._pad_id = context, pad_id
 
     def draw(self, count: int, generator: torch.Generator, device: torch.device) -> TextBatch:
         """Draws texts, with replacement.
@@ -93,12 +91,12 @@ class TextSource:
             generator: A random generator on the CPU.
             device: The device of the batch.
         """
-        # With replacement, so resuming needs no saved position in a shuffled order.
+        # Drawing with replacement has no position in a shuffled order, which a resumed run would have to restore.
         row_indices = torch.randint(len(self._rows), (count,), generator=generator, device="cpu").tolist()
         rows = [self._rows[index] for index in row_indices]
-        sequences = [(prompt + text)[: self._context_length] for prompt, text in rows]
+        sequences = [(prompt + text)[: self._context] for prompt, text in rows]
         width = max(map(len, sequences))
-        ids = torch.full((count, width), self._pad)
+        ids = torch.full((count, width), self._pad_id)
         attention = torch.zeros((count, width), dtype=torch.bool)
         mask = torch.zeros((count, width), dtype=torch.bool)
         for row, (sequence, (prompt, _)) in enumerate(zip(sequences, rows, strict=True)):

@@ -30,21 +30,21 @@ class Reference:
         in_8bit: bool = False,
         in_bf16: bool = False,
     ) -> None:
-        """Uses the model that is passed, the policy with another adapter or without one, or a copy of the policy.
+        """Uses `model`; without it, the policy with another adapter or with its adapter off, or a copy of the policy.
 
         Args:
             policy: The policy.
             model: The reference; None to make one.
-            adapter: The adapter with which the policy is the reference; None for the policy without an adapter.
+            adapter: The adapter that makes the policy the reference; None to use the policy with its adapter off.
             in_8bit: Whether to quantize the reference's linear layers to 8 bit.
-            in_bf16: Whether to keep the copy in bfloat16 if that type represents each weight exactly, as for a policy
-                that was saved in bfloat16.
+            in_bf16: Whether to keep the copy in bfloat16 if that type represents each weight exactly, as it does for a
+                policy that was saved in bfloat16.
 
         Raises:
-            ZooError: `model` shares trained weights with the policy; the adapter is missing or in training;
-                or 8 bit is not possible.
+            ZooError: `model` shares trained weights with the policy, the adapter is missing or in training, or 8 bit
+                is not possible.
         """
-        if model is not None and _share_trained_weights(policy, model):
+        if model is not None and _shares_trained_weights(policy, model):
             raise ZooError("ref_model is the policy itself, which would be frozen: remove it, or pass a copy.")
         if adapter is not None and model is not None:
             raise ZooError(f"ref_adapter_name is {adapter!r} and ref_model is passed too: remove one of them.")
@@ -93,14 +93,14 @@ class Reference:
         return self._model if self._policy_as_reference is None else None
 
     def to(self, device: torch.device | str) -> None:
-        """Moves a separate reference."""
+        """Moves a separate reference, unless it is in 8 bit."""
         if self._policy_as_reference is None and not getattr(self._model, "is_loaded_in_8bit", False):
             move: Any = self._model.to
             move(device)
 
 
-def _share_trained_weights(policy: PreTrainedModel, model: PreTrainedModel) -> bool:
-    """Whether the models share a trained weight. They may share frozen weights, such as those of an adapter's base."""
+def _shares_trained_weights(policy: PreTrainedModel, model: PreTrainedModel) -> bool:
+    """Whether `model` has a trained weight of the policy. Frozen weights, such as an adapter's base, may be shared."""
     reference_ids = {id(parameter) for parameter in model.parameters()}
     return model is policy or any(
         parameter.requires_grad and id(parameter) in reference_ids for parameter in policy.parameters()
@@ -111,18 +111,18 @@ def _share_trained_weights(policy: PreTrainedModel, model: PreTrainedModel) -> b
 def _switch_adapter(policy: PeftModel, adapter: str) -> Iterator[None]:
     """Activates an adapter in this context. peft's set_adapter also changes requires_grad, which is restored too."""
     trained_adapter = policy.active_adapter
-    flags = [(parameter, parameter.requires_grad) for parameter in policy.parameters()]
+    gradient_flags = [(parameter, parameter.requires_grad) for parameter in policy.parameters()]
     policy.set_adapter(adapter)
     try:
         yield
     finally:
         policy.set_adapter(trained_adapter)
-        for parameter, flag in flags:
-            parameter.requires_grad_(flag)
+        for parameter, requires_grad in gradient_flags:
+            parameter.requires_grad_(requires_grad)
 
 
 def _quantize_to_8bit(model: PreTrainedModel) -> PreTrainedModel:
-    """Copies a model with linear layers in 8 bit (LLM.int8(), arXiv:2208.07339), by saving and loading it."""
+    """Copies a model with 8-bit linear layers (LLM.int8(), arXiv:2208.07339), by saving and loading it."""
     from transformers import BitsAndBytesConfig
     from transformers.utils import is_bitsandbytes_available  # type: ignore[attr-defined]
 

@@ -22,8 +22,8 @@ class Rollout:
         samples: Prompts, completions, mask and log π_old.
         ref_logprobs: (B, T) in nats, log π_ref.
         values: (B, T), V_old.
-        has_reference: Whether there is a reference. Without a reference, ref_logprobs is log π_old and KL is unknown.
-        engine_logprobs: (B, T) in nats, log π by another engine, if that engine sampled; None for our own sampler.
+        has_reference: Whether there is a reference. Without it, ref_logprobs is log π_old, and KL is unknown.
+        engine_logprobs: (B, T) in nats, log π of another engine that sampled the tokens; None for our own sampler.
     """
 
     samples: Samples
@@ -46,7 +46,7 @@ class Rollout:
     def kl(self) -> Tensor:
         """Σ_t k1_t of each completion, (B,) in nats, NaN without a reference.
 
-        The metrics use this KL, whatever estimator the penalty uses.
+        The metrics use this KL, regardless of the penalty's estimator.
         """
         if not self.has_reference:
             return torch.full((len(self.mask),), torch.nan, device=self.mask.device)
@@ -84,7 +84,7 @@ class Advantages:
     """Rewards, advantages and returns of a rollout's actions. A is T if each token is an action, 1 if a completion is.
 
     Attributes:
-        scored: The rewards.
+        scored: The rewards before shaping.
         scores: (B,), after shaping. With score_centering "prompt", rewards add up to these scores minus a baseline.
         non_score: (B,), −β·ΣKL if KL is in the reward, otherwise 0.
         rewards: (B, A).
@@ -142,9 +142,9 @@ def shaped_scores(scored: Scored, ended: Tensor, args: PPOConfig, running_scores
 
 
 def shaped_token_scores(scored: Scored, ended: Tensor, args: PPOConfig, running_scores: RunningScores) -> Tensor | None:
-    """Scales the per-token scores to units of the shaped score: d_t/σ, and 0 if the score was replaced.
+    """Scales per-token scores to the units of the shaped score: d_t/σ, or 0 if the completion's score was replaced.
 
-    Whatever centering, clipping and penalties add to a score or subtract from it belongs to the last token.
+    What centering, clipping and penalties add to a score or subtract from it goes to the last token instead.
 
     Args:
         scored: The rewards of B completions.

@@ -37,7 +37,7 @@ class RolloutTrainer(BasePPOTrainer):
         """
         args, actor = self.args, self.actor
         actor.eval()
-        # Each evaluation samples with the same random numbers, so that only the policy changes the results.
+        # Each evaluation samples with the same random numbers, so only the policy changes the results.
         step = 0 if stream == EVAL_STREAM else self.state.global_step
         keys = [(stream, step, row[PROMPT_INDEX], row.get(GENERATION_INDEX, 0)) for row in rows]
         with self.accelerator.autocast(), unsharded(actor.policy):
@@ -58,12 +58,12 @@ class RolloutTrainer(BasePPOTrainer):
         samples = args.truncation(samples, self.processing_class, seed=args.seed, keys=keys)
         if args.rollout_engine == "native":
             return self.evaluate_samples(samples, recompute=args.recompute_logprobs)
-        # Another engine's log-probabilities differ from our forward pass, so compute log π_old with our own.
+        # Another engine's log-probabilities differ from those of our forward pass, so recompute log π_old.
         return replace(self.evaluate_samples(samples, recompute=True), engine_logprobs=samples.logprobs)
 
     @torch.no_grad()
     def evaluate_samples(self, samples: Samples, *, recompute: bool) -> Rollout:
-        """Adds log π_ref to completions, and V unless sampling has already computed it.
+        """Computes log π_ref of completions, and V unless sampling has already computed it.
 
         Args:
             samples: B completions.
@@ -122,6 +122,6 @@ class RolloutTrainer(BasePPOTrainer):
             rollout: B completions.
             rows: One data-set row for each completion, the row of its prompt.
         """
-        texts, scored = self.decode_and_score(rollout, rows)
-        self.keep_completions_table(texts, rollout, scored)
+        decoded, scored = self.decode_and_score(rollout, rows)
+        self.keep_completions_table(decoded, rollout, scored)
         return scored

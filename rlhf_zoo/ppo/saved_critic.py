@@ -28,7 +28,7 @@ def load_critic(folder: str | Path, policy: PreTrainedModel) -> PreTrainedModel 
     if not (folder / CRITIC_DIR).is_dir():
         return None
     try:
-        # A value head is saved in the same folder as a separate critic, but as a single file.
+        # The critic's folder has either a value head, which is a single file, or a separate model.
         if (head := read_value_head(ModelFiles(folder))) is None:
             return critic_from(folder / CRITIC_DIR)
         critic = shared_value_head(policy)

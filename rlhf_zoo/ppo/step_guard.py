@@ -2,7 +2,7 @@
 
 If a loss or gradient norm is not finite, all processes skip the optimizer step: weights, moments and the optimizer's
 counters do not change, but the learning-rate schedule continues. MAX_SKIPPED_IN_A_ROW skipped steps in a row, or a
-single weight that is not finite, end the run with `NotFinite`. Weights that are not finite are never saved.
+single weight that is not finite, ends the run with `NotFinite`. Weights that are not finite are never saved.
 """
 
 import math
@@ -35,7 +35,7 @@ class StepGuard(TrainerCallback, ExportableState):
         self._not_finite: list[str] = []
 
     def state(self) -> dict:
-        """Returns what Trainer saves with a checkpoint."""
+        """Returns the counts, which Trainer saves with a checkpoint."""
         names = ("skipped", "in_a_row", "loss_failed")
         return {"args": {}, "attributes": {name: getattr(self, name) for name in names}}
 
@@ -45,7 +45,7 @@ class StepGuard(TrainerCallback, ExportableState):
         Args:
             args: Not used.
             control: Not used.
-            state: Trainer's state, which has the counts.
+            state: Trainer's state, which has the saved counts.
         """
         state_dict = state.stateful_callbacks[type(self).__name__]
         for name, value in state_dict["attributes"].items():
@@ -60,24 +60,24 @@ class StepGuard(TrainerCallback, ExportableState):
         self._not_finite += [name for name, is_finite in finite.items() if not is_finite]
         self.loss_failed |= not finite.get("loss", True)
 
-    def should_step(self, *, step: int, learning_rate: float, scale_search: bool = False) -> bool:
+    def should_step(self, *, step: int, learning_rate: float, is_searching_scale: bool = False) -> bool:
         """Decides whether to make the optimizer step, from the recorded quantities.
 
         Args:
             step: The number of the step, for the error.
             learning_rate: The learning rate, for the error.
-            scale_search: Whether a gradient scaler is still searching for its scale. Then an overflow is expected and
-                does not count as a skipped step in a row.
+            is_searching_scale: Whether a gradient scaler is still searching for its scale. Overflows are expected then,
+                and do not count toward the steps in a row.
 
         Raises:
-            NotFinite: MAX_SKIPPED_IN_A_ROW steps in a row are not finite.
+            NotFinite: MAX_SKIPPED_IN_A_ROW steps in a row were not finite.
         """
         names, self._not_finite = self._not_finite, []
         if not names:
             self.in_a_row = 0
             return True
         self.skipped += 1
-        self.in_a_row += not scale_search
+        self.in_a_row += not is_searching_scale
         if self.in_a_row >= MAX_SKIPPED_IN_A_ROW:
             fix = HOW_TO_FIX.format(learning_rate=learning_rate)
             raise NotFinite(
@@ -103,7 +103,7 @@ class GuardedTrainer(Trainer):
         return next(callback for callback in self.callback_handler.callbacks if isinstance(callback, StepGuard))
 
     def finite_on_all_processes(self, tensors: Mapping[str, Tensor]) -> dict[str, bool]:
-        """Returns which tensors are finite in all processes, with one reduction and one copy from the device.
+        """Finds which tensors are finite in all processes, with a single reduction and a single copy from the device.
 
         Args:
             tensors: {name: tensor}. Each process passes the same names.
@@ -114,7 +114,7 @@ class GuardedTrainer(Trainer):
         return {name: count == 0 for name, count in zip(tensors, failures, strict=True)}
 
     def check_weights(self) -> None:
-        """Checks the weights that are trained.
+        """Checks that all trained weights are finite.
 
         Raises:
             NotFinite: A weight is NaN or infinite. Raised in all processes, even if only one has such a weight.
@@ -178,10 +178,10 @@ class FiniteStepsTrainer(GuardedTrainer):
     """Guards the optimizer step of Trainer's own loop, for any trainer that uses it.
 
     A step is skipped by removing the gradients: torch's optimizers then leave parameters, moments and counters as they
-    are. A gradient scaler (fp16) skips non-finite gradients itself.
+    are. A gradient scaler (fp16) itself skips a step with gradients that are not finite.
     """
 
-    _losses: Tensor | None = None
+    _loss_sum: Tensor | None = None
 
     def training_step(self, model: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
         """Runs Trainer's step, and checks loss and gradients once they are complete.
@@ -192,33 +192,35 @@ class FiniteStepsTrainer(GuardedTrainer):
             **kwargs: As in Trainer.
 
         Returns:
-            The loss; 0 if it is not finite, because Trainer would replace NaN by the mean of earlier losses. `log`
+            The loss; 0 if it is not finite, because Trainer would replace NaN with the mean of earlier losses. `log`
             reports the failure.
         """
-        if self._losses is None:
+        if self._loss_sum is None:
             self.check_weights()
         loss = super().training_step(model, *args, **kwargs)
-        self._losses = loss.detach() if self._losses is None else self._losses + loss.detach()
+        self._loss_sum = loss.detach() if self._loss_sum is None else self._loss_sum + loss.detach()
         if self.accelerator.sync_gradients:
-            self._skip_if_not_finite(model, self._losses)
-            self._losses = None
+            self._skip_if_not_finite(model, self._loss_sum)
+            self._loss_sum = None
         return torch.where(loss.isfinite(), loss, 0)
 
-    def _skip_if_not_finite(self, model: nn.Module, losses: Tensor) -> None:
+    def _skip_if_not_finite(self, model: nn.Module, loss_sum: Tensor) -> None:
         gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
         scaler = self.accelerator.scaler
         # A sum of squares of scaled gradients may overflow although no element does, so use the maximum norm.
         norm = _norm(gradients, 2.0 if scaler is None else math.inf)
-        self.guard.record(self.finite_on_all_processes({"loss": losses, "gradient norm": norm}))
-        scale_search = scaler is not None and bool(losses.isfinite()) and scaler.get_scale() > 1
+        self.guard.record(self.finite_on_all_processes({"loss": loss_sum, "gradient norm": norm}))
+        is_searching_scale = scaler is not None and bool(loss_sum.isfinite()) and scaler.get_scale() > 1
         if self.guard.should_step(
-            step=self.state.global_step + 1, learning_rate=self.args.learning_rate, scale_search=scale_search
+            step=self.state.global_step + 1,
+            learning_rate=self.args.learning_rate,
+            is_searching_scale=is_searching_scale,
         ):
             return
         for weight in model.parameters():
             if scaler is None:
                 weight.grad = None
-            # Under fp16 the scaler skips the step: a gradient of NaN makes it do so, and lower its scale.
+            # Under fp16 a NaN gradient makes the scaler skip the step and lower its scale.
             elif weight.grad is not None:
                 weight.grad.fill_(math.nan)
 

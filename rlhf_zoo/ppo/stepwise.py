@@ -18,7 +18,7 @@ from .rollout import Rollout
 
 
 class StepwiseTrainer(HeldOutTrainer):
-    """Adds the methods for a custom training loop. The abstract methods are the phases of an update that they need."""
+    """Adds the methods for a custom training loop. Its abstract methods are the phases that `step` needs."""
 
     @abstractmethod
     def gather_rollouts(self, rollout: Rollout, scored: Scored, *, group_size: int = 1) -> tuple[Rollout, Scored]:
@@ -26,7 +26,7 @@ class StepwiseTrainer(HeldOutTrainer):
 
     @abstractmethod
     def ppo_update(self, model: nn.Module, rollout: Rollout, scored: Scored) -> Tensor:
-        """Makes the PPO update of a scored rollout."""
+        """Makes the PPO update for a scored rollout."""
 
     def prepare_loop(self) -> nn.Module:
         """Prepares the model, the optimizer and the schedule on the first call.
@@ -56,7 +56,7 @@ class StepwiseTrainer(HeldOutTrainer):
             Completions of the same prompt are adjacent.
 
         Raises:
-            ZooError: There are no prompts, or a prompt is empty, too long or has unknown ids.
+            ZooError: There are no prompts, or a prompt is empty, is too long or has unknown ids.
         """
         self.prepare_loop()
         if isinstance(prompts, str):
@@ -68,13 +68,13 @@ class StepwiseTrainer(HeldOutTrainer):
         rows = [
             {
                 PROMPT_TOKENS: prompt_ids(prompt, row, self),
-                PROMPT_INDEX: self.global_index(self._prompts_generated + row),
+                PROMPT_INDEX: self.global_index(self._loop_prompts + row),
                 GENERATION_INDEX: generation,
             }
             for row, prompt in enumerate(prompts)
             for generation in range(num_generations)
         ]
-        self._prompts_generated += len(prompts)
+        self._loop_prompts += len(prompts)
         rollout = self.rollout(rows, stream=LOOP_STREAM)
         device = rollout.mask.device
         return [torch.tensor(ids, device=device) for ids in rollout.samples.token_lists()]
@@ -83,15 +83,16 @@ class StepwiseTrainer(HeldOutTrainer):
         """Makes one PPO update from the user's completions and scores: the same update that `train` makes.
 
         Args:
-            queries: B texts or lists of token ids.
-            responses: B texts or lists of token ids.
+            queries: B texts, conversations or sequences of token ids.
+            responses: B texts or sequences of token ids.
             scores: B numbers.
 
         Returns:
-            This update's metrics, by the names of docs/metrics.md.
+            This update's metrics, by the names in docs/metrics.md.
 
         Raises:
-            ZooError: Counts differ, a response is empty, a score is not finite, or score_centering is "prompt".
+            ZooError: Counts differ, a query or response cannot be used, a score is not finite, or score_centering is
+                "prompt".
         """
         if self.args.score_centering == "prompt":
             raise ZooError(

@@ -18,7 +18,7 @@ class Phases:
     """
 
     def __init__(self, device: torch.device) -> None:
-        #: Called with the name of each phase that begins, and with "" at the end of an update; `str` does nothing.
+        #: Is called with the name of each phase that begins, and with "" at the end of an update. `str` has no effect.
         self.listener: Callable[[str], object] = str
         self._device = device
         self._running: list[str] = []
@@ -37,7 +37,7 @@ class Phases:
         self._updates += 1
 
     def __call__(self, name: str) -> AbstractContextManager[None]:
-        """Counts the time of a context for this phase instead of for the enclosing phase.
+        """Counts the time of a context toward this phase instead of the enclosing phase.
 
         Args:
             name: The phase.
@@ -48,12 +48,12 @@ class Phases:
         """Counts sampled tokens.
 
         Args:
-            tokens: Response tokens of all processes.
+            tokens: The number of response tokens of all processes.
         """
         self._tokens += tokens if self._running else 0
 
     def pop_means(self) -> dict[str, float]:
-        """Returns `time/NAME` of each phase, in seconds per update, and `tokens_per_second`. Resets them."""
+        """Returns `time/NAME` of each phase, in seconds per update, and `tokens_per_second`. Resets all counts."""
         metrics: dict[str, float] = {}
         if self._updates:
             seconds = sum(self._seconds.values())
@@ -64,17 +64,17 @@ class Phases:
 
     @contextmanager
     def _measure(self, name: str) -> Iterator[None]:
-        self._lap()
+        self._add_elapsed()
         self._running.append(name)
         self.listener(name)
         try:
             yield
         finally:
-            self._lap()
+            self._add_elapsed()
             self._running.pop()
             self.listener(self._running[-1] if self._running else "")
 
-    def _lap(self) -> None:
+    def _add_elapsed(self) -> None:
         if self._device.type != "cpu":
             torch.accelerator.synchronize(self._device)  # kernels still run after the call that starts them
         now = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Checks before sampling that tokenizers and models fit together."""
+"""Checks, before sampling, that tokenizers and models fit together."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,11 +18,13 @@ from ..modeling.sampling.sampler import Vocabulary, base_of, sample
 from ..modeling.special_tokens import highest_id
 from .guards import RATIO_ROUNDING, warn
 
-# The number of tokens in the longer test prompt and in each test completion of `check_decoding`.
+#: The number of tokens in the longer test prompt and in each test completion of `check_decoding`.
 _TEST_TOKENS = 4
 
 
-def check_tokens(tokenizer: PreTrainedTokenizerBase, policy: PreTrainedModel, *, require_own_pad: bool = True) -> None:
+def check_tokenizer(
+    tokenizer: PreTrainedTokenizerBase, policy: PreTrainedModel, *, require_own_pad: bool = True
+) -> None:
     """Checks that the policy can be trained with this tokenizer.
 
     PAD itself may be past the embeddings, because the model never reads it.
@@ -61,11 +63,11 @@ def embedding_rows(model: PreTrainedModel) -> int:
 
 
 class TokenConsumer(NamedTuple):
-    """A model that reads the policy's token ids, so that it needs an embedding for each of them.
+    """A model that reads the policy's token ids, and so needs an embedding for each of them.
 
     Attributes:
         name: The model's name in errors.
-        embedding_rows: The number of its embedding rows.
+        embedding_rows: The number of the model's embedding rows.
     """
 
     name: str
@@ -83,11 +85,11 @@ class TokenConsumer(NamedTuple):
 
 
 def find_smallest_consumer(vocabulary: Vocabulary, models: Mapping[str, PreTrainedModel | None]) -> TokenConsumer:
-    """Finds the model with the fewest embedding rows.
+    """Finds the model with the fewest embedding rows, and checks that they are enough.
 
     Args:
         vocabulary: The tokens that the policy can sample.
-        models: {name: model}, the policy first, then the models that read the policy's ids.
+        models: {name: model}, the policy first, then the other models that read the policy's ids; None is skipped.
 
     Raises:
         ZooError: A model has no embedding for a token that the policy can sample.
@@ -132,10 +134,10 @@ def check_decoding(policy: PreTrainedModel, vocabulary: Vocabulary) -> None:
 
     Args:
         policy: The policy.
-        vocabulary: The tokens that it can sample.
+        vocabulary: The tokens that the policy can sample.
 
     Raises:
-        ZooError: Log-probabilities differ by more than rounding, or sampling fails.
+        ZooError: Log-probabilities differ by more than rounding can explain, or sampling fails.
     """
     name, was_training = type(base_of(policy)).__name__, policy.training
     # Take ids from the middle of the vocabulary, because special tokens are usually at its ends.
@@ -172,8 +174,8 @@ def check_decoding(policy: PreTrainedModel, vocabulary: Vocabulary) -> None:
         )
 
 
-def check_tokenizer_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, subject: str) -> None:
-    """Checks that a tokenizer is the one with which the model was saved.
+def check_saved_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, subject: str) -> None:
+    """Checks that a tokenizer is the tokenizer that was saved with the model.
 
     A model that was made in memory, or whose tokenizer is not on this machine, is not checked.
 
@@ -183,7 +185,7 @@ def check_tokenizer_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBas
         subject: The model's name in errors.
 
     Raises:
-        ZooError: The tokenizer in the model's files has other ids.
+        ZooError: The tokenizer in the model's files assigns other ids to tokens, or lacks most of them.
     """
     name = getattr(model.config, "_name_or_path", "") or ""
     if not name:
@@ -196,18 +198,18 @@ def check_tokenizer_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBas
     except (OSError, ValueError, ZooError):
         return  # there is no tokenizer with the weights
     saved_vocabulary, vocabulary = saved_tokenizer.get_vocab(), tokenizer.get_vocab()
-    moved = [token for token, token_id in vocabulary.items() if saved_vocabulary.get(token, token_id) != token_id]
+    renumbered = [token for token, token_id in vocabulary.items() if saved_vocabulary.get(token, token_id) != token_id]
     missing = [token for token in vocabulary if token not in saved_vocabulary]
-    if moved or len(missing) > len(vocabulary) // 2:
-        example = repr((moved or missing)[0])
+    if renumbered or len(missing) > len(vocabulary) // 2:
+        example = f"{renumbered[0]!r} has another id there" if renumbered else f"{missing[0]!r} is missing there"
         raise ZooError(
-            f"The tokenizer passed for {subject} is not the one that {name} was saved with ({example} has another id "
-            "there): tokenizers may be swapped; pass each model its own."
+            f"The tokenizer passed for {subject} is not the one that {name} was saved with ({example}): "
+            "tokenizers may be swapped; pass each model its own."
         )
 
 
 def check_reward_head(model: PreTrainedModel) -> None:
-    """Warns if the files of a reward model have no classification head, so that its head may be random.
+    """Warns if the files of a reward model have no classification head, because its head may then be random.
 
     This is not an error, because the head may have been trained since. A model that was made in memory, or whose files
     are not on this machine, is not checked.

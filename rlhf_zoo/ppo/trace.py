@@ -29,7 +29,7 @@ from .token_checks import TokenConsumer, check_ids
 
 #: The first part of a traced completion's random key.
 TRACE_STREAM = 8
-#: Fields of a trace that are copied from PPOConfig.
+#: The fields of a trace that are copied from PPOConfig.
 CONFIG_FIELDS = ("kl_in", "kl_estimator", "action_level", "gamma", "lam", "temperature")
 
 
@@ -74,18 +74,18 @@ class Trace:
         prompt: A text or a conversation.
         completion: The completion's text.
         tokens: The completion's tokens.
-        scores: {reward: score}; None for a reward that does not apply.
+        scores: {name of a reward: score}; the score is None if the reward does not apply.
         score: The weighted sum of the scores.
-        shaped_score: The score centered, scaled, clipped and corrected for a missing end, as in training.
+        shaped_score: `score`, centered, scaled, clipped and corrected for a missing end, as in training.
         kl: Σ k1 in nats.
         kl_coef: β.
-        kl_in: Where β·KL enters, "reward" or "loss".
+        kl_in: Where the KL penalty goes, "reward" or "loss".
         kl_estimator: As in PPOConfig.
         ratio: ∏ρ.
         cliprange: The bounds of ρ.
         action_level, gamma, lam, temperature: As in PPOConfig.
         ended: Whether the completion ended by itself.
-        length: The number of its tokens.
+        length: The number of tokens in the completion.
         seed: The random seed of the sampling.
         max_new_tokens: The maximum number of tokens in a completion.
         whitening: Sentences about steps of training that need several completions; "" if there are none.
@@ -138,8 +138,8 @@ def trace(
 ) -> Trace:
     """Samples one completion from the policy, and computes the numbers of PPO for each of its tokens.
 
-    Random numbers depend on (seed, TRACE_STREAM, position). Log-probabilities come from forward passes over the same
-    tokens at args.temperature, so equal models give exactly k1 = 0 and ρ = 1. Dropout is turned off in the models.
+    Random numbers depend only on (seed, TRACE_STREAM, position). Log-probabilities come from forward passes over the
+    same tokens at args.temperature, so equal models give exactly k1 = 0 and ρ = 1. Dropout is turned off in all models.
 
     Args:
         prompt: A text or a conversation.
@@ -170,8 +170,8 @@ def trace(
     logprobs, ref_logprobs, old_logprobs = (
         token_logprobs(model, samples, temperature=args.temperature) for model in (policy, reference, old or reference)
     )
-    texts = decode_rows(tokenizer, samples, [{**(columns or {}), "prompt": prompt, PROMPT_TOKENS: prompt_ids}])
-    scored = rewards(samples, texts.prompts, texts.completions, texts.texts, texts.columns)
+    decoded = decode_rows(tokenizer, samples, [{**(columns or {}), "prompt": prompt, PROMPT_TOKENS: prompt_ids}])
+    scored = rewards(samples, decoded.prompts, decoded.completions, decoded.texts, decoded.columns)
     running_scores = running_scores or RunningScores()
     shaped = shaped_scores(scored, samples.ended, args, running_scores)
     token_scores = shaped_token_scores(scored, samples.ended, args, running_scores)
@@ -249,7 +249,7 @@ def _action_columns(
 
 
 def _token_columns(samples: Samples, logprobs: Tensor, ref_logprobs: Tensor, old_logprobs: Tensor) -> dict[str, Tensor]:
-    """Collects the numbers that each token has even if the completion is one action, (1, T) each."""
+    """Collects the numbers of each token, (1, T) each, which do not depend on action_level."""
     return {
         "token_id": samples.completion_ids,
         "logprob": logprobs,
@@ -287,20 +287,20 @@ def _traced_tokens(
     token_columns: Mapping[str, Tensor],
     action_columns: Mapping[str, Tensor],
 ) -> tuple[tuple[TracedToken, ...], str]:
-    """Returns the traced tokens and the completion's text, which depends on the prompt's last ids."""
+    """Returns the traced tokens and the completion's text. Its first characters may depend on the prompt's last ids."""
     width = next(iter(action_columns.values())).shape[1]
     padding: list[None] = [None] * (token_columns["token_id"].shape[1] - width)
     columns = {
         **{name: column[0].tolist() for name, column in token_columns.items()},
         **{name: padding + column[0].tolist() for name, column in action_columns.items()},
     }
-    pieces = IncrementalDetokenizer(tokenizer, prompt_ids)
+    detokenizer = IncrementalDetokenizer(tokenizer, prompt_ids)
     for token_id in columns["token_id"]:
-        pieces.add(token_id)
-    completion = pieces.finish()
+        detokenizer.add(token_id)
+    completion = detokenizer.finish()
     tokens = tuple(
         TracedToken(token=piece, **dict(zip(columns, row, strict=True)))
-        for piece, row in zip(pieces.by_token, zip(*columns.values(), strict=True), strict=True)
+        for piece, row in zip(detokenizer.by_token, zip(*columns.values(), strict=True), strict=True)
     )
     return tokens, completion
 
@@ -329,12 +329,12 @@ def _encode_prompt(
 
 
 def _describe_missing_steps(args: PPOConfig) -> str:
-    """Describes the steps of training that need several completions and are therefore missing in a trace."""
+    """Describes the steps of training that a trace lacks, because they need several completions."""
     sentences = []
     if args.score_centering == "prompt":
         sentences.append(
             "Training subtracts the mean score of the prompt's other completions, but a trace has only one: r, δ "
-            "and Â are from before the subtraction."
+            "and Â are without this subtraction."
         )
     whitened = [name for name in ("rewards", "advantages") if getattr(args, f"whiten_{name}")]
     if whitened:

@@ -37,7 +37,7 @@ from .distributed_update import split_samples, split_texts
 from .guards import (
     check_ratio,
     check_rewards,
-    check_start,
+    check_start_kl,
     warn_if_scores_identical,
     wrap_reward_errors,
 )
@@ -50,7 +50,7 @@ from .stepwise import StepwiseTrainer
 
 log = logging.getLogger(__name__)
 
-#: The seed for PTX texts is the shuffle's seed, shifted by this number of bits, so that no shuffle has the same seed.
+#: The seed for PTX texts is the shuffle's seed, shifted left by this many bits, so it never equals a shuffle's seed.
 TEXT_SEED_SHIFT = 12
 
 
@@ -135,7 +135,7 @@ class PPOTrainer(StepwiseTrainer):
         )
 
     def ppo_update(self, model: nn.Module, rollout: Rollout, scored: Scored) -> Tensor:
-        """Makes the PPO update of a scored rollout: advantages, epochs, metrics, β.
+        """Makes the PPO update for a scored rollout: advantages, epochs, metrics, β.
 
         Args:
             model: Policy and critic, wrapped for training.
@@ -147,7 +147,7 @@ class PPOTrainer(StepwiseTrainer):
         """
         if not self._start_checked:
             if rollout.has_reference:
-                check_start(
+                check_start_kl(
                     rollout.logprobs,
                     rollout.ref_logprobs,
                     rollout.mask,
@@ -199,7 +199,7 @@ class PPOTrainer(StepwiseTrainer):
         """
         args, token_mask = self.args, rollout.mask
         shaped = self.shape_scores(scored, rollout.samples.ended)
-        # A held-out prompt has only one completion, so there are no others to compare it with.
+        # A held-out prompt has a single completion, so there is no other completion to compare it with.
         centers_by_prompt = args.score_centering == "prompt" and scored.group_size > 1
         scores = F.leave_one_out(shaped, size=scored.group_size) if centers_by_prompt else shaped
         kl_in_reward = args.kl_in == "reward"
@@ -224,10 +224,10 @@ class PPOTrainer(StepwiseTrainer):
         return Advantages(scored, shaped, -beta * kl.sum(1), rewards, values, advantages, returns, action_mask)
 
     def token_rewards(self, terminal_scores: Tensor, kl: Tensor, mask: Tensor, *, kl_coef: float) -> Tensor:
-        """Computes r_t of each action, excluding the per-token rewards that reward functions return.
+        """Computes r_t of each action, without the per-token rewards that reward functions return.
 
-        `compute_advantages` adds those. An override may place a score elsewhere, but must not change the sum over a
-        completion; `compute_advantages` checks the sum.
+        `compute_advantages` adds per-token rewards. An override may place a score elsewhere, but must not change the
+        sum over a completion; `compute_advantages` checks the sum.
 
         Args:
             terminal_scores: (B,), the part of each score that goes to the last token.
@@ -355,7 +355,7 @@ class PPOTrainer(StepwiseTrainer):
             batch.rollout.samples,
             max_rows=len(batch) if args.max_tokens_per_micro_batch else args.per_device_train_batch_size,
             max_tokens=self.max_tokens_per_micro_batch,
-            # Keep the order of sums of earlier versions for the CPU default, so that results stay bitwise equal.
+            # With the CPU default, keep the summation order of earlier versions, so that results stay bitwise equal.
             minimize_padding=self.max_tokens_per_micro_batch != CPU_TOKENS_PER_PASS,
             packed=args.padding_free,
             process=args.process_index,
@@ -380,7 +380,7 @@ class PPOTrainer(StepwiseTrainer):
                 batch.texts, max_batches=len(micro_batches), process=args.process_index, processes=args.world_size
             )
         for number, (indices, text_batch) in enumerate(zip_longest(micro_batches, text_batches), start=1):
-            # A process without completions computes one with weight 0, because other processes wait for its gradients.
+            # A process without completions uses one with weight 0, because the other processes wait for its gradients.
             is_empty = len(indices) == 0
             micro_batch_metrics = UpdateMetrics(args.device) if is_empty else metrics
             micro_batch = batch.micro_batch(torch.zeros_like(batch.indices[:1]) if is_empty else indices, text_batch)
@@ -420,13 +420,13 @@ class PPOTrainer(StepwiseTrainer):
             ref_logits=ref_logits,
             entropy_requires_grad=args.entropy_coef > 0,
             # If possible, the head's forward pass computes the loss, so that each chunk of logits is computed once.
-            policy_loss=policy_loss if policy_loss.is_separable_per_token and not self.is_warming_up else None,
+            policy_loss=policy_loss if policy_loss.is_separable_per_token and not self.is_critic_warmup else None,
         )
-        loss, terms = micro_batch_loss(policy_loss, output, critic_only=self.is_warming_up)
+        loss, terms = micro_batch_loss(policy_loss, output, critic_only=self.is_critic_warmup)
         text_tokens = batch.size.text_tokens
         if texts is not None and output.text_logprobs is not None and text_tokens is not None:
             metrics.add_texts(-output.text_logprobs, texts.mask)
-            if not self.is_warming_up:
+            if not self.is_critic_warmup:
                 loss = loss + args.ptx_coef * F.aggregate(-output.text_logprobs, texts.mask, tokens=text_tokens)
         metrics.add_terms(terms, samples.mask, batch.estimates.mask)
         return loss
@@ -444,17 +444,17 @@ class PPOTrainer(StepwiseTrainer):
             {"policy" or "critic": gradient norm before clipping}.
 
         Raises:
-            NotFinite: Several optimizer steps in a row were skipped.
+            NotFinite: Too many optimizer steps in a row were skipped.
         """
         actor, norms = self.actor, {}
-        limit = self.args.max_grad_norm or math.inf
+        max_norm = self.args.max_grad_norm or math.inf
         # A shared trunk gets gradients from the critic, but must not change during warm-up either.
-        if self.is_warming_up:
+        if self.is_critic_warmup:
             for parameter in actor.policy.parameters():
                 parameter.grad = None
         for name, module in (("policy", actor.policy), ("critic", actor.value_model)):
             parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-            norms[name] = gather_tensor(self.accelerator.clip_grad_norm_(parameters, limit)).detach()
+            norms[name] = gather_tensor(self.accelerator.clip_grad_norm_(parameters, max_norm)).detach()
         assert self.optimizer is not None
         named_norms = {f"{name}'s gradient norm": norm for name, norm in norms.items()}
         self.guard.record(self.finite_on_all_processes(named_norms))

@@ -33,17 +33,18 @@ from .waiting import raise_on_signals
 
 #: The number of tokens in the row that vLLM and the policy score after each update of weights.
 CHECKED_TOKENS = 64
-#: The mean |Δ log π| per token, in nats, that rounding explains, by the coarser of both precisions. Measured: 1e-5 in
-#: float32 on a CPU, 1e-3 if a GPU multiplies in TF32, about 1e-2 in bfloat16; with stale weights, 0.2 to 0.3.
+#: The largest mean |Δ log π| per token, in nats, that rounding can explain, by the coarser of the two precisions.
+#: Measured: 1e-5 in float32 on a CPU, 1e-3 if a GPU multiplies in TF32, 1e-2 in bfloat16; 0.2 to 0.3 if weights are
+#: stale.
 ROUNDING = {torch.float32: 1e-2, torch.float16: 2e-2, torch.bfloat16: 0.1}
-#: The same for float32 on a CPU.
+#: The same limit for float32 on a CPU.
 ROUNDING_ON_CPU = 1e-3
 #: Seconds to wait for a connection, and for the answer to a health check.
 CONNECT_SECONDS, ANSWER_SECONDS = 2.0, 2.0
 
 
 class VLLMEngine:
-    """An engine that samples with vLLM. Its random numbers are vLLM's: keys and seed have no effect.
+    """An engine that samples with vLLM. Random numbers are vLLM's own: keys and seed have no effect.
 
     Args:
         args: The settings.
@@ -74,7 +75,7 @@ class VLLMEngine:
         colocated = nullcontext() if self._url else _add_llm_options(
             dtype=str(self._dtype).removeprefix("torch."), enforce_eager=args.vllm_enforce_eager
         )  # fmt: skip
-        with raise_on_signals(), _sampling_error("vLLM did not start", "see its output above"):
+        with raise_on_signals(), _convert_errors("vLLM did not start", "see its output above"):
             if self._url and self._is_client:
                 _check_server(self._url)
             if self._url is None and accelerator.device.type == "cpu":
@@ -104,12 +105,12 @@ class VLLMEngine:
         settings: dict[str, Any] = {"stop_token_ids": list(request.stop_ids), "ignore_eos": True}
         if excluded_ids(request.vocabulary, model):
             settings["allowed_token_ids"] = [
-                index for index in range(request.vocabulary.size) if index in request.vocabulary
+                token_id for token_id in range(request.vocabulary.size) if token_id in request.vocabulary
             ]
         self._send_weights(model, request)
         self._generation.generation_kwargs = settings
         # Signals may interrupt the wait for a server. A colocated vLLM finishes its rollout, as our own sampler does.
-        with raise_on_signals() if self._url else nullcontext(), _sampling_error("vLLM sampled nothing", self._fix):
+        with raise_on_signals() if self._url else nullcontext(), _convert_errors("vLLM sampled nothing", self._fix):
             _, completions, logprobs, _ = self._generation.generate(
                 prompts=[list(prompt) for prompt in request.prompts], images=None, num_generations=1
             )
@@ -122,13 +123,13 @@ class VLLMEngine:
         return f"see the output of the server at {self._url}" if self._url else "see its output above"
 
     def _send_weights(self, model: PreTrainedModel, request: SamplingRequest) -> None:
-        """Sends the policy's weights and checks that vLLM has them. If not, all processes raise SamplingFailed."""
+        """Sends the policy's weights and checks that vLLM has them. All processes raise SamplingFailed if not."""
         problem: SamplingFailed | None = None
         try:
             if self._url and self._is_client:
                 with raise_on_signals():
                     _check_server(self._url)
-            with _sampling_error("vLLM did not take the policy's weights", self._fix), _unmerge_on_error(model):
+            with _convert_errors("vLLM did not take the policy's weights", self._fix), _unmerge_on_error(model):
                 self._generation.sync_weights()
             if self._is_client:
                 self._check_weights(model, request.prompts)
@@ -150,7 +151,7 @@ class VLLMEngine:
         """Raises SamplingFailed if vLLM's log-probabilities of a row differ from the policy's by more than rounding."""
         context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or CHECKED_TOKENS + 1
         row = _row_to_check(prompts, min(CHECKED_TOKENS, context - 1))
-        with raise_on_signals() if self._url else nullcontext(), _sampling_error("vLLM scored nothing", self._fix):
+        with raise_on_signals() if self._url else nullcontext(), _convert_errors("vLLM scored nothing", self._fix):
             vllm_logprobs = self._server_logprobs(row) if self._url else self._colocated_logprobs(row)
         policy_logprobs = row_logprobs(model, row)
         difference = float((policy_logprobs - torch.tensor(vllm_logprobs, device=policy_logprobs.device)).abs().mean())
@@ -158,15 +159,15 @@ class VLLMEngine:
         if not difference <= bound:  # NaN fails too
             name = str(self._dtype).removeprefix("torch.")
             raise SamplingFailed(
-                f"vLLM has other weights than the policy: after they were sent, its log-probabilities of one row "
-                f"differ by {difference:.2g} nats per token from the policy's, more than the {bound:g} that {name} "
-                "explains: use another version of vLLM, or rollout_engine 'native'."
+                f"vLLM does not have the policy's weights: after they were sent, its log-probabilities of one row "
+                f"differ by {difference:.2g} nats per token from the policy's, more than the {bound:g} that rounding "
+                f"in {name} explains: use another version of vLLM, or rollout_engine 'native'."
             )
 
     def _colocated_logprobs(self, row: Sequence[int]) -> list[float]:
         from trl.generation import vllm_generation
 
-        if self._sleep_mode:  # TRL has woken only the weights. Its later call for the cache then has no effect.
+        if self._sleep_mode:  # so far, TRL has woken only the weights; its later call for the cache has no effect
             self._generation.llm.wake_up(tags=["kv_cache"])
         params = vllm_generation.SamplingParams(max_tokens=1, temperature=1.0, prompt_logprobs=0)
         prompt = {"prompt_token_ids": list(row)}
@@ -186,13 +187,13 @@ class VLLMEngine:
         return [math.nan if (x := logprobs[str(token)]["logprob"]) is None else x for token, logprobs in scored]
 
     def _served_dtype(self) -> torch.dtype:
-        """Returns the precision of the server."""
+        """Returns the dtype in which the server computes."""
         name = str(self._generation.vllm_client.get_server_info()["model_config"]["dtype"])
         return getattr(torch, name.removeprefix("torch."))
 
 
 class BoundedAdapter(HTTPAdapter):
-    """Notices within seconds that a server is down, but waits for a running server as long as it needs."""
+    """Fails within seconds if a server is down, but waits for a running server as long as it needs."""
 
     def __init__(self) -> None:
         # Retry only if the connection was refused, or a proxy refused. After other failures, the server may have
@@ -205,7 +206,7 @@ class BoundedAdapter(HTTPAdapter):
         )  # fmt: skip
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
-        # Keep-alive probes distinguish a server that is gone, after about 9 s, from one that is still computing.
+        # Keep-alive probes detect after about 9 s that a server is gone, and let a server compute as long as it needs.
         options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
         for name, value in {"TCP_KEEPIDLE": 3, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}.items():
             if hasattr(socket, name):
@@ -243,19 +244,19 @@ def _computing_dtype(args: PPOConfig, policy: PreTrainedModel) -> torch.dtype:
 
 
 def rounding(dtype: torch.dtype, *, on_cpu: bool) -> float:
-    """Returns the mean |Δ log π| per token, in nats, that rounding can explain between two programs.
+    """Returns the largest mean |Δ log π| per token, in nats, that rounding can explain between two programs.
 
     Args:
-        dtype: The coarser of both precisions.
-        on_cpu: Whether both run on a CPU.
+        dtype: The coarser of the two precisions.
+        on_cpu: Whether both programs run on a CPU.
     """
     return ROUNDING_ON_CPU if on_cpu and dtype == torch.float32 else ROUNDING.get(dtype, max(ROUNDING.values()))
 
 
 def _row_to_check(prompts: Sequence[Sequence[int]], length: int) -> list[int]:
-    """Concatenates prompts into the row, of at most `length` tokens, that vLLM and the policy score.
+    """Concatenates prompts into the row that vLLM and the policy score, with at most `length` tokens.
 
-    It has at least two token ids, because the first token has no log-probability.
+    The row has at least two tokens, because the first token has no log-probability.
     """
     row = [token for prompt in prompts for token in prompt][:length]
     return row * 2 if len(row) == 1 else row
@@ -278,7 +279,7 @@ def row_logprobs(model: PreTrainedModel, row: Sequence[int]) -> Tensor:
 
 
 @contextmanager
-def _sampling_error(failure: str, fix: str) -> Iterator[None]:
+def _convert_errors(failure: str, fix: str) -> Iterator[None]:
     """Converts any exception of TRL or vLLM into SamplingFailed. They raise too many types to list."""
     try:
         yield
@@ -298,7 +299,7 @@ def _sampling_error(failure: str, fix: str) -> Iterator[None]:
 
 @contextmanager
 def _unmerge_on_error(model: Any) -> Iterator[None]:
-    """Unmerges adapters if sending weights failed, because TRL merges them before it sends."""
+    """Unmerges adapters if sending weights failed, because TRL merges them before it sends the weights."""
     try:
         yield
     except Exception:

@@ -304,7 +304,7 @@ def test_doctor_fails_when_critic_returns_nan(world: World) -> None:
 @pytest.mark.parametrize(
     ("flags", "check", "message"),
     [
-        ({"num_ppo_epochs": 5}, "epochs", "num_ppo_epochs is 5. After 4 epochs the policy is far from the rollout"),
+        ({"num_ppo_epochs": 5}, "epochs", "num_ppo_epochs is 5. After 4 epochs the policy is far from the one that"),
         ({"kl_estimator": "k3"}, "trainer", "kl_estimator 'k3' in the reward follows"),
         (
             {"reward_model_path": "none", "reward_funcs": "test_doctor:equal_rewards"}, "rewards",

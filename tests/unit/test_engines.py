@@ -37,7 +37,7 @@ from rlhf_zoo.pipeline.stages.interrupt import Stopped
 from rlhf_zoo.ppo.engine_samples import as_samples
 from rlhf_zoo.ppo.engines import sample_with_transformers
 from rlhf_zoo.ppo.failures import SamplingFailed
-from rlhf_zoo.ppo.vllm import _sampling_error
+from rlhf_zoo.ppo.vllm import _convert_errors
 from rlhf_zoo.runs.context import RunContext
 
 TEMPERATURE = 0.7
@@ -178,7 +178,7 @@ def test_stale_engine_weights_stop_run_and_keep_finished_updates(
     stub = StubVLLM(make_policy(), logprob_error=0.0, stale_from=3)
     with stage_keys_with_stub(mode, stub, monkeypatch) as keys:
         context = make_context(folder, **keys)
-        message = r"has other weights .* more than the 0\.001 that .*Step 2 is saved: run the same command again"
+        message = r"does not have the policy.s weights.* more than the 0\.001 that .*Step 2 is saved: run the same"
         with pytest.raises(SamplingFailed, match=message):
             ppo.run(context)
         assert checkpoints_and_status(context) == (["checkpoint-2"], "interrupted")
@@ -326,5 +326,5 @@ def test_as_samples_rejects_invalid_engine_output() -> None:
 @pytest.mark.parametrize("text", ["NCCL is missing", "NCCL is missing."])
 def test_error_of_missing_nccl_is_two_sentences(text: str) -> None:
     failed = pytest.raises(SamplingFailed, match=r"^No weights: NCCL is missing\. Use vllm_mode 'colocate'")
-    with failed, _sampling_error("No weights", "start it"):
+    with failed, _convert_errors("No weights", "start it"):
         raise NotImplementedError(text)

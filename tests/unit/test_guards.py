@@ -241,17 +241,17 @@ def test_first_kl_bound_depends_on_length_batch_and_precision(rows: int, length:
         near, far = (rollouts(rows, length, apart=apart, seed=seed) for apart in (0.06, 1.0))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", GuardWarning)
-            guards.check_start(*near, precision=torch.bfloat16)
+            guards.check_start_kl(*near, precision=torch.bfloat16)
         if length * rows >= 512:
             with pytest.raises(ZooError, match=r"that bfloat16 rounding can explain.* merge it into its base"):
-                guards.check_start(*far, precision=torch.bfloat16)
+                guards.check_start_kl(*far, precision=torch.bfloat16)
         logprobs, ref_logprobs, mask = near
-        if abs(float((logprobs - ref_logprobs)[mask].sum())) / rows < guards.START_KL:
-            guards.check_start(*near, precision=torch.float32)
+        if abs(float((logprobs - ref_logprobs)[mask].sum())) / rows < guards.MAX_START_KL:
+            guards.check_start_kl(*near, precision=torch.float32)
         else:  # in float32 rounding explains none of it
             beyond += 1
             with pytest.raises(ZooError, match="nats per completion, although the run starts at its reference: if"):
-                guards.check_start(*near, precision=torch.float32)
+                guards.check_start_kl(*near, precision=torch.float32)
     assert beyond == 0 or length > 16
     assert length < 1024 or beyond > 50
 

@@ -62,13 +62,13 @@ def test_place_frozen_models_offloads_movable_models() -> None:
     shares.weight = training.weight
     rewards: Any = [alone, quantized, shares]
     given: Any = reference
-    place_frozen_models(given, rewards, device=ELSEWHERE, offload_unless_shared_with=training)
+    place_frozen_models(given, rewards, device=ELSEWHERE, trained=training, offload=True)
     homes = [model.device.type for model in (reference, alone, quantized, shares)]
     assert homes == ["cpu", "cpu", "cuda", "cuda"]
-    place_frozen_models(given, rewards, device=ELSEWHERE, offload_unless_shared_with=None)
+    place_frozen_models(given, rewards, device=ELSEWHERE, trained=training, offload=False)
     assert {model.device for model in (reference, *rewards)} == {ELSEWHERE}
     with pytest.raises(ZooError, match=r"^offload_frozen has no model to move"):
-        place_frozen_models(None, [quantized, shares], device=ELSEWHERE, offload_unless_shared_with=training)  # type: ignore[list-item]
+        place_frozen_models(None, [quantized, shares], device=ELSEWHERE, trained=training, offload=True)  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize(

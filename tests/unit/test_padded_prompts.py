@@ -61,7 +61,7 @@ def test_padded_prompts_train_the_same_weights(tmp_path: Path) -> None:
 
 def test_padding_is_removed_from_pretraining_texts() -> None:
     settings: dict[str, Any] = {
-        "context_length": None,
+        "context": None,
         "pad_id": TOKENIZER.eos_token_id,
         "num_embeddings": len(TOKENIZER),
     }

@@ -25,12 +25,12 @@ from ...modeling.models import context_length, load_causal
 from ...modeling.prompt_keys import describe_prompt_count
 from ...modeling.prompts import prepare_prompts
 from ...modeling.reserved_columns import GENERATION_INDEX, PROMPT_TOKENS
-from ...ppo.assembly import MANY_EPOCHS, warn_if_many_epochs
+from ...ppo.assembly import MAX_USUAL_EPOCHS, warn_if_many_epochs
 from ...ppo.base import TRAIN_STREAM
 from ...ppo.custom_loop import samples_from_user
-from ...ppo.guards import check_ratio, check_rewards, check_start, check_values, warn, warn_if_scores_identical
+from ...ppo.guards import check_ratio, check_rewards, check_start_kl, check_values, warn, warn_if_scores_identical
 from ...ppo.rollout import Advantages, Rollout
-from ...ppo.token_checks import TokenConsumer, check_ids, check_tokenizer_of, check_tokens, embedding_rows
+from ...ppo.token_checks import TokenConsumer, check_ids, check_saved_tokenizer, check_tokenizer, embedding_rows
 from ...ppo.trainer import PPOTrainer
 from ...publishing.adapters import check_planned_base
 from ...rewards import RewardModel, Scored
@@ -149,7 +149,7 @@ def _check_columns(context: RunContext) -> tuple[None, str]:
 def _check_epochs(settings: StageSettings) -> tuple[None, str]:
     epochs = settings.trainer.num_ppo_epochs
     warn_if_many_epochs(epochs)
-    return None, f"{epochs} over each rollout, at most {MANY_EPOCHS}"
+    return None, f"{epochs} over each rollout, at most {MAX_USUAL_EPOCHS}"
 
 
 def _check_functions(settings: StageSettings) -> tuple[list[Any], str]:
@@ -255,7 +255,7 @@ def _load_tokenizer(
     context: RunContext, data: dict[str, Any], checkpoint: ParentCheckpoint, policy: PreTrainedModel
 ) -> tuple[PreTrainedTokenizerBase, str]:
     tokenizer = policy_tokenizer(context, checkpoint.path, data)
-    check_tokens(tokenizer, policy)
+    check_tokenizer(tokenizer, policy)
     special_tokens = (
         f"EOS {tokenizer.eos_token} = {tokenizer.eos_token_id}, PAD {tokenizer.pad_token} = {tokenizer.pad_token_id}"
     )
@@ -290,7 +290,7 @@ def _check_policy_tokenizer(
     policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
 ) -> tuple[None, str]:
     """Compares the tokenizer's files, and checks how well the policy predicts the prompts' tokens."""
-    check_tokenizer_of(policy, tokenizer, subject="the policy")
+    check_saved_tokenizer(policy, tokenizer, subject="the policy")
     texts = [torch.tensor(ids) for ids in prompts[:TOKENIZER_PROMPTS] if len(ids) > 1]
     if not texts:
         return None, "its files match; the prompts are single tokens, so nothing else can be measured"
@@ -346,7 +346,7 @@ def _check_reward_tokenizer(
     }  # fmt: skip
     for checkpoint, model, role in zip(parents, models, REWARD_ROLES, strict=False):
         own_tokenizer = load_tokenizer(checkpoint.path)
-        check_tokenizer_of(model, own_tokenizer, subject="the reward model")
+        check_saved_tokenizer(model, own_tokenizer, subject="the reward model")
         reward = RewardModel(model, own_tokenizer, tokenizer, **options)
         if not reward.shares_ids and {names["sft"], names[role]} <= context.recipe.stages.keys():
             raise ZooError(
@@ -441,7 +441,7 @@ def _check_kl(trainer: PPOTrainer, trial: tuple[list[dict], Rollout]) -> tuple[N
         return None, "not measured, because there is no reference"
     rollout = trial[1]
     kl = trainer.mean(rollout.kl)
-    check_start(rollout.logprobs, rollout.ref_logprobs, rollout.mask, precision=trainer.precision)
+    check_start_kl(rollout.logprobs, rollout.ref_logprobs, rollout.mask, precision=trainer.precision)
     return None, f"{kl:.3g} nats per completion from the reference at the start of the run"
 
 

@@ -115,7 +115,7 @@ class _PPO:
         self.prompt_count = prompts_per_step * steps
         self.completion_count = self.prompt_count * keys.num_generations
         self.minibatch_rows = math.ceil(self.completion_count / keys.num_mini_batches)
-        budget = keys.max_tokens_per_micro_batch or default_tokens_per_pass(cpu=device.cpu, bf16=self.in_bfloat16)
+        budget = keys.max_tokens_per_micro_batch or default_tokens_per_pass(on_cpu=device.cpu, bf16=self.in_bfloat16)
         rows_in_budget = self.completion_count if budget is None else max(budget // self.length, 1)
         self.micro_batch_rows = min(
             self.minibatch_rows,

@@ -184,7 +184,7 @@ def check_batch(settings: StageSettings, data: dict[str, Any]) -> str:
         ZooError: There are too few prompts.
     """
     args, count = settings.trainer, len(data["train_dataset"])
-    minimum = args.prompts_per_update * args.world_size
+    minimum = args.prompts_per_update
     if count < minimum:
         raise ZooError(
             f"The prompt data set has {count} rows, but an update needs {minimum}: use more prompts or a smaller batch."

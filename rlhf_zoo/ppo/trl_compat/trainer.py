@@ -35,7 +35,7 @@ class PPOTrainer(ZooPPOTrainer):
         if self.optimizer is not None:
             _check_optimizer(self)
         if isinstance(self.args, PPOConfig) and self.args.num_total_batches is None and self.train_dataset_len:
-            updates = math.ceil(self.train_dataset_len / (self.args.prompts_per_update * self.args.world_size))
+            updates = math.ceil(self.train_dataset_len / self.args.prompts_per_update)
             self.args.num_total_batches = math.ceil(self.args.num_train_epochs * updates)
 
     @property

@@ -291,7 +291,7 @@ def check_prompt_lengths(context: RunContext, models: Mapping[str, NamedModel], 
             f"max_prompt_length of the stage ppo is {max_prompt_length}, but the shortest of {len(lengths)} prompts "
             f"has {lengths[0]} tokens: raise max_prompt_length."
         )
-    longest, prompts_per_update = fitting_lengths[-1], settings.trainer.prompts_per_update * settings.trainer.world_size
+    longest, prompts_per_update = fitting_lengths[-1], settings.trainer.prompts_per_update
     if context_length is not None and longest + response_length > context_length:
         raise ZooError(
             f"response_length of the stage ppo is {response_length}, the longest prompt has {longest} tokens, but "
