@@ -11,7 +11,7 @@ class ZooError(Exception):
     """
 
     def __str__(self) -> str:
-        """The sentence, with terminal control characters escaped, because it may hold names from files or a Hub."""
+        """The sentence, with terminal control characters escaped, because it may contain names from files or a Hub."""
         return printable(super().__str__())
 
 
@@ -20,7 +20,7 @@ class NotFinite(ZooError):
 
 
 class PrintableFormatter(logging.Formatter):
-    """Formats log records with terminal control characters escaped, because they may hold names from files or a Hub."""
+    """Formats log records with control characters escaped, because records may contain names from files or a Hub."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Formats a record, as `logging.Formatter` does."""
@@ -28,9 +28,9 @@ class PrintableFormatter(logging.Formatter):
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's message without its full stop; its class's name if it has no message."""
+    """Returns the first line of an error's message without the final period; the class's name without a message."""
     if isinstance(error, RecursionError):
-        return "it nests or calls itself too deep"
+        return "it nests or calls itself too deeply"
     lines = str(error).strip().splitlines() or [type(error).__name__]
     # The errors of huggingface_hub's strict dataclasses begin with a heading.
     line = lines[-1] if type(error).__name__.startswith("StrictDataclass") else lines[0]
@@ -38,7 +38,7 @@ def first_line(error: BaseException) -> str:
 
 
 def as_clause(error: BaseException) -> str:
-    """Returns an error's message as the second part of a sentence: "the Hub ..." instead of "The Hub ..."."""
+    """Returns an error's message as a later part of a sentence: "the Hub ..." instead of "The Hub ..."."""
     message = str(error)
     # Any other first word may be a name, which keeps its case.
     return f"t{message[1:]}" if message.startswith(("The ", "There ")) else message

@@ -1,4 +1,4 @@
-"""The keys of recipes and flags: how a dataclass declares a key, and the bounds of every number."""
+"""The keys of recipes and flags: how a dataclass declares a key, and the bounds of every numeric key."""
 
 import math
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Any
 
 from .errors import ZooError
 
-#: Slightly below the largest float32, the type in which models compute.
+#: The largest number allowed, slightly below the largest float32, the type in which models compute.
 MAX_FLOAT32 = 3e38
 
 
@@ -16,7 +16,7 @@ def option(default: Any, help: str) -> Any:
 
     Args:
         default: The key's default.
-        help: The key's help text. `runs.settings.declared` parses default and help from the source, without an import.
+        help: The key's help text. `runs.settings.declared` reads both arguments from the source, without importing it.
     """
     return field(default=default, metadata={"help": help})
 
@@ -30,7 +30,7 @@ class Limit:
         high: The upper bound.
         low_open: Whether the lower bound itself is excluded.
         high_open: Whether the upper bound itself is excluded.
-        why: The reason for the bound, which precedes the fix in the error. It ends with ", so ".
+        why: The reason for the bounds, which precedes the fix in the error. It is empty or ends with ", so ".
     """
 
     low: float = -MAX_FLOAT32
@@ -39,13 +39,13 @@ class Limit:
     high_open: bool = False
     why: str = ""
 
-    def how_to_fix(self, value: float) -> str | None:
+    def how_to_fix(self, number: float) -> str | None:
         """Returns how to fix a number, as the end of a sentence; None if it is within the bounds."""
-        if isinstance(value, float) and not math.isfinite(value):
+        if isinstance(number, float) and not math.isfinite(number):
             expected = "a finite number"
-        elif value < self.low or (self.low_open and value == self.low):
+        elif number < self.low or (self.low_open and number == self.low):
             expected = _describe_bound(self.low, self.low_open, "above")
-        elif value > self.high or (self.high_open and value == self.high):
+        elif number > self.high or (self.high_open and number == self.high):
             expected = _describe_bound(self.high, self.high_open, "below")
         else:
             return None
@@ -65,24 +65,24 @@ COUNT_OR_ZERO = Limit(0, MAX_INT32)
 SEED = Limit(0, 2**32 - 1)  # the range of NumPy's seeds
 STEPS = Limit(0, MAX_INT32)  # a number below 1 is a fraction of the run
 POSITIVE = Limit(0, low_open=True)
-WEIGHT = Limit(0)  # any number from 0, such as a coefficient or a learning rate
-SHARE = Limit(0, 1)
-DECAY = Limit(0, 1, high_open=True)  # from 0 to below 1, such as a β of Adam or a dropout
+NON_NEGATIVE = Limit(0)
+UNIT_INTERVAL = Limit(0, 1)
+BELOW_ONE = Limit(0, 1, high_open=True)
 PROCESSES = Limit(0, 256)
 
-#: Maps keys of all stages and configurations to bounds. Keys that are not listed have the bounds of `FINITE`.
+#: Key of any stage or configuration -> its bounds. Any other key has the bounds of `FINITE`.
 LIMITS: Mapping[str, Limit] = {
-    "adam_beta1": DECAY,
-    "adam_beta2": DECAY,
+    "adam_beta1": BELOW_ONE,
+    "adam_beta2": BELOW_ONE,
     "adam_epsilon": POSITIVE,
-    "center_rewards_coefficient": WEIGHT,
+    "center_rewards_coefficient": NON_NEGATIVE,
     "checkpoint_prompts": COUNT_OR_ZERO,
     "checkpoint_samples": COUNT,
     "cliprange": POSITIVE,
     "cliprange_high": POSITIVE,
     "cliprange_sequence": POSITIVE,
     "cliprange_value": POSITIVE,
-    "critic_learning_rate": WEIGHT,
+    "critic_learning_rate": NON_NEGATIVE,
     "critic_warmup_updates": COUNT_OR_ZERO,
     "data_seed": SEED,
     "dataloader_num_workers": PROCESSES,
@@ -92,7 +92,7 @@ LIMITS: Mapping[str, Limit] = {
     "ddp_timeout": COUNT,
     "dual_clip": Limit(1, low_open=True),
     "early_stop_kl": POSITIVE,
-    "entropy_coef": WEIGHT,
+    "entropy_coef": NON_NEGATIVE,
     "eval_accumulation_steps": COUNT,
     "eval_delay": STEPS,
     "eval_steps": STEPS,
@@ -105,17 +105,17 @@ LIMITS: Mapping[str, Limit] = {
     "kl_coef": Limit(0, why="a negative β would pay the policy for leaving its reference, so "),
     "kl_horizon": COUNT,
     "kl_target": POSITIVE,
-    "label_smoothing_factor": DECAY,
-    "lam": SHARE,
-    "learning_rate": WEIGHT,
+    "label_smoothing_factor": BELOW_ONE,
+    "lam": UNIT_INTERVAL,
+    "learning_rate": NON_NEGATIVE,
     "local_rollout_forward_batch_size": COUNT,
     "logging_steps": Limit(0, MAX_INT32, low_open=True),
     "lm_eval_fewshot": COUNT_OR_ZERO,
     "lm_eval_limit": COUNT,
     "lora_alpha": COUNT,
-    "lora_dropout": DECAY,
+    "lora_dropout": BELOW_ONE,
     "lora_r": Limit(1, 2**16),
-    "max_grad_norm": WEIGHT,
+    "max_grad_norm": NON_NEGATIVE,
     "max_length": Limit(2, MAX_INT32, why="each token is predicted from those before it, so "),
     "max_prompt_length": COUNT,
     "max_rollout_batch_tokens": COUNT,
@@ -133,13 +133,13 @@ LIMITS: Mapping[str, Limit] = {
     "per_device_eval_batch_size": COUNT,
     "per_device_train_batch_size": COUNT,
     "prompts": COUNT,
-    "ptx_coef": WEIGHT,
+    "ptx_coef": NON_NEGATIVE,
     "response_length": COUNT,
-    "reward_ensemble_lambda": WEIGHT,
+    "reward_ensemble_lambda": NON_NEGATIVE,
     "reward_timeout": POSITIVE,
     "response_length_min": COUNT,
     "push_steps": COUNT,
-    "router_aux_loss_coef": WEIGHT,
+    "router_aux_loss_coef": NON_NEGATIVE,
     "samples": COUNT,
     "save_optimizer_limit": COUNT,
     "save_steps": STEPS,
@@ -155,10 +155,10 @@ LIMITS: Mapping[str, Limit] = {
     "torch_empty_cache_steps": COUNT,
     "total_episodes": COUNT,
     "truncate_after": COUNT_OR_ZERO,
-    "vf_coef": WEIGHT,
+    "vf_coef": NON_NEGATIVE,
     "vllm_gpu_memory_utilization": Limit(0, 1, low_open=True),
     "warmup_steps": STEPS,
-    "weight_decay": WEIGHT,
+    "weight_decay": NON_NEGATIVE,
 }
 
 

@@ -1,4 +1,4 @@
-"""Writes files completely or not at all, and reads JSON and YAML within bounds of size and depth."""
+"""Writes files completely or not at all, and reads JSON and YAML within bounds on size and depth."""
 
 import datetime
 import json
@@ -16,28 +16,29 @@ from typing import Any, TypeGuard
 from .errors import ZooError, first_line
 
 
-def replace_file(path: Path, content: bytes, *, mode: int = 0o600, scratch: Path | None = None) -> None:
+def replace_file(path: Path, content: bytes, *, mode: int = 0o600, temporary_folder: Path | None = None) -> None:
     """Replaces a file atomically: readers see the old or the new content, never a part, even after a crash.
 
     Args:
         path: The file. It need not exist.
         content: The new content.
         mode: The permissions, such as 0o600.
-        scratch: The folder of the temporary file, on the same file system; by default the file's own folder.
+        temporary_folder: The folder of the temporary file, on the same file system; by default the file's own folder.
 
     Raises:
         OSError: The file system refuses. The old file is unchanged.
     """
-    descriptor, temporary = tempfile.mkstemp(dir=scratch or path.parent, prefix=f".{path.name[:40]}.", suffix=".tmp")
+    folder = temporary_folder or path.parent
+    descriptor, temporary_path = tempfile.mkstemp(dir=folder, prefix=f".{path.name[:40]}.", suffix=".tmp")
     try:
         with open(descriptor, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, mode)
-        os.replace(temporary, path)
+        os.chmod(temporary_path, mode)
+        os.replace(temporary_path, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        Path(temporary_path).unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
 
@@ -70,7 +71,7 @@ def home() -> Path:
 
 
 def now() -> str:
-    """Returns the current time in UTC, in ISO 8601, to the second."""
+    """Returns the current UTC time as ISO 8601 text, to the second."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
@@ -89,7 +90,7 @@ def write_bytes(path: Path | str, content: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, content, mode=_permissions(path))
     except OSError as error:
-        raise ZooError(write_error_message(path, error)) from error
+        raise ZooError(describe_write_error(path, error)) from error
 
 
 def write_text(path: Path | str, text: str) -> None:
@@ -125,7 +126,7 @@ def read_json(path: Path | str) -> Any:
 
     Raises:
         FileNotFoundError: There is no such file.
-        ZooError: The file is not JSON within the bounds of `parse_json`.
+        ZooError: `parse_json` does not accept the file.
     """
     try:
         with open(path, "rb") as file:
@@ -135,14 +136,14 @@ def read_json(path: Path | str) -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parses a JSON document, which may be untrusted, within bounds of size and depth.
+    """Parses a JSON document, which may be untrusted, within bounds on size and depth.
 
     Args:
         text: The document; bytes must be UTF-8.
 
     Raises:
-        ValueError: The text is not JSON, is longer than `MAX_JSON`, or is nested more than `MAX_DEPTH` deep. This last
-            bound makes it safe to recurse over documents.
+        ValueError: The text is not JSON, is longer than `MAX_JSON`, or is nested more than `MAX_DEPTH` deep. The bound
+            on depth makes it safe to recurse over documents.
     """
     if len(text) > MAX_JSON:
         raise ValueError(f"it has more than {MAX_JSON:,} bytes")
@@ -150,7 +151,7 @@ def parse_json(text: str | bytes) -> Any:
         value = json.loads(text if isinstance(text, str) else text.decode())
     except RecursionError as error:
         raise ValueError(f"it is nested more than {MAX_DEPTH} deep") from error
-    level = [value]  # check level by level, because recursion could exhaust the stack
+    level = [value]  # check one level at a time, because recursion could exhaust the stack
     for _ in range(MAX_DEPTH):
         level = [
             child
@@ -164,7 +165,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def jsonable(value: Any, *, nonfinite_as_text: bool) -> Any:
-    """Converts a value to the types of JSON.
+    """Converts a value to JSON types.
 
     Args:
         value: Any nesting of mappings, lists, tuples, sets, enums, paths and scalars, including NumPy's and torch's.
@@ -198,22 +199,22 @@ def jsonable(value: Any, *, nonfinite_as_text: bool) -> Any:
 
 
 def canonical_json(value: Any) -> str:
-    """Converts a value to JSON so that equal values give equal text: sorted keys, ASCII, no spaces, 1.0 as 1.
+    """Converts a value to JSON so that equal values become equal text: sorted keys, ASCII, no spaces, 1.0 as 1.
 
     Args:
         value: What `jsonable` accepts.
     """
-    json_value = _integral_floats_as_int(jsonable(value, nonfinite_as_text=True))
+    json_value = _integral_floats_to_int(jsonable(value, nonfinite_as_text=True))
     return json.dumps(json_value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
-def _integral_floats_as_int(value: Any) -> Any:
+def _integral_floats_to_int(value: Any) -> Any:
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, dict):
-        return {key: _integral_floats_as_int(item) for key, item in value.items()}
+        return {key: _integral_floats_to_int(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_integral_floats_as_int(item) for item in value]
+        return [_integral_floats_to_int(item) for item in value]
     return value
 
 
@@ -221,14 +222,14 @@ def _permissions(path: Path) -> int:
     """Returns the file's permissions, or the defaults for a new file, because mkstemp excludes other users."""
     if path.exists():
         return path.stat().st_mode & 0o777
-    with _UMASK_LOCK:  # the umask can be read only by setting it, and meanwhile another thread would read 0
+    with _UMASK_LOCK:  # reading the umask means setting it to 0, which another thread must not read
         mask = os.umask(0)
         os.umask(mask)
     return 0o666 & ~mask
 
 
-def write_error_message(path: Path, error: OSError) -> str:
-    """Returns the message for a file that could not be written.
+def describe_write_error(path: Path, error: OSError) -> str:
+    """Describes why a file could not be written, and how to fix it.
 
     Args:
         path: The file.
@@ -238,7 +239,7 @@ def write_error_message(path: Path, error: OSError) -> str:
     return f"{path} could not be written ({reason}): free space, correct the permissions, or choose another directory."
 
 
-_REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 def finite(value: Any) -> TypeGuard[float]:
@@ -274,7 +275,7 @@ def hub_id(name: Any) -> str | None:
     Args:
         name: Anything that JSON or YAML holds.
     """
-    return name if isinstance(name, str) and _REPO_ID.fullmatch(name) else None
+    return name if isinstance(name, str) and _HUB_ID.fullmatch(name) else None
 
 
 def get_nested(value: Any, *path: str) -> Any:
@@ -296,7 +297,7 @@ MAX_DIRECTIVES = 100
 MAX_NUMBER_LENGTH = 400
 #: Integers of at most this many digits are below 2**61 - 1, the modulus of Python's hash. Larger integers can be chosen
 #: so that they collide as keys of a dict, which takes quadratic time.
-SHORT_NUMBER_LENGTH = 18
+MAX_SHORT_NUMBER_LENGTH = 18
 MAX_LONG_NUMBERS = 1000
 _DIRECTIVE = re.compile(r"(?:^|[\n\r\x85\u2028\u2029])%")
 _INT, _FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
@@ -306,9 +307,9 @@ class BadYAML(ValueError):
     """YAML that is not valid, or exceeds the bounds.
 
     Attributes:
-        reason: What is wrong, in a few words.
+        reason: The error, in a few words.
         line: The line, from 1; None if the error concerns the whole text.
-        column: The column, from 1; None if `line` is.
+        column: The column, from 1; None if `line` is None.
     """
 
     def __init__(self, reason: str, line: int | None = None, column: int | None = None) -> None:
@@ -325,14 +326,14 @@ def load_yaml(text: str, loader: Any = None) -> Any:
 
     Args:
         text: The document.
-        loader: A subclass of yaml.SafeLoader; None for the fastest safe one.
+        loader: A subclass of yaml.SafeLoader; None for the fastest safe loader.
 
     Returns:
         Plain Python values; None for an empty document.
 
     Raises:
-        BadYAML: The text is not YAML, has a value that does not fit its tag, holds more than one document, or exceeds a
-            bound.
+        BadYAML: The text is not YAML, has a value that does not fit its tag, contains more than one document, or
+            exceeds a bound.
     """
     import yaml
 
@@ -353,7 +354,7 @@ def load_yaml(text: str, loader: Any = None) -> Any:
     except yaml.YAMLError as error:
         raise BadYAML(first_line(error)) from error
     except UnicodeError as error:
-        raise BadYAML("it holds half a character (a lone surrogate)") from error
+        raise BadYAML("it contains half a character (a lone surrogate)") from error
     except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:
         # PyYAML's constructors raise these for `!!timestamp foo`, `!!bool foo`, `!!int ""`, 2001-99-99.
         raise BadYAML("a value does not fit its tag") from error
@@ -374,7 +375,7 @@ def _check_bounds(events: Any) -> None:
         parent[1], parent[2] = parent[1] + size[0], parent[2] + size[1]
         for limit, count, unit in ((MAX_NODES, parent[1], "values"), (MAX_CHARACTERS, parent[2], "characters")):
             if count > limit:
-                reason = f"it holds more than {limit:,} {unit} once its aliases are written out"
+                reason = f"it has more than {limit:,} {unit} once its aliases are expanded"
                 raise BadYAML(reason, *_position(event))
 
     for event in events:
@@ -387,16 +388,16 @@ def _check_bounds(events: Any) -> None:
             close(anchor, (size[0], size[1]), event)
         elif isinstance(event, yaml.ScalarEvent):
             close(event.anchor, (1, len(event.value)), event)
-            number_tag = _number_tag(event) if len(event.value) > SHORT_NUMBER_LENGTH else None
+            number_tag = _number_tag(event) if len(event.value) > MAX_SHORT_NUMBER_LENGTH else None
             if number_tag in (_INT, _FLOAT) and len(event.value) > MAX_NUMBER_LENGTH:
                 raise BadYAML(f"a number has more than {MAX_NUMBER_LENGTH} characters", *_position(event))
             long_numbers += number_tag == _INT
             if long_numbers > MAX_LONG_NUMBERS:
-                reason = f"more than {MAX_LONG_NUMBERS:,} whole numbers have more than {SHORT_NUMBER_LENGTH} characters"
+                reason = f"more than {MAX_LONG_NUMBERS:,} integers have more than {MAX_SHORT_NUMBER_LENGTH} characters"
                 raise BadYAML(reason, *_position(event))
         elif isinstance(event, yaml.AliasEvent):
             if any(anchor == event.anchor for anchor, *_ in open_nodes):
-                raise BadYAML(f"the alias *{event.anchor} holds itself", *_position(event))
+                raise BadYAML(f"the alias *{event.anchor} contains itself", *_position(event))
             close(None, sizes.get(event.anchor, (1, 0)), event)
 
 

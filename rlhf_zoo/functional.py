@@ -2,8 +2,8 @@
 
 Shapes: B rollouts, T response positions, V tokens of the vocabulary, A actions. The actions are the T tokens, or 1 if a
 whole completion is one action. A mask (B, T) is True on sampled tokens up to and including the end-of-sequence token,
-from position 0 and without holes. Log-probabilities are those of the sampled token under the sampling distribution
-(same temperature), in nats. Values outside the mask never matter.
+starting at position 0 and without gaps. Log-probabilities are those of the sampled token under the sampling
+distribution (same temperature), in nats. Values outside the mask never matter.
 
 "N+ 15" is detail 15 of "The N+ Implementation Details of RLHF with PPO" (arXiv:2403.17031).
 """
@@ -21,7 +21,7 @@ __all__ = [
 
 KL_IN_REWARD = ("k1", "k3")
 KL_IN_LOSS = ("k2", "k3", "k3_reverse", "full")
-# exp of a much larger number overflows in float32. Where a clip bounds the loss, its gradient would then be 0·∞ = NaN.
+# exp overflows float32 above 88. Where a clip bounds the loss, the gradient would then be 0·∞ = NaN.
 MAX_LOG_RATIO = 60.0
 AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-sum-norm")
 ENSEMBLES = ("worst", "mean", "mean_minus_variance")
@@ -71,7 +71,7 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def masked_moments(x: Tensor, mask: Tensor) -> Tensor:
-    """(n, Σx, Σx²) over the mask, (3,) float64. The moments of several processes can be added up.
+    """(n, Σx, Σx²) over the mask, (3,) float64. These sums are not divided by n, so those of several processes add up.
 
     Args:
         x: Any shape.
@@ -85,7 +85,7 @@ def mean_and_std(moments: Tensor) -> tuple[Tensor, Tensor]:
     """(μ, σ) from the moments of a batch, with unbiased σ². σ is 0 for one element; μ and σ are NaN for none.
 
     Args:
-        moments: (3,) of `masked_moments`.
+        moments: (3,), from `masked_moments`.
     """
     n, total, squares = moments
     mean = total / n
@@ -93,12 +93,14 @@ def mean_and_std(moments: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def whiten(x: Tensor, mask: Tensor, moments: Tensor, *, shift_mean: bool = True, eps: float = 1e-8) -> Tensor:
-    """(x − μ)/σ, with μ added back when `shift_mean` is False. A single element becomes 0, or μ. Source: N+ 24 and 25.
+    """(x − μ)/σ, with μ added back when `shift_mean` is False. Source: N+ 24 and 25.
+
+    A single element becomes 0, or μ when `shift_mean` is False.
 
     Args:
         x: (B, T) or (B,).
         mask: (B, T) or (B,).
-        moments: (3,) of `masked_moments` over the whole batch. σ² is the unbiased variance.
+        moments: (3,), from `masked_moments` over the whole batch. σ² is the unbiased variance.
         shift_mean: Whether the result has mean 0.
         eps: Added to σ².
 
@@ -150,12 +152,12 @@ def exact_kl(logits: Tensor, ref_logits: Tensor) -> Tensor:
 
 
 def kl_loss(logprobs: Tensor, old_logprobs: Tensor, ref_logprobs: Tensor, *, estimator: str) -> Tensor:
-    """A loss for each action of π_old, (B, A), with the gradient of a KL. ρ = π/π_old; sg stops the gradient.
+    """A loss for each action of π_old, (B, A), with the gradient of a KL. ρ = π/π_old; sg means stop-gradient.
 
     k2: sg(ρ)·½k1² has the gradient of KL(π ‖ π_ref). k3: ρ·k3, differentiated through ρ, has the same gradient.
     k3_reverse: sg(ρ)·k3, which is GRPO's loss on policy, has the gradient of KL(π_ref ‖ π). k1 is refused: E[∇ log π] =
-    0, so its expected gradient is 0. If actions are tokens, the gradient ignores that a token changes later states; if
-    actions are completions, it is complete. Source: Schulman (2020); arXiv:2402.03300, eq. 4.
+    0, so its expected gradient is 0. If actions are tokens, the gradient ignores the effect of a token on later states;
+    if actions are completions, the gradient is exact. Source: Schulman (2020); arXiv:2402.03300, eq. 4.
 
     Args:
         logprobs: (B, A) log π.
@@ -177,7 +179,7 @@ def kl_loss(logprobs: Tensor, old_logprobs: Tensor, ref_logprobs: Tensor, *, est
 
 
 def actions(x: Tensor, mask: Tensor, *, level: str) -> Tensor:
-    """Sums values per token over each action. With a whole completion as one action, PPO becomes a bandit.
+    """Sums per-token values over each action. If a completion is one action, PPO is a bandit algorithm.
 
     Args:
         x: (B, T), one value per token.
@@ -200,7 +202,7 @@ def actions(x: Tensor, mask: Tensor, *, level: str) -> Tensor:
 
 
 def last_token(mask: Tensor) -> Tensor:
-    """Index of the last real token of each row, (B,) int64.
+    """Index of the last token in each row's mask, (B,) int64.
 
     Args:
         mask: (B, T), with at least one True in each row.
@@ -215,7 +217,7 @@ def ensemble_scores(scores: Tensor, *, how: str, penalty: float = 0.0) -> Tensor
     uncertainty-weighted optimization. Source: Coste et al. 2023, arXiv:2310.02743.
 
     Args:
-        scores: (M, B), all in the same unit.
+        scores: (M, B), all on the same scale.
         how: "worst", "mean" or "mean_minus_variance".
         penalty: λ of "mean_minus_variance".
 
@@ -272,7 +274,7 @@ def token_rewards(scores: Tensor, kl: Tensor, mask: Tensor, *, kl_coef: float) -
     """r_t = score·1[t is the last token] − β·KL_t, (B, T), 0 outside the mask.
 
     Args:
-        scores: (B,), added once, on the last real token.
+        scores: (B,), each added once, on the last token in the mask.
         kl: (B, T) per token, in nats.
         mask: (B, T).
         kl_coef: β.
@@ -304,7 +306,7 @@ def zero_variance_groups(scores: Tensor, *, size: int) -> Tensor:
 
     Args:
         scores: (B,), with the scores of each prompt's completions adjacent.
-        size: Completions of each prompt.
+        size: The number of completions of each prompt.
     """
     groups = scores.view(-1, size)
     return (groups == groups[:, :1]).all(1)
@@ -315,10 +317,10 @@ def leave_one_out(scores: Tensor, *, size: int) -> Tensor:
 
     Args:
         scores: (B,), with the scores of each prompt's completions adjacent.
-        size: Completions of each prompt, at least 2.
+        size: The number of completions of each prompt, at least 2.
     """
     groups = scores.view(-1, size)
-    # The completion's own score must not be in its baseline: it would bias the gradient.
+    # A completion's own score must not be in its baseline, because it would bias the gradient.
     baseline = (groups.sum(1, keepdim=True) - groups) / (size - 1)
     return (groups - baseline).reshape(-1)
 
@@ -328,7 +330,7 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: flo
 
     Args:
         rewards: (B, T) r.
-        values: (B, T) V, taken as 0 past the last real token.
+        values: (B, T) V, treated as 0 after the last token in the mask.
         mask: (B, T).
         gamma: γ.
         lam: λ.
@@ -366,7 +368,7 @@ def clipped_policy_loss(
         advantages: (B, A) Â.
         cliprange: ε.
         cliprange_high: ε_high; None for ε. A value above ε is clip-higher (arXiv:2503.14476, §3.1).
-        dual_clip: c > 1, which bounds the loss by −cÂ where Â < 0 (arXiv:1912.09729, §3); None for no bound.
+        dual_clip: c > 1, which bounds the loss by −cÂ if Â < 0 (arXiv:1912.09729, §3); None for no bound.
 
     Returns:
         The loss per action, (B, A), and where a clip stops the gradient, (B, A) bool.
@@ -410,7 +412,7 @@ def clipped_value_loss(
         cliprange: ε_v; None for no clip.
 
     Returns:
-        The loss per token, (B, T), and where the clip was active, (B, T) bool.
+        The loss per token, (B, T), and where the clip stops the gradient, (B, T) bool.
     """
     unclipped_loss = (values - returns).square()
     if cliprange is None:
@@ -437,8 +439,8 @@ def aggregate(
     Args:
         loss: (B, T) of the micro-batch.
         mask: (B, T) of the micro-batch.
-        tokens: Number of tokens in the whole minibatch, over all processes.
-        sequences: Number of sequences in the whole minibatch, over all processes.
+        tokens: The number of tokens in the whole minibatch, over all processes.
+        sequences: The number of sequences in the whole minibatch, over all processes.
         length: The maximum number of tokens in a response.
         mode: One of AGGREGATIONS.
 
@@ -473,7 +475,8 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
 def value_r2(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
     """1 − mean((R − V)²)/Var(R) over the mask: how much V improves on the best constant.
 
-    Unlike `explained_variance`, it counts a constant offset of V as an error. Both are NaN if the returns do not vary.
+    Unlike `explained_variance`, this counts a constant offset of V as an error. Both are NaN if the returns do not
+    vary.
 
     Args:
         values: (B, T).

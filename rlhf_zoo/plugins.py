@@ -1,4 +1,4 @@
-"""Loads objects that a recipe names by entry point or as "module:attribute", in both cases with optional settings."""
+"""Loads objects that a recipe names, by entry point or as "module:attribute", with optional settings."""
 
 import ast
 import dataclasses
@@ -19,8 +19,8 @@ from typing import Any
 
 from .errors import ZooError
 
-#: Groups of entry points, in which packages register corpora, judges (of single completions or of pairs), preferences,
-#: rewards and recipes. These names are public.
+#: Groups of entry points in which packages register corpora, judges (of single completions or of pairs), preferences,
+#: rewards and recipes. Packages depend on these names.
 CORPORA = "rlhf_zoo.corpora"
 JUDGES = "rlhf_zoo.judges"
 PREFERENCES = "rlhf_zoo.preferences"
@@ -97,20 +97,20 @@ def check_registered(name: str, *, group: str) -> None:
         group: The group of entry points.
 
     Raises:
-        ZooError: No installed package registers it.
+        ZooError: No installed package registers the name.
     """
-    word = name.partition("(")[0].strip()
+    bare_name = name.partition("(")[0].strip()
     names = registered(group)
-    if ":" not in word and word not in names:
+    if ":" not in bare_name and bare_name not in names:
         choices = f"choose one of {', '.join(names)}, or " if names else ""
-        hint = did_you_mean(word, names) or f": {choices}write module:attribute."
-        raise ZooError(f"No installed package registers {word!r} under {group!r}{hint}")
+        hint = did_you_mean(bare_name, names) or f": {choices}write module:attribute."
+        raise ZooError(f"No installed package registers {bare_name!r} under {group!r}{hint}")
 
 
 def load_object(name: str, *, group: str) -> Any:
-    """Loads the object that a name stands for.
+    """Loads the object that a name refers to.
 
-    A module that is not installed is also looked for in the working directory. Importing a module runs its code, so
+    If a module is not installed, the working directory is searched too. Importing a module runs its code, so
     `name` must come from the user; a name from a download must first pass `runs.trusted_names.check_object`.
 
     Args:
@@ -138,13 +138,13 @@ def split_settings(name: str) -> tuple[str, dict[str, Any] | None]:
         (the name alone, its settings). The settings are None for a name without parentheses.
 
     Raises:
-        ZooError: The parentheses hold anything but keywords with literals.
+        ZooError: The parentheses contain anything but keywords with literals.
     """
     bare_name, parenthesis, arguments = name.partition("(")
-    return (bare_name.strip(), _settings(arguments, name)) if parenthesis else (name, None)
+    return (bare_name.strip(), _parse_settings(arguments, name)) if parenthesis else (name, None)
 
 
-def _settings(arguments: str, name: str) -> dict[str, Any]:
+def _parse_settings(arguments: str, name: str) -> dict[str, Any]:
     """Parses what follows the opening parenthesis of `name` as keyword arguments."""
     message = (
         f"{name!r} is not a name with settings: write NAME(key=value, …), with quotes around all of it in a YAML or "
@@ -199,7 +199,7 @@ def _apply_settings(target: Any, settings: Mapping[str, Any], name: str) -> Any:
 
 
 def module_of(name: str, *, group: str) -> ModuleType:
-    """Imports the module of the object that a name stands for, as `load_object` does.
+    """Imports the module of the object that a name refers to, as `load_object` does.
 
     Args:
         name: A name without settings.
@@ -212,7 +212,7 @@ def module_of(name: str, *, group: str) -> ModuleType:
 
 
 def _locate(name: str, group: str) -> tuple[ModuleType, str]:
-    """The module that holds the object called `name`, and its name there."""
+    """Imports the module of the object called `name`. Returns the module and the object's name there."""
     if ":" in name:
         module_name, _, attribute = name.partition(":")
         _add_working_directory(module_name)
@@ -230,11 +230,12 @@ def _locate(name: str, group: str) -> tuple[ModuleType, str]:
 
 
 def _add_working_directory(module_name: str) -> None:
-    """Adds the working directory to Python's path if the module that a user named is there and nowhere else.
+    """Adds the working directory to Python's path if only it has the module that a user named.
 
-    Console scripts do not search that directory. Adding it always would be dangerous, because it may be a downloaded
-    folder: libraries that look for an optional `wandb` would import a `wandb.py` from there. It is added at the end of
-    the path, so that it hides no installed package.
+    Console scripts do not search that directory. Always adding it would be dangerous, because it may be a downloaded
+    folder: libraries that try to import an optional `wandb` would import a `wandb.py` from there. It is added at the
+        end
+    of the path, so that it hides no installed package.
     """
     top, here = module_name.partition(".")[0], Path.cwd()
     if not top.isidentifier() or str(here) in sys.path or "" in sys.path:
@@ -253,7 +254,7 @@ def _import_module(module_name: str, name: str, *, group: str) -> ModuleType:
         missing = error.name or module_name
         if module_name == missing or module_name.startswith(f"{missing}."):
             _, _, attribute = name.partition(":")
-            if entry_points(group, attribute):  # such as rule:grammar, as --judge takes it
+            if entry_points(group, attribute):  # such as rule:grammar, a form that only --judge accepts
                 raise ZooError(f"{group} has no {name!r}: write {attribute!r} without {module_name}:.") from error
             suggestion = did_you_mean(missing, _sibling_modules(missing))
             hint = suggestion or f": install it, or put {missing}.py into this directory."
@@ -262,7 +263,7 @@ def _import_module(module_name: str, name: str, *, group: str) -> ModuleType:
 
 
 def _sibling_modules(module_name: str) -> list[str]:
-    """Lists the modules of the package in which a module is missing, by full name."""
+    """Lists the full names of the modules in the package that should contain a module."""
     parent = module_name.rpartition(".")[0]
     paths = getattr(sys.modules[parent], "__path__", []) if parent else None
     prefix = f"{parent}." if parent else ""
@@ -280,7 +281,7 @@ def _get_attribute(module: ModuleType, path: str, name: str) -> Any:
         raise ZooError(f"There is no {path!r} in the module {module.__name__!r}{hint}") from error
 
 
-def run_judge(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+def call_judge(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
     """Calls a judge's function, and converts its exceptions to ZooError.
 
     Args:
@@ -305,7 +306,7 @@ def run_judge(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
         ) from error
 
 
-def call_judge(name: str, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+def call_list_judge(name: str, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """Calls a judge's function that returns a list.
 
     Args:
@@ -316,7 +317,7 @@ def call_judge(name: str, function: Callable[..., Any], *arguments: Any) -> list
     Raises:
         ZooError: The function raises an exception, or does not return a list.
     """
-    result = run_judge(name, function, *arguments)
+    result = call_judge(name, function, *arguments)
     if isinstance(result, str | bytes | Mapping) or not isinstance(result, Iterable):
         raise ZooError(f"The judge {name!r} returned a {type(result).__name__}: it must return a list of numbers.")
     return list(result)

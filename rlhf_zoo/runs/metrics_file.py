@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..errors import ZooError
-from ..fileio import integer, jsonable, now, parse_json, write_error_message, write_text
+from ..fileio import describe_write_error, integer, jsonable, now, parse_json, write_text
 
 
 def without_times(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def append_row(file_path: Path, metrics: Mapping[str, Any]) -> None:
                 file.truncate(end)
                 raise
     except OSError as error:
-        raise ZooError(write_error_message(file_path, error)) from error
+        raise ZooError(describe_write_error(file_path, error)) from error
 
 
 def _drop_incomplete_line(file: BinaryIO, end: int) -> bytes:

@@ -111,7 +111,7 @@ def test_endless_template_raises_readable_error(monkeypatch: pytest.MonkeyPatch,
 @pytest.mark.parametrize(
     ("template", "why"),
     [
-        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "it nests or calls itself too deep"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "it nests or calls itself too deeply"),
         ("{{ 1 // 0 }}", "modulo by zero"),
         ("{{ 10 ** 10 ** 9 }}", "computes powers"),
         ("{% set x = ('%}', 10 ** 10 ** 9) %}", "computes powers"),

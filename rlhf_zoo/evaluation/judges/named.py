@@ -28,7 +28,7 @@ from ...hub.client.pull import full_revision
 from ...hub.client.refs import try_hub_then_source
 from ...modeling.devices import move_to_best_device
 from ...modeling.models import label_index, labels_of
-from ...plugins import run_judge
+from ...plugins import call_judge
 from ...rewards import RewardModel
 from ...runs.checkpoint_choice import resolve_model
 from ...runs.settings.evaluation import LLMConfig
@@ -303,7 +303,7 @@ def _load_reward_model(name: str, *, use_cpu: bool, hub: Hub) -> RewardModel:
 
 def _create_unlabeled_judge(target: str, rows: Iterable[Mapping[str, object]]) -> Judge:
     """Creates a judge from a function of unlabeled texts."""
-    judge = run_judge(target, load_function(target), [str(row["text"]) for row in rows])
+    judge = call_judge(target, load_function(target), [str(row["text"]) for row in rows])
     if not isinstance(judge, Judge):
         raise ZooError(
             f"{target!r} returned a {type(judge).__name__}, not a judge: it needs name, description and (prompts, "

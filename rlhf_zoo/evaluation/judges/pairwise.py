@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from ...errors import ZooError
-from ...plugins import JUDGES, call_judge, load_object
+from ...plugins import JUDGES, call_list_judge, load_object
 from ..stats import Estimate, WinRate, bootstrap_mean, proportion, win_rate
 
 _PREFERENCES = (0.0, 0.5, 1.0)
@@ -112,7 +112,7 @@ class FunctionPairJudge:
         return [merge_orders(shown_first, shown_second) for shown_first, shown_second in zip(*orders, strict=True)]
 
     def _ask(self, prompts: Sequence[str], first: Sequence[str], second: Sequence[str]) -> list[float]:
-        preferences = call_judge(self._target, self._function, list(prompts), list(first), list(second))
+        preferences = call_list_judge(self._target, self._function, list(prompts), list(first), list(second))
         if len(preferences) != len(prompts):
             raise ZooError(
                 f"The judge {self._target!r} gave {len(preferences)} preferences for {len(prompts)} pairs: "

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ...errors import ZooError
 from ...fileio import write_bytes
-from ...plugins import call_judge
+from ...plugins import call_list_judge
 from ..stats import Estimate, proportion
 from .pairwise import check_lengths, first_paragraph, load_function
 
@@ -290,7 +290,7 @@ class FunctionJudge:
     def __call__(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
         """Returns the function's scores. Raises ZooError unless there is one finite number per completion."""
         check_lengths(prompts, completions)
-        scores = call_judge(self.target, self._function, list(prompts), list(completions))
+        scores = call_list_judge(self.target, self._function, list(prompts), list(completions))
         if len(scores) != len(completions):
             raise ZooError(
                 f"The judge {self.target!r} gave {len(scores)} scores for {len(completions)} completions: "

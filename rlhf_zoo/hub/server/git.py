@@ -157,7 +157,7 @@ class GitRepository:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():  # an empty folder, which remains after a ref such as `exp/a` is deleted
             path.rmdir()
-        replace_file(path, f"{target}\n".encode(), scratch=self.path)
+        replace_file(path, f"{target}\n".encode(), temporary_folder=self.path)
 
     def delete_ref(self, ref: str) -> None:
         """Removes a ref, including from packed-refs, to which `git gc` may have moved it.

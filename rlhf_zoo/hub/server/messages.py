@@ -343,7 +343,7 @@ def parse_plain_json(raw: bytes) -> Any:
         if _SURROGATE.search(text):
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise ValueError("it holds half a character (a lone surrogate)") from None
+        raise ValueError("it contains half a character (a lone surrogate)") from None
     except RecursionError:
         raise ValueError("it is nested too deep") from None
     return value
