@@ -121,7 +121,7 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
             self.reference,
             self._reward_models,
             device=self.accelerator.device,
-            trained=self.model,
+            trained=self.actor,
             offload=args.offload_frozen,
         )
         if args.fsdp2:
