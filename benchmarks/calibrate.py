@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 from speed.points import EPOCHS, POINTS, Point
 
-from rlhf_zoo.pipeline.plan.devices import CARDS, Device, parse_device
+from rlhf_zoo.pipeline.plan.devices import GPUS, Device, parse_device
 from rlhf_zoo.pipeline.plan.estimate import Work
 from rlhf_zoo.pipeline.plan.plan import stage_keys_of
 from rlhf_zoo.pipeline.plan.ppo import PPOModels, Reward, ppo_plan
-from rlhf_zoo.pipeline.plan.seconds import RATES, Rates
+from rlhf_zoo.pipeline.plan.seconds import RATES_FILE, Rates
 from rlhf_zoo.pipeline.plan.shapes import new_shape
 
 RESULTS = Path(__file__).parent / "results"
@@ -60,8 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     made = rendered()
     if options.check:
-        return int(RATES.read_text(encoding="utf-8") != made)
-    RATES.write_text(made, encoding="utf-8")
+        return int(RATES_FILE.read_text(encoding="utf-8") != made)
+    RATES_FILE.write_text(made, encoding="utf-8")
     print(made, end="")
     return 0
 
@@ -85,7 +85,7 @@ def of_file(path: Path) -> list[Rates]:
         seen = of_bench(document)
         device, machine = "cpu", f"{document['machine']}, {document['threads']} threads"
     else:
-        device = next((card for card in CARDS if card in path.name), None)
+        device = next((card for card in GPUS if card in path.name), None)
         if document.get("tiny") or device is None:
             return []
         seen, machine = of_gpu(document, parse_device(device)), document["machine"]
@@ -144,7 +144,7 @@ def work_of(point: Point, device: Device, *, shared: bool, half: bool, answer: f
     prompt_length = round(statistics.mean(map(len, point.prompts(4 * point.batch))))
     work = ppo_plan(keys, PPOModels(shape, [Reward(shape)]), device, prompt_length=prompt_length).work
     longest = max(min(length, point.response) for length in point.lengths(point.batch))
-    return replace(work, steps=work.steps / round(answer) * longest)
+    return replace(work, layer_steps=work.layer_steps / round(answer) * longest)
 
 
 def fitted(rows: Sequence[Seen], *, precision: str, **about: Any) -> Rates:

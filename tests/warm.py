@@ -249,7 +249,7 @@ def keep_traces(folder: str) -> None:
     from rlhf_zoo.fileio import write_bytes
     from rlhf_zoo.pipeline.plan.tracing import Tracer
 
-    trace = Tracer._at_depth
+    trace = Tracer._extrapolate
 
     def cached_trace(self: Any, key: tuple[Any, ...], run: Any) -> list[int]:
         path = Path(folder, sha256(repr((self.spec, self.depth, key)).encode()).hexdigest())
@@ -257,7 +257,7 @@ def keep_traces(folder: str) -> None:
             write_bytes(path, json.dumps(trace(self, key, run)).encode())
         return json.loads(path.read_bytes())
 
-    Tracer._at_depth = cached_trace
+    Tracer._extrapolate = cached_trace
 
 
 def _text(descriptor: int, **options: Any) -> io.TextIOWrapper:

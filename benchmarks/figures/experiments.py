@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlhf_zoo.pipeline.experiments.runner import Variant, variants
+from rlhf_zoo.pipeline.experiments.runner import Variant, make_variants
 from rlhf_zoo.pipeline.experiments.sweep import ABLATION
 
 ROOT = Path(__file__).parents[2]
@@ -73,7 +73,7 @@ class Experiment:
         return self._variants(self.beta, self.weaker, first=self.seeds[0])
 
     def _variants(self, *betas: float, first: int) -> list[Variant]:
-        return variants({"kl_coef": betas}, folder=ABLATION, seeds=self.ppo_seeds, first_seed=first)
+        return make_variants({"kl_coef": betas}, folder=ABLATION, seeds=self.ppo_seeds, first_seed=first)
 
     @property
     def _betas(self) -> str:

@@ -84,13 +84,13 @@ def baseline(
         raise ZooError(f"--{wrong_options[0]} is not an option of --method {method}: leave it out.")
     with run_context(recipe, flags, output_dir=output_dir, hub=hub, read_only=True) as (context, _):
         with loading("loading the trainer"):
-            from ..pipeline.experiments.baseline import open_baseline
+            from ..pipeline.experiments.baseline import open_finished_run
             from ..pipeline.experiments.baseline_methods import run_method
             from ..pipeline.experiments.baseline_report import write_report
             from ..publishing.cards.card import make_card
 
         betas = None if options["beta"] is None else read_betas(options["beta"], method)
-        finished_run = open_baseline(context, method)
+        finished_run = open_finished_run(context, method)
         run_method(
             finished_run,
             method,

@@ -114,9 +114,9 @@ def plan(
             flags[stage] = {**keys, **flags[stage]}
     result = _cached_plan(loaded_recipe, device, flags, prompt_length, source_hub)
     result = replace(result, assumptions=[*result.assumptions, *assumptions])
-    from ..pipeline.plan.rows import with_steps
+    from ..pipeline.plan.rows import add_steps
 
-    result = with_steps(result, loaded_recipe, flags, row_counts)
+    result = add_steps(result, loaded_recipe, flags, row_counts)
     if as_json:
         print_json(result.to_json())
         return
@@ -152,7 +152,7 @@ def _cached_plan(
     name = None
     if recipe.download is None and (states := model_states(model_names(recipe, flags))) is not None:
         keys = [recipe.name, recipe.shared, recipe.stages, recipe.zoo, flags, prompt_length, states]
-        name = cache.digest([cache.code_state(), cache.versions(), asdict(device), *keys])
+        name = cache.digest([cache.code_digest(), cache.versions(), asdict(device), *keys])
         if isinstance(entry := cache.read("plans", name), dict):
             return Plan.from_json(entry["plan"], change_peaks=entry["change_peaks"])
     with loading("loading the planner"):
@@ -174,7 +174,7 @@ def print_plan(result: Plan, *, detail: bool) -> None:
         result: The plan.
         detail: Whether to print tables of each stage's phases and models too.
     """
-    from ..pipeline.plan.result import seconds
+    from ..pipeline.plan.result import format_seconds
 
     click.echo(f"{result.recipe} on {result.device}")
     for stage in result.stages:
@@ -185,9 +185,9 @@ def print_plan(result: Plan, *, detail: bool) -> None:
         if duration is None:
             unknown.append(stage.stage)
             continue
-        phases = [f"{name} {seconds(value)}" for name, value in duration.seconds.items() if value]
+        phases = [f"{name} {format_seconds(value)}" for name, value in duration.seconds.items() if value]
         parts = f": {', '.join(phases)}" if len(phases) > 1 else ""
-        time = f"{stage.stage} takes about {seconds(duration.total)} s per {unit}"
+        time = f"{stage.stage} takes about {format_seconds(duration.total)} s per {unit}"
         click.echo(f"{time}{result.total_time(stage.stage)}{parts}.")
     if unknown:
         stages, is_unnamed = " and ".join(unknown), not result.device.cpu and not result.device.teraflops
@@ -208,35 +208,35 @@ def print_plan(result: Plan, *, detail: bool) -> None:
 
 
 def _verdict(result: Plan, stage: StagePlan) -> str:
-    from ..pipeline.plan.result import gib
+    from ..pipeline.plan.result import format_gib
 
-    memory = f"{gib(stage.peak)} of {result.device.usable_gib:.1f} GiB usable"
+    memory = f"{format_gib(stage.peak)} of {result.device.usable_gib:.1f} GiB usable"
     if stage.stage not in result.changes:
         return f"{stage.stage} fits: {memory}."
     change = result.changes[stage.stage]
     remedy = (
         "no key makes it fit: use more or larger devices"
         if change is None
-        else f"the smallest change that makes it fit is {change.flags(stage.stage)} ({gib(change.peak)} GiB)"
+        else f"the smallest change that makes it fit is {change.flags(stage.stage)} ({format_gib(change.peak)} GiB)"
     )
     return f"{stage.stage} DOES NOT FIT: {memory}; {remedy}."
 
 
 def _print_tables(stage: StagePlan) -> None:
-    from ..pipeline.plan.result import gib
+    from ..pipeline.plan.result import format_gib
 
     rows = [
         [
             f"{name}{' ←' if name == stage.worst_phase else ''}",
-            *(gib(getattr(need, column)) for column in COLUMNS),
-            gib(need.total),
+            *(format_gib(getattr(need, column)) for column in COLUMNS),
+            format_gib(need.total),
         ]
         for name, need in stage.phases.items()
     ]
     batch_sizes = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in stage.batch.items())
     print_table(f"{stage.stage}: {batch_sizes}", ["phase", *COLUMNS, "total"], rows)
     print_table(f"{stage.stage}: models", ["model", "weights", "gradients", "optimizer", "total"], [
-        [name, *(gib(getattr(need, column)) for column in ("weights", "gradients", "optimizer")), gib(need.total)]
+        [name, *(format_gib(getattr(need, column)) for column in ("weights", "gradients", "optimizer", "total"))]
         for name, need in stage.models.items()
     ])  # fmt: skip
 

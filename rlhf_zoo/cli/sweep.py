@@ -68,11 +68,11 @@ def sweep(ctx: click.Context, recipe: str, grid: tuple[str, ...], seeds: int, as
     with run_context(recipe, flags, **options) as (context, publisher):
         from rich.console import Console
 
-        from ..pipeline.experiments.runner import recipe_seed, variants
+        from ..pipeline.experiments.runner import make_variants, recipe_seed
 
         run = context.directory
         first_seed = recipe_seed(context.recipe, flags, run) if seeds > 1 else 1
-        cells = variants(values, folder=SWEEP, seeds=seeds, first_seed=first_seed)
+        cells = make_variants(values, folder=SWEEP, seeds=seeds, first_seed=first_seed)
         outcomes, error = train(context, publisher, cells, flags, Console(stderr=True))
         path = write_overview(run, loaded_recipe.name, outcomes, values)
         if as_json:
@@ -118,7 +118,7 @@ def ablate(
       rlhf-zoo ablate tiny-world --kl_coef 0,0.02,0.1,0.5
     """
     with loading("loading the trainer"):
-        from ..pipeline.experiments.runner import read_own_outcome, recipe_seed, run_variants, variants, with_keys
+        from ..pipeline.experiments.runner import make_variants, read_own_outcome, recipe_seed, run_variants, with_keys
         from ..pipeline.experiments.sweep import ABLATION, write_overview
 
     flags = read_flags(ctx, recipe)
@@ -131,7 +131,7 @@ def ablate(
         from rich.console import Console
 
         first_seed = recipe_seed(loaded_recipe, flags, run) if seeds > 1 else 1
-        cells = variants(values, folder=ABLATION, seeds=seeds, first_seed=first_seed)
+        cells = make_variants(values, folder=ABLATION, seeds=seeds, first_seed=first_seed)
         contexts = []
 
         @contextlib.contextmanager

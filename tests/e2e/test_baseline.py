@@ -265,7 +265,7 @@ def test_ppo_card_lists_baselines_of_its_evaluation(folder: Path, compare: Compa
 
 
 def test_rejection_fails_when_no_reward_exceeds_mean(finished: Path, folder: Path) -> None:
-    opened = baseline.open_baseline(replace(make_context(finished), directory=folder / "run"), "rejection")
+    opened = baseline.open_finished_run(replace(make_context(finished), directory=folder / "run"), "rejection")
     same = replace(opened.evaluator, rewards=Rewards([lambda completions, **_: [1.0] * len(completions)]))
     with pytest.raises(
         ZooError, match=r"Of 5 completions of the SFT policy [0-5] ended, but none .* the mean of all, 1, so"
@@ -404,9 +404,9 @@ def test_baseline_rejects_incomparable_runs(folder: Path, compare: Compare) -> N
         (("--method", "best-of-n", "--seeds", "3"), "--seeds is not an option of --method best-of-n: leave it out."),
         (("--method", "rejection", "--beta", "1"), "--beta is not an option of --method rejection: leave it out."),
         (("--method", "rloo", "--beta", "0.1,x"), "--beta lists 'x': use numbers"),
-        (("--method", "dpo", "--ppo.kl_coef", "9"), "ran with another kl_coef than this command"),
-        (("--method", "sft", "--sft.max_steps", "9"), "The stage sft in .* ran with another max_steps than this"),
-        (("--method", "dpo", "--evaluation.samples", "3"), "ran with another evaluation.samples than this command"),
+        (("--method", "dpo", "--ppo.kl_coef", "9"), "ran with a different kl_coef than this command"),
+        (("--method", "sft", "--sft.max_steps", "9"), "The stage sft in .* ran with a different max_steps than this"),
+        (("--method", "dpo", "--evaluation.samples", "3"), "ran with a different evaluation.samples than this command"),
         (("--method", "dpo", "--ppo.kl_coeff", "9"), "did you mean 'kl_coef'"),
     ):
         with pytest.raises(ZooError) as caught:

@@ -58,4 +58,4 @@ def test_ensemble_trains_on_same_pairs_and_scores_samples(base: Run, tmp_path: P
     document["parents"]["sft"]["fingerprint"] = "0" * 64
     (run.path / "eval" / "run.json").write_text(json.dumps(document))
     done = run.zoo(*command)
-    assert done.returncode == 2 and "evaluates another SFT policy than" in errors(done.stderr)[-1]
+    assert done.returncode == 2 and "evaluates a different SFT policy than" in errors(done.stderr)[-1]

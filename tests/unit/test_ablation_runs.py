@@ -19,15 +19,15 @@ from rlhf_zoo.evaluation.stats import Spread
 from rlhf_zoo.fileio import read_json, write_json
 from rlhf_zoo.pipeline import run_recipe as pipeline
 from rlhf_zoo.pipeline.experiments.runner import (
-    SAMPLES,
+    SHOWN_PROMPTS,
     Variant,
     group_by_setting,
+    make_variants,
     open_part,
     read_outcome,
     read_own_outcome,
     run_variants,
     variant_of,
-    variants,
 )
 from rlhf_zoo.pipeline.experiments.sweep import ABLATION, write_overview
 from rlhf_zoo.pipeline.stages.interrupt import Stopped
@@ -38,7 +38,7 @@ from rlhf_zoo.runs.record import StageRecord
 
 
 def test_variants_are_one_per_distinct_value() -> None:
-    grid = variants(read_values("kl_coef", "0, 0.02,0.5,2e-2", flags={}), folder=ABLATION)
+    grid = make_variants(read_values("kl_coef", "0, 0.02,0.5,2e-2", flags={}), folder=ABLATION)
     assert [variant.value for variant in grid] == [0.0, 0.02, 0.5], "equal values are one run"
     assert [variant.name for variant in grid] == ["kl-coef-0", "kl-coef-0.02", "kl-coef-0.5"]
     assert [variant.label for variant in grid] == ["β = 0", "β = 0.02", "β = 0.5"]
@@ -46,7 +46,7 @@ def test_variants_are_one_per_distinct_value() -> None:
 
 
 def test_variants_repeat_each_value_for_every_seed() -> None:
-    grid = variants({"kl_coef": [0.0, 0.5]}, folder=ABLATION, seeds=3, first_seed=7)
+    grid = make_variants({"kl_coef": [0.0, 0.5]}, folder=ABLATION, seeds=3, first_seed=7)
     names = ["kl-coef-0", "kl-coef-0-seed-8", "kl-coef-0-seed-9"]
     assert [variant.name for variant in grid] == [*names, *(name.replace("-0", "-0.5", 1) for name in names)]
     assert grid[1].label == "β = 0, seed 8" and grid[1].settings_text == grid[0].settings_text == "β = 0"
@@ -119,7 +119,7 @@ def test_overview_aggregates_over_seeds(tmp_path: Path) -> None:
     names = ["kl-coef-0", "kl-coef-0-seed-2", "kl-coef-0.5"]
     assert [one.repo for one in outcomes] == [f"local/x-{name}-ppo" for name in names]
     assert [one.fired for one in outcomes] == [["length", "stuffing"], [], []]
-    assert [text for _, text, _, _ in outcomes[0].samples] == ["c0", "c2", "c4", "c6"] and SAMPLES == 4
+    assert [text for _, text, _, _ in outcomes[0].samples] == ["c0", "c2", "c4", "c6"] and SHOWN_PROMPTS == 4
     (loose, figures, seeds), (_, _, one) = group_by_setting(outcomes)
     assert loose == "β = 0" and figures["reward"] == Spread(3.5, (2.0, 5.0), 2) and (len(seeds), len(one)) == (2, 1)
     path = write_overview(tmp_path, "x", outcomes)
@@ -188,7 +188,7 @@ def test_run_variants_runs_them_in_sequence(tmp_path: Path, monkeypatch: pytest.
         write_finished_run(run, context.flags["ppo"]["kl_coef"], 1.0, context.flags["ppo"].get("seed"))
 
     monkeypatch.setattr(pipeline, "run", trained)
-    grid = variants({"kl_coef": [0.5]}, folder=ABLATION, seeds=2)
+    grid = make_variants({"kl_coef": [0.5]}, folder=ABLATION, seeds=2)
     outcomes = run_variants(run, grid, opened, Console(quiet=True))
     assert [outcome.variant for outcome in outcomes] == grid
     names = ("kl-coef-0.5", "kl-coef-0.5-seed-2")

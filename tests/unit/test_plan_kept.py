@@ -81,7 +81,7 @@ def test_equal_requests_are_planned_once(home: Path, plan: Plan, monkeypatch: py
         path.write_text("{")
     command._cached_plan(*questions[0], None)
     assert len(asked) == len(questions) + 1, "what cannot be read is made again"
-    monkeypatch.setattr(cache, "code_state", lambda: "changed")
+    monkeypatch.setattr(cache, "code_digest", lambda: "changed")
     command._cached_plan(*questions[0], None)
     assert len(asked) == len(questions) + 2, "and so is what other code planned"
 

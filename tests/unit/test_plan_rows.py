@@ -11,7 +11,7 @@ from rlhf_zoo.errors import ZooError
 from rlhf_zoo.pipeline.plan.devices import parse_device
 from rlhf_zoo.pipeline.plan.plan import make_plan
 from rlhf_zoo.pipeline.plan.result import StagePlan
-from rlhf_zoo.pipeline.plan.rows import training_steps, with_steps
+from rlhf_zoo.pipeline.plan.rows import add_steps, training_steps
 from rlhf_zoo.runs.recipe import Recipe, load_recipe
 
 
@@ -48,7 +48,7 @@ def test_processes_share_a_batch() -> None:
 def steps_of(recipe: Recipe, flags: dict | None = None, rows: dict | None = None) -> dict[str, int | None]:
     flags = flags or {}
     planned = make_plan(recipe, parse_device("cpu"), flags, suggest_changes=False)
-    return {stage.stage: stage.batch.get("updates") for stage in with_steps(planned, recipe, flags, rows or {}).stages}
+    return {stage.stage: stage.batch.get("updates") for stage in add_steps(planned, recipe, flags, rows or {}).stages}
 
 
 def test_tiny_world_has_the_steps_of_its_runs() -> None:
@@ -58,7 +58,7 @@ def test_tiny_world_has_the_steps_of_its_runs() -> None:
     assert steps_of(recipe, {"sft": {"packing": True}})["sft"] is None
     assert steps_of(recipe, {"recipe": {"corpus_args": {"lines": 600}}})["sft"] is None, "zoo.yaml is of other rows"
     assert steps_of(recipe, {"sft": {"max_steps": 7}})["sft"] == 7
-    with pytest.raises(ZooError, match=r"^--rows is given for sft, but max_steps sets its steps: leave out"):
+    with pytest.raises(ZooError, match=r"^--rows is set for sft, but max_steps sets its steps: leave out"):
         steps_of(recipe, {"sft": {"max_steps": 7}}, {"sft": 640})
     assert steps_of(recipe, rows={"sft": 640})["sft"] == 80
 

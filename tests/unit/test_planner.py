@@ -21,13 +21,13 @@ from rlhf_zoo.cli.plan import plan, print_plan, print_plan_line
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client.connect import DEFAULT_HUB
 from rlhf_zoo.pipeline.plan import memory, tracing
-from rlhf_zoo.pipeline.plan.devices import CARDS, Device, parse_device
+from rlhf_zoo.pipeline.plan.devices import GPUS, Device, parse_device
 from rlhf_zoo.pipeline.plan.estimate import lora_config
 from rlhf_zoo.pipeline.plan.memory import GIB, ModelMemory, TrainingPass
 from rlhf_zoo.pipeline.plan.plan import _rounding_changes, make_plan, smallest_change, stage_keys_of
 from rlhf_zoo.pipeline.plan.published import published_shapes
-from rlhf_zoo.pipeline.plan.result import Change, gib
-from rlhf_zoo.pipeline.plan.seconds import RATES
+from rlhf_zoo.pipeline.plan.result import Change, format_gib
+from rlhf_zoo.pipeline.plan.seconds import RATES_FILE
 from rlhf_zoo.pipeline.plan.shapes import find_shape, new_shape
 from rlhf_zoo.pipeline.plan.tracing import tracer
 from rlhf_zoo.runs.recipe import Recipe, load_recipe
@@ -50,7 +50,7 @@ def test_shapes_have_published_parameter_counts(name):
     shape, said = find_shape(name), published_shapes()[name]
     what = "classifier" if "labels" in said else "policy"
     wanted = said.get("parameters") or published_shapes()[said["like"]]["parameters"]
-    assert tracer(shape.config, what, trains=False).counts.parameters == wanted
+    assert tracer(shape.config, what, is_trainable=False).counts.parameters == wanted
 
 
 MIXTURE = {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
@@ -116,7 +116,7 @@ def test_trunks_that_are_equal_are_measured_once(monkeypatch):
     monkeypatch.setattr(tracing, "_MEASURED", {})
     config = config_of(num_hidden_layers=2)
     policy, critic = (tracing.Tracer(tracing.ModelSpec("{}", role), config) for role in ("policy", "classifier"))
-    frozen = tracing.Tracer(tracing.ModelSpec("{}", "policy", trains=False), config)
+    frozen = tracing.Tracer(tracing.ModelSpec("{}", "policy", is_trainable=False), config)
     for model in (policy, critic, frozen):
         monkeypatch.setattr(model, "_cache_name", lambda _: None)
     measured = policy.training_pass(**asked)
@@ -156,21 +156,21 @@ COUNTS = memory.Counts(
 
 def test_tracer_rejects_models_that_need_real_tensors(monkeypatch):
     monkeypatch.setattr(tracing, "forward", lambda *_: torch.ones(1).nonzero().tolist())
-    with pytest.raises(ZooError, match="A llama of this configuration cannot be run without memory"):
+    with pytest.raises(ZooError, match="A llama of this configuration cannot be run on tensors without memory"):
         tracing.Tracer(tracer(config_of(), "policy").spec, config_of()).decode_step(rows=1, length=4, bf16=False)
 
 
 def test_trained_parameter_takes_sixteen_bytes():
-    assert memory.model_memory(COUNTS, weight_bytes=4, state_per_parameter=8).total == 16_000
+    assert memory.model_memory(COUNTS, bytes_per_weight=4, state_per_parameter=8).total == 16_000
     lora = SimpleNamespace(**{**vars(COUNTS), "parameters": 1100, "trained": 100})
     adapter = memory.Counts(**vars(lora))
-    assert memory.model_memory(adapter, weight_bytes=2, state_per_parameter=8).total == 2 * 1000 + 16 * 100
+    assert memory.model_memory(adapter, bytes_per_weight=2, state_per_parameter=8).total == 2 * 1000 + 16 * 100
     assert (
-        memory.model_memory(adapter, weight_bytes=2, state_per_parameter=8, bits="4bit").weights
+        memory.model_memory(adapter, bytes_per_weight=2, state_per_parameter=8, bits="4bit").weights
         == 2 * 200 + 800 * 0.5625 + 4 * 100
     )
-    assert memory.model_memory(adapter, weight_bytes=4, state_per_parameter=8, owns_base=False).total == 16 * 100
-    assert memory.model_memory(COUNTS, weight_bytes=4, state_per_parameter=memory.state_bytes("sgd")).total == 8_000
+    assert memory.model_memory(adapter, bytes_per_weight=4, state_per_parameter=8, owns_base=False).total == 16 * 100
+    assert memory.model_memory(COUNTS, bytes_per_weight=4, state_per_parameter=memory.state_bytes("sgd")).total == 8_000
     assert memory.state_bytes("adamw_torch_fused") == 8 and memory.state_bytes("adamw_8bit") == 2.03
     assert memory.state_bytes("something_new") is None
 
@@ -356,7 +356,7 @@ def test_parse_device_rejects_unknown_devices(text):
     with pytest.raises(ZooError, match="--gpu is"):
         parse_device(text)
     assert parse_device("H100:8").count == 8 and parse_device("24gb").gib == 24 and not parse_device("t4").bfloat16
-    assert all(parse_device(name).gib > 0 for name in CARDS)
+    assert all(parse_device(name).gib > 0 for name in GPUS)
 
 
 @pytest.mark.parametrize(
@@ -369,7 +369,7 @@ def test_recipe_memory_equals_plan(name):
     made = make_plan(
         recipe, parse_device(recipe.zoo.get("gpu", "cpu")), recipe.zoo.get("gpu_flags"), suggest_changes=False
     )
-    needs = f"{f'{made.device.count} × ' if made.device.count > 1 else ''}{gib(made.peak)} GiB"
+    needs = f"{f'{made.device.count} × ' if made.device.count > 1 else ''}{format_gib(made.peak)} GiB"
     assert recipe.zoo["memory"] == needs
     if "gpu" in recipe.zoo:
         assert not made.changes, f"{name} does not fit {recipe.zoo['gpu']}, which zoo.yaml names"
@@ -429,7 +429,7 @@ def test_gpu_flags_of_recipe_apply_to_its_device():
 
 @pytest.mark.usefixtures("untraced")
 def test_rates_file_matches_calibration():
-    assert RATES.read_text(encoding="utf-8") == calibrate.rendered(), "run `python benchmarks/calibrate.py`"
+    assert RATES_FILE.read_text(encoding="utf-8") == calibrate.rendered(), "run `python benchmarks/calibrate.py`"
 
 
 def test_plan_line_is_printed_and_never_stops_a_command(capsys):

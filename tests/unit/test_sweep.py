@@ -6,14 +6,14 @@ import pytest
 
 from rlhf_zoo.cli.sweep import read_grid
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.pipeline.experiments.runner import variants
+from rlhf_zoo.pipeline.experiments.runner import make_variants
 from rlhf_zoo.pipeline.experiments.sweep import SWEEP
 
 
 def test_grid_gives_every_combination_for_each_seed() -> None:
     grid = read_grid(["kl_coef=0,0.05,5e-2", "ppo.whiten-rewards=true", "kl_target=none,6"], flags={})
     assert grid == {"kl_coef": [0, 0.05], "whiten_rewards": [True], "kl_target": [None, 6]}
-    found = variants(grid, folder=SWEEP, seeds=2, first_seed=7)
+    found = make_variants(grid, folder=SWEEP, seeds=2, first_seed=7)
     assert len(found) == 8 and len({cell.name for cell in found}) == 8
     assert [found[place].name for place in (0, 1, 6)] == [
         "kl-coef-0-whiten-rewards-True-kl-target-none", "kl-coef-0-whiten-rewards-True-kl-target-none-seed-8",
@@ -50,4 +50,4 @@ def test_read_grid_rejects_malformed_grids(asked: list[str], message: str) -> No
 
 def test_variants_reject_duplicate_run_names() -> None:
     with pytest.raises(ZooError, match="Two runs would both be called missing-eos-score-1"):
-        variants({"missing_eos_score": [1.0, -1.0]}, folder=SWEEP)
+        make_variants({"missing_eos_score": [1.0, -1.0]}, folder=SWEEP)

@@ -1,7 +1,8 @@
 """Baselines of a finished run, on the same data: best-of-n of its SFT policy, more SFT, DPO and RLOO.
 
-RUN/baseline/METHOD/ holds the parts of a method: for best-of-n the scores of the pool; for other methods a directory
-per seed, and per β if the method has one, with run.json and samples.jsonl. Baselines are measured like PPO in the eval
+RUN/baseline/METHOD/ has the parts of a method: for best-of-n, the scores of the pool; for other methods, a directory
+for each seed (and β, if the method has one) with run.json and samples.jsonl. Baselines are measured like PPO in the
+eval
 stage: on the same prompts, with the same random numbers. `baseline_report` compares them with PPO.
 """
 
@@ -44,7 +45,7 @@ Method = Literal["best-of-n", TrainedMethod]
 METHODS: tuple[Method, ...] = get_args(Method)
 #: Methods that use a β to keep the policy near SFT.
 METHODS_WITH_BETA: tuple[Method, ...] = ("dpo", "rloo")
-#: Keys of PPO that determine the reward of a completion, which is the same for baselines.
+#: Keys of PPO that determine the reward of a completion, which baselines use too.
 REWARD_KEYS = (
     "reward_model_path", "reward_model_loader", "reward_label", "reward_output", "reward_pad_token", "reward_ensemble",
     "reward_ensemble_lambda", "reward_funcs", "reward_weights", "score_centering", "score_scaling",
@@ -54,15 +55,16 @@ POOL_SIZES = (1, 2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True)
-class Baseline:
-    """A finished run that baselines are compared with.
+class FinishedRun:
+    """A finished run with which baselines are compared.
 
     Attributes:
         context: The run.
-        source: Data set of the run.
-        checkpoints: Stage -> its chosen checkpoint.
+        source: The run's data set.
+        checkpoints: Stage -> the stage's chosen checkpoint.
         rows: The P held-out rows.
-        lines: "sft" and "ppo" -> this policy's part of all P · samples lines of eval/samples.jsonl, ordered by prompt.
+        lines: "sft" and "ppo" -> the policy's part of each of the P · samples lines of eval/samples.jsonl, ordered by
+            prompt.
     """
 
     context: RunContext
@@ -87,7 +89,7 @@ class Baseline:
 
     @property
     def evaluator(self) -> Evaluator:
-        """The evaluator, with only the headline judge."""
+        """The evaluator, with the headline judge only."""
         return self._evaluator.with_headline_judge
 
     def extra_metrics(self, texts: Sequence[str]) -> dict[str, Floats]:
@@ -115,7 +117,7 @@ class Baseline:
 
     @cached_property
     def groups(self) -> list[int]:
-        """The group of each held-out row's prompt; the evaluation resamples these groups."""
+        """The group of each held-out row's prompt. The evaluation resamples these groups."""
         return group_rows(self.rows, self.context.shared.evaluation.group)
 
     @property
@@ -151,7 +153,7 @@ class Baseline:
 
     @cached_property
     def reward_training(self) -> Compute:
-        """Compute of training the reward model, which all methods but DPO need; zero without a reward model."""
+        """Compute of training the reward model, which all methods except DPO need; zero without a reward model."""
         if "reward" not in self.checkpoints or "reward" not in self.matrix_sizes:
             return Compute()
         pairs, args = self.pairs(), self.context.settings("reward").trainer
@@ -179,7 +181,7 @@ class Baseline:
 
     @property
     def updates(self) -> int:
-        """Number of rollouts that PPO learned from."""
+        """Number of rollouts on which PPO was trained."""
         return int(self.context.record("ppo").metrics()[-1]["step"])
 
     @cached_property
@@ -205,7 +207,7 @@ class Baseline:
         return training_pairs(*open_pairs(self.context))[0]
 
     def prompts(self) -> Dataset:
-        """Loads the prompts that PPO rolled out."""
+        """Loads the prompts on which PPO was trained."""
         rows = train_and_held_out(self.context, "ppo", self.source)[0]
         limit = self.context.settings("ppo").data.max_prompt_length
         return drop_long_prompts(rows, self.evaluator.tokenizer, limit, subject="the prompts")[0]
@@ -217,7 +219,7 @@ class Baseline:
             **settings: The settings of the part itself. The evaluation and the starting models are added.
         """
         shared, ppo = self.context.shared, self.context.settings("ppo").resolved
-        parents = {stage: start.lineage["fingerprint"] for stage, start in self.checkpoints.items() if stage != "ppo"}
+        starts = {stage: checkpoint for stage, checkpoint in self.checkpoints.items() if stage != "ppo"}
         return {
             **settings,
             "paid_by": {key: ppo[key] for key in REWARD_KEYS if key in ppo},
@@ -226,7 +228,7 @@ class Baseline:
             "response_length": self.evaluator.max_new_tokens,
             "temperature": self.evaluator.temperature,
             "data": self.source.lineage["fingerprint"],
-            "parents": parents,
+            "parents": {stage: checkpoint.lineage["fingerprint"] for stage, checkpoint in starts.items()},
         }
 
 
@@ -240,15 +242,15 @@ def default_betas(context: RunContext) -> list[float]:
     return [kl_coef / 2, kl_coef, kl_coef * 2]
 
 
-def open_baseline(context: RunContext, method: Method) -> Baseline:
-    """Opens a finished run.
+def open_finished_run(context: RunContext, method: Method) -> FinishedRun:
+    """Opens a finished run, to compare baselines with it.
 
     Args:
         context: The run.
-        method: The method that the run is compared with.
+        method: The method with which the run is compared.
 
     Raises:
-        ZooError: The recipe lacks a stage, or a stage is not finished or ran with settings that contradict the flags.
+        ZooError: The recipe lacks a stage, a stage is not finished, or a stage's settings contradict the flags.
     """
     silence_libraries()
     recipe, stages = context.recipe, list(context.recipe.stages)
@@ -272,13 +274,13 @@ def open_baseline(context: RunContext, method: Method) -> Baseline:
     checkpoints = {stage: context.checkpoint(stage) for stage in stages}
     path, per_prompt = context.record("eval").path / "samples.jsonl", context.shared.evaluation.samples
     lines = read_samples(path, rows["prompt"], per_prompt)
-    return Baseline(
+    return FinishedRun(
         context, source, checkpoints, rows, {side: [line[side] for line in lines] for side in ("sft", "ppo")}
     )
 
 
 def _check_settings(context: RunContext) -> None:
-    """Raises ZooError if a stage or the evaluation ran with other settings."""
+    """Raises ZooError if a stage or the evaluation ran with settings that differ from this command's."""
     settings = {stage: dict(context.settings(stage).resolved) for stage in context.recipe.stages}
     settings["eval"] = {"evaluation": identity_keys(evaluation_of(context)), "seed": context.shared.seed}
     for stage, current in settings.items():
@@ -286,6 +288,6 @@ def _check_settings(context: RunContext) -> None:
         recorded_settings = {key: resolved[key] for key in resolved if key not in ("data", "parents", "own_pairs")}
         if (key := first_difference(recorded_settings, current)) is not None:
             raise ZooError(
-                f"The stage {stage} in {context.directory} ran with another {key} than this command: pass the flags "
-                "of the run."
+                f"The stage {stage} in {context.directory} ran with a different {key} than this command: pass the "
+                "flags of the run."
             )

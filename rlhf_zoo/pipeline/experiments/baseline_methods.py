@@ -1,8 +1,8 @@
 """Makes and measures each baseline: samples of the SFT policy, or a policy that is trained further.
 
-More SFT either trains for twice as long, or is rejection fine-tuning (Yuan et al. 2023, arXiv:2308.01825), which
-learns from the SFT policy's own completions with a high reward. Both are variants of the recipe's SFT stage, and can be
-resumed like it.
+More SFT is either SFT for twice as long, or rejection fine-tuning (Yuan et al. 2023, arXiv:2308.01825), which learns
+from the SFT policy's own completions with a high reward. Both are variants of the recipe's SFT stage and can be resumed
+as it can.
 """
 
 import json
@@ -34,7 +34,7 @@ from ...runs.record import StageRecord, checkpoint_step, fingerprint, first_diff
 from ...runs.settings.parse import StageSettings
 from ..run_recipe import run_stage
 from ..stages.merged import merged_model
-from .baseline import FOLDER, METHODS_WITH_BETA, Baseline, Method, TrainedMethod, default_betas
+from .baseline import FOLDER, METHODS_WITH_BETA, FinishedRun, Method, TrainedMethod, default_betas
 from .baseline_trainers import (
     StartingPoint,
     dpo_arguments,
@@ -46,6 +46,7 @@ from .baseline_trainers import (
 )
 from .runner import open_part, with_keys
 
+#: The first part of a completion's random key: in a best-of-n pool, and in the samples of rejection fine-tuning.
 POOL_STREAM, SAMPLES_STREAM = 9, 10
 #: Folder of the training data of rejection fine-tuning.
 SAMPLES_FOLDER = "lines"
@@ -54,7 +55,7 @@ _COMPLETIONS_PER_BATCH = 1024  # rejection fine-tuning draws this many completio
 
 
 def run_method(
-    baseline: Baseline,
+    run: FinishedRun,
     method: Method,
     *,
     betas: Sequence[float] | None,
@@ -66,90 +67,90 @@ def run_method(
     """Runs every part of a method that is not finished.
 
     Args:
-        baseline: The run to compare with.
+        run: The run with which the method is compared.
         method: Name of the method.
         betas: Values of β for DPO and RLOO; None for `default_betas`.
-        seeds: Number of policies to train for each β. The first seed is the recipe's.
+        seeds: Number of policies to train for each β, with consecutive seeds from the recipe's.
         learning_rate: The learning rate; None for PPO's, or for SFT's in the method "sft".
         pool: Number of samples per prompt for best-of-n.
-        restart: Whether finished parts are repeated.
+        restart: Whether to repeat finished parts.
     """
     if method == "best-of-n":
-        _run_best_of_n(baseline, pool, restart)
+        _run_best_of_n(run, pool, restart)
         return
-    first = baseline.context.shared.seed
-    values = (default_betas(baseline.context) if betas is None else betas) if method in METHODS_WITH_BETA else [None]
-    for beta in values:
-        for seed in range(first, first + seeds):
-            _run_trained(baseline, method, seed, beta, learning_rate, restart)
+    first_seed = run.context.shared.seed
+    beta_values = (default_betas(run.context) if betas is None else betas) if method in METHODS_WITH_BETA else [None]
+    for beta in beta_values:
+        for seed in range(first_seed, first_seed + seeds):
+            _train_and_measure(run, method, seed, beta, learning_rate, restart)
 
 
-def _run_best_of_n(baseline: Baseline, pool: int, restart: bool) -> None:
+def _run_best_of_n(run: FinishedRun, pool: int, restart: bool) -> None:
     """Samples and scores a pool of completions of each held-out prompt, except prompts that were scored before.
 
-    A row of metrics.jsonl has step (the index of the prompt), and reward, judge and length of shape (pool,).
+    A row of metrics.jsonl has the keys step (the index of the prompt), and reward, judge and length, of shape (pool,).
     """
-    resolved = baseline.resolved(pool=pool)
-    with open_part(baseline.context, baseline.folder / "best-of-n", resolved, stage=FOLDER, restart=restart) as record:
+    resolved = run.resolved(pool=pool)
+    with open_part(run.context, run.folder / "best-of-n", resolved, stage=FOLDER, restart=restart) as record:
         if record is not None:
-            scored = {row["step"] for row in record.metrics()}
-            remaining = [index for index in range(len(baseline.rows)) if index not in scored]
+            scored_indices = {row["step"] for row in record.metrics()}
+            remaining = [index for index in range(len(run.rows)) if index not in scored_indices]
             for start in range(0, len(remaining), _PROMPTS_PER_WRITE):
-                _score_pools(baseline, remaining[start : start + _PROMPTS_PER_WRITE], pool, record)
+                _score_pools(run, remaining[start : start + _PROMPTS_PER_WRITE], pool, record)
 
 
-def _score_pools(baseline: Baseline, indices: Sequence[int], pool: int, record: StageRecord) -> None:
-    evaluator = baseline.evaluator
-    _, prompts, columns = repeat_prompts(baseline.rows.select(indices), pool)
+def _score_pools(run: FinishedRun, indices: Sequence[int], pool: int, record: StageRecord) -> None:
+    evaluator = run.evaluator
+    _, prompts, columns = repeat_prompts(run.rows.select(indices), pool)
     keys = [(POOL_STREAM, index, sample) for index in indices for sample in range(pool)]
     desc = f"pools of prompts {indices[0] + 1} to {indices[-1] + 1}"
-    samples = evaluator.sample(evaluator.reference, prompts, keys=keys, seed=baseline.context.shared.seed, desc=desc)
-    reward: list[float] = []
+    samples = evaluator.sample(evaluator.reference, prompts, keys=keys, seed=run.context.shared.seed, desc=desc)
+    rewards: list[float] = []
     for batch in samples.batches:
-        batch_rows = slice(len(reward), len(reward) + len(batch))
-        reward += evaluator.score_batch(batch, batch_rows, prompts, samples.texts, columns)
-    judge = score_completions(evaluator.judge, prompts, samples.texts, columns)
+        batch_rows = slice(len(rewards), len(rewards) + len(batch))
+        rewards += evaluator.score_batch(batch, batch_rows, prompts, samples.texts, columns)
+    judge_scores = score_completions(evaluator.judge, prompts, samples.texts, columns)
     for position, index in enumerate(indices):
         pool_slice = slice(position * pool, (position + 1) * pool)
         record.append_metrics(
             {
                 "step": index,
-                "reward": reward[pool_slice],
-                "judge": judge[pool_slice],
+                "reward": rewards[pool_slice],
+                "judge": judge_scores[pool_slice],
                 "length": samples.lengths[pool_slice],
             }
         )
 
 
-def _run_trained(
-    baseline: Baseline, method: TrainedMethod, seed: int, beta: float | None, learning_rate: float | None, restart: bool
+def _train_and_measure(
+    run: FinishedRun, method: TrainedMethod, seed: int, beta: float | None, learning_rate: float | None, restart: bool
 ) -> None:
-    """Trains and measures one policy, unless it is finished."""
-    arguments = _arguments(baseline, method, learning_rate)
+    """Trains and measures a policy, unless this part is finished."""
+    arguments = _trainer_arguments(run, method, learning_rate)
     beta_key = {} if beta is None else {"beta": beta}
-    resolved = baseline.resolved(method=method, **beta_key, seed=seed, arguments=arguments)
+    resolved = run.resolved(method=method, **beta_key, seed=seed, arguments=arguments)
     name = f"seed-{seed}" if beta is None else f"beta-{beta:g}-seed-{seed}"
-    folder = baseline.folder / method / name
+    folder = run.folder / method / name
     if restart:
         StageRecord(folder / "sft").clear()
     elif beta is None:
         _mark_for_new_measurement(StageRecord(folder), resolved)
-    with open_part(baseline.context, folder, resolved, stage=FOLDER, restart=restart) as record:
+    with open_part(run.context, folder, resolved, stage=FOLDER, restart=restart) as record:
         if record is None:
             return
         record.metrics_file.unlink(missing_ok=True)  # trl's trainers do not resume, so training starts over
         if method == "dpo" or method == "rloo":
             assert beta is not None
-            policy, compute = _train(baseline, method, beta, seed, arguments, record)
+            policy, compute = _train_by_trl(run, method, beta, seed, arguments, record)
         else:
-            policy, compute = _train_by_sft(baseline, method, seed, arguments, record)
-        measurements = _measure(baseline, policy, desc=f"evaluating {method} {name.replace('-', ' ')}")
-        write_text(record.path / "samples.jsonl", _samples_jsonl(baseline, measurements))
+            policy, compute = _train_by_sft(run, method, seed, arguments, record)
+        measurements = _measure(run, policy, desc=f"evaluating {method} {name.replace('-', ' ')}")
+        write_text(record.path / "samples.jsonl", _samples_to_jsonl(run, measurements))
         record.write(**beta_key, seed=seed, compute=compute.to_json())
 
 
 def _mark_for_new_measurement(record: StageRecord, resolved: Mapping[str, Any]) -> None:
-    """Marks a policy as not measured, if only the evaluation has changed, so that it is measured without training."""
+    """If only the evaluation has changed, marks a policy as not measured, so that it is measured without training."""
     previous = record.read().get("resolved") or {}
     evaluation_keys = ("evaluation", "evaluation_seed")
     training_settings = [
@@ -160,14 +161,14 @@ def _mark_for_new_measurement(record: StageRecord, resolved: Mapping[str, Any]) 
         record.write(status="interrupted", resolved=dict(resolved), fingerprint=fingerprint(resolved))
 
 
-def _arguments(baseline: Baseline, method: TrainedMethod, learning_rate: float | None) -> dict[str, Any]:
-    settings = baseline.context.settings
+def _trainer_arguments(run: FinishedRun, method: TrainedMethod, learning_rate: float | None) -> dict[str, Any]:
+    settings = run.context.settings
     if method == "dpo":
         arguments = dpo_arguments(settings("ppo"), settings("reward"), learning_rate=learning_rate)
     elif method == "rloo":
-        arguments = rloo_arguments(settings("ppo"), episodes=baseline.episodes, learning_rate=learning_rate)
+        arguments = rloo_arguments(settings("ppo"), episodes=run.episodes, learning_rate=learning_rate)
     elif method == "rejection":
-        updates = baseline.updates
+        updates = run.updates
         arguments = _rejection_arguments(settings("ppo"), settings("sft"), updates=updates, learning_rate=learning_rate)
     else:
         arguments = _longer_sft_arguments(settings("sft"), learning_rate=learning_rate)
@@ -175,34 +176,34 @@ def _arguments(baseline: Baseline, method: TrainedMethod, learning_rate: float |
 
 
 def _train_by_sft(
-    baseline: Baseline,
+    run: FinishedRun,
     method: Literal["sft", "rejection"],
     seed: int,
     arguments: Mapping[str, Any],
     record: StageRecord,
 ) -> tuple[PreTrainedModel, Compute]:
-    context, flags = baseline.context, {**arguments, "seed": seed}
+    context, flags = run.context, {**arguments, "seed": seed}
     if method == "rejection":
         if "sampled" not in record.read():
-            lines, counts = draw_samples(baseline.evaluator, baseline.prompts(), baseline.episodes, seed=seed)
-            write_text(record.path / SAMPLES_FOLDER / "train.jsonl", _jsonl(lines))
+            lines, counts = draw_samples(run.evaluator, run.prompts(), run.episodes, seed=seed)
+            write_text(record.path / SAMPLES_FOLDER / "train.jsonl", _to_jsonl(lines))
             StageRecord(record.path / "sft").clear()  # an earlier policy was trained on other samples
             record.write(sampled=counts)
-        start = merged_model(context, baseline.checkpoints["sft"])
+        start = merged_model(context, run.checkpoints["sft"])
         flags |= {"model_name_or_path": str(start), "dataset_name": str(record.path / SAMPLES_FOLDER)}
-    run = run_sft_variant(context, record.path, flags)
-    policy = load_causal(run.checkpoint("sft").path)
-    rows = train_and_held_out(run, "sft", stage_source(run, "sft"))[0]
-    tokens = trained_tokens(run, rows, baseline.evaluator.tokenizer)
-    if method == "sft":  # half of the tokens belong to the run's own SFT, which is not counted for any method
-        return policy, sft_compute(baseline.matrix_sizes, trained_tokens=tokens / 2)
+    sft_run = run_sft_variant(context, record.path, flags)
+    policy = load_causal(sft_run.checkpoint("sft").path)
+    rows = train_and_held_out(sft_run, "sft", stage_source(sft_run, "sft"))[0]
+    tokens = trained_tokens(sft_run, rows, run.evaluator.tokenizer)
+    if method == "sft":  # half of the tokens are those of the run's own SFT, which no method counts
+        return policy, sft_compute(run.matrix_sizes, trained_tokens=tokens / 2)
     sampled = record.read()["sampled"]
     sampled_tokens = {name: sampled[name] for name in ("prompt_tokens", "completion_tokens")}
-    return policy, sft_compute(baseline.matrix_sizes, trained_tokens=tokens, **sampled_tokens)
+    return policy, sft_compute(run.matrix_sizes, trained_tokens=tokens, **sampled_tokens)
 
 
-def _train(
-    baseline: Baseline,
+def _train_by_trl(
+    run: FinishedRun,
     method: Literal["dpo", "rloo"],
     beta: float,
     seed: int,
@@ -212,43 +213,43 @@ def _train(
     from transformers import set_seed
     from trl import get_peft_config
 
-    ppo = baseline.context.settings("ppo")
-    sft, label = baseline.checkpoints["sft"].path, f"{method} β={beta:g} seed {seed}"
+    ppo = run.context.settings("ppo")
+    sft, label = run.checkpoints["sft"].path, f"{method} β={beta:g} seed {seed}"
     tokenizer = load_tokenizer(sft)
     switch_off_eos(tokenizer)  # otherwise trl would get prompts with an EOS from the tokenizer
     start = StartingPoint(sft, tokenizer, beta, seed, record, label, get_peft_config(ppo.model))
     set_seed(seed)
     if method == "dpo":
-        return train_dpo(start, baseline.pairs(), arguments=arguments, sizes=baseline.matrix_sizes)
+        return train_dpo(start, run.pairs(), arguments=arguments, sizes=run.matrix_sizes)
     return train_rloo(
         start,
-        baseline.prompts(),
-        baseline.rewards,
+        run.prompts(),
+        run.rewards,
         arguments=arguments,
-        sizes=baseline.matrix_sizes,
+        sizes=run.matrix_sizes,
         missing_eos={"penalty": ppo.trainer.missing_eos_penalty, "score": ppo.trainer.missing_eos_score},
         score_clip=ppo.trainer.score_clip,
     )
 
 
 @torch.no_grad()
-def _measure(baseline: Baseline, policy: PreTrainedModel, *, desc: str) -> PolicyMeasurements:
+def _measure(run: FinishedRun, policy: PreTrainedModel, *, desc: str) -> PolicyMeasurements:
     """Measures a policy as the eval stage measures PPO: with the same prompts, random keys and seed."""
-    _, prompts, columns = repeat_prompts(baseline.rows, baseline.samples_per_prompt)
-    keys, seed = random_keys(len(prompts), baseline.samples_per_prompt), baseline.context.shared.seed
-    return measure(policy, baseline.evaluator, prompts, keys=keys, seed=seed, desc=desc, columns=columns)
+    _, prompts, columns = repeat_prompts(run.rows, run.samples_per_prompt)
+    keys, seed = random_keys(len(prompts), run.samples_per_prompt), run.context.shared.seed
+    return measure(policy, run.evaluator, prompts, keys=keys, seed=seed, desc=desc, columns=columns)
 
 
-def _samples_jsonl(baseline: Baseline, measurements: PolicyMeasurements) -> str:
-    per_prompt = baseline.samples_per_prompt
-    prompts = [display_text(prompt) for prompt in baseline.rows["prompt"] for _ in range(per_prompt)]
-    return _jsonl(
-        {"prompt": prompt, "sample": index % per_prompt, **measurements.row(index, baseline.judge)}
+def _samples_to_jsonl(run: FinishedRun, measurements: PolicyMeasurements) -> str:
+    per_prompt = run.samples_per_prompt
+    prompts = [display_text(prompt) for prompt in run.rows["prompt"] for _ in range(per_prompt)]
+    return _to_jsonl(
+        {"prompt": prompt, "sample": index % per_prompt, **measurements.row(index, run.judge)}
         for index, prompt in enumerate(prompts)
     )
 
 
-def _jsonl(rows: Iterable[Mapping[str, Any]]) -> str:
+def _to_jsonl(rows: Iterable[Mapping[str, Any]]) -> str:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
@@ -298,7 +299,7 @@ def draw_samples(
 
     Args:
         evaluator: The evaluator, with the SFT policy as its reference.
-        prompts: The prompts, which are repeated from the first if `count` is larger.
+        prompts: The prompts, which start again from the first if `count` is larger than their number.
         count: Number of completions to draw.
         seed: Seed of the samples.
 
@@ -343,11 +344,11 @@ def draw_samples(
 
 
 def run_sft_variant(context: RunContext, folder: Path, flags: Mapping[str, Any]) -> RunContext:
-    """Runs the SFT stage with other flags, in a run of its own.
+    """Runs the SFT stage with other flags, in a new run.
 
     Args:
         context: The run.
-        folder: Directory of the new run.
+        folder: Directory for the new run.
         flags: Flags of SFT, which override the run's own.
 
     Returns:

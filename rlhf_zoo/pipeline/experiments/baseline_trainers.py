@@ -1,8 +1,8 @@
 """DPO and RLOO by trl's trainers, from the SFT policy of a run, on the run's own pairs, prompts and reward.
 
-RLOO has PPO's number of completions, prompts, temperature, rollout size, reward, penalty for a missing EOS, passes and
+RLOO uses PPO's prompts, number of completions, temperature, rollout size, reward, penalty for a missing EOS, passes and
 optimizer steps. DPO learns from the reward model's pairs, with the reward model's batch size and epochs. Both use PPO's
-learning rate of the policy unless --learning_rate is set.
+learning rate for the policy unless --learning_rate is set.
 """
 
 import math
@@ -36,9 +36,10 @@ from ...runs.settings.parse import StageSettings
 from ..stages.callbacks import ProgressCallback
 from ..stages.sft import without_second_bos
 
-#: Completions per prompt in RLOO. A completion's baseline is the mean of the others (Ahmadian et al. 2024 use 2 or 4).
+#: Completions per prompt in RLOO. A completion's baseline is the mean score of the other completions (Ahmadian et al.
+#: 2024 use 2 or 4).
 GENERATIONS = 4
-_OPTIMIZER = (
+_OPTIMIZER_KEYS = (
     "optim", "adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "max_grad_norm", "lr_scheduler_type",
     "lr_scheduler_kwargs", "bf16", "fp16", "use_cpu",
 )  # fmt: skip
@@ -46,14 +47,14 @@ _OPTIMIZER = (
 
 @dataclass(frozen=True)
 class StartingPoint:
-    """The policy that a trainer starts from, and the trainer's options.
+    """The policy that a trainer starts from, and the options that all methods share.
 
     Attributes:
         sft: Folder of the SFT policy.
         tokenizer: The policy's tokenizer.
         beta: Coefficient of the KL penalty.
         seed: Seed of the trainer.
-        record: Where the metrics are written.
+        record: The record to which metrics are written.
         desc: Label of the progress bar.
         peft_config: Configuration of the adapter to train; None trains all weights.
     """
@@ -77,7 +78,7 @@ def dpo_arguments(ppo: StageSettings, reward: StageSettings, *, learning_rate: f
     """
     args = reward.trainer
     reward_values = {
-        name: getattr(args, name) for name in (*_OPTIMIZER, "warmup_steps", "num_train_epochs", "max_steps")
+        name: getattr(args, name) for name in (*_OPTIMIZER_KEYS, "warmup_steps", "num_train_epochs", "max_steps")
     }
     return {
         **reward_values,
@@ -97,7 +98,7 @@ def rloo_arguments(ppo: StageSettings, *, episodes: int, learning_rate: float | 
         learning_rate: The learning rate; None for PPO's.
 
     Raises:
-        ZooError: A rollout of PPO is not a multiple of RLOO's groups, or PPO truncates its completions.
+        ZooError: A rollout of PPO cannot be divided into RLOO's groups, or PPO truncates its completions.
     """
     args = ppo.trainer
     if args.truncation:
@@ -106,22 +107,22 @@ def rloo_arguments(ppo: StageSettings, *, episodes: int, learning_rate: float | 
             "or best-of-n."
         )
     rollout, steps = rollout_sizes(args)
-    group = args.num_generations if args.num_generations > 1 else GENERATIONS
-    if rollout % group:
+    group_size = args.num_generations if args.num_generations > 1 else GENERATIONS
+    if rollout % group_size:
         raise ZooError(
-            f"RLOO compares {group} completions of a prompt, but a rollout has {rollout}, which is not a multiple: "
+            f"RLOO compares {group_size} completions of a prompt, but a rollout has {rollout}, not a multiple: "
             "change per_device_train_batch_size of the stage ppo."
         )
     micro_batch = math.gcd(rollout // steps, args.per_device_train_batch_size)
     batches = rollout // micro_batch
     updates = math.ceil(episodes / rollout) * steps * args.num_ppo_epochs
     return {
-        **{name: getattr(args, name) for name in _OPTIMIZER},
+        **{name: getattr(args, name) for name in _OPTIMIZER_KEYS},
         "warmup_steps": warmup_optimizer_steps(args),
         "per_device_train_batch_size": micro_batch,
         "gradient_accumulation_steps": batches // steps,
         "steps_per_generation": batches,
-        "num_generations": group,
+        "num_generations": group_size,
         "num_iterations": args.num_ppo_epochs,
         "max_steps": updates,
         "max_completion_length": args.response_length,
@@ -141,7 +142,7 @@ def rollout_sizes(args: Any) -> tuple[int, int]:
 
 
 def warmup_optimizer_steps(args: Any) -> float:
-    """Returns PPO's warm-up, which PPO counts in updates, in optimizer steps. A value below 1 is a share of all steps.
+    """Converts PPO's warm-up from updates to optimizer steps. A value below 1, a share of all steps, stays as it is.
 
     Args:
         args: A PPOConfig.
@@ -156,7 +157,7 @@ def train_dpo(
     """Trains a policy by DPO.
 
     Args:
-        start: The policy to start from, and options.
+        start: The policy to start from, and shared options.
         pairs: Rows of prompt, chosen and rejected.
         arguments: Fields of DPOConfig.
         sizes: Role -> number of parameters in matrices.
@@ -170,7 +171,7 @@ def train_dpo(
     if any(map(has_answer_prefix, rows["prompt"])):
         rows = Dataset.from_list([_move_prefix_to_answers(row) for row in rows])
     trainer, policy = _train(start, DPOTrainer, DPOConfig, rows, arguments)
-    names = ("prompt_ids", "prompt_ids", "chosen_ids", "rejected_ids")  # the prompt belongs to both sides
+    names = ("prompt_ids", "prompt_ids", "chosen_ids", "rejected_ids")  # each side includes the prompt
     pair_tokens = sum(len(ids) for name in names for ids in trainer.train_dataset[name])
     return policy, dpo_compute(sizes, pair_tokens=pair_tokens, epochs=float(trainer.state.epoch or 0.0))
 
@@ -193,19 +194,19 @@ def train_rloo(
     """Trains a policy by RLOO.
 
     Args:
-        start: The policy to start from, and options.
+        start: The policy to start from, and shared options.
         prompts: Rows of prompts, with the columns that reward functions read.
         rewards: PPO's reward.
         arguments: Fields of RLOOConfig.
         sizes: Role -> number of parameters in matrices.
-        missing_eos: PPO's `penalty` and `score` of a completion that did not end.
-        score_clip: The score_clip of PPO.
+        missing_eos: PPO's `penalty` and `score` for a completion that did not end.
+        score_clip: PPO's score_clip.
 
     Returns:
         The policy, and the compute of its training.
 
     Raises:
-        ZooError: A prompt ends in an assistant turn.
+        ZooError: A prompt ends with an assistant turn.
     """
     from trl import RLOOConfig, RLOOTrainer
 
@@ -305,8 +306,8 @@ def ppo_reward(
         rewards: PPO's reward.
         tokenizer: The policy's tokenizer.
         counter: The counter to which the tokens of each batch are added.
-        missing_eos: PPO's `penalty` and `score` of a completion that did not end.
-        score_clip: The score_clip of PPO.
+        missing_eos: PPO's `penalty` and `score` for a completion that did not end.
+        score_clip: PPO's score_clip.
     """
 
     def reward(
@@ -317,8 +318,9 @@ def ppo_reward(
         counter.completion_tokens += int(samples.mask.sum())
         # trl decodes completions without their prompts, which loses the space before the first word.
         decoded = decode_completions(tokenizer, prompts, samples.prompt_lists(), completion_ids)
-        pairs = list(zip(prompts, decoded, strict=True))
-        completions, texts = [wrap_completion(*pair) for pair in pairs], [append_completion(*pair) for pair in pairs]
+        answered = list(zip(prompts, decoded, strict=True))
+        completions = [wrap_completion(prompt, text) for prompt, text in answered]
+        texts = [append_completion(prompt, text) for prompt, text in answered]
         state = columns.get("trainer_state")
         scores = rewards(samples, prompts, completions, texts, columns, trainer_state=state).total
         scores = F.shape_scores(scores, mean=0.0, std=1.0, clip=score_clip)

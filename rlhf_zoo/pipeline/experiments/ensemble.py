@@ -1,7 +1,7 @@
-"""Trains reward models of a run that differ only by the trainer's seed, and finds where they disagree.
+"""Trains reward models for a run that differ only in the trainer's seed, and finds where they disagree.
 
-The first model is the run's own. RUN/ensemble/seed-K/reward is the reward stage with seed K, on the same SFT policy
-and the same pairs. RUN/ensemble/overview.json compares the models by `evaluation.ensemble_report`.
+The first model is the run's own. RUN/ensemble/seed-K/reward is the reward stage with seed K, from the same SFT policy
+and on the same pairs. RUN/ensemble/overview.json compares the models, by `evaluation.ensemble_report`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,7 +46,7 @@ def check(context: RunContext) -> None:
         context: The run.
 
     Raises:
-        ZooError: The recipe has no reward stage, holds out no pairs, or has a wrong key.
+        ZooError: The recipe has no reward stage, holds out no pairs, or has an invalid key.
     """
     if "reward" not in context.recipe.stages:
         raise ZooError(
@@ -67,7 +67,7 @@ def member(context: RunContext, seed: int) -> RunContext:
 
     Args:
         context: The run, whose own reward model is finished.
-        seed: The other seed.
+        seed: The seed of the new reward model.
     """
     keys: dict[str, Any] = {"seed": seed}
     flags, settings, pairs = context.flags, context.settings("reward"), named_pairs(context)
@@ -79,7 +79,7 @@ def member(context: RunContext, seed: int) -> RunContext:
 
 
 def train(context: RunContext, count: int, console: "Console") -> list[RunContext]:
-    """Trains the reward models that are not finished, and the stages before them.
+    """Trains the reward models that are not finished, after the stages on which they depend.
 
     Args:
         context: The run. `restart` applies only to the additional models.
@@ -92,7 +92,7 @@ def train(context: RunContext, count: int, console: "Console") -> list[RunContex
     silence_libraries()
     check(context)
     run = replace(context, restart=False)
-    # If the reward model is trained, SFT is not needed: the model may have started from an SFT policy on the Hub.
+    # A trained reward model does not need SFT here, because it may have started from an SFT policy on the Hub.
     run_recipe.run_stages(run, ["reward"] if run.record("reward").read() else ["sft", "reward"], console)
     first_seed = run.settings("reward").trainer.seed
     runs = [run]
@@ -149,7 +149,7 @@ def _texts(run: RunContext) -> tuple[dict[str, PolicyTexts], str | None]:
         return {"sft": PolicyTexts(groups, samples.texts, samples.ended)}, None
     fix = "evaluate again with `rlhf-zoo eval --restart`."
     if document["parents"]["sft"]["fingerprint"] != sft.lineage["fingerprint"]:
-        raise ZooError(f"{record.path} evaluates another SFT policy than {run.record('sft').path}: {fix}")
+        raise ZooError(f"{record.path} evaluates a different SFT policy than {run.record('sft').path}: {fix}")
     path = record.path / "samples.jsonl"
     try:
         document = read_json(record.path / "evaluation.json")
@@ -169,7 +169,7 @@ def _texts(run: RunContext) -> tuple[dict[str, PolicyTexts], str | None]:
 def _texts_of_side(
     rows: Sequence[Mapping[str, Any]], prompts: Sequence[Prompt], groups: Sequence[int], side: str
 ) -> PolicyTexts:
-    """Returns the texts of SFT or PPO. `prompts` has a text or conversation per row, which reward models render."""
+    """Returns the texts of SFT or PPO, with their prompts. `prompts` has a text or a conversation for each row."""
     return PolicyTexts(
         groups,
         [append_completion(prompt, row[side]["completion"]) for prompt, row in zip(prompts, rows, strict=True)],
@@ -187,7 +187,7 @@ def _score(runs: Sequence[RunContext], texts: Mapping[str, PolicyTexts]) -> tupl
     pairs, split = held_out
     margins = []
     scores_by_side: dict[str, list[list[float]]] = {side: [] for side in texts}
-    for run in runs:  # only one model is in memory at a time
+    for run in runs:  # run by run, so that only one model is in memory at a time
         path, use_cpu = run.checkpoint("reward").path, run.settings("reward").trainer.use_cpu
         tokenizer = load_tokenizer(path)
         model = move_to_best_device(load_classifier(path), use_cpu=use_cpu)

@@ -1,4 +1,4 @@
-"""Runs further rounds. Each round labels samples of the previous PPO policy, then trains a reward model, then PPO."""
+"""Runs more rounds. Each labels samples of the previous PPO policy, and then trains a reward model and PPO."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -36,7 +36,8 @@ def check_labeler(context: RunContext, labeler: str | None) -> str:
 
     Args:
         context: The run.
-        labeler: The option --labels: 'gold', 'judge' or a judge's name; None for gold if the recipe has it.
+        labeler: The option --labels: 'gold', 'judge' or a judge's name; None for 'gold' if the recipe sets
+            `preference`, otherwise 'judge'.
 
     Returns:
         'gold', or a judge's name.
@@ -69,7 +70,7 @@ def check_labeler(context: RunContext, labeler: str | None) -> str:
         config.llm_settings,
         labeled=lambda: labeled_rows(context),
         seed=context.shared.seed,
-        hub=None if kind_of(name)[0] == "votes" else context.hub,  # a comparison page of this run creates them later
+        hub=None if kind_of(name)[0] == "votes" else context.hub,  # people may vote only after this run has started
         headline=False,
     )
     check_endpoints([name], config.llm_settings)
@@ -77,7 +78,7 @@ def check_labeler(context: RunContext, labeler: str | None) -> str:
 
 
 def _check_rounds(context: RunContext) -> None:
-    """Checks that the recipe has a reward model that can be trained again."""
+    """Checks that the recipe trains a reward model, which PPO uses, so that a round can train it again."""
     stages = context.recipe.stages
     missing = next((stage for stage in ("sft", "reward", "ppo") if stage not in stages), None)
     if missing is not None:
@@ -110,7 +111,7 @@ def run_rounds(
         open_publisher: Opens the publisher of a run.
         rounds: The total number of rounds.
         labeler: The labeler that `check_labeler` returned.
-        pairs: Number of pairs to label in each round; None for the number that the recipe simulates.
+        pairs: Number of pairs to label in each round; None for the recipe's simulated_pairs, or else DEFAULT_PAIRS.
 
     Returns:
         The runs of all rounds.
@@ -183,6 +184,6 @@ def _judge_gain(run: RunContext, previous: RunContext) -> Estimate:
         }
         for round_run in (run, previous)
     )
-    shared = [key for key in scores if key in previous_scores]
-    groups = group_other_prompts([prompt for prompt, _ in shared], run.shared.evaluation.group)
-    return bootstrap_mean([scores[key] - previous_scores[key] for key in shared], groups, seed=run.shared.seed)
+    shared_keys = [key for key in scores if key in previous_scores]
+    groups = group_other_prompts([prompt for prompt, _ in shared_keys], run.shared.evaluation.group)
+    return bootstrap_mean([scores[key] - previous_scores[key] for key in shared_keys], groups, seed=run.shared.seed)

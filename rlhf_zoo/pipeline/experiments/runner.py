@@ -1,8 +1,8 @@
-"""Runs the variants of a run for sweep and ablate; ensemble, rounds and baseline share some functions.
+"""Runs the variants of a run for `sweep` and `ablate`. Ensemble, rounds and baseline use some of these functions.
 
-A variant is a run in RUN/FOLDER/NAME that trains some stages with its own keys, and shares the other stages of RUN.
-Finished variants are not trained again, `--restart` applies only to the variants, and the same command continues after
-Ctrl-C.
+A variant is a run in RUN/FOLDER/NAME that trains some stages with keys of its own, and shares the other stages of RUN.
+Finished variants are not trained again. `--restart` applies only to the variants. After Ctrl-C, the same command
+continues.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from ..stages.interrupt import Stopped
 if TYPE_CHECKING:
     from rich.console import Console
 
-#: File in the directory of a variant of an ablation or sweep, with the variant's name and run.
+#: File in the directory of a variant, of sweeps too, with the variant's name and the run to which it belongs.
 VARIANT_FILE = "ablation.json"
 #: Number of held-out prompts whose completions the tables show.
-SAMPLES = 4
+SHOWN_PROMPTS = 4
 _OUTCOME_FIGURES = ("reward", "judge", "kl", "length", "eos_rate", "distinct_2", "repetition")
 
 #: Keys in which a run may differ from the variants of an ablation and still be listed in their table.
-_VARIED = ("kl_coef", "reference", "release")
+_IGNORED_KEYS = ("kl_coef", "reference", "release")
 #: Entries of evaluation.json that identify the evaluated prompts and the sampling settings.
-_EVALUATED_ON = ("split", "prompts", "rows", "samples_per_prompt", "temperature", "max_new_tokens")
+_EVALUATION_KEYS = ("split", "prompts", "rows", "samples_per_prompt", "temperature", "max_new_tokens")
 
 Flags = Mapping[str, Mapping[str, Any]]
 
@@ -104,7 +104,7 @@ class Variant:
         return with_keys(flags, "ppo", keys if self.seed is None else {**keys, "seed": self.seed})
 
     def fields(self, run: Path, flags: Flags) -> dict[str, Any]:
-        """Returns the fields of the variant's `RunContext` that differ from the run's.
+        """Returns the fields in which the variant's `RunContext` differs from the run's.
 
         Args:
             run: The run directory.
@@ -122,22 +122,24 @@ class Variant:
 
 
 def variant_of(directory: Path) -> dict[str, Any]:
-    """Returns the arguments {base, variant} of `RunContext` for the directory of a variant.
+    """Returns the arguments of `RunContext` that only variants have.
 
     Args:
         directory: A run directory.
 
     Returns:
-        The arguments; {} if the directory is not a variant's.
+        {"base": the run, "variant": the variant's name}; {} if the directory is not a variant's.
     """
     path = directory / VARIANT_FILE
     if not path.is_file():
         return {}
-    # The base is always two folders up, because the file of a downloaded folder might name another run.
+    # The base is always two folders up. The file's own entry is ignored, because a download might name any other run.
     return {"base": directory / ".." / "..", "variant": read_json(path)["variant"]}
 
 
-def variants(grid: Mapping[str, Sequence[Any]], *, folder: str, seeds: int = 1, first_seed: int = 1) -> list[Variant]:
+def make_variants(
+    grid: Mapping[str, Sequence[Any]], *, folder: str, seeds: int = 1, first_seed: int = 1
+) -> list[Variant]:
     """Combines the values of a grid.
 
     Args:
@@ -147,7 +149,7 @@ def variants(grid: Mapping[str, Sequence[Any]], *, folder: str, seeds: int = 1, 
         first_seed: The recipe's own seed.
 
     Returns:
-        The variants, with all seeds of a combination next to each other.
+        The variants, with all seeds of a combination adjacent.
 
     Raises:
         ZooError: Two variants would have the same name.
@@ -160,13 +162,13 @@ def variants(grid: Mapping[str, Sequence[Any]], *, folder: str, seeds: int = 1, 
     names = [variant.name for variant in result]
     if duplicate := next((name for index, name in enumerate(names) if name in names[:index]), None):
         raise ZooError(
-            f"Two runs would both be called {duplicate}: choose values that differ in letters, digits or points."
+            f"Two runs would both be called {duplicate}: choose values that differ in letters, digits or periods."
         )
     return result
 
 
 def recipe_seed(recipe: Recipe, flags: Flags, run: Path) -> int:
-    """Returns the seed of PPO in a run without variants.
+    """Returns the seed of PPO in the run itself.
 
     Args:
         recipe: The recipe.
@@ -186,9 +188,9 @@ def with_keys(flags: Flags, stage: str, keys: Mapping[str, Any]) -> dict[str, di
         stage: Name of the stage, or "recipe".
         keys: The new keys of the stage.
     """
-    copy = {name: dict(values) for name, values in flags.items()}
-    copy[stage] = {**copy.get(stage, {}), **keys}
-    return copy
+    new_flags = {name: dict(values) for name, values in flags.items()}
+    new_flags[stage] = {**new_flags.get(stage, {}), **keys}
+    return new_flags
 
 
 def _format_value(value: Any) -> str:
@@ -213,7 +215,7 @@ def run_variants(
     Args:
         run: The run directory.
         variants: The variants, in the order in which they run.
-        open_run: Opens the run of a variant, with its publisher, and closes it.
+        open_run: Opens a variant's run and publisher, as a context.
         console: A rich console.
     """
     outcomes = []
@@ -230,20 +232,20 @@ def run_variants(
 def open_part(
     context: RunContext, folder: Path, resolved: Mapping[str, Any], *, stage: str, restart: bool
 ) -> Iterator[StageRecord | None]:
-    """Opens a part of an experiment that is not a stage, and records whether it is running, interrupted or finished.
+    """Opens a part of an experiment that is not a stage, and records its status: running, interrupted or finished.
 
     Args:
         context: The run.
         folder: Directory of the part.
         resolved: Settings of the part.
         stage: Name of the experiment, recorded in run.json as the stage.
-        restart: Whether a finished part is repeated.
+        restart: Whether to repeat a finished part.
 
     Yields:
         The record; None if the part is finished.
 
     Raises:
-        ZooError: The directory has a part with other settings.
+        ZooError: The directory has a part with different settings.
         Stopped: The part was interrupted.
     """
     record, started = StageRecord(folder), time.monotonic()
@@ -280,7 +282,7 @@ class Outcome:
         rows: The rows of metrics.jsonl.
         samples: (prompt, completion, reward, judge) of the first held-out prompts.
         verdict: The verdict on the evaluated checkpoint; None without a verdict.
-        fired: Families of the probes that fired at this checkpoint.
+        fired: Families of the probes that fired at the evaluated checkpoint.
         step: Step of the evaluated checkpoint; None if the run does not record it.
     """
 
@@ -296,7 +298,7 @@ class Outcome:
 
 
 def read_outcome(variant: Variant, run: Path) -> Outcome:
-    """Reads the outcome of a finished variant.
+    """Reads the outcome of a finished variant, or of the run itself.
 
     Args:
         variant: The variant; `Variant()` for the run itself.
@@ -313,7 +315,7 @@ def read_outcome(variant: Variant, run: Path) -> Outcome:
     if step is not None and (trajectory.get("at_recommended") or {}).get("step") == step:
         verdict, fired = (trajectory["at_recommended"][key] for key in ("verdict", "fired"))
     lines = read_lines(directory / "eval" / "samples.jsonl")
-    samples = [line for line in lines if line["sample"] == 0][:SAMPLES]
+    samples = [line for line in lines if line["sample"] == 0][:SHOWN_PROMPTS]
     return Outcome(
         variant,
         repo=(document.get("repo") or {}).get("id"),
@@ -334,11 +336,11 @@ def read_own_outcome(run: Path, compared: Variant) -> Outcome | None:
 
     Args:
         run: The run directory.
-        compared: A finished variant that differs from the run in `kl_coef` alone, if the command has no other flags.
+        compared: A finished variant. Unless other flags are set, it differs from the run only in `kl_coef`.
 
     Returns:
         The outcome, whose variant has the run's `kl_coef`. None if the run is not finished or not evaluated, or differs
-        from the variant in other settings or in the prompts of the evaluation.
+        from the variant in other settings, or in the evaluation's judge, prompts or sampling.
     """
     directories = (run, compared.directory(run))
     documents = [StageRecord(directory / "ppo").read() for directory in directories]
@@ -346,10 +348,11 @@ def read_own_outcome(run: Path, compared: Variant) -> Outcome | None:
     if documents[0].get("status") != "finished" or not paths[0].is_file():
         return None
     settings = [
-        {key: value for key, value in document["resolved"].items() if key not in _VARIED} for document in documents
+        {key: value for key, value in document["resolved"].items() if key not in _IGNORED_KEYS}
+        for document in documents
     ]
     evaluations = [
-        [(evaluation.get("judge") or {}).get("name"), *(evaluation.get(key) for key in _EVALUATED_ON)]
+        [(evaluation.get("judge") or {}).get("name"), *(evaluation.get(key) for key in _EVALUATION_KEYS)]
         for evaluation in map(read_json, paths)
     ]
     if settings[0] != settings[1] or evaluations[0] != evaluations[1]:

@@ -1,7 +1,7 @@
 """Sweeps and ablations: PPO with several values of its keys and several seeds, from the same SFT and reward model.
 
-A cell of a sweep is in runs/RECIPE/sweep/NAME/, and NAME is its tag in the recipe's PPO repository. A run of an
-ablation, which varies a single key, is in runs/RECIPE/ablation/NAME/ and has its own repositories.
+A cell of a sweep is a run in runs/RECIPE/sweep/NAME/, and NAME is its tag in the recipe's PPO repository. An ablation
+varies a single key: its runs are in runs/RECIPE/ablation/NAME/ and have their own repositories.
 """
 
 import contextlib
@@ -28,17 +28,17 @@ SWEEP, ABLATION = "sweep", "ablation"
 def train(
     context: RunContext, publisher: Publisher | None, cells: Sequence[Variant], flags: Flags, console: "Console"
 ) -> tuple[list[Outcome], ZooError | None]:
-    """Trains the stages that all cells share, then each cell, and publishes each cell as a tag.
+    """Trains the stages that all cells share, then trains each cell and publishes it as a tag.
 
     Args:
         context: The recipe's own run.
-        publisher: The run's publisher; None if it does not publish.
+        publisher: The run's publisher; None if the run is not published.
         cells: The cells, in the order in which they are trained.
         flags: The command's flags, by stage.
         console: A rich console.
 
     Returns:
-        The outcomes, and the last error if the Hub refused a tag, else None.
+        The outcomes, and the last error if the Hub refused a tag; otherwise None.
     """
     run, send_errors = context.directory, []
     for cell in cells:
@@ -68,7 +68,7 @@ def train(
 def write_overview(
     run: Path, recipe: str, outcomes: Sequence[Outcome], grid: Mapping[str, Sequence[Any]] | None = None
 ) -> Path:
-    """Writes overview.json next to the runs of a sweep or ablation; for an ablation also overview.png.
+    """Writes overview.json (and for an ablation overview.png) next to the runs of a sweep or ablation.
 
     Args:
         run: The run directory.
@@ -92,7 +92,7 @@ def write_overview(
 
 
 def _overview_rows(outcomes: Sequence[Outcome], identify: Callable[[Variant], dict[str, Any]]) -> dict[str, Any]:
-    """Returns the entries of overview.json for each run, and for each setting over its seeds."""
+    """Returns the entries of overview.json: for each run, and for each setting over all of its seeds."""
     runs = [
         {
             **identify(outcome.variant),

@@ -28,7 +28,7 @@ from ...runs.settings.judge_names import SAME_LABELS
 from ..plan.devices import Device, local_device
 from ..plan.memory import BFLOAT16, FLOAT32, GIB
 from ..plan.plan import make_plan, predict_update
-from ..plan.result import Plan, gib, seconds
+from ..plan.result import Plan, format_gib, format_seconds
 from .data import MAX_COUNTED, InspectedData, StageData, inspect_data, stage_data
 from .model import ModelFacts, inspect_model, reward_labels
 from .request import RecipeRequest, check_folder
@@ -270,7 +270,7 @@ def _fit_to_memory(
         decisions.add("max_rollout_batch_tokens", sizes["cached"], reason)
     plan, largest_stages = _choose_weights(variables, device)
     lora, bfloat16 = variables["lora"], variables["bfloat16"]
-    variables["memory"] = {stage.stage: gib(stage.peak) for stage in plan.stages}
+    variables["memory"] = {stage.stage: format_gib(stage.peak) for stage in plan.stages}
     usable = f"{device.usable_gib:.1f} GiB usable; {device.gib:.0f} GiB {device_reason}"
     reason = f"training all weights, {largest_stages[0]} of {usable}"
     decisions.add("use_peft", str(lora).lower(), reason)
@@ -344,13 +344,13 @@ def _shorten_for_cpu(variables: dict[str, Any], device: Device, decisions: Decis
         return
     max_updates = max(1, int(CPU_MAX_RUN_SECONDS / update_time))
     sizes |= batches(sizes["trained"], sizes["rollout"], max_updates * sizes["rollout"])
-    reason = f"an update takes about {seconds(update_time)} s on this CPU; the run should end within two hours"
+    reason = f"an update takes about {format_seconds(update_time)} s on this CPU; the run should end within two hours"
     add_episodes(sizes, decisions, reason)
 
 
 def _describe_largest_stage(plan: Plan) -> str:
     largest = max(plan.stages, key=lambda stage: stage.peak)
-    return f"{largest.stage} takes {gib(largest.peak)} GiB"
+    return f"{largest.stage} takes {format_gib(largest.peak)} GiB"
 
 
 def _plan(variables: Mapping[str, Any], device: Device, *, stages: Sequence[str] | None = None) -> Plan:

@@ -1,7 +1,7 @@
 """Caches plans, and traces (the measured memory of model passes), under $RLHF_ZOO_HOME.
 
-A cache key covers everything that the value depends on, including the versions of code and libraries, so cached values
-never become outdated.
+A cache key covers everything that its value depends on, including the versions of code and libraries, so a cached value
+is never outdated.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 LIBRARIES = ("torch", "transformers", "peft", "trl")
 PACKAGE = Path(__file__).parents[2]
-#: Maximum number of files of one kind. When there are more, the older half is deleted.
+#: Maximum number of files of a kind. When there are more, the older half is deleted.
 MAX_FILES = 2000
 
 
@@ -36,14 +36,14 @@ def versions() -> dict[str, str]:
 
 
 @cache
-def code_state() -> str:
+def code_digest() -> str:
     """Returns a digest of the name, size and modification time of every source and data file of this package."""
-    state = hashlib.sha256()
+    hasher = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*")):
         if path.suffix in (".py", ".json", ".yaml"):
             status = path.stat()
-            state.update(f"{path.relative_to(PACKAGE)} {status.st_size} {status.st_mtime_ns}\n".encode())
-    return state.hexdigest()
+            hasher.update(f"{path.relative_to(PACKAGE)} {status.st_size} {status.st_mtime_ns}\n".encode())
+    return hasher.hexdigest()
 
 
 def digest(key: Any) -> str:

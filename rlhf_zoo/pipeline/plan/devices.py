@@ -1,4 +1,4 @@
-"""Memory and speed of devices, by name, from their makers' data sheets."""
+"""Memory and speed of devices: of GPUs by name, from their makers' data sheets, and of this machine."""
 
 import os
 import re
@@ -9,8 +9,8 @@ from pathlib import Path
 from ...errors import ZooError
 from ...plugins import did_you_mean
 
-#: Name -> GiB, dense bfloat16 TFLOP/s without sparsity (0: no bfloat16), and GB/s of memory bandwidth.
-CARDS: dict[str, tuple[float, float, float]] = {
+#: Name -> memory in GiB, dense bfloat16 TFLOP/s (0 if the GPU has no bfloat16), and memory bandwidth in GB/s.
+GPUS: dict[str, tuple[float, float, float]] = {
     "b200": (180, 2250, 7700), "h200": (141, 989, 4800), "h100": (80, 989, 3350), "a100": (80, 312, 2039),
     "a100-40gb": (40, 312, 1555), "l40s": (48, 362, 864), "a6000": (48, 155, 768), "l4": (24, 121, 300),
     "a10g": (24, 70, 600), "rtx5090": (32, 209, 1792), "rtx4090": (24, 165, 1008), "rtx3090": (24, 71, 936),
@@ -25,9 +25,9 @@ class Device:
     """The devices of a run, all of the same kind.
 
     Attributes:
-        name: A name in `CARDS`, "cpu", or torch's name of the GPU.
+        name: A name in `GPUS`, "cpu", torch's name of another GPU, or "GPU" if only a memory size is known.
         gib: Memory of each device, in GiB.
-        count: Number of devices, each with its own process.
+        count: Number of devices. Each has its own process.
         teraflops: Dense bfloat16 TFLOP/s; 0 if unknown.
         bandwidth: Memory bandwidth in GB/s; 0 if unknown.
         bfloat16: Whether the device computes in bfloat16.
@@ -55,7 +55,7 @@ def parse_device(text: str) -> Device:
     """Reads the value of --gpu.
 
     Args:
-        text: NAME[:COUNT], where NAME is in `CARDS`, `cpu`, or a memory size such as 24gb.
+        text: NAME[:COUNT], where NAME is in `GPUS`, `cpu`, or a memory size such as 24gb.
 
     Raises:
         ZooError: The text has another form, or the device is unknown.
@@ -66,14 +66,14 @@ def parse_device(text: str) -> Device:
     count = int(count_text) if colon else 1
     if name == "cpu":
         return cpu_device(count)
-    if name in CARDS:
-        gib, teraflops, bandwidth = CARDS[name]
+    if name in GPUS:
+        gib, teraflops, bandwidth = GPUS[name]
         return Device(name, gib, count, teraflops, bandwidth, bfloat16=teraflops > 0)
     if size_match := re.fullmatch(r"(\d+(?:\.\d+)?)gi?b", name):
         return Device("GPU", float(size_match[1]), count)
     raise ZooError(
         f"--gpu is {text!r}, an unknown device"
-        + (did_you_mean(name, CARDS) or f": use one of {', '.join(CARDS)}, cpu, or a memory such as 24gb.")
+        + (did_you_mean(name, GPUS) or f": use one of {', '.join(GPUS)}, cpu, or a memory size such as 24gb.")
     )
 
 
@@ -81,7 +81,7 @@ def cpu_device(count: int = 1) -> Device:
     """Returns this machine's CPU as a device.
 
     Args:
-        count: Number of processes; each gets an equal share of the memory.
+        count: Number of processes. Each gets an equal share of the memory.
     """
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return Device("cpu", round(memory / count, 1), count, bfloat16=False, cpu=True)
@@ -94,7 +94,7 @@ def may_have_accelerator() -> bool:
 
 
 def local_device(*, use_cpu: bool = False) -> Device:
-    """Returns the device of this machine on which a stage would train.
+    """Returns this machine's device on which a stage would train.
 
     Args:
         use_cpu: Value of the stage's key `use_cpu`.
@@ -110,7 +110,7 @@ def local_device(*, use_cpu: bool = False) -> Device:
     properties = torch.cuda.get_device_properties(0)
     product_name = re.sub(r"[^a-z0-9]", "", properties.name.lower())
     gib = round(properties.total_memory / 2**30, 1)
-    name = next((card for card in CARDS if card.replace("-", "") in product_name), None)
-    teraflops, bandwidth = CARDS[name][1:] if name else (0.0, 0.0)
+    name = next((gpu for gpu in GPUS if gpu.replace("-", "") in product_name), None)
+    teraflops, bandwidth = GPUS[name][1:] if name else (0.0, 0.0)
     bfloat16 = torch.cuda.is_bf16_supported()
     return Device(name or properties.name, gib, 1, teraflops, bandwidth, bfloat16=bfloat16)

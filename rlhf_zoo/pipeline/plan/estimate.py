@@ -1,7 +1,7 @@
-"""Estimates the memory and the work of the SFT and reward stages. `ppo` shares some functions.
+"""Estimates the memory and the work of the SFT and reward stages. `plan.ppo` uses some of these functions.
 
-This module mirrors `ppo`, `modeling.logprobs`, `modeling.sampling` and trl's trainers: the models that a stage holds,
-and how it splits a batch.
+This module mirrors `rlhf_zoo.ppo`, `modeling.logprobs`, `modeling.sampling` and trl's trainers: the models that a stage
+holds, and how it splits a batch.
 """
 
 import math
@@ -23,14 +23,14 @@ from .tracing import Tracer, tracer
 if TYPE_CHECKING:
     from peft import LoraConfig
 
-#: trl computes the head in tiles: tokens per tile, vocabulary columns per tile, and tiles alive at once.
+#: trl computes the head in tiles: tokens per tile, vocabulary columns per tile, and tiles in memory at once.
 TRL_TOKENS, TRL_COLUMNS, TRL_TILES = 4096, 32768, 3
-#: Bytes of a CPU process with models of almost no weights: imported libraries, their buffers, data and the trainer's
+#: Bytes of a CPU process whose models have almost no weights: imported libraries, their buffers, data and the trainer's
 #: objects (benchmarks/plan_check.py, the setting `nothing`).
 PROCESS_ON_CPU = 524 * 2**20
 #: Heap fragmentation on a CPU, as a share of the bytes that an update allocates and frees. glibc keeps blocks below
-#: 32 MiB in its heap, where gradients lie between activations. A mapping for each block (MALLOC_MMAP_THRESHOLD_) avoids
-#: fragmentation. Fitted to the memory that `make bench` measured (docs/plan.md).
+#: 32 MiB in its heap, where gradients lie between activations. Giving each block its own mapping
+#: (MALLOC_MMAP_THRESHOLD_) avoids fragmentation. Fitted to the memory that `make bench` measured (docs/plan.md).
 FRAGMENTATION = 0.5
 
 
@@ -45,15 +45,17 @@ def sft_plan(keys: SimpleNamespace, base: Shape, device: Device) -> StagePlan:
     Raises:
         ZooError: The model cannot be planned, or fsdp2 does not support the keys.
     """
-    rows, steps = divide_batch(keys.per_device_train_batch_size, keys.gradient_accumulation_steps, device.count)
+    rows, micro_batches = divide_batch(keys.per_device_train_batch_size, keys.gradient_accumulation_steps, device.count)
     length = keys.max_length or base.context
     bf16, dtype = computes_in_bfloat16(keys, device), weight_dtype(keys, base)
     model = stage_tracer(base, "policy", keys, dtype, bf16)
     tile = min(rows * length, TRL_TOKENS) * min(TRL_COLUMNS, model.counts.vocabulary if device.cpu else TRL_COLUMNS)
-    head_trains = model.counts.trained == model.counts.parameters
+    trains_head = model.counts.trained == model.counts.parameters
     head_bytes: float = TRL_TILES * tile * (BFLOAT16 if bf16 else FLOAT32)
-    head_bytes += memory.head_gradient(tokens=rows * length, counts=model.counts, head_trains=head_trains)
-    return _plan_supervised("sft", keys, model, device, rows=rows, length=length, steps=steps, head_bytes=head_bytes)
+    head_bytes += memory.head_gradient(tokens=rows * length, counts=model.counts, trains_head=trains_head)
+    return _plan_supervised(
+        "sft", keys, model, device, rows=rows, length=length, micro_batches=micro_batches, head_bytes=head_bytes
+    )
 
 
 def reward_plan(keys: SimpleNamespace, base: Shape, device: Device) -> StagePlan:
@@ -67,10 +69,12 @@ def reward_plan(keys: SimpleNamespace, base: Shape, device: Device) -> StagePlan
     Raises:
         ZooError: The model cannot be planned, or fsdp2 does not support the keys.
     """
-    rows, steps = divide_batch(keys.per_device_train_batch_size, keys.gradient_accumulation_steps, device.count)
+    rows, micro_batches = divide_batch(keys.per_device_train_batch_size, keys.gradient_accumulation_steps, device.count)
     length = min(keys.max_length or base.context, base.context)
     model = stage_tracer(base, "classifier", keys, weight_dtype(keys, base), computes_in_bfloat16(keys, device))
-    return _plan_supervised("reward", keys, model, device, rows=2 * rows, length=length, steps=steps, head_bytes=0)
+    return _plan_supervised(
+        "reward", keys, model, device, rows=2 * rows, length=length, micro_batches=micro_batches, head_bytes=0
+    )
 
 
 def _plan_supervised(
@@ -81,12 +85,12 @@ def _plan_supervised(
     *,
     rows: int,
     length: int,
-    steps: int,
+    micro_batches: int,
     head_bytes: float,
 ) -> StagePlan:
     bf16, counts = computes_in_bfloat16(keys, device), model.counts
     shards = shard_count(stage, keys, device, use_peft=model.spec.adapter is not None)
-    accumulates = steps > 1 or shards > 1
+    accumulates = micro_batches > 1 or shards > 1
     training_pass = model.training_pass(
         rows=rows,
         length=length,
@@ -95,22 +99,22 @@ def _plan_supervised(
         accumulates=accumulates,
     )
     resident = resident_memory(model, keys).per_device(shards)
-    exchange_buffers = resident.gradients if device.count > 1 and shards == 1 else 0
     # Gradients of shards are exchanged layer by layer, so the full gradients never exist at once.
+    exchange_buffers = resident.gradients if device.count > 1 and shards == 1 else 0
     peak = memory.training_memory(
-        resident, training_pass, head_bytes=head_bytes, accumulates=accumulates, buckets=exchange_buffers
+        resident, training_pass, head_bytes=head_bytes, accumulates=accumulates, exchange_buffers=exchange_buffers
     )
     peak = replace(peak, weights=peak.weights + gathered_bytes(shards, model))
-    tokens = rows * length * steps
-    trunk = forward_flops(counts, tokens, length) * training_cost(counts, keys)
+    tokens = rows * length * micro_batches
+    trunk_flops = forward_flops(counts, tokens, length) * training_cost(counts, keys)
     work = Work(
-        update=trunk,
+        update=trunk_flops,
         update_head=2 * tokens * counts.width * counts.vocabulary * 3 if head_bytes else 0,
         trained=counts.trained,
     )
-    batch: dict[str, float] = {"rows": rows, "tokens": length, "micro_batches": steps}
+    batch: dict[str, float] = {"rows": rows, "tokens": length, "micro_batches": micro_batches}
     batch |= known_updates(keys) or {"epochs": keys.num_train_epochs}
-    phases = {"step": with_process(device, peak, shards), **saving_phase(device, shards, [resident])}
+    phases = {"step": add_process_memory(device, peak, shards), **saving_phase(device, shards, [resident])}
     return StagePlan(stage, {"model": resident}, phases, batch, work, bf16)
 
 
@@ -122,21 +126,21 @@ def known_updates(keys: SimpleNamespace, episodes: int = 0) -> dict[str, int]:
         episodes: Completions of a PPO update; 0 for other stages.
 
     Returns:
-        {"updates": the number}; {} if the number depends on the size of the data.
+        {"updates": the number}; {} if the number depends on the number of rows.
     """
     if episodes and keys.total_episodes is not None:
         return {"updates": math.ceil(keys.total_episodes / episodes)}
     return {"updates": keys.max_steps} if keys.max_steps > 0 else {}
 
 
-def shard_count(stage: str, keys: SimpleNamespace, device: Device, **unsharded: bool) -> int:
+def shard_count(stage: str, keys: SimpleNamespace, device: Device, **unsupported: bool) -> int:
     """Returns the number of devices over which the weights are sharded; 1 without fsdp2.
 
     Args:
         stage: Name of the stage.
         keys: The stage's keys.
         device: The devices of the stage.
-        **unsharded: Setting that fsdp2 does not support -> whether the setting is on.
+        **unsupported: Setting that fsdp2 does not support -> whether the setting is on.
 
     Raises:
         ZooError: An unsupported setting is on, the optimizer cannot be sharded, or there is only one device.
@@ -144,7 +148,7 @@ def shard_count(stage: str, keys: SimpleNamespace, device: Device, **unsharded: 
     if not keys.fsdp2:
         return 1
     subject = f"fsdp2 of the stage {stage}"
-    for name in (name for name, is_set in unsharded.items() if is_set):
+    for name in (name for name, is_set in unsupported.items() if is_set):
         raise ZooError(f"{subject} does not work with {name}: remove one of them.")
     if str(keys.optim) not in SHARDABLE_OPTIMIZERS:
         raise ZooError(
@@ -160,12 +164,12 @@ def shard_count(stage: str, keys: SimpleNamespace, device: Device, **unsharded: 
 def gathered_bytes(shards: int, *models: Tracer | None) -> float:
     """Returns the bytes that an update gathers from shards.
 
-    Every model gathers its embeddings, which stay until the backward pass, two layers, and the gradients of one layer.
+    Every model gathers its embeddings (which stay until the backward pass), two layers, and the gradients of one layer.
     One model at a time also has the gradients of its embeddings, and a copy of them for the exchange between processes.
 
     Args:
         shards: Number of devices over which the weights are sharded.
-        *models: The models that train.
+        *models: The trained models; None is skipped.
     """
     if shards == 1:
         return 0
@@ -183,7 +187,7 @@ def saving_phase(
     Args:
         device: The devices of the stage.
         shards: Number of devices over which the weights are sharded.
-        models: The trained models on each device.
+        models: Bytes of each trained model on a device.
         frozen: Bytes of the frozen models' weights.
 
     Returns:
@@ -198,7 +202,7 @@ def saving_phase(
 
 
 def forward_flops(counts: Counts, tokens: float, length: float) -> float:
-    """Returns the FLOPs of a trunk's forward pass: two per weight and token, and attention to `length / 2` tokens.
+    """Returns the FLOPs of a trunk's forward pass: two per weight and token, and attention to length/2 tokens.
 
     Args:
         counts: The model's size.
@@ -210,18 +214,18 @@ def forward_flops(counts: Counts, tokens: float, length: float) -> float:
 
 
 def training_cost(counts: Counts, keys: SimpleNamespace) -> float:
-    """Returns the cost of a forward and backward pass, in forward passes. Frozen weights need no gradients.
+    """Returns the cost of a forward and backward pass, as a multiple of a forward pass's cost.
 
     Args:
         counts: The model's size.
         keys: The stage's keys.
     """
-    trains_all = counts.trained == counts.parameters
+    trains_all = counts.trained == counts.parameters  # frozen weights need no gradients
     return (3 if trains_all else 2) + bool(keys.gradient_checkpointing)
 
 
-def with_process(device: Device, phase: PhaseMemory, shards: int = 1) -> PhaseMemory:
-    """Adds the memory that a CPU process takes besides tensors.
+def add_process_memory(device: Device, phase: PhaseMemory, shards: int = 1) -> PhaseMemory:
+    """Adds to a phase the memory that a CPU process takes besides tensors.
 
     Args:
         device: The devices of the stage.
@@ -246,7 +250,7 @@ def computes_in_bfloat16(keys: SimpleNamespace, device: Device) -> bool:
 
 
 def quantization(keys: SimpleNamespace) -> str | None:
-    """Returns the precision of quantized weights: "4bit", "8bit" or None.
+    """Returns the precision of quantized weights, "4bit" or "8bit"; None if weights are not quantized.
 
     Args:
         keys: The stage's keys.
@@ -264,8 +268,8 @@ def weight_dtype(keys: SimpleNamespace, shape: Shape) -> str:
     return shape.dtype if keys.dtype == "auto" else keys.dtype
 
 
-def weight_size(model: Tracer) -> int:
-    """Returns the bytes of a single weight.
+def bytes_per_weight(model: Tracer) -> int:
+    """Returns the number of bytes of a weight.
 
     Args:
         model: The tracer of the model.
@@ -274,7 +278,7 @@ def weight_size(model: Tracer) -> int:
 
 
 def stage_tracer(
-    shape: Shape, role: str, keys: SimpleNamespace, dtype: str, bf16: bool, *, trains: bool = True
+    shape: Shape, role: str, keys: SimpleNamespace, dtype: str, bf16: bool, *, is_trainable: bool = True
 ) -> Tracer:
     """Returns the tracer of a model as a stage loads it.
 
@@ -284,7 +288,7 @@ def stage_tracer(
         keys: The stage's keys.
         dtype: The dtype of the loaded weights.
         bf16: Whether the stage computes in bfloat16.
-        trains: Whether any weight trains.
+        is_trainable: Whether any weight is trained.
     """
     peft_config = None
     if keys.use_peft:
@@ -292,7 +296,9 @@ def stage_tracer(
         if quantization(keys) is not None:  # the weights are dequantized to the dtype of the computation
             dtype = "bfloat16" if bf16 else "float32"
     attention = getattr(keys, "attn_implementation", None)
-    return tracer(shape.config, role, peft_config=peft_config, dtype=dtype, attention=attention, trains=trains)
+    return tracer(
+        shape.config, role, peft_config=peft_config, dtype=dtype, attention=attention, is_trainable=is_trainable
+    )
 
 
 def lora_config(keys: SimpleNamespace) -> "LoraConfig":
@@ -307,7 +313,7 @@ def lora_config(keys: SimpleNamespace) -> "LoraConfig":
     from trl import ModelConfig
 
     names = [name for name in vars(keys) if name.startswith("lora_")]
-    model = ModelConfig(**{name: getattr(keys, name) for name in names})  # accepts a name in place of a list of one
+    model = ModelConfig(**{name: getattr(keys, name) for name in names})  # accepts a single name in place of a list
     return LoraConfig(
         task_type=model.lora_task_type,
         r=model.lora_r,
@@ -334,12 +340,12 @@ def resident_memory(
         owns_base: False if the model shares its frozen weights with another model.
     """
     counts = model.counts
-    state = memory.state_bytes(str(getattr(keys.optim, "value", keys.optim)))
+    state_per_parameter = memory.state_bytes(str(getattr(keys.optim, "value", keys.optim)))
     bits = bits or (quantization(keys) if counts.trained < counts.parameters else None)
     return memory.model_memory(
         counts,
-        weight_bytes=weight_size(model),
-        state_per_parameter=8 if state is None else state,
+        bytes_per_weight=bytes_per_weight(model),
+        state_per_parameter=8 if state_per_parameter is None else state_per_parameter,
         bits=bits,
         owns_base=owns_base,
     )

@@ -1,7 +1,7 @@
-"""Formulas for the bytes that a device holds in each phase of a stage.
+"""Formulas for the bytes in a device's memory in each phase of a stage.
 
 With Adam a trained weight takes four numbers: itself, its gradient and two moments, 16 bytes in float32. `tracing`
-measures the bytes that depend on the architecture: those of passes through the layers below the head.
+measures the bytes that depend on the architecture, which are those of passes through the layers below the head.
 """
 
 from dataclasses import dataclass, fields
@@ -31,7 +31,7 @@ class Counts:
         layers: Number of transformer layers.
         width: Hidden size.
         vocabulary: Vocabulary size.
-        kv_values: Number of values that the KV cache holds per token, over all layers.
+        kv_values: Number of values per token in the KV cache, over all layers.
         attention_width: Query width, summed over the heads of a layer.
     """
 
@@ -52,8 +52,8 @@ class TrainingPass:
 
     Attributes:
         saved: Activations kept from the forward to the backward pass.
-        peak: Peak of the pass, including the gradients that it allocates. A pass that adds to gradients of an earlier
-            micro-batch allocates none.
+        peak: Peak of the pass, including the gradients that it allocates. A pass that adds to the gradients of an
+            earlier micro-batch allocates none.
     """
 
     saved: int = 0
@@ -106,7 +106,7 @@ class PhaseMemory:
 
     Attributes:
         weights: Weights of all models on the device.
-        gradients: Gradients of the models that train, and buffers to exchange them.
+        gradients: Gradients of the trained models, and buffers to exchange them.
         optimizer: Optimizer state.
         activations: Activations of the passes.
         cache: The KV cache.
@@ -137,22 +137,27 @@ def state_bytes(optimizer: str) -> float | None:
 
 
 def model_memory(
-    counts: Counts, *, weight_bytes: float, state_per_parameter: float, bits: str | None = None, owns_base: bool = True
+    counts: Counts,
+    *,
+    bytes_per_weight: float,
+    state_per_parameter: float,
+    bits: str | None = None,
+    owns_base: bool = True,
 ) -> ModelMemory:
     """Returns the bytes that a model takes in every phase.
 
     Args:
         counts: The model's size.
-        weight_bytes: Bytes of a weight. Trained adapter weights always take `FLOAT32`.
+        bytes_per_weight: Bytes of a weight, except of a trained adapter's weights, which always take `FLOAT32`.
         state_per_parameter: Bytes of optimizer state per parameter, from `state_bytes`.
         bits: The precision of quantized linear layers, a key of `QUANTIZED_WEIGHT`; None if they are not quantized.
         owns_base: False if the model shares its frozen weights with another model.
     """
     is_adapter = 0 < counts.trained < counts.parameters
     frozen = counts.parameters - counts.trained
-    trained_size = FLOAT32 if is_adapter else weight_bytes
+    trained_size = FLOAT32 if is_adapter else bytes_per_weight
     quantized = min(counts.linear, frozen) if bits else 0
-    frozen_bytes = (frozen - quantized) * weight_bytes + quantized * QUANTIZED_WEIGHT.get(bits or "", 0)
+    frozen_bytes = (frozen - quantized) * bytes_per_weight + quantized * QUANTIZED_WEIGHT.get(bits or "", 0)
     return ModelMemory(
         weights=(frozen_bytes if owns_base else 0) + counts.trained * trained_size,
         gradients=counts.trained * trained_size,
@@ -160,15 +165,15 @@ def model_memory(
     )
 
 
-def head_gradient(*, tokens: int, counts: Counts, head_trains: bool) -> float:
+def head_gradient(*, tokens: int, counts: Counts, trains_head: bool) -> float:
     """Returns the bytes of the float32 gradients of the head and of the hidden states, which the loss accumulates.
 
     Args:
         tokens: Number of tokens whose log-probabilities are computed.
         counts: The model's size.
-        head_trains: Whether the head trains.
+        trains_head: Whether the head is trained.
     """
-    return FLOAT32 * (tokens * counts.width * 3 + (counts.vocabulary * counts.width if head_trains else 0))
+    return FLOAT32 * (tokens * counts.width * 3 + (counts.vocabulary * counts.width if trains_head else 0))
 
 
 def update_memory(
@@ -180,7 +185,7 @@ def update_memory(
     logits: float,
     head_bytes: float,
     accumulates: bool,
-    buckets: float = 0,
+    exchange_buffers: float = 0,
     cache: float = 0,
 ) -> PhaseMemory:
     """Returns the peak of PPO's update, which runs policy forward, critic forward, critic backward, policy backward.
@@ -193,26 +198,20 @@ def update_memory(
         logits: Bytes of the current chunk of logits.
         head_bytes: Bytes from `head_gradient`.
         accumulates: Whether gradients of an earlier micro-batch exist.
-        buckets: Bytes of the buffers with which processes exchange gradients.
+        exchange_buffers: Bytes of the buffers with which processes exchange gradients.
         cache: Bytes of a KV cache that stays between rollouts.
     """
     policy_pass, critic_pass = passes
     gradients = policy.gradients + critic.gradients
+    critic_peak = policy_pass.saved + head_bytes + max(logits, critic_pass.peak)
+    policy_peak = policy_pass.peak + head_bytes
     if accumulates:
-        peaks = [
-            policy_pass.saved + head_bytes + max(logits, critic_pass.peak),
-            policy_pass.peak + head_bytes,
-        ]
-        working = max(peaks)
+        working = max(critic_peak, policy_peak)
     else:
-        peaks = [
-            policy_pass.saved + head_bytes + max(logits, critic_pass.peak),
-            critic.gradients + policy_pass.peak + head_bytes,
-        ]
-        working = max(*peaks, gradients) - gradients
+        working = max(critic_peak, critic.gradients + policy_peak, gradients) - gradients
     return PhaseMemory(
         weights=policy.weights + critic.weights + frozen,
-        gradients=gradients + buckets,
+        gradients=gradients + exchange_buffers,
         optimizer=policy.optimizer + critic.optimizer,
         activations=working - min(head_bytes, working),
         logits=min(head_bytes, working),
@@ -221,7 +220,12 @@ def update_memory(
 
 
 def training_memory(
-    model: ModelMemory, training_pass: TrainingPass, *, head_bytes: float, accumulates: bool, buckets: float = 0
+    model: ModelMemory,
+    training_pass: TrainingPass,
+    *,
+    head_bytes: float,
+    accumulates: bool,
+    exchange_buffers: float = 0,
 ) -> PhaseMemory:
     """Returns the peak of a training step of SFT or of the reward model.
 
@@ -230,7 +234,7 @@ def training_memory(
         training_pass: The pass of the model.
         head_bytes: Bytes that the loss takes in addition to the pass.
         accumulates: Whether gradients of an earlier micro-batch exist.
-        buckets: Bytes of the buffers with which processes exchange gradients.
+        exchange_buffers: Bytes of the buffers with which processes exchange gradients.
     """
     working = training_pass.saved + head_bytes
     if accumulates:
@@ -239,7 +243,7 @@ def training_memory(
         working = max(working, training_pass.peak + head_bytes, model.gradients) - model.gradients
     return PhaseMemory(
         weights=model.weights,
-        gradients=model.gradients + buckets,
+        gradients=model.gradients + exchange_buffers,
         optimizer=model.optimizer,
         activations=max(working - head_bytes, 0),
         logits=min(head_bytes, working),

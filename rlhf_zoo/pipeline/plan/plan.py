@@ -56,11 +56,11 @@ def make_plan(
         flags: Stage -> key -> value, as `read_flags` returns them.
         prompt_length: Number of tokens of the longest prompt; None to read it from the recipe.
         stages: The stages to plan; None for all stages of the recipe.
-        suggest_changes: Whether to search for changes that make a stage fit.
+        suggest_changes: Whether to search for changes that make stages fit.
         hub: Where Hub ids of models are looked up.
 
     Raises:
-        ZooError: A model's shape is not available.
+        ZooError: A model's shape cannot be found, or a stage cannot be planned.
     """
     inputs = _Inputs(recipe, device, flags or {}, prompt_length, hub)
     keys, assumptions = inputs.keys, inputs.assumptions
@@ -74,7 +74,7 @@ def make_plan(
     for stage in stages or recipe.stages:
         plan = estimate(stage, keys[stage])
         plans.append(plan)
-        durations[stage] = _duration(plan.work, keys[stage], device, bf16=plan.bf16)
+        durations[stage] = _predict_stage(plan.work, keys[stage], device, bf16=plan.bf16)
         optimizer = str(keys[stage].optim)
         if state_bytes(optimizer) is None:
             assumptions.append(f"the optimizer {optimizer} of the stage {stage} has as much state as Adam")
@@ -84,7 +84,7 @@ def make_plan(
 
 
 def predict_update(recipe: Recipe, device: Device) -> Duration | None:
-    """Predicts the duration of an update of PPO, without its memory, which takes longer to plan.
+    """Predicts the duration of a PPO update, without planning its memory, which takes longer.
 
     Args:
         recipe: A recipe with PPO.
@@ -96,10 +96,10 @@ def predict_update(recipe: Recipe, device: Device) -> Duration | None:
     inputs = _Inputs(recipe, device, {}, None, DEFAULT_HUB)
     keys = inputs.keys["ppo"]
     work, bf16 = ppo_work(keys, inputs.ppo_models(keys), device, prompt_length=inputs.prompt_length)
-    return _duration(work, keys, device, bf16=bf16)
+    return _predict_stage(work, keys, device, bf16=bf16)
 
 
-def _duration(work: Work, keys: SimpleNamespace, device: Device, *, bf16: bool) -> Duration | None:
+def _predict_stage(work: Work, keys: SimpleNamespace, device: Device, *, bf16: bool) -> Duration | None:
     # With weights loaded in bfloat16, most arithmetic is in bfloat16, even with LoRA.
     return predict_duration(work, device, bf16=bf16 or keys.dtype == "bfloat16")
 
@@ -123,7 +123,7 @@ def stage_keys_of(stage: str, values: Mapping[str, Any], *, where: str) -> Simpl
 
 
 class _Inputs:
-    """What a plan is made from: the keys of each stage, the models that it starts from, and the longest prompt."""
+    """The inputs of a plan: the keys of each stage, the models that stages start from, and the longest prompt."""
 
     def __init__(
         self,
@@ -140,18 +140,17 @@ class _Inputs:
             stage: stage_keys_of(stage, {**stage_keys, **flags.get(stage, {})}, where=str(recipe.source(stage)))
             for stage, stage_keys in effective.items()
         }
-        sft = keys.get("sft")
+        sft, ppo = keys.get("sft"), keys.get("ppo")
         name = None if sft is None else sft.model_name_or_path
-        ppo = keys.get("ppo")
-        if name is None and sft is None and ppo is not None:
+        if sft is None and ppo is not None:
             name = ppo.model_name_or_path
         if name is not None:
             self.base = find_shape(name, revision=getattr(sft, "model_revision", None), hub=hub)
         else:
             vocabulary_size = int((shared.tokenizer or {}).get("vocab_size", 1024))
             self.base = new_shape(shared.architecture or {}, vocabulary=vocabulary_size)
-        # A learning rate of 0 leaves the weights as they were published.
-        self._unchanged = sft is not None and name is not None and sft.learning_rate == 0
+        # A learning rate of 0 leaves the published weights as they are.
+        self._is_unmodified = sft is not None and name is not None and sft.learning_rate == 0
         self.assumptions = (
             [] if device.cpu else ["the plan holds on a GPU, although it was compared with real runs on CPUs only"]
         )
@@ -170,19 +169,19 @@ class _Inputs:
         name = ppo.model_name_or_path
         is_external = name not in (None, *STAGES)
         policy = find_shape(name, hub=self.hub) if is_external else self.base
-        value = ppo.value_model_name_or_path
-        value_shape = (
-            None if value is None else (self._trained_reward() if value in STAGES else find_shape(value, hub=self.hub))
-        )
+        value_name = ppo.value_model_name_or_path
+        value_shape = None
+        if value_name is not None:
+            value_shape = self._trained_reward() if value_name in STAGES else find_shape(value_name, hub=self.hub)
         return PPOModels(
             policy=policy,
             rewards=[self._reward(reward, policy, ppo) for reward in reward_names(ppo.reward_model_path)],
             value=value_shape,
-            is_unmodified=is_external or self._unchanged,
+            is_unmodified=is_external or self._is_unmodified,
         )
 
     def _trained_reward(self) -> Shape:
-        """Returns the shape of a reward model that the recipe trains. An adapter has the dtype of its loaded base."""
+        """Returns the shape of the reward model that the recipe trains. An adapter has the dtype of its loaded base."""
         keys = self.keys.get("reward")
         is_adapter = keys is not None and keys.use_peft and keys.dtype != "auto"
         return Shape(self.base.config, keys.dtype if keys is not None and is_adapter else "float32")
@@ -193,7 +192,7 @@ class _Inputs:
         if ppo.reward_model_loader is not None:
             raise ZooError(
                 f"The reward model {name} is loaded by {ppo.reward_model_loader}, so its memory is unknown: plan the "
-                "recipe with a reward model that is a classifier."
+                "recipe with a classifier as its reward model."
             )
         shape = find_shape(name, hub=self.hub)
         is_same_type = shape.config.model_type == policy.config.model_type
@@ -209,8 +208,9 @@ def smallest_change(
 ) -> Change | None:
     """Finds the smallest change of keys that makes a stage fit.
 
-    The search first tries changes that affect only rounding: single changes, then pairs, then more. Next it tries
-    changes that affect training. Finally it drops changes that a combination does not need.
+    The search first tries changes that affect only rounding: single changes, then pairs, then larger combinations.
+        Next,
+    it tries changes that affect training. Finally, it drops the changes that a combination does not need.
 
     Args:
         stage: Name of the stage.
@@ -229,7 +229,7 @@ def smallest_change(
         return {name: value for name, value in merged_change.items() if value != getattr(keys, name)}
 
     def try_changes(changes: Sequence[Mapping[str, Any]]) -> Change | None:
-        """Returns the changes as one; None if the stage does not fit with them."""
+        """Returns the merged changes if the stage fits with them; otherwise None."""
         changed = merge(changes)
         try:
             peak = estimate(stage, SimpleNamespace(**{**vars(keys), **changed})).peak
@@ -248,8 +248,8 @@ def smallest_change(
         if combination is None:
             continue
         for change in combination:
-            smaller = [other for other in combination if other is not change]
-            combination = smaller if try_changes(smaller) is not None else combination
+            remaining = [other for other in combination if other is not change]
+            combination = remaining if try_changes(remaining) is not None else combination
         return try_changes(combination)
     return None
 

@@ -1,4 +1,4 @@
-"""Lists the models that a recipe names, and reads the shapes that this package knows."""
+"""Lists the models that a recipe names, and reads the shapes of models in recipes/shapes.yaml."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from ...runs.registry import STAGES, is_member, reward_names
 
 @cache
 def published_shapes() -> Mapping[str, Mapping[str, Any]]:
-    """Returns repository -> shape of models that recipes use, from recipes/shapes.yaml."""
+    """Reads recipes/shapes.yaml: repository -> shape, for models that recipes use."""
     return read_mapping(shipped() / "shapes.yaml")
 
 
@@ -24,24 +24,24 @@ def model_names(recipe: Recipe, flags: Mapping[str, Mapping[str, Any]]) -> list[
         recipe: The recipe.
         flags: Stage -> key -> value.
     """
-    sources: list[Any] = []
+    values: list[Any] = []
     for stage, stage_keys in recipe.stages.items():
         keys = {**stage_keys, **flags.get(stage, {})}
-        sources += [keys.get("model_name_or_path"), keys.get("value_model_name_or_path")]
-        sources += reward_names(keys.get("reward_model_path")) if stage == "ppo" else []
-    names = [str(name) for name in sources if name is not None]
+        values += [keys.get("model_name_or_path"), keys.get("value_model_name_or_path")]
+        values += reward_names(keys.get("reward_model_path")) if stage == "ppo" else []
+    names = [str(name) for name in values if name is not None]
     return [name for name in names if name not in STAGES and not is_member(name)]
 
 
 def model_states(names: Sequence[str]) -> dict[str, str] | None:
-    """Returns what determines the shapes of models. A cached plan is valid as long as this stays the same.
+    """Returns digests of what determines the shapes of models. A cached plan is valid as long as these are the same.
 
     Args:
         names: Folders and repositories of models.
 
     Returns:
         Name -> digest of the configuration in a folder, or "" for a repository in recipes/shapes.yaml, whose digest is
-        part of `cache.code_state`; None if a Hub, an adapter, a GGUF file or a model's own code determines a shape.
+        part of `cache.code_digest`; None if a Hub, an adapter, a GGUF file or a model's own code determines a shape.
     """
     shapes = published_shapes() if names else {}
     states: dict[str, str] = {}
@@ -60,6 +60,6 @@ def _folder_state(folder: Path) -> str | None:
         config = parse_json(content)
     except (OSError, ValueError):
         return None
-    # `configuration_files` names other files, and `auto_map` code.
+    # `configuration_files` names more files, and `auto_map` names code.
     is_incomplete = not isinstance(config, dict) or {"auto_map", "configuration_files"} & config.keys()
     return None if is_incomplete or (folder / "adapter_config.json").exists() else hashlib.sha256(content).hexdigest()

@@ -18,12 +18,13 @@ class Work:
     """The computations of an update in each process; `seconds` converts them to time.
 
     Attributes:
-        prefill: FLOPs of the prompts' forward passes.
-        decode: FLOPs of sampling.
-        steps: Number of sequential sampling steps times number of layers, because each layer launches its own kernels.
-        read: Bytes of weights and KV cache that sampling reads.
+        prefill: FLOPs of the prompts' forward passes in sampling.
+        decode: FLOPs of sampling after the prompts.
+        layer_steps: Number of sequential sampling steps times number of layers, because each layer launches its own
+            kernels.
+        bytes_read: Bytes of weights and KV cache that sampling reads.
         passes: FLOPs of the forward passes of reference, critic and reward models, without the head.
-        head: FLOPs of the head in the forward passes.
+        head: FLOPs of the head in these forward passes.
         update: FLOPs of the update's forward and backward passes, without the head.
         update_head: FLOPs of the head in the update's passes.
         trained: Number of trained parameters times number of optimizer steps.
@@ -31,8 +32,8 @@ class Work:
 
     prefill: float = 0
     decode: float = 0
-    steps: float = 0
-    read: float = 0
+    layer_steps: float = 0
+    bytes_read: float = 0
     passes: float = 0
     head: float = 0
     update: float = 0
@@ -42,7 +43,7 @@ class Work:
 
 @dataclass(frozen=True)
 class StagePlan:
-    """The memory and work of a stage on each device.
+    """A stage's memory and work on each device.
 
     Attributes:
         stage: Name of the stage.
@@ -77,7 +78,7 @@ class Duration:
 
     Attributes:
         seconds: Phase -> seconds.
-        basis: A description of the rates behind the prediction, and their error.
+        basis: The source of the rates behind the prediction, and their error.
     """
 
     seconds: Mapping[str, float]
@@ -104,9 +105,9 @@ class Change:
         """Returns the keys as flags, ready to paste after `rlhf-zoo plan RECIPE` or `rlhf-zoo run RECIPE`.
 
         Args:
-            stage: Name of the stage that they are for.
+            stage: Name of the stage.
         """
-        return " ".join(f"--{stage}.{name} {_flag_value(value)}" for name, value in self.keys.items())
+        return " ".join(f"--{stage}.{name} {_quote_value(value)}" for name, value in self.keys.items())
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ class Plan:
         device: The devices of the run.
         stages: The memory and work of each stage.
         durations: Stage -> duration of an update or step; None if no rates were measured on such a device.
-        changes: Stage that does not fit -> the smallest change that makes the stage fit; None if no change does.
+        changes: Stage that does not fit -> the smallest change that makes it fit; None if no change does.
         assumptions: Assumptions of the plan, in sentences.
     """
 
@@ -137,11 +138,11 @@ class Plan:
     @property
     def line(self) -> str:
         """The plan in one line."""
-        parts = [f"{stage.stage} {gib(stage.peak)}" for stage in self.stages]
+        parts = [f"{stage.stage} {format_gib(stage.peak)}" for stage in self.stages]
         text = f"Plan for {self.device}: {', '.join(parts)} GiB"
         duration = self.durations.get("ppo")
         if duration is not None:
-            text += f", about {seconds(duration.total)} s per PPO update{self.total_time('ppo')}"
+            text += f", about {format_seconds(duration.total)} s per PPO update{self.total_time('ppo')}"
         if self.changes:
             text += f"; {' and '.join(self.changes)} may not fit: `rlhf-zoo plan {self.recipe}` shows what would"
         return text + "."
@@ -160,11 +161,11 @@ class Plan:
         if duration is None or updates is None:
             return ""
         unit = "update" if stage == "ppo" else "step"
-        return f" ({updates:,} {unit}{'' if updates == 1 else 's'}: {_hours(duration.total * updates)})"
+        return f" ({updates:,} {unit}{'' if updates == 1 else 's'}: {_format_time(duration.total * updates)})"
 
     @property
     def total_sentence(self) -> str:
-        """How long the stages with a known number of steps take together; "" if nothing was measured on the device."""
+        """The total time of the stages with a known number of steps; "" if nothing was measured on such a device."""
         seconds_by_stage: dict[str, float] = {}
         for stage in self.stages:
             duration, updates = self.durations[stage.stage], stage.batch.get("updates")
@@ -175,7 +176,7 @@ class Plan:
         unknown_stages = [stage.stage for stage in self.stages if stage.stage not in seconds_by_stage]
         if not seconds_by_stage:
             return ""
-        time = _hours(sum(seconds_by_stage.values()))
+        time = _format_time(sum(seconds_by_stage.values()))
         if not unknown_stages:
             return f"All stages: about {time}, without the evaluation."
         rows = " ".join(f"--rows {stage}=NUMBER" for stage in unknown_stages if stage != "ppo")
@@ -236,24 +237,24 @@ class Plan:
         }
 
 
-def seconds(value: float) -> str:
+def format_seconds(value: float) -> str:
     """Formats seconds with three digits.
 
     Args:
-        value: Seconds. A value below 0.01 is not shown, because the overhead of a call is not modeled.
+        value: Seconds. Less than 0.01 is not shown exactly, because the prediction leaves out the overhead of calls.
     """
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}" if value >= 0.01 else "under 0.01"
 
 
-def _hours(duration: float) -> str:
-    """Formats seconds as minutes or hours, and less than a tenth of a minute as seconds."""
-    if duration < 6:
-        return f"{max(duration, 1):.0f} s"
-    hours = duration / 3600
+def _format_time(seconds: float) -> str:
+    """Formats seconds as minutes or hours, or as seconds if they are less than a tenth of a minute."""
+    if seconds < 6:
+        return f"{max(seconds, 1):.0f} s"
+    hours = seconds / 3600
     return f"{hours:,.1f} h" if hours >= 1 else f"{60 * hours:.1f} min"
 
 
-def gib(byte_count: float) -> str:
+def format_gib(byte_count: float) -> str:
     """Formats bytes in GiB.
 
     Args:
@@ -267,5 +268,5 @@ def _without_total(entries: Mapping[str, Mapping[str, float]]) -> dict[str, dict
     return {name: {part: size for part, size in sizes.items() if part != "total"} for name, sizes in entries.items()}
 
 
-def _flag_value(value: Any) -> str:
+def _quote_value(value: Any) -> str:
     return shlex.quote(value if isinstance(value, str) else json.dumps(value))

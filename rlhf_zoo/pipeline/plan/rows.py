@@ -1,6 +1,6 @@
-"""Finds how many rows and steps SFT and the reward model train on, without a download.
+"""Finds how many rows SFT and the reward model train on, and for how many steps, without a download.
 
-Imports neither torch nor datasets, so that a cached plan appears at once.
+This module imports neither torch nor datasets, so that a cached plan appears quickly.
 """
 
 import math
@@ -22,7 +22,7 @@ _DATA_KEYS = (
 )  # fmt: skip
 
 
-def with_steps(
+def add_steps(
     plan: Plan, recipe: Recipe, flags: Mapping[str, Mapping[str, Any]], row_counts: Mapping[str, int]
 ) -> Plan:
     """Adds the number of steps to stages whose number of rows is known, and the source of this number to the plan.
@@ -31,7 +31,7 @@ def with_steps(
         plan: The plan.
         recipe: The recipe.
         flags: Stage -> key -> value, as for `make_plan`.
-        row_counts: Stage -> number of rows that it trains on, from `--rows`.
+        row_counts: Stage -> number of rows that the stage trains on, from `--rows`.
 
     Returns:
         The plan. Stages whose keys set the number of steps stay as they are.
@@ -44,14 +44,14 @@ def with_steps(
         epochs = stage.batch.get("epochs")
         if epochs is None and stage.stage in row_counts:
             raise ZooError(
-                f"--rows is given for {stage.stage}, but max_steps sets its steps: leave out --rows {stage.stage}, or "
+                f"--rows is set for {stage.stage}, but max_steps sets its steps: leave out --rows {stage.stage}, or "
                 f"set --{stage.stage}.max_steps -1."
             )
-        rows = None if epochs is None else _find_rows(recipe, flags, stage.stage, row_counts)
-        if rows is None:
+        count_and_source = None if epochs is None else _find_rows(recipe, flags, stage.stage, row_counts)
+        if count_and_source is None:
             stages.append(stage)
             continue
-        count, source = rows
+        count, source = count_and_source
         batch = {**stage.batch, "updates": training_steps(stage, count, processes=plan.device.count)}
         stages.append(replace(stage, batch=batch))
         assumptions.append(f"{stage.stage} trains on {count:,} rows, {source}")
@@ -59,11 +59,11 @@ def with_steps(
 
 
 def training_steps(stage: StagePlan, rows: int, *, processes: int) -> int:
-    """Returns the number of optimizer steps of SFT or the reward model, by the arithmetic of transformers' Trainer.
+    """Returns the number of optimizer steps of SFT or the reward model, computed as in transformers' Trainer.
 
     Args:
         stage: The stage's plan.
-        rows: The rows that it trains on.
+        rows: Number of rows that the stage trains on.
         processes: Number of processes that share a batch.
     """
     batch = stage.batch
@@ -84,9 +84,9 @@ def _find_rows(
         return None  # several texts share a row
     if isinstance(pairs := keys.get("simulated_pairs"), int):
         return pairs, "the key simulated_pairs"
-    flagged = {*flags.get("recipe", {}), *flags.get(stage, {})}
+    flag_keys = {*flags.get("recipe", {}), *flags.get(stage, {})}
     documented = (recipe.zoo.get("training_rows") or {}).get(stage)
-    if isinstance(documented, int) and not flagged.intersection(_DATA_KEYS):
+    if isinstance(documented, int) and not flag_keys.intersection(_DATA_KEYS):
         return documented, "by zoo.yaml of the recipe"
     name = keys.get("dataset_name") or shared.get("dataset_name")
     if shared.get("corpus") or not isinstance(name, str):
@@ -102,7 +102,7 @@ def _find_rows(
 
 
 def _find_file(path: Path, config: str | None, split: str) -> Path | None:
-    """Returns the file of JSON lines with a split of a data set on this machine; None if there is none."""
+    """Returns the JSONL file with a split of a local data set; None if there is no such file."""
     if path.is_file():
         return path if path.suffix == ".jsonl" and config is None and split == "train" else None
     candidates = [path / f"{split}.jsonl", *([path / config / f"{split}.jsonl"] if config else [])]

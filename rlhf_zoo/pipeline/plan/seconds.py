@@ -1,4 +1,4 @@
-"""Predicts the duration of an update by multiplying its FLOPs and counts by measured rates.
+"""Predicts the duration of an update from its FLOPs and counts, at measured rates.
 
 The rates are in rates.json, which benchmarks/calibrate.py writes from the results of `make bench` and `make gpu`. For
 a GPU that was not measured, the rates are scaled by the makers' TFLOP/s.
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from .devices import CARDS, Device
+from .devices import GPUS, Device
 from .result import Duration, Work
 
-RATES = Path(__file__).parent / "rates.json"
+RATES_FILE = Path(__file__).parent / "rates.json"
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Rates:
     """Measured seconds per unit of `Work` on a device.
 
     Attributes:
-        device: "cpu" or a name in `CARDS`.
+        device: "cpu" or a name in `GPUS`.
         machine: The machine that was measured.
         precision: "float32" or "bfloat16".
         source: The file of the measurements.
@@ -59,7 +59,7 @@ class Rates:
             work: The computations of the update.
         """
         return {
-            "sample": self.forward * work.prefill + self.decode * work.decode + self.layer_step * work.steps,
+            "sample": self.forward * work.prefill + self.decode * work.decode + self.layer_step * work.layer_steps,
             "read": self.forward * work.passes + self.head * work.head,
             "update": self.update * work.update + self.update_head * work.update_head + self.trained * work.trained,
         }
@@ -68,7 +68,7 @@ class Rates:
 @cache
 def measured_rates() -> Sequence[Rates]:
     """Returns the rates of rates.json."""
-    return [Rates(**entry) for entry in json.loads(RATES.read_text(encoding="utf-8"))["rates"]]
+    return [Rates(**entry) for entry in json.loads(RATES_FILE.read_text(encoding="utf-8"))["rates"]]
 
 
 def predict_duration(work: Work, device: Device, *, bf16: bool) -> Duration | None:
@@ -85,16 +85,17 @@ def predict_duration(work: Work, device: Device, *, bf16: bool) -> Duration | No
     precision = "bfloat16" if bf16 else "float32"
     candidates = [rates for rates in measured_rates() if rates.precision == precision]
     rates = next((rates for rates in candidates if rates.device == device.name), None)
-    factor, scaling_note = 1.0, ""
+    scale, scaling_note = 1.0, ""
     if rates is None:
-        rates = next((rates for rates in candidates if rates.device in CARDS), None)
+        rates = next((rates for rates in candidates if rates.device in GPUS), None)
         if rates is None or not device.teraflops:  # a CPU has no TFLOP/s to scale by
             return None
-        factor = CARDS[rates.device][1] / device.teraflops
+        scale = GPUS[rates.device][1] / device.teraflops
         scaling_note = f"; scaled to {device.name} by the makers' TFLOP/s, which is not verified"
-    phases = {name: value * (1 if name == "sample" else factor) for name, value in rates.phases(work).items()}
+    # Sampling is limited by memory and kernel launches, which do not scale with TFLOP/s.
+    phases = {name: seconds * (1 if name == "sample" else scale) for name, seconds in rates.phases(work).items()}
     # Sampling cannot be faster than reading weights and cache from memory.
-    read_seconds = work.read / (device.bandwidth * 1e9) if device.bandwidth else 0.0
+    read_seconds = work.bytes_read / (device.bandwidth * 1e9) if device.bandwidth else 0.0
     exclusion = "" if device.count == 1 else "; communication between devices is not included"
     return Duration({**phases, "sample": max(phases["sample"], read_seconds)}, _basis(rates) + scaling_note + exclusion)
 

@@ -60,9 +60,9 @@ def find_shape(name: str, *, revision: str | None = None, hub: Hub = DEFAULT_HUB
     Raises:
         ZooError: The model cannot be found.
     """
-    title = f"The model {name}"
+    subject = f"The model {name}"
     if Path(name := unpack_if_gguf(name)).is_dir():
-        return _read_shape(name, title)
+        return _read_shape(name, subject)
     repo, name_revision = split_revision(name)
     if repo in published_shapes():
         return _published_shape(repo)
@@ -76,8 +76,8 @@ def find_shape(name: str, *, revision: str | None = None, hub: Hub = DEFAULT_HUB
     return _read_shape(str(folder), f"The model {repo}")
 
 
-def _read_shape(folder: str, title: str) -> Shape:
-    config = load_config(folder, subject=title)
+def _read_shape(folder: str, subject: str) -> Shape:
+    config = load_config(folder, subject=subject)
     return Shape(config, str(config.dtype or "float32").removeprefix("torch."))
 
 
@@ -86,7 +86,7 @@ def _published_shape(name: str) -> Shape:
     if (base_name := keys.pop("like", None)) is not None:
         keys = {**published_shapes()[base_name], **keys}
     dtype, labels, _ = keys.pop("dtype"), keys.pop("labels", None), keys.pop("parameters")
-    return Shape(_configuration(keys, title=f"The shape of {name} in recipes/shapes.yaml", labels=labels), dtype)
+    return Shape(_build_config(keys, subject=f"The shape of {name} in recipes/shapes.yaml", labels=labels), dtype)
 
 
 def new_shape(architecture: Mapping[str, Any], *, vocabulary: int) -> Shape:
@@ -94,15 +94,15 @@ def new_shape(architecture: Mapping[str, Any], *, vocabulary: int) -> Shape:
 
     Args:
         architecture: The key `architecture` of recipe.yaml.
-        vocabulary: Number of tokens.
+        vocabulary: Vocabulary size.
 
     Raises:
         ZooError: transformers cannot build the model.
     """
-    return Shape(_configuration({"vocab_size": vocabulary, **architecture}, title="The architecture"), "float32")
+    return Shape(_build_config({"vocab_size": vocabulary, **architecture}, subject="The architecture"), "float32")
 
 
-def _configuration(keys: Mapping[str, Any], *, title: str, labels: int | None = None) -> "PreTrainedConfig":
+def _build_config(keys: Mapping[str, Any], *, subject: str, labels: int | None = None) -> "PreTrainedConfig":
     from transformers import AutoConfig
 
     fields = dict(keys)
@@ -112,4 +112,4 @@ def _configuration(keys: Mapping[str, Any], *, title: str, labels: int | None = 
     try:
         return AutoConfig.for_model(model_type, **fields)
     except (ValueError, TypeError) as error:
-        raise ZooError(f"{title} cannot be built ({first_line(error)}): correct its keys.") from error
+        raise ZooError(f"{subject} cannot be built ({first_line(error)}): correct its keys.") from error

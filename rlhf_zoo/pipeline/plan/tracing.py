@@ -1,7 +1,7 @@
 """Measures the bytes that a model's passes take beyond its weights, on tensors with shapes but without memory.
 
 The model runs transformers' own code, with its attention, adapter and precision, so this module needs no code
-for single architectures. All layers are assumed to be alike: the model runs at two depths, and the difference is
+for individual architectures. All layers are assumed to be alike: the model runs at two depths, and the difference is
 extrapolated to its real depth.
 """
 
@@ -44,18 +44,18 @@ from .memory import Counts, ForwardPass, TrainingPass
 if TYPE_CHECKING:
     from peft import PeftConfig
 
-#: Name of an implementation of experts that sends every row through the weights of the first expert. Routing depends on
-#: data, which traced tensors do not have, but it does not affect the sizes of tensors.
+#: Name of an implementation of experts that sends every row through the first expert's weights. Routing depends on
+#: data, which traced tensors do not have, but does not affect the sizes of tensors.
 EXPERTS = "rlhf-zoo-traced"
-#: Numbers of layers at which models run. They are even, because some architectures alternate two kinds of layers.
+#: Numbers of layers with which models run. They are even, because some architectures alternate two kinds of layers.
 DEPTHS = 2, 4
-#: Measurements that do not run a model's head.
+#: Measurements that run a model without its head.
 TRUNK_PASSES = ("training", "forward")
 AUTO_CLASSES: Mapping[str, Any] = {"policy": AutoModelForCausalLM, "classifier": AutoModelForSequenceClassification}
 
 
-def _run_first_expert(self: Any, states: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
-    """Replaces transformers' grouped_mm. states: (tokens, hidden); chosen and shares: (tokens, experts per token)."""
+def _run_first_expert(self: Any, states: Tensor, expert_ids: Tensor, routing_weights: Tensor) -> Tensor:
+    """Replaces transformers' grouped_mm. states: (tokens, hidden); the others: (tokens, experts per token)."""
 
     def linear(rows: Tensor, name: str) -> Tensor:
         weight = getattr(self, name)[0]
@@ -63,18 +63,18 @@ def _run_first_expert(self: Any, states: Tensor, chosen: Tensor, shares: Tensor)
             output = rows.to(weight.dtype) @ (weight if self.is_transposed else weight.T)
         return output + getattr(self, f"{name}_bias")[0] if self.has_bias else output
 
-    rows = states[torch.arange(chosen.numel(), device=states.device) // chosen.shape[-1]]
+    rows = states[torch.arange(expert_ids.numel(), device=states.device) // expert_ids.shape[-1]]
     hidden = linear(rows, "gate_up_proj" if self.has_gate else "up_proj")
     hidden = self._apply_gate(hidden) if self.has_gate else self.act_fn(hidden)
-    output = linear(hidden, "down_proj") * shares.reshape(-1, 1)
-    return output.view(*chosen.shape, -1).sum(dim=1).to(states.dtype)
+    output = linear(hidden, "down_proj") * routing_weights.reshape(-1, 1)
+    return output.view(*expert_ids.shape, -1).sum(dim=1).to(states.dtype)
 
 
 ALL_EXPERTS_FUNCTIONS.register(EXPERTS, _run_first_expert)
 
 
 class _CountingMode(FakeTensorMode):
-    """Gives tensors shapes without memory, and reports those that operators return to a counter.
+    """Gives tensors shapes without memory, and reports the tensors that operators return to a counter.
 
     One mode does both, because two modes would handle every operator twice.
     """
@@ -86,7 +86,7 @@ class _CountingMode(FakeTensorMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled here, and the guard against compilation takes longer than counting
+        return False  # nothing is compiled here, and checking for compilation takes longer than counting
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.prim.device.default:  # two thirds of all calls
@@ -106,7 +106,7 @@ class _CountingMode(FakeTensorMode):
 
     @contextmanager
     def counting(self, model: nn.Module) -> Iterator[_MemoryCounter]:
-        """Counts what is allocated from now on, apart from the model's own tensors.
+        """Counts what is allocated in this context, except the model's own tensors.
 
         Args:
             model: The model.
@@ -119,7 +119,7 @@ class _CountingMode(FakeTensorMode):
 
 
 class _MemoryCounter:
-    """Counts the bytes of tensors: the live bytes, and their peak."""
+    """Counts the bytes of live tensors, and their peak."""
 
     def __init__(self, model: nn.Module) -> None:
         self.live = self.peak = 0
@@ -157,7 +157,7 @@ class ModelSpec:
         dtype: The dtype of the weights.
         attention: The value of attn_implementation.
         adapter: The adapter's configuration as JSON; None without an adapter.
-        trains: Whether any weight trains.
+        is_trainable: Whether any weight is trained.
     """
 
     config: str
@@ -165,13 +165,13 @@ class ModelSpec:
     dtype: str = "float32"
     attention: str | None = None
     adapter: str | None = None
-    trains: bool = True
+    is_trainable: bool = True
 
 
 class Tracer:
     """Runs a model on tensors without memory, and measures the bytes that its passes would take.
 
-    Every method raises ZooError for a model that cannot run without memory.
+    Every method raises ZooError for a model that cannot run on such tensors.
 
     Args:
         spec: The properties that identify the model.
@@ -180,7 +180,7 @@ class Tracer:
     """
 
     def __init__(self, spec: ModelSpec, config: PreTrainedConfig, peft_config: PeftConfig | None = None) -> None:
-        self.spec, self.config, self._peft = spec, config, peft_config
+        self.spec, self.config, self._peft_config = spec, config, peft_config
         self.depth: int = config.get_text_config().num_hidden_layers
         self._results: dict[tuple[Any, ...], list[int]] = {}
 
@@ -192,11 +192,11 @@ class Tracer:
 
     def _build(self, depth: int, mode: _CountingMode) -> PreTrainedModel:
         config = copy.deepcopy(self.config)
-        text = config.get_text_config()
-        text.num_hidden_layers = depth
+        text_config = config.get_text_config()
+        text_config.num_hidden_layers = depth
         for name in ("layer_types", "attention_layers"):
-            if isinstance(getattr(text, name, None), list):
-                setattr(text, name, getattr(text, name)[:depth])
+            if isinstance(getattr(text_config, name, None), list):
+                setattr(text_config, name, getattr(text_config, name)[:depth])
         options: dict[str, Any] = {"dtype": getattr(torch, self.spec.dtype), "trust_remote_code": is_code_trusted()}
         if self.spec.attention is not None:
             # Kernels that need a GPU, such as flash attention, save as many bytes as sdpa does here.
@@ -204,20 +204,22 @@ class Tracer:
         config._experts_implementation = EXPERTS
         with torch.device("meta"):
             model = AUTO_CLASSES[self.spec.role].from_config(config, **options)
-            if self._peft is not None:
+            if self._peft_config is not None:
                 from peft import get_peft_model
 
-                peft = copy.deepcopy(self._peft)
+                peft_config = copy.deepcopy(self._peft_config)
                 if self.spec.role != "policy":
-                    peft.task_type = None  # otherwise peft would train a copy of the small head
-                model = get_peft_model(model, peft)
-        if not self.spec.trains:
+                    peft_config.task_type = None  # otherwise peft would train a copy of the small head
+                model = get_peft_model(model, peft_config)
+        if not self.spec.is_trainable:
             model.requires_grad_(False)
         with mode:
             _to_fake_tensors(model)
         return model
 
-    def _at_depth(self, key: tuple[Any, ...], run: Callable[[PreTrainedModel, _CountingMode], list[int]]) -> list[int]:
+    def _extrapolate(
+        self, key: tuple[Any, ...], run: Callable[[PreTrainedModel, _CountingMode], list[int]]
+    ) -> list[int]:
         """Calls `run` with the model at each depth of `_models`, and extrapolates the bytes to the real depth."""
         if key not in self._results:
             name = self._cache_name(key)
@@ -229,7 +231,7 @@ class Tracer:
                 measured = self._measure(key, run)
             except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, NotImplementedError) as error:
                 raise ZooError(
-                    f"A {self.config.model_type} of this configuration cannot be run without memory "
+                    f"A {self.config.model_type} of this configuration cannot be run on tensors without memory "
                     f"({first_line(error)}), so its memory cannot be planned."
                 ) from error
             (low, low_values), (high, high_values) = measured[0], measured[-1]
@@ -248,21 +250,22 @@ class Tracer:
     ) -> list[tuple[int, list[int]]]:
         """Calls `run` at each depth, unless a model with the same trunk, such as the critic's, was measured."""
         if key[0] not in TRUNK_PASSES:
-            return self._run(run)
+            return self._run_at_depths(run)
         trunk = _trunk(self._models[-1][-1])
-        # A forward pass saves nothing, so frozen weights change it only where autocast keeps copies of the others.
-        any_weights = key[0] == "forward" and key[-1] is False
+        # A forward pass saves nothing, so it matters which weights are frozen only where autocast keeps copies of the
+        # trained weights.
+        ignores_frozen = key[0] == "forward" and key[-1] is False
         weights = tuple(
-            (name, weight.shape, weight.requires_grad or any_weights) for name, weight in trunk.named_parameters()
+            (name, weight.shape, weight.requires_grad or ignores_frozen) for name, weight in trunk.named_parameters()
         )
         depths = tuple(depth for depth, _, _ in self._models)
-        spec = replace(self.spec, role="trunk", trains=self.spec.trains or any_weights)
+        spec = replace(self.spec, role="trunk", is_trainable=self.spec.is_trainable or ignores_frozen)
         trunk_key = (spec, depths, type(trunk), weights, key)
         if trunk_key not in _MEASURED:
-            _MEASURED[trunk_key] = self._run(run)
+            _MEASURED[trunk_key] = self._run_at_depths(run)
         return _MEASURED[trunk_key]
 
-    def _run(self, run: Callable[[PreTrainedModel, _CountingMode], list[int]]) -> list[tuple[int, list[int]]]:
+    def _run_at_depths(self, run: Callable[[PreTrainedModel, _CountingMode], list[int]]) -> list[tuple[int, list[int]]]:
         """Calls `run` at each depth, without garbage collection, which would free tensors at arbitrary moments."""
         is_enabled = gc.isenabled()
         gc.disable()
@@ -276,22 +279,23 @@ class Tracer:
         """Returns the cache name of a measurement; None for custom code, which has no version."""
         if is_code_trusted():
             return None
-        source = sha256(Path(__file__).read_bytes()).hexdigest()
-        return digest([versions(), source, asdict(self.spec), self.depth, list(key)])
+        source_digest = sha256(Path(__file__).read_bytes()).hexdigest()
+        return digest([versions(), source_digest, asdict(self.spec), self.depth, list(key)])
 
     @property
     def counts(self) -> Counts:
         """The model's parameters and dimensions."""
-        text = self.config.get_text_config()
-        if getattr(text, "num_attention_heads", None) is None:
+        text_config = self.config.get_text_config()
+        if getattr(text_config, "num_attention_heads", None) is None:
             raise ZooError(f"A {self.config.model_type} has no attention, so the memory of its state is unknown.")
-        heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-        width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        heads = text_config.num_attention_heads
+        kv_heads = getattr(text_config, "num_key_value_heads", None) or heads
+        head_width = getattr(text_config, "head_dim", None) or text_config.hidden_size // heads
 
         def count(model: PreTrainedModel, _: _CountingMode) -> list[int]:
             table = _base_model(model).get_input_embeddings().weight
-            outputs = _base_model(model).get_output_embeddings() if self.spec.role == "policy" else None
-            head = None if outputs is None else outputs.weight
+            output_layer = _base_model(model).get_output_embeddings() if self.spec.role == "policy" else None
+            head = None if output_layer is None else output_layer.weight
             parameters = [*model.parameters()]
             linear = {
                 id(module.weight): module.weight.numel()
@@ -299,9 +303,10 @@ class Tracer:
                 if isinstance(module, nn.Linear | Conv1D) and "lora_" not in name
             }
             for module in _trunk(model).modules():
-                if hasattr(module, "_apply_gate"):  # experts: count those that a token goes through
-                    active = getattr(text, "num_experts_per_tok", 1)
-                    linear |= {id(w): w.numel() * active // len(w) for w in module.parameters() if w.ndim == 3}
+                if hasattr(module, "_apply_gate"):  # of experts, count the weights that a token goes through
+                    active = getattr(text_config, "num_experts_per_tok", 1)
+                    experts = (weight for weight in module.parameters() if weight.ndim == 3)
+                    linear |= {id(weight): weight.numel() * active // len(weight) for weight in experts}
             return [
                 sum(weight.numel() for weight in parameters),
                 sum(weight.numel() for weight in parameters if weight.requires_grad),
@@ -309,17 +314,17 @@ class Tracer:
                 table.numel() if head is None or head is table else table.numel() + head.numel(),
             ]
 
-        parameters, trained, linear, embeddings = self._at_depth(("counts",), count)
+        parameters, trained, linear, embeddings = self._extrapolate(("counts",), count)
         return Counts(
             parameters=parameters,
             trained=trained,
             linear=linear,
             embeddings=embeddings,
             layers=self.depth,
-            width=text.hidden_size,
-            vocabulary=text.vocab_size,
-            kv_values=2 * self.depth * heads * width,
-            attention_width=text.num_attention_heads * width,
+            width=text_config.hidden_size,
+            vocabulary=text_config.vocab_size,
+            kv_values=2 * self.depth * kv_heads * head_width,
+            attention_width=heads * head_width,
         )
 
     def training_pass(
@@ -345,12 +350,12 @@ class Tracer:
                     for weight in filter(lambda weight: weight.requires_grad, model.parameters()):
                         weight.grad = torch.empty_like(weight)
             with ExitStack() as stack:
-                counter, call = _start_counting(stack, model, mode, rows, length)
+                counter, run_trunk = _start_counting(stack, model, mode, rows, length)
                 before = counter.live
                 with _autocast(bf16):
-                    out = call()
+                    output = run_trunk()
                 saved, forward_peak = counter.live - before, counter.peak_since(before)
-                out.backward(torch.ones_like(out))
+                output.backward(torch.ones_like(output))
                 peak = max(forward_peak, counter.peak_since(before))
             model.zero_grad(set_to_none=True)
             if checkpointing:
@@ -359,7 +364,7 @@ class Tracer:
             return [saved, peak]
 
         key = ("training", rows, length, bf16, checkpointing, accumulates)
-        return TrainingPass(*self._at_depth(key, run))
+        return TrainingPass(*self._extrapolate(key, run))
 
     def forward_pass(self, *, rows: int, length: int, bf16: bool) -> ForwardPass:
         """Measures a forward pass of the trunk that saves nothing for a backward pass.
@@ -373,12 +378,12 @@ class Tracer:
         def run(model: PreTrainedModel, mode: _CountingMode) -> list[int]:
             model.eval()
             with ExitStack() as stack, torch.no_grad():
-                counter, call = _start_counting(stack, model, mode, rows, length)
+                counter, run_trunk = _start_counting(stack, model, mode, rows, length)
                 with _autocast(bf16):
-                    call()
+                    run_trunk()
                     return [counter.live, counter.peak_since(0)]
 
-        return ForwardPass(*self._at_depth(("forward", rows, length, bf16), run))
+        return ForwardPass(*self._extrapolate(("forward", rows, length, bf16), run))
 
     def decode_step(self, *, rows: int, length: int, bf16: bool) -> ForwardPass:
         """Measures the sampling of one token with a KV cache, without the cache itself.
@@ -406,11 +411,11 @@ class Tracer:
                 del cache
                 return [counter.live, counter.live + peak]
 
-        return ForwardPass(*self._at_depth(("decode", rows, length, bf16), run))
+        return ForwardPass(*self._extrapolate(("decode", rows, length, bf16), run))
 
 
 def _to_fake_tensors(model: nn.Module) -> None:
-    """Replaces meta tensors by CPU tensors, which take no memory under `_CountingMode`. Tied weights stay tied."""
+    """Replaces meta tensors with CPU tensors, which take no memory under `_CountingMode`. Tied weights stay tied."""
     replacements: dict[int, tuple[Tensor, Any]] = {}
     for module in model.modules():
         for tensors in (module._parameters, module._buffers):
@@ -465,9 +470,9 @@ def tracer(
     peft_config: PeftConfig | None = None,
     dtype: str = "float32",
     attention: str | None = None,
-    trains: bool = True,
+    is_trainable: bool = True,
 ) -> Tracer:
-    """Returns the tracer of a model, which is cached.
+    """Returns the tracer of a model, which is kept for later calls.
 
     Args:
         config: The model's transformers configuration.
@@ -475,7 +480,7 @@ def tracer(
         peft_config: The adapter's configuration; None without an adapter.
         dtype: The dtype of the weights.
         attention: Value of attn_implementation; None for the model's default.
-        trains: Whether any weight trains.
+        is_trainable: Whether any weight is trained.
     """
     adapter = None
     if peft_config is not None:
@@ -485,7 +490,7 @@ def tracer(
             default=lambda value: sorted(value) if isinstance(value, set) else str(value),
             sort_keys=True,
         )
-    spec = ModelSpec(config.to_json_string(use_diff=False), role, dtype, attention, adapter, trains)
+    spec = ModelSpec(config.to_json_string(use_diff=False), role, dtype, attention, adapter, is_trainable)
     if spec not in _TRACERS:
         _TRACERS[spec] = Tracer(spec, config, peft_config)
     return _TRACERS[spec]
