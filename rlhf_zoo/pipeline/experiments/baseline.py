@@ -2,8 +2,7 @@
 
 RUN/baseline/METHOD/ has the parts of a method: for best-of-n, the scores of the pool; for other methods, a directory
 for each seed (and β, if the method has one) with run.json and samples.jsonl. Baselines are measured like PPO in the
-eval
-stage: on the same prompts, with the same random numbers. `baseline_report` compares them with PPO.
+eval stage: on the same prompts, with the same random numbers. `baseline_report` compares them with PPO.
 """
 
 from collections.abc import Mapping, Sequence

@@ -2,7 +2,7 @@
 
 More SFT is either SFT for twice as long, or rejection fine-tuning (Yuan et al. 2023, arXiv:2308.01825), which learns
 from the SFT policy's own completions with a high reward. Both are variants of the recipe's SFT stage and can be resumed
-as it can.
+like any stage.
 """
 
 import json

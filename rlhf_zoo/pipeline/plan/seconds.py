@@ -1,7 +1,7 @@
 """Predicts the duration of an update from its FLOPs and counts, at measured rates.
 
 The rates are in rates.json, which benchmarks/calibrate.py writes from the results of `make bench` and `make gpu`. For
-a GPU that was not measured, the rates are scaled by the makers' TFLOP/s.
+a GPU that was not measured, all rates except those of sampling are scaled by the makers' TFLOP/s.
 """
 
 import json
@@ -92,7 +92,7 @@ def predict_duration(work: Work, device: Device, *, bf16: bool) -> Duration | No
             return None
         scale = GPUS[rates.device][1] / device.teraflops
         scaling_note = f"; scaled to {device.name} by the makers' TFLOP/s, which is not verified"
-    # Sampling is limited by memory and kernel launches, which do not scale with TFLOP/s.
+    # Sampling is not scaled, because memory and kernel launches limit it, not TFLOP/s.
     phases = {name: seconds * (1 if name == "sample" else scale) for name, seconds in rates.phases(work).items()}
     # Sampling cannot be faster than reading weights and cache from memory.
     read_seconds = work.bytes_read / (device.bandwidth * 1e9) if device.bandwidth else 0.0
