@@ -34,7 +34,7 @@ RESULTS = Path(__file__).parent / "results"
 BUSY = 0.25  # CPU seconds a second that others used: such a process is left out
 #: Rates of a phase -> the counts of `Work` that they are for.
 PHASES = {
-    "sample": {"forward": "prefill", "decode": "decode", "layer_step": "steps"},
+    "sample": {"forward": "prefill", "decode": "decode", "layer_step": "layer_steps"},
     "read": {"forward": "passes", "head": "head"},
     "update": {"update": "update", "update_head": "update_head", "trained": "trained"},
 }

@@ -132,7 +132,7 @@ def _load_split(
     name = f"The data set {source.location}{config}, split {split},"
     rows = rows_above(rows, data_args.keep_above, subject=name)
     return convert_rows(
-        rows, form, columns=data_args.columns, turns=context.shared.conversational, text=text, subject=name
+        rows, form, columns=data_args.columns, conversational=context.shared.conversational, text=text, subject=name
     )
 
 

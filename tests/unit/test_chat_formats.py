@@ -17,10 +17,12 @@ USER, FOUR, FIVE = (
 
 
 def read_rows(
-    form: Form, *rows: dict[str, Any], columns: dict[str, str] | None = None, turns: bool = False
+    form: Form, *rows: dict[str, Any], columns: dict[str, str] | None = None, conversational: bool = False
 ) -> list[dict]:
     data = datasets.Dataset.from_list(list(rows))
-    return convert_rows(data, form, columns=columns or {}, turns=turns, text="text", subject="It").to_list()
+    return convert_rows(
+        data, form, columns=columns or {}, conversational=conversational, text="text", subject="It"
+    ).to_list()
 
 
 def test_sft_reads_sharegpt_conversations() -> None:

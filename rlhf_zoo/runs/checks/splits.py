@@ -137,7 +137,9 @@ class _RowLoader:
             row_value(rows[0], column, subject=label)
         if len(rows) > 1:  # `keep_above` may drop the first row of a data set that is fine
             rows = rows_above(rows, data.keep_above, subject=label)
-        return convert_rows(rows, form, columns=data.columns, turns=shared.conversational, text=text, subject=label)
+        return convert_rows(
+            rows, form, columns=data.columns, conversational=shared.conversational, text=text, subject=label
+        )
 
     def _load(
         self, name: str, revision: str | None, configuration: str | None, split: str, *, subject: str

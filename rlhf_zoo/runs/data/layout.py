@@ -111,7 +111,7 @@ def check_columns(columns: Mapping[str, Any]) -> None:
 
 
 def convert_rows(
-    rows: Dataset, form: Form, *, columns: Mapping[str, str], turns: bool, text: str, subject: str
+    rows: Dataset, form: Form, *, columns: Mapping[str, str], conversational: bool, text: str, subject: str
 ) -> Dataset:
     """Converts rows to the columns that a stage reads. Other columns are kept.
 
@@ -119,8 +119,8 @@ def convert_rows(
         rows: The rows of a data set, as loaded.
         form: The form that the stage reads.
         columns: The stage's column -> the data set's column, or a text with placeholders for `fill_placeholders`.
-        turns: Whether texts become conversations: plain prompts become user turns, plain completions assistant turns,
-            and dialogues in one text their turns.
+        conversational: Whether texts become conversations: plain prompts become user turns, plain completions become
+            assistant turns, and dialogues in one text become their turns.
         text: The column of plain texts.
         subject: What to call the data set, at the start of a sentence.
 
@@ -154,7 +154,7 @@ def convert_rows(
             rows = rows.rename_column(source, target)
     if len(rows) == 0:
         raise ZooError(f"{subject} is empty: choose another split.")
-    if turns and form != "labeled":
+    if conversational and form != "labeled":
         only_prompt = form == "prompts" and "prompt" in rows.column_names  # other columns are for reward functions
         read_columns = ["prompt"] if only_prompt else ["prompt", "messages", "chosen", "rejected"]
         rows = split_dialogues(rows, read_columns, subject=subject[:1].lower() + subject[1:])
@@ -180,7 +180,7 @@ def convert_rows(
         rows = _sft_columns(rows, text)
     elif form == "prompts":  # token ids in a data set may come from another tokenizer
         rows = rows.remove_columns([name for name in (PROMPT_TOKENS, "attention_mask") if name in rows.column_names])
-    return _map_rows(rows, as_turns) if turns and "prompt" in rows.column_names else rows
+    return _map_rows(rows, as_turns) if conversational and "prompt" in rows.column_names else rows
 
 
 def _in_turns(rows: Dataset, form: Form, *, text: str, declared: Mapping[str, str], subject: str) -> Dataset:
