@@ -21,7 +21,7 @@ class PPOConfig(TrainingArguments):
 
     A step is one PPO update. In each update a process reads `per_device_train_batch_size × gradient_accumulation_steps`
     prompts and samples `num_generations` completions for each. It learns from micro-batches of
-    `per_device_train_batch_size` completions.
+    `per_device_train_batch_size` completions, unless `max_tokens_per_micro_batch` is set.
 
     Raises:
         ZooError: A value is out of range, or keys contradict each other.

@@ -1,7 +1,8 @@
 """An update in several processes: gathers their rollouts and splits each minibatch among them.
 
 After gathering, every process has the complete scored rollout, in the order in which a single process would have it.
-Advantages, whitening, minibatches, β and metrics are then computed as in one process. Only gradients are exchanged.
+Advantages, whitening, minibatches, β and metrics are then computed as in one process. After that, processes exchange
+only gradients and the sums for checks and metrics.
 """
 
 import math

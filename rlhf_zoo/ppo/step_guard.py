@@ -139,7 +139,7 @@ class GuardedTrainer(Trainer):
         )
 
     def last_complete_checkpoint(self) -> str | None:
-        """Returns the last complete checkpoint; None if there is none."""
+        """Returns the last checkpoint; None if there is none. PPO overrides this, to skip incomplete checkpoints."""
         directory = self.args.output_dir
         return get_last_checkpoint(directory) if directory and Path(directory).is_dir() else None
 
@@ -225,7 +225,10 @@ class FiniteStepsTrainer(GuardedTrainer):
                 weight.grad.fill_(math.nan)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Adds the number of skipped steps, and logs NaN for a loss or norm that was not finite since the last line.
+        """Adds the number of skipped steps, and logs NaN where a number would hide them.
+
+        The loss is NaN if any loss since the last line was not finite, and the norm is NaN if the last step was
+        skipped.
 
         Args:
             logs: Trainer's metrics.

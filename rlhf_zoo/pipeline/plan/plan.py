@@ -209,8 +209,7 @@ def smallest_change(
     """Finds the smallest change of keys that makes a stage fit.
 
     The search first tries changes that affect only rounding: single changes, then pairs, then larger combinations.
-        Next,
-    it tries changes that affect training. Finally, it drops the changes that a combination does not need.
+    Next, it tries changes that affect training. Finally, it drops the changes that a combination does not need.
 
     Args:
         stage: Name of the stage.
