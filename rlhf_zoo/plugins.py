@@ -233,9 +233,8 @@ def _add_working_directory(module_name: str) -> None:
     """Adds the working directory to Python's path if only it has the module that a user named.
 
     Console scripts do not search that directory. Always adding it would be dangerous, because it may be a downloaded
-    folder: libraries that try to import an optional `wandb` would import a `wandb.py` from there. It is added at the
-        end
-    of the path, so that it hides no installed package.
+    folder: libraries that try to import an optional `wandb` would import a `wandb.py` from there. The directory is
+    added at the end of the path, so that it hides no installed package.
     """
     top, here = module_name.partition(".")[0], Path.cwd()
     if not top.isidentifier() or str(here) in sys.path or "" in sys.path:

@@ -70,7 +70,7 @@ def check_labeler(context: RunContext, labeler: str | None) -> str:
         config.llm_settings,
         labeled=lambda: labeled_rows(context),
         seed=context.shared.seed,
-        hub=None if kind_of(name)[0] == "votes" else context.hub,  # people may vote only after this run has started
+        hub=None if kind_of(name)[0] == "votes" else context.hub,  # a page of this run may collect votes later
         headline=False,
     )
     check_endpoints([name], config.llm_settings)
