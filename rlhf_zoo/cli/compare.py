@@ -1,4 +1,4 @@
-"""`rlhf-zoo compare|trace`: a checkpoint's completions, side by side or token by token."""
+"""`rlhf-zoo compare|trace`: shows a checkpoint's completions, side by side or token by token."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The layout of help: commands and options under headings, with complete sentences."""
+"""Lays out help texts: commands and options under headings, with complete sentences."""
 
 from __future__ import annotations
 

@@ -49,9 +49,9 @@ def sweep(ctx: click.Context, recipe: str, grid: tuple[str, ...], seeds: int, as
     """Train PPO under every combination of values and seeds, and compare the runs.
 
     All runs share the recipe's SFT policy and reward model. The chosen checkpoint of each run becomes a tag of
-    RECIPE-ppo, such as kl-coef-0.05-seed-2, for `rlhf-zoo pull` and `compare`. After Ctrl-C run the same command to
-    resume; finished runs are not trained again. Figures are means over PPO's seeds with their range, or with the 95%
-    interval of the mean from five seeds on. Other keys are flags as for `rlhf-zoo run`.
+    RECIPE-ppo, such as kl-coef-0.05-seed-2, for `rlhf-zoo pull` and `compare`. After Ctrl-C, run the same command to
+    resume; finished runs are not trained again. Figures are means over PPO's seeds with their range; with five seeds or
+    more, with the 95% interval of the mean. Other keys are flags as for `rlhf-zoo run`.
 
     \b
     Example:
@@ -70,11 +70,11 @@ def sweep(ctx: click.Context, recipe: str, grid: tuple[str, ...], seeds: int, as
 
         from ..pipeline.experiments.runner import make_variants, recipe_seed
 
-        run = context.directory
-        first_seed = recipe_seed(context.recipe, flags, run) if seeds > 1 else 1
-        cells = make_variants(values, folder=SWEEP, seeds=seeds, first_seed=first_seed)
-        outcomes, error = train(context, publisher, cells, flags, Console(stderr=True))
-        path = write_overview(run, loaded_recipe.name, outcomes, values)
+        directory = context.directory
+        first_seed = recipe_seed(context.recipe, flags, directory) if seeds > 1 else 1
+        variants = make_variants(values, folder=SWEEP, seeds=seeds, first_seed=first_seed)
+        outcomes, error = train(context, publisher, variants, flags, Console(stderr=True))
+        path = write_overview(directory, loaded_recipe.name, outcomes, values)
         if as_json:
             click.echo(path.read_text(encoding="utf-8").rstrip())
         else:
@@ -107,11 +107,11 @@ def ablate(
 ) -> None:
     """Train PPO under several KL penalties and compare the runs.
 
-    Each run is published as RECIPE-kl-coef-VALUE-ppo. `rlhf-zoo compare` on one of them has a slider over all of them.
-    All runs share the recipe's SFT policy and reward model; finished models are not trained again. Other keys are flags
-    as for `rlhf-zoo run`. With --seeds, figures are means over PPO's seeds, with their range. Runs are compared at
-    their last step, or with --ppo.release recommended at the steps that their verdicts recommend. If the run itself is
-    finished with the same other settings, it is the last row, at its own step.
+    Each run is published as RECIPE-kl-coef-VALUE-ppo, and the page of `rlhf-zoo compare` for one run compares all.
+    They share the recipe's SFT policy and reward model; finished models are not trained again. Other keys are flags as
+    for `rlhf-zoo run`. With --seeds, figures are as for `rlhf-zoo sweep`. Runs are compared at their last step; with
+    --ppo.release recommended, at the steps that their verdicts recommend. If the recipe's own run is finished and its
+    other settings are the same, it is the last row, at its own step.
 
     \b
     Example:
@@ -122,37 +122,36 @@ def ablate(
         from ..pipeline.experiments.sweep import ABLATION, write_overview
 
     flags = read_flags(ctx, recipe)
-    loaded_recipe, run = resolve_run(recipe, output_dir=output_dir, namespace=options["namespace"])
+    loaded_recipe, directory = resolve_run(recipe, output_dir=output_dir, namespace=options["namespace"])
     _check_has_ppo(loaded_recipe, "ablate")
     values = read_values("kl_coef", kl_coef, flags=flags.get("ppo", {}))
     # The last step shows what a penalty does: a recommended step may come before the reward is hacked.
     flags = with_keys(flags, "ppo", {"release": flags.get("ppo", {}).get("release", "last")})
-    with locked(run), open_hub(hub, push_to_hub=options["push_to_hub"], source=source_hub) as connected_hub:
+    with locked(directory), open_hub(hub, push_to_hub=options["push_to_hub"], source=source_hub) as connected_hub:
         from rich.console import Console
 
-        first_seed = recipe_seed(loaded_recipe, flags, run) if seeds > 1 else 1
-        cells = make_variants(values, folder=ABLATION, seeds=seeds, first_seed=first_seed)
+        first_seed = recipe_seed(loaded_recipe, flags, directory) if seeds > 1 else 1
+        variants = make_variants(values, folder=ABLATION, seeds=seeds, first_seed=first_seed)
         contexts = []
 
         @contextlib.contextmanager
         def open_variant(variant: Variant) -> Iterator[tuple[RunContext, Publisher | None]]:
-            fields = variant.fields(run, flags)
-            directory = fields["directory"]
+            fields = variant.fields(directory, flags)
             with (
-                locked(directory),
+                locked(fields["directory"]),
                 open_run(loaded_recipe, hub=connected_hub, **fields, **options) as (variant_context, publisher),
             ):
                 contexts.append(variant_context)
                 yield variant_context, publisher
 
-        outcomes = run_variants(run, cells, open_variant, Console(stderr=True))
-        path = write_overview(run, loaded_recipe.name, outcomes)
+        outcomes = run_variants(directory, variants, open_variant, Console(stderr=True))
+        path = write_overview(directory, loaded_recipe.name, outcomes)
         if as_json:
             click.echo(path.read_text(encoding="utf-8").rstrip())
             return
         console = Console()
-        own = read_own_outcome(run, cells[0])
-        _show_figures(console, "Held-out prompts, by β; KL in nats per completion", outcomes, own)
+        own_run = read_own_outcome(directory, variants[0])
+        _show_figures(console, "Held-out prompts, by β; KL in nats per completion", outcomes, own_run)
         _show_samples(console, outcomes)
         click.echo(f"The figures are in {path}, the curves in {path.with_suffix('.png')}.")
         if contexts[-1].publish:
@@ -248,14 +247,14 @@ def _check_has_ppo(recipe: Recipe, verb: str) -> None:
         raise ZooError(f"The recipe {recipe.name} has no stage ppo, so there is nothing to {verb}: give it a ppo.yaml.")
 
 
-def _show_figures(console: Console, title: str, outcomes: Sequence[Outcome], own: Outcome | None = None) -> None:
+def _show_figures(console: Console, title: str, outcomes: Sequence[Outcome], own_run: Outcome | None = None) -> None:
     """Prints a table of figures and verdicts, one row per setting, and then the probes that fire.
 
     Args:
         console: Where to print.
         title: Title of the table.
         outcomes: The variants.
-        own: The run itself, for the last row.
+        own_run: The recipe's own run, for the last row.
     """
     from rich.table import Table
 
@@ -265,8 +264,8 @@ def _show_figures(console: Console, title: str, outcomes: Sequence[Outcome], own
     for heading in ("", *COLUMNS.values(), "win rate", "verdict"):
         table.add_column(heading, justify="left" if heading in ("", "verdict") else "right")
     groups = group_by_setting(outcomes)
-    if own is not None:
-        [(setting, figures, group)] = group_by_setting([own])
+    if own_run is not None:
+        [(setting, figures, group)] = group_by_setting([own_run])
         groups.append((f"{setting} *", figures, group))
     for setting, figures, group in groups:
         cells = [_over_seeds(figures[name]) for name in COLUMNS]
@@ -278,9 +277,9 @@ def _show_figures(console: Console, title: str, outcomes: Sequence[Outcome], own
             verdicts = [f"{count} {name}" for name, count in counts.items()]
         table.add_row(setting, *cells, win_rate, ", ".join(verdicts))
     console.print(table)
-    if own is not None:
+    if own_run is not None:
         steps = sorted({outcome.step for outcome in outcomes if outcome.step is not None})
-        at_step = f", at step {own.step}; the others are at step {' or '.join(map(str, steps))}" if steps else ""
+        at_step = f", at step {own_run.step}; the others are at step {' or '.join(map(str, steps))}" if steps else ""
         console.print(f"* The run itself{at_step}.", highlight=False)
     for outcome in outcomes:
         if outcome.fired:
@@ -301,7 +300,7 @@ def _show_samples(console: Console, outcomes: Sequence[Outcome]) -> None:
 
 
 def _over_seeds(figure: Spread, *, digits: int = 2) -> str:
-    """Formats a mean over seeds with its 95% interval, or with its range if there are few seeds."""
+    """Formats a mean over seeds with its 95% interval, or with the range of the seeds if they are few."""
     low, high = (f"{end:.{digits}f}" for end in figure.ci95 or figure.range)
     spread = f" [{low}, {high}]" if figure.ci95 else f" ({low} to {high})"
     return f"{figure.mean:.{digits}f}" + (spread if figure.n > 1 else "")

@@ -92,7 +92,7 @@ def test_verdict_becomes_a_vote_on_the_shown_pair(verdict, preferred):
     assert (right.role, right.repo, right.commit, right.tag) == ("ppo", "local/toy-ppo", "a" * 40, "step-000040")
     assert (right.completion, right.reward, right.ended) == (" sharp", 1.25, True)
     assert (vote.chosen.role if vote.chosen else None) == preferred
-    assert dataclasses.replace(one, verdict=verdict).preferred == preferred
+    assert dataclasses.replace(one, verdict=verdict).preferred_role == preferred
 
 
 def test_vote_omits_local_paths_and_nonfinite_rewards():
@@ -182,7 +182,7 @@ def figure(page: str, key: str) -> str:
 
 def tallied(votes: Sequence[Vote], **fields: Any) -> VoteFigures:
     told = {
-        "exact": True, "votes_in_intervals": len(votes), "unsent": 0, "send_problem": None, "read_problem": None,
+        "is_exact": True, "votes_in_intervals": len(votes), "unsent": 0, "send_problem": None, "read_problem": None,
     }  # fmt: skip
     return VoteFigures(summarize_votes(votes), **{**told, **fields})
 

@@ -176,7 +176,7 @@ def test_charts_accept_any_numbers(values, top):
         assert 3 <= len(numbers(root)) <= 5
         assert hits(root) or root.get("aria-label") == "KL: no values"
     steps = list(range(len(values)))
-    series = [Series("a", values), Series("b", values, from_zero=True)]
+    series = [Series("a", values), Series("b", values, is_nonnegative=True)]
     parsed(draw_step_curves(steps, series, selected=3, labels={1: "best"}))
     if values:
         parsed(draw_frontier([run(0.1, [(k, v, v) for k, v in enumerate(values)], best=2)], selected=0))
@@ -201,7 +201,7 @@ KL = [-0.1, 2.0, 4.0, 6.0, 8.0]
 
 
 def curves(selected, **options):
-    series = [Series("Reward", REWARD), Series("KL to SFT", KL, "nats", from_zero=True)]
+    series = [Series("Reward", REWARD), Series("KL to SFT", KL, "nats", is_nonnegative=True)]
     return parsed(draw_step_curves(STEPS, series, selected=selected, **options))
 
 

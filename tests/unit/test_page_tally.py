@@ -28,7 +28,7 @@ def open_tally(store: Store, journal: Path, **seconds: float) -> Tally:
 
 def settled(tally: Tally) -> VoteFigures:
     """The figures, once the intervals are of every vote."""
-    until(lambda: tally.figures().exact)
+    until(lambda: tally.figures().is_exact)
     return tally.figures()
 
 
@@ -43,14 +43,14 @@ def test_vote_counts_at_once_and_intervals_follow(journal, monkeypatch):
 
     there = [make_vote(verdict) for verdict in VERDICTS]
     with open_tally(Store(there), journal) as tally:
-        until(lambda: tally.figures().exact and tally.figures().summary["votes"] == 4)
+        until(lambda: tally.figures().is_exact and tally.figures().summary["votes"] == 4)
         before = tally.figures().summary
         monkeypatch.setattr(module, "summarize_votes", slow)
         cast = [make_vote("right", swapped=True), make_vote("right"), make_vote("tie")]
         for number, vote in enumerate(cast, start=5):
             tally.cast(vote)
             found = tally.figures()
-            assert (found.exact, found.votes_in_intervals, found.summary["votes"]) == (False, 4, number)
+            assert (found.is_exact, found.votes_in_intervals, found.summary["votes"]) == (False, 4, number)
         counted = summarize_votes(merge_votes(there, cast))
         for key in ("votes", "counts"):
             assert found.summary[key] == counted[key]
@@ -81,7 +81,7 @@ def test_counts_are_exact_in_any_order(journal):
         [thread.start() for thread in threads]
         [thread.join() for thread in threads]
         until(lambda: tally.figures().summary["votes"] == 30 + 48 + 48)
-        until(lambda: tally.figures().exact and not tally._box.unsent_ids())
+        until(lambda: tally.figures().is_exact and not tally._box.unsent_ids())
         assert tally.figures().summary == summarize_votes(merge_votes(store.read(), mine))
     assert sorted(vote.id for votes in store.batches.values() for vote in votes) == sorted(vote.id for vote in mine)
 
@@ -149,7 +149,7 @@ def test_failing_summary_ends_no_thread(journal, monkeypatch, caplog):
         tally.cast(make_vote())
         until(lambda: "Cannot compute the win rate and ratings of 1 votes." in caplog.text)
         found = tally.figures()
-        assert (found.exact, found.summary["votes"]) == (False, 1)
+        assert (found.is_exact, found.summary["votes"]) == (False, 1)
         monkeypatch.setattr(module, "summarize_votes", summarize_votes)
         assert settled(tally).summary["votes"] == 1
 

@@ -42,7 +42,7 @@ Updates = dict[gr.components.Component, object]
 NO_PAIR = "There is no pair to judge: draw a new pair."
 STALE_PAIR = "The page shows another pair now: judge that one."
 VOTE_NOT_STORED = "The server could not store your vote: try again later."
-NO_PROMPTS = "There are no held-out prompts for these models: write one."
+NO_PROMPTS = "There are no held-out prompts for these models: write a prompt."
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Pair:
         return tuple(VERDICTS) if left.completion != right.completion else ("tie", "both_bad")
 
     @property
-    def preferred(self) -> str | None:
+    def preferred_role(self) -> str | None:
         """ppo or sft; None for a tie, for "both bad" and before the verdict."""
         return self.roles.get(self.verdict) if self.verdict is not None else None
 
@@ -165,7 +165,7 @@ def reveal_html(pair: Pair, models: Mapping[str, ModelRevision]) -> str:
             f"{figures_html(sample)}</article>"
         )
     sampling_note = f"Both were sampled with seed {pair.snapshot.seed} at temperature {pair.snapshot.temperature:g}."
-    verdict = VERDICT_SENTENCES[pair.preferred or str(pair.verdict)]
+    verdict = VERDICT_SENTENCES[pair.preferred_role or str(pair.verdict)]
     return (
         f'<section class="zoo-reveal"><p class="zoo-verdict"><b>{verdict}</b> '
         f"{_compare_with_reward(pair)}</p>"
@@ -177,10 +177,11 @@ def _compare_with_reward(pair: Pair) -> str:
     """Returns a sentence on whether the reward model agrees with the verdict; "" if either has no preference."""
     rewards = {pair.roles[side]: sample.reward for side, sample in pair.sides.items()}
     ppo, sft = rewards["ppo"], rewards["sft"]
-    if pair.preferred is None or ppo is None or sft is None or ppo == sft:
+    if pair.preferred_role is None or ppo is None or sft is None or ppo == sft:
         return ""
     higher: Role = "ppo" if ppo > sft else "sft"
-    return "The reward model agrees." if higher == pair.preferred else f"The reward model prefers {NAMES[higher]}."
+    agrees = higher == pair.preferred_role
+    return "The reward model agrees." if agrees else f"The reward model prefers {NAMES[higher]}."
 
 
 def _storage_notice_html(tally: Tally | None) -> str:
@@ -390,10 +391,10 @@ def _figures_handler(tally: Tally) -> Callable[[], AsyncIterator[str]]:
         current = tally.figures()
         votes, deadline = current.summary["votes"], time.monotonic() + MAX_INTERVAL_WAIT
         yield votes_html(current, tally.name)
-        while not current.exact and current.votes_in_intervals < votes and time.monotonic() < deadline:
+        while not current.is_exact and current.votes_in_intervals < votes and time.monotonic() < deadline:
             await asyncio.sleep(0.1)
             current = tally.figures()
-            if current.exact or current.votes_in_intervals >= votes:
+            if current.is_exact or current.votes_in_intervals >= votes:
                 yield votes_html(current, tally.name)
 
     return update

@@ -44,15 +44,15 @@ class Series:
         name: Its title.
         values: One value per step; None if missing.
         unit: Unit of the values.
-        from_zero: Whether the quantity cannot be negative. The axis then starts at 0, and lower estimates are drawn
-            there.
+        is_nonnegative: Whether the quantity cannot be negative. The axis then starts at 0, and lower estimates are
+            drawn there.
         intervals: One interval per step, drawn as a vertical bar; None if missing. () if the curve has none.
     """
 
     name: str
     values: Values
     unit: str = ""
-    from_zero: bool = False
+    is_nonnegative: bool = False
     intervals: Sequence[tuple[float, float] | None] = ()
 
 
@@ -160,7 +160,7 @@ def draw_step_curves(
     axes = []
     for curve, panel, ends in zip(series, panels, bars, strict=True):
         numbers = [value for value in [*panel, *chain.from_iterable(ends)] if value is not None]
-        axes.append(_axis_ticks([0.0, *(max(value, 0.0) for value in numbers)] if curve.from_zero else numbers))
+        axes.append(_axis_ticks([0.0, *(max(value, 0.0) for value in numbers)] if curve.is_nonnegative else numbers))
     left = max(map(_axis_width, axes))
     x = _linear_scale(low, high, left, width - END_MARGIN)
     gaps = [x(after) - x(before) for before, after in pairwise(steps)]

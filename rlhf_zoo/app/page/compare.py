@@ -142,7 +142,7 @@ def _create_components(
     with gr.Row(equal_height=True):
         prompt = prompt_box(
             "prompt",
-            f"{page_models.prompt_hint}; Enter compares, Shift+Enter breaks the line",
+            f"{page_models.prompt_hint}; Enter compares, Shift+Enter starts a new line",
             value=example.prompt if example else "",
             min_width=240,
         )

@@ -255,7 +255,7 @@ def _evaluated_series(points: Sequence[TimelinePoint]) -> list[Series]:
         if any(estimates):
             values = [None if estimate is None else estimate.value for estimate in estimates]
             intervals = [None if estimate is None else estimate.ci95 for estimate in estimates]
-            series.append(Series(name, values, unit, from_zero=key == "kl", intervals=intervals))
+            series.append(Series(name, values, unit, is_nonnegative=key == "kl", intervals=intervals))
     return series
 
 
@@ -263,7 +263,7 @@ def _logged_series(points: Sequence[TimelinePoint]) -> list[Series]:
     watched_names = list(dict.fromkeys(name for point in points for name in point.watched))[:MAX_WATCHED]
     return [
         Series("Reward in training", [point.reward for point in points]),
-        Series("KL to SFT", [point.kl for point in points], unit="nats", from_zero=True),
+        Series("KL to SFT", [point.kl for point in points], unit="nats", is_nonnegative=True),
         *(Series(f"{name} (watched)", [point.watched.get(name) for point in points]) for name in watched_names),
     ]
 

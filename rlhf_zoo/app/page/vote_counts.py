@@ -49,7 +49,7 @@ class VoteFigures:
         summary: The result of `summarize_votes`. Its `votes`, `counts` and the value of `win_rate` include
             every vote. Its intervals, `pairs`, `elo` and `left` lag behind: they include `votes_in_intervals` votes.
             Until they are first computed, the interval of the win rate is None.
-        exact: Whether every figure includes every vote.
+        is_exact: Whether every figure includes every vote.
         votes_in_intervals: Number of votes in the intervals.
         unsent: Number of votes that wait on disk because sending fails; 0 otherwise.
         send_problem: Why the last votes were not sent; None if they were sent.
@@ -57,7 +57,7 @@ class VoteFigures:
     """
 
     summary: Mapping[str, Any]
-    exact: bool
+    is_exact: bool
     votes_in_intervals: int
     unsent: int
     send_problem: str | None
@@ -102,8 +102,8 @@ class Tally:
         self._changed = threading.Condition()  # guards the attributes from _votes to _closing
         self._votes: Mapping[str, Vote] = {}  # by id; never changed in place, so a thread may read it without the lock
         self._summary = summarize_votes([])
-        self._summarized: Mapping[str, Vote] = self._votes  # the votes in _summary
-        self._arrived: dict[str, Vote] = {}  # votes that arrived since the last read of the Hub began
+        self._summarized_votes: Mapping[str, Vote] = self._votes  # the votes in _summary
+        self._new_votes: dict[str, Vote] = {}  # the votes that arrived since the last read of the Hub began
         self._read_problem: str | None = NOT_YET_READ
         self._sent_since_read = self._closing = False
         self._exit_stack = contextlib.ExitStack()
@@ -166,15 +166,15 @@ class Tally:
             ZooError: The disk cannot be written, so the vote is not stored.
             TooManyVotesError: A rate limit is reached, so the vote is not stored.
         """
-        pair_key = (vote.prompt, *sorted(f"{side.role} {side.repo} {side.commit}" for side in (vote.left, vote.right)))
+        matchup = (vote.prompt, *sorted(f"{side.role} {side.repo} {side.commit}" for side in (vote.left, vote.right)))
         with self._cast_lock:
             earlier_vote = self._votes.get(vote.id)
             if earlier_vote is None:
                 if address is not None:
-                    self._limits.check(address, pair_key)
+                    self._limits.check(address, matchup)
                 self._box.cast(vote)
                 if address is not None:
-                    self._limits.count(address, pair_key)
+                    self._limits.count(address, matchup)
                 self._add([vote])
             return earlier_vote or vote
 
@@ -183,30 +183,30 @@ class Tally:
         send_problem = self._box.send_problem
         unsent = len(self._box.unsent_ids()) if send_problem is not None else 0
         with self._changed:
-            votes, summary, exact = self._votes, dict(self._summary), self._summarized is self._votes
+            votes, summary, is_exact = self._votes, dict(self._summary), self._summarized_votes is self._votes
             read_problem = self._read_problem
         votes_in_intervals = summary["votes"]
-        if not exact:
+        if not is_exact:
             counts = _count_verdicts(votes.values())
             win_rate = _win_rate(counts)
             if win_rate is not None:
                 earlier = summary["win_rate"] or {"ci95": None, "prompts": None}
                 win_rate |= {key: earlier[key] for key in ("ci95", "prompts")}
             summary |= {"votes": len(votes), "counts": counts, "win_rate": win_rate}
-        return VoteFigures(summary, exact, votes_in_intervals, unsent, send_problem, read_problem)
+        return VoteFigures(summary, is_exact, votes_in_intervals, unsent, send_problem, read_problem)
 
     def _add(self, votes: Iterable[Vote]) -> None:
         with self._changed:
             new = {vote.id: vote for vote in votes if vote.id not in self._votes}
             if new:
                 self._votes = {**self._votes, **new}
-                self._arrived |= new
+                self._new_votes |= new
                 self._changed.notify_all()
 
     def _keep_reading(self) -> None:
         while True:
             with self._changed:
-                self._arrived = {}
+                self._new_votes = {}
             pause, problem = self._read_interval, None
             stored: list[Vote] = []
             try:
@@ -219,7 +219,7 @@ class Tally:
             with self._changed:
                 if problem is None:
                     # The read may lack votes that arrived after it began. Other votes that it lacks were deleted.
-                    votes = {vote.id: vote for vote in stored} | self._arrived
+                    votes = {vote.id: vote for vote in stored} | self._new_votes
                     if votes.keys() != self._votes.keys():
                         self._votes = votes
                 elif self._read_problem in (None, NOT_YET_READ):  # only the first of several failures is logged
@@ -236,7 +236,7 @@ class Tally:
     def _keep_computing(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closing or self._summarized is not self._votes)
+                self._changed.wait_for(lambda: self._closing or self._summarized_votes is not self._votes)
                 if self._closing:
                     return
                 votes = self._votes
@@ -248,7 +248,7 @@ class Tally:
             else:
                 pause = PAUSE_FACTOR * (time.monotonic() - start)
                 with self._changed:
-                    self._summary, self._summarized = new_summary, votes
+                    self._summary, self._summarized_votes = new_summary, votes
             with self._changed:
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._closing, pause)

@@ -48,7 +48,7 @@ def votes_html(figures: VoteFigures, data_set: str) -> str:
     head = f"<h2>{votes} vote{'s' * (votes != 1)} so far</h2>"
     notes = "".join(f'<p class="zoo-note">{note}</p>' for note in _notes(figures, data_set))
     return (
-        f'<section class="zoo-votes-so-far" data-votes="{votes}" data-exact="{str(figures.exact).lower()}">{head}'
+        f'<section class="zoo-votes-so-far" data-votes="{votes}" data-exact="{str(figures.is_exact).lower()}">{head}'
         f"{_win_rate_html(figures.summary['win_rate'])}{figure_list_html(rows)}{_ratings_html(figures.summary)}{notes}</section>"
     )
 
@@ -110,7 +110,7 @@ def _ratings_html(figures: Mapping[str, Any]) -> str:
 def _notes(figures: VoteFigures, data_set: str) -> Iterator[str]:
     """Yields sentences on what the figures lack, as HTML."""
     data_set = escape_text(data_set)
-    if not figures.exact and figures.votes_in_intervals:
+    if not figures.is_exact and figures.votes_in_intervals:
         yield f"Intervals and ratings include {figures.votes_in_intervals} of these votes; the others are being added."
     if figures.send_problem is not None and figures.unsent:
         waiting = "1 vote waits" if figures.unsent == 1 else f"{figures.unsent} votes wait"
