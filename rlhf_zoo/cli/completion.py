@@ -1,4 +1,4 @@
-"""`rlhf-zoo completion`: prints the script by which a shell completes command lines."""
+"""`rlhf-zoo completion`: prints the script that lets a shell complete command lines."""
 
 import click
 
@@ -7,7 +7,7 @@ import click
 @click.argument("shell", type=click.Choice(["bash", "fish", "zsh"]))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    """Print a script for a shell, which completes commands, options, recipes and their keys.
+    """Print the script that lets a shell complete commands, options, recipes and their keys.
 
     Add the line of the example to ~/.bashrc or ~/.zshrc. For fish: rlhf-zoo completion fish | source
 

@@ -52,7 +52,9 @@ SHARED_KEYS = ("dataset_name", "dataset_revision", "dataset_config", "columns", 
     help="How prompts that ask the same thing are grouped: near-duplicates, a column with the group, or none.  "
     "[default: near-duplicates; for a RECIPE its key evaluation.group]",
 )
-@click.option("--reward", help="The reward model; 'none' uses no reward model.  [default: as its run or card names it]")
+@click.option(
+    "--reward", help="The reward model; 'none' uses no reward model.  [default: the one that its run or card names]"
+)
 @click.option("--split", help="Split of the prompts.  [default: the split that training held out, else test]")
 @click.option(
     "--temperature", type=float, help="Sampling temperature.  [default: the temperature of the policy's training]"
@@ -74,7 +76,7 @@ def evaluate(
 
     For a RECIPE, the PPO and SFT policies of its run are compared. A POLICY is NAMESPACE/NAME[@TAG], a model's folder,
     or a run directory of PPO. Its prompts come from the data set that its run or card names, or from --dataset_name.
-    With --push_to_hub the figures go into the policy's card.
+    With --push_to_hub, the figures go into the policy's card.
 
     The judge classifier learns from labeled texts of the data set. reward:MODEL is another reward model, and
     reward:MODEL#LABEL the probability of one label of a classifier. rule:REWARD is a reward function or verifier.

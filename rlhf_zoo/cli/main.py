@@ -62,7 +62,7 @@ class LazyGroup(Group):
     """A group that imports the module of a command only when the command is used."""
 
     def headings(self, ctx: click.Context) -> Mapping[str, Sequence[str]]:
-        """Returns the names of the commands, by heading. Each heading is a task of the user.
+        """Returns the names of the commands, by heading. Each heading is a task of a user.
 
         Args:
             ctx: The context of the group.
@@ -117,7 +117,7 @@ def cli() -> None:
 
 
 def _click_error(error: click.ClickException) -> str:
-    """Rewrites click's message, of one or two sentences, as one sentence that also names the help."""
+    """Rewrites click's message, of one or two sentences, as one sentence that also says where to find help."""
     if (own_message := _choice_error(error) or _extra_word_error(error)) is not None:
         return own_message
     message = error.format_message().replace("a valid float range", "a number")
@@ -148,7 +148,7 @@ def _choice_error(error: click.ClickException) -> str | None:
 
 
 def _extra_word_error(error: click.ClickException) -> str | None:
-    """Returns the message for an unknown subcommand, or for a word after a command that takes only options."""
+    """Returns the message for an unknown subcommand, or for a word after a command without arguments; else None."""
     context = error.ctx if isinstance(error, click.UsageError) else None
     if context is None:
         return None

@@ -66,14 +66,14 @@ def interval(estimate: Mapping[str, Any], *, digits: int = 2, sign: str = "") ->
 
 
 def print_table(title: str, columns: list[str], rows: list[list[str]], *, min_width: int = 120) -> None:
-    """Prints a table that breaks lines between words. It has no padding if the terminal is too narrow for that.
+    """Prints a table that breaks lines between words, without padding if the terminal is too narrow for it.
 
     Args:
         title: The title above the table; "" for none.
         columns: The column headings.
         rows: The rows, as lists of cells.
-        min_width: Minimum width in characters if stdout is a file or a pipe. 0 for a table of sentences, which also
-            there gets the width of a terminal: $COLUMNS, or 80.
+        min_width: Minimum width in characters if stdout is a file or a pipe. 0, for a table of sentences, keeps the
+            width of a terminal there: $COLUMNS, or 80.
     """
     from rich import box
     from rich.cells import cell_len

@@ -28,7 +28,7 @@ from rlhf_zoo.app.page.blind import (
     VOTE_NOT_STORED,
     ModelRevision,
     Pair,
-    blind_tab,
+    build_blind_tab,
     create_vote,
     pair_html,
     reveal_html,
@@ -238,7 +238,7 @@ def tally(store: Store, tmp_path: Path) -> Iterator[Tally]:
 
 def make_tab(comparison: Comparison, tally: Tally | None, prompts: Sequence[str] = PROMPTS) -> gr.Blocks:
     with gr.Blocks(title="A blind test", analytics_enabled=False) as page, gr.Tabs(), gr.Tab("Blind test"):
-        blind_tab(
+        build_blind_tab(
             CompletionStreams(comparison),
             CONTENDERS,
             tally,
@@ -431,7 +431,7 @@ def test_vote_does_not_wait_for_generation_or_queue():
     stalled = Stalled()
     with gr.Blocks() as page:
         defaults = SamplingDefaults(temperature=1.0, length=8, max_length=8)
-        blind_tab(stalled, CONTENDERS, None, prompts=PROMPTS, defaults=defaults, max_concurrent=1)
+        build_blind_tab(stalled, CONTENDERS, None, prompts=PROMPTS, defaults=defaults, max_concurrent=1)
     page.queue(max_size=2)
     _, url, _ = page.launch(prevent_thread_lock=True, quiet=True)
     with contextlib.ExitStack() as opened:

@@ -65,7 +65,7 @@ def test_kl_switch_marks_higher_reward_with_lower_judge() -> None:
     switch = KLSwitch.of(timeline(run(0.1, last=HIGH), run(0.0, last=LOW)), 20)
     assert switch is not None
     page = Page(switch.html(OFF))
-    assert "Without the KL penalty the reward is higher and the judge’s score lower." in page.text
+    assert "Without the KL penalty, the reward is higher and the judge’s score is lower." in page.text
     assert page.texts("th", scope="row") == ["On, step 20", "Off, step 20"]
     assert page.texts("td", data_figure="reward") == ["+1.20", "+2.50 ▲"]
     assert page.texts("td", data_figure="judge") == ["+0.50", "−0.25 ▼"]

@@ -13,7 +13,7 @@ M = TypeVar("M")
 
 
 class ModelCache(Generic[M]):
-    """Caches the most recently used models, up to a number and a total size. Threads may share it.
+    """Caches the most recently used models, up to a maximum number and total size. Threads may share it.
 
     The least recently used model is dropped before a load if the cache is full, and more are dropped after the load if
     the models exceed `max_bytes`. The memory of a dropped model is freed when its last user has finished. A single

@@ -211,7 +211,7 @@ def _read_watched(row: Mapping[str, Any]) -> dict[str, float]:
 def _read_evaluated(card: Mapping[str, Any], step: int) -> dict[str, dict[str, CardEstimate]]:
     """Returns a step's figures in a card's evaluation, by kind of prompts ("test" or "validation").
 
-    Only the card's own step is evaluated on test prompts. Checkpoints over training are, on validation prompts.
+    On test prompts, only the card's own step is evaluated; on validation prompts, checkpoints over training.
     """
     figures: dict[str, dict[str, CardEstimate | None]] = {}
     if _read_step(card.get("step")) == step:

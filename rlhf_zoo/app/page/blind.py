@@ -20,10 +20,10 @@ from ...evaluation.votes.limits import TooManyVotesError, voter_address
 from ...evaluation.votes.vote import SIDES, ShownCompletion, Vote
 from ...fileio import number
 from ..engine import PolicyCompletion, Snapshot
-from .browser import UNLISTED, live_region
+from .browser import UNLISTED, create_live_region
 from .charts import Role
 from .html import escape_text, html_attributes, notice_html
-from .sampling import MODEL_QUEUE, SEED_LIMIT, SamplingDefaults, prompt_box
+from .sampling import MODEL_QUEUE, SEED_LIMIT, SamplingDefaults, create_prompt_box
 from .streams import CompletionStreams
 from .views import NAMES, figures_html
 from .vote_counts import Tally
@@ -227,7 +227,7 @@ KEYS_HINT = (
 )
 
 
-def blind_tab(
+def build_blind_tab(
     streams: CompletionStreams,
     models: Mapping[str, ModelRevision],
     tally: Tally | None,
@@ -327,9 +327,9 @@ def _create_components(tally: Tally | None, prompts: Sequence[str]) -> _Tab:
         gr.HTML(_storage_notice_html(tally), elem_id="blind-notice")
         with gr.Row(equal_height=True):
             placeholder = "Empty: a random held-out prompt" if prompts else "Your prompt"
-            prompt = prompt_box("blind-prompt", placeholder, min_width=280)
+            prompt = create_prompt_box("blind-prompt", placeholder, min_width=280)
             new_pair = gr.Button("New pair", variant="primary", scale=1, min_width=120, elem_id="blind-new")
-        message = live_region("blind-message")
+        message = create_live_region("blind-message")
         pair_view = gr.HTML(pair_html(None), elem_id="blind-pair")
         with gr.Row(elem_id="blind-votes"):
             buttons = {
@@ -337,7 +337,7 @@ def _create_components(tally: Tally | None, prompts: Sequence[str]) -> _Tab:
                 for verdict, label in VERDICTS.items()
             }
         gr.HTML(KEYS_HINT, js_on_load=KEYS_SCRIPT, elem_id="blind-keys")
-        reveal = live_region("blind-reveal")
+        reveal = create_live_region("blind-reveal")
         vote_figures = gr.HTML("", elem_id="blind-figures", visible=tally is not None)
         state = gr.State(None, time_to_live=PAIR_LIFETIME)
         pair_id = gr.Textbox("", visible=False, elem_id="blind-pair-id")

@@ -11,7 +11,7 @@ UNLISTED: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidde
 _LIVE = "element.closest('.block').setAttribute('aria-live', 'polite')"
 
 
-def live_region(elem_id: str) -> gr.HTML:
+def create_live_region(elem_id: str) -> gr.HTML:
     """Creates an empty HTML component whose changes screen readers announce.
 
     Args:

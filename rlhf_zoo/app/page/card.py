@@ -18,7 +18,7 @@ MAX_CONCURRENT = 4
 MAX_CACHED_CARDS = 16
 
 
-def card_tab(page_models: PageModels) -> None:
+def build_card_tab(page_models: PageModels) -> None:
     """Builds the contents of the tab.
 
     Args:

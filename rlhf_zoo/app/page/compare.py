@@ -13,12 +13,12 @@ from gradio.helpers import Examples
 
 from ...errors import ZooError
 from ..engine import Snapshot
-from .browser import UNLISTED, live_region, scroll_script
+from .browser import UNLISTED, create_live_region, scroll_script
 from .html import escape_text, notice_html
 from .kl_switch import OFF, ON, KLSwitch
 from .link import link_address
 from .models import PageModels
-from .sampling import MODEL_QUEUE, SEED_LIMIT, SamplingDefaults, create_controls, prompt_box, sampling_arguments
+from .sampling import MODEL_QUEUE, SEED_LIMIT, SamplingDefaults, create_controls, create_prompt_box, sampling_arguments
 from .streams import CompletionStreams
 from .views import ROLE_DESCRIPTIONS, empty_pairs_html, legend_html, pairs_html, summary_html
 
@@ -37,7 +37,7 @@ class ComparisonControls:
     sampling: tuple[gr.Slider | gr.Number, ...]
 
 
-def compare_tab(
+def build_compare_tab(
     page_models: PageModels,
     streams: CompletionStreams,
     *,
@@ -140,7 +140,7 @@ def _create_components(
     """Creates the components, in the order of the page."""
     gr.HTML("<h2>The same prompt through both policies</h2>", elem_classes="zoo-heard")
     with gr.Row(equal_height=True):
-        prompt = prompt_box(
+        prompt = create_prompt_box(
             "prompt",
             f"{page_models.prompt_hint}; Enter compares, Shift+Enter starts a new line",
             value=example.prompt if example else "",
@@ -160,8 +160,8 @@ def _create_components(
             api_visibility="private",
             elem_id="examples",
         )
-    kl = _kl_slider(switch)
-    message = live_region("message")
+    kl = _create_kl_slider(switch)
+    message = create_live_region("message")
     label = ROLE_DESCRIPTIONS["ppo"] if switch is None else switch.label(switch.compared)
     initial_html = empty_pairs_html()
     if example is not None:
@@ -178,7 +178,7 @@ def _create_components(
     return _Tab(prompt, compare, surprise, stop, examples, kl, message, pairs_view, tuple(sampling))
 
 
-def _kl_slider(switch: KLSwitch | None) -> gr.Slider:
+def _create_kl_slider(switch: KLSwitch | None) -> gr.Slider:
     """Creates the slider of the KL penalty and the figures beside it; without a switch, they are hidden."""
     with gr.Row(elem_id="kl-switch", visible=switch is not None):
         compared = ON if switch is None else switch.compared

@@ -110,12 +110,13 @@ class KLSwitch:
             judge = _difference(on, off, "judge")
             if judge == -1:
                 return (
-                    "Without the KL penalty the reward is higher and the judge’s score lower. Slide to read the texts.",
+                    "Without the KL penalty, the reward is higher and the judge’s score is lower. Slide to read the "
+                    "texts.",
                     "Off: reward higher, judge’s score lower.",
                 )
             if judge == 0:
                 return (
-                    "Without the KL penalty the reward is higher; these prompts do not show whether the judge’s score "
+                    "Without the KL penalty, the reward is higher; these prompts do not show whether the judge’s score "
                     "differs. Slide to read the texts.",
                     "Off: reward higher, judge not shown to differ.",
                 )

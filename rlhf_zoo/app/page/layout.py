@@ -7,10 +7,10 @@ from typing import Any
 import gradio as gr
 
 from .api import add_endpoints
-from .blind import blind_tab
+from .blind import build_blind_tab
 from .browser import FOLLOW_LINK_SCRIPT, QUERY_SCRIPT, UNLISTED
-from .card import card_tab
-from .compare import ComparisonControls, compare_tab, sample_example
+from .card import build_card_tab
+from .compare import ComparisonControls, build_compare_tab, sample_example
 from .head import header_html, link_preview
 from .html import notice_html
 from .kl_switch import OFF, ON
@@ -18,7 +18,7 @@ from .link import Link
 from .models import PageModels
 from .sampling import SamplingDefaults
 from .streams import CompletionStreams
-from .training import TrainingControls, curves_html, nearest_step, slider_range, training_tab
+from .training import TrainingControls, build_training_tab, curves_html, nearest_step, slider_range
 from .vote_counts import Tally
 from .vote_figures import ModelRevision
 
@@ -48,7 +48,7 @@ def build(
             gr.HTML(notice_html(page_models.problem, kind="status"))
         with gr.Tabs(elem_id="tabs") as tabs:
             with gr.Tab("Side by side", id="compare", elem_id="tab-compare"):
-                compare_controls = compare_tab(
+                compare_controls = build_compare_tab(
                     page_models,
                     streams,
                     defaults=defaults,
@@ -56,9 +56,11 @@ def build(
                     example=sample_example(page_models, defaults),
                 )
             with gr.Tab("Over training", id="training", elem_id="tab-training"):
-                training_controls = training_tab(page_models, streams, defaults=defaults, max_concurrent=max_concurrent)
+                training_controls = build_training_tab(
+                    page_models, streams, defaults=defaults, max_concurrent=max_concurrent
+                )
             with gr.Tab("Blind test", id="blind", elem_id="tab-blind"):
-                blind_tab(
+                build_blind_tab(
                     streams,
                     {"ppo": ModelRevision(*lineage.ppo.published_at), "sft": ModelRevision(*lineage.sft.published_at)},
                     tally,
@@ -67,7 +69,7 @@ def build(
                     max_concurrent=max_concurrent,
                 )
             with gr.Tab("Card", id="card", elem_id="tab-card"):
-                card_tab(page_models)
+                build_card_tab(page_models)
         _fill_from_link(page_models, tabs, compare_controls, training_controls)
         add_endpoints(page_models, streams, defaults=defaults, max_concurrent=max_concurrent)
     # After each event, Gradio recomputes statistics over all events that it keeps: 10,000 by default.

@@ -101,7 +101,7 @@ def link_address(
 
 
 def _parse_number(value: str | None) -> float | None:
-    """Parses a number, as an int if it is whole; None if the text is not a number below 1e15 in size."""
+    """Parses a number, as an int if it is whole; None for other text, and for numbers beyond ±1e15."""
     try:
         number = float(value or "")
     except ValueError:

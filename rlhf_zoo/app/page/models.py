@@ -38,7 +38,7 @@ class PageModels:
         comparison: The loaded models.
         lineage: Their lineage.
         timeline: The runs; None if no checkpoint of the run is available.
-        problem: A sentence that says why there is no timeline or why runs are missing; None if all are there.
+        problem: A sentence that says why there is no timeline or why runs are missing; None if no run is missing.
         held_out: Held-out prompts to sample from; () to use those of the card, which are also the page's examples.
     """
 

@@ -76,7 +76,7 @@ def sampling_arguments(seed: Any, temperature: Any, top_p: Any, tokens: Any, n: 
     return {"seed": seed, "temperature": temperature, "top_p": top_p, "max_new_tokens": tokens, "n": n}
 
 
-def prompt_box(elem_id: str, placeholder: str, *, min_width: int = 320, **options: Any) -> gr.Textbox:
+def create_prompt_box(elem_id: str, placeholder: str, *, min_width: int = 320, **options: Any) -> gr.Textbox:
     """Creates the text box for the prompt.
 
     Args:

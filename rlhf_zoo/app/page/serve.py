@@ -66,7 +66,7 @@ def start(
             neutral_hue="slate",
             font=["system-ui", "-apple-system", "Segoe UI", "DejaVu Sans", "sans-serif"],
             font_mono=["ui-monospace", "DejaVu Sans Mono", "monospace"],
-        ).set(  # Gradio's own colors are below a contrast of 4.5
+        ).set(  # Gradio's own colors have a contrast below 4.5
             button_primary_background_fill="*primary_700",
             button_primary_background_fill_dark="*primary_700",
             button_primary_background_fill_hover="*primary_800",

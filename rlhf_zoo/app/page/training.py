@@ -13,12 +13,12 @@ from ...errors import ZooError
 from ...fileio import finite
 from ...publishing.catalog.card import CardEstimate
 from ..engine import CheckpointResult, TimelinePoint, TimelineRun
-from .browser import UNLISTED, live_region, scroll_script
+from .browser import UNLISTED, create_live_region, scroll_script
 from .charts import DESKTOP_WIDTH, WIDTH, Series, draw_frontier, draw_step_curves, step_range
 from .html import escape_text, format_number, format_signed, notice_html, shorten_name
 from .link import link_address
 from .models import PageModels
-from .sampling import MODEL_QUEUE, SamplingDefaults, create_controls, prompt_box, sampling_arguments
+from .sampling import MODEL_QUEUE, SamplingDefaults, create_controls, create_prompt_box, sampling_arguments
 from .streams import CompletionStreams
 from .views import completion_html, figures_html, pairs_html, summary_html
 
@@ -39,7 +39,7 @@ class TrainingControls:
     sampling: tuple[gr.Slider | gr.Number, ...]
 
 
-def training_tab(
+def build_training_tab(
     page_models: PageModels, streams: CompletionStreams, *, defaults: SamplingDefaults, max_concurrent: int
 ) -> TrainingControls | None:
     """Builds the contents of the tab.
@@ -140,7 +140,7 @@ def _create_components(page_models: PageModels, first_run: TimelineRun, defaults
     gr.HTML("<h2>The same prompt at each checkpoint</h2>", elem_classes="zoo-heard")
     with gr.Row(equal_height=True):
         example = next(iter(page_models.lineage.prompts), "")
-        prompt = prompt_box("training-prompt", page_models.prompt_hint, value=example, min_width=240)
+        prompt = create_prompt_box("training-prompt", page_models.prompt_hint, value=example, min_width=240)
         step_button = gr.Button("At the step below", scale=1, min_width=120, elem_id="at-the-step")
         all_button = gr.Button("Every checkpoint", variant="primary", scale=1, min_width=120, elem_id="every-step")
     run = gr.Dropdown(
@@ -152,7 +152,7 @@ def _create_components(page_models: PageModels, first_run: TimelineRun, defaults
     )
     curves_view = gr.HTML(curves_html(first_run, first_run.best.step), elem_id="curves")
     step = gr.Slider(**slider_range(first_run), value=first_run.best.step, label="Step", elem_id="step")
-    message = live_region("training-message")
+    message = create_live_region("training-message")
     step_view = gr.HTML(SLIDER_HINT, elem_id="at-step")
     with gr.Accordion("Sampling", open=False, elem_id="training-sampling"):
         sampling_controls = create_controls(defaults, prefix="training-")
@@ -191,7 +191,7 @@ def _build_beta_section(
     )
     frontier_view = gr.HTML(_frontier_html(runs, run_index(page_models.timeline.find_run().name)), elem_id="frontier")
     button = gr.Button("The prompt with every β", elem_id="every-beta")
-    message = live_region("beta-message")
+    message = create_live_region("beta-message")
     all_betas_view = gr.HTML("", elem_id="betas")
     controls.run.input(lambda name: _frontier_html(runs, run_index(name)), [controls.run], [frontier_view], **options)
     button.click(sample_all, [controls.prompt, *controls.sampling], [message, all_betas_view], **model_options)
