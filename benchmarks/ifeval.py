@@ -295,14 +295,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if (options.model is None) == (options.text is None):
         parser.error("give a model or --text")
-    from rlhf_zoo.hub.client.connect import choose, connect
+    from rlhf_zoo.hub.client.connect import choose_hub, connect
 
     rows = read_rows(options.prompts, options.limit)
     if options.text is not None:
         answers: list[Answer] = [(options.text, True)] * len(rows)
     else:
         how = {"temperature": options.temperature, "batch": options.batch, "tokens": options.tokens}
-        with connect(choose(options.hub, push_to_hub=False)) as hub:
+        with connect(choose_hub(options.hub, push_to_hub=False)) as hub:
             answers = resumed(
                 options.output.with_suffix(".answers.jsonl"),
                 rows,

@@ -33,7 +33,7 @@ from figures.experiments import ROOT
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.fileio import read_json
-from rlhf_zoo.hub.client.connect import Hub, choose, connect
+from rlhf_zoo.hub.client.connect import Hub, choose_hub, connect
 from rlhf_zoo.rewards.form import Repetition
 from rlhf_zoo.rewards.prose import grammar
 from rlhf_zoo.rewards.relevance import relevance
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "cores": os.cpu_count(),
         "python": platform.python_version(),
     }
-    with connect(choose(options.hub, push_to_hub=False)) as hub:
+    with connect(choose_hub(options.hub, push_to_hub=False)) as hub:
         measured = [measure(policy, prompts, hub, options) for policy in (policies if kept is None else policies[1:])]
     document["policies"] = measured
     document["runs"] = [run_figures(label, run) for label, run in options.runs]

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from ifeval import Answer, Policy, Row, read_rows, resumed
 
-from rlhf_zoo.hub.client.connect import choose, connect
+from rlhf_zoo.hub.client.connect import choose_hub, connect
 
 HERE = Path(__file__).parent
 # The prompts are in order of length, so that those of a batch are of like length.
@@ -52,7 +52,7 @@ def main() -> None:
     prompts = read_rows(HERE / "prompts.jsonl")
     asked = [(number, temperature) for numbers, temperature in BATCHES for number in numbers]
     rows = [prompts[number] for number, _ in asked]
-    with connect(choose(options.hub, push_to_hub=False)) as hub:
+    with connect(choose_hub(options.hub, push_to_hub=False)) as hub:
         policy = Policy(options.model, hub)
         policy.model.to(torch.bfloat16)
         answers = resumed(options.answers, rows, partial(batches, policy, rows))

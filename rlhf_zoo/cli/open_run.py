@@ -35,9 +35,9 @@ def open_hub(
             source.
         option: The option whose value `flag` is, for messages.
     """
-    from ..hub.client.connect import choose, choose_source, connect
+    from ..hub.client.connect import choose_hub, choose_source, connect
 
-    target = choose(flag, push_to_hub=push_to_hub, flag=option)
+    target = choose_hub(flag, push_to_hub=push_to_hub, flag=option)
     with connect(target, choose_source(source, target)) as hub:
         named_source = None if source in (None, "none") else hub.source
         note = "" if named_source is None else f"; models and data that it lacks come from {named_source.description}"

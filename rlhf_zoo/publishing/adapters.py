@@ -10,7 +10,7 @@ from ..fileio import read_json, write_json
 from ..hub.client.connect import Hub
 from ..hub.client.publish import MERGED_MODEL, checkpoint_files, content_id, expected_id
 from ..hub.client.refs import ADAPTER_CONFIGS, hub_lineage, try_hub_then_source
-from ..hub.client.refusals import lookup
+from ..hub.client.refusals import translate_lookup_errors
 from ..modeling.integrity import WEIGHTS_SUFFIX
 from ..runs.context import RunContext
 from ..runs.models import ParentCheckpoint
@@ -141,7 +141,7 @@ def name_base(context: RunContext, stages: Sequence[str], name: str) -> None:
     repo, _, revision = name.partition("@")
 
     def commit_on(hub: Hub) -> str:
-        with lookup(f"The model {name}", hub, "check --base and --hub."):
+        with translate_lookup_errors(f"The model {name}", hub, "check --base and --hub."):
             return str(hub.api().model_info(repo, revision=revision or None).sha)
 
     has_base = False

@@ -19,7 +19,7 @@ from rich.console import Console
 from rlhf_zoo.cli.common import loading
 from rlhf_zoo.cli.tables import print_table
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.client.connect import Hub, choose, choose_source
+from rlhf_zoo.hub.client.connect import Hub, choose_hub, choose_source
 from rlhf_zoo.hub.client.refs import resolve
 from rlhf_zoo.runs.data.sources import find_data
 
@@ -172,7 +172,7 @@ def test_table_of_long_keys_fits_80_columns_and_cuts_nothing(monkeypatch: pytest
 
 
 def test_silent_source_hub_is_reported_within_seconds(tmp_path: Path) -> None:
-    source = choose_source(UNREACHABLE_HUB, choose("local", push_to_hub=False))
+    source = choose_source(UNREACHABLE_HUB, choose_hub("local", push_to_hub=False))
     assert source is not None
     assert source.description == f"{UNREACHABLE_HUB} (--source_hub)"
     started = time.monotonic()
@@ -192,6 +192,6 @@ def test_silent_source_hub_is_reported_within_seconds(tmp_path: Path) -> None:
 
 def test_choose_describes_hub_by_given_option() -> None:
     assert (
-        choose(UNREACHABLE_HUB, push_to_hub=False, flag="--source_hub").description
+        choose_hub(UNREACHABLE_HUB, push_to_hub=False, flag="--source_hub").description
         == f"{UNREACHABLE_HUB} (--source_hub)"
     )

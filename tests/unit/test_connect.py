@@ -14,8 +14,8 @@ from warm import PYTHON
 from zoo_process import environment, hubs_over, wait_until, zoo
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.client.connect import DEFAULT_HUB, HF_URL, Hub, choose, choose_source, home
-from rlhf_zoo.hub.client.refusals import check_reachable, lookup
+from rlhf_zoo.hub.client.connect import DEFAULT_HUB, HF_URL, Hub, choose_hub, choose_source, home
+from rlhf_zoo.hub.client.refusals import check_reachable, translate_lookup_errors
 from rlhf_zoo.hub.server.application import Application
 from rlhf_zoo.hub.server.names import RepoId
 from rlhf_zoo.hub.server.storage import Storage
@@ -26,9 +26,9 @@ SECRET = "hf_secret"
 SERVED = "http://127.0.0.1:8123"
 
 
-def choose_hub(flag: str | None, push: bool, env: dict[str, str]) -> Hub:
+def choose_with(flag: str | None, push: bool, env: dict[str, str]) -> Hub:
     with patch.dict(os.environ, env, clear=True):
-        return choose(flag, push_to_hub=push)
+        return choose_hub(flag, push_to_hub=push)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def choose_hub(flag: str | None, push: bool, env: dict[str, str]) -> Hub:
     ],
 )
 def test_choose_follows_flag_then_environment_then_token(flag, push, env, kind, endpoint, why, tmp_path):
-    hub = choose_hub(flag, push, {"HF_HOME": str(tmp_path), **env})
+    hub = choose_with(flag, push, {"HF_HOME": str(tmp_path), **env})
     assert (hub.kind, hub.endpoint) == (kind, endpoint)
     assert hub.reason.startswith(why) or why in hub.reason
     assert hub.label == ("local" if kind == "local" else endpoint)
@@ -71,9 +71,9 @@ def test_address_of_served_embedded_hub_selects_embedded_hub(tmp_path, thread_hu
     for content in (None, "{", '{"url": "http://127.0.0.1:9"}', json.dumps({"url": thread_hub.url})):
         if content is not None:
             record.write_text(content)
-        assert choose_hub(flag, False, env).kind == "other"
+        assert choose_with(flag, False, env).kind == "other"
     record.write_text(json.dumps({"url": thread_hub.url, "pid": os.getpid()}))
-    hub = choose_hub(flag, False, env)
+    hub = choose_with(flag, False, env)
     assert (hub.kind, hub.endpoint, hub.label) == ("local", None, "local")
     with patch.dict(os.environ, env, clear=True):
         assert choose_source(None, hub) is None or by_flag
@@ -84,7 +84,7 @@ def test_record_of_killed_hub_is_ignored(tmp_path, thread_hub):
     (tmp_path / "zoo" / "hub").mkdir(parents=True)
     for address in (SERVED, thread_hub.url):
         (tmp_path / "zoo" / "hub" / "server.json").write_text(json.dumps({"url": address, "pid": 2**22 + 1}))
-        hub = choose_hub(
+        hub = choose_with(
             None, False, {"RLHF_ZOO_HOME": str(tmp_path / "zoo"), "HF_HOME": str(tmp_path), "HF_ENDPOINT": address}
         )
         assert (hub.kind, hub.endpoint, hub.reason) == ("other", address, "HF_ENDPOINT")
@@ -96,12 +96,12 @@ def test_record_of_killed_hub_is_ignored(tmp_path, thread_hub):
 def test_choose_uses_token_of_login(tmp_path, variables):
     env = {"HF_HOME": "", **{name: value.format(tmp_path) for name, value in variables.items()}}
     env = {name: value for name, value in env.items() if value}
-    assert choose_hub(None, True, {"HF_HOME": "/nowhere", **env}).kind == "local"
+    assert choose_with(None, True, {"HF_HOME": "/nowhere", **env}).kind == "local"
     for file in (tmp_path / "token", tmp_path / "huggingface" / "token", tmp_path / "elsewhere"):
         file.parent.mkdir(exist_ok=True)
         file.write_text(SECRET)
-    assert choose_hub(None, True, env).kind == "huggingface"
-    assert choose_hub(None, False, env).kind == "local"
+    assert choose_with(None, True, env).kind == "huggingface"
+    assert choose_with(None, False, env).kind == "local"
 
 
 @pytest.mark.parametrize(
@@ -119,10 +119,10 @@ def test_choose_uses_token_of_login(tmp_path, variables):
 )
 def test_choose_rejects_malformed_or_unsafe_addresses(address, message):
     with pytest.raises(ZooError, match=message):
-        choose_hub(address, False, {})
+        choose_with(address, False, {})
     if address:
         with pytest.raises(ZooError, match=f"HF_ENDPOINT is .*{message}"):
-            choose_hub(None, False, {"HF_ENDPOINT": address})
+            choose_with(None, False, {"HF_ENDPOINT": address})
 
 
 def test_home_follows_environment_variable(monkeypatch, tmp_path):
@@ -137,9 +137,9 @@ def test_home_follows_environment_variable(monkeypatch, tmp_path):
 
 LOOK = """
 import json, os, sys
-from rlhf_zoo.hub.client.connect import choose, connect
+from rlhf_zoo.hub.client.connect import choose_hub, connect
 flag, push = json.loads(sys.argv[1])
-with connect(choose(flag, push_to_hub=push)) as hub:
+with connect(choose_hub(flag, push_to_hub=push)) as hub:
     from huggingface_hub import HfApi, constants, get_token
     import datasets.config, transformers.utils.hub
     who = HfApi().whoami()["name"] if hub.kind == "local" else None
@@ -230,8 +230,8 @@ def test_requests_to_other_hub_omit_token(tmp_path, thread_hub, monkeypatch):
 def test_embedded_hub_ends_when_its_command_is_killed(tmp_path):
     code = """
 import sys, time
-from rlhf_zoo.hub.client.connect import choose, connect
-with connect(choose("local", push_to_hub=False)):
+from rlhf_zoo.hub.client.connect import choose_hub, connect
+with connect(choose_hub("local", push_to_hub=False)):
     print("up", flush=True)
     time.sleep(60)
 """
@@ -261,7 +261,7 @@ def test_failed_lookup_names_embedded_hub_that_has_repository(thread_hub, tmp_pa
     remedy = r", but it is on the embedded Hub: add --source_hub local\.$"
 
     def look_up(hub: Hub, repo: str, repo_type: str) -> None:
-        with lookup("The model x", hub, "check its name.", repo=repo, repo_type=repo_type):
+        with translate_lookup_errors("The model x", hub, "check its name.", repo=repo, repo_type=repo_type):
             hub.api().repo_info(repo.partition("@")[0], repo_type=repo_type)
 
     answering = Hub("other", thread_hub.url, "", token=False, flag="--source_hub")

@@ -270,10 +270,12 @@ def _check_on_hub(judge: str, repo: str, revision: str | None, *, repo_type: str
     """Returns whether the Hub answered. Raises ZooError if it answered that the repository does not exist."""
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
-    from ...hub.client.refusals import lookup
+    from ...hub.client.refusals import translate_lookup_errors
 
     def check_exists(connection: Hub) -> None:
-        with lookup(f"The judge {judge}", connection, "check its name and the token.", repo=repo, repo_type=repo_type):
+        with translate_lookup_errors(
+            f"The judge {judge}", connection, "check its name and the token.", repo=repo, repo_type=repo_type
+        ):
             tag = full_revision(repo, revision, connection) if repo_type == "model" else revision
             connection.api().repo_info(repo, revision=tag, repo_type=repo_type)
 

@@ -83,7 +83,7 @@ def _limit_response(response: Response) -> None:
             raise HfHubHTTPError(
                 f"it answers {response.status_code} and asks for a wait of {seconds:.0f} s", response=response
             )
-        # huggingface_hub reads whole seconds only. Wait at least 1: our clock may be ahead of the header's date.
+        # huggingface_hub reads whole seconds only. Wait at least 1: this clock may be ahead of the header's date.
         if "Retry-After" in response.headers:
             response.headers["Retry-After"] = str(max(1, math.ceil(seconds)))
     next_page = (response.links.get("next") or {}).get("url")

@@ -201,7 +201,7 @@ def current_hub() -> Hub:
     return _current_hub or DEFAULT_HUB
 
 
-def choose(flag_value: str | None, *, push_to_hub: bool, flag: str = "--hub") -> Hub:
+def choose_hub(flag_value: str | None, *, push_to_hub: bool, flag: str = "--hub") -> Hub:
     """Chooses a command's Hub.
 
     Takes the flag, else HF_ENDPOINT, else huggingface.co (given a token and --push_to_hub), else the embedded Hub.
@@ -249,13 +249,13 @@ def choose_source(flag_value: str | None, target: Hub) -> Hub | None:
         return None
     endpoint = os.environ.get("HF_ENDPOINT")
     if flag_value is not None:
-        source = choose(flag_value, push_to_hub=False, flag=SOURCE_FLAG)
+        source = choose_hub(flag_value, push_to_hub=False, flag=SOURCE_FLAG)
     else:
         try:
             source = _hub_at(endpoint or HF_URL, "HF_ENDPOINT" if endpoint else "huggingface_hub's default")
         except ZooError:
-            # HF_ENDPOINT is malformed. `choose` did not refuse it, so the user named the target by --hub. A source was
-            # not requested.
+            # HF_ENDPOINT is malformed. `choose_hub` did not refuse it, because the user named the target by --hub, and
+            # the user did not ask for a source.
             return None
     is_target = (source.kind, source.endpoint) == (target.kind, target.endpoint)
     return None if is_target else replace(source, flag=SOURCE_FLAG)
@@ -307,7 +307,7 @@ def connect(choice: Hub, source: Hub | None = None) -> Iterator[Hub]:
     The embedded Hub runs while the context is open.
 
     Args:
-        choice: The Hub to connect to, as returned by `choose`.
+        choice: The Hub to connect to, as returned by `choose_hub`.
         source: The Hub's source, as returned by `choose_source`; None for no source.
 
     Yields:

@@ -304,8 +304,8 @@ class _Export:
         Raises ZooError if the target has a commit that is not part of the export.
         """
         if head is None:
-            return self._sendable(branch)
-        with self._resumable("a request for its history"):
+            return self._commits_to_send(branch)
+        with self._refusals_of("a request for its history"):
             history = self.api.list_repo_commits(**self.target, revision=head)
         existing = [(entry.commit_id, TRAILER.findall(entry.message)) for entry in reversed(history)]
         existing = [entry for entry in existing if entry[0] not in self.accepted]
@@ -319,7 +319,7 @@ class _Export:
             self.accepted.add(first)
             if not any(self._changes(branch.commits[0], listing)):
                 self.commits[branch.commits[0]] = first
-        missing = self._sendable(branch)
+        missing = self._commits_to_send(branch)
         # The target's commits must be the beginning of the branch, in order. A message can quote an older trailer, so
         # use the last trailer.
         for commit, origins in existing:
@@ -329,7 +329,7 @@ class _Export:
             self.accepted.add(commit)
         return missing
 
-    def _sendable(self, branch: Branch) -> list[str]:
+    def _commits_to_send(self, branch: Branch) -> list[str]:
         """The branch's commits that are not in `commits` and that change a file: a Hub makes no empty commits."""
         tree = self.source.git.root_tree
         pairs = zip([branch.fork, *branch.commits], branch.commits, strict=False)
@@ -351,14 +351,14 @@ class _Export:
             # A branch that shares no commit with main starts at main's first commit, and its own first commit then
             # replaces all files.
             head = self.commits[branch.fork] if branch.fork else next(iter(self.commits.values()))
-            with self._resumable(f"the branch {branch.name}"):
+            with self._refusals_of(f"the branch {branch.name}"):
                 self.api.create_branch(**self.target, branch=branch.name, revision=head, exist_ok=True)
         previous = branch.fork
         for commit in branch.commits:
             if commit in missing:
                 head = self.commits[commit] = self._send(branch.name, commit, head, total)
             elif commit not in self.commits:
-                # This commit changes no file, so its counterpart on the target is that of the commit before it.
+                # This commit changes no file, so it maps to the same commit of the target as its parent.
                 assert previous is not None
                 self.commits[commit] = self.commits[previous]
             previous = commit
@@ -380,7 +380,7 @@ class _Export:
         # Delete first, because a new file may have the name of a folder that is deleted.
         operations: list[CommitOperationAdd | CommitOperationDelete] = []
         operations += [CommitOperationDelete(path_in_repo=path) for path in paths_to_delete]
-        with self._resumable(f"the commit {commit[:8]}"):
+        with self._refusals_of(f"the commit {commit[:8]}"):
             operations += [CommitOperationAdd(path, self.source.content(blobs[path])) for path in paths_to_add]
             new_commit = self.api.create_commit(
                 **self.target,
@@ -394,7 +394,7 @@ class _Export:
         return str(new_commit.oid)
 
     def _tag(self, tags: Mapping[str, tuple[str, str | None]]) -> None:
-        with self._resumable("its tags"):
+        with self._refusals_of("its tags"):
             existing_tags = {ref.name: ref.target_commit for ref in self.api.list_repo_refs(**self.target).tags}
             for name, (commit, message) in tags.items():
                 target = self.commits[commit]
@@ -419,7 +419,7 @@ class _Export:
         """Path -> the file in the target's listing of a commit."""
         from huggingface_hub import RepoFile
 
-        with self._resumable("a request for its files"):
+        with self._refusals_of("a request for its files"):
             entries = list(self.api.list_repo_tree(**self.target, revision=commit, recursive=True))
         return {entry.path: entry for entry in entries if isinstance(entry, RepoFile)}
 
@@ -431,5 +431,5 @@ class _Export:
         ]
         return paths_to_add, sorted(listing.keys() - files.keys())
 
-    def _resumable(self, request: str) -> AbstractContextManager[None]:
+    def _refusals_of(self, request: str) -> AbstractContextManager[None]:
         return refusals_as(f"{self.name} refused {request}", "run the same command again to continue.")

@@ -98,7 +98,7 @@ def uninstall() -> bool:
             f"{target} holds files that rlhf-zoo did not write ({names}): move them elsewhere and try again."
         )
     try:
-        # Remove the manifest last: if this is interrupted, the folder still counts as ours.
+        # Remove the manifest last: if this is interrupted, the folder still counts as rlhf-zoo's.
         for name in (COMMIT_CACHE, MANIFEST):
             (target / name).unlink(missing_ok=True)
         target.rmdir()

@@ -183,7 +183,7 @@ def refusals_as(failure: str, remedy: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def lookup(
+def translate_lookup_errors(
     subject: str, hub: "Hub", remedy: str, *, repo: str | None = None, repo_type: str = "model"
 ) -> Iterator[None]:
     """Turns the client's exceptions into a ZooError while the context looks up a model or data set on a Hub.

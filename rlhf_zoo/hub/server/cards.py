@@ -22,36 +22,26 @@ _DATASET_TAGS = (
 )
 
 
-def read_card(content: bytes, oid: str) -> tuple[dict[str, Any] | None, str | None]:
-    """Reads the metadata of a README.
+def read_card(oid: str, load: Callable[[], bytes]) -> tuple[dict[str, Any] | None, str | None]:
+    """Reads the metadata of a README as `parse_card` does, but caches them.
 
     Args:
-        content: The README.
-        oid: Its git blob id, the key under which the result is cached.
-
-    Returns:
-        (metadata, error): the metadata as JSON values, or None if there are none; and the reason if they cannot be
-        read, else None.
-    """
-    return read_card_blob(oid, lambda: content)
-
-
-def read_card_blob(oid: str, load: Callable[[], bytes]) -> tuple[dict[str, Any] | None, str | None]:
-    """Reads the metadata of a README as `read_card` does, but loads the README only if its metadata are not cached.
-
-    Args:
-        oid: The git blob id of the README.
-        load: Returns the README's content.
+        oid: The git blob id of the README, which is the key in the cache.
+        load: Returns the README's content. Called only if the metadata are not cached.
     """
     card, error = _CACHE.get(oid, lambda: parse_card(load()))
     return card, error
 
 
 def parse_card(content: bytes) -> tuple[dict[str, Any] | None, str | None]:
-    """Reads the metadata of a README as `read_card` does, but caches nothing.
+    """Reads the metadata of a README.
 
     Args:
         content: The README.
+
+    Returns:
+        (metadata, error): the metadata as JSON values, or None if there are none; and the reason if they cannot be
+        read, else None.
     """
     # Truncation can split a character, but only far beyond the longest metadata that are accepted.
     text = content[:_HEAD_BYTES].decode(errors="replace")
@@ -61,17 +51,17 @@ def parse_card(content: bytes) -> tuple[dict[str, Any] | None, str | None]:
         return None, None
     start = opening.end()
     try:
-        values = load_yaml(text[start : closing.start()])
+        metadata = load_yaml(text[start : closing.start()])
     except BadYAML as error:
         # The parser counts from the opening ---. Users count from the top of the file.
         lines_before = text.count("\n", 0, start)
         position = f" (line {error.line + lines_before}, column {error.column})" if error.line else ""
         return None, f"The YAML between the --- lines cannot be read{position}: {error.reason}"
-    if values is None:
+    if metadata is None:
         return None, None
-    if not isinstance(values, dict):
-        return None, f"The YAML metadata must be a mapping of keys to values, not a {type(values).__name__}."
-    return _to_json_types(values), None
+    if not isinstance(metadata, dict):
+        return None, f"The YAML metadata must be a mapping of keys to values, not a {type(metadata).__name__}."
+    return _to_json_types(metadata), None
 
 
 def _to_json_types(value: object) -> Any:
@@ -96,10 +86,10 @@ def _as_texts(value: object) -> list[str]:
 
 
 def card_tags(card: dict[str, object], kind: str) -> list[str]:
-    """Derives a card's tags, by which lists are filtered, as the Hub does.
+    """Derives the tags by which a repository can be filtered, as the Hub does.
 
     Args:
-        card: The metadata.
+        card: The metadata of the repository's README.
         kind: model, dataset or space.
 
     Returns:

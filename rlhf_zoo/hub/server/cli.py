@@ -191,7 +191,7 @@ def token(ctx: click.Context, root: Path | None, role: str, name: str | None, ex
         click.echo(create_token(root or home() / "hub", role, name=name, seconds=expires))
     elif options:  # otherwise they would be ignored silently
         raise click.UsageError(
-            f"--{options[0]} is for making a token; put the options of '{ctx.invoked_subcommand}' after its name."
+            f"--{options[0]} here is for a new token: put the options of '{ctx.invoked_subcommand}' after its name."
         )
 
 
@@ -250,8 +250,8 @@ def env(root: Path | None, role: str, expires: int | None) -> None:
     if server_record is None:
         raise ZooError(f"No embedded Hub serves {folder}: start one with `rlhf-zoo hub serve --root {folder}`.")
     token = create_token(folder, role, name="hub env", seconds=expires)
-    values = client_environment(server_record["url"], token, folder / "client")
-    for name, value in values.items():
+    variables = client_environment(server_record["url"], token, folder / "client")
+    for name, value in variables.items():
         click.echo(f"export {name}={shlex.quote(value)}")
 
 

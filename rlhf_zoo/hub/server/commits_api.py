@@ -99,25 +99,25 @@ class CommitsApi(Api):
             )
             files = []
             needed_bytes = 0
-            for item in object_list(fields, "files", max_count=_MAX_FILES):
-                path = check_path(item.get("path"))
-                size = member(item, "size", int)
-                sample = _decode_base64(member(item, "sample", str) or "", path)
+            for file in object_list(fields, "files", max_count=_MAX_FILES):
+                path = check_path(file.get("path"))
+                size = member(file, "size", int)
+                sample = _decode_base64(member(file, "sample", str) or "", path)
                 # git treats content with a NUL byte as binary, and so does the Hub.
                 is_large = is_lfs(path) or b"\0" in sample or (size is not None and size > _MAX_REGULAR_BYTES)
-                info = {
+                answer = {
                     # The path exactly as received: the client looks up each answer by its path.
-                    "path": item["path"],
+                    "path": file["path"],
                     "uploadMode": "lfs" if is_large else "regular",
                     "shouldIgnore": is_ignored(path),
                 }
                 stored_oid = tree.get(path)
                 pointer = git.blob_info(stored_oid).pointer if stored_oid is not None else None
                 if stored_oid is not None:
-                    info["oid"] = pointer.oid if pointer else stored_oid
+                    answer["oid"] = pointer.oid if pointer else stored_oid
                 if is_large and size is not None and not (pointer and pointer.size == size):
                     needed_bytes += max(size, 0)
-                files.append(info)
+                files.append(answer)
         # Refuse here if the disk is full: the client shows this message, but of a Xet refusal it shows only the status.
         if needed_bytes:
             self._storage.require_room(needed_bytes)
@@ -227,15 +227,15 @@ def _read_commit(
     """Reads the header and the changes of a commit. Puts each content into the quarantine, to keep memory small."""
     header: dict[str, object] = {}
     changes: list[_Change] = []
-    for key, value in _read_operations(request):
+    for key, fields in _read_operations(request):
         if key == "header":
-            header = value
+            header = fields
             continue
         if len(changes) == _MAX_CHANGES:
             raise bad_request(f"The commit has more than {_MAX_CHANGES} changes; split it into several commits.")
-        path = check_path((member(value, "path", str) or "").removesuffix("/" if key == "deletedFolder" else ""))
+        path = check_path((member(fields, "path", str) or "").removesuffix("/" if key == "deletedFolder" else ""))
         if key == "file":
-            content = _decode_content(value, path)
+            content = _decode_content(fields, path)
             if path.rpartition("/")[2] == _ATTRIBUTES and max(map(len, content.split(b"\n"))) > _MAX_ATTRIBUTE_LINE:
                 message = f"A line of '{path}' is longer than {_MAX_ATTRIBUTE_LINE} bytes, which git does not read."
                 raise bad_request(message)
@@ -245,14 +245,12 @@ def _read_commit(
                 raise bad_request(f"'{path}' is an LFS pointer to a file that was not uploaded; push the file itself.")
             blob = quarantine.add_blob(content)
             if path == "README.md":
-                _, error = read_card(content, blob)
-                if error:
-                    raise bad_request(f"Invalid metadata in README.md: {error}")
+                _check_metadata(content, blob)
             changes.append(_Change(path, blob=blob))
         elif key == "lfsFile":
-            if value.get("algo", "sha256") != "sha256":
-                raise bad_request(f"'{path}' is identified by {value['algo']}; the Hub supports only sha256.")
-            changes.append(_Change(path, sha256=check_oid(value.get("oid")), size=member(value, "size", int)))
+            if fields.get("algo", "sha256") != "sha256":
+                raise bad_request(f"'{path}' is identified by {fields['algo']}; the Hub supports only sha256.")
+            changes.append(_Change(path, sha256=check_oid(fields.get("oid")), size=member(fields, "size", int)))
         elif key in ("deletedFile", "deletedFolder"):
             changes.append(_Change(path, is_folder=key == "deletedFolder"))
         else:
@@ -262,25 +260,33 @@ def _read_commit(
     return header, changes
 
 
+def _check_metadata(readme: bytes, oid: str) -> None:
+    """Raises Fault 400 if the metadata of a README cannot be read."""
+    _, error = read_card(oid, lambda: readme)
+    if error:
+        raise bad_request(f"Invalid metadata in README.md: {error}")
+
+
 def _read_operations(request: Request) -> Iterator[tuple[str, dict[str, object]]]:
+    """Yields the kind and the fields of each operation in a commit."""
     for line in request.body.lines():
         if not line.strip():
             continue
         try:
-            item = parse_plain_json(line)
-            key, value = item["key"], item["value"]
+            operation = parse_plain_json(line)
+            key, fields = operation["key"], operation["value"]
         except (ValueError, KeyError, TypeError) as error:
             raise bad_request(f"A line of the commit is not a JSON object with key and value: {error}.") from error
-        if not isinstance(key, str) or not isinstance(value, dict):
+        if not isinstance(key, str) or not isinstance(fields, dict):
             raise bad_request("A line of the commit is not a JSON object with key and value.")
-        yield key, value
+        yield key, fields
 
 
-def _decode_content(value: dict[str, object], path: str) -> bytes:
-    content = member(value, "content", str)
+def _decode_content(fields: dict[str, object], path: str) -> bytes:
+    content = member(fields, "content", str)
     if content is None:
         raise bad_request(f"The content of '{path}' is missing.")
-    return _decode_base64(content, path) if value.get("encoding") == "base64" else content.encode()
+    return _decode_base64(content, path) if fields.get("encoding") == "base64" else content.encode()
 
 
 def _read_file(git: GitRepository, tree: TreeEdit, path: str, quarantine: Quarantine | None = None) -> bytes:

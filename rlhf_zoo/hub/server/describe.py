@@ -7,7 +7,7 @@ from hashlib import sha256
 from itertools import chain
 from typing import Any
 
-from .cards import card_tags, read_card_blob
+from .cards import card_tags, read_card
 from .digest_cache import DigestCache
 from .faults import Damaged, Fault
 from .git import MAIN, GitRepository
@@ -154,7 +154,7 @@ def _read_metadata(git: GitRepository, oid: str | None) -> dict[str, Any]:
     if oid is None:
         return {}
     git.blob_info(oid)  # raises Damaged for a lost blob, even if its metadata are still in the cache
-    card, _ = read_card_blob(oid, lambda: git.blob(oid))
+    card, _ = read_card(oid, lambda: git.blob(oid))
     return card or {}
 
 
@@ -168,12 +168,12 @@ def _read_config(git: GitRepository, oid: str | None) -> tuple[list[str], dict[s
 
 def _parse_config(content: bytes) -> tuple[list[str], dict[str, Any]]:
     try:
-        value = json.loads(content)
+        config = json.loads(content)
     except (ValueError, RecursionError):
-        value = None
-    summary = (
-        {key: value[key] for key in ("architectures", "model_type") if key in value} if isinstance(value, dict) else {}
-    )
+        config = None
+    if not isinstance(config, dict):
+        return [], {}
+    summary = {key: config[key] for key in ("architectures", "model_type") if key in config}
     # Anybody can push any JSON under this name, so every type is checked.
     architectures = summary.get("architectures") or []
     if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):

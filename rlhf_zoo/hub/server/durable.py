@@ -191,7 +191,7 @@ def locked(path: Path) -> Iterator[None]:
     Args:
         path: The lock file, created if it does not exist.
     """
-    # A flock belongs to one open file, so each call opens the file anew, and threads exclude each other too. The file
+    # A flock belongs to an open file. Each call opens the file again, so that threads also exclude each other. The file
     # is never removed: two processes could otherwise lock different files of the same name.
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -122,7 +122,7 @@ class GitRepository:
         with self._errors_as_damaged():
             oids = [oid.decode() for oid in self._objects.iter_prefix(prefix.encode())]
         objects = {oid: self._find_object(oid) for oid in oids}
-        commits = {oid for oid, item in objects.items() if item is not None and item.type_name == b"commit"}
+        commits = {oid for oid, entry in objects.items() if entry is not None and entry.type_name == b"commit"}
         if len(commits) > 1:
             raise Fault(400, f"The ids of {len(commits)} commits begin with '{prefix}': give more digits.")
         return commits.pop() if commits else None

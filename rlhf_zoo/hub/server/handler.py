@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 _WILDCARDS = ("", "0.0.0.0", "::")
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
-# Each connection needs a thread and a few file descriptors, of which a process has 1,024 by default.
+# Each connection needs a thread and a few file descriptors. By default, a process may have 1,024 descriptors.
 _MAX_CONNECTIONS = 256
 # Seconds that a new connection waits for the slot of another connection, which is being closed.
 _SLOT_SECONDS = 2.0

@@ -35,8 +35,8 @@ class LfsApi(Api):
         if fields.get("hash_algo", "sha256") != "sha256":
             raise bad_request("The Hub identifies LFS objects only by sha256.")
         store = self._storage.large_files(repo)
-        items = object_list(fields, "objects", max_count=_MAX_OBJECTS)
-        sizes = {check_oid(item.get("oid")): _parse_size(item.get("size")) for item in items}
+        objects = object_list(fields, "objects", max_count=_MAX_OBJECTS)
+        sizes = {check_oid(entry.get("oid")): _parse_size(entry.get("size")) for entry in objects}
         self._storage.require_writable()
         # Subtract each file from the free space, so that files that do not fit are refused before any upload.
         free_bytes = self._storage.free_bytes()
@@ -64,8 +64,8 @@ class LfsApi(Api):
         target_repo = parse_repo_id(member(target, "type", str) or "model", *names)
         self._access.require_write(request, target_repo)
         source, store = self._storage.large_files(repo), self._storage.large_files(target_repo)
-        items = object_list(fields, "files", max_count=_MAX_OBJECTS)
-        oids = dict.fromkeys(check_oid(item.get("sha256")) for item in items)
+        files = object_list(fields, "files", max_count=_MAX_OBJECTS)
+        oids = dict.fromkeys(check_oid(file.get("sha256")) for file in files)
         failed = []
         with translate_upload_errors(target_repo, self._storage):
             for oid in oids:

@@ -112,7 +112,7 @@ def check_path(path: object) -> str:
                 f"The path '{excerpt}' has an empty part, '.', '..' or git's own folder in it; rename it."
             )
         if segment.lower() == ".gitmodules":
-            raise bad_request(f"The path '{excerpt}' is git's list of submodules, which this Hub does not have.")
+            raise bad_request(f"The path '{excerpt}' is git's list of submodules, which this Hub does not support.")
         if len(name) > _MAX_SEGMENT:
             raise bad_request(f"A part of the path '{excerpt}…' is longer than {_MAX_SEGMENT} bytes; shorten it.")
     return path

@@ -44,10 +44,10 @@ class PagesApi(Api):
                 if not self._access.can_see(request, settings):
                     continue
                 with self._storage.git(repo) as git:
-                    info = describe(
+                    properties = describe(
                         self._storage, repo, settings, git, git.head(), expand=("lastModified", "pipeline_tag")
                     )
-                modified, task = info["lastModified"], info.get("pipeline_tag", "")
+                modified, task = properties["lastModified"], properties.get("pipeline_tag", "")
                 rows.append({"name": str(repo), "url": f"/{quote(repo.url)}", "modified": modified, "task": task})
         return sorted(rows, key=lambda row: row["modified"], reverse=True)
 
@@ -58,7 +58,7 @@ class PagesApi(Api):
             raise Fault(404, "The embedded Hub has no such page.")
         with self._storage.git(repo) as git:
             commit = resolve_commit(git, revision)
-            info = describe(self._storage, repo, settings, git, commit, expand=("lastModified", "tags"))
+            properties = describe(self._storage, repo, settings, git, commit, expand=("lastModified", "tags"))
             files = git.files(commit)
             base_url = f"/{quote(repo.url)}/resolve/{commit}/"
             return _render(
@@ -69,8 +69,8 @@ class PagesApi(Api):
                 revision=revision,
                 commit=commit,
                 private=settings.private,
-                modified=info["lastModified"],
-                labels=info["tags"],
+                modified=properties["lastModified"],
+                labels=properties["tags"],
                 refs=[
                     (title, [(ref.name, quote(ref.name, safe="")) for ref in git.refs(prefix)][:_MAX_ROWS])
                     for title, prefix in (("Tags", "refs/tags/"), ("Branches", "refs/heads/"))
@@ -134,8 +134,8 @@ def _render_readme(
     readme = next((entry for entry in files if entry.path == "README.md"), None)
     if readme is None:
         return ""
-    info = git.blob_info(readme.oid)
-    if info.pointer is not None or info.size > MAX_CARD_BYTES:
+    blob_info = git.blob_info(readme.oid)
+    if blob_info.pointer is not None or blob_info.size > MAX_CARD_BYTES:
         return "The card is too long to be shown here: open README.md."
     source = card_body(git.blob(readme.oid).decode(errors="replace"))
     return Markup(render_card(source, _CardResolver(files, base_url, repository_url), id_prefix="card-", levels=2))

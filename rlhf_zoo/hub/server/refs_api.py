@@ -57,7 +57,7 @@ class RefsApi(Api):
                     path = request.path.rpartition("/")[0] + f"/{oid}"
                     return json_response(page, headers=request.next_page_header(path))
                 title, _, message = commit.message.decode(errors="replace").strip().partition("\n")
-                item: dict[str, object] = {
+                entry: dict[str, object] = {
                     "id": oid,
                     "title": title,
                     "message": message.strip(),
@@ -65,8 +65,8 @@ class RefsApi(Api):
                     "date": commit_date(git, oid),
                 }
                 if is_formatted:
-                    item["formatted"] = {"title": escape(title), "message": escape(message.strip())}
-                page.append(item)
+                    entry["formatted"] = {"title": escape(title), "message": escape(message.strip())}
+                page.append(entry)
         return json_response(page)
 
     def _create_branch(self, request: Request, repo: RepoId, name: str) -> Response:

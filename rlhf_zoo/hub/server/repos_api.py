@@ -40,7 +40,7 @@ class ReposApi(Api):
         router.add("POST", "/api/{repo}/duplicate", self._duplicate, max_body=SMALL_BODY)
         router.add("PUT", "/api/{repo}/settings", self._change_visibility, max_body=SMALL_BODY)
         router.add("GET", "/api/{repo}/auth-check", self._auth_check)
-        router.add("GET", "/api/{repo}/auth-check/write", partial(self._auth_check, write=True))
+        router.add("GET", "/api/{repo}/auth-check/write", partial(self._auth_check, needs_write=True))
         router.add("GET", "/api/{repo}/revision/{revision}", self._info)
         router.add("GET", "/api/{repo}", self._info)
 
@@ -118,18 +118,19 @@ class ReposApi(Api):
                 settings = self._storage.settings(repo)
                 with self._storage.git(repo) as git:
                     expand = ("usedStorage", "lastModified")
-                    info = describe(self._storage, repo, settings, git, git.head(), expand=expand)
-                item = {"id": str(repo), "type": repo.kind, "updatedAt": info["lastModified"]}
-                item |= {"visibility": "private" if settings.private else "public", "storage": info["usedStorage"]}
-                answer.append(item)
+                    properties = describe(self._storage, repo, settings, git, git.head(), expand=expand)
+                usage = {"id": str(repo), "type": repo.kind, "updatedAt": properties["lastModified"]}
+                visibility = "private" if settings.private else "public"
+                usage |= {"visibility": visibility, "storage": properties["usedStorage"]}
+                answer.append(usage)
         # At least 1, because the sum is a divisor.
-        total = sum(item["storage"] for item in answer) or 1
-        answer.sort(key=lambda item: item["storage"], reverse=True)
-        return json_response([{**item, "storagePercent": item["storage"] / total} for item in answer])
+        total = sum(usage["storage"] for usage in answer) or 1
+        answer.sort(key=lambda usage: usage["storage"], reverse=True)
+        return json_response([{**usage, "storagePercent": usage["storage"] / total} for usage in answer])
 
-    def _auth_check(self, request: Request, repo: RepoId, write: bool = False) -> Response:
+    def _auth_check(self, request: Request, repo: RepoId, needs_write: bool = False) -> Response:
         """Checks that the caller may read (or write) a repository."""
-        (self._access.require_write if write else self._access.require_read)(request, repo)
+        (self._access.require_write if needs_write else self._access.require_read)(request, repo)
         return json_response({})
 
     def _info(self, request: Request, repo: RepoId, revision: str = MAIN) -> Response:
@@ -154,16 +155,16 @@ class ReposApi(Api):
         matching = []
         for repo in self._storage.repositories(kind):
             with self._storage.skip_damaged(repo):
-                item = self._match_filters(request, repo)
-                if item is not None:
-                    matching.append((repo, item))
+                properties = self._match_filters(request, repo)
+                if properties is not None:
+                    matching.append((repo, properties))
         matching.sort(key=lambda pair: pair[1][sort], reverse=request.value("direction") != "1")
         # Filters need a few properties of every repository. Get the other properties only for the page.
         page, headers = request.page(matching, _PAGE_SIZE)
         answer = []
-        for repo, item in page:
+        for repo, properties in page:
             with self._storage.skip_damaged(repo):
-                answer.append(self._describe_for_list(request, repo, item, expand))
+                answer.append(self._describe_for_list(request, repo, properties["sha"], expand))
         return json_response(answer, headers=headers)
 
     def _match_filters(self, request: Request, repo: RepoId) -> dict[str, Any] | None:
@@ -182,31 +183,31 @@ class ReposApi(Api):
             return None
         with self._storage.git(repo) as git:
             commit = git.head()
-            item = describe(self._storage, repo, settings, git, commit, expand=_FILTER_PROPERTIES)
-        if not set(request.values("filter")) <= set(item["tags"]):
+            properties = describe(self._storage, repo, settings, git, commit, expand=_FILTER_PROPERTIES)
+        if not set(request.values("filter")) <= set(properties["tags"]):
             return None
         task = request.value("pipeline_tag")
-        if task and item.get("pipeline_tag") != task:
+        if task and properties.get("pipeline_tag") != task:
             return None
         for key in ("models", "datasets"):
-            if repo.kind == "space" and not set(request.values(key)) <= set(item[key]):
+            if repo.kind == "space" and not set(request.values(key)) <= set(properties[key]):
                 return None
-        if repo.kind == "space" and request.flag("linked") and not (item["models"] or item["datasets"]):
+        if repo.kind == "space" and request.flag("linked") and not (properties["models"] or properties["datasets"]):
             return None
-        return item
+        return properties
 
     def _describe_for_list(
-        self, request: Request, repo: RepoId, item: dict[str, Any], expand: list[str] | None
+        self, request: Request, repo: RepoId, commit: str, expand: list[str] | None
     ) -> dict[str, Any]:
         if expand is None:
-            full = request.flag("full")
-            expand = [*_LIST_PROPERTIES, *(_FULL_LIST_PROPERTIES if full else ())]
+            is_full = request.flag("full")
+            expand = [*_LIST_PROPERTIES, *(_FULL_LIST_PROPERTIES if is_full else ())]
             expand += [key for key in ("cardData", "config") if request.flag(key)]
-            if full and repo.kind != "model":
+            if is_full and repo.kind != "model":
                 expand.append("cardData")
         settings = self._storage.settings(repo)
         with self._storage.git(repo) as git:
-            return describe(self._storage, repo, settings, git, item["sha"], expand=expand)
+            return describe(self._storage, repo, settings, git, commit, expand=expand)
 
 
 def _parse_repo(fields: dict[str, object]) -> RepoId:

@@ -18,7 +18,7 @@ class SpacesApi(Api):
     def register(self, router: Router) -> None:
         router.add("GET", "/api/{space}/runtime", self._runtime)
         for action in ("restart", "pause"):
-            router.add("POST", f"/api/{{space}}/{action}", partial(self._runtime, write=True))
+            router.add("POST", f"/api/{{space}}/{action}", partial(self._runtime, needs_write=True))
         for action in ("hardware", "sleeptime", "dev-mode", "volumes"):
             router.add("POST PUT DELETE", f"/api/{{space}}/{action}", partial(self._refuse, action=action))
         for kind in ("variables", "secrets"):
@@ -26,10 +26,10 @@ class SpacesApi(Api):
             router.add("POST", f"/api/{{space}}/{kind}", partial(self._put, kind=kind), max_body=SMALL_BODY)
             router.add("DELETE", f"/api/{{space}}/{kind}", partial(self._remove, kind=kind), max_body=SMALL_BODY)
 
-    def _runtime(self, request: Request, repo: RepoId, write: bool = False) -> Response:
+    def _runtime(self, request: Request, repo: RepoId, needs_write: bool = False) -> Response:
         """Answers that the Space is stopped, with the reason."""
         # Restart and pause succeed without effect, so that a script that publishes a Space does not fail.
-        (self._access.require_write if write else self._access.require_read)(request, repo)
+        (self._access.require_write if needs_write else self._access.require_read)(request, repo)
         return json_response(stopped_runtime())
 
     def _refuse(self, request: Request, repo: RepoId, action: str) -> Response:

@@ -178,23 +178,23 @@ class ShardFile:
             yield Segment(_hash_hex(xorb), start, end, length)
 
 
-def parse_shard(data: bytes) -> Iterator[ShardFile]:
+def parse_shard(shard: bytes) -> Iterator[ShardFile]:
     """Yields the files of a shard.
 
     Args:
-        data: The shard.
+        shard: The content of the shard.
 
     Raises:
         Fault: 400 for data that are not a shard or, once its files are read, for a shard that is truncated.
     """
-    if not data.startswith(_SHARD_MAGIC):
+    if not shard.startswith(_SHARD_MAGIC):
         raise bad_request("The body is not a Xet shard of version 2.")
-    view, size = memoryview(data), _RECORD.size
+    view, size = memoryview(shard), _RECORD.size
     offset = size
 
     def take(count: int) -> memoryview:
         nonlocal offset
-        if offset + count * size > len(data):
+        if offset + count * size > len(shard):
             raise bad_request("The shard is cut short.")
         offset += count * size
         return view[offset - count * size : offset]

@@ -11,7 +11,7 @@ import datasets
 from ...errors import ZooError
 from ...hub.client.checked_data import CheckedData, open_checked
 from ...hub.client.connect import DEFAULT_HUB, SOURCE_FLAG
-from ...hub.client.refusals import client_errors, lookup, reason
+from ...hub.client.refusals import client_errors, reason, translate_lookup_errors
 from ...modeling.chat_template import is_conversation
 from ...modeling.prompt_keys import count_distinct_prompts
 from ...runs.data.columns import has_placeholders, placeholders
@@ -128,7 +128,7 @@ def inspect_data(name: str) -> InspectedData:
 
         source = replace(DEFAULT_HUB, flag=SOURCE_FLAG)
         advice = "check its name, folder or file, and --source_hub."
-        with lookup(f"The data set {repo}", source, advice, repo=repo, repo_type="dataset"):
+        with translate_lookup_errors(f"The data set {repo}", source, advice, repo=repo, repo_type="dataset"):
             commit = str(HfApi().dataset_info(repo, revision=revision or None).sha)
     try:
         with open_checked(repo, commit) as data:

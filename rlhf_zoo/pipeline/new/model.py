@@ -14,7 +14,7 @@ from transformers import (
 from ...errors import ZooError
 from ...hub.client.connect import DEFAULT_HUB, SOURCE_FLAG
 from ...hub.client.pull import full_revision, split_revision
-from ...hub.client.refusals import lookup
+from ...hub.client.refusals import translate_lookup_errors
 from ...modeling.gguf import check_no_gguf, find_gguf, gguf_source, unpack_if_gguf
 from ...modeling.loading import load_config, load_tokenizer
 from ...modeling.model_files import translate_load_errors
@@ -143,7 +143,7 @@ def _pin_commit(name: str) -> tuple[str, str | None, str | None]:
     repo, revision = split_revision(name)
     source = replace(DEFAULT_HUB, flag=SOURCE_FLAG)
     advice = "check its name or folder, its revision and --source_hub."
-    with lookup(f"The model {repo}", source, advice, repo=repo):
+    with translate_lookup_errors(f"The model {repo}", source, advice, repo=repo):
         info = DEFAULT_HUB.api().model_info(repo, revision=full_revision(repo, revision, DEFAULT_HUB))
     license_name = getattr(info.card_data, "license", None)
     return repo, str(info.sha), license_name if isinstance(license_name, str) else None

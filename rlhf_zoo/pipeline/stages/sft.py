@@ -15,7 +15,7 @@ from ...errors import ZooError
 from ...hub.client.connect import Hub
 from ...hub.client.pull import fetch, full_revision
 from ...hub.client.refs import NOT_LOADED, hub_lineage, resolve, try_hub_then_source
-from ...hub.client.refusals import lookup, refusals_as
+from ...hub.client.refusals import refusals_as, translate_lookup_errors
 from ...modeling.chat import plain_text
 from ...modeling.chat_template import check_answers_end
 from ...modeling.loading import load_tokenizer
@@ -265,7 +265,7 @@ def _find_base(context: RunContext, settings: StageSettings) -> ParentCheckpoint
         if hub.offline:
             return fetch(f"{name}@{revision or 'main'}", hub=hub, ignore=NOT_LOADED).commit
         advice = f"check model_name_or_path, model_revision and {hub.flag}."
-        with lookup(f"The model {name}", hub, advice, repo=name):
+        with translate_lookup_errors(f"The model {name}", hub, advice, repo=name):
             return str(hub.api().model_info(name, revision=full_revision(name, revision, hub)).sha)
 
     hub, commit = try_hub_then_source(name, context.hub, commit_on)

@@ -7,7 +7,7 @@ from pathlib import Path
 from ...hub.client.connect import Hub
 from ...hub.client.pull import full_revision
 from ...hub.client.refs import try_hub_then_source
-from ...hub.client.refusals import lookup
+from ...hub.client.refusals import translate_lookup_errors
 from ...modeling.model_files import ADAPTER_CONFIG, read_json_object
 
 #: Patterns of all files of a model except its weights.
@@ -40,7 +40,7 @@ def fetch_files(
         return Path(name)
 
     def snapshot(candidate: Hub) -> Path:
-        with lookup(f"The model {name}", candidate, fix, repo=name):
+        with translate_lookup_errors(f"The model {name}", candidate, fix, repo=name):
             outage = candidate.outage()
             try:
                 answering_hub = candidate if outage is None else replace(candidate, offline=True)

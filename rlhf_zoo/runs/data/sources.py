@@ -16,7 +16,14 @@ from ...fileio import MAX_CHARACTERS, BadYAML, load_yaml
 from ...hub.client.checked_data import CheckedData, LoaderOptions, drop_media, open_checked
 from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.refs import hub_lineage, try_hub_then_source
-from ...hub.client.refusals import client_errors, is_disk_full, is_malformed_answer, is_outage, lookup, reason
+from ...hub.client.refusals import (
+    client_errors,
+    is_disk_full,
+    is_malformed_answer,
+    is_outage,
+    reason,
+    translate_lookup_errors,
+)
 from ...modeling.prompts import require_columns
 from ..record import block_record_writes, fingerprint
 from .digests import digest
@@ -273,7 +280,9 @@ def _look_up(name: str, revision: str | None, hub: Hub) -> tuple[Hub, dict[str, 
 
     def query(candidate: Hub) -> dict[str, Any]:
         queried_hubs.append(candidate)
-        with lookup(f"The data set {name}", candidate, "check its name.", repo=name, repo_type="dataset"):
+        with translate_lookup_errors(
+            f"The data set {name}", candidate, "check its name.", repo=name, repo_type="dataset"
+        ):
             info = candidate.api().dataset_info(name, revision=revision)
             entry: dict[str, Any] = {"repo": name, "commit": info.sha}
             if any(file.rfilename == BENCHMARK_FILE for file in info.siblings or []):
