@@ -14,7 +14,7 @@ from ..modeling.chat import tokenize_completion, tokenize_prompt
 from ..modeling.chat_template import Prompt
 from ..modeling.devices import MicroBatches, best_device, move
 from ..modeling.loading import LoadOptions, load_tokenizer
-from ..modeling.models import context_length, load_causal
+from ..modeling.models import context_length_of, load_causal
 from ..runs.checkpoint_choice import resolve_model
 from ..runs.status_line import Progress
 from .logprob_cache import DECIMALS, LogprobCache, Value, request_key
@@ -138,15 +138,18 @@ def _tokenize(
             if prompt not in prompt_ids:
                 prompt_ids[prompt] = tokenize_prompt(prompts[prompt], tokenizer)
             texts.append((prompt, tokenize_completion(prompts[prompt], side.texts[row], tokenizer)))
-    context = context_length(model)
-    if context is not None:
+    context_length = context_length_of(model)
+    if context_length is not None:
         # A text keeps the same number of tokens after every prompt, or the sums could not be compared.
-        max_tokens = context - max(map(len, prompt_ids.values()))
+        max_tokens = context_length - max(map(len, prompt_ids.values()))
         if max_tokens < 1:
-            raise ZooError(f"A prompt has more tokens than {name} can read ({context}): leave it out of both files.")
+            raise ZooError(
+                f"A prompt has more tokens than {name} can read ({context_length}): leave it out of both files."
+            )
         cut_count = sum(len(tokens) > max_tokens for _, tokens in texts)
         if cut_count:
-            log.warning("%d texts are read up to %d tokens: %s reads %d tokens.", cut_count, max_tokens, name, context)
+            message = "%d texts are read up to %d tokens: %s reads %d tokens."
+            log.warning(message, cut_count, max_tokens, name, context_length)
             texts = [(prompt, tokens[:max_tokens]) for prompt, tokens in texts]
     return prompt_ids, texts
 

@@ -12,7 +12,7 @@ from ..modeling.chat import decode_completions, display_text, tokenize_completio
 from ..modeling.chat_template import Prompt
 from ..modeling.devices import MicroBatches
 from ..modeling.logprobs import response_logits
-from ..modeling.models import context_length
+from ..modeling.models import context_length_of
 from ..modeling.sampling.sampler import Samples, Vocabulary, left_pad
 from ..modeling.special_tokens import stop_ids
 from ..runs.status_line import Progress
@@ -217,10 +217,10 @@ def score_by_reward(
     if evaluator.rewards is None:
         return []
     stops = evaluator.stops or stop_ids(evaluator.reference, evaluator.tokenizer)
-    max_tokens, context = 2 * evaluator.max_new_tokens, context_length(evaluator.reference)
-    if context is not None:
+    max_tokens, context_length = 2 * evaluator.max_new_tokens, context_length_of(evaluator.reference)
+    if context_length is not None:
         longest_prompt = max((len(tokenize_prompt(prompt, evaluator.tokenizer)) for prompt in prompts), default=0)
-        max_tokens = max(evaluator.max_new_tokens, min(max_tokens, context - longest_prompt - 1))
+        max_tokens = max(evaluator.max_new_tokens, min(max_tokens, context_length - longest_prompt - 1))
     tokens = [
         tokenize_completion(prompt, text, evaluator.tokenizer)[:max_tokens]
         for prompt, text in zip(prompts, texts, strict=True)

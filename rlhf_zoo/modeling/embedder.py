@@ -15,7 +15,7 @@ from ..errors import ZooError
 from .devices import MicroBatches, move_to_best_device
 from .loading import IN_FLOAT32, load_model, load_tokenizer
 from .model_files import read_json_object
-from .models import context_length
+from .models import context_length_of
 
 #: The files that sentence-transformers saves next to a model, as glob patterns in its folder.
 SENTENCE_FILES = (
@@ -90,7 +90,7 @@ class Embedder:
 def _max_length(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
     """Returns the maximum number of tokens in a text: the smallest limit set by tokenizer, model and saved settings."""
     saved = folder / "sentence_bert_config.json"
-    bounds = [tokenizer.model_max_length, context_length(model)]
+    bounds = [tokenizer.model_max_length, context_length_of(model)]
     if saved.is_file():
         bounds.append(read_json_object(saved).get("max_seq_length"))
     return min(bound for bound in bounds if bound)

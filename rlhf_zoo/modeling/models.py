@@ -341,7 +341,7 @@ def count_matmul_parameters(model: PreTrainedModel) -> int:
     return count - table.weight.numel()
 
 
-def context_length(*models: PreTrainedModel | None) -> int | None:
+def context_length_of(*models: PreTrainedModel | None) -> int | None:
     """Returns the context length that all of the models support, in tokens; None if no configuration sets a limit.
 
     Args:

@@ -44,13 +44,13 @@ def require_columns(dataset: Dataset, columns: list[str], *, subject: str) -> No
         raise ZooError(f"{subject} is empty: choose another split.")
 
 
-def check_prompt_length(row: int, ids: list[int], *, context: int | None, max_new_tokens: int) -> None:
+def check_prompt_length(row: int, ids: list[int], *, context_length: int | None, max_new_tokens: int) -> None:
     """Checks that a prompt and its completion fit into the model's context.
 
     Args:
         row: The prompt's row number, for errors.
         ids: The prompt's token ids.
-        context: The model's context length in tokens; None if it has no limit.
+        context_length: The model's context length in tokens; None if it has no limit.
         max_new_tokens: The maximum number of tokens in a completion.
 
     Raises:
@@ -58,10 +58,10 @@ def check_prompt_length(row: int, ids: list[int], *, context: int | None, max_ne
     """
     if not ids:
         raise ZooError(f"Prompt {row} is empty, but the policy needs at least one token to start from: remove it.")
-    if context is not None and len(ids) + max_new_tokens > context:
+    if context_length is not None and len(ids) + max_new_tokens > context_length:
         raise ZooError(
-            f"Prompt {row} has {len(ids)} tokens and exceeds the context of {context} with response_length "
-            f"{max_new_tokens}: shorten the prompt or lower response_length."
+            f"Prompt {row} has {len(ids)} tokens and exceeds the context of {context_length} with "
+            f"response_length {max_new_tokens}: shorten the prompt or lower response_length."
         )
 
 
@@ -69,7 +69,7 @@ def prepare_prompts(
     dataset: Dataset,
     tokenizer: PreTrainedTokenizerBase,
     *,
-    context: int | None,
+    context_length: int | None,
     max_new_tokens: int,
     num_proc: int | None = None,
 ) -> Dataset:
@@ -81,7 +81,7 @@ def prepare_prompts(
         dataset: A data set with `prompt` (texts or conversations) or, as in TRL's PPO, `input_ids`, which may be padded
             with or without an `attention_mask`.
         tokenizer: The policy's tokenizer.
-        context: The model's context length in tokens; None if it has no limit.
+        context_length: The model's context length in tokens; None if it has no limit.
         max_new_tokens: The maximum number of tokens in a completion.
         num_proc: The number of processes that tokenize; None for this process alone.
 
@@ -106,7 +106,7 @@ def prepare_prompts(
             num_proc=num_proc,
         )
     for row, ids in enumerate(dataset[PROMPT_TOKENS]):
-        check_prompt_length(row, ids, context=context, max_new_tokens=max_new_tokens)
+        check_prompt_length(row, ids, context_length=context_length, max_new_tokens=max_new_tokens)
     if PROMPT_INDEX in dataset.column_names:  # another trainer has prepared this data set
         dataset = dataset.remove_columns(PROMPT_INDEX)
     # The random stream of a prompt depends on its index, so the index must not depend on the order of batches.

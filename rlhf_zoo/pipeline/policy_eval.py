@@ -28,7 +28,7 @@ from ..hub.client.run_signature import TRUST_RUN_FLAG
 from ..modeling.chat import tokenize_prompt
 from ..modeling.chat_template import ChatSettings, Prompt
 from ..modeling.devices import move_to_best_device
-from ..modeling.models import context_length, load_causal
+from ..modeling.models import context_length_of, load_causal
 from ..modeling.prompt_keys import count_distinct_prompts, describe_prompt_count
 from ..modeling.sampling.truncation import Truncation
 from ..modeling.special_tokens import stop_ids
@@ -404,7 +404,7 @@ def _held_out(settings: object) -> tuple[float, str] | tuple[None, None]:
 
 def _check_context_length(policy: PreTrainedModel, evaluator: Evaluator, prompts: Sequence[Prompt]) -> None:
     """Raises ZooError if a prompt and its completion may exceed the models' context length."""
-    limit = context_length(policy, evaluator.reference)
+    limit = context_length_of(policy, evaluator.reference)
     if limit is None:
         return
     longest = max(len(tokenize_prompt(prompt, evaluator.tokenizer)) for prompt in prompts)

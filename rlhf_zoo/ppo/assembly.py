@@ -12,7 +12,7 @@ from ..modeling.critic import add_adapter
 from ..modeling.generation_config import make_savable
 from ..modeling.gguf import check_plain_weights
 from ..modeling.loading import AS_SAVED, IN_FLOAT32, load_tokenizer
-from ..modeling.models import context_length, disable_dropout, is_peft, load_causal, load_classifier
+from ..modeling.models import context_length_of, disable_dropout, is_peft, load_causal, load_classifier
 from ..modeling.packed_attention import enable_packing
 from ..modeling.prompts import prepare_prompts, warn_about_reserved_columns
 from ..modeling.reserved_columns import PROMPT_TOKENS
@@ -56,7 +56,7 @@ class Parts:
         rewards: The rewards; None if a custom training loop scores the completions.
         text_source: The texts for the PTX loss; None without that loss.
         starts_at_reference: Whether the policy starts exactly at the reference.
-        context: The number of tokens that all models can read; None for no limit.
+        context_length: The number of tokens that all models can read; None for no limit.
         vocabulary: The tokens that the policy can sample.
         smallest_consumer: The model with the fewest embedding rows among those that read the policy's ids.
     """
@@ -67,7 +67,7 @@ class Parts:
     rewards: Rewards | None
     text_source: TextSource | None
     starts_at_reference: bool
-    context: int | None
+    context_length: int | None
     vocabulary: Vocabulary
     smallest_consumer: TokenConsumer
 
@@ -133,7 +133,7 @@ def assemble(
     # Check before training, because a model with broken caching would silently sample from another distribution.
     check_decoding(policy, vocabulary)
     # The shortest context limits all models, because all read the same tokens.
-    context = context_length(*models.values())
+    context_length = context_length_of(*models.values())
     if critic_adapter is not None:
         critic = add_adapter(critic, critic_adapter)
     if args.padding_free:
@@ -145,12 +145,20 @@ def assemble(
             f"stop_token_id is {args.stop_token_id}, which the policy never samples: choose one of the tokenizer's "
             f"ids up to {vocabulary.size - 1}."
         )
-    text_source = _prepare_texts(ptx_dataset, policy, tokenizer, context, args)
+    text_source = _prepare_texts(ptx_dataset, policy, tokenizer, context_length, args)
     critic_rate = args.learning_rate if args.critic_learning_rate is None else args.critic_learning_rate
     for name, module, rate in (("the policy", policy, args.learning_rate), ("the critic", critic, critic_rate)):
         check_step_size(module, rate, subject=name)
     return Parts(
-        policy, critic, reference, rewards, text_source, starts_at_reference, context, vocabulary, smallest_consumer
+        policy,
+        critic,
+        reference,
+        rewards,
+        text_source,
+        starts_at_reference,
+        context_length,
+        vocabulary,
+        smallest_consumer,
     )
 
 
@@ -203,7 +211,7 @@ def _prepare_texts(
     dataset: Dataset | None,
     policy: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    context: int | None,
+    context_length: int | None,
     args: PPOConfig,
 ) -> TextSource | None:
     """Returns the texts for the PTX loss; None without that loss."""
@@ -214,7 +222,7 @@ def _prepare_texts(
     return TextSource(
         dataset,
         tokenizer,
-        context=context,
+        context_length=context_length,
         pad_id=tokenizer.eos_token_id,
         num_embeddings=embedding_rows(policy),
     )
@@ -378,7 +386,7 @@ def prepare_prompt_data(
     prompts: Any,
     args: PPOConfig,
     tokenizer: PreTrainedTokenizerBase,
-    context: int | None,
+    context_length: int | None,
     smallest_consumer: TokenConsumer,
     *,
     for_training: bool = False,
@@ -389,7 +397,7 @@ def prepare_prompt_data(
         prompts: A data set, a mapping from names to data sets, or None.
         args: The settings.
         tokenizer: The policy's tokenizer.
-        context: The number of tokens that all models can read; None for no limit.
+        context_length: The number of tokens that all models can read; None for no limit.
         smallest_consumer: The model with the fewest embedding rows.
         for_training: Whether these are training prompts. If so, they must be enough for an update.
 
@@ -405,7 +413,7 @@ def prepare_prompt_data(
         if for_training:
             raise ZooError("train_dataset is a mapping of data sets: pass one of its splits, such as data['train'].")
         return {
-            name: prepare_prompt_data(dataset, args, tokenizer, context, smallest_consumer)
+            name: prepare_prompt_data(dataset, args, tokenizer, context_length, smallest_consumer)
             for name, dataset in prompts.items()
         }
     from datasets import Dataset
@@ -415,7 +423,11 @@ def prepare_prompt_data(
             f"The prompts are a {type(prompts).__name__}: pass a datasets.Dataset, which has a length and an order."
         )
     prepared = prepare_prompts(
-        prompts, tokenizer, context=context, max_new_tokens=args.response_length, num_proc=args.dataset_num_proc
+        prompts,
+        tokenizer,
+        context_length=context_length,
+        max_new_tokens=args.response_length,
+        num_proc=args.dataset_num_proc,
     )
     if for_training:
         warn_about_reserved_columns(prompts)

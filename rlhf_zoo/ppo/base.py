@@ -86,7 +86,7 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
             require_own_pad=self.require_own_pad,
         )
         self.reference, self.text_source, self._rewards = parts.reference, parts.text_source, parts.rewards
-        self.context, self.vocabulary = parts.context, parts.vocabulary
+        self.context_length, self.vocabulary = parts.context_length, parts.vocabulary
         self.smallest_consumer = parts.smallest_consumer
         pad, eos = processing_class.pad_token_id, processing_class.eos_token_id
         self.stop_ids = args.stop_ids(processing_class, parts.policy)
@@ -104,7 +104,7 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
         self._episodes = self._loop_prompts = 0
         self._loop_model: nn.Module | None = None
         self.max_tokens_per_micro_batch = args.max_tokens_per_pass
-        prompt_arguments = args, processing_class, self.context, self.smallest_consumer
+        prompt_arguments = args, processing_class, self.context_length, self.smallest_consumer
         super().__init__(
             model=ActorCritic(parts.policy, parts.critic),
             args=args,

@@ -44,14 +44,14 @@ def prompt_ids(prompt: Prompt, row: int, trainer: Any) -> list[int]:
     Args:
         prompt: A text, a conversation or token ids.
         row: The prompt's index, for errors.
-        trainer: The trainer, whose tokenizer and context are used.
+        trainer: The trainer, whose tokenizer and context length are used.
 
     Raises:
         ZooError: The prompt is empty, has unknown ids, or leaves no room for a completion.
     """
     ids = _as_ids(prompt)
     ids = tokenize_prompt(prompt, trainer.processing_class) if ids is None else ids
-    check_prompt_length(row, ids, context=trainer.context, max_new_tokens=trainer.args.response_length)
+    check_prompt_length(row, ids, context_length=trainer.context_length, max_new_tokens=trainer.args.response_length)
     check_ids([ids], trainer.smallest_consumer)
     return ids
 
@@ -64,7 +64,7 @@ def samples_from_user(queries: Sequence[Any], responses: Sequence[Any], trainer:
     Args:
         queries: B texts, conversations or token ids.
         responses: B texts or token ids.
-        trainer: The trainer, whose tokenizer, context and stop ids are used.
+        trainer: The trainer, whose tokenizer, context length and stop ids are used.
 
     Raises:
         ZooError: Counts differ, or a query or response is empty or has ids that the policy cannot read or sample.
@@ -91,10 +91,10 @@ def samples_from_user(queries: Sequence[Any], responses: Sequence[Any], trainer:
         if not query_ids or not response_ids:
             raise ZooError(f"Query {row} or its response is empty: each needs at least one token.")
         length = len(query_ids) + len(response_ids)
-        if trainer.context is not None and length > trainer.context:
+        if trainer.context_length is not None and length > trainer.context_length:
             raise ZooError(
                 f"Query {row} and its response have {length} tokens together and exceed the context of "
-                f"{trainer.context}: shorten them."
+                f"{trainer.context_length}: shorten them."
             )
         if stops & set(response_ids[:-1]):
             raise ZooError(f"Response {row} continues after its end token: cut it there.")

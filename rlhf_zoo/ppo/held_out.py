@@ -47,7 +47,7 @@ class HeldOutTrainer(RolloutTrainer):
             raise ZooError("There are no prompts to evaluate on: pass eval_dataset.")
         if not isinstance(prompts, Dataset) or PROMPT_INDEX not in prompts.column_names:
             prompts = prepare_prompt_data(
-                prompts, self.args, self.processing_class, self.context, self.smallest_consumer
+                prompts, self.args, self.processing_class, self.context_length, self.smallest_consumer
             )
         by_metric: dict[str, list[Tensor]] = defaultdict(list)
         # Evaluation replaces the table, but the next log line must show training's.

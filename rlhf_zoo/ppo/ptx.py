@@ -24,11 +24,11 @@ class TextSource:
         dataset: Dataset,
         tokenizer: PreTrainedTokenizerBase,
         *,
-        context: int | None,
+        context_length: int | None,
         pad_id: int,
         num_embeddings: int,
     ) -> None:
-        """Tokenizes the texts, appends EOS, and cuts them to the context.
+        """Tokenizes the texts, appends EOS, and cuts them to the context length.
 
         Target tokens are the tokens to predict. A text without any is dropped.
 
@@ -36,7 +36,7 @@ class TextSource:
             dataset: A data set with the column `text`, with `prompt` and `completion` (only the completion has target
                 tokens), or with `input_ids`.
             tokenizer: The policy's tokenizer.
-            context: The maximum number of tokens in a text; None for no limit.
+            context_length: The maximum number of tokens in a text; None for no limit.
             pad_id: The id with which shorter texts are padded.
             num_embeddings: The number of rows of the policy's embedding table.
 
@@ -69,7 +69,9 @@ class TextSource:
                 "'completion', or 'input_ids'."
             )
         # The first token of a text has no log-probability, because nothing precedes it.
-        self._rows = [(prompt, text) for prompt, text in rows if len((prompt + text)[:context]) > max(len(prompt), 1)]
+        self._rows = [
+            (prompt, text) for prompt, text in rows if len((prompt + text)[:context_length]) > max(len(prompt), 1)
+        ]
         if not self._rows:
             raise ZooError(
                 "No row of ptx_dataset has a token to predict within the context length, outside the prompt and after "
@@ -81,7 +83,7 @@ class TextSource:
                     f"ptx_dataset has the token id {invalid[0]}, but the policy has only {num_embeddings} embedding "
                     "rows: tokenize it with the policy's own tokenizer."
                 )
-        self._context, self._pad_id = context, pad_id
+        self._context_length, self._pad_id = context_length, pad_id
 
     def draw(self, count: int, generator: torch.Generator, device: torch.device) -> TextBatch:
         """Draws texts, with replacement.
@@ -94,7 +96,7 @@ class TextSource:
         # Drawing with replacement has no position in a shuffled order, which a resumed run would have to restore.
         row_indices = torch.randint(len(self._rows), (count,), generator=generator, device="cpu").tolist()
         rows = [self._rows[index] for index in row_indices]
-        sequences = [(prompt + text)[: self._context] for prompt, text in rows]
+        sequences = [(prompt + text)[: self._context_length] for prompt, text in rows]
         width = max(map(len, sequences))
         ids = torch.full((count, width), self._pad_id)
         attention = torch.zeros((count, width), dtype=torch.bool)

@@ -15,7 +15,7 @@ from ..modeling.alignment import IncrementalDetokenizer
 from ..modeling.chat import tokenize_prompt, wrap_prompt
 from ..modeling.chat_template import Prompt
 from ..modeling.logprobs import token_logprobs
-from ..modeling.models import context_length, disable_dropout
+from ..modeling.models import context_length_of, disable_dropout
 from ..modeling.reserved_columns import PROMPT_TOKENS
 from ..modeling.sampling.sampler import Samples, Vocabulary, sample
 from ..modeling.value_head import ValueHead
@@ -318,11 +318,11 @@ def _encode_prompt(
     ids = tokenize_prompt(prompt, tokenizer)
     if not ids:
         raise ZooError("The tokenizer has no token for this prompt: write other characters.")
-    context = context_length(policy)
-    if context is not None and len(ids) + max_new_tokens > context:
+    context_length = context_length_of(policy)
+    if context_length is not None and len(ids) + max_new_tokens > context_length:
         raise ZooError(
             f"The prompt has {len(ids)} tokens, and with {max_new_tokens} new tokens it exceeds the context of "
-            f"{context}: shorten the prompt or request fewer new tokens."
+            f"{context_length}: shorten the prompt or request fewer new tokens."
         )
     check_ids([ids], TokenConsumer.of(policy))
     return ids

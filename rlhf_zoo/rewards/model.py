@@ -19,7 +19,7 @@ from ..modeling.chat import tokenize_for_reward
 from ..modeling.chat_template import ChatSettings
 from ..modeling.devices import MicroBatches
 from ..modeling.model_files import name_of
-from ..modeling.models import context_length, has_score_statistics, label_index, score_statistics
+from ..modeling.models import context_length_of, has_score_statistics, label_index, score_statistics
 from ..modeling.sampling.sampler import Samples
 from ..modeling.special_tokens import ensure_own_pad, highest_id
 from ..modeling.text_ids import added_tokens, same_token_ids
@@ -109,7 +109,7 @@ class RewardModel:
         self._has_same_template = tokenizer.chat_template == policy_tokenizer.chat_template
         chat = ChatSettings.of(policy_tokenizer)
         self._strips_thoughts = chat is not None and chat.strip_thoughts
-        self.max_length = context_length(model)
+        self.max_length = context_length_of(model)
         self.truncated_count = 0
         embeddings: Any = _input_embeddings(model, name)
         self.embedding_rows: int = embeddings.weight.shape[0]

@@ -33,7 +33,7 @@ def padded(side: str, *, masked: bool = True, token: int = PAD) -> Dataset:
 
 
 def prepared(rows: Dataset, tokenizer: Any = TOKENIZER) -> Dataset:
-    return prepare_prompts(rows, tokenizer, context=None, max_new_tokens=1)
+    return prepare_prompts(rows, tokenizer, context_length=None, max_new_tokens=1)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -61,7 +61,7 @@ def test_padded_prompts_train_the_same_weights(tmp_path: Path) -> None:
 
 def test_padding_is_removed_from_pretraining_texts() -> None:
     settings: dict[str, Any] = {
-        "context": None,
+        "context_length": None,
         "pad_id": TOKENIZER.eos_token_id,
         "num_embeddings": len(TOKENIZER),
     }

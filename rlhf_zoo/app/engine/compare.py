@@ -19,8 +19,7 @@ from ...modeling.chat import append_completion, decode_completions, strip_templa
 from ...modeling.chat_template import Prompt
 from ...modeling.devices import MEMORY_ERRORS, as_memory_error, best_device, move
 from ...modeling.loading import load_tokenizer
-from ...modeling.models import context_length as context_length_of
-from ...modeling.models import disable_dropout, load_causal
+from ...modeling.models import context_length_of, disable_dropout, load_causal
 from ...modeling.sampling.sampler import Samples, Vocabulary
 from ...modeling.special_tokens import stop_ids
 from ...modeling.text_ids import same_token_ids

@@ -21,7 +21,7 @@ from ...errors import ZooError
 from ...modeling.devices import MicroBatches, move_to_best_device
 from ...modeling.loading import load_tokenizer
 from ...modeling.logprobs import text_logprobs
-from ...modeling.models import context_length, load_causal
+from ...modeling.models import context_length_of, load_causal
 from ...modeling.prompt_keys import describe_prompt_count
 from ...modeling.prompts import prepare_prompts
 from ...modeling.reserved_columns import GENERATION_INDEX, PROMPT_TOKENS
@@ -268,15 +268,17 @@ def _load_tokenizer(
 def _check_prompt_lengths(
     settings: StageSettings, data: dict[str, Any], policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[list[list[int]], str]:
-    context, response_length = context_length(policy), settings.trainer.response_length
+    context_length, response_length = context_length_of(policy), settings.trainer.response_length
     data, _ = drop_too_long(settings, tokenizer, data)
     prompts: list[list[int]] = []
     for name in ("train_dataset", "eval_dataset"):
         if data[name] is not None:
-            prepared = prepare_prompts(data[name], tokenizer, context=context, max_new_tokens=response_length)
+            prepared = prepare_prompts(
+                data[name], tokenizer, context_length=context_length, max_new_tokens=response_length
+            )
             prompts += list(prepared[PROMPT_TOKENS])
     longest = max(map(len, prompts))
-    total = f"{longest + response_length}" + (f" of {context}" if context else "")
+    total = f"{longest + response_length}" + (f" of {context_length}" if context_length else "")
     return prompts, f"the longest has {longest} tokens; with a response of {response_length}: {total}"
 
 

@@ -14,7 +14,7 @@ from ...modeling.chat import append_completion, plain_text, tokenize_prompt, wra
 from ...modeling.chat_template import Prompt
 from ...modeling.devices import move_to_best_device
 from ...modeling.loading import load_tokenizer
-from ...modeling.models import context_length, load_causal
+from ...modeling.models import context_length_of, load_causal
 from ...modeling.sampling.truncation import Truncation
 from ...plugins import PREFERENCES, load_object
 from ...runs.context import RunContext
@@ -113,7 +113,7 @@ def sft_samples(context: RunContext, settings: StageSettings, source: DataSource
     tokenizer = context.shared.chat.write_for_prompts(load_tokenizer(sft.path), prompts)
     loaded = load_causal(merged_model(context, sft))
     model, options = move_to_best_device(loaded, use_cpu=settings.trainer.use_cpu), sampling(context)
-    max_tokens, fix = (context_length(model) or math.inf) - options["max_new_tokens"], "lower PPO's response_length"
+    max_tokens, fix = (context_length_of(model) or math.inf) - options["max_new_tokens"], "lower PPO's response_length"
     limit = context.settings("ppo").data.max_prompt_length if "ppo" in context.recipe.stages else None
     if limit is not None and limit < max_tokens:
         max_tokens, fix = limit, "raise PPO's max_prompt_length"
