@@ -375,7 +375,7 @@ def make_evaluator(context: RunContext, reference_path: Path) -> Evaluator:
         loader, load_kwargs = ppo.data.reward_model_loader, reward_load_kwargs(vars(ppo.trainer))
         # The reward model comes first, because the first of the `reward_weights` is its weight.
         rewards.insert(
-            0, load_reward(paths, tokenizer, place=move_to_device, options=load_options, loader=loader, **load_kwargs)
+            0, load_reward(paths, tokenizer, move=move_to_device, options=load_options, loader=loader, **load_kwargs)
         )
     reference = move_to_best_device(load_causal(reference_path), use_cpu=ppo.trainer.use_cpu).eval()
     return Evaluator(

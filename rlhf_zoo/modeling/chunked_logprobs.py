@@ -67,7 +67,7 @@ def logit_transform(model: Any) -> LogitTransform | None:
 def _detect_transform(model: Any, head: Any) -> LogitTransform | None:
     """Replaces the head's output with fixed numbers, and compares the model's logits with these numbers.
 
-    The configuration does not tell: each model family has its own key for a scale, and some apply the scale elsewhere.
+    The configuration does not help: each model family has its own key for a scale, and some apply the scale elsewhere.
     """
     device = head.weight.device
     indices = torch.arange(head.out_features, device=device)
@@ -85,8 +85,8 @@ def _detect_transform(model: Any, head: Any) -> LogitTransform | None:
     if logits.shape[-1:] != numbers.shape:
         return None
     logits = logits.reshape(-1, len(numbers))[-1].float()
-    # With a softcap, the ratio of a logit to its number is not the scale. So the configuration gives the bound, and the
-    # scale must be 1.
+    # With a softcap, the ratio of a logit to its number is not the scale. So read the bound from the configuration, and
+    # assume a scale of 1.
     softcap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
     for transform in (LogitTransform(float(logits[0] / numbers[0])), LogitTransform(1.0, softcap)):
         if torch.allclose(_apply_transform(numbers.clone(), transform, 1.0), logits, rtol=1e-5, atol=1e-6):
@@ -263,7 +263,7 @@ def _run_chunks(
         tanh_slope = None  # d tanh(x)/dx = 1 − tanh²(x), of the capped logits
         if sums is not None and transform.softcap is not None:
             tanh_slope = 1 - (z * (temperature / transform.softcap)).square_()
-        # Sum exp(z − max z) with torch.sum, whose error does not grow with the vocabulary, as that of softmax does.
+        # Sum exp(z − max z) with torch.sum. Unlike softmax's error, its error does not grow with the vocabulary.
         z.sub_(z.amax(-1, keepdim=True))
         logprobs[chunk] = z.gather(-1, chunk_tokens).squeeze(-1)
         p = z.exp()

@@ -30,7 +30,7 @@ _IDS = re.compile(r"(ids?|tokens?)$")
 #: The types of adapters that can be loaded. Other types may load a second model or a tokenizer by themselves.
 ADAPTER_TYPES = ("LORA",)
 #: The keys of adapter_config.json that may hold text, lists and objects. Of these, only base_model_name_or_path names
-#: something to load, and `ModelFiles.adapter` checks it.
+#: something to load, and `ModelFiles.adapter_config` checks it.
 _ADAPTER_KEYS = {
     "alora_invocation_tokens", "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "exclude_modules",
     "init_lora_weights", "layers_pattern", "layers_to_transform", "modules_to_save", "peft_type", "peft_version",

@@ -162,8 +162,8 @@ def _load_source(source: str | Path, revision: str | None) -> tuple[PreTrainedMo
     """Loads a critic, a reward model or a causal model. Returns it and whether it is a critic."""
     subject = f"The critic {source}"
     files = find_model_files(source, revision=revision)
-    if files.adapter is not None:
-        task_or_architecture = files.adapter.get("task_type")
+    if files.adapter_config is not None:
+        task_or_architecture = files.adapter_config.get("task_type")
         if task_or_architecture == "TOKEN_CLS":
             base, base_revision = base_of_adapter(files)
             return merge_adapter(critic_from(base, revision=base_revision), files), True

@@ -160,7 +160,7 @@ def as_memory_error(error: Exception, *, fix: str) -> ZooError | None:
 
     Args:
         error: Any error.
-        fix: The end of the message, which says what the user should do.
+        fix: The end of the message: an instruction for the user.
 
     Returns:
         The error to raise; None if `error` is not a failed allocation.

@@ -129,7 +129,7 @@ def load_with_missing(
             digests that the run recorded.
     """
     files = find_model_files(source, **hub)
-    if files.adapter is not None:
+    if files.adapter_config is not None:
         raise ZooError(f"{subject} is an adapter: merge it into its base first, or choose the base.")
     with translate_load_errors(subject, kind):
         record_code(files.find, subject, name=name_of(source))

@@ -47,7 +47,7 @@ def translate_load_errors(subject: str, kind: str = "") -> Iterator[None]:
         kind: The text after "cannot be loaded", such as " as a causal language model".
 
     Raises:
-        ZooError: The code in this context raised such an exception.
+        ZooError: The code in this context raised SafetensorError or one of LOAD_ERRORS.
     """
     try:
         yield
@@ -56,7 +56,7 @@ def translate_load_errors(subject: str, kind: str = "") -> Iterator[None]:
     except LOAD_ERRORS as error:
         if "trust_remote_code" in str(error):
             raise ZooError(untrusted_message(subject)) from error
-        # transformers has no error class for this case, so its message is matched.
+        # transformers has no error class for this case, so match the message.
         if "use_safetensors" in str(error):
             raise ZooError(
                 f"{subject} has no model.safetensors, and pickled weights are not read because a pickle can run code: "
@@ -72,7 +72,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
         path: The file.
 
     Raises:
-        ZooError: The file holds something else, or is not valid JSON.
+        ZooError: The file is not valid JSON, or holds no object.
     """
     try:
         with path.open("rb") as file:
@@ -95,8 +95,8 @@ def name_of(source: str | Path) -> str:
         The repository's id, for a folder in the Hub client's cache; otherwise `source` itself.
     """
     snapshots = Path(source).parent
-    cached = snapshots.name in ("snapshots", "on_bases") and snapshots.parent.name.startswith("models--")
-    return snapshots.parent.name.removeprefix("models--").replace("--", "/", 1) if cached else str(source)
+    is_cached = snapshots.name in ("snapshots", "on_bases") and snapshots.parent.name.startswith("models--")
+    return snapshots.parent.name.removeprefix("models--").replace("--", "/", 1) if is_cached else str(source)
 
 
 class HubOptions(TypedDict, total=False):
@@ -111,7 +111,7 @@ class HubOptions(TypedDict, total=False):
 
 
 class ModelFiles:
-    """The files of a checkpoint, in a folder or in a repository of the Hub at one commit.
+    """The files of a checkpoint, in a folder or in a Hub repository at a fixed commit.
 
     Args:
         source: A folder or a Hub id.
@@ -147,7 +147,7 @@ class ModelFiles:
         if self.directory is not None:
             path = self.directory / name
             return path if path.is_file() else None
-        downloaded = self._ask_hub(name)
+        downloaded = self._query_hub(name)
         return None if downloaded is None else Path(downloaded)
 
     def has(self, name: str) -> bool:
@@ -158,9 +158,9 @@ class ModelFiles:
         """
         if self.directory is not None:
             return (self.directory / name).is_file()
-        return self._ask_hub(name, dry_run=True) is not None
+        return self._query_hub(name, dry_run=True) is not None
 
-    def _ask_hub(self, name: str, *, dry_run: bool = False) -> Any:
+    def _query_hub(self, name: str, *, dry_run: bool = False) -> Any:
         try:
             return hf_hub_download(self.source, name, dry_run=dry_run, **self.hub)
         except LocalEntryNotFoundError as error:
@@ -175,7 +175,7 @@ class ModelFiles:
             return None
 
     @cached_property
-    def adapter(self) -> dict[str, Any] | None:
+    def adapter_config(self) -> dict[str, Any] | None:
         """The content of adapter_config.json; None if there is no such file.
 
         Raises:
@@ -371,6 +371,6 @@ def find_model_files(source: str | Path, **hub: Unpack[HubOptions]) -> ModelFile
     files = ModelFiles(source, **hub)
     files.check_config()
     files.check_shards()
-    if files.adapter is not None and files.find(ADAPTER_WEIGHTS) is None:
+    if files.adapter_config is not None and files.find(ADAPTER_WEIGHTS) is None:
         files.refuse_pickle("adapter_model")  # peft would read the pickle, despite use_safetensors
     return files

@@ -47,8 +47,8 @@ def load_causal(source: str | Path, *, options: LoadOptions = IN_FLOAT32, **hub:
     """
     subject = f"The model {source}"
     files = find_model_files(source, **hub)
-    if files.adapter is not None:
-        if files.adapter.get("task_type") in ("SEQ_CLS", "TOKEN_CLS"):
+    if files.adapter_config is not None:
+        if files.adapter_config.get("task_type") in ("SEQ_CLS", "TOKEN_CLS"):
             raise ZooError(
                 f"{subject} is the adapter of a reward model or critic, which generates no text: choose a policy."
             )
@@ -95,19 +95,19 @@ def base_of_adapter(files: ModelFiles) -> tuple[str, str | None]:
     Raises:
         ZooError: The adapter names no base, or a folder that no longer exists.
     """
-    adapter = files.adapter or {}
-    if not adapter.get("base_model_name_or_path"):
+    config = files.adapter_config or {}
+    if not config.get("base_model_name_or_path"):
         raise ZooError(
             f"The adapter in {files.source} names no base model: set base_model_name_or_path in {ADAPTER_CONFIG}, or "
             "merge the adapter into its base and use the merged model."
         )
-    name = adapter["base_model_name_or_path"]
+    name = config["base_model_name_or_path"]
     if Path(name).is_absolute() and not Path(name).is_dir():
         raise ZooError(
             f"The adapter in {files.source} names the base {name}, which does not exist: restore the base, or run "
             "`rlhf-zoo eval` for its recipe to merge it again."
         )
-    return name, adapter.get("revision")
+    return name, config.get("revision")
 
 
 def merge_adapter(base: PreTrainedModel, files: ModelFiles) -> PreTrainedModel:
@@ -256,7 +256,7 @@ def load_classifier(
     """
     subject = f"The reward model {source}"
     files = find_model_files(source, **hub)
-    if files.adapter is None:
+    if files.adapter_config is None:
         model, missing = load_with_missing(
             AutoModelForSequenceClassification, source, subject=subject, options=options, may_lack=HEADS, **hub
         )
@@ -269,7 +269,7 @@ def load_classifier(
             f"The reward model {source} has no trained head ({untrained[0]} is missing from its weights), so scores "
             "would be random: train it first, or choose another reward model."
         )
-    if files.adapter is not None:
+    if files.adapter_config is not None:
         model = merge_adapter(model, files)
         model.name_or_path = model.config._name_or_path = files.source
     return model

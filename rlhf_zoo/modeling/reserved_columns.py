@@ -1,7 +1,7 @@
 """Reserved column names: this package's own columns, and the arguments of reward functions and rules.
 
-A data set may have columns with these names, but reward functions never get them: such an argument holds this package's
-value.
+A data set may have columns with these names, but reward functions never get them: arguments with these names hold this
+package's values.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,23 +20,12 @@ QUESTION = "_rlhf_zoo_question"
 
 #: The arguments of reward functions and rules, besides columns of the data set.
 FUNCTION_ARGUMENTS = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
-#: Columns that functions do not get: `completion` (as in TRL), columns named like an argument, and the package's own.
-RESERVED = frozenset(
-    {
-        *FUNCTION_ARGUMENTS,
-        "prompt",
-        "completion",
-        PROMPT_TOKENS,
-        "attention_mask",
-        PROMPT_INDEX,
-        GENERATION_INDEX,
-        QUESTION,
-    }
-)
-#: Columns of the table of completions. If the function NAME logs a column `score`, the table calls it "score (NAME)".
-TABLE_COLUMNS = ("prompt", "completion", "score", "kl", "ended")
 # Reserved columns that no user expects reward functions to get, so no warning names them.
 _SILENTLY_WITHHELD = frozenset({"prompt", PROMPT_TOKENS, "attention_mask", PROMPT_INDEX, GENERATION_INDEX, QUESTION})
+#: Columns that functions do not get: `completion` (as in TRL), columns named like an argument, and the package's own.
+RESERVED = frozenset({*FUNCTION_ARGUMENTS, "completion", *_SILENTLY_WITHHELD})
+#: Columns of the table of completions. If the function NAME logs a column `score`, the table calls it "score (NAME)".
+TABLE_COLUMNS = ("prompt", "completion", "score", "kl", "ended")
 
 
 def columns_for_functions(columns: Mapping[str, _Values]) -> dict[str, _Values]:

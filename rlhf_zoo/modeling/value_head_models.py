@@ -72,7 +72,7 @@ def _load_model(auto_class: Any, checkpoint: ModelFiles, args: tuple[Any, ...], 
     checkpoint.check_config()
     if checkpoint.weights is None and "gguf_file" not in kwargs:
         checkpoint.refuse_pickle("model")
-    if checkpoint.adapter is not None:  # transformers would load the adapter's base without the checks here
+    if checkpoint.adapter_config is not None:  # transformers would load the adapter's base without the checks here
         raise ZooError(f"The base {checkpoint.source} is itself an adapter: merge it into its own base first.")
     trusted = bool(
         kwargs.get("trust_remote_code", is_code_trusted())
@@ -98,20 +98,20 @@ def _load_model(auto_class: Any, checkpoint: ModelFiles, args: tuple[Any, ...], 
 def _load_adapter(
     auto_class: Any,
     checkpoint: ModelFiles,
-    adapter: Path,
+    adapter_folder: Path,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     *,
     is_trainable: bool,
 ) -> Any:
-    """Loads an adapter's base, and the adapter from the folder `adapter` on top of it."""
+    """Loads an adapter's base, and the adapter on top of it."""
     from peft import PeftConfig, PeftModel
 
     checkpoint.variant = None  # the variant in kwargs is the base's
     if checkpoint.find(ADAPTER_WEIGHTS) is None:
         checkpoint.refuse_pickle("adapter_model")
         raise ZooError(f"{checkpoint.source} has {ADAPTER_CONFIG} but no {ADAPTER_WEIGHTS}: copy all files again.")
-    config = PeftConfig.from_pretrained(str(adapter))
+    config = PeftConfig.from_pretrained(str(adapter_folder))
     if not config.base_model_name_or_path:
         raise ZooError(
             f"The {ADAPTER_CONFIG} of {checkpoint.source} names no base model: load the base, put the adapter on it "
@@ -120,7 +120,7 @@ def _load_adapter(
     hub = {name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs}
     base = ModelFiles(config.base_model_name_or_path, revision=config.revision, variant=kwargs.get("variant"), **hub)
     model = _load_model(auto_class, base, args, kwargs)
-    return PeftModel.from_pretrained(model, str(adapter), is_trainable=is_trainable)
+    return PeftModel.from_pretrained(model, str(adapter_folder), is_trainable=is_trainable)
 
 
 def _add_adapter(
@@ -259,11 +259,11 @@ class _ValueHeadModel(PushToHubMixin, nn.Module):
             )
             revision = kwargs.pop("revision", None)
             kwargs.pop("subfolder", None)
-            adapter_config = checkpoint.find(ADAPTER_CONFIG)
-            if adapter_config is not None and checkpoint.adapter is not None:
-                adapter = adapter_config.parent
+            adapter_config_path = checkpoint.find(ADAPTER_CONFIG)
+            if adapter_config_path is not None and checkpoint.adapter_config is not None:
+                adapter_folder = adapter_config_path.parent
                 model = _load_adapter(
-                    cls.auto_class, checkpoint, adapter, model_args, kwargs, is_trainable=is_trainable
+                    cls.auto_class, checkpoint, adapter_folder, model_args, kwargs, is_trainable=is_trainable
                 )
             else:
                 model = _load_model(cls.auto_class, checkpoint, model_args, kwargs)

@@ -9,7 +9,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-# Scripts without spaces between words, as character ranges of a regular expression.
+# The scripts without spaces between words, as character ranges for regular expressions.
 _UNSPACED_SCRIPTS = (
     "\u0e01-\u0e3e\u0e40-\u0eff"  # Thai without the baht sign, and Lao
     "\u1000-\u109f\ua9e0-\ua9ff\uaa60-\uaa7f\u1780-\u17ff"  # Burmese, Khmer

@@ -438,7 +438,7 @@ def _make_evaluator(
     rewards = None
     if pair.rewards:
         paths = [model.path for model in pair.rewards]
-        reward = load_reward(paths, tokenizer, place=move_to_best_device, loader=pair.loader, **pair.reward_load_kwargs)
+        reward = load_reward(paths, tokenizer, move=move_to_best_device, loader=pair.loader, **pair.reward_load_kwargs)
         rewards = Rewards([reward])
     length = settings.max_new_tokens or int(pair.settings["response_length"])
     panel = open_panel(

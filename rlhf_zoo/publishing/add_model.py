@@ -62,7 +62,7 @@ def add_model(name: str, repo: str, *, license: str | None, source: str | None, 
     if not folder.is_dir():
         raise ZooError(f"{name} is neither a folder nor a GGUF file: pass the path of a model.")
     folder_files = find_model_files(folder)
-    if folder_files.adapter is not None:
+    if folder_files.adapter_config is not None:
         raise ZooError(f"{name} is an adapter: merge it into its base, and add the merged model.")
     for kind, names in (("configuration", ("config.json",)), ("tokenizer", TOKENIZER_FILES)):
         if not any(folder_files.has(file) for file in names):

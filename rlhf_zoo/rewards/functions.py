@@ -105,7 +105,7 @@ class NamedReward:
         return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(function.__call__)
 
     def __call__(self, batch: Batch) -> Any:
-        """Calls the function, and returns what it returns or raises what it raises.
+        """Calls the function. Returns its result, or passes its exception on.
 
         Args:
             batch: The batch to score.

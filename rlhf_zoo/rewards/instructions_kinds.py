@@ -1,7 +1,7 @@
 """Verifiers for the 25 kinds of instructions in IFEval (Zhou et al. 2023, arXiv:2311.07911).
 
 Each verifier takes an answer and an instruction's arguments, named as in google/IFEval, and returns whether the answer
-follows the instruction. Tests compare its verdicts with those of Google's code, which lm-evaluation-harness and the
+follows the instruction. Tests compare the verdicts with those of Google's code, which lm-evaluation-harness and the
 package if-verifiable contain. We do not use that code, because it
 
 - draws an argument at random if the argument is missing or unusual (the letter "#", a paragraph beyond the last);

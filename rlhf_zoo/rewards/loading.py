@@ -73,7 +73,7 @@ def load_reward(
     paths: Sequence[str | Path],
     policy_tokenizer: PreTrainedTokenizerBase,
     *,
-    place: Callable[[PreTrainedModel], Any],
+    move: Callable[[PreTrainedModel], Any],
     label: str | None = None,
     output: str = "logit",
     pad_token: str | None = None,
@@ -89,7 +89,7 @@ def load_reward(
     Args:
         paths: Folders or Hub ids.
         policy_tokenizer: The policy's tokenizer.
-        place: Moves a model to its device.
+        move: Moves a model to its device.
         label: As for `RewardModel`. Ignored for a model with one output.
         output: As for `RewardModel`. Ignored for a model with one output.
         pad_token: As for `RewardModel`.
@@ -106,7 +106,7 @@ def load_reward(
     models = []
     for path in paths:
         model = load_reward_model(path, label=label, loader=loader, options=options)
-        place(model)
+        move(model)
         arguments: dict[str, Any] = {"label": label, "output": output} if model.config.num_labels != 1 else {}
         arguments |= {"center": center, "scale": scale, "pad_token": pad_token}
         models.append(RewardModel(model, load_tokenizer(path), policy_tokenizer, **arguments))

@@ -1,4 +1,4 @@
-"""The reward `relevance`, for completions that fit their prompts. Its model was not trained on the data's labels."""
+"""The reward `relevance`: how well a completion fits its prompt. Its model was not trained on the data's labels."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ class Comparison:
         reward_paths = [reward] if isinstance(reward, str | Path) else list(reward or ())
         if reward_paths:
             reward_model = load_reward(
-                reward_paths, tokenizer, place=partial(move, device=device), loader=loader, **(reward_kwargs or {})
+                reward_paths, tokenizer, move=partial(move, device=device), loader=loader, **(reward_kwargs or {})
             )
         policies = {"ppo": load_causal(ppo), "sft": load_causal(sft)}
         for policy in policies.values():

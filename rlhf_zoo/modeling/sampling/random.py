@@ -92,8 +92,8 @@ def _inverse_cdf(probabilities: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor
 
 
 # A float32 sum over a block of 64 numbers has a relative error below 16 roundings, 1e-6, and so do the edges of a
-# token's interval. A draw that is closer to an edge than _EDGE_MARGIN, relative to the total, is repeated in float64.
-_BLOCK_SIZE, _EDGE_MARGIN = 64, 2e-6
+# token's interval. A draw that is closer to an edge than _MARGIN, relative to the total, is repeated in float64.
+_BLOCK_SIZE, _MARGIN = 64, 2e-6
 # The vocabulary size from which blocks save time.
 _MIN_SIZE_FOR_BLOCKS = 1024
 
@@ -121,9 +121,7 @@ def _inverse_cdf_by_blocks(probabilities: Tensor, uniform: Tensor) -> tuple[Tens
     upper = cumulative.gather(1, offset)
     lower = upper - mass.gather(1, offset)
     tokens = (block * _BLOCK_SIZE + offset).squeeze(1)
-    uncertain_rows = (
-        (torch.minimum(target - lower, upper - target) < _EDGE_MARGIN * total).squeeze(1).nonzero().squeeze(1)
-    )
+    uncertain_rows = (torch.minimum(target - lower, upper - target) < _MARGIN * total).squeeze(1).nonzero().squeeze(1)
     if len(uncertain_rows):
         tokens[uncertain_rows], _ = _inverse_cdf(probabilities[uncertain_rows], uniform.to(block_ends)[uncertain_rows])
     return tokens, total.squeeze(1)
