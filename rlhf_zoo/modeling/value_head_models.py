@@ -1,7 +1,7 @@
 """Language models with a value head.
 
-`AutoModelForCausalLMWithValueHead` and `AutoModelForSeq2SeqLMWithValueHead` replace TRL's classes with these names, up
-to 1.12, with the same calls and checkpoints. A full model's checkpoint has two additional tensors,
+`AutoModelForCausalLMWithValueHead` and `AutoModelForSeq2SeqLMWithValueHead` replace TRL's classes with these names (in
+TRL up to 1.12), with the same calls and checkpoints. A full model's checkpoint has two additional tensors,
 `v_head.summary.weight` and `v_head.summary.bias`, which plain transformers ignores. Next to an adapter,
 `model.safetensors` has only these two. For adapters, TRL writes a pickle, `pytorch_model.bin`, which is not read here.
 """
@@ -74,9 +74,8 @@ def _load_model(auto_class: Any, checkpoint: ModelFiles, args: tuple[Any, ...], 
         checkpoint.refuse_pickle("model")
     if checkpoint.adapter_config is not None:  # transformers would load the adapter's base without the checks here
         raise ZooError(f"The base {checkpoint.source} is itself an adapter: merge it into its own base first.")
-    trusted = bool(
-        kwargs.get("trust_remote_code", is_code_trusted())
-    )  # None would make transformers ask in the terminal
+    # Convert None, which would make transformers ask in the terminal.
+    trusted = bool(kwargs.get("trust_remote_code", is_code_trusted()))
     options = {**with_plain_weights(kwargs), "trust_remote_code": trusted} | {
         name: checkpoint.hub[name] for name in ADDRESS_ARGUMENTS if name in checkpoint.hub
     }
