@@ -385,9 +385,7 @@ def _prompts(pair: PolicyPair, data: DataSource, settings: ComparisonSettings) -
     subject = f"The data set {data.location}, split {split},"
     column_names = settings.columns or ({} if column == "prompt" else {"prompt": column})
     is_conversational = ChatSettings.of(tokenizer_of(pair.policy)) is not None
-    rows = convert_rows(
-        rows, "prompts", columns=column_names, conversational=is_conversational, text="text", subject=subject
-    )
+    rows = convert_rows(rows, "prompts", columns=column_names, conversational=is_conversational, subject=subject)
     if share is None:
         return rows, split
     return split_by_prompt(rows, share, parts=2)[0], f"{split} ({share:.0%} of its prompts held out)"
@@ -474,7 +472,7 @@ def _labeled_texts(pair: PolicyPair, data: DataSource) -> Dataset:
             data = find_data(keys.dataset_name, keys.dataset_revision, pair.hub)
         rows = data.load(keys.dataset_config, keys.dataset_train_split, columns=[])
         return convert_rows(
-            rows, "labeled", columns=keys.columns, conversational=False, text="text", subject=f"The data set, {where},"
+            rows, "labeled", columns=keys.columns, conversational=False, subject=f"The data set, {where},"
         )
     except ZooError as error:
         if pair.judge_in_card is not None:

@@ -26,7 +26,7 @@ from ..runs.checks.conversations import check_conversations
 from ..runs.checks.models import check_prompt_lengths, policy_tokenizer, starting_models
 from ..runs.checks.splits import check_forms
 from ..runs.context import Publisher, RunContext, stages_to_train
-from ..runs.data.layout import conversational
+from ..runs.data.layout import has_conversations
 from ..runs.dataset import check_same_data, data_source, evaluation_rows, stage_source
 from ..runs.lock import sole_writer
 from ..runs.parents import check_members, check_parents
@@ -134,7 +134,7 @@ def check(context: RunContext) -> None:
         data = ppo.load_data(context, source)
         ppo.check_answers(settings, functions, data)
         ppo.check_batch(settings, data)
-        if tokenizer is not None and conversational(data["train_dataset"]):
+        if tokenizer is not None and has_conversations(data["train_dataset"]):
             check_conversations(context, "ppo", source, tokenizer)
         if "ppo" in stages_to_train(context):
             distributed.call_on_main_process(lambda: ppo.try_functions(settings, functions, data))

@@ -107,14 +107,14 @@ def stage_rows(context: RunContext, stage: str, source: DataSource, split: str) 
         ZooError: A column is missing, or a row cannot be read.
     """
     settings = context.settings(stage)
-    return _load_split(context, source, settings.data, split, form=FORMS[stage], text=text_field(settings))
+    return _load_split(context, source, settings.data, split, form=FORMS[stage], text_column=text_column_of(settings))
 
 
 #: The form in which each stage reads rows.
 FORMS: Mapping[str, Form] = {"sft": "texts", "reward": "pairs", "ppo": "prompts"}
 
 
-def text_field(settings: StageSettings) -> str:
+def text_column_of(settings: StageSettings) -> str:
     """Returns the column of plain texts that a stage reads.
 
     Args:
@@ -124,7 +124,7 @@ def text_field(settings: StageSettings) -> str:
 
 
 def _load_split(
-    context: RunContext, source: DataSource, data_args: Any, split: str, *, form: Form, text: str = "text"
+    context: RunContext, source: DataSource, data_args: Any, split: str, *, form: Form, text_column: str = "text"
 ) -> datasets.Dataset:
     """Loads a split and converts its rows to `form`, with the recipe's data keys in `data_args`."""
     rows = source.load(data_args.dataset_config, split, columns=[])  # `convert_rows` checks the columns
@@ -132,7 +132,12 @@ def _load_split(
     name = f"The data set {source.location}{config}, split {split},"
     rows = rows_above(rows, data_args.keep_above, subject=name)
     return convert_rows(
-        rows, form, columns=data_args.columns, conversational=context.shared.conversational, text=text, subject=name
+        rows,
+        form,
+        columns=data_args.columns,
+        conversational=context.shared.conversational,
+        text_column=text_column,
+        subject=name,
     )
 
 

@@ -20,9 +20,7 @@ def read_rows(
     form: Form, *rows: dict[str, Any], columns: dict[str, str] | None = None, conversational: bool = False
 ) -> list[dict]:
     data = datasets.Dataset.from_list(list(rows))
-    return convert_rows(
-        data, form, columns=columns or {}, conversational=conversational, text="text", subject="It"
-    ).to_list()
+    return convert_rows(data, form, columns=columns or {}, conversational=conversational, subject="It").to_list()
 
 
 def test_sft_reads_sharegpt_conversations() -> None:

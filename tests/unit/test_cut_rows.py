@@ -76,5 +76,6 @@ def test_count_cut_rows_matches_trainer(keys: dict[str, Any], counted: tuple[int
     texts = [("ab" * 40, "cd"), ("ab", "cd" * 10), ("abab", "c" * 16), ("ab", "cd")]
     turns = [{"messages": [{"role": "user", "content": p}, {"role": "assistant", "content": c}]} for p, c in texts]
     for rows in (turns, [{"prompt": p, "completion": c} for p, c in texts]):
-        result = count_cut_rows(datasets.Dataset.from_list(rows), tokenizer, SimpleNamespace(**arguments), field="text")
+        trainer = SimpleNamespace(**arguments)
+        result = count_cut_rows(datasets.Dataset.from_list(rows), tokenizer, trainer, text_column="text")
         assert (result and (result.cut, result.without_answer)) == counted

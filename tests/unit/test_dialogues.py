@@ -24,9 +24,7 @@ CHOSEN, REJECTED = (
 
 def read_row(form: Form, *rows: dict[str, Any], conversational: bool = True, **columns: str) -> dict[str, Any]:
     data = datasets.Dataset.from_list(list(rows))
-    return convert_rows(
-        data, form, columns=columns, conversational=conversational, text="text", subject="The data set x"
-    )[0]
+    return convert_rows(data, form, columns=columns, conversational=conversational, subject="The data set x")[0]
 
 
 def test_dialogues_become_turns_in_every_form() -> None:

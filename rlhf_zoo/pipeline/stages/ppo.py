@@ -27,7 +27,7 @@ from ...rewards.verifiable import AnswerRule
 from ...runs.checkpoint_choice import REWARD_METRICS, metric_name
 from ...runs.checks.conversations import check_conversations
 from ...runs.context import Publisher, RunContext
-from ...runs.data.layout import conversational, drop_long_prompts
+from ...runs.data.layout import drop_long_prompts, has_conversations
 from ...runs.dataset import DataSource, ptx_rows, stage_source, train_and_held_out
 from ...runs.models import ParentCheckpoint
 from ...runs.parents import parent, parent_names, reward_roles
@@ -280,7 +280,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         data = load_data(context, source)
         check_answers(settings, functions, data)
         tokenizer = policy_tokenizer(context, parents["sft"].path, data)
-        if not context.preflight_passed and conversational(data["train_dataset"]):
+        if not context.preflight_passed and has_conversations(data["train_dataset"]):
             check_conversations(context, "ppo", source, tokenizer)
         data, dropped = drop_too_long(settings, tokenizer, data)
         left_out.update({"max_prompt_length": dropped} if dropped else {})

@@ -24,7 +24,7 @@ from ...rewards import RewardModel
 from ...runs.checks.conversations import check_conversations
 from ...runs.context import Publisher, RunContext
 from ...runs.data.hold_out import hold_out
-from ...runs.data.layout import conversational, drop_long_prompts
+from ...runs.data.layout import drop_long_prompts, has_conversations
 from ...runs.dataset import DataSource, stage_rows
 from ...runs.models import ParentCheckpoint
 from ...runs.settings.loading import loading_of
@@ -147,11 +147,11 @@ def _load_inputs(
     """Loads the pairs and draws the samples. Adds to `left_out` how many rows each key keeps out of training."""
     data, location = settings.data, source.location
     pairs, left_out_counts = training_pairs(context, source, keep_questions=True)
-    if conversational(pairs):
+    if has_conversations(pairs):
         context.shared.chat.write(tokenizer)
     pairs, long_prompts = drop_long_prompts(pairs, tokenizer, data.max_prompt_length, subject=location)
     left_out.update(left_out_counts | ({"max_prompt_length": long_prompts} if long_prompts else {}))
-    if not context.preflight_passed and conversational(pairs):
+    if not context.preflight_passed and has_conversations(pairs):
         check_conversations(context, "reward", source, tokenizer)
     train = _tokenize_pairs(pairs, tokenizer)
     _check_equal_sides(train, subject=location)
@@ -251,7 +251,7 @@ def check_pairs(context: RunContext, tokenizer: PreTrainedTokenizerBase | None) 
         hold_out(pairs, data.held_out_share)
     if all(chosen == rejected for chosen, rejected in zip(pairs["chosen"], pairs["rejected"], strict=True)):
         raise _no_preference(source.location)
-    if tokenizer is not None and conversational(pairs):
+    if tokenizer is not None and has_conversations(pairs):
         check_conversations(owner, "reward", source, tokenizer)
     if has_own_prompts:
         prompts_of(owner, source, "train")

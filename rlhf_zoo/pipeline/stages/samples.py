@@ -75,9 +75,7 @@ def _prompts_of_data(context: RunContext, source: DataSource, split: str) -> lis
             title = f"The data set {source.location}, configuration prompts, split {split},"
             is_conversational = context.shared.conversational
             return list(
-                convert_rows(rows, "prompts", columns={}, conversational=is_conversational, text="text", subject=title)[
-                    "prompt"
-                ]
+                convert_rows(rows, "prompts", columns={}, conversational=is_conversational, subject=title)["prompt"]
             )
     return list(training_pairs(context, source)[0]["prompt"])
 

@@ -25,7 +25,7 @@ from ...modeling.text_ids import switch_off_eos, without_bos
 from ...runs.checks.conversations import check_conversations
 from ...runs.context import Publisher, RunContext
 from ...runs.data.cut_rows import count_cut_rows
-from ...runs.data.layout import conversational, drop_long_prompts, sft_text
+from ...runs.data.layout import drop_long_prompts, has_conversations, sft_text
 from ...runs.data.sources import DataSource
 from ...runs.dataset import data_source, stage_source, train_and_held_out
 from ...runs.models import ParentCheckpoint, folder_lineage
@@ -74,7 +74,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         if held_out is not None:
             held_out, _ = _usable_rows(held_out, settings, tokenizer, subject=source.location)
         cut_report = count_cut_rows(
-            train, tokenizer, tokenizer_settings.trainer, field=settings.trainer.dataset_text_field
+            train, tokenizer, tokenizer_settings.trainer, text_column=settings.trainer.dataset_text_field
         )
         if cut_report is not None and cut_report.cut:
             log.warning("%s.", cut_report.line)
@@ -133,7 +133,7 @@ def _set_up_tokenizer(
     pad_token, eos_token = settings.trainer.pad_token, settings.trainer.eos_token
     if (warning := set_up_padding(tokenizer, model, pad_token=pad_token, eos_token=eos_token)) is not None:
         log.warning("%s", warning)
-    if conversational(train):
+    if has_conversations(train):
         _set_up_chat(context, source, settings, tokenizer)
     return settings
 

@@ -10,7 +10,7 @@ from ...modeling.chat import append_completion, check_no_open_thought, display_t
 from ...modeling.chat_template import is_conversation, render_text
 from ...modeling.template_words import check_keeps_words, check_template, is_plain
 from ..context import RunContext
-from ..data.layout import conversational
+from ..data.layout import has_conversations
 from ..data.sources import DataSource
 from ..dataset import evaluated_split, stage_rows
 
@@ -37,7 +37,7 @@ def check_conversations(
     """
     for split in _splits(context, stage):
         rows = stage_rows(context, stage, source, split)
-        if conversational(rows):
+        if has_conversations(rows):
             label = f"the split {split} of {source.location} (stage {stage})"
             check_rows(rows, context.shared.chat.write(tokenizer), subject=label)
 

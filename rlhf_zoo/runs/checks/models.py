@@ -20,8 +20,8 @@ from ...modeling.text_ids import switch_off_eos
 from ...rewards.model import warn_truncated
 from ..context import RunContext, stages_to_train
 from ..data.cut_rows import CutRows, count_cut_rows
-from ..data.layout import conversational, drop_long_prompts
-from ..dataset import own_pairs_keys, text_field
+from ..data.layout import drop_long_prompts, has_conversations
+from ..dataset import own_pairs_keys, text_column_of
 from ..parents import reward_roles
 from ..recipe import Recipe
 from ..registry import REWARD_ROLES, STAGES, is_member
@@ -366,10 +366,10 @@ def count_rows_cut_by_sft(
     tokenizer = load_tokenizer(str(policy.folder), name=policy.name)
     switch_off_eos(tokenizer)
     _set_template(tokenizer, sft, hub)
-    if conversational(rows):
+    if has_conversations(rows):
         shared.chat.write(tokenizer)
     rows = drop_long_prompts(rows, tokenizer, sft.data.max_prompt_length, subject=f"the stage {sft.stage}")[0]
-    return count_cut_rows(rows, tokenizer, sft.trainer, field=text_field(sft))
+    return count_cut_rows(rows, tokenizer, sft.trainer, text_column=text_column_of(sft))
 
 
 def _template_of(path: str, hub: Hub) -> Any:

@@ -11,10 +11,10 @@ from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.refusals import reason
 from ...modeling.chat_template import ChatSettings
 from ..data.columns import row_value, rows_above
-from ..data.layout import Form, conversational, convert_rows
+from ..data.layout import Form, convert_rows, has_conversations
 from ..data.sources import NoSuchPart, find_data
 from ..data.tables import dataset_of
-from ..dataset import FORMS, evaluated_split, text_field
+from ..dataset import FORMS, evaluated_split, text_column_of
 from ..settings.evaluation import LabeledArguments
 from ..settings.parse import RecipeConfig, StageSettings
 
@@ -40,14 +40,14 @@ def check_forms(
     for stage, settings in stages.items():
         if stage == "reward" and settings.data.simulated_pairs is not None:
             continue
-        label, data, text = f"the stage {stage}", settings.data, text_field(settings)
-        rows = loader.rows(data, data.dataset_train_split, FORMS[stage], subject=label, text=text)
+        label, data, text_column = f"the stage {stage}", settings.data, text_column_of(settings)
+        rows = loader.rows(data, data.dataset_train_split, FORMS[stage], subject=label, text_column=text_column)
         for split in ("dataset_test_split", "dataset_validation_split"):
             if getattr(data, split, None) is not None:
-                loader.rows(data, getattr(data, split), FORMS[stage], subject=label, text=text)
+                loader.rows(data, getattr(data, split), FORMS[stage], subject=label, text_column=text_column)
         if stage == "ppo":
             loader.rows(data, evaluated_split(shared, data)[0], "prompts", subject="the evaluation")
-        if rows is not None and shared.chat != ChatSettings() and not conversational(rows):
+        if rows is not None and shared.chat != ChatSettings() and not has_conversations(rows):
             raise ZooError(
                 f"The data set {settings.data.dataset_name or shared.dataset_name} of {label} has plain texts, but "
                 "recipe.yaml configures how conversations are rendered: set conversational to true, or remove "
@@ -78,8 +78,8 @@ def local_rows(
     if name is None or not Path(name).exists():
         return None
     loader = _RowLoader(shared, hub, every_row=True)
-    label, form, text = f"the stage {settings.stage}", FORMS[settings.stage], text_field(settings)
-    return loader.rows(data, split or data.dataset_train_split, form, subject=label, text=text)
+    label, form, text_column = f"the stage {settings.stage}", FORMS[settings.stage], text_column_of(settings)
+    return loader.rows(data, split or data.dataset_train_split, form, subject=label, text_column=text_column)
 
 
 def check_judge_data(
@@ -112,7 +112,9 @@ class _RowLoader:
         self.shared, self.hub, self.every_row, self.unchecked = shared, hub, every_row, dict[str, str]()
         self._loaded: dict[Any, datasets.Dataset | None] = {}
 
-    def rows(self, data: Any, split: str, form: Form, *, subject: str, text: str = "text") -> datasets.Dataset | None:
+    def rows(
+        self, data: Any, split: str, form: Form, *, subject: str, text_column: str = "text"
+    ) -> datasets.Dataset | None:
         """Returns a split's first row in `form` (all rows of local files if `every_row`); None if loading fails.
 
         Raises:
@@ -128,25 +130,33 @@ class _RowLoader:
             self._loaded[key] = self._load(*key, subject=subject)
         if (rows := self._loaded[key]) is None:
             return None
-        label = (  # passed on as `subject`, which there means the data set instead of its reader
-            f"The data set {name} of {subject}"
-            if len(rows) == 1
-            else f"The data set {name}, split {split}, of {subject}"
-        )
-        for column in data.keep_above:
-            row_value(rows[0], column, subject=label)
-        if len(rows) > 1:  # `keep_above` may drop the first row of a data set that is fine
+        is_whole_split = self._loads_whole(name)
+        part = f", split {split}," if is_whole_split else ""
+        label = f"The data set {name}{part} of {subject}"
+        if is_whole_split:
             rows = rows_above(rows, data.keep_above, subject=label)
+        else:  # `keep_above` may drop the first row of a data set that is fine
+            for column in data.keep_above:
+                row_value(rows[0], column, subject=label)
         return convert_rows(
-            rows, form, columns=data.columns, conversational=shared.conversational, text=text, subject=label
+            rows,
+            form,
+            columns=data.columns,
+            conversational=shared.conversational,
+            subject=label,
+            text_column=text_column,
         )
+
+    def _loads_whole(self, name: str) -> bool:
+        """Whether whole splits of a data set are loaded, rather than only their first rows."""
+        return self.every_row and Path(name).exists()
 
     def _load(
         self, name: str, revision: str | None, configuration: str | None, split: str, *, subject: str
     ) -> datasets.Dataset | None:
         source = find_data(name, revision, self.hub)
         try:
-            if self.every_row and Path(name).exists():
+            if self._loads_whole(name):
                 return source.load(configuration, split, columns=[])  # `convert_rows` checks the columns
             first_row = source.first_row(configuration, split)
         except NoSuchPart as error:

@@ -39,14 +39,16 @@ class CutRows:
         return f"max_length, {self.max_length}, cuts {self.cut:,} of {self.rows:,} rows{lost}"
 
 
-def count_cut_rows(rows: Dataset, tokenizer: PreTrainedTokenizerBase, trainer: Any, *, field: str) -> CutRows | None:
+def count_cut_rows(
+    rows: Dataset, tokenizer: PreTrainedTokenizerBase, trainer: Any, *, text_column: str
+) -> CutRows | None:
     """Counts the rows that SFT's max_length cuts.
 
     Args:
         rows: The rows that SFT trains on, in the columns that SFT reads.
         tokenizer: The policy's tokenizer, with its chat template.
         trainer: The trainer's keys.
-        field: The column of plain texts.
+        text_column: The column of plain texts.
 
     Returns:
         The counts; None if nothing is lost, because max_length is None or packing moves the rest to another row.
@@ -56,7 +58,7 @@ def count_cut_rows(rows: Dataset, tokenizer: PreTrainedTokenizerBase, trainer: A
         return None
     cut = without_answer = 0
     for row in rows:
-        ids = _row_ids(row, tokenizer, field)
+        ids = _row_ids(row, tokenizer, text_column)
         if len(ids) > max_length:
             cut += 1
             answer_start = _answer_start(row, tokenizer)
@@ -66,9 +68,9 @@ def count_cut_rows(rows: Dataset, tokenizer: PreTrainedTokenizerBase, trainer: A
     return CutRows(max_length, len(rows), cut, without_answer)
 
 
-def _row_ids(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, field: str) -> list[int]:
+def _row_ids(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, text_column: str) -> list[int]:
     """Tokenizes a row as trl does."""
-    columns = ("prompt", "completion") if "prompt" in row else ("messages" if "messages" in row else field,)
+    columns = ("prompt", "completion") if "prompt" in row else ("messages" if "messages" in row else text_column,)
     content = row[columns[0]] if len(columns) == 1 else row[columns[0]] + row[columns[1]]
     if is_conversation(content):
         return render_ids(content, tokenizer)

@@ -111,7 +111,13 @@ def check_columns(columns: Mapping[str, Any]) -> None:
 
 
 def convert_rows(
-    rows: Dataset, form: Form, *, columns: Mapping[str, str], conversational: bool, text: str, subject: str
+    rows: Dataset,
+    form: Form,
+    *,
+    columns: Mapping[str, str],
+    conversational: bool,
+    subject: str,
+    text_column: str = "text",
 ) -> Dataset:
     """Converts rows to the columns that a stage reads. Other columns are kept.
 
@@ -121,8 +127,8 @@ def convert_rows(
         columns: The stage's column -> the data set's column, or a text with placeholders for `fill_placeholders`.
         conversational: Whether texts become conversations: plain prompts become user turns, plain completions become
             assistant turns, and dialogues in one text become their turns.
-        text: The column of plain texts.
         subject: What to call the data set, at the start of a sentence.
+        text_column: The column of plain texts.
 
     Raises:
         ZooError: A column is missing, or a row cannot be read.
@@ -130,7 +136,7 @@ def convert_rows(
     templates = {target: source for target, source in columns.items() if has_placeholders(source)}
     rows = drop_question_column(rows)
     if templates and len(rows):
-        prompt_template = templates.get("prompt", templates.get(text))
+        prompt_template = templates.get("prompt", templates.get(text_column))
 
         def fill(index: int, row: dict[str, Any]) -> dict[str, Any]:
             texts = {
@@ -158,9 +164,9 @@ def convert_rows(
         only_prompt = form == "prompts" and "prompt" in rows.column_names  # other columns are for reward functions
         read_columns = ["prompt"] if only_prompt else ["prompt", "messages", "chosen", "rejected"]
         rows = split_dialogues(rows, read_columns, subject=subject[:1].lower() + subject[1:])
-    rows = _in_turns(rows, form, text=text, declared=columns, subject=subject)
+    rows = _in_turns(rows, form, text_column=text_column, declared=columns, subject=subject)
     names = set(rows.column_names)
-    check_values(rows, form, text=text, subject=subject[:1].lower() + subject[1:])
+    check_values(rows, form, text_column=text_column, subject=subject[:1].lower() + subject[1:])
     if form in ("pairs", "texts") and (changed := split_common_prompt(rows[0])):
         odd_row = next((i for i, row in enumerate(rows) if split_common_prompt(row).keys() != changed.keys()), None)
         if odd_row is not None:
@@ -177,26 +183,26 @@ def convert_rows(
     elif form == "prompts" and "prompt" not in names:
         rows = _map_rows(rows, first_turns, drop=["messages"])
     if form == "texts":
-        rows = _sft_columns(rows, text)
+        rows = _sft_columns(rows, text_column)
     elif form == "prompts":  # token ids in a data set may come from another tokenizer
         rows = rows.remove_columns([name for name in (PROMPT_TOKENS, "attention_mask") if name in rows.column_names])
     return _map_rows(rows, as_turns) if conversational and "prompt" in rows.column_names else rows
 
 
-def _in_turns(rows: Dataset, form: Form, *, text: str, declared: Mapping[str, str], subject: str) -> Dataset:
+def _in_turns(rows: Dataset, form: Form, *, text_column: str, declared: Mapping[str, str], subject: str) -> Dataset:
     """Converts all conversations in the columns that the stage reads to lists of {role, content}.
 
     Raises ZooError if the data set lacks the columns that the stage reads.
     """
     names = set(rows.column_names)
-    has_columns = any(needed <= names for needed in _columns_of(form, text))
+    has_columns = any(needed <= names for needed in _columns_of(form, text_column))
     new_names = (
         conversation_columns(rows, for_texts=form == "texts", has_columns=has_columns) if form != "labeled" else {}
     )
     for target, source in new_names.items():
         rows = rows.rename_column(source, target)
-    _check_form(rows.column_names, form, text=text, subject=subject, declared=declared)
-    matches = [columns for columns in _columns_of(form, text) if columns <= set(rows.column_names)]
+    _check_form(rows.column_names, form, text_column=text_column, subject=subject, declared=declared)
+    matches = [columns for columns in _columns_of(form, text_column) if columns <= set(rows.column_names)]
     if matches[0] == {"prompt"}:  # pairs answer the same prompts
         matches = [columns for columns in matches if "chosen" not in columns]
     if len(matches) > 1 and not declared:
@@ -221,10 +227,10 @@ def _warn_of_ignored_columns(subject: str, read: str, ignored: str) -> None:
         )
 
 
-def _columns_of(form: Form, text: str) -> tuple[set[str], ...]:
+def _columns_of(form: Form, text_column: str) -> tuple[set[str], ...]:
     """Returns the sets of columns that a form accepts; the first set that a data set has is read."""
     alternatives: dict[str, tuple[set[str], ...]] = {
-        "texts": ({"messages"}, {"prompt", "completion"}, {text}),
+        "texts": ({"messages"}, {"prompt", "completion"}, {text_column}),
         "pairs": ({"chosen", "rejected"},),
         "prompts": ({"prompt"}, {"chosen", "rejected"}, {"messages"}),
         "labeled": ({"text", "label"},),
@@ -232,12 +238,14 @@ def _columns_of(form: Form, text: str) -> tuple[set[str], ...]:
     return alternatives[form]
 
 
-def _check_form(names: Sequence[str], form: Form, *, text: str, subject: str, declared: Iterable[str] = ()) -> None:
+def _check_form(
+    names: Sequence[str], form: Form, *, text_column: str, subject: str, declared: Iterable[str] = ()
+) -> None:
     """Checks that a data set has the columns that a stage reads.
 
     A key of `columns` that no stage reads is for reward functions, unless it resembles a key that the stage reads.
     """
-    alternatives = _columns_of(form, text)
+    alternatives = _columns_of(form, text_column)
     read_columns = {"prompt", *([] if form == "labeled" else [SHAREGPT])}.union(*alternatives)
     has_columns = any(needed <= set(names) for needed in alternatives)
     for key in declared:
@@ -324,7 +332,7 @@ def as_turns(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _sft_columns(rows: Dataset, text: str) -> Dataset:
+def _sft_columns(rows: Dataset, text_column: str) -> Dataset:
     """Keeps only the columns that SFT reads, because trl might read other columns instead."""
     names = set(rows.column_names)
     marker_columns = [QUESTION] if QUESTION in names else []
@@ -333,7 +341,7 @@ def _sft_columns(rows: Dataset, text: str) -> Dataset:
     if {"prompt", "completion"} <= names:
         rows = rows.select_columns(["prompt", "completion", *marker_columns])
         return _map_rows(rows, _move_prefix) if any(map(has_answer_prefix, rows["prompt"])) else rows
-    return rows.select_columns([text, *marker_columns])
+    return rows.select_columns([text_column, *marker_columns])
 
 
 def _move_prefix(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -341,16 +349,16 @@ def _move_prefix(row: Mapping[str, Any]) -> dict[str, Any]:
     return {"prompt": prompt, "completion": completion}
 
 
-def sft_text(row: Mapping[str, Any], text: str) -> Any:
+def sft_text(row: Mapping[str, Any], text_column: str) -> Any:
     """Returns the complete text or conversation that SFT learns from a row.
 
     Args:
         row: A row in the form "texts".
-        text: The column of plain texts.
+        text_column: The column of plain texts.
     """
     if "messages" in row:
         return row["messages"]
-    return append_completion(row["prompt"], row["completion"]) if "completion" in row else row[text]
+    return append_completion(row["prompt"], row["completion"]) if "completion" in row else row[text_column]
 
 
 def distinct_first(rows: Dataset) -> Dataset:
@@ -403,7 +411,7 @@ def drop_long_prompts(
     return rows.select(indices), dropped
 
 
-def conversational(rows: Dataset) -> bool:
+def has_conversations(rows: Dataset) -> bool:
     """Whether the first row has a conversation in a column that stages read.
 
     Args:

@@ -17,13 +17,13 @@ LIST_OF_TEXTS = "list of texts"
 _TEXTS = ("string", "large_string", "null")
 
 
-def check_values(rows: Dataset, form: str, *, text: str, subject: str) -> None:
+def check_values(rows: Dataset, form: str, *, text_column: str, subject: str) -> None:
     """Checks the columns that a stage reads.
 
     Args:
         rows: The data set, its conversations as lists of {role, content}.
         form: "texts", "pairs", "prompts" or "labeled".
-        text: The column of plain texts.
+        text_column: The column of plain texts.
         subject: What to call the data set, within a sentence.
 
     Raises:
@@ -33,8 +33,8 @@ def check_values(rows: Dataset, form: str, *, text: str, subject: str) -> None:
     from datasets import Json
 
     names = set(rows.column_names)
-    for name in _read_columns(names, form, text):
-        kinds = [CONVERSATION] if name == "messages" else [TEXT] if name == text else [TEXT, CONVERSATION]
+    for name in _read_columns(names, form, text_column):
+        kinds = [CONVERSATION] if name == "messages" else [TEXT] if name == text_column else [TEXT, CONVERSATION]
         _check_kind(rows, name, kinds, subject=subject)
         # Arrow checks the whole column at once, so values are read one by one only if one of them may be empty.
         if isinstance(rows.features[name], Json) or _may_lack_text(rows.data.column(name)):
@@ -47,7 +47,7 @@ def check_values(rows: Dataset, form: str, *, text: str, subject: str) -> None:
         _check_margins(rows["margin"], subject=subject)
 
 
-def _read_columns(names: set[str], form: str, text: str) -> list[str]:
+def _read_columns(names: set[str], form: str, text_column: str) -> list[str]:
     prompt = ["prompt"] if "prompt" in names else []
     if form == "pairs":
         return [*prompt, "chosen", "rejected"]
@@ -57,7 +57,7 @@ def _read_columns(names: set[str], form: str, text: str) -> list[str]:
         return ["text"]
     if "messages" in names:
         return ["messages"]
-    return ["prompt", "completion"] if {"prompt", "completion"} <= names else [text]
+    return ["prompt", "completion"] if {"prompt", "completion"} <= names else [text_column]
 
 
 def _check_kind(rows: Dataset, name: str, kinds: Sequence[str], *, subject: str) -> None:
