@@ -73,7 +73,7 @@ def push(
         from ..pipeline.experiments.runner import variant_of
         from ..runs.recipe import Recipe
         from ..runs.record import StageRecord
-        from ..runs.rounds import round_of
+        from ..runs.rounds import round_fields
 
     documents = [StageRecord(folder).read() for folder in folders]
     if resume:
@@ -104,7 +104,7 @@ def push(
         private=private,
         stages=None if resume else tuple(folder.name for folder in folders),
         resend_cards=not resume,
-        **(variant_of(root) or round_of(root)),
+        **(variant_of(root) or round_fields(root)),
         **options,
     ) as (context, publisher):
         assert publisher is not None

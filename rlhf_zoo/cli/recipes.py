@@ -185,7 +185,7 @@ def _check_on_hub(
         check_label(models, ppo)
         check_tokenizers(models, ppo)
         check_response_length(config, ppo, models.get("policy"))
-        names = with_judge(config.evaluation, ppo).names
+        names = with_judge(config.evaluation, ppo).judge_names
         check_judges_available(names, config.evaluation.llm_settings, hub=None)
         _try_on_local_prompts(config, ppo, names, hub)
         if "classifier" in names:
@@ -201,7 +201,7 @@ def _check_on_hub(
     truncation = None if sft is None else count_rows_cut_by_sft(config, sft, models.get("policy"), hub)
     lines = [f"{recipe.name} is valid: {', '.join(recipe.stages)}."]
     if truncation is not None and truncation.cut:
-        lines.append(f"The stage sft: {truncation.line}.")
+        lines.append(f"The stage sft: {truncation.sentence}.")
     if unchecked:
         cause = next(iter(unchecked.values())) if failure is None else f"it does not answer: {reason(failure)}"
         lines.append(

@@ -32,7 +32,7 @@ from ..runs.context import RunContext
 from ..runs.data.generate import SampledCompletions, complete
 from ..runs.dataset import labeled_rows
 from ..runs.judge import evaluation_of, judge_run
-from ..runs.parents import parent
+from ..runs.parents import find_parent
 from ..runs.registry import reward_names
 from ..runs.settings.judge_names import SAME_LABELS
 from ..runs.status_line import Progress
@@ -369,7 +369,7 @@ def make_evaluator(context: RunContext, reference_path: Path) -> Evaluator:
         context.shared.chat.write(tokenizer)
     rewards: list[Any] = [load_object(name, group=REWARDS) for name in ppo.data.reward_funcs or []]
     if names := reward_names(ppo.data.reward_model_path):
-        paths = [parent(context, name).path for name in names]
+        paths = [find_parent(context, name).path for name in names]
         move_to_device = partial(move_to_best_device, use_cpu=ppo.trainer.use_cpu)
         load_options = LoadOptions(dtype="auto", attention=ppo.model.attn_implementation)  # as in PPO
         loader, load_kwargs = ppo.data.reward_model_loader, reward_load_kwargs(vars(ppo.trainer))
@@ -475,7 +475,7 @@ def _equal_tensors(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor])
 def _open_judge_panel(context: RunContext) -> Panel:
     config, lexicon = evaluation_of(context), lexicon_judge(context.shared)
     return open_panel(
-        config.names,
+        config.judge_names,
         llm=config.llm_settings,
         labeled=lambda: labeled_rows(context),
         folder=context.record("eval").path,
@@ -486,5 +486,5 @@ def _open_judge_panel(context: RunContext) -> Panel:
         use_cpu=context.settings("ppo").trainer.use_cpu,
         hub=context.hub,
         # Only the judge `same-labels` needs this reward model of another run, so its path is not looked up otherwise.
-        same_labels=judge_run(context).record("reward").path if SAME_LABELS in config.names else None,
+        same_labels=judge_run(context).record("reward").path if SAME_LABELS in config.judge_names else None,
     )

@@ -230,7 +230,7 @@ def evaluate_checkpoints(
         return "There is no verdict, because no checkpoint of the run is on this machine."
     try:
         # The tokenizer of the SFT checkpoint determines which prompts are short enough.
-        rows = evaluation_rows(context, source, "validation", path=context.checkpoint("sft").path)
+        rows = evaluation_rows(context, source, "validation", policy_folder=context.checkpoint("sft").path)
     except ZooError as error:
         return f"There is no verdict, because there are no validation prompts: {error}"
     # A verdict compares policies prompt by prompt, so only the first rows are used, whose prompts all differ.

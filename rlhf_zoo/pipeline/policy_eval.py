@@ -44,7 +44,7 @@ from ..runs.data.digests import check_unchanged
 from ..runs.data.hold_out import split_by_prompt
 from ..runs.data.layout import check_columns, convert_rows, distinct_first
 from ..runs.data.sources import DataSource, find_data
-from ..runs.pairs import COLUMNS
+from ..runs.pairs import PAIR_COLUMNS
 from ..runs.record import StageRecord
 from ..runs.settings.declared import default_of
 from ..runs.settings.evaluation import EvaluationConfig, LabeledArguments, LLMConfig
@@ -415,7 +415,7 @@ def _check_context_length(policy: PreTrainedModel, evaluator: Evaluator, prompts
 
 def _check_judges(evaluator: Evaluator, data: DataSource, settings: ComparisonSettings) -> dict[str, JudgeCheck]:
     try:
-        pairs: Dataset | None = data.load(PAIRS_CONFIG, "test", columns=COLUMNS)
+        pairs: Dataset | None = data.load(PAIRS_CONFIG, "test", columns=PAIR_COLUMNS)
     except ZooError as error:
         log.info("The judges are not checked on labeled pairs: %s", error)
         pairs = None

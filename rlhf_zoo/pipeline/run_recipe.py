@@ -344,7 +344,7 @@ def show_published(context: RunContext, console: "Console") -> None:
 
     source = stage_source(context, "ppo")
     config = context.shared.evaluation
-    rows = evaluation_rows(context, source, path=context.checkpoint("sft").path)
+    rows = evaluation_rows(context, source, policy_folder=context.checkpoint("sft").path)
     shown_rows = rows.select(range(min(len(rows), config.prompts, SHOWN_PROMPTS))).to_dict()
     prompts, columns = shown_rows["prompt"], columns_for_functions(shown_rows)
     with tempfile.TemporaryDirectory() as cache, tempfile.TemporaryDirectory() as override_dir:

@@ -15,10 +15,10 @@ from .record import StageRecord, checkpoint_step
 from .registry import STAGES
 
 # PPO's evaluation logs one metric with this prefix for each reward, in addition to the metrics of the stage.
-REWARD_METRICS = "eval_rewards/"
-OPTIMIZER = "optimizer.pt"
+REWARD_METRIC_PREFIX = "eval_rewards/"
+_OPTIMIZER_FILE = "optimizer.pt"
 # PPO maximizes these metrics, so even on held-out prompts they are not an independent measure of quality.
-PROXY_METRICS = ("eval_objective/score", "eval_objective/shaped_score", "eval_objective/rlhf_reward")
+_PROXY_METRICS = ("eval_objective/score", "eval_objective/shaped_score", "eval_objective/rlhf_reward")
 
 
 @dataclass(frozen=True)
@@ -62,14 +62,14 @@ class PPOReleaseArguments(ReleaseArguments):
     )
 
 
-def check_rule(stage: str, release: ReleaseArguments, trainer: Any, *, held_out: str | None) -> None:
+def check_rule(stage: str, release: ReleaseArguments, trainer: Any, *, evaluated_split: str | None) -> None:
     """Checks, before training, that the release keys work together and can choose a checkpoint.
 
     Args:
         stage: Name of the stage.
         release: The release keys of the stage.
         trainer: The trainer's configuration.
-        held_out: The split that the trainer evaluates on; None without evaluation.
+        evaluated_split: The split that the trainer evaluates on; None without evaluation.
 
     Raises:
         ZooError: The rule has no metric to choose by, the metric belongs to the test split or is maximized by PPO, or
@@ -88,23 +88,23 @@ def check_rule(stage: str, release: ReleaseArguments, trainer: Any, *, held_out:
     rule = f"release: best of the stage {stage}"
     if metric is None:
         raise ZooError(f"{rule} needs metric_for_best_model: set it to a metric of the validation split, such as loss.")
-    if metric in PROXY_METRICS:
+    if metric in _PROXY_METRICS:
         raise ZooError(
             f"{rule} would choose by {metric}, which PPO maximizes: choose a metric that PPO is not trained on, such "
             "as rewards/NAME of a reward function with weight 0."
         )
     stage_metrics = STAGES[stage].metrics
-    if metric not in stage_metrics and not (stage == "ppo" and metric.startswith(REWARD_METRICS)):
+    if metric not in stage_metrics and not (stage == "ppo" and metric.startswith(REWARD_METRIC_PREFIX)):
         reward_hint = " or rewards/NAME of a reward function" if stage == "ppo" else ""
         raise ZooError(
             f"{rule} would choose by {metric}, which no evaluation of that stage logs: choose "
             f"{', '.join(name.removeprefix('eval_') for name in stage_metrics)}{reward_hint}."
         )
-    if held_out is None or trainer.eval_strategy == "no":
+    if evaluated_split is None or trainer.eval_strategy == "no":
         raise ZooError(
             f"{rule} needs metrics of the validation split: set eval_strategy, eval_steps and the split for it."
         )
-    if held_out == "test":
+    if evaluated_split == "test":
         raise ZooError(
             f"{rule} would choose by the test split, whose metrics the card reports: evaluate on another split."
         )
@@ -159,15 +159,15 @@ def best_step(
         steps: The steps to choose from.
 
     Returns:
-        (step, value); None if no step has a finite value. Among equal values the earliest step wins, because its policy
-        has moved least from the start.
+        (step, value); None if no step has a finite value. Among equal values the earliest step wins, because it needed
+        the least training.
     """
     values = {row["step"]: float(row[metric]) for row in rows if row["step"] in steps and finite(row.get(metric))}
     sign = 1 if greater_is_better else -1
     return max(values.items(), key=lambda item: (sign * item[1], -item[0]), default=None)
 
 
-def choose(record: StageRecord, release: ReleaseArguments, trainer: Any) -> dict[str, Any]:
+def choose_checkpoint(record: StageRecord, release: ReleaseArguments, trainer: Any) -> dict[str, Any]:
     """Chooses the checkpoint of a finished stage by its release rule.
 
     With `release: recommended` the evaluation chooses later. Until then the last checkpoint is recorded and marked
@@ -204,14 +204,14 @@ def choose(record: StageRecord, release: ReleaseArguments, trainer: Any) -> dict
 
 
 def choice_of_verdict(step: int, *, recommends: bool) -> dict[str, Any]:
-    """Returns the record of a choice by the verdict.
+    """Returns the entry `chosen` of run.json for a choice by the verdict.
 
     Args:
         step: The recommended step, or the last step if the verdict recommends no checkpoint.
         recommends: Whether the verdict recommends a checkpoint.
 
     Returns:
-        {step, rule, metric, value} for run.json, with {none: True} if no checkpoint is recommended.
+        {step, rule, metric, value}, and {none: True} if the verdict recommends no checkpoint.
     """
     chosen = {"step": step, "rule": "recommended", "metric": None, "value": None}
     return chosen if recommends else {**chosen, "none": True}
@@ -271,7 +271,7 @@ def delete_old_optimizer_states(record: StageRecord, *, keep: int | None) -> Non
         keep: How many checkpoints keep their optimizer state; None keeps all.
     """
     for path in record.checkpoints()[:-keep] if keep else []:
-        (path / OPTIMIZER).unlink(missing_ok=True)
+        (path / _OPTIMIZER_FILE).unlink(missing_ok=True)
 
 
 def checkpoints_to_keep(record: StageRecord) -> list[Path]:

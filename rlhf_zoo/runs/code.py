@@ -92,13 +92,13 @@ def _code_of(names: Iterable[tuple[str, str]]) -> dict[str, Any]:
     code = {}
     for name, group in names:
         module = module_of(split_settings(name)[0], group=group)
-        folder, files = _sources(module)
+        folder, files = _source_files(module)
         if files:
             code[name] = {"module": module.__name__, "files": digest_of(folder, files)}
     return code
 
 
-def _sources(module: ModuleType) -> tuple[Path, set[Path]]:
+def _source_files(module: ModuleType) -> tuple[Path, set[Path]]:
     """Returns a module's folder and the files whose content decides what the module does.
 
     For a module in a package these are all files of the package; for any other module, its own file and the files that

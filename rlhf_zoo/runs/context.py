@@ -1,4 +1,4 @@
-"""The context that all stages of a run share: its directory, its Hub and its earlier stages."""
+"""The context that all stages of a run share: its directory, Hub, settings and earlier stages."""
 
 import importlib.metadata
 import logging
@@ -40,7 +40,7 @@ PACKAGES = ("rlhf-zoo", "torch", "transformers", "trl", "huggingface-hub", "data
 
 
 def environment_info() -> dict[str, str]:
-    """Returns everything in the environment that affects a run's results.
+    """Returns what in the environment affects a run's results.
 
     Returns:
         Name -> value: package versions, the CPU's instructions, the GPU if there is one, the number of torch's threads,
@@ -372,8 +372,8 @@ class RunContext:
         name: str | None = self.settings("ppo").model.model_name_or_path
         return None if name == "sft" else name
 
-    def check_shared(self) -> None:
-        """Checks that recipe.yaml has not changed since the SFT policy of this directory was trained.
+    def check_policy_keys_unchanged(self) -> None:
+        """Checks that the keys of recipe.yaml that determine the SFT policy have not changed since it was trained.
 
         Otherwise a later stage would record settings with which its policy was not trained. Keys that this command's
         flags set are not compared, because such a change is deliberate.

@@ -27,7 +27,7 @@ from .settings.parse import RecipeConfig, StageSettings
 #: Key under `left_out` in run.json: how many rows of a stage were dropped because PPO holds out their prompts.
 HELD_OUT = "held_out_by_ppo"
 #: Records the sources and lineage of a round's pairs. The pairs themselves are .jsonl files in the same folder.
-PAIRS_FILE = "made.json"
+PAIRS_RECORD_FILE = "made.json"
 
 
 def stage_source(context: RunContext, stage: str, source: DataSource | None = None) -> DataSource:
@@ -45,7 +45,7 @@ def stage_source(context: RunContext, stage: str, source: DataSource | None = No
     """
     if stage == "reward" and context.round is not None:
         folder = context.round.folder
-        lineage = read_json(folder / PAIRS_FILE)["lineage"]
+        lineage = read_json(folder / PAIRS_RECORD_FILE)["lineage"]
         if digest(folder, ".jsonl") != lineage["fingerprint"]:
             raise ZooError(
                 f"{folder} has changed since the round made it: restore it, or remove {folder.parent} to start the "
@@ -85,8 +85,8 @@ def check_same_data(context: RunContext, stage: str) -> None:
     source = stage_source(context, data_stage)
     for name, dataset in earlier_datasets.items():
         # The fingerprint covers only name and revision, so the files of a local data set may still have changed.
-        same_dataset = dataset.get("fingerprint") == source.lineage.get("fingerprint")
-        if same_dataset and dataset.get("files", present_files := source.lineage.get("files")) != present_files:
+        is_same_dataset = dataset.get("fingerprint") == source.lineage.get("fingerprint")
+        if is_same_dataset and dataset.get("files", present_files := source.lineage.get("files")) != present_files:
             raise ZooError(
                 f"The data set {source.location} has changed since the stage {name} trained on it: restore it, choose "
                 f"another --output_dir, or train that stage again with `rlhf-zoo {name} {context.recipe.cli_name} "
@@ -150,7 +150,7 @@ def training_rows(context: RunContext, stage: str, source: DataSource) -> tuple[
         source: The stage's data.
 
     Returns:
-        The rows, and {HELD_OUT: number of dropped rows}; {} for the stage "ppo", if PPO holds nothing out, or if the
+        The rows, and {HELD_OUT: number of dropped rows}; {} for the stage "ppo", or if PPO holds nothing out, or if the
         number is unknown.
     """
     rows = stage_rows(context, stage, source, context.settings(stage).data.dataset_train_split)
@@ -188,7 +188,7 @@ def without_held_out(
 def _split_ppo_rows(context: RunContext, rows: datasets.Dataset) -> list[datasets.Dataset]:
     """Splits PPO's training split by held_out_share into rows for the final evaluation, validation and training.
 
-    If the evaluation reads a split of its own, validation gets the test rows too; they are also still returned first.
+    If the evaluation reads a split of its own, the rows for the final evaluation are among those for validation too.
     """
     test, validation, train = split_by_prompt(rows, context.settings("ppo").data.held_out_share, parts=2)
     if context.shared.evaluation.dataset_test_split is not None:
@@ -248,15 +248,15 @@ def ptx_rows(context: RunContext, source: DataSource) -> datasets.Dataset | None
 
 
 def evaluation_rows(
-    context: RunContext, source: DataSource, part: str = "test", *, path: Path | None = None
+    context: RunContext, source: DataSource, part: str = "test", *, policy_folder: Path | None = None
 ) -> datasets.Dataset:
-    """Loads the prompts for an evaluation from PPO's data, different prompts first (see `distinct_first`).
+    """Loads the prompts for an evaluation from PPO's data, in the order of `distinct_first`.
 
     Args:
         context: The run.
         source: PPO's data.
         part: "test" for the final evaluation, "validation" for the choice of a checkpoint.
-        path: Folder of the SFT policy, whose tokenizer counts tokens for max_prompt_length; None keeps all prompts.
+        policy_folder: The SFT policy, whose tokenizer counts tokens for max_prompt_length; None keeps all prompts.
 
     Raises:
         ZooError: A row cannot be read, or all prompts are too long.
@@ -266,9 +266,9 @@ def evaluation_rows(
     if location["held_out_share"] is not None:
         rows = _split_ppo_rows(context, rows)[0 if part == "test" else 1]
     rows = distinct_first(rows)
-    if path is None or data_args.max_prompt_length is None:
+    if policy_folder is None or data_args.max_prompt_length is None:
         return rows
-    tokenizer = context.shared.chat.write_for_prompts(load_tokenizer(path), rows["prompt"])
+    tokenizer = context.shared.chat.write_for_prompts(load_tokenizer(policy_folder), rows["prompt"])
     return drop_long_prompts(
         rows, tokenizer, data_args.max_prompt_length, subject=f"the evaluation's prompts ({part})"
     )[0]

@@ -1,4 +1,4 @@
-"""Determines, before any training, which judge the evaluation uses."""
+"""Chooses the judge of an evaluation before any training, and prepares the run that trains it."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -182,7 +182,7 @@ def check_same_labels(context: RunContext, *, restart: bool = False) -> None:
     Raises:
         ZooError: The recipe names the judge but reserves no pairs, or the reward model was trained with other keys.
     """
-    if SAME_LABELS not in evaluation_of(context).names:
+    if SAME_LABELS not in evaluation_of(context).judge_names:
         return
     requirement = f"The judge {SAME_LABELS} learns from preference pairs that the reward model does not see, but"
     if "reward" not in context.recipe.stages:

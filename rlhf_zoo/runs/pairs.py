@@ -20,21 +20,21 @@ from .data.sources import DataSource, find_data, reading_from
 from .recipe import Recipe
 from .record import fingerprint
 
-COLUMNS = ["prompt", "chosen", "rejected"]
+PAIR_COLUMNS = ["prompt", "chosen", "rejected"]
 #: Names that a configuration with pairs may have: this package's name, and the Hub's default.
-CONFIGURATIONS = ("preferences", "default")
-SIMULATION = ("simulated_pairs", "simulated_test_pairs", "pairs_seed", "preference")
+PAIR_CONFIGURATIONS = ("preferences", "default")
+_SIMULATION_KEYS = ("simulated_pairs", "simulated_test_pairs", "pairs_seed", "preference")
 HELD_OUT_SHARE = 0.1
 
 
-def sampling(context: RunContext) -> dict[str, Any]:
-    """Returns PPO's sampling settings. Reward scores are centered over samples that are drawn with these settings.
+def sampler_arguments(context: RunContext) -> dict[str, Any]:
+    """Returns PPO's sampling settings, with which the reward stage draws the samples that center its scores.
 
     Args:
         context: The run.
 
     Returns:
-        Keyword arguments of the sampler: max_new_tokens, temperature and, if set, truncation and stops.
+        Keyword arguments of `complete`: max_new_tokens, temperature and, if set, truncation and stops.
     """
     if "ppo" in context.recipe.stages:
         ppo = context.settings("ppo").trainer
@@ -53,7 +53,7 @@ class NamedPairs:
         commit: The commit that is read; None for a folder.
         configuration: The configuration that holds the pairs.
         test_split: Test split of the configuration; None if it has no test split.
-        hub: Label of the Hub that has the data set; None for the run's Hub.
+        hub: Label of the Hub that has the data set; None for the run's own Hub.
     """
 
     name: str
@@ -90,7 +90,7 @@ def recipe_on_pairs(recipe: Recipe, pairs: NamedPairs, *, response_length: int, 
         response_length: Length of the samples, in tokens.
         temperature: Temperature of the samples.
     """
-    replaced_keys = (*SIMULATION, "held_out_share")
+    replaced_keys = (*_SIMULATION_KEYS, "held_out_share")
     reward = {key: value for key, value in recipe.stages["reward"].items() if key not in replaced_keys}
     reward |= {"dataset_config": pairs.configuration, "dataset_test_split": pairs.test_split}
     if pairs.test_split is None:
@@ -125,17 +125,17 @@ def run_on_pairs(context: RunContext, pairs: NamedPairs) -> RunContext:
     for key in ("dataset_name", "dataset_revision", "corpus", "corpus_args", "preferences"):
         flags.get("recipe", {}).pop(key, None)
     reward_flags = flags.get("reward", {})
-    if simulation_flag := next((key for key in SIMULATION if key in reward_flags), None):
+    if simulation_flag := next((key for key in _SIMULATION_KEYS if key in reward_flags), None):
         raise ZooError(
             f"--{simulation_flag} simulates pairs, but --dataset_name names {pairs.name}: pass only one of the two."
         )
-    sampler_arguments = sampling(context)
-    flags["ppo"] = {}  # `sampler_arguments` has their sampling keys; the reward stage needs no others
+    sampler = sampler_arguments(context)
+    flags["ppo"] = {}  # `sampler` has their sampling keys; the reward stage needs no others
     recipe = recipe_on_pairs(
         context.recipe,
         pairs,
-        response_length=sampler_arguments["max_new_tokens"],
-        temperature=sampler_arguments["temperature"],
+        response_length=sampler["max_new_tokens"],
+        temperature=sampler["temperature"],
     )
     return replace(context, recipe=recipe, flags=flags)
 
@@ -208,11 +208,11 @@ def _find_pairs(context: RunContext, name: str, revision: str | None) -> NamedPa
             flags = context.flags.get("reward", {})
             stage = {**context.recipe.stages["reward"], **flags}
             train, test = stage.get("dataset_train_split", "train"), stage.get("dataset_test_split", "test")
-            for configuration in [flags["dataset_config"]] if "dataset_config" in flags else CONFIGURATIONS:
+            for configuration in [flags["dataset_config"]] if "dataset_config" in flags else PAIR_CONFIGURATIONS:
                 if configuration not in configurations:
                     continue
                 splits = data.splits(configuration, **options)
-                if train in splits and set(COLUMNS) <= set(source.first_row(configuration, train) or {}):
+                if train in splits and set(PAIR_COLUMNS) <= set(source.first_row(configuration, train) or {}):
                     held_out = test if test in splits else None
                     return NamedPairs(name, commit, configuration, held_out, source.lineage.get("hub"))
     except (ValueError, datasets.exceptions.DatasetsError, *client_errors()) as error:

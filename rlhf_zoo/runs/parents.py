@@ -1,4 +1,4 @@
-"""Finds the models that PPO starts from: models of its recipe's stages or of its ensemble, or other models."""
+"""Finds the models that PPO starts from: models that the recipe's stages or `rlhf-zoo ensemble` train, or others."""
 
 from dataclasses import replace
 from typing import Any
@@ -11,7 +11,7 @@ from .registry import ENSEMBLE, MEMBER, REWARD_ROLES, STAGES, is_member, reward_
 from .settings.parse import StageSettings
 
 
-def parent(context: RunContext, name: str) -> ParentCheckpoint:
+def find_parent(context: RunContext, name: str) -> ParentCheckpoint:
     """Finds a model that PPO starts from.
 
     Args:
@@ -67,11 +67,11 @@ def check_parents(recipe: Recipe, ppo: StageSettings) -> None:
             )
 
 
-def reward_roles(path: Any) -> dict[str, str]:
+def reward_roles(reward_model_path: Any) -> dict[str, str]:
     """Assigns a role among the run's parents to each reward model that `reward_model_path` names.
 
     Args:
-        path: The value of the key: None, a name or a list of names.
+        reward_model_path: The value of the key: None, a name or a list of names.
 
     Returns:
         Role -> name, in the order of the names.
@@ -79,7 +79,7 @@ def reward_roles(path: Any) -> dict[str, str]:
     Raises:
         ZooError: There are more names than roles.
     """
-    names = reward_names(path)
+    names = reward_names(reward_model_path)
     if len(names) > len(REWARD_ROLES):
         raise ZooError(f"reward_model_path names {len(names)} reward models: set at most {len(REWARD_ROLES)}.")
     return dict(zip(REWARD_ROLES, names, strict=False))
@@ -102,7 +102,7 @@ def _run_of_member(context: RunContext, name: str) -> RunContext:
     return member_run(context, int(match[1]))
 
 
-def is_trained(context: RunContext, name: str) -> bool:
+def is_member_trained(context: RunContext, name: str) -> bool:
     """Whether a reward model of the ensemble is finished.
 
     Args:
@@ -113,7 +113,7 @@ def is_trained(context: RunContext, name: str) -> bool:
 
 
 def check_members(context: RunContext) -> None:
-    """Checks before training that PPO's reward models from the ensemble exist.
+    """Checks, before training, that the reward models of the ensemble that PPO names exist.
 
     Args:
         context: The run.
@@ -132,7 +132,7 @@ def _member_checkpoint(context: RunContext, name: str) -> ParentCheckpoint:
     member = _run_of_member(context, name)
     record = member.record("reward")
     train_hint = f"`rlhf-zoo ensemble {context.recipe.cli_name} --seeds N` trains reward models of N seeds"
-    if not is_trained(context, name):
+    if not is_member_trained(context, name):
         raise ZooError(f"reward_model_path names {name}, but {record.path} has no finished reward model: {train_hint}.")
     sft_fingerprint = context.record("sft").read().get("fingerprint")
     sft = (record.read().get("parents") or {}).get("sft") or {}

@@ -52,7 +52,7 @@ def corpus_source(context: RunContext, *, refresh: bool) -> DataSource:
         refresh = True
     if refresh or record.read().get("status") != "finished":
         started = time.monotonic()
-        prepared = _prepare(shared, context.hub)
+        prepared = _prepare_corpus(shared, context.hub)
         if record.path.is_dir():
             shutil.rmtree(record.path)
         record.write(
@@ -102,7 +102,7 @@ def corpus_settings(shared: RecipeConfig) -> dict[str, Any]:
     return {key: getattr(shared, key) for key in ("corpus", "corpus_args", "dataset_name", "seed")}
 
 
-def _prepare(shared: RecipeConfig, hub: Hub) -> Mapping[str, Mapping[str, list[dict[str, Any]]]]:
+def _prepare_corpus(shared: RecipeConfig, hub: Hub) -> Mapping[str, Mapping[str, list[dict[str, Any]]]]:
     prepare = load_object(str(shared.corpus), group=CORPORA)
     try:
         inspect.signature(prepare).bind(shared.dataset_name, seed=shared.seed, **shared.corpus_args)
@@ -110,7 +110,7 @@ def _prepare(shared: RecipeConfig, hub: Hub) -> Mapping[str, Mapping[str, list[d
         raise ZooError(
             f"corpus_args does not fit {shared.corpus} ({error}): see the arguments in its docstring."
         ) from error
-    prepared = prepare(_corpus_text(shared, hub), seed=shared.seed, **shared.corpus_args)
+    prepared = prepare(_corpus_location(shared, hub), seed=shared.seed, **shared.corpus_args)
     for configuration, splits in prepared.items():
         for split, rows in splits.items():
             if not rows:
@@ -121,8 +121,8 @@ def _prepare(shared: RecipeConfig, hub: Hub) -> Mapping[str, Mapping[str, list[d
     return prepared
 
 
-def _corpus_text(shared: RecipeConfig, hub: Hub) -> str | None:
-    """Returns the name or folder from which a corpus's function reads its text.
+def _corpus_location(shared: RecipeConfig, hub: Hub) -> str | None:
+    """Returns the name or folder of the data set that a corpus's function reads.
 
     A corpus can read only folders and the Hub of the environment, so a data set that only the source Hub has is
     downloaded first. A name that no Hub has is returned unchanged, because the corpus itself may understand it.
@@ -141,7 +141,7 @@ def _corpus_text(shared: RecipeConfig, hub: Hub) -> str | None:
 
 
 def add_preferences(context: RunContext, splits: Mapping[str, Iterable[Mapping]]) -> DataSource:
-    """Adds simulated preferences to the data, or replaces earlier ones. The data set then counts as unsent.
+    """Adds simulated preferences to the data, or replaces earlier preferences. The data set then counts as unsent.
 
     Args:
         context: The run.
@@ -192,7 +192,7 @@ def _configurations(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def card_head(shared: Mapping[str, Any], recipe: str, configurations: Mapping[str, Iterable[str]]) -> str:
-    """Writes the YAML head of a data set's README.
+    """Returns the YAML head of a data set's README.
 
     Args:
         shared: The keys of recipe.yaml.
@@ -218,7 +218,7 @@ def card_head(shared: Mapping[str, Any], recipe: str, configurations: Mapping[st
 
 
 def _card(document: Mapping[str, Any], configurations: Mapping[str, list[str]]) -> str:
-    """Writes the data set's README from the recipe's keys in run.json."""
+    """Returns the data set's README, from the recipe's keys in run.json."""
     shared, recipe = document["about"], document["recipe"]
     notice = (
         "\n**This is a simulated world**: a program wrote every line, and preferences are simulated too.\n"
@@ -274,7 +274,7 @@ def send_data(context: RunContext) -> None:
     _check_digests(context)
     record = context.record("data")
     content = digest(record.path, ".jsonl")  # before the upload, so that later changes are sent again
-    commit = _send(context, record.path)
+    commit = _send_folder(context, record.path)
     repo = {"id": context.dataset_repo, "commit": commit, "tags": {}, "hub": context.hub.label, "content": content}
     record.write(repo=repo)
 
@@ -293,7 +293,7 @@ def forget_lost_data(context: RunContext) -> None:
         record.write(repo=None)
 
 
-def _send(context: RunContext, folder: Path) -> str:
+def _send_folder(context: RunContext, folder: Path) -> str:
     """Sends a folder as one commit. Its card also lists configurations that only other runs have sent."""
     import tempfile
 

@@ -57,7 +57,7 @@ class Recipe:
     @property
     def cli_name(self) -> str:
         """The argument RECIPE of a command: the recipe's name or the quoted path of its folder."""
-        return self.name if self.package or self.folder.parent == shipped() else shlex.quote(str(self.folder))
+        return self.name if self.package or self.folder.parent == shipped_folder() else shlex.quote(str(self.folder))
 
     def sources(self, stage: str) -> list[Path]:
         """Returns the files with a stage's keys, the recipe's own file last.
@@ -87,7 +87,7 @@ def is_repository_name(name: str) -> bool:
     return bool(_NAME.fullmatch(name)) and "--" not in name and ".." not in name
 
 
-def shipped() -> Path:
+def shipped_folder() -> Path:
     """Returns the folder of the recipes that come with the package."""
     package = Path(__file__).parents[1]
     packaged = package / "_recipes"
@@ -96,7 +96,7 @@ def shipped() -> Path:
 
 def list_recipes() -> list[str]:
     """Returns the names of the recipes that come with the package."""
-    return sorted(path.parent.name for path in shipped().glob(f"*/{SHARED}.yaml"))
+    return sorted(path.parent.name for path in shipped_folder().glob(f"*/{SHARED}.yaml"))
 
 
 def list_registered_recipes() -> list[str]:
@@ -114,16 +114,16 @@ def find_recipe(name: str) -> Path:
     Raises:
         ZooError: There is no such recipe.
     """
-    return _find(name)[0]
+    return _find_with_package(name)[0]
 
 
-def _find(name: str) -> tuple[Path, Mapping[str, str]]:
+def _find_with_package(name: str) -> tuple[Path, Mapping[str, str]]:
     """Returns a recipe's folder and the package that registers it."""
     folder = Path(name)
     if (folder / f"{SHARED}.yaml").is_file():
         return folder, {}
-    if (shipped() / name / f"{SHARED}.yaml").is_file():
-        return shipped() / name, {}
+    if (shipped_folder() / name / f"{SHARED}.yaml").is_file():
+        return shipped_folder() / name, {}
     if name in (registered_elsewhere := list_registered_recipes()):
         return _find_registered(name)
     hint = did_you_mean(name, [*list_recipes(), *registered_elsewhere])
@@ -168,7 +168,7 @@ def load_recipe(name: str) -> Recipe:
         ZooError: A file is missing, is not a mapping or repeats a key, or the recipe's name is not valid in the name of
             a repository.
     """
-    folder, package = _find(name)
+    folder, package = _find_with_package(name)
     title = name if package else folder.resolve().name
     if not is_repository_name(title):
         subject = f"The recipe of {package['name']}" if package else "The recipe's folder"
@@ -191,7 +191,7 @@ def load_recipe(name: str) -> Recipe:
             files[name] = {**files.get(name, {}), **keys}
     stages = {stage: files[stage] for stage in STAGES if stage in files}
     folders = [
-        path for path in (folder, base_folder) if path is not None and path.resolve().parent != shipped().resolve()
+        path for path in filter(None, (folder, base_folder)) if path.resolve().parent != shipped_folder().resolve()
     ]
     download_marks = [] if package else filter(None, map(find_download, folders))
     return Recipe(
@@ -217,7 +217,7 @@ def _find_base(folder: Path, name: str, *, downloaded: bool) -> Path:
 
 
 def _is_downloaded(folder: Path) -> bool:
-    return folder.resolve().parent != shipped().resolve() and find_download(folder) is not None
+    return folder.resolve().parent != shipped_folder().resolve() and find_download(folder) is not None
 
 
 def _read_files(folder: Path) -> dict[str, dict[str, Any]]:

@@ -23,7 +23,7 @@ from .metrics_file import append_row, read_rows, truncate_rows
 from .registry import STAGES
 from .run_shape import SCHEMA, checked_run
 
-DAMAGED = "damaged-"
+_DAMAGED_PREFIX = "damaged-"
 #: The files of a card in a stage's directory.
 CARD_FILES = ("README.md", "rlhf_card.json", "plots/*.png", ".eval_results/*.yaml")
 #: File in a run's directory with the results of all stages.
@@ -206,7 +206,7 @@ class StageRecord:
             )
 
     def can_be_replaced(self, resolved: Mapping[str, Any], recipe: str) -> bool:
-        """Whether the directory has a run of the same recipe with other settings, but without anything to resume from.
+        """Whether the directory has a run of the same recipe with other settings, and nothing to resume from.
 
         Args:
             resolved: The settings of the new run.
@@ -223,7 +223,7 @@ class StageRecord:
         """Whether the stage is finished, or has saved a checkpoint to resume from."""
         if self.read().get("status") == "finished" or self.last_checkpoint() is not None:
             return True
-        return any(self.path.glob(f"{DAMAGED}checkpoint-*"))
+        return any(self.path.glob(f"{_DAMAGED_PREFIX}checkpoint-*"))
 
     def check_fingerprint(
         self,
@@ -311,7 +311,7 @@ class StageRecord:
         return path if (path / COMPLETE).is_file() else None
 
     def rename_damaged_checkpoints(self) -> list[str]:
-        """Renames the newest checkpoints to damaged-checkpoint-N until one is intact.
+        """Renames the damaged checkpoints after the last intact one to damaged-checkpoint-N.
 
         The run then resumes from the last intact checkpoint. Damaged checkpoints are kept for repair.
 
@@ -323,7 +323,7 @@ class StageRecord:
             problem = find_damage(path, for_resuming=True)
             if problem is None:
                 break
-            target = path.with_name(f"{DAMAGED}{path.name}")
+            target = path.with_name(f"{_DAMAGED_PREFIX}{path.name}")
             if target.exists():
                 shutil.rmtree(target)
             path.rename(target)
@@ -394,7 +394,7 @@ class StageRecord:
         for path in self._checkpoint_folders():
             (path / COMPLETE).unlink(missing_ok=True)
         self.remove_incomplete()
-        for path in self.path.glob(f"{DAMAGED}checkpoint-*"):
+        for path in self.path.glob(f"{_DAMAGED_PREFIX}checkpoint-*"):
             shutil.rmtree(path)
         for pattern in CARD_FILES:
             for path in self.path.glob(pattern):
@@ -410,7 +410,7 @@ class StageRecord:
 
 
 def _setting_text(settings: Mapping[str, Any], key: str) -> str:
-    """Formats the value at a dotted key for a message; "nothing" if it is not set."""
+    """Formats the setting at a dotted key for a message; "nothing" if it is not set."""
     value: Any = settings
     for name in [key] if key in settings else key.split("."):
         if not isinstance(value, Mapping) or name not in value:

@@ -15,8 +15,8 @@ class Stage:
 
     Attributes:
         name: Name of the stage.
-        title: Name of the stage's model in texts.
-        note: Name of the stage's model in a Collection.
+        title: Name of the stage's model in sentences.
+        note: Note on the stage's model in a Collection.
         summary: Help text of the stage's command.
         example: An example of the stage's command.
         arguments: The dataclass of the stage's own keys.
@@ -148,13 +148,13 @@ def is_member(name: str) -> bool:
     return MEMBER.fullmatch(name) is not None
 
 
-def reward_names(path: Any) -> list[str]:
+def reward_names(names: Any) -> list[str]:
     """Returns the names in `reward_model_path` as a list.
 
     Args:
-        path: The value of the key: None, a name or a list of names.
+        names: The value of the key: None, a name or a list of names.
     """
-    return [] if path is None else [path] if isinstance(path, str) else list(path)
+    return [] if names is None else [names] if isinstance(names, str) else list(names)
 
 
 def starts_from_base(stage: Any, settings: Mapping[str, Any]) -> bool:

@@ -80,7 +80,7 @@ def write_round_file(context: RunContext) -> None:
     write_json(context.directory / ROUND_FILE, document)
 
 
-def round_of(directory: Path) -> dict[str, Any]:
+def round_fields(directory: Path) -> dict[str, Any]:
     """Returns the fields {base, variant, own_stages} of `RunContext` for the directory of a later round.
 
     Args:

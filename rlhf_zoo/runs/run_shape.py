@@ -7,7 +7,7 @@ from typing import Any
 from ..errors import ZooError
 
 SCHEMA = 1
-_SOURCE = dict.fromkeys(("path", "repo", "commit", "tag", "hub", "folder", "files", "fingerprint", "weights"), str)
+_LINEAGE = dict.fromkeys(("path", "repo", "commit", "tag", "hub", "folder", "files", "fingerprint", "weights"), str)
 _TEXTS = (
     "stage", "recipe", "status", "fingerprint", "run", "hub", "command", "created", "finished", "weights", "merged",
     "released", "cell",
@@ -18,8 +18,8 @@ SHAPE: Mapping[str | None, Any] = {
     **dict.fromkeys(_TEXTS, str),
     "seed": int,
     "resolved": {"recipe": {}, "evaluation": {}},
-    "parents": {None: _SOURCE},
-    "dataset": {**_SOURCE, "benchmark": {}},
+    "parents": {None: _LINEAGE},
+    "dataset": {**_LINEAGE, "benchmark": {}},
     "repo": {"id": str, "commit": str, "tags": {None: str}},
     "chosen": {"step": int, "rule": str, "metric": str},
     "publish": {"hub": str, "namespace": str, "private": bool},

@@ -23,7 +23,7 @@ _CORPORA = (
 )  # fmt: skip
 _VERIFIABLE = "rlhf_zoo.rewards.verifiable"
 #: Attributes of this package that a name from outside may refer to, by group of entry points.
-OWN: Mapping[str, frozenset[str]] = {
+OWN_OBJECTS: Mapping[str, frozenset[str]] = {
     CORPORA: frozenset(f"rlhf_zoo.runs.corpora.{name}:prepare" for name in _CORPORA),
     PREFERENCES: frozenset([f"{_WORLD}:preference"]),
     REWARDS: frozenset(
@@ -70,13 +70,13 @@ def may_import(name: str, group: str) -> bool:
         group: The group of entry points in which the key's names are looked up.
 
     Returns:
-        True for a name in `OWN` or registered by an installed package; False for other and malformed names.
+        True for a name in `OWN_OBJECTS` or registered by an installed package; False for other and malformed names.
     """
     try:
         object_name, settings = split_settings(name)
     except ZooError:
         return False
-    if object_name in OWN.get(group, ()):
+    if object_name in OWN_OBJECTS.get(group, ()):
         return True
     if group == LOADERS or ":" in object_name or object_name not in registered(group):
         return False

@@ -183,7 +183,7 @@ DEEP = b'{"id": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
         (b"<html>Please log in</html>", "text/html; charset=utf-8", "is text/html but is not JSON; it may come"),
         (b"<html>Please log in</html>", "application/json", "claims to be application/json but is not JSON"),
         (b"", "application/json", "is not JSON"),
-        (DEEP, "application/json", "is JSON that is nested too deep"),
+        (DEEP, "application/json", "is JSON that is nested too deeply"),
         (b"[]", "application/json", "its answer is not a Hub's"),
         (b"5", "application/json", "its answer is not a Hub's"),
         (b'{"siblings": 5}', "application/json", "its answer is not a Hub's"),

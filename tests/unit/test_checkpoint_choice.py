@@ -15,7 +15,7 @@ from rlhf_zoo.runs.checkpoint_choice import (
     check_rule,
     checkpoints_to_keep,
     choice_of_verdict,
-    choose,
+    choose_checkpoint,
     delete_old_checkpoints,
     is_best,
     steps_to_protect,
@@ -67,12 +67,13 @@ def test_best_step_prefers_first_of_equal_checkpoints():
 
 def test_choose_follows_release_rule(tmp_path):
     stage = record(tmp_path)
-    assert choose(stage, LAST, trainer()) == {"step": 40, "rule": "last", "metric": None, "value": None}
-    assert choose(stage, BEST, trainer()) == {"step": 20, "rule": "best", "metric": "eval_gold", "value": 0.9}
+    assert choose_checkpoint(stage, LAST, trainer()) == {"step": 40, "rule": "last", "metric": None, "value": None}
+    best = {"step": 20, "rule": "best", "metric": "eval_gold", "value": 0.9}
+    assert choose_checkpoint(stage, BEST, trainer()) == best
     with pytest.raises(ZooError, match="has eval_silver, by which release: best chooses"):
-        choose(stage, BEST, trainer(metric_for_best_model="silver"))
+        choose_checkpoint(stage, BEST, trainer(metric_for_best_model="silver"))
     with pytest.raises(ZooError, match="no complete checkpoint"):
-        choose(StageRecord(tmp_path / "empty"), LAST, trainer())
+        choose_checkpoint(StageRecord(tmp_path / "empty"), LAST, trainer())
 
 
 @pytest.mark.parametrize(
@@ -96,7 +97,7 @@ def test_pruning_spares_last_best_and_unpublished(tmp_path, release, keep, unsen
 
 
 @pytest.mark.parametrize(
-    ("fields", "held_out", "message"),
+    ("fields", "evaluated_split", "message"),
     [
         ({"metric_for_best_model": None}, "validation", "needs metric_for_best_model"),
         ({"metric_for_best_model": "objective/score"}, "validation", "which PPO maximizes"),
@@ -108,33 +109,33 @@ def test_pruning_spares_last_best_and_unpublished(tmp_path, release, keep, unsen
         ),
         ({"eval_strategy": "no"}, "validation", "needs metrics of the validation split"),
         ({}, None, "needs metrics of the validation split"),
-        ({}, "test", "would choose by the test split"),
+        ({}, "test", "would choose_checkpoint by the test split"),
         ({"save_steps": 15}, "validation", "an evaluation at every checkpoint"),
         ({"save_strategy": "epoch"}, "validation", "an evaluation at every checkpoint"),
     ],
 )
-def test_check_rule_rejects_unusable_rules(fields, held_out, message):
+def test_check_rule_rejects_unusable_rules(fields, evaluated_split, message):
     arguments = trainer(**{"metric_for_best_model": "rewards/gold", **fields})
-    check_rule("ppo", LAST, arguments, held_out=held_out)
+    check_rule("ppo", LAST, arguments, evaluated_split=evaluated_split)
     with pytest.raises(ZooError, match=message):
-        check_rule("ppo", BEST, arguments, held_out=held_out)
+        check_rule("ppo", BEST, arguments, evaluated_split=evaluated_split)
 
 
 def test_check_rule_accepts_valid_rules():
-    check_rule("ppo", BEST, trainer(metric_for_best_model="eval_rewards/gold"), held_out="validation")
+    check_rule("ppo", BEST, trainer(metric_for_best_model="eval_rewards/gold"), evaluated_split="validation")
     epochs = trainer(metric_for_best_model="loss", eval_strategy="epoch", save_strategy="epoch")
-    check_rule("sft", BEST, epochs, held_out="validation")
-    check_rule("reward", BEST, trainer(metric_for_best_model="accuracy"), held_out="validation")
+    check_rule("sft", BEST, epochs, evaluated_split="validation")
+    check_rule("reward", BEST, trainer(metric_for_best_model="accuracy"), evaluated_split="validation")
 
 
 def test_recommended_rule_is_provisional_until_verdict(tmp_path):
     """Until the evaluation has chosen, the last checkpoint stands in, and none is best."""
-    check_rule("ppo", RECOMMENDED, trainer(), held_out=None)
+    check_rule("ppo", RECOMMENDED, trainer(), evaluated_split=None)
     for stage in ("sft", "reward"):
         with pytest.raises(ZooError, match=f"the stage {stage} has no verdict: set last or best"):
-            check_rule(stage, RECOMMENDED, trainer(), held_out="validation")
+            check_rule(stage, RECOMMENDED, trainer(), evaluated_split="validation")
     ppo = record(tmp_path)
-    chosen = choose(ppo, RECOMMENDED, trainer())
+    chosen = choose_checkpoint(ppo, RECOMMENDED, trainer())
     assert chosen == {"step": 40, "rule": "recommended", "metric": None, "value": None, "provisional": True}
     ppo.write(chosen=chosen, status="finished")
     assert not is_best(ppo) and ppo.chosen_checkpoint() == ppo.checkpoint_path(40)
@@ -160,7 +161,7 @@ def test_ppo_release_defaults_to_recommended(tmp_path):
 def test_settings_parse_release_and_save_total_limit(tmp_path):
     make_recipe(tmp_path, ppo={"save_total_limit": 2, "eval_strategy": "steps", "eval_steps": 1})
     settings = make_context(tmp_path, release="best", metric_for_best_model="rewards/judge").settings("ppo")
-    assert (settings.keep, settings.trainer.save_total_limit) == (2, None)
+    assert (settings.save_total_limit, settings.trainer.save_total_limit) == (2, None)
     assert settings.release.release == "best" and settings.resolved["save_total_limit"] == 2
     with pytest.raises(ZooError, match="push_merged of the stage ppo needs use_peft"):
         make_context(tmp_path, push_merged="true").settings("ppo")

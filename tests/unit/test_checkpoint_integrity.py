@@ -260,11 +260,11 @@ def test_stage_rejects_recipe_edited_after_sft(folder: Path, monkeypatch: pytest
     before = context.settings("sft").resolved
     assert before["recipe"]["seed"] == 1
     context.record("sft").write(resolved=before)
-    context.check_shared()
+    context.check_policy_keys_unchanged()
     path = folder / "toy" / "recipe.yaml"
     keys = yaml.safe_load(path.read_text())
     path.write_text(yaml.safe_dump({**keys, "description": "Another.", "evaluation": {"prompts": 5}}))
-    make_context(folder).check_shared()
+    make_context(folder).check_policy_keys_unchanged()
     path.write_text(yaml.safe_dump({**keys, "tokenizer": {"vocab_size": 300}}))
     for run in (reward.run, ppo.run):
         with pytest.raises(ZooError) as caught:

@@ -207,7 +207,7 @@ def test_convert_rows_rejects_mixed_types_in_text_column(tmp_path: Path, values:
 
 def test_deeply_nested_json_raises_readable_error(tmp_path: Path) -> None:
     (tmp_path / "data.jsonl").write_text('{"prompt": "a"}\n{"prompt": ' + "[" * 100_000 + "]" * 100_000 + "}\n")
-    with pytest.raises(ZooError, match=r"line 2 of data\.jsonl is nested too deep; correct that line"):
+    with pytest.raises(ZooError, match=r"line 2 of data\.jsonl is nested too deeply; correct that line"):
         find_data(str(tmp_path / "data.jsonl"), None, DEFAULT_HUB).load(None, "train", columns=[])
 
 

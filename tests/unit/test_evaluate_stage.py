@@ -248,8 +248,8 @@ def test_verifiable_reward_is_default_judge(tmp_path: Path) -> None:
     make_recipe(tmp_path, ppo={"reward_funcs": ["toy_run:answered", EXACT]}, shared={"evaluation": ALONE})
     context = make_context(tmp_path)
     settled = evaluate.evaluation_of(context)
-    assert settled.names == [f"rule:{EXACT}"] and evaluate.identity_keys(settled)["judge"] == f"rule:{EXACT}"
-    assert evaluate.evaluation_of(make_context(tmp_path, reward_funcs="toy_run:answered")).names == ["classifier"]
+    assert settled.judge_names == [f"rule:{EXACT}"] and evaluate.identity_keys(settled)["judge"] == f"rule:{EXACT}"
+    assert evaluate.evaluation_of(make_context(tmp_path, reward_funcs="toy_run:answered")).judge_names == ["classifier"]
 
 
 REWARD = {"use_cpu": True, "max_steps": 2, "save_steps": 2, "score_samples": 4, "dataset_test_split": "none"}

@@ -142,4 +142,4 @@ def test_gguf_file_key_error_names_model_name_or_path() -> None:
 
 def test_pad_token_help_describes_key() -> None:
     text = declared_keys("sft")["pad_token"].help
-    assert text.startswith("PAD token: one that no text uses")
+    assert text.startswith("PAD token, which no text may use")

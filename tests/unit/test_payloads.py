@@ -40,7 +40,7 @@ from rlhf_zoo.runs.settings import key_classes as classified
 from rlhf_zoo.runs.settings.declared import SCRIPT_KEYS
 from rlhf_zoo.runs.settings.key_classes import Kind
 from rlhf_zoo.runs.settings.parse import NON_STAGE_KEYS, recipe_keys, stage_keys, stage_settings
-from rlhf_zoo.runs.trusted_names import LOADERS, OWN, OWN_ENTRIES, may_import, may_use_judge
+from rlhf_zoo.runs.trusted_names import LOADERS, OWN_ENTRIES, OWN_OBJECTS, may_import, may_use_judge
 
 pytestmark = pytest.mark.attack
 A, B = "a" * 40, "b" * 40
@@ -201,7 +201,7 @@ def test_architecture_fields_that_fetch_code_are_rejected(fields: dict[str, Any]
 
 def test_allow_listed_objects_accept_no_object_names(pulled: Path) -> None:
     """Each of its objects, with each payload in each of its settings."""
-    for group, names in OWN.items():
+    for group, names in OWN_OBJECTS.items():
         for name in names:  # the entry points of this package are among them
             found = load_object(name, group=group)
             for key in getattr(found, "__dataclass_fields__", ()):
@@ -219,7 +219,7 @@ def test_may_import_accepts_only_registered_and_listed_names(tmp_path: Path, mon
     assert {*OWN_ENTRIES, "relevance"} == set(registered(REWARDS))  # relevance names a model, by its default alone
     assert may_import("relevance", REWARDS) and may_import("relevance(batch_size=8)", REWARDS)
     assert not may_import("relevance(model='x/y')", REWARDS)
-    assert {one.value for one in entry_points(REWARDS) if one.name in OWN_ENTRIES} <= OWN[REWARDS]
+    assert {one.value for one in entry_points(REWARDS) if one.name in OWN_ENTRIES} <= OWN_OBJECTS[REWARDS]
     for name in (
         SHELL,
         "rlhf_zoo.rewards.loading:find_loader(name='length')",

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from rlhf_zoo.fileio import MAX_CHARACTERS, MAX_DEPTH, MAX_NODES, BadYAML, load_yaml
-from rlhf_zoo.runs.data.sources import benchmark
+from rlhf_zoo.runs.data.sources import parse_benchmark
 
 pytestmark = pytest.mark.attack
 
@@ -93,7 +93,7 @@ def test_yaml_bombs_are_rejected_in_bounded_time_and_memory():
 
 
 def test_benchmark_reads_eval_yaml_and_ignores_malformed_ones() -> None:
-    read = benchmark("name: x\ntasks: [{id: 1, split: test}, {}]")
+    read = parse_benchmark("name: x\ntasks: [{id: 1, split: test}, {}]")
     assert read == {"name": "x", "tasks": [{"id": "1", "split": "test"}]}
     for text in ("a: " + "[" * 20_000, "tasks: !!timestamp foo", "- x", "\ud800"):
-        assert benchmark(text) is None, text[:20]
+        assert parse_benchmark(text) is None, text[:20]

@@ -21,7 +21,7 @@ from rlhf_zoo.pipeline.stages.pairs import held_out_pairs, training_pairs
 from rlhf_zoo.pipeline.stages.round_pairs import make_pairs
 from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.runs.dataset import stage_source
-from rlhf_zoo.runs.rounds import round_of, round_run, write_round_file
+from rlhf_zoo.runs.rounds import round_fields, round_run, write_round_file
 
 JUDGE = "toy_run:judge"
 COMMIT = "c" * 40
@@ -165,6 +165,6 @@ def test_round_names_its_repositories_and_parent_records(first: RunContext) -> N
     assert this.repo("ppo") == "local/toy-round-2-ppo" and this.repo("sft") == "local/toy-sft"
     assert this.record("sft").path == first.record("sft").path and this.record("reward").path.parent == this.directory
     write_round_file(this)
-    found = round_of(this.directory)
-    assert found["base"].resolve() == first.directory.resolve() and round_of(first.directory) == {}
+    found = round_fields(this.directory)
+    assert found["base"].resolve() == first.directory.resolve() and round_fields(first.directory) == {}
     assert (found["variant"], found["own_stages"]) == ("round-2", ("reward", "ppo", "eval"))

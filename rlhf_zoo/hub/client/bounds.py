@@ -115,12 +115,12 @@ def _not_json_error() -> type[Exception]:
 
 
 def _parse_json(response: Response, parse: Callable[..., Any], **options: Any) -> Any:
-    """Parses a response's JSON. Raises NotJSON if it is not JSON, such as a login page, or is nested too deep."""
+    """Parses a response's JSON. Raises NotJSON if it is not JSON, such as a login page, or is nested too deeply."""
     path = response.request.url.path
     try:
         return parse(**options)
     except RecursionError as error:
-        raise _not_json_error()(f"its answer to {path} is JSON that is nested too deep") from error
+        raise _not_json_error()(f"its answer to {path} is JSON that is nested too deeply") from error
     except ValueError as error:
         content_type = response.headers.get("Content-Type", "").partition(";")[0] or "nothing"
         description = f"claims to be {content_type}" if "json" in content_type else f"is {content_type}"

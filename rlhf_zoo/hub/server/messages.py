@@ -345,7 +345,7 @@ def parse_plain_json(raw: bytes) -> Any:
     except UnicodeEncodeError:
         raise ValueError("it contains half a character (a lone surrogate)") from None
     except RecursionError:
-        raise ValueError("it is nested too deep") from None
+        raise ValueError("it is nested too deeply") from None
     return value
 
 

@@ -153,7 +153,7 @@ def _texts(run: RunContext) -> tuple[dict[str, PolicyTexts], str | None]:
     path = record.path / "samples.jsonl"
     try:
         document = read_json(record.path / "evaluation.json")
-        held_out = evaluation_rows(run, stage_source(run, "ppo"), path=sft.path)
+        held_out = evaluation_rows(run, stage_source(run, "ppo"), policy_folder=sft.path)
         per_prompt = document["samples_per_prompt"]
         held_out = held_out.select(range(document["rows"]))
         rows = read_samples(path, held_out["prompt"], per_prompt)

@@ -13,7 +13,7 @@ from ...evaluation.stats import Estimate, bootstrap_mean
 from ...fileio import read_json, write_json
 from ...plugins import PREFERENCES, load_object
 from ...runs.context import Publisher, RunContext
-from ...runs.dataset import PAIRS_FILE, labeled_rows
+from ...runs.dataset import PAIRS_RECORD_FILE, labeled_rows
 from ...runs.judge import evaluation_of
 from ...runs.rounds import GOLD, JUDGE, round_run, write_round_file
 from ...runs.settings.judge_names import SAME_LABELS, kind_of
@@ -58,7 +58,7 @@ def check_labeler(context: RunContext, labeler: str | None) -> str:
             )
         load_object(data.preference, group=PREFERENCES)
         return labeler
-    name = config.names[0] if labeler == JUDGE else labeler
+    name = config.judge_names[0] if labeler == JUDGE else labeler
     if kind_of(name)[0] == SAME_LABELS:
         option = f"--labels {labeler}" + ("" if labeler == name else f", which is {name} here,")
         raise ZooError(
@@ -156,7 +156,7 @@ def write_rounds(runs: Sequence[RunContext]) -> tuple[Path, list[dict[str, Any]]
 def _round_row(run: RunContext, previous: RunContext | None) -> dict[str, Any]:
     outcome = read_outcome(Variant(), run.directory)
     reward_document = run.record("reward").read().get("reward_model") or {}
-    counts = {} if run.round is None else read_json(run.round.folder / PAIRS_FILE)
+    counts = {} if run.round is None else read_json(run.round.folder / PAIRS_RECORD_FILE)
     return {
         "round": 1 if run.round is None else run.round.number,
         "directory": str(run.directory),

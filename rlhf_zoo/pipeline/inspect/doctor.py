@@ -40,7 +40,7 @@ from ...runs.context import RunContext, stages_to_train
 from ...runs.dataset import stage_source
 from ...runs.judge import check_same_labels, evaluation_of
 from ...runs.models import ParentCheckpoint
-from ...runs.parents import is_trained, parent, parent_names, reward_roles
+from ...runs.parents import find_parent, is_member_trained, parent_names, reward_roles
 from ...runs.registry import REWARD_ROLES, is_member, reward_names
 from ...runs.settings.loading import check_installed, loading_of
 from ...runs.settings.parse import StageSettings
@@ -203,7 +203,7 @@ def _check_evaluation_prompts(context: RunContext) -> tuple[None, str]:
 def _check_judges(context: RunContext, data_context: RunContext) -> tuple[None, str]:
     check_same_labels(context)
     check_judges(data_context)
-    return None, ", ".join(evaluation_of(context).names)
+    return None, ", ".join(evaluation_of(context).judge_names)
 
 
 # The models that PPO starts from
@@ -216,10 +216,10 @@ def _find_parent(context: RunContext, settings: StageSettings, role: str) -> tup
     if name is None:
         defaults = {"reward": "only reward functions", "value": "the critic starts from the reward model or the policy"}
         return None, f"none: {defaults[role]}"
-    if is_member(name) and not is_trained(context, name):
+    if is_member(name) and not is_member_trained(context, name):
         raise SkipCheck(f"train {name} with `rlhf-zoo ensemble` first")
     try:
-        checkpoint = parent(context, name)
+        checkpoint = find_parent(context, name)
     except ZooError as error:
         is_missing = isinstance(error.__cause__, (RepositoryNotFoundError, RevisionNotFoundError))
         if name in context.recipe.stages and is_missing:

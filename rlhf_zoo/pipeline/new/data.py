@@ -18,7 +18,7 @@ from ...runs.data.columns import has_placeholders, placeholders
 from ...runs.data.layout import Form, convert_rows
 from ...runs.data.sources import file_problem
 from ...runs.data.tables import dataset_of
-from ...runs.data.turns import SHAREGPT, speaker
+from ...runs.data.turns import SHAREGPT, first_role
 
 #: Maximum number of rows to count in a split whose size is not declared.
 MAX_COUNTED = 5000
@@ -267,7 +267,7 @@ def _columns(rows: datasets.Dataset, form: Form, requested: Mapping[str, str]) -
         return mapping("prompt", "completion")
     if has_pairs:
         chosen = data_columns["chosen"]
-        if speaker(first[chosen]) not in (None, "assistant"):
+        if first_role(first[chosen]) not in (None, "assistant"):
             return {"messages": chosen}
         if SHAREGPT in names:
             return mapping("chosen", "rejected")

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from ...fileio import parse_json
-from ...runs.recipe import Recipe, read_mapping, shipped
+from ...runs.recipe import Recipe, read_mapping, shipped_folder
 from ...runs.registry import STAGES, is_member, reward_names
 
 
 @cache
 def published_shapes() -> Mapping[str, Mapping[str, Any]]:
     """Reads recipes/shapes.yaml: repository -> shape, for models that recipes use."""
-    return read_mapping(shipped() / "shapes.yaml")
+    return read_mapping(shipped_folder() / "shapes.yaml")
 
 
 def model_names(recipe: Recipe, flags: Mapping[str, Mapping[str, Any]]) -> list[str]:

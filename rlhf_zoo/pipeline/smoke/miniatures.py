@@ -13,7 +13,7 @@ from ...hub.client.publish import publish_files
 from ...runs.recipe import Recipe, is_repository_name
 from ...runs.settings.declared import default_of
 from ...runs.settings.key_classes import check_architecture, check_download, effective_keys
-from ...runs.settings.loading import BITS_OPTIMIZERS
+from ...runs.settings.loading import BITSANDBYTES_OPTIMIZERS
 from .models import make_family, save_model
 
 #: Rows per split. The recipe's row patterns are repeated to fill a split.
@@ -63,7 +63,7 @@ def small_flags(recipe: Recipe) -> dict[str, dict[str, Any]]:
             stage_flags["response_length"] = min(
                 keys.get("response_length", default_of("ppo", "response_length")), RESPONSE_LENGTH
             )
-        if no_bitsandbytes and any(word in str(keys.get("optim")) for word in BITS_OPTIMIZERS):
+        if no_bitsandbytes and any(word in str(keys.get("optim")) for word in BITSANDBYTES_OPTIMIZERS):
             stage_flags["optim"] = "adamw_torch"
         if no_bitsandbytes and (keys.get("load_in_4bit") or keys.get("load_in_8bit")):
             stage_flags |= {"load_in_4bit": False, "load_in_8bit": False}

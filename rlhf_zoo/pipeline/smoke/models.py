@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import ZooError
 from ...plugins import did_you_mean
-from ...runs.recipe import is_repository_name, read_mapping, shipped
+from ...runs.recipe import is_repository_name, read_mapping, shipped_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -68,7 +68,7 @@ class Family:
 
 def families() -> dict[str, Family]:
     """Returns name -> family, from recipes/families.yaml."""
-    return {name: Family(**keys) for name, keys in read_mapping(shipped() / "families.yaml").items()}
+    return {name: Family(**keys) for name, keys in read_mapping(shipped_folder() / "families.yaml").items()}
 
 
 def make_family(keys: Mapping[str, Any], *, subject: str) -> Family:

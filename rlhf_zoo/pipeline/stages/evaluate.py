@@ -147,7 +147,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     own_pairs_data, source = own_pairs(context), stage_source(context, "ppo")
     inputs = _Inputs(source, own_pairs_data, **checkpoints)
     resolved = inputs.resolved(context)
-    code = judges_code(config.names)  # read before the judges score, because files may be edited meanwhile
+    code = judges_code(config.judge_names)  # read before the judges score, because files may be edited meanwhile
     is_done = _is_done(context, resolved, code)
     if distributed.call_on_main_process(lambda: is_done):
         return False
@@ -157,7 +157,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     trained_on = count_trained_prompts(context, prompts)
     saved = SavedMeasurements(context.directory, {"resolved": resolved, "code": code}, restart=context.restart)
     try:
-        if SAME_LABELS in config.names:
+        if SAME_LABELS in config.judge_names:
             train_same_labels(context)
         evaluator = replace(make_evaluator(context, inputs.sft.path), saved=saved)
         with doing("eval: checking the judges"):
@@ -399,7 +399,7 @@ def evaluation_prompts(context: RunContext, source: DataSource, path: Path | Non
         ZooError: The split has too few rows, or no column with the reference answers.
     """
     prompt_count = context.shared.evaluation.prompts
-    prompts = evaluation_rows(context, source, path=path)
+    prompts = evaluation_rows(context, source, policy_folder=path)
     if len(prompts) < prompt_count:
         raise ZooError(
             f"The {_describe_location(evaluation_location(context))} has {describe_prompt_count(prompts)} prompts, but "
@@ -445,12 +445,12 @@ def check_judges(context: RunContext, *, restart: bool = False) -> None:
     """
     config = evaluation_of(context)
     check_same_labels(context, restart=restart)
-    seed, hub = context.shared.seed, context.hub
-    check_judges_available(config.names, config.llm_settings, labeled=lambda: labeled_rows(context), seed=seed, hub=hub)
+    names, seed, hub = config.judge_names, context.shared.seed, context.hub
+    check_judges_available(names, config.llm_settings, labeled=lambda: labeled_rows(context), seed=seed, hub=hub)
     own_pairs(context)
     check_tasks(config.lm_eval)
     if "ppo" in stages_to_train(context):
-        distributed.call_on_main_process(lambda: check_endpoints(config.names, config.llm_settings))
+        distributed.call_on_main_process(lambda: check_endpoints(config.judge_names, config.llm_settings))
         distributed.call_on_main_process(lambda: check_data(config.lm_eval, context.hub))
     lexicon_judge(context.shared)
 
@@ -468,13 +468,13 @@ def check_rules(context: RunContext, source: DataSource, prompts: Dataset, path:
         ZooError: A rule cannot score answers to a prompt.
     """
     config = evaluation_of(context)
-    rules = [RuleJudge(argument) for kind, argument in map(kind_of, config.names) if kind == "rule"]
+    rules = [RuleJudge(argument) for kind, argument in map(kind_of, config.judge_names) if kind == "rule"]
     if not rules:
         return
     rows_by_part = {"test": prompts}
     if config.checkpoint_prompts > 0:
         with contextlib.suppress(ZooError):  # the evaluation reports missing validation prompts
-            rows = evaluation_rows(context, source, "validation", path=path)
+            rows = evaluation_rows(context, source, "validation", policy_folder=path)
             rows_by_part["validation"] = rows.select(range(min(config.checkpoint_prompts, len(rows))))
     for rule in rules:
         for part, rows in rows_by_part.items():

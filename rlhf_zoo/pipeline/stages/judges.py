@@ -58,7 +58,7 @@ def check_on_pairs(context: RunContext, evaluator: Evaluator, own_pairs: Dataset
     """
     reward_models = evaluator.rewards.model_rewards if evaluator.rewards is not None else []
     same_labels = [
-        JUDGES_OF_LABELS[name] for name in evaluation_of(context).names if shares_reward_labels(context, name)
+        JUDGES_OF_LABELS[name] for name in evaluation_of(context).judge_names if shares_reward_labels(context, name)
     ]
     if context.round is not None:  # the judge that labeled the round's pairs shares the reward model's labels
         same_labels += [judge.name for name, judge in evaluator.panel.named.items() if name == context.round.labeler]

@@ -24,13 +24,13 @@ from ...rewards.functions import Batch, NamedReward, call_functions, check_rewar
 from ...rewards.loading import find_loader, load_reward_model
 from ...rewards.rule import text_of
 from ...rewards.verifiable import AnswerRule
-from ...runs.checkpoint_choice import REWARD_METRICS, metric_name
+from ...runs.checkpoint_choice import REWARD_METRIC_PREFIX, metric_name
 from ...runs.checks.conversations import check_conversations
 from ...runs.context import Publisher, RunContext
 from ...runs.data.layout import drop_long_prompts, has_conversations
 from ...runs.dataset import DataSource, ptx_rows, stage_source, train_and_held_out
 from ...runs.models import ParentCheckpoint
-from ...runs.parents import parent, parent_names, reward_roles
+from ...runs.parents import find_parent, parent_names, reward_roles
 from ...runs.registry import REWARD_ROLES
 from ...runs.settings.loading import loading_of
 from ...runs.settings.parse import StageSettings
@@ -269,11 +269,11 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     started = time.monotonic()
     settings = context.settings("ppo")
     if "sft" in parent_names(settings).values():
-        context.check_shared()
+        context.check_policy_keys_unchanged()
     silence_libraries()
     functions = reward_functions(settings)
     source = stage_source(context, "ppo")
-    parents = {role: parent(context, name) for role, name in parent_names(settings).items()}
+    parents = {role: find_parent(context, name) for role, name in parent_names(settings).items()}
     left_out: dict[str, int] = {}
 
     def build() -> "PPOTrainer":
@@ -329,10 +329,10 @@ def _count_truncated(trainer: Any, _: Path) -> dict[str, Any]:
 def _check_release_metric(settings: StageSettings, names: list[str], weights: list[float]) -> None:
     """Raises ZooError if `release: best` names a reward that does not exist or that PPO maximizes."""
     metric = metric_name(settings.trainer) or ""
-    if settings.release.release != "best" or not metric.startswith(REWARD_METRICS):
+    if settings.release.release != "best" or not metric.startswith(REWARD_METRIC_PREFIX):
         return
     weight_by_name = dict(zip(names, weights, strict=True))
-    name = metric.removeprefix(REWARD_METRICS)
+    name = metric.removeprefix(REWARD_METRIC_PREFIX)
     if name not in weight_by_name:
         raise ZooError(
             f"release: best of the stage ppo would choose by {metric}, but there is no reward {name}: name one of "

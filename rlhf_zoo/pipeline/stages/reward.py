@@ -59,7 +59,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
 
     started = time.monotonic()
     context.settings("reward")  # reports mistakes in the settings before data are prepared
-    context.check_shared()
+    context.check_policy_keys_unchanged()
     silence_libraries()
     context, source = open_pairs(context)
     settings = context.settings("reward")

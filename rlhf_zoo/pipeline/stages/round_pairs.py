@@ -21,7 +21,7 @@ from ...modeling.reserved_columns import columns_for_functions
 from ...plugins import PREFERENCES, load_object
 from ...runs.context import RunContext
 from ...runs.data.digests import digest
-from ...runs.dataset import PAIRS_FILE, labeled_rows, stage_rows, stage_source, training_rows
+from ...runs.dataset import PAIRS_RECORD_FILE, labeled_rows, stage_rows, stage_source, training_rows
 from ...runs.judge import evaluation_of
 from ...runs.prepared import card_head, write_configuration
 from ...runs.record import first_difference
@@ -61,7 +61,7 @@ def make_pairs(context: RunContext, previous: RunContext, *, count: int) -> dict
         "pairs": count,
         "seed": context.settings("reward").trainer.seed,
     }
-    document_path = folder / PAIRS_FILE
+    document_path = folder / PAIRS_RECORD_FILE
     document = read_json(document_path) if document_path.is_file() and not context.restart else None
     if document is not None and document["request"] != request:
         key = first_difference(document["request"], request)

@@ -23,7 +23,7 @@ from ...runs.data.layout import convert_rows
 from ...runs.data.sources import NoSuchPart
 from ...runs.dataset import DataSource, stage_rows, stage_source, train_and_held_out
 from ...runs.models import ParentCheckpoint
-from ...runs.pairs import sampling
+from ...runs.pairs import sampler_arguments
 from ...runs.prepared import add_preferences
 from ...runs.settings.parse import RewardArguments, StageSettings
 from .merged import merged_model
@@ -110,7 +110,7 @@ def sft_samples(context: RunContext, settings: StageSettings, source: DataSource
     prompts = prompts_of(context, source, "train")
     tokenizer = context.shared.chat.write_for_prompts(load_tokenizer(sft.path), prompts)
     loaded = load_causal(merged_model(context, sft))
-    model, options = move_to_best_device(loaded, use_cpu=settings.trainer.use_cpu), sampling(context)
+    model, options = move_to_best_device(loaded, use_cpu=settings.trainer.use_cpu), sampler_arguments(context)
     max_tokens, fix = (context_length_of(model) or math.inf) - options["max_new_tokens"], "lower PPO's response_length"
     limit = context.settings("ppo").data.max_prompt_length if "ppo" in context.recipe.stages else None
     if limit is not None and limit < max_tokens:
@@ -214,7 +214,8 @@ def simulated_pairs(
         "test": data.simulated_test_pairs,
         "preference": data.preference,
         **{
-            name: asdict(value) if isinstance(value, Truncation) else value for name, value in sampling(context).items()
+            name: asdict(value) if isinstance(value, Truncation) else value
+            for name, value in sampler_arguments(context).items()
         },
     }
     inputs_file = folder / "made.json"
@@ -309,7 +310,7 @@ def sample_pairs(
             keys=[(*stream, index, side) for index in range(len(prompts))],
             seed=seed,
             desc=f"pairs to compare, side {side + 1}",
-            **sampling(context),
+            **sampler_arguments(context),
         )
         for side in (0, 1)
     )

@@ -77,7 +77,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
             train, tokenizer, tokenizer_settings.trainer, text_column=settings.trainer.dataset_text_field
         )
         if cut_report is not None and cut_report.cut:
-            log.warning("%s.", cut_report.line)
+            log.warning("%s.", cut_report.sentence)
             cut_rows.update(asdict(cut_report))
         trainer = make_trainer(
             SFTTrainer,

@@ -28,7 +28,12 @@ from ...ppo.waiting import WaitEnded
 from ...publishing.adapters import check_base
 from ...publishing.sender import claim_stage_repository, keep_published_lineage
 from ...publishing.sent import unpublished
-from ...runs.checkpoint_choice import choose, delete_old_checkpoints, delete_old_optimizer_states, steps_to_protect
+from ...runs.checkpoint_choice import (
+    choose_checkpoint,
+    delete_old_checkpoints,
+    delete_old_optimizer_states,
+    steps_to_protect,
+)
 from ...runs.code import check_code, stage_code
 from ...runs.context import Publisher, RunContext
 from ...runs.data.digests import check_unchanged, digest
@@ -205,7 +210,7 @@ def _train_and_record(
 def _finish(run: _Run, trainer: Trainer, conclude: Callable[[Any, Path], Mapping[str, Any]] | None) -> None:
     """Chooses the checkpoint of a stage that trained to its last step, and records the result."""
     release = run.settings.release
-    chosen = choose(run.record, release, trainer.args)
+    chosen = choose_checkpoint(run.record, release, trainer.args)
     path = run.record.checkpoint_path(chosen["step"])
     if release.push_merged:
         save_merged(path, path / MERGED_MODEL, dtype=run.settings.model.dtype)
@@ -466,7 +471,7 @@ def _add_callbacks(
             unpublished_paths = unpublished(record, context.repo(settings.stage), hub=context.hub.label)
             unsent = {checkpoint_step(path) for path in unpublished_paths}
         protected_steps = unsent | steps_to_protect(record, settings.release, settings.trainer)
-        delete_old_checkpoints(record, keep=settings.keep, protected=protected_steps)
+        delete_old_checkpoints(record, keep=settings.save_total_limit, protected=protected_steps)
         delete_old_optimizer_states(record, keep=settings.release.save_optimizer_limit)
 
     finish = None if finish_checkpoint is None else functools.partial(finish_checkpoint, trainer)

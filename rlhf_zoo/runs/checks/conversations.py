@@ -35,7 +35,7 @@ def check_conversations(
     Raises:
         ZooError: The template refuses a conversation; the message names its row.
     """
-    for split in _splits(context, stage):
+    for split in _split_names(context, stage):
         rows = stage_rows(context, stage, source, split)
         if has_conversations(rows):
             label = f"the split {split} of {source.location} (stage {stage})"
@@ -75,7 +75,7 @@ def check_rows(rows: Dataset, tokenizer: "PreTrainedTokenizerBase", *, subject: 
             check_keeps_words(turns, rendering, tokenizer)
 
 
-def _splits(context: RunContext, stage: str) -> list[str]:
+def _split_names(context: RunContext, stage: str) -> list[str]:
     data = context.settings(stage).data
     names = [data.dataset_train_split, data.dataset_test_split, getattr(data, "dataset_validation_split", None)]
     if stage == "ppo":

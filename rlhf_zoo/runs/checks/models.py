@@ -93,7 +93,7 @@ def named_models(
         ZooError: A model cannot be loaded, or a reward model is a GGUF file.
     """
     models = {}
-    for role, (key, name, revision) in _models_from_elsewhere(stages).items():
+    for role, (key, name, revision) in _untrained_models(stages).items():
         if role in REWARD_ROLES:
             check_no_gguf(name, key=key)
         try:
@@ -105,7 +105,7 @@ def named_models(
     return models
 
 
-def _models_from_elsewhere(stages: Mapping[str, StageSettings]) -> dict[str, tuple[str, str, str | None]]:
+def _untrained_models(stages: Mapping[str, StageSettings]) -> dict[str, tuple[str, str, str | None]]:
     """Returns {role: (key, name, revision)} of the models that no stage of the recipe trains."""
     models: dict[str, tuple[str, str, str | None]] = {}
     if "sft" in stages and stages["sft"].model.model_name_or_path is not None:
@@ -134,7 +134,7 @@ def uses_hub(recipe: Recipe, shared: RecipeConfig, stages: Mapping[str, StageSet
         shared: The recipe's keys in recipe.yaml.
         stages: Stage -> settings.
     """
-    models = [name for _, name, _ in _models_from_elsewhere(stages).values()]
+    models = [name for _, name, _ in _untrained_models(stages).values()]
     data: list[Any] = [shared, shared.evaluation.labeled_data, *(settings.data for settings in stages.values())]
     if (pairs_keys := own_pairs_keys(recipe, shared)) is not None:
         data.append(pairs_keys)
@@ -147,7 +147,7 @@ def _missing_model_fix(key: str) -> str:
     return f"check {key}, --hub and --source_hub."
 
 
-def _check_named(models: Mapping[str, NamedModel], stages: Mapping[str, StageSettings]) -> None:
+def _check_named_models(models: Mapping[str, NamedModel], stages: Mapping[str, StageSettings]) -> None:
     """Checks that the models' code is trusted and has the needed classes, and that labels and tokenizers fit."""
     for model in models.values():
         if needs_remote_code(model.config) and not is_code_trusted():
@@ -215,7 +215,7 @@ def check_tokenizers(models: Mapping[str, NamedModel], ppo: StageSettings) -> No
 
 
 def starting_models(context: RunContext) -> dict[str, NamedModel]:
-    """Returns the models from which the stages that are not trained yet will start.
+    """Finds and checks the models from which the stages that are not trained yet will start.
 
     Args:
         context: The run.
@@ -228,7 +228,7 @@ def starting_models(context: RunContext) -> dict[str, NamedModel]:
     """
     stages = stages_to_train(context)
     models = named_models(stages, context.hub)
-    _check_named(models, stages)
+    _check_named_models(models, stages)
     has_loader = "ppo" in stages and stages["ppo"].data.reward_model_loader is not None  # may read any file
     for role, model in models.items():
         if Path(model.name).is_dir() and not (has_loader and role in REWARD_ROLES):

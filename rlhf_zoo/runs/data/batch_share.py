@@ -1,4 +1,4 @@
-"""The share of a batch that one of several processes trains on."""
+"""Divides the batch of a recipe among the processes that train on it."""
 
 import math
 from collections.abc import Mapping

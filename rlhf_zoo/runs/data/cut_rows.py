@@ -33,7 +33,7 @@ class CutRows:
     without_answer: int
 
     @property
-    def line(self) -> str:
+    def sentence(self) -> str:
         """The counts as a sentence without a full stop."""
         lost = f"; {self.without_answer:,} of them keep no token of the answer" if self.without_answer else ""
         return f"max_length, {self.max_length}, cuts {self.cut:,} of {self.rows:,} rows{lost}"
@@ -51,7 +51,7 @@ def count_cut_rows(
         text_column: The column of plain texts.
 
     Returns:
-        The counts; None if nothing is lost, because max_length is None or packing moves the rest to another row.
+        The counts; None if nothing is lost: max_length is None, or packing moves the remaining tokens to another row.
     """
     max_length = trainer.max_length
     if max_length is None or (trainer.packing and trainer.packing_strategy != "bfd"):

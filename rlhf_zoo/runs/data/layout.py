@@ -30,10 +30,10 @@ log = logging.getLogger(__name__)
 #: The forms of a row: a text to learn, a pair of answers, a prompt, or a text with a label.
 Form = Literal["texts", "pairs", "prompts", "labeled"]
 #: The columns of each form, for error messages.
-NEEDED = {
+_NEEDED_COLUMNS = {
     "texts": "messages, conversations, prompt and completion, or text",
-    "pairs": "chosen and rejected, and prompt or conversations where they do not begin with it",
-    "prompts": "prompt, messages, conversations, or chosen and rejected that begin with one",
+    "pairs": "chosen and rejected, with prompt or conversations if they do not begin with the prompt",
+    "prompts": "prompt, messages, conversations, or chosen and rejected that begin with the prompt",
     "labeled": "text and label",
 }
 #: Keys of PPO's data that determine which prompts are held out of all stages.
@@ -44,7 +44,7 @@ HELD_OUT_KEYS = (
 #: Keys of PPO that determine how completions are cut.
 TRUNCATION_KEYS = ("response_length_min", "truncate_text", "truncate_after")
 #: Minimum similarity to a known key at which an unknown key counts as misspelled.
-MISSPELLED = 0.8
+_TYPO_CUTOFF = 0.8
 #: The start of an answer in dialogues written as one text, such as those of Anthropic/hh-rlhf.
 _ANSWER = "\n\nAssistant:"
 #: (columns that are read, columns that are ignored) for each warning that this process has logged.
@@ -164,7 +164,7 @@ def convert_rows(
         only_prompt = form == "prompts" and "prompt" in rows.column_names  # other columns are for reward functions
         read_columns = ["prompt"] if only_prompt else ["prompt", "messages", "chosen", "rejected"]
         rows = split_dialogues(rows, read_columns, subject=subject[:1].lower() + subject[1:])
-    rows = _in_turns(rows, form, text_column=text_column, declared=columns, subject=subject)
+    rows = _unify_turns(rows, form, text_column=text_column, declared=columns, subject=subject)
     names = set(rows.column_names)
     check_values(rows, form, text_column=text_column, subject=subject[:1].lower() + subject[1:])
     if form in ("pairs", "texts") and (changed := split_common_prompt(rows[0])):
@@ -189,7 +189,7 @@ def convert_rows(
     return _map_rows(rows, as_turns) if conversational and "prompt" in rows.column_names else rows
 
 
-def _in_turns(rows: Dataset, form: Form, *, text_column: str, declared: Mapping[str, str], subject: str) -> Dataset:
+def _unify_turns(rows: Dataset, form: Form, *, text_column: str, declared: Mapping[str, str], subject: str) -> Dataset:
     """Converts all conversations in the columns that the stage reads to lists of {role, content}.
 
     Raises ZooError if the data set lacks the columns that the stage reads.
@@ -214,8 +214,8 @@ def _in_turns(rows: Dataset, form: Form, *, text_column: str, declared: Mapping[
         read_columns = ["prompt"]  # other columns are for reward functions
     else:
         read_columns = ["prompt", "messages", "completion", "chosen", "rejected"] if form != "labeled" else []
-    sharegpt = bool(new_names) or SHAREGPT in declared.values()
-    return as_messages(rows, read_columns, system=sharegpt, subject=subject[:1].lower() + subject[1:])
+    is_sharegpt = bool(new_names) or SHAREGPT in declared.values()
+    return as_messages(rows, read_columns, read_system_column=is_sharegpt, subject=subject[:1].lower() + subject[1:])
 
 
 def _warn_of_ignored_columns(subject: str, read: str, ignored: str) -> None:
@@ -249,7 +249,7 @@ def _check_form(
     read_columns = {"prompt", *([] if form == "labeled" else [SHAREGPT])}.union(*alternatives)
     has_columns = any(needed <= set(names) for needed in alternatives)
     for key in declared:
-        if key not in read_columns and (get_close_matches(key, read_columns, cutoff=MISSPELLED) or not has_columns):
+        if key not in read_columns and (get_close_matches(key, read_columns, cutoff=_TYPO_CUTOFF) or not has_columns):
             suggestion = did_you_mean(key, read_columns)
             key_list = f"its keys are {', '.join(sorted(read_columns))}"
             raise ZooError(
@@ -260,8 +260,8 @@ def _check_form(
     usual_columns = alternatives[-1 if form == "texts" else 0]
     missing = next(name for name in sorted(usual_columns) if name not in names)
     raise ZooError(
-        f"{subject} has no column {missing!r}, only {', '.join(map(repr, names))}: the stage reads {NEEDED[form]}; "
-        "rename the column, set `columns` in the stage, or choose another data set."
+        f"{subject} has no column {missing!r}, only {', '.join(map(repr, names))}: the stage reads "
+        f"{_NEEDED_COLUMNS[form]}; rename the column, set `columns` in the stage, or choose another data set."
     )
 
 
@@ -288,10 +288,10 @@ def split_pair(row: Mapping[str, Any]) -> dict[str, Any]:
     shorter = min(len(chosen), len(rejected))
     common = next((index for index in range(shorter) if chosen[index] != rejected[index]), shorter)
     if isinstance(chosen, str):
-        answer = chosen[:common].rfind(_ANSWER)
+        marker = chosen[:common].rfind(_ANSWER)
         # As in tokenizers, a newline belongs to the prompt, and a space to the answer's first word.
         space = _last_space(chosen[:common])
-        common = answer + len(_ANSWER) if answer >= 0 else space + (space >= 0 and chosen[space] != " ")
+        common = marker + len(_ANSWER) if marker >= 0 else space + (space >= 0 and chosen[space] != " ")
         common = max(common, 0)
     else:
         common = min(common, shorter - 1)

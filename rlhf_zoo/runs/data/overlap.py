@@ -135,12 +135,12 @@ class PromptIndex:
 
     def __init__(self, rows: Iterable[Mapping[str, Any]]) -> None:
         self._prompts_by_text: dict[str, list[int]] = {}  # normalized question -> indices of the prompts that ask it
-        self.all_long = True
+        self.has_only_long_prompts = True
         for prompt_index, row in enumerate(rows):
             texts = _extract_question(row).texts
             for text in texts:
                 self._prompts_by_text.setdefault(text, []).append(prompt_index)
-            self.all_long &= bool(texts) and _is_long(texts[0])
+            self.has_only_long_prompts &= bool(texts) and _is_long(texts[0])
         self._long_texts = list(filter(_is_long, self._prompts_by_text))
         self._texts_by_window: dict[int, list[int]] = {}
         for index, text in enumerate(self._long_texts):
@@ -224,7 +224,7 @@ def find_overlap(
         if matches := index_of_prompts.find_in(row):
             common |= matches
             with_prompt.add(index)
-        is_complete = is_complete and (index_of_prompts.all_long or _extract_question(row).has_prompt)
+        is_complete = is_complete and (index_of_prompts.has_only_long_prompts or _extract_question(row).has_prompt)
     return Overlap(common, with_prompt, is_complete)
 
 

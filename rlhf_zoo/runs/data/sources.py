@@ -36,8 +36,8 @@ _MISSING_PART = {
     "configuration": re.compile(r"(?:BuilderConfig '.*' not found\. Available|available configs): (\[.*\])"),
     "split": re.compile(r"(?:Unknown split|Bad split).*(\[.*\])"),
 }
-#: Keys of a recipe that name the configuration and the split, for messages.
-KEYS: Mapping[str, str] = {"configuration": "dataset_config", "split": "dataset_train_split or dataset_test_split"}
+#: Part of a data set -> the keys of a recipe that name it, for messages.
+PART_KEYS: Mapping[str, str] = {"configuration": "dataset_config", "split": "dataset_train_split or dataset_test_split"}
 #: A file by which the Hub recognizes a data set as a benchmark.
 BENCHMARK_FILE = "eval.yaml"
 
@@ -65,7 +65,7 @@ class DataSource:
     outage: str | None = None
 
     def load(
-        self, configuration: str | None, split: str, *, columns: list[str], keys: Mapping[str, str] = KEYS
+        self, configuration: str | None, split: str, *, columns: list[str], keys: Mapping[str, str] = PART_KEYS
     ) -> datasets.Dataset:
         """Loads one split.
 
@@ -82,7 +82,7 @@ class DataSource:
         # `datasets` lists the files of the folder. The sender must not write run.json there meanwhile, because the list
         # would contain that write's temporary file.
         with self._loading(configuration, split, keys) as (label, data, options), block_record_writes():
-            if (cache := _cache_of(self.location)) is not None:
+            if (cache := _folder_cache(self.location)) is not None:
                 options["cache_dir"] = cache
             try:
                 loaded = data.load(configuration, split, **options)
@@ -125,7 +125,7 @@ class DataSource:
 
     @contextlib.contextmanager
     def _loading(
-        self, configuration: str | None, split: str, keys: Mapping[str, str] = KEYS
+        self, configuration: str | None, split: str, keys: Mapping[str, str] = PART_KEYS
     ) -> Iterator[tuple[str, CheckedData, LoaderOptions]]:
         """Yields (label for messages, the checked data set, keywords for the loader).
 
@@ -203,7 +203,7 @@ def file_problem(path: Path) -> str | None:
                     position = f"{error.msg}, column {error.colno}"
                     return f"line {number} of {file.name} is not JSON ({position}); correct that line"
                 except RecursionError:
-                    return f"line {number} of {file.name} is nested too deep; correct that line"
+                    return f"line {number} of {file.name} is nested too deeply; correct that line"
     return None
 
 
@@ -307,12 +307,12 @@ def _read_benchmark(path: Path) -> dict[str, Any] | None:
     if path.stat().st_size > MAX_CHARACTERS:
         return None
     try:
-        return benchmark(path.read_text(encoding="utf-8"))
+        return parse_benchmark(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError:
         return None
 
 
-def benchmark(text: str) -> dict[str, Any] | None:
+def parse_benchmark(text: str) -> dict[str, Any] | None:
     """Parses the text of an eval.yaml, by which a data set registers as a benchmark.
 
     Args:
@@ -334,8 +334,11 @@ def benchmark(text: str) -> dict[str, Any] | None:
     return {"name": str(content.get("name") or ""), "tasks": registered_tasks} if registered_tasks else None
 
 
-def _cache_of(location: str) -> str | None:
-    """Returns a cache folder for a local folder's present content; the default cache distinguishes folders by name."""
+def _folder_cache(location: str) -> str | None:
+    """Returns a cache folder for the present content of a local folder; None for other data sets.
+
+    The default cache would not notice that the content has changed, because it distinguishes folders by name.
+    """
     folder = Path(location)
     if not folder.is_dir():
         return None

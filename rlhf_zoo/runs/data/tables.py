@@ -14,7 +14,7 @@ from datasets.packaged_modules.json.json import Json
 from datasets.packaged_modules.parquet.parquet import Parquet
 
 #: The errors that Arrow raises for values that do not fit one type.
-MIXED = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError)
+_MIXED_TYPE_ERRORS = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError)
 
 
 def dataset_of(columns: Mapping[str, Sequence[Any]]) -> datasets.Dataset:
@@ -30,7 +30,7 @@ def dataset_of(columns: Mapping[str, Sequence[Any]]) -> datasets.Dataset:
     for name, values in columns.items():
         try:
             column = datasets.Dataset.from_dict({name: values})
-        except MIXED:
+        except _MIXED_TYPE_ERRORS:
             column = datasets.Dataset.from_dict({name: values}, on_mixed_types="use_json")
         one_column_sets.append(column)
     return datasets.concatenate_datasets(one_column_sets, axis=1) if one_column_sets else datasets.Dataset.from_dict({})
@@ -54,7 +54,7 @@ def read_all_rows(
 
     Raises:
         ValueError: A file cannot be read.
-        RecursionError: A file holds JSON that is nested too deep.
+        RecursionError: A file holds JSON that is nested too deeply.
     """
     read = next((reader for kind, reader in _READERS.items() if isinstance(builder, kind)), None)
     files = (builder.config.data_files or {}).get(split)
@@ -101,7 +101,7 @@ def _concatenate(tables: Sequence[pa.Table]) -> datasets.Dataset:
     """Returns the rows of all tables, even if a column is missing, empty or of another type in some tables."""
     try:
         return datasets.Dataset(pa.concat_tables(tables, promote_options="permissive"))
-    except MIXED:
+    except _MIXED_TYPE_ERRORS:
         names = dict.fromkeys(name for table in tables for name in table.column_names)
         return dataset_of({name: [value for table in tables for value in _values(table, name)] for name in names})
 

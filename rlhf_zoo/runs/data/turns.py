@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 SHAREGPT = "conversations"
-#: Name of a speaker in a data set -> role in chat templates.
-ROLES = {
+#: Name of a speaker in a data set -> the speaker's role in chat templates.
+_ROLE_OF = {
     "human": "user", "user": "user", "prompter": "user",
     "gpt": "assistant", "assistant": "assistant", "model": "assistant", "bot": "assistant", "chatgpt": "assistant",
     "chatbot": "assistant", "bing": "assistant", "bard": "assistant", "function_call": "assistant",
@@ -49,7 +49,7 @@ def conversation_columns(rows: Dataset, *, for_texts: bool, has_columns: bool) -
     if SHAREGPT not in names or names & {"messages", "prompt"}:
         return {}
     if {"chosen", "rejected"} <= names:
-        if speaker(first_value(rows, "chosen")) not in (None, "assistant"):
+        if first_role(first_value(rows, "chosen")) not in (None, "assistant"):
             return {}  # chosen and rejected hold whole conversations, including the prompt
         answer = {"completion": "chosen"} if for_texts and "completion" not in names else {}
         return {"prompt": SHAREGPT, **answer}
@@ -58,24 +58,25 @@ def conversation_columns(rows: Dataset, *, for_texts: bool, has_columns: bool) -
     return {} if has_columns else {"messages": SHAREGPT}
 
 
-def as_messages(rows: Dataset, columns: Iterable[str], *, system: bool, subject: str) -> Dataset:
+def as_messages(rows: Dataset, columns: Iterable[str], *, read_system_column: bool, subject: str) -> Dataset:
     """Converts every conversation in some columns to a list of {role, content}.
 
     Args:
         rows: The data set.
         columns: The columns that the stage reads. Missing columns and columns of texts stay as they are.
-        system: Whether a column `system` has the system prompts for the conversations in `prompt` and `messages`.
+        read_system_column: Whether a column `system`, if there is one, has the system prompts of the conversations in
+            `prompt` and `messages`.
         subject: What to call the data set, within a sentence.
 
     Raises:
-        ZooError: A turn is from a speaker that no chat template has.
+        ZooError: A turn is from a speaker without a known role.
     """
-    system = system and "system" in rows.column_names
     converted_columns = {}
     for name in columns:
         if name not in rows.column_names or not _is_foreign(first_value(rows, name)):
             continue
-        system_texts = rows["system"] if system and name in ("prompt", "messages") else repeat(None)
+        has_system = read_system_column and "system" in rows.column_names and name in ("prompt", "messages")
+        system_texts = rows["system"] if has_system else repeat(None)
         converted_columns[name] = [
             messages_of(value, system=system_text, subject=f"Row {index} of {subject}")
             for index, (value, system_text) in enumerate(zip(rows[name], system_texts, strict=False))
@@ -114,7 +115,7 @@ def turns_of_text(text: str) -> list[dict[str, str]] | None:
     if text_before.strip() or "Human" not in speakers_and_texts[::2]:
         return None
     return [
-        {"role": ROLES[speaker.lower()], "content": content.strip()}
+        {"role": _ROLE_OF[speaker.lower()], "content": content.strip()}
         for speaker, content in zip(speakers_and_texts[::2], speakers_and_texts[1::2], strict=True)
     ]
 
@@ -166,7 +167,7 @@ def messages_of(value: Any, *, system: Any = None, subject: str) -> Any:
         subject: What to call the row, for the error.
 
     Raises:
-        ZooError: A turn is from a speaker that no chat template has.
+        ZooError: A turn is from a speaker without a known role.
     """
     turns = [value] if isinstance(value, Mapping) else value
     if not isinstance(turns, list) or not all(map(_is_turn, turns)):
@@ -201,7 +202,7 @@ def typed_prompt(text: str) -> Prompt:
     return prompt
 
 
-def speaker(value: Any) -> str | None:
+def first_role(value: Any) -> str | None:
     """Returns the role of a conversation's first turn.
 
     Args:
@@ -214,7 +215,7 @@ def speaker(value: Any) -> str | None:
     if turn is None or not _is_turn(turn):
         return None
     role = _role(turn)
-    return ROLES.get(role, role)
+    return _ROLE_OF.get(role, role)
 
 
 def split_common_prompt(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -237,10 +238,10 @@ def split_common_prompt(row: Mapping[str, Any]) -> dict[str, Any]:
         without_prompt = {name: answer[len(prompt) :] for name, answer in answers.items() if _repeats(prompt, answer)}
         return without_prompt | {name: [{"role": "assistant", "content": text}] for name, text in texts.items()}
     completion: Any = row.get("completion")
-    has_prompt = is_conversation(completion) and len(completion) > 1 and speaker(completion) != "assistant"
+    has_prompt = is_conversation(completion) and len(completion) > 1 and first_role(completion) != "assistant"
     if isinstance(prompt, str) and has_prompt:
         return {"prompt": completion[:-1], "completion": completion[-1:]}
-    if isinstance(prompt, str) and answers and all(speaker(answer) == "assistant" for answer in answers.values()):
+    if isinstance(prompt, str) and answers and all(first_role(answer) == "assistant" for answer in answers.values()):
         return {"prompt": [{"role": "user", "content": prompt}]}
     return {}
 
@@ -273,7 +274,7 @@ def _is_turn(turn: Any) -> bool:
 
 
 def _is_foreign_turn(turn: Mapping[str, Any]) -> bool:
-    return turn.get("role") is None or ROLES.get(_role(turn), _role(turn)) != _role(turn)
+    return turn.get("role") is None or _ROLE_OF.get(_role(turn), _role(turn)) != _role(turn)
 
 
 def _role(turn: Mapping[str, Any]) -> str:
@@ -284,7 +285,7 @@ def _role(turn: Mapping[str, Any]) -> str:
 def _message(turn: Mapping[str, Any], subject: str) -> dict[str, Any]:
     role = _role(turn)
     if turn.get("role") is not None:
-        return {**turn, "role": ROLES.get(role, role)}
-    if role not in ROLES:
-        raise ZooError(f"{subject} has a turn from {role!r}, but turns are from {', '.join(ROLES)}: correct it.")
-    return {"role": ROLES[role], "content": turn["value"]}
+        return {**turn, "role": _ROLE_OF.get(role, role)}
+    if role not in _ROLE_OF:
+        raise ZooError(f"{subject} has a turn from {role!r}, but turns are from {', '.join(_ROLE_OF)}: correct it.")
+    return {"role": _ROLE_OF[role], "content": turn["value"]}

@@ -27,8 +27,8 @@ REFUSED = {
 }
 #: Help texts that replace those of the library that declares the key.
 HELP = {
-    ("sft", "pad_token"): "PAD token: one that no text uses; None keeps the tokenizer's, or picks such a token if that "
-    "is EOS.",
+    ("sft", "pad_token"): "PAD token, which no text may use; None keeps the tokenizer's, or picks another token if "
+    "its PAD token is EOS.",
 }
 #: Annotations whose values are checked before the dataclasses are imported.
 _TYPES: dict[str, Any] = {
@@ -73,7 +73,7 @@ def declared_keys(stage: str) -> Mapping[str, Declared]:
     """
     registered = STAGES[stage]
     classes = (registered.arguments, registered.trainer, "trl:ModelConfig", registered.release)
-    keys = {name: key for reference in classes for name, key in _fields(reference).items()}
+    keys = {name: key for reference in classes for name, key in _declared_fields(reference).items()}
     refused = refused_keys(stage).union(RUN_KEYS)
     return {
         name: replace(key, help=HELP.get((stage, name), key.help)) for name, key in keys.items() if name not in refused
@@ -87,15 +87,15 @@ def declared_recipe_keys() -> Mapping[str, Declared]:
     Returns:
         Name -> declaration. Keys under `evaluation:` are evaluation.KEY.
     """
-    keys = _fields(f"{PACKAGE}.runs.settings.parse:RecipeConfig")
+    keys = _declared_fields(f"{PACKAGE}.runs.settings.parse:RecipeConfig")
     del keys["evaluation"]
-    evaluation = _fields(f"{PACKAGE}.runs.settings.evaluation:EvaluationConfig")
+    evaluation = _declared_fields(f"{PACKAGE}.runs.settings.evaluation:EvaluationConfig")
     return keys | {f"evaluation.{name}": key for name, key in evaluation.items()}
 
 
 def model_defaults() -> dict[str, Any]:
-    """Returns the default of every key of trl's ModelConfig, also of those that a stage does not take."""
-    return {name: key.default for name, key in _fields("trl:ModelConfig").items()}
+    """Returns the default of every key of trl's ModelConfig, including keys that no stage takes."""
+    return {name: key.default for name, key in _declared_fields("trl:ModelConfig").items()}
 
 
 def default_of(stage: str, key: str) -> Any:
@@ -115,7 +115,7 @@ def refused_keys(stage: str) -> frozenset[str]:
     Args:
         stage: Name of the stage.
     """
-    return frozenset({*SCRIPT_KEYS, *REFUSED, *_fields("trl:ModelConfig")} - {*STAGES[stage].model_keys})
+    return frozenset({*SCRIPT_KEYS, *REFUSED, *_declared_fields("trl:ModelConfig")} - {*STAGES[stage].model_keys})
 
 
 @functools.cache
@@ -137,16 +137,16 @@ def _enum_hint(annotation: str) -> Any:
     return enum.Enum(name, members, type=str) | str
 
 
-def _fields(reference: str) -> dict[str, Declared]:
+def _declared_fields(reference: str) -> dict[str, Declared]:
     """Returns the fields of the dataclass "module:name", inherited fields first."""
     module, _, name = reference.partition(":")
     path, tree = _find_class(module, name)
     node = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
-    is_own = _dotted(path).startswith(f"{PACKAGE}.")
+    is_own = _module_name(path).startswith(f"{PACKAGE}.")
     fields: dict[str, Declared] = {}
     for base in reversed(node.bases):
         if isinstance(base, ast.Name):
-            fields |= _fields(f"{_module_of(base.id, path, tree)}:{base.id}")
+            fields |= _declared_fields(f"{_module_of(base.id, path, tree)}:{base.id}")
     # If branches of the class body assign a name several values, the last one counts.
     assigned = {
         entry.targets[0].id: entry.value
@@ -181,12 +181,12 @@ def _module_of(name: str, path: Path, tree: ast.Module) -> str:
     """Returns the module that a base class comes from."""
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and name in [alias.name for alias in node.names]:
-            package = _dotted(path).split(".")[: -node.level] if node.level else []
+            package = _module_name(path).split(".")[: -node.level] if node.level else []
             return ".".join([*package, *filter(None, [node.module])])
-    return _dotted(path)
+    return _module_name(path)
 
 
-def _dotted(path: Path) -> str:
+def _module_name(path: Path) -> str:
     """Returns the name under which a file is imported."""
     parts = [path.stem]
     while (path.parent / "__init__.py").is_file():

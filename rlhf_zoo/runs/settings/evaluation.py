@@ -78,7 +78,7 @@ class OwnPairsArguments(LabeledArguments):
 
 @dataclass(frozen=True)
 class ReferenceArguments:
-    """Answers with which SFT and PPO are also compared; the keys under `evaluation.reference`.
+    """Reference answers with which SFT and PPO are compared too; the keys under `evaluation.reference`.
 
     Attributes:
         column: The column of PPO's data that holds the answers.
@@ -187,7 +187,7 @@ class EvaluationConfig:
         return ReferenceArguments(**values)
 
     @property
-    def names(self) -> list[str]:
+    def judge_names(self) -> list[str]:
         """The names of all judges, the headline judge first."""
         return [self.judge or "classifier", *self.judges]
 

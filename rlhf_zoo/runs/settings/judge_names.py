@@ -1,4 +1,4 @@
-"""The names of judges, read without importing anything."""
+"""Parses and checks the names of judges, without importing anything."""
 
 import difflib
 import importlib.util

@@ -52,12 +52,12 @@ class Kind(Enum):
     REFUSED = "refused"
 
 
-def _table(kinds: Mapping[Kind, str]) -> dict[str, Kind]:
+def _kind_by_key(kinds: Mapping[Kind, str]) -> dict[str, Kind]:
     return {name: kind for kind, names in kinds.items() for name in names.split()}
 
 
 #: Keys of sft.yaml, reward.yaml and ppo.yaml.
-STAGE_KEYS: Mapping[str, Kind] = _table(
+STAGE_KEYS: Mapping[str, Kind] = _kind_by_key(
     {
         Kind.PLAIN: " ".join((*QUANTIZATION, *LORA))
         + """
@@ -117,7 +117,7 @@ STAGE_KEYS: Mapping[str, Kind] = _table(
     }
 )
 #: Keys of recipe.yaml; `EVALUATION_KEYS` has those under `evaluation`.
-SHARED_KEYS: Mapping[str, Kind] = _table(
+SHARED_KEYS: Mapping[str, Kind] = _kind_by_key(
     {
         Kind.PLAIN: """
         description license language simulated attribution preferences seed conversational system_prompt
@@ -131,7 +131,7 @@ SHARED_KEYS: Mapping[str, Kind] = _table(
     }
 )
 #: Keys of `evaluation` in recipe.yaml. MACHINE keys may hold anything, because a download's judges are not used.
-EVALUATION_KEYS: Mapping[str, Kind] = _table(
+EVALUATION_KEYS: Mapping[str, Kind] = _kind_by_key(
     {
         Kind.PLAIN: "dataset_test_split",
         Kind.MACHINE: """
@@ -207,8 +207,8 @@ def _warn_ignored(file: Path, stage: str, ignored: tuple[str, ...]) -> None:
 def check_key(name: str, value: Any, kinds: Mapping[str, Kind], *, where: str) -> None:
     """Checks a key of a download's settings and its value, by the key's kind.
 
-    The caller checks keys of the kinds REPOSITORY and OBJECT, because only the caller knows the repository and what the
-    user allowed. Keys of the kind NESTED have separate checks.
+    The caller checks keys of the kinds REPOSITORY and OBJECT, because only the caller knows the repository and which
+    names the user allowed. Keys of the kind NESTED have separate checks.
 
     Args:
         name: A key of a stage or of recipe.yaml.
@@ -277,7 +277,7 @@ def check_download(recipe: Recipe, file: str, keys: Mapping[str, Any], flags: Ma
             forbidden = names if kind is Kind.REFUSED and value else []
         if forbidden:
             raise ZooError(f"{where} sets {key}: {forbidden[0]}, which may load code or cost money: {fix}.")
-        for name in _sources(recipe, file, key, value):
+        for name in _named_sources(recipe, file, key, value):
             if not _may_name(recipe, key, name):
                 key_path = f"{key} under evaluation" if file == "evaluation" else key
                 raise ZooError(
@@ -290,7 +290,7 @@ def check_download(recipe: Recipe, file: str, keys: Mapping[str, Any], flags: Ma
             check_key(key, value, kinds, where=where)
 
 
-def _sources(recipe: Recipe, file: str, key: str, value: Any) -> list[Any]:
+def _named_sources(recipe: Recipe, file: str, key: str, value: Any) -> list[Any]:
     """Returns the models, data sets and files that a key names, except models that the recipe's own stages train."""
     if file == "evaluation":
         if key in _EVALUATION_DATA_KEYS:
@@ -375,12 +375,12 @@ def check_architecture(fields: Any, *, where: str) -> None:
         return
     declared = _word_fields(fields.get("model_type"))
     for name, value in fields.items():
-        wrong_key = _harmful_key(value)
+        harmful_key = _harmful_key(value)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)  # such as conv_kernel: 4
-        is_harmless = holds_only_numbers(value) or (name in declared and wrong_key is None)
+        is_harmless = holds_only_numbers(value) or (name in declared and harmful_key is None)
         if is_number or (is_harmless and not _CODE_FIELD.search(name)):
             continue
-        path = f"{name}.{wrong_key}" if wrong_key else name
+        path = f"{name}.{harmful_key}" if harmful_key else name
         raise ZooError(f"{where} sets architecture.{path}, which may load code: remove it in your own copy.")
 
 

@@ -1,4 +1,4 @@
-"""How a stage's model keys load its model, and the packages that these keys need."""
+"""Converts a stage's model keys to options of loading, and checks that the packages for its keys are installed."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from ...modeling.loading import LoadOptions
 
 # Values of report_to that need a module of the same name.
-REPORTERS = ("clearml", "codecarbon", "comet_ml", "dvclive", "mlflow", "neptune", "swanlab", "trackio", "wandb")
+_REPORTERS = ("clearml", "codecarbon", "comet_ml", "dvclive", "mlflow", "neptune", "swanlab", "trackio", "wandb")
 # Optimizers with one of these in their name need bitsandbytes.
-BITS_OPTIMIZERS = ("8bit", "paged_", "ademamix")
+BITSANDBYTES_OPTIMIZERS = ("8bit", "paged_", "ademamix")
 
 
 def loading_of(settings: StageSettings) -> LoadOptions:
@@ -58,14 +58,14 @@ def check_installed(settings: StageSettings) -> None:
     package_by_key: dict[str, tuple[str, str]] = {}
     if model.load_in_4bit or model.load_in_8bit:
         package_by_key["load_in_4bit" if model.load_in_4bit else "load_in_8bit"] = ("bitsandbytes", "bitsandbytes")
-    if any(mark in optimizer for mark in BITS_OPTIMIZERS) and "torchao" not in optimizer:
+    if any(mark in optimizer for mark in BITSANDBYTES_OPTIMIZERS) and "torchao" not in optimizer:
         package_by_key[f"optim {optimizer}"] = ("bitsandbytes", "bitsandbytes")
     for version in "23":
         if model.attn_implementation == f"flash_attention_{version}":
             module = {"2": "flash_attn", "3": "flash_attn_interface"}[version]
             package_by_key[f"attn_implementation {model.attn_implementation}"] = (module, "flash-attn")
     for name in settings.trainer.report_to or ():
-        if name in REPORTERS:
+        if name in _REPORTERS:
             package_by_key[f"report_to {name}"] = (name, name.replace("_", "-"))
     for key, (module, package) in package_by_key.items():
         if importlib.util.find_spec(module) is None:

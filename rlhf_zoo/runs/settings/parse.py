@@ -91,7 +91,7 @@ class RewardArguments(DataArguments):
     judge_share: float | None = option(
         None, "Share of the training prompts reserved for the judge same-labels, not the reward model."
     )
-    score_samples: int = option(512, "SFT samples from which the mean and deviation of the scores are measured.")
+    score_samples: int = option(512, "Number of SFT samples for the mean and deviation of the scores.")
     fsdp2: bool = option(False, "Shard the model over the processes (docs/scale.md).")
 
     @property
@@ -122,7 +122,7 @@ class PPOArguments(DataArguments):
         None, "PAD token for a policy without an SFT stage whose tokenizer has no PAD token other than EOS."
     )
     ptx_dataset_config: str | None = option("lines", "Configuration with texts for the loss of ptx_coef.")
-    ptx_dataset_split: str = option("train", "Split that these texts come from.")
+    ptx_dataset_split: str = option("train", "Split of the texts for the loss of ptx_coef.")
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class StageSettings:
         trainer: The trainer's keys, a TrainingArguments.
         model: trl's ModelConfig.
         release: What is published.
-        keep: save_total_limit. The trainer does not get this key, because it would delete unsent checkpoints.
+        save_total_limit: The key of this name. The trainer does not get it, because it would delete unsent checkpoints.
         resolved: The keys that the recipe and flags set. They are recorded, and their fingerprint identifies the run's
             settings.
     """
@@ -147,7 +147,7 @@ class StageSettings:
     trainer: Any
     model: Any
     release: ReleaseArguments
-    keep: int | None
+    save_total_limit: int | None
     resolved: Mapping[str, Any]
 
 
@@ -182,16 +182,16 @@ def stage_keys(stage: str) -> dict[str, tuple[Any, Any, str]]:
     return {name: key for name, key in entries if name not in excluded}
 
 
-def _keys_of(kind: type) -> dict[str, tuple[Any, Any, str]]:
+def _keys_of(data_class: type) -> dict[str, tuple[Any, Any, str]]:
     """Returns the fields that a dataclass is constructed with: name -> (type, default, help)."""
-    hints = type_hints(kind)
+    hints = type_hints(data_class)
     return {
         entry.name: (
             hints[entry.name],
             None if entry.default is dataclasses.MISSING else entry.default,
             entry.metadata.get("help", ""),
         )
-        for entry in dataclasses.fields(kind)
+        for entry in dataclasses.fields(data_class)
         if entry.init
     }
 
@@ -251,7 +251,7 @@ def _recipe_hints() -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _flag_hint(name: str, hints: Mapping[str, Any]) -> str:
-    """Returns the end of the error message for an unknown flag without `STAGE.`: how to write the flag."""
+    """Returns the end of the error message for an unknown flag without `STAGE.`, which says how to write it."""
     flags = {key: key for key in hints}
     for stage in STAGES:
         flags |= {f"{stage}.{key}": key for key in declared_keys(stage)}
@@ -318,13 +318,13 @@ def stage_settings(
             f"The settings of the stage {stage} of {recipe.name} do not work: {first_line(error)}."
         ) from error
     _check_trainer(trainer, stage)
-    check_model(model, stage, critic=getattr(trainer, "critic", None), shards=bool(arguments.get("fsdp2")))
+    check_model(model, stage, critic=getattr(trainer, "critic", None), is_sharded=bool(arguments.get("fsdp2")))
     check_combinations(stage, data, trainer, model, release)
-    keep = resolved.get("save_total_limit")
+    limit = resolved.get("save_total_limit")
     # A run may be resumed with other values of these keys, so they are not in its fingerprint.
     for name in ("fsdp2", "offload_frozen", "reward_timeout"):
         resolved.pop(name, None)
-    return StageSettings(stage, shared, data, trainer, model, release, keep, {**resolved, "recipe": fingerprinted})
+    return StageSettings(stage, shared, data, trainer, model, release, limit, {**resolved, "recipe": fingerprinted})
 
 
 def check_combinations(stage: str, data: Any, trainer: Any, model: Any, release: Any) -> None:
@@ -348,7 +348,7 @@ def check_combinations(stage: str, data: Any, trainer: Any, model: Any, release:
                 f"load_best_model_at_end of the stage {stage} loads unsharded weights, unlike fsdp2: remove it."
             )
         check_can_shard(trainer.world_size, OptimizerNames(trainer.optim).value)
-    check_rule(stage, release, trainer, held_out=data.evaluated_split)
+    check_rule(stage, release, trainer, evaluated_split=data.evaluated_split)
     if (
         trainer.eval_strategy != "no"
         and data.evaluated_split is None

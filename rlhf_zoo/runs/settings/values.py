@@ -18,13 +18,13 @@ from ...modeling.remote_code import TRUST_CODE_FLAG
 from ...plugins import did_you_mean
 from .declared import REFUSED, RUN_KEYS
 
-MAX_DEPTH = 64
-MAX_SHOWN = 200
-PLAIN = "text, numbers, true and false, lists and mappings"
+_MAX_DEPTH = 64
+_MAX_REPR = 200
+_PLAIN_TYPES = "text, numbers, true and false, lists and mappings"
 
 
-class NotPlain(ValueError):
-    """A text begins like a list or mapping but is not valid JSON or YAML, so it is not read as plain text either."""
+class BadLiteral(ValueError):
+    """A text that begins like a list or mapping is neither JSON nor YAML, or holds values that JSON cannot hold."""
 
 
 def coerce(value: Any, hint: Any) -> Any:
@@ -51,7 +51,7 @@ def coerce(value: Any, hint: Any) -> Any:
         for member in sorted((kind for kind in members if kind is not type(None)), key=lambda kind: kind is str):
             try:
                 return coerce(value, member)
-            except NotPlain:
+            except BadLiteral:
                 raise
             except ValueError as error:
                 expected.append(str(error))
@@ -144,7 +144,7 @@ def _split(text: str) -> list[str]:
 
 
 def _parse_literal(text: str, opening: str) -> Any:
-    """Parses a text that starts with `opening` as JSON or YAML; returns any other text as it is. Raises NotPlain."""
+    """Parses a text that starts with `opening` as JSON or YAML; returns any other text as it is. Raises BadLiteral."""
     if not text.startswith(opening):
         return text
     try:
@@ -153,11 +153,11 @@ def _parse_literal(text: str, opening: str) -> Any:
         try:
             content = load_yaml(text)
         except BadYAML as error:
-            raise NotPlain(f"YAML or JSON ({error.reason})") from None
+            raise BadLiteral(f"YAML or JSON ({error.reason})") from None
     try:
         _check_plain(content)
     except ValueError as error:
-        raise NotPlain(str(error)) from None
+        raise BadLiteral(str(error)) from None
     return content
 
 
@@ -176,7 +176,7 @@ def json_object(text: str, *, option: str, example: str) -> dict[str, Any]:
         content = json.loads(text)
         _check_plain(content)
     except (ValueError, RecursionError) as error:
-        problem = "it is nested too deep" if isinstance(error, RecursionError) else error
+        problem = "it is nested too deeply" if isinstance(error, RecursionError) else error
         raise ZooError(f"{option} is {short_repr(text)}, which is not JSON ({problem}): write {example}.") from error
     if not isinstance(content, dict):
         raise ZooError(f"{option} is {short_repr(text)}, which is not a JSON object: write {example}.")
@@ -211,8 +211,8 @@ def parse_numbers(flag: str, text: str, *, example: str) -> list[float]:
 
 def _check_plain(value: Any, depth: int = 0) -> None:
     """Raises ValueError unless a value is the same after it is written to run.json and read again."""
-    if depth > MAX_DEPTH:
-        raise ValueError(f"at most {MAX_DEPTH} levels of nesting")
+    if depth > _MAX_DEPTH:
+        raise ValueError(f"at most {_MAX_DEPTH} levels of nesting")
     if isinstance(value, str):
         if "\0" in value or any("\ud800" <= character <= "\udfff" for character in value):
             raise ValueError("text without NUL characters and lone surrogates")
@@ -229,11 +229,11 @@ def _check_plain(value: Any, depth: int = 0) -> None:
         if value.bit_length() > 63:
             raise ValueError("whole numbers of at most 63 bits")
     elif value is not None and not isinstance(value, float):
-        raise ValueError(PLAIN)
+        raise ValueError(_PLAIN_TYPES)
 
 
 def short_repr(value: Any) -> str:
-    """Returns repr(value) for a message, cut to `MAX_SHOWN` characters.
+    """Returns repr(value) for a message, cut to `_MAX_REPR` characters.
 
     Args:
         value: Any value, even one that has no repr.
@@ -242,7 +242,7 @@ def short_repr(value: Any) -> str:
         text = repr(value)
     except (ValueError, RecursionError):  # Python does not print integers of more than 4,300 digits
         return "too large to show"
-    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
+    return text if len(text) <= _MAX_REPR else f"{text[:_MAX_REPR]}…"
 
 
 @functools.cache
