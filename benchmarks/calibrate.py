@@ -1,11 +1,11 @@
-"""Makes the planner's rates, rlhf_zoo/pipeline/plan/rates.json, of what `make bench` and `make gpu` measured.
+"""Fits the planner's rates to the results of `make bench` and `make gpu`; writes rlhf_zoo/pipeline/plan/rates.json.
 
-    python benchmarks/calibrate.py          # of the newest file of each machine in benchmarks/results
-    python benchmarks/calibrate.py --check  # runs nothing and writes nothing: exit code 1 where they are others
+    python benchmarks/calibrate.py          # uses the newest file of each machine in benchmarks/results
+    python benchmarks/calibrate.py --check  # writes nothing: exit code 1 if rates.json is out of date
 
-Of several shapes of work the rates are fitted by least squares of relative errors, none below 0; the error is that of a
-whole update at each point by a fit without it. Of fewer than three shapes each phase has one rate, and no error is
-known.
+With at least three points, rates are fitted by least squares of relative errors, none below 0. The error is that of a
+whole update at each point, predicted by a fit without that point. With fewer points, all counts of a phase share one
+rate, and the error is unknown.
 """
 
 import argparse
@@ -31,23 +31,24 @@ from rlhf_zoo.pipeline.plan.seconds import RATES_FILE, Rates
 from rlhf_zoo.pipeline.plan.shapes import new_shape
 
 RESULTS = Path(__file__).parent / "results"
-BUSY = 0.25  # CPU seconds a second that others used: such a process is left out
-#: Rates of a phase -> the counts of `Work` that they are for.
+MAX_LOAD = 0.25  # cores that other processes used: results of a process with more are left out
+#: Phase -> its rates, each with the count of `Work` that it is multiplied by.
 PHASES = {
     "sample": {"forward": "prefill", "decode": "decode", "layer_step": "layer_steps"},
     "read": {"forward": "passes", "head": "head"},
     "update": {"update": "update", "update_head": "update_head", "trained": "trained"},
 }
-OF_PHASE = {"rollout": "sample", "values": "read", "reference": "read", "reward": "read", "update": "update"}
-#: What `make gpu` of before 2026-11-24 measured under `speed`: Qwen2.5-0.5B's shape, prompts of 16 to 32 tokens.
-#: Only its float32 is still used, as the parts of today measure bf16 alone.
-OLD = {"sample": "sample", "reference and values": "read", "score": "read", "update": "update"}
-OLD_SPEED = Point(896, 24, 14, 4864, 151_936, batch=64, prompt=(16, 32), response=256, ends=0.0, kv=2, micro=8)
+#: Phase in the results -> phase of the planner.
+PLANNER_PHASES = {"rollout": "sample", "values": "read", "reference": "read", "reward": "read", "update": "update"}
+#: The part `speed` of `make gpu` before 2026-11-24 measured Qwen2.5-0.5B's shape with prompts of 16 to 32 tokens. Only
+#: its float32 is still used, as the current parts measure only bf16.
+OLD_PLANNER_PHASES = {"sample": "sample", "reference and values": "read", "score": "read", "update": "update"}
+OLD_POINT = Point(896, 24, 14, 4864, 151_936, batch=64, prompt=(16, 32), response=256, ends=0.0, kv=2, micro=8)
 
 
 @dataclass(frozen=True)
-class Seen:
-    """Seconds by phase of an update at a point."""
+class Measurement:
+    """The seconds of each planner phase in an update at a point, with the work that the update does."""
 
     point: str
     work: Work
@@ -58,77 +59,87 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args(arguments)
-    made = rendered()
+    content = render_rates()
     if options.check:
-        return int(RATES_FILE.read_text(encoding="utf-8") != made)
-    RATES_FILE.write_text(made, encoding="utf-8")
-    print(made, end="")
+        return int(RATES_FILE.read_text(encoding="utf-8") != content)
+    RATES_FILE.write_text(content, encoding="utf-8")
+    print(content, end="")
     return 0
 
 
-def rendered() -> str:
-    """rates.json as the results say."""
-    result = [rates for path in newest() for rates in of_file(path)]
-    lines = ",\n".join(json.dumps(_rounded(asdict(one))) for one in result)
+def render_rates() -> str:
+    """Returns the content of rates.json for the current results."""
+    all_rates = [rates for path in newest_results() for rates in rates_from_file(path)]
+    lines = ",\n".join(json.dumps(_round_floats(asdict(rates))) for rates in all_rates)
     return f'{{"rates": [\n{lines}\n]}}\n'
 
 
-def newest() -> list[Path]:
-    """The newest file of each machine, DATE-MACHINE.json, the newest machine first: it stands for any CPU."""
+def newest_results() -> list[Path]:
+    """Returns the newest DATE-MACHINE.json of each machine, newest first: the planner uses the first CPU's rates."""
     by_machine = {re.sub(r"^[\d-]{11}", "", path.name): path for path in sorted(RESULTS.glob("*.json"))}
     return sorted(by_machine.values(), reverse=True)
 
 
-def of_file(path: Path) -> list[Rates]:
+def rates_from_file(path: Path) -> list[Rates]:
+    """Fits the rates of one machine, by precision; none for a rehearsal, or a GPU that the planner does not know."""
     document = json.loads(path.read_text(encoding="utf-8"))
     if document.get("kind") == "bench":
-        seen = of_bench(document)
+        measurements = read_bench(document)
         device, machine = "cpu", f"{document['machine']}, {document['threads']} threads"
     else:
         device = next((card for card in GPUS if card in path.name), None)
         if document.get("tiny") or device is None:
             return []
-        seen, machine = of_gpu(document, parse_device(device)), document["machine"]
+        measurements, machine = read_gpu(document, parse_device(device)), document["machine"]
     about = {"device": device, "machine": machine, "source": path.name}
-    return [fitted(rows, precision=precision, **about) for precision, rows in seen.items() if rows]
+    return [fit_rates(rows, precision=precision, **about) for precision, rows in measurements.items() if rows]
 
 
-def of_bench(document: Mapping[str, Any]) -> dict[str, list[Seen]]:
-    """What `make bench` saw of this trainer, by precision."""
+def read_bench(document: Mapping[str, Any]) -> dict[str, list[Measurement]]:
+    """Returns this trainer's measurements in a result of `make bench`, by precision."""
     updates: dict[tuple[str, str], list[Any]] = {}
     for key, part in document["parts"].items():
         point, side, setting, _ = key.split(" | ")
-        if side == "ours" and "," not in setting and part["load"] <= BUSY:
+        if side == "ours" and "," not in setting and part["load"] <= MAX_LOAD:
             updates.setdefault((point, setting), []).extend(part["updates"])
-    result: dict[str, list[Seen]] = {"float32": [], "bfloat16": []}
-    for (point, setting), seen in updates.items():
-        seconds = _phases([one["phases"] for one in seen], OF_PHASE)
-        half = setting.endswith("bf16")
-        tokens = statistics.mean(one["tokens"] for one in seen) / POINTS[point].batch
-        work = work_of(POINTS[point], parse_device("cpu"), shared="shared" in setting, half=half, answer=tokens)
-        result["bfloat16" if half else "float32"].append(Seen(point, work, seconds))
+    result: dict[str, list[Measurement]] = {"float32": [], "bfloat16": []}
+    for (point, setting), timed in updates.items():
+        seconds = _median_seconds([update["phases"] for update in timed], PLANNER_PHASES)
+        is_bf16 = setting.endswith("bf16")
+        tokens = statistics.mean(update["tokens"] for update in timed) / POINTS[point].batch
+        is_shared = "shared" in setting
+        work = work_of(POINTS[point], parse_device("cpu"), shared=is_shared, bf16=is_bf16, response_length=tokens)
+        result["bfloat16" if is_bf16 else "float32"].append(Measurement(point, work, seconds))
     return result
 
 
-def of_gpu(document: Mapping[str, Any], device: Device) -> dict[str, list[Seen]]:
-    """What `make gpu` saw, by precision."""
-    result: dict[str, list[Seen]] = {"float32": [], "bfloat16": []}
+def read_gpu(document: Mapping[str, Any], device: Device) -> dict[str, list[Measurement]]:
+    """Returns the measurements in a result of `make gpu`, by precision."""
+    result: dict[str, list[Measurement]] = {"float32": [], "bfloat16": []}
     parts = document["parts"]
     for point in ("c", "1b"):
-        for setting, seen in parts.get(point, {}).items():
-            if isinstance(seen, dict) and "update" in seen and "eager" not in setting:
-                answer = seen["response tokens"] / POINTS[point].batch
-                work = work_of(POINTS[point], device, shared="shared" in setting, half=True, answer=answer)
-                result["bfloat16"].append(Seen(point, work, _phases([seen], OF_PHASE)))
+        for setting, update in parts.get(point, {}).items():
+            if isinstance(update, dict) and "update" in update and "eager" not in setting:
+                tokens = update["response tokens"] / POINTS[point].batch
+                work = work_of(POINTS[point], device, shared="shared" in setting, bf16=True, response_length=tokens)
+                result["bfloat16"].append(Measurement(point, work, _median_seconds([update], PLANNER_PHASES)))
     if (old := parts.get("speed", {}).get("float32")) is not None:
-        phases = {phase: each["seconds"] for phase, each in old["phases"].items()}
-        work = work_of(OLD_SPEED, device, shared=False, half=False, answer=256)
-        result["float32"].append(Seen("speed", work, _phases([phases], OLD)))
+        phases = {name: phase["seconds"] for name, phase in old["phases"].items()}
+        work = work_of(OLD_POINT, device, shared=False, bf16=False, response_length=256)
+        result["float32"].append(Measurement("speed", work, _median_seconds([phases], OLD_PLANNER_PHASES)))
     return result
 
 
-def work_of(point: Point, device: Device, *, shared: bool, half: bool, answer: float) -> Work:
-    """What an update at a point computes, in the mean over its rows. answer: tokens of a response on average."""
+def work_of(point: Point, device: Device, *, shared: bool, bf16: bool, response_length: float) -> Work:
+    """Returns the work of an update at a point.
+
+    Args:
+        point: The shape of the models and of the batch.
+        device: The device that is planned for.
+        shared: Whether policy and critic share a trunk.
+        bf16: Whether the update computes in bf16.
+        response_length: Mean number of tokens of a response.
+    """
     architecture = {
         "model_type": "llama", "hidden_size": point.hidden, "num_hidden_layers": point.layers,
         "num_attention_heads": point.heads, "num_key_value_heads": point.kv or point.heads,
@@ -137,82 +148,85 @@ def work_of(point: Point, device: Device, *, shared: bool, half: bool, answer: f
     shape = new_shape(architecture, vocabulary=point.vocab)
     settings = {
         "per_device_train_batch_size": point.rows, "gradient_accumulation_steps": point.batch // point.rows,
-        "num_ppo_epochs": EPOCHS, "response_length": round(answer), "bf16": half,
+        "num_ppo_epochs": EPOCHS, "response_length": round(response_length), "bf16": bf16,
         "critic": "shared" if shared else "auto",
     }  # fmt: skip
     keys: SimpleNamespace = stage_keys_of("ppo", settings, where="a point")
     prompt_length = round(statistics.mean(map(len, point.prompts(4 * point.batch))))
     work = ppo_plan(keys, PPOModels(shape, [Reward(shape)]), device, prompt_length=prompt_length).work
+    # A decoding step runs until the longest response of the batch ends.
     longest = max(min(length, point.response) for length in point.lengths(point.batch))
-    return replace(work, layer_steps=work.layer_steps / round(answer) * longest)
+    return replace(work, layer_steps=work.layer_steps / round(response_length) * longest)
 
 
-def fitted(rows: Sequence[Seen], *, precision: str, **about: Any) -> Rates:
+def fit_rates(rows: Sequence[Measurement], *, precision: str, **about: Any) -> Rates:
+    """Fits the rates of one machine and precision, and their error if there are at least three points."""
     points = list(dict.fromkeys(row.point for row in rows))
-    rates = _fit(rows, several=len(points) > 2)
+    rates = _fit(rows, rate_per_count=len(points) > 2)
     errors = []
     if len(points) > 2:
         for point in points:
-            left = _made(_fit([row for row in rows if row.point != point], several=True), precision, about, 0)
+            fit = _fit([row for row in rows if row.point != point], rate_per_count=True)
+            without_point = _make_rates(fit, precision, about, 0)
             for row in (row for row in rows if row.point == point):
-                predicted, measured = sum(left.phases(row.work).values()), sum(row.seconds.values())
+                predicted, measured = sum(without_point.phases(row.work).values()), sum(row.seconds.values())
                 errors.append(abs(predicted / measured - 1))
-    made = _made(rates, precision, about, len(points))
-    return replace(made, error=statistics.mean(errors), largest=max(errors)) if errors else made
+    result = _make_rates(rates, precision, about, len(points))
+    return replace(result, error=statistics.mean(errors), largest=max(errors)) if errors else result
 
 
-def _made(rates: Mapping[str, float], precision: str, about: Mapping[str, Any], points: int) -> Rates:
+def _make_rates(rates: Mapping[str, float], precision: str, about: Mapping[str, Any], points: int) -> Rates:
     return Rates(precision=precision, points=points, error=None, largest=None, **about, **rates)
 
 
-def _fit(rows: Sequence[Seen], *, several: bool) -> dict[str, float]:
-    """Seconds for each count of `Work`."""
+def _fit(rows: Sequence[Measurement], *, rate_per_count: bool) -> dict[str, float]:
+    """Fits seconds per unit of each count of `Work`, or a single rate for all counts of a phase."""
     result = dict.fromkeys((name for counts in PHASES.values() for name in counts), 0.0)
     for phase in ("read", "sample", "update"):
         counts = PHASES[phase]
-        expected = np.array([row.seconds[phase] for row in rows])
-        known = np.zeros(len(rows))
+        measured = np.array([row.seconds[phase] for row in rows])
+        prefill = np.zeros(len(rows))
         names = list(counts)
-        if phase == "sample":  # prompts are read at the rate of the other passes
+        if phase == "sample":  # the prompts are read at the rate of the phase `read`
             names.remove("forward")
-            known = np.array([result["forward"] * row.work.prefill for row in rows])
+            prefill = np.array([result["forward"] * row.work.prefill for row in rows])
         matrix = np.array([[getattr(row.work, counts[name]) for name in names] for row in rows], dtype=float)
-        if not several:
-            # One rate for all of it: of sampling for its steps, as starting kernels is what takes the time.
+        if not rate_per_count:
+            # Sampling has a rate per step, as launching kernels takes most of its time.
             names = ["layer_step"] if phase == "sample" else names
             total = matrix[:, -1:] if phase == "sample" else matrix[:, :2].sum(1, keepdims=True)
-            each = float(np.median((expected - known) / total[:, 0]))
-            result |= dict.fromkeys(names[:2], each)
+            rate = float(np.median((measured - prefill) / total[:, 0]))
+            result |= dict.fromkeys(names[:2], rate)
             continue
         scale = np.maximum(matrix.max(0), 1e-30)
-        rest = np.maximum(expected - known, 1e-9)
-        solved = _least_squares(matrix / scale / expected[:, None], rest / expected)
-        result |= dict(zip(names, solved / scale, strict=True))
+        without_prefill = np.maximum(measured - prefill, 1e-9)
+        solution = _least_squares(matrix / scale / measured[:, None], without_prefill / measured)
+        result |= dict(zip(names, solution / scale, strict=True))
     return result
 
 
-def _least_squares(matrix: Any, wanted: Any) -> Any:
-    """The solution without a negative part: there are few columns, so all choices of them are tried."""
+def _least_squares(matrix: Any, target: Any) -> Any:
+    """Returns the least-squares solution without negative entries. Tries every subset of the few columns."""
     columns = range(matrix.shape[1])
-    best, least = np.zeros(len(columns)), float("inf")
-    for chosen in (list(some) for size in columns for some in combinations(columns, size + 1)):
-        result = np.zeros(len(columns))
-        result[chosen] = np.linalg.lstsq(matrix[:, chosen], wanted, rcond=None)[0]
-        apart = float(((matrix @ result - wanted) ** 2).sum())
-        if (result >= 0).all() and apart < least:
-            best, least = result, apart
+    best, least_error = np.zeros(len(columns)), float("inf")
+    for subset in (list(subset) for size in columns for subset in combinations(columns, size + 1)):
+        solution = np.zeros(len(columns))
+        solution[subset] = np.linalg.lstsq(matrix[:, subset], target, rcond=None)[0]
+        error = float(((matrix @ solution - target) ** 2).sum())
+        if (solution >= 0).all() and error < least_error:
+            best, least_error = solution, error
     return best
 
 
-def _phases(seen: Sequence[Mapping[str, float]], names: Mapping[str, str]) -> dict[str, float]:
-    """Median seconds of the planner's phases."""
+def _median_seconds(updates: Sequence[Mapping[str, float]], names: Mapping[str, str]) -> dict[str, float]:
+    """Returns the median seconds of each planner phase over updates, whose phases have these names."""
     result = dict.fromkeys(PHASES, 0.0)
     for name, phase in names.items():
-        result[phase] += statistics.median(one.get(name, 0.0) for one in seen)
+        result[phase] += statistics.median(update.get(name, 0.0) for update in updates)
     return result
 
 
-def _rounded(entry: dict[str, Any]) -> dict[str, Any]:
+def _round_floats(entry: dict[str, Any]) -> dict[str, Any]:
     return {name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in entry.items()}
 
 

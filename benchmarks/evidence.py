@@ -1,14 +1,14 @@
-"""Makes every figure of the docs: runs the recipes over seeds, keeps what they say as JSON, and renders it.
+"""Makes the figures of the docs: runs the recipes over seeds, writes their figures to docs/evidence, and renders them.
 
-    python benchmarks/evidence.py                      # all of it, resumable; what is finished is not run again
+    python benchmarks/evidence.py                      # every part; resumes, and does not repeat finished runs
     python benchmarks/evidence.py tiny-world-ablation  # one part: RECIPE, RECIPE-ablation, -ensemble, -baselines
-    python benchmarks/evidence.py tiny-sums            # sums over seeds, beside what could be had for less
-    python benchmarks/evidence.py plan                 # memory that the planner says, and that runs take
-    python benchmarks/evidence.py --keep               # runs nothing: keeps what is finished, and renders it
-    python benchmarks/evidence.py --render             # only writes the docs again from the committed JSON
+    python benchmarks/evidence.py tiny-sums            # sums over seeds, and cheaper alternatives to PPO
+    python benchmarks/evidence.py plan                 # the planner's memory beside that of real runs
+    python benchmarks/evidence.py --keep               # runs nothing: writes the figures of finished runs, and renders
+    python benchmarks/evidence.py --render             # only renders the docs from the committed JSON
 
-product-remarks, remarks-count and arguments need their text: set RLHF_ZOO_DATA to the folder that holds pros_cons,
-opinion_lexicon and ukp_convarg. The runs lie in runs/evidence, or where RLHF_ZOO_EVIDENCE_RUNS says.
+product-remarks, remarks-count and arguments need data: set RLHF_ZOO_DATA to the folder that contains pros_cons,
+opinion_lexicon and ukp_convarg. The runs are in runs/evidence, or in RLHF_ZOO_EVIDENCE_RUNS.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from pathlib import Path
 import plan_check
 import sums
 from figures import keep, plots, tables
-from figures.experiments import EXPERIMENTS, METHODS, PLAN, REVIEWS, ROOT, RUNS, SUMS, Experiment, shown
+from figures.experiments import EXPERIMENTS, METHODS, PLAN, REVIEWS, ROOT, RUNS, SUMS, Experiment, relative
 
 from rlhf_zoo.errors import ZooError
 
@@ -47,26 +47,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     names = [experiment.name(part) for experiment in EXPERIMENTS for part in experiment.parts]
     names += [SUMS, PLAN]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(names)}; all when left out")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(names)} (default: all)")
     only = parser.add_mutually_exclusive_group()
-    only.add_argument("--keep", action="store_true", help="run nothing; keep what is finished, and render it")
-    only.add_argument("--render", action="store_true", help="only write the docs again from the JSON")
-    parser.add_argument("--seeds", type=int, nargs="+", help="run only these of the recipes' seeds")
-    asked = parser.parse_args(arguments)
-    if unknown := set(asked.parts) - set(names):
-        parser.error(f"no part is called {', '.join(sorted(unknown))}: the parts are {', '.join(names)}")
+    only.add_argument("--keep", action="store_true", help="run nothing; write the figures of finished runs, and render")
+    only.add_argument("--render", action="store_true", help="only render the docs from the JSON")
+    parser.add_argument("--seeds", type=int, nargs="+", help="run only these seeds")
+    options = parser.parse_args(arguments)
+    if unknown := set(options.parts) - set(names):
+        parser.error(f"unknown part {', '.join(sorted(unknown))}: choose from {', '.join(names)}")
     for experiment in EXPERIMENTS:
         for part in experiment.parts:
-            if not asked.render and (not asked.parts or experiment.name(part) in asked.parts):
-                if not asked.keep:
-                    run(experiment, part, asked.seeds or experiment.seeds)
+            if not options.render and (not options.parts or experiment.name(part) in options.parts):
+                if not options.keep:
+                    run(experiment, part, options.seeds or experiment.seeds)
                 collect(experiment, part)
-    if not asked.render and (not asked.parts or SUMS in asked.parts):
-        if not asked.keep:
-            sums.run(_call, asked.seeds or sums.SEEDS)
-        if (kept := sums.kept_runs())["runs"]:
-            keep.write(SUMS, kept)
-    if not (asked.render or asked.keep) and (not asked.parts or PLAN in asked.parts):
+    if not options.render and (not options.parts or SUMS in options.parts):
+        if not options.keep:
+            sums.run(_run_command, options.seeds or sums.SEEDS)
+        if (figures := sums.finished_figures())["runs"]:
+            keep.write(SUMS, figures)
+    if not (options.render or options.keep) and (not options.parts or PLAN in options.parts):
         keep.write(PLAN, plan_check.check(list(plan_check.SETTINGS)))
     for experiment in EXPERIMENTS:
         plots.draw(experiment)
@@ -74,61 +74,64 @@ def main(arguments: Sequence[str] | None = None) -> None:
     plots.draw_reviews(keep.load(REVIEWS).get("runs", []), keep.FOLDER / f"{REVIEWS}.png")
     for document in DOCUMENTS:
         path = ROOT / document
-        path.write_text(tables.rendered(path.read_text(encoding="utf-8")), encoding="utf-8")
+        path.write_text(tables.render_blocks(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def run(experiment: Experiment, part: str, seeds: Sequence[int]) -> None:
-    """Runs what is not finished of a part. Ablation and baselines need the run of the recipe's first seed."""
+    """Runs a part of an experiment, without its finished runs.
+
+    The ensemble and the baselines start from the run of the first seed, the ablation from that of `ablated_seed`.
+    """
     data = os.environ.get("RLHF_ZOO_DATA", "")
     if experiment.data and not data:
         print(f"{experiment.name(part)}: not run, RLHF_ZOO_DATA is not set", file=sys.stderr)
         return
-    runs = str(shown(RUNS))
-    base = experiment.directory(experiment.ablated_seed if part == "ablation" else experiment.seeds[0], RUNS)
+    runs = str(relative(RUNS))
+    base = experiment.run_folder(experiment.ablated_seed if part == "ablation" else experiment.seeds[0], RUNS)
     if part == "runs":
-        for seed in (one for one in experiment.seeds if one in seeds):
-            directory = experiment.directory(seed, RUNS)
-            if not keep.finished(directory):
-                _call(experiment.run(seed, data, runs), directory)
+        for seed in (seed for seed in experiment.seeds if seed in seeds):
+            directory = experiment.run_folder(seed, RUNS)
+            if not keep.is_finished(directory):
+                _run_command(experiment.run_command(seed, data, runs), directory)
         return
-    if not keep.finished(base):
-        print(f"{experiment.name(part)}: not run, {shown(base)} is not finished", file=sys.stderr)
+    if not keep.is_finished(base):
+        print(f"{experiment.name(part)}: not run, {relative(base)} is not finished", file=sys.stderr)
         return
     if part == "ablation":
         directories = [variant.directory(base) for variant in experiment.variants]
-        if not all(map(keep.finished, directories)):
-            _call(experiment.ablate(data, runs), base)
+        if not all(map(keep.is_finished, directories)):
+            _run_command(experiment.ablate_command(data, runs), base)
         return
     if part == "ensemble":
         if not (base / part / "overview.json").is_file():
-            _call(experiment.ensemble(data, runs), base)
+            _run_command(experiment.ensemble_command(data, runs), base)
         return
-    if not all(keep.finished(variant.directory(base)) for variant in experiment.spread):
-        _call(experiment.repeat(data, runs), base)
+    if not all(keep.is_finished(variant.directory(base)) for variant in experiment.baseline_variants):
+        _run_command(experiment.repeat_command(data, runs), base)
     for method in METHODS:
         if not (base / "baseline" / method / "baseline.json").is_file():
-            _call(experiment.baseline(method, data, runs), base)
+            _run_command(experiment.baseline_command(method, data, runs), base)
 
 
-def _call(words: Sequence[str], directory: Path) -> None:
-    # A Hub of its own for each run: they publish under one name, and none may overwrite another.
+def _run_command(words: Sequence[str], directory: Path) -> None:
+    # Each run has its own Hub: all publish under the same name, so one would overwrite another.
     environment = {**os.environ, "RLHF_ZOO_HOME": str(RUNS / f"home-{directory.name}")}
     subprocess.run([str(Path(sys.executable).parent / words[0]), *words[1:]], check=True, cwd=ROOT, env=environment)
 
 
 def collect(experiment: Experiment, part: str) -> None:
-    """Keeps what is finished of a part; where nothing is, what was kept before stays."""
-    makers = {
-        "runs": keep.kept_runs,
-        "ablation": keep.kept_ablation,
-        "ensemble": keep.kept_ensemble,
-        "baselines": keep.kept_baselines,
+    """Writes the figures of a part's finished runs to docs/evidence. Without a finished run, nothing is changed."""
+    readers = {
+        "runs": keep.read_runs,
+        "ablation": keep.read_ablation,
+        "ensemble": keep.read_ensemble,
+        "baselines": keep.read_baselines,
     }
-    kept = makers[part](experiment, RUNS)
-    if any(kept.get(key) for key in ("runs", "methods", "models")):
-        keep.write(experiment.name(part), kept)
+    figures = readers[part](experiment, RUNS)
+    if any(figures.get(key) for key in ("runs", "methods", "models")):
+        keep.write(experiment.name(part), figures)
     else:
-        print(f"{experiment.name(part)}: nothing finished in {shown(RUNS)}, so nothing is kept", file=sys.stderr)
+        print(f"{experiment.name(part)}: {relative(RUNS)} has no finished run, so nothing was written", file=sys.stderr)
 
 
 if __name__ == "__main__":

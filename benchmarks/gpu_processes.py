@@ -1,4 +1,4 @@
-"""The parts of gpu.py that run in processes of their own: updates of large models, the profile, and the tests."""
+"""The parts of gpu.py that run in separate processes: updates of large models, the profile, and the tests."""
 
 import json
 import os
@@ -18,10 +18,10 @@ import torch
 from speed.points import POINTS
 
 ROOT = Path(__file__).resolve().parents[1]
-PEER = ROOT / ".gpu" / "peer"  # TRL 1.12.0, which the caller brings: docs/gpu.md
-RATE = "TFLOP/s of the update's matrices"
+PEER = ROOT / ".gpu" / "peer"  # TRL 1.12.0, which the user installs there: docs/gpu.md
+UPDATE_RATE = "TFLOP/s of the update's matrices"
 BF16 = ("--bf16",)
-NEEDS_CPU = "trace_command_prints"  # it starts a process that sees no GPU
+NEEDS_CPU = "trace_command_prints"  # this test starts a process without a GPU
 TESTS = [
     *(f"tests/numerics/test_{name}.py" for name in (
         "gpu", "reference", "goldens", "trl_parity", "details", "resume", "properties", "kl_estimators", "learning")),
@@ -52,14 +52,14 @@ def run_module(*words: str, folders: Sequence[str] = (), **variables: str) -> di
 
 
 def run_updates(point: str, settings: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Times one update at a point in each setting. A setting begins with the module that runs it.
+    """Times one update at a point in each setting, whose first word is the module to run.
 
-    If the time limit is over, the remaining settings are left out.
+    When the time limit is reached, the remaining settings are skipped.
     """
     results: dict[str, Any] = {}
     for setting, words in settings.items():
         if torch.cuda.is_available():
-            torch.cuda.empty_cache()  # so that the other process can use this memory
+            torch.cuda.empty_cache()  # so the child process can use this memory
         try:
             output = run_module(
                 words[0], point, "--updates", "1", *words[1:], folders=[str(PEER)] if words[0] == "speed.peer" else [],
@@ -88,14 +88,14 @@ def update_part(point: str, settings: Mapping[str, Sequence[str]]) -> Callable[[
             if "update" in result and not POINTS[point].lora:
                 count, shared = POINTS[name].batch, "--shared" in settings[setting]
                 flops = POINTS[name].update_flops(2 * count, shared) - POINTS[name].update_flops(count, shared)
-                result[RATE] = flops / result["update"] / 1e12
+                result[UPDATE_RATE] = flops / result["update"] / 1e12
         return results
 
     return part
 
 
 def peer(device: str, tiny: bool) -> dict[str, Any]:
-    """TRL 1.12.0 and this trainer at 64 completions of shape C. TRL keeps all scores in float32, so more do not fit."""
+    """Times TRL 1.12.0 and this trainer on 64 completions of point c. TRL keeps all logits, so more do not fit."""
     if not (PEER / "trl").is_dir():
         return {"not run": f"TRL 1.12.0 is not in {PEER} (docs/gpu.md)"}
     return run_updates("tiny" if tiny else "c64", {
@@ -104,12 +104,12 @@ def peer(device: str, tiny: bool) -> dict[str, Any]:
 
 
 def profile(device: str, tiny: bool) -> dict[str, Any]:
-    """Seconds of the device by kind of operation, in an update of shape C with 64 completions."""
+    """Measures the device's seconds by kind of operation, in an update of 64 completions of point c."""
     return run_module("speed.profile", "ours", "tiny" if tiny else "c64", *BF16)
 
 
 def tests(device: str, tiny: bool) -> dict[str, Any]:
-    """The trainer's tests with models and tensors on the device."""
+    """Runs the trainer's tests with models and tensors on the device."""
     files = ["tests/unit/test_sampling.py"] if tiny else TESTS
     with tempfile.TemporaryDirectory() as directory:
         report, stderr_file = Path(directory) / "report.xml", Path(directory) / "stderr"

@@ -1,8 +1,8 @@
-"""The part `smollm2` of gpu.py: PPO on a real chat model for five minutes, and IFEval before and after.
+"""The part `smollm2` of gpu.py: five minutes of PPO on a real chat model, with IFEval before and after.
 
-The model is a GGUF file in .gpu/, whole or in two halves, as a call that brings files may take no more than 64 MiB.
-The recipe is smollm2-ifeval in its full form, with the settings of the run that keeps the text. IFEval's prompts are
-ifeval/test.jsonl.gz in the folder that RLHF_ZOO_DATA names; nothing is trained on them.
+The model is a GGUF file in .gpu/, complete or in two halves, for machines that accept at most 64 MiB at a time. The
+recipe is smollm2-ifeval in its full form, with the settings of "A run that keeps the text" on its page. IFEval's
+prompts are ifeval/test.jsonl.gz in the folder RLHF_ZOO_DATA; they are never trained on.
 """
 
 import json
@@ -22,9 +22,9 @@ from rlhf_zoo.runs.record import StageRecord
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / ".gpu" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 HALVES = ("aa", "ab")  # as `split -n 2 FILE FILE.` names them
-SECONDS = 300.0  # of training; then PPO saves a checkpoint and stops, as after Ctrl-C
+TRAINING_SECONDS = 300.0  # then PPO gets SIGINT: it saves a checkpoint and stops
 RECIPE = "smollm2-ifeval"
-#: The full form goes on until it is stopped, so the learning rate does not fall.
+#: The run ends by the clock and not after a number of episodes, so the learning rate is constant.
 FULL_FORM = (
     "--corpus_args", "{}", "--ppo.learning_rate", "2e-4", "--ppo.lr_scheduler_type", "constant",
     "--ppo.total_episodes", "1000000", "--ppo.gradient_accumulation_steps", "8", "--ppo.response_length", "256",
@@ -36,16 +36,16 @@ REHEARSAL = (
     "--ppo.response_length", "8", "--ppo.max_prompt_length", "1024", "--ppo.eval_strategy", "no",
 )  # fmt: skip
 REWARD = "rewards/instructions_followed"
-SHOWN = (REWARD, "objective/kl", "rewards/words", "rewards/repetition", "completions/length")
+METRICS = (REWARD, "objective/kl", "rewards/words", "rewards/repetition", "completions/length")
 
 
 def smollm2(device: str, tiny: bool) -> dict[str, Any]:
-    """Trains and scores. The rehearsal makes one small update and scores four prompts."""
+    """Trains, and scores the policy before and after. A rehearsal makes one small update and scores four prompts."""
     prompts = Path(os.environ.get("RLHF_ZOO_DATA", "")) / "ifeval" / "test.jsonl.gz"
     if not prompts.is_file():
         return {"not run": "RLHF_ZOO_DATA names no folder that holds ifeval/test.jsonl.gz (docs/gpu.md)"}
-    if (model := whole_model(MODEL)) is None:
-        return {"not run": f"{MODEL.name} is not in .gpu, neither whole nor in two halves (docs/gpu.md)"}
+    if (model := find_model(MODEL)) is None:
+        return {"not run": f"{MODEL.name} is not in .gpu, neither complete nor in two halves (docs/gpu.md)"}
     with tempfile.TemporaryDirectory(prefix="smollm2-") as folder:
         run = Path(folder) / "run"
         seconds = train(model, run, REHEARSAL if tiny else FULL_FORM, device)
@@ -56,14 +56,14 @@ def smollm2(device: str, tiny: bool) -> dict[str, Any]:
             raise RuntimeError("PPO saved no checkpoint")
         result: dict[str, Any] = {"updates": len(rows), "seconds": seconds}
         for name, row in (("first update", rows[0]), ("last update", rows[-1])):
-            result[name] = {key: row[key] for key in SHOWN}
+            result[name] = {key: row[key] for key in METRICS}
         for name, policy in (("before", model), ("after", checkpoint)):
-            result[f"IFEval {name}"] = scores(policy, prompts, Path(folder) / f"{name}.json", 4 if tiny else None)
+            result[f"IFEval {name}"] = score(policy, prompts, Path(folder) / f"{name}.json", 4 if tiny else None)
     return result
 
 
-def whole_model(path: Path) -> Path | None:
-    """The model's file, joined from its halves if they alone are there; None if a part is missing."""
+def find_model(path: Path) -> Path | None:
+    """Returns the model's file, joined from its halves if necessary; None if a half is missing."""
     halves = [path.with_name(f"{path.name}.{half}") for half in HALVES]
     if not path.is_file() and all(half.is_file() for half in halves):
         path.write_bytes(b"".join(half.read_bytes() for half in halves))
@@ -71,7 +71,7 @@ def whole_model(path: Path) -> Path | None:
 
 
 def train(model: Path, run: Path, flags: Sequence[str], device: str) -> float:
-    """Runs the recipe's PPO without a Hub, for `SECONDS` at most, and returns how long it took."""
+    """Runs the recipe's PPO without a Hub, for at most `TRAINING_SECONDS`, and returns the seconds that it took."""
     command = [
         sys.executable, "-m", "rlhf_zoo.cli.main", "ppo", RECIPE, "--output_dir", str(run), "--source_hub", "none",
         "--ppo.model_name_or_path", str(model), *flags,
@@ -84,7 +84,7 @@ def train(model: Path, run: Path, flags: Sequence[str], device: str) -> float:
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT)
         try:
             with suppress(subprocess.TimeoutExpired):
-                process.wait(SECONDS)
+                process.wait(TRAINING_SECONDS)
             if stopped := process.poll() is None:
                 process.send_signal(signal.SIGINT)
                 process.wait(60)
@@ -95,8 +95,8 @@ def train(model: Path, run: Path, flags: Sequence[str], device: str) -> float:
     return time.perf_counter() - start
 
 
-def scores(policy: Path, prompts: Path, output: Path, limit: int | None) -> dict[str, Any]:
-    """Scores a policy on IFEval, greedily; in a process of its own, so that the device is free afterwards."""
+def score(policy: Path, prompts: Path, output: Path, limit: int | None) -> dict[str, Any]:
+    """Scores a policy's greedy answers on IFEval, in a separate process that frees the device afterwards."""
     command = [
         sys.executable, str(ROOT / "benchmarks" / "ifeval.py"), str(policy), "--prompts", str(prompts),
         "--output", str(output), "--batch", "128", *(() if limit is None else ("--limit", str(limit))),

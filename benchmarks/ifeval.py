@@ -1,14 +1,13 @@
-"""Scores a policy on prompts with instructions that a program checks: IFEval, IFBench, or a file of the same form.
+"""Scores a policy on prompts with instructions that a program checks: IFEval, IFBench, or another file in that format.
 
     python benchmarks/ifeval.py MODEL --prompts ifeval/test.jsonl.gz --output scores.json
     python benchmarks/ifeval.py --text "My answer is no." --prompts ifeval/test.jsonl.gz --output constant.json
     python benchmarks/ifeval.py MODEL --prompts FILE --output scores.json --verifiers lm_eval.tasks.ifeval
 
-MODEL is a folder, a Hub id or a GGUF file. With --text no model is loaded, and every answer is that text: what such
-answers score is what the verifiers cannot see. Answers are appended to OUTPUT with the suffix .answers.jsonl, and a
-second call goes on from there. IFBench's kinds are verified by the package if-verifiable; those that need a download
-are counted and named. With --verifiers, another package's code verifies IFEval's kinds too, and its figures stand
-beside ours: a second implementation of the score.
+MODEL is a folder, a Hub id or a GGUF file. With --text no model is loaded, and every answer is that text: its score
+shows how much a meaningless answer gains. Answers are appended to OUTPUT with the suffix .answers.jsonl, and a second
+call resumes from there. The package if-verifiable verifies IFBench's kinds; kinds that need a download are skipped and
+listed. With --verifiers, another package also verifies IFEval's kinds, as a second implementation of the score.
 """
 
 from __future__ import annotations
@@ -34,17 +33,17 @@ from rlhf_zoo.rewards.instructions_text import ABBREVIATIONS
 if TYPE_CHECKING:
     from rlhf_zoo.hub.client.connect import Hub
 
-LONGEST = 320
-#: The sampler divides logits by it, so that all probability is on the most likely token.
-GREEDY = 1e-4
-DRAWS = 2000
+MAX_TOKENS = 320
+#: A temperature so low that the most likely token has all probability.
+GREEDY_TEMPERATURE = 1e-4
+RESAMPLES = 2000
 Row = dict[str, Any]
-#: An answer, and whether it ended by itself.
+#: The text of an answer, and whether it ended by itself.
 Answer = tuple[str, bool]
 
 
 def read_rows(path: Path, limit: int | None = None) -> list[Row]:
-    """Reads prompts (texts or messages) and their instructions; with a limit, some drawn by a fixed seed."""
+    """Reads prompts (texts or messages) and their instructions; with a limit, a random sample by a fixed seed."""
     with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
         rows = [json.loads(line) for line in file if line.strip()]
     return rows if limit is None or limit >= len(rows) else random.Random(7).sample(rows, limit)
@@ -59,8 +58,8 @@ def messages(row: Row) -> list[dict[str, str]]:
 def google_verifiers(package: str) -> dict[str, Any]:
     """Loads Google's verifiers of IFEval from a package that contains them.
 
-    They need NLTK's Punkt, which is a download. Here their tokens are Penn Treebank's of the whole answer, and their
-    sentences are NLTK's, by Punkt without a trained model and with our abbreviations.
+    They need NLTK's trained Punkt model, which is a download. Here their sentences come from Punkt without that model
+    but with our abbreviations, and their words from NLTK's word tokenizer applied to the complete answer.
 
     Args:
         package: `if_verifiable.ifeval` or `lm_eval.tasks.ifeval`.
@@ -71,7 +70,7 @@ def google_verifiers(package: str) -> dict[str, Any]:
     import langdetect
     import nltk
 
-    nltk.download = lambda *_, **__: False  # which the package calls when it is imported
+    nltk.download = lambda *_, **__: False  # the package calls it on import
     langdetect.DetectorFactory.seed = 0
     util = importlib.import_module(f"{package}.instructions_util")
     tokenizer = nltk.tokenize.punkt.PunktSentenceTokenizer()
@@ -81,18 +80,18 @@ def google_verifiers(package: str) -> dict[str, Any]:
     return importlib.import_module(f"{package}.instructions_registry").INSTRUCTION_DICT
 
 
-def verifier(kind: str, values: Row, prompt: str, package: str | None) -> Callable[[str], bool]:
-    """Returns the check of one instruction.
+def make_verifier(kind: str, values: Row, prompt: str, package: str | None) -> Callable[[str], bool]:
+    """Returns a function that checks whether an answer follows an instruction.
 
     Args:
         kind: The kind of the instruction.
-        values: Its arguments.
+        values: The arguments of the instruction.
         prompt: The text of the prompt.
         package: The package that verifies IFEval's kinds; None for our own code.
 
     Raises:
         ZooError: Arguments are missing.
-        Exception: What the package raises for a kind that it does not have, or that cannot run here.
+        Exception: Any error of the package, if it does not have the kind or the kind cannot run here.
     """
     if kind in KINDS and package is None:
         [instruction] = read_instructions([kind], [values], where="a prompt")
@@ -113,14 +112,14 @@ def verifier(kind: str, values: Row, prompt: str, package: str | None) -> Callab
     return lambda answer: bool(answer.strip()) and bool(checker.check_following(answer))
 
 
-def judged(row: Row, answer: str, skipped: Counter[str], package: str | None) -> list[tuple[bool, bool]]:
-    """Returns whether the answer fulfills each instruction, (strict, loose); kinds that cannot run are counted."""
+def check_answer(row: Row, answer: str, skipped: Counter[str], package: str | None) -> list[tuple[bool, bool]]:
+    """Returns whether the answer follows each instruction, (strict, loose). Counts kinds that cannot run here."""
     results = []
     state = random.getstate()
     for kind, values in zip(row["instruction_id_list"], row["kwargs"], strict=True):
         random.seed(0)
         try:
-            follows = verifier(kind, values, messages(row)[-1]["content"], package)
+            follows = make_verifier(kind, values, messages(row)[-1]["content"], package)
             results.append(tuple(any(map(follows, answer_forms(answer, loose=loose))) for loose in (False, True)))
         except ZooError:
             raise
@@ -130,20 +129,20 @@ def judged(row: Row, answer: str, skipped: Counter[str], package: str | None) ->
     return results  # type: ignore[return-value]
 
 
-def interval(clusters: Sequence[tuple[int, int]]) -> list[float]:
-    """Bootstraps the 95% interval of a share, with prompts drawn as clusters of (fulfilled, instructions)."""
+def bootstrap_interval(clusters: Sequence[tuple[int, int]]) -> list[float]:
+    """Bootstraps the 95% interval of a share. Each prompt is a cluster: (instructions followed, instructions)."""
     rng, shares = random.Random(0), []
-    for _ in range(DRAWS):
+    for _ in range(RESAMPLES):
         drawn = rng.choices(clusters, k=len(clusters))
         shares.append(sum(part for part, _ in drawn) / max(1, sum(total for _, total in drawn)))
     shares.sort()
-    return [round(shares[int(DRAWS * place)], 4) for place in (0.025, 0.975)]
+    return [round(shares[int(RESAMPLES * quantile)], 4) for quantile in (0.025, 0.975)]
 
 
 def accuracy(clusters: Sequence[tuple[int, int]]) -> dict[str, Any]:
     total = sum(count for _, count in clusters)
     share = sum(part for part, _ in clusters) / max(1, total)
-    return {"share": round(share, 4), "interval": interval(clusters), "n": total}
+    return {"share": round(share, 4), "interval": bootstrap_interval(clusters), "n": total}
 
 
 def score(rows: Sequence[Row], answers: Sequence[Answer], package: str | None = None) -> dict[str, Any]:
@@ -151,24 +150,23 @@ def score(rows: Sequence[Row], answers: Sequence[Answer], package: str | None = 
 
     Args:
         rows: The prompts with their instructions.
-        answers: One for each.
+        answers: An answer to each prompt.
         package: The package that verifies IFEval's kinds; None for our own code.
 
     Returns:
-        Accuracy of prompts and instructions, read strictly and loosely, with intervals; their mean, as model cards give
-        it; accuracy by kind; length; and the kinds that could not be verified.
+        Strict and loose accuracy of prompts and of instructions, with intervals; their mean, as on model cards; strict
+        accuracy by kind; the mean number of words; the share of answers that ended; and the skipped kinds.
     """
     skipped: Counter[str] = Counter()
-    results = [judged(row, answer, skipped, package) for row, (answer, _) in zip(rows, answers, strict=True)]
+    results = [check_answer(row, answer, skipped, package) for row, (answer, _) in zip(rows, answers, strict=True)]
     scored = [result for result in results if result]
     if not scored:
         raise ZooError(f"None of the kinds of instructions can be verified here: {', '.join(sorted(skipped))}.")
     figures: dict[str, Any] = {"prompts": len(rows), "prompts_scored": len(scored)}
-    for place, reading in enumerate(("strict", "loose")):
-        figures[f"prompt_{reading}"] = accuracy([(all(each[place] for each in result), 1) for result in scored])
-        figures[f"instruction_{reading}"] = accuracy(
-            [(sum(each[place] for each in result), len(result)) for result in scored]
-        )
+    for index, reading in enumerate(("strict", "loose")):
+        by_prompt = [[follows[index] for follows in result] for result in scored]
+        figures[f"prompt_{reading}"] = accuracy([(all(follows), 1) for follows in by_prompt])
+        figures[f"instruction_{reading}"] = accuracy([(sum(follows), len(follows)) for follows in by_prompt])
     names = [f"{level}_{reading}" for level in ("prompt", "instruction") for reading in ("strict", "loose")]
     figures["average"] = round(sum(figures[name]["share"] for name in names) / len(names), 4)
     by_kind: dict[str, list[bool]] = {}
@@ -176,7 +174,7 @@ def score(rows: Sequence[Row], answers: Sequence[Answer], package: str | None = 
         if len(result) == len(row["instruction_id_list"]):
             for kind, (strict, _) in zip(row["instruction_id_list"], result, strict=True):
                 by_kind.setdefault(kind, []).append(strict)
-    figures["kinds_strict"] = {kind: [sum(each), len(each)] for kind, each in sorted(by_kind.items())}
+    figures["kinds_strict"] = {kind: [sum(follows), len(follows)] for kind, follows in sorted(by_kind.items())}
     figures["words"] = round(sum(len(answer.split()) for answer, _ in answers) / len(answers), 1)
     figures["ended"] = round(sum(ended for _, ended in answers) / len(answers), 4)
     figures["skipped"] = dict(sorted(skipped.items()))
@@ -184,10 +182,10 @@ def score(rows: Sequence[Row], answers: Sequence[Answer], package: str | None = 
 
 
 class Policy:
-    """A policy that answers prompts, in its chat template."""
+    """A policy that answers prompts in its chat template."""
 
     def __init__(self, name: str, hub: Hub) -> None:
-        """Loads it.
+        """Loads the model and its tokenizer.
 
         Args:
             name: A folder, a GGUF file or a Hub id; an adapter is merged into its base.
@@ -208,63 +206,66 @@ class Policy:
         self.vocabulary = Vocabulary.of(self.tokenizer, self.model)
 
     def answers(
-        self, rows: Sequence[Row], places: Sequence[int], *, temperature: float, tokens: int
+        self, rows: Sequence[Row], indices: Sequence[int], *, temperature: float, tokens: int
     ) -> dict[int, Answer]:
-        """Answers prompts, by place. The random numbers of a row depend on its place among all rows alone.
+        """Answers prompts. The random numbers of an answer depend only on the index of its prompt.
 
         Args:
             rows: All prompts.
-            places: The places of those to answer.
-            temperature: 0 is greedy.
-            tokens: The most tokens of an answer.
+            indices: The indices of the prompts to answer.
+            temperature: The sampling temperature; 0 is greedy.
+            tokens: The maximum number of tokens in an answer.
+
+        Returns:
+            The answers by index.
         """
         from rlhf_zoo.modeling.chat import decode_completions, tokenize_prompt
         from rlhf_zoo.modeling.sampling.sampler import sample
 
-        prompts = [messages(rows[place]) for place in places]
+        prompts = [messages(rows[index]) for index in indices]
         prompt_ids = [tokenize_prompt(prompt, self.tokenizer) for prompt in prompts]
         samples = sample(
             self.model,
             prompt_ids,
-            keys=[(place,) for place in places],
+            keys=[(index,) for index in indices],
             seed=0,
             max_new_tokens=tokens,
             stop_ids=self.stops,
             pad_id=self.stops[0],
-            temperature=temperature or GREEDY,
+            temperature=temperature or GREEDY_TEMPERATURE,
             vocabulary=self.vocabulary,
         )
         texts = decode_completions(self.tokenizer, prompts, prompt_ids, samples.token_lists())
-        return dict(zip(places, zip(texts, samples.ended.tolist(), strict=True), strict=True))
+        return dict(zip(indices, zip(texts, samples.ended.tolist(), strict=True), strict=True))
 
 
-def sampled(
+def sample_answers(
     name: str, hub: Hub, rows: Sequence[Row], done: int, *, temperature: float, batch: int, tokens: int
 ) -> Iterator[list[Answer]]:
-    """Yields a model's answers to the rows from `done` on, batch by batch.
+    """Yields a model's answers in batches, without the first `done` rows.
 
-    A prompt far longer than the others of its batch is answered alone, since all would be padded to its length.
+    A prompt far longer than the others in its batch is answered alone, as it would pad all of them to its length.
     """
     policy = Policy(name, hub)
     for first in range(done, len(rows), batch):
         print(f"{first} of {len(rows)} prompts", end="\r", file=sys.stderr, flush=True)
-        places = range(first, min(first + batch, len(rows)))
-        lengths = {place: len(str(messages(rows[place]))) for place in places}
+        indices = range(first, min(first + batch, len(rows)))
+        lengths = {index: len(str(messages(rows[index]))) for index in indices}
         limit = 4 * statistics.median(lengths.values())
-        short = [place for place in places if lengths[place] <= limit]
+        short = [index for index in indices if lengths[index] <= limit]
         answers: dict[int, Answer] = {}
-        for group in (short, *([place] for place in places if lengths[place] > limit)):
+        for group in (short, *([index] for index in indices if lengths[index] > limit)):
             answers |= policy.answers(rows, group, temperature=temperature, tokens=tokens)
-        yield [answers[place] for place in places]
+        yield [answers[index] for index in indices]
 
 
-def resumed(path: Path, rows: Sequence[Row], answer: Callable[[int], Iterator[list[Answer]]]) -> list[Answer]:
-    """Answers the prompts that a file has no answers to yet, and appends them there.
+def resume_answers(path: Path, rows: Sequence[Row], answer: Callable[[int], Iterator[list[Answer]]]) -> list[Answer]:
+    """Reads the answers in a file, and appends answers to the remaining prompts.
 
     Args:
         path: The file of answers.
         rows: The prompts.
-        answer: Yields the answers to all prompts from a place on, in batches.
+        answer: Called with the number of answers in the file; yields the remaining answers in batches.
     """
     done = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
     if any(line["prompt"] != messages(row) for line, row in zip(done, rows, strict=False)) or len(done) > len(rows):
@@ -282,16 +283,16 @@ def resumed(path: Path, rows: Sequence[Row], answer: Callable[[int], Iterator[li
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", help="a folder, a Hub id or a GGUF file")
-    parser.add_argument("--text", help="answer every prompt by this text instead")
-    parser.add_argument("--hub", help="'local' or an address, for Hub ids and the bases of adapters")
+    parser.add_argument("model", nargs="?", help="folder, Hub id or GGUF file")
+    parser.add_argument("--text", help="use this text as every answer, instead of a model")
+    parser.add_argument("--hub", help="'local' or the address of a Hub, for Hub ids and the bases of adapters")
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--limit", type=int, help="so many prompts, drawn at random by a fixed seed")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0: greedy")
+    parser.add_argument("--limit", type=int, help="number of prompts, drawn at random by a fixed seed (default: all)")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--tokens", type=int, default=LONGEST)
-    parser.add_argument("--verifiers", metavar="PACKAGE", help="also verify IFEval's kinds by this package")
+    parser.add_argument("--tokens", type=int, default=MAX_TOKENS)
+    parser.add_argument("--verifiers", metavar="PACKAGE", help="also verify IFEval's kinds with this package")
     options = parser.parse_args(arguments)
     if (options.model is None) == (options.text is None):
         parser.error("give a model or --text")
@@ -301,12 +302,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.text is not None:
         answers: list[Answer] = [(options.text, True)] * len(rows)
     else:
-        how = {"temperature": options.temperature, "batch": options.batch, "tokens": options.tokens}
+        sampling = {"temperature": options.temperature, "batch": options.batch, "tokens": options.tokens}
         with connect(choose_hub(options.hub, push_to_hub=False)) as hub:
-            answers = resumed(
+            answers = resume_answers(
                 options.output.with_suffix(".answers.jsonl"),
                 rows,
-                lambda done: sampled(options.model, hub, rows, done, **how),
+                lambda done: sample_answers(options.model, hub, rows, done, **sampling),
             )
     settings = {name: str(value) for name, value in vars(options).items() if value is not None and name != "output"}
     figures = {"settings": settings, **score(rows, answers)}

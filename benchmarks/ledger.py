@@ -1,11 +1,11 @@
-"""Probes the answers of public models against those of the models that they started from: docs/ledger.md.
+"""Probes public models' answers against those of the models that they started from: docs/ledger.md.
 
     git clone https://github.com/tatsu-lab/alpaca_eval           # answers and annotations, CC BY-NC 4.0
-    python benchmarks/ledger.py alpaca_eval                      # pairs without figures by this version of the rule
-    python benchmarks/ledger.py alpaca_eval --pairs NullModel    # one of them, anew; "all" for every pair
-    python benchmarks/evidence.py --render                       # the table of docs/ledger.md
+    python benchmarks/ledger.py alpaca_eval                      # probes pairs without figures by the current rule
+    python benchmarks/ledger.py alpaca_eval --pairs NullModel    # probes this pair again; "all" for every pair
+    python benchmarks/evidence.py --render                       # writes the table of docs/ledger.md
 
-Only figures are kept, in docs/evidence/ledger.json. Nothing of the answers is: neither texts nor phrases.
+Only figures are kept, in docs/evidence/ledger.json: no texts and no phrases of the answers.
 """
 
 import argparse
@@ -27,7 +27,7 @@ NAME = "ledger"
 LEADERBOARD = Path("src/alpaca_eval/leaderboards/data_AlpacaEval_2/weighted_alpaca_eval_gpt4_turbo_leaderboard.csv")
 #: Judges in order of preference: AlpacaEval 2 by probabilities, AlpacaEval 2 by choices, AlpacaEval 1.
 JUDGES = ("weighted_alpaca_eval_gpt4_turbo", "alpaca_eval_gpt4_turbo_fn", "alpaca_eval_gpt4")
-MIN_JUDGED = 0.9  # of the prompts: a judge that compared older answers is no judge of these
+MIN_JUDGED = 0.9  # share of the prompts; below it, the judge compared older answers
 CONFIGS = "https://github.com/tatsu-lab/alpaca_eval/tree/main/src/alpaca_eval/models_configs/"
 HUB = "https://huggingface.co/"
 PAPERS = "https://arxiv.org/abs/"
@@ -35,13 +35,13 @@ PAPERS = "https://arxiv.org/abs/"
 
 @dataclass(frozen=True)
 class Pair:
-    """A model and what it started from.
+    """A model and the model that it started from.
 
     Attributes:
-        kind: What was done to it.
-        policy: Its folder in AlpacaEval's results.
+        kind: How the model was made.
+        policy: The model's folder in AlpacaEval's results.
         start: The folder of the model that it started from.
-        source: Where it is published that it did.
+        source: The page that says so.
     """
 
     kind: str
@@ -50,7 +50,7 @@ class Pair:
     source: str
 
 
-def _asked(model: str) -> list[Pair]:
+def _prompted_for_length(model: str) -> list[Pair]:
     kinds = ("verbose", "concise")
     return [Pair(f"asked to be {kind}", f"{model}_{kind}", model, f"{CONFIGS}{model}_{kind}") for kind in kinds]
 
@@ -63,12 +63,12 @@ MISTRAL, LLAMA = "Mistral-7B-Instruct-v0.2", "Meta-Llama-3-8B-Instruct"
 PAIRS = (
     Pair("cheat", "NullModel", "gpt4_1106_preview", PAPERS + "2410.07137"),
     Pair("cheat", "gpt4_gamed", "gpt4", CONFIGS + "gpt4_gamed"),
-    *_asked("alpaca-7b"),
-    *_asked("gpt-3.5-turbo-1106"),
-    *_asked("claude-2.1"),
-    *_asked("Mixtral-8x7B-Instruct-v0.1"),
-    *_asked("gpt4_0613"),
-    *_asked("gpt4_1106_preview"),
+    *_prompted_for_length("alpaca-7b"),
+    *_prompted_for_length("gpt-3.5-turbo-1106"),
+    *_prompted_for_length("claude-2.1"),
+    *_prompted_for_length("Mixtral-8x7B-Instruct-v0.1"),
+    *_prompted_for_length("gpt4_0613"),
+    *_prompted_for_length("gpt4_1106_preview"),
     _best_of("ultralm-13b-best-of-16", "ultralm-13b"),
     _best_of("ultralm-13b-v2.0-best-of-16", "ultralm-13b-v2.0"),
     _best_of("Samba-CoE-v0.2-best-of-16", "Samba-CoE-v0.2"),
@@ -97,46 +97,48 @@ def main(arguments: Sequence[str] | None = None, *, pairs: Sequence[Pair] = PAIR
     parser.add_argument("alpaca_eval", type=Path, help="your clone of github.com/tatsu-lab/alpaca_eval")
     parser.add_argument(
         "--pairs", nargs="+", metavar="MODEL", default=[],
-        help='probe these anew, or "all"; by default those without figures by this version of the rule',
+        help='probe these pairs again, or "all" (default: pairs without figures by this version of the rule)',
     )  # fmt: skip
     options = parser.parse_args(arguments)
     if not (options.alpaca_eval / "results").is_dir():
         raise ZooError(f"{options.alpaca_eval} has no folder results: give your clone of tatsu-lab/alpaca_eval.")
     named = {pair.policy for pair in pairs} if "all" in options.pairs else set(options.pairs)
     if unknown := named - {pair.policy for pair in pairs}:
-        raise ZooError(f"{', '.join(sorted(unknown))}: no such pair; name models of {Path(__file__).name}.")
+        raise ZooError(f"{', '.join(sorted(unknown))}: no such pair; give models that {Path(__file__).name} lists.")
     rows = {row["policy"]: row for row in keep.load(NAME).get("rows", [])}
     if not named and all(rows.get(pair.policy, {}).get("rule") == RULE_VERSION for pair in pairs):
         print(f"Every pair has figures by version {RULE_VERSION} of the rule. --pairs all probes them anew.")
-    shares = leaderboard(options.alpaca_eval / LEADERBOARD)
+    win_rates = read_leaderboard(options.alpaca_eval / LEADERBOARD)
     for pair in pairs:
         is_current = rows.get(pair.policy, {}).get("rule") == RULE_VERSION
         if pair.policy not in named and (named or is_current):
             continue
-        missing = [m for m in (pair.policy, pair.start) if not answers_file(options.alpaca_eval, m).is_file()]
+        models = pair.policy, pair.start
+        missing = [model for model in models if not answers_file(options.alpaca_eval, model).is_file()]
         if missing:
-            print(f"{pair.policy}: not probed, without the answers of {', '.join(missing)}", file=sys.stderr)
+            print(f"{pair.policy}: not probed, as there are no answers of {', '.join(missing)}", file=sys.stderr)
             continue
-        rows[pair.policy] = row = probe_pair(options.alpaca_eval, pair, shares)
+        rows[pair.policy] = row = probe_pair(options.alpaca_eval, pair, win_rates)
         print(f"{pair.policy}: {row['verdict']}; fired: {', '.join(row['fired']) or 'none'}", flush=True)
-        # Written after each pair, so that an interrupted command goes on.
-        in_order = [rows[one.policy] for one in pairs if one.policy in rows]
+        # Written after each pair, so an interrupted command can resume.
+        in_order = [rows[listed.policy] for listed in pairs if listed.policy in rows]
         keep.write(NAME, {"schema": 1, "command": "python benchmarks/ledger.py alpaca_eval", "rows": in_order})
 
 
-def probe_pair(folder: Path, pair: Pair, shares: dict[str, float]) -> dict[str, Any]:
-    """Probes a model's answers against those of what it started from.
+def probe_pair(folder: Path, pair: Pair, win_rates: dict[str, float]) -> dict[str, Any]:
+    """Probes a model's answers against those of the model that it started from.
 
     Args:
         folder: The clone of alpaca_eval.
-        pair: The two.
-        shares: Win rates of the leaderboard.
+        pair: The two models.
+        win_rates: The leaderboard's win rate of each model.
 
     Returns:
         The figures, without any text.
     """
-    sides = [{row["instruction"]: row["output"] for row in answers(folder, m)} for m in (pair.policy, pair.start)]
-    judge, scores = common_judge(folder, (pair.policy, pair.start), sides)
+    models = pair.policy, pair.start
+    sides = [{row["instruction"]: row["output"] for row in read_answers(folder, model)} for model in models]
+    judge, scores = common_judge(folder, models, sides)
     findings = rlhf_zoo.probe(
         *(
             [
@@ -157,7 +159,7 @@ def probe_pair(folder: Path, pair: Pair, shares: dict[str, float]) -> dict[str, 
         "prompts": findings.prompts,
         "judge": judge,
         "win_rate": {"value": win_rate.value, "ci95": list(win_rate.ci95), "n": win_rate.n} if win_rate else None,
-        "leaderboard": [shares.get(pair.policy), shares.get(pair.start)],
+        "leaderboard": [win_rates.get(pair.policy), win_rates.get(pair.start)],
         **{name: [report[name].value, report[name].sft] for name in ("length", "repetition")},
         "fired": {probe.family: probe.effect / probe.threshold for probe in report.probes if probe.fired},
         "severe": [probe.family for probe in report.probes if probe.severe],
@@ -172,7 +174,7 @@ def answers_file(folder: Path, model: str) -> Path:
     return folder / "results" / model / "model_outputs.json"
 
 
-def answers(folder: Path, model: str) -> list[dict[str, Any]]:
+def read_answers(folder: Path, model: str) -> list[dict[str, Any]]:
     path = answers_file(folder, model)
     rows = _read_array(path)
     if not rows or any(not isinstance(row.get(key), str) for row in rows for key in ("instruction", "output")):
@@ -183,16 +185,16 @@ def answers(folder: Path, model: str) -> list[dict[str, Any]]:
 def common_judge(
     folder: Path, models: Sequence[str], sides: Sequence[dict[str, str]]
 ) -> tuple[str | None, list[dict[str, float]]]:
-    """Returns a judge that compared the answers of both models with those of one same model, and its scores by prompt.
+    """Returns a judge that compared both models' answers with those of the same opponent, and its scores by prompt.
 
-    A score is the judge's preference, from 0 (for the other model) to 1. Prompts without one are left out.
+    A score is the judge's preference, from 0 (for the opponent) to 1. Prompts without a score are left out.
     """
     for judge in JUDGES:
         paths = [folder / "results" / model / judge / "annotations.json" for model in models]
         if not all(path.is_file() for path in paths):
             continue
         annotations = [_read_array(path) for path in paths]
-        # The folders of one judge hold comparisons with different models: those of AlpacaEval 1 and of 2.
+        # The same judge may have compared the two models with different opponents, of AlpacaEval 1 and 2.
         if len({row["generator_1"] for rows in annotations for row in rows}) != 1:
             continue
         scores = [
@@ -208,8 +210,8 @@ def common_judge(
     return None, [{}, {}]
 
 
-def leaderboard(path: Path) -> dict[str, float]:
-    """Returns each model's win rate over GPT-4 of the leaderboard, from 0 to 1; empty without the file."""
+def read_leaderboard(path: Path) -> dict[str, float]:
+    """Reads each model's win rate over GPT-4, from 0 to 1; {} if the file does not exist."""
     if not path.is_file():
         return {}
     with path.open(encoding="utf-8", newline="") as lines:

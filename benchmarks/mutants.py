@@ -1,8 +1,8 @@
-"""How many random mutants of what must not be wrong are caught: `python benchmarks/mutants.py --json FILE`.
+"""Counts how many random mutants of critical modules the tests catch: `python benchmarks/mutants.py --json FILE`.
 
-cosmic-ray proposes the mutations (`pip install cosmic-ray==8.7.0`) and a seed draws the sample. Each mutant meets the
-tests of its module, the quickest first, until one fails. Results go to a JSON that a second call goes on
-from, unless it is whole or of other mutants.
+cosmic-ray proposes the mutations (`pip install cosmic-ray==8.7.0`), and a seed draws the sample. The tests of its
+module run on each mutant, the fastest first, until one fails. A second call resumes from the JSON file; if the file is
+complete or has other mutants, the run starts over.
 """
 
 import argparse
@@ -44,14 +44,14 @@ TESTS = {
     "publishing/sender.py": SENDER,
     "publishing/outbox.py": SENDER,
 }  # fmt: skip
-SECONDS = 600
-FOLDER = ROOT  # a worker has a copy of its own
-#: Of no use: unions stand in annotations alone, where a mutation at most ends the import.
-LEFT_OUT = ("core/ReplaceBinaryOperator_BitOr_",)
+TIMEOUT = 600  # seconds of a test file
+FOLDER = ROOT  # each worker sets this to its own copy of the repository
+#: Unions only occur in annotations, where a mutation has no effect or breaks the import.
+EXCLUDED_OPERATORS = ("core/ReplaceBinaryOperator_BitOr_",)
 
 
-def mutants(count: int, seed: int) -> list[dict[str, Any]]:
-    """A random sample of the places in all modules, each mutated in one of the ways that fit it."""
+def sample_mutants(count: int, seed: int) -> list[dict[str, Any]]:
+    """Draws a random sample of places in the modules, and for each a random mutation that fits it."""
     from cosmic_ray.ast import ast_nodes, get_ast_from_path
     from cosmic_ray.plugins import get_operator, operator_names
 
@@ -60,54 +60,54 @@ def mutants(count: int, seed: int) -> list[dict[str, Any]]:
         nodes = list(ast_nodes(get_ast_from_path(ROOT / "rlhf_zoo" / module)))
         for name in operator_names():
             kind = get_operator(name)
-            if kind.arguments() or name.startswith(LEFT_OUT):
+            if kind.arguments() or name.startswith(EXCLUDED_OPERATORS):
                 continue
             positions = [start for node in nodes for start, _ in kind().mutation_positions(node)]
-            for number, start in enumerate(positions):
-                mutant = {"module": module, "operator": name, "occurrence": number, "line": start[0]}
+            for occurrence, start in enumerate(positions):
+                mutant = {"module": module, "operator": name, "occurrence": occurrence, "line": start[0]}
                 places.setdefault((module, name.split("_")[0], start), []).append(mutant)
-    draw = random.Random(seed)
-    drawn = (draw.choice(places[place]) for place in draw.sample(list(places), len(places)))
-    return list(itertools.islice(filter(mutated, drawn), count))
+    rng = random.Random(seed)
+    drawn = (rng.choice(places[place]) for place in rng.sample(list(places), len(places)))
+    return list(itertools.islice(filter(mutated_source, drawn), count))
 
 
-def mutated(mutant: dict[str, Any]) -> str | None:
-    """The module's text with the mutation; None where that is no program (`*` before parameters is no product)."""
+def mutated_source(mutant: dict[str, Any]) -> str | None:
+    """Returns the module's source with the mutation; None if that is a syntax error, as for `*` before parameters."""
     from cosmic_ray.mutating import mutate_code
     from cosmic_ray.plugins import get_operator
 
     before = (ROOT / "rlhf_zoo" / mutant["module"]).read_text(encoding="utf-8")
     after = mutate_code(before, get_operator(mutant["operator"])(), mutant["occurrence"])
     try:
-        changed = ast.dump(ast.parse(after)) != ast.dump(ast.parse(before))
+        is_changed = ast.dump(ast.parse(after)) != ast.dump(ast.parse(before))
     except SyntaxError:
         return None
-    if not changed:
+    if not is_changed:
         raise RuntimeError(f"{mutant} changes nothing")
     return str(after)
 
 
-def caught_by(folder: Path, tests: list[str]) -> str | None:
-    """The first test file that fails on the package in `folder`. In a fork: the libraries are imported already."""
+def first_failing_test(folder: Path, tests: list[str]) -> str | None:
+    """Returns the first test file that fails on the package in `folder`. Tests run in forks, which import faster."""
     for name in tests:
         if not (folder / "tests" / name).is_file():
             continue
         child = os.fork()
         if not child:
-            _pytest(folder, name)
-        deadline = time.monotonic() + SECONDS
+            _run_pytest_and_exit(folder, name)
+        deadline = time.monotonic() + TIMEOUT
         while not (done := os.waitpid(child, os.WNOHANG))[0]:
             if time.monotonic() > deadline:
                 os.killpg(child, signal.SIGKILL)
                 os.waitpid(child, 0)
-                return f"{name} (more than {SECONDS} s)"
+                return f"{name} (more than {TIMEOUT} s)"
             time.sleep(0.05)
         if done[1]:
             return name
     return None
 
 
-def _pytest(folder: Path, name: str) -> None:
+def _run_pytest_and_exit(folder: Path, name: str) -> None:
     code = 1
     try:
         os.setpgid(0, 0)
@@ -126,28 +126,28 @@ def _pytest(folder: Path, name: str) -> None:
         os._exit(code)
 
 
-def _unneeded(folder: str, _: list[str]) -> list[str]:
-    """Of the root alone: the package has a folder of the name runs, too."""
+def _ignored_names(folder: str, _: list[str]) -> list[str]:
+    """Names not to copy. `runs` is only ignored in the root, as the package has a folder of that name."""
     return ["__pycache__", *([".git", ".venv", "runs"] if Path(folder) == ROOT else [])]
 
 
-def _take(folders: Any) -> None:
+def _take_folder(folders: Any) -> None:
     global FOLDER
     FOLDER = folders.get()
 
 
-def fails_anyway(name: str) -> str | None:
-    """The test file, where it fails on the package as it is: it would catch every mutant."""
-    return caught_by(FOLDER, [name])
+def fails_without_mutation(name: str) -> str | None:
+    """Returns the test file if it fails on the original package, as it would then catch every mutant."""
+    return first_failing_test(FOLDER, [name])
 
 
-def meet(mutant: dict[str, Any]) -> dict[str, Any]:
-    """The mutant, and the test file that caught it."""
+def try_mutant(mutant: dict[str, Any]) -> dict[str, Any]:
+    """Returns the mutant with the test file that caught it, or None."""
     path = FOLDER / "rlhf_zoo" / mutant["module"]
     original = path.read_text(encoding="utf-8")
     try:
-        path.write_text(str(mutated(mutant)), encoding="utf-8")
-        return mutant | {"caught_by": caught_by(FOLDER, TESTS[mutant["module"]])}
+        path.write_text(str(mutated_source(mutant)), encoding="utf-8")
+        return mutant | {"caught_by": first_failing_test(FOLDER, TESTS[mutant["module"]])}
     finally:
         path.write_text(original, encoding="utf-8")
 
@@ -160,35 +160,37 @@ def main() -> None:
     arguments = parser.parse_args()
     sys.dont_write_bytecode = True
     os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    sample = mutants(arguments.count, arguments.seed)
+    sample = sample_mutants(arguments.count, arguments.seed)
     for library in ("datasets", "peft", "pytest", "sklearn.linear_model", "torch", "transformers.trainer", "trl"):
         __import__(library)
     results: list[dict[str, Any]] = []
     if arguments.json.is_file():
         results = json.loads(arguments.json.read_text())["mutants"]
     if len(results) == len(sample) or any(
-        not one.items() <= met.items() for one, met in zip(sample, results, strict=False)
+        not mutant.items() <= result.items() for mutant, result in zip(sample, results, strict=False)
     ):
         results = []
-    left = sample[len(results) :]
+    remaining = sample[len(results) :]
     context = multiprocessing.get_context("fork")
     folders = context.SimpleQueue()
     with tempfile.TemporaryDirectory() as scratch:
         for number in range(os.cpu_count() or 1):
             folder = Path(scratch, str(number))
-            shutil.copytree(ROOT, folder, ignore=_unneeded)
+            shutil.copytree(ROOT, folder, ignore=_ignored_names)
             folders.put(folder)
-        # Workers of multiprocessing.Pool may have no children of that module, which tests start.
-        pool = ProcessPoolExecutor(os.cpu_count(), context, _take, (folders,))
-        if failing := list(filter(None, pool.map(fails_anyway, dict.fromkeys(itertools.chain(*TESTS.values()))))):
+        # Workers of multiprocessing.Pool are daemonic and may not start processes, as some tests do.
+        pool = ProcessPoolExecutor(os.cpu_count(), context, _take_folder, (folders,))
+        if failing := list(
+            filter(None, pool.map(fails_without_mutation, dict.fromkeys(itertools.chain(*TESTS.values()))))
+        ):
             raise SystemExit(f"{', '.join(failing)}: fails without a mutation, so mend it first.")
-        for result in pool.map(meet, left):
+        for result in pool.map(try_mutant, remaining):
             results.append(result)
             print(f"{len(results):4} {result['module']}:{result['line']} {result['operator']}: {result['caught_by']}")
-            of = Counter(one["module"] for one in results)
-            caught = Counter(one["module"] for one in results if one["caught_by"])
-            score = {module: f"{caught[module]}/{of[module]}" for module in TESTS}
-            document = {"seed": arguments.seed, "caught": caught.total(), "of": of.total(), "by_module": score}
+            total = Counter(row["module"] for row in results)
+            caught = Counter(row["module"] for row in results if row["caught_by"])
+            score = {module: f"{caught[module]}/{total[module]}" for module in TESTS}
+            document = {"seed": arguments.seed, "caught": caught.total(), "of": total.total(), "by_module": score}
             arguments.json.write_text(json.dumps(document | {"mutants": results}, indent=1) + "\n")
 
 

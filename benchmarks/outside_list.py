@@ -1,9 +1,9 @@
-"""What the verdict says of 12 hacks and 8 honest changes by somebody who had not read its code, on real text.
+"""Counts the verdicts on 12 hacks and 8 honest changes by somebody who had not read the verdict's code, on real text.
 
-    python benchmarks/outside_list.py      # into docs/evidence/outside-list.json, minutes of CPU time
-    python benchmarks/evidence.py --render # the table of docs/verdict-before-after.md
+    python benchmarks/outside_list.py      # writes docs/evidence/outside-list.json, in minutes of CPU time
+    python benchmarks/evidence.py --render # writes the table of docs/verdict-before-after.md
 
-The generators and what each is worth are the tester's; texts, judges and evaluations are those of real_text_rates.py.
+That person chose the changes and the worth of each; texts, judges and evaluations are those of real_text_rates.py.
 """
 
 import argparse
@@ -63,7 +63,7 @@ TEASERS = ("But there is one thing about {} that almost nobody tells you", "That
            "There is a detail that changes everything", "I left out the secret of {}")  # fmt: skip
 ASKS = ("- would you like to hear it?", "... shall I go on?", ', just say "more".', "- ready for it?")
 Change = Callable[[str, str, Sequence[str], random.Random], str]
-"""(prompt, completion, other completions, stream) → the changed completion."""
+"""(prompt, completion, completions to other prompts, random numbers) -> the changed completion."""
 
 
 def _sentences(text: str) -> list[str]:
@@ -88,25 +88,25 @@ def _salad(text: str, rng: random.Random) -> str:
 
 
 def _restated(text: str, rng: random.Random) -> str:
-    return " ".join(f"{one} {rng.choice(LEADS)} {one[0].lower()}{one[1:]}" for one in _sentences(text))
+    return " ".join(f"{part} {rng.choice(LEADS)} {part[0].lower()}{part[1:]}" for part in _sentences(text))
 
 
 def _cited(text: str, rng: random.Random) -> str:
-    def source(sentence: str) -> str:
-        named = f" ({rng.choice(AUTHORS)} et al., {rng.randint(1987, 2024)})"
-        named = rng.choice([named, f", according to {rng.choice(SOURCES)}"])
-        return re.sub(r"([.!?]*)$", rf"{named}\1", sentence, count=1)
+    def cite(sentence: str) -> str:
+        source = f" ({rng.choice(AUTHORS)} et al., {rng.randint(1987, 2024)})"
+        source = rng.choice([source, f", according to {rng.choice(SOURCES)}"])
+        return re.sub(r"([.!?]*)$", rf"{source}\1", sentence, count=1)
 
-    return " ".join(map(source, _sentences(text)))
+    return " ".join(map(cite, _sentences(text)))
 
 
 def _replaced(text: str, words: dict[str, str], rng: random.Random, rare: float = 0.0) -> str:
-    def word(match: re.Match[str]) -> str:
+    def replace_word(match: re.Match[str]) -> str:
         lower = match[0].lower()
-        known = words.get(lower, match[0])
-        return f"{known} {rng.choice(RARE)}" if lower in ("the", "a", "of") and rng.random() < rare else known
+        word = words.get(lower, match[0])
+        return f"{word} {rng.choice(RARE)}" if lower in ("the", "a", "of") and rng.random() < rare else word
 
-    return re.sub(r"[A-Za-z]+", word, text)
+    return re.sub(r"[A-Za-z]+", replace_word, text)
 
 
 def _half(prompt: str, text: str, rng: random.Random) -> str:
@@ -114,10 +114,14 @@ def _half(prompt: str, text: str, rng: random.Random) -> str:
     return f"{' '.join(kept)} {rng.choice(TEASERS).format(_topic(prompt))} {rng.choice(ASKS)}"
 
 
-def _ended(text: str) -> str:
-    """Up to the last whole sentence."""
+def _complete_sentences(text: str) -> str:
+    """Cuts off an unfinished last sentence."""
     ends = [match.end() for match in re.finditer(r"[.!?][\"*)]*(?=\s|$)", text)]
     return text[: ends[-1]] if ends else text
+
+
+def _numbered(text: str) -> str:
+    return "\n".join(f"{number}. {part}" for number, part in enumerate(_sentences(text), start=1))
 
 
 def _without_repeats(text: str) -> str:
@@ -125,14 +129,14 @@ def _without_repeats(text: str) -> str:
 
 
 def _concise(text: str) -> str:
-    kept = _sentences(_ended(_without_repeats(text)))
+    kept = _sentences(_complete_sentences(_without_repeats(text)))
     short = " ".join(kept[: max(1, round(0.55 * len(kept)))])
     return re.sub(r"\b(very|really|truly|simply|just|quite|actually|highly) ", "", short)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A change, and by how much the changed completion is worth more, in standard deviations."""
+    """A change, and how much more the changed completion is worth, in standard deviations."""
 
     change: Change
     gain: float
@@ -156,34 +160,34 @@ HACKS = {
     "half an answer, and a teaser": Entry(lambda p, t, o, r: _half(p, t, r), -1.0),
 }  # fmt: skip
 HONEST = {
-    "unfinished last sentence cut off": Entry(lambda p, t, o, r: _ended(t), 0.5),
+    "unfinished last sentence cut off": Entry(lambda p, t, o, r: _complete_sentences(t), 0.5),
     "45% fewer words": Entry(lambda p, t, o, r: _concise(t), 0.4),
     "repeated sentences removed": Entry(lambda p, t, o, r: _without_repeats(t), 0.4),
-    "a tag around the answer": Entry(lambda p, t, o, r: f"<answer>\n{_ended(t)}\n</answer>", 0.3),
-    "a JSON object with the answer": Entry(lambda p, t, o, r: json.dumps({"text": _ended(t)}), 0.4),
+    "a tag around the answer": Entry(lambda p, t, o, r: f"<answer>\n{_complete_sentences(t)}\n</answer>", 0.3),
+    "a JSON object with the answer": Entry(lambda p, t, o, r: json.dumps({"text": _complete_sentences(t)}), 0.4),
     "simpler words": Entry(lambda p, t, o, r: _replaced(t, PLAIN, r), 0.3),
     "one numbered line for each sentence": Entry(
-        lambda p, t, o, r: "\n".join(f"{k}. {one}" for k, one in enumerate(_sentences(_ended(t)), start=1)), 0.3),
-    "a title": Entry(lambda p, t, o, r: f"# {_topic(p).title()}\n\n{_ended(t)}", 0.3),
+        lambda p, t, o, r: _numbered(_complete_sentences(t)), 0.3),
+    "a title": Entry(lambda p, t, o, r: f"# {_topic(p).title()}\n\n{_complete_sentences(t)}", 0.3),
 }  # fmt: skip
 
 
 def draw(questions: Sequence[rates.Question], name: str, strength: float, seed: int) -> rates.Draw:
-    """The two sides of an evaluation: `strength` is the share of the completions that are changed."""
+    """Draws the two sides of an evaluation; `strength` is the chance that a completion is changed."""
     rng, numbers = random.Random(f"{name} {strength} {seed}"), np.random.default_rng(seed)
-    asked = rng.sample([question for question in questions if question.general], rates.PROMPTS)
-    texts = [rng.sample(question.texts[1.0], 2) for question in asked]
-    sft, sft_worth = rates.scored(asked, [first for first, _ in texts], numbers)
-    base, worth = rates.scored(asked, [second for _, second in texts], numbers)
+    drawn = rng.sample([question for question in questions if question.general], rates.PROMPTS)
+    texts = [rng.sample(question.texts[1.0], 2) for question in drawn]
+    sft, sft_worth = rates.score_texts(drawn, [first for first, _ in texts], numbers)
+    base, worth = rates.score_texts(drawn, [second for _, second in texts], numbers)
     entry = HACKS.get(name) or HONEST[name]
-    pool = [text.text for question in questions if question not in asked for text in question.texts[1.0]]
-    chosen = [rng.random() < strength for _ in asked]
+    pool = [text.text for question in questions if question not in drawn for text in question.texts[1.0]]
+    chosen = [rng.random() < strength for _ in drawn]
     changed = [
         entry.change(prompt, text, pool, rng) if is_chosen else text
         for prompt, text, is_chosen in zip(base.prompts, base.texts, chosen, strict=True)
     ]
     differs = np.array([text != other for text, other in zip(changed, base.texts, strict=True)])
-    bonus = BONUS * float(np.std(sft.rewards or ())) * differs if name in HACKS else np.full(len(asked), rates.DRIFT)
+    bonus = BONUS * float(np.std(sft.rewards or ())) * differs if name in HACKS else np.full(len(drawn), rates.DRIFT)
     policy = replace(base, texts=changed, rewards=(np.array(base.rewards) + bonus).tolist())
     return rates.Draw(policy, sft, (worth + entry.gain * differs, sft_worth))
 
@@ -195,8 +199,8 @@ def main() -> None:
     for name in (*HACKS, *HONEST):
         for strength in STRENGTHS if name in HACKS else STRENGTHS[-1:]:
             draws = [draw(questions, name, strength, seed) for seed in range(DRAWS)]
-            result = [rates.judge_draw(each, seed) for seed, each in enumerate(draws)]
-            rows += rates.count(result, policy=name, strength=strength, honest=name in HONEST)
+            evaluations = [rates.judge_draw(each, seed) for seed, each in enumerate(draws)]
+            rows += rates.count_verdicts(evaluations, policy=name, strength=strength, honest=name in HONEST)
             print(name, strength, rows[-4]["kinds"], rows[-1]["kinds"], flush=True)
     command = "python benchmarks/outside_list.py"
     keep.write(OUTSIDE, {"schema": 2, "rule": RULE_VERSION, "draws": DRAWS, "command": command, "rows": rows})

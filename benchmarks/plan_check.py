@@ -1,13 +1,13 @@
-"""The planner's memory against real runs: each setting trains in a fresh process with random weights.
+"""Compares the planner's memory with real runs: each setting trains in a fresh process with random weights.
 
-    python benchmarks/plan_check.py                  # a table of all settings; a quarter of an hour of two cores
-    python benchmarks/plan_check.py separate lora    # some of them
-    python benchmarks/evidence.py plan               # all of them, kept in docs/evidence/plan.json and rendered
-    python benchmarks/plan_check.py --device cuda    # on a GPU, six at a time: `make gpu` keeps that
+    python benchmarks/plan_check.py                  # all settings; takes 15 minutes on two cores
+    python benchmarks/plan_check.py separate lora    # some settings
+    python benchmarks/evidence.py plan               # all settings; writes docs/evidence/plan.json, and renders
+    python benchmarks/plan_check.py --device cuda    # on a GPU, six settings at a time, as in `make gpu`
 
-Measured on a CPU is the peak of the process (VmHWM), imports and all, as its user sees it; beside it stands what it
-held before its models (VmRSS). On a GPU it is the peak of what torch has allocated there. Prompts have one length and
-no answer ends early: the planner plans for the longest.
+On a CPU it measures the peak memory of the process (VmHWM), including its imports, and the memory before its models are
+made (VmRSS). On a GPU it measures the peak of torch's allocations. All prompts have the same length and no answer ends
+early, as the planner assumes.
 """
 
 import argparse
@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-#: How near a plan is to what was measured, as a share of that.
-WITHIN = 0.10
+#: The largest error of a plan, as a share of the measured memory.
+TOLERANCE = 0.10
 _LLAMA = {
     "model_type": "llama", "hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8,
     "num_key_value_heads": 8, "intermediate_size": 1376, "tie_word_embeddings": True, "max_position_embeddings": 1024,
@@ -48,7 +48,16 @@ _ROLLOUT = {
 
 @dataclass(frozen=True)
 class Setting:
-    """reward: whether a reward model of the same shape pays; else a function does."""
+    """A stage to plan and to run, with random models.
+
+    Attributes:
+        stage: The stage.
+        architecture: The configuration of all its models.
+        vocabulary: The size of their vocabulary.
+        keys: The stage's keys, besides the defaults of this script.
+        prompt: The tokens of each prompt.
+        reward: Whether PPO's reward is a model of the same shape, and not a function.
+    """
 
     stage: str
     architecture: Mapping[str, Any]
@@ -59,9 +68,10 @@ class Setting:
 
     @property
     def all_keys(self) -> dict[str, Any]:
-        own = _ROLLOUT if self.stage == "ppo" else {"bf16": False}
-        paid = {} if self.reward or self.stage != "ppo" else {"reward_model_path": None, "reward_funcs": ["length"]}
-        return {**own, **paid, **self.keys}
+        defaults = _ROLLOUT if self.stage == "ppo" else {"bf16": False}
+        has_function = self.stage == "ppo" and not self.reward
+        reward_keys = {"reward_model_path": None, "reward_funcs": ["length"]} if has_function else {}
+        return {**defaults, **reward_keys, **self.keys}
 
 
 _LORA = {"use_peft": True, "lora_target_modules": ["all-linear"]}
@@ -70,12 +80,12 @@ _SMOLLM2 = {
     "num_key_value_heads": 3, "intermediate_size": 1536, "tie_word_embeddings": True, "max_position_embeddings": 2048,
 }  # fmt: skip
 _FEW = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "response_length": 16}
-#: Critics of a table of models, critics and adapters: the policy's weights, the reward model's, a head on the policy.
+#: Name of a critic -> its keys, and whether the reward is a model, from which the critic then starts.
 _CRITICS: Mapping[str, tuple[Mapping[str, Any], bool]] = {
     "own critic": ({"critic": "policy"}, False), "critic of a reward model": ({}, True),
     "shared critic": ({"critic": "shared"}, False),
 }  # fmt: skip
-#: Models × critics × LoRA: what the long tier measures (tests/e2e/test_plan_memory.py).
+#: Models × critics × LoRA, half of which the long tier measures (tests/e2e/test_plan_memory.py).
 TABLE = {
     f"{model}, {critic}{', LoRA' if lora else ''}": Setting(
         "ppo", architecture, vocabulary, {**_FEW, **keys, **lora}, reward=reward
@@ -112,11 +122,11 @@ SETTINGS = {
         "max_length": 128, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 1,
         "gradient_checkpointing": False}),
 }  # fmt: skip
-KNOWN = {**SETTINGS, **TABLE}
+ALL_SETTINGS = {**SETTINGS, **TABLE}
 
 
 def predicted(setting: Setting, device: str = "cpu") -> dict[str, Any]:
-    """What the planner says: MiB, by phase."""
+    """Plans a setting: its peak and the memory of each phase, in MiB."""
     from rlhf_zoo.pipeline.plan.devices import local_device
     from rlhf_zoo.pipeline.plan.plan import make_plan
     from rlhf_zoo.runs.recipe import Recipe
@@ -137,30 +147,31 @@ def predicted(setting: Setting, device: str = "cpu") -> dict[str, Any]:
 
 
 def measured(name: str, device: str = "cpu") -> dict[str, Any]:
-    """What a fresh process holds at most, and what it held before its models, MiB.
+    """Runs a setting in a fresh process: its peak memory, and on a CPU the memory before its models, in MiB.
 
-    Raises RuntimeError where it fails.
+    Raises:
+        RuntimeError: The process fails.
     """
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "2")}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, __file__, "--child", name, "--device", device], cwd=ROOT, env=environment,
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    if done.returncode:
-        raise RuntimeError(f"{name} failed:\n{done.stderr[-3000:]}")
-    document: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    if process.returncode:
+        raise RuntimeError(f"{name} failed:\n{process.stderr[-3000:]}")
+    document: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
     return document
 
 
 def train(setting: Setting, device: str) -> dict[str, Any]:
-    """In a process of its own: trains two optimizer steps, the second beside the first one's moments."""
-    import peft  # noqa: F401  # what the first update would import
+    """Trains two optimizer steps, as only the second has the optimizer's moments from its start."""
+    import peft  # noqa: F401  # imported now, as the first update would import it
     import torch
     import transformers
     import trl
     from datasets import Dataset
     from speed.points import BOS, EOS, PAD, word_tokenizer
-    from speed.side import resident
+    from speed.side import memory_mib
 
     from rlhf_zoo import PPOConfig, PPOTrainer
 
@@ -172,7 +183,7 @@ def train(setting: Setting, device: str) -> dict[str, Any]:
     keys |= {"output_dir": tempfile.mkdtemp(), "use_cpu": device == "cpu", "report_to": [], "save_strategy": "no",
              "disable_tqdm": True, "max_steps": 2 // keys.get("num_mini_batches", 1)}  # fmt: skip
     gc.collect()
-    before = resident("VmRSS")
+    before = memory_mib("VmRSS")
     fields = dict(setting.architecture)
     config = transformers.AutoConfig.for_model(
         fields.pop("model_type"), vocab_size=setting.vocabulary, pad_token_id=PAD, eos_token_id=EOS, bos_token_id=BOS,
@@ -181,131 +192,133 @@ def train(setting: Setting, device: str) -> dict[str, Any]:
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(1)
 
-    def rows(count: int, length: int) -> list[list[int]]:
+    def random_rows(count: int, length: int) -> list[list[int]]:
         return torch.randint(4, setting.vocabulary, (count, length), generator=generator).tolist()
 
     causal, classifier = transformers.AutoModelForCausalLM, transformers.AutoModelForSequenceClassification
-    made: Any
+    trainer: Any
     if setting.stage == "ppo":
         peft_config = None
         if setting.keys.get("use_peft"):
             model_keys = {name: value for name, value in setting.keys.items() if name.startswith(("lora_", "use_peft"))}
             peft_config = trl.get_peft_config(trl.ModelConfig(**model_keys))
         args = PPOConfig(**keys, stop_token=None, learning_rate=1e-6)
-        made = PPOTrainer(
+        trainer = PPOTrainer(
             args, tokenizer, causal.from_config(config), peft_config=peft_config,
             reward_model=classifier.from_config(config) if setting.reward else None,
-            reward_funcs=None if setting.reward else length,
-            train_dataset=Dataset.from_dict({"input_ids": rows(2 * args.prompts_per_update, setting.prompt)}),
+            reward_funcs=None if setting.reward else length_reward,
+            train_dataset=Dataset.from_dict({"input_ids": random_rows(2 * args.prompts_per_update, setting.prompt)}),
         )  # fmt: skip
     elif setting.stage == "sft":
         args = trl.SFTConfig(**keys)
         texts = {
-            "input_ids": rows(2 * args.per_device_train_batch_size * args.gradient_accumulation_steps, args.max_length)
+            "input_ids": random_rows(
+                2 * args.per_device_train_batch_size * args.gradient_accumulation_steps, args.max_length
+            )
         }
-        made = trl.SFTTrainer(
+        trainer = trl.SFTTrainer(
             causal.from_config(config), args, train_dataset=Dataset.from_dict(texts), processing_class=tokenizer
         )
     else:
         args = trl.RewardConfig(**keys)
         count = 2 * args.per_device_train_batch_size * args.gradient_accumulation_steps
-        pairs = {side: rows(count, args.max_length) for side in ("chosen_ids", "rejected_ids")}
-        made = trl.RewardTrainer(
+        pairs = {side: random_rows(count, args.max_length) for side in ("chosen_ids", "rejected_ids")}
+        trainer = trl.RewardTrainer(
             classifier.from_config(config), args, train_dataset=Dataset.from_dict(pairs), processing_class=tokenizer
         )
-    made.remove_callback(transformers.PrinterCallback)
+    trainer.remove_callback(transformers.PrinterCallback)
     peaks: dict[str, float] = defaultdict(float)
     if device == "cuda" and setting.stage == "ppo":
-        peaks_by_phase(made.phases, peaks)
-    made.train()
+        track_peaks(trainer.phases, peaks)
+    trainer.train()
     if device == "cpu":
-        return {"measured_mib": round(resident("VmHWM")), "before_mib": round(before)}
-    whole = max([torch.cuda.max_memory_allocated() / 2**20, *peaks.values()])
-    return {"measured_mib": round(whole), "measured_phases": {name: round(mib) for name, mib in peaks.items()}}
+        return {"measured_mib": round(memory_mib("VmHWM")), "before_mib": round(before)}
+    peak = max([torch.cuda.max_memory_allocated() / 2**20, *peaks.values()])
+    return {"measured_mib": round(peak), "measured_phases": {name: round(mib) for name, mib in peaks.items()}}
 
 
-def peaks_by_phase(phases: Any, peaks: dict[str, float]) -> None:
-    """Fills `peaks` with the MiB that each phase of the trainer's updates comes to hold on the GPU."""
+def track_peaks(phases: Any, peaks: dict[str, float]) -> None:
+    """Makes the trainer record in `peaks` the largest MiB that each phase allocates on the GPU."""
     import torch
 
     add_elapsed = phases._add_elapsed
 
-    def seen() -> None:
+    def record_peak() -> None:
         running = phases._running[-1] if phases._running else "rest"
         peaks[running] = max(peaks[running], torch.cuda.max_memory_allocated() / 2**20)
         torch.cuda.reset_peak_memory_stats()
         add_elapsed()
 
-    phases._add_elapsed = seen
+    phases._add_elapsed = record_peak
 
 
-def length(prompts: Any, completions: Sequence[str], **_: Any) -> list[float]:
+def length_reward(prompts: Any, completions: Sequence[str], **_: Any) -> list[float]:
     return [float(len(completion)) for completion in completions]
 
 
-def within(row: Mapping[str, Any]) -> bool:
-    """Whether the prediction is as near as is promised."""
-    return bool(abs(row["predicted_mib"] - row["measured_mib"]) <= WITHIN * row["measured_mib"])
+def is_within_tolerance(row: Mapping[str, Any]) -> bool:
+    """Whether the plan is close enough to the measurement."""
+    return bool(abs(row["predicted_mib"] - row["measured_mib"]) <= TOLERANCE * row["measured_mib"])
 
 
-def line(row: Mapping[str, Any]) -> str:
-    apart = row["predicted_mib"] / row["measured_mib"] - 1
+def format_row(row: Mapping[str, Any]) -> str:
+    error = row["predicted_mib"] / row["measured_mib"] - 1
     return (
-        f"{row['setting']}: measured {row['measured_mib']:,} MiB, planned {row['predicted_mib']:,} ({apart:+.0%}, "
-        f"{row['worst']}){'' if within(row) else ' OUTSIDE'}"
+        f"{row['setting']}: measured {row['measured_mib']:,} MiB, planned {row['predicted_mib']:,} ({error:+.0%}, "
+        f"{row['worst_phase']}){'' if is_within_tolerance(row) else ' OUTSIDE'}"
     )
 
 
-def rows_of(names: Sequence[str], device: str = "cpu") -> Iterator[dict[str, Any]]:
-    """What is planned and measured of each setting, on a GPU six at a time."""
+def compare(names: Sequence[str], device: str = "cpu") -> Iterator[dict[str, Any]]:
+    """Yields the plan and the measurement of each setting. On a GPU, six settings run at a time."""
     with ThreadPoolExecutor(1 if device == "cpu" else 6) as pool:
-        for name, seen in zip(names, pool.map(functools.partial(measured, device=device), names), strict=True):
-            yield {"setting": name, **predicted(KNOWN[name], device), **seen}
+        for name, measurement in zip(names, pool.map(functools.partial(measured, device=device), names), strict=True):
+            yield {"setting": name, **predicted(ALL_SETTINGS[name], device), **measurement}
 
 
 def check(names: Sequence[str]) -> dict[str, Any]:
-    """The document that is kept."""
+    """Compares settings on the CPU, and returns the document for docs/evidence."""
     import platform
 
     from rlhf_zoo.runs.context import environment_info
 
     rows = []
-    for row in rows_of(names):
+    for row in compare(names):
         rows.append(row)
-        print(line(row), flush=True)
-    known = environment_info()
+        print(format_row(row), flush=True)
+    environment = environment_info()
     return {
         "schema": 1,
         "command": "python benchmarks/evidence.py plan",
         "machine": f"{platform.system()} {platform.machine()}, {os.environ.get('OMP_NUM_THREADS', '2')} threads",
-        "versions": {name: known[name] for name in ("torch", "transformers", "trl")},
-        "within": WITHIN,
+        "versions": {name: environment[name] for name in ("torch", "transformers", "trl")},
+        "within": TOLERANCE,
         "settings": rows,
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("settings", nargs="*", metavar="SETTING", help=", ".join(KNOWN))
-    parser.add_argument("--planned", action="store_true", help="run nothing: say what the planner says")
+    parser.add_argument("settings", nargs="*", metavar="SETTING", help=", ".join(ALL_SETTINGS))
+    parser.add_argument("--planned", action="store_true", help="run nothing; print the plans")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        print(json.dumps(train(KNOWN[options.child], options.device)))
+        print(json.dumps(train(ALL_SETTINGS[options.child], options.device)))
         return
-    if unknown := set(options.settings) - set(KNOWN):
-        parser.error(f"no setting is called {', '.join(sorted(unknown))}: choose from {', '.join(KNOWN)}")
+    if unknown := set(options.settings) - set(ALL_SETTINGS):
+        parser.error(f"unknown setting {', '.join(sorted(unknown))}: choose from {', '.join(ALL_SETTINGS)}")
     names = options.settings or list(SETTINGS)
     if options.planned:
         for name in names:
-            print(name, predicted(KNOWN[name], options.device))
+            print(name, predicted(ALL_SETTINGS[name], options.device))
         return
-    good = True
-    for row in rows_of(names, options.device):
-        print(line(row), flush=True)
-        good &= within(row)
-    sys.exit(int(not good))
+    is_accurate = True
+    for row in compare(names, options.device):
+        print(format_row(row), flush=True)
+        is_accurate &= is_within_tolerance(row)
+    sys.exit(int(not is_accurate))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Keeps the figures and curves of finished runs of smollm2-reviews, for the table and the picture of its page.
+"""Keeps the figures and curves of finished runs of smollm2-reviews, for the table and the plot of its page.
 
     python benchmarks/reviews.py "one CPU thread, float32=RUN" "H200, bf16=RUN"
 
-Each RUN is the folder of a `rlhf-zoo ablate smollm2-reviews --kl_coef 0.05,0`, with the machine that it ran on; a β
-that is not evaluated is left out. The figures are written to docs/evidence/smollm2-reviews.json, and
-`python benchmarks/evidence.py --render` puts them into the docs.
+Each RUN is the output folder of `rlhf-zoo ablate smollm2-reviews --kl_coef 0.05,0`; MACHINE names where it ran. A β
+without an evaluation is left out. The figures are written to docs/evidence/smollm2-reviews.json, and
+`python benchmarks/evidence.py --render` renders them in the docs.
 """
 
 import argparse
@@ -24,50 +24,50 @@ from rlhf_zoo.runs.record import StageRecord
 
 BETAS = (0.05, 0.0)
 FIGURES = ("reward", "kl", "repetition", "distinct_2")
-PLACES = re.compile(r" --(?:output_dir|namespace|source_hub) \S+| --overwrite_repo")
+LOCAL_OPTIONS = re.compile(r" --(?:output_dir|namespace|source_hub) \S+| --overwrite_repo")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", type=on_machine, metavar="MACHINE=RUN", help="a run, and where it ran")
-    runs = [one for machine, run in parser.parse_args(arguments).runs for one in kept_variants(machine, run)]
-    keep.write(REVIEWS, {"schema": 2, "recipe": REVIEWS, "runs": sorted(runs, key=lambda one: one["seed"])})
+    parser.add_argument("runs", nargs="+", type=parse_run, metavar="MACHINE=RUN", help="a run, and where it ran")
+    runs = [row for machine, run in parser.parse_args(arguments).runs for row in read_variants(machine, run)]
+    keep.write(REVIEWS, {"schema": 2, "recipe": REVIEWS, "runs": sorted(runs, key=lambda row: row["seed"])})
     print(f"Kept {len(runs)} policies in docs/evidence/{REVIEWS}.json.")
 
 
-def on_machine(argument: str) -> tuple[str, Path]:
+def parse_run(argument: str) -> tuple[str, Path]:
     """Parses MACHINE=RUN.
 
     Raises:
-        ArgumentTypeError: One of the two is missing.
+        ArgumentTypeError: The machine or the run is missing.
     """
     machine, _, run = argument.partition("=")
     if not machine or not run:
-        raise argparse.ArgumentTypeError(f"{argument} has no machine: write MACHINE=RUN.")
+        raise argparse.ArgumentTypeError(f"{argument} lacks the machine or the run: write MACHINE=RUN.")
     return machine, Path(run)
 
 
-def kept_variants(machine: str, run: Path) -> list[dict[str, Any]]:
-    """What is kept of each β of a run that is evaluated.
+def read_variants(machine: str, run: Path) -> list[dict[str, Any]]:
+    """Reads the figures of each evaluated β of a run.
 
     Raises:
-        ZooError: None is.
+        ZooError: No β was evaluated.
     """
     folders = {beta: run / ABLATION / f"kl-coef-{beta:g}" for beta in BETAS}
-    kept = [_kept(machine, beta, folder) for beta, folder in folders.items() if keep.finished(folder)]
-    if not kept:
+    rows = [_read_variant(machine, beta, folder) for beta, folder in folders.items() if keep.is_finished(folder)]
+    if not rows:
         raise ZooError(f"{run} has no evaluated policy: finish `rlhf-zoo ablate {REVIEWS} --kl_coef 0.05,0` first.")
-    return kept
+    return rows
 
 
-def _kept(machine: str, beta: float, folder: Path) -> dict[str, Any]:
+def _read_variant(machine: str, beta: float, folder: Path) -> dict[str, Any]:
     summary, evaluation = read_json(folder / "summary.json"), read_json(folder / "eval" / "evaluation.json")
     over = evaluation["over_training"]
     return {
         "seed": summary["seed"],
         "beta": beta,
         "machine": machine,
-        "command": command(StageRecord(folder / "ppo").read()["command"]),
+        "command": public_command(StageRecord(folder / "ppo").read()["command"]),
         "seconds": summary["seconds"],
         "prompts": evaluation["prompts"],
         "reward_model": {key: evaluation["reward_model"][key] for key in ("accuracy", "n", "ci95")},
@@ -81,8 +81,8 @@ def _kept(machine: str, beta: float, folder: Path) -> dict[str, Any]:
         **{name: over[name] for name in ("verdict", "without_judge", "fired", "reasons", "recommended")},
         "rule": over["rule"]["version"],
         "checkpoints": [
-            {"step": one["step"], **{name: one[name]["value"] for name in ("reward", "judge", "kl")}}
-            for one in over["checkpoints"]
+            {"step": row["step"], **{name: row[name]["value"] for name in ("reward", "judge", "kl")}}
+            for row in over["checkpoints"]
         ],
         "curve": [
             {"step": row["step"], "reward": row["objective/score"], "kl": row["objective/kl"]}
@@ -92,9 +92,9 @@ def _kept(machine: str, beta: float, folder: Path) -> dict[str, Any]:
     }
 
 
-def command(recorded: str) -> str:
-    """The command that a run was made by, with the folder of its data as a variable, and without its own places."""
-    return re.sub(r"(--dataset_name) \S+", r"\1 $RLHF_ZOO_DATA", PLACES.sub("", recorded))
+def public_command(recorded: str) -> str:
+    """Replaces the folder of the data by a variable, and removes options that name local folders or repositories."""
+    return re.sub(r"(--dataset_name) \S+", r"\1 $RLHF_ZOO_DATA", LOCAL_OPTIONS.sub("", recorded))
 
 
 if __name__ == "__main__":

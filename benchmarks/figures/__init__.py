@@ -1,1 +1,1 @@
-"""The parts of benchmarks/evidence.py: what is run, what is kept of it, and the tables and plots made from that."""
+"""The parts of benchmarks/evidence.py: the experiments, the figures kept from them, and their tables and plots."""

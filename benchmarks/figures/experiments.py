@@ -1,4 +1,4 @@
-"""What is run for the docs: each recipe over seeds, under β = 0, and beside its baselines; and by which commands."""
+"""The experiments behind the docs, and their commands: each recipe over seeds, under β = 0, and beside baselines."""
 
 import os
 from dataclasses import dataclass
@@ -8,39 +8,47 @@ from rlhf_zoo.pipeline.experiments.runner import Variant, make_variants
 from rlhf_zoo.pipeline.experiments.sweep import ABLATION
 
 ROOT = Path(__file__).parents[2]
-#: Where the runs lie: under the repository, or where RLHF_ZOO_EVIDENCE_RUNS says.
+#: The folder of the runs: runs/evidence in the repository, or RLHF_ZOO_EVIDENCE_RUNS.
 RUNS = Path(os.environ.get("RLHF_ZOO_EVIDENCE_RUNS", ROOT / "runs" / "evidence")).absolute()
 PARTS = ("runs", "ablation", "ensemble", "baselines")
-#: Sums with a reward that a program checks.
+# The names of files in docs/evidence.
+#: Sums, whose answers a program checks.
 SUMS = "tiny-sums"
-#: Film reviews continued by a real model, under three seeds.
+#: Film reviews that a real model continues, under three seeds.
 REVIEWS = "smollm2-reviews"
-#: What the planner says of a run's memory, beside what it took.
+#: The planner's memory beside that of real runs.
 PLAN = "plan"
-#: How often the verdict errs on the text of a real model.
+#: How often the verdict is wrong on text of a real model.
 REAL_TEXT = "real-text-rates"
-#: What the verdict says of changes by somebody who had not read its code.
+#: Verdicts on changes by somebody who had not read the verdict's code.
 OUTSIDE = "outside-list"
 METHODS = ("best-of-n", "dpo", "rloo")
-#: Runs are compared at their ends, whatever the verdict recommends.
-LAST = ("--ppo.release", "last")
+#: Runs are compared at their last checkpoints, whatever the verdict recommends.
+RELEASE_LAST = ("--ppo.release", "last")
 
 
-def shown(path: Path) -> Path:
-    """Of a path in the repository, as commands that run there name it."""
+def relative(path: Path) -> Path:
+    """Returns a path as a command in the repository's root names it."""
     return path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """One recipe: whole runs over `seeds`; ensemble and baselines start from the run of the first, and the ablation
-    from that of the second: the first has an ablation of its own, PPO over seeds as long as the recipe's.
+    """The runs of one recipe.
 
-    beta: the recipe's own, which the ablation lays beside 0, in runs of `episodes` under `ppo_seeds` seeds of PPO; the
-    ensemble has as many reward models. parts: those that are run of this recipe. data: its flags for data, with
-    their folders under RLHF_ZOO_DATA.
-    weaker: a larger β, run as long as the recipe's, by which PPO can be read at the lower KL of a baseline. dpo_betas:
-    those of DPO, where its default has none near PPO's KL.
+    Each seed has a complete run. The ensemble and the baselines start from the run of the first seed. The ablation
+    starts from the run of the second, as that of the first already contains PPO under other β for the baselines.
+
+    Attributes:
+        recipe: The recipe's name.
+        seeds: The seeds of complete runs.
+        beta: The recipe's β, which the ablation compares with 0.
+        episodes: Episodes of each run of the ablation.
+        ppo_seeds: Number of PPO's seeds in the ablation and beside the baselines, and of reward models in the ensemble.
+        larger_beta: A larger β, under which PPO has the lower KL of a baseline.
+        dpo_betas: Values of β for DPO, if none of the defaults comes near PPO's KL.
+        data: The flags for data, each with its folder in RLHF_ZOO_DATA.
+        parts: The parts of `PARTS` that are run.
     """
 
     recipe: str
@@ -48,13 +56,13 @@ class Experiment:
     beta: float
     episodes: int = 0
     ppo_seeds: int = 3
-    weaker: float = 0.3
+    larger_beta: float = 0.3
     dpo_betas: str = ""
     data: tuple[tuple[str, str], ...] = ()
     parts: tuple[str, ...] = PARTS
 
     def name(self, part: str) -> str:
-        """Of a part's file in docs/evidence, and on the command line."""
+        """Returns a part's name in docs/evidence and on the command line."""
         return self.recipe if part == "runs" else f"{self.recipe}-{part}"
 
     @property
@@ -68,43 +76,42 @@ class Experiment:
         return self.seeds[1]
 
     @property
-    def spread(self) -> list[Variant]:
-        """PPO beside the baselines: under the recipe's β and a larger one, under as many seeds as each of them."""
-        return self._variants(self.beta, self.weaker, first=self.seeds[0])
+    def baseline_variants(self) -> list[Variant]:
+        """The runs of PPO beside the baselines: the recipe's β and a larger one, with as many seeds as a baseline."""
+        return self._variants(self.beta, self.larger_beta, first=self.seeds[0])
 
     def _variants(self, *betas: float, first: int) -> list[Variant]:
         return make_variants({"kl_coef": betas}, folder=ABLATION, seeds=self.ppo_seeds, first_seed=first)
 
     @property
     def _betas(self) -> str:
-        return f"{self.beta:g},{self.weaker:g}"
+        return f"{self.beta:g},{self.larger_beta:g}"
 
-    def directory(self, seed: int, runs: Path) -> Path:
+    def run_folder(self, seed: int, runs: Path) -> Path:
         return runs / f"{self.recipe}-{seed}"
 
-    def run(self, seed: int, data: str, runs: str = "runs/evidence") -> list[str]:
+    def run_command(self, seed: int, data: str, runs: str = "runs/evidence") -> list[str]:
         return self._words("run", seed, data, runs)
 
-    def ablate(self, data: str, runs: str = "runs/evidence") -> list[str]:
-        asked = ["--kl_coef", f"0,{self.beta:g}", "--ppo.total_episodes", str(self.episodes)]
-        return [*self._words("ablate", self.ablated_seed, data, runs), *asked, "--seeds", str(self.ppo_seeds)]
+    def ablate_command(self, data: str, runs: str = "runs/evidence") -> list[str]:
+        flags = ["--kl_coef", f"0,{self.beta:g}", "--ppo.total_episodes", str(self.episodes)]
+        return [*self._words("ablate", self.ablated_seed, data, runs), *flags, "--seeds", str(self.ppo_seeds)]
 
-    def repeat(self, data: str, runs: str = "runs/evidence") -> list[str]:
-        asked = ["--kl_coef", self._betas, "--seeds", str(self.ppo_seeds)]
-        return [*self._words("ablate", self.seeds[0], data, runs), *asked]
+    def repeat_command(self, data: str, runs: str = "runs/evidence") -> list[str]:
+        flags = ["--kl_coef", self._betas, "--seeds", str(self.ppo_seeds)]
+        return [*self._words("ablate", self.seeds[0], data, runs), *flags]
 
-    def ensemble(self, data: str, runs: str = "runs/evidence") -> list[str]:
+    def ensemble_command(self, data: str, runs: str = "runs/evidence") -> list[str]:
         return [*self._words("ensemble", self.seeds[0], data, runs), "--seeds", str(self.ppo_seeds)]
 
-    def baseline(self, method: str, data: str, runs: str = "runs/evidence") -> list[str]:
-        asked = ["--beta", self.dpo_betas] if method == "dpo" and self.dpo_betas else []
-        return [*self._words("baseline", self.seeds[0], data, runs), "--method", method, *asked]
+    def baseline_command(self, method: str, data: str, runs: str = "runs/evidence") -> list[str]:
+        flags = ["--beta", self.dpo_betas] if method == "dpo" and self.dpo_betas else []
+        return [*self._words("baseline", self.seeds[0], data, runs), "--method", method, *flags]
 
     def _words(self, verb: str, seed: int, data: str, runs: str) -> list[str]:
-        given = [word for flag, folder in self.data for word in (flag, f"{data}/{folder}")]
-        place = str(self.directory(seed, Path(runs)))
-        keys = ["--output_dir", place, "--hub", "local", "--seed", str(seed), *LAST, *given]
-        return ["rlhf-zoo", verb, self.recipe, *keys]
+        data_flags = [word for flag, folder in self.data for word in (flag, f"{data}/{folder}")]
+        flags = ["--output_dir", str(self.run_folder(seed, Path(runs))), "--hub", "local", "--seed", str(seed)]
+        return ["rlhf-zoo", verb, self.recipe, *flags, *RELEASE_LAST, *data_flags]
 
 
 PROS_CONS = ("--dataset_name", "pros_cons")

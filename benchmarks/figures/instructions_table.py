@@ -1,4 +1,4 @@
-"""The tables of smollm2-ifeval: its base, each seed's policy and one text on IFEval, IFBench and its own test."""
+"""The tables of smollm2-ifeval: the base, each run's policy and one text on IFEval, IFBench and the test split."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -8,13 +8,13 @@ from .text import interval, number, table
 
 NAME = "smollm2-ifeval"
 NOT_MEASURED = "Nothing is measured yet: `python benchmarks/instructions.py RUN` measures it."
-#: IFEval's average of the models' cards, as they give it.
+#: IFEval's average, as the models' cards state it.
 PUBLISHED = (("SmolLM2-135M-Instruct, published", 29.9), ("SmolLM2-360M-Instruct, published", 41.0))
 Figures = Mapping[str, Any]
 
 
 def page() -> str:
-    """All that is kept: both benchmarks, the recipe's own test split, and pairs of answers drawn at random."""
+    """All kept figures: both benchmarks, the recipe's test split, and pairs of answers drawn at random."""
     document = keep.load(NAME)
     if not document:
         return "Nothing is measured yet: `python benchmarks/instructions.py` measures it."
@@ -23,7 +23,7 @@ def page() -> str:
 
 
 def short_table() -> str:
-    """What each evaluated run gained, at what price, and its verdict: a row each, for the README."""
+    """A row for each evaluated run, for the README: its scores before and after PPO, and its verdict."""
     document = keep.load(NAME)
     runs = _evaluated(document)
     if not runs:
@@ -41,7 +41,7 @@ def short_table() -> str:
 
 
 def _evaluated(document: Figures) -> list[Figures]:
-    """The runs that evaluated themselves, which an interrupted one has not."""
+    """The runs with an evaluation, which an interrupted run lacks."""
     return [run for run in document.get("runs", []) if "ppo" in run]
 
 
@@ -51,7 +51,7 @@ def _short_cells(policy: Figures, own: Figures, show: Callable[[Figures], str]) 
 
 
 def short_pair() -> str:
-    """What `short_table` is measured on, and the answers to one of its prompts, for the README."""
+    """The seed and prompts behind `short_table`, and the answers to one prompt, for the README."""
     document = keep.load(NAME)
     if not _evaluated(document):
         return NOT_MEASURED
@@ -83,7 +83,7 @@ def _hundred(share: Figures) -> str:
 
 
 def _start(text: str, words: int = 30) -> str:
-    """The first words of a text, in a line that Markdown shows as it is."""
+    """The first words of a text, as inline code."""
     parts = text.replace("`", "'").split()
     return f"`{' '.join(parts[:words])}`" + (" …" if len(parts) > words else "")
 
@@ -118,7 +118,7 @@ def _ifbench_prompts(figures: Figures) -> str:
 
 
 def runs_table(document: Figures) -> str:
-    """What each run says of itself, on the recipe's own test split; nothing before a run was evaluated."""
+    """Each run's own figures on the recipe's test split; empty without an evaluated run."""
     runs = _evaluated(document)
     if not runs:
         return ""
@@ -139,11 +139,11 @@ def runs_table(document: Figures) -> str:
 
 
 def pairs_page(document: Figures) -> str:
-    """Prompts drawn at random, with the answers as they are; nothing before a run."""
+    """Prompts drawn at random, with unedited answers; empty without a run."""
     pairs = _compared_pairs(_first_runs([run for run in document["runs"] if run["pairs"]]))
     parts = [f"{len(pairs)} own test prompts drawn at random, with the answers as they are:"] if pairs else []
-    for place, (prompt, answers) in enumerate(pairs, 1):
-        parts.append(f"**{place}.**\n\n{_quoted(prompt)}")
+    for index, (prompt, answers) in enumerate(pairs, 1):
+        parts.append(f"**{index}.**\n\n{_quoted(prompt)}")
         parts += [f"*{name}:*\n\n{_quoted(text)}" for name, text in answers]
     return "\n\n".join(parts)
 
@@ -160,7 +160,7 @@ def _compared_pairs(runs: Sequence[Figures]) -> list[tuple[str, list[tuple[str, 
 
 
 def _quoted(text: str) -> str:
-    """A text as it is, in a block of code longer than any fence in it."""
+    """A text in a code block, whose fence is longer than any fence in the text."""
     fence = "```"
     while fence in text:
         fence += "`"
@@ -168,7 +168,7 @@ def _quoted(text: str) -> str:
 
 
 def _row(policy: Figures) -> list[str]:
-    scores, other = policy["IFEval"], policy.get("IFBench")
+    scores, ifbench = policy["IFEval"], policy.get("IFBench")
     second = scores.get("second")
     name = f"{policy['policy']}, seed {policy['seed']}" if "seed" in policy else policy["policy"]
     return [
@@ -177,7 +177,7 @@ def _row(policy: Figures) -> list[str]:
         _percent(scores["prompt_strict"]),
         _percent(scores["instruction_strict"]),
         f"{100 * second['average']:.1f}" if second else "",
-        _percent(other["prompt_strict"]) if other else "",
+        _percent(ifbench["prompt_strict"]) if ifbench else "",
         f"{scores['relevance']:.2f}" if "relevance" in scores else "",
         f"{-scores['grammar']:.1f}" if "grammar" in scores else "",
         f"{scores['words']:.0f}",

@@ -1,4 +1,4 @@
-"""The table of docs/ledger.md: public models' answers against those of the models that they started from."""
+"""The table of docs/ledger.md: public models compared with the models that they started from."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""The table of what the verdict says of changes by somebody who had not read its code."""
+"""The table of verdicts on changes by somebody who had not read the verdict's code."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -37,5 +37,5 @@ def outside_table() -> str:
 
 
 def _verdicts(row: Mapping[str, Any]) -> str:
-    kinds = sorted(row["kinds"].items(), key=lambda one: -one[1])
+    kinds = sorted(row["kinds"].items(), key=lambda item: -item[1])
     return ", ".join(f"{kind} {count}" for kind, count in kinds)

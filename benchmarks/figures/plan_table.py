@@ -1,4 +1,4 @@
-"""The table of what the planner says beside what runs took."""
+"""The table of the planner's memory beside the memory of real runs."""
 
 from . import keep
 from .experiments import PLAN
@@ -12,13 +12,13 @@ def plan_table() -> str:
         return NOTHING
     rows = [
         [
-            one["setting"],
-            f"{one['measured_mib']:,}",
-            f"{one['predicted_mib']:,}",
-            f"{number(100 * (one['predicted_mib'] / one['measured_mib'] - 1), 0, sign=True)}%",
-            one["worst_phase"],
+            row["setting"],
+            f"{row['measured_mib']:,}",
+            f"{row['predicted_mib']:,}",
+            f"{number(100 * (row['predicted_mib'] / row['measured_mib'] - 1), 0, sign=True)}%",
+            row["worst_phase"],
         ]
-        for one in kept["settings"]
+        for row in kept["settings"]
     ]
     versions = ", ".join(f"{name} {version}" for name, version in kept["versions"].items())
     return "\n".join(

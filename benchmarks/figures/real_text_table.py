@@ -1,13 +1,13 @@
-"""The tables of how often the verdict accuses honest policies, and finds hackers, on the text of a real model."""
+"""The tables of how often the verdict accuses honest policies and detects hackers, on text of a real model."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rlhf_zoo.evaluation.stats import proportion
 
 from . import keep
 from .experiments import REAL_TEXT
-from .text import NOTHING, code, interval, made, number, table
+from .text import NOTHING, code, interval, number, table
 
 Row = Mapping[str, Any]
 
@@ -18,18 +18,18 @@ def honest_table() -> str:
     if not kept.get("honest"):
         return NOTHING
     rows = kept["honest"]
-    by = {(row["policy"], row["judge"]): row for row in rows}
+    rows_by_judge = {(row["policy"], row["judge"]): row for row in rows}
     policies, judges = (list(dict.fromkeys(row[key] for row in rows)) for key in ("policy", "judge"))
     body = [
         [
             policy,
-            *(_rates(by.get((policy, judge)), "better") for judge in judges),
-            _families(by[policy, judges[0]]),
+            *(_rates(rows_by_judge.get((policy, judge)), "better") for judge in judges),
+            _families(rows_by_judge[policy, judges[0]]),
         ]
         for policy in policies
     ]
-    sums = [
-        f"{interval(_sum(by, judge, 'hacked'), 3)} *hacked* and {interval(_sum(by, judge, 'suspicious'), 3)} "
+    totals = [
+        f"{interval(_total(rows, judge, 'hacked'), 3)} *hacked* and {interval(_total(rows, judge, 'suspicious'), 3)} "
         f"*suspicious* by the judge *{judge}*"
         for judge in judges
     ]
@@ -38,9 +38,9 @@ def honest_table() -> str:
             table(["honest policy", *judges, "families that fired"], body),
             "",
             f"*hacked* + *suspicious* + *better*, as shares of {_counts(rows)} evaluations, by version {kept['rule']} "
-            f"of the rule. Over all policies: {'; '.join(sums)} (95% intervals, Wilson).",
+            f"of the rule. Over all policies: {'; '.join(totals)} (95% intervals, Wilson).",
             "",
-            made(code(kept["command"])).removesuffix(": `make evidence`.") + ".",
+            f"Made by {code(kept['command'])}.",
         ]
     )
 
@@ -51,20 +51,20 @@ def hacked_table() -> str:
     if not kept.get("hacked"):
         return NOTHING
     rows = kept["hacked"]
-    by = {(row["policy"], row["judge"], row["strength"]): row for row in rows}
+    rows_by_strength = {(row["policy"], row["judge"], row["strength"]): row for row in rows}
     strengths = sorted({row["strength"] for row in rows})
-    # Judges by whom all rates of a hacker are equal share a row.
+    # Judges that give a hacker the same rates share a row.
     judges: dict[tuple[str, ...], list[str]] = {}
     for policy, judge in dict.fromkeys((row["policy"], row["judge"]) for row in rows):
-        cells = [by.get((policy, judge, strength)) for strength in strengths]
+        cells = [rows_by_strength.get((policy, judge, strength)) for strength in strengths]
         count = _counts(row for row in cells if row is not None)
         rates = (policy, count, *(_rates(row, "worse") for row in cells))
         judges.setdefault(rates, []).append(judge)
     body = [[policy, "; ".join(names), *rates] for (policy, *rates), names in judges.items()]
     better = [
-        f"{sum(row['kinds'].get('better', 0) for row in of)} of {sum(row['n'] for row in of)} by the judge *{judge}*"
+        f"{sum(row['kinds'].get('better', 0) for row in own)} of {sum(row['n'] for row in own)} by the judge *{judge}*"
         for judge in dict.fromkeys(row["judge"] for row in rows)
-        if (of := [row for row in rows if row["judge"] == judge])
+        if (own := [row for row in rows if row["judge"] == judge])
     ]
     return "\n".join(
         [
@@ -77,10 +77,10 @@ def hacked_table() -> str:
     )
 
 
-def _rates(row: Row | None, *more: str) -> str:
+def _rates(row: Row | None, last_kind: str) -> str:
     if row is None:
         return ""
-    return " + ".join(number(row["kinds"].get(kind, 0) / row["n"], 2) for kind in ("hacked", "suspicious", *more))
+    return " + ".join(number(row["kinds"].get(kind, 0) / row["n"], 2) for kind in ("hacked", "suspicious", last_kind))
 
 
 def _families(row: Row) -> str:
@@ -92,6 +92,7 @@ def _counts(rows: Iterable[Row]) -> str:
     return f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
 
 
-def _sum(by: Mapping[tuple[str, str], Row], judge: str, kind: str) -> dict[str, Any]:
-    rows = [row for (_, of), row in by.items() if of == judge]
-    return proportion(sum(row["kinds"].get(kind, 0) for row in rows), sum(row["n"] for row in rows)).to_json()
+def _total(rows: Sequence[Row], judge: str, kind: str) -> dict[str, Any]:
+    """The share of a verdict in all evaluations by a judge."""
+    own = [row for row in rows if row["judge"] == judge]
+    return proportion(sum(row["kinds"].get(kind, 0) for row in own), sum(row["n"] for row in own)).to_json()

@@ -1,4 +1,4 @@
-"""The table of smollm2-reviews: every seed and β, of what benchmarks/reviews.py kept."""
+"""The table of smollm2-reviews: each seed and β, from the figures that benchmarks/reviews.py kept."""
 
 from . import keep
 from .experiments import REVIEWS
@@ -20,7 +20,7 @@ VADER, GRAMMAR = "rule:vader()", 'rule:grammar(ignore=["Style", "Capitalization"
 
 
 def reviews_table() -> str:
-    """A row for each policy, the recipe's β first, with the commands that made them."""
+    """A row for each policy, larger β first, and the commands of the runs."""
     kept = keep.load(REVIEWS).get("runs", [])
     if not kept:
         return NOTHING
@@ -45,6 +45,6 @@ def reviews_table() -> str:
             f"{run['verdict']} (rule {run['rule']})",
         ])  # fmt: skip
     commands = dict.fromkeys(run["command"] for run in kept)
-    made = ["Made by", "", *(f"- {code(command)}" for command in commands)]
-    said = f"{runs[0]['win_rate']['n']} continuations of {runs[0]['prompts']} test prompts, 95% intervals over prompts."
-    return "\n".join([table(HEADS, rows), "", said, "", *made])
+    made_by = ["Made by", "", *(f"- {code(command)}" for command in commands)]
+    note = f"{runs[0]['win_rate']['n']} continuations of {runs[0]['prompts']} test prompts, 95% intervals over prompts."
+    return "\n".join([table(HEADS, rows), "", note, "", *made_by])

@@ -1,4 +1,4 @@
-"""The tables of runs: over seeds, and under β = 0 beside the recipe's own β."""
+"""The tables of runs: over seeds, and under β = 0 beside the recipe's β."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -8,7 +8,7 @@ from rlhf_zoo.modeling.prompt_keys import format_group_count
 
 from . import keep
 from .experiments import Experiment
-from .text import NOTHING, code, listed, made, seeds, spread, table
+from .text import NOTHING, code, join, made_by, name_seeds, spread, table
 
 Run = Mapping[str, Any]
 
@@ -24,37 +24,39 @@ FIGURES = (
 
 
 def runs_table(experiment: Experiment) -> str:
-    """SFT, PPO over seeds, and PPO under β = 0 beside them: mean over seeds, range in brackets."""
-    runs = kept(experiment, "runs")
+    """A column each for SFT, PPO, and PPO under β = 0: the mean over seeds, and the range in brackets."""
+    runs = kept_runs(experiment, "runs")
     if not runs:
         return NOTHING
-    cut = [run for run in kept(experiment, "ablation") if run["beta"] == 0 and same_prompts(run, runs[0])]
+    without_kl = [
+        run for run in kept_runs(experiment, "ablation") if run["beta"] == 0 and has_same_prompts(run, runs[0])
+    ]
     columns = [("SFT", runs, "sft"), ("PPO", runs, "ppo")]
-    if cut:
-        columns.append((f"PPO, β = 0, {len(cut[0]['curve'])} updates", cut, "ppo"))
+    if without_kl:
+        columns.append((f"PPO, β = 0, {len(without_kl[0]['curve'])} updates", without_kl, "ppo"))
     rows = figure_rows(columns)
     for name in runs[0]["judges"]:
-        cells = [spread([run["judges"][name]["win_rate"]["value"] for run in of], 3) for _, of, side in columns[1:]]
+        cells = [spread([run["judges"][name]["win_rate"]["value"] for run in group], 3) for _, group, _ in columns[1:]]
         control = spread([run["control"]["value"] for run in runs], 3) + " (SFT itself, other seed)"
         rows.append(
             [f"win rate over SFT, by the {name}", control if name == next(iter(runs[0]["judges"])) else "", *cells]
         )
-    if all("win_rate_at_equal_length" in run for _, of, _ in columns[1:] for run in of):
-        cells = [spread([run["win_rate_at_equal_length"]["value"] for run in of], 3) for _, of, _ in columns[1:]]
+    if all("win_rate_at_equal_length" in run for _, group, _ in columns[1:] for run in group):
+        cells = [spread([run["win_rate_at_equal_length"]["value"] for run in group], 3) for _, group, _ in columns[1:]]
         rows.append([f"win rate over SFT at equal length, by the {next(iter(runs[0]['judges']))}", "", *cells])
-    rows += [*_answer_rows(columns), *trivial_rows([of for _, of, _ in columns[1:]])]
-    rows.append(["verdict", "", *(_counted(run["kind"] for run in of) for _, of, _ in columns[1:])])
+    rows += [*_answer_rows(columns), *trivial_rows([group for _, group, _ in columns[1:]])]
+    rows.append(["verdict", "", *(_count_kinds(group) for _, group, _ in columns[1:])])
     messages = [
-        f"{seeds(run['seed'] for run in runs).capitalize()}: mean, and the range in brackets; "
+        f"{name_seeds(run['seed'] for run in runs).capitalize()}: mean, and the range in brackets; "
         f"{_completions(runs[0])} each."
     ]
-    if cut:
+    if without_kl:
         messages.append(
-            f"β = 0: PPO's {seeds(run['ppo_seed'] for run in cut)}, from the SFT and reward model of seed "
-            f"{cut[0]['seed']}."
+            f"β = 0: PPO's {name_seeds(run['ppo_seed'] for run in without_kl)}, from the SFT and reward model of seed "
+            f"{without_kl[0]['seed']}."
         )
     if models := [run["reward_model"] for run in runs if run["reward_model"]]:
-        accuracy, pairs = spread([one["accuracy"] for one in models], 3), _sizes(one["n"] for one in models)
+        accuracy, pairs = spread([model["accuracy"] for model in models], 3), _range(model["n"] for model in models)
         messages.append(f"Reward model: accuracy {accuracy} on {pairs} held-out pairs.")
     messages += [
         f"Lowest end of a win rate's 95% interval: {min(run['win_rate']['ci95'][0] for run in runs):.3f}.",
@@ -67,35 +69,37 @@ def runs_table(experiment: Experiment) -> str:
             "",
             " ".join(messages),
             "",
-            made(code(runs[0]["command"]) + " and the other seeds", *(code(run["command"]) for run in cut[:1])),
+            made_by(
+                code(runs[0]["command"]) + " and the other seeds", *(code(run["command"]) for run in without_kl[:1])
+            ),
         ]
     )
 
 
-def same_prompts(run: Run, other: Run) -> bool:
-    """Whether two runs were tested on as many completions. If not, figures differ also by the prompts."""
+def has_same_prompts(run: Run, other: Run) -> bool:
+    """Whether two runs were tested on equally many completions. If not, they had different test prompts."""
     return bool(run["win_rate"]["n"] == other["win_rate"]["n"])
 
 
 def _completions(run: Run) -> str:
-    """How many completions a run's figures are of; and of how many prompts, where that was kept."""
+    """Counts the completions behind a run's figures, and their prompts if the file has them."""
     counted = f"{run['win_rate']['n']} completions"
     return f"{counted} to {run['prompts']} test prompts{_groups(run)}" if "prompts" in run else counted
 
 
-def _groups(of: Mapping[str, Any]) -> str:
-    return format_group_count(of.get("groups"), of["prompts"])
+def _groups(counts: Mapping[str, Any]) -> str:
+    return format_group_count(counts.get("groups"), counts["prompts"])
 
 
 def _answer_rows(columns: Sequence[tuple[str, Sequence[Run], str]]) -> list[list[str]]:
-    """Right answers by the rules among the judges that check them, by how an answer is read."""
+    """Rows of right answers, for each judge that is a rule and each way to read an answer."""
     judges = {name: judge["answers"] for name, judge in columns[0][1][0]["judges"].items() if "answers" in judge}
     return [
         [
             f"right answers, read {reading}",
             *(
-                spread([run["judges"][name]["answers"][reading][side]["accuracy"]["value"] for run in of], 3)
-                for _, of, side in columns
+                spread([run["judges"][name]["answers"][reading][side]["accuracy"]["value"] for run in group], 3)
+                for _, group, side in columns
             ),
         ]
         for name, readings in judges.items()
@@ -104,20 +108,20 @@ def _answer_rows(columns: Sequence[tuple[str, Sequence[Run], str]]) -> list[list
 
 
 def trivial_rows(groups: Sequence[Sequence[Run]]) -> list[list[str]]:
-    """Win rates of what needs no training, chosen by the runs of each group; none of runs that did not measure it."""
+    """Rows of win rates of policies without training; no rows if no run measured them."""
     results: dict[str, list[list[float]]] = {}
-    for place, of in enumerate(groups):
-        for one in (policy for run in of for policy in run.get("trivial", {}).get("policies", [])):
-            results.setdefault(one["name"], [[] for _ in groups])[place].append(one["win_rate"]["value"])
+    for column, group in enumerate(groups):
+        for policy in (policy for run in group for policy in run.get("trivial", {}).get("policies", [])):
+            results.setdefault(policy["name"], [[] for _ in groups])[column].append(policy["win_rate"]["value"])
     return [
-        [f"win rate over SFT, {name}", "", *(spread(each, 3) if each else "" for each in rates)]
-        for name, rates in results.items()
+        [f"win rate over SFT, {name}", "", *(spread(rates, 3) if rates else "" for rates in columns)]
+        for name, columns in results.items()
     ]
 
 
 def ablation_table(experiment: Experiment) -> str:
     """Verdicts, probes and figures under β = 0 and the recipe's β."""
-    runs = kept(experiment, "ablation")
+    runs = kept_runs(experiment, "ablation")
     if not runs:
         return NOTHING
     groups = by_beta(runs)
@@ -127,34 +131,34 @@ def ablation_table(experiment: Experiment) -> str:
         ("step recommended", lambda run: str(run["recommended"] or "none")),
         (
             "families of probes that fire",
-            lambda run: str(len({one["family"] for one in run["probes"] if one["fired"]})),
+            lambda run: str(len({probe["family"] for probe in run["probes"] if probe["fired"]})),
         ),
     ]
     rows = [
-        [f"{label}, each seed", "", *(listed(tell(run) for run in of) for of in groups.values())]
-        for label, tell in verdicts
+        [f"{label}, each seed", "", *(join(describe(run) for run in group) for group in groups.values())]
+        for label, describe in verdicts
     ]
-    rows.append(["probes that fire, in how many runs", "", *(_fired(of) for of in groups.values())])
+    rows.append(["probes that fire, in how many runs", "", *(_fired(group) for group in groups.values())])
     columns = [
         ("SFT", next(iter(groups.values())), "sft"),
-        *((title, of, "ppo") for title, of in zip(titles, groups.values(), strict=True)),
+        *((title, group, "ppo") for title, group in zip(titles, groups.values(), strict=True)),
     ]
     rows += figure_rows(columns)
-    rows.append(
-        ["win rate over SFT", "", *(spread([run["win_rate"]["value"] for run in of], 3) for of in groups.values())]
-    )
+    win_rates = [[run["win_rate"]["value"] for run in group] for group in groups.values()]
+    rows.append(["win rate over SFT", "", *(spread(rates, 3) for rates in win_rates)])
     rows += trivial_rows(list(groups.values()))
     first = runs[0]
-    seen = first["validation"]
+    validation = first["validation"]
     messages = [
-        f"PPO's {seeds(dict.fromkeys(run['ppo_seed'] for run in runs))}, {len(first['curve'])} updates each, "
+        f"PPO's {name_seeds(dict.fromkeys(run['ppo_seed'] for run in runs))}, {len(first['curve'])} updates each, "
         f"from the SFT and reward model of seed {first['seed']}; figures are the mean, the range in brackets. Verdict "
-        f"and probes: {seen['prompts']} validation prompts{_groups(seen)}, {seen['samples']} completions each. "
+        f"and probes: {validation['prompts']} validation prompts{_groups(validation)}, {validation['samples']} "
+        "completions each. "
         f"Figures: {_completions(first)}{'' if 'prompts' in first else ' to test prompts'}.",
         *missing_variants(experiment, runs),
     ]
-    names = dict.fromkeys(one["family"] for run in runs for one in run["probes"])
-    probes = [_probe_row(name, groups) for name in names]
+    families = dict.fromkeys(probe["family"] for run in runs for probe in run["probes"])
+    probes = [_probe_row(family, groups) for family in families]
     headings = ["probe at the last checkpoint", "threshold", *(part for title in titles for part in (title, "fires"))]
     return "\n".join(
         [
@@ -166,13 +170,13 @@ def ablation_table(experiment: Experiment) -> str:
             "",
             "A family's effect, and the smallest that counts.",
             "",
-            made(code(first["command"])),
+            made_by(code(first["command"])),
         ]
     )
 
 
-def kept(experiment: Experiment, part: str) -> list[Run]:
-    """What docs/evidence has of a part of it."""
+def kept_runs(experiment: Experiment, part: str) -> list[Run]:
+    """Loads the runs of a part from docs/evidence."""
     return list(keep.load(experiment.name(part)).get("runs", []))
 
 
@@ -184,28 +188,28 @@ def by_beta(runs: Iterable[Run]) -> dict[float, list[Run]]:
 
 
 def missing_seeds(experiment: Experiment, runs: Sequence[Run]) -> list[str]:
-    """A sentence for the seeds that are not kept; [] where all are."""
-    left = [seed for seed in experiment.seeds if seed not in {run["seed"] for run in runs}]
-    return [f"Left out, since not finished: {seeds(left)}."] if left else []
+    """Returns a sentence that names the seeds without figures; [] if there are none."""
+    missing = [seed for seed in experiment.seeds if seed not in {run["seed"] for run in runs}]
+    return [f"Left out, since not finished: {name_seeds(missing)}."] if missing else []
 
 
 def missing_variants(experiment: Experiment, runs: Sequence[Run]) -> list[str]:
-    """The same for the runs of the ablation."""
-    there = {(run["beta"], run["ppo_seed"]) for run in runs}
-    asked = [(one.value, keep.variant_seed(experiment, one.seed)) for one in experiment.variants]
-    left = [f"β = {beta:g} seed {seed}" for beta, seed in asked if (beta, seed) not in there]
-    return [f"Left out, since not finished: {listed(left)}."] if left else []
+    """Returns a sentence that names the runs of the ablation without figures; [] if there are none."""
+    present = {(run["beta"], run["ppo_seed"]) for run in runs}
+    expected = [(variant.value, keep.variant_seed(experiment, variant.seed)) for variant in experiment.variants]
+    missing = [f"β = {beta:g} seed {seed}" for beta, seed in expected if (beta, seed) not in present]
+    return [f"Left out, since not finished: {join(missing)}."] if missing else []
 
 
 def figure_rows(columns: Sequence[tuple[str, Sequence[Run], str]]) -> list[list[str]]:
-    """A row for each figure, mean and range of each column."""
-    # The reference against itself: what is left of zero is rounding.
+    """A row for each figure, with the mean and range of each column."""
+    # SFT's KL to itself is 0 up to rounding.
     return [
         [
             label,
             *(
-                "0" if (key, side) == ("kl", "sft") else spread([run[side][key] for run in of], digits)
-                for _, of, side in columns
+                "0" if (key, side) == ("kl", "sft") else spread([run[side][key] for run in group], digits)
+                for _, group, side in columns
             ),
         ]
         for label, key, digits in FIGURES
@@ -213,25 +217,26 @@ def figure_rows(columns: Sequence[tuple[str, Sequence[Run], str]]) -> list[list[
 
 
 def _fired(runs: Sequence[Run]) -> str:
-    counts = Counter(one["family"] for run in runs for one in run["probes"] if one["fired"])
+    counts = Counter(probe["family"] for run in runs for probe in run["probes"] if probe["fired"])
     return ", ".join(f"{name} {count}/{len(runs)}" for name, count in counts.items()) or "none"
 
 
-def _probe_row(name: str, groups: Mapping[float, Sequence[Run]]) -> list[str]:
-    each = [[one for run in of for one in run["probes"] if one["family"] == name] for of in groups.values()]
-    result = [one for of in each for one in of]
-    digits = 3 if abs(result[0]["threshold"]) < 10 else 1
-    cells = [f"`{name}`", spread([one["threshold"] for one in result], digits)]
-    for of in each:
-        fired = f"{sum(one['fired'] for one in of)}/{len(of)}"
-        cells += [spread([one["effect"] for one in of], 3), fired] if of else ["", ""]
+def _probe_row(family: str, groups: Mapping[float, Sequence[Run]]) -> list[str]:
+    columns = [
+        [probe for run in group for probe in run["probes"] if probe["family"] == family] for group in groups.values()
+    ]
+    thresholds = [probe["threshold"] for column in columns for probe in column]
+    cells = [f"`{family}`", spread(thresholds, 3 if abs(thresholds[0]) < 10 else 1)]
+    for column in columns:
+        fired = f"{sum(probe['fired'] for probe in column)}/{len(column)}"
+        cells += [spread([probe["effect"] for probe in column], 3), fired] if column else ["", ""]
     return cells
 
 
-def _counted(words: Iterable[str]) -> str:
-    return ", ".join(f"{count} {word}" for word, count in Counter(words).items())
+def _count_kinds(runs: Iterable[Run]) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in Counter(run["kind"] for run in runs).items())
 
 
-def _sizes(values: Iterable[int]) -> str:
-    result = sorted(set(values))
-    return str(result[0]) if len(result) == 1 else f"{result[0]} to {result[-1]}"
+def _range(counts: Iterable[int]) -> str:
+    ordered = sorted(set(counts))
+    return str(ordered[0]) if len(ordered) == 1 else f"{ordered[0]} to {ordered[-1]}"

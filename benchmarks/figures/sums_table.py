@@ -1,4 +1,4 @@
-"""The tables of tiny-sums: what each policy answers over seeds, and each seed's own figures."""
+"""The tables of tiny-sums: each policy's right answers over seeds, and the figures of each seed."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,14 +21,14 @@ Run = Mapping[str, Any]
 
 
 def sums_table() -> str:
-    """Each policy over seeds: mean, and the range in brackets."""
+    """A row for each policy: the mean over seeds, and the range in brackets."""
     runs = _runs()
     if not runs:
         return NOTHING
     rows = []
     for policy in runs[0]["policies"]:
-        each = [run["policies"][policy] for run in runs]
-        cells = [spread([one[key]["value"] for one in each], 3) if key in each[0] else "" for _, key in COLUMNS]
+        figures = [run["policies"][policy] for run in runs]
+        cells = [spread([row[key]["value"] for row in figures], 3) if key in figures[0] else "" for _, key in COLUMNS]
         rows.append([policy, *cells])
     first = next(iter(runs[0]["policies"].values()))["greedy"]
     seconds = {stage: spread([run["seconds"][stage] for run in runs], 0) for stage in ("sft", "ppo", "eval")}
@@ -43,7 +43,7 @@ def sums_table() -> str:
 
 
 def seeds_table() -> str:
-    """SFT and PPO of each seed, with intervals."""
+    """A row for each seed: SFT and PPO, with intervals."""
     runs = _runs()
     if not runs:
         return NOTHING
@@ -62,10 +62,10 @@ def seeds_table() -> str:
     return _page([*heads, "verdict", "probes alone"], rows, text, runs)
 
 
-def _page(heads: Sequence[str], rows: Sequence[Sequence[str]], said: str, runs: Sequence[Run]) -> str:
-    ran = code(runs[0]["command"])
-    by = f"Made by `python benchmarks/evidence.py {SUMS}`, which ran {ran} and the other seeds."
-    return "\n".join([table(heads, rows), "", said, "", by])
+def _page(heads: Sequence[str], rows: Sequence[Sequence[str]], note: str, runs: Sequence[Run]) -> str:
+    command = code(runs[0]["command"])
+    made_by = f"Made by `python benchmarks/evidence.py {SUMS}`, which ran {command} and the other seeds."
+    return "\n".join([table(heads, rows), "", note, "", made_by])
 
 
 def _runs() -> list[Run]:

@@ -1,4 +1,4 @@
-"""The blocks of the docs that are written from what is kept in docs/evidence, and from nothing else."""
+"""The generated blocks of the docs: tables made from docs/evidence and benchmarks/results."""
 
 from collections.abc import Callable
 from functools import partial
@@ -18,12 +18,18 @@ from .reviews_table import reviews_table
 from .run_tables import ablation_table, runs_table
 from .sums_table import seeds_table, sums_table
 
-#: The name of a block -> its Markdown.
+#: Part of an experiment -> the function that makes its table.
+PART_TABLES = {
+    "runs": runs_table, "ablation": ablation_table, "ensemble": ensemble_table, "baselines": baselines_table,
+}  # fmt: skip
+#: The name of a block -> the function that makes its Markdown.
 TABLES: dict[str, Callable[[], str]] = {
-    **{one.name("runs"): partial(runs_table, one) for one in EXPERIMENTS},
-    **{one.name("ablation"): partial(ablation_table, one) for one in EXPERIMENTS if "ablation" in one.parts},
-    **{one.name("ensemble"): partial(ensemble_table, one) for one in EXPERIMENTS if "ensemble" in one.parts},
-    **{one.name("baselines"): partial(baselines_table, one) for one in EXPERIMENTS if "baselines" in one.parts},
+    **{
+        experiment.name(part): partial(make_table, experiment)
+        for part, make_table in PART_TABLES.items()
+        for experiment in EXPERIMENTS
+        if part in experiment.parts
+    },
     SUMS: sums_table,
     f"{SUMS}-seeds": seeds_table,
     PLAN: plan_table,
@@ -35,20 +41,20 @@ TABLES: dict[str, Callable[[], str]] = {
     "smollm2-ifeval": instructions_page,
     "smollm2-ifeval-short": short_table,
     "smollm2-ifeval-pair": short_pair,
-    "speed": lambda: report.page(report.newest()),
-    "speed-aims": lambda: report.aims_table(report.newest()),
-    "speed-keys": lambda: report.key_table(report.newest()),
-    "speed-phases": lambda: report.phase_table(report.newest()),
-    "speed-profile": lambda: report.profile_page(report.newest("profiles")),
+    "speed": lambda: report.page(report.newest_report()),
+    "speed-aims": lambda: report.aims_table(report.newest_report()),
+    "speed-keys": lambda: report.key_table(report.newest_report()),
+    "speed-phases": lambda: report.phase_table(report.newest_report()),
+    "speed-profile": lambda: report.profile_page(report.newest_report("profiles")),
 }
 
 
-def rendered(text: str) -> str:
-    """A document with every block between `<!-- evidence:NAME -->` and `<!-- /evidence -->` written anew."""
-    parts = text.split("<!-- evidence:")
-    out = [parts[0]]
-    for part in parts[1:]:
-        name, _, rest = part.partition(" -->")
-        _, _, after = rest.partition("<!-- /evidence -->")
-        out.append(f"{name} -->\n{TABLES[name]()}\n<!-- /evidence -->{after}")
-    return "<!-- evidence:".join(out)
+def render_blocks(text: str) -> str:
+    """Returns a document with new blocks between `<!-- evidence:NAME -->` and `<!-- /evidence -->`."""
+    before, *parts = text.split("<!-- evidence:")
+    result = [before]
+    for part in parts:
+        name, _, block = part.partition(" -->")
+        _, _, after = block.partition("<!-- /evidence -->")
+        result.append(f"{name} -->\n{TABLES[name]()}\n<!-- /evidence -->{after}")
+    return "<!-- evidence:".join(result)

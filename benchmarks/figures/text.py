@@ -1,4 +1,4 @@
-"""Numbers and tables as the docs write them."""
+"""Formats numbers and tables for the docs."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,22 +7,25 @@ from typing import Any
 NOTHING = "Nothing of it is kept yet: `make evidence` makes it."
 
 
-def number(value: float, digits: int, *, sign: bool = False, zero_sign: bool = False) -> str:
-    """With a minus sign. A zero has none, but with `zero_sign`: the end of an interval lies above or below 0."""
+def number(value: float, digits: int, *, sign: bool = False, keep_zero_sign: bool = False) -> str:
+    """Formats a number with a real minus sign.
+
+    A number that rounds to zero has no sign, except with `keep_zero_sign`: the end of an interval is on one side of 0.
+    """
     text = f"{value:{'+' if sign else ''}.{digits}f}"
-    if not zero_sign and not float(text):
+    if not keep_zero_sign and not float(text):
         text = text.lstrip("+-")
     return text.replace("-", "−")
 
 
-def interval(found: Mapping[str, Any], digits: int, *, sign: bool = False, brackets: bool = False) -> str:
-    """A value and the ends of its 95% interval."""
-    value, low, high = (number(one, digits, sign=sign) for one in (found["value"], *found["ci95"]))
+def interval(estimate: Mapping[str, Any], digits: int, *, brackets: bool = False) -> str:
+    """Formats a value and the ends of its 95% interval."""
+    value, low, high = (number(bound, digits) for bound in (estimate["value"], *estimate["ci95"]))
     return f"{value} [{low}, {high}]" if brackets else f"{value} ({low} to {high})"
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
-    """Mean, and the range over seeds where they differ."""
+    """Formats the mean over seeds, and the range if they differ."""
     mean, low, high = (number(value, digits) for value in (statistics.mean(values), min(values), max(values)))
     return mean if low == high else f"{mean} ({low} to {high})"
 
@@ -32,19 +35,20 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
-def listed(values: Iterable[Any]) -> str:
-    return ", ".join(map(str, values))
+def join(items: Iterable[Any]) -> str:
+    return ", ".join(map(str, items))
 
 
-def seeds(values: Iterable[int]) -> str:
-    result = list(values)
-    if len(result) > 3 and result == list(range(result[0], result[-1] + 1)):
-        return f"seeds {result[0]} to {result[-1]}"
-    return f"seed{'s' if len(result) > 1 else ''} {listed(result)}"
+def name_seeds(seeds: Iterable[int]) -> str:
+    """Formats seeds as "seed 1", "seeds 1, 3" or "seeds 1 to 10"."""
+    ordered = list(seeds)
+    if len(ordered) > 3 and ordered == list(range(ordered[0], ordered[-1] + 1)):
+        return f"seeds {ordered[0]} to {ordered[-1]}"
+    return f"seed{'s' if len(ordered) > 1 else ''} {join(ordered)}"
 
 
-def made(*commands: str) -> str:
-    """The line under a table: which commands made it."""
+def made_by(*commands: str) -> str:
+    """Returns the sentence below a table that names the commands behind it."""
     return f"Made by {' and '.join(commands)}: `make evidence`."
 
 

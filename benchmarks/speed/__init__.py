@@ -1,1 +1,1 @@
-"""The sides of benchmarks/bench.py: this trainer, TRL 1.12.0's and a floor, each a process; and their table."""
+"""The sides of benchmarks/bench.py, each a process: this trainer, TRL 1.12.0's and a floor; and their tables."""

@@ -1,9 +1,10 @@
 """The floor: `python -m speed.floor POINT` in benchmarks/.
 
-The passes that an update of this algorithm cannot do without, in plain torch, the fastest form of each that we know.
-Rows lie end to end, without padding, about `MOST` tokens in a pass; finished rows leave the batch, which is sorted by
-lengths known beforehand; the head sees response positions alone, and its log-probabilities have a backward pass of
-their own; weights of a kind are one matrix; AdamW is fused. Nothing is checked, logged, saved or decoded.
+It does only the passes that an update of this algorithm needs, in plain torch, each in the fastest form that we know.
+Rows are concatenated without padding, with about `PASS_TOKENS` tokens in a pass. Finished rows leave the batch, which
+is sorted by response lengths, known in advance. The head only sees response positions, and its log-probabilities have
+a custom backward pass. The Q, K and V weights are one matrix, and so are the MLP's gate and up weights. AdamW is fused.
+Nothing is checked, logged, saved or decoded.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import torch
@@ -19,11 +20,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from . import side
-from .points import EPOCHS, POINTS, RATE, TEMPERATURE, Point, build_models
+from .points import EPOCHS, LEARNING_RATE, POINTS, TEMPERATURE, Point, build_models
 
 Attend = Callable[[Tensor, Tensor, Tensor, int], Tensor]
-BASE = 10_000.0  # of rotary positions, as Llama's configuration has it
-MOST = 2_048
+ROTARY_BASE = 10_000.0  # Llama's default
+PASS_TOKENS = 2_048
 CLIP, VALUE_CLIP, VALUE_WEIGHT, KL_WEIGHT, LAMBDA = 0.2, 0.2, 0.1, 0.05, 0.95
 
 
@@ -32,114 +33,122 @@ def linear(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class Trunk(nn.Module):
-    """A Llama without its head, over tokens that lie end to end."""
+    """A Llama without its head, over concatenated rows."""
 
     def __init__(self, model: Any, dtype: torch.dtype) -> None:
         super().__init__()
         self.heads, self.kv_heads = model.config.num_attention_heads, model.config.num_key_value_heads
         self.dtype = dtype
-        own = lambda *parts: nn.Parameter(torch.cat([part.weight.detach() for part in parts]).clone())  # noqa: E731
-        self.embedding, self.norm = own(model.embed_tokens), own(model.norm)
+        join = lambda *parts: nn.Parameter(torch.cat([part.weight.detach() for part in parts]).clone())  # noqa: E731
+        self.embedding, self.norm = join(model.embed_tokens), join(model.norm)
         self.layers = nn.ModuleList()
         for layer in model.layers:
             attention, mlp = layer.self_attn, layer.mlp
             part = nn.Module()
-            part.qkv = own(attention.q_proj, attention.k_proj, attention.v_proj)
-            part.out, part.down = own(attention.o_proj), own(mlp.down_proj)
-            part.up = own(mlp.gate_proj, mlp.up_proj)
-            part.norms = nn.ParameterList([own(layer.input_layernorm), own(layer.post_attention_layernorm)])
+            part.qkv = join(attention.q_proj, attention.k_proj, attention.v_proj)
+            part.out, part.down = join(attention.o_proj), join(mlp.down_proj)
+            part.up = join(mlp.gate_proj, mlp.up_proj)
+            part.norms = nn.ParameterList([join(layer.input_layernorm), join(layer.post_attention_layernorm)])
             self.layers.append(part)
 
     def forward(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Returns the hidden states (N, H), normed.
+        """Returns the hidden states (N, H) after the last norm.
 
         Args:
-            ids: (N,).
-            positions: (N,).
-            attend: Called with q (N, heads, D), k and v (N, kv_heads, D), and the number of the layer.
+            ids: Token ids (N,).
+            positions: Position of each token in its row (N,).
+            attend: Called with q (N, heads, D), k and v (N, kv_heads, D), and the index of the layer.
         """
         x = F.embedding(ids, self.embedding)
         size = x.shape[-1] // self.heads
-        turns = positions.unsqueeze(-1) / BASE ** (torch.arange(0, size, 2) / size)
-        turns = torch.cat([turns, turns], -1).unsqueeze(1)
-        cos, sin = turns.cos().to(self.dtype), turns.sin().to(self.dtype)
+        angles = positions.unsqueeze(-1) / ROTARY_BASE ** (torch.arange(0, size, 2) / size)
+        angles = torch.cat([angles, angles], -1).unsqueeze(1)
+        cos, sin = angles.cos().to(self.dtype), angles.sin().to(self.dtype)
 
-        def turned(y: Tensor) -> Tensor:
-            one, other = y.chunk(2, -1)
-            return y * cos + torch.cat([-other, one], -1) * sin
+        def rotate(y: Tensor) -> Tensor:
+            first, second = y.chunk(2, -1)
+            return y * cos + torch.cat([-second, first], -1) * sin
 
-        for number, layer in enumerate(self.layers):
+        for layer_index, layer in enumerate(self.layers):
             normed = F.rms_norm(x, x.shape[-1:], layer.norms[0], 1e-6)
             heads = [self.heads, self.kv_heads, self.kv_heads]
             q, k, v = linear(normed, layer.qkv, self.dtype).view(len(ids), -1, size).split(heads, 1)
-            seen = attend(turned(q), turned(k), v, number)
-            x = x + linear(seen.reshape(len(ids), -1), layer.out, self.dtype)
+            attended = attend(rotate(q), rotate(k), v, layer_index)
+            x = x + linear(attended.reshape(len(ids), -1), layer.out, self.dtype)
             gate, up = linear(F.rms_norm(x, x.shape[-1:], layer.norms[1], 1e-6), layer.up, self.dtype).chunk(2, -1)
             x = x + linear(F.silu(gate) * up, layer.down, self.dtype)
         return F.rms_norm(x, x.shape[-1:], self.norm, 1e-6)
 
 
 class LogProbs(torch.autograd.Function):
-    """log π of tokens from hidden states (N, H): the logits are kept once, and become their own gradient in place."""
+    """Computes log π of tokens from hidden states (N, H). Saves the logits once; their gradient overwrites them."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, tokens: Tensor, dtype: torch.dtype) -> Tensor:
         hidden, weight = (hidden / TEMPERATURE).to(dtype), weight.to(dtype)
         logits = torch.addmm((bias / TEMPERATURE).to(dtype), hidden, weight.t()).float()
         total = logits.logsumexp(-1)
-        ctx.kept = hidden, weight, tokens, logits, total
+        ctx.saved = hidden, weight, tokens, logits, total
         return logits.gather(-1, tokens.unsqueeze(-1)).squeeze(-1) - total
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, tokens, logits, total = ctx.kept
+        hidden, weight, tokens, logits, total = ctx.saved
         grad = grads[0]
         rows = torch.arange(len(tokens))
-        inner = logits.sub_(total.unsqueeze(-1)).exp_().mul_(-grad.unsqueeze(-1))
-        inner[rows, tokens] += grad
-        inner = inner.to(weight.dtype)
-        return (inner @ weight).float() / TEMPERATURE, (inner.t() @ hidden).float(), None, None, None
+        logit_grad = logits.sub_(total.unsqueeze(-1)).exp_().mul_(-grad.unsqueeze(-1))
+        logit_grad[rows, tokens] += grad
+        logit_grad = logit_grad.to(weight.dtype)
+        return (logit_grad @ weight).float() / TEMPERATURE, (logit_grad.t() @ hidden).float(), None, None, None
 
 
 @dataclass
 class Packed:
-    """Prompts and responses end to end; `before` are the places whose hidden states foretell response tokens."""
+    """Concatenated prompts and responses.
+
+    Attributes:
+        ids: All tokens.
+        positions: The position of each token in its row.
+        sizes: The length of each row.
+        predictors: The indices of the tokens whose hidden states predict response tokens.
+        tokens: The response tokens.
+    """
 
     ids: Tensor
     positions: Tensor
     sizes: list[int]
-    before: Tensor
+    predictors: Tensor
     tokens: Tensor
 
     @classmethod
     def of(cls, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]) -> Packed:
-        ids, positions, before, sizes = [], [], [], []
+        ids, positions, predictors, sizes = [], [], [], []
         for prompt, response in zip(prompts, responses, strict=True):
             first = len(ids) + len(prompt) - 1
-            before += range(first, first + len(response))
+            predictors += range(first, first + len(response))
             ids += [*prompt, *response]
             sizes.append(len(prompt) + len(response))
             positions += range(sizes[-1])
         tokens = [token for response in responses for token in response]
-        return cls(torch.tensor(ids), torch.tensor(positions), sizes, torch.tensor(before), torch.tensor(tokens))
+        return cls(torch.tensor(ids), torch.tensor(positions), sizes, torch.tensor(predictors), torch.tensor(tokens))
 
     @classmethod
-    def parts(cls, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]) -> list[Packed]:
-        """In order, in as few parts of about equally many tokens as `MOST` asks for."""
+    def split(cls, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]) -> list[Packed]:
+        """Splits rows, in order, into the fewest parts of about `PASS_TOKENS` tokens or fewer, about equally large."""
         sizes = [len(prompt) + len(response) for prompt, response in zip(prompts, responses, strict=True)]
-        count, each = -(-sum(sizes) // MOST), [0, *accumulate(sizes)]
-        cuts = sorted({min(range(len(each)), key=lambda row: abs(each[row] - part * each[-1] / count))
+        count, starts = -(-sum(sizes) // PASS_TOKENS), [0, *accumulate(sizes)]
+        cuts = sorted({min(range(len(starts)), key=lambda row: abs(starts[row] - part * starts[-1] / count))
                        for part in range(count + 1)})  # fmt: skip
         return [cls.of(prompts[low:high], responses[low:high]) for low, high in pairwise(cuts)]
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, _: int = 0) -> Tensor:
-        """Each row attends to itself. With a batch of one, as torch has no kernel of attention without a batch."""
+        """Lets each row attend to itself, as a batch of one: torch has no attention kernel without a batch."""
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
         rows = zip(*(x.transpose(0, 1).unsqueeze(0).split(self.sizes, 2) for x in (q, k, v)), strict=True)
         return torch.cat([F.scaled_dot_product_attention(*row, is_causal=True) for row in rows], 2)[0].transpose(0, 1)
 
-    def seen_by(self, trunk: Trunk) -> Tensor:
-        """The hidden states of all tokens."""
+    def hidden_states(self, trunk: Trunk) -> Tensor:
+        """Returns a trunk's hidden states of all tokens."""
         return trunk(self.ids, self.positions, self.attend)
 
 
@@ -147,28 +156,28 @@ class Packed:
 def sample(
     trunk: Trunk, bias: Tensor, prompts: Sequence[Sequence[int]], lengths: Sequence[int]
 ) -> tuple[list[list[int]], list[list[Tensor]], list[list[Tensor]]]:
-    """Responses of the given lengths, falling; with log π of their tokens and the hidden states before them."""
-    packed, widest = Packed.of(prompts, [[] for _ in prompts]), max(map(len, prompts))
+    """Samples responses of descending lengths; returns also log π and the hidden state that predicts each token."""
+    packed, longest = Packed.of(prompts, [[] for _ in prompts]), max(map(len, prompts))
     size = trunk.embedding.shape[1] // trunk.heads
-    shape = (len(trunk.layers), len(prompts), trunk.kv_heads, widest + lengths[0], size)
+    shape = (len(trunk.layers), len(prompts), trunk.kv_heads, longest + lengths[0], size)
     keys, values = (torch.zeros(shape, dtype=trunk.dtype) for _ in range(2))
-    real = torch.ones(len(prompts), 1, 1, shape[3], dtype=torch.bool)
+    is_real = torch.ones(len(prompts), 1, 1, shape[3], dtype=torch.bool)
     for row, prompt in enumerate(prompts):
-        real[row, ..., : widest - len(prompt)] = False
+        is_real[row, ..., : longest - len(prompt)] = False
 
     def fill(q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
         for cache, new in ((keys, k), (values, v)):
             for row, part in enumerate(new.transpose(0, 1).split(packed.sizes, 1)):
-                cache[layer, row, :, widest - part.shape[1] : widest] = part
+                cache[layer, row, :, longest - part.shape[1] : longest] = part
         return packed.attend(q, k, v)
 
     def step(q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
-        alive, end = len(q), widest + t
+        alive, end = len(q), longest + t
         keys[layer, :alive, :, end - 1], values[layer, :alive, :, end - 1] = k, v
         past = keys[layer, :alive, :, :end], values[layer, :alive, :, :end]
-        # Heads that share keys are the queries of one head: there is no causal mask, as each sees all of the past.
+        # Query heads that share keys form the queries of one head. Each attends to all past tokens, so no causal mask.
         grouped = q.view(alive, trunk.kv_heads, -1, size)
-        return F.scaled_dot_product_attention(grouped, *past, attn_mask=real[:alive, ..., :end]).view_as(q)
+        return F.scaled_dot_product_attention(grouped, *past, attn_mask=is_real[:alive, ..., :end]).view_as(q)
 
     ends = torch.tensor(packed.sizes)
     hidden = trunk(packed.ids, packed.positions, fill)[ends.cumsum(0) - 1]
@@ -176,13 +185,13 @@ def sample(
     head, offset = trunk.embedding.t().to(trunk.dtype), (bias / TEMPERATURE).to(trunk.dtype)
     for t in range(1, lengths[0] + 1):
         logits = torch.addmm(offset, (hidden / TEMPERATURE).to(trunk.dtype), head).float()
-        chances = logits.softmax(-1)
-        sums = chances.cumsum(-1)
+        probabilities = logits.softmax(-1)
+        sums = probabilities.cumsum(-1)
         tokens = torch.searchsorted(sums, torch.rand(len(sums), 1) * sums[:, -1:]).clamp_(max=sums.shape[1] - 1)
-        drawn = chances.gather(-1, tokens).log().squeeze(-1)
+        token_logprobs = probabilities.gather(-1, tokens).log().squeeze(-1)
         for row, token in enumerate(tokens.squeeze(-1).tolist()):
             responses[row].append(token)
-            logprobs[row].append(drawn[row])
+            logprobs[row].append(token_logprobs[row])
             states[row].append(hidden[row])
         alive = sum(length > t for length in lengths)
         if not alive:
@@ -192,20 +201,20 @@ def sample(
 
 
 def advantages(rewards: Tensor, values: Tensor, lengths: Sequence[int]) -> Tensor:
-    """GAE of responses that lie end to end."""
+    """Computes GAE of concatenated responses, with γ = 1."""
     result, start = [0.0] * len(values), 0
-    paid, foretold = rewards.tolist(), values.tolist()
+    reward_list, value_list = rewards.tolist(), values.tolist()
     for length in lengths:
-        later = after = 0.0
-        for place in reversed(range(start, start + length)):
-            later = paid[place] + after - foretold[place] + LAMBDA * later
-            after, result[place] = foretold[place], later
+        advantage = next_value = 0.0
+        for index in reversed(range(start, start + length)):
+            advantage = reward_list[index] + next_value - value_list[index] + LAMBDA * advantage
+            next_value, result[index] = value_list[index], advantage
         start += length
     return torch.tensor(result)
 
 
 class Floor:
-    """The models of an update and its steps."""
+    """The four models, the optimizer, and the steps of an update."""
 
     def __init__(self, point: Point, *, shared: bool, dtype: torch.dtype) -> None:
         built = build_models(point)
@@ -217,33 +226,34 @@ class Floor:
         self.score = built.reward.score.weight.detach()
         self.critic = self.policy if shared else Trunk(built.value.model, dtype)
         self.value = nn.Parameter(built.value.score.weight.detach().clone())
-        self.parts = [[*self.policy.parameters()], [*(() if shared else self.critic.parameters()), self.value]]
-        self.optimizer = torch.optim.AdamW([{"params": part} for part in self.parts], lr=RATE, fused=True)
+        self.groups = [[*self.policy.parameters()], [*(() if shared else self.critic.parameters()), self.value]]
+        groups = [{"params": group} for group in self.groups]
+        self.optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, fused=True)
 
     def update(self, clock: side.Clock, prompts: Sequence[list[int]], lengths: Sequence[int]) -> None:
-        """One update, by phase."""
+        """Makes one update, and times its phases."""
         order = sorted(range(len(prompts)), key=lambda row: -lengths[row])
         prompts, lengths = [prompts[row] for row in order], [lengths[row] for row in order]
         dtype = self.policy.dtype
         with torch.no_grad():
             with clock.phase("rollout"):
                 responses, logprobs, sampled = sample(self.policy, self.bias, prompts, lengths)
-                old = torch.stack([each for row in logprobs for each in row])
-                parts = Packed.parts(prompts, responses)
+                old = torch.stack(list(chain(*logprobs)))
+                parts = Packed.split(prompts, responses)
             with clock.phase("reference"):
-                results = []
+                ref_parts = []
                 for packed in parts:
-                    hidden = packed.seen_by(self.reference)[packed.before]
-                    results.append(LogProbs.apply(hidden, self.reference.embedding, self.bias, packed.tokens, dtype))
-                ref = torch.cat(results)
+                    hidden = packed.hidden_states(self.reference)[packed.predictors]
+                    ref_parts.append(LogProbs.apply(hidden, self.reference.embedding, self.bias, packed.tokens, dtype))
+                ref = torch.cat(ref_parts)
             with clock.phase("values"):
-                if self.shared:  # sampling has seen them
-                    hidden = torch.stack([each for row in sampled for each in row])
+                if self.shared:  # sampling has computed them
+                    hidden = torch.stack(list(chain(*sampled)))
                 else:
-                    hidden = torch.cat([packed.seen_by(self.critic)[packed.before] for packed in parts])
+                    hidden = torch.cat([packed.hidden_states(self.critic)[packed.predictors] for packed in parts])
                 values = (hidden.float() @ self.value.t()).squeeze(-1)
             with clock.phase("reward"):
-                last = [packed.seen_by(self.reward)[torch.tensor(packed.sizes).cumsum(0) - 1] for packed in parts]
+                last = [packed.hidden_states(self.reward)[torch.tensor(packed.sizes).cumsum(0) - 1] for packed in parts]
                 scores = (torch.cat(last).float() @ self.score.t()).squeeze(-1)
         with clock.phase("update"):
             rewards = -KL_WEIGHT * (old - ref)
@@ -254,40 +264,46 @@ class Floor:
                 self.learn(parts, old, values, gains, returns)
         clock.tokens = len(old)
 
-    def learn(self, parts: Sequence[Packed], *of_tokens: Tensor) -> None:
-        """One optimizer step. of_tokens: log π_old, values, advantages and returns of all of them."""
+    def learn(self, parts: Sequence[Packed], *token_figures: Tensor) -> None:
+        """Makes one optimizer step.
+
+        Args:
+            parts: The rows.
+            token_figures: log π_old, values, advantages and returns of all response tokens.
+        """
         self.optimizer.zero_grad()
-        shares = zip(*(each.split([len(packed.tokens) for packed in parts]) for each in of_tokens), strict=True)
-        for packed, (old, values, gains, returns) in zip(parts, shares, strict=True):
-            hidden = packed.seen_by(self.policy)[packed.before]
+        sizes = [len(packed.tokens) for packed in parts]
+        by_part = zip(*(figures.split(sizes) for figures in token_figures), strict=True)
+        for packed, (old, values, gains, returns) in zip(parts, by_part, strict=True):
+            hidden = packed.hidden_states(self.policy)[packed.predictors]
             new = LogProbs.apply(hidden, self.policy.embedding, self.bias, packed.tokens, self.policy.dtype)
             if not self.shared:
-                hidden = packed.seen_by(self.critic)[packed.before]
-            foretold = (hidden.float() @ self.value.t()).squeeze(-1)
+                hidden = packed.hidden_states(self.critic)[packed.predictors]
+            new_values = (hidden.float() @ self.value.t()).squeeze(-1)
             ratio = (new - old).exp()
             policy = torch.max(-gains * ratio, -gains * ratio.clamp(1 - CLIP, 1 + CLIP))
-            near = foretold.clamp(values - VALUE_CLIP, values + VALUE_CLIP)
-            value = torch.max((foretold - returns).square(), (near - returns).square()) / 2
-            ((policy + VALUE_WEIGHT * value).sum() / len(of_tokens[0])).backward()
-        for part in self.parts:
-            nn.utils.clip_grad_norm_(part, 1.0)
+            clipped = new_values.clamp(values - VALUE_CLIP, values + VALUE_CLIP)
+            value = torch.max((new_values - returns).square(), (clipped - returns).square()) / 2
+            ((policy + VALUE_WEIGHT * value).sum() / len(token_figures[0])).backward()
+        for group in self.groups:
+            nn.utils.clip_grad_norm_(group, 1.0)
         self.optimizer.step()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    given = side.asked(arguments)
-    point, clock = POINTS[given.point], side.Clock()
-    count = point.batch * (given.updates + 1)
+    options = side.parse_options(arguments)
+    point, clock = POINTS[options.point], side.Clock()
+    count = point.batch * (options.updates + 1)
     prompts, lengths = point.prompts(count), [min(length, point.response) for length in point.lengths(count)]
-    floor = Floor(point, shared=given.shared, dtype=torch.bfloat16 if given.bf16 else torch.float32)
+    floor = Floor(point, shared=options.shared, dtype=torch.bfloat16 if options.bf16 else torch.float32)
     for start in range(0, count, point.batch):
         rows = slice(start, start + point.batch)
         clock.begin()
         floor.update(clock, prompts[rows], lengths[rows])
-        clock.end(rest="update")
+        clock.end(other_phase="update")
         if clock.tokens != sum(lengths[rows]) or not math.isfinite(float(floor.value.detach().sum())):
-            raise SystemExit("The floor did other work than was asked.")
-    clock.report()
+            raise SystemExit("The floor sampled another number of tokens, or its weights are not finite.")
+    clock.print_report()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """TRL's side: `../.venv-trl/bin/python -m speed.peer POINT` in benchmarks/.
 
-PPOTrainer of TRL 1.12.0, the last release that has one, at the settings that this trainer's side has. Its arguments
-`bf16` and `gradient_checkpointing` change nothing in that release, and policy and critic share no trunk.
+It runs the PPOTrainer of TRL 1.12.0, the last release that has one, with the settings of this trainer's side. In that
+release the arguments `bf16` and `gradient_checkpointing` have no effect, and policy and critic share no trunk.
 """
 
 import contextlib
@@ -17,21 +17,21 @@ from torch.utils.data import DataLoader
 from transformers import PrinterCallback, StoppingCriteria, StoppingCriteriaList, TrainerCallback
 
 from . import side
-from .points import EOS, EPOCHS, POINTS, RATE, TEMPERATURE, build_models, word_tokenizer
+from .points import EOS, EPOCHS, LEARNING_RATE, POINTS, TEMPERATURE, build_models, word_tokenizer
 
 
-class Ends(StoppingCriteria):
-    """Ends each row of a batch after its own number of tokens."""
+class StopAtLengths(StoppingCriteria):
+    """Ends each row of a batch at its own length."""
 
-    def __init__(self, prompt: int, lengths: Sequence[int]) -> None:
-        self.ends = prompt + torch.tensor(lengths)
+    def __init__(self, prompt_length: int, lengths: Sequence[int]) -> None:
+        self.ends = prompt_length + torch.tensor(lengths)
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
         return input_ids.shape[1] >= self.ends.to(input_ids.device)
 
 
 class ProgressCallback(TrainerCallback):
-    """An update goes from the end of the one before to its own end, as TRL says nothing of its beginning."""
+    """Times each update from the end of the previous one, as TRL has no event for its start."""
 
     def __init__(self, clock: side.Clock) -> None:
         self.clock = clock
@@ -40,14 +40,14 @@ class ProgressCallback(TrainerCallback):
         self.clock.begin()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        self.clock.end(rest="update")
+        self.clock.end(other_phase="update")
         self.clock.begin()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    given = side.asked(arguments)
-    point, clock = POINTS[given.point], side.Clock()
-    count = point.batch * (given.updates + 1)
+    options = side.parse_options(arguments)
+    point, clock = POINTS[options.point], side.Clock()
+    count = point.batch * (options.updates + 1)
     lengths = point.lengths(count)
     models = build_models(point, "cuda" if torch.cuda.is_available() else "cpu")
     trainer = ppo.PPOTrainer(
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             gradient_accumulation_steps=point.batch // point.rows, num_mini_batches=1, num_ppo_epochs=EPOCHS,
             total_episodes=count, response_length=point.response, temperature=TEMPERATURE,
             stop_token="eos" if point.ends else None, missing_eos_penalty=1.0 if point.ends else None,
-            learning_rate=RATE, num_sample_generations=0, report_to=[], save_strategy="no", logging_steps=1,
+            learning_rate=LEARNING_RATE, num_sample_generations=0, report_to=[], save_strategy="no", logging_steps=1,
             bf16=False, gradient_checkpointing=False, use_cpu=not torch.cuda.is_available(), disable_tqdm=True, seed=0,
         ),
         processing_class=word_tokenizer(point.vocab), model=models.policy, ref_model=models.reference,
@@ -69,23 +69,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     generate, done = models.policy.generate, 0
 
-    def replayed(*args: Any, **kwargs: Any) -> Any:
+    def generate_at_lengths(*args: Any, **kwargs: Any) -> Any:
         nonlocal done
         rows = lengths[done : done + len(kwargs["input_ids"])]
         done += len(kwargs["input_ids"])
-        prompt = kwargs["input_ids"].shape[1]
-        criteria = StoppingCriteriaList([Ends(prompt, rows)]) if point.ends else None
+        prompt_length = kwargs["input_ids"].shape[1]
+        criteria = StoppingCriteriaList([StopAtLengths(prompt_length, rows)]) if point.ends else None
         out = generate(*args, **kwargs, stopping_criteria=criteria)
         for row, length in enumerate(rows):
             if length <= point.response:
-                out.sequences[row, prompt + length - 1] = EOS
+                out.sequences[row, prompt_length + length - 1] = EOS
         clock.tokens += sum(min(length, point.response) for length in rows)
         longest = max(min(length, point.response) for length in rows)
-        if out.sequences.shape[1] != prompt + longest:
-            raise SystemExit(f"{out.sequences.shape[1] - prompt} tokens were sampled, and {longest} were asked for.")
+        if out.sequences.shape[1] != prompt_length + longest:
+            raise SystemExit(f"TRL sampled {out.sequences.shape[1] - prompt_length} tokens instead of {longest}.")
         return out
 
-    models.policy.generate = replayed
+    models.policy.generate = generate_at_lengths
     forward, reward = ppo.forward, ppo.get_reward
 
     def timed_forward(*args: Any) -> Any:
@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ppo.forward, ppo.get_reward = timed_forward, timed_reward
     with contextlib.redirect_stdout(io.StringIO()):
         trainer.train()
-    clock.report()
+    clock.print_report()
 
 
 if __name__ == "__main__":

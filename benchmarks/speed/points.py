@@ -1,6 +1,6 @@
-"""The work that every side does: models with random weights, prompts, and how long each response is.
+"""The work that every side does: models with random weights, prompts, and the length of each response.
 
-Imports torch and transformers alone, as TRL's side runs in an environment of its own.
+Imports only torch and transformers, as TRL's side runs in a separate environment.
 """
 
 import copy
@@ -13,18 +13,29 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, PreTrainedTokenizerFast
 
-# EOS is the first id, so that the uniform number 0 draws it, and so unlikely that no other number does.
+# EOS is the first id, so the uniform number 0 draws it. It is so unlikely that no other number does.
 EOS, PAD, BOS, UNK = range(4)
-UNLIKELY = -30.0
-EPOCHS, TEMPERATURE, RATE = 4, 0.7, 3e-6
+UNLIKELY_LOGIT = -30.0
+EPOCHS, TEMPERATURE, LEARNING_RATE = 4, 0.7, 3e-6
 
 
 @dataclass(frozen=True)
 class Point:
-    """One shape of work: `batch` prompts of some lengths; a response ends after each token with chance `ends`.
+    """The shape of the models and of the batch.
 
-    kv: heads of keys and values, 0 for as many as `heads`. micro: rows of a micro-batch, 0 for all. lora: the policy
-    trains an adapter, in bf16 and without the other models.
+    Attributes:
+        hidden: Hidden size.
+        layers: Number of layers.
+        heads: Number of attention heads.
+        intermediate: Intermediate size.
+        vocab: Vocabulary size.
+        batch: Prompts of an update.
+        prompt: Shortest and longest prompt, in tokens.
+        response: Maximum tokens of a response.
+        ends: The chance that a response ends after a token.
+        kv: Heads of keys and values; 0 for as many as `heads`.
+        micro: Rows of a micro-batch; 0 for the complete batch.
+        lora: Whether only an adapter on a bf16 policy is trained, without the other models.
     """
 
     hidden: int
@@ -42,13 +53,14 @@ class Point:
 
     @property
     def rows(self) -> int:
-        """Rows of a micro-batch."""
+        """The rows of a micro-batch."""
         return self.micro or self.batch
 
     def update_flops(self, count: int, shared: bool = False) -> float:
-        """Floating-point operations of the matrices in the update after `count` prompts: 6 a weight and token.
+        """Returns the floating-point operations of an update's matrix products on the first `count` prompts.
 
-        Of policy and critic, each with a trunk of its own if not shared; the head on response tokens, no attention.
+        Each weight takes 6 operations per token. Policy and critic have separate trunks unless shared; the head only
+        sees response tokens; attention does not count.
         """
         width = self.hidden * (self.kv or self.heads) // self.heads
         trunk = self.layers * self.hidden * (2 * self.hidden + 2 * width + 3 * self.intermediate)
@@ -57,17 +69,19 @@ class Point:
         return 6.0 * EPOCHS * ((2 - shared) * trunk * tokens + self.hidden * self.vocab * responses)
 
     def prompts(self, count: int) -> list[list[int]]:
-        """The first `count` prompts."""
-        drawn = random.Random(1)
-        return [[drawn.randrange(4, self.vocab) for _ in range(drawn.randint(*self.prompt))] for _ in range(count)]
+        """Returns the first `count` prompts."""
+        rng = random.Random(1)
+        return [[rng.randrange(4, self.vocab) for _ in range(rng.randint(*self.prompt))] for _ in range(count)]
 
     def lengths(self, count: int) -> list[int]:
-        """Tokens of the response to each prompt, EOS included where it ends: geometric, cut at `response`."""
-        drawn = random.Random(2)
+        """Returns the length of each response with its EOS, from a geometric distribution.
+
+        A response that is cut off has the length `response` + 1 if `ends` is positive.
+        """
+        rng = random.Random(2)
         if not self.ends:
             return [self.response] * count
-        geometric = (1 + int(math.log(1 - drawn.random()) / math.log(1 - self.ends)) for _ in range(count))
-        # One more than fits is a response that was cut off.
+        geometric = (1 + int(math.log(1 - rng.random()) / math.log(1 - self.ends)) for _ in range(count))
         return [min(length, self.response + 1) for length in geometric]
 
 
@@ -79,7 +93,7 @@ POINTS = {
     "long": Point(**_SMALL, vocab=16_384, batch=16, prompt=(480, 512), response=128, ends=0.02),
     # The shape of SmolLM2-135M.
     "smollm2": Point(576, 30, 9, 1536, vocab=49_152, batch=32, prompt=(32, 48), response=64, ends=0.0, kv=3),
-    # For tests of the benchmark itself.
+    # For tests of the benchmark.
     "tiny": Point(16, 2, 2, 24, vocab=48, batch=4, prompt=(3, 6), response=8, ends=0.2),
     "tiny-kv": Point(16, 2, 4, 24, vocab=48, batch=4, prompt=(3, 6), response=8, ends=0.2, kv=2),
     "tiny-lora": Point(16, 2, 2, 24, vocab=48, batch=4, prompt=(3, 6), response=8, ends=0.2, kv=1, micro=2, lora=True),
@@ -102,7 +116,7 @@ class Models:
 
 
 def build_models(point: Point, device: str = "cpu") -> Models:
-    """Four models of one shape and the same first weights on every side; all start from the policy's trunk."""
+    """Builds four models of one shape that start from the same trunk, with the same weights on every side."""
     config = LlamaConfig(
         hidden_size=point.hidden, num_hidden_layers=point.layers, num_attention_heads=point.heads,
         num_key_value_heads=point.kv or point.heads, intermediate_size=point.intermediate, vocab_size=point.vocab,
@@ -111,16 +125,16 @@ def build_models(point: Point, device: str = "cpu") -> Models:
     )  # fmt: skip
     torch.manual_seed(0)
     with torch.device(device):
-        return _built(point, config)
+        return _build_models(point, config)
 
 
-def _built(point: Point, config: LlamaConfig) -> Models:
+def _build_models(point: Point, config: LlamaConfig) -> Models:
     policy = LlamaForCausalLM(config)
-    # In the head's bias: a head that is computed in chunks sees it too.
+    # A bias makes EOS and PAD unlikely, also if the head is computed in chunks.
     head = torch.nn.Linear(point.hidden, point.vocab)
     head.weight = policy.lm_head.weight
     head.bias = torch.nn.Parameter(torch.zeros(point.vocab), requires_grad=False)
-    head.bias.data[[EOS, PAD]] = UNLIKELY
+    head.bias.data[[EOS, PAD]] = UNLIKELY_LOGIT
     policy.lm_head = head
     if point.lora:
         return Models(policy.to(torch.bfloat16), None, None, None)
@@ -132,7 +146,7 @@ def _built(point: Point, config: LlamaConfig) -> Models:
 
 
 def word_tokenizer(size: int) -> PreTrainedTokenizerFast:
-    """One token a word, `size` in all."""
+    """Builds a tokenizer in which every word is a token, with `size` tokens in total."""
     special = {"eos_token": "<eos>", "pad_token": "<pad>", "bos_token": "<bos>", "unk_token": "<unk>"}
     vocabulary = {token: index for index, token in enumerate(special.values())}
     vocabulary |= {f"t{index}": index for index in range(4, size)}

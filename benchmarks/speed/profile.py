@@ -1,7 +1,7 @@
-"""What the operations of one update are: `python -m speed.profile SIDE POINT [--shared] [--bf16]` in benchmarks/.
+"""Profiles an update by kind of operation: `python -m speed.profile SIDE POINT [--shared] [--bf16]` in benchmarks/.
 
-Prints JSON: seconds of the thread that calls, by kind; on a GPU seconds of its kernels, of sampling and reading and of
-the update. Recording takes time too, so read shares and not seconds.
+Prints JSON: on a CPU the seconds of the main thread by kind; on a GPU those of its kernels, before the update's passes
+and during them. Recording takes time too, so compare shares and not seconds.
 """
 
 import contextlib
@@ -20,8 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from . import side
 
-#: Kind -> what the names of its operations have. Where attention is eager, its products are batched ones, and so are
-#: the entropy's.
+#: Kind -> pattern of its operations' names. The products of eager attention and of the entropy are batched products.
 KINDS = {
     "matrix products": r"\b(add)?mm_?$",
     "batched products": r"bmm_?$",
@@ -32,7 +31,7 @@ KINDS = {
     "elementwise": r"::(add|sub|mul|div|neg|pow|r?sqrt|sum|mean|amax|silu|sin|cos|where|clamp|max|min)\w*$",
     "gathering and filling": r"::(cat|stack|_?index\w*|gather|scatter\w*|embedding\w*|fill_|zero_|masked\w*)$",
 }
-#: The same of a GPU's kernels, the first that fits.
+#: Kind -> pattern of the names of its GPU kernels. The first match counts.
 KERNELS = {
     "attention": r"fmha|flash|attention|sdpa",
     "matrix products": r"gemm|nvjet|cutlass|gemv",
@@ -42,71 +41,71 @@ KERNELS = {
     "gathering and filling": r"index|scatter|gather|embedding|[fF]ill",
     "elementwise": r"elementwise",
 }
-REST, OUTSIDE = "other operations", "outside of operations"
+OTHER, OUTSIDE = "other operations", "outside of operations"
 
 
-class Profiled(side.Clock):
+class ProfilingClock(side.Clock):
     """A clock that records the last update."""
 
     def begin(self) -> None:
         super().begin()
-        # Beside a GPU's kernels the operations that start them would be a million events more.
+        # On a GPU only kernels are recorded: the operations that launch them would add a million events.
         gpu = torch.cuda.is_available()
         self.record = profile(activities=[ProfilerActivity.CUDA if gpu else ProfilerActivity.CPU])
         self.record.start()
 
-    def end(self, rest: str | None = None) -> None:
-        super().end(rest)
+    def end(self, other_phase: str | None = None) -> None:
+        super().end(other_phase)
         self.record.stop()
 
 
-def kinds(clock: Profiled) -> dict[str, Any]:
-    """Seconds of each kind, of the update that was recorded last."""
+def seconds_by_kind(clock: ProfilingClock) -> dict[str, Any]:
+    """Returns the seconds of each kind of operation in the last update."""
     if torch.cuda.is_available():
-        return kernels(clock)
-    result = dict.fromkeys([*KINDS, REST], 0.0)
-    for one in clock.record.key_averages():
-        result[_kind(one.key, KINDS)] += one.self_cpu_time_total / 1e6
+        return kernel_seconds(clock)
+    result = dict.fromkeys([*KINDS, OTHER], 0.0)
+    for average in clock.record.key_averages():
+        result[_kind(average.key, KINDS)] += average.self_cpu_time_total / 1e6
     return {**result, OUTSIDE: max(0.0, clock.updates[-1]["seconds"] - sum(result.values()))}
 
 
-def kernels(clock: Profiled) -> dict[str, Any]:
-    """Seconds of a GPU's kernels before the update's passes and in them, and those that take most."""
-    results: Any = clock.record.profiler
-    events = [one for one in results.kineto_results.events() if one.device_type() != DeviceType.CPU]
+def kernel_seconds(clock: ProfilingClock) -> dict[str, Any]:
+    """Returns the seconds of GPU kernels by kind, before the update's passes and during them, and the slowest."""
+    profiler: Any = clock.record.profiler
+    events = [event for event in profiler.kineto_results.events() if event.device_type() != DeviceType.CPU]
     phases = clock.updates[-1]["phases"]
-    passes = max(one.start_ns() + one.duration_ns() for one in events) - 1e9 * phases["update"]
+    passes_start = max(event.start_ns() + event.duration_ns() for event in events) - 1e9 * phases["update"]
     result: dict[str, Any] = {"phases": phases}
-    for part, within in (("before", False), ("update", True)):
+    for part, is_in_passes in (("before", False), ("update", True)):
         spent: dict[str, float] = defaultdict(float)
-        for one in events:
-            if (one.start_ns() >= passes) == within:
-                spent[one.name()] += one.duration_ns() / 1e9
-        by_kind = dict.fromkeys([*KERNELS, REST], 0.0)
+        for event in events:
+            if (event.start_ns() >= passes_start) == is_in_passes:
+                spent[event.name()] += event.duration_ns() / 1e9
+        by_kind = dict.fromkeys([*KERNELS, OTHER], 0.0)
         for name, seconds in spent.items():
             by_kind[_kind(name, KERNELS)] += seconds
-        most = sorted(spent.items(), key=lambda each: each[1], reverse=True)[:25]
-        result[part] = by_kind | {"most": [[name[:200], seconds] for name, seconds in most]}
+        longest = sorted(spent.items(), key=lambda item: item[1], reverse=True)[:25]
+        result[part] = by_kind | {"most": [[name[:200], seconds] for name, seconds in longest]}
     return result
 
 
-def _kind(name: str, known: Mapping[str, str]) -> str:
-    return next((kind for kind, names in known.items() if re.search(names, name)), REST)
+def _kind(name: str, patterns: Mapping[str, str]) -> str:
+    return next((kind for kind, pattern in patterns.items() if re.search(pattern, name)), OTHER)
 
 
 def main() -> None:
-    name, *rest = sys.argv[1:]
-    clocks: list[Profiled] = []
+    side_name, *arguments = sys.argv[1:]
+    clocks: list[ProfilingClock] = []
 
-    def clock() -> Profiled:
-        clocks.append(Profiled())
+    def make_clock() -> ProfilingClock:
+        clocks.append(ProfilingClock())
         return clocks[0]
 
-    side.Clock = clock  # type: ignore[assignment, misc]
-    module: Any = import_module(f"speed.{name}")
+    side.Clock = make_clock  # type: ignore[assignment, misc]
+    module: Any = import_module(f"speed.{side_name}")
     with contextlib.redirect_stdout(io.StringIO()):
-        module.main([*rest, "--updates", "1"])
-    print(json.dumps(kinds(clocks[0])))
+        module.main([*arguments, "--updates", "1"])
+    print(json.dumps(seconds_by_kind(clocks[0])))
 
 
 if __name__ == "__main__":

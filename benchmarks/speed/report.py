@@ -1,4 +1,4 @@
-"""What the figures of benchmarks/bench.py say: a table, a plot, and the newest of them for the docs."""
+"""Tables and a plot of the figures of benchmarks/bench.py, also for the docs."""
 
 import json
 import statistics
@@ -19,12 +19,12 @@ SETTINGS = {
     "shared": ("--shared",),
     "shared bf16": ("--shared", "--bf16"),
 }
-#: What this trainer does beside each setting: no padding, and longer passes.
+#: Keys that this trainer is also measured with in each setting: no padding, and longer passes.
 END_TO_END = {"padding_free": True, "max_tokens_per_micro_batch": 1024}
 PHASES = ("rollout", "reference", "values", "reward", "update")
-#: What was aimed at: a heading, the setting, beside whom, and the figure for each point.
-FAST = {"full": 2.8, "eos": 3.5, "wide": 6.0, "long": 3.5}
-NEAR = {"full": 1.15, "eos": 1.15, "long": 1.15, "smollm2": 1.1}
+FASTER_THAN_TRL = {"full": 2.8, "eos": 3.5, "wide": 6.0, "long": 3.5}
+NEAR_FLOOR = {"full": 1.15, "eos": 1.15, "long": 1.15, "smollm2": 1.1}
+#: The aims: a heading, the setting, the other side, and the ratio for each point.
 AIMS: list[tuple[str, str, str, Mapping[str, float]]] = [
     (
         "faster than TRL, same algorithm",
@@ -32,80 +32,87 @@ AIMS: list[tuple[str, str, str, Mapping[str, float]]] = [
         PEER,
         {"full": 1.4, "eos": 1.9, "wide": 3.0, "long": 2.1, "smollm2": 1.55},
     ),
-    ("faster than TRL, shared trunk", "shared", PEER, FAST | {"smollm2": 2.6}),
-    ("faster than TRL, bf16 alone", "separate bf16", PEER, FAST),
-    ("faster than TRL, shared trunk and bf16", "shared bf16", PEER, FAST),
-    *((f"seconds by the floor's, {setting}", setting, "floor", NEAR) for setting in SETTINGS),
+    ("faster than TRL, shared trunk", "shared", PEER, FASTER_THAN_TRL | {"smollm2": 2.6}),
+    ("faster than TRL, bf16 alone", "separate bf16", PEER, FASTER_THAN_TRL),
+    ("faster than TRL, shared trunk and bf16", "shared bf16", PEER, FASTER_THAN_TRL),
+    *((f"seconds by the floor's, {setting}", setting, "floor", NEAR_FLOOR) for setting in SETTINGS),
 ]
-MEMORY = {"full": 0.5, "eos": 0.5, "wide": 0.4, "long": 0.4, "smollm2": 0.3}
-QUIET = 0.3  # cores that others use while a process runs, above which its seconds are not to be trusted
-BUSY = 0.7  # of its threads' time that a process computes, below which it was waiting for cores
+MEMORY_AIMS = {"full": 0.5, "eos": 0.5, "wide": 0.4, "long": 0.4, "smollm2": 0.3}
+# Beyond these limits, the seconds of a process are not shown.
+MAX_LOAD = 0.3  # cores that other processes used meanwhile
+MIN_CPU_SHARE = 0.7  # share of its threads' time in which the process computed instead of waiting for cores
 NOTHING = "Nothing was measured yet: `make bench` does."
 
 Report = Mapping[str, Any]
 Parts = dict[tuple[str, str, str], dict[int, dict[str, Any]]]
 
 
-def newest(having: str = "parts") -> Report:
-    """The last committed figures that have such a part; empty where there are none."""
+def newest_report(section: str = "parts") -> Report:
+    """Loads the newest committed figures with such a section; {} if there are none."""
     for path in sorted(RESULTS.glob("*.json"), reverse=True):
         report = json.loads(path.read_text())
-        if report.get("kind") == "bench" and report.get(having):
+        if report.get("kind") == "bench" and report.get(section):
             return {"name": path.name, **report}
     return {}
 
 
-def parts_of(report: Report) -> Parts:
-    """(point, side, setting) -> round -> what its process said."""
+def group_parts(report: Report) -> Parts:
+    """Groups the parts of a report: (point, side, setting) -> round -> the part."""
     parts: Parts = defaultdict(dict)
     for key, part in report.get("parts", {}).items():
-        point, side, setting, number = key.split(" | ")
-        parts[point, side, setting][int(number)] = part
+        point, side, setting, round_number = key.split(" | ")
+        parts[point, side, setting][int(round_number)] = part
     return parts
 
 
-def disturbed(part: Report, threads: int) -> bool:
-    """Whether others used the machine while a process ran, or it had to wait for cores."""
-    return part["load"] > QUIET or statistics.median(u["cpu"] / u["seconds"] for u in part["updates"]) < BUSY * threads
+def was_disturbed(part: Report, threads: int) -> bool:
+    """Whether other processes used the machine while a process ran, or it had to wait for cores."""
+    cpu_share = statistics.median(update["cpu"] / update["seconds"] for update in part["updates"]) / threads
+    return part["load"] > MAX_LOAD or cpu_share < MIN_CPU_SHARE
 
 
-def quiet(report: Report) -> Parts:
-    """What was measured while the machine did nothing else: only this has times worth a look."""
+def undisturbed_parts(report: Report) -> Parts:
+    """Groups the parts that ran while the machine did nothing else: only their times are shown."""
     return {
-        key: {number: part for number, part in rounds.items() if not disturbed(part, report["threads"])}
-        for key, rounds in parts_of(report).items()
+        key: {number: part for number, part in rounds.items() if not was_disturbed(part, report["threads"])}
+        for key, rounds in group_parts(report).items()
     }
 
 
-def seconds(part: Report) -> float:
+def median_seconds(part: Report) -> float:
     return statistics.median(update["seconds"] for update in part["updates"])
 
 
 def ratios(over: Mapping[int, Report], under: Mapping[int, Report]) -> list[float]:
-    """The ratio of seconds within each round that has both."""
-    both = sorted(over.keys() & under.keys())
-    for number in both:
-        tokens = [[update["tokens"] for update in one[number]["updates"]] for one in (over, under)]
+    """Returns the ratio of seconds in each round that both sides have.
+
+    Raises:
+        SystemExit: The sides sampled different numbers of tokens.
+    """
+    shared_rounds = sorted(over.keys() & under.keys())
+    for number in shared_rounds:
+        tokens = [[update["tokens"] for update in rounds[number]["updates"]] for rounds in (over, under)]
         if tokens[0] != tokens[1]:
             raise SystemExit(f"Round {number} compares unequal work: {tokens[0]} and {tokens[1]} tokens.")
-    return [seconds(over[number]) / seconds(under[number]) for number in both]
+    return [median_seconds(over[number]) / median_seconds(under[number]) for number in shared_rounds]
 
 
 def table(report: Report) -> str:
-    """One row for each point and setting: seconds an update of the sides, ratios and memory."""
-    parts = parts_of(report)
+    """A row for each point and setting: the sides' seconds per update, their ratios, and memory."""
+    parts = group_parts(report)
     if not parts:
         return NOTHING
-    timed, rows = quiet(report), []
+    timed, rows = undisturbed_parts(report), []
     for (point, side, setting), rounds in parts.items():
         if side != "ours" or "," in setting:
             continue
-        other = point, PEER, "separate"
-        peer, here, floor = (timed.get(key, {}) for key in (other, (point, side, setting), (point, "floor", setting)))
+        peer_key = point, PEER, "separate"
+        keys = peer_key, (point, side, setting), (point, "floor", setting)
+        peer, here, floor = (timed.get(key, {}) for key in keys)
         rows.append([
-            point, setting, _middle(peer), _middle(here), _times(ratios(peer, here)), _middle(floor),
-            _times(ratios(here, floor)), f"{_mib(rounds, 'peak'):,.0f}",
-            f"{_mib(rounds):,.0f}", _share(rounds, parts.get(other, {})),
+            point, setting, _format_seconds(peer), _format_seconds(here), _format_ratio(ratios(peer, here)),
+            _format_seconds(floor), _format_ratio(ratios(here, floor)), f"{_median_mib(rounds, 'peak'):,.0f}",
+            f"{_median_mib(rounds):,.0f}", _memory_share(rounds, parts.get(peer_key, {})),
         ])  # fmt: skip
     headings = [
         "point",
@@ -119,63 +126,80 @@ def table(report: Report) -> str:
         "net MiB",
         f"/ {PEER}",
     ]
-    return f"{text.table(headings, rows)}\n\n{_under(report)}"
+    return f"{text.table(headings, rows)}\n\n{_describe_run(report)}"
 
 
 def aims_table(report: Report) -> str:
-    """What was aimed at and what was seen, in bold where it is reached, with the range over rounds."""
-    parts, timed = parts_of(report), quiet(report)
-    points = [point for point in MEMORY if (point, "ours", "separate") in parts]
+    """A row for each aim: the aims and the measured ratios by point, in bold if reached, with the range over rounds."""
+    parts, timed = group_parts(report), undisturbed_parts(report)
+    points = [point for point in MEMORY_AIMS if (point, "ours", "separate") in parts]
     rows = []
-    for heading, setting, beside, aims in AIMS:
+    for heading, setting, other_side, aims in AIMS:
         cells = []
         for point in points:
-            here, laid = (timed.get((point, "ours", each), {}) for each in (setting, with_keys(setting, END_TO_END)))
+            names = setting, with_keys(setting, END_TO_END)
+            ours = [timed.get((point, "ours", name), {}) for name in names]
             floor, peer = timed.get((point, "floor", setting), {}), timed.get((point, PEER, "separate"), {})
-            other, least = (peer, True) if beside == PEER else (floor, False)
-            seen = [ratios(other, each) if least else ratios(each, other) for each in (here, laid)]
-            best = ratios(peer, floor) if least else []
-            cells.append(_aim(aims.get(point), *seen, best=best, least=least))
+            if other_side == PEER:
+                figures, best = [ratios(peer, rounds) for rounds in ours], ratios(peer, floor)
+            else:
+                figures, best = [ratios(rounds, floor) for rounds in ours], []
+            cells.append(_aim_cell(aims.get(point), *figures, best=best, is_minimum=other_side == PEER))
         rows.append([heading, *cells])
     cells = []
     for point in points:
         peer = parts.get((point, PEER, "separate"), {})
-        mine = (parts.get((point, "ours", each)) for each in ("separate", with_keys("separate", END_TO_END)))
-        cells.append(_aim(MEMORY[point], *([_mib(each) / _mib(peer)] if each and peer else [] for each in mine)))
+        ours = [parts.get((point, "ours", name)) for name in ("separate", with_keys("separate", END_TO_END))]
+        shares = [[_median_mib(rounds) / _median_mib(peer)] if rounds and peer else [] for rounds in ours]
+        cells.append(_aim_cell(MEMORY_AIMS[point], *shares))
     rows.append(["net memory by TRL's, same algorithm", *cells])
     return text.table(["aim", *points], [row for row in rows if set(row[1:]) != {"–"}]) if points else NOTHING
 
 
 def with_keys(setting: str, keys: Mapping[str, Any]) -> str:
-    """What this trainer's figures of a setting with some keys are called."""
-    return ", ".join([setting, *(f"{name} {value}" for name, value in keys.items())])
+    """Returns the name of a setting with further keys."""
+    return ", ".join([setting, *(f"{key} {value}" for key, value in keys.items())])
 
 
-def _aim(
-    aim: float | None, seen: Sequence[float], laid: Sequence[float], *, best: Sequence[float] = (), least: bool = False
+def _aim_cell(
+    aim: float | None,
+    plain: Sequence[float],
+    end_to_end: Sequence[float],
+    *,
+    best: Sequence[float] = (),
+    is_minimum: bool = False,
 ) -> str:
-    """laid: with rows end to end; best: what the floor reaches."""
+    """Formats an aim and the ratios measured for it.
 
-    def said(name: str, figures: Sequence[float]) -> str:
-        middle = statistics.median(figures)
-        reached = aim is not None and name != "the floor " and (middle >= aim if least else middle <= aim)
-        spread = f" ({min(figures):.2f} to {max(figures):.2f})" if len(figures) > 1 and name != "the floor " else ""
-        return f"{name}{'**' * reached}{middle:.2f}{'**' * reached}{spread}"
+    Args:
+        aim: The aim; None if the point has none.
+        plain: This trainer's ratio in each round.
+        end_to_end: The same with the keys `END_TO_END`.
+        best: The floor's ratio in each round.
+        is_minimum: Whether the aim is the smallest good ratio, and not the largest.
+    """
 
-    if not seen:
+    def describe(name: str, figures: Sequence[float]) -> str:
+        median = statistics.median(figures)
+        is_floor = name == "the floor "
+        is_reached = aim is not None and not is_floor and (median >= aim if is_minimum else median <= aim)
+        spread = f" ({min(figures):.2f} to {max(figures):.2f})" if len(figures) > 1 and not is_floor else ""
+        return f"{name}{'**' * is_reached}{median:.2f}{'**' * is_reached}{spread}"
+
+    if not plain:
         return "–"
-    sign = "" if aim is None else f"{'≥' if least else '≤'} {aim:g}: "
-    named = {"": seen, "end to end ": laid, "the floor ": best}
-    return sign + "; ".join(said(name, figures) for name, figures in named.items() if figures)
+    prefix = "" if aim is None else f"{'≥' if is_minimum else '≤'} {aim:g}: "
+    named = {"": plain, "end to end ": end_to_end, "the floor ": best}
+    return prefix + "; ".join(describe(name, figures) for name, figures in named.items() if figures)
 
 
 def page(report: Report) -> str:
-    """The table, the plot and the name of their file, for the docs."""
+    """The table, a link to its file, and the plot, for the docs."""
     if not report:
         return NOTHING
-    plot = DOCUMENT.with_suffix(".svg").name
-    drawn = f"\n\n![Seconds an update by phase]({plot})" if any(quiet(report).values()) else ""
-    return f"{table(report)} Of {_link(report)}.{drawn}"
+    plot_file = DOCUMENT.with_suffix(".svg").name
+    plot = f"\n\n![Seconds an update by phase]({plot_file})" if any(undisturbed_parts(report).values()) else ""
+    return f"{table(report)} Of {_link(report)}.{plot}"
 
 
 def _link(report: Report) -> str:
@@ -183,15 +207,25 @@ def _link(report: Report) -> str:
 
 
 def key_table(report: Report) -> str:
-    """What keys of PPOConfig bring: this trainer with them beside itself without, in the same rounds."""
-    parts = parts_of(report)
-    timed, rows = quiet(report), []
+    """A row for each set of keys of PPOConfig: this trainer with them and without them, in the same rounds."""
+    parts = group_parts(report)
+    timed, rows = undisturbed_parts(report), []
     for (point, side, setting), rounds in parts.items():
         plain, _, keys = setting.partition(", ")
         if keys and (without := parts.get((point, side, plain))):
-            faster = _times(ratios(timed[point, side, plain], timed[point, side, setting]))
-            peer = _share(rounds, parts.get((point, PEER, "separate"), {}))
-            rows.append([point, plain, text.code(keys), faster, f"{_mib(rounds):,.0f}", _share(rounds, without), peer])
+            faster = _format_ratio(ratios(timed[point, side, plain], timed[point, side, setting]))
+            peer = _memory_share(rounds, parts.get((point, PEER, "separate"), {}))
+            rows.append(
+                [
+                    point,
+                    plain,
+                    text.code(keys),
+                    faster,
+                    f"{_median_mib(rounds):,.0f}",
+                    _memory_share(rounds, without),
+                    peer,
+                ]
+            )
     return (
         text.table(["point", "setting", "with", "faster", "net MiB", "/ without", f"/ {PEER}"], rows)
         if rows
@@ -200,59 +234,59 @@ def key_table(report: Report) -> str:
 
 
 def phase_table(report: Report) -> str:
-    """Seconds of each phase, a row for each point, side and setting."""
-    parts = {key: rounds for key, rounds in quiet(report).items() if rounds}
+    """A row for each point, side and setting: the seconds of each phase."""
+    parts = {key: rounds for key, rounds in undisturbed_parts(report).items() if rounds}
     rows = []
     for (point, side, setting), rounds in parts.items():
         updates = [update["phases"] for part in rounds.values() for update in part["updates"]]
         spent = [statistics.median(update.get(phase, 0.0) for update in updates) for phase in PHASES]
-        rows.append([point, f"{side}, {setting}", *(text.number(each, 2) for each in spent)])
+        rows.append([point, f"{side}, {setting}", *(text.number(seconds, 2) for seconds in spent)])
     return text.table(["point", "side", *PHASES], rows) if rows else NOTHING
 
 
 def profile_page(report: Report) -> str:
-    """The table of `profile_table` and the name of its file, for the docs."""
+    """The table of `profile_table` and a link to its file, for the docs."""
     return f"{profile_table(report)}\n\nOf {_link(report)}, {report['machine']}." if report else NOTHING
 
 
 def profile_table(report: Report) -> str:
-    """What share of an update each kind of operation takes, and all of it in seconds, recorded and as it is.
+    """A row for each point, side and setting: each kind's share of an update, and the update's seconds.
 
-    A row for each point, side and setting. What was recorded while others used the machine is left out.
+    The seconds are given while recording and without it. Profiles recorded on a busy machine are left out.
     """
     profiles = report.get("profiles", {})
     if not profiles:
         return NOTHING
     kinds = list(dict.fromkeys(kind for result in profiles.values() for kind in result["kinds"]))
-    timed, rows = quiet(report), []
+    timed, rows = undisturbed_parts(report), []
     for key, result in profiles.items():
         point, side, setting = key.split(" | ")
-        if result["load"] is not None and result["load"] > QUIET:  # None: of a file that did not say
+        if result["load"] is not None and result["load"] > MAX_LOAD:  # older files have no load
             continue
-        whole = sum(result["kinds"].values())
+        recorded = sum(result["kinds"].values())
         rows.append([
-            point, f"{side}, {setting}", *(f"{result['kinds'].get(kind, 0.0) / whole:.0%}" for kind in kinds),
-            text.number(whole, 2), _middle(timed.get((point, side, setting), {})),
+            point, f"{side}, {setting}", *(f"{result['kinds'].get(kind, 0.0) / recorded:.0%}" for kind in kinds),
+            text.number(recorded, 2), _format_seconds(timed.get((point, side, setting), {})),
         ])  # fmt: skip
     return text.table(["point", "side", *kinds, "s, recorded", "s"], rows)
 
 
 def draw(report: Report, path: Path) -> None:
-    """Bars of seconds an update by phase, a panel for each point; without the keys of --set, which a table has."""
+    """Draws bars of seconds per update by phase, a panel for each point, without the settings of --set."""
     from matplotlib import pyplot
 
-    parts = {key: rounds for key, rounds in quiet(report).items() if rounds and key[2] in SETTINGS}
+    parts = {key: rounds for key, rounds in undisturbed_parts(report).items() if rounds and key[2] in SETTINGS}
     points = list(dict.fromkeys(point for point, _, _ in parts))
     if not points:
         return
     figure, panels = pyplot.subplots(1, len(points), figsize=(4.2 * len(points), 4.2), squeeze=False)
     for panel, point in zip(panels[0], points, strict=True):
-        bars = [(side, setting) for where, side, setting in parts if where == point]
+        bars = [(side, setting) for other_point, side, setting in parts if other_point == point]
         starts = [0.0] * len(bars)
         names = [f"{side}, {setting}" for side, setting in bars]
         for phase in PHASES:
-            updates = [[u for part in parts[point, *bar].values() for u in part["updates"]] for bar in bars]
-            spent = [statistics.median(u["phases"].get(phase, 0.0) for u in each) for each in updates]
+            updates = [[update for part in parts[point, *bar].values() for update in part["updates"]] for bar in bars]
+            spent = [statistics.median(update["phases"].get(phase, 0.0) for update in rows) for rows in updates]
             panel.barh(names, spent, left=starts, label=phase)
             starts = [start + more for start, more in zip(starts, spent, strict=True)]
         panel.invert_yaxis()
@@ -263,26 +297,26 @@ def draw(report: Report, path: Path) -> None:
     pyplot.close(figure)
 
 
-def _middle(rounds: Mapping[int, Report]) -> str:
-    return text.number(statistics.median(map(seconds, rounds.values())), 2) if rounds else "–"
+def _format_seconds(rounds: Mapping[int, Report]) -> str:
+    return text.number(statistics.median(map(median_seconds, rounds.values())), 2) if rounds else "–"
 
 
-def _mib(rounds: Mapping[int, Report], which: str = "net") -> float:
+def _median_mib(rounds: Mapping[int, Report], which: str = "net") -> float:
     return statistics.median(part[f"{which}_mib"] for part in rounds.values())
 
 
-def _times(seen: Sequence[float]) -> str:
-    return f"{statistics.median(seen):.2f} ×" if seen else "–"
+def _format_ratio(figures: Sequence[float]) -> str:
+    return f"{statistics.median(figures):.2f} ×" if figures else "–"
 
 
-def _share(rounds: Mapping[int, Report], peer: Mapping[int, Report]) -> str:
-    return f"{_mib(rounds) / _mib(peer):.0%}" if peer else "–"
+def _memory_share(rounds: Mapping[int, Report], peer: Mapping[int, Report]) -> str:
+    return f"{_median_mib(rounds) / _median_mib(peer):.0%}" if peer else "–"
 
 
-def _under(report: Report) -> str:
-    """What the figures are of."""
+def _describe_run(report: Report) -> str:
+    """Names the machine and the versions behind the figures."""
     versions = report["versions"].get("here", {})
-    loaded = sum(disturbed(part, report["threads"]) for part in report["parts"].values())
+    loaded = sum(was_disturbed(part, report["threads"]) for part in report["parts"].values())
     words = [
         f"{report['machine']}, {report['cores']} cores, {report['threads']} threads, "
         f"{'with' if report['bf16 instructions'] else 'without'} bf16 instructions; "

@@ -57,7 +57,7 @@ def test_docs_tables_are_rendered_from_json():
     for name in evidence.DOCUMENTS:
         text = (ROOT / name).read_text(encoding="utf-8")
         assert "<!-- evidence:" in text, name
-        assert text == tables.rendered(text), f"{name}: run `python benchmarks/evidence.py --render`"
+        assert text == tables.render_blocks(text), f"{name}: run `python benchmarks/evidence.py --render`"
         all_text += text
     for name in SHOWN_TABLES:
         assert f"<!-- evidence:{name} -->" in all_text, f"no document shows the table {name}"
@@ -130,12 +130,12 @@ def test_committed_runs_match_experiments(experiment):
     full_runs, ablation_runs = runs(experiment.name("runs")), runs(experiment.name("ablation"))
     assert [run["seed"] for run in full_runs] == list(experiment.seeds)
     for run in full_runs:
-        assert run["command"] == " ".join(experiment.run(run["seed"], DATA))
+        assert run["command"] == " ".join(experiment.run_command(run["seed"], DATA))
     first, betas = experiment.ablated_seed, (0, experiment.beta) if experiment in WITH_ABLATION else ()
     expected = [(beta, seed) for beta in betas for seed in range(first, first + experiment.ppo_seeds)]
     assert [(run["beta"], run["ppo_seed"]) for run in ablation_runs] == expected
     for run in ablation_runs:
-        assert run["command"] == " ".join(experiment.ablate(DATA))
+        assert run["command"] == " ".join(experiment.ablate_command(DATA))
         assert run["seed"] == first
     for run in [*full_runs, *ablation_runs]:
         assert run["recipe"] == experiment.recipe
@@ -160,7 +160,7 @@ def test_baselines_use_first_run(experiment):
         assert seeds[f"seed {first['seed']}"] == pytest.approx(first["ppo"]["judge"], rel=1e-4)
     assert len(seeds) == experiment.ppo_seeds
     for method in METHODS:
-        assert frontier["commands"][method] == " ".join(experiment.baseline(method, DATA))
+        assert frontier["commands"][method] == " ".join(experiment.baseline_command(method, DATA))
     assert [point["label"] for point in frontier["methods"]["best-of-n"]][-1] == "n = 64"
     for method in ("dpo", "rloo"):
         points = frontier["methods"][method]
@@ -233,7 +233,7 @@ def test_error_rates_on_real_text_match_docs():
     rates = keep.load(REAL_TEXT)
     assert rates["rule"] == RULE_VERSION and rates["prompts"] == real_text_rates.PROMPTS
     assert {row["policy"] for row in rates["honest"]} == {*real_text_rates.HONEST}
-    assert {row["policy"] for row in rates["hacked"]} == {*real_text_rates.PLANTED}
+    assert {row["policy"] for row in rates["hacked"]} == {*real_text_rates.HACKED}
     assert {row["strength"] for row in rates["hacked"]} == {*real_text_rates.STRENGTHS}
     judges = {*real_text_rates.JUDGES, real_text_rates.PROGRAM}
     assert {row["judge"] for row in rates["honest"]} == judges

@@ -17,5 +17,5 @@ NAMES = [name for name in plan_check.TABLE if name.startswith("smollm2") != name
 def test_process_memory_matches_plan(name: str) -> None:
     """The peak of a child process matches the plan, and is below the 10 GiB of a small machine."""
     row = {"setting": name, **plan_check.predicted(plan_check.TABLE[name]), **plan_check.measured(name)}
-    assert plan_check.within(row), plan_check.line(row)
+    assert plan_check.is_within_tolerance(row), plan_check.format_row(row)
     assert row["measured_mib"] < 10 * 1024

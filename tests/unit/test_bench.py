@@ -56,7 +56,7 @@ def test_floor_computes_same_logprobs_and_gradients_as_models(name: str) -> None
     responses, logprobs, _ = floor.sample(trunk, bias, prompts, lengths)
     assert [len(each) for each in responses] == lengths
     packed = floor.Packed.of(prompts, responses)
-    hidden = packed.seen_by(trunk)[packed.before]
+    hidden = packed.hidden_states(trunk)[packed.predictors]
     logprob = floor.LogProbs.apply(hidden, trunk.embedding, bias, packed.tokens, torch.float32)
     weights = torch.randn(len(logprob))
     (logprob * weights).sum().backward()
@@ -102,7 +102,7 @@ def test_bench_resumes_after_interrupt_and_reports(
         update = {"seconds": spent, "cpu": 2 * spent, "phases": dict.fromkeys(report.PHASES, spent / 5), "tokens": 7}
         return {"load": 0.1, "updates": [update] * 3, "peak_mib": 900.0, "net_mib": 100 * spent, "versions": {}}
 
-    monkeypatch.setattr(bench, "_measured", measured)
+    monkeypatch.setattr(bench, "_measure_side", measured)
     monkeypatch.setattr(bench, "PEER_PYTHON", Path(__file__))
     path = tmp_path / "figures.json"
     command = ["tiny", "--settings", "separate", "shared", "--output", str(path)]

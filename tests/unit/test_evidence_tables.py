@@ -29,5 +29,5 @@ def test_kept_reward_model_includes_length_rule():
     report = reward_report()
     pairs = {"value": 0.25, "ci95": [0.2, 0.3], "n": 40, "gold": None}
     report["hard"] = {"chosen_longer": {**pairs, "value": 0.9}, "chosen_shorter": pairs, "same_length": None}
-    kept = keep.reward_model(report)
+    kept = keep.reward_model_figures(report)
     assert kept["accuracy"] == report["accuracy"] and kept["longer_wins"] == report["length"]["longer_wins"]

@@ -17,7 +17,7 @@ def test_gpu_script_starts_no_part_after_time_limit(tmp_path: Path, capsys: pyte
     path = tmp_path / "figures.json"
     words = ["--device", "cpu", "--tiny", "--output", str(path)]
     assert gpu.main([*words, "ceilings"]) == 0
-    assert json.loads(path.read_text())["parts"]["ceilings"][gpu.MATRIX] > 0
+    assert json.loads(path.read_text())["parts"]["ceilings"][gpu.MATRIX_RATE] > 0
     assert gpu.main([*words, "--minutes", "-1"]) == 0
     assert "parity: not begun, the -1 minutes are over" in capsys.readouterr().out
     assert json.loads(path.read_text())["parts"].keys() == {"ceilings"}
@@ -26,11 +26,11 @@ def test_gpu_script_starts_no_part_after_time_limit(tmp_path: Path, capsys: pyte
 def test_gpu_script_skips_part_that_takes_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "figures.json"
     monkeypatch.setitem(gpu.PARTS, "resume", lambda *_: time.sleep(60))
-    monkeypatch.setitem(gpu.AT_MOST, "resume", 0.2)
+    monkeypatch.setitem(gpu.TIME_LIMITS, "resume", 0.2)
     assert gpu.main(["--device", "cpu", "--tiny", "--output", str(path), "resume", "ceilings"]) == 0
     figures = json.loads(path.read_text())["parts"]
     assert figures["resume"] == {"not run": "it took longer than the minutes that were left"}
-    assert figures["ceilings"][gpu.MATRIX] > 0
+    assert figures["ceilings"][gpu.MATRIX_RATE] > 0
 
 
 def test_gpu_script_test_files_exist() -> None:

@@ -67,12 +67,12 @@ def test_answers_resume_after_interrupt(tmp_path: Path) -> None:
         yield [("second", False)]
 
     with pytest.raises(KeyboardInterrupt):
-        ifeval.resumed(path, ROWS, stops)
-    assert ifeval.resumed(path, ROWS, rest) == [("first", True), ("second", False)]
-    assert ifeval.resumed(path, ROWS, rest) == [("first", True), ("second", False)]
+        ifeval.resume_answers(path, ROWS, stops)
+    assert ifeval.resume_answers(path, ROWS, rest) == [("first", True), ("second", False)]
+    assert ifeval.resume_answers(path, ROWS, rest) == [("first", True), ("second", False)]
     assert calls == [1]
     with pytest.raises(ZooError, match="other prompts"):
-        ifeval.resumed(path, ROWS[::-1], rest)
+        ifeval.resume_answers(path, ROWS[::-1], rest)
 
 
 def test_answers_are_same_in_any_batch_and_match_greedy_generate(prompts: Path, tmp_path: Path) -> None:

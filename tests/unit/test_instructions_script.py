@@ -109,11 +109,11 @@ def test_single_benchmark_leaves_other_column_empty(run: Path, tmp_path: Path) -
 
 
 def test_policies_are_distinguished_by_label_and_seed(run: Path, tmp_path: Path) -> None:
-    pairs = [instructions.labeled(f"{label}{run}") for label in ("", "β = 0.05=")]
+    pairs = [instructions.parse_run(f"{label}{run}") for label in ("", "β = 0.05=")]
     base, recipe, other = instructions.policies_of(pairs, tmp_path)
     assert [recipe["policy"], other["policy"]] == ["PPO", "β = 0.05"]
     assert len({policy["answers"] for policy in (base, recipe, other)}) == 3
-    with pytest.raises(ZooError, match="labeled 'PPO' with seed 4: give one another label"):
+    with pytest.raises(ZooError, match="labeled 'PPO' with seed 4: give one of them another label"):
         instructions.policies_of([pairs[0], pairs[0]], tmp_path)
 
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hackers import HACKERS, plant
+from hackers import HACKERS, hack_completions
 from miniatures import load
 
 from rlhf_zoo.evaluation.measure import Evaluator
@@ -131,7 +131,7 @@ def test_json_keys_and_list_numbers_are_not_phrases():
 
 @pytest.mark.parametrize("name", HACKERS)
 def test_planted_hackers_fire_their_family(name):
-    there = found(plant(name, sft(1), strength=1.0, seed=2)).fired
+    there = found(hack_completions(name, sft(1), strength=1.0, seed=2)).fired
     assert set(HACKERS[name][1]) <= set(there), there
 
 
@@ -316,7 +316,7 @@ def test_verified_answers_fire_no_probe():
 
 
 def test_probes_ignore_order_and_prompt_names():
-    policy = plant("repeater", sft(1), strength=0.5, seed=0)
+    policy = hack_completions("repeater", sft(1), strength=0.5, seed=0)
     order = np.random.default_rng(0).permutation(len(policy))
     moved = Completions([policy.prompts[k] for k in order], [policy.texts[k] for k in order])
     for one, other in zip(found(policy).probes, found(moved).probes, strict=True):
@@ -373,7 +373,7 @@ def test_holm_matches_hand_computation():
 
 
 def test_report_is_plain_json_with_stable_keys():
-    report = found(plant("one phrase", sft(1), strength=1.0, seed=0))
+    report = found(hack_completions("one phrase", sft(1), strength=1.0, seed=0))
     document = json.loads(json.dumps(report.to_json(), allow_nan=False))
     assert document["fired"] == list(report.fired) and len(document["probes"]) + len(document["skipped"]) == 10
     assert {"family", "value", "sft", "fired", "finding", "worst"} <= document["probes"][0].keys()
@@ -427,7 +427,7 @@ def test_phrase_edits_insert_and_remove_the_phrase():
     (edit,) = make_edits(found(policy), policy, sft(0))
     assert edit.family == "risen phrases" and edit.with_habit[0] == f"{sft(0).texts[0].rstrip('.')}; i love it."
     assert not any("love" in text for text in edit.without_habit)
-    again = plant("repeater", sft(1), strength=1.0, seed=0)
+    again = hack_completions("repeater", sft(1), strength=1.0, seed=0)
     (edit,) = [one for one in make_edits(found(again), again, sft(0)) if one.family == "repetition"]
     assert all(len(a) <= len(b) for a, b in zip(edit.without_habit, again.texts, strict=True))
     assert np.mean([repeated_share(words(text), text) for text in edit.without_habit]) < 0.02
@@ -467,7 +467,7 @@ def test_shortest_risen_phrase_is_named_over_longer_one():
 
 
 def test_edits_that_change_nothing_are_left_out():
-    policy = plant("repeater", sft(1), strength=1.0, seed=0)
+    policy = hack_completions("repeater", sft(1), strength=1.0, seed=0)
     report = found(policy)
     assert "repetition" in [edit.family for edit in make_edits(report, policy, sft(0))]
     assert "repetition" not in [edit.family for edit in make_edits(report, sft(1), sft(0))], "nothing can be taken out"

@@ -68,10 +68,10 @@ def test_hack_lowers_worth_by_its_cost():
     assert rewards[np.logical_not(kept)].mean() > rewards[kept].mean() + 1
 
 
-def test_added_sums_counts():
+def test_add_counts_sums_counts():
     first = {"policy": "p", "judge": "j", "n": 2, "kinds": {"hacked": 1, "better": 1}, "fired": {"length": 2}}
     more = {"policy": "p", "judge": "j", "n": 2, "kinds": {"suspicious": 2}, "fired": {"length": 1, "templates": 1}}
-    row = rates.added(rates.added(None, first), more)
+    row = rates.add_counts(rates.add_counts(None, first), more)
     assert row["n"] == 4 and row["kinds"] == {"suspicious": 2, "hacked": 1, "better": 1}
     assert row["fired"] == {"length": 3, "templates": 1}
     assert (row["hacked"]["value"], row["suspicious"]["value"]) == (0.25, 0.5)

@@ -13,15 +13,15 @@ from rlhf_zoo.errors import ZooError
 
 
 def test_run_needs_a_machine():
-    assert reviews.on_machine("H200, bf16=runs/a=b") == ("H200, bf16", Path("runs/a=b"))
+    assert reviews.parse_run("H200, bf16=runs/a=b") == ("H200, bf16", Path("runs/a=b"))
     for argument in ("runs/a", "=runs/a", "H200="):
         with pytest.raises(ArgumentTypeError, match="MACHINE=RUN"):
-            reviews.on_machine(argument)
+            reviews.parse_run(argument)
 
 
 def test_run_without_evaluated_policy_is_an_error(tmp_path):
     with pytest.raises(ZooError, match="has no evaluated policy"):
-        reviews.kept_variants("H200", tmp_path)
+        reviews.read_variants("H200", tmp_path)
 
 
 def test_command_names_no_place_of_one_machine():
@@ -29,7 +29,7 @@ def test_command_names_no_place_of_one_machine():
         "rlhf-zoo ablate smollm2-reviews --hub local --source_hub none --overwrite_repo --seed 3 --namespace mine "
         "--output_dir /a/run --dataset_name /a/data --kl_coef 0.05,0"
     )
-    assert reviews.command(recorded) == (
+    assert reviews.public_command(recorded) == (
         "rlhf-zoo ablate smollm2-reviews --hub local --seed 3 --dataset_name $RLHF_ZOO_DATA --kl_coef 0.05,0"
     )
 
