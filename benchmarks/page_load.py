@@ -1,17 +1,16 @@
-"""Visitors of the comparison page at the same time: what they wait for, and what the server needs.
+"""Lets many visitors use the comparison page at once; measures their waiting times and the server's CPU and memory.
 
-    python benchmarks/page_load.py                                     # a page of its own with toy models: 20, for 60 s
+    python benchmarks/page_load.py                                     # a new page with toy models, 20 visitors, 60 s
     python benchmarks/page_load.py --visitors 5 --seconds 20 --json figures.json
-    python benchmarks/page_load.py http://127.0.0.1:7860 --pid 4242    # a page that runs, as process 4242
+    python benchmarks/page_load.py http://127.0.0.1:7860 --pid 4242    # a running page, process 4242
 
-Each visitor is one session that does one thing after another, a pause of up to a second between two, by the requests
-that Gradio's own front end makes (tests/page_client.py); no request is tried twice. Seconds count from the request.
-"first token" is the first answer that shows one, or the end where no token was written; it includes the wait in the
-queue. A message of the page in the place of an answer, a full queue, a vote that is not stored and a traceback in the
-server's log are failures.
+Each visitor is a session that acts with pauses of up to a second. It sends the requests of Gradio's own front end
+(tests/page_client.py), and repeats none. Seconds count from the request and include the wait in the queue. "first
+token" is the first update with a token, or the end of the request if no token was written. Failures are: an error
+message of the page instead of an answer, a full queue, a vote that is not stored, and a traceback in the server's log.
 
-Prints a table on stderr, and JSON on stdout or into --json. Exit code 1 if any request failed. Visitors and server
-share the machine: the CPU seconds of both are given, and a request's share of the server's.
+The script prints a table on stderr, and JSON on stdout or into --json. The exit code is 1 if any request failed.
+Visitors and server share the machine, so the CPU seconds of both are given.
 """
 
 import argparse
@@ -42,36 +41,42 @@ sys.path[:0] = [str(TESTS), str(TESTS / "e2e")]
 
 from page_client import Event, PageClient, Update  # noqa: E402
 
-# What a visitor does ------------------------------------------------------------------------------------------------
+# Visitors -----------------------------------------------------------------------------------------------------------
 
 PROMPTS = ["the battery is", "the camera", "the screen is bright and", "it is heavy but the price", "<b>bold</b> sound"]
 TOKEN = re.compile(r'class="new">(?!</span>)')
-"""In an output's HTML: a token that a model wrote."""
-COMPLAINT = re.compile(r'role="alert"[^>]*>(.*?)</', re.S)
-"""In any output's HTML: what the page says when it cannot answer."""
+"""Matches a token that a model wrote, in an output's HTML."""
+ERROR_MESSAGE = re.compile(r'role="alert"[^>]*>(.*?)</', re.S)
+"""Matches an error message, in any output's HTML."""
 
 
-def drawn(chance: random.Random) -> dict[str, Any]:
-    """A prompt and the settings of one comparison, by elem_id."""
+def draw_comparison(rng: random.Random) -> dict[str, Any]:
+    """Draws a prompt and the settings of a comparison, by elem_id."""
     return {
-        "prompt": chance.choice(PROMPTS),
-        "temperature": chance.choice([0.7, 0.9, 1.0, 1.2]),
-        "tokens": chance.randint(4, 24),
-        "seed": chance.randrange(10**6),
+        "prompt": rng.choice(PROMPTS),
+        "temperature": rng.choice([0.7, 0.9, 1.0, 1.2]),
+        "tokens": rng.randint(4, 24),
+        "seed": rng.randrange(10**6),
     }
 
 
 @dataclass(frozen=True)
 class Action:
-    """An event of the component `elem_id` (of several, one that is not greyed out), with values by elem_id, drawn anew.
+    """An action of a visitor on the page.
 
-    weight: how often, relative to the others. after: done only, and at once, after that other action. streams: tokens
-    are written, so that there is a first one. vote: what the server took without an error must be stored.
+    Attributes:
+        elem_id: The component; of several, an enabled one is chosen at random.
+        event: The component's event.
+        values: Draws the values to set before, by elem_id.
+        weight: The relative frequency.
+        after: The action that it always follows, and without which it never happens.
+        streams: Whether a model writes tokens, so the time to the first one is measured.
+        vote: Whether the server must store something.
     """
 
     elem_id: str | tuple[str, ...]
     event: str = "click"
-    values: Callable[[random.Random], dict[str, Any]] = lambda chance: {}
+    values: Callable[[random.Random], dict[str, Any]] = lambda rng: {}
     weight: float = 1.0
     after: str | None = None
     streams: bool = True
@@ -82,35 +87,32 @@ class Action:
         return (self.elem_id,) if isinstance(self.elem_id, str) else self.elem_id
 
 
-VOTES = ("vote-left", "vote-right", "vote-tie", "vote-both-bad")
+VOTE_BUTTONS = ("vote-left", "vote-right", "vote-tie", "vote-both-bad")
 ACTIONS = {
-    "compare": Action("compare", values=drawn, weight=4),
-    "step": Action("step", "input", lambda chance: {"step": chance.choice([10, 20, 40])}, weight=2),
+    "compare": Action("compare", values=draw_comparison, weight=4),
+    "step": Action("step", "input", lambda rng: {"step": rng.choice([10, 20, 40])}, weight=2),
     "pair": Action("blind-new", weight=2),
-    "vote": Action(VOTES, after="pair", streams=False, vote=True),
+    "vote": Action(VOTE_BUTTONS, after="pair", streams=False, vote=True),
 }
-"""A page that has not all of an action's components is spared it, and the report says so."""
+"""Visitors skip an action if the page lacks one of its components; the report lists these actions."""
+VOTES = "local/toy-votes"
 
 
-STORE = "local/toy-votes"
+def count_stored_votes(hub: Any) -> int:
+    """Counts the votes in the data set of the page that this script started."""
+    code = f"from rlhf_zoo.evaluation.votes.data import HubVotes\nprint(len(HubVotes({VOTES!r}).read()))"
+    return int(hub.python(code))
 
 
-def stored_votes(hub: Any) -> int:
-    """Votes in the data set that the page started here keeps."""
-    return int(
-        hub.python(f"from rlhf_zoo.evaluation.votes.data import HubVotes\nprint(len(HubVotes({STORE!r}).read()))")
-    )
+# Measurements -------------------------------------------------------------------------------------------------------
 
-
-# What is measured ---------------------------------------------------------------------------------------------------
-
-PATIENCE = 120.0  # a request that takes longer failed
-PAUSE = 1.0
+REQUEST_TIMEOUT = 120.0  # seconds; a request that takes longer has failed
+MAX_PAUSE = 1.0
 
 
 @dataclass
 class Figures:
-    """Of one action; seconds are of requests without failure."""
+    """The figures of one action. Seconds only count successful requests."""
 
     requests: int = 0
     queue_full: int = 0
@@ -125,38 +127,40 @@ class Figures:
     def failed(self) -> int:
         return self.queue_full + sum(self.errors.values())
 
-    def note(self, action: Action, event: Event) -> None:
+    def add(self, action: Action, event: Event) -> None:
         self.requests += 1
         self.updates += len(event.updates)
         self.received += event.received
         self.rank = max([self.rank, *event.ranks])
         if event.queue_full:
             self.queue_full += 1
-        elif (error := event.error or complaint(event)) is not None:
+        elif (error := event.error or page_error(event)) is not None:
             self.errors[error] += 1
         elif not event.updates:
-            self.errors["The server ended it without an answer."] += 1
+            self.errors["The server ended the request without an answer."] += 1
         else:
             assert event.seconds is not None
             self.finished.append(event.seconds)
             if action.streams:
-                self.first.append(next((one.seconds for one in event.updates if shows(one)), event.seconds))
+                self.first.append(
+                    next((update.seconds for update in event.updates if has_token(update)), event.seconds)
+                )
 
     def to_json(self) -> dict[str, Any]:
         return {
             "requests": self.requests,
             "queue_full": self.queue_full,
             "errors": dict(self.errors.most_common()),
-            "first_token_seconds": spread(self.first),
-            "finished_seconds": spread(self.finished),
+            "first_token_seconds": summarize(self.first),
+            "finished_seconds": summarize(self.finished),
             "updates_per_request": self.updates / self.requests if self.requests else 0.0,
             "bytes_per_request": self.received / self.requests if self.requests else 0.0,
             "last_place_in_the_queue": self.rank,
         }
 
 
-def spread(seconds: list[float]) -> dict[str, float] | None:
-    """Median, the smallest that 95% do not pass, and the longest; None of none."""
+def summarize(seconds: list[float]) -> dict[str, float] | None:
+    """Returns the median, the 95th percentile and the maximum; None without values."""
     if not seconds:
         return None
     ordered = sorted(seconds)
@@ -167,44 +171,44 @@ def spread(seconds: list[float]) -> dict[str, float] | None:
     }
 
 
-def shows(update: Update) -> bool:
+def has_token(update: Update) -> bool:
     return any(isinstance(value, str) and TOKEN.search(value) for value in update.values.values())
 
 
-def complaint(event: Event) -> str | None:
-    """What the page says in the end instead of an answer."""
+def page_error(event: Event) -> str | None:
+    """Returns the page's error message, if it gave one instead of an answer."""
     for value in event.values.values():
-        if isinstance(value, str) and (result := COMPLAINT.search(value)):
+        if isinstance(value, str) and (result := ERROR_MESSAGE.search(value)):
             return re.sub(r"<[^>]*>", "", result[1])
     return None
 
 
 class Load:
-    """Visitors in threads, and what came of everything they did."""
+    """Runs visitors in threads, and collects the figures of their actions."""
 
     def __init__(self, url: str, *, visitors: int, seconds: float) -> None:
         self._url, self._seconds = url, seconds
         self._lock = threading.Lock()
-        with PageClient(url, patience=PATIENCE) as client:
-            has = {name for name, action in ACTIONS.items() if all(map(client.has, action.elem_ids))}
-        self.figures = {name: Figures() for name in ACTIONS if name in has}
-        self.left_out = sorted(set(ACTIONS) - has)
+        with PageClient(url, patience=REQUEST_TIMEOUT) as client:
+            available = {name for name, action in ACTIONS.items() if all(map(client.has, action.elem_ids))}
+        self.figures = {name: Figures() for name in ACTIONS if name in available}
+        self.left_out = sorted(set(ACTIONS) - available)
         self.broken: Counter[str] = Counter()
-        """Visitors that could not go on, by what happened to them."""
+        """How many visitors could not go on, by error."""
         self.votes = 0
         self._start = time.monotonic()
         self._threads = [threading.Thread(target=self._visit, args=(seed,), daemon=True) for seed in range(visitors)]
 
     @property
     def requests(self) -> int:
-        return sum(one.requests for one in self.figures.values())
+        return sum(figures.requests for figures in self.figures.values())
 
     @property
     def failed(self) -> int:
-        return sum(one.failed for one in self.figures.values()) + sum(self.broken.values())
+        return sum(figures.failed for figures in self.figures.values()) + sum(self.broken.values())
 
     def run(self, watch: Callable[[], None]) -> float:
-        """Returns the seconds until the last visitor was answered; `watch` is called a few times a second."""
+        """Runs all visitors and returns the seconds that they took. Calls `watch` a few times a second."""
         self._start = time.monotonic()
         for thread in self._threads:
             thread.start()
@@ -214,44 +218,44 @@ class Load:
         return time.monotonic() - self._start
 
     def _visit(self, seed: int) -> None:
-        chance = random.Random(seed)
+        rng = random.Random(seed)
         names = [name for name in self.figures if ACTIONS[name].after is None]
         try:
-            time.sleep(chance.uniform(0, PAUSE))
-            with PageClient(self._url, patience=PATIENCE) as client:
+            time.sleep(rng.uniform(0, MAX_PAUSE))
+            with PageClient(self._url, patience=REQUEST_TIMEOUT) as client:
                 client.load()
                 while time.monotonic() - self._start < self._seconds:
-                    (name,) = chance.choices(names, [ACTIONS[one].weight for one in names])
-                    done = self._act(client, name, chance)
-                    time.sleep(chance.uniform(0, PAUSE))
+                    (name,) = rng.choices(names, [ACTIONS[action].weight for action in names])
+                    is_answered = self._act(client, name, rng)
+                    time.sleep(rng.uniform(0, MAX_PAUSE))
                     for follower in self.figures:
-                        if done and ACTIONS[follower].after == name:
-                            self._act(client, follower, chance)
-                            time.sleep(chance.uniform(0, PAUSE))
+                        if is_answered and ACTIONS[follower].after == name:
+                            self._act(client, follower, rng)
+                            time.sleep(rng.uniform(0, MAX_PAUSE))
         except Exception as error:
             with self._lock:
                 self.broken[f"{type(error).__name__}: {error}"] += 1
 
-    def _act(self, client: PageClient, name: str, chance: random.Random) -> bool:
-        """Whether it was answered."""
+    def _act(self, client: PageClient, name: str, rng: random.Random) -> bool:
+        """Performs an action. Returns whether the page answered."""
         action, figures = ACTIONS[name], self.figures[name]
-        open_ = [one for one in action.elem_ids if client.prop(one, "interactive") is not False]
-        if not open_:
-            raise RuntimeError(f"No button of {name!r} can be pressed.")
-        event = client.fire(chance.choice(open_), action.event, **action.values(chance))
+        enabled = [elem_id for elem_id in action.elem_ids if client.prop(elem_id, "interactive") is not False]
+        if not enabled:
+            raise RuntimeError(f"No button of {name!r} is enabled.")
+        event = client.fire(rng.choice(enabled), action.event, **action.values(rng))
         with self._lock:
-            failed = figures.failed
-            figures.note(action, event)
-            answered = figures.failed == failed
-            self.votes += action.vote and answered
-        return answered
+            failed_before = figures.failed
+            figures.add(action, event)
+            is_answered = figures.failed == failed_before
+            self.votes += action.vote and is_answered
+        return is_answered
 
 
 # The server -----------------------------------------------------------------------------------------------------------
 
 
 class Server:
-    """A process whose memory and CPU are looked at; `pid` None knows neither."""
+    """Measures memory and CPU of the server's process. Without a `pid` all figures are None."""
 
     def __init__(self, pid: int | None) -> None:
         self._pid = pid
@@ -259,12 +263,12 @@ class Server:
         self._started = self.cpu_seconds()
 
     def watch(self) -> None:
-        """Where the kernel keeps no peak, the largest of what was seen."""
+        """Updates the peak memory on systems whose kernel does not record it."""
         if self._pid is not None and not Path(f"/proc/{self._pid}/status").exists():
             self._peak = max(self._peak, psutil.Process(self._pid).memory_info().rss)
 
     def peak_bytes(self) -> int | None:
-        """Resident memory at its largest, since the process began."""
+        """Returns the peak resident memory since the process started."""
         if self._pid is None:
             return None
         status = Path(f"/proc/{self._pid}/status")
@@ -273,21 +277,21 @@ class Server:
         return self._peak or None
 
     def cpu_seconds(self) -> float | None:
-        """Of user and kernel, since the process began."""
+        """Returns the CPU seconds, user and kernel, since the process started."""
         if self._pid is None:
             return None
         times = psutil.Process(self._pid).cpu_times()
         return times.user + times.system
 
     def used_seconds(self) -> float | None:
-        """CPU seconds since this object was made."""
+        """Returns the CPU seconds since this object was created."""
         now = self.cpu_seconds()
         return None if now is None or self._started is None else now - self._started
 
 
 @contextmanager
-def own_hub(folder: Path) -> Iterator[Any]:
-    """An embedded Hub with the toy models of the tests, for the time of the context."""
+def toy_hub(folder: Path) -> Iterator[Any]:
+    """Starts an embedded Hub with the tests' toy models, and stops it at the end of the context."""
     from hub_fixture import start_hub
     from page_fixture import publish
     from toy_models import save_toys
@@ -316,17 +320,17 @@ def measure(url: str, *, pid: int | None, visitors: int, seconds: float, console
             text = f"{visitors} visitors, {load.requests} requests, {load.failed} failed"
             progress.update(task, completed=min(time.monotonic() - start, seconds), description=text)
 
-        took = load.run(watch)
+        duration = load.run(watch)
     used = server.used_seconds()
     return load, {
         "visitors": visitors,
-        "seconds": took,
+        "seconds": duration,
         "requests": load.requests,
-        "requests_per_second": load.requests / took,
+        "requests_per_second": load.requests / duration,
         "failed": load.failed,
         "broken_visitors": dict(load.broken),
         "left_out": load.left_out,
-        "actions": {name: one.to_json() for name, one in load.figures.items() if one.requests},
+        "actions": {name: action.to_json() for name, action in load.figures.items() if action.requests},
         "server_peak_bytes": server.peak_bytes(),
         "server_cpu_seconds": used,
         "server_cpu_seconds_per_request": used / load.requests if used is not None and load.requests else None,
@@ -334,7 +338,7 @@ def measure(url: str, *, pid: int | None, visitors: int, seconds: float, console
     }
 
 
-def report(figures: dict[str, Any], console: Console) -> None:
+def print_report(figures: dict[str, Any], console: Console) -> None:
     table = Table(
         title=f"{figures['visitors']} visitors, {figures['seconds']:.1f} s, {figures['requests_per_second']:.2f} "
         "requests per second",
@@ -345,13 +349,13 @@ def report(figures: dict[str, Any], console: Console) -> None:
     heads = ["", "requests", "errors", "full", "first token, s", "finished, s", "updates", "kB"]
     for number, head in enumerate(heads):
         table.add_column(head, justify="right" if number else "left", no_wrap=True)
-    for name, one in figures["actions"].items():
+    for name, action in figures["actions"].items():
         seconds = [
-            "–" if one[key] is None else "/".join(f"{value:.2f}" for value in one[key].values())
+            "–" if action[key] is None else "/".join(f"{value:.2f}" for value in action[key].values())
             for key in ("first_token_seconds", "finished_seconds")
         ]
-        counts = [one["requests"], sum(one["errors"].values()), one["queue_full"]]
-        means = [f"{one['updates_per_request']:.1f}", f"{one['bytes_per_request'] / 1000:.1f}"]
+        counts = [action["requests"], sum(action["errors"].values()), action["queue_full"]]
+        means = [f"{action['updates_per_request']:.1f}", f"{action['bytes_per_request'] / 1000:.1f}"]
         table.add_row(name, *map(str, counts), *seconds, *means)
     console.print(table)
     if figures["server_cpu_seconds"] is not None:
@@ -362,26 +366,26 @@ def report(figures: dict[str, Any], console: Console) -> None:
             f"Visitors: {figures['visitors_cpu_seconds']:.1f} CPU seconds."
         )
     if (votes := figures["votes"])["sent"]:
-        stored = "not known" if votes["stored"] is None else votes["stored"]
+        stored = "unknown" if votes["stored"] is None else votes["stored"]
         console.print(f"Votes: {votes['sent']} sent, {stored} stored.")
-    for name, one in figures["actions"].items():
-        for message, times in one["errors"].items():
+    for name, action in figures["actions"].items():
+        for message, times in action["errors"].items():
             console.print(f"{name}: {times} times: {message}", markup=False)
     for message, times in figures["broken_visitors"].items():
         console.print(f"{times} visitors gave up: {message}", markup=False)
     if figures["left_out"]:
-        console.print(f"The page has not what these need: {', '.join(figures['left_out'])}.")
+        console.print(f"The page lacks components of: {', '.join(figures['left_out'])}.")
     if figures["server_said"]:
-        console.print(f"The server did not end well:\n{figures['server_said']}", markup=False)
+        console.print(f"The server ended with an error:\n{figures['server_said']}", markup=False)
 
 
 def main() -> int:
-    """Entry point; 1 if any request failed."""
+    """Runs the script. Returns 1 if any request failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("url", nargs="?", help="a page that runs (default: one of its own, with toy models)")
-    parser.add_argument("--visitors", type=int, default=20, help="at the same time (default: 20)")
-    parser.add_argument("--seconds", type=float, default=60, help="for how long (default: 60)")
-    parser.add_argument("--pid", type=int, help="the process of URL, for its memory and CPU")
+    parser.add_argument("url", nargs="?", help="a running page (default: start a page with toy models)")
+    parser.add_argument("--visitors", type=int, default=20, help="number of simultaneous visitors (default: 20)")
+    parser.add_argument("--seconds", type=float, default=60, help="duration (default: 60)")
+    parser.add_argument("--pid", type=int, help="process of the running page, to measure its memory and CPU")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here (default: to stdout)")
     options = parser.parse_args()
     console = Console(stderr=True, width=None if sys.stderr.isatty() else 100)
@@ -391,30 +395,31 @@ def main() -> int:
         try:
             load, figures = measure(options.url, pid=options.pid, **settings)
         except OSError as error:
-            raise SystemExit(f"{options.url} is no page that answers: {error}") from None
+            raise SystemExit(f"{options.url} does not answer: {error}") from None
     else:
         from page_fixture import PPO, serve
 
-        with tempfile.TemporaryDirectory() as folder, own_hub(Path(folder)) as hub:
+        with tempfile.TemporaryDirectory() as folder, toy_hub(Path(folder)) as hub:
             try:
-                flags = ["--port", "0", "--votes", STORE, "--votes_per_hour", "1000000"]  # all from this machine
+                # All visitors share an address, whose votes per hour are limited by default.
+                flags = ["--port", "0", "--votes", VOTES, "--votes_per_hour", "1000000"]
                 with serve(hub, Path(folder) / "page.log", PPO, *flags) as page:
                     load, figures = measure(page.url, pid=page.process.pid, **settings)
-            except AssertionError as error:  # of what it printed, and of how it ended
+            except AssertionError as error:  # `serve` checks the page's output and exit code
                 message = str(error)
                 if load is None:
                     raise SystemExit(f"The page did not start:\n{message}") from None
             if load.votes:
-                stored = stored_votes(hub)
+                stored = count_stored_votes(hub)
     figures |= {"votes": {"sent": load.votes, "stored": stored}, "server_said": message}
-    report(figures, console)
+    print_report(figures, console)
     text = json.dumps(figures, indent=1)
     if options.json:
         options.json.write_text(text + "\n", encoding="utf-8")
     else:
         print(text)
-    lost = stored is not None and stored != load.votes
-    return 1 if load.failed or message or lost or not load.requests else 0
+    has_lost_votes = stored is not None and stored != load.votes
+    return 1 if load.failed or message or has_lost_votes or not load.requests else 0
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""The loop of TRL 0.x's tutorials on `rlhf_zoo.ppo.trl_compat.classic`: a value-head model learns to sound pleased.
+"""The training loop of TRL 0.x's tutorials, with `rlhf_zoo.ppo.trl_compat.classic`: a model learns to sound pleased.
 
     python examples/classic_loop.py --output_dir runs/classic
 
-Without `--model` it makes a tiny GPT-2 with random weights over a few dozen words, which takes no download and seconds
-on a CPU. The reward counts pleased words less displeased ones, as a sentiment classifier would. `curves.png` and
-`curves.json` in the output directory hold mean reward and KL to the reference by step; the model is beside them.
-`--model` takes a path or Hub id in its place.
+Without `--model` it makes a tiny GPT-2 with random weights and a vocabulary of a few dozen words, which needs no
+download and trains in seconds on a CPU. The reward counts pleased words minus displeased ones, in place of a sentiment
+classifier. `curves.png` and `curves.json` in the output directory contain mean reward and KL to the reference by step;
+the model is saved beside them. `--model` names a model to train instead, by path or Hub id.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from rlhf_zoo.ppo.trl_compat.classic import (
 PLEASED = ("good", "great", "lovely", "funny", "warm", "bright", "clever", "superb")
 DISPLEASED = ("bad", "dull", "awful", "cold", "slow", "weak", "silly", "loud")
 SUBJECTS = ("film", "story", "cast", "music", "plot")
-OTHERS = (*SUBJECTS, "the", "this", "that", "a", "is", "was", "and", "but", "so", "very", "quite", "it", "felt")
-OPENINGS = [f"{one} {what}" for one in ("the", "this", "that") for what in SUBJECTS]
+NEUTRAL = (*SUBJECTS, "the", "this", "that", "a", "is", "was", "and", "but", "so", "very", "quite", "it", "felt")
+OPENINGS = [f"{determiner} {subject}" for determiner in ("the", "this", "that") for subject in SUBJECTS]
 
 log = logging.getLogger("classic_loop")
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerBase:
-    """A word a token, and one special token that begins, ends and pads, as GPT-2's does."""
-    words = ["<|endoftext|>", *PLEASED, *DISPLEASED, *OTHERS]
+    """Makes a tokenizer with a token for each word, and one special token for start, end and unknown words."""
+    words = ["<|endoftext|>", *PLEASED, *DISPLEASED, *NEUTRAL]
     backend = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token=words[0]))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=words[0], unk_token=words[0])
@@ -56,12 +56,12 @@ def tiny_model(tokenizer: PreTrainedTokenizerBase) -> GPT2LMHeadModel:
 
 
 def reward(text: str) -> float:
-    """Pleased words less displeased ones, by the word."""
+    """Returns pleased words minus displeased ones, as a share of all words."""
     words = re.findall(r"\w+", text.lower())
     return sum((word in PLEASED) - (word in DISPLEASED) for word in words) / max(len(words), 1)
 
 
-def collator(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
+def collate(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
     return {name: [row[name] for row in rows] for name in rows[0]}
 
 
@@ -69,7 +69,7 @@ def draw(curves: dict[str, list[float]], path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 3), layout="constrained")
-    labels = {"reward": "mean reward", "kl": "KL to the reference, nats a completion"}
+    labels = {"reward": "mean reward", "kl": "KL to the reference, nats per completion"}
     for axes, (name, label) in zip(figure.subplots(1, 2), labels.items(), strict=True):
         axes.plot(range(1, len(curves[name]) + 1), curves[name])
         axes.set(xlabel="step", title=label)
@@ -84,24 +84,24 @@ def main() -> None:
     parser.add_argument("--learning_rate", type=float, default=2e-3, help="1.4e-5 suits a trained model")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log_with", choices=["tensorboard", "wandb"])
-    given = parser.parse_args()
+    options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
 
     config = PPOConfig(
-        seed=given.seed,
-        learning_rate=given.learning_rate,
+        seed=options.seed,
+        learning_rate=options.learning_rate,
         batch_size=32,
         mini_batch_size=16,
         init_kl_coef=0.05,
         target=4.0,
-        log_with=given.log_with,
-        project_kwargs={"logging_dir": str(given.output_dir / "logs")},
-        output_dir=str(given.output_dir),
+        log_with=options.log_with,
+        project_kwargs={"logging_dir": str(options.output_dir / "logs")},
+        output_dir=str(options.output_dir),
     )
     set_seed(config.seed)
-    if given.model:
-        tokenizer = AutoTokenizer.from_pretrained(given.model)
-        model = AutoModelForCausalLMWithValueHead.from_pretrained(given.model)
+    if options.model:
+        tokenizer = AutoTokenizer.from_pretrained(options.model)
+        model = AutoModelForCausalLMWithValueHead.from_pretrained(options.model)
     else:
         tokenizer = tiny_tokenizer()
         model = AutoModelForCausalLMWithValueHead.from_pretrained(tiny_model(tokenizer))
@@ -110,13 +110,13 @@ def main() -> None:
 
     queries = OPENINGS * -(-config.batch_size * 4 // len(OPENINGS))
     dataset = Dataset.from_dict({"query": queries, "input_ids": tokenizer(queries)["input_ids"]}).with_format("torch")
-    trainer = PPOTrainer(config, model, ref_model, tokenizer, dataset=dataset, data_collator=collator)
+    trainer = PPOTrainer(config, model, ref_model, tokenizer, dataset=dataset, data_collator=collate)
 
-    # Untruncated sampling at temperature 1 is the policy itself: of another distribution the KL may come out negative.
+    # Temperature 1 without truncation samples from the policy itself. Otherwise the estimated KL may be negative.
     sampling = {"min_length": -1, "top_k": 0.0, "top_p": 1.0, "do_sample": True, "pad_token_id": tokenizer.eos_token_id}
     lengths = LengthSampler(4, 12)
     curves: dict[str, list[float]] = {"reward": [], "kl": [], "kl_coef": []}
-    while len(curves["reward"]) < given.steps:
+    while len(curves["reward"]) < options.steps:
         for batch in trainer.dataloader:
             responses = trainer.generate(
                 batch["input_ids"], return_prompt=False, length_sampler=lengths, batch_size=16, **sampling
@@ -134,12 +134,12 @@ def main() -> None:
             step = len(curves["reward"])
             if step % 10 == 0 or step == 1:
                 log.info("step %3d  reward %.3f  KL %.2f", step, curves["reward"][-1], curves["kl"][-1])
-            if step == given.steps:
+            if step == options.steps:
                 break
 
-    trainer.save_pretrained(given.output_dir)
-    (given.output_dir / "curves.json").write_text(json.dumps(curves, indent=1) + "\n")
-    draw(curves, given.output_dir / "curves.png")
+    trainer.save_pretrained(options.output_dir)
+    (options.output_dir / "curves.json").write_text(json.dumps(curves, indent=1) + "\n")
+    draw(curves, options.output_dir / "curves.png")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A script for TRL 1.12's PPOTrainer, on `rlhf_zoo.ppo.trl_compat`: policy, value model and reward model from the Hub.
+"""A script for TRL 1.12's PPOTrainer, run with `rlhf_zoo.ppo.trl_compat`: all models come from the Hub.
 
     python examples/trl_ppo.py \
         --dataset_name trl-lib/tldr --dataset_test_split validation \
@@ -8,10 +8,10 @@
         --output_dir runs/pythia-tldr --per_device_train_batch_size 16 --gradient_accumulation_steps 4 \
         --total_episodes 30000 --stop_token eos --missing_eos_penalty 1.0 --push_to_hub
 
-The data set has a column `prompt`, of texts or conversations. Prompts to sample from are the split
-`--dataset_test_split` where there is one, else the last tenth of the training split. `--help` lists the other flags,
-those of PPOConfig among them. With LoRA: `--use_peft --lora_target_modules all-linear`. In several processes:
-`torchrun --nproc_per_node 8` in place of `python`. To go on with a run:
+The data set has a column `prompt` of texts or conversations. The held-out prompts are the split
+`--dataset_test_split` if it exists, else the last tenth of the training split. `--help` lists the other flags,
+including those of PPOConfig. With LoRA: `--use_peft --lora_target_modules all-linear`. In several processes:
+`torchrun --nproc_per_node 8` instead of `python`. To resume a run:
 `--resume_from_checkpoint runs/pythia-tldr/checkpoint-500`.
 """
 
@@ -33,12 +33,12 @@ from trl import ModelConfig, ScriptArguments, get_peft_config
 
 from rlhf_zoo.hub.client.checked_data import open_checked
 
-# A script for TRL 1.12 has `from trl.experimental.ppo import` here: this line is all that differs.
+# A script for TRL 1.12 has `from trl.experimental.ppo import` here: only this line differs.
 from rlhf_zoo.ppo.trl_compat import PPOConfig, PPOTrainer
 
 
 def load_tokenizer(name: str, revision: str) -> PreTrainedTokenizerBase:
-    """The policy's tokenizer, with a PAD of its own: where the policy has no embedding for it, none is looked up."""
+    """Loads the policy's tokenizer with a separate PAD token, for which the policy needs no embedding."""
     tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, padding_side="left")
     if tokenizer.pad_token is None or tokenizer.pad_token == tokenizer.eos_token:
         tokenizer.add_special_tokens({"pad_token": "[PAD]"})
@@ -46,18 +46,18 @@ def load_tokenizer(name: str, revision: str) -> PreTrainedTokenizerBase:
 
 
 def load_prompts(script: ScriptArguments) -> tuple[Dataset, Dataset]:
-    """Prompts to train on, and prompts held out."""
-    with open_checked(script.dataset_name) as data:  # reads nothing that lies outside of the data set
+    """Loads the prompts to train on and the held-out prompts."""
+    with open_checked(script.dataset_name) as data:  # reads no file outside of the data set
         splits = data.load(script.dataset_config)
     prompts = splits[script.dataset_train_split]
     if script.dataset_test_split in splits:
         return prompts, splits[script.dataset_test_split]
-    halves = prompts.train_test_split(test_size=0.1, shuffle=False)
-    return halves["train"], halves["test"]
+    parts = prompts.train_test_split(test_size=0.1, shuffle=False)
+    return parts["train"], parts["test"]
 
 
 def tokenize(prompts: Dataset, tokenizer: PreTrainedTokenizerBase, processes: int | None) -> Dataset:
-    """Only `input_ids`, as TRL's PPO took them. Text would do as well: the trainer tokenizes a column `prompt`."""
+    """Tokenizes prompts into `input_ids`, as TRL's PPO needed. This trainer also accepts the column `prompt` itself."""
 
     def ids(row: dict[str, Any]) -> dict[str, list[int]]:
         if isinstance(row["prompt"], str):
@@ -75,16 +75,16 @@ def main() -> None:
 
     tokenizer = load_tokenizer(model_args.model_name_or_path, model_args.model_revision)
     dtype = model_args.dtype if model_args.dtype in ("auto", None) else getattr(torch, model_args.dtype)
-    how = {"dtype": dtype, "attn_implementation": model_args.attn_implementation}
-    policy = AutoModelForCausalLM.from_pretrained(training_args.sft_model_path, **how)
-    scores = {"num_labels": 1, **how}
-    value_model = AutoModelForSequenceClassification.from_pretrained(training_args.reward_model_path, **scores)
-    reward_model = AutoModelForSequenceClassification.from_pretrained(training_args.reward_model_path, **scores)
+    model_options = {"dtype": dtype, "attn_implementation": model_args.attn_implementation}
+    policy = AutoModelForCausalLM.from_pretrained(training_args.sft_model_path, **model_options)
+    scorer_options = {"num_labels": 1, **model_options}
+    value_model = AutoModelForSequenceClassification.from_pretrained(training_args.reward_model_path, **scorer_options)
+    reward_model = AutoModelForSequenceClassification.from_pretrained(training_args.reward_model_path, **scorer_options)
     # Under an adapter the reference is the policy with its adapter off.
     peft_config = get_peft_config(model_args)
     ref_policy = None
     if peft_config is None:
-        ref_policy = AutoModelForCausalLM.from_pretrained(training_args.sft_model_path, **how)
+        ref_policy = AutoModelForCausalLM.from_pretrained(training_args.sft_model_path, **model_options)
 
     train_prompts, held_out = load_prompts(script_args)
     trainer = PPOTrainer(

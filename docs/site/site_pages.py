@@ -16,7 +16,7 @@ from rlhf_zoo.runs.settings.declared import Declared, declared_keys
 from rlhf_zoo.runs.settings.parse import recipe_keys
 
 PACKAGE = Path(errors.__file__).parent
-#: The names of the API page, by heading. The trainer first, as most readers come for it.
+#: The names on the API page, by heading. The trainer comes first, as most readers look for it.
 API = {
     "The trainer": ("PPOTrainer", "PPOConfig", "RewardModel"),
     "Probes of any trainer's rollouts": ("probe", "RolloutFindings", "watch", "ProbeCallback"),
@@ -25,7 +25,7 @@ API = {
     "Cards and lineage": ("make_card", "find_lineage", "Lineage"),
     "Errors": ("ZooError",),
 }
-#: What each package's errors are about, in the order of the page.
+#: Package -> heading of its error messages, in the order of the page.
 AREAS = {
     "cli": "Commands and options",
     "runs": "Recipes, keys, data and run directories",
@@ -51,13 +51,13 @@ def pages() -> dict[str, str]:
 
 
 def cell(text: object) -> str:
-    """Returns text for a cell of a table: on one line, and no character of it is Markdown."""
+    """Returns text for a table cell: on one line, with Markdown escaped."""
     line = " ".join(str(text).split())
     return re.sub(r"([\\|<>*_\[\]])", r"\\\1", line)
 
 
 def code(text: object) -> str:
-    """Returns text as inline code in a cell of a table, where a bar would end the cell."""
+    """Returns text as inline code for a table cell. Bars are escaped, as they would end the cell."""
     line = " ".join(str(text).split()).replace("|", "&#124;").replace("<", "&lt;")
     return f"<code>{line}</code>"
 
@@ -74,7 +74,7 @@ def commands_page() -> str:
         parts.append(f"## {heading}\n")
         for name in names:
             command = cli.get_command(context, name)
-            parts += described(command, click.Context(command, info_name=name, parent=context), shared)
+            parts += describe_command(command, click.Context(command, info_name=name, parent=context), shared)
     rows = "\n".join(f"| {code(name)} | {cell(meaning)} |" for name, meaning in shared.items())
     parts.append(
         f"## {RUN_HEADING}\n\nMost commands on a recipe or a run take these.\n\n"
@@ -83,12 +83,12 @@ def commands_page() -> str:
     return "\n".join(parts)
 
 
-def described(command: click.Command, context: click.Context, shared: dict[str, str]) -> Iterator[str]:
-    """Yields a command's heading, usage, help and options, and those of its subcommands.
+def describe_command(command: click.Command, context: click.Context, shared: dict[str, str]) -> Iterator[str]:
+    """Yields the heading, usage, help and options of a command and of its subcommands.
 
     Args:
         command: The command.
-        context: Its context, which knows the words before it.
+        context: The command's context, which has the words before its name.
         shared: Collects the options that most commands share: name -> meaning.
     """
     usage = " ".join(command.collect_usage_pieces(context))
@@ -111,7 +111,7 @@ def described(command: click.Command, context: click.Context, shared: dict[str, 
     if isinstance(command, click.Group):
         for name in command.list_commands(context):
             child = command.get_command(context, name)
-            yield from described(child, click.Context(child, info_name=name, parent=context), shared)
+            yield from describe_command(child, click.Context(child, info_name=name, parent=context), shared)
 
 
 def keys_page() -> str:
@@ -156,7 +156,7 @@ def api_page() -> str:
 
 
 def errors_page() -> str:
-    """Returns the page of every error message that a user can mend."""
+    """Returns the page of every error message for users."""
     sentences: dict[str, set[str]] = {area: set() for area in AREAS}
     for path in sorted(PACKAGE.rglob("*.py")):
         area = path.relative_to(PACKAGE).parts[0]
@@ -175,7 +175,7 @@ def errors_page() -> str:
 
 
 def messages(tree: ast.Module) -> Iterator[str]:
-    """Yields the messages of the errors that a module makes, as far as they stand in one place."""
+    """Yields the messages of the errors that a module raises, if they are written at the call."""
     names = {"ZooError"} | {
         name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, errors.ZooError)
     }
@@ -188,13 +188,13 @@ def messages(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names and node.args:
             sentence = " ".join(text_of(node.args[0]).split())
-            # Without a word of its own, the sentence was made elsewhere.
+            # A message without fixed words was built elsewhere.
             if re.search(r"[a-z]{3}.*[a-z]{3}", sentence.replace("…", "")):
                 yield re.sub(r"…(?:\s*…)+", "…", sentence)
 
 
 def text_of(node: ast.expr) -> str:
-    """Returns the text of an expression, with … for what is filled in."""
+    """Returns the text of an expression, with … for the variable parts."""
     if isinstance(node, ast.Constant):
         return str(node.value)
     if isinstance(node, ast.JoinedStr):

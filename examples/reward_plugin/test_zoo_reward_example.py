@@ -1,4 +1,4 @@
-"""A reward is tested by calling it, with no model and no trainer."""
+"""Tests of the rewards, which need no model and no trainer."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ def test_mentions() -> None:
 
 
 @pytest.mark.parametrize("words", ["battery", []])
-def test_mentions_wants_a_list(words: object) -> None:
+def test_mentions_rejects_text_and_empty_list(words: object) -> None:
     with pytest.raises(ValueError, match="give a list of words"):
         Mentions(words=words)  # type: ignore[arg-type]

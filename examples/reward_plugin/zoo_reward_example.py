@@ -1,6 +1,6 @@
-"""Two rewards in the convention of TRL's GRPO: called with lists, one number a completion comes back.
+"""Two rewards in the convention of TRL's GRPO: they take lists, and return a number for each completion.
 
-`finished` is a function and used as it is; `Mentions` is a class, so a recipe gives it settings:
+`finished` is a function, which a recipe names. `Mentions` is a class, to which a recipe gives settings:
 
     reward_funcs:
       - finished
@@ -18,20 +18,20 @@ __all__ = ["Mentions", "finished"]
 
 
 def finished(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
-    """1 where a completion ends like a sentence, 0 where it breaks off, None where it is empty."""
+    """Returns 1 if a completion ends like a sentence, 0 if it breaks off, and None if it is empty."""
     texts = [_text(completion).rstrip() for completion in completions]
     return [float(text.endswith((".", "!", "?"))) if text else None for text in texts]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mentions:
-    """The share of `words` that a completion mentions, whatever their case.
+    """Returns the share of `words` that a completion mentions, in any case.
 
-    An object of a module's own class can be pickled, which a function made inside another cannot.
+    It is a class because its objects can be pickled, unlike a function defined inside another function.
     """
 
     words: Sequence[str]
-    __name__ = "mentions"  # what metrics call it: rewards/mentions
+    __name__ = "mentions"  # the name in metrics: rewards/mentions
 
     def __post_init__(self) -> None:
         if isinstance(self.words, str) or not self.words:
@@ -41,10 +41,10 @@ class Mentions:
         return [self._share(_text(completion).lower()) for completion in completions]
 
     def _share(self, text: str) -> float:
-        found = set(re.findall(r"\w+", text))
-        return sum(word.lower() in found for word in self.words) / len(self.words)
+        used = set(re.findall(r"\w+", text))
+        return sum(word.lower() in used for word in self.words) / len(self.words)
 
 
 def _text(completion: Any) -> str:
-    """Completions are texts, or conversations (lists of messages) where the prompts are."""
+    """Returns a completion's text. If prompts are conversations, a completion is a list of messages."""
     return completion if isinstance(completion, str) else completion[-1]["content"]

@@ -1,28 +1,28 @@
-"""How many of the n-grams of a policy's completions are different ones."""
+"""The share of distinct n-grams in a policy's completions."""
 
-# `evaluate` takes the first class of its own that it finds here, so none may be imported by name; and the comment at
-# the import is where it tells a user to install the package from, since no package index has it.
+# `evaluate` loads the first subclass of its own classes in this module, so none may be imported by name. It also shows
+# users the comment at the import as the place to install the package from, since no package index has it.
 import datasets
 import evaluate
 
 from rlhf_zoo.evaluation import metrics  # From: git+https://github.com/rlhf-zoo/rlhf-zoo
 
 _DESCRIPTION = """
-Distinct n-grams over all n-grams, across the completions together (Li et al. 2016), in lower case and with words as
-what stands between spaces; with a 95% jackknife interval, since a bootstrap is biased here. It falls as texts are
-added: only equal numbers of texts of like length compare.
+The share of distinct n-grams among all n-grams of the completions together (Li et al. 2016). Text is lower-cased, and
+words are separated by spaces. The 95% interval is a jackknife's, since a bootstrap is biased here. The share falls as
+texts are added, so compare only equal numbers of texts of similar length.
 """
 
 _INPUTS = """
 Args:
     predictions (list of str): the completions.
-    prompts (list of str, optional): the prompt of each completion; the interval then leaves out whole prompts. With
-        `add_batch`, load the configuration "by_prompt", in which it is a column, or hand all of them to `compute`.
-    n (int): words in an n-gram, default 2.
+    prompts (list of str, optional): the prompt of each completion; the jackknife then leaves out prompts. With
+        `add_batch`, load the configuration "by_prompt", which has this column, or pass all prompts to `compute`.
+    n (int): the number of words in an n-gram, default 2.
 Returns:
-    value: distinct-n, 0 to 1; 0 where no completion has n words.
+    value: distinct-n, 0 to 1; 0 if no completion has n words.
     ci95: its 95% interval, [low, high].
-    n: how many completions.
+    n: the number of completions.
 """
 
 _CITATION = """\
@@ -37,14 +37,14 @@ _CITATION = """\
 
 @evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _INPUTS)
 class DistinctN(evaluate.Metric):
-    """One row a completion; the configuration "by_prompt" adds the column `prompts`."""
+    """One row per completion; the configuration "by_prompt" adds the column `prompts`."""
 
     def _info(self):
         columns = {"predictions": datasets.Value("string")}
         if self.config_name == "by_prompt":
             columns["prompts"] = datasets.Value("string")
         elif self.config_name != "default":
-            raise ValueError(f"distinct_n has no configuration {self.config_name!r}: take 'default' or 'by_prompt'.")
+            raise ValueError(f"distinct_n has no configuration {self.config_name!r}: use 'default' or 'by_prompt'.")
         return evaluate.MetricInfo(
             description=_DESCRIPTION,
             citation=_CITATION,

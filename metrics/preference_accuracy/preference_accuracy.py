@@ -1,15 +1,15 @@
 """How often a reward model scores the chosen side of a pair higher than the rejected one."""
 
-# `evaluate` takes the first class of its own that it finds here, so none may be imported by name; and the comment at
-# the import is where it tells a user to install the package from, since no package index has it.
+# `evaluate` loads the first subclass of its own classes in this module, so none may be imported by name. It also shows
+# users the comment at the import as the place to install the package from, since no package index has it.
 import datasets
 import evaluate
 
 from rlhf_zoo.evaluation import metrics  # From: git+https://github.com/rlhf-zoo/rlhf-zoo
 
 _DESCRIPTION = """
-The share of held-out preference pairs whose chosen side the reward model scores higher, a tie counting as wrong, with a
-95% interval: Wilson's over pairs, and with prompts with as many trials as leave the spread over these.
+The share of held-out preference pairs in which the reward model scores the chosen side higher; a tie counts as wrong.
+The 95% interval is Wilson's over pairs; with prompts, it uses the effective number of independent pairs.
 """
 
 _INPUTS = """
@@ -17,12 +17,12 @@ Args:
     predictions (list of float): the reward model's scores of the chosen sides.
     references (list of float): its scores of the rejected sides, in the same order.
     prompts (list of str, optional): the prompt of each row. Completions of one prompt are not independent: the
-        interval is then by prompts. With `add_batch`, load the configuration "by_prompt", in which it is a
-        column, or hand all of them to `compute`.
+        interval then takes them together. With `add_batch`, load the configuration "by_prompt", which has this
+        column, or pass all prompts to `compute`.
 Returns:
     value: the accuracy, 0 to 1.
     ci95: its 95% interval, [low, high].
-    n: how many pairs.
+    n: the number of pairs.
 """
 
 _CITATION = """\
@@ -39,7 +39,7 @@ _CITATION = """\
 
 @evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _INPUTS)
 class PreferenceAccuracy(evaluate.Metric):
-    """One row a pair; the configuration "by_prompt" adds the column `prompts`."""
+    """One row per pair; the configuration "by_prompt" adds the column `prompts`."""
 
     def _info(self):
         columns = {"predictions": datasets.Value("float64"), "references": datasets.Value("float64")}
@@ -47,7 +47,7 @@ class PreferenceAccuracy(evaluate.Metric):
             columns["prompts"] = datasets.Value("string")
         elif self.config_name != "default":
             raise ValueError(
-                f"preference_accuracy has no configuration {self.config_name!r}: take 'default' or 'by_prompt'."
+                f"preference_accuracy has no configuration {self.config_name!r}: use 'default' or 'by_prompt'."
             )
         return evaluate.MetricInfo(
             description=_DESCRIPTION,

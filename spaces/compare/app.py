@@ -1,10 +1,10 @@
-"""The comparison page: one prompt through SFT and PPO, side by side. The same file serves locally and as a Space.
+"""The comparison page: SFT and PPO answer the same prompt, side by side. It runs locally and as a Space.
 
-Locally `rlhf-zoo compare PPO` opens it. As a Space it shows the models that compare.json names, at their commits. The
+`rlhf-zoo compare PPO` opens it locally. As a Space it shows the models that compare.json names, at their commits. The
 variable RLHF_ZOO_PPO, with RLHF_ZOO_SFT and RLHF_ZOO_REWARD, replaces that file.
 """
 
-try:  # ZeroGPU's package, which its builder installs; it must be imported before torch
+try:  # the builder of ZeroGPU Spaces installs this package; it must be imported before torch
     from spaces import GPU
 except ImportError:
     GPU = None

@@ -1,4 +1,4 @@
-"""No identifier in the package is a word that fits any value."""
+"""No identifier in the package, the benchmarks or the examples is a word that fits any value."""
 
 import ast
 from collections.abc import Iterator
@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-import rlhf_zoo
-
-PACKAGE = Path(rlhf_zoo.__file__).parent
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("rlhf_zoo", "benchmarks", "docs/site", "examples", "metrics", "spaces")
 #: Words that would fit any value.
 FORBIDDEN = {
     *("found", "one", "said", "told", "mine", "given", "known", "asked", "seen", "look", "looked", "its", "what"),
@@ -40,10 +39,11 @@ def test_forbidden_finds_each_kind_of_name(source: str) -> None:
     assert len(forbidden(source)) == 1
 
 
-def test_package_has_no_forbidden_name() -> None:
+def test_code_has_no_forbidden_name() -> None:
     violations = {
-        f"{path.relative_to(PACKAGE)}:{line}": name
-        for path in sorted(PACKAGE.rglob("*.py"))
+        f"{path.relative_to(ROOT)}:{line}": name
+        for folder in FOLDERS
+        for path in sorted((ROOT / folder).rglob("*.py"))
         for name, line in forbidden(path.read_text())
     }
     assert not violations
