@@ -452,7 +452,7 @@ def test_plan_line_is_printed_and_never_stops_a_command(capsys):
 def test_planner_error_is_within_documented_bounds():
     kept = keep.load("plan")
     large = [row for row in kept["settings"] if row["measured_mib"] >= 1024]
-    assert len(large) >= 12 and all(map(plan_check.within, kept["settings"]))
+    assert len(large) >= 12 and all(map(plan_check.is_within_tolerance, kept["settings"]))
     assert {row["setting"] for row in kept["settings"]} == set(plan_check.SETTINGS)
 
 
