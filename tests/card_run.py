@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from warm import plot_names, quick_pictures
+from warm import plot_names, skip_drawing
 
 from rlhf_zoo.evaluation.calibration import preference_report
 from rlhf_zoo.evaluation.length_control import length_controlled_win_rate
@@ -52,7 +52,7 @@ def estimate(value: float, n: int = 644) -> dict[str, Any]:
 
 def side(shift: float) -> dict[str, Any]:
     keys = ("reward", "judge", "kl", "length", "eos_rate", "distinct_2", "repetition")
-    return {key: estimate(round(0.5 + shift + place / 100, 4)) for place, key in enumerate(keys)}
+    return {key: estimate(round(0.5 + shift + index / 100, 4)) for index, key in enumerate(keys)}
 
 
 def sample(prompt: str, number: int, completion: str, judge: float, kl: float = 4.0) -> dict[str, Any]:
@@ -180,24 +180,24 @@ def over_training() -> dict[str, Any]:
 
 
 @pytest.fixture
-def plotted() -> None:
-    """Asks `placeholders` for quick plots, in a test of which plots a card has; test_plots.py tests the images."""
+def with_plots() -> None:
+    """Makes `no_plots` draw quick plots, for a test of which plots a card has; test_plots.py tests the images."""
 
 
 @pytest.fixture
-def pictures(monkeypatch):
+def quick_plots(monkeypatch):
     """Saves plots without drawing them, and computes intervals at equal length from few resamples, to save time."""
     for name in ("_save", *plot_names()):
         monkeypatch.setattr(plots, name, getattr(plots, name))  # restores it after the test
     monkeypatch.setitem(length_controlled_win_rate.__kwdefaults__, "resamples", 50)
-    quick_pictures()
+    skip_drawing()
 
 
 @pytest.fixture
-def placeholders(request, monkeypatch):
-    """Leaves plots out of cards, or makes quick ones if the test uses `plotted`."""
-    if "plotted" in request.fixturenames:
-        request.getfixturevalue("pictures")
+def no_plots(request, monkeypatch):
+    """Leaves plots out of cards, unless the test uses `with_plots`."""
+    if "with_plots" in request.fixturenames:
+        request.getfixturevalue("quick_plots")
     else:
         monkeypatch.setattr(card, "_draw_plots", lambda *_: {})
 

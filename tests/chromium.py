@@ -48,7 +48,7 @@ def screenshot(chrome: Any, name: str, folder: Path, width: int) -> Path:
     chrome.set_window_size(width, max(900, min(height + 200, 6000)))
     time.sleep(0.3)  # lets the last CSS transition end; no assertion depends on it
     image = chrome.get_screenshot_as_png()
-    for place in filter(None, (folder, os.environ.get("RLHF_ZOO_SCREENSHOTS"))):
-        Path(place).mkdir(parents=True, exist_ok=True)
-        (Path(place) / name).write_bytes(image)
+    for destination in filter(None, (folder, os.environ.get("RLHF_ZOO_SCREENSHOTS"))):
+        Path(destination).mkdir(parents=True, exist_ok=True)
+        (Path(destination) / name).write_bytes(image)
     return folder / name

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from warm import no_flushes
+from warm import disable_fsync
 
 # A shell that starts pytest in the background makes it ignore SIGINT, and every child would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -54,7 +54,7 @@ def pytest_addoption(parser: Any) -> None:
 
 def pytest_configure(config: Any) -> None:
     """Sets up warm processes, an RLHF_ZOO_HOME for tests, and the device; child processes inherit all three."""
-    no_flushes()
+    disable_fsync()
     if "WARM_OWNER" not in os.environ:  # pytest-xdist workers inherit it
         os.environ |= {"WARM_OWNER": str(os.getpid()), "WARM_SOCKET": f"{tempfile.mkdtemp(prefix='warm-')}/socket"}
     if "RLHF_ZOO_HOME" not in os.environ:  # tests leave nothing in the user's home

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 
-def tree(folder: Path) -> dict[str, str]:
+def file_digests(folder: Path) -> dict[str, str]:
     """Maps each file below `folder` to its SHA-256, and each folder to ''."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""

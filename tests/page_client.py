@@ -376,16 +376,16 @@ def _apply_diff(value: Any, edits: Sequence[Sequence[Any]]) -> Any:
             value = operand if action == "replace" else value + operand
             continue
         *outer_path, last = path
-        place = value
+        container = value
         for step in outer_path:
-            place = place[step]
-        if action == "replace" or (action == "add" and isinstance(place, dict)):
-            place[last] = operand
+            container = container[step]
+        if action == "replace" or (action == "add" and isinstance(container, dict)):
+            container[last] = operand
         elif action == "append":
-            place[last] += operand
+            container[last] += operand
         elif action == "add":
-            place.insert(int(last), operand)
+            container.insert(int(last), operand)
         else:
             assert action == "delete", f"unknown edit {action!r}"
-            del place[last]
+            del container[last]
     return value

@@ -164,9 +164,9 @@ class Visitor:
 
     def screenshot_window(self, name: str) -> None:
         """Saves a screenshot of the window only; `screenshot` shows the whole page."""
-        for place in filter(None, (self.screenshots, os.environ.get("RLHF_ZOO_SCREENSHOTS"))):
-            Path(place).mkdir(parents=True, exist_ok=True)
-            self.browser.save_screenshot(str(Path(place) / name))
+        for destination in filter(None, (self.screenshots, os.environ.get("RLHF_ZOO_SCREENSHOTS"))):
+            Path(destination).mkdir(parents=True, exist_ok=True)
+            self.browser.save_screenshot(str(Path(destination) / name))
 
     def screenshot(self, name: str, width: int) -> None:
         screenshot(self.browser, name, self.screenshots, width)

@@ -218,7 +218,7 @@ def read_table(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def resumed_alike(build: Callable[[Path], Any], directory: Path, *, at: int = 1) -> Any:
+def assert_resumes_exactly(build: Callable[[Path], Any], directory: Path, *, at: int = 1) -> Any:
     """Checks that training resumed after update `at` equals uninterrupted training of 3 updates bit for bit.
 
     Returns the trainer that was not interrupted.

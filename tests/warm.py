@@ -92,7 +92,7 @@ def _connect(address: str) -> socket.socket:
 
 def serve(address: str, owner: int) -> None:
     _import_everything()
-    no_flushes()
+    disable_fsync()
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
     listener.listen(64)
@@ -176,8 +176,8 @@ class NoFigure(Exception):
     """Raised instead of making a figure, once a plot is known to have enough data."""
 
 
-def quick_pictures(*, figures: bool = False) -> None:
-    """Makes cards save a hash of each plot's data instead of drawing it, which takes most of a card's time.
+def skip_drawing(*, figures: bool = False) -> None:
+    """Makes cards save a hash of each plot's data instead of the plot: drawing takes most of a card's time.
 
     figures: Whether to lay the figures out nevertheless, without drawing them.
     """
@@ -229,14 +229,14 @@ def plot_names() -> list[str]:
     return [name for name in vars(plots) if name.startswith("plot_")]
 
 
-def few_refits() -> None:
+def reduce_resamples() -> None:
     """Computes intervals at equal length from 50 resamples instead of 1000: each resample is a fit."""
     from rlhf_zoo.evaluation.length_control import length_controlled_win_rate
 
     length_controlled_win_rate.__kwdefaults__["resamples"] = 50
 
 
-def no_flushes() -> None:
+def disable_fsync() -> None:
     """Turns `os.fsync` off, which only protects against a power cut; tests only kill processes."""
     os.fsync = lambda descriptor: None
 
@@ -285,8 +285,8 @@ def _run(arguments: list[str], cwd: str, environment: dict[str, str]) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.path[:0] = ["", *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
     if "WARM_QUICK" in environment:
-        quick_pictures(figures=environment["WARM_QUICK"] == "figures")
-        few_refits()
+        skip_drawing(figures=environment["WARM_QUICK"] == "figures")
+        reduce_resamples()
         keep_traces(f"{environment['WARM_SOCKET']}.traces")
     status = 0
     try:

@@ -109,7 +109,7 @@ def wait_until(ready: Callable[[], bool], process: subprocess.Popen | None = Non
         time.sleep(0.01)
 
 
-def answers(port: int) -> bool:
+def serves_page(port: int) -> bool:
     """Whether the port serves a page."""
     with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}", timeout=10) as answer:
         return answer.status == 200

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from folders import tree
+from folders import file_digests
 from safetensors.torch import load_file, save_file
 from toy_run import BACKWARDS, PPO, make_context, make_recipe, save_start
 from trainer_fixture import CONTEXT, make_policy, make_reward_model, make_tokenizer
@@ -64,9 +64,9 @@ class World:
         return self.folder / "run/reward/checkpoint-4"
 
     def findings(self, **flags: Any) -> dict[str, Finding]:
-        before = tree(self.folder)
+        before = file_digests(self.folder)
         results = examine(make_context(self.folder, **flags))
-        assert tree(self.folder) == before, "the doctor changes no file"
+        assert file_digests(self.folder) == before, "the doctor changes no file"
         assert [finding.check for finding in results] == CHECKS
         return {finding.check: finding for finding in results}
 
@@ -398,7 +398,7 @@ def command(no_hub: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 def test_doctor_prints_table_and_exits_2_on_failure(
     command: Callable[..., tuple[int, str]], sound_world: World
 ) -> None:
-    before = tree(sound_world.folder)
+    before = file_digests(sound_world.folder)
     code, output = command("doctor", "toy", "--output_dir", "run")
     assert code == 0 and all(f" {check} " in output for check in CHECKS) and "failed" not in output
     code, output = command("doctor", "toy", "--output_dir", "run", "--num_ppo_epochs", "5")
@@ -408,7 +408,7 @@ def test_doctor_prints_table_and_exits_2_on_failure(
     rows = {row["check"]: row for row in json.loads(output)}
     failed_row = rows["reward functions"]
     assert list(rows) == CHECKS and failed_row["status"] == FAILED and "[red]" in failed_row["detail"]
-    assert tree(sound_world.folder) == before
+    assert file_digests(sound_world.folder) == before
 
 
 def test_validate_checks_reward_function_names_and_weights(command: Callable[..., tuple[int, str]]) -> None:

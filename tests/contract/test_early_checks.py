@@ -27,7 +27,7 @@ from rlhf_zoo.ppo.config import PPOConfig
 from rlhf_zoo.publishing.cards.card import make_card
 from rlhf_zoo.runs.settings import loading
 
-pytestmark = pytest.mark.usefixtures("pictures", "placeholders")
+pytestmark = pytest.mark.usefixtures("quick_plots", "no_plots")
 
 
 def save_reward_model(folder: Path, base: Path) -> Path:

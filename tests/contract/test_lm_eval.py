@@ -30,7 +30,7 @@ from rlhf_zoo.publishing.cards.card import card_json, make_card
 from rlhf_zoo.publishing.cards.facts import StageFacts
 from rlhf_zoo.runs.context import RunContext
 
-pytestmark = pytest.mark.usefixtures("pictures")
+pytestmark = pytest.mark.usefixtures("quick_plots")
 
 #: The functions that we call, and the keywords that we pass.
 CALLED = {

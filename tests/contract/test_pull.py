@@ -34,7 +34,7 @@ from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.runs.recipe import Recipe
 from rlhf_zoo.runs.record import StageRecord, fingerprint
 
-pytestmark = pytest.mark.usefixtures("pictures")
+pytestmark = pytest.mark.usefixtures("quick_plots")
 
 REPO = "local/toy-ppo"
 CHUNK = 2**20  # the bytes that pull reads at once

@@ -46,7 +46,7 @@ def prose(body: str) -> str:
     return re.sub(r"(?m)^.*how to read this card.*$", "", text)
 
 
-@pytest.mark.usefixtures("placeholders")
+@pytest.mark.usefixtures("no_plots")
 @pytest.mark.parametrize("stage", ["sft", "reward", "ppo"])
 def test_card_uses_short_sentences(runs: Path, stage: str) -> None:
     _, body = head_and_body(make_card(runs / stage))

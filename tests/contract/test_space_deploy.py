@@ -19,7 +19,7 @@ from hub_fixture import RunningHub
 from hub_fixture import running as running_hub
 from huggingface_hub import snapshot_download
 from toy_models import MARKUP, TRIGGER, Toys, save_toys
-from zoo_process import COMMAND, answers, errors, free_port, wait_until
+from zoo_process import COMMAND, errors, free_port, serves_page, wait_until
 
 from rlhf_zoo import __version__
 from rlhf_zoo.app.engine import Comparison
@@ -434,7 +434,7 @@ def test_clean_checkout_of_space_runs(
     with log.open("wb") as sink:
         process = subprocess.Popen([python, "app.py"], cwd=space, env=env, stdout=sink, stderr=sink)
     try:
-        wait_until(lambda: answers(port), process, SECONDS)
+        wait_until(lambda: serves_page(port), process, SECONDS)
         request = {"prompt": "the battery is", "seed": 3, "temperature": 0.9, "max_new_tokens": 12}
         result = Client(f"http://127.0.0.1:{port}", verbose=False).predict(**request, api_name="/compare")
         expected = Comparison.load(ppo=toys.ppo, sft=toys.sft, reward=toys.reward).compare(**request)

@@ -28,7 +28,7 @@ from rlhf_zoo.publishing.cards.card import make_card
 from rlhf_zoo.rewards import Rewards
 from rlhf_zoo.runs.record import StageRecord, fingerprint
 
-pytestmark = pytest.mark.usefixtures("pictures")
+pytestmark = pytest.mark.usefixtures("quick_plots")
 
 ANSWERED = "rule:toy_run:answered"
 EVALUATION = {"judge": "toy_run:judge", "judges": [ANSWERED], "prompts": 6, "samples": 2}

@@ -17,7 +17,7 @@ from rlhf_zoo.pipeline.stages import evaluate, ppo
 from rlhf_zoo.publishing.cards.card import make_card
 from rlhf_zoo.runs.dataset import data_source
 
-pytestmark = pytest.mark.usefixtures("pictures")
+pytestmark = pytest.mark.usefixtures("quick_plots")
 
 EVAL = {
     "name": "Toy",

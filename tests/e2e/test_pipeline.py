@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from finished_run import STAGES, STEPS, Run
-from folders import tree
+from folders import file_digests
 from hub_fixture import Hub, RunningHub, start_hub
 from zoo_process import COMMAND, errors, hubs_over, wait_until
 
@@ -31,7 +31,7 @@ def served(base: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runn
 
 
 def weight_digests(folder: Path) -> dict[str, str]:
-    return {name: digest for name, digest in tree(folder).items() if name.endswith(".safetensors")}
+    return {name: digest for name, digest in file_digests(folder).items() if name.endswith(".safetensors")}
 
 
 def read_metrics(run: Run, stage: str) -> list[dict]:
@@ -187,7 +187,7 @@ assert reward.config.rlhf_zoo["score_std"] > 0 and reward.num_labels == 1
 
 
 def test_rerun_changes_nothing_and_rejects_other_settings(base):
-    before = tree(base.path), tree(base.root)
+    before = file_digests(base.path), file_digests(base.root)
     done = base.zoo(*base.command())
     assert (done.returncode, errors(done.stderr)) == (0, [])
     for stage in (*STAGES, "eval"):
@@ -208,7 +208,7 @@ def test_rerun_changes_nothing_and_rejects_other_settings(base):
     done = base.zoo(*base.command("ppo", "--evaluation.lexicon", "none"))
     assert done.returncode == 0 and "ppo is already finished in run" in done.stdout
     assert re.search(r"^Plan for cpu \(.* GiB\): ppo [\d.]+ GiB, about ", done.stderr, re.MULTILINE)
-    assert (tree(base.path), tree(base.root)) == before
+    assert (file_digests(base.path), file_digests(base.root)) == before
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -278,7 +278,7 @@ def test_ppo_stage_starts_from_hub_and_verdict_chooses_release(base, tmp_path):
 
 def test_card_and_push_commands_publish_run(base, tmp_path):
     run = base.copy(tmp_path / "copy")
-    before = tree(run.root)
+    before = file_digests(run.root)
     done = run.zoo("card", "run/ppo", "--step", "4")
     assert done.returncode == 0 and "was not evaluated" in (run.path / "ppo" / "README.md").read_text()
     done = run.zoo("card", "run/ppo", "--step", "55")
@@ -293,7 +293,7 @@ def test_card_and_push_commands_publish_run(base, tmp_path):
     done = run.zoo("push", "run", "--hub", "local")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[2] == "local/tiny-world-ppo: step-000002, step-000004, step-000006, best"
-    assert tree(run.root) == before
+    assert file_digests(run.root) == before
 
 
 # Interrupts

@@ -17,7 +17,7 @@ import pytest
 import yaml
 from finished_run import ARCHITECTURE
 from warm import PYTHON
-from zoo_process import answers, program, wait_until
+from zoo_process import program, serves_page, wait_until
 
 from rlhf_zoo.runs.recipe import copy_recipe
 
@@ -166,7 +166,7 @@ def check_compare(command: str, place) -> None:
     """Starts `compare`, waits until its page answers, and stops it with Ctrl-C."""
     process = start_command(command, place)
     try:
-        wait_until(lambda: answers(7860), process)
+        wait_until(lambda: serves_page(7860), process)
     finally:
         process.send_signal(signal.SIGINT)
         code = process.wait(60)

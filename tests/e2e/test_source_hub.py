@@ -22,7 +22,7 @@ from rlhf_zoo.hub.server import create_token
 from rlhf_zoo.hub.server.handler import Handler
 from rlhf_zoo.modeling.models import load_causal
 
-pytestmark = pytest.mark.usefixtures("pictures")
+pytestmark = pytest.mark.usefixtures("quick_plots")
 
 BASE, VALUE, DATA = "maker/base", "maker/value", "maker/pairs"
 

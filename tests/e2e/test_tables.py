@@ -21,7 +21,7 @@ from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.runs.recipe import load_recipe
 from rlhf_zoo.runs.registry import STAGES
 
-pytestmark = pytest.mark.usefixtures("pictures")
+pytestmark = pytest.mark.usefixtures("quick_plots")
 
 #: Each family with a plausible schema and form; every schema and form occurs.
 DIAGONAL = {

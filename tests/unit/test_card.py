@@ -27,7 +27,7 @@ from rlhf_zoo.publishing.cards.report import judge_notes
 from rlhf_zoo.publishing.cards.summary import DOCS
 from rlhf_zoo.runs.record import StageRecord
 
-pytestmark = pytest.mark.usefixtures("placeholders")
+pytestmark = pytest.mark.usefixtures("no_plots")
 
 PAGE = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
 
@@ -145,7 +145,7 @@ def test_judge_notes_flag_gain_seen_by_strict_reading_only(lenient, is_flagged):
     assert ("**Only the strict reading shows a gain" in notes) is is_flagged
 
 
-def test_ppo_card_states_figures_settings_and_commands(runs, plotted):
+def test_ppo_card_states_figures_settings_and_commands(runs, with_plots):
     _, body = head_and_body(make_card(runs / "ppo"))
     assert [cells(body, f"**{name}**")[1:] for name in ("Win rate over SFT", "KL to SFT", "Reward")] == [
         ["0.50\N{NO-BREAK SPACE}¹", "**0.90** (0.85–0.95)"],
@@ -270,7 +270,7 @@ def test_card_shows_pull_command_of_step_not_yet_pushed(runs):
     assert cells(body, "40 |")[-1] == f"`{'f' * 10}`"
 
 
-def test_card_marks_missing_figures_as_not_measured(tmp_path, plotted):
+def test_card_marks_missing_figures_as_not_measured(tmp_path, with_plots):
     for stage in ("sft", "reward", "ppo"):
         StageRecord(tmp_path / stage).write(stage=stage, status="running")
         head, body = head_and_body(make_card(tmp_path / stage))
@@ -327,7 +327,7 @@ def test_reward_card_reports_best_of_n_ties_and_hard_pairs(runs):
     ]  # fmt: skip
 
 
-def test_reward_card_without_evaluation_uses_training_report(runs, plotted):
+def test_reward_card_without_evaluation_uses_training_report(runs, with_plots):
     (runs / "eval" / "evaluation.json").unlink()
     _, body = head_and_body(make_card(runs / "reward"))
     assert cells(body, "**accuracy**")[1] == "not measured"

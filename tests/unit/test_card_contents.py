@@ -14,7 +14,7 @@ from rlhf_zoo.publishing.cards import markdown
 from rlhf_zoo.publishing.cards.card import CARD_FILE, make_card
 from rlhf_zoo.runs.record import StageRecord
 
-pytestmark = pytest.mark.usefixtures("placeholders")
+pytestmark = pytest.mark.usefixtures("no_plots")
 
 # Chosen checkpoint
 
@@ -140,7 +140,7 @@ def test_card_of_reward_ensemble_lists_every_model(runs):
     assert "reward-model:x/judge" in head_and_body(runs / "ppo" / "README.md")[0]["tags"]
 
 
-def test_card_lists_reward_logged_at_weight_zero(runs, plotted):
+def test_card_lists_reward_logged_at_weight_zero(runs, with_plots):
     for learned, gold in ((0.5, 0.25), (2.5, 0.125)):
         StageRecord(runs / "ppo").append_metrics({"step": 40, "rewards/reward_model": learned, "rewards/gold": gold})
     body = card_body_with_settings(runs, reward_funcs=["mine:gold"], reward_weights=[1, 0])
@@ -189,7 +189,7 @@ def test_card_lists_signs_of_hacking_without_verdict(runs):
     assert "No verdict was computed" in signs
 
 
-def test_card_shows_verdict_with_reasons_and_probes(runs, plotted):
+def test_card_shows_verdict_with_reasons_and_probes(runs, with_plots):
     path = runs / "eval" / "evaluation.json"
     over = over_training()
     write_json(path, {**read_json(path), "verdict": "hacked", "recommended": 20, "over_training": over})
@@ -227,7 +227,7 @@ def test_card_shows_verdict_with_reasons_and_probes(runs, plotted):
 # The reward model's report
 
 
-def test_reward_card_shows_held_out_report(runs, plotted):
+def test_reward_card_shows_held_out_report(runs, with_plots):
     report = reward_report()
     StageRecord(runs / "reward").write(reward_model=report)
     readme = make_card(runs / "reward")

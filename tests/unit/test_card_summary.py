@@ -15,7 +15,7 @@ from rlhf_zoo.publishing.cards.card import make_card
 from rlhf_zoo.publishing.plot_parts import over_training_message
 from rlhf_zoo.runs.record import StageRecord
 
-pytestmark = pytest.mark.usefixtures("placeholders")
+pytestmark = pytest.mark.usefixtures("no_plots")
 
 CONSTANTS = {
     "winnable_by_a_constant": False,

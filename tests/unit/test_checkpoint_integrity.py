@@ -32,7 +32,7 @@ from rlhf_zoo.runs.metrics_file import without_times
 from rlhf_zoo.runs.recipe import Recipe
 from rlhf_zoo.runs.record import COMPLETE, StageRecord, fingerprint
 
-pytestmark = [pytest.mark.attack, pytest.mark.usefixtures("pictures")]
+pytestmark = [pytest.mark.attack, pytest.mark.usefixtures("quick_plots")]
 
 
 def truncate(path: Path) -> None:

@@ -12,6 +12,7 @@ from test_ppo_options import count, nothing
 from trainer_fixture import (
     SAVED,
     Spy,
+    assert_resumes_exactly,
     digests,
     good,
     make_policy,
@@ -19,7 +20,6 @@ from trainer_fixture import (
     make_tokenizer,
     make_trainer,
     prompt_rows,
-    resumed_alike,
     rows_of,
     updates_of,
 )
@@ -128,7 +128,7 @@ def test_run_with_every_stateful_option_resumes_exactly(tmp_path: Path) -> None:
             eval_strategy="steps", eval_steps=1, **SAVED,
         )  # fmt: skip
 
-    whole = resumed_alike(build, tmp_path)
+    whole = assert_resumes_exactly(build, tmp_path)
     state = json.loads((tmp_path / "again" / "checkpoint-3" / PPO_STATE).read_text())
     lengths = [float(len(ids)) for rollout, _, _ in whole.updates for ids in rollout.samples.token_lists()]
     assert state["scores_seen"] == [24.0, sum(lengths), sum(n * n for n in lengths)], "of training alone"

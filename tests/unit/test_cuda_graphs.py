@@ -9,7 +9,7 @@ import pytest
 import torch
 from families import tiny_model
 from torch import Tensor
-from trainer_fixture import SAVED, Spy, make_trainer, resumed_alike, trained, updates_of
+from trainer_fixture import SAVED, Spy, assert_resumes_exactly, make_trainer, trained, updates_of
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from rlhf_zoo.errors import ZooError
@@ -211,7 +211,7 @@ def test_run_with_graphs_matches_run_without_and_resumes_exactly(
         return recorders[-1]
 
     monkeypatch.setattr("rlhf_zoo.ppo.base.make_engine", lambda *_: NativeEngine(recorded))
-    graphed = resumed_alike(lambda folder: make_trainer(folder, kind=Spy, **SAVED), tmp_path)
+    graphed = assert_resumes_exactly(lambda folder: make_trainer(folder, kind=Spy, **SAVED), tmp_path)
     assert all(each.replayed for each in recorders)
     one, other = updates_of(plain)[0], updates_of(graphed)[0]
     names = [name for name in one if name.startswith(("completions/", "objective/"))]

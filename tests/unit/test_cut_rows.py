@@ -29,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.usefixtures("pictures")
+@pytest.mark.usefixtures("quick_plots")
 def test_rows_truncated_by_max_length_are_counted_everywhere(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """One row whose prompt fills it, two whose answers pass it, one that just fits with its end, and two short ones."""
     rows = [("ab" * 40, "cd"), ("ab", "cd" * 20), ("abab", "c" * 12), ("abab", "c" * 11), ("ab", "cd"), ("ab", "cd")]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import toy_run
-from folders import tree
+from folders import file_digests
 from json_keys import unexplained
 from thread_hub import ThreadHub
 from toy_run import EVALUATION, make_context, make_recipe, save_stage, save_start, trained_policy
@@ -42,7 +42,7 @@ from rlhf_zoo.runs.judge import judge_run, shares_reward_labels
 from rlhf_zoo.runs.recipe import load_recipe
 from rlhf_zoo.runs.record import StageRecord
 
-pytestmark = pytest.mark.usefixtures("pictures")
+pytestmark = pytest.mark.usefixtures("quick_plots")
 
 JUDGE = "toy_run:judge"
 EXACT = "rlhf_zoo.rewards.verifiable:exact_match"
@@ -74,20 +74,20 @@ def test_evaluation_reruns_with_another_judge(trained: RunContext) -> None:
     """A failed evaluation changes neither the earlier figures nor the published checkpoint."""
     chosen = trained.record("ppo").read()["chosen"]
     assert chosen["provisional"] is True
-    before = tree(trained.directory)
+    before = file_digests(trained.directory)
     with pytest.raises(Exception, match="no opinion"):
         evaluate.run(with_judge(trained, "test_evaluate_stage:raise_no_opinion"))
-    assert tree(trained.directory) == before, "a failed evaluation holds nothing"
+    assert file_digests(trained.directory) == before, "a failed evaluation holds nothing"
 
     assert evaluate.run(trained) is True and evaluate.run(trained) is False
     assert "provisional" not in trained.record("ppo").read()["chosen"]
     first = trained.record("eval").read()
     assert first["resolved"]["evaluation"] | EVALUATION == first["resolved"]["evaluation"]
 
-    before = tree(trained.directory)
+    before = file_digests(trained.directory)
     with pytest.raises(Exception, match="no opinion"):
         evaluate.run(with_judge(trained, "test_evaluate_stage:raise_no_opinion"))
-    assert tree(trained.directory) == before, "the figures before still stand, and main is not held back"
+    assert file_digests(trained.directory) == before, "the figures before still stand, and main is not held back"
 
     other = with_judge(trained, "rule:toy_run:answered", judges=[JUDGE])
     assert evaluate.run(other) is True and evaluate.run(other) is False
@@ -285,12 +285,12 @@ def test_same_labels_judge_trains_on_reserved_pairs(tmp_path: Path) -> None:
     again = judge_run(make_context(tmp_path)).settings("reward").resolved
     assert {**record.read()["resolved"], **again} == record.read()["resolved"] and again["max_steps"] == 2
     # Another judge leaves it and the reward model as they are; other keys of the reward model are another one's.
-    before = tree(tmp_path / "run/judge")
+    before = file_digests(tmp_path / "run/judge")
     assert evaluate.run(with_judge(context, JUDGE)) is True
     with pytest.raises(ZooError, match="was trained with another max_steps than this command sets"):
         evaluate.run(flagged(judge_share=0.5, max_steps=1))
     evaluate.check_judges(flagged(judge_share=0.5, max_steps=1), restart=True)
-    assert tree(tmp_path / "run/judge") == before
+    assert file_digests(tmp_path / "run/judge") == before
 
 
 def make_length_judge(texts: Sequence[str]) -> Any:

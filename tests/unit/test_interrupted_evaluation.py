@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from folders import tree
+from folders import file_digests
 from toy_run import make_context, make_recipe, save_start
 
 from rlhf_zoo.evaluation import trajectory
@@ -71,7 +71,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> RunContext:
     return context
 
 
-@pytest.mark.usefixtures("pictures")
+@pytest.mark.usefixtures("quick_plots")
 @pytest.mark.parametrize("interrupted_at", ["dependence", "evaluating ppo", "filtering"])
 def test_interrupted_evaluation_gives_equal_figures(
     trained: RunContext, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, interrupted_at: str
@@ -115,10 +115,10 @@ def test_interrupted_evaluation_gives_equal_figures(
 
     measured.clear()
     interruptions.append(interrupted_at)
-    unchanged = tree(trained.directory)
+    unchanged = file_digests(trained.directory)
     with pytest.raises(Stopped):
         evaluate.run(trained)
-    assert tree(trained.directory) == unchanged
+    assert file_digests(trained.directory) == unchanged
     number_before = len(measured)
     assert measured == all_measured[:number_before] and all_measured[number_before].startswith(interrupted_at)
     assert evaluate.run(trained) is True

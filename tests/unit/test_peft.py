@@ -12,12 +12,12 @@ from torch import Tensor
 from trainer_fixture import (
     SAVED,
     Spy,
+    assert_resumes_exactly,
     digests,
     make_policy,
     make_reward_model,
     make_tokenizer,
     make_trainer,
-    resumed_alike,
     rows_of,
     snapshot,
     token_logps,
@@ -262,7 +262,7 @@ def test_named_adapter_is_saved_where_loaders_look(tmp_path: Path, base: Path) -
         names = {"model_adapter_name": "ppo", "ref_adapter_name": "ref"}
         return make_trainer(directory, kind=Spy, model=policy, **names, **SAVED)
 
-    whole = resumed_alike(build, tmp_path)
+    whole = assert_resumes_exactly(build, tmp_path)
     checkpoint = tmp_path / "whole" / "checkpoint-3"
     assert sorted(path.name for path in checkpoint.iterdir() if path.is_dir()) == ["critic"]
     expected = says(whole.policy)
@@ -293,7 +293,7 @@ def test_run_with_adapter_resumes_exactly(tmp_path: Path, given: dict[str, Any])
         torch.manual_seed(0)  # an adapter begins at random
         return make_trainer(directory, kind=Spy, peft_config=lora(), **given, **RUN | SAVED)
 
-    resumed_alike(build, tmp_path)
+    assert_resumes_exactly(build, tmp_path)
 
 
 def test_merged_policy_is_a_plain_model(tmp_path: Path, base: Path) -> None:

@@ -39,7 +39,7 @@ from rlhf_zoo.publishing.sender import Sender
 from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.runs.record import StageRecord
 
-pytestmark = pytest.mark.usefixtures("pictures")
+pytestmark = pytest.mark.usefixtures("quick_plots")
 
 SENT_LITTLE = {
     "max_steps": 5, "push_steps": 2, "push_dtype": "bfloat16", "push_critic": False, "save_optimizer_limit": 2,

@@ -295,7 +295,7 @@ def test_probe_command_reads_groups_from_a_column(tmp_path: Path) -> None:
 # ---- the eval stage
 
 
-def test_eval_stage_resamples_groups_of_a_column(tmp_path: Path, pictures: None) -> None:
+def test_eval_stage_resamples_groups_of_a_column(tmp_path: Path, quick_plots: None) -> None:
     toy_run.make_recipe(tmp_path, shared={"evaluation": {**toy_run.EVALUATION, "group": "kind"}})
     rows = [
         {"prompt": toy_run._letters(row, 2 + row % 3), "answer": "a", "row": row, "kind": row // 2} for row in range(12)

@@ -26,7 +26,7 @@ from rlhf_zoo.publishing.cards.card import make_card
 from rlhf_zoo.publishing.sender import Sender
 from rlhf_zoo.runs.record import checkpoint_step
 
-pytestmark = pytest.mark.usefixtures("pictures")
+pytestmark = pytest.mark.usefixtures("quick_plots")
 
 WATCHED = {
     "reward_funcs": "toy_run:answered", "reward_weights": "1,0", "release": "best",

@@ -26,7 +26,7 @@ from rlhf_zoo.publishing.cards.card import CARD_FILE, make_card
 from rlhf_zoo.publishing.sender import Sender
 from rlhf_zoo.runs.record import StageRecord
 
-pytestmark = pytest.mark.usefixtures("placeholders")
+pytestmark = pytest.mark.usefixtures("no_plots")
 
 BASE = {"repo": "maker/base", "commit": COMMITS["sft"]}
 

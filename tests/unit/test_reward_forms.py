@@ -18,12 +18,12 @@ from trainer_fixture import (
     PAD,
     SAVED,
     Spy,
+    assert_resumes_exactly,
     good,
     make_policy,
     make_reward_model,
     make_tokenizer,
     make_trainer,
-    resumed_alike,
     snapshot,
     trained,
     updates_of,
@@ -362,7 +362,7 @@ def test_truncated_completions_are_prefixes_of_untruncated_ones(tmp_path: Path) 
 
 
 def test_truncated_completions_resume_exactly(tmp_path: Path) -> None:
-    resumed_alike(lambda path: make_trainer(path, kind=Spy, **CUT, **SAVED), tmp_path)
+    assert_resumes_exactly(lambda path: make_trainer(path, kind=Spy, **CUT, **SAVED), tmp_path)
 
 
 # Prompts whose completions all score the same

@@ -6,7 +6,7 @@ from typing import Any
 import miniatures
 import pytest
 import torch
-from trainer_fixture import SAVED, Spy, make_trainer, resumed_alike, trained, updates_of
+from trainer_fixture import SAVED, Spy, assert_resumes_exactly, make_trainer, trained, updates_of
 from transformers import PreTrainedModel
 
 from rlhf_zoo.errors import ZooError
@@ -102,7 +102,7 @@ def test_equal_prompts_share_prefill_but_sample_as_if_alone() -> None:
 
 def test_run_with_queue_equals_run_without_and_resumes_exactly(tmp_path: Path) -> None:
     plain = trained(tmp_path / "plain", max_steps=1)
-    queued = resumed_alike(
+    queued = assert_resumes_exactly(
         lambda folder: make_trainer(folder, kind=Spy, max_rollout_batch_tokens=60, **SAVED), tmp_path
     )
     # The critics begin apart, so of the update itself only what was sampled is the same.

@@ -16,7 +16,7 @@ from rlhf_zoo.cli.main import cli
 from rlhf_zoo.hub.client.connect import reload_clients
 from rlhf_zoo.runs.registry import STAGES
 
-pytestmark = pytest.mark.usefixtures("pictures")
+pytestmark = pytest.mark.usefixtures("quick_plots")
 
 KEYS = {
     "max_steps": 2, "save_steps": 1, "save_strategy": "steps", "logging_steps": 1, "learning_rate": 0.01, "bf16": False,
