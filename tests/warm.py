@@ -183,6 +183,7 @@ def skip_drawing(*, figures: bool = False) -> None:
     """
     from contextlib import suppress
     from hashlib import sha256
+    from inspect import signature
     from types import FunctionType
 
     from rlhf_zoo.fileio import write_bytes
@@ -202,11 +203,13 @@ def skip_drawing(*, figures: bool = False) -> None:
         has_data: Any = FunctionType(plot.__code__, vars(plots) | stand_ins)
         has_data.__kwdefaults__ = plot.__kwdefaults__
 
-        def save_hash(*data: Any, path: Any, **options: Any) -> bool:
+        def save_hash(*values: Any, **options: Any) -> bool:
+            arguments = signature(plot).bind(*values, **options).arguments
             with suppress(NoFigure):
-                if not has_data(*data, path=path, **options):
+                if not has_data(**arguments):
                     return False
-            return save(path, ([_without_times(rows) for rows in data], options))
+            path = arguments.pop("path")
+            return save(path, {name: _without_times(value) for name, value in arguments.items()})
 
         return save_hash
 
