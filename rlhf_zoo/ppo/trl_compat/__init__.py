@@ -1,7 +1,7 @@
-"""The names of TRL 1.12's PPO, for scripts written for it: change the import line and nothing else.
+"""The names of TRL 1.12's PPO. A script that was written for it needs to change only its import line.
 
-docs/from-trl.md maps old names to new ones, and lists intended differences. `trl_compat.classic` has the names of the
-step-wise loop of TRL 0.x.
+docs/from-trl.md maps old names to new names, and lists intended differences. `trl_compat.classic` has the names of TRL
+0.x's step-wise loop.
 """
 
 from ...modeling.value_head_models import AutoModelForCausalLMWithValueHead, AutoModelForSeq2SeqLMWithValueHead

@@ -1,4 +1,4 @@
-"""The step-wise loop of TRL 0.x and its tutorials: generate, score the responses yourself, step.
+"""The step-wise loop of TRL 0.x and its tutorials: generate responses, score them yourself, and step.
 
     config = PPOConfig(init_kl_coef=0.2, target=6.0, batch_size=16, mini_batch_size=16)
     trainer = PPOTrainer(config, model, ref_model, tokenizer, dataset=dataset, data_collator=collator)
@@ -56,10 +56,10 @@ def create_reference_model(model: nn.Module, num_shared_layers: int | None = Non
     Args:
         model: The policy.
         num_shared_layers: The number of first layers that are shared, together with the embeddings, instead of copied.
-            They are frozen in `model` too. None shares nothing.
+            Shared weights are frozen in `model` too. None shares nothing.
 
     Raises:
-        ZooError: The model does not have more layers than that.
+        ZooError: The model does not have more than num_shared_layers layers.
     """
     reference = copy.deepcopy(model).requires_grad_(False).eval()
     if num_shared_layers is None:
@@ -83,7 +83,7 @@ def create_reference_model(model: nn.Module, num_shared_layers: int | None = Non
 
 
 class PPOTrainer:
-    """The trainer of TRL 0.x, with `generate`, `step` and `log_stats`. `model` is the one that was passed."""
+    """The trainer of TRL 0.x, with `generate`, `step` and `log_stats`. `model` is the model that was passed."""
 
     def __init__(
         self,
@@ -111,7 +111,8 @@ class PPOTrainer:
             lr_scheduler: The learning-rate schedule; None keeps the learning rate.
 
         Raises:
-            ZooError: Configuration or tokenizer are missing, the model has no value head, or it is an encoder-decoder.
+            ZooError: The configuration or the tokenizer is missing, or the model has no value head or is an
+                encoder-decoder.
         """
         if not isinstance(config, PPOConfig):
             raise ZooError(f"config is a {type(config).__name__}: pass a PPOConfig of rlhf_zoo.ppo.trl_compat.classic.")
@@ -229,13 +230,13 @@ class PPOTrainer:
         self, model: Any, queries: list[Tensor], return_prompt: bool, kwargs: Mapping[str, Any]
     ) -> list[Tensor]:
         width = max(len(query) for query in queries)
-        fill, device = self._trainer.padding_id, self.current_device
-        ids = torch.stack([torch.cat([query.new_full((width - len(query),), fill), query]) for query in queries])
+        pad_id, device = self._trainer.padding_id, self.current_device
+        ids = torch.stack([torch.cat([query.new_full((width - len(query),), pad_id), query]) for query in queries])
         ids = ids.to(device)
         mask = torch.stack([torch.arange(width) >= width - len(query) for query in queries]).long().to(device)
         was_training = model.training
         model.eval()  # dropout would change the policy that samples
-        sequences = model.generate(input_ids=ids, attention_mask=mask, **{"pad_token_id": fill, **kwargs})
+        sequences = model.generate(input_ids=ids, attention_mask=mask, **{"pad_token_id": pad_id, **kwargs})
         model.train(was_training)
         stop_ids = stop_ids_of(self.model, kwargs.get("generation_config"), kwargs.get("eos_token_id"))
         if kwargs.get("eos_token_id") is None:
@@ -264,7 +265,8 @@ class PPOTrainer:
             TRL 0.x's statistics by their names.
 
         Raises:
-            ZooError: The count differs, a response is empty, a score is not finite, or there are response_masks.
+            ZooError: The number of queries is not batch_size, a response is empty, a score is not finite, or there are
+                response_masks.
         """
         if response_masks is not None:
             raise ZooError("response_masks is not supported, because the policy chose each token: remove it.")
@@ -295,7 +297,7 @@ class PPOTrainer:
 
     @property
     def log_history(self) -> list[dict[str, float]]:
-        """What `log_stats` reported so far, by step."""
+        """The statistics that `log_stats` has reported so far, by step."""
         return self._trainer.state.log_history
 
     def save_pretrained(self, save_directory: str | Path) -> None:

@@ -11,7 +11,7 @@ from ...errors import ZooError
 from ..config import PPOConfig as ZooPPOConfig
 from ..guards import warn
 
-#: Fields of TRL that have no effect here, with the reason or what to do instead.
+#: Field of TRL that has no effect here -> the reason, or an alternative.
 WITHOUT_EFFECT = {
     "tracker_kwargs": "configure the reporter by its environment variables, such as WANDB_PROJECT",
     "accelerator_kwargs": "accelerate is configured by `accelerate launch` and its environment variables",
@@ -28,7 +28,7 @@ class ClassicPPOConfig:
     """TRL 0.x's fields, with the defaults of its last release, 0.11.
 
     A `step` takes `batch_size` completions and makes `ppo_epochs` passes over them, with an optimizer step for every
-    `mini_batch_size × gradient_accumulation_steps` of them. The adaptive KL controller has its `target` in nats per
+    `mini_batch_size × gradient_accumulation_steps` completions. The adaptive KL controller has its `target` in nats per
     completion and its `horizon` in completions. Some fields, such as `steps` and the names of models and data, are only
     for the script. Fields without effect here cause a warning.
 

@@ -29,7 +29,7 @@ def masked_var(values: Tensor, mask: Tensor, unbiased: bool = True) -> Tensor:
     Args:
         values: A tensor of any shape.
         mask: A mask of the same shape.
-        unbiased: Whether to divide by n − 1.
+        unbiased: Whether to divide by n − 1 instead of n.
 
     Returns:
         A scalar.
@@ -117,4 +117,4 @@ def stop_ids_of(model: Any, generation_config: GenerationConfig | None = None, i
     if ids is None and generation_config is not None:
         ids = generation_config.eos_token_id
     ids = model.generation_config.eos_token_id if ids is None else ids
-    return [] if ids is None else [int(index) for index in (ids if isinstance(ids, Sequence) else [ids])]
+    return [] if ids is None else [int(token_id) for token_id in (ids if isinstance(ids, Sequence) else [ids])]

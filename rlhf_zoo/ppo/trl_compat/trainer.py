@@ -82,7 +82,7 @@ class PPOTrainer(ZooPPOTrainer):
         return replace(rollout, samples=replace(rollout.samples, ended=rollout.samples.ended | eos.any(1)))
 
     def generate_completions(self, sampling: bool = False, **kwargs: Any) -> dict[str, list[Any]]:
-        """Does the same as in `rlhf_zoo.PPOTrainer`, but without eval_dataset it returns {}, as in TRL.
+        """Does the same as in `rlhf_zoo.PPOTrainer`, but returns {} without eval_dataset, as in TRL.
 
         Args:
             sampling: Whether to stop after one batch.
@@ -103,7 +103,7 @@ class PPOTrainer(ZooPPOTrainer):
             model_name: The model's name on the card.
             dataset_name: The name of the data set or data sets.
             tags: The card's tags.
-            **card: Further keywords of Trainer's method.
+            **card: More keywords of Trainer's method.
         """
         if dataset_name is not None:
             card |= {"dataset": dataset_name, "dataset_tags": dataset_name}
