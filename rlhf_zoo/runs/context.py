@@ -82,7 +82,7 @@ class Round:
     """A later round of a run.
 
     Attributes:
-        number: Number of the round, from 2 on.
+        number: Number of the round, at least 2.
         labeler: The labeler of the round's new pairs: 'gold' or a judge's name.
         folder: Folder of the pairs that the round's reward model learns from.
         previous_policy: The PPO policy of the previous round.

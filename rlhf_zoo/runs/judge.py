@@ -96,7 +96,7 @@ def judge_run(context: RunContext) -> RunContext:
         The run whose reward stage is the judge.
 
     Raises:
-        ZooError: A flag contradicts a recorded key, or another user's run sets a key that it may not.
+        ZooError: A flag contradicts a recorded key, or another user's run sets a key that it may not set.
     """
     run = with_trained_keys(context, "reward")
     document = context.record("reward").read()
@@ -123,7 +123,7 @@ def with_trained_keys(context: RunContext, stage: str) -> RunContext:
         The run; unchanged if the stage is not finished.
 
     Raises:
-        ZooError: A flag contradicts a recorded key, or another user's run sets a key that it may not.
+        ZooError: A flag contradicts a recorded key, or another user's run sets a key that it may not set.
     """
     document = context.record(stage).read()
     if document.get("status") != "finished":

@@ -33,7 +33,7 @@ def round_run(context: RunContext, number: int, labeler: str, previous_policy: P
 
     Args:
         context: The first round.
-        number: Number of the round, from 2 on.
+        number: Number of the round, at least 2.
         labeler: The labeler of the new pairs: 'gold' or a judge's name.
         previous_policy: The PPO policy of the previous round.
     """

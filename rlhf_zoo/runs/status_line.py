@@ -83,7 +83,7 @@ class Progress(tqdm):
         return False
 
     def describe(self, desc: str) -> None:
-        """Changes the label. A terminal shows it within a second, a log from the next line on.
+        """Changes the label. A terminal shows the new label within a second, and a log with its next line.
 
         Args:
             desc: The new label.
@@ -91,7 +91,7 @@ class Progress(tqdm):
         self.set_description(desc, refresh=False)
 
     def show_metrics(self, metrics: dict[str, str]) -> None:
-        """Shows metrics after the bar. A log shows them from the next line on.
+        """Shows metrics after the bar. A log shows them with its next line.
 
         Args:
             metrics: Label -> value.

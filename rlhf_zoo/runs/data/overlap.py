@@ -32,7 +32,7 @@ _QUESTION_COLUMNS = ("prompt", "messages", "text")
 
 
 def normalize_question(text: str) -> str:
-    """Returns the words and marks of a text, separated by single spaces, without differences of case and Unicode form.
+    """Returns the words and marks of a text in one case and one Unicode form, separated by single spaces.
 
     Args:
         text: A prompt, turn or value.
@@ -199,8 +199,8 @@ class Overlap:
     """The prompts that two sets of rows have in common.
 
     Attributes:
-        prompts: Indices of the prompts that a row has.
-        rows: Indices of the rows that have a prompt.
+        prompts: Indices of the prompts that at least one of the rows has.
+        rows: Indices of the rows that have at least one of the prompts.
         is_complete: False if a prompt may have been missed, because a short prompt cannot be recognized in plain text.
     """
 
