@@ -44,8 +44,8 @@ def fetch_files(
             outage = candidate.outage()
             try:
                 answering_hub = candidate if outage is None else replace(candidate, offline=True)
-                tag = full_revision(name, revision, answering_hub)
-                return answering_hub.snapshot(name, revision=tag, allow_patterns=[*patterns])
+                revision_name = full_revision(name, revision, answering_hub)
+                return answering_hub.snapshot(name, revision=revision_name, allow_patterns=[*patterns])
             except OSError:
                 if outage is None:
                     raise
