@@ -150,9 +150,9 @@ def plain(page: str) -> str:
 @pytest.mark.parametrize(
     ("verdict", "side", "told"),
     [
-        ("left", "left", "You preferred PPO. The reward model agrees."),
-        ("right", "left", "You preferred SFT. The reward model prefers PPO."),
-        ("right", "right", "You preferred PPO. The reward model agrees."),
+        ("left", "left", "You preferred PPO. The reward agrees."),
+        ("right", "left", "You preferred SFT. The reward prefers PPO."),
+        ("right", "right", "You preferred PPO. The reward agrees."),
         ("tie", "left", "You called it a tie."),
         ("both_bad", "right", "You rated both as bad."),
     ],

@@ -174,14 +174,14 @@ def reveal_html(pair: Pair, models: Mapping[str, ModelRevision]) -> str:
 
 
 def _compare_with_reward(pair: Pair) -> str:
-    """Returns a sentence on whether the reward model agrees with the verdict; "" if either has no preference."""
+    """Returns a sentence on whether the reward agrees with the verdict; "" if either has no preference."""
     rewards = {pair.roles[side]: sample.reward for side, sample in pair.sides.items()}
     ppo, sft = rewards["ppo"], rewards["sft"]
     if pair.preferred_role is None or ppo is None or sft is None or ppo == sft:
         return ""
     higher: Role = "ppo" if ppo > sft else "sft"
     agrees = higher == pair.preferred_role
-    return "The reward model agrees." if agrees else f"The reward model prefers {NAMES[higher]}."
+    return "The reward agrees." if agrees else f"The reward prefers {NAMES[higher]}."
 
 
 def _storage_notice_html(tally: Tally | None) -> str:
