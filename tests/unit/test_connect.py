@@ -211,13 +211,13 @@ def test_token_is_sent_only_to_its_own_hub(tmp_path, flag, push, endpoint):
 
 def test_requests_to_other_hub_omit_token(tmp_path, thread_hub, monkeypatch):
     seen: list[str] = []
-    really = Application.role
+    really = Application.find_role
 
     def role(self: Application, path: str, headers: Any) -> Any:
         seen.append(f"{path}\n{headers}")
         return really(self, path, headers)
 
-    monkeypatch.setattr(Application, "role", role)
+    monkeypatch.setattr(Application, "find_role", role)
     command = ("pull", "a/b", "--hub", thread_hub.url)
     done = zoo(*command, home=tmp_path / "home", HF_TOKEN=SECRET)
     assert done.returncode == 2 and "There is no repository 'a/b'" in done.stderr

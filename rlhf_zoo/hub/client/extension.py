@@ -45,7 +45,7 @@ def executable() -> Path:
 
 
 def install() -> str | None:
-    """Makes `hf rlhf-zoo` run this environment's script. Does nothing if it already does.
+    """Makes `hf rlhf-zoo` run this environment's script. Writes nothing if that is already so.
 
     Returns:
         The script that `hf rlhf-zoo` ran before; None if there was none.

@@ -377,7 +377,7 @@ def _tag(repo_id: str, run_id: str, tag: str, commit: str, message: str, hub: Hu
     hub.api().create_tag(repo_id, tag=tag, revision=commit, tag_message=message)
     try:
         check_claim(repo_id, run_id, hub=hub)
-    except ZooError:  # another run claimed the repository in between, so this tag does not belong there
+    except ZooError:  # another run claimed the repository meanwhile, so this tag does not belong there
         hub.api().delete_tag(repo_id, tag=tag)
         raise
 

@@ -113,7 +113,7 @@ class CollectionsApi(Api):
                 collection["position"] = int(fields["position"])
             collection_id = collection["slug"].rpartition("-")[2]
             collection["slug"] = f"{collection['owner']}/{_slug(collection['title'])}-{collection_id}"
-            # Write the new file before removing the old: a crash in between leaves both files and loses nothing.
+            # Write the new file before removing the old: a crash between the two steps loses nothing.
             self._save(collection)
             if self._path(collection["slug"]) != old_path:
                 old_path.unlink()
