@@ -21,7 +21,7 @@ from rlhf_zoo.cli.plan import plan, print_plan, print_plan_line
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client.connect import DEFAULT_HUB
 from rlhf_zoo.pipeline.plan import memory, tracing
-from rlhf_zoo.pipeline.plan.devices import GPUS, Device, parse_device
+from rlhf_zoo.pipeline.plan.devices import GPUS, Device, find_gpu, parse_device
 from rlhf_zoo.pipeline.plan.estimate import lora_config
 from rlhf_zoo.pipeline.plan.memory import GIB, ModelMemory, TrainingPass
 from rlhf_zoo.pipeline.plan.plan import _rounding_changes, make_plan, smallest_change, stage_keys_of
@@ -349,6 +349,24 @@ def test_plan_rejects_unsupported_sharding(stage, gpu, keys, said):
             stages=[stage],
             suggest_changes=False,
         )
+
+
+@pytest.mark.parametrize(
+    ("product_name", "gib", "expected"),
+    [
+        ("NVIDIA A100-SXM4-40GB", 39.4, "a100-40gb"),
+        ("NVIDIA A100 80GB PCIe", 79.3, "a100"),
+        ("NVIDIA L40", 44.4, None),
+        ("NVIDIA L40S", 44.4, "l40s"),
+        ("NVIDIA L4", 22.0, "l4"),
+        ("NVIDIA GeForce RTX 4090", 23.6, "rtx4090"),
+        ("NVIDIA H200", 139.8, "h200"),
+        ("AMD Instinct MI300X", 191.7, "mi300x"),
+        ("NVIDIA A10", 22.0, None),
+    ],
+)
+def test_find_gpu_needs_whole_model_name(product_name: str, gib: float, expected: str | None) -> None:
+    assert find_gpu(product_name, gib) == expected
 
 
 @pytest.mark.parametrize("text", ["h100:0", "h100:many", "h10", "", "12"])

@@ -93,6 +93,21 @@ def may_have_accelerator() -> bool:
     return sys.platform != "linux" or any(path.exists() for path in devices)
 
 
+def find_gpu(product_name: str, gib: float) -> str | None:
+    """Finds a GPU in `GPUS` by the driver's name for it, such as "NVIDIA A100-SXM4-40GB".
+
+    Args:
+        product_name: The driver's name.
+        gib: Memory in GiB, which decides between models of one name.
+
+    Returns:
+        The name in `GPUS`; None if the GPU is not in it.
+    """
+    models = {gpu: re.sub(r"(?<=[a-z])(?=\d)", " ?", gpu.partition("-")[0]) for gpu in GPUS}
+    matches = [gpu for gpu, model in models.items() if re.search(rf"\b{model}\b", product_name.lower())]
+    return min(matches, key=lambda gpu: abs(GPUS[gpu][0] - gib), default=None)
+
+
 def local_device(*, use_cpu: bool = False) -> Device:
     """Returns this machine's device on which a stage would train.
 
@@ -108,9 +123,8 @@ def local_device(*, use_cpu: bool = False) -> Device:
     if best_device(use_cpu=use_cpu).type != "cuda":
         return cpu_device()
     properties = torch.cuda.get_device_properties(0)
-    product_name = re.sub(r"[^a-z0-9]", "", properties.name.lower())
     gib = round(properties.total_memory / 2**30, 1)
-    name = next((gpu for gpu in GPUS if gpu.replace("-", "") in product_name), None)
+    name = find_gpu(properties.name, gib)
     teraflops, bandwidth = GPUS[name][1:] if name else (0.0, 0.0)
     bfloat16 = torch.cuda.is_bf16_supported()
     return Device(name or properties.name, gib, 1, teraflops, bandwidth, bfloat16=bfloat16)
