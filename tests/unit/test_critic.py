@@ -129,10 +129,10 @@ def test_run_with_every_stateful_option_resumes_exactly(tmp_path: Path) -> None:
         )  # fmt: skip
 
     whole = assert_resumes_exactly(build, tmp_path)
-    state = json.loads((tmp_path / "again" / "checkpoint-3" / PPO_STATE).read_text())
+    state = json.loads((tmp_path / "resumed" / "checkpoint-3" / PPO_STATE).read_text())
     lengths = [float(len(ids)) for rollout, _, _ in whole.updates for ids in rollout.samples.token_lists()]
     assert state["scores_seen"] == [24.0, sum(lengths), sum(n * n for n in lengths)], "of training alone"
-    checkpoint = tmp_path / "whole" / "checkpoint-3"
+    checkpoint = tmp_path / "straight" / "checkpoint-3"
     assert VALUE_HEAD_FILE == "critic/value_head.safetensors"
     assert sorted(path.name for path in (checkpoint / "critic").iterdir()) == ["value_head.safetensors"]
     loaded = AutoModelForCausalLMWithValueHead.from_pretrained(checkpoint).eval()

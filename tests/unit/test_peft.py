@@ -263,13 +263,13 @@ def test_named_adapter_is_saved_where_loaders_look(tmp_path: Path, base: Path) -
         return make_trainer(directory, kind=Spy, model=policy, **names, **SAVED)
 
     whole = assert_resumes_exactly(build, tmp_path)
-    checkpoint = tmp_path / "whole" / "checkpoint-3"
+    checkpoint = tmp_path / "straight" / "checkpoint-3"
     assert sorted(path.name for path in checkpoint.iterdir() if path.is_dir()) == ["critic"]
     expected = says(whole.policy)
     assert torch.equal(says(AutoModelForCausalLM.from_pretrained(checkpoint)), expected)
     merged = load_causal(checkpoint)
     assert not is_peft(merged) and (says(merged) - expected).abs().max() < 1e-5
-    assert (says(load_causal(tmp_path / "whole" / "checkpoint-1")) - expected).abs().max() > 1e-3
+    assert (says(load_causal(tmp_path / "straight" / "checkpoint-1")) - expected).abs().max() > 1e-3
 
 
 def test_exact_kl_to_adapter_works_with_gradient_checkpointing(tmp_path: Path) -> None:
