@@ -19,7 +19,7 @@ from typing import Any
 
 PYTHON = [sys.executable, "-IS", os.path.abspath(__file__)]
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-START_SECONDS = 120
+START_SECONDS = 300  # on a busy machine, importing everything takes minutes
 
 
 # The caller

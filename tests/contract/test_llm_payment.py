@@ -13,7 +13,7 @@ import test_llm_judge
 from hub_fixture import base_environment
 from stub_llm import OK, Fault, StubLLM, longer
 from test_llm_judge import FIRST, PROMPTS, SCORES, SECOND, entries, judge_one_pair, make_judge
-from warm import PYTHON
+from warm import PYTHON, START_SECONDS
 from zoo_process import wait_until
 
 from rlhf_zoo.errors import ZooError
@@ -152,7 +152,7 @@ judge.compare(*json.loads(sys.argv[3]))
         stub.script += [OK, Fault("status", 500), Fault("hold"), Fault("hold")]
         arguments = [*PYTHON, "-c", code, stub.url, tmp_path, json.dumps(pairs)]
         process = subprocess.Popen(arguments, env=base_environment(), stderr=subprocess.PIPE, text=True)
-        wait_until(lambda: len(stub.requests) >= 3, process, 60)
+        wait_until(lambda: len(stub.requests) >= 3, process, START_SECONDS)
         process.send_signal(signal.SIGINT)
         stderr = process.communicate(timeout=30)[1]
         assert process.returncode in (-signal.SIGINT, 130, 1) and "KeyboardInterrupt" in stderr
