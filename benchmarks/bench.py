@@ -88,7 +88,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--levers", action="store_true", help="as --set, with each of LEVERS in turn")
     parser.add_argument("--output", type=Path, help="JSON file to write")
     only = parser.add_mutually_exclusive_group()
-    only.add_argument("--again", action="store_true", help="discard the figures in the file and measure again")
     only.add_argument("--profile", action="store_true", help="only measure the time per kind of operation")
     only.add_argument("--all", action="store_true", help="measure points, keys, levers and profiles into one file")
     only.add_argument("--write-docs", action="store_true", help="only write the newest figures into the docs")
@@ -110,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"{PEER_PYTHON} is missing: run `make bench`, which installs TRL there, or give --sides ours floor"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    report = _load_or_start_report(path, options)
+    report = _load_or_start_report(path)
     points = options.points or POINTS
     if options.profile:
         profiles = report.setdefault("profiles", {})
@@ -154,9 +153,9 @@ def _allowed_keys(options: argparse.Namespace) -> set[str]:
     return {field.name for field in dataclasses.fields(PPOConfig)} | {"without", "attn_implementation", "lora"}
 
 
-def _load_or_start_report(path: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Returns the report in the file, or an empty one without a file or with --again."""
-    if path.is_file() and not options.again:
+def _load_or_start_report(path: Path) -> dict[str, Any]:
+    """Returns the report in the file, or an empty one if there is no file."""
+    if path.is_file():
         return json.loads(path.read_text())
     return {
         "kind": "bench", "date": datetime.date.today().isoformat(), "machine": cpu_name(), "cores": os.cpu_count(),

@@ -1,7 +1,6 @@
 """Fits the planner's rates to the results of `make bench` and `make gpu`; writes rlhf_zoo/pipeline/plan/rates.json.
 
-    python benchmarks/calibrate.py          # uses the newest file of each machine in benchmarks/results
-    python benchmarks/calibrate.py --check  # writes nothing: exit code 1 if rates.json is out of date
+    python benchmarks/calibrate.py  # uses the newest file of each machine in benchmarks/results
 
 With at least three points, rates are fitted by least squares of relative errors, none below 0. The error is that of a
 whole update at each point, predicted by a fit without that point. With fewer points, all counts of a phase share one
@@ -12,7 +11,6 @@ import argparse
 import json
 import re
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
@@ -55,16 +53,11 @@ class Measurement:
     seconds: Mapping[str, float]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true")
-    options = parser.parse_args(arguments)
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     content = render_rates()
-    if options.check:
-        return int(RATES_FILE.read_text(encoding="utf-8") != content)
     RATES_FILE.write_text(content, encoding="utf-8")
     print(content, end="")
-    return 0
 
 
 def render_rates() -> str:
@@ -231,4 +224,4 @@ def _round_floats(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -51,7 +51,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--keep", action="store_true", help="run nothing; write the figures of finished runs, and render")
     only.add_argument("--render", action="store_true", help="only render the docs from the JSON")
-    parser.add_argument("--seeds", type=int, nargs="+", help="run only these seeds")
     options = parser.parse_args(arguments)
     if unknown := set(options.parts) - set(names):
         parser.error(f"unknown part {', '.join(sorted(unknown))}: choose from {', '.join(names)}")
@@ -59,11 +58,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for part in experiment.parts:
             if not options.render and (not options.parts or experiment.name(part) in options.parts):
                 if not options.keep:
-                    run(experiment, part, options.seeds or experiment.seeds)
+                    run(experiment, part)
                 collect(experiment, part)
     if not options.render and (not options.parts or SUMS in options.parts):
         if not options.keep:
-            sums.run(_run_command, options.seeds or sums.SEEDS)
+            sums.run(_run_command)
         if (figures := sums.finished_figures())["runs"]:
             keep.write(SUMS, figures)
     if not (options.render or options.keep) and (not options.parts or PLAN in options.parts):
@@ -77,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         path.write_text(tables.render_blocks(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
-def run(experiment: Experiment, part: str, seeds: Sequence[int]) -> None:
+def run(experiment: Experiment, part: str) -> None:
     """Runs a part of an experiment, without its finished runs.
 
     The ensemble and the baselines start from the run of the first seed, the ablation from that of `ablated_seed`.
@@ -89,7 +88,7 @@ def run(experiment: Experiment, part: str, seeds: Sequence[int]) -> None:
     runs = str(relative(RUNS))
     base = experiment.run_folder(experiment.ablated_seed if part == "ablation" else experiment.seeds[0], RUNS)
     if part == "runs":
-        for seed in (seed for seed in experiment.seeds if seed in seeds):
+        for seed in experiment.seeds:
             directory = experiment.run_folder(seed, RUNS)
             if not keep.is_finished(directory):
                 _run_command(experiment.run_command(seed, data, runs), directory)

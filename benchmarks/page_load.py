@@ -1,8 +1,7 @@
 """Lets many visitors use the comparison page at once; measures their waiting times and the server's CPU and memory.
 
-    python benchmarks/page_load.py                                     # a new page with toy models, 20 visitors, 60 s
+    python benchmarks/page_load.py                                     # toy models, 20 visitors, 60 s
     python benchmarks/page_load.py --visitors 5 --seconds 20 --json figures.json
-    python benchmarks/page_load.py http://127.0.0.1:7860 --pid 4242    # a running page, process 4242
 
 Each visitor is a session that acts with pauses of up to a second. It sends the requests of Gradio's own front end
 (tests/page_client.py), and repeats none. Seconds count from the request and include the wait in the queue. "first
@@ -39,7 +38,11 @@ from rich.table import Table
 TESTS = Path(__file__).parents[1] / "tests"
 sys.path[:0] = [str(TESTS), str(TESTS / "e2e")]
 
+import warm  # noqa: E402
 from page_client import Event, PageClient, Update  # noqa: E402
+
+# The tests' fixtures start forks of a warm server. Here a page is a process, so its pid, memory and CPU are its own.
+warm.PYTHON = [sys.executable]
 
 # Visitors -----------------------------------------------------------------------------------------------------------
 
@@ -65,7 +68,7 @@ class Action:
     """An action of a visitor on the page.
 
     Attributes:
-        elem_id: The component; of several, an enabled one is chosen at random.
+        elem_ids: The components, of which an enabled one is chosen at random.
         event: The component's event.
         values: Draws the values to set before, by elem_id.
         weight: The relative frequency.
@@ -74,7 +77,7 @@ class Action:
         vote: Whether the server must store something.
     """
 
-    elem_id: str | tuple[str, ...]
+    elem_ids: tuple[str, ...]
     event: str = "click"
     values: Callable[[random.Random], dict[str, Any]] = lambda rng: {}
     weight: float = 1.0
@@ -82,16 +85,12 @@ class Action:
     streams: bool = True
     vote: bool = False
 
-    @property
-    def elem_ids(self) -> tuple[str, ...]:
-        return (self.elem_id,) if isinstance(self.elem_id, str) else self.elem_id
-
 
 VOTE_BUTTONS = ("vote-left", "vote-right", "vote-tie", "vote-both-bad")
 ACTIONS = {
-    "compare": Action("compare", values=draw_comparison, weight=4),
-    "step": Action("step", "input", lambda rng: {"step": rng.choice([10, 20, 40])}, weight=2),
-    "pair": Action("blind-new", weight=2),
+    "compare": Action(("compare",), values=draw_comparison, weight=4),
+    "step": Action(("step",), "input", lambda rng: {"step": rng.choice([10, 20, 40])}, weight=2),
+    "pair": Action(("blind-new",), weight=2),
     "vote": Action(VOTE_BUTTONS, after="pair", streams=False, vote=True),
 }
 """Visitors skip an action if the page lacks one of its components; the report lists these actions."""
@@ -255,38 +254,28 @@ class Load:
 
 
 class Server:
-    """Measures memory and CPU of the server's process. Without a `pid` all figures are None."""
+    """Measures memory and CPU of the server's process."""
 
-    def __init__(self, pid: int | None) -> None:
+    def __init__(self, pid: int) -> None:
         self._pid = pid
         self._peak = 0
-        self._started = self.cpu_seconds()
 
     def watch(self) -> None:
         """Updates the peak memory on systems whose kernel does not record it."""
-        if self._pid is not None and not Path(f"/proc/{self._pid}/status").exists():
+        if not Path(f"/proc/{self._pid}/status").exists():
             self._peak = max(self._peak, psutil.Process(self._pid).memory_info().rss)
 
-    def peak_bytes(self) -> int | None:
+    def peak_bytes(self) -> int:
         """Returns the peak resident memory since the process started."""
-        if self._pid is None:
-            return None
         status = Path(f"/proc/{self._pid}/status")
         if status.exists() and (result := re.search(r"VmHWM:\s+(\d+) kB", status.read_text())):
             return int(result[1]) * 1024
-        return self._peak or None
+        return self._peak
 
-    def cpu_seconds(self) -> float | None:
+    def cpu_seconds(self) -> float:
         """Returns the CPU seconds, user and kernel, since the process started."""
-        if self._pid is None:
-            return None
         times = psutil.Process(self._pid).cpu_times()
         return times.user + times.system
-
-    def used_seconds(self) -> float | None:
-        """Returns the CPU seconds since this object was created."""
-        now = self.cpu_seconds()
-        return None if now is None or self._started is None else now - self._started
 
 
 @contextmanager
@@ -307,9 +296,9 @@ def toy_hub(folder: Path) -> Iterator[Any]:
 # The report -----------------------------------------------------------------------------------------------------------
 
 
-def measure(url: str, *, pid: int | None, visitors: int, seconds: float, console: Console) -> tuple[Load, dict]:
+def measure(url: str, *, pid: int, visitors: int, seconds: float, console: Console) -> tuple[Load, dict]:
     load, server = Load(url, visitors=visitors, seconds=seconds), Server(pid)
-    before = time.process_time()
+    server_before, before = server.cpu_seconds(), time.process_time()
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(f"{visitors} visitors", total=seconds)
@@ -321,7 +310,7 @@ def measure(url: str, *, pid: int | None, visitors: int, seconds: float, console
             progress.update(task, completed=min(time.monotonic() - start, seconds), description=text)
 
         duration = load.run(watch)
-    used = server.used_seconds()
+    server_seconds = server.cpu_seconds() - server_before
     return load, {
         "visitors": visitors,
         "seconds": duration,
@@ -332,8 +321,8 @@ def measure(url: str, *, pid: int | None, visitors: int, seconds: float, console
         "left_out": load.left_out,
         "actions": {name: action.to_json() for name, action in load.figures.items() if action.requests},
         "server_peak_bytes": server.peak_bytes(),
-        "server_cpu_seconds": used,
-        "server_cpu_seconds_per_request": used / load.requests if used is not None and load.requests else None,
+        "server_cpu_seconds": server_seconds,
+        "server_cpu_seconds_per_request": server_seconds / load.requests if load.requests else None,
         "visitors_cpu_seconds": time.process_time() - before,
     }
 
@@ -358,16 +347,14 @@ def print_report(figures: dict[str, Any], console: Console) -> None:
         means = [f"{action['updates_per_request']:.1f}", f"{action['bytes_per_request'] / 1000:.1f}"]
         table.add_row(name, *map(str, counts), *seconds, *means)
     console.print(table)
-    if figures["server_cpu_seconds"] is not None:
-        console.print(
-            f"Server: {figures['server_cpu_seconds']:.1f} CPU seconds, "
-            f"{1000 * (figures['server_cpu_seconds_per_request'] or 0):.0f} ms a request; "
-            f"peak memory {(figures['server_peak_bytes'] or 0) / 2**20:.0f} MiB. "
-            f"Visitors: {figures['visitors_cpu_seconds']:.1f} CPU seconds."
-        )
+    console.print(
+        f"Server: {figures['server_cpu_seconds']:.1f} CPU seconds, "
+        f"{1000 * (figures['server_cpu_seconds_per_request'] or 0):.0f} ms per request; "
+        f"peak memory {figures['server_peak_bytes'] / 2**20:.0f} MiB. "
+        f"Visitors: {figures['visitors_cpu_seconds']:.1f} CPU seconds."
+    )
     if (votes := figures["votes"])["sent"]:
-        stored = "unknown" if votes["stored"] is None else votes["stored"]
-        console.print(f"Votes: {votes['sent']} sent, {stored} stored.")
+        console.print(f"Votes: {votes['sent']} sent, {votes['stored']} stored.")
     for name, action in figures["actions"].items():
         for message, times in action["errors"].items():
             console.print(f"{name}: {times} times: {message}", markup=False)
@@ -382,35 +369,27 @@ def print_report(figures: dict[str, Any], console: Console) -> None:
 def main() -> int:
     """Runs the script. Returns 1 if any request failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("url", nargs="?", help="a running page (default: start a page with toy models)")
     parser.add_argument("--visitors", type=int, default=20, help="number of simultaneous visitors (default: 20)")
     parser.add_argument("--seconds", type=float, default=60, help="duration (default: 60)")
-    parser.add_argument("--pid", type=int, help="process of the running page, to measure its memory and CPU")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here (default: to stdout)")
     options = parser.parse_args()
     console = Console(stderr=True, width=None if sys.stderr.isatty() else 100)
     settings = {"visitors": options.visitors, "seconds": options.seconds, "console": console}
     load, stored, message = None, None, None
-    if options.url:
-        try:
-            load, figures = measure(options.url, pid=options.pid, **settings)
-        except OSError as error:
-            raise SystemExit(f"{options.url} does not answer: {error}") from None
-    else:
-        from page_fixture import PPO, serve
+    from page_fixture import PPO, serve
 
-        with tempfile.TemporaryDirectory() as folder, toy_hub(Path(folder)) as hub:
-            try:
-                # All visitors share an address, whose votes per hour are limited by default.
-                flags = ["--port", "0", "--votes", VOTES, "--votes_per_hour", "1000000"]
-                with serve(hub, Path(folder) / "page.log", PPO, *flags) as page:
-                    load, figures = measure(page.url, pid=page.process.pid, **settings)
-            except AssertionError as error:  # `serve` checks the page's output and exit code
-                message = str(error)
-                if load is None:
-                    raise SystemExit(f"The page did not start:\n{message}") from None
-            if load.votes:
-                stored = count_stored_votes(hub)
+    with tempfile.TemporaryDirectory() as folder, toy_hub(Path(folder)) as hub:
+        try:
+            # All visitors share an address, whose votes per hour are limited by default.
+            flags = ["--port", "0", "--votes", VOTES, "--votes_per_hour", "1000000"]
+            with serve(hub, Path(folder) / "page.log", PPO, *flags) as page:
+                load, figures = measure(page.url, pid=page.process.pid, **settings)
+        except AssertionError as error:  # `serve` checks the page's output and exit code
+            message = str(error)
+            if load is None:
+                raise SystemExit(f"The page did not start:\n{message}") from None
+        if load.votes:
+            stored = count_stored_votes(hub)
     figures |= {"votes": {"sent": load.votes, "stored": stored}, "server_said": message}
     print_report(figures, console)
     text = json.dumps(figures, indent=1)

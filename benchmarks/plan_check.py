@@ -300,7 +300,6 @@ def check(names: Sequence[str]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("settings", nargs="*", metavar="SETTING", help=", ".join(ALL_SETTINGS))
-    parser.add_argument("--planned", action="store_true", help="run nothing; print the plans")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -310,10 +309,6 @@ def main() -> None:
     if unknown := set(options.settings) - set(ALL_SETTINGS):
         parser.error(f"unknown setting {', '.join(sorted(unknown))}: choose from {', '.join(ALL_SETTINGS)}")
     names = options.settings or list(SETTINGS)
-    if options.planned:
-        for name in names:
-            print(name, predicted(ALL_SETTINGS[name], options.device))
-        return
     is_accurate = True
     for row in compare(names, options.device):
         print(format_row(row), flush=True)

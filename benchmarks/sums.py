@@ -32,9 +32,9 @@ Rows = Sequence[Mapping[str, Any]]
 exact = ExactMatch(marker="#")
 
 
-def run(run_command: RunCommand, seeds: Sequence[int]) -> None:
+def run(run_command: RunCommand) -> None:
     """Runs the recipe and the alternatives for each seed that is not finished, and scores them."""
-    for seed in (seed for seed in SEEDS if seed in seeds):
+    for seed in SEEDS:
         folder = _folder(seed)
         if not keep.is_finished(folder):
             run_command(_words("run", str(relative(folder)), seed), folder)
