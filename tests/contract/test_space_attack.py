@@ -24,7 +24,7 @@ def deploy_toy_space(thread_hub: ThreadHub) -> Callable[..., Any]:
     models = SpaceModels(
         *(PinnedModel(f"local/toy-{name}", commits[name]) for name in ("ppo", "sft")), None, votes=VOTES
     )
-    return lambda page=str: deploy(SPACE, models, page=page)
+    return lambda render_page=str: deploy(SPACE, models, render_page=render_page)
 
 
 def existing_repos(hub: ThreadHub) -> list[str]:
