@@ -176,7 +176,7 @@ def find_survivors(tests: Sequence[str] = TESTS) -> list[Mutation]:
     tests: The test files for mutants of the formulas.
     """
     sys.path.insert(0, str(ROOT / "benchmarks"))
-    from mutants import caught_by
+    from mutants import first_failing_test
 
     for library in ("datasets", "hypothesis.extra.numpy", "pytest", "torch", "transformers.trainer"):
         __import__(library)
@@ -187,7 +187,7 @@ def find_survivors(tests: Sequence[str] = TESTS) -> list[Mutation]:
         copy_sources(directory)
 
         def failure(tests: Sequence[str]) -> str | None:
-            return caught_by(directory, [f"numerics/{test}" for test in tests])
+            return first_failing_test(directory, [f"numerics/{test}" for test in tests])
 
         if failed := failure([*tests, *TRAINER_TESTS]):
             raise RuntimeError(f"the tests fail without any mutation: {failed}")
