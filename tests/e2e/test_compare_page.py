@@ -142,7 +142,7 @@ def test_kl_slider_switches_penalty(client: PageClient, page: Page) -> None:
     assert read_cards(event.values["pairs"]) == shown_pairs(page.expected("the screen", 40, LOOSE))
     assert "without KL penalty, β = 0 · step 40" in event.values["pairs"] and "kl=off" in event.values["pairs"]
     table = event.values["kl-figures"]
-    assert "the reward is higher and the judge’s score lower" in table
+    assert "the reward is higher and the judge’s score is lower" in table
     cells = [find_texts(table, f'td data-figure="{name}"') for name in ("reward", "judge")]
     assert cells == [["+0.40", "+0.90 ▲"], ["+0.24", "+0.09 ▼"]]
     again = client.fire("kl", "input", kl=1)

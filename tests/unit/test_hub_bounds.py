@@ -186,5 +186,5 @@ def test_parse_card_is_fast_for_any_readme(head: bytes) -> None:
 
 def test_parse_card_rejects_yaml_alias_expansion() -> None:
     _, error = cards.parse_card(f"---\na: &a {'x' * 500_000}\nb: [{'*a,' * 90_000}]\n---\n".encode())
-    assert error is not None and "written out" in error
+    assert error is not None and "aliases are expanded" in error
     json.dumps(error)

@@ -161,7 +161,7 @@ def test_reveal_names_sides_and_rewards(verdict, side, told):
     page = reveal_html(drawn(PPO, SFT, ppo_side=side, verdict=verdict), CONTENDERS)
     read = plain(page)
     assert read.startswith(told)
-    assert ("reward model" in read) == (verdict in ("left", "right"))
+    assert ("The reward " in read) == (verdict in ("left", "right"))
     names = {"ppo": "PPO", "sft": "SFT"}
     first, second = ("ppo", "sft") if side == "left" else ("sft", "ppo")
     assert f"Left: {names[first]}" in read and f"Right: {names[second]}" in read
