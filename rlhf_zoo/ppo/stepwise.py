@@ -22,7 +22,7 @@ class StepwiseTrainer(HeldOutTrainer):
 
     @abstractmethod
     def gather_rollouts(self, rollout: Rollout, scored: Scored, *, group_size: int = 1) -> tuple[Rollout, Scored]:
-        """Joins the rollouts of all processes."""
+        """Joins the rollouts of all processes. The `group_size` completions of a prompt stay together."""
 
     @abstractmethod
     def ppo_update(self, model: nn.Module, rollout: Rollout, scored: Scored) -> Tensor:

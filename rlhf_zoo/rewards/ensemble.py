@@ -107,7 +107,7 @@ class RewardEnsemble:
 
         Args:
             texts: B texts or conversations.
-            ended: For each text, whether it ended by itself.
+            ended: For each text, whether it ends with an end token and was not cut off.
 
         Returns:
             Scores, (B,).

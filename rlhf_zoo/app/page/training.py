@@ -22,7 +22,8 @@ from .sampling import MODEL_QUEUE, SamplingDefaults, create_controls, create_pro
 from .streams import CompletionStreams
 from .views import completion_html, figures_html, pairs_html, summary_html
 
-MAX_WATCHED = 4  # curves of watched rewards, because a card is not trusted and may name any number
+#: Maximum number of curves of rewards that are logged and not optimized. A card is untrusted and may list any number.
+MAX_WATCHED = 4
 SLIDER_HINT = (
     '<p class="zoo-note">Move the slider to compare one checkpoint with SFT; “Every checkpoint” shows all of them.</p>'
 )
@@ -225,14 +226,14 @@ def slider_range(run: TimelineRun) -> dict[str, Any]:
 
 
 def curves_html(run: TimelineRun, step: int) -> str:
-    """Renders the figures of a run's checkpoints: the evaluated ones if the run's card has them, else the logged ones.
+    """Draws a run's metrics by step: those of the evaluation if the run's card has them, else those logged in training.
 
     Args:
         run: A run with checkpoints.
         step: The step to mark.
     """
     points = run.points
-    # Rollouts have few prompts, so their curves can contradict the recommendation.
+    # Logged metrics come from the few prompts of each rollout, so their curves can contradict the recommended step.
     is_evaluated = any("judge" in _validation_figures(point) for point in points)
     series = _evaluated_series(points) if is_evaluated else _logged_series(points)
     labels = {point.step: ", ".join(point.marks) for point in points if point.marks}
@@ -283,7 +284,7 @@ def checkpoints_html(rows: Sequence[CheckpointResult], *, requested: int, total:
     Args:
         rows: The finished checkpoints.
         requested: Number of checkpoints in the request.
-        total: Number of checkpoints in the run.
+        total: Number of checkpoints in the run; with `by_beta`, the number of runs.
         by_beta: Whether each row is a checkpoint of a different run, named by the run's β.
     """
     items = _sft_row_html(rows) + "".join(_checkpoint_row_html(row, by_beta=by_beta) for row in rows)
@@ -301,7 +302,7 @@ def _sft_row_html(rows: Sequence[CheckpointResult]) -> str:
     snapshot = next((row.snapshot for row in rows if row.snapshot is not None), None)
     if snapshot is None:
         return ""
-    # SFT's log-ratio and KL would refer only to the first checkpoint, so they are NaN, which is shown as a dash.
+    # The log-ratio and KL of SFT's text are relative to a single checkpoint, so they are NaN, shown as a dash.
     completion = replace(snapshot.sft[0], log_ratio=math.nan, kl=math.nan)
     head = "<header><h3>SFT</h3><span>step 0, where PPO started</span></header>"
     body = completion_html(snapshot.prompt, completion, is_chat=snapshot.is_chat) + figures_html(completion)

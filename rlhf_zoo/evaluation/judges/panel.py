@@ -37,7 +37,7 @@ class Panel:
     named: Mapping[str, Judge] = field(default_factory=dict)
 
     def save(self, folder: Path) -> None:
-        """Saves the classifiers that were trained for this evaluation.
+        """Saves the classifier that was trained for this evaluation, if there is one.
 
         Args:
             folder: The folder of the evaluation.

@@ -42,7 +42,7 @@ def train(
     """
     run, send_errors = context.directory, []
     for cell in cells:
-        if cell.seed is None:  # keys that are valid for one seed are valid for other seeds too
+        if cell.seed is None:  # check each value once: another seed cannot make it invalid
             run_recipe.check(replace(context, **cell.fields(run, flags)))
     shared = replace(context, restart=False, preflight_passed=True)
     run_recipe.claim(shared, publisher)
@@ -54,7 +54,7 @@ def train(
     def open_cell(cell: Variant) -> Iterator[tuple[RunContext, None]]:
         cell_context = replace(context, **cell.fields(run, flags))
         with sole_writer(cell_context.directory, command=context.command):
-            yield cell_context, None
+            yield cell_context, None  # no publisher, because `send_cell` sends the cell
             if publisher is not None:
                 try:
                     send_cell(context, cell_context, cell.name)

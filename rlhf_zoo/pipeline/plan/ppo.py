@@ -119,6 +119,7 @@ class _PPOPlanner:
             on_cpu=device.cpu, bf16=self.in_bfloat16
         )
         max_rows = self.completion_count if max_tokens is None else max(max_tokens // self.length, 1)
+        # Unless max_tokens_per_micro_batch is set, per_device_train_batch_size limits the rows of a micro-batch.
         self.micro_batch_rows = min(
             self.minibatch_rows,
             max_rows,
@@ -159,7 +160,7 @@ class _PPOPlanner:
         }
 
     def _trace_critic(self, models: PPOModels) -> tuple[Tracer | None, bool]:
-        """Returns the critic (None for a head on the policy), and whether the critic has frozen weights of its own."""
+        """Returns the critic (None for a head on the policy), and whether it has a base apart from the reward model's."""
         keys, quantized = self.keys, quantization(self.keys) is not None
         reward = next((reward.shape for reward in models.rewards if reward.initializes_critic), None)
         shape = models.value
@@ -358,6 +359,7 @@ class _PPOPlanner:
         trained = [model.counts for model in (self.policy, self.critic) if model is not None]
         epochs = keys.num_ppo_epochs
         training = sum(forward_flops(counts, tokens, self.length) * training_cost(counts, keys) for counts in trained)
+        # `decode`: on average, a response token attends to half of prompt_length + length, and `forward_flops` halves.
         return Work(
             prefill=forward_flops(policy, self.prompt_count * self.prompt_length, self.prompt_length),
             decode=forward_flops(policy, response_tokens, self.length + self.prompt_length) + head_flops,

@@ -79,8 +79,8 @@ class DataSource:
             ZooError: The split is empty, lacks a column, or cannot be loaded.
             NoSuchPart: The configuration or split does not exist.
         """
-        # `datasets` lists the files of the folder. The sender must not write run.json there meanwhile, because the list
-        # would contain that write's temporary file.
+        # `datasets` lists the files of a local folder, which may be the run's own. The thread that uploads must not
+        # write run.json there meanwhile, because the list would contain that write's temporary file.
         with self._loading(configuration, split, keys) as (label, data, options), block_record_writes():
             if (cache := _folder_cache(self.location)) is not None:
                 options["cache_dir"] = cache
@@ -172,7 +172,7 @@ class DataSource:
 
 
 def _cause_of(error: Exception) -> BaseException:
-    """Returns the cause of an error in which `datasets` says only that generation failed; any other error as it is."""
+    """Returns the cause of a DatasetGenerationError, which says only that generation failed; other errors unchanged."""
     is_vague = type(error) is datasets.exceptions.DatasetGenerationError
     return error.__cause__ if is_vague and error.__cause__ is not None else error
 

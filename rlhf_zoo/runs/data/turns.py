@@ -1,7 +1,7 @@
 """Converts the conversations of data sets into one form: lists of {role, content}.
 
 ShareGPT's turns are {from, value}, in a column `conversations`, sometimes with a column `system`. An answer of a pair
-may be a single message. A dialogue in one text, as in Anthropic/hh-rlhf, is split into its turns.
+may be a single message. A dialogue in a single string, as in Anthropic/hh-rlhf, is split into its turns.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def turns_of_text(text: str) -> list[dict[str, str]] | None:
 
 
 def split_dialogues(rows: Dataset, columns: Iterable[str], *, subject: str) -> Dataset:
-    """Converts dialogues in one text to conversations, in the columns whose first row has such a dialogue.
+    """Converts dialogues in a single string to conversations, in the columns whose first row has such a dialogue.
 
     An empty answer at the end of a prompt, "Assistant:", is dropped, because the chat template begins the answer.
 
@@ -223,7 +223,7 @@ def split_common_prompt(row: Mapping[str, Any]) -> dict[str, Any]:
 
     If the prompt is a conversation, plain answers become assistant turns, and turns of the prompt are removed from
     answers that repeat them. If the prompt is plain and the answers are conversations, the prompt becomes a user turn.
-    If the completion is a whole conversation, its turns replace a plain prompt.
+    If the completion is a whole conversation, all its turns but the last replace a plain prompt.
 
     Args:
         row: A row with a prompt and answers.
