@@ -160,7 +160,7 @@ class _PPOPlanner:
         }
 
     def _trace_critic(self, models: PPOModels) -> tuple[Tracer | None, bool]:
-        """Returns the critic (None for a head on the policy), and whether it has a base apart from the reward model's."""
+        """Returns the critic (None for a head on the policy), and whether its base is not the reward model's."""
         keys, quantized = self.keys, quantization(self.keys) is not None
         reward = next((reward.shape for reward in models.rewards if reward.initializes_critic), None)
         shape = models.value
