@@ -242,7 +242,7 @@ def describe_write_error(path: Path, error: OSError) -> str:
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
-def finite(value: Any) -> TypeGuard[float]:
+def is_finite(value: Any) -> TypeGuard[float]:
     """Whether a value is a finite number: not a boolean, NaN, an infinity, or an integer too large for a float.
 
     Args:
@@ -251,16 +251,16 @@ def finite(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
-def number(value: Any) -> float | None:
-    """Returns a value as a float if it is `finite`; otherwise None.
+def float_or_none(value: Any) -> float | None:
+    """Returns a value as a float if `is_finite` accepts it; otherwise None.
 
     Args:
         value: Anything that JSON or YAML holds.
     """
-    return float(value) if finite(value) else None
+    return float(value) if is_finite(value) else None
 
 
-def integer(value: Any) -> int | None:
+def int_or_none(value: Any) -> int | None:
     """Returns a value if it is an integer that fits into 64 bits; otherwise None.
 
     Args:

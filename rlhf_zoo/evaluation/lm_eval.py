@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ZooError
-from ..fileio import finite
+from ..fileio import is_finite
 from ..hub.client.checked_data import refuse_file_systems
 from ..hub.client.connect import Hub
 from ..plugins import did_you_mean
@@ -167,10 +167,10 @@ def run_tasks(
 
 def _metric_names(task_results: Mapping[str, object]) -> list[str]:
     """Returns the names METRIC,FILTER of a task's metrics, without standard errors and entries such as the alias."""
-    return [key for key, value in task_results.items() if "," in key and "_stderr," not in key and finite(value)]
+    return [key for key, value in task_results.items() if "," in key and "_stderr," not in key and is_finite(value)]
 
 
 def _read_estimate(task_results: Mapping[str, Any], metric: str) -> dict[str, Any]:
     name, _, filter_name = metric.partition(",")
     stderr = task_results.get(f"{name}_stderr,{filter_name}")
-    return {"value": float(task_results[metric]), "stderr": float(stderr) if finite(stderr) else None}
+    return {"value": float(task_results[metric]), "stderr": float(stderr) if is_finite(stderr) else None}

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ..fileio import number
+from ..fileio import float_or_none
 
 #: A copy of `functional.ENSEMBLES`, because reading a card must not import torch.
 ENSEMBLES = ("worst", "mean", "mean_minus_variance")
@@ -31,7 +31,7 @@ def reward_load_kwargs(settings: object) -> dict[str, Any]:
     if isinstance(values.get("reward_pad_token"), str):
         keywords["pad_token"] = values["reward_pad_token"]
     if ensemble in ENSEMBLES:
-        keywords |= {"ensemble": ensemble, "penalty": number(values.get("reward_ensemble_lambda"))}
+        keywords |= {"ensemble": ensemble, "penalty": float_or_none(values.get("reward_ensemble_lambda"))}
         for name, key in (("center", "score_centering"), ("scale", "score_scaling")):
             keywords[name] = values.get(key, "stored") == "stored"
     return keywords

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import ZooError
-from ..fileio import finite, parse_json
+from ..fileio import is_finite, parse_json
 from .probes import Completions
 from .prompt_groups import check_labels, is_label
 
@@ -64,7 +64,7 @@ def read_rollouts(
         row = _flatten_sample(document, side)
         rows[where] = _parse_row(row, names, where)
         if row is document:  # the further columns of samples.jsonl are known
-            unread_columns |= {key for key, value in row.items() if finite(value)} - set().union(*names.values())
+            unread_columns |= {key for key, value in row.items() if is_finite(value)} - set().union(*names.values())
     if not rows:
         raise ZooError(f"{name} holds no completions: write one JSON object per line, with prompt and completion.")
     columns: dict[str, list[Any] | None] = {}
@@ -238,7 +238,7 @@ def _parse_value(name: str, value: Any, where: str) -> Any:
         raise ZooError(f"{where}: group must be text or a whole number, equal for prompts that ask the same question.")
     if name == "logprobs":
         # A log-probability above 0 would be a probability above 1.
-        if isinstance(value, list) and all(finite(logprob) and logprob <= 0 for logprob in value):
+        if isinstance(value, list) and all(is_finite(logprob) and logprob <= 0 for logprob in value):
             return value
         raise ZooError(f"{where}: logprobs must be a list of log-probabilities under the SFT model, none above 0.")
     return check_number(name, value, where)
@@ -257,14 +257,14 @@ def check_number(name: str, value: Any, where: str) -> float:
     """
     if isinstance(value, str) and _reads_as_number(value):
         raise ZooError(f"{where}: {name} is text, not a number: write {value.strip()} without quotes.")
-    if not finite(value) or abs(value) > MAX_SCORE:
+    if not is_finite(value) or abs(value) > MAX_SCORE:
         raise ZooError(f"{where}: {name} must be a finite number, at most {MAX_SCORE:g} in size.")
     return float(value)
 
 
 def _reads_as_number(text: str) -> bool:
     try:
-        return finite(json.loads(text))
+        return is_finite(json.loads(text))
     except ValueError:
         return False
 

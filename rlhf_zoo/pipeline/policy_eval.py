@@ -20,7 +20,7 @@ from ..evaluation.measure import Evaluator, find_function_judges, find_reward_mo
 from ..evaluation.prompt_groups import NEAR_DUPLICATES, group_rows, number_of_groups
 from ..evaluation.reward_load_settings import REWARD_LOAD_KEYS, reward_load_kwargs
 from ..fields import check_limits
-from ..fileio import finite, get_nested, hub_id, now, write_json, write_text
+from ..fileio import get_nested, hub_id, is_finite, now, write_json, write_text
 from ..hub.client.connect import DEFAULT_HUB, Hub
 from ..hub.client.downloads import find_download
 from ..hub.client.refs import Checkpoint
@@ -395,7 +395,7 @@ def _held_out(settings: object) -> tuple[float, str] | tuple[None, None]:
     """Returns the share of prompts that PPO held out, and their split, by the settings of a run or card."""
     keys = settings if isinstance(settings, Mapping) else {}
     share, split = keys.get("held_out_share"), keys.get("dataset_train_split", "train")
-    if not finite(share) or not 0 < share < 1 or not isinstance(split, str):
+    if not is_finite(share) or not 0 < share < 1 or not isinstance(split, str):
         return None, None
     return float(share), split
 

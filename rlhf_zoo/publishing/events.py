@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..fileio import finite
+from ..fileio import is_finite
 
 EVENTS_FILE = "runs/{stage}/events.out.tfevents.{start}.rlhf-zoo"  # {start}: Unix time of the first row
 
@@ -41,7 +41,7 @@ def write_events(rows: Iterable[Mapping[str, Any]], folder: Path, *, stage: str)
             values = [
                 Summary.Value(tag=name, simple_value=value)
                 for name, value in sorted(row.items())
-                if name != "step" and finite(value)
+                if name != "step" and is_finite(value)
             ]
             event = Event(wall_time=_seconds(row), step=row["step"], summary=Summary(value=values))
             writer.write(event.SerializeToString())

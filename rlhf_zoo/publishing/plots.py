@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..fileio import finite, get_nested, write_bytes
+from ..fileio import get_nested, is_finite, write_bytes
 from .plot_parts import (
     BLUE,
     BLUE_ON_ANY,
@@ -62,7 +62,7 @@ def series(rows: Iterable[Mapping[str, Any]], key: str) -> tuple[list[int], list
         rows: Rows of metrics.jsonl.
         key: Name of the metric.
     """
-    points = [(row["step"], float(row[key])) for row in rows if finite(row.get(key))]
+    points = [(row["step"], float(row[key])) for row in rows if is_finite(row.get(key))]
     return [step for step, _ in points], [value for _, value in points]
 
 
@@ -104,7 +104,7 @@ def plot_reward_against_kl(rows: Rows, path: Path, *, mark: int | None = None) -
     points = [
         (row["step"], sqrt_kl(row["objective/kl"]), row["objective/score"])
         for row in rows
-        if all(finite(row.get(key)) for key in ("objective/kl", "objective/score"))
+        if all(is_finite(row.get(key)) for key in ("objective/kl", "objective/score"))
     ]
     if len(points) < 2:
         return False

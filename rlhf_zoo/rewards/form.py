@@ -7,7 +7,7 @@ from typing import Any, Literal
 import regex
 
 from ..errors import ZooError
-from ..fileio import finite, integer
+from ..fileio import int_or_none, is_finite
 from ..modeling.chat_template import Prompt
 from ..modeling.words import words
 from .rule import Rule, text_of
@@ -43,7 +43,7 @@ class FormatMatch(Rule):
         except (regex.error, TypeError) as error:
             raise self._field_error("pattern", f"a regular expression ({error})") from error
         self._check_choice("how", "fullmatch", "search")
-        if not finite(self.timeout) or self.timeout <= 0:
+        if not is_finite(self.timeout) or self.timeout <= 0:
             raise self._field_error("timeout", "a positive number of seconds")
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Any], **columns: Any) -> list[float | None]:
@@ -125,7 +125,7 @@ class SoftOverlong(Rule):
 
     def __post_init__(self) -> None:
         self._check_positive_integer("limit")
-        if integer(self.margin) is None or not 0 <= self.margin <= self.limit:
+        if int_or_none(self.margin) is None or not 0 <= self.margin <= self.limit:
             raise self._field_error("margin", f"a whole number from 0 to the limit, {self.limit}")
         self._check_choice("unit", "tokens", "words", "characters")
 

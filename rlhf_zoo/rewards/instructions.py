@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ZooError
-from ..fileio import finite
+from ..fileio import is_finite
 from ..modeling.chat_template import Prompt
 from .instructions_kinds import KINDS, answer_forms
 from .rule import Rule, text_of
@@ -112,7 +112,7 @@ class InstructionsFollowed(Rule):
 
     def __post_init__(self) -> None:
         for field in ("share", "complete"):
-            if not finite(getattr(self, field)):
+            if not is_finite(getattr(self, field)):
                 raise self._field_error(field, "a number")
         if not isinstance(self.loose, bool):
             raise self._field_error("loose", "True or False")

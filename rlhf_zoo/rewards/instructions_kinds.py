@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..fileio import integer
+from ..fileio import int_or_none
 from .instructions_text import count_capital_words, count_sentences, detect_language
 
 RELATIONS = ("at least", "less than")
@@ -70,7 +70,7 @@ def _is_text(value: Any) -> bool:
 
 #: {description of a valid argument, for messages: check of an argument}.
 ARGUMENT_CHECKS: dict[str, Callable[[Any], bool]] = {
-    "a whole number of at least 0": lambda value: (integer(value) or 0) >= 0 and integer(value) is not None,
+    "a whole number of at least 0": lambda value: (int_or_none(value) or 0) >= 0 and int_or_none(value) is not None,
     "'at least' or 'less than'": lambda value: value in RELATIONS,
     "a text": _is_text,
     "a list of texts": lambda value: isinstance(value, (list, tuple)) and bool(value) and all(map(_is_text, value)),

@@ -3,7 +3,7 @@
 from typing import Any, ClassVar
 
 from ..errors import ZooError
-from ..fileio import integer
+from ..fileio import int_or_none
 from ..modeling.chat import completion_text
 
 
@@ -36,7 +36,7 @@ class Rule:
         return ZooError(f"{field} of the reward {self.name} is {getattr(self, field)!r}: give {expected}.")
 
     def _check_positive_integer(self, field: str) -> None:
-        value = integer(getattr(self, field))
+        value = int_or_none(getattr(self, field))
         if value is None or value < 1:
             raise self._field_error(field, "a whole number of at least 1")
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from ..errors import ZooError
-from ..fileio import finite
+from ..fileio import is_finite
 from ..modeling.chat_template import Prompt
 from ..modeling.reserved_columns import RESERVED, how_to_rename, withheld_columns
 from .form import FormatMatch, Length, Repetition, SoftOverlong
@@ -236,7 +236,7 @@ class NumericMatch(AnswerRule):
     def __post_init__(self) -> None:
         self._check_marker()
         for field in ("relative", "absolute"):
-            if not finite(getattr(self, field)) or getattr(self, field) < 0:
+            if not is_finite(getattr(self, field)) or getattr(self, field) < 0:
                 raise self._field_error(field, "a tolerance of at least 0")
         self._check_choice("percent", "unit", "hundredth")
 

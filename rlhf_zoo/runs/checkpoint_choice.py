@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from ..errors import ZooError
 from ..fields import option
-from ..fileio import finite
+from ..fileio import is_finite
 from ..hub.client.connect import DEFAULT_HUB, Hub
 from ..hub.client.refs import ADAPTER_CONFIGS, Checkpoint, resolve
 from ..modeling.gguf import unpack_if_gguf
@@ -162,7 +162,7 @@ def best_step(
         (step, value); None if no step has a finite value. Among equal values the earliest step wins, because it needed
         the least training.
     """
-    values = {row["step"]: float(row[metric]) for row in rows if row["step"] in steps and finite(row.get(metric))}
+    values = {row["step"]: float(row[metric]) for row in rows if row["step"] in steps and is_finite(row.get(metric))}
     sign = 1 if greater_is_better else -1
     return max(values.items(), key=lambda item: (sign * item[1], -item[0]), default=None)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..errors import ZooError
-from ..fileio import describe_write_error, integer, jsonable, now, parse_json, write_text
+from ..fileio import describe_write_error, int_or_none, jsonable, now, parse_json, write_text
 
 
 def without_times(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def _metrics_row(line: bytes) -> dict[str, Any] | None:
         row = parse_json(line)
     except ValueError:
         return None
-    return row if isinstance(row, dict) and integer(row.get("step")) is not None else None
+    return row if isinstance(row, dict) and int_or_none(row.get("step")) is not None else None
 
 
 def truncate_rows(file_path: Path, step: int) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import ZooError
-from ...fileio import finite, integer
+from ...fileio import int_or_none, is_finite
 
 TEMPERATURE_RANGE = (0.01, 100.0)  # below, logits/T exceed float32's precision; above, all tokens are equally likely
 MAX_SEED = 2**53 - 1  # the largest integer that JavaScript represents exactly
@@ -70,18 +70,18 @@ def check_sampling(seed: Any, temperature: Any, top_p: Any, max_new_tokens: Any,
     Raises:
         ZooError: A value is not a number, or out of range.
     """
-    if integer(seed) is None or not 0 <= seed <= MAX_SEED:
+    if int_or_none(seed) is None or not 0 <= seed <= MAX_SEED:
         raise ZooError(f"The seed is {reprlib.repr(seed)}; it must be an integer from 0 to {MAX_SEED}.")
     low, high = TEMPERATURE_RANGE
-    if not finite(temperature) or not low <= temperature <= high:
+    if not is_finite(temperature) or not low <= temperature <= high:
         raise ZooError(f"The temperature is {reprlib.repr(temperature)}; it must be a number from {low:g} to {high:g}.")
-    if not finite(top_p) or not 0 < top_p <= 1:
+    if not is_finite(top_p) or not 0 < top_p <= 1:
         raise ZooError(f"Top-p is {reprlib.repr(top_p)}; it must be above 0 and at most 1.")
     for name, value, largest in (
         ("number of new tokens", max_new_tokens, limits.max_new_tokens),
         ("number of completions", n, limits.n),
     ):
-        if integer(value) is None or value < 1:
+        if int_or_none(value) is None or value < 1:
             raise ZooError(f"The {name} is {reprlib.repr(value)}; it must be an integer of at least 1.")
         if value > largest:
             raise ZooError(f"The {name} is {reprlib.repr(value)}; the limit is {largest}.")

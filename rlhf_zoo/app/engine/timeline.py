@@ -16,7 +16,7 @@ from typing import Any, Unpack
 from transformers import PreTrainedModel
 
 from ...errors import ZooError
-from ...fileio import get_nested, integer, number
+from ...fileio import float_or_none, get_nested, int_or_none
 from ...modeling.devices import MEMORY_ERRORS, as_memory_error, move
 from ...modeling.loading import load_tokenizer
 from ...modeling.models import load_causal
@@ -95,7 +95,7 @@ class TimelineRun:
         for row in listing["checkpoints"]:
             step, commit, metrics = row["step"], row["commit"], row.get("metrics") or {}
             if step is not None and commit is not None:
-                reward, kl = number(metrics.get("reward")), number(metrics.get("kl"))
+                reward, kl = float_or_none(metrics.get("reward")), float_or_none(metrics.get("kl"))
                 point = TimelinePoint(step, row["revision"], commit, f"{repo}@{commit}", reward, kl)
                 points.append(replace(point, chosen="best" in (row.get("also") or ()), watched=_read_watched(metrics)))
         return cls._with_marks(repo, card, points)
@@ -115,7 +115,7 @@ class TimelineRun:
             path = folder / f"checkpoint-{step}"
             if step is not None and path.is_dir():
                 commit = row["commit"] if isinstance(row.get("commit"), str) else None
-                reward, kl = number(row.get("reward")), number(row.get("kl"))
+                reward, kl = float_or_none(row.get("reward")), float_or_none(row.get("kl"))
                 tag = str(row.get("tag"))
                 points.append(TimelinePoint(step, tag, commit, str(path), reward, kl, watched=_read_watched(row)))
         return cls._with_marks(str(folder), card, points)
@@ -125,7 +125,7 @@ class TimelineRun:
         """Creates a run with the card's β and marks. The card's chosen step takes precedence over the tag `best`."""
         chosen, evaluation, settings = _read_step(card.get("chosen")), card.get("evaluation"), card.get("settings")
         recommended = _read_step(evaluation.get("recommended")) if isinstance(evaluation, Mapping) else None
-        beta = number(settings.get("kl_coef", PPOConfig.kl_coef)) if isinstance(settings, Mapping) else None
+        beta = float_or_none(settings.get("kl_coef", PPOConfig.kl_coef)) if isinstance(settings, Mapping) else None
         marked = [
             replace(
                 point,
@@ -204,8 +204,8 @@ class CheckpointResult:
 
 def _read_watched(row: Mapping[str, Any]) -> dict[str, float]:
     """Returns the mean of each reward in a checkpoint's row of a card. Cards list only rewards of weight 0 there."""
-    rewards = {key.partition("/")[2]: number(value) for key, value in row.items() if str(key).startswith("rewards/")}
-    return {name: value for name, value in rewards.items() if value is not None}
+    means = {key.partition("/")[2]: float_or_none(mean) for key, mean in row.items() if str(key).startswith("rewards/")}
+    return {name: mean for name, mean in means.items() if mean is not None}
 
 
 def _read_evaluated(card: Mapping[str, Any], step: int) -> dict[str, dict[str, CardEstimate]]:
@@ -232,7 +232,7 @@ def _read_estimates(row: Any) -> dict[str, CardEstimate | None]:
 
 def _read_step(value: Any) -> int | None:
     """Returns the step of a card's {step} or number; None for anything else."""
-    return integer(value.get("step") if isinstance(value, Mapping) else value)
+    return int_or_none(value.get("step") if isinstance(value, Mapping) else value)
 
 
 class Timeline:

@@ -18,7 +18,7 @@ from gradio.utils import get_space
 from ...errors import ZooError
 from ...evaluation.votes.limits import TooManyVotesError, voter_address
 from ...evaluation.votes.vote import SIDES, ShownCompletion, Vote
-from ...fileio import number
+from ...fileio import float_or_none
 from ..engine import PolicyCompletion, Snapshot
 from .browser import UNLISTED, create_live_region
 from .charts import Role
@@ -103,7 +103,7 @@ def create_vote(pair: Pair, verdict: str, models: Mapping[str, ModelRevision]) -
     completions = []
     for side, sample in pair.sides.items():
         role = pair.roles[side]
-        model, reward = models[role], number(sample.reward)
+        model, reward = models[role], float_or_none(sample.reward)
         completions.append(
             ShownCompletion(sample.completion, role, model.repo, model.commit, model.tag, reward, sample.ended)
         )

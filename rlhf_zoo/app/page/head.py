@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from html import escape, unescape
 
-from ...fileio import get_nested, integer
+from ...fileio import get_nested, int_or_none
 from ...publishing.cards.markdown import judge_title
 from ...publishing.catalog.card import Card, CardEstimate, one_line
 from ...publishing.catalog.lineage import Lineage
@@ -50,18 +50,18 @@ def _findings(card: Card) -> Iterator[tuple[str, str]]:
     """Yields (key, HTML) of the verdict, and of the recommended step, win rate and KL if the card has them."""
     step_verdict = get_nested(card, "evaluation", "over_training")
     recommended_verdict = get_nested(step_verdict, "at_recommended")
-    if card.step is not None and integer(get_nested(recommended_verdict, "step")) == card.step:
+    if card.step is not None and int_or_none(get_nested(recommended_verdict, "step")) == card.step:
         step_verdict = recommended_verdict  # as on the card: the verdict on the compared step, not on the last step
     verdict = one_line(get_nested(step_verdict, "verdict")) or one_line(get_nested(card, "evaluation", "verdict"))
     if verdict is None:
         yield "verdict", "<b>No verdict yet</b>: run <code>rlhf-zoo eval</code>"
     else:
-        verdict_step = integer(get_nested(step_verdict, "step"))
+        verdict_step = int_or_none(get_nested(step_verdict, "step"))
         is_other_step = verdict_step is not None and card.step is not None and verdict_step != card.step
         at_step = f" at step {verdict_step}" if is_other_step else ""
         yield "verdict", f"<b>Verdict{at_step}: {escape_text(verdict)}</b>"
     recommended = get_nested(card, "evaluation", "recommended")
-    recommended = integer(recommended if not isinstance(recommended, dict) else recommended.get("step"))
+    recommended = int_or_none(recommended if not isinstance(recommended, dict) else recommended.get("step"))
     if recommended is not None:
         yield "recommended", f"use step {recommended}"
     if (win_rate := card.estimate("win_rate")) is not None:

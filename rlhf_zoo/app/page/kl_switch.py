@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ...fileio import finite, integer
+from ...fileio import int_or_none, is_finite
 from ...publishing.catalog.card import CardEstimate
 from ..engine import Timeline, TimelinePoint, TimelineRun
 from .html import format_number, format_signed
@@ -44,7 +44,7 @@ class KLSwitch:
         if timeline is None:
             return None
         compared_run = timeline.find_run()
-        card_step = integer(step)
+        card_step = int_or_none(step)
         point = (
             compared_run.point_at(card_step)
             if card_step in compared_run.steps and card_step is not None
@@ -66,7 +66,7 @@ class KLSwitch:
         Args:
             value: The slider's value.
         """
-        return (ON if value >= 0.5 else OFF) if finite(value) else self.compared
+        return (ON if value >= 0.5 else OFF) if is_finite(value) else self.compared
 
     def checkpoint_at(self, value: object) -> tuple[TimelineRun, TimelinePoint]:
         """Returns the run and checkpoint that a value of the slider selects.

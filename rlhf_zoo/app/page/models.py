@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import ZooError
-from ...fileio import finite, get_nested
+from ...fileio import get_nested, is_finite
 from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.refs import resolve
 from ...hub.client.run_signature import TRUST_RUN_FLAG
@@ -117,7 +117,7 @@ def _load_rules(lineage: Lineage, hub: Hub) -> RuleRewards | None:
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         return None
     weights = [1.0] * len(names) if weights is None else weights
-    if not isinstance(weights, list) or len(weights) != len(names) or not all(map(finite, weights)):
+    if not isinstance(weights, list) or len(weights) != len(names) or not all(map(is_finite, weights)):
         return None
     weighted = [(name, weight) for name, weight in zip(names, weights, strict=True) if weight]
     if not weighted or not all(map(_may_run, (name for name, _ in weighted))):

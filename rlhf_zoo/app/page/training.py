@@ -10,7 +10,7 @@ from typing import Any
 import gradio as gr
 
 from ...errors import ZooError
-from ...fileio import finite
+from ...fileio import is_finite
 from ...publishing.catalog.card import CardEstimate
 from ..engine import CheckpointResult, TimelinePoint, TimelineRun
 from .browser import UNLISTED, create_live_region, scroll_script
@@ -209,7 +209,7 @@ def nearest_step(run: TimelineRun, step: object) -> int:
         run: A run with checkpoints.
         step: The slider's value.
     """
-    target = step if finite(step) else run.best.step
+    target = step if is_finite(step) else run.best.step
     return min(run.steps, key=lambda candidate: (abs(candidate - target), candidate))
 
 

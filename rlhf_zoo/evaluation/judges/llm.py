@@ -26,7 +26,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ...errors import ZooError
-from ...fileio import integer, read_json, write_json
+from ...fileio import int_or_none, read_json, write_json
 from ...hub.client.retry_after import seconds_to_wait
 from ...runs.status_line import Progress
 from .llm_questions import CRITERION, MIDDLE, PROMPT_VERSION, Question, about_pair, about_single
@@ -119,7 +119,8 @@ class LLMJudge:
         if reserved:
             raise ZooError(f"parameters must not hold {', '.join(sorted(reserved))}: the judge sets these itself.")
         self._fields = {key: value for key, value in fields.items() if value is not None}
-        max_answer_tokens = max(integer(self._fields.get(key)) or 0 for key in ("max_tokens", "max_completion_tokens"))
+        limits = (self._fields.get(key) for key in ("max_tokens", "max_completion_tokens"))
+        max_answer_tokens = max(int_or_none(limit) or 0 for limit in limits)
         if budget is not None and max_answer_tokens == 0:
             raise ZooError("A budget needs a bound on the answer: set max_tokens or max_completion_tokens.")
         self._meter = Meter(price, budget, max_answer_tokens)
@@ -403,7 +404,7 @@ class LLMJudge:
         text = document["choices"][0]["message"].get("content")
         usage, served = document.get("usage") or {}, document.get("model")
         answer = self._clean(text if isinstance(text, str) else "")[:_KEPT_CHARACTERS]
-        prompt, completion = (integer(usage.get(name)) for name in ("prompt_tokens", "completion_tokens"))
+        prompt, completion = (int_or_none(usage.get(name)) for name in ("prompt_tokens", "completion_tokens"))
         tokens = None if prompt is None or completion is None else (prompt, completion)
         return answer, tokens, self._clean(served)[:200] if isinstance(served, str) else None
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ...fileio import finite
+from ...fileio import is_finite
 
 PROMPT_VERSION = 1  # version of the texts below; a new number invalidates every cached answer
 CRITERION = "the more helpful, relevant and correct continuation of the prompt"
@@ -128,7 +128,7 @@ def parse_rating(answer: str) -> float | None:
     # Digits only: float() also reads "inf" and "1_0".
     if isinstance(rating, str) and re.fullmatch(r"\d{1,2}(\.\d{1,9})?", rating, re.ASCII):
         rating = float(rating)
-    return float(rating) if finite(rating) and _LOWEST <= rating <= _HIGHEST else None
+    return float(rating) if is_finite(rating) and _LOWEST <= rating <= _HIGHEST else None
 
 
 def _value(answer: str, key: str) -> Any:

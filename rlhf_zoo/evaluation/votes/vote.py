@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import ZooError
-from ...fileio import finite, hub_id, integer, now
+from ...fileio import hub_id, int_or_none, is_finite, now
 
 MAX_TEXT = 32_768  # characters of a prompt or a completion
 #: Configurations of the data set: votes that prefer a side, and all others.
@@ -64,7 +64,7 @@ class ShownCompletion:
         )
         if self.tag is not None:
             _check_text("tag", self.tag)
-        _check(self.reward is None or finite(self.reward), "reward", self.reward, "use a finite number, or none")
+        _check(self.reward is None or is_finite(self.reward), "reward", self.reward, "use a finite number, or none")
         _check(self.ended is None or isinstance(self.ended, bool), "ended", self.ended, "use true, false or none")
         _set_floats(self, "reward")
 
@@ -106,14 +106,12 @@ class Vote:
         # A preference between equal texts would teach a reward model only noise.
         if self.verdict in SIDES and self.left.completion == self.right.completion:
             raise ZooError(f"A vote prefers the {self.verdict} side of two equal texts: make it a tie.")
-        temperature = self.temperature
-        _check(finite(temperature) and temperature >= 0, "temperature", temperature, "use a number of at least 0")
-        _check(finite(self.top_p) and 0 < self.top_p <= 1, "top_p", self.top_p, "use a number above 0, at most 1")
-        _check(
-            integer(self.seed) is not None and self.seed >= 0, "seed", self.seed, "use an integer of at most 63 bits"
-        )
+        temperature, seed = self.temperature, self.seed
+        _check(is_finite(temperature) and temperature >= 0, "temperature", temperature, "use a number of at least 0")
+        _check(is_finite(self.top_p) and 0 < self.top_p <= 1, "top_p", self.top_p, "use a number above 0, at most 1")
+        _check(int_or_none(seed) is not None and seed >= 0, "seed", seed, "use an integer of at most 63 bits")
         length = self.max_new_tokens
-        _check(integer(length) is not None and length > 0, "max_new_tokens", length, "use an integer of at least 1")
+        _check(int_or_none(length) is not None and length > 0, "max_new_tokens", length, "use an integer of at least 1")
         _check(_matches(_ID, self.id), "id", self.id, "use a random uuid")
         _check(_matches(_TIME, self.time), "time", self.time, "use UTC, to the second")
         _set_floats(self, "temperature", "top_p")

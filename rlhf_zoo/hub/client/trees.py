@@ -7,7 +7,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from ...errors import ZooError
-from ...fileio import integer
+from ...fileio import int_or_none
 from .connect import Hub
 from .downloads import PARTIAL_FOLDER
 from .local_paths import Cache, FileToFetch
@@ -55,7 +55,7 @@ def list_files(
             )
         if len(files) == MAX_FILES:
             raise ZooError(f"{repo} has over {MAX_FILES:,} files: download it with `hf download`.")
-        etag, size = entry.lfs.sha256 if entry.lfs else entry.blob_id, integer(entry.size)
+        etag, size = entry.lfs.sha256 if entry.lfs else entry.blob_id, int_or_none(entry.size)
         if not isinstance(etag, str) or not _DIGEST.fullmatch(etag) or size is None or size < 0:
             raise ZooError(
                 f"{hub.name} lists {path} in {repo} with {entry.size!r:.40} bytes and the digest "

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...errors import ZooError
-from ...fileio import get_nested, hub_id, integer, read_json
+from ...fileio import get_nested, hub_id, int_or_none, read_json
 from ...hub.client.claims import RECIPE_FILE
 from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.pull import split_revision
@@ -195,7 +195,7 @@ def _from_repository(
                 "repository of a published run, such as NAMESPACE/RECIPE-ppo."
             )
     lineage = find_lineage(subject.name, sft=sft, reward=reward, hub=hub)
-    card_step = integer(lineage.card.get("step")) or 0
+    card_step = int_or_none(lineage.card.get("step")) or 0
     resolved = read_json(path / RECIPE_FILE)
     if not isinstance(resolved, dict):
         raise ZooError(

@@ -11,7 +11,7 @@ from ...evaluation.best_of_n import Choice, build_choices, choice_accuracy
 from ...evaluation.calibration import preference_report
 from ...evaluation.hard_pairs import are_ties, compare_ties, measure_hard_pairs
 from ...evaluation.prompt_groups import group_other_prompts
-from ...fileio import finite
+from ...fileio import is_finite
 from ...modeling.chat import append_completion, completion_text, plain_text
 from ...modeling.prompt_keys import count_distinct_prompts
 from ...rewards import RewardModel
@@ -98,7 +98,7 @@ def held_out_report(
 def _margin_column(pairs: Dataset) -> list[float] | None:
     """Returns the column `margin`; None unless it has a number for every pair."""
     margins = list(pairs["margin"]) if "margin" in pairs.column_names else [None]
-    numbers = [float(margin) for margin in margins if finite(margin)]
+    numbers = [float(margin) for margin in margins if is_finite(margin)]
     return numbers if len(numbers) == len(margins) else None
 
 

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path, PurePath
 from typing import Any
 
-from ...fileio import finite, get_nested, hub_id, write_json, write_text
+from ...fileio import get_nested, hub_id, is_finite, write_json, write_text
 from ...modeling.prompt_keys import format_group_count
 from ...runs.registry import PARENT_TITLES, REWARD_ROLES, STAGES
 from . import commands, markdown
@@ -124,7 +124,7 @@ def front_matter(facts: StageFacts, card: StageCard) -> dict[str, Any]:
     results = [
         _index_result(facts, task, part, finite_metrics)
         for part, metrics in card.index_metrics(facts)
-        if (finite_metrics := [metric for metric in metrics if finite(metric[1])])
+        if (finite_metrics := [metric for metric in metrics if is_finite(metric[1])])
     ]
     if results:
         metadata["model-index"] = [{"name": facts.title, "results": results}]

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
-from ...fileio import finite, hub_id
+from ...fileio import hub_id, is_finite
 from ...runs.registry import STAGES
 from .facts import StageFacts
 from .markdown import Raw, code
@@ -82,7 +82,7 @@ def trained_on(facts: StageFacts) -> DataPart:
         facts: The facts of the stage.
     """
     share = stage_setting(facts, "held_out_share")
-    if facts.stage == "ppo" and finite(share):  # PPO holds out a share for the evaluation, and another for validation
+    if facts.stage == "ppo" and is_finite(share):  # PPO holds out a second share, for validation
         share = 2 * share
     return _part(facts, stage_setting(facts, "dataset_train_split"), share, is_training_data=True)
 
@@ -106,7 +106,7 @@ def left_out(facts: StageFacts) -> Raw:
     """
     counts = facts.run.get("left_out")
     counts = counts if isinstance(counts, Mapping) else {}
-    parts = [f"{counts[key]:,} {rows}" for key, rows in _LEFT_OUT.items() if finite(counts.get(key)) and counts[key]]
+    parts = [f"{counts[key]:,} {rows}" for key, rows in _LEFT_OUT.items() if is_finite(counts.get(key)) and counts[key]]
     return Raw(f" Rows left out: {_join(parts, 'and')}." if parts else "")
 
 
@@ -143,13 +143,13 @@ def evaluated_on(facts: StageFacts, part: Mapping[str, Any] | None = None) -> Da
     if not isinstance(data, Mapping) or "config" not in data:
         return DataPart(*_repo_and_folder(facts), "prompts", str(split))
     share, main_share = (part or data).get("held_out_share"), data.get("held_out_share")
-    is_second_share = part is not None and finite(share) and finite(main_share)
+    is_second_share = part is not None and is_finite(share) and is_finite(main_share)
     # If the data set has a test split, validation gets both shares.
-    if part is not None and finite(share) and not finite(main_share):
+    if part is not None and is_finite(share) and not is_finite(main_share):
         share = 2 * share
     repo = hub_id(data.get("location"))
     location = repo, None if repo else _repo_and_folder(facts)[1]
-    share = share if finite(share) else None
+    share = share if is_finite(share) else None
     return DataPart(*location, data["config"], str(split), share, is_second_share=is_second_share)
 
 
@@ -168,8 +168,8 @@ def overlap_with_training(facts: StageFacts) -> str:
         return ""
     titles = {stage: title for stage, title in STAGE_NAMES.items() if stage in counts}
     never = [title for stage, title in titles.items() if counts[stage] == 0]
-    unknown = [title for stage, title in titles.items() if not finite(counts[stage])]
-    counted = [(title, counts[stage]) for stage, title in titles.items() if finite(counts[stage]) and counts[stage]]
+    unknown = [title for stage, title in titles.items() if not is_finite(counts[stage])]
+    counted = [(title, counts[stage]) for stage, title in titles.items() if is_finite(counts[stage]) and counts[stage]]
     parts = [f"{title} also trained on **{count:,} of them**." for title, count in counted]
     if never:
         parts.append(f"{_join(never, 'and')} never trained on them.")
@@ -192,7 +192,7 @@ def _part(facts: StageFacts, split: Any, share: Any, *, is_training_data: bool =
         *_repo_and_folder(facts),
         stage_setting(facts, "dataset_config"),
         split,
-        share if finite(share) else None,
+        share if is_finite(share) else None,
         columns if isinstance(columns, Mapping) else {},
         is_training_data,
     )

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ...fileio import finite, get_nested
+from ...fileio import get_nested, is_finite
 
 
 def estimate_at(document: Mapping[str, Any], *path: str) -> Mapping[str, Any] | None:
@@ -14,4 +14,4 @@ def estimate_at(document: Mapping[str, Any], *path: str) -> Mapping[str, Any] | 
         *path: The keys that lead to the estimate.
     """
     estimate = get_nested(document, *path)
-    return estimate if isinstance(estimate, Mapping) and finite(estimate.get("value")) else None
+    return estimate if isinstance(estimate, Mapping) and is_finite(estimate.get("value")) else None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ZooError
-from ...fileio import finite, hub_id, read_json
+from ...fileio import hub_id, is_finite, read_json
 from ...hub.client.step_tags import tag_name
 from ...runs.record import StageRecord, checkpoint_step
 from ...runs.registry import STAGES, starts_from_base
@@ -469,7 +469,7 @@ class StageFacts:
     def accuracy(self) -> Mapping[str, Any] | None:
         """The accuracy in `reward_report`, as {value, ci95, n}; None if it was not measured."""
         report = self.reward_report
-        if not finite(report.get("accuracy")):
+        if not is_finite(report.get("accuracy")):
             return None
         return {"value": report["accuracy"], "ci95": report.get("ci95"), "n": report.get("n")}
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ...fileio import finite
+from ...fileio import is_finite
 from .facts import StageFacts
 from .markdown import number
 
@@ -60,7 +60,7 @@ def _rollout_signs(facts: StageFacts) -> Iterator[str]:
         ("completions/eos_rate", "share that ended with EOS", False),
     ):
         first, latest = facts.first_value(key), facts.latest_metrics.get(key)
-        if finite(first) and finite(latest):
+        if is_finite(first) and is_finite(latest):
             change = _change(first, latest) + (_ratio(first, latest, "the first") if has_ratio else "")
             yield f"From the first rollout to step {facts.step_of_latest(key)}: {description} {change}."
 
@@ -116,7 +116,7 @@ def _disagreements(samples: list[dict[str, Any]]) -> tuple[int, int] | None:
         sft, ppo = row.get("sft"), row.get("ppo")
         if isinstance(sft, Mapping) and isinstance(ppo, Mapping):
             values: list[Any] = [side.get(key) for key in ("reward", "judge") for side in (sft, ppo)]
-            if all(map(finite, values)):
+            if all(map(is_finite, values)):
                 disagreements.append(values[1] > values[0] and values[3] < values[2])
     return (sum(disagreements), len(disagreements)) if disagreements else None
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ...fileio import finite
+from ...fileio import is_finite
 
 NOT_MEASURED = "not measured"
 NOT_EVALUATED = "not evaluated"
@@ -69,7 +69,7 @@ def number(value: object) -> Raw:
     Returns:
         The number, or "not measured".
     """
-    if not finite(value):
+    if not is_finite(value):
         return Raw(NOT_MEASURED)
     if isinstance(value, int):
         return Raw(value)
@@ -118,7 +118,7 @@ def short(value: object) -> Raw:
     Returns:
         The number, or "not measured".
     """
-    if not finite(value):
+    if not is_finite(value):
         return Raw(NOT_MEASURED)
     if isinstance(value, int):
         return Raw(f"{value:,}")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...fileio import finite
+from ...fileio import is_finite
 from .data import DataPart
 from .facts import StageFacts
 
@@ -108,11 +108,11 @@ def selected_samples(facts: StageFacts, side: str) -> dict[str, list[dict[str, A
     for row in rows:
         first.setdefault(row["prompt"], row)
     selected = {"The first held-out prompts": list(first.values())[:_MAX_FIRST]}
-    key = "judge" if any(finite(row[side].get("judge")) for row in rows) else "reward"
-    worst = sorted((row for row in rows if finite(row[side].get(key))), key=lambda row: row[side][key])
+    key = "judge" if any(is_finite(row[side].get("judge")) for row in rows) else "reward"
+    worst = sorted((row for row in rows if is_finite(row[side].get(key))), key=lambda row: row[side][key])
     selected[f"The worst of all {len(rows)}, by the {key}"] = worst[:_MAX_WORST]
     if side == "ppo":
-        farthest = sorted((row for row in rows if finite(row[side].get("kl"))), key=lambda row: -row[side]["kl"])
+        farthest = sorted((row for row in rows if is_finite(row[side].get("kl"))), key=lambda row: -row[side]["kl"])
         selected["The farthest from the SFT policy, by log-ratio"] = farthest[:_MAX_WORST]
     return {heading: samples for heading, samples in selected.items() if samples}
 
@@ -126,4 +126,4 @@ def perplexity(loss: Any) -> float | None:
     Returns:
         exp(loss); None if the loss was not measured or is at least 100.
     """
-    return math.exp(loss) if finite(loss) and loss < 100 else None
+    return math.exp(loss) if is_finite(loss) and loss < 100 else None

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ...fileio import finite
+from ...fileio import is_finite
 from ...runs.registry import REWARD_ROLES
 from .. import plots
 from ..plot_parts import over_training_message
@@ -122,7 +122,7 @@ def _baselines(frontier: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, 
 
 def _phase_times(facts: StageFacts) -> dict[str, float]:
     """Returns the mean seconds of each phase of an update, and the tokens per second; {} if they were not timed."""
-    rows = [row for row in facts.metrics if finite(row.get("tokens_per_second"))]
+    rows = [row for row in facts.metrics if is_finite(row.get("tokens_per_second"))]
     names = [
         "tokens_per_second",
         *(f"time/{phase}" for phase in ("rollout", "reference", "values", "reward", "update")),
@@ -130,7 +130,7 @@ def _phase_times(facts: StageFacts) -> dict[str, float]:
     return {
         name.removeprefix("time/"): sum(row[name] for row in rows) / len(rows)
         for name in names
-        if rows and all(finite(row.get(name)) for row in rows)
+        if rows and all(is_finite(row.get(name)) for row in rows)
     }
 
 

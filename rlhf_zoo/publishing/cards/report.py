@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ZooError
-from ...fileio import finite
+from ...fileio import is_finite
 from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.pull import split_revision
 from ...hub.client.refusals import refusals_as
@@ -166,7 +166,7 @@ def judge_notes(judge: Mapping[str, Any]) -> Raw:
     if note := unparsed_note(judge):
         notes.append(note)
     cost = (judge.get("usage") or {}).get("cost")
-    if finite(cost) and cost is not None:
+    if is_finite(cost) and cost is not None:
         notes.append(f"Cost: {cost:.4g}.")
     return Raw("".join(f" {note}" for note in notes))
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ...fileio import finite
+from ...fileio import is_finite
 from .. import plots
 from .data import DataPart, measured_on
 from .estimates import estimate_at
@@ -76,12 +76,12 @@ def _watch_out(facts: StageFacts) -> Iterator[Raw]:
 def _training_overlap(counts: Any) -> str:
     """Returns a clause on whether the model trained on the held-out pairs; "" if nothing was counted."""
     prompts, pairs = (counts.get(name) if isinstance(counts, Mapping) else None for name in ("prompts", "pairs"))
-    if not finite(pairs):
+    if not is_finite(pairs):
         return ""
     if pairs or prompts:
-        and_prompts = f" and on {number(prompts)} of their prompts" if finite(prompts) else ""
+        and_prompts = f" and on {number(prompts)} of their prompts" if is_finite(prompts) else ""
         return f"**of which it trained on {number(pairs)}{and_prompts} as well**"
-    return "which it never trained on" + (", nor on their prompts" if finite(prompts) else "")
+    return "which it never trained on" + (", nor on their prompts" if is_finite(prompts) else "")
 
 
 def _hard_pair_rows(hard_pairs: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:

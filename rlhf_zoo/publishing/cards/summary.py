@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ...fileio import finite, hub_id
+from ...fileio import hub_id, is_finite
 from ...runs.record import StageRecord
 from ...runs.registry import PARENT_TITLES
 from ...runs.settings.declared import default_of
@@ -199,7 +199,7 @@ def example(facts: StageFacts) -> dict[str, Any] | None:
 
 def _gain(row: Mapping[str, Any], key: str) -> float:
     before, after = row["sft"].get(key), row["ppo"].get(key)
-    return float(after) - float(before) if finite(before) and finite(after) else 0.0
+    return float(after) - float(before) if is_finite(before) and is_finite(after) else 0.0
 
 
 def links(facts: StageFacts) -> Raw:
@@ -240,7 +240,7 @@ def trained_with(facts: StageFacts) -> Iterator[tuple[str, Raw]]:
     recipe = [code(facts.recipe), f"rlhf-zoo {escape(version)}" if version else "", f"seed {run.get('seed')}"]
     yield "Recipe", Raw(", ".join(filter(None, recipe if run.get("seed") is not None else recipe[:2])))
     settings = list(_setting_phrases(facts))
-    if finite(run.get("seconds")) and facts.step is None:
+    if is_finite(run.get("seconds")) and facts.step is None:
         settings.append(f"whole training: {_duration(run['seconds'])}{_machine(versions, run)}")
     if settings:
         yield _STAGE_TITLES.get(facts.stage, facts.stage), Raw(", ".join(settings))
@@ -262,12 +262,12 @@ _STAGE_TITLES = {"sft": "SFT", "reward": "Reward model", "ppo": "PPO"}
 def _setting_phrases(facts: StageFacts) -> Iterator[str]:
     step, episodes = facts.described_step, facts.latest_metrics.get("episodes")
     if facts.stage == "ppo":
-        if step and finite(episodes):
+        if step and is_finite(episodes):
             yield f"{step:,} updates, {round(episodes):,} completions"
         yield f"β {short(facts.latest_metrics.get('kl_coef', facts.setting('kl_coef', default_of('ppo', 'kl_coef'))))}"
     elif step:
         yield f"{step:,} optimizer steps"
-    if finite(rate := facts.setting("learning_rate")):
+    if is_finite(rate := facts.setting("learning_rate")):
         yield f"learning rate {rate:g}"
     if facts.is_adapter:
         yield f"LoRA of rank {facts.setting('lora_r', default_of(facts.stage, 'lora_r'))}"
@@ -321,7 +321,7 @@ def headline(facts: StageFacts) -> dict[str, Any] | None:
     ]
     n, prompts = facts.evaluation.get("n"), facts.evaluation.get("prompts")
     groups = facts.evaluation.get("groups", prompts)
-    in_groups = f" in {short(groups)} groups that ask the same thing" if finite(groups) and groups != prompts else ""
+    in_groups = f" in {short(groups)} groups that ask the same thing" if is_finite(groups) and groups != prompts else ""
     note = (
         f"{short(n)} completions to {short(prompts)} prompts{in_groups}; 95% intervals over "
         f"{'groups' if in_groups else 'prompts'}, not training seeds."
@@ -332,7 +332,7 @@ def headline(facts: StageFacts) -> dict[str, Any] | None:
     if is_different_text and reward is not None:
         note += f" ² The text that the reward likes most wins only {short(reward['win_rate']['value'])}."
     cells = [(title, sft, bold(ppo), constant) for title, sft, ppo, constant in rows]
-    return {"rows": cells, "has_constants": bool(best_constants), "note": Raw(note if finite(n) else "")}
+    return {"rows": cells, "has_constants": bool(best_constants), "note": Raw(note if is_finite(n) else "")}
 
 
 def _filter_rows(facts: StageFacts) -> Iterator[tuple[Raw, Raw, Mapping[str, Any] | None, str]]:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ...fileio import finite, get_nested, hub_id, integer, number, parse_json
+from ...fileio import float_or_none, get_nested, hub_id, int_or_none, is_finite, parse_json
 from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.refusals import client_errors, is_disk_full, reason
 from ...hub.client.weights import Origin
@@ -54,13 +54,13 @@ class CardEstimate:
         Returns:
             The estimate; None if the value is not a finite number.
         """
-        value = number(get_nested(estimate, "value"))
+        value = float_or_none(get_nested(estimate, "value"))
         if value is None:
             return None
         interval = get_nested(estimate, "ci95")
-        ends = [float(end) for end in interval if finite(end)] if isinstance(interval, list) else []
+        ends = [float(end) for end in interval if is_finite(end)] if isinstance(interval, list) else []
         ci95 = (ends[0], ends[1]) if len(ends) == 2 == len(interval) else None
-        return cls(value, ci95, integer(get_nested(estimate, "n")))
+        return cls(value, ci95, int_or_none(get_nested(estimate, "n")))
 
 
 @dataclass(frozen=True)
@@ -138,12 +138,12 @@ class Card(dict[str, Any]):
     @property
     def step(self) -> int | None:
         """The checkpoint's step."""
-        return integer(self.get("step"))
+        return int_or_none(self.get("step"))
 
     @property
     def seed(self) -> int | None:
         """The run's seed."""
-        return integer(self.get("seed"))
+        return int_or_none(self.get("seed"))
 
     @property
     def simulated(self) -> bool | None:
@@ -166,7 +166,9 @@ class Card(dict[str, Any]):
     def beta(self) -> float | None:
         """The KL coefficient β, or its initial value if it adapts; None if the card has no settings."""
         settings = self.get("settings")
-        return number(settings.get("kl_coef", default_of("ppo", "kl_coef"))) if isinstance(settings, Mapping) else None
+        if not isinstance(settings, Mapping):
+            return None
+        return float_or_none(settings.get("kl_coef", default_of("ppo", "kl_coef")))
 
     @property
     def checkpoints(self) -> list[Mapping[str, Any]]:
@@ -214,7 +216,7 @@ class Card(dict[str, Any]):
         # `Stage.figures` holds paths into the card, in which "checkpoints" means the row of this step.
         document = {**self, "checkpoints": checkpoint}
         figures = {name: get_nested(document, *path) for name, path in stage.figures.items()} if stage else {}
-        return {name: value for name, value in figures.items() if finite(value)}
+        return {name: value for name, value in figures.items() if is_finite(value)}
 
     def estimate(self, *path: str) -> CardEstimate | None:
         """Returns an estimate of its evaluation; None if the evaluation does not have it.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ZooError
-from ...fileio import get_nested, integer, number, write_text
+from ...fileio import float_or_none, get_nested, int_or_none, write_text
 from ...hub.client.connect import DEFAULT_HUB, HF_URL, Hub
 from ...hub.client.refusals import is_disk_full, refusals_as
 from ...hub.client.step_tags import tagged_steps
@@ -147,12 +147,12 @@ def _figures(stage: str | None, card: Card) -> dict[str, CardEstimate | None]:
 def _verdict(card: Card) -> str | None:
     trajectory = get_nested(card, "evaluation", "over_training")
     step_verdict = get_nested(trajectory, "at_recommended")
-    names_this_step = card.step is not None and integer(get_nested(step_verdict, "step")) == card.step
+    names_this_step = card.step is not None and int_or_none(get_nested(step_verdict, "step")) == card.step
     return one_line(get_nested(step_verdict if names_this_step else trajectory, "kind"))
 
 
 def _training_figure(value: object) -> CardEstimate | None:
-    last_logged = number(value)
+    last_logged = float_or_none(value)
     return None if last_logged is None else CardEstimate(last_logged, held_out=False)
 
 
@@ -417,7 +417,7 @@ def checkpoint_rows(
     steps = {tag: step for step, tag in tagged_steps(tags).items()}
     pointers_by_step: dict[int, list[str]] = {}
     for name in pointers:
-        step = integer(get_nested(pointer_cards[name], "chosen", "step")) if name == "best" else None
+        step = int_or_none(get_nested(pointer_cards[name], "chosen", "step")) if name == "best" else None
         step = pointer_cards[name].step if step is None else step
         if step is not None and step in steps.values():
             pointers_by_step.setdefault(step, []).append(name)
@@ -426,7 +426,7 @@ def checkpoint_rows(
 
     def make_row(name: str, step: int | None, commit: str, card_row: Mapping[str, Any]) -> dict[str, Any]:
         date = dates.get(commit)
-        numbers = {one_line(key): number(value) for key, value in card_row.items() if key not in _NOT_METRICS}
+        numbers = {one_line(key): float_or_none(value) for key, value in card_row.items() if key not in _NOT_METRICS}
         metrics = {key: value for key, value in numbers.items() if key is not None and value is not None}
         return {
             "revision": one_line(name),

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ...errors import ZooError
 from ...evaluation.reward_load_settings import reward_load_kwargs
-from ...fileio import finite, get_nested, hub_id, integer
+from ...fileio import get_nested, hub_id, int_or_none, is_finite
 from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.pull import find_revision, split_revision
 from ...hub.client.refs import Checkpoint, resolve
@@ -97,7 +97,7 @@ class Lineage:
         if not isinstance(settings, Mapping):
             return default
         value = settings.get(key, default_of("ppo", key))
-        return value if finite(value) else default
+        return value if is_finite(value) else default
 
     @property
     def reward_load_kwargs(self) -> dict[str, Any]:
@@ -111,9 +111,9 @@ class Lineage:
         keys = ("response_length_min", "truncate_text", "truncate_after")
         shortest, text, after = (get_nested(self.card, "settings", key) for key in keys)
         truncation = {
-            "shortest": max(shortest, 1) if integer(shortest) else None,
+            "shortest": max(shortest, 1) if int_or_none(shortest) else None,
             "text": text if isinstance(text, str) and text else None,
-            "after": max(integer(after) or 0, 0),
+            "after": max(int_or_none(after) or 0, 0),
         }
         return truncation if truncation["shortest"] or truncation["text"] else {}
 

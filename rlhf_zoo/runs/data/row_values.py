@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ZooError
-from ...fileio import finite
+from ...fileio import is_finite
 from ...modeling.chat_template import is_conversation
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _fix(name: str, kind: str) -> str:
 
 def _check_margins(margins: Sequence[Any], *, subject: str) -> None:
     for index, margin in enumerate(margins):
-        if not finite(margin):
+        if not is_finite(margin):
             content = "nothing" if margin is None else f"{margin!r:.60}"
             raise ZooError(
                 f"Row {index} of {subject} has {content} in the column 'margin', a number that the reward model's loss "
