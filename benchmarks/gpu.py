@@ -119,7 +119,7 @@ class ReplayTrainer(PPOTrainer):
     samples: Samples
 
     def rollout(self, rows: Any, *, stream: int) -> Rollout:
-        return self.evaluate_samples(self.samples.to(self.args.device), recompute=True)
+        return self.make_rollout(self.samples.to(self.args.device), recompute_logprobs=True)
 
     def run_epochs(self, model: Any, rollout: Rollout, estimates: Advantages) -> dict[str, float]:
         progress = super().run_epochs(model, rollout, estimates)
@@ -203,7 +203,7 @@ def sampling(device: str, tiny: bool) -> dict[str, Any]:
             sampler(model, request)
             start = time.perf_counter()
             actual = sampler(model, request).to("cpu")
-            pairs = zip(expected.token_lists(), actual.token_lists(), strict=True)
+            pairs = zip(expected.completion_id_lists(), actual.completion_id_lists(), strict=True)
             equal = torch.tensor([expected_tokens == tokens for expected_tokens, tokens in pairs])
             width = min(expected.logprobs.shape[1], actual.logprobs.shape[1])
             differences = (expected.logprobs[equal, :width] - actual.logprobs[equal, :width]).abs()

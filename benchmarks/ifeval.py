@@ -235,7 +235,7 @@ class Policy:
             temperature=temperature or GREEDY_TEMPERATURE,
             vocabulary=self.vocabulary,
         )
-        texts = decode_completions(self.tokenizer, prompts, prompt_ids, samples.token_lists())
+        texts = decode_completions(self.tokenizer, prompts, prompt_ids, samples.completion_id_lists())
         return dict(zip(indices, zip(texts, samples.ended.tolist(), strict=True), strict=True))
 
 

@@ -85,7 +85,7 @@ class StubVLLM:
             self.model, prompt, keys=[(self.rounds, i) for i in range(len(prompt))], seed=0, pad_id=0,
             max_new_tokens=max_tokens, temperature=temperature, stop_ids=stop_token_ids,
         )  # fmt: skip
-        lists = zip(prompt, samples.token_lists(), samples.logprobs.tolist(), strict=True)
+        lists = zip(prompt, samples.completion_id_lists(), samples.logprobs.tolist(), strict=True)
         return [
             {
                 "prompt_token_ids": prompt_ids,

@@ -238,7 +238,7 @@ def assert_resumes_exactly(build: Callable[[Path], Any], directory: Path, *, at:
 
 def rows_of(rollout: Rollout) -> Rows:
     prompts = [ids[m].tolist() for ids, m in zip(rollout.samples.prompt_ids, rollout.samples.prompt_mask, strict=True)]
-    return list(zip(prompts, rollout.samples.token_lists(), strict=True))
+    return list(zip(prompts, rollout.samples.completion_id_lists(), strict=True))
 
 
 def vocabulary_logps(model: Any, rows: Rows) -> list[torch.Tensor]:

@@ -158,9 +158,9 @@ def trace(
         with loading("loading the trainer"):
             from ..pipeline.inspect.trace import find_traced_policy, trace_checkpoint
             from ..pipeline.inspect.trace_view import show, to_document
-            from ..runs.data.turns import typed_prompt
+            from ..runs.data.turns import parse_prompt
         with doing(f"tracing {run}"):
-            parsed_prompt = typed_prompt(prompt)
+            parsed_prompt = parse_prompt(prompt)
             policy = find_traced_policy(run, step=step, hub=connected_hub, **policy_options)
             trace_result = trace_checkpoint(policy, parsed_prompt, columns=prompt_columns, **options)
         if as_json:

@@ -39,7 +39,7 @@ def open_hub(
 
     target = choose_hub(flag, push_to_hub=push_to_hub, flag=option)
     with connect(target, choose_source(source, target)) as hub:
-        named_source = None if source in (None, "none") else hub.source
+        named_source = None if source in (None, "none") else hub.source_hub
         note = "" if named_source is None else f"; models and data that it lacks come from {named_source.description}"
         click.echo(f"Hub: {hub.description}{note}", err=True)
         yield hub

@@ -91,12 +91,12 @@ SOURCE_HUB = _source_hub("Hub for models and data that --hub does not have")
 ONLY_SOURCE_HUB = _source_hub("Hub of models and data")
 
 
-def _trusting(module: str) -> Callable[[click.Context, click.Parameter, bool], None]:
-    """Makes the callback of a flag. It enters the context manager `trusting` of a module until the command ends."""
+def _enter_if_set(module: str, name: str) -> Callable[[click.Context, click.Parameter, bool], None]:
+    """Makes the callback of a flag, which enters a module's context manager until the command ends."""
 
-    def enter(ctx: click.Context, _: click.Parameter, trusted: bool) -> None:
-        if trusted:
-            ctx.with_resource(import_module(module, __package__).trusting())
+    def enter(ctx: click.Context, _: click.Parameter, is_set: bool) -> None:
+        if is_set:
+            ctx.with_resource(getattr(import_module(module, __package__), name)())
 
     return enter
 
@@ -107,7 +107,7 @@ TRUST = click.option(
     cls=RunOption,
     is_flag=True,
     expose_value=False,
-    callback=_trusting("..modeling.remote_code"),
+    callback=_enter_if_set("..modeling.remote_code", "allow_remote_code"),
     help="Let models run the code in their repositories. Read that code first. No recipe can set this for you.",
 )
 
@@ -118,7 +118,7 @@ TRUST_RUN = click.option(
     cls=RunOption,
     is_flag=True,
     expose_value=False,
-    callback=_trusting("..hub.client.run_signature"),
+    callback=_enter_if_set("..hub.client.run_signature", "trust_all_runs"),
     help="Use the code and addresses that the run directory names, even if your rlhf-zoo did not write it.",
 )
 HUB = click.option("--hub", cls=RunOption, help="The Hub: 'local' (the embedded Hub) or an address.")

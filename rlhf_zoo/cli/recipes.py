@@ -168,11 +168,11 @@ def _check_on_hub(
     from ..runs.judge import with_judge
 
     datasets.utils.logging.disable_progress_bar()
-    last_hub = hub.source or hub
+    last_hub = hub.source_hub or hub
     failure = last_hub.outage()
     if failure is not None:  # or each name would wait again for a Hub that does not answer
         last_hub = replace(last_hub, offline=True)
-        hub = last_hub if hub.source is None else replace(hub, source=last_hub)
+        hub = last_hub if hub.source_hub is None else replace(hub, source_hub=last_hub)
     unchecked = {
         f"the columns of {name}": cause
         for name, cause in check_forms(config, settings_by_stage, hub, every_row=True).items()

@@ -136,10 +136,10 @@ def ablate(
 
         @contextlib.contextmanager
         def open_variant(variant: Variant) -> Iterator[tuple[RunContext, Publisher | None]]:
-            fields = variant.fields(directory, flags)
+            context_fields = variant.context_fields(directory, flags)
             with (
-                locked(fields["directory"]),
-                open_run(loaded_recipe, hub=connected_hub, **fields, **options) as (variant_context, publisher),
+                locked(context_fields["directory"]),
+                open_run(loaded_recipe, hub=connected_hub, **context_fields, **options) as (variant_context, publisher),
             ):
                 contexts.append(variant_context)
                 yield variant_context, publisher
@@ -282,8 +282,10 @@ def _show_figures(console: Console, title: str, outcomes: Sequence[Outcome], own
         at_step = f", at step {own_run.step}; the others are at step {' or '.join(map(str, steps))}" if steps else ""
         console.print(f"* The run itself{at_step}.", highlight=False)
     for outcome in outcomes:
-        if outcome.fired:
-            console.print(f"{outcome.variant.label}: probes fire for {', '.join(outcome.fired)}.", highlight=False)
+        if outcome.fired_families:
+            console.print(
+                f"{outcome.variant.label}: probes fire for {', '.join(outcome.fired_families)}.", highlight=False
+            )
 
 
 def _show_samples(console: Console, outcomes: Sequence[Outcome]) -> None:

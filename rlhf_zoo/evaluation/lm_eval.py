@@ -79,7 +79,7 @@ def check_data(tasks: Sequence[str], hub: Hub) -> None:
 def _translate_harness_errors(hub: Hub, tasks: Sequence[str]) -> Iterator[None]:
     """Reads tasks' data from the run's source Hub while open, and turns the harness's exceptions into ZooErrors."""
     try:
-        with reading_from(hub.source or hub):
+        with reading_from(hub.source_hub or hub):
             yield
     except Exception as error:
         message = " ".join(str(error).split())[:300]

@@ -315,7 +315,7 @@ def _measure(
         for judge in sort_free_first(evaluator.panel.scoring)
     }
     # The token ids are kept, because decoding and encoding may give other ids.
-    tokens = [list(row) for batch in samples.batches for row in batch.token_lists()]
+    tokens = [list(row) for batch in samples.batches for row in batch.completion_id_lists()]
     return PolicyMeasurements(
         completions=samples.texts,
         reward=reward,

@@ -54,7 +54,7 @@ _EXECUTED: dict[Path, ExecutedCode] | None = None
 
 
 @contextmanager
-def trusting() -> Iterator[None]:
+def allow_remote_code() -> Iterator[None]:
     """Allows models to run their own code when they are loaded, while this context is open."""
     global _EXECUTED
     previous, _EXECUTED = _EXECUTED, {}
@@ -70,7 +70,7 @@ def is_code_trusted() -> bool:
 
 
 def executed_code() -> list[ExecutedCode]:
-    """Returns the code that ran in this `trusting` context. Of models with the same code, lists only the first."""
+    """Returns the code that ran in this `allow_remote_code` context, once for all models that share it."""
     by_files = {tuple(code.files.items()): code for code in reversed((_EXECUTED or {}).values())}
     return sorted(by_files.values(), key=lambda code: code.model)
 
@@ -107,7 +107,7 @@ def needs_remote_code(config: Mapping[str, Any]) -> bool:
 
 
 def record_code(find: Callable[[str], Path | None], subject: str, *, name: str) -> None:
-    """Records and logs the code that runs when a model is loaded, if the model has code and `trusting` allows it.
+    """Records and logs the code that runs when a model is loaded, if it has code and `is_code_trusted`.
 
     Args:
         find: Maps a file's name to its path; to None if the model has no such file.

@@ -147,7 +147,7 @@ def check(context: RunContext) -> None:
             context.record("eval").check_recipe(context.recipe.name)
 
 
-def claim(context: RunContext, publisher: Publisher | None) -> None:
+def claim_repositories(context: RunContext, publisher: Publisher | None) -> None:
     """Claims the repositories of all stages for this run, if it publishes.
 
     Args:
@@ -178,7 +178,7 @@ def run(context: RunContext, console: "Console", publisher: Publisher | None = N
         The path of summary.json; None in all processes but the main one.
     """
     check(context)
-    claim(context, publisher)
+    claim_repositories(context, publisher)
     distributed.wait()  # every process must have read the files that --restart deletes
     if context.restart and distributed.is_main_process():
         _delete_records(context)

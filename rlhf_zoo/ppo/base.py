@@ -42,7 +42,7 @@ from .step_guard import SKIPPED, GuardedTrainer
 from .timing import Phases
 
 #: The first part of a row's random key. Training, evaluation and a custom training loop never share random numbers.
-TRAIN_STREAM, EVAL_STREAM, LOOP_STREAM = 0, 1, 2
+TRAIN_STREAM, EVAL_STREAM, CUSTOM_LOOP_STREAM = 0, 1, 2
 
 
 class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTrainer, ABC):
@@ -101,7 +101,7 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
         self._prompts_per_batch: list[int] = []  # of the batches read since the last update
         self._metrics: dict[str, list[float]] = defaultdict(list)
         self._completions_table: dict[str, list[Any]] = {}
-        self._episodes = self._loop_prompts = 0
+        self._episodes = self._loop_prompt_count = 0
         self._loop_model: nn.Module | None = None
         self.max_tokens_per_micro_batch = args.max_tokens_per_pass
         prompt_arguments = args, processing_class, self.context_length, self.smallest_consumer

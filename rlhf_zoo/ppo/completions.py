@@ -46,7 +46,7 @@ def decode_rows(tokenizer: PreTrainedTokenizerBase, samples: Samples, rows: Sequ
     tokens = [list(row[PROMPT_TOKENS]) for row in rows]
     decoded_prompts = tokenizer.batch_decode(tokens, skip_special_tokens=True)
     prompts = [row.get("prompt", prompt) for row, prompt in zip(rows, decoded_prompts, strict=True)]
-    completions = decode_completions(tokenizer, prompts, tokens, samples.token_lists())
+    completions = decode_completions(tokenizer, prompts, tokens, samples.completion_id_lists())
     return DecodedCompletions(
         prompts=prompts,
         completions=[wrap_completion(prompt, text) for prompt, text in zip(prompts, completions, strict=True)],

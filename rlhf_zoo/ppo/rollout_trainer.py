@@ -30,7 +30,7 @@ class RolloutTrainer(BasePPOTrainer):
 
         Args:
             rows: Prompts, with their token ids and their index in the data set.
-            stream: TRAIN_STREAM, EVAL_STREAM or LOOP_STREAM, which never share random numbers.
+            stream: The random stream: TRAIN_STREAM, EVAL_STREAM or CUSTOM_LOOP_STREAM, which share no random numbers.
 
         Raises:
             NotFinite: A log-probability or a value is not finite.
@@ -57,17 +57,18 @@ class RolloutTrainer(BasePPOTrainer):
         check_ends(samples, self.stop_ids)
         samples = args.truncation(samples, self.processing_class, seed=args.seed, keys=keys)
         if args.rollout_engine == "native":
-            return self.evaluate_samples(samples, recompute=args.recompute_logprobs)
+            return self.make_rollout(samples, recompute_logprobs=args.recompute_logprobs)
         # Another engine's log-probabilities differ from those of our forward pass, so recompute log π_old.
-        return replace(self.evaluate_samples(samples, recompute=True), engine_logprobs=samples.logprobs)
+        rollout = self.make_rollout(samples, recompute_logprobs=True)
+        return replace(rollout, engine_logprobs=samples.logprobs)
 
     @torch.no_grad()
-    def evaluate_samples(self, samples: Samples, *, recompute: bool) -> Rollout:
-        """Computes log π_ref of completions, and V unless sampling has already computed it.
+    def make_rollout(self, samples: Samples, *, recompute_logprobs: bool) -> Rollout:
+        """Adds log π_ref to samples, and V unless sampling has already computed it.
 
         Args:
             samples: B completions.
-            recompute: Whether to take log π_old from a forward pass, instead of from the samples.
+            recompute_logprobs: Whether a forward pass computes log π_old. Otherwise the samples' own values are used.
 
         Raises:
             NotFinite: A log-probability or a value is not finite.
@@ -77,21 +78,22 @@ class RolloutTrainer(BasePPOTrainer):
         temperature, max_tokens = args.temperature, self.max_tokens_per_micro_batch
         size = args.local_rollout_forward_batch_size
         batching: Any = {"max_rows": size, "max_tokens": max_tokens, "packed": args.padding_free}
-        sampled_values, samples = None if recompute else samples.values, replace(samples, values=None)
+        sampled_values = None if recompute_logprobs else samples.values
+        samples = replace(samples, values=None)
         logprobs, values = (torch.zeros_like(samples.logprobs) for _ in range(2))
         with self.accelerator.autocast():
-            policy = actor.policy if recompute or actor.shares_trunk else None
+            policy = actor.policy if recompute_logprobs or actor.shares_trunk else None
             critic = None if actor.shares_trunk else actor.value_model
             with self.phases("values"), unsharded(policy, critic):
                 for indices in split_batches(samples, **batching) if sampled_values is None else ():
                     batch = samples.select(indices)
                     batch_entries = indices, slice(batch.mask.shape[1])
-                    if recompute:
+                    if recompute_logprobs:
                         output = actor(batch, temperature)
                         logprobs[batch_entries], values[batch_entries] = output.logprobs, output.values
                     else:
                         values[batch_entries] = actor.values(batch)
-            if recompute:
+            if recompute_logprobs:
                 samples = replace(samples, logprobs=logprobs)
             values = values if sampled_values is None else sampled_values
             check_logprobs(samples.logprobs, samples.mask, subject="policy")

@@ -11,7 +11,7 @@ from ..errors import ZooError
 from ..modeling.chat_template import Prompt
 from ..modeling.reserved_columns import GENERATION_INDEX, PROMPT_INDEX, PROMPT_TOKENS
 from ..rewards import Scored
-from .base import LOOP_STREAM
+from .base import CUSTOM_LOOP_STREAM
 from .custom_loop import prompt_ids, samples_from_user, scores_from_user
 from .held_out import HeldOutTrainer
 from .rollout import Rollout
@@ -68,16 +68,16 @@ class StepwiseTrainer(HeldOutTrainer):
         rows = [
             {
                 PROMPT_TOKENS: prompt_ids(prompt, row, self),
-                PROMPT_INDEX: self.global_index(self._loop_prompts + row),
+                PROMPT_INDEX: self.global_index(self._loop_prompt_count + row),
                 GENERATION_INDEX: generation,
             }
             for row, prompt in enumerate(prompts)
             for generation in range(num_generations)
         ]
-        self._loop_prompts += len(prompts)
-        rollout = self.rollout(rows, stream=LOOP_STREAM)
+        self._loop_prompt_count += len(prompts)
+        rollout = self.rollout(rows, stream=CUSTOM_LOOP_STREAM)
         device = rollout.mask.device
-        return [torch.tensor(ids, device=device) for ids in rollout.samples.token_lists()]
+        return [torch.tensor(ids, device=device) for ids in rollout.samples.completion_id_lists()]
 
     def step(self, queries: Sequence[Any], responses: Sequence[Any], scores: Sequence[Any]) -> dict[str, float]:
         """Makes one PPO update from the user's completions and scores: the same update that `train` makes.
@@ -101,7 +101,7 @@ class StepwiseTrainer(HeldOutTrainer):
             )
         model = self.prepare_loop()
         samples = samples_from_user(queries, responses, self)
-        rollout = self.evaluate_samples(samples, recompute=True)
+        rollout = self.make_rollout(samples, recompute_logprobs=True)
         self.ppo_update(model, *self.gather_rollouts(rollout, scores_from_user(scores, samples)))
         self._metrics.clear()  # the caller gets the metrics, so Trainer's next log line must not average them
         if self.lr_scheduler is not None:

@@ -152,8 +152,8 @@ class Rewards:
                 raises passes through unchanged.
         """
         device = samples.logprobs.device
-        ids = samples.token_lists()
-        batch = Batch(list(prompts), list(completions), ids, columns, trainer_state, samples.prompt_lists())
+        ids = samples.completion_id_lists()
+        batch = Batch(list(prompts), list(completions), ids, columns, trainer_state, samples.prompt_id_lists())
         reward_names = self.names[: len(self.rewards)]
         named_rewards = list(zip(reward_names, self.rewards, strict=True))
         model_classes = RewardModel | RewardEnsemble

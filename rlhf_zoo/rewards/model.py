@@ -150,8 +150,8 @@ class RewardModel:
         has_conversations = any(not isinstance(text, str) for text in texts)
         if not self.shares_ids or self._strips_thoughts or (has_conversations and not self._has_same_template):
             return self.score_texts(texts, ended=samples.ended.tolist())
-        token_lists = zip(samples.prompt_lists(), samples.token_lists(), strict=True)
-        rows = [[*prompt, *completion] for prompt, completion in token_lists]
+        pairs = zip(samples.prompt_id_lists(), samples.completion_id_lists(), strict=True)
+        rows = [[*prompt_ids, *completion_ids] for prompt_ids, completion_ids in pairs]
         eos = self.tokenizer.eos_token_id
         if samples.cut is not None and eos is not None:  # training appends EOS to every text that ended
             rows = [[*row, eos] if cut else row for row, cut in zip(rows, samples.cut.tolist(), strict=True)]

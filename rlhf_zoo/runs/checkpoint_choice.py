@@ -23,9 +23,9 @@ _PROXY_METRICS = ("eval_objective/score", "eval_objective/shaped_score", "eval_o
 
 @dataclass(frozen=True)
 class ReleaseArguments:
-    """Which checkpoints and files of a run are published, and which checkpoint becomes `main`."""
+    """Which checkpoints and files of a stage are published, and which checkpoint becomes `main`."""
 
-    release: Literal["last", "best", "recommended"] = option(
+    release: Literal["last", "best"] = option(
         "last",
         "The checkpoint that is `main` and `best` at the end: the last, or the best by metric_for_best_model on the "
         "validation split.",
@@ -54,7 +54,7 @@ class ReleaseArguments:
 class PPOReleaseArguments(ReleaseArguments):
     """The release keys of PPO, for which the evaluation's verdict chooses the checkpoint by default."""
 
-    release: Literal["last", "best", "recommended"] = option(
+    release: Literal["last", "best", "recommended"] = option(  # type: ignore[assignment]
         "recommended",
         "The checkpoint that is `main` and `best` at the end: the one that the verdict of `rlhf-zoo eval` recommends, "
         "the last, or the best by metric_for_best_model on the validation split. Until the evaluation, and if it "
@@ -76,13 +76,7 @@ def check_rule(stage: str, release: ReleaseArguments, trainer: Any, *, evaluated
             keys contradict each other.
     """
     _check_push_keys(stage, release, trainer)
-    if release.release == "last":
-        return
-    if release.release == "recommended":
-        if stage != "ppo":
-            raise ZooError(
-                f"release: recommended works for ppo only, because the stage {stage} has no verdict: set last or best."
-            )
+    if release.release != "best":
         return
     metric = metric_name(trainer)
     rule = f"release: best of the stage {stage}"

@@ -15,7 +15,7 @@ from ..modeling.loading import load_tokenizer
 from .context import RunContext
 from .data.columns import rows_above
 from .data.digests import check_unchanged, digest
-from .data.hold_out import hold_out, split_by_prompt, without_prompts
+from .data.hold_out import drop_rows_with_prompts, hold_out, split_by_prompt
 from .data.layout import Form, convert_rows, distinct_first, drop_long_prompts
 from .data.overlap import drop_question_column
 from .data.sources import DataSource, find_data
@@ -178,7 +178,9 @@ def without_held_out(
         return rows, {}
     prompts = stage_rows(context, "ppo", stage_source(context, "ppo"), data_args.dataset_train_split)
     test, validation, _ = _split_ppo_rows(context, prompts)
-    remaining, dropped = without_prompts(rows, datasets.concatenate_datasets([test, validation]), subject=subject)
+    remaining, dropped = drop_rows_with_prompts(
+        rows, datasets.concatenate_datasets([test, validation]), subject=subject
+    )
     if dropped:
         reason = "PPO holds their prompts out, to monitor training and to evaluate"
         context.warn_once(f"{dropped} of {len(rows)} rows of {subject} are left out: {reason}.")
@@ -218,7 +220,7 @@ def train_and_held_out(
         test, held_out, train = _split_ppo_rows(context, train)
         held_out_prompts = datasets.concatenate_datasets([test, held_out])
         count = len(train)
-        train, dropped = without_prompts(train, held_out_prompts, subject="the stage ppo")
+        train, dropped = drop_rows_with_prompts(train, held_out_prompts, subject="the stage ppo")
         if dropped:
             context.warn_once(f"{dropped} of {count} prompts of PPO are left out: they contain a held-out prompt.")
     elif data_args.held_out_share is not None:

@@ -128,13 +128,13 @@ def _corpus_location(shared: RecipeConfig, hub: Hub) -> str | None:
     downloaded first. A name that no Hub has is returned unchanged, because the corpus itself may understand it.
     """
     name = shared.dataset_name
-    if hub.source is None or name is None or not hub_id(name) or Path(name).exists():
+    if hub.source_hub is None or name is None or not hub_id(name) or Path(name).exists():
         return name
     try:
         source = find_data(name, shared.dataset_revision, hub)
     except ZooError:
         return name
-    if source.hub is not hub.source or not source.lineage["commit"]:
+    if source.hub is not hub.source_hub or not source.lineage["commit"]:
         return name
     with refusals_as(f"The data set {name} cannot be loaded from {source.hub.name}", "try again."):
         return str(fetch_dataset(source.hub, name, revision=source.revision))

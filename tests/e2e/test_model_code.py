@@ -20,7 +20,7 @@ from rlhf_zoo.hub.client.connect import Hub, reload_clients
 from rlhf_zoo.hub.client.refs import resolve
 from rlhf_zoo.modeling.critic import CRITIC_DIR, critic_from
 from rlhf_zoo.modeling.models import load_causal, load_classifier
-from rlhf_zoo.modeling.remote_code import TRUST_CODE_FLAG, is_code_trusted, trusting
+from rlhf_zoo.modeling.remote_code import TRUST_CODE_FLAG, allow_remote_code, is_code_trusted
 
 BASE = "maker/base"
 FILES = [f"{name}_strange.py" for name in ("configuration", "modeling", "scoring")]
@@ -72,7 +72,7 @@ def test_remote_code_runs_only_with_flag_and_is_published(hub: ThreadHub, recipe
         with pytest.raises(ZooError, match=f"program code of its own .* pass {TRUST_CODE_FLAG}"):
             load(pulled)
     assert not (tmp_path / "ran").exists()
-    with trusting():
+    with allow_remote_code():
         assert type(load_causal(pulled)).__name__ == "StrangeForCausalLM"
         assert critic_from(pulled).config.num_labels == 1
     card = (pulled / "README.md").read_text()
@@ -97,7 +97,7 @@ def test_remote_code_of_another_repository_is_rejected(tmp_path: Path) -> None:
     config["auto_map"]["AutoModelForCausalLM"] = "who/knows--modeling_strange.StrangeForCausalLM"
     (base / "config.json").write_text(json.dumps(config))
     with (
-        trusting(),
+        allow_remote_code(),
         pytest.raises(ZooError, match="takes code from another repository, who/knows, without naming a commit"),
     ):
         load_causal(base)
@@ -115,7 +115,7 @@ def test_every_stage_runs_with_remote_code(hub: ThreadHub, recipe: Path, lora: b
     run_command(hub, "trace", "runs/mine", "--prompt", "how", TRUST_CODE_FLAG)
     for repo, load in (("local/mine-reward", load_classifier), ("local/mine-ppo", load_causal)):
         pulled = resolve_published(hub, repo)
-        with trusting():
+        with allow_remote_code():
             assert load(pulled)
             if load is load_causal:
                 assert critic_from(pulled / CRITIC_DIR)

@@ -112,7 +112,7 @@ def test_resolve_tries_target_hub_before_source(hubs: tuple[ThreadHub, ThreadHub
         hub.push(repo, {"pytorch_model.bin" if repo == "maker/pickle" else "model.safetensors": hub.url})
     second.api().create_repo("maker/hidden", private=True)
     source = Hub("other", second.url, "a test", token=False, cache=tmp_path / "second")
-    both = Hub("other", first.url, "a test", token=first.token, cache=tmp_path / "first", source=source)
+    both = Hub("other", first.url, "a test", token=first.token, cache=tmp_path / "first", source_hub=source)
     assert resolve("maker/both", both).path.joinpath("model.safetensors").read_text() == first.url
     assert resolve("maker/second", both).path.joinpath("model.safetensors").read_text() == second.url
     for name, message in (
@@ -123,12 +123,12 @@ def test_resolve_tries_target_hub_before_source(hubs: tuple[ThreadHub, ThreadHub
     ):  # fmt: skip
         with pytest.raises(ZooError, match=message):
             resolve(name, both)
-    silent = replace(both, source=replace(source, endpoint="http://127.0.0.1:9"))
+    silent = replace(both, source_hub=replace(source, endpoint="http://127.0.0.1:9"))
     with pytest.raises(
         ZooError, match=rf"maker/none is not on {first.url}, .*the Hub http://127.0.0.1:9 cannot be reached"
     ):
         resolve("maker/none", silent)
-    offline = replace(both, source=replace(source, offline=True))
+    offline = replace(both, source_hub=replace(source, offline=True))
     for hub in (silent, offline):
         assert resolve("maker/second", hub).commit, "the cache has it"
     with pytest.raises(ZooError, match=r"maker/none is not on .* is not in the cache"):
@@ -175,7 +175,7 @@ def test_token_goes_to_its_own_hub_only(hubs: tuple[ThreadHub, ThreadHub], sent:
             patch.dict(os.environ, env),
             connect(Hub("other", target.url, "a test"), chosen) as hub,
         ):
-            assert hub.source is not None and hub.source.api().model_info("maker/x").private
+            assert hub.source_hub is not None and hub.source_hub.api().model_info("maker/x").private
             assert hub.api().whoami()["name"] == "local"
         assert sent == {(source.port, f"Bearer {token}"), (target.port, f"Bearer {target.token}")}
 
@@ -196,7 +196,7 @@ def test_adapter_and_base_load_from_different_hubs(hubs: tuple[ThreadHub, Thread
         head = hub.api().upload_folder(repo_id=repo, folder_path=tmp_path / name).oid
         config["revision"] = head if hub is source else config["revision"]
     other = Hub("other", source.url, "a test", token=False, cache=tmp_path / "source")
-    both = Hub("other", target.url, "a test", token=target.token, cache=tmp_path / "target", source=other)
+    both = Hub("other", target.url, "a test", token=target.token, cache=tmp_path / "target", source_hub=other)
     for _ in range(2):
         resolved = resolve("local/lora", both)
         assert resolved.path.name == resolved.commit

@@ -49,7 +49,9 @@ def test_exact_kl_uses_sampling_temperature_for_both_policies(tmp_path: Path) ->
     assert own_reference.last_metrics["loss/kl"] == pytest.approx(0, abs=1e-6)
     samples = other_reference.updates[0][0].samples
     policy, reference, kls = make_policy(), make_policy(seed=2), []
-    for prompt, is_token, response in zip(samples.prompt_ids, samples.prompt_mask, samples.token_lists(), strict=True):
+    for prompt, is_token, response in zip(
+        samples.prompt_ids, samples.prompt_mask, samples.completion_id_lists(), strict=True
+    ):
         ids = torch.cat([prompt[is_token], torch.tensor(response)]).unsqueeze(0)
         p, q = (
             (model(input_ids=ids).logits[0, -len(response) - 1 : -1] / 0.5).log_softmax(-1)

@@ -303,7 +303,7 @@ class Replay(PPOTrainer):
         samples = update.samples
         prompts = [ids[keep].tolist() for ids, keep in zip(samples.prompt_ids, samples.prompt_mask, strict=True)]
         assert [row[PROMPT_TOKENS] for row in rows] == prompts
-        return self.evaluate_samples(samples, recompute=True)
+        return self.make_rollout(samples, recompute_logprobs=True)
 
     def run_epochs(self, model: nn.Module, rollout: Rollout, estimates: Advantages) -> dict[str, Tensor]:
         self.updating = True

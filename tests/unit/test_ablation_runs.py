@@ -118,7 +118,7 @@ def test_overview_aggregates_over_seeds(tmp_path: Path) -> None:
     outcomes = [read_outcome(write_finished_run(tmp_path, *one), tmp_path) for one in runs]
     names = ["kl-coef-0", "kl-coef-0-seed-2", "kl-coef-0.5"]
     assert [one.repo for one in outcomes] == [f"local/x-{name}-ppo" for name in names]
-    assert [one.fired for one in outcomes] == [["length", "stuffing"], [], []]
+    assert [one.fired_families for one in outcomes] == [["length", "stuffing"], [], []]
     assert [text for _, text, _, _ in outcomes[0].samples] == ["c0", "c2", "c4", "c6"] and SHOWN_PROMPTS == 4
     (loose, figures, seeds), (_, _, one) = group_by_setting(outcomes)
     assert loose == "β = 0" and figures["reward"] == Spread(3.5, (2.0, 5.0), 2) and (len(seeds), len(one)) == (2, 1)
@@ -154,7 +154,7 @@ def test_own_run_stands_beside_its_variants(tmp_path: Path) -> None:
     write_json(tmp_path / "eval" / "evaluation.json", evaluation)
     outcome = read_own_outcome(tmp_path, variant)
     assert outcome is not None and outcome.variant.label == "β = 0.1"
-    assert (outcome.step, outcome.verdict, outcome.fired) == (10, "healthy", ["style"])
+    assert (outcome.step, outcome.verdict, outcome.fired_families) == (10, "healthy", ["style"])
     console = Console(width=120, record=True, quiet=False, file=io.StringIO())
     _show_figures(console, "By β", [read_outcome(variant, tmp_path)], outcome)
     said = console.export_text()
@@ -179,7 +179,7 @@ def test_run_variants_runs_them_in_sequence(tmp_path: Path, monkeypatch: pytest.
     @contextlib.contextmanager
     def opened(variant: Variant) -> Iterator[tuple[RunContext, None]]:
         steps.append(f"open {variant.name}")
-        yield replace(base, **variant.fields(run, {"ppo": {"lam": 1.0}})), None
+        yield replace(base, **variant.context_fields(run, {"ppo": {"lam": 1.0}})), None
         steps.append(f"close {variant.name}")
 
     def trained(context: RunContext, *_: object) -> None:

@@ -102,9 +102,9 @@ def test_sft_merges_open_assistant_turn_into_completion() -> None:
 
 def test_convert_rows_names_row_with_invalid_turn() -> None:
     rows = [{"conversations": [ASKED, RIGHT]}, {"conversations": [ASKED, {"from": "narrator", "value": "x"}]}]
-    with pytest.raises(ZooError, match=r"Row 1 of it has a turn from 'narrator', but turns are from human"):
+    with pytest.raises(ZooError, match=r"Row 1 of it has a turn from 'narrator', but a turn must be from one of human"):
         read_rows("texts", *rows)
-    with pytest.raises(ZooError, match=r"Row 1 of it has its prompt and answers in another form than row 0"):
+    with pytest.raises(ZooError, match=r"Row 1 of it has its prompt and answers in a different form from row 0"):
         read_rows("pairs", PAIRS["single messages behind a text"], {"prompt": "a", "chosen": ASKED, "rejected": ASKED})
     with pytest.raises(ZooError, match="Row 0 of it has nothing in the column 'messages'"):
         read_rows("texts", {"conversations": [ASKED, {"from": "gpt", "value": None}]})

@@ -131,9 +131,6 @@ def test_check_rule_accepts_valid_rules():
 def test_recommended_rule_is_provisional_until_verdict(tmp_path):
     """Until the evaluation has chosen, the last checkpoint stands in, and none is best."""
     check_rule("ppo", RECOMMENDED, trainer(), evaluated_split=None)
-    for stage in ("sft", "reward"):
-        with pytest.raises(ZooError, match=f"the stage {stage} has no verdict: set last or best"):
-            check_rule(stage, RECOMMENDED, trainer(), evaluated_split="validation")
     ppo = record(tmp_path)
     chosen = choose_checkpoint(ppo, RECOMMENDED, trainer())
     assert chosen == {"step": 40, "rule": "recommended", "metric": None, "value": None, "provisional": True}
@@ -156,6 +153,9 @@ def test_ppo_release_defaults_to_recommended(tmp_path):
     defaults = {stage: default_of(stage, "release") for stage in ("sft", "reward", "ppo")}
     assert defaults == {"sft": "last", "reward": "last", "ppo": "recommended"}
     assert make_context(tmp_path, release="last").settings("ppo").release.release == "last"
+    (tmp_path / "toy" / "sft.yaml").write_text("release: recommended\n")
+    with pytest.raises(ZooError, match="is 'recommended', but it takes one of last, best"):
+        make_context(tmp_path).settings("sft")
 
 
 def test_settings_parse_release_and_save_total_limit(tmp_path):

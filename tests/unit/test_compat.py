@@ -281,7 +281,7 @@ def test_eos_anywhere_avoids_missing_eos_penalty(tmp_path: Path, stops: dict[str
     trainer.train()
     [first, second] = seen
     penalties = torch.cat([first[1], second[1]]).tolist()
-    completions = [*first[0].token_lists(), *second[0].token_lists()]
+    completions = [*first[0].completion_id_lists(), *second[0].completion_id_lists()]
     ends = {EOS, 9} if "stop_token_id" in stops else {EOS}
     assert penalties == pytest.approx([0.0 if ends & set(ids) else 2.0 for ids in completions], abs=1e-6)  # float32
     assert {round(penalty) for penalty in penalties} == {0, 2}

@@ -57,7 +57,7 @@ def test_reward_by_text_equals_reward_by_ids() -> None:
     samples = build_samples(
         ["how is it"], [[*completion_ids, tokenizer.eos_token_id]], tokenizer, [tokenizer.eos_token_id]
     )
-    rows = [{"prompt": "how is it", PROMPT_TOKENS: samples.prompt_lists()[0]}]
+    rows = [{"prompt": "how is it", PROMPT_TOKENS: samples.prompt_id_lists()[0]}]
     texts = decode_rows(tokenizer, samples, rows)
     assert texts.completions == [" it is good"] and texts.texts == ["how is it it is good"]
     model = reward_model_of(tokenizer)
@@ -92,7 +92,7 @@ def test_sampled_text_is_same_for_centering_judges_and_page() -> None:
         max_new_tokens=6, temperature=1.0, desc="",
     )  # fmt: skip
     before = tokenize_prompt("how is it", tokenizer)
-    tokens = done.batches[0].token_lists()
+    tokens = done.batches[0].completion_id_lists()
     for text, ids in zip(done.texts, tokens, strict=True):
         assert "how is it" + text == tokenizer.decode([*before, *ids], skip_special_tokens=True)
         pieces = IncrementalDetokenizer(tokenizer, before)

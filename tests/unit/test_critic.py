@@ -130,7 +130,7 @@ def test_run_with_every_stateful_option_resumes_exactly(tmp_path: Path) -> None:
 
     whole = assert_resumes_exactly(build, tmp_path)
     state = json.loads((tmp_path / "resumed" / "checkpoint-3" / PPO_STATE).read_text())
-    lengths = [float(len(ids)) for rollout, _, _ in whole.updates for ids in rollout.samples.token_lists()]
+    lengths = [float(len(ids)) for rollout, _, _ in whole.updates for ids in rollout.samples.completion_id_lists()]
     assert state["scores_seen"] == [24.0, sum(lengths), sum(n * n for n in lengths)], "of training alone"
     checkpoint = tmp_path / "straight" / "checkpoint-3"
     assert VALUE_HEAD_FILE == "critic/value_head.safetensors"

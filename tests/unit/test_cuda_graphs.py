@@ -70,7 +70,7 @@ def request(model: PreTrainedModel, *, seed: int = 3, max_tokens: int | None = N
 
 
 def assert_equal_samples(first: Samples, other: Samples) -> None:
-    assert first.token_lists() == other.token_lists()
+    assert first.completion_id_lists() == other.completion_id_lists()
     assert torch.equal(first.ended, other.ended) and torch.equal(first.prompt_ids, other.prompt_ids)
     torch.testing.assert_close(first.logprobs, other.logprobs, rtol=0, atol=1e-5)
     torch.testing.assert_close(first.values, other.values, rtol=0, atol=1e-5)
@@ -89,7 +89,7 @@ def test_fixed_cache_samples_same_tokens(name: str, narrow: None) -> None:
         assert_equal_samples(got, plain)
         passed = critic(response_states(model, plain)).masked_fill(~plain.mask, 0)
         torch.testing.assert_close(plain.values, passed, rtol=0, atol=1e-5)
-        assert len(set(map(len, plain.token_lists()))) >= 3
+        assert len(set(map(len, plain.completion_id_lists()))) >= 3
     assert recorded.replayed > 2 * recorded.captured > 8
 
 

@@ -59,7 +59,7 @@ def test_transformers_engine_samples_match_model(name: str) -> None:
         temperature=TEMPERATURE, vocabulary=vocabulary,
     )  # fmt: skip
     samples = sample_with_transformers(model, request)
-    lists = samples.token_lists()
+    lists = samples.completion_id_lists()
     assert [ids[keep].tolist() for ids, keep in zip(samples.prompt_ids, samples.prompt_mask, strict=True)] == prompts
     assert all(token in vocabulary for tokens in lists for token in tokens) and lists[0] != lists[2]
     for tokens, ended in zip(lists, samples.ended.tolist(), strict=True):

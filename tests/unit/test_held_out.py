@@ -15,7 +15,7 @@ from rlhf_zoo.hub.client.connect import Hub
 from rlhf_zoo.modeling.chat import plain_text
 from rlhf_zoo.pipeline.stages.pairs import held_out_pairs, training_pairs
 from rlhf_zoo.runs.context import RunContext
-from rlhf_zoo.runs.data.hold_out import without_prompts
+from rlhf_zoo.runs.data.hold_out import drop_rows_with_prompts
 from rlhf_zoo.runs.data.layout import sft_text
 from rlhf_zoo.runs.dataset import HELD_OUT, data_source, evaluation_rows, train_and_held_out, without_held_out
 from rlhf_zoo.runs.recipe import load_recipe
@@ -53,7 +53,7 @@ def test_no_stage_trains_on_evaluation_prompts(schema: str, form: str, tmp_path:
         assert not [prompt for prompt in evaluated for end in ("", " ", "\n", "?") if prompt + end in prefixes], stage
 
 
-def test_without_prompts_matches_prompts_across_formats() -> None:
+def test_drop_rows_with_prompts_matches_prompts_across_formats() -> None:
     texts = [[{"role": "user", "content": "one "}], "two", "\n\nHuman: three\n\nAssistant:"]
     held_out = [{"prompt": text} for text in texts]
     for rows in (
@@ -65,13 +65,13 @@ def test_without_prompts_matches_prompts_across_formats() -> None:
             for name in ("one", "two", "x")
         ],
     ):
-        remaining, left_out = without_prompts(Dataset.from_list(rows), held_out, subject="the stage sft")
+        remaining, left_out = drop_rows_with_prompts(Dataset.from_list(rows), held_out, subject="the stage sft")
         assert remaining.to_list() == rows[2:] and left_out == 2
     system = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "one"}]
     rows = Dataset.from_list([{"prompt": system}, {"prompt": [{"role": "user", "content": "six"}]}])
-    assert without_prompts(rows, held_out, subject="x")[1] == 1, "a system turn asks nothing"
+    assert drop_rows_with_prompts(rows, held_out, subject="x")[1] == 1, "a system turn asks nothing"
     with pytest.raises(ZooError, match="holds out every prompt of the stage sft: use more data, or lower the share"):
-        without_prompts(Dataset.from_list([{"prompt": "two"}]), held_out, subject="the stage sft")
+        drop_rows_with_prompts(Dataset.from_list([{"prompt": "two"}]), held_out, subject="the stage sft")
 
 
 def test_all_held_out_prompts_validate_when_evaluation_has_own_split(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from miniatures import FAMILIES, save
 from trainer_fixture import make_policy, make_reward_model, make_tokenizer, make_trainer
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.client.run_signature import trusting
+from rlhf_zoo.hub.client.run_signature import trust_all_runs
 from rlhf_zoo.modeling.critic import CRITIC_DIR, critic_from
 from rlhf_zoo.modeling.loading import load_config, load_tokenizer
 from rlhf_zoo.modeling.model_files import ModelFiles, find_model_files
@@ -449,7 +449,7 @@ def test_adapter_of_own_run_may_use_local_base(tmp_path: Path) -> None:
     record.run_file.write_text(json.dumps({**document, "signature": "0" * 64}))
     with pytest.raises(ZooError, match="a path on this machine"):
         load_causal(adapter)
-    with trusting():
+    with trust_all_runs():
         load_causal(adapter)
 
 

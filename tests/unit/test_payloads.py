@@ -20,7 +20,7 @@ from rlhf_zoo.app.page.card_view import card_html
 from rlhf_zoo.app.page.models import PageModels
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.fileio import hub_id, write_json
-from rlhf_zoo.hub.client.run_signature import trusting
+from rlhf_zoo.hub.client.run_signature import trust_all_runs
 from rlhf_zoo.modeling.loading import load_tokenizer
 from rlhf_zoo.modeling.models import load_causal
 from rlhf_zoo.pipeline.inspect.published import Published, named_objects, recipe_of
@@ -313,7 +313,7 @@ def test_own_runs_are_recognized_by_signature(own: Path, tmp_path: Path) -> None
         assert not copied.is_own()
         copied.write(status="running")
         assert not copied.is_own(), "what goes on with it does not make it this user's"
-        with trusting():
+        with trust_all_runs():
             assert copied.is_own()
     copied.clear()
     copied.write(stage="ppo")
@@ -366,7 +366,7 @@ def test_downloaded_folder_with_run_json_is_not_trusted(strange: Path, resolved:
 def test_user_can_trust_a_run(strange: Path) -> None:
     with pytest.raises(ZooError, match=r"--reward_funcs toy_run:answered, or --trust_run to allow all functions"):
         trace_checkpoint(find_traced_policy(str(strange)), "cd", columns={"answer": "e"})
-    with trusting():
+    with trust_all_runs():
         found = find_traced_policy(str(strange))
     assert found.trusted and trace_checkpoint(found, "cd", columns={"answer": "e"}).scores.keys() >= {"answered"}
 

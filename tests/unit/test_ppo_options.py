@@ -175,7 +175,7 @@ def test_running_statistics_are_of_all_scores_so_far(tmp_path: Path, centering: 
     )  # fmt: skip
     so_far: list[float] = []
     for (rollout, estimates, _), metrics in zip(trainer.updates, updates_of(trainer), strict=True):
-        lengths = count(rollout.samples.token_lists())
+        lengths = count(rollout.samples.completion_id_lists())
         so_far += lengths
         mean, std = statistics.fmean(so_far), statistics.stdev(so_far)
         shift, scale = mean if centering == "running" else 0.0, std if scaling == "running" else 1.0
@@ -194,7 +194,7 @@ def test_centering_by_prompt_subtracts_the_mean_of_the_prompts_other_completions
     held_out = trainer.evaluate()
     assert held_out["eval_objective/score"] > 0, "a batch of one completion a prompt, of a size that 3 does not divide"
     (rollout, estimates, _), [metrics] = trainer.updates[0], updates_of(trainer)[:1]
-    lengths = count(rollout.samples.token_lists())
+    lengths = count(rollout.samples.completion_id_lists())
     assert len(set(lengths)) > 1 and estimates.scores.tolist() == lengths, "metrics keep the score itself"
     assert metrics["objective/score"] == metrics["objective/shaped_score"] == pytest.approx(statistics.fmean(lengths))
     baselines = [

@@ -55,7 +55,7 @@ def test_links_in_downloaded_run_are_rejected(place: str, thread_hub: ThreadHub,
     with pytest.raises(ZooError, match=f"{link.name} links to a file outside"):
         sender(thread_hub, tmp_path)
     assert not thread_hub.api().repo_exists(REPO)
-    with run_signature.trusting():
+    with run_signature.trust_all_runs():
         sender(thread_hub, tmp_path)
 
 
@@ -140,7 +140,7 @@ def test_downloaded_run_is_sent_without_metrics(
             assert figure not in readme + card
         document = json.loads(card)
         assert document["reward"] is document["kl"] is document["evaluation"] is None and document["tag"] is not None
-    with run_signature.trusting():
+    with run_signature.trust_all_runs():
         send(thread_hub, tmp_path, again=True)
     assert "metrics.jsonl" in thread_hub.api().list_repo_files(REPO, revision="best")
     assert "not written by the publisher" not in download(thread_hub, "README.md", "best").decode()

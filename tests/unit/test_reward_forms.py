@@ -118,7 +118,7 @@ def test_per_token_rewards_reach_returns(tmp_path: Path) -> None:
     [metrics] = updates_of(trainer)
     totals, std = estimates.scored.total, float(estimates.scored.total.std())
     assert not rollout.samples.ended.all()
-    for row, tokens in enumerate(rollout.samples.token_lists()):
+    for row, tokens in enumerate(rollout.samples.completion_id_lists()):
         dense = torch.tensor([0.5 * (place + 1) / std for place in range(len(tokens))])
         shaped = float((totals[row] - totals.mean()) / std) - 3.0 * (not rollout.samples.ended[row])
         expected = dense.clone()
@@ -147,7 +147,7 @@ def test_missing_eos_score_replaces_per_token_rewards(tmp_path: Path) -> None:
 
     trainer = trained(tmp_path, reward_funcs=each, missing_eos_score=-1.0, response_length=5, **PLAIN)
     [(rollout, estimates, _)] = trainer.updates
-    for row, (ids, ended) in enumerate(zip(rollout.samples.token_lists(), rollout.samples.ended, strict=True)):
+    for row, (ids, ended) in enumerate(zip(rollout.samples.completion_id_lists(), rollout.samples.ended, strict=True)):
         expected = [1.0] * len(ids) if ended else [0.0] * (len(ids) - 1) + [-1.0]
         assert estimates.rewards[row, : len(ids)].tolist() == expected
 
@@ -313,14 +313,14 @@ def test_truncation_removes_tokens_everywhere() -> None:
     truncation = Truncation(6, text=":", after=1)
     done = truncation(samples, make_tokenizer(), seed=1, keys=[(0,), (1,), (2,)])
     assert done.mask.sum(1).tolist() == [7, 4, 2] and done.ended.tolist() == [True, True, False]
-    assert done.token_lists()[1] == make_tokenizer()("abc:")["input_ids"]
+    assert done.completion_id_lists()[1] == make_tokenizer()("abc:")["input_ids"]
     shorter = cut(samples, torch.tensor([2, 3, 9]), at_text=torch.tensor([False, True, False]))
     assert shorter.ended.tolist() == [False, True, False]
     assert shorter.mask.tolist() == [[True, True, False], [True, True, True], [True, True, False]]
     assert (shorter.logprobs == torch.where(shorter.mask, -0.5, 0.0)).all()
     # A reward model reads its end-of-sequence token behind what ended, though it was not sampled there.
     scorer = RewardModel(make_reward_model(), make_tokenizer(), make_tokenizer())
-    texts = ["a" + make_tokenizer().decode(row, skip_special_tokens=True) for row in done.token_lists()]
+    texts = ["a" + make_tokenizer().decode(row, skip_special_tokens=True) for row in done.completion_id_lists()]
     torch.testing.assert_close(scorer.score_samples(done, texts), scorer.score_texts(texts, ended=done.ended.tolist()))
     untouched = Truncation(6)
     assert not untouched and untouched(samples, make_tokenizer(), seed=1, keys=[]) is samples
@@ -348,7 +348,7 @@ def test_truncated_completions_are_prefixes_of_untruncated_ones(tmp_path: Path) 
     (whole, _, _), (short, _, _) = (run.updates[0] for run in runs)
     tokenizer, lengths = make_tokenizer(), []
     for row, (before, after) in enumerate(
-        zip(whole.samples.token_lists(), short.samples.token_lists(), strict=True)
+        zip(whole.samples.completion_id_lists(), short.samples.completion_id_lists(), strict=True)
     ):  # fmt: skip
         assert after == before[: len(after)]
         lengths.append(len(after))

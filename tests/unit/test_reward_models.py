@@ -28,7 +28,7 @@ def alone(model: PreTrainedModel, ids: list[int]) -> float:
 def test_batched_id_scores_equal_single_row_scores(samples: Samples) -> None:
     tokenizer, model = make_tokenizer(), make_reward_model()
     scorer = RewardModel(model, make_tokenizer(), tokenizer, batch_size=2)
-    rows = [tokenizer(p)["input_ids"] + c for p, c in zip(PROMPTS, samples.token_lists(), strict=True)]
+    rows = [tokenizer(p)["input_ids"] + c for p, c in zip(PROMPTS, samples.completion_id_lists(), strict=True)]
     got = scorer.score_samples(samples, ["not read"] * 3)
     assert got.tolist() == pytest.approx([(alone(model, row) - 0.3) / 0.5 for row in rows], abs=1e-5)
 
@@ -55,7 +55,9 @@ def test_nonfinite_score_names_its_row(samples: Samples) -> None:
     scorer = RewardModel(model, make_tokenizer(), make_tokenizer())
     unseen = next(iter({*make_tokenizer()("f")["input_ids"]} - {*make_tokenizer()("abcd")["input_ids"]}))
     model.get_input_embeddings().weight[unseen] = math.nan
-    rows = [[*make_tokenizer()(p)["input_ids"], *c] for p, c in zip(PROMPTS, samples.token_lists(), strict=True)]
+    rows = [
+        [*make_tokenizer()(p)["input_ids"], *c] for p, c in zip(PROMPTS, samples.completion_id_lists(), strict=True)
+    ]
     row = next(i for i, ids in enumerate(rows) if unseen in ids)
     with pytest.raises(ZooError, match=f"reward_model scored nan for row {row}, prompt '{PROMPTS[row]}': check its"):
         call(Rewards([one, scorer]), samples)
@@ -95,11 +97,11 @@ def test_encoder_batch_scores_equal_single_row_scores(samples: Samples, kind: st
         tokenizer.eos_token = None  # BERT's tokenizers have none
     model = _classifier(kind, len(tokenizer))
     scorer = RewardModel(model, tokenizer, policy)
-    completions = policy.batch_decode(samples.token_lists(), skip_special_tokens=True)
+    completions = policy.batch_decode(samples.completion_id_lists(), skip_special_tokens=True)
     texts = [p + c for p, c in zip(PROMPTS, completions, strict=True)]
     rows = [
         policy(p)["input_ids"] + ids if shared else tokenizer(text)["input_ids"]
-        for p, ids, text in zip(PROMPTS, samples.token_lists(), texts, strict=True)
+        for p, ids, text in zip(PROMPTS, samples.completion_id_lists(), texts, strict=True)
     ]
     expected = [alone(model, row) for row in rows]
     assert scorer.score_samples(samples, texts).tolist() == pytest.approx(expected, abs=1e-5)
@@ -115,7 +117,7 @@ def test_encoder_decoder_scores_ended_and_unended_rows(samples: Samples, batch_s
     scorer = RewardModel(model, tokenizer, tokenizer, batch_size=batch_size)
     rows = [
         [*tokenizer(p)["input_ids"], *ids, *([] if ids[-1] == EOS else [EOS])]
-        for p, ids in zip(PROMPTS, samples.token_lists(), strict=True)
+        for p, ids in zip(PROMPTS, samples.completion_id_lists(), strict=True)
     ]
     expected = [alone(model, row) for row in rows]
     assert scorer.score_samples(samples, [""] * 3).tolist() == pytest.approx(expected, abs=1e-5)

@@ -36,7 +36,7 @@ def samples() -> Samples:
 
 def call(rewards: Rewards, samples: Samples, **columns: Any) -> Any:
     tokenizer = make_tokenizer()
-    completions = tokenizer.batch_decode(samples.token_lists(), skip_special_tokens=True)
+    completions = tokenizer.batch_decode(samples.completion_id_lists(), skip_special_tokens=True)
     texts = [p + c for p, c in zip(PROMPTS, completions, strict=True)]
     state = columns.pop("trainer_state", None)
     return rewards(samples, PROMPTS, completions, texts, columns, trainer_state=state)
@@ -131,7 +131,7 @@ def test_reward_function_cannot_change_inputs_of_the_next(samples: Samples) -> N
         assert prompts == PROMPTS and "spoiled" not in completions
         return [float(len(ids)) for ids in completion_ids]
 
-    lengths = [len(ids) for ids in samples.token_lists()]
+    lengths = [len(ids) for ids in samples.completion_id_lists()]
     assert call(Rewards([spoil, count]), samples).total.tolist() == lengths and lengths[0] > 0
 
 
@@ -170,7 +170,7 @@ def test_trl_reward_functions_work_unchanged(samples: Samples) -> None:
     scored = call(Rewards(functions), samples)
     for column, function in enumerate(functions):
         assert scored.per_reward[:, column].tolist() == pytest.approx(
-            function(samples.token_lists()), abs=1e-7
+            function(samples.completion_id_lists()), abs=1e-7
         )  # float32
     assert Rewards(functions).names == ["soft_overlong_punishment_reward", "repetition_penalty_reward"]
 

@@ -55,7 +55,7 @@ def first_token(model: PreTrainedModel, prompt: list[int], *, temperature: float
 
 
 def same_rows(got: Samples, wanted: Samples) -> None:
-    assert got.token_lists() == wanted.token_lists()
+    assert got.completion_id_lists() == wanted.completion_id_lists()
     assert got.ended.tolist() == wanted.ended.tolist()
     for one, other in zip(got.logprobs, wanted.logprobs, strict=True):
         width = min(len(one), len(other))
@@ -77,7 +77,9 @@ def test_row_depends_only_on_its_prompt_and_stream(model: PreTrainedModel) -> No
     assert wide.prompt_ids.shape[1] == 30
     same_rows(wide.select(slice(0, len(PROMPTS))), together)
     same_rows(draw(model, pad_id=11), together)
-    assert draw(model, max_new_tokens=5).token_lists() == [tokens[:5] for tokens in together.token_lists()]
+    assert draw(model, max_new_tokens=5).completion_id_lists() == [
+        tokens[:5] for tokens in together.completion_id_lists()
+    ]
     with torch.random.fork_rng():
         torch.manual_seed(1)
         before = torch.get_rng_state()
@@ -88,7 +90,9 @@ def test_row_depends_only_on_its_prompt_and_stream(model: PreTrainedModel) -> No
 def test_stream_depends_only_on_seed_and_key(model: PreTrainedModel) -> None:
     # NumPy's SeedSequence takes [s, 3] and [s, 3, 0] for the same entropy.
     keys = [(0, 4), (1, 4), (4, 0), (0, 5), (2**31, 4), (3,), (3, 0), (3, 0, 0), (0, 3), (0, 4)]
-    rows, other_seed = (draw(model, [[5, 3]] * 10, keys=keys, stop_ids=[], seed=s).token_lists() for s in (7, 8))
+    rows, other_seed = (
+        draw(model, [[5, 3]] * 10, keys=keys, stop_ids=[], seed=s).completion_id_lists() for s in (7, 8)
+    )
     assert rows[0] == rows[-1] and len({tuple(row) for row in rows}) == 9
     assert all(a != b for a, b in zip(rows, other_seed, strict=True))
 
@@ -102,7 +106,7 @@ def test_mask_includes_first_stop_token_and_nothing_after(model: PreTrainedModel
     samples = draw(model, prompts, keys=keys, stop_ids=stops, max_new_tokens=6)
     assert samples.ended.any()
     assert not samples.ended.all()
-    for row, tokens in enumerate(samples.token_lists()):
+    for row, tokens in enumerate(samples.completion_id_lists()):
         assert samples.mask[row].tolist() == [t < len(tokens) for t in range(samples.mask.shape[1])]
         assert not set(tokens[:-1]) & set(stops)
         assert bool(samples.ended[row]) == (tokens[-1] in stops)
@@ -141,7 +145,7 @@ def test_logprobs_equal_those_of_full_forward_pass(model: PreTrainedModel, tempe
     assert samples.logprobs.dtype == torch.float32
     again = token_logprobs(model, samples, temperature=temperature)
     close(again, samples.logprobs)
-    for row, tokens in enumerate(samples.token_lists()):
+    for row, tokens in enumerate(samples.completion_id_lists()):
         logps = alone(model, PROMPTS[row], tokens, temperature=temperature)
         exact = logps.gather(1, torch.tensor(tokens).unsqueeze(1)).squeeze(1).float()
         close(samples.logprobs[row, : len(tokens)], exact)
@@ -245,7 +249,7 @@ def test_top_p_draws_from_nucleus_in_proportion(model: PreTrainedModel) -> None:
 
 def test_top_p_applies_at_every_position_and_row(model: PreTrainedModel) -> None:
     samples = draw(model, top_p=0.6, temperature=0.9, stop_ids=[])
-    for row, tokens in enumerate(samples.token_lists()):
+    for row, tokens in enumerate(samples.completion_id_lists()):
         for logps, token in zip(alone(model, PROMPTS[row], tokens, temperature=0.9), tokens, strict=True):
             assert token in _nucleus(logps.exp(), 0.6)
     close(token_logprobs(model, samples, temperature=0.9), samples.logprobs)
@@ -253,7 +257,7 @@ def test_top_p_applies_at_every_position_and_row(model: PreTrainedModel) -> None
 
 @pytest.mark.parametrize(("top_p", "temperature"), [(1e-6, 1.0), (1.0, 1e-4)])
 def test_tiny_top_p_or_temperature_is_greedy(model: PreTrainedModel, top_p: float, temperature: float) -> None:
-    for row, tokens in enumerate(draw(model, top_p=top_p, temperature=temperature).token_lists()):
+    for row, tokens in enumerate(draw(model, top_p=top_p, temperature=temperature).completion_id_lists()):
         assert tokens == alone(model, PROMPTS[row], tokens).argmax(-1).tolist()
 
 
@@ -276,7 +280,7 @@ def test_select_drops_columns_that_are_padding_in_all_rows() -> None:
         logprobs=torch.tensor([[-1.0, -2.0, 0.0, 0.0], [-3.0, 0.0, 0.0, 0.0], [-4.0, -5.0, -6.0, -7.0]]),
         ended=torch.tensor([True, True, False]),
     )
-    assert three.token_lists() == [[3, 1], [1], [2, 2, 2, 2]], "with the end token"
+    assert three.completion_id_lists() == [[3, 1], [1], [2, 2, 2, 2]], "with the end token"
     part = three.select(torch.tensor([1, 0]))
     assert part.prompt_ids.tolist() == [[6, 7], [0, 5]]
     assert part.prompt_mask.tolist() == [[True, True], [False, True]]

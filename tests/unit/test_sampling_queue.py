@@ -44,10 +44,10 @@ def test_queue_does_not_change_tokens(name: str) -> None:
     model, _ = miniatures.load(name)
     stops = list(range(0, model.config.vocab_size, 9))
     passes, together = held(model, lambda: drawn(model, stops))
-    assert len(set(map(len, together.token_lists()))) > 3
+    assert len(set(map(len, together.completion_id_lists()))) > 3
     for most in (80, 200, 10**6):
         waiting, queued = held(model, lambda most=most: drawn(model, stops, max_tokens=most))
-        assert queued.token_lists() == together.token_lists()
+        assert queued.completion_id_lists() == together.completion_id_lists()
         assert torch.equal(queued.ended, together.ended) and torch.equal(queued.prompt_ids, together.prompt_ids)
         torch.testing.assert_close(queued.logprobs, together.logprobs, rtol=0, atol=1e-5)
         assert max(waiting) <= most
@@ -70,7 +70,7 @@ def test_cache_that_cannot_join_takes_prompts_in_waves(monkeypatch: pytest.Monke
     monkeypatch.setattr("rlhf_zoo.modeling.sampling.decoder.join", None)
     monkeypatch.setattr("rlhf_zoo.modeling.sampling.decoder.drop_columns", None)
     passes, queued = held(model, lambda: drawn(model, [], max_tokens=200))
-    assert queued.token_lists() == together.token_lists() and max(passes) <= 200
+    assert queued.completion_id_lists() == together.completion_id_lists() and max(passes) <= 200
 
 
 def test_cache_with_recurrent_layers_cannot_join() -> None:
@@ -96,7 +96,7 @@ def test_equal_prompts_share_prefill_but_sample_as_if_alone() -> None:
     together = sample(model, prompts, keys=keys, **settings)
     for row, key in enumerate(keys):
         alone = sample(model, [prompts[row]], keys=[key], **settings)
-        assert alone.token_lists()[0] == together.token_lists()[row]
+        assert alone.completion_id_lists()[0] == together.completion_id_lists()[row]
         torch.testing.assert_close(alone.logprobs[0], together.logprobs[row], rtol=0, atol=1e-5)
 
 

@@ -48,7 +48,7 @@ from rlhf_zoo.ppo.custom_loop import samples_from_user
 from rlhf_zoo.ppo.kl_controller import KLController, RunningScores
 from rlhf_zoo.ppo.trace import TRACE_STREAM, Trace, trace
 from rlhf_zoo.rewards import RewardModel, Rewards
-from rlhf_zoo.runs.data.turns import typed_prompt
+from rlhf_zoo.runs.data.turns import parse_prompt
 from rlhf_zoo.runs.record import StageRecord
 
 TOKENIZER = make_tokenizer()
@@ -105,7 +105,7 @@ def test_trace_equals_trainer_and_definitions(tmp_path: Path, name: str) -> None
             running_scores=trainer.running_scores,
         )  # fmt: skip
         ids = [token.token_id for token in result.tokens]
-        rollout = trainer.evaluate_samples(samples_from_user([PROMPT], [ids], trainer), recompute=True)
+        rollout = trainer.make_rollout(samples_from_user([PROMPT], [ids], trainer), recompute_logprobs=True)
         estimates = trainer.compute_advantages(
             rollout, trainer.score(rollout, [{"prompt": PROMPT, "input_ids": [0], "answer": "e"}])
         )
@@ -147,7 +147,7 @@ def test_trace_samples_from_its_keyed_stream() -> None:
         stop_ids=[EOS], pad_id=0, temperature=1.3,
     )  # fmt: skip
     result = traced(config, seed=4)
-    assert [token.token_id for token in result.tokens] == drawn.token_lists()[0]
+    assert [token.token_id for token in result.tokens] == drawn.completion_id_lists()[0]
     assert result == traced(config, seed=4)
     assert len({traced(config, seed=seed).completion for seed in range(6)}) > 1
 
@@ -452,9 +452,9 @@ def test_typed_prompt_is_text_or_conversation() -> None:
     turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
     share_gpt = '[{"from": "system", "value": "Be brief."}, {"from": "human", "value": "hi"}]'
     for text in (json.dumps(turns), f" {json.dumps(turns, indent=1)}\n", share_gpt):
-        assert typed_prompt(text) == turns
+        assert parse_prompt(text) == turns
     for text in ("the battery", "[1, 2] sorted is", '[{"a": 1}]', "[{", ""):
-        assert typed_prompt(text) == text
+        assert parse_prompt(text) == text
 
 
 def test_trace_reads_conversation_through_chat_template() -> None:
@@ -463,7 +463,7 @@ def test_trace_reads_conversation_through_chat_template() -> None:
         "{% for turn in messages %}{{ {'system': 'a', 'user': 'b'}[turn.role] }}{{ turn.content }}{% endfor %}"
         "{% if add_generation_prompt %}c{% endif %}"
     )
-    turns = typed_prompt('[{"role": "system", "content": "d"}, {"role": "user", "content": "e"}]')
+    turns = parse_prompt('[{"role": "system", "content": "d"}, {"role": "user", "content": "e"}]')
     parts = {**models(), "critic": make_policy(), "rewards": Rewards([good]), "args": args()}
     result = trace(turns, tokenizer=tokenizer, **parts)
     expected = trace("adbec", tokenizer=TOKENIZER, **parts)

@@ -175,7 +175,7 @@ def test_reward_functions_get_grpo_arguments_and_weights(tmp_path: Path) -> None
     assert call.keys() == {
         "prompts", "completions", "ids", "topic", "trainer_state", "log_extra", "log_metric",
     }  # fmt: skip
-    assert call["ids"] == rollout.samples.token_lists() and call["trainer_state"] is trainer.state
+    assert call["ids"] == rollout.samples.completion_id_lists() and call["trainer_state"] is trainer.state
     assert call["completions"] == trainer.processing_class.batch_decode(call["ids"], skip_special_tokens=True)
     expected = [
         0.5 * len(ids) + (0.0 if t % 2 else 20.0) for ids, t in zip(call["ids"], call["topic"], strict=True)
@@ -245,7 +245,7 @@ def test_whitening_keeps_reward_mean_and_k3_is_charged_but_k1_reported(tmp_path:
 
 
 def completions_of(trainer: Spy) -> list[list[int]]:
-    return [row for rollout, _, _ in trainer.updates for row in rollout.samples.token_lists()]
+    return [row for rollout, _, _ in trainer.updates for row in rollout.samples.completion_id_lists()]
 
 
 def test_stop_token_settings_end_completions(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_gradient_accumulation_does_not_change_results(tmp_path: Path) -> None:
         for size in (8, 2)
     )  # fmt: skip
     assert distance(snapshot(first), first.before) > 1e-2
-    assert len({len(row) for rollout, _, _ in first.updates for row in rollout.samples.token_lists()}) > 1
+    assert len({len(row) for rollout, _, _ in first.updates for row in rollout.samples.completion_id_lists()}) > 1
     assert distance(snapshot(first), snapshot(other)) < 1e-6
     for (one, _, _), (two, _, _) in zip(first.updates, other.updates, strict=True):
         assert rows_of(one) == rows_of(two)

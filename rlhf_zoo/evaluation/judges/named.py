@@ -98,7 +98,7 @@ def check_judges_available(
 
             HubVotes(argument)
             if hub is not None:
-                _check_on_hub(name, argument, None, repo_type="dataset", hub=replace(hub, source=None))
+                _check_on_hub(name, argument, None, repo_type="dataset", hub=replace(hub, source_hub=None))
         if headline and index == 0 and kind in ("pairs", "votes"):
             raise ZooError(
                 f"The first judge must score single completions, but {name} only compares two: name another before it, "

@@ -66,7 +66,7 @@ class Hub:
             so no two Hubs may share a cache.
         data_cache: Folder of prepared data sets. No two Hubs may share it either.
         offline: Whether to use only cached files.
-        source: The Hub to ask for models and data that this one does not have.
+        source_hub: The Hub to ask for models and data that this one does not have.
         flag: The command-line flag that chooses another Hub, for messages.
     """
 
@@ -78,7 +78,7 @@ class Hub:
     cache: Path | None = None
     data_cache: Path | None = None
     offline: bool = False
-    source: Hub | None = None
+    source_hub: Hub | None = None
     flag: str = "--hub"
 
     @property
@@ -325,7 +325,7 @@ def connect(choice: Hub, source: Hub | None = None) -> Iterator[Hub]:
         hub = stack.enter_context(_open(choice, "RLHF_ZOO_HUB_TOKEN"))
         _set_environment(hub)
         bounds.install()
-        previous, _current_hub = _current_hub, replace(hub, source=source_hub)
+        previous, _current_hub = _current_hub, replace(hub, source_hub=source_hub)
         try:
             yield _current_hub
         finally:

@@ -79,7 +79,7 @@ def resolve(
     if str(name).startswith((".", "/", "~")):
         raise ZooError(f"There is no folder {name}: check the path, or write NAMESPACE/NAME or NAMESPACE/NAME@TAG.")
     full_name = f"{name}@{revision}" if revision else str(name)
-    first_hub = replace(hub, source=None) if skip_source else hub
+    first_hub = replace(hub, source_hub=None) if skip_source else hub
     origin, download = try_hub_then_source(
         full_name, first_hub, lambda target: fetch(full_name, hub=target, ignore=ignore)
     )
@@ -90,7 +90,7 @@ def resolve(
             f"{full_name} has {pickled}, a pickle, which can run code and is never loaded: use a revision with "
             "safetensors, or convert it."
         )
-    path = download.path if hub.source is None or not ignore else _with_local_bases(download.path, hub)
+    path = download.path if hub.source_hub is None or not ignore else _with_local_bases(download.path, hub)
     # Only rlhf-zoo understands a short step such as step-40. Lineage, votes and pages need the tag, because any client
     # can load it.
     tagged_name = f"{download.repo}@{download.revision}" if split_revision(full_name)[1] else full_name
@@ -159,9 +159,9 @@ def try_hub_then_source(name: str, hub: Hub, request: Callable[[Hub], Answer]) -
     try:
         return hub, retry_when_rate_limited(lambda: request(hub), hub=hub.name)
     except ZooError as error:
-        if hub.source is None or error.__cause__ is None or not is_missing(error.__cause__):
+        if hub.source_hub is None or error.__cause__ is None or not is_missing(error.__cause__):
             raise
-    source = hub.source
+    source = hub.source_hub
     try:
         return source, retry_when_rate_limited(lambda: request(source), hub=source.name)
     except ZooError as error:

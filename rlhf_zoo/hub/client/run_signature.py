@@ -30,7 +30,7 @@ _trusts_all_runs = False
 
 
 @contextlib.contextmanager
-def trusting() -> Iterator[None]:
+def trust_all_runs() -> Iterator[None]:
     """Trusts every run directory while the context is open, because the user passed `--trust_run`."""
     global _trusts_all_runs
     previous, _trusts_all_runs = _trusts_all_runs, True

@@ -142,7 +142,7 @@ class FixedDecoder:
         self._layers = [FixedLayer(max_rows, columns, self._shape) for _ in new_cache(model).layers]
         self._cache = Cache(layers=[*self._layers])
         self._graphs: OrderedDict[tuple[int, int], Callable[[], NextLogits]] = OrderedDict()
-        self.rows = torch.zeros(0, dtype=torch.long, device=device)
+        self.row_ids = torch.zeros(0, dtype=torch.long, device=device)
         self._next_column = 0
         self._prefilled: tuple[Tensor, Tensor, Cache] | None = None
 
@@ -152,11 +152,11 @@ class FixedDecoder:
 
     def reset(self) -> FixedDecoder:
         """Drops the rows that remain if a rollout ended with an error. Returns the decoder itself."""
-        self.rows, self._next_column, self._prefilled = self.rows[:0], 0, None
+        self.row_ids, self._next_column, self._prefilled = self.row_ids[:0], 0, None
         return self
 
     def count_startable(self, lengths: Sequence[int], remaining: Tensor) -> int:
-        return min(len(lengths), self.max_rows - len(self.rows))
+        return min(len(lengths), self.max_rows - len(self.row_ids))
 
     def prefill(self, prompts: Sequence[Sequence[int]], rows: Sequence[int], pad_id: int) -> tuple[NextLogits, Tensor]:
         output, mask, cache = prefill_prompts(self.model, prompts, pad_id)
@@ -165,7 +165,7 @@ class FixedDecoder:
         return output, row_ids
 
     def step(self) -> tuple[NextLogits, Tensor]:
-        count = len(self.rows)
+        count = len(self.row_ids)
         if self._next_column % COLUMN_MULTIPLE == 0:  # the next step would compute more columns
             # First shift rows to the left, over columns that are padding in all rows.
             self._shift(int(self._mask[:count, : self._next_column].sum(1).max()) - self._next_column)
@@ -178,20 +178,20 @@ class FixedDecoder:
         output = self._captured_step(rows, columns)().select(slice(count))
         self._next_column += 1
         self._positions[:count] += 1
-        return output, self.rows
+        return output, self.row_ids
 
     def advance(self, tokens: Tensor, finished: Tensor) -> None:
         order = compaction_order(finished)
         if self._prefilled is not None:
             self._add_rows(order, *self._prefilled)
-            self._tokens[len(self.rows) - len(order) : len(self.rows), 0] = tokens[order]
+            self._tokens[len(self.row_ids) - len(order) : len(self.row_ids), 0] = tokens[order]
             self._prefilled = None
             return
         if len(order) < len(finished):
             moved = (order != torch.arange(len(order), device=order.device)).nonzero().squeeze(1)
             for tensor in (self._positions, *self._column_tensors()):
                 tensor[moved] = tensor[order[moved]]
-            self.rows = self.rows[order]
+            self.row_ids = self.row_ids[order]
         self._tokens[: len(order), 0] = tokens[order]
 
     def _captured_step(self, rows: int, columns: int) -> Callable[[], NextLogits]:
@@ -212,7 +212,7 @@ class FixedDecoder:
 
     def _add_rows(self, indices: Tensor, rows: Tensor, mask: Tensor, cache: Cache) -> None:
         """Adds the chosen rows of a prefill after the rows in progress."""
-        count, width = len(self.rows), mask.shape[1]
+        count, width = len(self.row_ids), mask.shape[1]
         if not count:
             self._next_column = width
         elif self._next_column < width:
@@ -230,14 +230,14 @@ class FixedDecoder:
                 layer.allocate(prefilled_layer.keys, prefilled_layer.values)
             for buffer, states in ((layer.keys, prefilled_layer.keys), (layer.values, prefilled_layer.values)):
                 buffer[new_rows, :, self._next_column - states.shape[2] : self._next_column] = states[indices]
-        self.rows = torch.cat([self.rows, rows[indices]])
+        self.row_ids = torch.cat([self.row_ids, rows[indices]])
 
     def _shift(self, distance: int) -> None:
         """Shifts all rows by a number of columns: to the right, or to the left if the number is negative."""
         source = slice(max(0, -distance), self._next_column)
         self._next_column += distance
         target = slice(max(0, distance), self._next_column)
-        count = len(self.rows)
+        count = len(self.row_ids)
         for tensor in self._column_tensors() if distance else ():
             tensor[:count, ..., target, :] = tensor[:count, ..., source, :].clone()  # because source and target overlap
         self._mask[:count, : target.start] = 0

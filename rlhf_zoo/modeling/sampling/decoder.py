@@ -37,11 +37,11 @@ class Decoder(Protocol):
     """Decodes rows in progress. After each pass (a prefill or a step), the caller draws tokens and calls `advance`.
 
     Attributes:
-        rows: (R,) the ids of the rows in progress.
+        row_ids: (R,) the ids of the rows in progress.
     """
 
     @property
-    def rows(self) -> Tensor: ...
+    def row_ids(self) -> Tensor: ...
 
     def count_startable(self, lengths: Sequence[int], remaining: Tensor) -> int:
         """Counts how many of the first waiting prompts may start now.
@@ -91,8 +91,8 @@ class GrowingDecoder:
         self._pending: _ActiveRows | None = None
 
     @property
-    def rows(self) -> Tensor:
-        return self._no_rows if self._active is None else self._active.rows
+    def row_ids(self) -> Tensor:
+        return self._no_rows if self._active is None else self._active.row_ids
 
     def count_startable(self, lengths: Sequence[int], remaining: Tensor) -> int:
         if self.max_tokens is None:
@@ -124,7 +124,7 @@ class GrowingDecoder:
         # Do not count padding in positions, so that a row's logits are the same in every batch.
         positions = active.mask.sum(1, keepdim=True) - 1
         self._pending = active
-        return forward(self.model, active.tokens.unsqueeze(1), active.mask, positions, active.cache), active.rows
+        return forward(self.model, active.tokens.unsqueeze(1), active.mask, positions, active.cache), active.row_ids
 
     def advance(self, tokens: Tensor, finished: Tensor) -> None:
         assert self._pending is not None
@@ -144,7 +144,7 @@ class _ActiveRows:
     """
 
     def __init__(self, rows: Tensor, cache: Any, mask: Tensor, tokens: Tensor, can_join: bool) -> None:
-        self.rows, self.cache, self.mask, self.tokens, self.can_join = rows, cache, mask, tokens, can_join
+        self.row_ids, self.cache, self.mask, self.tokens, self.can_join = rows, cache, mask, tokens, can_join
 
     def drop_rows(self, finished: Tensor) -> _ActiveRows | None:
         """Returns the unfinished rows, without columns that are padding in all rows; None if all rows are finished."""
@@ -154,7 +154,7 @@ class _ActiveRows:
         if not len(order):
             return None
         self.cache.reorder_cache(order)
-        self.rows, self.mask, self.tokens = self.rows[order], self.mask[order], self.tokens[order]
+        self.row_ids, self.mask, self.tokens = self.row_ids[order], self.mask[order], self.tokens[order]
         padding = self.mask.shape[1] - int(self.mask.sum(1).max())
         if padding and self.can_join:
             drop_columns(self.cache, padding)
@@ -167,7 +167,7 @@ class _ActiveRows:
         # Pad on the left, so that the last column stays the newest of every row.
         width = max(self.mask.shape[1], other.mask.shape[1])
         mask = torch.cat([pad(rows.mask, (width - rows.mask.shape[1], 0)) for rows in (self, other)])
-        rows, tokens = torch.cat([self.rows, other.rows]), torch.cat([self.tokens, other.tokens])
+        rows, tokens = torch.cat([self.row_ids, other.row_ids]), torch.cat([self.tokens, other.tokens])
         return _ActiveRows(rows, self.cache, mask, tokens, self.can_join)
 
 

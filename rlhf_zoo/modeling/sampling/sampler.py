@@ -140,11 +140,11 @@ class Samples:
             parts[0].vocabulary,
         )
 
-    def prompt_lists(self) -> list[list[int]]:
+    def prompt_id_lists(self) -> list[list[int]]:
         """Returns each prompt's token ids, without padding."""
         return [ids[is_token].tolist() for ids, is_token in zip(self.prompt_ids, self.prompt_mask, strict=True)]
 
-    def token_lists(self) -> list[list[int]]:
+    def completion_id_lists(self) -> list[list[int]]:
         """Returns each completion's token ids, with its end token and without padding."""
         return [ids[is_token].tolist() for ids, is_token in zip(self.completion_ids, self.mask, strict=True)]
 
@@ -219,10 +219,10 @@ def sample(
     lengths = [len(prompt) for prompt in prompts]
     waiting = _starting_order(lengths, max_new_tokens, max_tokens)
     decoder = decoder or GrowingDecoder(model, max_new_tokens=max_new_tokens, max_tokens=max_tokens)
-    while waiting or len(decoder.rows):
-        count, running = 0, len(decoder.rows)
+    while waiting or len(decoder.row_ids):
+        count, running = 0, len(decoder.row_ids)
         if waiting:
-            remaining = max_new_tokens - drawn_counts[decoder.rows]
+            remaining = max_new_tokens - drawn_counts[decoder.row_ids]
             count = decoder.count_startable([lengths[row] for row in waiting], remaining)
         # A prefill is a separate pass, in which running rows make no progress. So wait until a prefill can start at
         # least a quarter as many rows as are running.

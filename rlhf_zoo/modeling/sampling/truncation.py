@@ -118,7 +118,7 @@ class Truncation:
             text_ends = [
                 find_text_end(tokenizer, ids[:limit], text=self.text, after=self.after, prompt=prompt)
                 for prompt, ids, limit in zip(
-                    samples.prompt_lists(), samples.token_lists(), lengths.tolist(), strict=True
+                    samples.prompt_id_lists(), samples.completion_id_lists(), lengths.tolist(), strict=True
                 )
             ]
         cut_lengths = [limit if end is None else end for end, limit in zip(text_ends, lengths.tolist(), strict=True)]

@@ -317,7 +317,7 @@ def ppo_reward(
         counter.prompt_tokens += int(samples.prompt_mask.sum())
         counter.completion_tokens += int(samples.mask.sum())
         # trl decodes completions without their prompts, which loses the space before the first word.
-        decoded = decode_completions(tokenizer, prompts, samples.prompt_lists(), completion_ids)
+        decoded = decode_completions(tokenizer, prompts, samples.prompt_id_lists(), completion_ids)
         answered = list(zip(prompts, decoded, strict=True))
         completions = [wrap_completion(prompt, text) for prompt, text in answered]
         texts = [append_completion(prompt, text) for prompt, text in answered]

@@ -84,13 +84,13 @@ class Variant:
         """The keys with their values, and the seed, for a table."""
         return self.settings_text + (f", seed {self.seed}" if self.seed is not None else "")
 
-    def directory(self, run: Path) -> Path:
+    def directory(self, run_directory: Path) -> Path:
         """Returns the directory of the variant.
 
         Args:
-            run: The run directory.
+            run_directory: The directory of the run to which the variant belongs.
         """
-        return run / self.folder / self.name
+        return run_directory / self.folder / self.name
 
     def flags(self, flags: Flags) -> dict[str, dict[str, Any]]:
         """Returns the flags of the variant's run.
@@ -103,22 +103,27 @@ class Variant:
             keys = {"reference": flags.get("ppo", {}).get("reference", True), **keys}
         return with_keys(flags, "ppo", keys if self.seed is None else {**keys, "seed": self.seed})
 
-    def fields(self, run: Path, flags: Flags) -> dict[str, Any]:
+    def context_fields(self, run_directory: Path, flags: Flags) -> dict[str, Any]:
         """Returns the fields in which the variant's `RunContext` differs from the run's.
 
         Args:
-            run: The run directory.
+            run_directory: The directory of the run to which the variant belongs.
             flags: The command's flags, by stage.
         """
-        return {"directory": self.directory(run), "base": run, "variant": self.name, "flags": self.flags(flags)}
+        return {
+            "directory": self.directory(run_directory),
+            "base": run_directory,
+            "variant": self.name,
+            "flags": self.flags(flags),
+        }
 
-    def record_base(self, run: Path) -> None:
+    def record_base(self, run_directory: Path) -> None:
         """Writes a file into the variant's directory that names the run to which the variant belongs.
 
         Args:
-            run: The run directory.
+            run_directory: The directory of the run to which the variant belongs.
         """
-        write_json(self.directory(run) / VARIANT_FILE, {"schema": 1, "variant": self.name, "base": "../.."})
+        write_json(self.directory(run_directory) / VARIANT_FILE, {"schema": 1, "variant": self.name, "base": "../.."})
 
 
 def variant_of(directory: Path) -> dict[str, Any]:
@@ -167,16 +172,16 @@ def make_variants(
     return result
 
 
-def recipe_seed(recipe: Recipe, flags: Flags, run: Path) -> int:
+def recipe_seed(recipe: Recipe, flags: Flags, run_directory: Path) -> int:
     """Returns the seed of PPO in the run itself.
 
     Args:
         recipe: The recipe.
         flags: The command's flags, by stage.
-        run: The run directory.
+        run_directory: The run directory.
     """
     ppo_flags, shared_flags = flags.get("ppo", {}), flags.get("recipe", {})
-    settings = stage_settings(recipe, "ppo", ppo_flags, shared_flags=shared_flags, output_dir=run / "ppo")
+    settings = stage_settings(recipe, "ppo", ppo_flags, shared_flags=shared_flags, output_dir=run_directory / "ppo")
     return int(settings.trainer.seed)
 
 
@@ -205,7 +210,7 @@ def _slug(text: str) -> str:
 
 
 def run_variants(
-    run: Path,
+    run_directory: Path,
     variants: Sequence[Variant],
     open_run: Callable[[Variant], AbstractContextManager[tuple[RunContext, Publisher | None]]],
     console: Console,
@@ -213,7 +218,7 @@ def run_variants(
     """Runs every variant that is not finished, one after the other.
 
     Args:
-        run: The run directory.
+        run_directory: The run directory.
         variants: The variants, in the order in which they run.
         open_run: Opens a variant's run and publisher, as a context.
         console: A rich console.
@@ -222,9 +227,9 @@ def run_variants(
     for number, variant in enumerate(variants, start=1):
         with open_run(variant) as (context, publisher):
             console.rule(f"[bold]{variant.label} ({number} of {len(variants)})")
-            variant.record_base(run)
+            variant.record_base(run_directory)
             run_recipe.run(context, console, publisher)
-        outcomes.append(read_outcome(variant, run))
+        outcomes.append(read_outcome(variant, run_directory))
     return outcomes
 
 
@@ -282,7 +287,7 @@ class Outcome:
         rows: The rows of metrics.jsonl.
         samples: (prompt, completion, reward, judge) of the first held-out prompts.
         verdict: The verdict on the evaluated checkpoint; None without a verdict.
-        fired: Families of the probes that fired at the evaluated checkpoint.
+        fired_families: Families of the probes that fired at the evaluated checkpoint.
         step: Step of the evaluated checkpoint; None if the run does not record it.
     """
 
@@ -293,27 +298,28 @@ class Outcome:
     rows: Sequence[Mapping[str, Any]]
     samples: Sequence[tuple[str, str, float, float]]
     verdict: str | None = None
-    fired: Sequence[str] = ()
+    fired_families: Sequence[str] = ()
     step: int | None = None
 
 
-def read_outcome(variant: Variant, run: Path) -> Outcome:
+def read_outcome(variant: Variant, run_directory: Path) -> Outcome:
     """Reads the outcome of a finished variant, or of the run itself.
 
     Args:
         variant: The variant; `Variant()` for the run itself.
-        run: The run directory.
+        run_directory: The run directory.
     """
-    directory = variant.directory(run)
+    directory = variant.directory(run_directory)
     record = StageRecord(directory / "ppo")
     document = record.read()
     evaluation = read_json(directory / "eval" / "evaluation.json")
     trajectory = evaluation.get("over_training") or {}
     probes = (trajectory.get("probes") or {}).get("probes", [])
-    verdict, fired = evaluation.get("verdict"), [probe["family"] for probe in probes if probe["fired"]]
+    verdict = evaluation.get("verdict")
+    fired_families = [probe["family"] for probe in probes if probe["fired"]]
     step = (document.get("chosen") or {}).get("step")
     if step is not None and (trajectory.get("at_recommended") or {}).get("step") == step:
-        verdict, fired = (trajectory["at_recommended"][key] for key in ("verdict", "fired"))
+        verdict, fired_families = (trajectory["at_recommended"][key] for key in ("verdict", "fired"))
     lines = read_lines(directory / "eval" / "samples.jsonl")
     samples = [line for line in lines if line["sample"] == 0][:SHOWN_PROMPTS]
     return Outcome(
@@ -326,23 +332,23 @@ def read_outcome(variant: Variant, run: Path) -> Outcome:
             (line["prompt"], *(line["ppo"][key] for key in ("completion", "reward", "judge"))) for line in samples
         ],
         verdict=verdict,
-        fired=list(dict.fromkeys(fired)),
+        fired_families=list(dict.fromkeys(fired_families)),
         step=step,
     )
 
 
-def read_own_outcome(run: Path, compared: Variant) -> Outcome | None:
+def read_own_outcome(run_directory: Path, compared: Variant) -> Outcome | None:
     """Reads the outcome of the run itself, for comparison with its variants.
 
     Args:
-        run: The run directory.
+        run_directory: The run directory.
         compared: A finished variant. Unless other flags are set, it differs from the run only in `kl_coef`.
 
     Returns:
         The outcome, whose variant has the run's `kl_coef`. None if the run is not finished or not evaluated, or differs
         from the variant in other settings, or in the evaluation's judge, prompts or sampling.
     """
-    directories = (run, compared.directory(run))
+    directories = (run_directory, compared.directory(run_directory))
     documents = [StageRecord(directory / "ppo").read() for directory in directories]
     paths = [directory / "eval" / "evaluation.json" for directory in directories]
     if documents[0].get("status") != "finished" or not paths[0].is_file():
@@ -358,7 +364,7 @@ def read_own_outcome(run: Path, compared: Variant) -> Outcome | None:
     if settings[0] != settings[1] or evaluations[0] != evaluations[1]:
         return None
     beta = documents[0]["resolved"].get("kl_coef", default_of("ppo", "kl_coef"))
-    return replace(read_outcome(Variant(), run), variant=Variant((("kl_coef", float(beta)),)))
+    return replace(read_outcome(Variant(), run_directory), variant=Variant((("kl_coef", float(beta)),)))
 
 
 def group_by_setting(outcomes: Sequence[Outcome]) -> list[tuple[str, dict[str, Spread], list[Outcome]]]:

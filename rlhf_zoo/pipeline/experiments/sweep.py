@@ -1,4 +1,4 @@
-"""Sweeps and ablations: PPO with several values of its keys and several seeds, from the same SFT and reward model.
+"""Sweeps and ablations: PPO with several values of its keys and several seeds, from one SFT policy and reward model.
 
 A cell of a sweep is a run in runs/RECIPE/sweep/NAME/, and NAME is its tag in the recipe's PPO repository. An ablation
 varies a single key: its runs are in runs/RECIPE/ablation/NAME/ and have their own repositories.
@@ -40,19 +40,20 @@ def train(
     Returns:
         The outcomes, and the last error if the Hub refused a tag; otherwise None.
     """
-    run, send_errors = context.directory, []
+    run_directory, send_errors = context.directory, []
     for cell in cells:
         if cell.seed is None:  # check each value once: another seed cannot make it invalid
-            run_recipe.check(replace(context, **cell.fields(run, flags)))
-    shared = replace(context, restart=False, preflight_passed=True)
-    run_recipe.claim(shared, publisher)
-    run_recipe.run_stages(shared, [stage for stage in context.recipe.stages if stage != "ppo"], console, publisher)
+            run_recipe.check(replace(context, **cell.context_fields(run_directory, flags)))
+    shared_context = replace(context, restart=False, preflight_passed=True)
+    run_recipe.claim_repositories(shared_context, publisher)
+    shared_stages = [stage for stage in context.recipe.stages if stage != "ppo"]
+    run_recipe.run_stages(shared_context, shared_stages, console, publisher)
     if publisher is not None:
         publisher.drain()
 
     @contextlib.contextmanager
     def open_cell(cell: Variant) -> Iterator[tuple[RunContext, None]]:
-        cell_context = replace(context, **cell.fields(run, flags))
+        cell_context = replace(context, **cell.context_fields(run_directory, flags))
         with sole_writer(cell_context.directory, command=context.command):
             yield cell_context, None  # no publisher, because `send_cell` sends the cell
             if publisher is not None:
@@ -62,16 +63,16 @@ def train(
                     console.print(f"Warning: {error}", highlight=False, markup=False)
                     send_errors.append(error)
 
-    return run_variants(run, cells, open_cell, console), next(reversed(send_errors), None)
+    return run_variants(run_directory, cells, open_cell, console), next(reversed(send_errors), None)
 
 
 def write_overview(
-    run: Path, recipe: str, outcomes: Sequence[Outcome], grid: Mapping[str, Sequence[Any]] | None = None
+    run_directory: Path, recipe: str, outcomes: Sequence[Outcome], grid: Mapping[str, Sequence[Any]] | None = None
 ) -> Path:
     """Writes overview.json (and for an ablation overview.png) next to the runs of a sweep or ablation.
 
     Args:
-        run: The run directory.
+        run_directory: The run directory.
         recipe: Name of the recipe.
         outcomes: The outcomes of the variants.
         grid: Key -> values of a sweep; None for an ablation.
@@ -81,7 +82,7 @@ def write_overview(
     """
     first_variant = outcomes[0].variant
     parameters = {"key": first_variant.settings[0][0]} if grid is None else {"grid": dict(grid)}
-    path = run / first_variant.folder / "overview.json"
+    path = run_directory / first_variant.folder / "overview.json"
     rows = _overview_rows(
         outcomes, lambda variant: {"value": variant.value} if grid is None else {"settings": dict(variant.settings)}
     )
@@ -92,7 +93,7 @@ def write_overview(
 
 
 def _overview_rows(outcomes: Sequence[Outcome], identify: Callable[[Variant], dict[str, Any]]) -> dict[str, Any]:
-    """Returns the entries of overview.json: for each run, and for each setting over all of its seeds."""
+    """Returns the entries of overview.json: one for each run, and one for each setting over all its seeds."""
     runs = [
         {
             **identify(outcome.variant),
@@ -102,7 +103,7 @@ def _overview_rows(outcomes: Sequence[Outcome], identify: Callable[[Variant], di
             "figures": dict(outcome.figures),
             "win_rate": dict(outcome.win_rate),
             "verdict": outcome.verdict,
-            "fired": list(outcome.fired),
+            "fired": list(outcome.fired_families),
         }
         for outcome in outcomes
     ]

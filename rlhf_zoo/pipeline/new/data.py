@@ -14,11 +14,11 @@ from ...hub.client.connect import DEFAULT_HUB, SOURCE_FLAG
 from ...hub.client.refusals import client_errors, reason, translate_lookup_errors
 from ...modeling.chat_template import is_conversation
 from ...modeling.prompt_keys import count_distinct_prompts
-from ...runs.data.columns import has_placeholders, placeholders
+from ...runs.data.columns import has_placeholders, placeholder_columns
 from ...runs.data.layout import Form, convert_rows
 from ...runs.data.sources import file_problem
 from ...runs.data.tables import dataset_of
-from ...runs.data.turns import SHAREGPT, first_role
+from ...runs.data.turns import SHAREGPT_COLUMN, first_role
 
 #: Maximum number of rows to count in a split whose size is not declared.
 MAX_COUNTED = 5000
@@ -237,7 +237,7 @@ def _columns(rows: datasets.Dataset, form: Form, requested: Mapping[str, str]) -
         requested_name = requested.get(stage_column)
         # `_choose_stage_data` in `recipe` checked the placeholders.
         if requested_name is not None and has_placeholders(requested_name):
-            data_column: str | None = requested_name if set(placeholders(requested_name)) <= set(names) else None
+            data_column: str | None = requested_name if set(placeholder_columns(requested_name)) <= set(names) else None
         else:
             data_column = next((name for name in (requested_name, *usual_names) if name in names), None)
         if data_column is not None:
@@ -253,11 +253,11 @@ def _columns(rows: datasets.Dataset, form: Form, requested: Mapping[str, str]) -
     has_pairs = "chosen" in data_columns and "rejected" in data_columns
     has_prompt = data_columns.get("prompt") not in (None, "text")
     # ShareGPT's conversations contain the prompts, so a column such as `input` does not hold them.
-    if SHAREGPT in names and "prompt" not in (*names, *requested):
+    if SHAREGPT_COLUMN in names and "prompt" not in (*names, *requested):
         has_prompt = False
     if form == "pairs":
         return mapping("chosen", "rejected", *(["prompt"] if has_prompt else [])) if has_pairs else None
-    if "messages" in names or (SHAREGPT in names and not has_pairs):
+    if "messages" in names or (SHAREGPT_COLUMN in names and not has_pairs):
         return {}
     if form == "prompts":
         if has_pairs and not has_prompt:
@@ -269,7 +269,7 @@ def _columns(rows: datasets.Dataset, form: Form, requested: Mapping[str, str]) -
         chosen = data_columns["chosen"]
         if first_role(first[chosen]) not in (None, "assistant"):
             return {"messages": chosen}
-        if SHAREGPT in names:
+        if SHAREGPT_COLUMN in names:
             return mapping("chosen", "rejected")
         return {**mapping("prompt"), "completion": chosen} if has_prompt else {"text": chosen}
     return {} if "text" in names else None

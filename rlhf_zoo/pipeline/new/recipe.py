@@ -19,7 +19,7 @@ from ...modeling.devices import best_device, has_bfloat16
 from ...modeling.special_tokens import has_own_pad
 from ...plugins import REWARDS, did_you_mean, load_object
 from ...rewards.verifiable import Verifiable
-from ...runs.data.columns import has_placeholders, placeholders
+from ...runs.data.columns import has_placeholders, placeholder_columns
 from ...runs.recipe import Recipe
 from ...runs.registry import STAGES
 from ...runs.settings.declared import declared_keys
@@ -166,7 +166,7 @@ def _choose_stage_data(request: RecipeRequest, *, starts_ppo: bool) -> dict[str,
     samples = (rows for data in inspected.values() for subset in data.subsets for rows in subset.rows.values())
     columns = {column for rows in samples for row in rows[:1] for column in row}
     for stage_column, data_column in request.columns.items():
-        if not columns.issuperset(placeholders(data_column) if has_placeholders(data_column) else [data_column]):
+        if not columns.issuperset(placeholder_columns(data_column) if has_placeholders(data_column) else [data_column]):
             suggestion = did_you_mean(data_column, columns) or f": they have {', '.join(sorted(columns))}."
             raise ZooError(
                 f"--columns maps {stage_column} to {data_column!r}, but the data have no such column{suggestion}"

@@ -70,14 +70,14 @@ class PPOTrainer(ZooPPOTrainer):
         """Returns a context in which a policy with an adapter computes as the reference."""
         return nullcontext() if self.reference is None else self.reference.model()
 
-    def evaluate_samples(self, samples: Samples, *, recompute: bool) -> Rollout:
+    def make_rollout(self, samples: Samples, *, recompute_logprobs: bool) -> Rollout:
         """Counts a completion with EOS as ended, as in TRL, even if no stop token ended it.
 
         Args:
             samples: B completions.
-            recompute: Whether to take log π_old from a forward pass.
+            recompute_logprobs: Whether a forward pass computes log π_old.
         """
-        rollout = super().evaluate_samples(samples, recompute=recompute)
+        rollout = super().make_rollout(samples, recompute_logprobs=recompute_logprobs)
         eos = (rollout.samples.completion_ids == self.processing_class.eos_token_id) & rollout.mask
         return replace(rollout, samples=replace(rollout.samples, ended=rollout.samples.ended | eos.any(1)))
 

@@ -351,7 +351,7 @@ def _read_repository(entry: CardParent, hub: Hub) -> Member:
     except GatedRepoError:
         return Member(problem="is gated, and this token may not read it")
     except RepositoryNotFoundError:
-        member = None if hub.source is None else _read_repository(entry, hub.source)
+        member = None if hub.source_hub is None else _read_repository(entry, hub.source_hub)
         if member is not None and member.problem is None:
             return member
         return Member(problem="does not exist, or this token may not read it")

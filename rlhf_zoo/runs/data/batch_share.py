@@ -24,13 +24,12 @@ def share_of_batch(keys: Mapping[str, Any], stage: str) -> dict[str, Any]:
     processes = distributed.process_count()
     if processes == 1:
         return {}
-    allowed = {"train_sampling_strategy": ("random", "sequential", "group_by_length")}
-    for key, choices in allowed.items():
-        if key in keys and keys[key] not in choices:
-            raise ZooError(
-                f"{key} of the stage {stage} is {keys[key]!r}, which each of {processes} processes would apply to "
-                f"its own rows: set it to {' or '.join(map(repr, choices))}, or run it in one process."
-            )
+    strategy, strategies = keys.get("train_sampling_strategy"), ("random", "sequential", "group_by_length")
+    if "train_sampling_strategy" in keys and strategy not in strategies:
+        raise ZooError(
+            f"train_sampling_strategy of the stage {stage} is {strategy!r}, which each of {processes} processes would "
+            f"apply to its own rows: set it to {' or '.join(map(repr, strategies))}, or start a single process."
+        )
     size, steps, eval_size = (
         keys[key]
         for key in ("per_device_train_batch_size", "gradient_accumulation_steps", "per_device_eval_batch_size")

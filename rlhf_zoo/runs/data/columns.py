@@ -28,7 +28,7 @@ def has_placeholders(value: str) -> bool:
     return "{" in value
 
 
-def placeholders(text: str) -> list[str]:
+def placeholder_columns(text: str) -> list[str]:
     """Returns the columns that the placeholders of a text name.
 
     Args:
@@ -38,7 +38,7 @@ def placeholders(text: str) -> list[str]:
 
 
 def row_value(row: Mapping[str, Any], name: str, *, subject: str) -> Any:
-    """Returns a row's `column`, or `column[key]`.
+    """Returns a row's value in `column`, or at `column[key]`.
 
     Args:
         row: The values, by column.
@@ -86,7 +86,7 @@ def fill_placeholders(text: str, row: Mapping[str, Any], *, subject: str, index:
         if value is None:
             raise ZooError(
                 f"Row {index} of {subject[:1].lower() + subject[1:]} has nothing in {match['name']!r}, which `columns` "
-                f"puts into {text!r}: write a value there, if only an empty text, or remove the row."
+                f"puts into {text!r}: write a value there, which may be an empty text, or remove the row."
             )
         return str(value) if match["low"] is None else _first_words(str(value), int(match["low"]), match["high"])
 
@@ -94,7 +94,7 @@ def fill_placeholders(text: str, row: Mapping[str, Any], *, subject: str, index:
 
 
 def placeholder_values(text: str, row: Mapping[str, Any], *, subject: str) -> list[str]:
-    """Returns the complete values that `fill_placeholders` writes into a text, in their order there.
+    """Returns the complete values for the placeholders of a text, in the order of the placeholders.
 
     Args:
         text: The text with placeholders.

@@ -34,7 +34,7 @@ class CutRows:
 
     @property
     def sentence(self) -> str:
-        """The counts as a sentence without a full stop."""
+        """The counts as a sentence without its period."""
         lost = f"; {self.without_answer:,} of them keep no token of the answer" if self.without_answer else ""
         return f"max_length, {self.max_length}, cuts {self.cut:,} of {self.rows:,} rows{lost}"
 
@@ -47,11 +47,11 @@ def count_cut_rows(
     Args:
         rows: The rows that SFT trains on, in the columns that SFT reads.
         tokenizer: The policy's tokenizer, with its chat template.
-        trainer: The trainer's keys.
+        trainer: The trainer's configuration.
         text_column: The column of plain texts.
 
     Returns:
-        The counts; None if nothing is lost: max_length is None, or packing moves the remaining tokens to another row.
+        The counts; None if no token is lost: max_length is None, or packing moves the remaining tokens to another row.
     """
     max_length = trainer.max_length
     if max_length is None or (trainer.packing and trainer.packing_strategy != "bfd"):

@@ -54,7 +54,7 @@ def complete(
     truncation: Truncation | None = None,
     stops: Sequence[int] | None = None,
 ) -> SampledCompletions:
-    """Samples one completion of each prompt, only from tokens that the tokenizer has.
+    """Samples one completion for each prompt, only from tokens that the tokenizer has.
 
     The random stream of a prompt depends only on the seed and the prompt's key. A batch that does not fit into the
     device's memory is sampled in parts. In distributed training each process samples some of the batches, and every
@@ -108,7 +108,8 @@ def complete(
                 if truncation is not None:
                     batch = truncation(batch, tokenizer, seed=seed, keys=[keys[row] for row in batch_rows])
                 batch_prompts, batch_tokens = [prompts[row] for row in batch_rows], [tokens[row] for row in batch_rows]
-                sampled[number] = batch, decode_completions(tokenizer, batch_prompts, batch_tokens, batch.token_lists())
+                completion_ids = batch.completion_id_lists()
+                sampled[number] = batch, decode_completions(tokenizer, batch_prompts, batch_tokens, completion_ids)
             bar.update(len(batch_rows))
     batches = distributed.gather_in_order(sampled)
     return SampledCompletions([batch for batch, _ in batches], [text for _, texts in batches for text in texts])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import ZooError
 from ...modeling.chat_template import Prompt
-from .layout import first_turns
+from .layout import prompt_from_messages
 from .overlap import find_overlap, question_text
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def split_by_prompt(rows: Dataset, share: float, *, parts: int) -> list[Dataset]
     return [rows.select(indices) for indices in row_indices]
 
 
-def without_prompts(
+def drop_rows_with_prompts(
     rows: Dataset, prompts: Dataset | Sequence[Mapping[str, Any]], *, subject: str
 ) -> tuple[Dataset, int | None]:
     """Drops rows that have one of the given prompts, as `find_overlap` decides.
@@ -76,8 +76,8 @@ def without_prompts(
         subject: What to call the stage, in the message.
 
     Returns:
-        The other rows, and how many were dropped; None if no such row was found, but some may have been missed because
-        plain texts do not show where a prompt ends.
+        (the remaining rows, the number of dropped rows). The number is None if no row was dropped, but some may have
+        been missed, because plain texts do not show where a prompt ends.
 
     Raises:
         ZooError: No row is left.
@@ -107,7 +107,7 @@ def _digests(rows: Dataset) -> list[str]:
 def _prompt_of(row: Mapping[str, Any]) -> Any:
     if "prompt" in row:
         return row["prompt"]
-    return first_turns(row)["prompt"] if "messages" in row else row["text"] if "text" in row else dict(row)
+    return prompt_from_messages(row)["prompt"] if "messages" in row else row["text"] if "text" in row else dict(row)
 
 
 def _digest(prompt: Prompt) -> str:

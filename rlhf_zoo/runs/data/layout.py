@@ -19,7 +19,7 @@ from ...plugins import did_you_mean
 from .columns import fill_placeholders, has_placeholders, placeholder_values
 from .overlap import drop_question_column
 from .row_values import check_values
-from .turns import SHAREGPT, as_messages, conversation_columns, replace_columns, split_common_prompt, split_dialogues
+from .turns import SHAREGPT_COLUMN, align_answers, as_messages, conversation_columns, replace_columns, split_dialogues
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -77,11 +77,11 @@ class DataArguments:
     max_prompt_length: int | None = option(None, "Drop rows whose prompt has more tokens; None drops no rows.")
 
     def __post_init__(self) -> None:
-        test = getattr(self, "dataset_test_split", None)
-        if self.held_out_share is not None and test is not None:
+        test_split = getattr(self, "dataset_test_split", None)
+        if self.held_out_share is not None and test_split is not None:
             raise ZooError(
-                f"held_out_share takes its rows from the training split, but dataset_test_split names {test!r}: set "
-                "dataset_test_split to null."
+                "held_out_share takes its rows from the training split, but dataset_test_split names "
+                f"{test_split!r}: set dataset_test_split to null."
             )
         if self.dataset_revision is not None and self.dataset_name is None:
             raise ZooError("dataset_revision is set and dataset_name of the stage is not: set both, or neither.")
@@ -167,21 +167,21 @@ def convert_rows(
     rows = _unify_turns(rows, form, text_column=text_column, declared=columns, subject=subject)
     names = set(rows.column_names)
     check_values(rows, form, text_column=text_column, subject=subject[:1].lower() + subject[1:])
-    if form in ("pairs", "texts") and (changed := split_common_prompt(rows[0])):
-        odd_row = next((i for i, row in enumerate(rows) if split_common_prompt(row).keys() != changed.keys()), None)
+    if form in ("pairs", "texts") and (changed := align_answers(rows[0])):
+        odd_row = next((i for i, row in enumerate(rows) if align_answers(row).keys() != changed.keys()), None)
         if odd_row is not None:
             raise ZooError(
-                f"Row {odd_row} of {subject[:1].lower() + subject[1:]} has its prompt and answers in another form than "
-                "row 0: write all rows as texts, or all as conversations."
+                f"Row {odd_row} of {subject[:1].lower() + subject[1:]} has its prompt and answers in a different form "
+                "from row 0: write all rows as texts, or all as conversations."
             )
-        rows = _map_rows(rows, split_common_prompt)
+        rows = _map_rows(rows, align_answers)
     if form in ("pairs", "prompts") and {"chosen", "rejected"} <= names:
         first = rows[0]
         has_prompt = "prompt" in names and is_conversation(first["prompt"]) == is_conversation(first["chosen"])
         if not has_prompt and (form == "pairs" or "prompt" not in names):
             rows = _map_rows(rows, split_pair)
     elif form == "prompts" and "prompt" not in names:
-        rows = _map_rows(rows, first_turns, drop=["messages"])
+        rows = _map_rows(rows, prompt_from_messages, drop=["messages"])
     if form == "texts":
         rows = _sft_columns(rows, text_column)
     elif form == "prompts":  # token ids in a data set may come from another tokenizer
@@ -195,10 +195,10 @@ def _unify_turns(rows: Dataset, form: Form, *, text_column: str, declared: Mappi
     Raises ZooError if the data set lacks the columns that the stage reads.
     """
     names = set(rows.column_names)
-    has_columns = any(needed <= names for needed in _columns_of(form, text_column))
-    new_names = (
-        conversation_columns(rows, for_texts=form == "texts", has_columns=has_columns) if form != "labeled" else {}
-    )
+    has_needed_columns = any(needed <= names for needed in _columns_of(form, text_column))
+    new_names = {}
+    if form != "labeled":
+        new_names = conversation_columns(rows, for_texts=form == "texts", has_needed_columns=has_needed_columns)
     for target, source in new_names.items():
         rows = rows.rename_column(source, target)
     _check_form(rows.column_names, form, text_column=text_column, subject=subject, declared=declared)
@@ -214,7 +214,7 @@ def _unify_turns(rows: Dataset, form: Form, *, text_column: str, declared: Mappi
         read_columns = ["prompt"]  # other columns are for reward functions
     else:
         read_columns = ["prompt", "messages", "completion", "chosen", "rejected"] if form != "labeled" else []
-    is_sharegpt = bool(new_names) or SHAREGPT in declared.values()
+    is_sharegpt = bool(new_names) or SHAREGPT_COLUMN in declared.values()
     return as_messages(rows, read_columns, read_system_column=is_sharegpt, subject=subject[:1].lower() + subject[1:])
 
 
@@ -246,16 +246,16 @@ def _check_form(
     A key of `columns` that no stage reads is for reward functions, unless it resembles a key that the stage reads.
     """
     alternatives = _columns_of(form, text_column)
-    read_columns = {"prompt", *([] if form == "labeled" else [SHAREGPT])}.union(*alternatives)
-    has_columns = any(needed <= set(names) for needed in alternatives)
+    read_columns = {"prompt", *([] if form == "labeled" else [SHAREGPT_COLUMN])}.union(*alternatives)
+    has_needed = any(needed <= set(names) for needed in alternatives)
     for key in declared:
-        if key not in read_columns and (get_close_matches(key, read_columns, cutoff=_TYPO_CUTOFF) or not has_columns):
+        if key not in read_columns and (get_close_matches(key, read_columns, cutoff=_TYPO_CUTOFF) or not has_needed):
             suggestion = did_you_mean(key, read_columns)
             key_list = f"its keys are {', '.join(sorted(read_columns))}"
             raise ZooError(
                 f"`columns` for {subject} has the key {key!r}, which nothing reads{suggestion or ':'} {key_list}."
             )
-    if has_columns:
+    if has_needed:
         return
     usual_columns = alternatives[-1 if form == "texts" else 0]
     missing = next(name for name in sorted(usual_columns) if name not in names)
@@ -290,7 +290,7 @@ def split_pair(row: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(chosen, str):
         marker = chosen[:common].rfind(_ANSWER)
         # As in tokenizers, a newline belongs to the prompt, and a space to the answer's first word.
-        space = _last_space(chosen[:common])
+        space = _last_white_space(chosen[:common])
         common = marker + len(_ANSWER) if marker >= 0 else space + (space >= 0 and chosen[space] != " ")
         common = max(common, 0)
     else:
@@ -303,13 +303,13 @@ def split_pair(row: Mapping[str, Any]) -> dict[str, Any]:
     return {"prompt": chosen[:common], "chosen": chosen[common:], "rejected": rejected[common:]}
 
 
-def _last_space(text: str) -> int:
+def _last_white_space(text: str) -> int:
     """Returns the index of a text's last white space, newlines included; -1 for a text without white space."""
     return next((index for index in range(len(text) - 1, -1, -1) if text[index].isspace()), -1)
 
 
-def first_turns(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns {prompt: the turns of a conversation before its last answer}.
+def prompt_from_messages(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a conversation's prompt, as {prompt: its turns before the last answer}.
 
     Args:
         row: A row with `messages`.
@@ -370,20 +370,20 @@ def distinct_first(rows: Dataset) -> Dataset:
         rows: Rows with the column `prompt`.
     """
     counts: Counter[str] = Counter()
-    earlier_rows = []
+    earlier_counts = []
     for prompt in rows["prompt"]:
         key = prompt_key(prompt)
-        earlier_rows.append(counts[key])
+        earlier_counts.append(counts[key])
         counts[key] += 1
-    if max(earlier_rows, default=0) == 0:
+    if max(earlier_counts, default=0) == 0:
         return rows
-    return rows.select(sorted(range(len(earlier_rows)), key=earlier_rows.__getitem__))
+    return rows.select(sorted(range(len(earlier_counts)), key=earlier_counts.__getitem__))
 
 
 def drop_long_prompts(
     rows: Dataset, tokenizer: PreTrainedTokenizerBase, max_tokens: int | None, *, subject: str
 ) -> tuple[Dataset, int]:
-    """Drops the rows whose prompt is too long, and logs how many.
+    """Drops the rows whose prompt is too long, and logs their number.
 
     Args:
         rows: Rows in the form of a stage; rows without the column `prompt` are kept.
@@ -392,7 +392,7 @@ def drop_long_prompts(
         subject: What to call the rows, in messages.
 
     Returns:
-        The kept rows, and how many were dropped.
+        (the kept rows, the number of dropped rows).
 
     Raises:
         ZooError: No row is kept.

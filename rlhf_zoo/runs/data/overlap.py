@@ -46,7 +46,7 @@ class Question:
     """The question of a row, normalized.
 
     Attributes:
-        texts: The complete question as written and, if `columns` made the text, as only the values that were filled in.
+        texts: The complete question as written. If `columns` made the text, also the filled-in values alone.
         turns: The user's turns.
         parts: Parts of the question: each turn, each value, and the first few turns or values while they are short.
         has_prompt: Whether the row separates its prompt from its answer; a plain text does not.
@@ -212,7 +212,7 @@ class Overlap:
 def find_overlap(
     prompts: Dataset | Sequence[Mapping[str, Any]], rows: Dataset | Sequence[Mapping[str, Any]]
 ) -> Overlap:
-    """Compares prompts with the rows that a stage trains on.
+    """Finds the prompts that also occur in the rows that a stage trains on, and the rows in which they occur.
 
     Args:
         prompts: Rows with the column `prompt`.

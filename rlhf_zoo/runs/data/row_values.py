@@ -1,4 +1,4 @@
-"""Checks that every row has readable values in the columns that a stage reads."""
+"""Checks the values of the columns that a stage reads."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 TEXT, CONVERSATION = "text", "conversation"
 LIST_OF_TEXTS = "list of texts"
-_TEXTS = ("string", "large_string", "null")
+_TEXT_DTYPES = ("string", "large_string", "null")
 
 
 def check_values(rows: Dataset, form: str, *, text_column: str, subject: str) -> None:
-    """Checks the columns that a stage reads.
+    """Checks that every row has a readable value in each column that a stage reads.
 
     Args:
         rows: The data set, its conversations as lists of {role, content}.
@@ -33,7 +33,7 @@ def check_values(rows: Dataset, form: str, *, text_column: str, subject: str) ->
     from datasets import Json
 
     names = set(rows.column_names)
-    for name in _read_columns(names, form, text_column):
+    for name in _columns_to_read(names, form, text_column):
         kinds = [CONVERSATION] if name == "messages" else [TEXT] if name == text_column else [TEXT, CONVERSATION]
         _check_kind(rows, name, kinds, subject=subject)
         # Arrow checks the whole column at once, so values are read one by one only if one of them may be empty.
@@ -47,12 +47,12 @@ def check_values(rows: Dataset, form: str, *, text_column: str, subject: str) ->
         _check_margins(rows["margin"], subject=subject)
 
 
-def _read_columns(names: set[str], form: str, text_column: str) -> list[str]:
-    prompt = ["prompt"] if "prompt" in names else []
+def _columns_to_read(names: set[str], form: str, text_column: str) -> list[str]:
+    prompt_column = ["prompt"] if "prompt" in names else []
     if form == "pairs":
-        return [*prompt, "chosen", "rejected"]
+        return [*prompt_column, "chosen", "rejected"]
     if form == "prompts":
-        return prompt or (["messages"] if "messages" in names else ["chosen", "rejected"])
+        return prompt_column or (["messages"] if "messages" in names else ["chosen", "rejected"])
     if form == "labeled":
         return ["text"]
     if "messages" in names:
@@ -61,16 +61,16 @@ def _read_columns(names: set[str], form: str, text_column: str) -> list[str]:
 
 
 def _check_kind(rows: Dataset, name: str, kinds: Sequence[str], *, subject: str) -> None:
-    """Raises ZooError unless all values of a column are of one kind, which must be one of these."""
+    """Raises ZooError unless all values of a column are of a single kind, and `kinds` allows it."""
     from datasets import Value
 
     feature = rows.features[name]
     expected = " or ".join(f"{kind}s" for kind in kinds)
-    if isinstance(feature, Value) and feature.dtype not in _TEXTS:
+    if isinstance(feature, Value) and feature.dtype not in _TEXT_DTYPES:
         raise ZooError(f"The column {name!r} of {subject} has {feature.dtype} instead of {expected}: convert it.")
-    if (TEXT in kinds and isinstance(feature, Value)) or (CONVERSATION in kinds and _are_turns(rows, name)):
+    if (TEXT in kinds and isinstance(feature, Value)) or (CONVERSATION in kinds and _has_conversation_type(rows, name)):
         return
-    first = None
+    first_index_and_kind = None
     for index, value in enumerate(rows[name]):
         if value is None:
             continue
@@ -80,10 +80,11 @@ def _check_kind(rows: Dataset, name: str, kinds: Sequence[str], *, subject: str)
                 f"Row {index} of {subject} has a {kind} in the column {name!r}, which may have {expected}: "
                 f"{_fix(name, kind)}."
             )
-        first = first or (index, kind)
-        if kind != first[1]:
+        first_index_and_kind = first_index_and_kind or (index, kind)
+        first_index, first_kind = first_index_and_kind
+        if kind != first_kind:
             raise ZooError(
-                f"Row {index} of {subject} has a {kind}, and row {first[0]} a {first[1]}, in the column {name!r}: "
+                f"Row {index} of {subject} has a {kind}, and row {first_index} a {first_kind}, in the column {name!r}: "
                 "correct it, or remove the row."
             )
 
@@ -98,7 +99,7 @@ def _kind_of(value: Any) -> str:
     return "mapping" if isinstance(value, Mapping) else "number"
 
 
-def _are_turns(rows: Dataset, name: str) -> bool:
+def _has_conversation_type(rows: Dataset, name: str) -> bool:
     """Whether a column's type guarantees that all its values are conversations."""
     import pyarrow as pa
 
@@ -109,7 +110,7 @@ def _are_turns(rows: Dataset, name: str) -> bool:
 
 def _fix(name: str, kind: str) -> str:
     if name == "messages" and kind == TEXT:
-        return "write it as a list of {role, content}, which JSON in a text is not, or call the column 'text'"
+        return "write it as a list of {role, content}, not as a text with JSON, or call the column 'text'"
     if kind == LIST_OF_TEXTS:
         return "write one row per text"
     return "correct it, or remove the row"
@@ -120,8 +121,8 @@ def _check_margins(margins: Sequence[Any], *, subject: str) -> None:
         if not is_finite(margin):
             content = "nothing" if margin is None else f"{margin!r:.60}"
             raise ZooError(
-                f"Row {index} of {subject} has {content} in the column 'margin', a number that the reward model's loss "
-                "subtracts: add one, or rename the column in the data, as in `columns: {given_margin: margin}`."
+                f"Row {index} of {subject} has {content} in the column 'margin', but the reward model's loss subtracts "
+                "a number from there: add one, or rename the column, as in `columns: {given_margin: margin}`."
             )
 
 

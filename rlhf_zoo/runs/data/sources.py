@@ -1,4 +1,4 @@
-"""Data sets as stages load them: a folder, a file of JSON lines, or a repository of a Hub at a commit."""
+"""Finds and loads data sets: a folder, a file of JSON lines, or a repository on a Hub at a commit."""
 
 import contextlib
 import json
@@ -52,7 +52,7 @@ class DataSource:
 
     Attributes:
         location: The Hub id, folder or file.
-        revision: The commit or revision of a Hub id.
+        revision: The commit, branch or tag of a Hub id; None for the default branch.
         lineage: What identifies the data set in run.json and cards: repo and commit, or folder and digest of the files.
         hub: The Hub that has the data set.
         outage: Why no Hub answered, so that only the cache can be used; None if a Hub answered.
@@ -87,11 +87,11 @@ class DataSource:
             try:
                 loaded = data.load(configuration, split, **options)
             except datasets.exceptions.DatasetGenerationError as error:
-                loaded = self._load_at_once(data.make_builder(configuration, split, **options), split, options, error)
+                loaded = self._load_all_rows(data.make_builder(configuration, split, **options), split, options, error)
         require_columns(loaded, columns, subject=f"{label},")
         return loaded
 
-    def _load_at_once(
+    def _load_all_rows(
         self, builder: datasets.DatasetBuilder, split: str, options: LoaderOptions, error: Exception
     ) -> datasets.Dataset:
         """Loads a split whose column types change after the first rows; raises `error` if it has another cause."""
@@ -178,7 +178,7 @@ def _cause_of(error: Exception) -> BaseException:
 
 
 def file_problem(path: Path) -> str | None:
-    """Finds what is wrong with a local file of JSON lines, or with the first bad file of a folder.
+    """Finds the problem of a local file of JSON lines, or of the first bad file in a folder.
 
     Args:
         path: The file or folder.
@@ -235,9 +235,9 @@ def reading_from(hub: Hub) -> Iterator[LoaderOptions]:
 
 
 def find_data(name: str, revision: str | None, hub: Hub, *, recorded: Mapping[str, Any] | None = None) -> DataSource:
-    """Finds a data set: a folder or file, or a repository of a Hub or of its source.
+    """Finds a data set: a folder, a file, or a repository on a Hub or on its source Hub.
 
-    The source is a second Hub for repositories that the first Hub does not have. If no Hub answers, the cache may still
+    The source Hub is asked for repositories that the first Hub does not have. If no Hub answers, the cache may still
     have the data set at the recipe's revision.
 
     Args:
@@ -251,7 +251,7 @@ def find_data(name: str, revision: str | None, hub: Hub, *, recorded: Mapping[st
         The data set. Its lineage has repo, commit and, if the data set is a benchmark, the content of its eval.yaml.
 
     Raises:
-        ZooError: Neither the Hub nor its source has it. Without a source, `DataSource.load` raises this later.
+        ZooError: Neither the Hub nor its source Hub has it. Without a source Hub, `DataSource.load` raises this later.
     """
     request_digest = fingerprint({"repo": name, "commit": revision})
     origin, outage = hub, None
@@ -261,8 +261,8 @@ def find_data(name: str, revision: str | None, hub: Hub, *, recorded: Mapping[st
         lineage = {"repo": None, "commit": None, "folder": Path(name).resolve().name, "files": digest(Path(name))}
     elif recorded is not None and recorded.get("fingerprint") == request_digest:
         lineage = recorded
-        if hub.source is not None and lineage.get("hub") == hub.source.label:
-            origin = hub.source
+        if hub.source_hub is not None and lineage.get("hub") == hub.source_hub.label:
+            origin = hub.source_hub
     else:
         origin, lineage, outage = _look_up(name, revision, hub)
     if outage is not None:
@@ -273,7 +273,7 @@ def find_data(name: str, revision: str | None, hub: Hub, *, recorded: Mapping[st
 
 
 def _look_up(name: str, revision: str | None, hub: Hub) -> tuple[Hub, dict[str, Any], str | None]:
-    """Returns the Hub that has the data set, its lineage, and the reason if that Hub did not answer, else None."""
+    """Returns (the Hub that has the data set, the lineage, why that Hub did not answer or None)."""
     from huggingface_hub.errors import RepositoryNotFoundError
 
     queried_hubs: list[Hub] = []

@@ -46,7 +46,7 @@ def read_all_rows(
     Args:
         builder: The builder that `load_dataset` would use.
         split: Name of the split.
-        cache: The folder of downloaded files; None takes the client's default.
+        cache: The folder of downloaded files; None for the client's default.
         token: The token for the data set's Hub.
 
     Returns:

@@ -18,8 +18,9 @@ from ...modeling.chat_template import Prompt, is_conversation
 if TYPE_CHECKING:
     from datasets import Dataset
 
-SHAREGPT = "conversations"
-#: Name of a speaker in a data set -> the speaker's role in chat templates.
+#: The column in which data sets of ShareGPT's form have their conversations.
+SHAREGPT_COLUMN = "conversations"
+#: The name of a speaker in a data set -> the speaker's role in chat templates.
 _ROLE_OF = {
     "human": "user", "user": "user", "prompter": "user",
     "gpt": "assistant", "assistant": "assistant", "model": "assistant", "bot": "assistant", "chatgpt": "assistant",
@@ -30,32 +31,32 @@ _ROLE_OF = {
 _ANSWER_COLUMNS = ("completion", "chosen", "rejected")
 #: The beginning of each turn of a dialogue in one text.
 SPEAKER = re.compile(r"(?:\A|\n\n)(Human|Assistant):")
-#: The beginning of a conversation as JSON.
+#: The beginning of a conversation written as JSON.
 _JSON_TURNS = re.compile(r'\s*\[\s*\{\s*"(role|content|from|value)"\s*:')
 
 
-def conversation_columns(rows: Dataset, *, for_texts: bool, has_columns: bool) -> dict[str, str]:
+def conversation_columns(rows: Dataset, *, for_texts: bool, has_needed_columns: bool) -> dict[str, str]:
     """Returns which columns to rename so that a stage reads the column `conversations`.
 
     Args:
         rows: The data set.
-        for_texts: Whether the stage learns from whole texts, as SFT does.
-        has_columns: Whether the data set has all other columns that the stage needs.
+        for_texts: Whether the stage learns complete texts, as SFT does.
+        has_needed_columns: Whether the stage can read the data set without the column `conversations`.
 
     Returns:
         The stage's column -> the data set's column; {} if the stage does not read `conversations`.
     """
     names = set(rows.column_names)
-    if SHAREGPT not in names or names & {"messages", "prompt"}:
+    if SHAREGPT_COLUMN not in names or names & {"messages", "prompt"}:
         return {}
     if {"chosen", "rejected"} <= names:
         if first_role(first_value(rows, "chosen")) not in (None, "assistant"):
             return {}  # chosen and rejected hold whole conversations, including the prompt
         answer = {"completion": "chosen"} if for_texts and "completion" not in names else {}
-        return {"prompt": SHAREGPT, **answer}
+        return {"prompt": SHAREGPT_COLUMN, **answer}
     if for_texts and "completion" in names:
-        return {"prompt": SHAREGPT}
-    return {} if has_columns else {"messages": SHAREGPT}
+        return {"prompt": SHAREGPT_COLUMN}
+    return {} if has_needed_columns else {"messages": SHAREGPT_COLUMN}
 
 
 def as_messages(rows: Dataset, columns: Iterable[str], *, read_system_column: bool, subject: str) -> Dataset:
@@ -64,16 +65,16 @@ def as_messages(rows: Dataset, columns: Iterable[str], *, read_system_column: bo
     Args:
         rows: The data set.
         columns: The columns that the stage reads. Missing columns and columns of texts stay as they are.
-        read_system_column: Whether a column `system`, if there is one, has the system prompts of the conversations in
+        read_system_column: Whether the column `system`, if present, holds the system prompts of the conversations in
             `prompt` and `messages`.
         subject: What to call the data set, within a sentence.
 
     Raises:
-        ZooError: A turn is from a speaker without a known role.
+        ZooError: A turn's speaker has no known role.
     """
     converted_columns = {}
     for name in columns:
-        if name not in rows.column_names or not _is_foreign(first_value(rows, name)):
+        if name not in rows.column_names or not _needs_conversion(first_value(rows, name)):
             continue
         has_system = read_system_column and "system" in rows.column_names and name in ("prompt", "messages")
         system_texts = rows["system"] if has_system else repeat(None)
@@ -121,9 +122,10 @@ def turns_of_text(text: str) -> list[dict[str, str]] | None:
 
 
 def split_dialogues(rows: Dataset, columns: Iterable[str], *, subject: str) -> Dataset:
-    """Converts dialogues in a single string to conversations, in the columns whose first row has such a dialogue.
+    """Converts dialogues written as one text to conversations, in each column whose first value is such a dialogue.
 
-    An empty answer at the end of a prompt, "Assistant:", is dropped, because the chat template begins the answer.
+    Nulls do not count as values. An empty answer at the end of a prompt, "Assistant:", is dropped, because the chat
+    template begins the answer.
 
     Args:
         rows: The data set.
@@ -131,7 +133,7 @@ def split_dialogues(rows: Dataset, columns: Iterable[str], *, subject: str) -> D
         subject: What to call the data set, within a sentence.
 
     Raises:
-        ZooError: A row has no such dialogue, but the first row has one.
+        ZooError: A row of such a column has no dialogue.
     """
     converted_columns: dict[str, list[Any]] = {}
     for name in columns:
@@ -143,19 +145,19 @@ def split_dialogues(rows: Dataset, columns: Iterable[str], *, subject: str) -> D
             turns = turns_of_text(text) if isinstance(text, str) else None
             if turns is None:
                 raise ZooError(
-                    f"Row {index} of {subject} has no dialogue of Human and Assistant in the column {name!r}, but the "
-                    "first row has one: correct it, or remove the row."
+                    f"Row {index} of {subject} has no dialogue of Human and Assistant in the column {name!r}, as other "
+                    "rows do: correct it, or remove the row."
                 )
             converted_columns[name].append(turns[:-1] if name == "prompt" and not turns[-1]["content"] else turns)
     return replace_columns(rows, converted_columns)
 
 
-def _is_foreign(value: Any) -> bool:
-    """Whether a value is a single message, or a conversation with a turn in another form than {role, content}."""
+def _needs_conversion(value: Any) -> bool:
+    """Whether a value is a single message, or a conversation with a turn that `messages_of` would change."""
     if isinstance(value, Mapping):
         return _is_turn(value)
     turns = value if isinstance(value, list) else []
-    return bool(turns) and all(map(_is_turn, turns)) and any(_is_foreign_turn(turn) for turn in turns)
+    return bool(turns) and all(map(_is_turn, turns)) and any(map(_would_change, turns))
 
 
 def messages_of(value: Any, *, system: Any = None, subject: str) -> Any:
@@ -167,7 +169,7 @@ def messages_of(value: Any, *, system: Any = None, subject: str) -> Any:
         subject: What to call the row, for the error.
 
     Raises:
-        ZooError: A turn is from a speaker without a known role.
+        ZooError: A turn's speaker has no known role.
     """
     turns = [value] if isinstance(value, Mapping) else value
     if not isinstance(turns, list) or not all(map(_is_turn, turns)):
@@ -178,17 +180,17 @@ def messages_of(value: Any, *, system: Any = None, subject: str) -> Any:
     return messages
 
 
-def typed_prompt(text: str) -> Prompt:
-    """Reads a prompt that a user typed: a text, or a conversation as JSON.
+def parse_prompt(text: str) -> Prompt:
+    """Parses the value of --prompt: a text, or a conversation as JSON.
 
     Args:
-        text: The option's value.
+        text: The value.
 
     Returns:
-        The conversation if the text begins like a JSON list of turns, else the text.
+        The conversation if the value begins like a JSON list of turns; otherwise the text itself.
 
     Raises:
-        ZooError: The text begins like a JSON list of turns, but is not a conversation.
+        ZooError: The value begins like a JSON list of turns, but is not a conversation.
     """
     if _JSON_TURNS.match(text) is None:
         return text
@@ -218,12 +220,12 @@ def first_role(value: Any) -> str | None:
     return _ROLE_OF.get(role, role)
 
 
-def split_common_prompt(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Separates a row's prompt from its answers, and makes them all texts or all conversations.
+def align_answers(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Makes a row's prompt and answers all texts or all conversations, and removes the prompt from its answers.
 
-    If the prompt is a conversation, plain answers become assistant turns, and turns of the prompt are removed from
-    answers that repeat them. If the prompt is plain and the answers are conversations, the prompt becomes a user turn.
-    If the completion is a whole conversation, all its turns but the last replace a plain prompt.
+    If the prompt is a conversation, answers that are texts become assistant turns, and an answer that repeats the
+    prompt's turns loses them. If the prompt is a text and the answers are conversations, the prompt becomes a user
+    turn. If the completion is a complete conversation, all its turns but the last replace a prompt that is a text.
 
     Args:
         row: A row with a prompt and answers.
@@ -238,8 +240,8 @@ def split_common_prompt(row: Mapping[str, Any]) -> dict[str, Any]:
         without_prompt = {name: answer[len(prompt) :] for name, answer in answers.items() if _repeats(prompt, answer)}
         return without_prompt | {name: [{"role": "assistant", "content": text}] for name, text in texts.items()}
     completion: Any = row.get("completion")
-    has_prompt = is_conversation(completion) and len(completion) > 1 and first_role(completion) != "assistant"
-    if isinstance(prompt, str) and has_prompt:
+    includes_prompt = is_conversation(completion) and len(completion) > 1 and first_role(completion) != "assistant"
+    if isinstance(prompt, str) and includes_prompt:
         return {"prompt": completion[:-1], "completion": completion[-1:]}
     if isinstance(prompt, str) and answers and all(first_role(answer) == "assistant" for answer in answers.values()):
         return {"prompt": [{"role": "user", "content": prompt}]}
@@ -273,7 +275,7 @@ def _is_turn(turn: Any) -> bool:
     return isinstance(turn, Mapping) and (turn.get("role") is not None or {"from", "value"} <= turn.keys())
 
 
-def _is_foreign_turn(turn: Mapping[str, Any]) -> bool:
+def _would_change(turn: Mapping[str, Any]) -> bool:
     return turn.get("role") is None or _ROLE_OF.get(_role(turn), _role(turn)) != _role(turn)
 
 
@@ -287,5 +289,6 @@ def _message(turn: Mapping[str, Any], subject: str) -> dict[str, Any]:
     if turn.get("role") is not None:
         return {**turn, "role": _ROLE_OF.get(role, role)}
     if role not in _ROLE_OF:
-        raise ZooError(f"{subject} has a turn from {role!r}, but turns are from {', '.join(_ROLE_OF)}: correct it.")
+        speakers = ", ".join(_ROLE_OF)
+        raise ZooError(f"{subject} has a turn from {role!r}, but a turn must be from one of {speakers}: correct it.")
     return {"role": _ROLE_OF[role], "content": turn["value"]}
