@@ -1,6 +1,7 @@
 """Writes files completely or not at all, and reads JSON and YAML within bounds on size and depth."""
 
 import datetime
+import errno
 import json
 import math
 import os
@@ -58,6 +59,8 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+#: Error numbers of a full disk, a spent disk quota and a file that exceeds the limit on file sizes.
+DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 #: The largest JSON document, in bytes (in characters for a str).
 MAX_JSON = 2**26
 #: The deepest nesting of JSON and YAML.

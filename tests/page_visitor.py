@@ -110,7 +110,7 @@ class Visitor:
         self.wait(
             f"the completions of {prompt!r}",
             # The prompts first: the page opens with another prompt's completions, which are done.
-            lambda: self.texts("#pairs .given") == [prompt] * (2 * n) and self.done(),
+            lambda: self.texts("#pairs .prompt") == [prompt] * (2 * n) and self.done(),
         )
 
     def done(self, box: str = "pairs") -> bool:
@@ -125,7 +125,7 @@ class Visitor:
     def side(self, role: str, row: int = 0, box: str = "pairs") -> dict[str, str]:
         card = f'#{box} [data-side="{role}"][data-row="{row}"]'
         figures = {name: self.read(f"{card} [data-figure={name}]") for name in FIGURES}
-        return {"completion": self.read(f"{card} .new"), **figures}
+        return {"completion": self.read(f"{card} .completion"), **figures}
 
     def phone(self) -> None:
         """Emulates a phone's screen, which is narrower than Chromium's smallest window."""

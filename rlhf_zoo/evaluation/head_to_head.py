@@ -19,7 +19,7 @@ from ..modeling.prompt_keys import count_distinct_prompts
 from .judges.check import JudgeCheck, split_half
 from .judges.llm import LLMJudge
 from .judges.pairwise import PairReport, compare_pairs
-from .judges.panel import check_answers_by_strictness, checks_answers
+from .judges.panel import check_answers_by_strictness, is_answer_checker
 from .judges.rule import RuleJudge
 from .judges.scalar import ClassifierJudge, FunctionJudge
 from .length_control import length_controlled_win_rate
@@ -411,7 +411,7 @@ def head_to_head(
             for role in _ROLES
         }
         for judge in evaluator.panel.scoring
-        if checks_answers(judge)
+        if is_answer_checker(judge)
     }
     is_column = group not in (None, NEAR_DUPLICATES)
     paraphrases = 0 if is_column else count_possible_paraphrases(rows["prompt"], row_groups)

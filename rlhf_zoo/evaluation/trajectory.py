@@ -27,7 +27,7 @@ from ..runs.record import checkpoint_step
 from .evidence import Checkpoint, Evidence, JudgeReliability
 from .head_to_head import preference_scores
 from .judges.check import split_half
-from .judges.panel import checks_answers, score_completions
+from .judges.panel import is_answer_checker, score_completions
 from .measure import Evaluator, PolicyMeasurements, measure, repeat_prompts
 from .overoptimization import MIN_POINTS, fit_form, root_kl
 from .probes import Completions, Report, probe
@@ -341,6 +341,6 @@ def _completions(
         judge_scores,
         measured.ref_logprobs,
         dependences,
-        verified=[score >= 1 for score in judge_scores] if checks_answers(evaluator.judge) else None,
+        verified=[score >= 1 for score in judge_scores] if is_answer_checker(evaluator.judge) else None,
         groups=groups,
     )

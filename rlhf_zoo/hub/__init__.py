@@ -4,3 +4,6 @@
 
 Nothing here depends on recipes, runs or models.
 """
+
+#: Host names and addresses by which a client reaches a server on its own machine.
+LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ZooError
 from ..evaluation.measure import make_evaluator, measure
 from ..fileio import read_json
-from ..hub.client.publish import same_weights
+from ..hub.client.publish import folders_have_same_weights
 from ..hub.client.refs import resolve
 from ..modeling import distributed
 from ..modeling.chat import plain_text
@@ -356,7 +356,7 @@ def show_published(context: RunContext, console: "Console") -> None:
                 folders[stage] = resolve(revision, hub, skip_source=True).path
             local = context.checkpoint(stage).path
             overrides = file_overrides(context, context.record(stage), local, Path(override_dir) / stage)
-            if not same_weights(folders[stage], local, overrides):
+            if not folders_have_same_weights(folders[stage], local, overrides):
                 raise ZooError(
                     f"The weights of {repo['id']} on the Hub differ from those that this run sent: pass --restart to "
                     "train again and replace them."

@@ -22,7 +22,7 @@ from .instructions_text import count_capital_words, count_sentences, detect_lang
 
 RELATIONS = ("at least", "less than")
 #: An answer to `detectable_format:constrained_response` must contain one of these.
-OPTIONS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
+CONSTRAINED_RESPONSES = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 
 Arguments = Mapping[str, Any]
 
@@ -36,7 +36,7 @@ _POSTSCRIPTS = {"P.P.S": re.compile(r"p\.\s?p\.\s?s"), "P.S.": re.compile(r"p\.\
 
 
 @dataclass(frozen=True)
-class Kind:
+class InstructionKind:
     """A kind of instruction.
 
     Attributes:
@@ -177,57 +177,65 @@ def _is_quoted(text: str, arguments: Arguments) -> bool:
 
 
 #: {id in IFEval: kind}.
-KINDS: dict[str, Kind] = {
-    "keywords:existence": Kind(
+KINDS: dict[str, InstructionKind] = {
+    "keywords:existence": InstructionKind(
         lambda text, args: all(_occurrences(word, text) for word in args["keywords"]), {"keywords": _TEXTS}
     ),
-    "keywords:frequency": Kind(
+    "keywords:frequency": InstructionKind(
         lambda text, args: _satisfies_bound(_occurrences(args["keyword"].strip(), text), args, "frequency"),
         {"keyword": _TEXT, "frequency": _COUNT, "relation": _RELATION},
     ),
-    "keywords:forbidden_words": Kind(_avoids_words, {"forbidden_words": _TEXTS}),
-    "keywords:letter_frequency": Kind(
+    "keywords:forbidden_words": InstructionKind(_avoids_words, {"forbidden_words": _TEXTS}),
+    "keywords:letter_frequency": InstructionKind(
         lambda text, args: _satisfies_bound(
             text.lower().count(args["letter"].lower()), args, "let_frequency", "let_relation"
         ),
         {"letter": _CHARACTER, "let_frequency": _COUNT, "let_relation": _RELATION},
     ),
-    "language:response_language": Kind(
+    "language:response_language": InstructionKind(
         lambda text, args: detect_language(text) == args["language"], {"language": _TEXT}
     ),
-    "length_constraints:number_sentences": Kind(
+    "length_constraints:number_sentences": InstructionKind(
         lambda text, args: _satisfies_bound(count_sentences(text), args, "num_sentences"),
         {"num_sentences": _COUNT, "relation": _RELATION},
     ),
-    "length_constraints:number_paragraphs": Kind(_has_paragraphs, {"num_paragraphs": _COUNT}),
-    "length_constraints:number_words": Kind(
+    "length_constraints:number_paragraphs": InstructionKind(_has_paragraphs, {"num_paragraphs": _COUNT}),
+    "length_constraints:number_words": InstructionKind(
         lambda text, args: _satisfies_bound(len(_WORD.findall(text)), args, "num_words"),
         {"num_words": _COUNT, "relation": _RELATION},
     ),
-    "length_constraints:nth_paragraph_first_word": Kind(
+    "length_constraints:nth_paragraph_first_word": InstructionKind(
         _has_first_word, {"num_paragraphs": _COUNT, "nth_paragraph": _COUNT, "first_word": _TEXT}
     ),
-    "detectable_content:number_placeholders": Kind(_has_placeholders, {"num_placeholders": _COUNT}),
-    "detectable_content:postscript": Kind(_has_postscript, {"postscript_marker": _TEXT}),
-    "detectable_format:number_bullet_lists": Kind(
+    "detectable_content:number_placeholders": InstructionKind(_has_placeholders, {"num_placeholders": _COUNT}),
+    "detectable_content:postscript": InstructionKind(_has_postscript, {"postscript_marker": _TEXT}),
+    "detectable_format:number_bullet_lists": InstructionKind(
         lambda text, args: len(_BULLET.findall(text)) == args["num_bullets"], {"num_bullets": _COUNT}
     ),
-    "detectable_format:constrained_response": Kind(lambda text, args: any(option in text for option in OPTIONS), {}),
-    "detectable_format:number_highlighted_sections": Kind(_has_highlights, {"num_highlights": _COUNT}),
-    "detectable_format:multiple_sections": Kind(_has_sections, {"section_spliter": _TEXT, "num_sections": _COUNT}),
-    "detectable_format:json_format": Kind(_is_json, {}),
-    "detectable_format:title": Kind(_has_title, {}),
-    "combination:two_responses": Kind(_is_two_responses, {}),
-    "combination:repeat_prompt": Kind(_repeats_prompt, {"prompt_to_repeat": _TEXT}),
-    "startend:end_checker": Kind(_ends_with, {"end_phrase": _TEXT}),
-    "change_case:capital_word_frequency": Kind(
+    "detectable_format:constrained_response": InstructionKind(
+        lambda text, args: any(option in text for option in CONSTRAINED_RESPONSES), {}
+    ),
+    "detectable_format:number_highlighted_sections": InstructionKind(_has_highlights, {"num_highlights": _COUNT}),
+    "detectable_format:multiple_sections": InstructionKind(
+        _has_sections, {"section_spliter": _TEXT, "num_sections": _COUNT}
+    ),
+    "detectable_format:json_format": InstructionKind(_is_json, {}),
+    "detectable_format:title": InstructionKind(_has_title, {}),
+    "combination:two_responses": InstructionKind(_is_two_responses, {}),
+    "combination:repeat_prompt": InstructionKind(_repeats_prompt, {"prompt_to_repeat": _TEXT}),
+    "startend:end_checker": InstructionKind(_ends_with, {"end_phrase": _TEXT}),
+    "change_case:capital_word_frequency": InstructionKind(
         lambda text, args: _satisfies_bound(count_capital_words(text), args, "capital_frequency", "capital_relation"),
         {"capital_frequency": _COUNT, "capital_relation": _RELATION},
     ),
-    "change_case:english_capital": Kind(lambda text, args: text.isupper() and detect_language(text) == "en", {}),
-    "change_case:english_lowercase": Kind(lambda text, args: text.islower() and detect_language(text) == "en", {}),
-    "punctuation:no_comma": Kind(lambda text, args: "," not in text, {}),
-    "startend:quotation": Kind(_is_quoted, {}),
+    "change_case:english_capital": InstructionKind(
+        lambda text, args: text.isupper() and detect_language(text) == "en", {}
+    ),
+    "change_case:english_lowercase": InstructionKind(
+        lambda text, args: text.islower() and detect_language(text) == "en", {}
+    ),
+    "punctuation:no_comma": InstructionKind(lambda text, args: "," not in text, {}),
+    "startend:quotation": InstructionKind(_is_quoted, {}),
 }
 
 

@@ -120,7 +120,9 @@ def test_visitor_compares_completions(visitor: Visitor, page: Page) -> None:
     assert snapshot.ppo[0].completion.startswith(MARKUP)
     assert not visitor.all("#pairs .zoo-text :is(script, img, b)")
     assert visitor.browser.execute_script("return window.ran === undefined")
-    assert visitor.count('#pairs .zoo-why [data-side="ppo"] .zoo-charts svg') == 2, "KL at each position, and values"
+    assert visitor.count('#pairs .zoo-token-details [data-side="ppo"] .zoo-charts svg') == 2, (
+        "KL at each position, and values"
+    )
     visitor.screenshot("compare-wide.png", 1280)
     visitor.screenshot("compare-phone.png", 420)
     assert visitor.browser.execute_script("return window.innerWidth") <= 520  # Chromium's narrowest window
@@ -243,7 +245,7 @@ def test_shared_link_reproduces_completions(visitor: Visitor, client: PageClient
     html = client.fire("compare", prompt=prompt, seed=7).values["pairs"]
     (link,) = re.findall(r'<a href="[?]([^"]*)"', html)
     visitor.open(link=unescape(link))
-    visitor.wait("the link's prompt", lambda: visitor.texts("#pairs .given") == [prompt] * 2 and visitor.done())
+    visitor.wait("the link's prompt", lambda: visitor.texts("#pairs .prompt") == [prompt] * 2 and visitor.done())
     assert [visitor.side(side) for side in ("sft", "ppo")] == shown_pairs(page.expected(prompt, seed=7))
     assert visitor.first("#pairs .zoo-link a").get_attribute("href").endswith(f"?{unescape(link)}")
 
@@ -251,7 +253,7 @@ def test_shared_link_reproduces_completions(visitor: Visitor, client: PageClient
     (link,) = re.findall(r'<a href="[?]([^"]*)"', html)
     assert "step=10" in link
     visitor.open(link=unescape(link))
-    visitor.wait("the step", lambda: visitor.texts("#at-step .given") == [prompt] * 2 and visitor.done("at-step"))
+    visitor.wait("the step", lambda: visitor.texts("#at-step .prompt") == [prompt] * 2 and visitor.done("at-step"))
     assert visitor.side("ppo", box="at-step") == shown_pairs(page.expected(prompt, 10, seed=7))[1]
     assert "step-000010" in visitor.read("#curves .zoo-note") and visitor.first("#step").is_displayed()
 
@@ -320,7 +322,7 @@ def test_blind_vote_is_revealed_and_stored(client: PageClient, page: Page, tmp_p
     assert "0 votes so far" in client.load().values["blind-figures"]
     client.fire("blind-new")
     pair = client.value("blind-pair")
-    prompt, (left, right) = find_texts(pair, 'span class="given"'), find_texts(pair, 'p class="zoo-text"')
+    prompt, (left, right) = find_texts(pair, 'span class="prompt"'), find_texts(pair, 'p class="zoo-text"')
     event = client.fire("vote-left" if client.prop("vote-left", "interactive") else "vote-tie")
     revealed = event.values["blind-reveal"]
     assert "local/toy-ppo" in revealed and "local/toy-sft" in revealed
@@ -356,7 +358,7 @@ def test_page_is_usable_by_keyboard_alone(visitor: Visitor, page: Page) -> None:
     buttons = visitor.wait("the examples", lambda: [box for box in visitor.all(".gallery-item") if box.is_displayed()])
     assert [button.text for button in buttons] == PROMPTS
     buttons[2].click()
-    shown_prompt = '#pairs [data-side="ppo"] .given'
+    shown_prompt = '#pairs [data-side="ppo"] .prompt'
     visitor.wait("its completions", lambda: visitor.read(shown_prompt) == PROMPTS[2] and visitor.done())
     assert visitor.side("ppo") == shown(page.expected(PROMPTS[2]).ppo[0])
     visitor.compare_invalid("   ", "The prompt is empty")
@@ -375,8 +377,8 @@ def test_page_is_usable_by_keyboard_alone(visitor: Visitor, page: Page) -> None:
     summary.send_keys(Keys.ENTER)
     visitor.wait("the details to fold", lambda: visitor.first("#pairs details").get_property("open") != was_open)
 
-    share = """return Array.from(document.querySelectorAll('#pairs .new i')).map(
-        token => getComputedStyle(token).getPropertyValue('--zoo-share').trim())"""
+    share = """return Array.from(document.querySelectorAll('#pairs .completion i')).map(
+        token => getComputedStyle(token).getPropertyValue('--zoo-shade-strength').trim())"""
     by_ratio = visitor.browser.execute_script(share)
     assert len(set(by_ratio)) > 1
     visitor.press('#colors input[value="none"]')
@@ -484,6 +486,6 @@ def test_vote_shortcuts_are_ignored_while_typing(visitor: Visitor) -> None:
     box.send_keys("1234")
     assert box.get_property("value") == "1234"
     box.send_keys(Keys.ENTER)
-    visitor.wait("a pair of the typed prompt", lambda: visitor.read("#blind-pair .given") == "1234")
+    visitor.wait("a pair of the typed prompt", lambda: visitor.read("#blind-pair .prompt") == "1234")
     visitor.screenshot("blind-phone.png", 420)
     assert visitor.overflow() <= 0

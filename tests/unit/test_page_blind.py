@@ -154,7 +154,7 @@ def plain(page: str) -> str:
         ("right", "left", "You preferred SFT. The reward prefers PPO."),
         ("right", "right", "You preferred PPO. The reward agrees."),
         ("tie", "left", "You called it a tie."),
-        ("both_bad", "right", "You rated both as bad."),
+        ("both_bad", "right", "You rated both bad."),
     ],
 )
 def test_reveal_names_sides_and_rewards(verdict, side, told):
@@ -209,7 +209,7 @@ def test_figures_show_current_tally():
     assert 'class="point" style="left:70.00%"' in page
     assert "zoo-elo" not in page and "zoo-note" not in page, "one pair of revisions, and nothing waits"
     page = votes_html(tallied(votes_for(0, 0, 0, 1)), DATA_SET)
-    assert "1 vote so far" in page and "No vote between the two policies yet." in page and "zoo-bar" not in page
+    assert "1 vote so far" in page and "No votes on the two policies yet." in page and "zoo-bar" not in page
 
 
 # The tab's handlers

@@ -229,7 +229,7 @@ def test_oversized_images_are_not_shown(card, tmp_path, monkeypatch):
     (folder / "heavy.png").write_bytes(png() + b"\0" * card_view.MAX_IMAGE_BYTES)
     assert [image["alt"] for image in card("![a](a.png) ![b](wide.png) ![c](heavy.png)").all("img")] == ["a"]
     length = len(card("![a](a.png)").all("img")[0]["src"])
-    monkeypatch.setattr(card_view, "MAX_IMAGES_BYTES", 3 * length)
+    monkeypatch.setattr(card_view, "MAX_TOTAL_IMAGE_BYTES", 3 * length)
     page = card("![a](a.png) " * 5)
     assert len(page.all("img")) == 3 and page.text.count("a (a.png)") == 2
 

@@ -32,7 +32,7 @@ def parsed(svg: str) -> ET.Element:
     root = ET.fromstring(svg)
     assert root.tag == f"{SVG}svg" and root.get("role") == "img" and root.get("aria-label")
     left, top, width, height = map(float, root.get("viewBox").split())
-    assert (left, top, width) == (0, 0, charts.WIDTH) and height > 0
+    assert (left, top, width) == (0, 0, charts.PHONE_WIDTH) and height > 0
     assert "width:100%" in root.get("style")
     assert {one.tag.removeprefix(SVG) for one in root.iter()} <= {
         "svg",
@@ -63,7 +63,7 @@ def hits(root: ET.Element) -> list[tuple[float, str]]:
     """x and words of each place that can be pointed at."""
     return [
         (float(re.match(r"M([\d.]+) ", path.get("d"))[1]), path.find(f"{SVG}title").text)
-        for group in named(root, "zoo-hits")
+        for group in named(root, "zoo-tooltips")
         for path in group
     ]
 
@@ -94,7 +94,7 @@ def boxes(root: ET.Element) -> list[charts.Box]:
     for one in named(root, "zoo-flag"):
         x, y, wide = float(one.get("x")), float(one.get("y")), len(one.text) * charts.GLYPH_WIDTH
         x -= wide / 2 if one.get("text-anchor") == "middle" else 0
-        assert x > 0 and x + wide < charts.WIDTH
+        assert x > 0 and x + wide < charts.PHONE_WIDTH
         found.append((x, y - 10, x + wide, y + 2))
     return found
 
@@ -225,9 +225,8 @@ def test_step_curves_share_their_axis():
     assert [one.text for one in named(root, "zoo-along")] == ["200", "400", "600", "800", "1000"]
     (style,) = root.iter(f"{SVG}style")
     margins = [float(share) for share in re.findall(r"--zoo-(?:left|right): ([\d.]+)", style.text)]
-    assert [charts.WIDTH * margins[0], charts.WIDTH * (1 - margins[1])] == pytest.approx([xs[0], xs[-1]], abs=0.1), (
-        "for the slider"
-    )
+    slider_ends = [charts.PHONE_WIDTH * margins[0], charts.PHONE_WIDTH * (1 - margins[1])]
+    assert slider_ends == pytest.approx([xs[0], xs[-1]], abs=0.1)
     words = [words for _, words in hits(root)]
     assert words[0] == "step 200: Reward 0.000" and words[4] == "step 200: KL to SFT −0.100 nats" and len(words) == 9
     assert root.get("aria-label") == (

@@ -91,7 +91,7 @@ def test_unknown_run_is_rejected_in_a_sentence(name: Any) -> None:
     comparison: Any = SimpleNamespace()
     timeline = Timeline(comparison, [TimelineRun("local/x", 0.1, (point,))])
     with pytest.raises(ZooError, match=r"There is no run .* here: choose one of local/x"):
-        timeline.find_run(name)
+        timeline.get_run(name)
 
 
 @pytest.mark.parametrize("root_path", ["/zoo", "/zoo/", "https://example.com/zoo", "/s"])

@@ -94,7 +94,7 @@ def test_views_escape_text(prompt: str, pieces: list[str]) -> None:
     )  # fmt: skip
     page = Page(pairs_html(Snapshot(prompt, 1, 1.0, 0.5, 8, sft=(side,), ppo=(side,), done=True)))
     assert {tag for tag, _, _ in page.elements} <= KNOWN
-    assert page.texts("span", class_="given") == [visible_text(prompt)] * 2
+    assert page.texts("span", class_="prompt") == [visible_text(prompt)] * 2
     names = {name for _, attrs, _ in page.elements for name in attrs}
     assert not any(name.startswith("on") or name in ("href", "src", "srcdoc") for name in names)
 

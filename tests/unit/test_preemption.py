@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM
 from rlhf_zoo.cli.main import cli
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client.connect import Hub
-from rlhf_zoo.hub.client.publish import same_weights
+from rlhf_zoo.hub.client.publish import folders_have_same_weights
 from rlhf_zoo.modeling.integrity import check_integrity
 from rlhf_zoo.pipeline.inspect import reproduce
 from rlhf_zoo.pipeline.inspect.differences import compare_files, compare_weights
@@ -139,7 +139,7 @@ def test_push_steps_and_push_dtype_do_not_change_training(folder: Path, thread_h
     with reproduce._as_published(stopped, record, last) as made:
         assert not any(row["differing"] or row["problem"] for row in compare_weights(pulled, made))
         assert compare_files(pulled, made) == []
-    assert same_weights(pulled, last, altered) and not same_weights(pulled, last)
+    assert folders_have_same_weights(pulled, last, altered) and not folders_have_same_weights(pulled, last)
 
 
 @pytest.mark.parametrize(

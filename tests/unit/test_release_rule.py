@@ -19,7 +19,7 @@ from rlhf_zoo.evaluation.head_to_head import HeadToHead
 from rlhf_zoo.evaluation.stats import Estimate
 from rlhf_zoo.evaluation.verdict import Verdict, decide
 from rlhf_zoo.hub.client.connect import Hub
-from rlhf_zoo.hub.client.publish import checkpoint_files, same_weights
+from rlhf_zoo.hub.client.publish import checkpoint_files, folders_have_same_weights
 from rlhf_zoo.modeling.models import load_causal
 from rlhf_zoo.pipeline.stages import evaluate, ppo
 from rlhf_zoo.publishing.cards.card import make_card
@@ -129,8 +129,8 @@ def test_adapter_is_published_on_its_base_and_merged(folder, thread_hub):
     for name in ("README.md", "adapter_config.json", "critic/adapter_config.json"):
         assert str(folder) not in (pulled / name).read_text(), "a path of this machine"
     # What comes back is what was sent, whatever else lies in the checkpoint on the disk.
-    assert same_weights(pulled, checkpoint)
-    assert not same_weights(pulled, folder / "run/ppo/checkpoint-3")
+    assert folders_have_same_weights(pulled, checkpoint)
+    assert not folders_have_same_weights(pulled, folder / "run/ppo/checkpoint-3")
     files = api.list_repo_files("local/toy-ppo", revision="merged")
     assert "model.safetensors" in files and not [name for name in files if "adapter" in name]
     card = Path(api.hf_hub_download("local/toy-ppo", "README.md", revision="merged"))

@@ -254,7 +254,7 @@ def test_sample_steps_continues_past_unavailable_checkpoints(world: World, tmp_p
     ],
 )
 def test_sample_steps_rejects_bad_arguments_before_fetching(world: World, given: dict, message: str) -> None:
-    timeline = Timeline(world.comparison(limits=Limits(steps=4)), [world.run], fetch=world.fetch)
+    timeline = Timeline(world.comparison(limits=Limits(checkpoints=4)), [world.run], fetch=world.fetch)
     with pytest.raises(ZooError, match=message):
         timeline.sample_steps(**({"prompt": PROMPT} | given))
     assert world.fetched == []

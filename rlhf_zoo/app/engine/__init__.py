@@ -1,4 +1,4 @@
-"""Samples an SFT and a PPO policy side by side, token by token, at one checkpoint or at every checkpoint of a run."""
+"""Samples an SFT and a PPO policy side by side, at one checkpoint or at every checkpoint of a run."""
 
 from .cache import ModelCache
 from .compare import Comparison, Sampling

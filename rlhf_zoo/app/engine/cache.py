@@ -15,15 +15,15 @@ M = TypeVar("M")
 class ModelCache(Generic[M]):
     """Caches the most recently used models, up to a maximum number and total size. Threads may share it.
 
-    The least recently used model is dropped before a load if the cache is full, and more are dropped after the load if
-    the models exceed `max_bytes`. The memory of a dropped model is freed when its last user has finished. A single
-    model larger than `max_bytes` is kept alone.
+    If the cache is full, it drops the least recently used model before it loads another. After the load, it drops more
+    models if all together exceed `max_bytes`, but always keeps the one just loaded. The memory of a dropped model is
+    freed when its last user has finished.
 
     Args:
-        load: Loads a model by its name; called once even if several threads request the model.
+        load: Loads a model by its name. It is called once even if several threads request the model at the same time.
         size: Returns the size of a model in bytes.
         max_models: Largest number of models in the cache.
-        max_bytes: Largest size of all models together, in bytes; None to set no bound.
+        max_bytes: Largest size of all models together, in bytes; None for no bound.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class ModelCache(Generic[M]):
         self._load_lock = threading.Lock()  # one load at a time, because loading takes the most memory
 
     def get(self, name: str) -> M:
-        """Returns the model of this name, and loads it first if it is not cached.
+        """Returns the model of this name. Loads it first if it is not cached.
 
         Args:
             name: The name to pass to `load`.
@@ -49,7 +49,7 @@ class ModelCache(Generic[M]):
         if (model := self._find(name)) is not None:
             return model
         with self._load_lock:
-            if (model := self._find(name)) is not None:  # another thread loaded it meanwhile
+            if (model := self._find(name)) is not None:  # another thread has loaded it meanwhile
                 return model
             with self._table_lock:
                 self._evict(free_slots=1)

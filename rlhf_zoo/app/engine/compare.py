@@ -36,12 +36,12 @@ from .results import CompletionPair, PolicyCompletion, Snapshot
 from .rules import RuleRewards
 
 TOKEN_METRICS = ("log_ratio", "logprob_ppo", "logprob_sft", "kl", "kl_reverse", "entropy_ppo", "entropy_sft")
-OUT_OF_MEMORY_HINT = "request fewer completions, fewer tokens or a shorter prompt."
+OUT_OF_MEMORY_HINT = "request fewer completions or fewer tokens, or shorten the prompt."
 
 
 @dataclass(frozen=True)
 class _Request:
-    """A checked request. `sampling` has seed, temperature, top_p and max_new_tokens."""
+    """A checked request. The keys of `sampling` are seed, temperature, top_p and max_new_tokens."""
 
     prompt: str
     prompt_ids: tuple[int, ...]
@@ -62,7 +62,7 @@ class Sampling(TypedDict, total=False):
 class Comparison:
     """An SFT policy, the PPO policy trained from it, and its reward model, loaded once.
 
-    Threads may share it. The models are locked for one token at a time, and waiting threads are served in order.
+    Threads may share it. A thread locks the models for one token at a time, and waiting threads get the lock in order.
 
     Args:
         ppo: The PPO policy.
@@ -113,16 +113,16 @@ class Comparison:
         Args:
             ppo: The PPO policy.
             sft: The SFT policy that it started from.
-            reward: The reward model; several form an ensemble.
+            reward: The reward model. Several models form an ensemble.
             reward_kwargs: Other keyword arguments of `load_reward`.
-            loader: The function that loads the reward model; see `load_reward`.
+            loader: Name of the class or function that loads the reward model; see `load_reward_model`.
             rules: Scores completions if there is no reward model.
-            device: Device of the models; None for the accelerator, if there is one.
+            device: Device of the models; None for the accelerator if there is one, otherwise the CPU.
             limits: Bounds of one request.
 
         Raises:
-            ZooError: A checkpoint cannot be loaded, or the policies have different tokenizers: the log-ratio of a
-                completion is defined only if its tokens mean the same to both.
+            ZooError: A checkpoint cannot be loaded, or the policies have different tokenizers. The log-ratio of a
+                completion is defined only if a token id means the same text to both policies.
         """
         tokenizer = load_tokenizer(ppo)
         if not same_token_ids(tokenizer, load_tokenizer(sft)):
@@ -201,16 +201,16 @@ class Comparison:
             prompt: The prompt.
             seed: Seed of the random stream, at least 0.
             temperature: Divides the logits.
-            top_p: Samples from the most likely tokens that hold this share of the probability; 1 samples from all.
+            top_p: Samples from the most likely tokens with this total probability; 1 samples from all.
             max_new_tokens: Largest number of tokens in a completion.
 
         Raises:
-            ZooError: The prompt is empty, not valid text or too long for the context, a number is out of range, or
-                memory runs out.
+            ZooError: The prompt is empty, invalid or too long for the context; a number is out of range; or memory
+                runs out.
         """
         request = self._check_request(prompt, seed, temperature, top_p, max_new_tokens, 1)
-        *_, last = self._stream_snapshots(request, every=math.inf)  # only the first and the last snapshot are built
-        return last.pair()
+        *_, last_snapshot = self._stream_snapshots(request, every=math.inf)  # builds only the first and last snapshots
+        return last_snapshot.pair()
 
     def stream(
         self,
@@ -223,9 +223,9 @@ class Comparison:
         n: int = 1,
         every: float = 0.0,
     ) -> Generator[Snapshot, None, None]:
-        """Samples n completions from each policy. Yields snapshots as they grow, at most one per `every` seconds.
+        """Samples n completions from each policy, and yields snapshots of them while they grow.
 
-        Row 0 equals the result of `compare`; row i of both policies uses random stream i of the seed. Close the
+        Row 0 equals the result of `compare`. Row i of either policy uses random stream i of the seed. Close the
         generator to stop sampling and free its memory.
 
         Args:
@@ -235,13 +235,13 @@ class Comparison:
             top_p: See `compare`.
             max_new_tokens: See `compare`.
             n: Number of completions of each policy.
-            every: Shortest time between two snapshots in seconds. The last snapshot is never skipped.
+            every: Shortest time between two snapshots, in seconds. The last snapshot is never skipped.
 
         Returns:
             The snapshots. `done` is True for the last one only.
 
         Raises:
-            ZooError: See `compare`. Invalid arguments raise it at once, lack of memory while iterating.
+            ZooError: See `compare`. Invalid arguments raise it at once; lack of memory raises it during iteration.
         """
         return self._stream_snapshots(self._check_request(prompt, seed, temperature, top_p, max_new_tokens, n), every)
 
@@ -262,7 +262,7 @@ class Comparison:
         Raises:
             ZooError: `stream` would refuse them.
         """
-        self.stream(prompt, **sampling)  # a generator: no model runs before its first snapshot is requested
+        self.stream(prompt, **sampling)  # returns a generator, so no model runs before its first snapshot is requested
 
     def count_tokens(self, prompt: str) -> int:
         """Counts the tokens of a prompt.
@@ -287,12 +287,12 @@ class Comparison:
         check_prompt(prompt, limits)
         ids = self._tokenize_prompt(prompt)
         if not ids:
-            raise ZooError("The tokenizer produces no tokens for this prompt: enter another text.")
+            raise ZooError("The tokenizer produces no tokens for this prompt: enter a different prompt.")
         if self.context_length is not None and len(ids) + max_new_tokens > self.context_length:
             available = self.context_length - len(ids)
             or_fewer = f" or ask for at most {available} new tokens" if available > 0 else ""
             raise ZooError(
-                f"The prompt has {len(ids)} tokens; with {max_new_tokens} new ones it exceeds the context of "
+                f"The prompt has {len(ids)} tokens; with {max_new_tokens} new tokens it exceeds the context of "
                 f"{self.context_length}: shorten it{or_fewer}."
             )
         for policy in self._policies.values():
@@ -386,7 +386,7 @@ class _PartialCompletion:
         self.detokenizer.add(token.token_id)
 
     def finish(self, prompt: Prompt) -> None:
-        """Decodes the final text. `prompt` is wrapped in the chat template if the model has one."""
+        """Decodes the final text. `prompt` is in the form that the policy reads: a conversation for a chat model."""
         self._text = strip_template_space(self.detokenizer.finish(), prompt, self.tokenizer)
 
     @property

@@ -1,4 +1,4 @@
-"""A lock that is granted in the order of requests."""
+"""A lock that threads get in the order in which they request it."""
 
 import threading
 from collections import deque
@@ -6,9 +6,10 @@ from types import TracebackType
 
 
 class FairLock:
-    """Grants the lock in the order of requests, so that a stream waits at most for one token of each other stream.
+    """A lock that threads get in the order of their requests. A stream then waits for one token of each other stream.
 
-    `threading.Lock` has no order: a stream that requests it again at once could keep it forever.
+    `threading.Lock` guarantees no order: a stream that releases it and requests it again at once could starve the
+    other streams.
     """
 
     def __init__(self) -> None:
@@ -30,7 +31,7 @@ class FairLock:
                 if turn in self._waiting:
                     self._waiting.remove(turn)
                     raise
-            self._grant_next()  # the turn was granted, and nobody else would pass it on
+            self._grant_next()  # this thread already has the lock, and no other code would release it
             raise
 
     def __exit__(

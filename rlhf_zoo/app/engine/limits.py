@@ -8,7 +8,7 @@ from typing import Any
 from ...errors import ZooError
 from ...fileio import int_or_none, is_finite
 
-TEMPERATURE_RANGE = (0.01, 100.0)  # below, logits/T exceed float32's precision; above, all tokens are equally likely
+TEMPERATURE_RANGE = (0.01, 100.0)  # below it, logits/T exceed float32's precision; above it, sampling is near uniform
 MAX_SEED = 2**53 - 1  # the largest integer that JavaScript represents exactly
 ALLOWED_CONTROLS = "\n\r\t"
 
@@ -21,27 +21,27 @@ class Limits:
         n: Largest number of completions of each policy.
         max_new_tokens: Largest number of tokens in a completion.
         prompt_characters: Largest number of characters in the prompt.
-        steps: Largest number of checkpoints.
+        checkpoints: Largest number of checkpoints.
     """
 
     n: int = 8
     max_new_tokens: int = 512
     prompt_characters: int = 10_000
-    steps: int = 16
+    checkpoints: int = 16
 
 
 def check_prompt(prompt: object, limits: Limits) -> None:
     """Checks a prompt's characters.
 
-    Control characters (Cc) except tab and line ends are refused, and so are lone surrogates. Other characters that
-    would hide or reorder text pass, because `visible_text` makes them visible.
+    It refuses lone surrogates and all control characters (Cc) except tabs and line ends. Other characters that hide or
+    reorder text are allowed, because the page shows them with `visible_text`.
 
     Args:
         prompt: A visitor's prompt.
         limits: Bounds of the request.
 
     Raises:
-        ZooError: It is not text, is blank, is too long, or contains a refused character.
+        ZooError: The prompt is not text, is blank or too long, or contains a refused character.
     """
     if not isinstance(prompt, str):
         raise ZooError(f"The prompt is {reprlib.repr(prompt)}; it must be text.")
@@ -49,7 +49,7 @@ def check_prompt(prompt: object, limits: Limits) -> None:
         raise ZooError(f"The prompt has {len(prompt)} characters; the limit is {limits.prompt_characters}. Shorten it.")
     categories = {character: unicodedata.category(character) for character in set(prompt)}
     if all(character.isspace() or categories[character] == "Cf" for character in categories):
-        raise ZooError("The prompt is empty: write one.")
+        raise ZooError("The prompt is empty: write a prompt.")
     if "Cs" in categories.values():
         raise ZooError("The prompt contains half of a character (a lone surrogate): remove it.")
     if control := next((c for c in prompt if categories[c] == "Cc" and c not in ALLOWED_CONTROLS), None):
@@ -68,7 +68,7 @@ def check_sampling(seed: Any, temperature: Any, top_p: Any, max_new_tokens: Any,
         limits: Bounds of the request.
 
     Raises:
-        ZooError: A value is not a number, or out of range.
+        ZooError: A value is not a number or is out of range.
     """
     if int_or_none(seed) is None or not 0 <= seed <= MAX_SEED:
         raise ZooError(f"The seed is {reprlib.repr(seed)}; it must be an integer from 0 to {MAX_SEED}.")
@@ -95,11 +95,11 @@ def check_steps(count: int, limits: Limits) -> None:
         limits: Bounds of the request.
 
     Raises:
-        ZooError: It is 0, or above the limit.
+        ZooError: The number is 0 or above the limit.
     """
-    if not 1 <= count <= limits.steps:
+    if not 1 <= count <= limits.checkpoints:
         raise ZooError(
-            f"The request has {count} checkpoints; the limit is {limits.steps}. Choose fewer."
+            f"The request has {count} checkpoints; the limit is {limits.checkpoints}. Choose fewer."
             if count
             else "The request has no checkpoint: choose one."
         )

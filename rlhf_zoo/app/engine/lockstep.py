@@ -1,4 +1,4 @@
-"""Samples from two policies in lockstep, one token per step, and scores each token under both."""
+"""Samples from two policies in lockstep, one token per step, and computes metrics of both at each position."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from ...modeling.sampling.decoder import forward
 from ...modeling.sampling.random import draw_tokens, uniforms
 from ...modeling.sampling.sampler import Vocabulary, check_accepts_cache, scale_logits
 
-#: First part of the keys of this module's random streams. Samplers of other parts of the package use other numbers.
+#: First part of the keys of this module's random streams. Other samplers of the package use other numbers.
 COMPARE_STREAM = 7
 
 
@@ -49,9 +49,9 @@ class SampledToken:
 class LockstepSampler:
     """Samples n completions of one prompt from each of two policies: 0 to n − 1 from SFT, n to 2n − 1 from PPO.
 
-    Each model runs one forward pass per step, over the same batch: one row for each distinct text so far. Completions
-    with the same tokens share a row until their tokens differ, so the prompt is processed once, and policies with equal
-    weights sample equal completions, bit for bit. Completion i of both policies uses random stream i.
+    Each step runs one forward pass of each model over the same batch, which has one row for each distinct text so far.
+    Completions share a row until their tokens differ. So the prompt is processed once, and policies with the same
+    weights sample identical completions. Completion i of either policy uses random stream i.
 
     Args:
         sft: The SFT policy.
@@ -60,13 +60,13 @@ class LockstepSampler:
         n: Number of completions of each policy.
         seed: Seed of the random streams.
         temperature: Divides the logits.
-        top_p: Samples from the most likely tokens that hold this share of the probability.
+        top_p: Samples from the most likely tokens with this total probability.
         max_new_tokens: Largest number of tokens in a completion.
         stop_ids: Token ids that end a completion.
         vocabulary: The tokens that both policies can sample.
 
     Raises:
-        ZooError: A policy lacks the cache that sampling needs.
+        ZooError: A policy does not support the KV cache that sampling needs.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class LockstepSampler:
         self._stop_ids = torch.tensor(list(stop_ids), device=device, dtype=torch.long)
         # Completion 0 always has the same key, so that its text depends on the seed but not on n.
         keys = [(COMPARE_STREAM, index) if index else (COMPARE_STREAM,) for index in range(n)]
-        self._uniforms = uniforms(seed, keys, max_new_tokens).to(device).repeat(2, 1)  # equal for both policies
+        self._uniforms = uniforms(seed, keys, max_new_tokens).to(device).repeat(2, 1)  # the same for both policies
         self._inputs = torch.tensor([list(prompt_ids)], device=device)
         self._length = len(prompt_ids)  # of prompt and completion so far
         self._n, self._step = n, 0
@@ -126,27 +126,27 @@ class LockstepSampler:
         stops = ["eos" if has_ended else "length" if is_last else None for has_ended in ended.tolist()]
         columns = (indices.tolist(), tokens.tolist(), *metrics.T.tolist(), stops)
         sampled = [SampledToken(*row) for row in zip(*columns, strict=True)]
-        continues = torch.zeros_like(ended) if is_last else ~ended
-        self._advance(rows[continues], tokens[continues], len(sft))
-        self._unfinished = indices[continues]
+        unfinished = torch.zeros_like(ended) if is_last else ~ended
+        self._advance(rows[unfinished], tokens[unfinished], len(sft))
+        self._unfinished = indices[unfinished]
         return sampled
 
     def _compute_logits(self) -> list[Tensor]:
         ids, length = self._inputs, self._length  # rows have equal lengths, so there is no padding
-        size, new_count = ids.shape
-        positions = torch.arange(length - new_count, length, device=ids.device).expand(size, new_count)
+        batch_size, new_count = ids.shape
+        positions = torch.arange(length - new_count, length, device=ids.device).expand(batch_size, new_count)
         both_logits = []
         for model, cache in zip(self._models, self._caches, strict=True):
-            output = forward(model, ids, ids.new_ones(size, length), positions, cache)
+            output = forward(model, ids, ids.new_ones(batch_size, length), positions, cache)
             both_logits.append(scale_logits(output.logits, self._temperature, self._vocabulary))
         for name, logits in zip(("SFT", "PPO"), both_logits, strict=True):
             if logits.isnan().any():
-                raise ZooError(f"The {name} policy's logits are NaN: choose another checkpoint of it.")
+                raise ZooError(f"The {name} policy's logits are NaN: choose another checkpoint.")
         return both_logits
 
     def _advance(self, rows: Tensor, tokens: Tensor, batch_size: int) -> None:
         """Builds the next batch: one row for each distinct pair of a row of this batch and a token sampled from it."""
-        # Each pair is encoded as one integer, so that `unique` finds the distinct pairs.
+        # Encode each pair as one integer, so that `unique` returns the distinct pairs.
         base = int(tokens.max()) + 1 if len(tokens) else 1
         pairs, self._rows = torch.unique(rows * base + tokens, return_inverse=True)
         kept_rows = pairs // base

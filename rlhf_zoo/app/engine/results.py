@@ -1,4 +1,4 @@
-"""Results of a comparison: frozen dataclasses that convert to JSON."""
+"""The results of a comparison, which convert to JSON."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -10,15 +10,15 @@ from ...fileio import jsonable
 class PolicyCompletion:
     """One policy's completion of a prompt, complete or in progress.
 
-    The token_… fields have one value per token, in nats, over the full vocabulary at the sampling temperature. Top-p
-    changes which tokens are sampled, but none of these values.
+    The token_… figures are in nats, over the full vocabulary, at the sampling temperature. Top-p changes which tokens
+    are sampled, but does not change the figures of a token.
 
     Attributes:
         completion: The text.
         reward: The reward model's normalized score (s − μ)/σ, or the weighted sum of rules; None if there is no
-            reward, if the rules cannot read the prompt, or while in progress.
+            reward, if a rule does not apply to the prompt, or while in progress.
         log_ratio: Sum of token_log_ratio: how much more likely PPO makes this one completion, in nats. It is a sample,
-            not a KL. Without top-p its mean over many PPO completions is KL(PPO‖SFT); over many SFT ones, −KL(SFT‖PPO).
+            not a KL. Without top-p, its mean is KL(PPO‖SFT) over PPO's completions, and −KL(SFT‖PPO) over SFT's.
         token_log_ratio: log π_PPO − log π_SFT of the sampled token.
         tokens: The texts of the tokens, including the end-of-sequence token; joined, they are the completion.
         length: Number of tokens.
@@ -69,13 +69,13 @@ class CompletionPair:
 
     @property
     def note(self) -> str:
-        """A caveat for the figures if top-p < 1; "" otherwise."""
+        """A caveat on the figures if top-p is below 1; otherwise ""."""
         if self.top_p >= 1:
             return ""
         return (
-            f"Sampled with top-p {self.top_p:g}: only from the most likely tokens that hold this share of the "
-            "probability. Log-probabilities, log-ratio and KL refer to the full distribution, so the mean log-ratio of "
-            "such completions is not a KL."
+            f"Sampled with top-p {self.top_p:g}: only from the most likely tokens with this total probability. "
+            "Log-probabilities, log-ratios and KL refer to the full distribution, so the mean log-ratio of such "
+            "completions is not a KL."
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -85,10 +85,10 @@ class CompletionPair:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """n completions of one prompt from each policy, in progress or done. Row i of both used the same random stream.
+    """n completions of one prompt from each policy, in progress or done. Row i of either policy uses random stream i.
 
     Attributes:
-        is_chat: Whether the prompt was a user's turn and the completions answer it. Otherwise they continue its text.
+        is_chat: Whether the prompt is a user's message that the completions answer. Otherwise they continue its text.
     """
 
     prompt: str
@@ -110,7 +110,7 @@ class Snapshot:
         return self.pair().note
 
     def pair(self) -> CompletionPair:
-        """Returns the first completion of both policies."""
+        """Returns the first completion of each policy."""
         return CompletionPair(
             self.prompt,
             self.seed,

@@ -1,4 +1,4 @@
-"""Scores completions with the rules that were PPO's reward, for runs without a reward model."""
+"""Scores completions with the rules that PPO was trained on, for runs without a reward model."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RuleRewards:
-    """Scores completions by a weighted sum of rules. If a rule reads other columns, only prompts in `columns` score.
+    """Scores completions by a weighted sum of rules. A rule that reads other columns needs a prompt of `columns`.
 
     Attributes:
-        rewards: The rules and their weights. They must not contain a model.
+        rewards: The rules and their weights, without reward models.
         columns: Prompt as the page shows it -> the other columns of its row, such as the right answer.
-        later_timeout: Time limit in seconds of all calls but the first; None to keep that of `rewards`.
+        later_timeout: The time limit in seconds after the first call; None to keep the limit of `rewards`.
     """
 
     rewards: Rewards
@@ -39,13 +39,13 @@ class RuleRewards:
         """Scores one completion.
 
         Args:
-            prompt: The prompt as it was typed.
+            prompt: The prompt as the visitor typed it.
             wrapped_prompt: The prompt in the form that the policy was trained on.
             samples: The completion's token ids, a batch of one.
             completion: Its text.
 
         Returns:
-            The score; None if a rule cannot read this prompt, as for a typed prompt without a known right answer.
+            The score; None if a rule fails on this prompt, for example because its right answer is unknown.
         """
         columns = {name: [value] for name, value in self.columns.get(prompt.strip(), {}).items()}
         texts = [append_completion(wrapped_prompt, completion)]

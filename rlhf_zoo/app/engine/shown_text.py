@@ -1,8 +1,8 @@
-"""Replaces characters that a page would hide with visible ones."""
+"""Replaces characters that a page would not show with visible ones."""
 
 import unicodedata
 
-# Joiners are part of emoji and of Arabic and Indic words.
+# Invisible joiners are part of emoji and of Arabic and Indic words, so they stay.
 JOINERS = "\u200c\u200d"
 
 
@@ -10,7 +10,7 @@ def visible_text(text: str) -> str:
     """Replaces each character that is invisible, or that changes how other characters are shown.
 
     ASCII control characters except tab and line feed become their pictures (␀, ␛). Other control characters, direction
-    marks, zero-width spaces, lone surrogates and unassigned code points become their number, such as ⟨U+202E⟩.
+    marks, zero-width spaces, lone surrogates and unassigned code points become their code point, such as ⟨U+202E⟩.
 
     Args:
         text: Any text.

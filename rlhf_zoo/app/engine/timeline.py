@@ -42,11 +42,11 @@ class TimelinePoint:
         source: Where to fetch its weights: NAMESPACE/NAME@COMMIT or a folder.
         reward: Mean reward that training logged at this step; None if it is not recorded.
         kl: KL to SFT that training logged, in nats per completion; None if it is not recorded.
-        chosen: Whether the run chose it as its best checkpoint: `main` and `best` of its repository.
+        chosen: Whether the run chose it as its best checkpoint, to which `main` and the tag `best` point.
         recommended: Whether an evaluation recommends it.
-        watched: Name of each reward of weight 0, which PPO does not optimize -> its mean at this step.
-        evaluated: Kind of held-out prompts, "test" or "validation" -> the figures that the run's card has for this step
-            on these prompts: reward, judge, kl and win_rate (over SFT), or some of them.
+        watched: Name of each reward of weight 0, which PPO logs but does not optimize -> its mean at this step.
+        evaluated: Kind of held-out prompts ("test" or "validation") -> the figures that the run's card has for this
+            step on these prompts: any of reward, judge, kl and win_rate (over SFT).
     """
 
     step: int
@@ -86,9 +86,9 @@ class TimelineRun:
 
         Args:
             listing: {repo, checkpoints: [{revision, step, commit, also, metrics}]}, from `catalog.index.checkpoints`.
-                `also` has the other tags of the same commit.
-            card: rlhf_card.json of `main`, {} without one. It is not trusted: only finite numbers are used. The
-                recommended step is its `evaluation.recommended`, {step} or a number.
+                `also` lists the other tags of the same commit.
+            card: rlhf_card.json of `main`; {} if there is none. It is not trusted: only its finite numbers are used.
+                The recommended step is its `evaluation.recommended`, {step} or a number.
         """
         repo = str(listing["repo"])
         points = []
@@ -106,7 +106,7 @@ class TimelineRun:
 
         Args:
             card: rlhf_card.json.
-            folder: The stage's directory. Checkpoints that are missing there are skipped.
+            folder: The stage's directory. Checkpoints that it lacks are skipped.
         """
         rows = card.get("checkpoints")
         points = []
@@ -143,7 +143,7 @@ class TimelineRun:
 
     @property
     def best(self) -> TimelinePoint:
-        """The recommended checkpoint, else the chosen one, else the last.
+        """The recommended checkpoint; without one, the chosen checkpoint; without either, the last one.
 
         Raises:
             ZooError: The run has no checkpoint.
@@ -203,15 +203,15 @@ class CheckpointResult:
 
 
 def _read_watched(row: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the mean of each reward in a checkpoint's row of a card. Cards list only rewards of weight 0 there."""
+    """Returns the mean of each watched reward. A checkpoint's row in a card lists only rewards of weight 0."""
     means = {key.partition("/")[2]: float_or_none(mean) for key, mean in row.items() if str(key).startswith("rewards/")}
     return {name: mean for name, mean in means.items() if mean is not None}
 
 
 def _read_evaluated(card: Mapping[str, Any], step: int) -> dict[str, dict[str, CardEstimate]]:
-    """Returns a step's figures in a card's evaluation, by kind of prompts ("test" or "validation").
+    """Returns the figures that a card's evaluation has for a step, by kind of prompts ("test" or "validation").
 
-    On test prompts, only the card's own step is evaluated; on validation prompts, checkpoints over training.
+    The evaluation on test prompts covers only the card's own step; that on validation prompts covers several steps.
     """
     figures: dict[str, dict[str, CardEstimate | None]] = {}
     if _read_step(card.get("step")) == step:
@@ -236,14 +236,14 @@ def _read_step(value: Any) -> int | None:
 
 
 class Timeline:
-    """Compares the SFT policy with the checkpoints of one or several runs, which are loaded on demand.
+    """Compares the SFT policy with the checkpoints of one or more runs, which are loaded on demand.
 
     Args:
         comparison: Provides the SFT policy, the reward model and the device.
-        runs: The runs; the first is the default.
+        runs: The runs; the first one is the default.
         fetch: Returns the local folder of a `TimelinePoint.source`; the default accepts only folders.
         max_models: Largest number of policies that stay loaded.
-        max_bytes: Largest size of these policies and their critics together, in bytes; None to set no bound.
+        max_bytes: Largest size of these policies and their critics together, in bytes; None for no bound.
 
     Raises:
         ZooError: There is no run.
@@ -266,17 +266,22 @@ class Timeline:
             self._load, size=lambda loaded: model_bytes(*loaded), max_models=max_models, max_bytes=max_bytes
         )
 
-    def find_run(self, name: str | None = None) -> TimelineRun:
-        """Returns a run.
+    @property
+    def default_run(self) -> TimelineRun:
+        """The first run."""
+        return next(iter(self.runs.values()))
+
+    def get_run(self, name: str | None) -> TimelineRun:
+        """Returns the run of this name.
 
         Args:
-            name: The run's name; None for the first run.
+            name: The run's name; None for the default run.
 
         Raises:
             ZooError: There is no such run.
         """
         if name is None:
-            return next(iter(self.runs.values()))
+            return self.default_run
         if not isinstance(name, str) or name not in self.runs:  # a visitor's request may contain any type
             raise ZooError(f"There is no run {reprlib.repr(name)} here: choose one of {', '.join(self.runs)}.")
         return self.runs[name]
@@ -292,12 +297,12 @@ class Timeline:
 
         Args:
             step: The training step; None for the run's best checkpoint.
-            run: The run's name; None for the first run.
+            run: The run's name; None for the default run.
 
         Raises:
             ZooError: The checkpoint cannot be fetched.
         """
-        shown_run = self.find_run(run)
+        shown_run = self.get_run(run)
         return self._load_comparison(shown_run.best if step is None else shown_run.point_at(step))
 
     def sample_steps(
@@ -308,7 +313,7 @@ class Timeline:
         Args:
             prompt: The prompt.
             steps: Training steps, in the order of the results; None to spread the largest allowed number over the run.
-            run: The run's name; None for the first run.
+            run: The run's name; None for the default run.
             **sampling: See `Comparison.stream`.
 
         Returns:
@@ -318,9 +323,9 @@ class Timeline:
         Raises:
             ZooError: At once, if arguments are out of range.
         """
-        shown_run = self.find_run(run)
+        shown_run = self.get_run(run)
         limits = self._comparison.limits
-        steps = shown_run.spread_steps(limits.steps) if steps is None else tuple(steps)
+        steps = shown_run.spread_steps(limits.checkpoints) if steps is None else tuple(steps)
         check_steps(len(steps), limits)
         return self._sample_at([(shown_run, shown_run.point_at(step)) for step in steps], prompt, sampling)
 
@@ -362,7 +367,7 @@ class Timeline:
         if not same_token_ids(load_tokenizer(folder), self._comparison.tokenizer):
             raise ZooError(
                 f"{source} and the SFT policy have different tokenizers, so they cannot be compared token by token: "
-                "remove it from the runs."
+                "show only runs that started from this SFT policy."
             )
         try:
             policy = load_causal(folder)

@@ -1,4 +1,4 @@
-"""The page's API for programs: the comparisons of the page, as JSON."""
+"""The page's API for programs: the same comparisons, as JSON."""
 
 import inspect
 from collections.abc import Callable
@@ -25,7 +25,7 @@ def add_endpoints(
         max_concurrent: Largest number of requests that run the models at the same time.
     """
     model_options: dict[str, Any] = {"concurrency_id": MODEL_QUEUE, "concurrency_limit": max_concurrent}
-    # By default Gradio shows only the head of a docstring, without the arguments.
+    # By default Gradio shows only the beginning of a docstring, without the arguments.
     functions: list[tuple[Callable[..., object], dict[str, Any]]] = [
         (_compare_endpoint(streams, defaults), model_options),
         (_checkpoints_endpoint(page_models), {}),
@@ -44,18 +44,19 @@ def _compare_endpoint(streams: CompletionStreams, defaults: SamplingDefaults) ->
         max_new_tokens: int = defaults.length,
         n: int = 1,
     ) -> dict:
-        """Complete a prompt with the SFT and the PPO policy, with the same random numbers.
+        """Complete a prompt with the SFT and the PPO policy, using the same random numbers.
 
-        Returns the arguments and, under `sft` and `ppo`, a list of n completions each: completion, reward, log_ratio
-        (log π_PPO − log π_SFT of this one completion, in nats: a sample, not a KL), kl (the exact KL of PPO to SFT,
-        summed over its positions), length, stop ("eos" or "length"), and for each token: tokens, token_log_ratio,
-        token_kl, token_logprob_ppo, token_logprob_sft, token_values (null without a critic).
+        Returns the arguments, and under `sft` and `ppo` a list of n completions each. A completion has completion (its
+        text), reward, log_ratio (log π_PPO − log π_SFT of this one completion, in nats: a sample, not a KL), kl (the
+        exact KL of PPO to SFT, summed over its positions), length, stop ("eos" or "length"), and lists with one entry
+        per token: tokens, token_log_ratio, token_kl, token_logprob_ppo, token_logprob_sft, and token_values (null
+        without a critic).
 
         Args:
             prompt: The prompt.
-            seed: An integer; equal arguments give equal completions.
+            seed: An integer. The same arguments give the same completions.
             temperature: Sampling temperature, 0.01 to 100.
-            top_p: Sample from the most likely tokens that hold this share of the probability; 1 samples from all.
+            top_p: Sample from the most likely tokens with this total probability; 1 samples from all.
             max_new_tokens: Largest number of tokens in a completion.
             n: Number of completions of each policy, 1 to 8.
         """
@@ -74,8 +75,8 @@ def _checkpoints_endpoint(page_models: PageModels) -> Callable[..., list]:
     def checkpoints() -> list:
         """List the page's runs: name, beta (coefficient of the KL penalty) and points (the published checkpoints).
 
-        A point has step, tag, commit, the reward and kl that training logged, chosen (the run's own choice: its
-        main branch and tag best) and recommended (whether an evaluation recommends it).
+        A point has step, tag, commit, the reward and kl that training logged, chosen (whether the run chose it: its
+        branch main and its tag best) and recommended (whether an evaluation recommends it).
         """
         return [run.to_json() for run in page_models.timeline.runs.values()] if page_models.timeline else []
 
@@ -94,24 +95,26 @@ def _over_training_endpoint(
         top_p: float = 1.0,
         max_new_tokens: int = defaults.length,
     ) -> list:
-        """Complete a prompt with the policies of several checkpoints of a run, with the same random numbers.
+        """Complete a prompt with the policies of several checkpoints of a run, using the same random numbers.
 
         Returns for each checkpoint: run, beta, point (see /checkpoints), and either snapshot (as /compare returns it)
         or problem (why sampling failed).
 
         Args:
             prompt: The prompt.
-            steps: Training steps, in the order of the results; null spreads them over the run.
+            steps: Training steps, in the order of the results; null chooses steps spread over the run.
             run: Name of the run, as /checkpoints returns it; null for the run of the compared checkpoint.
-            seed: An integer; equal arguments give equal completions.
+            seed: An integer. The same arguments give the same completions.
             temperature: Sampling temperature, 0.01 to 100.
-            top_p: Sample from the most likely tokens that hold this share of the probability; 1 samples from all.
+            top_p: Sample from the most likely tokens with this total probability; 1 samples from all.
             max_new_tokens: Largest number of tokens in a completion.
         """
         if page_models.timeline is None:
-            raise gr.Error(page_models.problem or "This page has no run.", print_exception=False)
+            raise gr.Error(page_models.problem or "This page has no runs.", print_exception=False)
         if steps is not None and not (isinstance(steps, list) and all(type(step) is int for step in steps)):
-            raise gr.Error("steps must be a list of integers: use those of /checkpoints.", print_exception=False)
+            raise gr.Error(
+                "steps must be a list of integers: use steps that /checkpoints returns.", print_exception=False
+            )
         sampling: Sampling = {
             "seed": seed,
             "temperature": temperature,

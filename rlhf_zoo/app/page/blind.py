@@ -1,6 +1,7 @@
-"""The tab of the blind test: shows two unlabeled completions on random sides, and reveals the policies after the vote.
+"""The tab with the blind test. It shows two unlabeled completions, and reveals the policies after the vote.
 
-Until the verdict, only the server knows which side is PPO: the browser gets the two texts and nothing else about them.
+Until the verdict, only the server knows which side is PPO. The browser receives the two texts and nothing else about
+them.
 """
 
 import asyncio
@@ -34,20 +35,20 @@ log = logging.getLogger(__name__)
 #: Verdict -> label of its button. The keys 1 to 4 give the verdicts in this order.
 VERDICTS = {"left": "Left is better", "right": "Right is better", "tie": "Tie", "both_bad": "Both bad"}
 VERDICT_SENTENCES = {"ppo": "You preferred PPO.", "sft": "You preferred SFT.", "tie": "You called it a tie.",
-        "both_bad": "You rated both as bad."}  # fmt: skip
+        "both_bad": "You rated both bad."}  # fmt: skip
 PAIR_LIFETIME = 3600.0  # seconds for which the server keeps a pair without a verdict
-MAX_INTERVAL_WAIT = 5.0  # seconds to wait for the intervals after a vote
+MAX_INTERVAL_WAIT = 5.0  # seconds to wait after a vote for intervals that include it
 #: Component -> its new value or properties.
 Updates = dict[gr.components.Component, object]
-NO_PAIR = "There is no pair to judge: draw a new pair."
-STALE_PAIR = "The page shows another pair now: judge that one."
+NO_PAIR = "There is no pair to judge: click “New pair”."
+STALE_PAIR = "The page shows another pair now: judge that pair."
 VOTE_NOT_STORED = "The server could not store your vote: try again later."
 NO_PROMPTS = "There are no held-out prompts for these models: write a prompt."
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two completions of a prompt, in progress or done. The sides are random, and do not depend on the seed.
+    """Two completions of a prompt, in progress or done. Their sides are random and independent of the seed.
 
     Attributes:
         snapshot: The completions.
@@ -73,7 +74,7 @@ class Pair:
 
     @property
     def allowed_verdicts(self) -> tuple[str, ...]:
-        """No verdict while a completion is in progress; for equal texts, only a tie and "both bad"; otherwise all."""
+        """The possible verdicts: none before both completions are done; only "tie" and "both_bad" for equal texts."""
         if not self.snapshot.done:
             return ()
         left, right = self.sides.values()
@@ -94,7 +95,7 @@ def create_vote(pair: Pair, verdict: str, models: Mapping[str, ModelRevision]) -
         models: Role (ppo or sft) -> model.
 
     Raises:
-        ZooError: The verdict is not one of `pair.allowed_verdicts`.
+        ZooError: The verdict is not allowed.
     """
     if not pair.snapshot.done:
         raise ZooError("The completions are still in progress: judge them when both are done.")
@@ -124,7 +125,7 @@ def pair_html(pair: Pair | None) -> str:
     prompt, state, texts = "", "empty", dict.fromkeys(SIDES, "")
     if pair is not None:
         prompt = (
-            f'<p class="zoo-prompt"><b>Prompt</b> <span class="given">{escape_text(pair.snapshot.prompt)}</span></p>'
+            f'<p class="zoo-prompt"><b>Prompt</b> <span class="prompt">{escape_text(pair.snapshot.prompt)}</span></p>'
         )
         state = "done" if pair.snapshot.done else "writing"
         texts = {side: sample.completion for side, sample in pair.sides.items()}
@@ -144,7 +145,7 @@ def _completion_html(completion: str, state: str) -> str:
         content = '<span class="none">An empty completion.</span>'
     else:  # both sides keep the caret until both are done, because stopping first could reveal a policy
         caret = '<span class="caret" aria-hidden="true"></span>' if state == "writing" else ""
-        content = f'<span class="new">{escape_text(completion)}</span>{caret}'
+        content = f'<span class="completion">{escape_text(completion)}</span>{caret}'
     return f'<p class="zoo-text">{content}</p>'
 
 
@@ -174,7 +175,7 @@ def reveal_html(pair: Pair, models: Mapping[str, ModelRevision]) -> str:
 
 
 def _compare_with_reward(pair: Pair) -> str:
-    """Returns a sentence on whether the reward agrees with the verdict; "" if either has no preference."""
+    """Says whether the reward agrees with the verdict; "" if the verdict or the reward prefers neither completion."""
     rewards = {pair.roles[side]: sample.reward for side, sample in pair.sides.items()}
     ppo, sft = rewards["ppo"], rewards["sft"]
     if pair.preferred_role is None or ppo is None or sft is None or ppo == sft:
@@ -187,9 +188,9 @@ def _compare_with_reward(pair: Pair) -> str:
 def _storage_notice_html(tally: Tally | None) -> str:
     if tally is None:
         return (
-            '<div class="zoo"><p>This page stores no votes; <code>rlhf-zoo compare PPO --votes NAMESPACE/NAME</code> '
-            "stores them in a data set. You can still judge: your verdict reveals which policy wrote which "
-            "text.</p></div>"
+            '<div class="zoo"><p>This page stores no votes. <code>rlhf-zoo compare PPO --votes NAMESPACE/NAME</code> '
+            "serves a page that stores votes in a data set. You can still judge: your verdict reveals which policy "
+            "wrote which text.</p></div>"
         )
     href = html_attributes({"href": tally.address})
     link = f'<a{href} target="_blank" rel="noopener noreferrer">{escape_text(tally.name)}</a>'
@@ -200,8 +201,8 @@ def _storage_notice_html(tally: Tally | None) -> str:
     )
 
 
-# Keys work while the focus is in the tab but not in a text box. A vote disables its button, which then loses the focus,
-# so a click moves the focus to "New pair", where Enter draws the next pair.
+# Keys work while the focus is in the tab but not in a text box. A vote disables the clicked button, which then loses
+# the focus. So a vote moves the focus to "New pair", where Enter draws the next pair.
 KEYS_SCRIPT = """
 const tab = element.closest('#blind-test');
 if (tab && !tab.dataset.keys) {
@@ -241,13 +242,13 @@ def build_blind_tab(
     Args:
         streams: Samples the completions.
         models: Role (ppo or sft) -> model.
-        tally: Receives the votes; None if votes are not kept.
-        prompts: Held-out prompts, used when the visitor writes none.
+        tally: Receives the votes; None if votes are not stored.
+        prompts: Held-out prompts, one of which is drawn if the visitor writes no prompt.
         defaults: Sampling parameters of every pair.
         max_concurrent: Largest number of requests that run the models at the same time.
     """
     tab = _create_components(tally, prompts)
-    buttons, state, pair_id = tab.buttons, tab.state, tab.pair_id
+    vote_buttons, pair_state, pair_id_box = tab.vote_buttons, tab.pair_state, tab.pair_id_box
 
     def draw_pair(prompt: object) -> Iterator[tuple[Pair | None, str, str]]:
         pair: Pair | None = None
@@ -265,112 +266,118 @@ def build_blind_tab(
 
     def enable_buttons(pair: Pair | None) -> Updates:
         if pair is None:
-            return {pair_id: "", **tab.enable_only(())}
-        return {pair_id: pair.id, **tab.enable_only(pair.allowed_verdicts)}
+            return {pair_id_box: "", **tab.enable_only(())}
+        return {pair_id_box: pair.id, **tab.enable_only(pair.allowed_verdicts)}
 
     # A vote bypasses the queue, so that it never waits for a completion and is accepted even if the queue is full.
     unqueued: dict[str, Any] = {**UNLISTED, "queue": False}
-    requests = [tab.new_pair.click, tab.prompt.submit]
+    draw_triggers = [tab.new_pair_button.click, tab.prompt_box.submit]
     # Gradio rebuilds every output at each yield, so outputs that change only at the start or end have their own events.
     gr.on(
-        requests,
-        lambda: {pair_id: "", tab.reveal: "", **tab.enable_only(())},
-        outputs=[pair_id, tab.reveal, *buttons.values()],
+        draw_triggers,
+        lambda: {pair_id_box: "", tab.reveal_view: "", **tab.enable_only(())},
+        outputs=[pair_id_box, tab.reveal_view, *vote_buttons.values()],
         **unqueued,
     )
     gr.on(
-        requests,
+        draw_triggers,
         draw_pair,
-        inputs=[tab.prompt],
-        outputs=[state, tab.pair_view, tab.message],
+        inputs=[tab.prompt_box],
+        outputs=[pair_state, tab.pair_view, tab.message_view],
         concurrency_id=MODEL_QUEUE,
         concurrency_limit=max_concurrent,
         **UNLISTED,
-    ).then(enable_buttons, inputs=[state], outputs=[pair_id, *buttons.values()], **unqueued)
-    for verdict, button in buttons.items():
+    ).then(enable_buttons, inputs=[pair_state], outputs=[pair_id_box, *vote_buttons.values()], **unqueued)
+    for verdict, button in vote_buttons.items():
         vote_event = button.click(
             _vote_handler(verdict, tab, models, tally),
-            inputs=[state, pair_id],
-            outputs=[state, pair_id, tab.message, tab.reveal, *buttons.values()],
+            inputs=[pair_state, pair_id_box],
+            outputs=[pair_state, pair_id_box, tab.message_view, tab.reveal_view, *vote_buttons.values()],
             **unqueued,
         )
         if tally is not None:
-            vote_event.then(_figures_handler(tally), outputs=[tab.vote_figures], concurrency_limit=None, **UNLISTED)
+            vote_event.then(
+                _figures_handler(tally), outputs=[tab.vote_figures_view], concurrency_limit=None, **UNLISTED
+            )
     if tally is not None:
-        gr.on(None, lambda: votes_html(tally.figures(), tally.name), outputs=[tab.vote_figures], **unqueued)
+        gr.on(None, lambda: votes_html(tally.figures(), tally.name), outputs=[tab.vote_figures_view], **unqueued)
 
 
 @dataclass(frozen=True)
 class _Tab:
-    """The components of the tab. `buttons` maps each verdict to its button; `vote_figures` shows the votes so far."""
+    """The components of the tab. `vote_buttons` maps each verdict to its button."""
 
-    prompt: gr.Textbox
-    new_pair: gr.Button
-    message: gr.HTML
+    prompt_box: gr.Textbox
+    new_pair_button: gr.Button
+    message_view: gr.HTML
     pair_view: gr.HTML
-    buttons: Mapping[str, gr.Button]
-    reveal: gr.HTML
-    vote_figures: gr.HTML
-    # The pair stays on the server, and the browser sends back its id. A vote counts only if they match.
-    state: gr.State
-    pair_id: gr.Textbox
+    vote_buttons: Mapping[str, gr.Button]
+    reveal_view: gr.HTML
+    vote_figures_view: gr.HTML
+    # The pair stays on the server. The browser sends a pair's id with each vote, which counts only if the ids match.
+    pair_state: gr.State
+    pair_id_box: gr.Textbox
 
     def enable_only(self, verdicts: Sequence[str]) -> Updates:
         """Returns the updates that enable the buttons of these verdicts and disable the others."""
-        return {button: gr.update(interactive=verdict in verdicts) for verdict, button in self.buttons.items()}
+        return {button: gr.update(interactive=verdict in verdicts) for verdict, button in self.vote_buttons.items()}
 
 
 def _create_components(tally: Tally | None, prompts: Sequence[str]) -> _Tab:
     """Creates the components, in the order of the page."""
     with gr.Column(elem_id="blind-test"):
-        gr.HTML("<h2>Which of two completions is better?</h2>", elem_classes="zoo-heard")
+        gr.HTML("<h2>Which of two completions is better?</h2>", elem_classes="zoo-visually-hidden")
         gr.HTML(_storage_notice_html(tally), elem_id="blind-notice")
         with gr.Row(equal_height=True):
-            placeholder = "Empty: a random held-out prompt" if prompts else "Your prompt"
-            prompt = create_prompt_box("blind-prompt", placeholder, min_width=280)
-            new_pair = gr.Button("New pair", variant="primary", scale=1, min_width=120, elem_id="blind-new")
-        message = create_live_region("blind-message")
+            placeholder = "Leave empty for a random held-out prompt" if prompts else "Your prompt"
+            prompt_box = create_prompt_box("blind-prompt", placeholder, min_width=280)
+            new_pair_button = gr.Button("New pair", variant="primary", scale=1, min_width=120, elem_id="blind-new")
+        message_view = create_live_region("blind-message")
         pair_view = gr.HTML(pair_html(None), elem_id="blind-pair")
         with gr.Row(elem_id="blind-votes"):
-            buttons = {
+            vote_buttons = {
                 verdict: gr.Button(label, interactive=False, min_width=120, elem_id=f"vote-{verdict.replace('_', '-')}")
                 for verdict, label in VERDICTS.items()
             }
         gr.HTML(KEYS_HINT, js_on_load=KEYS_SCRIPT, elem_id="blind-keys")
-        reveal = create_live_region("blind-reveal")
-        vote_figures = gr.HTML("", elem_id="blind-figures", visible=tally is not None)
-        state = gr.State(None, time_to_live=PAIR_LIFETIME)
-        pair_id = gr.Textbox("", visible=False, elem_id="blind-pair-id")
-    return _Tab(prompt, new_pair, message, pair_view, buttons, reveal, vote_figures, state, pair_id)
+        reveal_view = create_live_region("blind-reveal")
+        vote_figures_view = gr.HTML("", elem_id="blind-figures", visible=tally is not None)
+        pair_state = gr.State(None, time_to_live=PAIR_LIFETIME)
+        pair_id_box = gr.Textbox("", visible=False, elem_id="blind-pair-id")
+    return _Tab(
+        prompt_box, new_pair_button, message_view, pair_view, vote_buttons, reveal_view, vote_figures_view, pair_state,
+        pair_id_box,
+    )  # fmt: skip
 
 
 def _vote_handler(
     verdict: str, tab: _Tab, models: Mapping[str, ModelRevision], tally: Tally | None
 ) -> Callable[..., Updates]:
-    """Returns the handler of a verdict's button, which casts the vote and reveals which policy wrote which text."""
+    """Returns the handler of a verdict's button. It casts the vote, and reveals which policy wrote which text."""
 
     def cast_vote(pair: Pair | None, shown_id: object, request: gr.Request | None = None) -> Updates:
         if pair is None:
-            return {tab.message: notice_html(NO_PAIR)}
+            return {tab.message_view: notice_html(NO_PAIR)}
         if shown_id != pair.id:
-            return {tab.message: notice_html(STALE_PAIR)}
+            return {tab.message_view: notice_html(STALE_PAIR)}
         try:
             vote = create_vote(pair, verdict, models)
         except ZooError as error:
-            return {tab.message: notice_html(error)}
+            return {tab.message_view: notice_html(error)}
         try:
             vote = vote if tally is None else tally.cast(vote, _voter_address(request))
         except TooManyVotesError as error:
-            return {tab.message: notice_html(error)}
+            return {tab.message_view: notice_html(error)}
         except ZooError as error:  # the message names a path on the server, which visitors must not see
             log.error("A vote was not stored: %s", error)
-            return {tab.message: notice_html(VOTE_NOT_STORED)}
-        judged = replace(pair, verdict=vote.verdict)  # not `verdict`, because an earlier vote on this pair may count
+            return {tab.message_view: notice_html(VOTE_NOT_STORED)}
+        # Not `verdict`, because an earlier vote on this pair may be the one that counts.
+        judged_pair = replace(pair, verdict=vote.verdict)
         return {
-            tab.state: None,
-            tab.pair_id: "",
-            tab.message: "",
-            tab.reveal: reveal_html(judged, models),
+            tab.pair_state: None,
+            tab.pair_id_box: "",
+            tab.message_view: "",
+            tab.reveal_view: reveal_html(judged_pair, models),
             **tab.enable_only(()),
         }
 
@@ -378,14 +385,14 @@ def _vote_handler(
 
 
 def _voter_address(request: gr.Request | None) -> str:
-    """Returns the voter's address, for the rate limits. A proxy's header is trusted only in a Space."""
+    """Returns the voter's address, for the rate limits. The proxy's header is trusted only in a Space."""
     if request is None or request.client is None:
         return ""
     return voter_address(request.client.host, request.headers.get("x-forwarded-for") if get_space() else None)
 
 
 def _figures_handler(tally: Tally) -> Callable[[], AsyncIterator[str]]:
-    """Returns the handler that shows the figures at once, and again when the intervals include all votes."""
+    """Returns the handler that shows the figures at once, and again once their intervals include all votes."""
 
     async def update() -> AsyncIterator[str]:
         current = tally.figures()
@@ -401,7 +408,7 @@ def _figures_handler(tally: Tally) -> Callable[[], AsyncIterator[str]]:
 
 
 def _choose_prompt(prompt: object, prompts: Sequence[str]) -> object:
-    """Returns the visitor's prompt; if it is empty, a random held-out prompt."""
+    """Returns the visitor's prompt, or a random held-out prompt if that is empty."""
     if prompt is not None and not (isinstance(prompt, str) and not prompt.strip()):
         return prompt
     if not prompts:

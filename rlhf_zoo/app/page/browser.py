@@ -1,4 +1,4 @@
-"""Scripts that the page adds to Gradio's: for screen readers, for scrolling to results, and for links."""
+"""Scripts that the page adds to Gradio's own: for screen readers, for scrolling to results, and for links."""
 
 from typing import Any
 
@@ -7,8 +7,8 @@ import gradio as gr
 #: Options of events that the API does not list. They show no progress bar.
 UNLISTED: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
 
-# Gradio replaces what is inside a component. A screen reader announces changes only inside an element that stays.
-_LIVE = "element.closest('.block').setAttribute('aria-live', 'polite')"
+# A screen reader announces changes only inside an element that stays, and Gradio replaces the content of a component.
+_LIVE_REGION_SCRIPT = "element.closest('.block').setAttribute('aria-live', 'polite')"
 
 
 def create_live_region(elem_id: str) -> gr.HTML:
@@ -17,7 +17,7 @@ def create_live_region(elem_id: str) -> gr.HTML:
     Args:
         elem_id: Id of the element.
     """
-    return gr.HTML("", elem_id=elem_id, js_on_load=_LIVE)
+    return gr.HTML("", elem_id=elem_id, js_on_load=_LIVE_REGION_SCRIPT)
 
 
 def scroll_script(elem_id: str) -> str:
@@ -35,11 +35,11 @@ def scroll_script(elem_id: str) -> str:
 }}"""
 
 
-#: JavaScript that returns the query of the page's address, as the input of a function.
+#: JavaScript that passes the query of the page's address to an event's function.
 QUERY_SCRIPT = "() => [location.search]"
 
-#: JavaScript that clicks the button to sample the completions of a link, after its prompt and settings were filled in.
-#: Gradio draws a tab when the tab is first opened, so the button of another tab appears later.
+#: JavaScript that clicks the button to sample, once the prompt and settings of a link are filled in. It waits for the
+#: button, because Gradio draws a tab only when the tab is first opened.
 FOLLOW_LINK_SCRIPT = """() => {
   const query = new URLSearchParams(location.search);
   if (!query.has('prompt')) return;

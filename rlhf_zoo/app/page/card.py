@@ -12,7 +12,7 @@ from .card_view import card_html
 from .html import notice_html, shorten_name
 from .models import PageModels
 
-#: Largest number of cards that are fetched at the same time.
+#: Largest number of cards that are fetched and rendered at the same time.
 MAX_CONCURRENT = 4
 #: Largest number of rendered cards in the cache.
 MAX_CACHED_CARDS = 16
@@ -27,7 +27,7 @@ def build_card_tab(page_models: PageModels) -> None:
     sources = _card_sources(page_models)
     render = lru_cache(MAX_CACHED_CARDS)(_render_card)  # a hostile card may take seconds to render
 
-    def show(label: object) -> str:
+    def show_card(label: object) -> str:
         source = sources.get(str(label))
         if source is None:
             return notice_html(f"There is no checkpoint {reprlib.repr(label)}: choose one from the list.")
@@ -36,15 +36,15 @@ def build_card_tab(page_models: PageModels) -> None:
         except ZooError as error:
             return notice_html(error)
 
-    first = next(iter(sources))
-    checkpoint = gr.Dropdown(
-        list(sources), value=first, label="Checkpoint", elem_id="card-of", visible=len(sources) > 1
+    first_label = next(iter(sources))
+    checkpoint_dropdown = gr.Dropdown(
+        list(sources), value=first_label, label="Checkpoint", elem_id="card-of", visible=len(sources) > 1
     )
-    card_box = gr.HTML(render(sources[first]), elem_id="card")
-    checkpoint.input(
-        show,
-        [checkpoint],
-        [card_box],
+    card_view = gr.HTML(render(sources[first_label]), elem_id="card")
+    checkpoint_dropdown.input(
+        show_card,
+        [checkpoint_dropdown],
+        [card_view],
         api_visibility="private",
         concurrency_limit=MAX_CONCURRENT,
         trigger_mode="always_last",
@@ -57,7 +57,7 @@ def _render_card(source: str) -> str:
 
 
 def _card_sources(page_models: PageModels) -> dict[str, str]:
-    """Returns label of a checkpoint in the list -> source of its card. The compared checkpoint comes first."""
+    """Returns {label of a checkpoint: source of its card}. The compared checkpoint comes first."""
     sources = {f"{shorten_name(page_models.lineage.ppo.name)} (compared)": str(page_models.lineage.ppo.path)}
     for run in page_models.timeline.runs.values() if page_models.timeline else ():
         for point in run.points:

@@ -1,8 +1,8 @@
 """Renders the card of a checkpoint, which is not trusted, as HTML that makes no request to any host.
 
-Raw HTML is shown as text, except for folds: `details` with a `summary`. Images in the checkpoint's folder become data:
-URIs; any other image is replaced by its alternative text and address. Links may lead to http and https addresses, or to
-a heading of the card.
+Raw HTML is shown as text, except for `details` with a `summary`. Images in the checkpoint's folder become data: URIs;
+any other image is replaced by its alternative text and address. Links may lead only to http and https addresses, and to
+headings of the card.
 """
 
 import base64
@@ -16,9 +16,9 @@ from ...hub.markdown import MAX_CARD_BYTES, card_body, render_card, split_addres
 from .html import escape_text
 
 MAX_IMAGE_BYTES = 2 * 2**20  # of one image
-MAX_IMAGES_BYTES = 8 * 2**20  # of all images of a card, as data: URIs
+MAX_TOTAL_IMAGE_BYTES = 8 * 2**20  # of all images of a card, as data: URIs
 MAX_PIXELS = 20_000_000
-# No SVG: it is a document, which can hold scripts and links.
+# SVG is left out, because it can contain scripts and links.
 IMAGE_FORMATS = {"PNG": "image/png", "JPEG": "image/jpeg", "GIF": "image/gif", "WEBP": "image/webp"}
 ID_PREFIX = "zoo-card-"
 
@@ -27,10 +27,10 @@ def card_html(folder: Path) -> str:
     """Renders README.md of a checkpoint as HTML, in an element of class `zoo-md`.
 
     Args:
-        folder: The checkpoint. In the Hub's cache, its files may be links into `blobs`; no other link may lead outside.
+        folder: The checkpoint. In the Hub's cache, its files may be links into `blobs`; any other link out is refused.
 
     Returns:
-        HTML; a message if there is no card, or if it cannot be shown.
+        HTML; a message instead of the card if there is none or it cannot be shown.
     """
     files = _Files(folder)
     path = files.find("README.md")
@@ -54,7 +54,7 @@ def card_html(folder: Path) -> str:
 
 
 class _Files:
-    """The files of a checkpoint's folder that its card may show."""
+    """Finds the files and images that a card refers to, within the checkpoint's folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -62,7 +62,7 @@ class _Files:
         self._roots = [root]
         if root.parent.name == "snapshots":  # a folder of the Hub's cache
             self._roots.append(root.parent.parent / "blobs")
-        self._remaining_bytes = MAX_IMAGES_BYTES
+        self._remaining_bytes = MAX_TOTAL_IMAGE_BYTES
         self._uris: dict[str, str | None] = {}
 
     def find(self, name: str) -> Path | None:
@@ -86,7 +86,7 @@ class _Files:
         return None
 
     def image(self, address: str) -> str | None:
-        """Returns an image as a data: URI; None if it may not be shown, or if all images would be too large."""
+        """Returns an image as a data: URI; None if it may not be shown, or if the card's images exceed their limit."""
         if address not in self._uris:
             self._uris[address] = self._read_image(address)
         uri = self._uris[address]

@@ -20,7 +20,7 @@ Scale = Callable[[float], float]
 Box = tuple[float, float, float, float]
 Point = tuple[str, str] | None  # x and y, formatted; None for a gap
 
-WIDTH = 330  # of a chart, in SVG units: the width of the page on a phone, in CSS pixels
+PHONE_WIDTH = 330  # of a chart, in SVG units: the width of the page on a phone, in CSS pixels
 DESKTOP_WIDTH = 760  # of a chart over the whole page of a wide screen
 RIGHT_MARGIN = 12
 END_MARGIN = RIGHT_MARGIN + 4  # right margin of the axes of steps and of KL
@@ -118,11 +118,10 @@ def draw_token_line(
         None if value is None else (f"{plot.x(position):.1f}", f"{plot.y(value):.1f}")
         for position, value in enumerate(numbers, 1)
     ]
-    zero = (
-        f'<path class="zoo-zero" d="M{plot.left:.1f} {plot.y(0.0):.1f}H{WIDTH - RIGHT_MARGIN}" stroke="{QUIET_COLOR}"/>'
-    )
+    zero_path = f"M{plot.left:.1f} {plot.y(0.0):.1f}H{PHONE_WIDTH - RIGHT_MARGIN}"
+    zero_line = f'<path class="zoo-zero" d="{zero_path}" stroke="{QUIET_COLOR}"/>'
     curve = _draw_curve(points, COLORS[role])
-    return _token_chart(plot, numbers, labels, f"zoo-line-chart zoo-{role}", title, unit, below=zero, above=curve)
+    return _token_chart(plot, numbers, labels, f"zoo-line-chart zoo-{role}", title, unit, below=zero_line, above=curve)
 
 
 def draw_step_curves(
@@ -131,7 +130,7 @@ def draw_step_curves(
     *,
     selected: int,
     labels: Mapping[int, str] | None = None,
-    width: int = WIDTH,
+    width: int = PHONE_WIDTH,
 ) -> str:
     """Draws curves over the training steps, in stacked panels that share the axis of steps.
 
@@ -144,7 +143,7 @@ def draw_step_curves(
         series: The curves.
         selected: The step to mark by a vertical line.
         labels: Step -> label above the panels. The points of these steps are outlined.
-        width: The chart's width, WIDTH or DESKTOP_WIDTH.
+        width: The chart's width, PHONE_WIDTH or DESKTOP_WIDTH.
 
     Raises:
         ValueError: A series does not have one value per step.
@@ -202,7 +201,7 @@ def draw_step_curves(
     body.append(_axis_title("training step", bottom + 24, width))
     descriptions += [f"{label}: step {step}" for step, label in labels.items()]
     # The slider is another component, and where the axis begins depends on the widths of the tick labels.
-    prefix = "--zoo" if width == WIDTH else "--zoo-wide"
+    prefix = "--zoo" if width == PHONE_WIDTH else "--zoo-wide"
     margins = f"{prefix}-left: {left / width:.4f}; {prefix}-right: {END_MARGIN / width:.4f}"
     body.append(f"<style>#step {{ {margins} }}</style>")
     return _svg_element(bottom + 30, "zoo-steps-chart", "; ".join(descriptions), "".join(body), width)
@@ -218,13 +217,13 @@ def step_range(steps: Iterable[int]) -> tuple[int, int]:
     return ordered[0], max(ordered[-1], ordered[0] + 1)
 
 
-def draw_frontier(runs: Sequence[TimelineRun], *, selected: int, width: int = WIDTH) -> str:
+def draw_frontier(runs: Sequence[TimelineRun], *, selected: int, width: int = PHONE_WIDTH) -> str:
     """Draws reward against KL: one line per run through its checkpoints, with its best point marked and labeled by β.
 
     Args:
         runs: Runs with a known β.
         selected: Index of the run to emphasize. Its best point gets a second mark.
-        width: The chart's width, WIDTH or DESKTOP_WIDTH.
+        width: The chart's width, PHONE_WIDTH or DESKTOP_WIDTH.
     """
     title = "Reward against KL"
     run_points = [
@@ -307,7 +306,7 @@ class _Plot:
         top: float,
         height: float,
         left: float,
-        width: int = WIDTH,
+        width: int = PHONE_WIDTH,
     ) -> None:
         self.y_ticks, self.x_ticks, self.x, self.width = y_ticks, x_ticks, x, width
         self.top, self.height, self.bottom, self.left = top, height, top + height, left
@@ -341,7 +340,7 @@ def _token_plot(y_ticks: Sequence[float], positions: int) -> _Plot:
     positions = max(positions, MIN_POSITIONS)
     left = _axis_width(y_ticks)
     x_ticks = [position for position in choose_ticks(0, positions, integers=True) if 1 <= position <= positions]
-    x = _linear_scale(0.5, positions + 0.5, left, WIDTH - RIGHT_MARGIN)
+    x = _linear_scale(0.5, positions + 0.5, left, PHONE_WIDTH - RIGHT_MARGIN)
     return _Plot(y_ticks, x_ticks, x, top=TITLE_HEIGHT, height=84, left=left)
 
 
@@ -377,7 +376,7 @@ def _axis_title(title: str, y: float, width: int) -> str:
     return f'<text x="{width - RIGHT_MARGIN}" y="{y}" text-anchor="end" fill="{QUIET_COLOR}">{title}</text>'
 
 
-def _svg_element(height: float, css_class: str, description: str, body: str, width: int = WIDTH) -> str:
+def _svg_element(height: float, css_class: str, description: str, body: str, width: int = PHONE_WIDTH) -> str:
     """Wraps a chart in an SVG element. `description` is the text for screen readers."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="zoo-chart {css_class}" viewBox="0 0 {width} {height:g}" '
@@ -389,7 +388,7 @@ def _svg_element(height: float, css_class: str, description: str, body: str, wid
 def _tooltip_columns(columns: Iterable[str], width: float) -> str:
     """Groups the invisible tooltip columns, because nobody could hover over a bar of height 0."""
     style = f'stroke="currentColor" stroke-opacity="0" stroke-width="{width:.2f}" pointer-events="stroke"'
-    return f'<g class="zoo-hits" {style}>{"".join(columns)}</g>'
+    return f'<g class="zoo-tooltips" {style}>{"".join(columns)}</g>'
 
 
 def _draw_curve(points: Sequence[Point], color: str, *, dots: bool = False, width: float = 1.6) -> str:

@@ -24,16 +24,16 @@ from .views import ROLE_DESCRIPTIONS, empty_pairs_html, legend_html, pairs_html,
 
 #: Quantity that colors the tokens, as labeled on the page -> its value in the style sheet.
 COLOR_CHOICES = {"log-ratio": "ratio", "exact KL": "kl", "nothing": "none"}
-#: Largest number of prompts to try for the example that the page opens with.
-MAX_EXAMPLES = 3
+#: Largest number of prompts to try for the example with which the page opens.
+MAX_EXAMPLE_PROMPTS = 3
 
 
 @dataclass(frozen=True)
 class ComparisonControls:
     """The components that a link fills in. `sampling` is in the order of `sampling_arguments`."""
 
-    prompt: gr.Textbox
-    kl: gr.Slider
+    prompt_box: gr.Textbox
+    kl_slider: gr.Slider
     sampling: tuple[gr.Slider | gr.Number, ...]
 
 
@@ -52,7 +52,7 @@ def build_compare_tab(
         streams: Samples the completions.
         defaults: Initial sampling parameters.
         max_concurrent: Largest number of requests that run the models at the same time.
-        example: Finished completions that the page opens with; None to open without completions.
+        example: Finished completions with which the page opens; None to open without completions.
 
     Returns:
         The components that a link fills in.
@@ -61,56 +61,56 @@ def build_compare_tab(
     sample = _stream_handler(streams, switch, defaults)
     tab = _create_components(page_models, switch, defaults, example)
 
-    def random_prompt_and_seed() -> tuple[str, int]:
+    def draw_prompt_and_seed() -> tuple[str, int]:
         return random.choice(page_models.prompts), random.randrange(SEED_LIMIT)
 
     options: dict[str, Any] = {
         **UNLISTED,
-        "inputs": [tab.prompt, tab.kl, *tab.sampling],
-        "outputs": [tab.message, tab.pairs_view],
+        "inputs": [tab.prompt_box, tab.kl_slider, *tab.sampling],
+        "outputs": [tab.message_view, tab.pairs_view],
         "concurrency_id": MODEL_QUEUE,
         "concurrency_limit": max_concurrent,
         "preprocess": False,  # Gradio would reject bad values without a message; `Comparison.stream` checks them all
     }
-    triggers = [tab.compare.click, tab.prompt.submit]
-    comparisons = [gr.on(triggers, sample, **options)]
+    triggers = [tab.compare_button.click, tab.prompt_box.submit]
+    sampling_events = [gr.on(triggers, sample, **options)]
     if switch is not None:
-        comparisons.append(tab.kl.input(sample, trigger_mode="always_last", **options))
+        sampling_events.append(tab.kl_slider.input(sample, trigger_mode="always_last", **options))
     if tab.examples is not None:
-        comparisons.append(tab.examples.load_input_event.then(sample, **options))
+        sampling_events.append(tab.examples.load_input_event.then(sample, **options))
         triggers.append(tab.examples.dataset.click)
     if page_models.prompts:
         seed, *_ = tab.sampling
-        draw_event = tab.surprise.click(random_prompt_and_seed, outputs=[tab.prompt, seed], **UNLISTED)
-        comparisons.append(draw_event.then(sample, **options))
-        triggers.append(tab.surprise.click)
+        draw_event = tab.surprise_button.click(draw_prompt_and_seed, outputs=[tab.prompt_box, seed], **UNLISTED)
+        sampling_events.append(draw_event.then(sample, **options))
+        triggers.append(tab.surprise_button.click)
     gr.on(triggers, None, js=scroll_script("pairs"), **UNLISTED)
-    tab.stop.click(
+    tab.stop_button.click(
         lambda: notice_html("Stopped. Only finished completions have rewards and values.", kind="status"),
-        outputs=[tab.message],
-        cancels=comparisons,
+        outputs=[tab.message_view],
+        cancels=sampling_events,
         **UNLISTED,
     )
-    return ComparisonControls(tab.prompt, tab.kl, tab.sampling)
+    return ComparisonControls(tab.prompt_box, tab.kl_slider, tab.sampling)
 
 
 def _stream_handler(
     streams: CompletionStreams, switch: KLSwitch | None, defaults: SamplingDefaults
 ) -> Callable[..., Iterator[tuple[object, object]]]:
-    """Returns the handler that samples a prompt. It yields the contents of the message and of the completions."""
+    """Returns the handler that samples a prompt. It yields the message and the completions, as HTML."""
 
-    def sample(prompt: object, kl: object, *sampling: Any) -> Iterator[tuple[object, object]]:
+    def sample(prompt: object, slider_value: object, *sampling: Any) -> Iterator[tuple[object, object]]:
         arguments = sampling_arguments(*sampling)
-        message: object = ""  # only the first snapshot clears the message: "Stop" may write one later, which must stay
+        message: object = ""  # only the first snapshot clears the message, because "Stop" may set it afterwards
         try:
-            stream, label, kl_side = streams.stream(prompt, **arguments), ROLE_DESCRIPTIONS["ppo"], None
+            stream, label, link_kl = streams.stream(prompt, **arguments), ROLE_DESCRIPTIONS["ppo"], None
             if switch is not None:
-                label = switch.label(kl)
-                if switch.position_of(kl) != switch.compared:
-                    kl_side, (run, point) = "off" if switch.position_of(kl) == OFF else "on", switch.checkpoint_at(kl)
+                label, position = switch.label(slider_value), switch.position_of(slider_value)
+                if position != switch.compared:
+                    link_kl, (run, point) = "off" if position == OFF else "on", switch.checkpoint_at(slider_value)
                     stream = streams.stream_step(point.step, prompt, run=run.name, **arguments)
             for snapshot in stream:
-                html = pairs_html(snapshot, ppo_label=label, link=link_address(snapshot, defaults, kl=kl_side))
+                html = pairs_html(snapshot, ppo_label=label, link=link_address(snapshot, defaults, kl=link_kl))
                 yield (summary_html(snapshot) if snapshot.done else message), html
                 message = gr.skip()
         except ZooError as error:
@@ -121,15 +121,15 @@ def _stream_handler(
 
 @dataclass(frozen=True)
 class _Tab:
-    """The components of the tab. `examples` is None without held-out prompts, and `surprise` is then hidden."""
+    """The components of the tab. `examples` is None if the card has no held-out prompts."""
 
-    prompt: gr.Textbox
-    compare: gr.Button
-    surprise: gr.Button
-    stop: gr.Button
+    prompt_box: gr.Textbox
+    compare_button: gr.Button
+    surprise_button: gr.Button
+    stop_button: gr.Button
     examples: Examples | None
-    kl: gr.Slider
-    message: gr.HTML
+    kl_slider: gr.Slider
+    message_view: gr.HTML
     pairs_view: gr.HTML
     sampling: tuple[gr.Slider | gr.Number, ...]
 
@@ -138,30 +138,30 @@ def _create_components(
     page_models: PageModels, switch: KLSwitch | None, defaults: SamplingDefaults, example: Snapshot | None
 ) -> _Tab:
     """Creates the components, in the order of the page."""
-    gr.HTML("<h2>The same prompt through both policies</h2>", elem_classes="zoo-heard")
+    gr.HTML("<h2>The same prompt through both policies</h2>", elem_classes="zoo-visually-hidden")
     with gr.Row(equal_height=True):
-        prompt = create_prompt_box(
+        prompt_box = create_prompt_box(
             "prompt",
-            f"{page_models.prompt_hint}; Enter compares, Shift+Enter starts a new line",
+            f"{page_models.prompt_hint}; press Enter to compare, Shift+Enter for a new line",
             value=example.prompt if example else "",
             min_width=240,
         )
-        compare = gr.Button("Compare", variant="primary", scale=1, min_width=100, elem_id="compare")
-        surprise = gr.Button(
+        compare_button = gr.Button("Compare", variant="primary", scale=1, min_width=100, elem_id="compare")
+        surprise_button = gr.Button(
             "Surprise me", scale=1, min_width=100, elem_id="surprise", visible=bool(page_models.prompts)
         )
-        stop = gr.Button("Stop", scale=1, min_width=80, elem_id="stop")
+        stop_button = gr.Button("Stop", scale=1, min_width=80, elem_id="stop")
     examples = None
     if page_models.lineage.prompts:
         examples = gr.Examples(
             [[text] for text in page_models.lineage.prompts],
-            inputs=[prompt],
+            inputs=[prompt_box],
             label="Held-out prompts",
             api_visibility="private",
             elem_id="examples",
         )
-    kl = _create_kl_slider(switch)
-    message = create_live_region("message")
+    kl_slider = _create_kl_slider(switch)
+    message_view = create_live_region("message")
     label = ROLE_DESCRIPTIONS["ppo"] if switch is None else switch.label(switch.compared)
     initial_html = empty_pairs_html()
     if example is not None:
@@ -175,11 +175,14 @@ def _create_components(
         )
         gr.HTML(legend_html())
     gr.HTML(_notes_html(page_models))
-    return _Tab(prompt, compare, surprise, stop, examples, kl, message, pairs_view, tuple(sampling))
+    return _Tab(
+        prompt_box, compare_button, surprise_button, stop_button, examples, kl_slider, message_view, pairs_view,
+        tuple(sampling),
+    )  # fmt: skip
 
 
 def _create_kl_slider(switch: KLSwitch | None) -> gr.Slider:
-    """Creates the slider of the KL penalty and the figures beside it; without a switch, they are hidden."""
+    """Creates the slider of the KL penalty and the figures beside it. Both are hidden if there is no switch."""
     with gr.Row(elem_id="kl-switch", visible=switch is not None):
         compared = ON if switch is None else switch.compared
         with gr.Column(scale=1, min_width=220):
@@ -200,17 +203,18 @@ def _create_kl_slider(switch: KLSwitch | None) -> gr.Slider:
 
 
 def sample_example(page_models: PageModels, defaults: SamplingDefaults) -> Snapshot | None:
-    """Samples the example that the page opens with: the first held-out prompt whose two completions differ.
+    """Samples the example with which the page opens: the first held-out prompt whose two completions differ.
 
     Args:
         page_models: The models and their runs.
         defaults: Initial sampling parameters.
 
     Returns:
-        The finished completions; None if the models cannot process any of the prompts.
+        The finished completions; those of the first prompt if no prompt has different completions; None if the models
+        can process none of the prompts.
     """
     examples: list[Snapshot] = []
-    for prompt in page_models.lineage.prompts[:MAX_EXAMPLES]:
+    for prompt in page_models.lineage.prompts[:MAX_EXAMPLE_PROMPTS]:
         with contextlib.suppress(ZooError):
             stream = page_models.comparison.stream(
                 prompt,
@@ -226,37 +230,37 @@ def sample_example(page_models: PageModels, defaults: SamplingDefaults) -> Snaps
 
 def _notes_html(page_models: PageModels) -> str:
     log_ratio = (
-        "<b>Log-ratio</b>: log π<sub>PPO</sub> − log π<sub>SFT</sub> of a token, and summed over this one completion: "
-        "how much more likely PPO makes it. It is one sample, not a KL; its mean over many PPO completions is the KL "
-        "of PPO to SFT."
+        "<b>Log-ratio</b>: log π<sub>PPO</sub> − log π<sub>SFT</sub> of a token; for this one completion, the sum over "
+        "its tokens: how much more likely PPO makes it. It is one sample, not a KL; its mean over many PPO completions "
+        "is the KL of PPO to SFT."
     )
     if (kl := page_models.lineage.kl) is not None:
         sample_count = f" over {kl['n']} completions" if isinstance(kl.get("n"), int) else ""
         log_ratio += f" On held-out prompts, the KL was {kl['value']:.2f} nats{sample_count}."
     exact_kl = (
-        "<b>KL at a position</b>: KL(π<sub>PPO</sub>‖π<sub>SFT</sub>) of the two distributions over the next token, "
-        "exact, over the full vocabulary; <b>Summed KL</b> is their sum over this completion."
+        "<b>KL at a position</b>: KL(π<sub>PPO</sub>‖π<sub>SFT</sub>) of the two distributions of the next token, "
+        "computed exactly over the full vocabulary. <b>Summed KL</b>: the sum over the positions of this completion."
     )
     reward = "<b>Reward</b>: none, because this checkpoint names no reward model."
     if page_models.lineage.rewards:
         reward = (
-            "<b>Reward</b>: none, because the reward model needs custom code, and downloaded code never runs: open the "
-            "page for the run directory, or name another reward model with --reward."
+            "<b>Reward</b>: none, because the reward model needs custom code, and downloaded code never runs here: "
+            "open the page for the run directory, or name another reward model with --reward."
         )
     if page_models.comparison.has_reward:
         reward = (
-            "<b>Reward</b>: the reward model's score of prompt and completion, the proxy that PPO was trained to "
-            "maximize. It does not measure quality."
+            "<b>Reward</b>: the reward model's score of the prompt with the completion, the proxy that PPO was trained "
+            "to maximize. It does not measure quality."
         )
     if (rules := page_models.comparison.rules) is not None:
         reward = (
-            f"<b>Reward</b>: {escape_text(', '.join(rules.names))}, which a program computes. PPO was trained to "
-            "maximize it. “none” marks a prompt of your own if the rule needs more than a prompt, such as the right "
+            f"<b>Reward</b>: {escape_text(', '.join(rules.names))}, computed by a program. PPO was trained to maximize "
+            "it. A prompt of your own has the reward “none” if a rule needs more than the prompt, such as the right "
             "answer."
         )
     value = "<b>Value</b>: none, because this checkpoint has no critic."
     if page_models.comparison.has_critic:
-        value = "<b>Value</b> (V): the critic's estimate of the remaining reward before a token, KL penalty included."
-    randomness = "Both policies sample with the same random numbers, and equal settings give equal completions."
+        value = "<b>Value</b> (V): the critic's estimate, before a token, of the remaining reward, KL penalty included."
+    randomness = "Both policies sample with the same random numbers. The same settings give the same completions."
     notes = [reward, log_ratio, exact_kl, value, randomness]
     return '<div class="zoo-notes">' + "".join(f"<p>{note}</p>" for note in notes) + "</div>"

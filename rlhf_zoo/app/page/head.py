@@ -25,11 +25,13 @@ def header_html(lineage: Lineage) -> str:
     model_names = '<span class="sep">·</span>'.join(
         f'<span class="model">{role} <b>{escape(shorten_name(name))}</b></span>' for role, name in models
     )
-    finding = " · ".join(f'<span data-found="{key}">{html}</span>' for key, html in _findings(Card(lineage.card)))
+    findings = " · ".join(f'<span data-finding="{key}">{html}</span>' for key, html in _findings(Card(lineage.card)))
     data_note = ""
     if lineage.simulated:
         data_note = "<p>Simulated data: a program wrote the texts, and no person rated anything.</p>"
-    return f'<div class="zoo"><h1>{TITLE}</h1><p class="zoo-found">{finding}</p><p>{model_names}</p>{data_note}</div>'
+    return (
+        f'<div class="zoo"><h1>{TITLE}</h1><p class="zoo-findings">{findings}</p><p>{model_names}</p>{data_note}</div>'
+    )
 
 
 def link_preview(lineage: Lineage) -> tuple[str, str]:
@@ -38,11 +40,11 @@ def link_preview(lineage: Lineage) -> tuple[str, str]:
     Args:
         lineage: The compared models and the card of the PPO checkpoint.
     """
-    finding = "; ".join(unescape(re.sub(r"<[^>]+>", "", html)) for _, html in _findings(Card(lineage.card)))
+    findings = "; ".join(unescape(re.sub(r"<[^>]+>", "", html)) for _, html in _findings(Card(lineage.card)))
     name = shorten_name(lineage.ppo.name)
     return (
         f"{name}: SFT and PPO, side by side",
-        f"One prompt through both policies, with the same random numbers. {finding}.",
+        f"One prompt through both policies, with the same random numbers. {findings}.",
     )
 
 

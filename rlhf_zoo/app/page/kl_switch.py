@@ -43,7 +43,7 @@ class KLSwitch:
         """
         if timeline is None:
             return None
-        compared_run = timeline.find_run()
+        compared_run = timeline.default_run
         card_step = int_or_none(step)
         point = (
             compared_run.point_at(card_step)

@@ -85,13 +85,13 @@ def _fill_from_link(
 ) -> None:
     """If the page's address has a query with a prompt (a `Link`), fills the controls and shows the completions."""
     query = gr.Textbox("", visible=False, elem_id="link")
-    outputs: list[Any] = [tabs, compare_controls.prompt, compare_controls.kl, *compare_controls.sampling]
+    outputs: list[Any] = [tabs, compare_controls.prompt_box, compare_controls.kl_slider, *compare_controls.sampling]
     if training_controls is not None:
         outputs += [
-            training_controls.prompt,
-            training_controls.run,
-            training_controls.step,
-            training_controls.curves,
+            training_controls.prompt_box,
+            training_controls.run_dropdown,
+            training_controls.step_slider,
+            training_controls.curves_view,
             *training_controls.sampling,
         ]
 
@@ -101,20 +101,20 @@ def _fill_from_link(
             return {tabs: gr.skip()}
         if link.step is None or training_controls is None:
             return {
-                compare_controls.prompt: link.prompt,
-                compare_controls.kl: gr.skip() if link.kl is None else (OFF if link.kl == "off" else ON),
+                compare_controls.prompt_box: link.prompt,
+                compare_controls.kl_slider: gr.skip() if link.kl is None else (OFF if link.kl == "off" else ON),
                 **_linked_values(compare_controls.sampling, link),
             }
         timeline = page_models.timeline
         assert timeline is not None  # there is a training tab
-        run = timeline.runs.get(link.run or "", timeline.find_run())
+        run = timeline.runs.get(link.run or "", timeline.default_run)
         step = nearest_step(run, link.step)
         return {
             tabs: gr.Tabs(selected="training"),
-            training_controls.prompt: link.prompt,
-            training_controls.run: run.name,
-            training_controls.step: gr.update(**slider_range(run), value=step),
-            training_controls.curves: curves_html(run, step),
+            training_controls.prompt_box: link.prompt,
+            training_controls.run_dropdown: run.name,
+            training_controls.step_slider: gr.update(**slider_range(run), value=step),
+            training_controls.curves_view: curves_html(run, step),
             **_linked_values(training_controls.sampling, link),
         }
 

@@ -14,7 +14,7 @@ from ...fileio import is_finite
 from ...publishing.catalog.card import CardEstimate
 from ..engine import CheckpointResult, TimelinePoint, TimelineRun
 from .browser import UNLISTED, create_live_region, scroll_script
-from .charts import DESKTOP_WIDTH, WIDTH, Series, draw_frontier, draw_step_curves, step_range
+from .charts import DESKTOP_WIDTH, PHONE_WIDTH, Series, draw_frontier, draw_step_curves, step_range
 from .html import escape_text, format_number, format_signed, notice_html, shorten_name
 from .link import link_address
 from .models import PageModels
@@ -22,8 +22,8 @@ from .sampling import MODEL_QUEUE, SamplingDefaults, create_controls, create_pro
 from .streams import CompletionStreams
 from .views import completion_html, figures_html, pairs_html, summary_html
 
-#: Maximum number of curves of rewards that are logged and not optimized. A card is untrusted and may list any number.
-MAX_WATCHED = 4
+#: Largest number of curves of rewards that are logged but not optimized. A card is untrusted and may list any number.
+MAX_WATCHED_CURVES = 4
 SLIDER_HINT = (
     '<p class="zoo-note">Move the slider to compare one checkpoint with SFT; “Every checkpoint” shows all of them.</p>'
 )
@@ -33,10 +33,10 @@ SLIDER_HINT = (
 class TrainingControls:
     """The components that a link fills in. `sampling` is in the order of `sampling_arguments`."""
 
-    prompt: gr.Textbox
-    run: gr.Dropdown
-    step: gr.Slider
-    curves: gr.HTML
+    prompt_box: gr.Textbox
+    run_dropdown: gr.Dropdown
+    step_slider: gr.Slider
+    curves_view: gr.HTML
     sampling: tuple[gr.Slider | gr.Number, ...]
 
 
@@ -61,63 +61,69 @@ def build_training_tab(
             elem_id="no-training",
         )
         return None
-    first_run = timeline.find_run()
 
-    def mark_step(run: Any, step: object) -> str:
+    def mark_step(run_name: Any, slider_step: object) -> str:
         try:
-            shown_run = timeline.find_run(run)
+            run = timeline.get_run(run_name)
         except ZooError as error:
             return notice_html(error)
-        return curves_html(shown_run, nearest_step(shown_run, step))
+        return curves_html(run, nearest_step(run, slider_step))
 
-    def sample_step(prompt: object, run: Any, step: object, *sampling: Any) -> Iterator[tuple[object, object]]:
+    def sample_step(
+        prompt: object, run_name: Any, slider_step: object, *sampling: Any
+    ) -> Iterator[tuple[object, object]]:
         try:
-            shown_run = timeline.find_run(run)
-            point = shown_run.point_at(nearest_step(shown_run, step))
-            for snapshot in streams.stream_step(point.step, prompt, run=run, **sampling_arguments(*sampling)):
-                link = link_address(
-                    snapshot, defaults, step=point.step, run=None if shown_run is first_run else shown_run.name
-                )
+            run = timeline.get_run(run_name)
+            point = run.point_at(nearest_step(run, slider_step))
+            link_run = None if run is timeline.default_run else run.name
+            for snapshot in streams.stream_step(point.step, prompt, run=run_name, **sampling_arguments(*sampling)):
+                link = link_address(snapshot, defaults, step=point.step, run=link_run)
                 yield summary_html(snapshot), pairs_html(snapshot, ppo_label=_point_label(point), link=link)
         except ZooError as error:
             yield notice_html(error), gr.skip()
 
-    def sample_all(prompt: object, run: Any, *sampling: Any) -> Iterator[tuple[object, object]]:
+    def sample_all_steps(prompt: object, run_name: Any, *sampling: Any) -> Iterator[tuple[object, object]]:
         try:
-            shown_run, rows = timeline.find_run(run), list[CheckpointResult]()
-            steps = shown_run.spread_steps(page_models.comparison.limits.steps)
-            for row in streams.stream_steps(prompt, steps, run=run, **sampling_arguments(*sampling)):
+            run, rows = timeline.get_run(run_name), list[CheckpointResult]()
+            steps = run.spread_steps(page_models.comparison.limits.checkpoints)
+            for row in streams.stream_steps(prompt, steps, run=run_name, **sampling_arguments(*sampling)):
                 rows.append(row)
-                yield "", checkpoints_html(rows, requested=len(steps), total=len(shown_run.points))
+                yield "", checkpoints_html(rows, requested=len(steps), total=len(run.points))
         except ZooError as error:
             yield notice_html(error), gr.skip()
 
-    tab = _create_components(page_models, first_run, defaults)
-    controls, message = tab.controls, tab.message
-    prompt, run, step, curves_view = controls.prompt, controls.run, controls.step, controls.curves
+    tab = _create_components(page_models, timeline.default_run, defaults)
+    controls, message_view = tab.controls, tab.message_view
+    prompt_box, run_dropdown, step_slider = controls.prompt_box, controls.run_dropdown, controls.step_slider
 
     # preprocess=False: Gradio would reject bad values without a message; `Timeline` checks them all.
     options: dict[str, Any] = {**UNLISTED, "preprocess": False}
     model_options: dict[str, Any] = {**options, "concurrency_id": MODEL_QUEUE, "concurrency_limit": max_concurrent}
     # `input` rather than `release`, because the keyboard moves a slider without a release.
-    step.input(mark_step, [run, step], [curves_view], trigger_mode="always_last", queue=False, **options)
-    triggers, inputs = [step.input, prompt.submit, tab.step_button.click], [prompt, run, step, *controls.sampling]
-    gr.on(triggers, sample_step, inputs, [message, tab.step_view], trigger_mode="always_last", **model_options)
-    all_click = tab.all_button.click
-    all_click(sample_all, [prompt, run, *controls.sampling], [message, tab.all_steps_view], **model_options)
-    for trigger, elem_id in ((tab.step_button.click, "at-step"), (prompt.submit, "at-step"), (all_click, "steps")):
-        gr.on(trigger, None, js=scroll_script(elem_id), **UNLISTED)
+    step_slider.input(
+        mark_step, [run_dropdown, step_slider], [controls.curves_view], trigger_mode="always_last", queue=False,
+        **options,
+    )  # fmt: skip
+    gr.on(
+        [step_slider.input, prompt_box.submit, tab.step_button.click], sample_step,
+        [prompt_box, run_dropdown, step_slider, *controls.sampling], [message_view, tab.step_view],
+        trigger_mode="always_last", **model_options,
+    )  # fmt: skip
+    tab.all_steps_button.click(
+        sample_all_steps, [prompt_box, run_dropdown, *controls.sampling], [message_view, tab.all_steps_view],
+        **model_options,
+    )  # fmt: skip
+    gr.on([tab.step_button.click, prompt_box.submit], None, js=scroll_script("at-step"), **UNLISTED)
+    tab.all_steps_button.click(None, js=scroll_script("steps"), **UNLISTED)
 
-    def show_run(name: Any) -> tuple[object, str]:
+    def show_run(run_name: Any) -> tuple[object, str]:
         try:
-            shown_run = timeline.find_run(name)
+            run = timeline.get_run(run_name)
         except ZooError as error:
             return gr.skip(), notice_html(error)
-        return gr.update(**slider_range(shown_run), value=shown_run.best.step), curves_html(
-            shown_run, shown_run.best.step
-        )
+        return gr.update(**slider_range(run), value=run.best.step), curves_html(run, run.best.step)
 
-    run.input(show_run, [run], [step, curves_view], **options)
+    run_dropdown.input(show_run, [run_dropdown], [step_slider, controls.curves_view], **options)
     if len(timeline.by_beta) > 1:
         _build_beta_section(page_models, streams, controls=controls, model_options=model_options, options=options)
     return controls
@@ -129,37 +135,40 @@ class _Tab:
 
     controls: TrainingControls
     step_button: gr.Button
-    all_button: gr.Button
-    message: gr.HTML
+    all_steps_button: gr.Button
+    message_view: gr.HTML
     step_view: gr.HTML
     all_steps_view: gr.HTML
 
 
-def _create_components(page_models: PageModels, first_run: TimelineRun, defaults: SamplingDefaults) -> _Tab:
+def _create_components(page_models: PageModels, default_run: TimelineRun, defaults: SamplingDefaults) -> _Tab:
     """Creates the components, in the order of the page."""
     assert page_models.timeline is not None
-    gr.HTML("<h2>The same prompt at each checkpoint</h2>", elem_classes="zoo-heard")
+    gr.HTML("<h2>The same prompt at each checkpoint</h2>", elem_classes="zoo-visually-hidden")
     with gr.Row(equal_height=True):
         example = next(iter(page_models.lineage.prompts), "")
-        prompt = create_prompt_box("training-prompt", page_models.prompt_hint, value=example, min_width=240)
+        prompt_box = create_prompt_box("training-prompt", page_models.prompt_hint, value=example, min_width=240)
         step_button = gr.Button("At the step below", scale=1, min_width=120, elem_id="at-the-step")
-        all_button = gr.Button("Every checkpoint", variant="primary", scale=1, min_width=120, elem_id="every-step")
-    run = gr.Dropdown(
-        [(_run_label(timeline_run), timeline_run.name) for timeline_run in page_models.timeline.runs.values()],
-        value=first_run.name,
+        all_steps_button = gr.Button(
+            "Every checkpoint", variant="primary", scale=1, min_width=120, elem_id="every-step"
+        )
+    run_dropdown = gr.Dropdown(
+        [(_run_label(run), run.name) for run in page_models.timeline.runs.values()],
+        value=default_run.name,
         label="Run",
         visible=len(page_models.timeline.runs) > 1,
         elem_id="run",
     )
-    curves_view = gr.HTML(curves_html(first_run, first_run.best.step), elem_id="curves")
-    step = gr.Slider(**slider_range(first_run), value=first_run.best.step, label="Step", elem_id="step")
-    message = create_live_region("training-message")
+    best_step = default_run.best.step
+    curves_view = gr.HTML(curves_html(default_run, best_step), elem_id="curves")
+    step_slider = gr.Slider(**slider_range(default_run), value=best_step, label="Step", elem_id="step")
+    message_view = create_live_region("training-message")
     step_view = gr.HTML(SLIDER_HINT, elem_id="at-step")
     with gr.Accordion("Sampling", open=False, elem_id="training-sampling"):
         sampling_controls = create_controls(defaults, prefix="training-")
     all_steps_view = gr.HTML("", elem_id="steps")
-    training_controls = TrainingControls(prompt, run, step, curves_view, tuple(sampling_controls))
-    return _Tab(training_controls, step_button, all_button, message, step_view, all_steps_view)
+    controls = TrainingControls(prompt_box, run_dropdown, step_slider, curves_view, tuple(sampling_controls))
+    return _Tab(controls, step_button, all_steps_button, message_view, step_view, all_steps_view)
 
 
 def _build_beta_section(
@@ -170,14 +179,15 @@ def _build_beta_section(
     model_options: Mapping[str, Any],
     options: Mapping[str, Any],
 ) -> None:
-    """Builds the section that compares the runs of an ablation by β. The dropdown "Run" selects the emphasized run."""
+    """Builds the section that compares the runs of an ablation by β. It emphasizes the run in the dropdown "Run"."""
     assert page_models.timeline is not None
     runs = page_models.timeline.by_beta
 
-    def run_index(name: object) -> int:
-        return next((index for index, run in enumerate(runs) if run.name == name), 0)
+    def render_frontier(run_name: object) -> str:
+        selected = next((index for index, run in enumerate(runs) if run.name == run_name), 0)
+        return _frontier_html(runs, selected)
 
-    def sample_all(prompt: object, *sampling: Any) -> Iterator[tuple[object, object]]:
+    def sample_all_betas(prompt: object, *sampling: Any) -> Iterator[tuple[object, object]]:
         rows: list[CheckpointResult] = []
         try:
             for row in streams.stream_betas(prompt, **sampling_arguments(*sampling)):
@@ -188,14 +198,16 @@ def _build_beta_section(
 
     gr.HTML(
         '<div class="zoo"><h2>Strength of the KL penalty</h2><p>Runs with different β, the coefficient of the KL '
-        "penalty. A large β keeps PPO close to SFT; a small one lets it exploit the reward model.</p></div>"
+        "penalty. A large β keeps PPO close to SFT. A small β lets PPO exploit the reward model.</p></div>"
     )
-    frontier_view = gr.HTML(_frontier_html(runs, run_index(page_models.timeline.find_run().name)), elem_id="frontier")
+    frontier_view = gr.HTML(render_frontier(page_models.timeline.default_run.name), elem_id="frontier")
     button = gr.Button("The prompt with every β", elem_id="every-beta")
-    message = create_live_region("beta-message")
+    message_view = create_live_region("beta-message")
     all_betas_view = gr.HTML("", elem_id="betas")
-    controls.run.input(lambda name: _frontier_html(runs, run_index(name)), [controls.run], [frontier_view], **options)
-    button.click(sample_all, [controls.prompt, *controls.sampling], [message, all_betas_view], **model_options)
+    controls.run_dropdown.input(render_frontier, [controls.run_dropdown], [frontier_view], **options)
+    button.click(
+        sample_all_betas, [controls.prompt_box, *controls.sampling], [message_view, all_betas_view], **model_options
+    )
     gr.on(button.click, None, js=scroll_script("betas"), **UNLISTED)
 
 
@@ -203,11 +215,11 @@ def _build_beta_section(
 
 
 def nearest_step(run: TimelineRun, step: object) -> int:
-    """Returns the step of the checkpoint closest to the slider's value. Checkpoints need not be evenly spaced.
+    """Returns the step of the checkpoint closest to a requested step, because checkpoints may be unevenly spaced.
 
     Args:
         run: A run with checkpoints.
-        step: The slider's value.
+        step: The requested step, from a slider or a link; the best checkpoint's step if it is not a number.
     """
     target = step if is_finite(step) else run.best.step
     return min(run.steps, key=lambda candidate: (abs(candidate - target), candidate))
@@ -233,11 +245,12 @@ def curves_html(run: TimelineRun, step: int) -> str:
         step: The step to mark.
     """
     points = run.points
-    # Logged metrics come from the few prompts of each rollout, so their curves can contradict the recommended step.
+    # The evaluation's figures come first, because metrics logged in training come from the few prompts of a rollout and
+    # can contradict the recommended step.
     is_evaluated = any("judge" in _validation_figures(point) for point in points)
     series = _evaluated_series(points) if is_evaluated else _logged_series(points)
     labels = {point.step: ", ".join(point.marks) for point in points if point.marks}
-    charts = _for_each_screen(
+    charts = _draw_for_each_screen(
         lambda width: draw_step_curves(run.steps, series, selected=step, labels=labels, width=width)
     )
     bars = " · bars: 95% intervals" if is_evaluated else ""
@@ -245,7 +258,7 @@ def curves_html(run: TimelineRun, step: int) -> str:
 
 
 def _validation_figures(point: TimelinePoint) -> Mapping[str, CardEstimate]:
-    """Returns the figures that decided which step is recommended."""
+    """Returns the checkpoint's figures on validation prompts, by which a step is recommended."""
     return point.evaluated.get("validation", {})
 
 
@@ -261,7 +274,7 @@ def _evaluated_series(points: Sequence[TimelinePoint]) -> list[Series]:
 
 
 def _logged_series(points: Sequence[TimelinePoint]) -> list[Series]:
-    watched_names = list(dict.fromkeys(name for point in points for name in point.watched))[:MAX_WATCHED]
+    watched_names = list(dict.fromkeys(name for point in points for name in point.watched))[:MAX_WATCHED_CURVES]
     return [
         Series("Reward in training", [point.reward for point in points]),
         Series("KL to SFT", [point.kl for point in points], unit="nats", is_nonnegative=True),
@@ -270,19 +283,19 @@ def _logged_series(points: Sequence[TimelinePoint]) -> list[Series]:
 
 
 def _frontier_html(runs: Sequence[TimelineRun], selected: int) -> str:
-    return _for_each_screen(lambda width: draw_frontier(runs, selected=selected, width=width))
+    return _draw_for_each_screen(lambda width: draw_frontier(runs, selected=selected, width=width))
 
 
-def _for_each_screen(draw: Callable[[int], str]) -> str:
-    """Draws a chart twice, for phones and for wide screens, so that its text is readable on both. CSS hides one."""
-    return f'<div class="zoo-narrow">{draw(WIDTH)}</div><div class="zoo-wide">{draw(DESKTOP_WIDTH)}</div>'
+def _draw_for_each_screen(draw: Callable[[int], str]) -> str:
+    """Draws a chart for phones and another for wide screens, so that its text is readable on both. CSS hides one."""
+    return f'<div class="zoo-narrow">{draw(PHONE_WIDTH)}</div><div class="zoo-wide">{draw(DESKTOP_WIDTH)}</div>'
 
 
 def checkpoints_html(rows: Sequence[CheckpointResult], *, requested: int, total: int, by_beta: bool = False) -> str:
-    """Renders the same prompt at each finished checkpoint.
+    """Renders the completions of a prompt at each finished checkpoint, after the completion of SFT.
 
     Args:
-        rows: The finished checkpoints.
+        rows: The results of the finished checkpoints.
         requested: Number of checkpoints in the request.
         total: Number of checkpoints in the run; with `by_beta`, the number of runs.
         by_beta: Whether each row is a checkpoint of a different run, named by the run's β.
@@ -302,7 +315,7 @@ def _sft_row_html(rows: Sequence[CheckpointResult]) -> str:
     snapshot = next((row.snapshot for row in rows if row.snapshot is not None), None)
     if snapshot is None:
         return ""
-    # The log-ratio and KL of SFT's text are relative to a single checkpoint, so they are NaN, shown as a dash.
+    # The log-ratio and KL of SFT's completion differ between checkpoints, so they are set to NaN, shown as a dash.
     completion = replace(snapshot.sft[0], log_ratio=math.nan, kl=math.nan)
     head = "<header><h3>SFT</h3><span>step 0, where PPO started</span></header>"
     body = completion_html(snapshot.prompt, completion, is_chat=snapshot.is_chat) + figures_html(completion)

@@ -75,8 +75,8 @@ def completion_html(
     token_html = "".join(_token_elements(sample)) if heat_map else escape_text(sample.completion)
     caret = "" if sample.stop is not None else '<span class="caret" aria-hidden="true"></span>'
     return (
-        f'<p class="zoo-text{" zoo-chat" if is_chat else ""}"><span class="given">{escape_text(prompt)}</span>'
-        f'<span class="new">{token_html}</span>{caret}</p>'
+        f'<p class="zoo-text{" zoo-chat" if is_chat else ""}"><span class="prompt">{escape_text(prompt)}</span>'
+        f'<span class="completion">{token_html}</span>{caret}</p>'
     )
 
 
@@ -183,7 +183,7 @@ def _token_details_html(snapshot: Snapshot, row: int, *, folded: bool) -> str:
         return ""
     open_attribute = "" if folded else " open"
     return (
-        f'<details class="zoo-why"{open_attribute}><summary>Token by token</summary>'
+        f'<details class="zoo-token-details"{open_attribute}><summary>Token by token</summary>'
         f'<div class="zoo-pair">{columns}</div>{numbers}</details>'
     )
 
@@ -203,7 +203,7 @@ def summary_html(snapshot: Snapshot) -> str:
         reward = f"reward {format_signed(fmean(rewards))}, " if rewards else ""
         parts.append(f"{NAMES[role]}: {reward}{format_number(fmean(sample.length for sample in samples), 0)} tokens")
     mean = f", means over {snapshot.n} completions" if snapshot.n > 1 else ""
-    return f'<p class="zoo-heard">Finished{mean}. {". ".join(parts)}.</p>'
+    return f'<p class="zoo-visually-hidden">Finished{mean}. {". ".join(parts)}.</p>'
 
 
 def empty_pairs_html() -> str:

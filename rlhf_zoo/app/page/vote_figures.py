@@ -1,4 +1,4 @@
-"""Renders the votes so far as HTML: counts, win rate with interval, and Elo ratings."""
+"""Renders the figures of the votes so far as HTML: counts, win rate with interval, and Elo ratings."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class ModelRevision:
     """The published revision of a model.
 
     Attributes:
-        repo: NAMESPACE/NAME; None for a folder on this machine, which has no commit and tag either.
+        repo: NAMESPACE/NAME; None for a folder on this machine, which has neither commit nor tag.
         commit: Its commit.
         tag: The commit's tag; None if it has no tag.
     """
@@ -35,7 +35,7 @@ class ModelRevision:
 
 
 def votes_html(figures: VoteFigures, data_set: str) -> str:
-    """Renders the votes so far. Names from the data set are not trusted, so they are escaped.
+    """Renders the figures. Names from the data set are escaped, because they are not trusted.
 
     Args:
         figures: The figures of the votes.
@@ -55,7 +55,7 @@ def votes_html(figures: VoteFigures, data_set: str) -> str:
 
 def _win_rate_html(rate: Mapping[str, Any] | None) -> str:
     if rate is None:
-        return '<p class="zoo-rate">No vote between the two policies yet.</p>'
+        return '<p class="zoo-rate">No votes on the two policies yet.</p>'
     value, interval = rate["value"], rate["ci95"]
     ci_text = (
         f"[{format_number(100 * interval[0], 1)}%, {format_number(100 * interval[1], 1)}%]"
@@ -74,8 +74,8 @@ def _win_rate_html(rate: Mapping[str, Any] | None) -> str:
     return (
         f'<p class="zoo-rate"><b data-figure="win_rate">{format_number(100 * value, 1)}%</b> PPO over SFT, 95% '
         f'interval <span data-figure="ci95">{ci_text}</span>, n = <span data-figure="n">{rate["n"]}</span>, a tie '
-        f'counting one half.</p><p class="zoo-basis">The interval is over prompts{prompts}, because votes on one '
-        "prompt are not independent.</p>"
+        f'counting one half.</p><p class="zoo-interval-note">The interval is over prompts{prompts}, because votes on '
+        "the same prompt are not independent.</p>"
         f'<div class="zoo-bar" role="img"{html_attributes({"aria-label": description})}>{band}<i class="half"></i>'
         f'<i class="point" style="left:{100 * value:.2f}%"></i></div>'
         '<p class="zoo-ends" aria-hidden="true"><span>SFT</span><span>½</span><span>PPO</span></p>'
@@ -83,7 +83,7 @@ def _win_rate_html(rate: Mapping[str, Any] | None) -> str:
 
 
 def _ratings_html(figures: Mapping[str, Any]) -> str:
-    """Renders the Elo rating of each revision; "" unless more than one pair of revisions was compared."""
+    """Renders the Elo rating of each revision; "" if votes compare only one pair of revisions."""
     ratings = figures["elo"]
     if len(figures["pairs"]) < 2 or not ratings:
         return ""
@@ -98,10 +98,10 @@ def _ratings_html(figures: Mapping[str, Any]) -> str:
         rows.append(f"<tr>{header}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
     notes = " Ratings of different groups cannot be compared." if has_groups else ""
     if len(ratings) > MAX_RATINGS:
-        notes += f" {len(ratings) - MAX_RATINGS} more are not shown."
+        notes += f" {len(ratings) - MAX_RATINGS} more ratings are not shown."
     columns = "".join(f'<th scope="col">{head}</th>' for head in heads)
     return (
-        f'<p class="zoo-elo-of">Elo rating of each revision, 1000 on average.{notes}</p>'
+        f'<p class="zoo-elo-title">Elo rating of each revision, 1000 on average.{notes}</p>'
         '<div class="zoo-scroll" tabindex="0" role="region" aria-label="Elo ratings"><table class="zoo-elo">'
         f"<thead><tr>{columns}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
     )
@@ -111,12 +111,12 @@ def _notes(figures: VoteFigures, data_set: str) -> Iterator[str]:
     """Yields sentences on what the figures lack, as HTML."""
     data_set = escape_text(data_set)
     if not figures.is_exact and figures.votes_in_intervals:
-        yield f"Intervals and ratings include {figures.votes_in_intervals} of these votes; the others are being added."
+        yield f"Intervals and ratings cover {figures.votes_in_intervals} of these votes; the others are being added."
     if figures.send_problem is not None and figures.unsent:
         waiting = "1 vote waits" if figures.unsent == 1 else f"{figures.unsent} votes wait"
         yield (
             f"{waiting} on the server, because {data_set} does not accept votes now "
-            f"({escape_text(figures.send_problem)}); they are sent as soon as it does."
+            f"({escape_text(figures.send_problem)}). The server keeps trying."
         )
     if figures.read_problem is not None:
         problem = escape_text(figures.read_problem)

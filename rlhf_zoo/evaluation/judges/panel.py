@@ -73,7 +73,7 @@ class RewardJudge:
         return (scores.exp() if self._is_probability else scores).tolist()
 
 
-def checks_answers(judge: Judge) -> bool:
+def is_answer_checker(judge: Judge) -> bool:
     """Returns whether a judge is a rule that checks answers. Such a rule may be both reward and judge."""
     return isinstance(judge, RuleJudge) and bool(judge.by_strictness)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.refusals import refusals_as
-from ...hub.client.weights import Origin, equal_weights
+from ...hub.client.weights import Origin, commits_have_same_weights
 from ..votes.data import HubVotes
 from ..votes.ratings import summarize_votes
 from ..votes.vote import ShownCompletion, Vote
@@ -34,17 +34,19 @@ def compare_by_votes(
     # The Hub gives the same answer for a missing data set and for a private one that the token may not read.
     with refusals_as(f"Cannot read the votes of {name} on {hub.name}", "check the name, --hub and the token."):
         votes = HubVotes(name, hub=hub).read()
-    same_weights: dict[tuple[str, Origin], bool] = {}
+    has_same_weights: dict[tuple[str, Origin], bool] = {}
 
     def is_compared(shown: ShownCompletion) -> bool:
         # Weights that were not published cannot be compared.
         if shown.repo is None or shown.commit is None:
             return False
         origin = (shown.repo, shown.commit)
-        if (shown.role, origin) not in same_weights:
+        if (shown.role, origin) not in has_same_weights:
             origins = ppo if shown.role == "ppo" else sft
-            same_weights[shown.role, origin] = any(equal_weights(origin, other, hub=hub) for other in origins)
-        return same_weights[shown.role, origin]
+            has_same_weights[shown.role, origin] = any(
+                commits_have_same_weights(origin, other, hub=hub) for other in origins
+            )
+        return has_same_weights[shown.role, origin]
 
     # A vote counts only if both sides have these weights, whatever their repository or commit.
     counted: list[Vote] = [vote for vote in votes if is_compared(vote.left) and is_compared(vote.right)]

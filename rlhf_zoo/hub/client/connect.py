@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 from ...errors import ZooError
 from ...fileio import home, replace_file
+from .. import LOOPBACK_HOSTS
 from . import bounds
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ HF_URL = "https://huggingface.co"
 #: Environment variable with the address of the embedded Hub that a command has started. Messages call that address
 #: "the embedded Hub".
 EMBEDDED_HUB_VARIABLE = "RLHF_ZOO_EMBEDDED_HUB"
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 # Variables with a token or a cache for the Hub that the user configured. They are unset for any other Hub.
 CLIENT_VARIABLES = (
     "HF_TOKEN",
@@ -269,7 +269,7 @@ def _hub_at(address: str, setting: str) -> Hub:
         raise ZooError(f"{setting} is {address!r} ({error}): use 'local' or an address such as {HF_URL}.") from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ZooError(f"{setting} is {address!r}: use 'local' or an address such as {HF_URL}.")
-    if parts.scheme == "http" and parts.hostname not in LOOPBACK:
+    if parts.scheme == "http" and parts.hostname not in LOOPBACK_HOSTS:
         raise ZooError(f"{setting} is {address!r}, which would send a token unencrypted: use https.")
     endpoint = address.rstrip("/")
     if _is_served_here(endpoint):
@@ -375,11 +375,11 @@ def _set_environment(hub: Hub) -> None:
         # The embedded Hub needs no network, so offline mode must not block it.
         os.environ.update(HF_HUB_OFFLINE="0", HF_DATASETS_OFFLINE="0")
         os.environ[EMBEDDED_HUB_VARIABLE] = str(hub.endpoint)
-    if hub.kind != "huggingface" and urlsplit(str(hub.endpoint)).hostname in LOOPBACK:
+    if hub.kind != "huggingface" and urlsplit(str(hub.endpoint)).hostname in LOOPBACK_HOSTS:
         from ..server.process import NO_TELEMETRY
 
         # The Hub is on this machine, so use no proxy, and use plain LFS: Xet would save no traffic.
-        unproxied = ",".join(filter(None, [os.environ.get("NO_PROXY"), *LOOPBACK]))
+        unproxied = ",".join(filter(None, [os.environ.get("NO_PROXY"), *LOOPBACK_HOSTS]))
         os.environ.update(NO_TELEMETRY, HF_HUB_DISABLE_XET="1", NO_PROXY=unproxied, no_proxy=unproxied)
     os.environ["HF_ENDPOINT"] = str(hub.endpoint)
     reload_clients()

@@ -411,7 +411,7 @@ def _replace_files(
     return commit
 
 
-def same_weights(first: Path, second: Path, overrides: Mapping[str, Path | None] = NO_OVERRIDES) -> bool:
+def folders_have_same_weights(first: Path, second: Path, overrides: Mapping[str, Path | None] = NO_OVERRIDES) -> bool:
     """Whether the weight files that would be published for two checkpoints have the same names and contents.
 
     Args:

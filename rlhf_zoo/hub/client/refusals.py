@@ -1,13 +1,13 @@
 """Classifies the exceptions of the Hub's client (a refusal, an outage, a full disk) and describes them to users."""
 
 import contextlib
-import errno
 import logging
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
 from ...errors import ZooError
+from ...fileio import DISK_FULL_ERRNOS
 from .bounds import MAX_WAIT_SECONDS, requested_wait
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ MAX_WAITS = 3  # in one call of `retry_when_rate_limited`
 FIRST_PAUSE, MAX_PAUSE = 1.0, 30.0  # seconds, in `pause_after`
 Result = TypeVar("Result")
 _CLIENT_LIBRARIES = ("huggingface_hub", "datasets", "fsspec")
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def client_errors() -> tuple[type[Exception], ...]:
@@ -56,7 +55,8 @@ def is_disk_full(error: BaseException | None) -> bool:
     while error is not None and id(error) not in visited:  # an exception can be its own cause
         visited.add(id(error))
         # The exceptions of safetensors have no errno, but their text contains the code.
-        if getattr(error, "errno", None) in DISK_FULL or any(f"(os error {code})" in str(error) for code in DISK_FULL):
+        codes_in_text = (code for code in DISK_FULL_ERRNOS if f"(os error {code})" in str(error))
+        if getattr(error, "errno", None) in DISK_FULL_ERRNOS or any(codes_in_text):
             return True
         error = error.__cause__ or error.__context__
     return False

@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 Origin = tuple[str, str]
 
 
-def equal_weights(first: Origin | None, second: Origin | None, *, hub: Hub = DEFAULT_HUB) -> bool:
+def commits_have_same_weights(first: Origin | None, second: Origin | None, *, hub: Hub = DEFAULT_HUB) -> bool:
     """Whether two published models have the same weights.
 
     Args:

@@ -5,6 +5,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from ...fileio import DISK_FULL_ERRNOS
+
 
 class Fault(Exception):
     """A refusal.
@@ -108,7 +110,7 @@ def is_disk_full(error: OSError) -> bool:
     Args:
         error: The exception.
     """
-    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return error.errno in DISK_FULL_ERRNOS
 
 
 def is_file_error(error: OSError) -> bool:

@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
+from .. import LOOPBACK_HOSTS
 from .faults import Fault, bad_request, disk_fault
 from .messages import Body, FilePart, Request, Response, json_response
 from .pace import MinimumRateReader, PendingConnections
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _WILDCARDS = ("", "0.0.0.0", "::")
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 # Each connection needs a thread and a few file descriptors. By default, a process may have 1,024 descriptors.
 _MAX_CONNECTIONS = 256
 # Seconds that a new connection waits for the slot of another connection, which is being closed.
@@ -122,7 +122,7 @@ class HubServer(ThreadingHTTPServer):
         """
         name = header.rpartition(":")[0] if header.rpartition(":")[2].isdigit() else header
         name = name.strip("[]").lower()
-        if name in _LOOPBACK or name == self.bound_host.lower():
+        if name in LOOPBACK_HOSTS or name == self.bound_host.lower():
             return True
         if self.bound_host not in _WILDCARDS:
             return False

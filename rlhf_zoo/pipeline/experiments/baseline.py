@@ -18,7 +18,7 @@ from ...errors import ZooError
 from ...evaluation.compute import Compute, Passes, ppo_compute
 from ...evaluation.frontier import Floats, average_by_prompt
 from ...evaluation.head_to_head import read_samples
-from ...evaluation.judges.panel import check_answers, checks_answers, score_completions
+from ...evaluation.judges.panel import check_answers, is_answer_checker, score_completions
 from ...evaluation.judges.rule import RuleJudge
 from ...evaluation.measure import Evaluator, make_evaluator, repeat_prompts
 from ...evaluation.prompt_groups import group_rows
@@ -108,7 +108,7 @@ class FinishedRun:
                 figures[judge.name] = average_by_prompt(
                     score_completions(judge, prompts, texts, columns), self.samples_per_prompt
                 )
-            elif isinstance(judge, RuleJudge) and checks_answers(judge):
+            elif isinstance(judge, RuleJudge) and is_answer_checker(judge):
                 figures |= check_answers(
                     judge, prompts, texts, columns, samples=self.samples_per_prompt
                 ).joint_figures()

@@ -11,7 +11,7 @@ from ...evaluation.evidence import JudgeReliability
 from ...evaluation.judges.check import JudgeCheck
 from ...evaluation.judges.named import JUDGES_OF_LABELS
 from ...evaluation.judges.pair_checks import check_panel, relabel_by_majority
-from ...evaluation.judges.panel import checks_answers
+from ...evaluation.judges.panel import is_answer_checker
 from ...evaluation.measure import Evaluator
 from ...plugins import PREFERENCES, load_object
 from ...runs.context import RunContext
@@ -101,5 +101,5 @@ def judge_reliability(evaluator: Evaluator, reward_judges: Collection[str], chec
     return JudgeReliability(
         name=evaluator.judge.name,
         is_reward=evaluator.judge.name in reward_judges,
-        verifiable=checks_answers(evaluator.judge),
+        verifiable=is_answer_checker(evaluator.judge),
     ).with_check(check)

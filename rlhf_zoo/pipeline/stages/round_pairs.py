@@ -14,7 +14,7 @@ from ...evaluation.judges.panel import score_completions
 from ...fileio import read_json, write_json, write_text
 from ...hub.client.publish import publish_files
 from ...hub.client.refusals import refusals_as
-from ...hub.client.weights import equal_weights
+from ...hub.client.weights import commits_have_same_weights
 from ...modeling.chat import plain_text
 from ...modeling.chat_template import Prompt
 from ...modeling.reserved_columns import columns_for_functions
@@ -178,7 +178,7 @@ def _pairs_from_votes(context: RunContext, previous: RunContext) -> list[dict[st
             continue
         published_sides = [(side.repo, side.commit) for side in (preferred, other) if side.repo and side.commit]
         if any(
-            equal_weights((str(repo), str(commit)), policy_origin, hub=context.hub)
+            commits_have_same_weights((str(repo), str(commit)), policy_origin, hub=context.hub)
             for repo, commit in published_sides
             for policy_origin in policy_origins
         ):

@@ -15,7 +15,7 @@ from ...errors import ZooError
 from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.pull import split_revision
 from ...hub.client.refusals import refusals_as
-from ...hub.client.weights import Origin, equal_weights
+from ...hub.client.weights import Origin, commits_have_same_weights
 from .card import Card, clean, try_download_card
 from .index import TAG, WORKERS, checkpoints
 
@@ -163,7 +163,7 @@ def _check_comparable(run: Run, note: str | None, reference_repo: str, origin: O
             "the ablation."
         )
     run_origin = Card(run.card).origin
-    if not equal_weights(run_origin, origin, hub=hub):
+    if not commits_have_same_weights(run_origin, origin, hub=hub):
         origin_clause = f"started from {_short_name(run_origin)}" if run_origin else "does not name its SFT model"
         raise ZooError(
             f"{run.repo} {origin_clause}, but {reference_repo} started from {_short_name(origin)}: name a run with the "
@@ -211,7 +211,9 @@ def _as_run(model: ModelInfo, origin: Origin, recipe: str, beta: float, hub: Hub
     card, note = try_download_card(model.id, model.sha or "main", hub)
     if note is not None:
         return None, f"{model.id} ({note})"
-    is_comparable = card.is_ppo and card.get("recipe") == recipe and equal_weights(card.origin, origin, hub=hub)
+    is_comparable = (
+        card.is_ppo and card.get("recipe") == recipe and commits_have_same_weights(card.origin, origin, hub=hub)
+    )
     if not is_comparable or card.beta in (None, beta):
         return None, None
     try:
