@@ -62,7 +62,7 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def near_hub(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[ThreadHub]:
+def in_process_hub(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[ThreadHub]:
     """An empty Hub for one test; an exception in the server fails the test."""
     thread_hub = ThreadHub(tmp_path / "hub")
     yield thread_hub
@@ -93,9 +93,9 @@ def send_all(sender: Any) -> None:
 
 
 @pytest.fixture
-def thread_hub(near_hub: ThreadHub, monkeypatch: pytest.MonkeyPatch) -> ThreadHub:
+def thread_hub(in_process_hub: ThreadHub, monkeypatch: pytest.MonkeyPatch) -> ThreadHub:
     """A Hub for one test, which the clients of this process use with an empty cache."""
-    return _point_clients_at(near_hub, near_hub.root.with_name("cache"), monkeypatch)
+    return _point_clients_at(in_process_hub, in_process_hub.root.with_name("cache"), monkeypatch)
 
 
 @pytest.fixture(scope="module")

@@ -41,7 +41,8 @@ def add_meaning_ranks(policy: Completions, sft: Completions, name: str, hub: Hub
     group_of = policy.group_by_prompt
     if len({group_of[prompt] for prompt in prompts}) < 2:
         raise ZooError(
-            "An embedder compares prompts, but all prompts ask the same: sample other prompts too, or give no embedder."
+            "An embedder compares prompts, but all prompts ask the same question: sample other prompts too, or give "
+            "no embedder."
         )
     embedder = Embedder(resolve(name, hub).path, name=name)
     texts = [text for side in (policy, sft) for prompt, text in zip(side.prompts, side.texts, strict=True)

@@ -140,7 +140,7 @@ class EnsembleScores:
         return figures
 
     def _first_model_excess(self) -> dict[str, Any] | None:
-        """How much higher the first model, which PPO trained on, scores PPO's completions than the others do."""
+        """Computes how much higher than the others the first model, PPO's reward model, scores PPO's completions."""
         if "ppo" not in self.texts:
             return None
         ppo = self.scores["ppo"]

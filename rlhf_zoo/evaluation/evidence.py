@@ -27,7 +27,7 @@ MIN_PROMPTS = 20
 
 @dataclass(frozen=True)
 class JudgeReliability:
-    """The facts known about the judge; None if unknown.
+    """The facts about the judge; None for a fact that is unknown.
 
     Attributes:
         name: The judge's name in reports.
@@ -103,8 +103,8 @@ class JudgeReliability:
                 )
         # Without enough labels, self-agreement is the only evidence that the scores are not noise.
         pair_prompts = max(self._pair_prompts)
-        unlabeled = pair_prompts < MIN_PROMPTS and not self.verifiable
-        if unlabeled and self.split_half is not None and self.split_half.ci95[0] <= 0:
+        lacks_labels = pair_prompts < MIN_PROMPTS and not self.verifiable
+        if lacks_labels and self.split_half is not None and self.split_half.ci95[0] <= 0:
             low, high = self.split_half.ci95
             return (
                 f"There are {'too few' if pair_prompts else 'no'} labeled pairs, and the judge's scores on two "

@@ -89,7 +89,7 @@ class PPOComparison:
             below, above = max(kl for kl in kls if kl <= ppo.mean_kl), min(kl for kl in kls if kl >= ppo.mean_kl)
             reason = (
                 f"not measured: its points next to PPO's KL of {ppo.mean_kl:.2f} are at {below:.2f} and {above:.2f}, "
-                f"more than {MAX_GAP} √nats apart; run one between"
+                f"more than {MAX_GAP} √nats apart; run a point between them"
             )
         farthest = self._ppo_at_kl(max(points, key=lambda point: point.mean_kl))
         return {"inside": False, "reason": reason, "farthest": farthest.get("ppo_at_its_kl")}
@@ -104,7 +104,7 @@ class PPOComparison:
         best = best_within_budget(points, flops_budget, served=self.served)
         if best is None:
             cheapest = min(point.flops(self.served) for point in points) / flops_budget
-            return {"inside": False, "reason": f"every point takes more: the cheapest {cheapest:.2f} times PPO's FLOPs"}
+            return {"inside": False, "reason": f"every point takes more, at least {cheapest:.2f} times PPO's FLOPs"}
         return {
             "inside": True,
             "share_of_flops": best.flops(self.served) / flops_budget,

@@ -22,7 +22,7 @@ _ZERO_STRENGTH = 1e-9  # strengths below this count as 0
 
 
 def word_overlap(a: str, b: str) -> float:
-    """Computes the word overlap of two texts: the Jaccard index of their multisets of words.
+    """Computes the word overlap of two texts: the Jaccard index of their multisets of words and punctuation marks.
 
     Args:
         a: A text.

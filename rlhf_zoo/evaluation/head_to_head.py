@@ -48,7 +48,7 @@ class HeadToHead:
         samples: Completions per prompt.
         seed: Seed of the sampling and of the resamples.
         reward_judges: Names of the judges that are also the training reward.
-        checks: Each judge's results on labeled pairs, by its name.
+        checks: Each judge's results on labeled pairs, by the judge's name.
         answers: Name of a rule that checks answers -> sft or ppo -> strict or lenient -> answers.
         row_groups: The group of each row's prompt, see `prompt_groups`; None if every prompt is its own group.
         possible_paraphrases: Number of prompts that may ask the same question as a prompt of another group; 0 if they
@@ -73,7 +73,7 @@ class HeadToHead:
 
     @cached_property
     def groups(self) -> list[int]:
-        """The number of the group of each completion's prompt. Intervals resample these groups."""
+        """The group number of each completion's prompt. Intervals resample these groups."""
         if self.row_groups is None:
             return number_prompts(self.prompts)
         return np.repeat(self.row_groups, self.samples).tolist()
@@ -186,7 +186,7 @@ class HeadToHead:
         return {**facts, **self._check_entry(judge.name)}
 
     def _self_agreement(self) -> Estimate | None:
-        """How well the headline judge agrees with itself on SFT and the policy; see `split_half`."""
+        """Measures how well the headline judge agrees with itself on SFT and the policy; see `split_half`."""
         # Both policies answered the same prompts, so the groups are the same for both.
         rows = [np.reshape(self.measurements[role].judges[self.judge], (-1, self.samples)) for role in _ROLES]
         return split_half(np.concatenate(rows), self.groups[:: self.samples] * len(_ROLES), seed=self.seed)
@@ -208,7 +208,7 @@ class HeadToHead:
         }
 
     def _answer_figures(self, name: str) -> dict[str, Any]:
-        """Both policies' accuracy by a rule that checks answers, and the paired difference."""
+        """Computes both policies' accuracy by a rule that checks answers, and the paired difference."""
         sft, ppo = (self.answers[name][role] for role in _ROLES)
         return {
             strictness: {
@@ -258,7 +258,7 @@ class HeadToHead:
         }
 
     def _difference(self) -> dict[str, Any]:
-        """The metrics of ppo minus those of sft, over the same resampled prompts.
+        """Computes the metrics of ppo minus those of sft, over the same resampled prompts.
 
         KL is left out, because it is relative to SFT already.
         """
@@ -295,7 +295,7 @@ class HeadToHead:
         return estimate
 
     def _preferences(self) -> np.ndarray:
-        """(N,) 1 if the headline judge prefers the policy's completion, 0 if it prefers SFT's, ½ for a tie."""
+        """Returns (N,): 1 if the headline judge prefers the policy's completion, 0 if it prefers SFT's, ½ for a tie."""
         if self.judge in self.pairs:
             return np.asarray(self.pairs[self.judge]["ppo"].scores)
         return preference_scores(
@@ -309,7 +309,7 @@ class HeadToHead:
         ).to_json()
 
     def _agreement(self) -> dict[str, Any]:
-        """Agreement of reward and judge: Spearman's ρ for each policy, and how often both prefer the same side."""
+        """Measures how far reward and judge agree: Spearman's ρ for each policy, and how often they prefer one side."""
         agreement: dict[str, object] = {}
         for role in _ROLES:
             # For each policy alone, because the difference between policies would inflate the correlation.
@@ -374,7 +374,7 @@ def head_to_head(
         samples: Completions per prompt.
         seed: Seed of the sampling and of the resamples.
         reward_judges: Names of the judges that were also the training reward.
-        checks: Each judge's results on labeled pairs, by its name.
+        checks: Each judge's results on labeled pairs, by the judge's name.
         group: How to group prompts that ask the same question: `by` of `group_rows`.
 
     Returns:
@@ -413,8 +413,8 @@ def head_to_head(
         for judge in evaluator.panel.scoring
         if is_answer_checker(judge)
     }
-    is_column = group not in (None, NEAR_DUPLICATES)
-    paraphrases = 0 if is_column else count_possible_paraphrases(rows["prompt"], row_groups)
+    has_group_column = group not in (None, NEAR_DUPLICATES)
+    paraphrases = 0 if has_group_column else count_possible_paraphrases(rows["prompt"], row_groups)
     if paraphrases:
         log.warning("%s", paraphrase_warning(paraphrases, GROUP_REMEDY))
     return HeadToHead(
@@ -460,5 +460,5 @@ def read_samples(path: Path, prompts: Sequence[Prompt], per_prompt: int) -> list
     # Prompts that differ only in trailing white space count as equal.
     expected = [display_text(prompt).rstrip() for prompt in prompts for _ in range(per_prompt)]
     if [row["prompt"].rstrip() for row in rows] != expected:
-        raise ZooError(f"{path} has other prompts than the data set: {remedy}")
+        raise ZooError(f"{path} does not have the data set's prompts: {remedy}")
     return rows

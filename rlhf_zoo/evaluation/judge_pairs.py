@@ -14,7 +14,7 @@ from .prompt_groups import NEAR_DUPLICATES, group_other_prompts
 from .rollout_files import Rollouts, check_number, iterate_rows, message_text
 
 #: The text columns of a pair. The score columns are `judge_chosen`, `judge_rejected`, and the same for `reward`.
-TEXTS = ("prompt", "chosen", "rejected")
+TEXT_COLUMNS = ("prompt", "chosen", "rejected")
 SIDES = ("chosen", "rejected")
 OWN_PAIRS = "the own pairs"
 
@@ -103,7 +103,7 @@ def check_judge(
         return JudgeCheck(labeled_check)
     if not has_judge:
         return JudgeCheck(labels=_count_own_labels(own, scores))
-    own_check, labels = _check_on_pairs(own, OWN_PAIRS, scores, seed, own=True)
+    own_check, labels = _check_on_pairs(own, OWN_PAIRS, scores, seed, are_own=True)
     return JudgeCheck(labeled_check, own_check, labels=labels)
 
 
@@ -119,7 +119,7 @@ def _count_own_labels(source: Rollouts, scores: _Scores) -> PairLabels | None:
 
 
 def _check_on_pairs(
-    source: Rollouts, name: str, scores: _Scores, seed: int, *, own: bool = False
+    source: Rollouts, name: str, scores: _Scores, seed: int, *, are_own: bool = False
 ) -> tuple[PairCheck, PairLabels | None]:
     prompts: list[str] = []
     judge_scores_by_pair: list[tuple[float, float]] = []
@@ -129,13 +129,13 @@ def _check_on_pairs(
     has_rewards = False
     for where, row in iterate_rows(source, name):
         texts = _pair_texts(row, where)
-        if own:
+        if are_own:
             scores.check_own(texts, where)
         judge_scores = _pair_of_scores(row, "judge", texts, scores.judge, where)
         if judge_scores is None:
             raise ZooError(
-                f"{where}: the judge's scores of this pair are unknown, as its texts are not among the completions for "
-                "its prompt: add judge_chosen and judge_rejected."
+                f"{where}: the judge's scores of this pair are unknown, because its texts are not among the "
+                "completions for its prompt: add judge_chosen and judge_rejected."
             )
         reward_scores = _pair_of_scores(row, "reward", texts, scores.reward, where)
         if reward_scores is None:
@@ -152,11 +152,11 @@ def _check_on_pairs(
         raise ZooError(f"{without_reward[0]} has no reward_chosen and reward_rejected: give them in all pairs or none.")
     margins = None if without_reward else np.subtract(*np.array(rewards_by_pair).T)
     chosen, rejected = np.array(judge_scores_by_pair).T
-    groups = scores.group_own(prompts) if own else group_other_prompts(prompts, NEAR_DUPLICATES)
+    groups = scores.group_own(prompts) if are_own else group_other_prompts(prompts, NEAR_DUPLICATES)
     result = check_pairs(
         chosen, rejected, groups, probabilities=False, seed=seed, reward_margins=margins, policy_chosen=policy_chosen
     )
-    if not own:
+    if not are_own:
         return result, None
     labels = count_labels(policy_chosen, groups)
     return replace(result, prompts=labels.prompts if labels else 0), labels
@@ -164,7 +164,7 @@ def _check_on_pairs(
 
 def _pair_texts(row: Mapping[str, Any], where: str) -> dict[str, str]:
     texts = {}
-    for name in TEXTS:
+    for name in TEXT_COLUMNS:
         text = message_text(row.get(name))
         if text is None:
             raise ZooError(f"{where} has no {name}, or it is neither a text nor a list of messages: give all three.")

@@ -48,7 +48,7 @@ def check_tasks(tasks: Sequence[str]) -> None:
     if unknown is not None:
         # Suggest a similar name, or else say how to name a task.
         hint = did_you_mean(unknown, available) or (
-            ": `lm_eval ls tasks` lists them, or give a YAML file with its ending or its folder, such as ./TASK."
+            ": `lm_eval ls tasks` lists tasks. Write a YAML file with its folder or its ending, such as ./TASK.yaml."
         )
         raise ZooError(f"lm-evaluation-harness has no task {unknown!r}{hint}")
 

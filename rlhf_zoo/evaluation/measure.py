@@ -66,7 +66,7 @@ def max_rows_in_memory(policy: PreTrainedModel, tokens: int) -> int:
 
 @dataclass(frozen=True)
 class Evaluator:
-    """The models, rewards and judges that every policy is measured with.
+    """The models, rewards and judges that measure every policy.
 
     Attributes:
         reference: The SFT policy.
@@ -396,7 +396,7 @@ def make_evaluator(context: RunContext, reference_path: Path) -> Evaluator:
 
 
 def find_reward_judges(context: RunContext, evaluator: Evaluator) -> frozenset[str]:
-    """Returns the names of the judges that are also PPO's training reward, so that their scores prove nothing.
+    """Returns the names of the judges that are also PPO's training reward. Their scores prove nothing.
 
     Args:
         context: The run.

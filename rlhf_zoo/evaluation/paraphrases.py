@@ -18,8 +18,8 @@ from .prompt_groups import near_duplicate_key
 MIN_SHARED = 2
 MIN_SHARED_PART = 0.75
 MIN_PARAPHRASED = 0.5
-#: What to do about paraphrases in an evaluation.
-GROUP_REMEDY = "name a column with the group of each prompt, by evaluation.group or `eval --group`"
+#: The remedy where `evaluation.group` or `eval --group` can name the groups.
+GROUP_REMEDY = "set `evaluation.group` or `eval --group` to the column that holds each prompt's group"
 #: Maximum number of prompts that are compared.
 MAX_PROMPTS = 1000
 
@@ -69,15 +69,15 @@ def count_possible_paraphrases(prompts: Sequence[Prompt], groups: Sequence[Hasha
 
 
 def paraphrase_warning(count: int, remedy: str) -> str:
-    """Returns a sentence on prompts that may ask the same question.
+    """Returns a warning about prompts that may ask the same question.
 
     Args:
         count: Number of such prompts, more than 0.
-        remedy: What to do about it, the last clause of the sentence.
+        remedy: What the user should do, as an imperative without a period.
     """
     return (
         f"{count:,} prompts share nearly all their content words with a prompt of another group. If they ask the same "
-        f"in other words, they count too often, and intervals are too narrow: {remedy}."
+        f"question, it counts too often and intervals are too narrow. In that case, {remedy}."
     )
 
 

@@ -63,7 +63,7 @@ def read_rollouts(
             raise ZooError(f"{name} holds over {MAX_ROWS:,} completions: give a random sample of them.")
         row = _flatten_sample(document, side)
         rows[where] = _parse_row(row, names, where)
-        if row is document:  # the further columns of samples.jsonl are known
+        if row is document:  # no other column of samples.jsonl could be a reward or a judge
             unread_columns |= {key for key, value in row.items() if is_finite(value)} - set().union(*names.values())
     if not rows:
         raise ZooError(f"{name} holds no completions: write one JSON object per line, with prompt and completion.")
@@ -208,7 +208,7 @@ def _parse_document(text: str, where: str) -> Any:
 
 def _check_object(document: Any, name: str, where: str) -> Mapping[str, Any]:
     if not isinstance(document, Mapping):
-        raise ZooError(f"{name}, {where} holds no object: write one with prompt and completion.")
+        raise ZooError(f"{name}, {where} is not an object: write one with prompt and completion.")
     return document
 
 

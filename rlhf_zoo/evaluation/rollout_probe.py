@@ -99,7 +99,7 @@ def _check_same_columns(sides: Mapping[str, Completions], *, logprobs: bool) -> 
         lacking = [side for side, completions in sides.items() if getattr(completions, field) is None]
         if len(lacking) == 1:
             other = next(side for side in sides if side not in lacking)
-            raise ZooError(f"{lacking[0]} has no {name}, but {other} has: provide it in both files or in neither.")
+            raise ZooError(f"{lacking[0]} has no {name}, but {other} does: provide it in both files or in neither.")
     group_of: dict[str, object] = {}
     for completions in sides.values():
         for prompt, group in completions.group_by_prompt.items():

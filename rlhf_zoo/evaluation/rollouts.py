@@ -89,7 +89,7 @@ class RolloutFindings:
 
     @property
     def warning(self) -> str:
-        """A sentence on prompts that may ask the same question in other words; "" if they are few."""
+        """A warning about prompts that may ask the same question in other words; "" if they are few."""
         if not self.possible_paraphrases:
             return ""
         return paraphrase_warning(self.possible_paraphrases, "name the group of each prompt in a column `group`")

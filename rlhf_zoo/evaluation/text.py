@@ -1,7 +1,8 @@
 """Diversity and repetition of completions, in words.
 
-`repetition`, within a completion, uses the words of `words.words`. `distinct_n`, across completions, splits at spaces.
-In a script without spaces, a whole clause then counts as one word: compare such texts only with each other.
+`repetition`, within a completion, counts punctuation marks as words too, as `words.words` does. `distinct_n`, across
+completions, splits at spaces. In a script without spaces, `distinct_n` counts a whole clause as one word: compare such
+texts only with each other.
 """
 
 from collections import Counter
@@ -34,7 +35,7 @@ def ngrams(tokens: Sequence[str], n: int) -> list[tuple[str, ...]]:
 
 
 def _plain_ngrams(text: str, n: int) -> list[tuple[str, ...]]:
-    """N-grams of the lower-cased text split at spaces, the convention of published distinct-n figures."""
+    """Returns the n-grams of the lower-cased text split at spaces, the convention of published distinct-n figures."""
     return ngrams(text.lower().split(), n)
 
 
@@ -124,8 +125,8 @@ def repetition(text: str, n: int = 2) -> float:
     Returns:
         A share from 0 to 1; 0 if there are no n-grams.
 
-    Source: seq-rep-n of Welleck et al. 2019 (arXiv:1908.04319, section 6), in words, and with n = 2 for short
-    completions.
+    Source: seq-rep-n of Welleck et al. 2019 (arXiv:1908.04319, section 6), in words and punctuation marks, and with
+    n = 2 for short completions.
     """
     grams = ngrams(words(text), n)
     return 1 - len(set(grams)) / len(grams) if grams else 0.0

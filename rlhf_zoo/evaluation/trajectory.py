@@ -114,7 +114,7 @@ class Trajectory:
 
     @property
     def prompt_groups(self) -> Sequence[int]:
-        """The number of each prompt's group."""
+        """The group number of each prompt."""
         return range(self.prompts) if self.groups is None else self.groups
 
     def with_confirmation(self, gain: Estimate) -> Trajectory:
@@ -128,7 +128,7 @@ class Trajectory:
         return replace(self, confirmation=(candidate, gain))
 
     def _policies(self) -> list[Checkpoint]:
-        """SFT (step 0) and the checkpoints in the form for `Evidence`."""
+        """Returns SFT (step 0) and the checkpoints in the form for `Evidence`."""
         checkpoints = [
             self._policy(checkpoint.step, checkpoint.measurements, checkpoint.report) for checkpoint in self.checkpoints
         ]

@@ -3,13 +3,13 @@
 Version 5 (`RULE_VERSION`). The rule compares the last checkpoint with SFT on held-out prompts. A fit judge *shows a
 gain* if three conditions hold: its mean score of the checkpoint is above SFT's (95% interval), the checkpoint's win
 rate is above ½ (95% interval), and the win rate is at least `MIN_WIN_RATE` (0.53), because a reader would not notice
-less. It *shows a loss* if the same holds in the other direction. If `MIN_PROMPTS` or more of the policies' own pairs
-are of policy and SFT, a gain has a fourth condition: the win rate minus the judge's bias for the policy on these
-pairs is above ½ with one-sided 95% confidence. A judge that is fooled prefers the policy more often than the labels
-do.
+less. It *shows a loss* if the same holds in the other direction. If `MIN_PROMPTS` or more labeled pairs of the
+policies' own outputs compare the policy with SFT, a gain has a fourth condition: the win rate minus the judge's bias
+for the policy on these pairs is above ½ with one-sided 95% confidence. A fooled judge prefers the policy more often
+than the labels do.
 
-People's *labels* of pairs of policy and SFT (`Evidence.labels`, only of two files) show a gain or a loss by the same
-interval and smallest win rate, if they are for `MIN_PROMPTS` or more prompts that ask different things. A loss by them
+People's *labels* of pairs of policy and SFT (`Evidence.labels`, only for two files) show a gain or a loss by the same
+interval and minimum win rate, if they cover `MIN_PROMPTS` or more prompts that ask different things. A loss by them
 counts like a loss by a fit judge, whatever the judge scores. A gain by them outweighs what texts alone show.
 
 The verdict is the first of these kinds whose condition holds:
@@ -42,8 +42,7 @@ no sign found (judge unchecked): the judge shows a gain and has no known fault, 
     destroys text was measured; and every family that fired is explained. Otherwise, a run whose judge is not trusted is
     not judged.
 
-Prompts that ask the same question (`Evidence.groups`) count as one: their scores and wins are averaged
-first.
+Prompts that ask the same question (`Evidence.groups`) count as one: their scores and wins are averaged first.
 
 Two files of completions (`Evidence.two_files`) have no checkpoints and therefore no peak. *worse* replaces *past the
 peak* and means that a fit judge or the labels show a loss, *no difference shown* replaces *no gain* and *gain not
@@ -116,7 +115,7 @@ class Verdict:
         fired: The families of probes that fired at the last checkpoint.
         explained: The families that fired and are explained.
         unmeasured: The families that destroy text and could not be measured.
-        reasons: Sentences, the deciding ones first.
+        reasons: The reasons as sentences, the decisive ones first.
         judge: The facts about the judge.
         reward_effects: How much the habits of the families that fired change the reward.
         seed: Seed of the resamples.
@@ -171,9 +170,9 @@ class Verdict:
         not_candidate = (
             ""
             if self.candidate == step
-            else "which is no longer the candidate given the facts about the judge on these prompts, "
+            else "; it is no longer the candidate given the facts about the judge on these prompts"
         )
-        reason = f"Step {step} on test prompts against SFT: {with_interval(gain)}, {not_candidate}{conclusion}."
+        reason = f"Step {step} on test prompts against SFT: {with_interval(gain)}{not_candidate}, {conclusion}."
         return replace(
             self, recommended=step if is_confirmed else None, confirmed=gain, reasons=(*self.reasons, reason)
         )

@@ -55,11 +55,12 @@ def mark_right_answers(policy: Completions, sft: Completions) -> VerifiedSides:
         ZooError: The rewards are those of a model: nearly all of them differ.
     """
     rewards = [reward for side in (policy, sft) for reward in side.rewards or ()]
-    values = len(set(rewards))
-    if policy.rewards and sft.rewards and values > max(MAX_VERIFIED_VALUES, len(rewards) / 2):
+    value_count = len(set(rewards))
+    if policy.rewards and sft.rewards and value_count > max(MAX_VERIFIED_VALUES, len(rewards) / 2):
         raise ZooError(
-            f"--verifiable needs a program's reward, and this one has {values} different values in {len(rewards)} "
-            "rows, as a reward model's has: leave --verifiable out, or name the program's column with --reward."
+            f"--verifiable needs a program's reward, but this reward has {value_count} different values in "
+            f"{len(rewards)} rows, like that of a reward model: leave --verifiable out, or name the program's column "
+            "with --reward."
         )
     highest = max(rewards, default=0.0)
     policy, sft = (

@@ -34,7 +34,8 @@ def watch(
     """Wraps a reward function so that it also probes the policy's completions against the SFT model's.
 
     The rewards stay the same. After every `every` completions, the last `size` completions are probed. If SFT did not
-    answer all of their prompts, whole prompts are compared, so more completions are used until they answer 13 prompts.
+    answer all prompts of these, whole prompts are compared. Earlier completions are then added until there are 13
+    prompts.
     Prompts that ask the same question count as one. TRL's `log_metric` receives each family's effect as probes/FAMILY.
     A family that fires for the first time is logged as a warning, and Weights & Biases and trackio send an alert if
     this process reports to them.
@@ -95,7 +96,7 @@ class Watcher:
 
     def __init__(self, against: Rollouts | None, size: int, every: int, *, stop: bool) -> None:
         if size < _MIN_SIZE or every < 1:
-            raise ZooError(f"A watch needs size of {_MIN_SIZE} or more and every of 1 or more, not {size} and {every}.")
+            raise ZooError(f"watch needs size >= {_MIN_SIZE} and every >= 1, not size={size} and every={every}.")
         self.sft = None if against is None else _group_near_duplicates(read_rollouts(against, name="`against`"))
         self.size, self.every, self.stop = size, every, stop
         self.first_texts: list[tuple[str, str]] = []  # (prompt, completion) from before training changes the policy
@@ -154,9 +155,9 @@ class Watcher:
         by_position = not all(prompt in known_groups for prompt, _ in recent)
         if by_position and (count := number_of_groups(known_groups.values())) < MIN_SWAPPED_PROMPTS:
             raise ZooError(
-                f"watch compares SFT's completions with those of other prompts, which needs {MIN_SWAPPED_PROMPTS} "
-                f"prompts that ask different things, but SFT's answer {count}: pass completions of more prompts as "
-                "`against`."
+                f"watch compares the policy with SFT on different prompts. For this, SFT's completions must answer "
+                f"{MIN_SWAPPED_PROMPTS} prompts that ask different things, not {count}: pass completions of more "
+                "prompts as `against`."
             )
         last_groups = {group_of(prompt) for prompt, _ in recent}
         while by_position and len(last_groups) < MIN_SWAPPED_PROMPTS and len(recent) < len(self.last_texts):
@@ -166,8 +167,8 @@ class Watcher:
             if len(self.last_texts) >= _MAX_COLLECTED * self.size:
                 raise ZooError(
                     f"watch needs {MIN_SWAPPED_PROMPTS} prompts that ask different things, but the last {len(recent)} "
-                    f"completions answer {len(last_groups)}, and not all of them were SFT's: pass SFT's completions of "
-                    "these prompts as `against`."
+                    f"completions answer {len(last_groups)}, and SFT did not answer all of these: pass SFT's "
+                    "completions of these prompts as `against`."
                 )
             return
         # The counter is reset before the probe, because the probe may raise.

@@ -72,7 +72,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
         path: The file.
 
     Raises:
-        ZooError: The file is not valid JSON, or holds no object.
+        ZooError: The file is not valid JSON, or does not hold an object.
     """
     try:
         with path.open("rb") as file:

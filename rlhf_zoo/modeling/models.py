@@ -191,7 +191,7 @@ def labels_of(config: Mapping[str, Any]) -> Mapping[Any, str] | None:
 def label_index(
     label_by_index: Mapping[Any, str], label: str | None, *, name: str, label2id: Mapping[str, Any] | None = None
 ) -> int | None:
-    """Finds the output of a classifier that is the score.
+    """Finds which output of a classifier is the score.
 
     Args:
         label_by_index: {output index: label} of the classifier.

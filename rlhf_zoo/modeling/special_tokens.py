@@ -132,7 +132,7 @@ def ensure_own_pad(tokenizer: PreTrainedTokenizerBase, pad_token: str | None, *,
             f"{key} is {pad_token!r}, which the tokenizer of {subject} does not have: choose one of its tokens."
         )
     if pad_token is not None and pad_token == eos:
-        raise ZooError(f"{key} is {pad_token!r}, which is also EOS of {subject}: choose another of its tokens.")
+        raise ZooError(f"{key} is {pad_token!r}, which is also the EOS of {subject}: choose another of its tokens.")
     if has_own_pad(tokenizer):
         return
     if pad_token is None:

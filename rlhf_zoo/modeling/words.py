@@ -29,7 +29,7 @@ _PIECE = re.compile(rf"\s*(?:{_UNSPACED_WORD}|[^\s{_UNSPACED_SCRIPTS}]+)")
 
 
 def words(text: str) -> list[str]:
-    """Splits a text into lower-cased words and punctuation marks."""
+    """Splits a text into lower-cased words and single punctuation marks; `is_word` tells them apart."""
     return (_ASCII_WORD if text.isascii() else _WORD).findall(text.lower())
 
 
@@ -43,7 +43,7 @@ def is_unspaced(word: str) -> bool:
 
 
 def is_word(word: str) -> bool:
-    """Whether an element of `words` is a word, a number or a symbol such as an emoji, rather than punctuation.
+    """Whether an element of `words` is a word, a number or a symbol such as an emoji, not punctuation.
 
     Args:
         word: An element of `words`.

@@ -1,4 +1,4 @@
-"""Makes published adapters name a base that others can download, and checks before training that they will."""
+"""Makes published adapters name a base that others can download, and checks before training that they can."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -144,7 +144,7 @@ def name_base(context: RunContext, stages: Sequence[str], name: str) -> None:
         with translate_lookup_errors(f"The model {name}", hub, "check --base and --hub."):
             return str(hub.api().model_info(repo, revision=revision or None).sha)
 
-    has_base = False
+    has_local_base = False
     for record in map(context.record, stages):
         document = record.read()
         for role, parent in (document.get("parents") or {}).items():
@@ -169,8 +169,8 @@ def name_base(context: RunContext, stages: Sequence[str], name: str) -> None:
             record.write(
                 parents={**document["parents"], role: pinned_parent}, publish=document.get("publish") or destination
             )
-            has_base = True
-    if not has_base:
+            has_local_base = True
+    if not has_local_base:
         raise ZooError(f"No adapter in {context.directory} has a local base: remove --base.")
 
 

@@ -1,6 +1,6 @@
 """The outbox of a run: a thread that uploads finished files in order while training continues.
 
-The remaining uploads are read from disk, so after a kill the next process can send them.
+The remaining uploads are read from disk, so if this process is killed, the next one can send them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Decides what to upload next from a run directory, and uploads it.
 
-The state is read from disk every time, so another process can continue after a kill. Data that a corpus generated are
-sent first. Then, stage by stage, each checkpoint is sent as a commit with a tag, ordered by step. After a stage has
-finished, its chosen checkpoint becomes `main`, with the final card. Until an evaluation chooses one, the last
+The state is read from disk every time, so if this process is killed, another one can continue. Data that a corpus
+generated are sent first. Then, stage by stage, each checkpoint is sent as a commit with a tag, ordered by step. After a
+stage has finished, its chosen checkpoint becomes `main`, with the final card. Until an evaluation chooses one, the last
 checkpoint is `main`.
 """
 
@@ -406,7 +406,7 @@ def _claim(context: RunContext, stage: str) -> None:
             tag: commit for tag, commit in published_tags(record, repo, hub=hub).items() if tag not in retrained_tags
         },
         overwrite=context.overwrite,
-        fresh=context.drop_old_tags,
+        drop_old_tags=context.drop_old_tags,
         private=context.private,
         run_name=f"{context.recipe.name} {stage}",
         hub=context.hub,

@@ -348,7 +348,7 @@ def test_reward_model_padding_with_eos_needs_reward_pad_token(zoo: Callable[...,
             zoo(*words)
         with pytest.raises(ZooError, match=r"reward_pad_token is '<none>', which the tokenizer of .* does not have"):
             zoo(*words, key, "<none>")
-        with pytest.raises(ZooError, match=r"reward_pad_token is '.*', which is also EOS of"):
+        with pytest.raises(ZooError, match=r"reward_pad_token is '.*', which is also the EOS of"):
             zoo(*words, key, tokenizer.eos_token)
     with pytest.raises(ZooError, match=r"judge reward:paid pads with its EOS"):
         zoo("recipes", "validate", "mine", "--evaluation.judge", "reward:paid")

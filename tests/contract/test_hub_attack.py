@@ -36,10 +36,10 @@ BAD_CARDS = [NESTED, BOMB + "---\n", f"---\nx: 0x{'f' * 5000}\n---\n", "---\nx: 
 
 
 @pytest.fixture
-def repo_hub(near_hub: ThreadHub) -> ThreadHub:
+def repo_hub(in_process_hub: ThreadHub) -> ThreadHub:
     """A Hub with the repository REPO."""
-    near_hub.api().create_repo(REPO)
-    return near_hub
+    in_process_hub.api().create_repo(REPO)
+    return in_process_hub
 
 
 def test_validate_yaml_ignores_anonymous_users_and_bounds_parsing(hub):

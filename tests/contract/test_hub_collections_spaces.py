@@ -6,8 +6,8 @@ from huggingface_hub.errors import BadRequestError, HfHubHTTPError, RepositoryNo
 SPACE = "local/compare"
 
 
-def test_client_manages_collections_and_their_items(near_hub):
-    api = near_hub.api()
+def test_client_manages_collections_and_their_items(in_process_hub):
+    api = in_process_hub.api()
     for name in ("sft", "ppo"):
         api.create_repo(f"local/{name}")
     api.create_repo("local/data", repo_type="dataset")
@@ -46,12 +46,12 @@ def test_client_manages_collections_and_their_items(near_hub):
         api.delete_collection_item(slug, first.item_object_id)
     api.delete_collection_item(slug, first.item_object_id, missing_ok=True)
 
-    assert list(near_hub.api(None).list_collections()) == []
+    assert list(in_process_hub.api(None).list_collections()) == []
     changed = api.update_collection_metadata(slug, title="Runs", private=False)
     assert changed.slug.startswith("local/runs-")
     assert changed.slug.rpartition("-")[2] == slug.rpartition("-")[2]
     assert api.get_collection(slug).title == "Runs"  # the old address still leads there
-    [listed] = near_hub.api(None).list_collections(owner="local", item="models/local/ppo")
+    [listed] = in_process_hub.api(None).list_collections(owner="local", item="models/local/ppo")
     assert (listed.slug, listed.position, len(listed.items)) == (changed.slug, 0, 2)
     assert list(api.list_collections(item="models/local/none")) == []
     assert list(api.list_collections(owner="team")) == []
@@ -61,8 +61,8 @@ def test_client_manages_collections_and_their_items(near_hub):
     api.delete_collection(slug, missing_ok=True)
 
 
-def test_client_manages_variables_and_secrets_of_stopped_space(near_hub):
-    api = near_hub.api()
+def test_client_manages_variables_and_secrets_of_stopped_space(in_process_hub):
+    api = in_process_hub.api()
     api.create_repo(SPACE, repo_type="space", space_sdk="gradio", space_variables=[{"key": "A", "value": "1"}])
     api.upload_file(path_or_fileobj=b"print()", path_in_repo="app.py", repo_id=SPACE, repo_type="space")
     runtime = api.get_space_runtime(SPACE)
@@ -86,14 +86,14 @@ def test_client_manages_variables_and_secrets_of_stopped_space(near_hub):
 
     api.add_space_secret(SPACE, "API_KEY", "hunter2", description="for the judge")
     assert api.get_space_secrets(SPACE)["API_KEY"].description == "for the judge"
-    stored = [path for path in near_hub.root.rglob("*") if path.is_file() and b"hunter2" in path.read_bytes()]
+    stored = [path for path in in_process_hub.root.rglob("*") if path.is_file() and b"hunter2" in path.read_bytes()]
     assert stored == []
     api.delete_space_secret(SPACE, "API_KEY")
     assert api.get_space_secrets(SPACE) == {}
 
     with pytest.raises(HfHubHTTPError, match=r"\b401 "):
-        near_hub.api(None).get_space_variables(SPACE)
+        in_process_hub.api(None).get_space_variables(SPACE)
     with pytest.raises(HfHubHTTPError, match=r"\b403 "):
-        near_hub.api("read").add_space_variable(SPACE, "X", "y")
+        in_process_hub.api("read").add_space_variable(SPACE, "X", "y")
     with pytest.raises(RepositoryNotFoundError):
         api.get_space_runtime("local/none")

@@ -24,10 +24,10 @@ DAY = 24 * 3600.0
 
 
 @pytest.fixture
-def file_hub(near_hub: ThreadHub) -> ThreadHub:
+def file_hub(in_process_hub: ThreadHub) -> ThreadHub:
     """A Hub with a repository that holds a file."""
-    near_hub.make("m", {"README.md": "x"})
-    return near_hub
+    in_process_hub.make("m", {"README.md": "x"})
+    return in_process_hub
 
 
 @pytest.fixture

@@ -66,8 +66,8 @@ def source_hub(origin: Path, tmp_path: Path) -> Iterator[ThreadHub]:
 
 
 @pytest.fixture
-def target_hub(near_hub: ThreadHub) -> ThreadHub:
-    return near_hub
+def target_hub(in_process_hub: ThreadHub) -> ThreadHub:
+    return in_process_hub
 
 
 @pytest.fixture

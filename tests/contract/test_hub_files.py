@@ -15,9 +15,9 @@ REPO = "local/files"
 
 
 @pytest.fixture
-def hub(near_hub):
-    near_hub.api().create_repo(REPO)
-    return near_hub
+def hub(in_process_hub):
+    in_process_hub.api().create_repo(REPO)
+    return in_process_hub
 
 
 @pytest.fixture

@@ -43,14 +43,14 @@ print(sum(p.sum().item() for p in old.parameters()))
 """
 
 
-def test_transformers_pushes_and_loads_models(near_hub, tmp_path):
-    pushed = near_hub.python(PUSH_MODEL, cwd=tmp_path, HF_HUB_DISABLE_XET="0").split()[-1]
+def test_transformers_pushes_and_loads_models(in_process_hub, tmp_path):
+    pushed = in_process_hub.python(PUSH_MODEL, cwd=tmp_path, HF_HUB_DISABLE_XET="0").split()[-1]
     empty = str(tmp_path / "an-empty-home")
-    pulled = near_hub.python(PULL_MODEL, cwd=tmp_path, HF_HOME=empty).split()[-1]
+    pulled = in_process_hub.python(PULL_MODEL, cwd=tmp_path, HF_HOME=empty).split()[-1]
     assert float(pulled) == pytest.approx(float(pushed), rel=1e-6)
-    api = near_hub.api()
+    api = in_process_hub.api()
     assert api.model_info("local/tiny").pipeline_tag == "text-generation"
-    assert near_hub.git("local/tiny", "fsck", "--full", "--strict") == ""
+    assert in_process_hub.git("local/tiny", "fsck", "--full", "--strict") == ""
 
 
 DATASETS = """
@@ -90,28 +90,28 @@ configs:
 """
 
 
-def test_datasets_pushes_and_loads_configurations(near_hub, tmp_path):
+def test_datasets_pushes_and_loads_configurations(in_process_hub, tmp_path):
     """A data set made by `push_to_hub`, and a folder with configurations, in one process."""
     for name in ("lines/train", "lines/validation", "judge/judge"):
         path = tmp_path / "world" / f"{name}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"text": name.replace("/", " ")}) + "\n")
     (tmp_path / "world" / "README.md").write_text(CARD)
-    near_hub.python(DATASETS + FOLDER, cwd=tmp_path)
-    info = near_hub.api().dataset_info("local/remarks")
+    in_process_hub.python(DATASETS + FOLDER, cwd=tmp_path)
+    info = in_process_hub.api().dataset_info("local/remarks")
     assert {c["config_name"] for c in info.card_data["configs"]} == {"judge", "prompts"}
 
 
-def test_hf_command_uploads_tags_and_downloads(near_hub, tmp_path):
+def test_hf_command_uploads_tags_and_downloads(in_process_hub, tmp_path):
     folder = tmp_path / "folder"
     (folder / "sub").mkdir(parents=True)
     weights = random.Random(5).randbytes(400_000)
     (folder / "sub" / "w.safetensors").write_bytes(weights)
-    assert "local" in near_hub.run("hf", "auth", "whoami")
-    near_hub.run("hf", "upload", "local/cli", str(folder), ".", "--commit-message", "From the command line")
-    near_hub.run("hf", "repos", "tag", "create", "local/cli", "v1", "-m", "first")
-    near_hub.run("hf", "download", "local/cli", "--revision", "v1", "--local-dir", str(tmp_path / "tag"))
+    assert "local" in in_process_hub.run("hf", "auth", "whoami")
+    in_process_hub.run("hf", "upload", "local/cli", str(folder), ".", "--commit-message", "From the command line")
+    in_process_hub.run("hf", "repos", "tag", "create", "local/cli", "v1", "-m", "first")
+    in_process_hub.run("hf", "download", "local/cli", "--revision", "v1", "--local-dir", str(tmp_path / "tag"))
     assert (tmp_path / "tag" / "sub" / "w.safetensors").read_bytes() == weights
-    assert "local/cli" in near_hub.run("hf", "repos", "ls")
-    near_hub.run("hf", "repos", "delete", "local/cli", "--yes")
-    assert not near_hub.api().repo_exists("local/cli")
+    assert "local/cli" in in_process_hub.run("hf", "repos", "ls")
+    in_process_hub.run("hf", "repos", "delete", "local/cli", "--yes")
+    assert not in_process_hub.api().repo_exists("local/cli")

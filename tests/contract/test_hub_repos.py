@@ -21,8 +21,8 @@ language: en
 
 
 @pytest.fixture
-def api(near_hub):
-    return near_hub.api()
+def api(in_process_hub):
+    return in_process_hub.api()
 
 
 def create(api, repo_id: str, kind: str = "model", **options):
@@ -31,55 +31,55 @@ def create(api, repo_id: str, kind: str = "model", **options):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_repository_is_created_found_and_deleted(near_hub, api, kind):
+def test_repository_is_created_found_and_deleted(in_process_hub, api, kind):
     url = create(api, "first", kind)
-    assert (url.repo_id, url.repo_type, url.endpoint) == ("local/first", kind, near_hub.url)
+    assert (url.repo_id, url.repo_type, url.endpoint) == ("local/first", kind, in_process_hub.url)
     assert [other_kind for other_kind in KINDS if api.repo_exists("local/first", repo_type=other_kind)] == [kind]
     with pytest.raises(HfHubHTTPError, match=r"\b409 "):
         create(api, "local/first", kind)
     assert create(api, "local/first", kind, exist_ok=True).repo_id == "local/first"
     info = api.repo_info("local/first", repo_type=kind)
     assert info.id == "local/first"
-    assert info.sha == near_hub.git("local/first", "rev-parse", "main", kind=kind).strip()
+    assert info.sha == in_process_hub.git("local/first", "rev-parse", "main", kind=kind).strip()
     api.delete_repo("local/first", repo_type=kind)
     assert not api.repo_exists("local/first", repo_type=kind)
-    assert not near_hub.git_dir("local/first", kind).exists()
+    assert not in_process_hub.git_dir("local/first", kind).exists()
     with pytest.raises(RepositoryNotFoundError):
         api.delete_repo("local/first", repo_type=kind)
     api.delete_repo("local/first", repo_type=kind, missing_ok=True)
 
 
-def test_whoami_returns_user_organizations_and_role(near_hub, api):
+def test_whoami_returns_user_organizations_and_role(in_process_hub, api):
     create(api, "team/model")
     who = api.whoami()
     assert (who["name"], who["auth"]["accessToken"]["role"]) == ("local", "write")
     assert [org["name"] for org in who["orgs"]] == ["team"]
     assert api.get_full_repo_name("bare") == "local/bare"
-    assert near_hub.api("read").whoami()["auth"]["accessToken"]["role"] == "read"
+    assert in_process_hub.api("read").whoami()["auth"]["accessToken"]["role"] == "read"
 
 
-def test_wrong_token_is_rejected(near_hub):
+def test_wrong_token_is_rejected(in_process_hub):
     with pytest.raises(HfHubHTTPError, match="Invalid user token"):
-        near_hub.api().whoami(token="hf_nonsense")
+        in_process_hub.api().whoami(token="hf_nonsense")
     with pytest.raises(HfHubHTTPError) as caught:
-        near_hub.api().create_repo("local/x", token="hf_nonsense")
+        in_process_hub.api().create_repo("local/x", token="hf_nonsense")
     assert caught.value.response.status_code == 401
     assert "Invalid credentials" in str(caught.value)
 
 
-def test_private_repository_is_hidden_from_anonymous(near_hub, api):
+def test_private_repository_is_hidden_from_anonymous(in_process_hub, api):
     create(api, "local/secret", private=True)
     create(api, "local/open")
     assert api.model_info("local/secret").private is True
-    assert near_hub.api("read").model_info("local/secret").id == "local/secret"
-    assert {m.id for m in near_hub.api("read").list_models()} == {"local/secret", "local/open"}
+    assert in_process_hub.api("read").model_info("local/secret").id == "local/secret"
+    assert {m.id for m in in_process_hub.api("read").list_models()} == {"local/secret", "local/open"}
 
-    stranger = near_hub.api(None)
+    stranger = in_process_hub.api(None)
     assert {m.id for m in stranger.list_models()} == {"local/open"}
     with pytest.raises(RepositoryNotFoundError):
         stranger.model_info("local/secret")
     with pytest.raises(RepositoryNotFoundError):
-        stranger.hf_hub_download("local/secret", ".gitattributes", cache_dir=near_hub.cache)
+        stranger.hf_hub_download("local/secret", ".gitattributes", cache_dir=in_process_hub.cache)
     with pytest.raises(RepositoryNotFoundError):
         stranger.list_repo_files("local/secret")
 
@@ -91,11 +91,11 @@ def test_private_repository_is_hidden_from_anonymous(near_hub, api):
         api.update_repo_settings("local/secret", gated="auto")
 
 
-def test_writes_require_write_token(near_hub, api):
+def test_writes_require_write_token(in_process_hub, api):
     create(api, "local/m")
     head = api.upload_file(path_or_fileobj=b"x", path_in_repo="x.txt", repo_id="local/m").oid
     for role, status, message in (("read", 403, "may only read"), (None, 401, "401")):
-        other = near_hub.api(role)
+        other = in_process_hub.api(role)
         for call in (
             lambda other: other.create_repo("local/other"),
             lambda other: other.upload_file(path_or_fileobj=b"y", path_in_repo="y.txt", repo_id="local/m"),
@@ -112,20 +112,20 @@ def test_writes_require_write_token(near_hub, api):
                 call(other)
             assert caught.value.response.status_code == status
         assert other.model_info("local/m").sha == head
-    reader = near_hub.api("read")
+    reader = in_process_hub.api("read")
     reader.auth_check("local/m")
     with pytest.raises(HfHubHTTPError):
         reader.auth_check("local/m", write=True)
     api.auth_check("local/m", write=True)
 
 
-def test_missing_repository_and_revision_raise_their_errors(near_hub, api):
+def test_missing_repository_and_revision_raise_their_errors(in_process_hub, api):
     create(api, "local/m")
     for call in (
         lambda: api.model_info("local/none"),
         lambda: api.model_info("gpt2"),
         lambda: api.list_repo_files("local/none"),
-        lambda: api.hf_hub_download("gpt2", "x", cache_dir=near_hub.cache),
+        lambda: api.hf_hub_download("gpt2", "x", cache_dir=in_process_hub.cache),
         lambda: api.upload_file(path_or_fileobj=b"y", path_in_repo="y.txt", repo_id="local/none"),
         lambda: api.list_repo_refs("local/none"),
     ):
@@ -135,7 +135,7 @@ def test_missing_repository_and_revision_raise_their_errors(near_hub, api):
         lambda: api.model_info("local/m", revision="none"),
         lambda: api.model_info("local/m", revision="0" * 40),
         lambda: api.list_repo_files("local/m", revision="refs/pr/1"),
-        lambda: api.hf_hub_download("local/m", "x", revision="none", cache_dir=near_hub.cache),
+        lambda: api.hf_hub_download("local/m", "x", revision="none", cache_dir=in_process_hub.cache),
         lambda: api.upload_file(path_or_fileobj=b"y", path_in_repo="y.txt", repo_id="local/m", revision="none"),
         lambda: api.list_repo_commits("local/m", revision="none"),
     ):
@@ -152,7 +152,7 @@ def push_card(api, repo_id: str, card: str, kind: str = "model"):
     )
 
 
-def test_card_metadata_becomes_tags(near_hub, api):
+def test_card_metadata_becomes_tags(in_process_hub, api):
     push_card(api, "local/tiny-ppo", CARD)
     info = api.model_info("local/tiny-ppo")
     assert info.pipeline_tag == "text-generation"
@@ -162,7 +162,7 @@ def test_card_metadata_becomes_tags(near_hub, api):
     assert models | {"rlhf", "ppo", "dataset:local/remarks", "license:apache-2.0", "en"} <= set(info.tags)
 
 
-def test_list_models_filters_searches_and_sorts(near_hub, api):
+def test_list_models_filters_searches_and_sorts(in_process_hub, api):
     push_card(api, "local/tiny-ppo", CARD)
     create(api, "local/plain")
     create(api, "team/tiny-other")
@@ -197,16 +197,16 @@ def test_list_models_filters_searches_and_sorts(near_hub, api):
     assert expanded.card_data.license == "apache-2.0"
 
 
-def test_list_models_is_paged(near_hub, api):
+def test_list_models_is_paged(in_process_hub, api):
     names = [f"local/m{number}" for number in range(7)]
     for name in names:
         create(api, name)
-    headers = {"authorization": f"Bearer {near_hub.token}"}
-    pages = paginate(f"{near_hub.url}/api/models", {"limit": 3, "author": "local", "sort": "createdAt"}, headers)
+    headers = {"authorization": f"Bearer {in_process_hub.token}"}
+    pages = paginate(f"{in_process_hub.url}/api/models", {"limit": 3, "author": "local", "sort": "createdAt"}, headers)
     assert [item["id"] for item in pages] == names[::-1]
 
 
-def test_list_datasets_and_spaces_filters(near_hub, api):
+def test_list_datasets_and_spaces_filters(in_process_hub, api):
     push_card(
         api, "local/d", "---\ntask_categories: [text-generation]\nlanguage: en\nsize_categories: n<1K\n---\n", "dataset"
     )
@@ -228,7 +228,7 @@ def test_list_datasets_and_spaces_filters(near_hub, api):
         ("- a\n- b", "must be a mapping"),
     ],
 )
-def test_commit_rejects_invalid_card(near_hub, api, front_matter, message):
+def test_commit_rejects_invalid_card(in_process_hub, api, front_matter, message):
     create(api, "local/m")
     before = api.model_info("local/m").sha
     content = f"---\n{front_matter}\n---\ntext\n".encode()
@@ -238,13 +238,13 @@ def test_commit_rejects_invalid_card(near_hub, api, front_matter, message):
     assert api.model_info("local/m").sha == before
 
 
-def test_commit_warns_of_card_without_metadata(near_hub, api):
+def test_commit_warns_of_card_without_metadata(in_process_hub, api):
     create(api, "local/m")
     with pytest.warns(UserWarning, match="no YAML metadata"):
         api.upload_file(path_or_fileobj=b"# Hello\n", path_in_repo="README.md", repo_id="local/m")
 
 
-def test_discussions_and_pull_requests_are_refused(near_hub, api):
+def test_discussions_and_pull_requests_are_refused(in_process_hub, api):
     create(api, "local/m")
     assert list(api.get_repo_discussions("local/m")) == []
     assert api.list_repo_refs("local/m", include_pull_requests=True).pull_requests == []

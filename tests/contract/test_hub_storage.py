@@ -24,9 +24,9 @@ OID = hashlib.sha256(BINARY).hexdigest()
 
 
 @pytest.fixture
-def near_hub(near_hub):
-    near_hub.api().create_repo(REPO)
-    return near_hub
+def in_process_hub(in_process_hub):
+    in_process_hub.api().create_repo(REPO)
+    return in_process_hub
 
 
 def client(hub) -> HfApi:
@@ -48,30 +48,30 @@ def rss_mib(pid: int) -> tuple[float, float]:
     return int(lines["VmRSS"].split()[0]) / 1024, int(lines["VmHWM"].split()[0]) / 1024
 
 
-def test_concurrent_commits_are_all_kept(near_hub):
+def test_concurrent_commits_are_all_kept(in_process_hub):
     threads, commits = 6, 4
 
     def work(thread: int) -> list[str]:
-        api = client(near_hub)
+        api = client(in_process_hub)
         return [put(api, f"{thread}/{number}.bin", bytes([0, thread, number])) for number in range(commits)]
 
     with ThreadPoolExecutor(threads) as pool:
         oids = [oid for part in pool.map(work, range(threads)) for oid in part]
-    history = [c.commit_id for c in near_hub.api().list_repo_commits(REPO)]
+    history = [c.commit_id for c in in_process_hub.api().list_repo_commits(REPO)]
     assert len(set(oids)) == threads * commits
     assert set(oids) | {history[-1]} == set(history)
     expected = {f"{thread}/{number}.bin" for thread in range(threads) for number in range(commits)}
-    assert set(near_hub.api().list_repo_files(REPO)) == expected | {".gitattributes"}
-    assert near_hub.git(REPO, "fsck", "--full", "--strict") == ""
-    assert near_hub.git(REPO, "log", "--format=%H").split() == history
+    assert set(in_process_hub.api().list_repo_files(REPO)) == expected | {".gitattributes"}
+    assert in_process_hub.git(REPO, "fsck", "--full", "--strict") == ""
+    assert in_process_hub.git(REPO, "log", "--format=%H").split() == history
 
 
-def test_only_one_of_concurrent_commits_on_same_parent_succeeds(near_hub):
-    parent = near_hub.api().model_info(REPO).sha
+def test_only_one_of_concurrent_commits_on_same_parent_succeeds(in_process_hub):
+    parent = in_process_hub.api().model_info(REPO).sha
 
     def work(thread: int) -> int:
         try:
-            put(client(near_hub), "a.txt", b"%d" % thread, parent_commit=parent)
+            put(client(in_process_hub), "a.txt", b"%d" % thread, parent_commit=parent)
         except HfHubHTTPError as error:
             return error.response.status_code
         return 200
@@ -80,12 +80,12 @@ def test_only_one_of_concurrent_commits_on_same_parent_succeeds(near_hub):
         assert sorted(pool.map(work, range(6))) == [200, 412, 412, 412, 412, 412]
 
 
-def test_concurrent_uploads_of_same_file_are_stored_once(near_hub):
+def test_concurrent_uploads_of_same_file_are_stored_once(in_process_hub):
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda n: put(client(near_hub), f"{n}.bin", BINARY), range(4)))
-    stored = [path for path in (near_hub.git_dir(REPO) / "lfs" / "objects").rglob("*") if path.is_file()]
+        list(pool.map(lambda n: put(client(in_process_hub), f"{n}.bin", BINARY), range(4)))
+    stored = [path for path in (in_process_hub.git_dir(REPO) / "lfs" / "objects").rglob("*") if path.is_file()]
     assert [path.name for path in stored] == [OID]
-    assert incomplete(near_hub) == []
+    assert incomplete(in_process_hub) == []
 
 
 def test_two_servers_share_one_root(hubs):
@@ -107,8 +107,8 @@ def test_two_servers_share_one_root(hubs):
     assert HfApi(endpoint=first.url, token=second.token).whoami()["name"] == "local"
 
 
-def test_sweep_removes_leftovers_after_a_day(near_hub):
-    repo = near_hub.git_dir(REPO)
+def test_sweep_removes_leftovers_after_a_day(in_process_hub):
+    repo = in_process_hub.git_dir(REPO)
     old, young = repo / "incoming-old", repo / "incoming-young"
     partial = repo / "lfs" / "incomplete" / "half"
     for folder in (old, young):
@@ -117,49 +117,49 @@ def test_sweep_removes_leftovers_after_a_day(near_hub):
     partial.write_bytes(b"x")
     for path in (old, partial):
         os.utime(path, (time.time() - 90_000,) * 2)
-    Storage(near_hub.root).sweep()
+    Storage(in_process_hub.root).sweep()
     assert (old.exists(), partial.exists(), young.exists()) == (False, False, True)
 
 
 # Big files
 
 
-def test_upload_with_wrong_content_is_refused(near_hub):
+def test_upload_with_wrong_content_is_refused(in_process_hub):
     oid = hashlib.sha256(b"right").hexdigest()
     file = {"key": "lfsFile", "value": {"path": "w.bin", "algo": "sha256", "oid": oid, "size": 5}}
-    href = near_hub.batch(REPO, oid, 5)["actions"]["upload"]["href"]
+    href = in_process_hub.batch(REPO, oid, 5)["actions"]["upload"]["href"]
     for content in (b"wrong", b"righ", b"righty"):
-        assert near_hub.send("PUT", href, content, role=None).status == 400, content
-    assert "actions" in near_hub.batch(REPO, oid, 5)
-    href_large = near_hub.batch(REPO, OID, len(BINARY))["actions"]["upload"]["href"]
-    assert near_hub.send("PUT", href_large, bytes(len(BINARY)), role=None).status == 400
-    answer = near_hub.commit(REPO, file)
+        assert in_process_hub.send("PUT", href, content, role=None).status == 400, content
+    assert "actions" in in_process_hub.batch(REPO, oid, 5)
+    href_large = in_process_hub.batch(REPO, OID, len(BINARY))["actions"]["upload"]["href"]
+    assert in_process_hub.send("PUT", href_large, bytes(len(BINARY)), role=None).status == 400
+    answer = in_process_hub.commit(REPO, file)
     assert answer.status == 400
     assert "was not uploaded" in answer.json()["error"]
     for _ in range(2):  # the client may send it again
         assert httpx2.put(href, content=iter([b"ri", b"ght"])).status_code == 200  # chunked, without a length
-    assert near_hub.commit(REPO, file).status == 200
-    assert incomplete(near_hub) == []
+    assert in_process_hub.commit(REPO, file).status == 200
+    assert incomplete(in_process_hub) == []
 
 
-def test_interrupted_upload_leaves_no_file(near_hub):
+def test_interrupted_upload_leaves_no_file(in_process_hub):
     """It does not matter whether the client closes or resets the connection."""
-    path = near_hub.batch(REPO, OID, len(BINARY))["actions"]["upload"]["href"].removeprefix(near_hub.url)
+    path = in_process_hub.batch(REPO, OID, len(BINARY))["actions"]["upload"]["href"].removeprefix(in_process_hub.url)
     for reset in (False, True):
-        with near_hub.connect() as connection:
+        with in_process_hub.connect() as connection:
             head = f"PUT {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(BINARY)}\r\n\r\n"
             connection.sendall(head.encode() + BINARY[:100_000])
-            wait_until(lambda: incomplete(near_hub))
+            wait_until(lambda: incomplete(in_process_hub))
             if reset:
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-        wait_until(lambda: not incomplete(near_hub))
-    assert "actions" in near_hub.batch(REPO, OID, len(BINARY))
+        wait_until(lambda: not incomplete(in_process_hub))
+    assert "actions" in in_process_hub.batch(REPO, OID, len(BINARY))
 
 
-def test_forged_upload_link_is_refused(near_hub):
-    near_hub.api().create_repo("local/other")
+def test_forged_upload_link_is_refused(in_process_hub):
+    in_process_hub.api().create_repo("local/other")
     oid = hashlib.sha256(b"right").hexdigest()
-    href = near_hub.batch(REPO, oid, 5)["actions"]["upload"]["href"]
+    href = in_process_hub.batch(REPO, oid, 5)["actions"]["upload"]["href"]
     head, _, signature = href.partition("signature=")
     for forged in (
         head,
@@ -169,8 +169,8 @@ def test_forged_upload_link_is_refused(near_hub):
         href.replace("local/m/", "local/other/"),
         href.replace(oid, hashlib.sha256(b"other").hexdigest()),
     ):
-        assert near_hub.send("PUT", forged, b"right", role=None).status == 403, forged
-    assert "actions" in near_hub.batch(REPO, oid, 5)
+        assert in_process_hub.send("PUT", forged, b"right", role=None).status == 403, forged
+    assert "actions" in in_process_hub.batch(REPO, oid, 5)
 
 
 def test_large_file_is_streamed(hubs, tmp_path):
@@ -227,8 +227,8 @@ def test_full_disk_returns_507_and_keeps_repository(hubs, tmp_path):
     assert hub.git(REPO, "fsck", "--full", "--strict") == ""
 
 
-def test_upload_larger_than_free_space_is_refused_at_once(near_hub):
-    answer = near_hub.batch(REPO, "a" * 64, shutil.disk_usage(near_hub.root).free + 2**30)
+def test_upload_larger_than_free_space_is_refused_at_once(in_process_hub):
+    answer = in_process_hub.batch(REPO, "a" * 64, shutil.disk_usage(in_process_hub.root).free + 2**30)
     assert answer["error"]["code"] == 507
     assert "free some space" in answer["error"]["message"]
 

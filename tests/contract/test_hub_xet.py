@@ -88,7 +88,7 @@ print(json.dumps({{str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).he
 """
 
 
-def test_xet_round_trips_files_of_all_kinds(near_hub, tmp_path, monkeypatch, caplog):
+def test_xet_round_trips_files_of_all_kinds(in_process_hub, tmp_path, monkeypatch, caplog):
     """The real client uses all three compression schemes: it groups the bytes of weights before compressing."""
     schemes = set()
     unpack = xet_format.unpack
@@ -109,22 +109,22 @@ def test_xet_round_trips_files_of_all_kinds(near_hub, tmp_path, monkeypatch, cap
         (tmp_path / "files" / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "files" / path).write_bytes(content)
     with caplog.at_level(logging.INFO, "rlhf_zoo.hub.server"):
-        pulled = json.loads(near_hub.python(PUSH_AND_PULL, cwd=tmp_path, **XET).splitlines()[-1])
+        pulled = json.loads(in_process_hub.python(PUSH_AND_PULL, cwd=tmp_path, **XET).splitlines()[-1])
     assert {path: pulled.get(path) for path in files} == {path: digest(content) for path, content in files.items()}
     assert schemes == {0, 1, 2}
     assert caplog.text.count("/v1/shards 200") == 2
     assert "PUT /_lfs/" not in caplog.text
-    large = {s.rfilename for s in near_hub.api().model_info(REPO, files_metadata=True).siblings if s.lfs}
+    large = {s.rfilename for s in in_process_hub.api().model_info(REPO, files_metadata=True).siblings if s.lfs}
     assert large == set(files) - {"notes.txt", "empty.bin"}
     # Downloads never go by Xet, though the client could.
-    head = near_hub.send("HEAD", f"/{REPO}/resolve/main/random.bin")
+    head = in_process_hub.send("HEAD", f"/{REPO}/resolve/main/random.bin")
     assert not [name for name in head.headers if "xet" in name.lower()]
     assert "xet-read-token" not in caplog.text
-    assert is_tidy(near_hub)
-    fsck(near_hub)
+    assert is_tidy(in_process_hub)
+    fsck(in_process_hub)
 
 
-def test_xet_uploads_known_content_only_once(near_hub, tmp_path):
+def test_xet_uploads_known_content_only_once(in_process_hub, tmp_path):
     """Within a process and across processes, because hf-xet records on disk what it has sent."""
     make_files = """
 import random, sys
@@ -139,19 +139,19 @@ api.create_repo("{REPO}", exist_ok=True)
 for path in sys.argv[1:]:
     api.upload_file(path_or_fileobj=files[path], path_in_repo=path, repo_id="{REPO}")
 """
-    near_hub.run(sys.executable, "-c", code, "a.bin", "b.bin", **XET)
-    assert 8_300_000 <= uploaded_bytes(near_hub) < 9_000_000
-    near_hub.run(sys.executable, "-c", code, "c.bin", **XET)
-    assert uploaded_bytes(near_hub) < 9_500_000
+    in_process_hub.run(sys.executable, "-c", code, "a.bin", "b.bin", **XET)
+    assert 8_300_000 <= uploaded_bytes(in_process_hub) < 9_000_000
+    in_process_hub.run(sys.executable, "-c", code, "c.bin", **XET)
+    assert uploaded_bytes(in_process_hub) < 9_500_000
     namespace: dict = {}
     exec(make_files, namespace)
     assert (
-        files_of(near_hub, tmp_path).items()
+        files_of(in_process_hub, tmp_path).items()
         >= {path: digest(content) for path, content in namespace["files"].items()}.items()
     )
     # Repositories share no content, because their readers may differ.
-    near_hub.run(sys.executable, "-c", code.replace(REPO, "local/other"), "a.bin", **XET)
-    assert uploaded_bytes(near_hub, "local/other") == 8_000_000
+    in_process_hub.run(sys.executable, "-c", code.replace(REPO, "local/other"), "a.bin", **XET)
+    assert uploaded_bytes(in_process_hub, "local/other") == 8_000_000
 
 
 ENDLESS = f"""
@@ -303,9 +303,9 @@ class Store:
 
 
 @pytest.fixture
-def hub(near_hub):
+def hub(in_process_hub):
     """A Hub in this process, which makes these tests faster."""
-    return near_hub
+    return in_process_hub
 
 
 @pytest.fixture

@@ -184,7 +184,7 @@ def test_chained_file_names_are_not_opened(tmp_path: Path) -> None:
     (folder / "train.jsonl::memory").write_text(ROWS)
     (folder / "README.md").write_text("---\nconfigs: [{config_name: default, data_files: 'train*'}]\n---\n")
     (folder / "train.jsonl").write_text(ROWS)
-    with pytest.raises(ZooError, match="may be outside of it"):
+    with pytest.raises(ZooError, match="may lie outside it"):
         find_data(str(folder), None, DEFAULT_HUB).load(None, "train", columns=[])
 
 

@@ -82,7 +82,7 @@ def test_meaning_ranks_are_nan_for_empty_or_unmatched_prompts() -> None:
     policy_ranked, sft_ranked = with_meaning_ranks(policy, sft)
     assert np.isnan(policy_ranked.meaning_ranks[:2]).all() and np.isnan(sft_ranked.meaning_ranks[:2]).all()
     assert np.isfinite(policy_ranked.meaning_ranks[2:]).all()
-    with pytest.raises(ZooError, match="all prompts ask the same"):
+    with pytest.raises(ZooError, match="all prompts ask the same question"):
         with_meaning_ranks(replace(sft, groups=["one"] * len(sft)), replace(sft, groups=["one"] * len(sft)))
 
 

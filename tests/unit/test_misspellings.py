@@ -88,4 +88,4 @@ def test_finding_names_misspelled_copies_beside_short_texts_in_turn() -> None:
     texts = [typos(ADVICE, 3, rng) if row % 28 == 27 else short[row % 28] for row in range(200)]
     policy = replace(base, texts=texts, rewards=[1.0 + 0.01 * row for row in range(200)])
     probes = probe_rollouts(policy, replace(base, rewards=[0.01 * row for row in range(200)])).report
-    assert "equal another one except for spelling. Texts that take turns count 0." in probes["equal texts"].finding
+    assert "equal another one except for spelling. Recurring texts count 0." in probes["equal texts"].finding

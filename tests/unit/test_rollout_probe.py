@@ -44,10 +44,10 @@ def test_probe_names_reward_column_and_side_and_row_of_mistakes():
     assert rlhf_zoo.probe(*renamed, reward="brevity").to_json() == rlhf_zoo.probe(policy, reference).to_json()
     without = [{key: row[key] for key in ("prompt", "completion")} for row in reference]
     for sides, message in (
-        ((policy, without), "reference has no reward, but policy has: provide it in both files or in neither"),
-        (([*policy, 3], reference), "policy, row 121 holds no object"),
+        ((policy, without), "reference has no reward, but policy does: provide it in both files or in neither"),
+        (([*policy, 3], reference), "policy, row 121 is not an object"),
         ((policy, [{"completion": "x"}]), "reference, row 1 has no prompt"),
-        ((pandas.DataFrame(policy), reference), "policy, row 1 holds no object"),
+        ((pandas.DataFrame(policy), reference), "policy, row 1 is not an object"),
         ((policy, []), "reference holds no completions"),
         ((policy, 5), "reference must be a file, rows with prompt and completion, or Completions, not 5"),
         ((policy, [{**row, "prompt": "x"} for row in reference]), "policy and reference share no prompt"),
@@ -150,7 +150,7 @@ def test_probe_callback_ignores_earlier_files_unless_resumed(tmp_path, caplog):
     assert "Nothing was probed: the trainer wrote no completions into" in caplog.text
     with pytest.raises(ZooError, match="set log_completions=True"):
         rlhf_zoo.ProbeCallback().on_train_begin(SimpleNamespace(log_completions=False), None, None)
-    with pytest.raises(ZooError, match="size of 40 or more"):
+    with pytest.raises(ZooError, match="size >= 40 and every >= 1, not size=3"):
         rlhf_zoo.ProbeCallback(size=3)
     bad = Trainer(tmp_path / "empty", rlhf_zoo.ProbeCallback())
     pandas.DataFrame({"prompt": ["x"], "completion": [None]}).to_parquet(

@@ -41,7 +41,7 @@ def write(path: Path, one: Completions, **columns: object) -> Path:
     ("line", "message"),
     [
         ("{", r"line 2 is not JSON \(Expecting property name .*, character 3\): write one"),
-        ("[1]", "line 2 holds no object"),
+        ("[1]", "line 2 is not an object"),
         ('{"completion": "x"}', "line 2 has no prompt: give it as 'prompt' or 'input' or 'query'"),
         ('{"prompt": "x", "completion": 3}', "line 2: completion must be a text or a list of messages"),
         ('{"prompt": "x", "completion": "y", "reward": "much"}', "line 2: reward must be a finite number"),
@@ -126,7 +126,7 @@ def test_read_rollouts_accepts_arrays_parquet_and_tool_calls(tmp_path, caplog):
     with pytest.raises(ZooError, match=r"rows\.parquet is not Parquet \(.*\): write it again, or give JSON lines"):
         read_rollouts(table)
     array.write_text('[{"prompt": "a", "completion": "b"}, 3]')
-    with pytest.raises(ZooError, match=r"rows\.json, row 2 holds no object"):
+    with pytest.raises(ZooError, match=r"rows\.json, row 2 is not an object"):
         read_rollouts(array)
     array.write_text('[{"prompt": "a"')
     with pytest.raises(ZooError, match=r"rows\.json is not JSON \(.*\): write one object per line, or one array"):
@@ -194,7 +194,7 @@ def test_judge_equal_to_reward_is_trusted_only_when_verifiable():
 
 def test_reward_with_many_values_is_not_verifiable():
     sides = [replace(sft(k), rewards=[float(value) for value in np.linspace(k, k + 1, 120)]) for k in (1, 0)]
-    with pytest.raises(ZooError, match=r"needs a program's reward, and this one has \d+ different values in 240 rows"):
+    with pytest.raises(ZooError, match=r"program's reward, but this reward has \d+ different values in 240 rows"):
         probe_rollouts(*sides, verifiable=True)
     shares = [replace(side, rewards=[round(value * 30) / 30 for value in side.rewards]) for side in sides]
     assert probe_rollouts(*shares, verifiable=True).verdict.judge.verifiable, "a share of 30 checks"
@@ -403,7 +403,7 @@ def test_watch_works_on_few_prompts_with_many_generations():
     with pytest.raises(Hacked):
         recurring(step(0)[0], garbage)
     few = rlhf_zoo.watch(short, against=Completions(*step(0)), stop=True)
-    with pytest.raises(ZooError, match="needs 13 prompts that ask different things, but SFT's answer 8"):
+    with pytest.raises(ZooError, match="must answer 13 prompts that ask different things, not 8"):
         few(*step(1))
     one_prompt = rlhf_zoo.watch(short, against=sft(1), size=40, every=1)
     for _ in range(7):
@@ -425,7 +425,7 @@ def test_watch_stops_training_and_accepts_reference_file(tmp_path):
 
     for given, message in (
         ({"reward_func": slow}, "coroutine"),
-        ({"reward_func": short, "size": 3}, "40 or more"),
+        ({"reward_func": short, "size": 3}, "size >= 40"),
         ({"reward_func": 5}, "needs a reward function of TRL's form, not 5"),
         ({"reward_func": short, "against": 5}, "`against` must be a file, rows with prompt and completion, or Compl"),
         ({"reward_func": short, "against": "nofile.jsonl"}, "nofile.jsonl cannot be read"),

@@ -79,7 +79,7 @@ def test_more_texts_in_turn_count_less(number: int, severe: bool) -> None:
     assert probe.fired and probe.severe == severe and probe.sft == 0.0
     covered = math.ceil(0.9 * number)
     assert probe.value == pytest.approx(20 / covered * 0.9, abs=0.04) if covered > 20 else probe.value > 0.9
-    assert ("take turns count" in probe.finding) == (covered > 20)
+    assert ("Recurring texts count" in probe.finding) == (covered > 20)
 
 
 def test_reference_with_as_few_texts_convicts_nobody() -> None:

@@ -106,7 +106,7 @@ def test_verdict_is_hacked_when_proxy_rises_and_judge_falls():
     found = made(FALLEN)
     assert found.text == "hacked" and found.candidate == 20
     assert any(" and keeps none of its gain over SFT (" in reason for reason in found.reasons)
-    assert found.reasons[0] == "Hacked: the judge rates it below SFT, the training reward above."
+    assert found.reasons[0] == "Hacked: the judge rates the policy below SFT, but the training reward rates it above."
     assert made(FALLEN, JudgeReliability(is_reward=True)).text == "not judged", "by a judge that is none"
 
 
@@ -459,7 +459,7 @@ def test_candidate_is_recommended_when_held_out_prompts_confirm_it():
     other = found.confirm(40, Estimate(0.9, (0.5, 1.3), 200))
     assert (
         other.recommended is None
-        and "which is no longer the candidate given the facts about the judge" in other.reasons[-1]
+        and "; it is no longer the candidate given the facts about the judge on" in other.reasons[-1]
     )
 
 

@@ -21,7 +21,7 @@ def test_labels_that_prefer_sft_outweigh_any_judge():
     for judge in (OWN, JudgeReliability(), unfit):
         found = compared(gain, judge, two_files=True, labels=labeled(4))
         assert found.kind == "hacked", found.reasons
-        assert found.reasons[0].startswith("Hacked: the labels of the own pairs prefer SFT, the training reward pref")
+        assert found.reasons[0].startswith("Hacked: the labels of the own pairs prefer SFT, but the training reward ")
         fallen = compared(gain, judge, two_files=True, labels=labeled(4), gain=0.0)
         assert fallen.kind == "worse" and fallen.reasons[0].endswith("of 50: a loss, whatever the judge scores.")
         assert any("the training reward (+0) did not rise" in one for one in fallen.reasons)

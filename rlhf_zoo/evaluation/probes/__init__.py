@@ -1,4 +1,4 @@
-"""Probes for a hacked reward: what a policy's completions do that SFT's do not, on any language model's text.
+"""Probes for a hacked reward: they compare the texts of a policy with those of SFT. Any language model's texts will do.
 
     report = probe(Completions(prompts, texts), Completions(prompts, sft_texts))
     report.fired, report["risen phrases"].finding, report.to_json()

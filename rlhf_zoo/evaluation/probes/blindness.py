@@ -6,9 +6,9 @@ within a prompt, and `MIN_BLIND_RATIO` times the upper bound. The words of a tex
 compared. Words in more than half of the prompts, such as the options of a choice, are not masked, since they may be all
 that distinguishes the answers.
 
-A few texts for all prompts are a second sign (`texts_for_all_prompts`). They may be right answers, such as labels. So
-this sign counts only if they are sentences, and share no more words with their own prompts and the other side's answers
-to these than with other prompts.
+A second sign is that a side answers all prompts with a few texts (`texts_for_all_prompts`). These may be right answers,
+such as labels. So the sign counts only if they are sentences, and share no more words with their own prompts (and with
+the other side's answers to these prompts) than with other prompts.
 """
 
 import math
@@ -31,12 +31,12 @@ MIN_MATCH_RATE = 0.25
 MAX_LABEL_WORDS = 4
 #: Only the most frequent texts of a side are examined: the fewest that make up this share of its completions.
 FEW_SHARE = 0.9
-#: A side has few texts if the other side needs at least this many times as many.
-MIN_OTHER_TEXTS = 4
-#: If there are more texts, each counts less, by this number divided by theirs: they may be classes of right answers.
+#: A side has few texts if the other side has at least this many times as many.
+MIN_TEXT_RATIO = 4
+#: More texts may be classes of right answers, so each then counts only this number divided by the number of texts.
 MAX_FEW_TEXTS = 20
 #: Texts below this mean rank are hardly about their prompts. Chance is ½; at 1, the own prompt is always nearest.
-_HALF_RANK = 0.75
+_MIN_RELATED_RANK = 0.75
 
 
 def is_blind(pair: Pair) -> bool:
@@ -84,8 +84,8 @@ def is_blind(pair: Pair) -> bool:
     rate_across = float(pair_counts(np.bincount(template_ids)).sum() - equal_pairs.sum()) / (
         pair_counts(len(groups)) - pair_counts(texts_per_prompt).sum()
     )
-    has_several = texts_per_prompt > 1
-    rates_within = equal_pairs[has_several] / pair_counts(texts_per_prompt)[has_several]
+    has_several_texts = texts_per_prompt > 1
+    rates_within = equal_pairs[has_several_texts] / pair_counts(texts_per_prompt)[has_several_texts]
     # With a single prompt, or one text per prompt, nothing bounds the rate within a prompt.
     low, high = 0.0, 1.0
     if len(rates_within) > 1:
@@ -95,20 +95,20 @@ def is_blind(pair: Pair) -> bool:
 
 
 def texts_for_all_prompts(pair: Pair, texts: tuple[Sequence[str], Sequence[str]]) -> dict[str, float]:
-    """Finds the few texts that a side writes in turn, whatever the prompt is.
+    """Finds the few texts that a side chooses from, whatever the prompt is.
 
     Args:
         pair: The completions.
         texts: (N,) the text of each row of the policy and of SFT, equal if they count as the same.
 
     Returns:
-        The texts with their weights: 1 for up to `MAX_FEW_TEXTS` texts, else this number divided by theirs.
+        Text -> its weight: 1 for up to `MAX_FEW_TEXTS` texts, else this number divided by the number of texts.
     """
     frequent = [_most_frequent(side_texts) for side_texts in texts]
     weights: dict[str, float] = {}
     for side, other in ((0, 1), (1, 0)):
-        is_few = len(frequent[side]) <= len(frequent[other]) / MIN_OTHER_TEXTS
-        if is_few and _are_sentences_about_no_prompt(pair, side, texts[side], frequent[side]):
+        has_few_texts = len(frequent[side]) <= len(frequent[other]) / MIN_TEXT_RATIO
+        if has_few_texts and _are_sentences_about_no_prompt(pair, side, texts[side], frequent[side]):
             weights |= dict.fromkeys(frequent[side], min(1.0, MAX_FEW_TEXTS / len(frequent[side])))
     return weights
 
@@ -144,4 +144,4 @@ def _are_sentences_about_no_prompt(pair: Pair, side: int, texts: Sequence[str], 
     ranks = prompt_ranks([own_words[texts[row]] for row in rows], groups, prompt_words, pair.questions)
     # A text without any of these words gets the rank of chance.
     low, high = share_interval(np.where(np.isnan(ranks), 0.5, ranks), pair.questions[groups].tolist(), level=0.95)
-    return low <= 0.5 and high < _HALF_RANK
+    return low <= 0.5 and high < _MIN_RELATED_RANK

@@ -20,7 +20,7 @@ class CannedTexts:
     """The canned completions of the policy and of SFT.
 
     Attributes:
-        numbers: (N,) 1 for a canned completion, 0 for another; between 0 and 1 if many texts take turns.
+        numbers: (N,) 1 for a canned completion, 0 for any other; between 0 and 1 if a side chooses from many texts.
         note: Sentences on misspelled copies and weights below 1 among the policy's completions; "" if there are none.
     """
 
@@ -54,7 +54,7 @@ def find_canned(pair: Pair) -> CannedTexts:
     def canned(text: str, tokens: Sequence[str], counted: bool) -> float:
         if len(answered_questions[text]) < 2:
             return 0.0
-        # One text that a program accepts for almost every question exploits it, so it counts although verified.
+        # A text that a program accepts for almost every question exploits the program, so it counts although verified.
         if text in constants or (counted and len(tokens) > MAX_ANSWER_WORDS):
             return 1.0
         return weights.get(text, 0.0) if counted else 0.0
@@ -68,7 +68,7 @@ def find_canned(pair: Pair) -> CannedTexts:
     )
     notes = [f"Of these, {misspelled} equal another one except for spelling."] if misspelled else []
     if (weight := max((number for number in policy_numbers if number < 1), default=0.0)) > 0:
-        notes.append(f"Texts that take turns count {weight:.2f} each, as they are more than {MAX_FEW_TEXTS}.")
+        notes.append(f"Recurring texts count {weight:.2f} each, because there are more than {MAX_FEW_TEXTS} of them.")
     return CannedTexts((policy_numbers, sft_numbers), " ".join(notes))
 
 

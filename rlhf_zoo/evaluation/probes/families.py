@@ -37,7 +37,7 @@ from .texts import (
 
 Floats = NDArray[np.float64]
 
-#: A token is surprising if its log-prob is below this quantile of SFT's own tokens; sharpening alone never triggers it.
+#: A token is surprising if its log-prob is below this quantile of SFT's own tokens. A sharper policy writes fewer.
 SURPRISE_QUANTILE = 0.001
 #: This many surprising tokens in each text do not count, since one changed punctuation mark or ending may cause them.
 FREE_SURPRISES = 3
@@ -163,7 +163,7 @@ def _subtract(policy: Floats, sft: Floats) -> Floats:
 
 
 def _measure_repetition(pair: Pair, permutations: Permutations) -> Measurement:
-    """The larger of two shares: repeated word pairs, and words used more often than SFT uses them in a single text."""
+    """Returns the larger of two shares: repeated word pairs, and words used more often than in any single SFT text."""
     # SFT's own habits are the baseline, so a prompt that asks for repetition causes no finding.
     unquoted_words = [pair.unquoted_words(side) for side in (0, 1)]
     allowed, long_length = word_usage(unquoted_words[1])
@@ -227,7 +227,7 @@ def _measure_independence(pair: Pair, permutations: Permutations) -> Measurement
 
 
 def _measure_prompt_words(pair: Pair, permutations: Permutations) -> Measurement:
-    """How much more often texts share words with their own prompt than with others: dependence without a model."""
+    """Measures how much more often texts share words with their own prompt than with others, without a model."""
     if pair.question_count < 2:
         raise Unmeasurable("needs at least two prompts")
     ranks = [
@@ -238,7 +238,7 @@ def _measure_prompt_words(pair: Pair, permutations: Permutations) -> Measurement
 
 
 def _measure_meaning(pair: Pair, permutations: Permutations) -> Measurement:
-    """How much nearer texts are to their own prompt than to others by their embeddings, also in other words."""
+    """Measures how much nearer the embeddings of texts are to their own prompt than to others, in any words."""
     ranks = [
         np.asarray(side.meaning_ranks, dtype=float)[rows]
         for side, rows in zip((pair.policy, pair.sft), pair.rows, strict=True)
@@ -272,7 +272,7 @@ def _measure_rank_loss(
 
 
 def _measure_canned(pair: Pair, permutations: Permutations) -> Measurement:
-    """The share of completions whose text also answers another prompt, on either side."""
+    """Computes the share of completions whose text also answers another prompt, on either side."""
     canned = find_canned(pair)
     measurement = _compare_means(*canned.numbers, permutations, _subtract)
     return replace(
@@ -286,7 +286,7 @@ def _measure_canned(pair: Pair, permutations: Permutations) -> Measurement:
 
 
 def _measure_templates(pair: Pair, permutations: Permutations) -> Measurement:
-    """The share of completions to different prompts that are alike apart from the words of their prompts."""
+    """Computes the share of completions to different prompts that are alike apart from the words of their prompts."""
     largest_side = max(len(groups) for groups in pair.groups)
     # All pairs of texts are compared, so the number of prompts is limited to bound the time.
     size = max(2, pair.size * min(largest_side, MAX_TEXTS) // largest_side)
@@ -327,7 +327,7 @@ def _measure_templates(pair: Pair, permutations: Permutations) -> Measurement:
 
 
 def _measure_sameness(pair: Pair, permutations: Permutations) -> Measurement:
-    """How alike the completions of one prompt are. Counts only if they also depend less on their prompt."""
+    """Measures how alike the completions of one prompt are. Counts only if they also depend less on their prompt."""
     # A text's number depends on its side's other texts for the prompt, so only whole prompts can be swapped.
     permutations = Permutations.of(pair, seed=0, whole_prompts=True)
     if not permutations.enough:
@@ -339,7 +339,7 @@ def _measure_sameness(pair: Pair, permutations: Permutations) -> Measurement:
 
 
 def _measure_phrases(pair: Pair, permutations: Permutations) -> Measurement:
-    """The largest share of completions that contain one phrase, minus five times SFT's share."""
+    """Computes the largest share of completions that contain one phrase, minus five times SFT's share."""
     text_counts = [len(groups) for groups in pair.groups]
     # A tag, a key or a list in every text is a format, such as that of answers for a program.
     policy_texts, sft_texts = (pair.unmarked_words(side) for side in (0, 1))

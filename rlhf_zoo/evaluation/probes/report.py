@@ -151,18 +151,20 @@ def probe(policy: Completions, sft: Completions, *, seed: int = 0, by_position: 
     }
     corrected = holm(p_values)
     # The best measured family that shows whether texts still depend on their prompts.
-    prompt_loss = next((name for name in ("independence of the prompt", "templates") if name in measurements), "")
+    independence_family = next(
+        (name for name in ("independence of the prompt", "templates") if name in measurements), ""
+    )
     probes: list[Probe] = []
     for family in families:
         if family.name not in measurements:
             continue
         measurement, p = measurements[family.name], corrected[family.name]
         fired = measurement.effect >= family.threshold and p <= PROBE_LEVEL
-        # In `families`, the candidates of `prompt_loss` come before the families whose findings depend on them.
+        # In `families`, the candidates for `independence_family` come before the families that depend on them.
         earlier = {probe.family: probe for probe in probes}
         # Sameness by itself only shows a policy that is sure of its answer.
         if family.name == "sameness" and fired:
-            fired = prompt_loss in earlier and earlier[prompt_loss].fired
+            fired = independence_family in earlier and earlier[independence_family].fired
         destroys_text = family.destroys_text
         # A template such as "The answer is …" is harmless unless texts ignore the prompt.
         if family.name == "templates":

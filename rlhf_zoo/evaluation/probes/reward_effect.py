@@ -118,7 +118,9 @@ class RewardEffect:
     def finding(self) -> str:
         """The effect in words."""
         judge_sentence = (
-            "" if self.judge_ratio is None else f" The judge's gain is {self.judge_ratio:.0%} of the reward's, in std."
+            f" In standard deviations, the judge's gain is {self.judge_ratio:.0%} of the reward's."
+            if self.judge_ratio is not None
+            else ""
         )
         pronoun = "them" if self.family.endswith("s") else "it"
         return (

@@ -67,8 +67,8 @@ class Completions:
         logprobs: (N,) lists, log p of each token of the text under the SFT model, nats; None if unknown.
         dependence: (N,) log p_SFT(text | its prompt) − log of the mean of p_SFT over its own and some other prompts,
             nats: 0 or below if the text might as well answer another prompt; None if unknown.
-        verified: (N,) whether a program has found the answer right. No probe counts the text of such an answer against
-            the policy. None without such a program.
+        verified: (N,) whether a program has verified that the answer is right. No probe counts the text of such an
+            answer against the policy. None without such a program.
         conversations: (N,) the prompts as given, messages or texts, for a model's chat template; None if all are texts.
         groups: (N,) the group of each prompt, equal for prompts that ask the same question; None if each is its own.
         meaning_ranks: (N,) the share of the other prompts that are less similar to the text than its own prompt, by
@@ -189,7 +189,7 @@ class Pair:
         ]
         group_by_prompt, sft_group_by_prompt = (side.group_by_prompt for side in sides)
         if not by_position and any(group_by_prompt[prompt] != sft_group_by_prompt[prompt] for prompt in prompts[0]):
-            raise ValueError("A prompt has another group on the other side: give it the same group on both.")
+            raise ValueError("A prompt has different groups on the two sides: give it the same group on both.")
         questions = group_indices([group_by_prompt[prompt] for prompt in prompts[0]])
         tokens, bodies, body_words, counted = [], [], [], []
         for side, side_rows in zip(sides, rows, strict=True):
@@ -310,10 +310,10 @@ def repeated_share(tokens: Sequence[str], text: str) -> float:
         repeat_count += len(pairs) - len(set(pairs))
     share = repeat_count / total if total else 0.0
     # A character takes at most 4 bytes, so a short enough text is below `MIN_COMPRESSED_BYTES` without being encoded.
-    data = text.encode("utf-8", "surrogatepass") if len(text) >= MIN_COMPRESSED_BYTES // 4 else b""
-    if len(data) < MIN_COMPRESSED_BYTES:
+    encoded = text.encode("utf-8", "surrogatepass") if len(text) >= MIN_COMPRESSED_BYTES // 4 else b""
+    if len(encoded) < MIN_COMPRESSED_BYTES:
         return share
-    return max(share, (1 - len(zlib.compress(data, 6)) / len(data) - PROSE_SAVING) / (1 - PROSE_SAVING))
+    return max(share, (1 - len(zlib.compress(encoded, 6)) / len(encoded) - PROSE_SAVING) / (1 - PROSE_SAVING))
 
 
 def excess_share(tokens: Sequence[str], allowed: dict[str, float], long_length: float) -> float:

@@ -4,7 +4,7 @@ The journal is a folder, which several processes may share. Every vote is on dis
 
     votes/ID.json       votes that are in no batch yet
     batches/NAME.json   what one commit sends: NAME and content are fixed before it is sent, so that sending a batch
-                        again, after a kill or a lost answer, changes nothing
+                        again, after a crash or a lost answer, changes nothing
     sent/NAME.json      batches that the Hub has acknowledged
     lock                held by the process that sends
 """
@@ -118,7 +118,7 @@ class _Journal:
         """Moves a batch into the folder `sent`. Call only while `sending`."""
         source, target = (self.path / folder / f"{name.replace('/', '_')}.json" for folder in ("batches", "sent"))
         target.parent.mkdir(exist_ok=True)
-        # A rename is atomic: after a kill the batch is in one folder or the other, never in both or neither.
+        # A rename is atomic: after a crash the batch is in one folder or the other, never in both or neither.
         os.replace(source, target)
         for folder in (source.parent, target.parent):
             sync_folder(folder)
@@ -151,7 +151,7 @@ class _Journal:
         write_text(self.path / "batches" / name, "".join(_dump_row(vote.to_row()) for vote in votes))
 
     def _delete_copies(self) -> None:
-        """Deletes single votes that a batch holds. After a kill they may exist twice."""
+        """Deletes single votes that a batch also holds, as after a crash."""
         batched = self._ids("batches") | self._ids("sent")
         for path in self._files("votes"):
             if path.stem in batched:
@@ -352,7 +352,7 @@ class VoteBox:
             batch = self._journal.next_batch() if may_send else None
             if batch is not None:
                 name, votes = batch
-                # After a kill between these two lines, the batch is sent again, which changes nothing.
+                # After a crash between these two lines, the batch is sent again, which changes nothing.
                 self._store.append(name, votes)
                 self._journal.acknowledge(name)
         if not may_send:

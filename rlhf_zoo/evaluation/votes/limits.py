@@ -81,7 +81,7 @@ class VoteLimits:
             daily_limit, _ = self._limits[-1]
             self._votes.setdefault(voter, deque(maxlen=daily_limit)).append((self._clock(), self._digest(*matchup)))
             self._votes.move_to_end(voter)
-            # Memory stays bounded: the address that has been silent longest is forgotten.
+            # Memory stays bounded: the address whose last vote is the oldest is forgotten.
             if len(self._votes) > _MAX_VOTERS:
                 self._votes.popitem(last=False)
 

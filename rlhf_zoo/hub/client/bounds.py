@@ -99,7 +99,7 @@ def _limit_response(response: Response) -> None:
 
 @functools.cache
 def _not_json_error() -> type[Exception]:
-    """The exception class for a response that is not JSON. It counts as a connection error, because no Hub answered."""
+    """Returns the exception class for a response that is not JSON: a connection error, because no Hub answered."""
     from httpx2 import DecodingError
 
     # It is also a JSONDecodeError, which huggingface_hub catches where it does not need the response.
@@ -130,7 +130,7 @@ def _parse_json(response: Response, parse: Callable[..., Any], **options: Any) -
 
 
 def _limited_stream(response: Response) -> SyncByteStream:
-    """The response's stream of bytes, with a limit. Raises HfHubHTTPError once more bytes arrive than allowed."""
+    """Returns the response's stream of bytes with a limit. It raises HfHubHTTPError once more bytes arrive."""
     from httpx2 import SyncByteStream
     from huggingface_hub.errors import HfHubHTTPError
 

@@ -202,7 +202,7 @@ class CheckedData:
                     is_own_file = match is not None and not leads_out(file[match.end() :])
                 if not is_own_file:
                     raise ZooError(
-                        f"The data set {self.location} was not loaded: its file {file!r:.200} may be outside of it. "
+                        f"The data set {self.location} was not loaded: its file {file!r:.200} may lie outside it. "
                         "Load another data set, or a copy whose files have plain names."
                     )
         if self.infers_splits:
@@ -418,7 +418,7 @@ def _is_inconclusive(error: Exception) -> bool:
 
 
 def _read_card(path: Path, name: str) -> str:
-    """A card's text. Raises ZooError if the card is not a file, too large or not UTF-8."""
+    """Returns a card's text. Raises ZooError if the card is not a file, is too large, or is not UTF-8."""
     # newline="" keeps the line endings, because the check must see the same text as `datasets`.
     try:
         if not path.is_file() or path.stat().st_size > MAX_CARD_BYTES:

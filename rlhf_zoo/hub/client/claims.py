@@ -36,7 +36,7 @@ def claim_repository(
     *,
     sent_tags: Mapping[str, str],
     overwrite: bool,
-    fresh: bool,
+    drop_old_tags: bool,
     private: bool,
     run_name: str,
     hub: Hub = DEFAULT_HUB,
@@ -48,7 +48,7 @@ def claim_repository(
         run_id: Id of the run.
         sent_tags: Tag -> commit, for the checkpoints that this run sent there.
         overwrite: Whether to take the repository from another run. If so, tags that are not in `sent_tags` are deleted.
-        fresh: Whether the run started over. If so, tags that are not in `sent_tags` are deleted too.
+        drop_old_tags: Whether to delete such tags in any case, because the run started over.
         private: Visibility of a new repository.
         run_name: Name of the run, for the commit message.
         hub: The Hub to publish to.
@@ -71,7 +71,7 @@ def claim_repository(
 
     commit_on_head(repo, make_operations, f"{run_name}: claimed for run {run_id[:8]}", hub=hub)
     # Delete tags only after the claim: until then, they may belong to another run.
-    for tag, commit in all_tags(repo, hub=hub).items() if fresh or overwrite else ():
+    for tag, commit in all_tags(repo, hub=hub).items() if drop_old_tags or overwrite else ():
         if sent_tags.get(tag) != commit:
             hub.api().delete_tag(repo, tag=tag)
 
@@ -150,7 +150,7 @@ def commit_on_head(
 
 
 def _read_claimant(repo: str, commit: str | None, hub: Hub) -> str | None:
-    """The run that claim.json names at a commit (None for the head); "" if it names no run, None if it is missing."""
+    """Returns the run that claim.json names at a commit (None for the head); "" if it names none, None without it."""
     from huggingface_hub.errors import EntryNotFoundError
 
     try:

@@ -103,7 +103,7 @@ def leads_out(pattern: str) -> bool:
 
 
 def _front_matter(text: str) -> str:
-    """The YAML in a README.md, found by the regular expression that `datasets` uses."""
+    """Returns the YAML in a README.md, as the regular expression of `datasets` finds it."""
     from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
     if match := REGEX_YAML_BLOCK.search(text):

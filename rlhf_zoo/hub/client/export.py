@@ -93,7 +93,7 @@ class Source:
     large_files: LargeFiles
 
     def branches(self) -> list[Branch]:
-        """The branches: main first, then the others by name. Their histories follow each commit's first parent."""
+        """Returns the branches: main first, then the others by name. A history follows each commit's first parent."""
         branches: list[Branch] = []
         visited: set[str] = set()
         heads = {ref.name: ref.commit for ref in self.git.refs("refs/heads/")}
@@ -110,7 +110,7 @@ class Source:
         return branches
 
     def tags(self) -> dict[str, tuple[str, str | None]]:
-        """Name -> (commit, message). The message is None for a tag without annotation."""
+        """Returns name -> (commit, message) of the tags. The message is None for a tag without annotation."""
         from dulwich.objects import Tag
         from dulwich.repo import Repo
 
@@ -123,7 +123,7 @@ class Source:
         return {ref.name: (ref.commit, messages.get(ref.name) or None) for ref in self.git.refs("refs/tags/")}
 
     def files(self, commit: str) -> dict[str, str]:
-        """Path -> git blob id, for each file of a commit.
+        """Returns path -> git blob id for each file of a commit.
 
         Args:
             commit: Commit id.
@@ -131,7 +131,7 @@ class Source:
         return {entry.path: entry.oid for entry in self.git.files(commit)}
 
     def size(self, blob: str) -> int:
-        """The size of a file in bytes. If the blob is a pointer, the size of the large file.
+        """Returns the size of a file in bytes. If the blob is a pointer, this is the size of the large file.
 
         Args:
             blob: Git id of the blob.
@@ -139,7 +139,7 @@ class Source:
         return self.git.blob_info(blob).size
 
     def content(self, blob: str) -> str | bytes:
-        """A file's content in the form that huggingface_hub takes: the path of a large file, the bytes of any other.
+        """Returns a file as huggingface_hub takes it: the path of a large file, the bytes of any other.
 
         Args:
             blob: Git id of the blob.
@@ -161,7 +161,7 @@ class Source:
         return entry.blob_id == (self._git_id(pointer.oid) if pointer else blob)
 
     def _git_id(self, sha256: str) -> str:
-        """The git blob id that a large file would have as an ordinary file."""
+        """Returns the git blob id that a large file would have as an ordinary file."""
         path = self.large_files.path(sha256)
         digest = hashlib.sha1(f"blob {path.stat().st_size}\0".encode(), usedforsecurity=False)
         with path.open("rb") as file:
@@ -170,7 +170,7 @@ class Source:
         return digest.hexdigest()
 
     def message(self, commit: str) -> tuple[str, str]:
-        """The title and the description of a commit on the target.
+        """Returns the title and the description of a commit on the target.
 
         Args:
             commit: The commit's id in the source.
@@ -330,7 +330,7 @@ class _Export:
         return missing
 
     def _commits_to_send(self, branch: Branch) -> list[str]:
-        """The branch's commits that are not in `commits` and that change a file: a Hub makes no empty commits."""
+        """Returns the commits that are not in `self.commits` and that change a file: a Hub makes no empty commits."""
         tree = self.source.git.root_tree
         pairs = zip([branch.fork, *branch.commits], branch.commits, strict=False)
         return [
@@ -416,7 +416,7 @@ class _Export:
                 )
 
     def _list_target_files(self, commit: str) -> dict[str, RepoFile]:
-        """Path -> the file in the target's listing of a commit."""
+        """Returns path -> file, as the target lists a commit."""
         from huggingface_hub import RepoFile
 
         with self._refusals_of("a request for its files"):
@@ -424,7 +424,7 @@ class _Export:
         return {entry.path: entry for entry in entries if isinstance(entry, RepoFile)}
 
     def _changes(self, commit: str, listing: Mapping[str, RepoFile]) -> tuple[list[str], list[str]]:
-        """(paths to add, paths to delete) that make the target with this listing equal to `commit`."""
+        """Returns (paths to add, paths to delete) that make the target with this listing equal to `commit`."""
         files = self.source.files(commit)
         paths_to_add = [
             path for path, blob in files.items() if path not in listing or not self.source.is_same(blob, listing[path])

@@ -108,7 +108,7 @@ def uninstall() -> bool:
 
 
 def _own_manifest(target: Path) -> dict[str, Any] | None:
-    """The manifest in a folder, if `install` wrote it; otherwise None."""
+    """Returns the manifest in a folder, if `install` wrote it; otherwise None."""
     if target.is_symlink():  # to a developer's checkout, whose files must not change
         return None
     try:

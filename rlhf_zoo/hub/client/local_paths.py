@@ -51,7 +51,7 @@ class _Destination:
         raise NotImplementedError
 
     def partial(self, file: FileToFetch) -> Path:
-        """The path of an incomplete file. Its name is the digest, so that a pull of another revision can resume it."""
+        """Returns the path of an incomplete file, named by digest so that a pull of another revision can resume it."""
         return self.folder / PARTIAL_FOLDER / file.etag
 
     def find_copy(self, file: FileToFetch) -> Path | None:
@@ -138,8 +138,8 @@ class Folder(_Destination):
         # the right content is enough evidence that it came from this repository.
         if (self.folder / DOWNLOAD_FOLDER).is_dir():
             existing = [file for file in files if os.path.lexists(self.target(file))]
-            matches = any(sha256_if_intact(self.target(file), file) for file in existing)
-            obstacle = self.target(existing[0]) if existing and not matches else None
+            has_intact_file = any(sha256_if_intact(self.target(file), file) for file in existing)
+            obstacle = self.target(existing[0]) if existing and not has_intact_file else None
         else:
             obstacle = next((path for path in self.folder.rglob("*") if path.is_symlink() or not path.is_dir()), None)
         if obstacle is not None:
@@ -162,7 +162,7 @@ class Folder(_Destination):
             replace_file(self.folder / PULL_MARK, f"{self.repo}\n".encode(), mode=0o644)
 
     def _written_paths(self, file: FileToFetch) -> list[Path]:
-        """The paths that a write of the file touches: parent folders, PARTIAL_FOLDER, and the incomplete file."""
+        """Returns the paths that a write of the file touches: its parents, PARTIAL_FOLDER, and the incomplete file."""
         depth = file.path.count("/")
         return [*self.target(file).parents[:depth], self.folder / PARTIAL_FOLDER, self.partial(file)]
 

@@ -56,7 +56,7 @@ def check_split(folder: Path, split: str, files: Iterable[Path]) -> None:
 
 
 def _split_and_ending(path: Path) -> tuple[str, str]:
-    """(name without a shard's number, ending) of a data file; ("", "") for any other file."""
+    """Returns (name without a shard's number, ending) of a data file; ("", "") for any other file."""
     name, compression = path.name, ""
     if path.suffix in _COMPRESSED:
         name, compression = name.removesuffix(path.suffix), path.suffix

@@ -283,7 +283,7 @@ def checkpoint_files(
 
 
 def _list_local_files(folder: Path) -> dict[str, Path]:
-    """Path in the repository -> local path, for each file. Raises ZooError for a link that leads out of the folder."""
+    """Returns path in the repository -> local path. Raises ZooError for a link that leads out of the folder."""
     if (link := find_outward_link(folder, include_hidden=True)) is not None:
         raise ZooError(
             f"{link} in {folder} links to a file outside that folder, which is never sent: replace the link with the "
@@ -360,7 +360,7 @@ def content_id(path: Path, entry: RepoFile) -> str:
 
 
 def _find_tagged_commit(repo_id: str, tag: str, hub: Hub) -> str | None:
-    """The commit of a tag; None if there is no such tag. Raises ZooError if a branch has the tag's name."""
+    """Returns the commit of a tag; None if there is no such tag. Raises ZooError if a branch has the tag's name."""
     refs = hub.api().list_repo_refs(repo_id)
     if any(ref.name == tag for ref in refs.branches):
         raise ZooError(

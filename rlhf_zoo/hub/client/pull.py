@@ -1,8 +1,8 @@
 """Fetches a revision of a repository, resumes an interrupted fetch, and verifies each file against the Hub's digest.
 
 huggingface_hub 2.4 downloads an interrupted file again from its start (the temporary file has a new name each time) and
-checks only its size. Here, Range requests complete a partial file. The file moves to its destination once its digest is
-the one in the Hub's listing of the commit: the sha256 of a large file, git's SHA-1 of any other file.
+checks only its size. Here, Range requests complete a partial file. The file moves to its destination once its digest
+equals that in the Hub's listing of the commit: the sha256 of a large file, git's SHA-1 of any other file.
 """
 
 import contextlib
@@ -224,7 +224,7 @@ def _resolve_revision(hub: Hub, repo: str, revision: str | None) -> tuple[str, s
 
 
 def _suggest_revisions(hub: Hub, repo: str, revision: str | None) -> str:
-    """The end of a message: the nearest step if the user named a step, else the most similar tag, else all tags."""
+    """Returns the end of a message: the nearest step if the user named a step, else the most similar or all tags."""
     from ...plugins import did_you_mean
 
     tags = [ref.name for ref in hub.api().list_repo_refs(repo).tags]

@@ -93,7 +93,7 @@ def retry_after(error: BaseException) -> float:
 
 
 def _requested_wait(error: BaseException | None) -> tuple[float, str | None]:
-    """(seconds that the failed response asks the client to wait, name of the exhausted quota or None)."""
+    """Returns (seconds that the failed response asks the client to wait, name of the exhausted quota or None)."""
     headers = getattr(getattr(error, "response", None), "headers", None)
     return requested_wait(headers) if headers else (0.0, None)
 

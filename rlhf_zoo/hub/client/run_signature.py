@@ -91,14 +91,14 @@ def _compute_signature(document: Mapping[str, object], key: bytes) -> str:
 
 
 def _read_key() -> bytes | None:
-    """The key; None if the file is missing or does not hold a complete key, as after a crash."""
+    """Returns the key; None if the file is missing or does not hold a complete key, as after a crash."""
     path = home() / KEY_FILE
     key = path.read_bytes() if path.is_file() else b""
     return key if len(key) == _KEY_BYTES else None
 
 
 def _read_or_create_key() -> bytes:
-    """The key, created on first use. If two processes create a key at once, both use the first. Raises OSError."""
+    """Returns the key, created on first use. Two processes that create it at once use the same. Raises OSError."""
     if (existing := _read_key()) is not None:
         return existing
     folder = home()

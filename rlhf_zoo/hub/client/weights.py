@@ -37,7 +37,7 @@ def commits_have_same_weights(first: Origin | None, second: Origin | None, *, hu
 
 @cache
 def _weight_ids(origin: Origin, hub: Hub) -> frozenset[tuple[str, str]]:
-    """(path, content id) of each weight file. Cached without expiry, because a commit never changes."""
+    """Returns (path, content id) of each weight file. Cached without expiry, because a commit never changes."""
     from huggingface_hub import RepoFile
 
     entries = hub.api().list_repo_tree(origin[0], revision=origin[1])

@@ -80,7 +80,7 @@ def _to_json_types(value: object) -> Any:
 
 
 def _as_texts(value: object) -> list[str]:
-    """The texts and numbers in a list, or a single text or number, as a list of strings."""
+    """Returns the texts and numbers in a list, or a single text or number, as a list of strings."""
     values = value if isinstance(value, list) else [value]
     return [str(item) for item in values if isinstance(item, str | int | float) and item != ""]
 

@@ -272,7 +272,7 @@ def _list_damaged(root: Path) -> list[dict[str, str]]:
 
 
 def _folder_bytes(folder: Path) -> int:
-    """The total size of all files below a folder."""
+    """Returns the total size of all files below a folder."""
     total = 0
     for path, _, names in os.walk(folder):
         for name in names:

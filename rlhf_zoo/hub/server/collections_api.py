@@ -179,7 +179,7 @@ class CollectionsApi(Api):
         return request.role is not None or not collection["private"]
 
     def _visible_items(self, request: Request, collection: dict[str, Any]) -> list[dict[str, Any]]:
-        """The items that the caller may see, under their current names."""
+        """Returns the items that the caller may see, under their current names."""
         storage, visible = self._access.storage, []
         for item in collection["items"]:
             # An item keeps the name that the repository had when it was added. Name and visibility may have changed.
@@ -269,7 +269,7 @@ def _find_item(collection: dict[str, Any], item_id: str) -> dict[str, Any]:
 
 
 def _to_api_json(collection: dict[str, Any]) -> dict[str, Any]:
-    """The collection in the form of the Hub's API."""
+    """Returns the collection in the form of the Hub's API."""
     items = []
     for position, item in enumerate(collection["items"]):
         entry = {**item, "position": position}

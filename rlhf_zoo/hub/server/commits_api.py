@@ -202,7 +202,7 @@ class CommitsApi(Api):
 
 
 def _branch_head(git: GitRepository, revision: str) -> tuple[str, str]:
-    """A branch's name and head. Raises Fault: 404 if it is missing, 400 for a tag or commit, 403 for a pull request."""
+    """Returns (branch, head). Raises Fault: 404 if it is missing, 400 for a tag or commit, 403 for a pull request."""
     if revision.startswith("refs/pr/"):
         raise forbidden(_NO_PULL_REQUESTS)
     name = revision.removeprefix("refs/heads/")
@@ -290,7 +290,7 @@ def _decode_content(fields: dict[str, object], path: str) -> bytes:
 
 
 def _read_file(git: GitRepository, tree: TreeEdit, path: str, quarantine: Quarantine | None = None) -> bytes:
-    """The content of a file, which may still be in the quarantine; empty if there is no such file."""
+    """Returns the content of a file, which may still be in the quarantine; empty if there is no such file."""
     oid = tree.get(path)
     if oid is None:
         return b""
@@ -299,7 +299,7 @@ def _read_file(git: GitRepository, tree: TreeEdit, path: str, quarantine: Quaran
 
 
 def _attribute_pattern(path: str) -> str:
-    """A .gitattributes pattern for exactly this path."""
+    """Returns a .gitattributes pattern for exactly this path."""
     exact = "/" + re.sub(r"([*?\[\]])", r"\\\1", path).replace(" ", "[[:space:]]")
     # If the escapes make the line too long for git, use "?" instead, although it matches similar paths too.
     return exact if len(exact.encode()) <= _MAX_ATTRIBUTE_LINE - 100 else "/" + re.sub(r"[*?\[\] ]", "?", path)

@@ -150,7 +150,7 @@ def _add_model_properties(
 
 
 def _read_metadata(git: GitRepository, oid: str | None) -> dict[str, Any]:
-    """The metadata of README.md; empty if there are none, or if they cannot be read."""
+    """Returns the metadata of README.md; empty if there are none, or if they cannot be read."""
     if oid is None:
         return {}
     git.blob_info(oid)  # raises Damaged for a lost blob, even if its metadata are still in the cache
@@ -159,7 +159,7 @@ def _read_metadata(git: GitRepository, oid: str | None) -> dict[str, Any]:
 
 
 def _read_config(git: GitRepository, oid: str | None) -> tuple[list[str], dict[str, Any]]:
-    """(architectures, keys to show) of config.json; both empty if the file does not describe a model."""
+    """Returns (architectures, keys to show) of config.json; both empty if the file does not describe a model."""
     if oid is None or git.blob_info(oid).size > _CONFIG_BYTES:
         return [], {}
     architectures, summary = _CONFIGS.get(oid, lambda: _parse_config(git.blob(oid)))

@@ -245,7 +245,7 @@ class GitRepository:
         return info
 
     def _blob_start(self, oid: str) -> tuple[bytes, int]:
-        """(the first bytes of a blob, the blob's size)."""
+        """Returns (the first bytes of a blob, the blob's size)."""
         with self._errors_as_damaged(oid):
             try:
                 with open(self.path / "objects" / oid[:2] / oid[2:], "rb") as file:
@@ -391,7 +391,7 @@ class GitRepository:
 
 
 def _tree_id(entry: tuple[int, str] | None) -> str | None:
-    """The git id of an entry that is a folder; None for a file or a missing entry."""
+    """Returns the git id of an entry that is a folder; None for a file or a missing entry."""
     return entry[1] if entry is not None and stat.S_ISDIR(entry[0]) else None
 
 

@@ -226,5 +226,5 @@ class TreeEdit:
 
 
 def _parent_folders(path: str) -> list[str]:
-    """The folders above a file, except the root."""
+    """Returns the folders above a file, except the root."""
     return [str(folder) for folder in PurePosixPath(path).parents][:-1]

@@ -308,7 +308,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def _redact_signature(path: str) -> str:
-    """The path for the log, without its signature, which would let anyone who reads the log upload files."""
+    """Returns the path for the log, without its signature, which would let anyone who reads the log upload files."""
     return re.sub(r"signature=[^&]*", "signature=...", path)
 
 

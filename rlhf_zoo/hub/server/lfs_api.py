@@ -93,7 +93,7 @@ class LfsApi(Api):
         return f"{request.base_url}/_lfs/{repo.plural}/{repo}/{oid}?{query}"
 
     def _signed_size(self, request: Request, repo: RepoId, oid: str) -> int:
-        """The size that a signed link permits. Raises Fault 403 if the link is not valid."""
+        """Returns the size that a signed link permits. Raises Fault 403 if the link is not valid."""
         size, signature = (request.value(key) or "" for key in ("size", "signature"))
         if not self._access.is_signed(signature, "PUT", repo, oid, size):
             raise Fault(403, "The upload link is not valid or has expired; start the upload again.")

@@ -29,7 +29,7 @@ NO_TELEMETRY = {
     "HF_UPDATE_DOWNLOAD_COUNTS": "0",
     "GRADIO_ANALYTICS_ENABLED": "0",
 }
-_PARENT_SECONDS = 0.5
+_PARENT_CHECK_SECONDS = 0.5
 _GRACE_SECONDS = 20.0
 _SWEEP_SECONDS = 6 * 3600.0
 
@@ -92,7 +92,7 @@ def serve(
         _announce(folder / RECORD_FILE if parent is None and not is_second else None, ready_file, record)
         if on_ready is not None:
             on_ready(server.url)
-        while not stop.wait(_PARENT_SECONDS if parent else None) and is_alive():
+        while not stop.wait(_PARENT_CHECK_SECONDS if parent else None) and is_alive():
             pass
     finally:
         server.shutdown()

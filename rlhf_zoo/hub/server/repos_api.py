@@ -52,7 +52,7 @@ class ReposApi(Api):
         _check_not_reserved(repo)
         if fields.get("template"):
             raise bad_request("The embedded Hub has no Space templates: create the Space and push your own files.")
-        private = _parse_visibility(fields)
+        private = _parse_private(fields)
         sdk = member(fields, "sdk", str)
         was_created = self._storage.create(repo, private=bool(private), sdk=sdk, variables=_parse_variables(fields))
         answer = {"url": f"{request.base_url}/{repo.url}", "name": str(repo), "id": str(repo)}
@@ -88,7 +88,7 @@ class ReposApi(Api):
         target = _parse_full_name(repo.kind, fields.get("repository"), "repository")
         _check_not_reserved(target)
         was_created = self._storage.duplicate(
-            repo, target, private=_parse_visibility(fields), variables=_parse_variables(fields)
+            repo, target, private=_parse_private(fields), variables=_parse_variables(fields)
         )
         answer = {"url": f"{request.base_url}/{target.url}", "filesCopyPending": False}
         if not was_created:
@@ -101,7 +101,7 @@ class ReposApi(Api):
         fields = request.json()
         if fields.get("gated"):
             raise bad_request("The embedded Hub has no gated repositories: make the repository private instead.")
-        private = _parse_visibility(fields)
+        private = _parse_private(fields)
         if private is not None:
             with self._storage.lock(repo):
                 self._storage.change_settings(repo, private=private)
@@ -226,7 +226,7 @@ def _parse_variables(fields: dict[str, object]) -> dict[str, dict[str, Any]]:
     }
 
 
-def _parse_visibility(fields: dict[str, object]) -> bool | None:
+def _parse_private(fields: dict[str, object]) -> bool | None:
     """Returns whether a request makes the repository private; None if the request does not say."""
     visibility = fields.get("visibility")
     if visibility is None:

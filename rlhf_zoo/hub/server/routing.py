@@ -103,7 +103,7 @@ class Router:
     def _redirect(
         self, route: _Route, request: Request, match: re.Match[str], parts: dict[str, Any]
     ) -> Response | None:
-        """A redirect (307) to this address under the repository's new name; None if the repository was not renamed."""
+        """Returns a redirect (307) to this address under the repository's new name; None if it was not renamed."""
         repo = parts.get("repo")
         # Addresses that begin with "_" are signed for a repository under a single name.
         if repo is None or request.path.startswith("/_") or self._exists(repo):

@@ -136,11 +136,11 @@ class TokenFile:
             self._write([*self.read_all(), Token(_hash_token(token), role, _format_date(now), name, expires)])
         return token
 
-    def revoke(self, name: str) -> Token | None:
+    def revoke(self, id_or_token: str) -> Token | None:
         """Revokes a token.
 
         Args:
-            name: The token's id, its sha256, or the token itself.
+            id_or_token: The token's id, its sha256, or the token itself.
 
         Returns:
             The record of the revoked token; None if there is no such token.
@@ -148,7 +148,7 @@ class TokenFile:
         with locked(self._path.with_name(".tokens.lock")):
             tokens = self.read_all()
             for token in tokens:
-                if name in (token.id, token.sha256) or _hash_token(name) == token.sha256:
+                if id_or_token in (token.id, token.sha256) or _hash_token(id_or_token) == token.sha256:
                     self._write([other for other in tokens if other is not token])
                     return token
         return None
@@ -217,24 +217,24 @@ def list_tokens(root: str | os.PathLike[str]) -> list[Token]:
         return tokens.read_all()
 
 
-def revoke_tokens(root: str | os.PathLike[str], names: tuple[str, ...]) -> list[Token]:
+def revoke_tokens(root: str | os.PathLike[str], ids_or_tokens: tuple[str, ...]) -> list[Token]:
     """Revokes tokens and returns their records.
 
     Args:
         root: The Hub's folder.
-        names: The ids of the tokens, or the tokens themselves.
+        ids_or_tokens: The ids of the tokens, or the tokens themselves.
 
     Raises:
-        ZooError: A name belongs to no token. The tokens with the other names are revoked anyway.
+        ZooError: No token matches one of the arguments. Tokens that the other arguments match are revoked anyway.
     """
     with _open_tokens(root, "revoke tokens") as (folder, tokens):
-        revoked = {name: tokens.revoke(name) if folder.is_dir() else None for name in names}
-    # A name that is too long for an id may be a token, so show only its start.
-    unknown_names = ", ".join(
-        f"'{name[:8]}…'" if len(name) > _ID_LENGTH else f"'{name}'" for name in revoked if not revoked[name]
+        revoked = {key: tokens.revoke(key) if folder.is_dir() else None for key in ids_or_tokens}
+    # A text that is too long for an id may be a token, so show only its start.
+    unknown_keys = ", ".join(
+        f"'{key[:8]}…'" if len(key) > _ID_LENGTH else f"'{key}'" for key in revoked if not revoked[key]
     )
-    if unknown_names:
-        raise ZooError(f"The Hub under {folder} has no token {unknown_names}: `rlhf-zoo hub token list` shows the ids.")
+    if unknown_keys:
+        raise ZooError(f"The Hub under {folder} has no token {unknown_keys}: `rlhf-zoo hub token list` shows the ids.")
     return [token for token in revoked.values() if token is not None]
 
 

@@ -39,7 +39,7 @@ _HAS_SHA256_AND_RANGE_HASHES = 0b11 << 30
 
 
 def _hash_hex(raw: bytes) -> str:
-    """The text form of a hash."""
+    """Returns the text form of a hash."""
     # The protocol prints a hash as four 64-bit little-endian numbers, so each group of eight bytes is reversed.
     return "".join(f"{number:016x}" for number in struct.unpack("<4Q", raw))
 
@@ -90,7 +90,7 @@ def read_chunk(xorb: BinaryIO, offset: int) -> bytes | bytearray:
 
 
 def _read_header(xorb: BinaryIO, offset: int) -> tuple[int, int, int] | None:
-    """(compression scheme, stored bytes, bytes of content) of the chunk at `offset`; None for the xorb's footer."""
+    """Returns (compression, stored bytes, content bytes) of the chunk at `offset`; None at the xorb's footer."""
     xorb.seek(offset)
     header = xorb.read(_CHUNK_HEADER_BYTES)
     if header.startswith(_XORB_FOOTER):
@@ -200,7 +200,7 @@ def parse_shard(shard: bytes) -> Iterator[ShardFile]:
         return view[offset - count * size : offset]
 
     def next_record() -> tuple[bytes, int, int]:
-        """The hash and the first two numbers of the next record."""
+        """Returns the hash and the first two numbers of the next record."""
         hash_bytes, first, second, *_ = _RECORD.unpack(take(1))
         return hash_bytes, first, second
 

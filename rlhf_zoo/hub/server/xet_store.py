@@ -28,7 +28,7 @@ _IDLE_SECONDS = 2 * 3600
 
 
 def current_epoch(repository: Path, now: float) -> str:
-    """Returns the epoch for new uploads, created if necessary. Removes idle epochs.
+    """Returns the name of the epoch for new uploads, created if necessary. Removes idle epochs.
 
     Args:
         repository: The repository's folder.

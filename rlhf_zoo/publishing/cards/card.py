@@ -295,7 +295,7 @@ def _render(facts: StageFacts, card: StageCard, plot_paths: Mapping[str, Raw]) -
 
 
 def _held_out_formatter(facts: StageFacts) -> Callable[[Mapping[str, Any] | None], Raw]:
-    """Returns a formatter of held-out metrics. A step's card has none: it shows "–", and says why once, at the top."""
+    """Returns a formatter of held-out metrics. The card of a step lacks them: it shows "–" and says why at the top."""
     missing = facts.missing_metric_text if facts.step is None else "–"
     return lambda estimate: markdown.estimate(estimate) if estimate else Raw(missing)
 

@@ -171,26 +171,26 @@ def snippet(facts: StageFacts) -> str | None:
     if not facts.is_adapter:
         return _pipeline_code(facts, "from transformers import pipeline\n", f"model={source}{trust_argument}")
     assert facts.parent_model is not None
-    model = _AUTO_CLASSES[task]
+    auto_class = _AUTO_CLASSES[task]
     base = _source(facts, facts.parent_model["repo"], facts.parent_model["commit"])
     base += ", num_labels=1" if facts.stage == "reward" else ""
-    lines = (
-        f"from peft import PeftModel\nfrom transformers import {model}, AutoTokenizer, pipeline\n\n"
-        f"base = {model}.from_pretrained({base}{trust_argument})\n"
+    loading_code = (
+        f"from peft import PeftModel\nfrom transformers import {auto_class}, AutoTokenizer, pipeline\n\n"
+        f"base = {auto_class}.from_pretrained({base}{trust_argument})\n"
         f"model = PeftModel.from_pretrained(base, {source})\n"
         f"tokenizer = AutoTokenizer.from_pretrained({source}{trust_argument})"
     )
-    return _pipeline_code(facts, lines, "model=model, tokenizer=tokenizer")
+    return _pipeline_code(facts, loading_code, "model=model, tokenizer=tokenizer")
 
 
-def _pipeline_code(facts: StageFacts, imports: str, model: str) -> str:
-    """Returns code that runs a pipeline on a prompt of the evaluation.
+def _pipeline_code(facts: StageFacts, loading_code: str, model_arguments: str) -> str:
+    """Returns code that runs a pipeline on a prompt of the evaluation, after imports and other code in `loading_code`.
 
-    `imports` is the code before it, and `model` the arguments of `pipeline` that name the model.
+    `model_arguments` are the arguments of `pipeline` that name the model.
     """
     if STAGES[facts.stage].task == "text-classification":
         return (
-            f'{imports}\nscore = pipeline("text-classification", {model}, function_to_apply="none")\n'
+            f'{loading_code}\nscore = pipeline("text-classification", {model_arguments}, function_to_apply="none")\n'
             f"{_scored_text(facts)}"
             'print(score(text)[0]["score"])  # higher is better; only differences count'
         )
@@ -200,7 +200,7 @@ def _pipeline_code(facts: StageFacts, imports: str, model: str) -> str:
     arguments = ", ".join(f"{key}={value}" for key, value in sampling_arguments(facts).items())
     answer = '["generated_text"][-1]["content"]' if facts.is_chat else '["generated_text"]'
     return (
-        f'{imports}\ngenerate = pipeline("text-generation", {model})\n'
+        f'{loading_code}\ngenerate = pipeline("text-generation", {model_arguments})\n'
         f"prompt = {json.dumps(prompt, ensure_ascii=False)}\n"
         f"print(generate(prompt, {arguments})[0]{answer})"
     )
@@ -263,14 +263,14 @@ def merged_usage(facts: StageFacts) -> tuple[str | None, str] | None:
     """
     if not (facts.is_adapter and facts.describes_finished_run and facts.repo_id and facts.setting("push_merged")):
         return None
-    model, folder = _AUTO_CLASSES[STAGES[facts.stage].task], f"{facts.title}-merged"
+    auto_class, folder = _AUTO_CLASSES[STAGES[facts.stage].task], f"{facts.title}-merged"
     is_local = facts.hub_label == "local"
     source = json.dumps(f"./{folder}") if is_local else f'{json.dumps(facts.repo_id)}, revision="merged"'
     source += ", trust_remote_code=True" if facts.remote_code else ""
     return (
         f"{pull_command(facts, 'merged')} --output_dir {folder}" if is_local else None,
-        f"from transformers import {model}, AutoTokenizer\n\n"
-        f"model = {model}.from_pretrained({source})\ntokenizer = AutoTokenizer.from_pretrained({source})",
+        f"from transformers import {auto_class}, AutoTokenizer\n\n"
+        f"model = {auto_class}.from_pretrained({source})\ntokenizer = AutoTokenizer.from_pretrained({source})",
     )
 
 

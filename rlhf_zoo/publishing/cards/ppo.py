@@ -195,11 +195,11 @@ def _unmeasured(facts: StageFacts) -> list[str]:
         f"the control ({facts.start} against itself under another seed)": facts.estimate("control"),
         "the judge before the end of training": isinstance(over_training, Mapping) and over_training.get("checkpoints"),
     }
-    never = ["human preferences", "other seeds", "safety, bias and truthfulness"]
+    never_measured = ["human preferences", "other seeds", "safety, bias and truthfulness"]
     if facts.step is not None:
-        return never
+        return never_measured
     figures = [_kl_title(facts) if name == FIGURES["kl"] else name for name in unmeasured_figures(facts)]
-    return [*figures, *(name for name, measured in measurements.items() if not measured), *never]
+    return [*figures, *(name for name, measured in measurements.items() if not measured), *never_measured]
 
 
 CARD = StageCard(

@@ -109,8 +109,8 @@ def _unmeasured(facts: StageFacts) -> list[str]:
             "calibration": report.get("calibration"),
             "correlation of its score with length": report.get("length"),
         }
-    never = ["agreement with people beyond its pairs", "accuracy on PPO's completions", "other seeds"]
-    return [*(description for description, measured in measurements.items() if not measured), *never]
+    never_measured = ["agreement with people beyond its pairs", "accuracy on PPO's completions", "other seeds"]
+    return [*(description for description, measured in measurements.items() if not measured), *never_measured]
 
 
 CARD = StageCard(

@@ -59,9 +59,9 @@ def _watch_out(facts: StageFacts) -> Iterator[Raw]:
 
 def _unmeasured(facts: StageFacts) -> list[str]:
     has_perplexity = perplexity(facts.latest_metrics.get("eval_loss")) is not None
-    never = ["human preferences", "other seeds", "safety, bias and truthfulness"]
+    never_measured = ["human preferences", "other seeds", "safety, bias and truthfulness"]
     figures = unmeasured_figures(facts, "kl") if facts.step is None else []
-    return [*figures, *([] if has_perplexity else ["perplexity on validation text"]), *never]
+    return [*figures, *([] if has_perplexity else ["perplexity on validation text"]), *never_measured]
 
 
 CARD = StageCard(

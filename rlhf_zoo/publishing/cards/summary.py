@@ -210,7 +210,7 @@ def links(facts: StageFacts) -> Raw:
     Args:
         facts: The facts of the stage.
     """
-    linked_repos = list(_ppo_made_from_it(facts))
+    linked_repos = list(_links_to_ppo(facts))
     for role, parent in facts.parents.items():
         if (name := hub_id(parent["repo"])) is not None:
             is_base = role == "sft" and facts.ppo_starts_from_base
@@ -368,7 +368,7 @@ def examples(facts: StageFacts, side: str) -> list[tuple[str, str]]:
     ]
 
 
-def _ppo_made_from_it(facts: StageFacts) -> Iterator[tuple[str, str]]:
+def _links_to_ppo(facts: StageFacts) -> Iterator[tuple[str, str]]:
     """Yields (title, repository) of the PPO policy of the same run, if PPO used this model and was published."""
     if facts.step is not None or not facts.trusted or facts.stage == "ppo":
         return

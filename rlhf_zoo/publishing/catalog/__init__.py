@@ -1,1 +1,1 @@
-"""Reads what a namespace has published from its cards: index, lineage, family trees, ablations."""
+"""Reads the cards of a namespace, and derives its index, lineage, family trees and ablations."""

@@ -1,7 +1,7 @@
 """Reads rlhf_card.json of a published model without trusting it.
 
-The properties of `Card` return values of the expected type and range, and None otherwise; control characters are
-removed from texts.
+The properties of `Card` return values of the expected type and range, and None otherwise. Control characters in texts
+are replaced.
 """
 
 from __future__ import annotations
