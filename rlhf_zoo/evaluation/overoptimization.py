@@ -247,7 +247,7 @@ def _prepare_points(kl: ArrayLike, gains: ArrayLike, errors: ArrayLike | None) -
     distances = root_kl(mean_kl[order])
     if len(np.unique(distances)) < MIN_POINTS:
         raise ValueError(
-            f"A fit needs checkpoints at {MIN_POINTS} different KL above 0, not {len(np.unique(distances))}."
+            f"A fit needs checkpoints at {MIN_POINTS} different KL values above 0, not {len(np.unique(distances))}."
         )
     kls, gain_values = kls[order], gain_values[order]
     means = gain_values.mean(1) if gain_values.ndim == 2 else gain_values

@@ -357,8 +357,8 @@ def _too_few_prompts(evidence: Evidence, groups: int) -> str:
     if prompts == groups:
         return f"A verdict needs {MIN_PROMPTS} prompts, not {prompts}."
     return (
-        f"A verdict needs {MIN_PROMPTS} prompts that ask different things, not {groups}: the {prompts} prompts are in "
-        f"{groups} group{'' if groups == 1 else 's'} that ask the same."
+        f"A verdict needs {MIN_PROMPTS} prompts that ask different things, not {groups}: "
+        f"the {prompts} prompts ask only {groups} question{'' if groups == 1 else 's'}."
     )
 
 

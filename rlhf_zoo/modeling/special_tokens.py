@@ -87,7 +87,7 @@ def set_up_padding(
     if tokenizer.eos_token_id is None:
         raise ZooError("The tokenizer has no eos_token, so no completion could end: set one.")
     if pad_token is not None and pad_token == tokenizer.eos_token:
-        raise ZooError(f"pad_token is {pad_token!r}, which is also EOS: choose another, or remove the key.")
+        raise ZooError(f"pad_token is {pad_token!r}, which is also the EOS: choose another, or remove the key.")
     old_pad = tokenizer.pad_token
     if pad_token in (None, old_pad) and old_pad not in (None, tokenizer.eos_token):
         if not add_pad_embedding(model, tokenizer):

@@ -189,8 +189,8 @@ def test_fit_is_seeded_and_json_serializable():
 @pytest.mark.parametrize(
     ("kl", "gains", "options", "message"),
     [
-        ([1, 2], [1, 2], {}, "3 different KL above 0, not 2"),
-        ([0, 0, 1, 1, 2], [0, 0, 1, 1, 2], {}, "3 different KL above 0, not 2"),
+        ([1, 2], [1, 2], {}, "3 different KL values above 0, not 2"),
+        ([0, 0, 1, 1, 2], [0, 0, 1, 1, 2], {}, "3 different KL values above 0, not 2"),
         ([1, 2, 3], [1, 2], {}, r"not \(2,\).* not \(3,\)"),
         ([1, 2, 3], [1, math.nan, 2], {}, "not finite"),
         ([1, 2, math.inf], [1, 1, 2], {}, "not finite"),

@@ -158,7 +158,7 @@ def test_verdict_needs_20_groups_not_20_spellings() -> None:
     points = run(RISE, prompts=48)
     found = decide(Evidence(points[0], points[1:], GOOD, groups=[k % 6 for k in range(48)]), seed=0, resamples=500)
     assert found.text == "not judged" and found.reasons[0] == (
-        "A verdict needs 20 prompts that ask different things, not 6: the 48 prompts are in 6 groups that ask the same."
+        "A verdict needs 20 prompts that ask different things, not 6: the 48 prompts ask only 6 questions."
     )
 
 

@@ -1,4 +1,4 @@
-"""The probe *equal texts*: completions whose text also answers another prompt, so it cannot depend on its own."""
+"""The probe *equal texts*: texts that answer several prompts, so they cannot depend on the prompt."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -169,7 +169,7 @@ def _edit_phrases(phrases: Sequence[Sequence[str]], policy: Sequence[str], sft: 
             with_habit.append(text)
             continue
         wording, at_end = wordings[index % len(wordings)], is_late[index % len(wordings)]
-        # A phrase with a full stop of its own replaces that of the text.
+        # A phrase that ends a sentence replaces the punctuation mark at the end of the text.
         before = text.rstrip(f" {_ENDS}") if wording[-1] in _ENDS else text
         # No space is added in scripts without spaces, such as Chinese.
         space_before = "" if wording[0] in f" ,;:{_ENDS}" or is_unspaced(words(wording)[0]) else " "

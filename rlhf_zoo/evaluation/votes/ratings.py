@@ -125,7 +125,7 @@ def fit_elo(
     if prompt_count < FEW_PROMPTS:
         # All votes on a prompt together weigh as much as one vote.
         table = win_table((1 / np.bincount(group))[group])
-        # Without a prior only differences of strengths are identified, hence the pseudo-inverse.
+        # Without a prior, only differences of strengths are identified, so use the pseudo-inverse.
         covariance = np.linalg.pinv(_fisher_information(theta, table + table.T, prior), hermitian=True)
         # Ratings are relative to their mean, so the mean's uncertainty is projected out.
         centered = np.eye(len(players)) - 1 / len(players)
