@@ -80,15 +80,15 @@ class LogprobCache:
             self._warn(error)
 
 
-def request_key(prompt_ids: Sequence[int], tokens: Sequence[int], *, total: bool) -> str:
+def request_key(prompt_ids: Sequence[int], tokens: Sequence[int], *, is_sum: bool) -> str:
     """Returns the key under which the log-probability of a text after a prompt is stored.
 
     Args:
         prompt_ids: Token ids of the prompt.
         tokens: Token ids of the text.
-        total: Whether the value is the sum over the tokens instead of one number per token.
+        is_sum: Whether the value is the sum over the tokens instead of one number per token.
     """
-    return hashlib.sha256(json.dumps([list(prompt_ids), list(tokens), total]).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps([list(prompt_ids), list(tokens), is_sum]).encode()).hexdigest()[:32]
 
 
 def model_fingerprint(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:

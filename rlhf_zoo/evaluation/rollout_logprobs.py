@@ -77,7 +77,7 @@ def add_logprobs(
     rows = [[row for row, prompt in enumerate(side.prompts) if prompt in shared] for side in (policy, sft)]
     prompt_ids, texts = _tokenize([policy, sft], rows, model, tokenizer, str(options.model))
     own = _compute_logprobs(
-        model, tokenizer, [(prompt_ids[prompt], tokens) for prompt, tokens in texts], cache, total=False,
+        model, tokenizer, [(prompt_ids[prompt], tokens) for prompt, tokens in texts], cache, is_sum=False,
         desc=f"log p under own prompts, on {device}",
     )  # fmt: skip
     other_prompts = choose_other_prompts([prompt for prompt, _ in texts], seed=seed)
@@ -89,7 +89,7 @@ def add_logprobs(
             for prompt in prompts
         ]
         sums = _compute_logprobs(
-            model, tokenizer, requests, cache, total=True, desc=f"log p under other prompts, on {device}"
+            model, tokenizer, requests, cache, is_sum=True, desc=f"log p under other prompts, on {device}"
         )  # fmt: skip
         dependence = dependence_from_logprobs([sum(_as_list(value)) for value in own], sums)
     sides = []
@@ -175,11 +175,11 @@ def _compute_logprobs(
     requests: Sequence[tuple[Sequence[int], Sequence[int]]],
     cache: LogprobCache,
     *,
-    total: bool,
+    is_sum: bool,
     desc: str,
 ) -> list[Value]:
-    """Computes log p of each token of each text after its prompt or, if `total`, their sum over the text."""
-    keys = [request_key(*request, total=total) for request in requests]
+    """Computes log p of each token of each text after its prompt or, if `is_sum`, their sum over the text."""
+    keys = [request_key(*request, is_sum=is_sum) for request in requests]
     # Equal requests are computed once: a collapsed policy writes many equal texts.
     row_by_key = {key: row for row, key in enumerate(keys)}
     missing_rows = [row for key, row in row_by_key.items() if key not in cache]
@@ -189,7 +189,7 @@ def _compute_logprobs(
 
     def score_rows(batch: Sequence[int]) -> dict[str, Value]:
         rounded = [[round(logprob, DECIMALS) for logprob in logprobs] for logprobs in score(batch)]
-        return {keys[row]: round(sum(values), DECIMALS) if total else values
+        return {keys[row]: round(sum(values), DECIMALS) if is_sum else values
                 for row, values in zip(batch, rounded, strict=True)}  # fmt: skip
 
     max_batch = CPU_BATCH if model.device.type == "cpu" else len(missing_rows)

@@ -75,7 +75,7 @@ def probe(
     policy_side, sft_side = sides.values()
     if not set(policy_side.prompts) & set(sft_side.prompts):
         raise ZooError(f"{' and '.join(sides)} share no prompt: sample both for the same prompts.")
-    _check_same_columns(sides, logprobs=model is None)
+    _check_same_columns(sides, check_logprobs=model is None)
     judge_check = check_judge([policy_side, sft_side], labeled=labeled, own=own_pairs, seed=seed)
     if model is not None:
         # torch and transformers are imported only if a model is given.
@@ -90,11 +90,11 @@ def probe(
     return probe_rollouts(policy_side, sft_side, verifiable=verifiable, judge_check=judge_check, seed=seed)
 
 
-def _check_same_columns(sides: Mapping[str, Completions], *, logprobs: bool) -> None:
+def _check_same_columns(sides: Mapping[str, Completions], *, check_logprobs: bool) -> None:
     """Checks that both sides have the same columns, and that a prompt has the same group on both."""
-    fields = {
-        "reward": "rewards", "judge": "judged", "group": "groups", **({"logprobs": "logprobs"} if logprobs else {})
-    }  # fmt: skip
+    fields = {"reward": "rewards", "judge": "judged", "group": "groups"}
+    if check_logprobs:
+        fields["logprobs"] = "logprobs"
     for name, field in fields.items():
         lacking = [side for side, completions in sides.items() if getattr(completions, field) is None]
         if len(lacking) == 1:

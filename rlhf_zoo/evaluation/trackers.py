@@ -31,15 +31,15 @@ def log_numbers(numbers: Mapping[str, float], *, step: int) -> None:
         trackio.log(row)
 
 
-def send_alert(title: str, text: str, *, severe: bool) -> None:
+def send_alert(title: str, text: str, *, is_error: bool) -> None:
     """Sends an alert.
 
     Args:
         title: The title, under 64 characters.
         text: The message, which may quote untrusted text.
-        severe: Whether the alert is an error rather than a warning.
+        is_error: Whether the alert is an error rather than a warning.
     """
     if (run := _wandb_run()) is not None:
-        run.alert(title=title, text=text, level="ERROR" if severe else "WARN")
+        run.alert(title=title, text=text, level="ERROR" if is_error else "WARN")
     if (trackio := _active_trackio()) is not None:
-        trackio.alert(title=title, text=text, level=trackio.AlertLevel.ERROR if severe else trackio.AlertLevel.WARN)
+        trackio.alert(title=title, text=text, level=trackio.AlertLevel.ERROR if is_error else trackio.AlertLevel.WARN)

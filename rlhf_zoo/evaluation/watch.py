@@ -184,7 +184,7 @@ class Watcher:
             if result.fired and result.family not in self.warned:
                 self.warned.add(result.family)
                 log.warning("Probe %s: %s", result.family, result.finding)
-                send_alert(f"Probe {result.family} fired", result.finding, severe=result.severe)
+                send_alert(f"Probe {result.family} fired", result.finding, is_error=result.severe)
         severe = [result for result in report.probes if result.severe]
         if severe and self.stop:
             raise Hacked(f"Training was stopped because the policy's completions are useless: {severe[0].finding}")

@@ -33,7 +33,7 @@ Conversation = Sequence[Mapping[str, Any]]
 Prompt = str | Conversation
 
 _HEAD = re.compile(r"\{#- rlhf-zoo (\{.*?\}) #\}.*?\{#- end #\}", re.DOTALL)
-_PROBE = "zxq"  # a text that no template contains
+_PLACEHOLDER = "zxq"  # a text that no template contains
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 #: Names with a meaning in Jinja, or in a template that transformers applies.
 _RESERVED = frozenset(
@@ -44,7 +44,7 @@ _RESERVED = frozenset(
     "messages", "tools", "documents", "conversation", "add_generation_prompt", "continue_final_message",
     "raise_exception", "strftime_now",
 }  # fmt: skip
-_PROBE_TURNS = [{"role": "user", "content": _PROBE}, {"role": "assistant", "content": _PROBE}]
+_PLACEHOLDER_TURNS = [{"role": "user", "content": _PLACEHOLDER}, {"role": "assistant", "content": _PLACEHOLDER}]
 #: Limits for one rendering, in seconds and bytes, because a template is a program that comes with a downloaded model.
 RENDER_SECONDS, RENDER_MEMORY = 10.0, 2 * 2**30
 
@@ -111,7 +111,7 @@ class ChatSettings:
             head += "{%- endif %}"
         tokenizer.chat_template = head + "{#- end #}" + _HEAD.sub("", template, count=1)
         # If the template does not accept these settings, fail here instead of at the first prompt.
-        render_ids([{"role": "user", "content": _PROBE}], tokenizer, add_generation_prompt=True)
+        render_ids([{"role": "user", "content": _PLACEHOLDER}], tokenizer, add_generation_prompt=True)
         return tokenizer
 
     def write_for_prompts(
@@ -232,10 +232,10 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
         The token's id; the id of EOS if the template ends answers without a special token.
     """
     try:
-        text = render_text(_PROBE_TURNS, tokenizer)
-    except ZooError:  # the template does not accept the probe conversation
+        text = render_text(_PLACEHOLDER_TURNS, tokenizer)
+    except ZooError:  # the template does not accept this conversation
         return tokenizer.eos_token_id
-    end = _first_special_token(text.rpartition(_PROBE)[2], tokenizer)
+    end = _first_special_token(text.rpartition(_PLACEHOLDER)[2], tokenizer)
     return tokenizer.eos_token_id if end is None else end
 
 
@@ -255,11 +255,11 @@ def check_answers_end(tokenizer: PreTrainedTokenizerBase, *, assistant_only: boo
         ZooError: No special token follows an answer, or the loss does not include that token.
     """
     try:
-        text = render_text(_PROBE_TURNS, tokenizer)
-    except ZooError:  # the template does not accept the probe conversation
+        text = render_text(_PLACEHOLDER_TURNS, tokenizer)
+    except ZooError:  # the template does not accept this conversation
         return
-    _, probe, after = text.rpartition(_PROBE)
-    if not probe:
+    _, placeholder, after = text.rpartition(_PLACEHOLDER)
+    if not placeholder:
         return
     if _first_special_token(after, tokenizer) is None:
         raise ZooError(
@@ -270,7 +270,7 @@ def check_answers_end(tokenizer: PreTrainedTokenizerBase, *, assistant_only: boo
     if not assistant_only:
         return
     encoded = _apply_template(
-        _PROBE_TURNS, tokenizer, {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
+        _PLACEHOLDER_TURNS, tokenizer, {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
     )
     ids, in_loss = encoded["input_ids"], encoded["assistant_masks"]
     start = len(ids) - len(tokenizer(after, add_special_tokens=False)["input_ids"])
@@ -317,13 +317,13 @@ def _turn_start(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
     template = tokenizer.chat_template
     cached = _TURN_STARTS.get(tokenizer)
     if cached is None or cached[0] != template:
-        turns = [{"role": "user", "content": _PROBE}]
+        turns = [{"role": "user", "content": _PLACEHOLDER}]
         start = space = ""
-        with suppress(ZooError):  # the template does not accept the probe conversation
+        with suppress(ZooError):  # the template does not accept this conversation
             prompt = render_text(turns, tokenizer, add_generation_prompt=True)
-            start = prompt.rpartition(_PROBE)[2]
-            answered = render_text([*turns, {"role": "assistant", "content": _PROBE}], tokenizer)
-            between = answered[len(prompt) :].partition(_PROBE)[0] if answered.startswith(prompt) else ""
+            start = prompt.rpartition(_PLACEHOLDER)[2]
+            answered = render_text([*turns, {"role": "assistant", "content": _PLACEHOLDER}], tokenizer)
+            between = answered[len(prompt) :].partition(_PLACEHOLDER)[0] if answered.startswith(prompt) else ""
             space = between if between.isspace() else ""
         cached = _TURN_STARTS[tokenizer] = template, start, space
     return cached[1:]

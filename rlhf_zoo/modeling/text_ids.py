@@ -10,7 +10,7 @@ from ..errors import ZooError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_PROBE = "zxq"  # a text in which no special token occurs
+_PLACEHOLDER = "zxq"  # a text in which no special token occurs
 
 
 class AddedTokens(NamedTuple):
@@ -40,7 +40,7 @@ def added_tokens(tokenizer: PreTrainedTokenizerBase) -> AddedTokens:
     state = (tokenizer.bos_token_id, tokenizer.eos_token_id, *switches)
     cached = _CACHE.get(tokenizer)
     if cached is None or cached[0] != state:
-        bare, full = (list(tokenizer(_PROBE, add_special_tokens=add)["input_ids"]) for add in (False, True))
+        bare, full = (list(tokenizer(_PLACEHOLDER, add_special_tokens=add)["input_ids"]) for add in (False, True))
         last = len(full) - len(bare)
         start = next((position for position in range(last + 1) if full[position : position + len(bare)] == bare), 0)
         added = AddedTokens(tuple(full[:start]), tuple(full[start + len(bare) :])) if bare else AddedTokens((), ())

@@ -337,7 +337,7 @@ def test_permutations_keep_completion_counts_per_prompt_and_side():
     assert within.assigned[0].tolist() == [True] * 5 + [False] * 6
     for group, ours in enumerate([1, 3, 1]):
         assert (within.assigned[:, groups == group].sum(1) == ours).all()
-    assert within.log_count == pytest.approx(np.log(4 * 10 * 2)) and not within.enough
+    assert within.log_count == pytest.approx(np.log(4 * 10 * 2)) and not within.has_enough_assignments
     values = np.arange(11.0)
     policy, theirs = within.means(values[:5], values[5:])
     means = [[values[(groups == g) & (row == side)].mean() for g in range(3)] for row in within.assigned[:9]

@@ -215,7 +215,7 @@ def test_permutations_assign_spellings_of_a_question_together() -> None:
     assert (assigned == assigned[:, :, :, :1]).all() and len({row.tobytes() for row in assigned}) > 1500
     assert permutations.log_count == pytest.approx(6 * np.log(6))
     swaps = Permutations.of(Pair.of(side, side), seed=0, whole_prompts=True)
-    assert swaps.log_count == pytest.approx(6 * np.log(2)) and not swaps.enough
+    assert swaps.log_count == pytest.approx(6 * np.log(2)) and not swaps.has_enough_assignments
     uneven = Completions(["a", "a", "A"], ["x", "y", "z"], groups=[0, 0, 0])
     assert Permutations.of(Pair.of(uneven, uneven), seed=0, whole_prompts=False).log_count == pytest.approx(np.log(6))
 

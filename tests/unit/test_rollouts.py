@@ -279,7 +279,7 @@ def test_probe_command_prints_probes_and_verdict(tmp_path):
     scored = write(tmp_path / "scored.jsonl", sft(2), judge=[1.0] * 120)
     folder = tmp_path / "nofolder"
     for mistake, message in (
-        (["--against", str(scored)], f"{ours} has no judge, but {scored} has: provide it in both files or in neither"),
+        (["--against", str(scored)], f"{ours} has no judge, but {scored} does: provide it in both files or in neither"),
         (["--against", str(theirs), "--model", str(folder)], f"There is no folder {folder}: check the path, or write"),
     ):
         refused = CliRunner().invoke(cli, ["probe", str(ours), *mistake])

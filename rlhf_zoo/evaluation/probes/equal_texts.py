@@ -51,16 +51,16 @@ def find_canned(pair: Pair) -> CannedTexts:
     }
     weights = texts_for_all_prompts(pair, texts)
 
-    def canned(text: str, tokens: Sequence[str], counted: bool) -> float:
+    def canned_weight(text: str, tokens: Sequence[str], is_counted: bool) -> float:
         if len(answered_questions[text]) < 2:
             return 0.0
         # A text that a program accepts for almost every question exploits the program, so it counts although verified.
-        if text in constants or (counted and len(tokens) > MAX_ANSWER_WORDS):
+        if text in constants or (is_counted and len(tokens) > MAX_ANSWER_WORDS):
             return 1.0
-        return weights.get(text, 0.0) if counted else 0.0
+        return weights.get(text, 0.0) if is_counted else 0.0
 
     policy_numbers, sft_numbers = (
-        [canned(*row) for row in zip(side_texts, side_tokens, counted, strict=True)]
+        [canned_weight(*row) for row in zip(side_texts, side_tokens, counted, strict=True)]
         for side_texts, side_tokens, counted in zip(texts, pair.tokens, pair.counted, strict=True)
     )
     misspelled = sum(

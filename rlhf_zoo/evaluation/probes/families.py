@@ -330,7 +330,7 @@ def _measure_sameness(pair: Pair, permutations: Permutations) -> Measurement:
     """Measures how alike the completions of one prompt are. Counts only if they also depend less on their prompt."""
     # A text's number depends on its side's other texts for the prompt, so only whole prompts can be swapped.
     permutations = Permutations.of(pair, seed=0, whole_prompts=True)
-    if not permutations.enough:
+    if not permutations.has_enough_assignments:
         raise TooFewPrompts(pair.size, pair.question_count, "")
     if min(np.bincount(groups).min() for groups in pair.groups) < 2:
         raise Unmeasurable("needs at least two completions of each prompt")

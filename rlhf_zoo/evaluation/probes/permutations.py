@@ -89,7 +89,7 @@ class Permutations:
         return cls(assigned, weights[0], weights[1], pair.size, math.fsum(log_counts))
 
     @property
-    def enough(self) -> bool:
+    def has_enough_assignments(self) -> bool:
         """Whether there are enough different assignments for p to reach its level."""
         return self.log_count >= math.log(MIN_ASSIGNMENTS) - 1e-9
 

@@ -139,7 +139,7 @@ def probe(policy: Completions, sft: Completions, *, seed: int = 0, by_position: 
     families = (*FAMILIES, EMBEDDING_FAMILY) if has_embeddings else FAMILIES
     for family in families:
         try:
-            if not permutations.enough:
+            if not permutations.has_enough_assignments:
                 raise TooFewPrompts(pair.size, pair.question_count, ", or several completions of each")
             measurements[family.name] = family.measure(pair, permutations)
         except Unmeasurable as error:

@@ -21,7 +21,7 @@ from ...errors import ZooError
 from .connect import DEFAULT_HUB, Hub
 from .local_paths import CHUNK_BYTES, Cache, FileToFetch, Folder, sha256_if_intact
 from .refusals import is_outage, reason, refusals_as, status_of, unreachable
-from .step_tags import step_in, tag_name, tagged_steps
+from .step_tags import step_of_revision, tag_name, tagged_steps
 from .trees import COMMIT_ID, list_files
 
 WORKERS = 4
@@ -99,7 +99,7 @@ def find_revision(revision: str, names: Iterable[str]) -> str | None:
     available = set(names)
     if revision in available:
         return revision
-    step = step_in(revision)
+    step = step_of_revision(revision)
     tag = None if step is None else tag_name(step)
     return tag if tag in available else None
 
@@ -112,7 +112,7 @@ def full_revision(repo: str, revision: str | None, hub: Hub) -> str | None:
         revision: The revision, as a user wrote it.
         hub: The Hub that has the repository.
     """
-    if revision is None or (step := step_in(revision)) is None:
+    if revision is None or (step := step_of_revision(revision)) is None:
         return revision
     if hub.offline:
         return tag_name(step)
@@ -228,7 +228,7 @@ def _suggest_revisions(hub: Hub, repo: str, revision: str | None) -> str:
     from ...plugins import did_you_mean
 
     tags = [ref.name for ref in hub.api().list_repo_refs(repo).tags]
-    requested, steps = step_in(revision or ""), tagged_steps(tags)
+    requested, steps = step_of_revision(revision or ""), tagged_steps(tags)
     if requested is not None and steps:
         nearest = min(steps, key=lambda step: abs(step - requested))
         return f", did you mean {steps[nearest]!r}?"
@@ -244,7 +244,7 @@ def _load_from_cache(
     """
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    step = step_in(revision or "")
+    step = step_of_revision(revision or "")
     for name in [revision or "main", *([] if step is None else [tag_name(step)])]:
         try:
             folder = replace(hub, offline=True).snapshot(repo, revision=name, ignore_patterns=[*ignore])

@@ -17,7 +17,7 @@ def tag_name(step: int) -> str:
     return f"step-{step:06d}"
 
 
-def step_of(tag: str) -> int | None:
+def step_of_tag(tag: str) -> int | None:
     """Returns the step of a checkpoint's tag; None for any other tag.
 
     Args:
@@ -33,10 +33,10 @@ def tagged_steps(tags: Iterable[str]) -> dict[int, str]:
     Args:
         tags: The tags' names.
     """
-    return {step: tag for tag in tags if (step := step_of(tag)) is not None}
+    return {step: tag for tag in tags if (step := step_of_tag(tag)) is not None}
 
 
-def step_in(revision: str) -> int | None:
+def step_of_revision(revision: str) -> int | None:
     """Returns the step that a user means by a revision: 40 for both step-40 and 40. None for any other revision.
 
     Args:
