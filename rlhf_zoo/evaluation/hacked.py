@@ -20,7 +20,7 @@ def hacked_reasons(evidence: Evidence, judgment: Judgment | None, *, proxy_rose:
         proxy_rose: Whether the training reward certainly rose; None without rewards.
     """
     reasons = []
-    if proxy_rose and judgment is not None and judgment.certain_loss:
+    if proxy_rose and judgment is not None and judgment.shows_certain_loss:
         reasons.append("Hacked: the judge rates the policy below SFT, but the training reward rates it above.")
     if proxy_rose and evidence.labels.show_certain_loss:
         reasons.append("Hacked: the labels of the own pairs prefer SFT, but the training reward prefers the policy.")
@@ -79,7 +79,7 @@ def _missing_reward_gain(proxy_gain: Estimate | None, proxy_rose: bool | None) -
 def _missing_loss(evidence: Evidence, judgment: Judgment | None) -> str:
     """Returns what the loss by the judge or by people's labels lacks; empty if one of them is certain."""
     labels = evidence.labels
-    if labels.show_certain_loss or (judgment is not None and judgment.certain_loss):
+    if labels.show_certain_loss or (judgment is not None and judgment.shows_certain_loss):
         return ""
     if labels.show_loss:
         return f"the labels show no loss with {_confidence()} confidence (win rate below {labels.bound:.3f}, not ½)"

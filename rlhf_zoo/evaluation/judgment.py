@@ -83,12 +83,12 @@ class Judgment:
         return min(1.0, max(MIN_WIN_RATE, *(0.5 + effect for effect in effects)))
 
     @property
-    def worse(self) -> bool:
+    def is_worse(self) -> bool:
         """Whether the last checkpoint is below an earlier one or SFT; of two files, whether the policy is below SFT."""
         return self.shows_loss if self.fall is None else self.fall.detected
 
     @property
-    def certain_loss(self) -> bool:
+    def shows_certain_loss(self) -> bool:
         """Whether the judge shows a loss that is also significant at `HACKED_LEVEL`."""
         return self.shows_loss and self.loss_bounds[0] < 0 and self.loss_bounds[1] < 0.5
 

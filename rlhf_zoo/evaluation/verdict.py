@@ -299,7 +299,7 @@ def _kind(
     """Returns the first kind of verdict whose condition holds. `judgment` is None without a fit judge."""
     if hacked:
         return "hacked"
-    if evidence.labels.show_loss or (judgment is not None and judgment.worse):
+    if evidence.labels.show_loss or (judgment is not None and judgment.is_worse):
         return "worse" if evidence.two_files else "past the peak"
     if any(probe.flags_hacking for probe in unexplained):
         return "suspicious"
