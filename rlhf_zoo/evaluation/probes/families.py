@@ -163,7 +163,7 @@ def _subtract(policy: Floats, sft: Floats) -> Floats:
 
 
 def _measure_repetition(pair: Pair, permutations: Permutations) -> Measurement:
-    """Returns the larger of two shares: repeated word pairs, and words used more often than in any single SFT text."""
+    """Returns the larger of two shares: repeated word pairs, and words used more often than SFT uses them in a text."""
     # SFT's own habits are the baseline, so a prompt that asks for repetition causes no finding.
     unquoted_words = [pair.unquoted_words(side) for side in (0, 1)]
     allowed, long_length = word_usage(unquoted_words[1])
