@@ -1,8 +1,8 @@
 """How well a reward model does on the pairs that are hardest to order, and on ties.
 
 Accuracy over all pairs is mostly accuracy on easy pairs. A pair is hard if its completions share most of their words
-(as in Chat Hard of RewardBench, Lambert et al. 2024, arXiv:2403.13787), or if one is hardly better than the other: by
-the utility that the labels were drawn from, or by a column `margin` of the data.
+(as in Chat Hard of RewardBench, Lambert et al. 2024, arXiv:2403.13787), or if one is hardly better than the other. The
+difference is that of the utilities from which the labels were drawn, or a column `margin` of the data.
 """
 
 from collections import Counter

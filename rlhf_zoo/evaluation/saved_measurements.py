@@ -21,7 +21,7 @@ class SavedMeasurements:
     """The measurements of one evaluation, one file each, in the user's cache folder.
 
     JSON keeps every float exactly, so a continued evaluation gives the figures of an uninterrupted one. The files are
-    not in the run directory, which may come from somebody else, whose figures must not count as measured here.
+    not in the run directory: it may come from somebody else, and those figures must not count as measured here.
 
     Args:
         run: The run directory.

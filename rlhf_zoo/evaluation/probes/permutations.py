@@ -6,8 +6,8 @@ With one completion per side, the two are swapped or not. With several, a few pr
 the two sides answer different prompts, paired by position, only all completions of a pair of prompts are exchangeable
 together, so they are swapped together.
 
-Prompts that ask the same question count as one: their completions are assigned in the same way, the k-th of one prompt
-like the k-th of another, so other wordings of a question add no assignments.
+Prompts that ask the same question count as one. Their completions are assigned in the same way: the k-th of one prompt
+like the k-th of another. So other wordings of a question add no assignments.
 """
 
 import math

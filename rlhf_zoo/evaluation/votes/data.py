@@ -249,7 +249,7 @@ def _new_card(name: str) -> str:
 
 # Votes
 
-What visitors of a comparison page of rlhf-zoo preferred. Each visitor saw a prompt and two completions of it: one by an
+These are votes of visitors to a comparison page of rlhf-zoo. Each visitor saw a prompt and two completions: one by an
 SFT model and one by the PPO model trained from it (or by two checkpoints), sampled with the same seed. The sides were
 shuffled and not labeled. The visitor chose the better side, a tie, or "both are bad".
 

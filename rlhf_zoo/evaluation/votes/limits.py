@@ -99,7 +99,7 @@ def voter_address(peer: str | None, forwarded: str | None) -> str:
 
     Returns:
         The last public address in the header, else the peer's. The proxy itself saw the last address, while a sender
-        can forge those before it. For IPv6 the /64 network, because a household usually has all of it.
+        can forge those before it. An IPv6 address becomes its /64 network, because a household usually has all of it.
     """
     for entry in reversed((forwarded or "").split(",")):
         if (address := _parse_address(entry.strip())) is not None and address.is_global:

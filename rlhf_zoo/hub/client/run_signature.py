@@ -98,7 +98,7 @@ def _read_key() -> bytes | None:
 
 
 def _read_or_create_key() -> bytes:
-    """Returns the key, created on first use. Two processes that create it at once use the same. Raises OSError."""
+    """Returns the key, created on first use. Processes that create it at the same time share one. Raises OSError."""
     if (existing := _read_key()) is not None:
         return existing
     folder = home()
