@@ -42,7 +42,7 @@ _TOKEN = re.compile(
 
 
 def normal_form(text: str) -> str:
-    """Returns a text that is equal for prompts that ask the same question; see the module's docstring.
+    """Returns the normal form of a text, as the module's docstring defines it.
 
     Args:
         text: A prompt.
@@ -64,7 +64,7 @@ def normal_form(text: str) -> str:
 
 
 def near_duplicate_key(prompt: Prompt) -> str:
-    """Returns a text that is equal for prompts that ask the same question; see the module's docstring.
+    """Returns a key that is equal for near-duplicate prompts: their normal form, turn by turn in a conversation.
 
     Args:
         prompt: A text or a conversation, in which every turn counts.

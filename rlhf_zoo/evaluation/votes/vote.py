@@ -167,7 +167,7 @@ class Vote:
 
 
 def side_names(configuration: str) -> tuple[str, str]:
-    """Names the columns of the two completions.
+    """Returns the column names of the two completions.
 
     Args:
         configuration: "default" or "ties".

@@ -9,7 +9,7 @@ CACHED_REPOSITORY = re.compile(r"(models|datasets|spaces)--.+")
 
 
 def find_outward_link(folder: Path, *, include_hidden: bool) -> Path | None:
-    """Finds a symbolic link in a folder that leads out of it.
+    """Finds a symbolic link in a folder whose target is outside the folder.
 
     Args:
         folder: The folder to search, with its subfolders.
