@@ -1,4 +1,4 @@
 """The comparison page.
 
-`engine` samples two policies token by token, `page` shows their completions, `space` puts the page on a Hub.
+`engine` samples two policies token by token, `page` shows their completions, and `space` deploys the page to a Hub.
 """

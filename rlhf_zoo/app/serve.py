@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .engine import Snapshot
     from .space.files import SpaceModels
 
-#: Largest number of prompts on a static page.
+#: Largest number of prompts that a static page samples.
 MAX_STATIC_PROMPTS = 8
 
 
@@ -43,17 +43,17 @@ def launch(
     open_browser: bool = False,
     hub: Hub = DEFAULT_HUB,
 ) -> None:
-    """Serves the page for a PPO checkpoint until Ctrl-C. Prints the page's address once the server listens.
+    """Serves the page of a PPO checkpoint until Ctrl-C. Prints the page's address once the server listens.
 
     Args:
-        ppo: A published model or a folder.
+        ppo: The PPO checkpoint: NAMESPACE/NAME[@TAG] or a folder.
         sft: The SFT model, in the same form; None to use the one in the checkpoint's lineage.
         reward: The reward model, in the same form; None to use the one in the checkpoint's lineage.
         host: The address to listen on.
         port: The port; 0 for any free one.
-        votes: The data set that receives the votes of the blind test; None if votes are not kept.
+        votes: The data set that receives the votes of the blind test; None if votes are not stored.
         votes_per_hour: Largest number of votes per hour from one address.
-        runs: Other PPO runs of the ablation; None to look them up on the Hub.
+        runs: The other PPO runs of the ablation; None to look them up on the Hub.
         open_browser: Whether to open a browser, if this machine has a screen.
         hub: The Hub to fetch from.
 
@@ -63,7 +63,7 @@ def launch(
     if importlib.util.find_spec("gradio") is None:
         raise ZooError("The comparison page needs gradio: run `pip install 'rlhf-zoo[space]'`.")
     port = _find_free_port(host, port)
-    click.echo(f"Loading {ppo} and the models of its lineage; the first time takes a while.", err=True)
+    click.echo(f"Loading {ppo} and the models of its lineage. The first time takes a while.", err=True)
     with doing("loading the page"):
         from ..pipeline.stages.train import silence_libraries
 
@@ -108,10 +108,10 @@ def _is_private(name: str, hub: Hub) -> bool:
 
 
 def render_static_page(models: SpaceModels, hub: Hub = DEFAULT_HUB) -> str:
-    """Renders a static page with one completion of each policy for each held-out prompt of the PPO model's card.
+    """Renders a static page with a completion of each policy for the first held-out prompts of the PPO model's card.
 
-    Completions are sampled with seed 1, at the temperature and length of training. Prompts that the models cannot
-    process are skipped.
+    Samples at most `MAX_STATIC_PROMPTS` prompts with seed 1, at the temperature and length of training. Skips prompts
+    that the models cannot process.
 
     Args:
         models: The published models.
@@ -162,7 +162,7 @@ def _import_space_app() -> ModuleType:
 def _find_free_port(host: str, port: int) -> int:
     """Returns `port` if it is free on `host`; for 0, any free port."""
     if not 0 <= port <= 65535:
-        raise ZooError(f"There is no port {port}: --port takes 1 to 65535, or 0 for any free port.")
+        raise ZooError(f"There is no port {port}: set --port to a number from 1 to 65535, or to 0 for any free port.")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.create_server((host, port), family=family) as server:

@@ -389,11 +389,11 @@ def test_page_is_usable_by_keyboard_alone(visitor: Visitor, page: Page) -> None:
 
     visitor.tab("Over training")
     visitor.wait("the curves", lambda: visitor.count("#curves svg") == 2)
-    before = visitor.first("#curves .zoo-wide .zoo-chosen").rect["x"]
+    before = visitor.first("#curves .zoo-wide .zoo-selected").rect["x"]
     visitor.first("#step input[type=range]").send_keys(Keys.END)
     last = shown(page.expected(PROMPTS[0], 40).ppo[0])
     visitor.wait("the last step", lambda: visitor.done("at-step") and visitor.side("ppo", box="at-step") == last)
-    assert visitor.first("#curves .zoo-wide .zoo-chosen").rect["x"] > before
+    assert visitor.first("#curves .zoo-wide .zoo-selected").rect["x"] > before
     visitor.screenshot("training-phone.png", 420)
     assert visitor.overflow() <= 0
 
@@ -442,7 +442,7 @@ def test_slider_thumb_is_below_its_step_in_chart(visitor: Visitor) -> None:
         middle = rect["x"] + thumb_width / 2 + share * (rect["width"] - thumb_width)
         visitor.wait(
             "the mark above the thumb",
-            lambda middle=middle: abs(visitor.first("#curves .zoo-wide .zoo-chosen").rect["x"] - middle) < 3,
+            lambda middle=middle: abs(visitor.first("#curves .zoo-wide .zoo-selected").rect["x"] - middle) < 3,
         )
 
 

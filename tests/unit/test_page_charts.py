@@ -214,7 +214,7 @@ def test_step_curves_share_their_axis():
     assert np.allclose(np.diff(xs), xs[1] - xs[0], atol=0.11) and xs[1] > xs[0]
     zero = next(float(one.get("y")) for one in named(root, "zoo-ticks")[1] if one.text == "0")
     assert kl[0][0][1] == pytest.approx(zero - 3.8, abs=0.05) and numbers(root, 1) == ["0", "2", "4", "6", "8"]
-    marks = [one.get("d") for one in named(root, "zoo-chosen")]
+    marks = [one.get("d") for one in named(root, "zoo-selected")]
     assert len(marks) == 2 and all(float(re.match(r"M([\d.]+) ", mark)[1]) == xs[3] for mark in marks)
     rings = [(float(one.get("cx")), float(one.get("cy"))) for one in named(root, "zoo-labeled")]
     assert rings == [reward[0][1], reward[1][1], kl[0][1], kl[0][4]]
@@ -253,7 +253,7 @@ def test_frontier_marks_best_step_of_each_run():
     assert [float(x) for x, _ in spots] == sorted({float(x) for x, _ in spots})  # KL grows with the step
     rings = [(one.get("cx"), one.get("cy")) for one in named(root, "zoo-labeled")]
     assert len(rings) == 5 and spots[3] in rings
-    (mark,) = named(root, "zoo-chosen")
+    (mark,) = named(root, "zoo-selected")
     assert (mark.get("cx"), mark.get("cy")) == spots[3]
     titles = [one.text for one in emphasized.iter(f"{SVG}title")]
     assert titles[3] == "β = 0.1, step 800: reward 25.713, KL 40.000 nats"

@@ -33,4 +33,4 @@ def test_head_calls_base_model_by_its_name() -> None:
         model = Checkpoint("a/b", Path("b"))
         heads.append(re.sub(r"<[^>]+>", "", header_html(Lineage(model, model, None, card))))
     assert "win rate over SFT 0.5" in heads[0] and "SFT a/b" in heads[0]
-    assert "win rate over the base 0.5" in heads[1] and "SFT, here the base model a/b" in heads[1]
+    assert "win rate over the base model 0.5" in heads[1] and "SFT, here the base model a/b" in heads[1]

@@ -46,7 +46,7 @@ def test_local_run_has_its_checkpoints(tmp_path: Path) -> None:
 
 def test_folder_outside_a_run_has_no_checkpoints(tmp_path: Path) -> None:
     found, problem = page_models._find_timeline_runs(lineage(str(tmp_path), tmp_path), None, skip_unreadable=False)
-    assert found == [] and "has no sibling checkpoints" in problem
+    assert found == [] and "has no checkpoints beside it" in problem
 
 
 def test_unavailable_runs_are_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

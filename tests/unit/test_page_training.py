@@ -46,9 +46,11 @@ def test_curves_mark_selected_step_and_name_others() -> None:
     found = run(10, 20, 40, chosen=40, recommended=20)
     drawn = curves_html(found, 10)
     assert {"recommended", "best", "step 10"} <= set(re.findall(r">([^<>]+)</text>", drawn))
-    assert drawn.count('class="zoo-chosen"') == 4, "a mark in each panel, for phones and for wide screens"
+    assert drawn.count('class="zoo-selected"') == 4, "a mark in each panel, for phones and for wide screens"
     assert "step-10 · in training: reward +1.00, KL 0.10 nats" in drawn
-    places = [re.search(r'class="zoo-chosen" d="M([\d.]+)', curves_html(found, step)).group(1) for step in (10, 20, 40)]
+    places = [
+        re.search(r'class="zoo-selected" d="M([\d.]+)', curves_html(found, step)).group(1) for step in (10, 20, 40)
+    ]
     assert sorted(places, key=float) == places and len(set(places)) == 3
     watched = tuple(replace(point, watched={"<b>gold": 0.25}) for point in found.points)
     assert (

@@ -1,7 +1,7 @@
-"""Charts as inline SVG: pure functions from numbers to markup without scripts, addresses or fixed colors.
+"""Draws charts as inline SVG, without scripts, addresses or fixed colors.
 
 Colors are `currentColor` and the page's variables --zoo-sft, --zoo-ppo, --zoo-quiet and --zoo-mark. A chart is as wide
-as its column, up to --zoo-chart-width. Values that are None, not finite or beyond ±1e12 leave gaps.
+as its column, up to --zoo-chart-width. Values that are None, not finite or beyond ±1e12 become gaps.
 """
 
 import math
@@ -20,18 +20,18 @@ Scale = Callable[[float], float]
 Box = tuple[float, float, float, float]
 Point = tuple[str, str] | None  # x and y, formatted; None for a gap
 
-PHONE_WIDTH = 330  # of a chart, in SVG units: the width of the page on a phone, in CSS pixels
-DESKTOP_WIDTH = 760  # of a chart over the whole page of a wide screen
+PHONE_WIDTH = 330  # of a chart, in SVG units: the page's width in CSS pixels on a phone
+DESKTOP_WIDTH = 760  # of a chart that spans the page on a wide screen
 RIGHT_MARGIN = 12
 END_MARGIN = RIGHT_MARGIN + 4  # right margin of the axes of steps and of KL
 TITLE_HEIGHT = 20  # height of the title line above a panel
 FONT_SIZE = 11  # in SVG units
 GLYPH_WIDTH = 6.2  # average width of a character at FONT_SIZE, to place labels without overlap
 MAX_ABSOLUTE = 1e12
-MIN_DIFFERENCE = 1e-6  # smaller numbers and differences count as zero
+MIN_DIFFERENCE = 1e-6  # smaller values and differences count as zero
 MAX_DOTS = 80  # a curve with more points shows no dots
 MAX_TOOLTIP_LENGTH = 60
-MIN_POSITIONS = 10  # of the x axis of tokens, so that a single bar is not as wide as the chart
+MIN_POSITIONS = 10  # of the x axis of tokens, so that a single bar does not fill the chart
 QUIET_COLOR, MARK_COLOR = "var(--zoo-quiet,currentColor)", "var(--zoo-mark,currentColor)"
 COLORS = {"sft": "var(--zoo-sft,currentColor)", "ppo": "var(--zoo-ppo,currentColor)"}
 
@@ -44,8 +44,8 @@ class Series:
         name: Its title.
         values: One value per step; None if missing.
         unit: Unit of the values.
-        is_nonnegative: Whether the quantity cannot be negative. The axis then starts at 0, and lower estimates are
-            drawn there.
+        is_nonnegative: Whether the quantity cannot be negative. The axis then starts at 0, and negative estimates are
+            drawn at 0.
         intervals: One interval per step, drawn as a vertical bar; None if missing. () if the curve has none.
     """
 
@@ -106,7 +106,7 @@ def draw_token_line(
         role: The policy that wrote the completion, which sets the color.
         unit: Unit of the values.
         title: Title of the chart.
-        span: Lowest and highest value that the y axis must include, so that two charts can share a scale.
+        span: The lowest and the highest value that the y axis must include, so that two charts can share a scale.
         x_max: A token position that the x axis must include, so that two charts can share a scale.
 
     Raises:
@@ -134,14 +134,14 @@ def draw_step_curves(
 ) -> str:
     """Draws curves over the training steps, in stacked panels that share the axis of steps.
 
-    The axis begins at the first step and ends at the last, so that a slider below it can have the same ends. The style
-    sheet places that slider by --zoo-left and --zoo-right, or by --zoo-wide-left and --zoo-wide-right of a wide chart:
-    the axis's margins as shares of the chart's width.
+    The axis begins at the first step and ends at the last, so that the slider below can have the same ends. The chart
+    sets the axis's margins, as shares of the chart's width, in --zoo-left and --zoo-right (a wide chart in
+    --zoo-wide-left and --zoo-wide-right). The style sheet places the slider by them.
 
     Args:
         steps: Ascending training steps.
         series: The curves.
-        selected: The step to mark by a vertical line.
+        selected: The step to mark with a vertical line.
         labels: Step -> label above the panels. The points of these steps are outlined.
         width: The chart's width, PHONE_WIDTH or DESKTOP_WIDTH.
 
@@ -189,7 +189,7 @@ def draw_step_curves(
                 selected_value = f", at step {selected}: {_value_with_unit(value, curve.unit)}"
         body += [
             plot.axes(_with_unit(curve.name, curve.unit), x_labels=curve is series[-1]),
-            f'<path class="zoo-chosen" d="M{x(selected):.1f} {plot.top}v{plot.height}" stroke="{MARK_COLOR}" '
+            f'<path class="zoo-selected" d="M{x(selected):.1f} {plot.top}v{plot.height}" stroke="{MARK_COLOR}" '
             'stroke-width="1.5"/>',
             f'<path class="zoo-interval" d="{interval_bars}" stroke="{COLORS["ppo"]}" stroke-width="2" opacity=".55"/>',
             _draw_curve(points, COLORS["ppo"], dots=len(panel) <= MAX_DOTS),
@@ -200,7 +200,7 @@ def draw_step_curves(
         descriptions.append(f"{curve.name} over training{selected_value}")
     body.append(_axis_title("training step", bottom + 24, width))
     descriptions += [f"{label}: step {step}" for step, label in labels.items()]
-    # The slider is another component, and where the axis begins depends on the widths of the tick labels.
+    # The slider, another component, cannot know where the axis begins: that depends on the widths of the tick labels.
     prefix = "--zoo" if width == PHONE_WIDTH else "--zoo-wide"
     margins = f"{prefix}-left: {left / width:.4f}; {prefix}-right: {END_MARGIN / width:.4f}"
     body.append(f"<style>#step {{ {margins} }}</style>")
@@ -258,7 +258,7 @@ def draw_frontier(runs: Sequence[TimelineRun], *, selected: int, width: int = PH
                 descriptions.append(f"{label}: best reward {format_number(reward)} at KL {format_number(max(kl, 0.0))}")
                 if is_emphasized:
                     mark = (
-                        f'<circle class="zoo-chosen" cx="{cx:.1f}" cy="{cy:.1f}" r="8.5" fill="none" '
+                        f'<circle class="zoo-selected" cx="{cx:.1f}" cy="{cy:.1f}" r="8.5" fill="none" '
                         f'stroke="{MARK_COLOR}" stroke-width="1.5"/>'
                     )
         lines.append(
@@ -279,11 +279,11 @@ def choose_ticks(low: float, high: float, *, integers: bool = False) -> tuple[fl
         high: The highest value.
         integers: Whether the numbers must be integers.
     """
-    size = max(abs(low), abs(high))
-    if size < MIN_DIFFERENCE:  # all values are 0
+    magnitude = max(abs(low), abs(high))
+    if magnitude < MIN_DIFFERENCE:  # all values are 0
         low, high = 0.0, 1.0
-    elif high - low < max(1e-3 * size, MIN_DIFFERENCE):  # all values are equal
-        low, high = low - size / 10, high + size / 10
+    elif high - low < max(1e-3 * magnitude, MIN_DIFFERENCE):  # all values are equal
+        low, high = low - magnitude / 10, high + magnitude / 10
     power = math.floor(math.log10((high - low) / 5))
     for step in (factor * 10.0**exponent for exponent in range(power, power + 20) for factor in (1, 2, 2.5, 5)):
         if integers and step % 1:
@@ -313,7 +313,7 @@ class _Plot:
         self.y = _linear_scale(y_ticks[0], y_ticks[-1], self.bottom, top)
 
     def axes(self, title: str, *, x_labels: bool = True) -> str:
-        """Draws the title, the grid and the tick labels, those of the x axis only if `x_labels` is True."""
+        """Draws the title, the grid and the tick labels. `x_labels` says whether the x axis has labels."""
         grid = "".join(f"M{self.left:.1f} {self.y(value):.1f}H{self.width - RIGHT_MARGIN}" for value in self.y_ticks)
         labels = [
             f'<text x="{self.left - 5:.1f}" y="{self.y(value) + 3.8:.1f}" text-anchor="end">{_tick_label(value)}</text>'
@@ -355,7 +355,7 @@ def _token_chart(
     below: str = "",
     above: str,
 ) -> str:
-    """Composes a chart over tokens. `below` and `above` are drawn below and above the tooltip columns."""
+    """Composes a chart over tokens. `below` is drawn before the tooltip columns, and `above` after them."""
     escaped = escape_text(unit)
     tooltip_columns = [
         plot.tooltip_column(position, f"“{_tooltip_text(label)}” {_value_with_unit(value, escaped)}")
@@ -386,7 +386,7 @@ def _svg_element(height: float, css_class: str, description: str, body: str, wid
 
 
 def _tooltip_columns(columns: Iterable[str], width: float) -> str:
-    """Groups the invisible tooltip columns, because nobody could hover over a bar of height 0."""
+    """Groups the tooltip columns. They are invisible and as high as the plot, because a bar of height 0 has no area."""
     style = f'stroke="currentColor" stroke-opacity="0" stroke-width="{width:.2f}" pointer-events="stroke"'
     return f'<g class="zoo-tooltips" {style}>{"".join(columns)}</g>'
 
@@ -416,8 +416,8 @@ def _place_step_labels(labels: Sequence[tuple[float, str, str]], left: float, wi
         half_width = len(label) * GLYPH_WIDTH / 2
         middle = max(min(x, width - 2 - half_width), left + half_width)
         free_lines = (
-            k
-            for k, line in enumerate(lines)
+            index
+            for index, line in enumerate(lines)
             if all(abs(middle - center) > half_width + other_half + 6 for center, other_half in line)
         )
         line_index = next(free_lines, len(lines))
@@ -479,7 +479,7 @@ def _tick_label(value: float) -> str:
 
 
 def _axis_width(y_ticks: Sequence[float]) -> float:
-    """Returns the width of the y axis labels, the same for up to four characters, so that charts align."""
+    """Returns the width of the y axis labels. It is the same for up to four characters, so that charts align."""
     return 8 + GLYPH_WIDTH * max(4, *(len(_tick_label(value)) for value in y_ticks))
 
 
@@ -493,6 +493,6 @@ def _value_with_unit(value: float, unit: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _tooltip_text(label: str) -> str:
-    """Returns a token as escaped text for a tooltip. Cached, because each new token redraws the whole completion."""
+    """Returns a token as escaped text for a tooltip. Cached, because each new token redraws the entire completion."""
     short = label if len(label) <= MAX_TOOLTIP_LENGTH else label[: MAX_TOOLTIP_LENGTH - 1] + "…"
     return escape_text(short).replace("\n", "↵")

@@ -17,7 +17,7 @@ def header_html(lineage: Lineage) -> str:
     """Renders the head of the page.
 
     Args:
-        lineage: The compared models and the card of the PPO checkpoint, which is not trusted.
+        lineage: The compared models and the PPO checkpoint's card, whose texts are escaped.
     """
     start_label = "SFT, here the base model" if Card(lineage.card).started_from_base else "SFT"
     models = [("PPO", lineage.ppo.name), (start_label, lineage.sft.name)]
@@ -49,11 +49,11 @@ def link_preview(lineage: Lineage) -> tuple[str, str]:
 
 
 def _findings(card: Card) -> Iterator[tuple[str, str]]:
-    """Yields (key, HTML) of the verdict, and of the recommended step, win rate and KL if the card has them."""
+    """Yields (key, HTML) for the verdict, and for the recommended step, win rate and KL if the card has them."""
     step_verdict = get_nested(card, "evaluation", "over_training")
     recommended_verdict = get_nested(step_verdict, "at_recommended")
     if card.step is not None and int_or_none(get_nested(recommended_verdict, "step")) == card.step:
-        step_verdict = recommended_verdict  # as on the card: the verdict on the compared step, not on the last step
+        step_verdict = recommended_verdict  # as on the card, the verdict is on the compared step, not on the last step
     verdict = one_line(get_nested(step_verdict, "verdict")) or one_line(get_nested(card, "evaluation", "verdict"))
     if verdict is None:
         yield "verdict", "<b>No verdict yet</b>: run <code>rlhf-zoo eval</code>"
@@ -68,10 +68,10 @@ def _findings(card: Card) -> Iterator[tuple[str, str]]:
         yield "recommended", f"use step {recommended}"
     if (win_rate := card.estimate("win_rate")) is not None:
         judge = one_line(get_nested(card, "evaluation", "judge", "name"))
-        by = f", judge: {escape_text(judge_title(judge))}" if judge else ""
-        start = "the base" if card.started_from_base else "SFT"
+        judge_note = f", judge: {escape_text(judge_title(judge))}" if judge else ""
+        start = "the base model" if card.started_from_base else "SFT"
         figure = f"<b>{format_number(win_rate.value)}</b>{_interval_text(win_rate)}"
-        yield "win-rate", f"win rate over {start} {figure}{by}"
+        yield "win-rate", f"win rate over {start} {figure}{judge_note}"
     if (kl := card.estimate("ppo", "kl")) is not None:
         yield "kl", f"KL {format_number(kl.value)} nats"
 

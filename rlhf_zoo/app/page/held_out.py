@@ -26,14 +26,14 @@ DEFAULT_CONFIGURATION = "prompts"
 #: Splits to try, in order. Validation comes before test, because votes may become training data.
 SPLITS = ("validation", "test")
 MAX_PROMPTS = 1000
-#: Largest number of rows of a split that are searched for the columns of prompts.
+#: Largest number of rows of a split that `read_held_out_columns` reads.
 MAX_ROWS = 10_000
 
 
 def read_held_out_prompts(lineage: Lineage, check: Callable[[str], object], hub: Hub = DEFAULT_HUB) -> list[str]:
-    """Reads distinct held-out prompts of the data set that the checkpoint's card names, at the commit in the card.
+    """Reads distinct held-out prompts from the data set that the checkpoint's card names, at the commit in the card.
 
-    If the data set cannot be read or has no such prompts, the prompts in the card itself are used.
+    If that yields no prompts, uses the prompts in the card itself.
 
     Args:
         lineage: The checkpoint and its card.
@@ -56,14 +56,14 @@ def read_held_out_prompts(lineage: Lineage, check: Callable[[str], object], hub:
 
 
 def read_held_out_columns(lineage: Lineage, hub: Hub = DEFAULT_HUB) -> dict[str, dict[str, Any]]:
-    """Reads the other columns of held-out prompts, which rules need: the right answers, or the instructions.
+    """Reads the other columns of held-out prompts, such as right answers and instructions, which rules need.
 
     Args:
         lineage: The checkpoint and its card.
         hub: The Hub with the data set.
 
     Returns:
-        Prompt as the page shows it -> its row, under the names that rewards get; {} if the data set cannot be read.
+        Prompt as the page shows it -> its row, under the column names that rewards get; {} if no data can be read.
     """
     configuration, column, _ = lineage.prompts_location
     renamed = get_nested(lineage.card, "settings", "columns")
@@ -77,20 +77,20 @@ def read_held_out_columns(lineage: Lineage, hub: Hub = DEFAULT_HUB) -> dict[str,
                     mapped = {key: row[name] for key, name in names.items() if name in row}
                     columns.setdefault(prompt.strip(), {**row, **mapped})
             except (ValueError, OSError, ZooError) as error:
-                log.info("%s has no rows in the split %s (%s).", location, split, reason(error))
+                log.info("Cannot read rows of the split %s of %s (%s).", split, location, reason(error))
         if columns:
             break
     return columns
 
 
 def find_stage_folder(folder: Path) -> Path | None:
-    """Finds the stage directory of a folder: the folder itself or its parent.
+    """Finds the stage directory that a folder is or lies in.
 
     Args:
         folder: Any folder, such as a checkpoint.
 
     Returns:
-        The directory; None if neither is the directory of a stage.
+        The folder or its parent; None if neither is a stage directory.
     """
     folders = (folder, folder.parent) if folder.is_dir() else ()
     return next((candidate for candidate in folders if StageRecord(candidate).run_file.is_file()), None)
@@ -104,7 +104,7 @@ def _read_dataset_prompts(lineage: Lineage, hub: Hub) -> list[str]:
             try:
                 texts = [prompt for prompt, _ in _iterate_prompts(load(configuration, split), column, location)]
             except (ValueError, OSError, ZooError) as error:
-                log.info("%s has no held-out prompts in the split %s (%s).", location, split, reason(error))
+                log.info("Cannot read held-out prompts of the split %s of %s (%s).", split, location, reason(error))
                 continue
             if texts:
                 return texts
@@ -112,7 +112,7 @@ def _read_dataset_prompts(lineage: Lineage, hub: Hub) -> list[str]:
 
 
 def _list_splits(lineage: Lineage) -> Iterable[str]:
-    """Returns the splits that may have held-out prompts, the card's own first."""
+    """Returns the splits that may have held-out prompts, starting with the split that the card names."""
     return dict.fromkeys(split for split in (lineage.prompts_location.split, *SPLITS) if split)
 
 
@@ -155,7 +155,7 @@ def _read_published_rows(
     a card that is not the user's own may name a private or gated data set only if the model is private too.
 
     Raises:
-        ZooError: The data set cannot be read, a local folder has its name, or it may not be shown.
+        ZooError: The data set cannot be read or may not be shown, or a local folder has the same name.
     """
     from ...runs.data.sources import find_data
 
@@ -181,7 +181,7 @@ def _may_show(model: str | None, dataset: str, hub: Hub) -> bool:
 
 
 def _iterate_prompts(rows: Iterable[object], column: str, location: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields (prompt, row) for the prompts that are plain text or conversations of a single turn."""
+    """Yields (prompt, row) for each prompt that is plain text or a conversation of a single message."""
     is_template, subject = has_placeholders(column), f"The data set {location}"
     for index, row in enumerate(row for row in rows if isinstance(row, dict)):
         prompt = (

@@ -10,12 +10,12 @@ from ..engine import visible_text
 MINUS = "\u2212"
 DASH = "\u2013"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-#: Stop reason -> label on the page.
+#: Stop reason -> label on the page; None while the completion is in progress.
 STOP_LABELS = {"eos": "by itself", "length": "cut off", None: "writing"}
 
 
 def escape_text(value: object) -> str:
-    """Escapes text for HTML, and makes characters visible that would hide or reverse their neighbors.
+    """Escapes text for HTML, and makes visible any characters that would hide or reorder text.
 
     Args:
         value: Text from a visitor, a model or a card.
@@ -37,7 +37,7 @@ def format_number(value: float | None, digits: int = 2, *, sign: str = "-") -> s
 
     Args:
         value: Any number, or None.
-        digits: Digits after the decimal point.
+        digits: Number of digits after the decimal point.
         sign: "+" to show the sign of positive numbers too.
     """
     if value is None or not math.isfinite(value):
@@ -76,7 +76,7 @@ def notice_html(message: object, *, kind: str = "alert") -> str:
 
 
 def html_attributes(values: Mapping[str, object]) -> str:
-    """Renders ` name="value"` for each value that is not None.
+    """Renders attributes as ` name="value"`, without those whose value is None.
 
     Args:
         values: Attribute name -> value.

@@ -22,7 +22,7 @@ from .training import TrainingControls, build_training_tab, curves_html, nearest
 from .vote_counts import Tally
 from .vote_figures import ModelRevision
 
-MAX_QUEUED = 40  # requests that may wait; any more are refused
+MAX_QUEUED = 40  # requests that may wait; further requests are refused
 MAX_CONCURRENT = 24  # requests that run the models at the same time; they take turns token by token
 
 
@@ -33,7 +33,7 @@ def build(
 
     Args:
         page_models: The models and their runs.
-        tally: Receives the votes of the blind test; None if votes are not kept.
+        tally: Receives the votes of the blind test; None if votes are not stored.
         gpu: ZeroGPU's decorator; None if the page does not run on ZeroGPU.
     """
     lineage, comparison = page_models.lineage, page_models.comparison
@@ -44,7 +44,9 @@ def build(
     title, _ = link_preview(lineage)
     with gr.Blocks(title=title, analytics_enabled=False) as page:
         gr.HTML(header_html(lineage), elem_id="head")
-        if page_models.problem is not None and page_models.timeline is not None:  # otherwise the training tab says it
+        if (
+            page_models.problem is not None and page_models.timeline is not None
+        ):  # without a timeline, the training tab shows it
             gr.HTML(notice_html(page_models.problem, kind="status"))
         with gr.Tabs(elem_id="tabs") as tabs:
             with gr.Tab("Side by side", id="compare", elem_id="tab-compare"):
@@ -83,7 +85,7 @@ def _fill_from_link(
     compare_controls: ComparisonControls,
     training_controls: TrainingControls | None,
 ) -> None:
-    """If the page's address has a query with a prompt (a `Link`), fills the controls and shows the completions."""
+    """Opens the `Link` in the page's address, if it has one: fills in the controls and samples the completions."""
     query = gr.Textbox("", visible=False, elem_id="link")
     outputs: list[Any] = [tabs, compare_controls.prompt_box, compare_controls.kl_slider, *compare_controls.sampling]
     if training_controls is not None:
@@ -118,7 +120,7 @@ def _fill_from_link(
             **_linked_values(training_controls.sampling, link),
         }
 
-    # Gradio passes `fill` what QUERY_SCRIPT returns, without a check; `Link.parse` accepts any text.
+    # Gradio passes the result of QUERY_SCRIPT to `fill` unchecked. `Link.parse` accepts any text.
     gr.on(
         None,
         fill,
@@ -131,7 +133,7 @@ def _fill_from_link(
 
 
 def _linked_values(controls: Sequence[gr.Slider | gr.Number], link: Link) -> dict[Any, object]:
-    """Returns {control: its value in the link}. `controls` are in the order of `names`; the last may be missing."""
+    """Returns {control: its value in the link}. `controls` are in the order of `names`, possibly without the last."""
     names = ("seed", "temperature", "top_p", "tokens", "n")
     return {
         control: link.sampling[name] for name, control in zip(names, controls, strict=False) if name in link.sampling

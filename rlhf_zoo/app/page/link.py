@@ -1,4 +1,4 @@
-"""A link to the page that carries the prompt, the seed and the step, so that it shows the same completions again."""
+"""Links to the page that contain prompt, sampling parameters and step, so that they show the same completions again."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from urllib.parse import parse_qs, urlencode
 from ..engine import Snapshot
 from .sampling import SamplingDefaults
 
-MAX_LINK_LENGTH = 2000  # characters of a link; longer ones are cut off by some programs
+MAX_LINK_LENGTH = 2000  # in characters; some programs cut off longer links
 
 
 @dataclass(frozen=True)
 class Link:
-    """The content of a link. It is not checked here: the page checks it like a visitor's input.
+    """The content of a link. The page checks it like a visitor's input.
 
     Attributes:
         prompt: The prompt.
@@ -53,8 +53,8 @@ class Link:
         return cls(texts["prompt"], sampling, None if step is None else int(step), texts.get("run"), texts.get("kl"))
 
 
-#: Name of a sampling parameter in a link -> its default. A link leaves out parameters at their default. `link_address`
-#: takes the defaults of temperature and tokens from `SamplingDefaults`. The seed has none, so every link contains it.
+#: Name of a sampling parameter in a link -> its default. A link leaves out parameters that have their default. The seed
+#: has no default, so every link contains it. Those of temperature and tokens come from `SamplingDefaults`.
 _DEFAULTS: Mapping[str, float | None] = {
     "seed": None, "temperature": None, "top_p": 1.0, "tokens": None, "n": 1
 }  # fmt: skip
@@ -72,7 +72,7 @@ def link_address(
 
     Args:
         snapshot: The completions that the link shows.
-        defaults: The page's initial parameters, which the link leaves out.
+        defaults: The page's initial sampling parameters.
         step: See `Link`.
         run: See `Link`.
         kl: See `Link`.

@@ -23,22 +23,22 @@ from ..engine import Comparison, Limits, RuleRewards, Timeline, TimelineRun
 from .held_out import find_stage_folder, read_held_out_columns, read_held_out_prompts
 
 LIMITS = Limits()
-#: Limits on the policies of the timeline that stay loaded: their number, and their total size in bytes.
+#: Limits on the policies of the timeline that stay loaded: their number and their total size in bytes.
 MAX_CACHED_MODELS, MAX_CACHED_BYTES = 8, 2 * 2**30
 
-#: Time limits of the rules for one completion, in seconds. The first call may load a dictionary or a model.
+#: Time limits in seconds for the rules' score of one completion. The first call may have to load a dictionary or model.
 FIRST_RULE_SECONDS, RULE_SECONDS = 60.0, 2.0
 
 
 @dataclass(frozen=True)
 class PageModels:
-    """What a page shows: the loaded models, their lineage, and runs whose checkpoints it compares.
+    """The loaded models that a page compares, their lineage, and the runs whose checkpoints it shows.
 
     Attributes:
         comparison: The loaded models.
         lineage: Their lineage.
         timeline: The runs; None if no checkpoint of the run is available.
-        problem: A sentence that says why there is no timeline or why runs are missing; None if no run is missing.
+        problem: A sentence on why there is no timeline or why runs are missing; None if no run is missing.
         held_out: Held-out prompts to sample from; () to use those of the card, which are also the page's examples.
     """
 
@@ -55,7 +55,7 @@ class PageModels:
 
     @property
     def prompt_hint(self) -> str:
-        """The placeholder of an empty prompt box: what these models take as a prompt."""
+        """The placeholder of an empty prompt box: what a prompt for these models is."""
         return "A message to the models" if self.comparison.is_chat else "The beginning of a text"
 
     @classmethod
@@ -76,7 +76,7 @@ class PageModels:
             sft: The SFT model, in the same form; None to use the one in the checkpoint's lineage.
             reward: The reward model, in the same form; None to use the one in the checkpoint's lineage.
             runs: Other runs of its ablation; None to look them up on the Hub.
-            skip_unreadable: Whether to skip other runs that cannot be read, and to report this in `problem`.
+            skip_unreadable: Whether to skip the other runs if one cannot be read, and to say so in `problem`.
             hub: The Hub to fetch from.
 
         Raises:
@@ -131,22 +131,22 @@ def _load_rules(lineage: Lineage, hub: Hub) -> RuleRewards | None:
 
 
 def _may_run(rule: str) -> bool:
-    """Whether a rule that a card names may run for visitors. Refuses patterns: a hostile one could take forever."""
+    """Whether a rule that a card names may run for visitors. Patterns may not: a hostile one could take forever."""
     return may_import(rule, REWARDS) and "pattern" not in (split_settings(rule)[1] or {})
 
 
 def _may_load(loader: str, stage: Path | None) -> bool:
-    """Whether a card's loader may run: only for the user's own run directory whose run.json names the same loader.
+    """Whether a card's loader may run: only if the user's own run directory names the same loader in run.json.
 
-    `stage` is None for a repository. Raises ZooError for a run directory that the user did not write.
+    `stage` is None for a repository. Raises ZooError for a run directory that the user's rlhf-zoo did not write.
     """
     if stage is None:
         return False
     record = StageRecord(stage)
     if not record.is_own():
         raise ZooError(
-            f"{record.run_file} was not written by your rlhf-zoo, or was changed since, and its reward model needs "
-            f"{loader}: name another model with --reward, or add {TRUST_RUN_FLAG} if you trust this run."
+            f"{record.run_file} was not written by your rlhf-zoo, or was changed since, and the run's reward model "
+            f"needs {loader}: name another model with --reward, or add {TRUST_RUN_FLAG} if you trust this run."
         )
     return bool(get_nested(record.read(), "resolved", "reward_model_loader") == loader)
 
@@ -165,7 +165,7 @@ def _find_timeline_runs(
                 return [], str(error)
         run = TimelineRun.from_card(card_json(StageFacts.read(stage, None)), stage) if stage is not None else None
         if run is None or not run.points:
-            return [], f"{folder} has no sibling checkpoints: pass the run's PPO stage directory, or a repository."
+            return [], f"{folder} has no checkpoints beside it: pass the run's PPO stage directory, or a repository."
         return [run], None
     problem = None
     try:
@@ -177,7 +177,7 @@ def _find_timeline_runs(
         ablation = find_runs(lineage.ppo.name, lineage.card, names=(), hub=hub)
     all_runs = [TimelineRun.from_listing(entry.listing, entry.card) for entry in ablation.runs]
     runs = [run for run in all_runs if run.points]
-    # The first run is that of the PPO checkpoint, and the page needs it.
+    # The first run is the PPO checkpoint's own, without which the page shows no timeline.
     if not runs or runs[0].name != ablation.runs[0].repo:
         missing = f"{ablation.runs[0].repo} has no checkpoint with a tag: publish the steps of its run."
         return [], ablation.problem or missing

@@ -1,7 +1,7 @@
 """Limits the page to the routes that Gradio's front end and the Gradio client use.
 
-Gradio always serves more: uploads and recordings, which fill the disk (a recording also runs ffmpeg on a visitor's
-bytes), files, copies of a session's state, a proxy, statistics of the traffic, and an editor.
+Gradio also serves routes that the page does not need: uploads and recordings, which fill the disk (a recording also
+runs ffmpeg on a visitor's bytes), files, copies of a session's state, a proxy, traffic statistics, and an editor.
 """
 
 import re
@@ -13,14 +13,14 @@ from urllib.parse import urlsplit
 from gradio.route_utils import API_PREFIX
 from starlette.exceptions import HTTPException
 
-#: Served paths, with or without a slash at the end. Gradio itself requests startup-events when it launches.
+#: Served paths, with or without a trailing slash. Gradio itself requests startup-events when it launches.
 PATHS = frozenset({"/", "/config", "/theme.css", "/favicon.ico", "/manifest.json", "/robots.txt"}) | {
     f"{API_PREFIX}/{name}"
     for name in ("app_id", "cancel", "info", "queue/data", "queue/join", "reset", "startup-events")
 }
 #: Prefixes of the other served paths: files of Gradio's package, and calls of functions by name.
 PREFIXES = ("/assets/", "/static/", "/svelte/", *(f"{API_PREFIX}/{name}/" for name in ("call", "heartbeat", "run")))
-#: Largest body of a request in bytes. The longest prompt, with every character escaped, has 120,000.
+#: Largest body of a request, in bytes. The longest prompt has 120,000 if every character is escaped.
 MAX_BODY = 2**20
 
 Message = MutableMapping[str, Any]
@@ -30,12 +30,12 @@ Application = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None
 
 
 def _is_served(path: str) -> bool:
-    """Whether the page answers requests for a path, which is decoded and has no prefix of a proxy."""
+    """Whether the page serves a path. The path is decoded and lacks a proxy's prefix."""
     return (path.rstrip("/") or "/") in PATHS or path.startswith(PREFIXES)
 
 
 def _without_prefix(path: str, prefix: str) -> str:
-    """Removes the prefix under which a proxy serves the page, if the proxy passes it on."""
+    """Removes the prefix under which a proxy serves the page, if the path still has it."""
     return path.removeprefix(prefix) or "/" if f"{path}/".startswith(f"{prefix}/") else path
 
 
@@ -57,7 +57,7 @@ class ServedRoutes:
             receive: Returns the next message of the client.
             send: Sends a message to the client.
         """
-        # Gradio's root_path may be an address or end with a slash, and then Starlette does not recognize it in a path.
+        # Gradio's root_path may be a URL or end with a slash. Starlette would then not recognize it in a path.
         prefix = urlsplit(scope.get("root_path", "")).path.rstrip("/")
         scope = {**scope, "root_path": prefix}
         if scope["type"] == "http" and not _is_served(_without_prefix(scope["path"], prefix)):
@@ -78,14 +78,14 @@ class ServedRoutes:
         await self._app(scope, receive_bounded, send)
 
 
-# Gradio's page begins with its own description and a picture on another host. Programs use the first description.
+# Gradio's page begins with Gradio's own description and a picture on another host. Programs use the first description.
 _DESCRIPTION = re.compile(rb'<meta\s+(?:property="og:|name="(?:twitter:|description"))[^>]*>\s*')
 
 
 class LinkPreview:
-    """ASGI middleware that replaces Gradio's description in the head of the page.
+    """ASGI middleware that replaces Gradio's description in the page's head element.
 
-    Chats and search engines show the description beside a link to the page.
+    Chat programs and search engines show the description beside a link to the page.
 
     Args:
         app: The application that answers requests.
@@ -115,29 +115,30 @@ class LinkPreview:
         if scope["type"] != "http" or _without_prefix(scope["path"], scope["root_path"]) != "/":
             await self._app(scope, receive, send)
             return
-        head: Message = {}
+        start_message: Message = {}
         body = b""
 
-        async def send_described(message: Message) -> None:
-            nonlocal head, body
+        async def send_with_description(message: Message) -> None:
+            nonlocal start_message, body
             if message["type"] == "http.response.start":
-                head = message
+                start_message = message
                 return
             body += message.get("body", b"")
             if message.get("more_body"):
                 return
-            described = self._describe(body)
-            length = (b"content-length", str(len(described)).encode())
+            described_body = self._replace_description(body)
+            length = (b"content-length", str(len(described_body)).encode())
             headers = [
-                length if name.lower() == b"content-length" else (name, value) for name, value in head["headers"]
+                length if name.lower() == b"content-length" else (name, value)
+                for name, value in start_message["headers"]
             ]
-            await send({**head, "headers": headers})
-            await send({"type": "http.response.body", "body": described})
+            await send({**start_message, "headers": headers})
+            await send({"type": "http.response.body", "body": described_body})
 
-        await self._app(scope, receive, send_described)
+        await self._app(scope, receive, send_with_description)
 
-    def _describe(self, page: bytes) -> bytes:
-        """Replaces the description in the head. The page's content begins at the first script, and is not changed."""
+    def _replace_description(self, page: bytes) -> bytes:
+        """Replaces the description before the first script. The page after it is unchanged."""
         head, script, content = page.partition(b"<script")
         charset = b'<meta charset="utf-8" />'
         if charset not in head:  # not Gradio's page, such as a redirect

@@ -10,13 +10,13 @@ import gradio as gr
 from ...errors import ZooError
 from .models import PageModels
 
-#: Name of the queue of all calls that run the models, so that the page and the API share one limit.
+#: Name of the queue of all calls that run the models. Sharing it, the page and the API share one limit.
 MODEL_QUEUE = "models"
-#: The seeds that the page draws at random are below this number.
+#: Random seeds that the page draws are below this number.
 SEED_LIMIT = 2**31
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.05, 2.0  # bounds of the sliders; the API has wider bounds
 
-#: The number of new tokens if the card names none. A chat model's answer needs more, so that it can end by itself.
+#: Number of new tokens if the card does not name one. A chat model's answer needs more to end by itself.
 CHAT_LENGTH, TEXT_LENGTH = 128, 32
 
 
@@ -36,14 +36,14 @@ class SamplingDefaults:
 
     @classmethod
     def of(cls, page_models: PageModels) -> SamplingDefaults:
-        """Returns the sampling parameters of training, within the limits of the page.
+        """Returns the sampling parameters of training, limited to what the page allows.
 
         Args:
             page_models: The models and their runs.
         """
         context_length = page_models.comparison.context_length
         max_length = page_models.comparison.limits.max_new_tokens
-        if context_length is not None:  # leave room for each example prompt
+        if context_length is not None:  # leave room for the longest example prompt
             max_length = max(min(max_length, context_length - _longest_prompt_length(page_models)), 1)
         temperature = min(max(page_models.lineage.setting("temperature", 1.0), MIN_TEMPERATURE), MAX_TEMPERATURE)
         default = CHAT_LENGTH if page_models.comparison.is_chat else TEXT_LENGTH
@@ -69,7 +69,7 @@ def sampling_arguments(seed: Any, temperature: Any, top_p: Any, tokens: Any, n: 
     Args:
         seed: Seed of the random stream.
         temperature: Divides the logits.
-        top_p: Share of the probability to sample from.
+        top_p: Total probability of the tokens to sample from.
         tokens: Largest number of new tokens.
         n: Number of completions of each policy.
     """
@@ -94,15 +94,15 @@ def create_prompt_box(elem_id: str, placeholder: str, *, min_width: int = 320, *
 def create_controls(
     defaults: SamplingDefaults, *, prefix: str = "", max_completions: int | None = None
 ) -> list[gr.Slider | gr.Number]:
-    """Creates the row of controls.
+    """Creates the row of controls for the sampling parameters.
 
     Args:
         defaults: Initial values.
         prefix: Prefix of their element ids.
-        max_completions: Largest number of completions; None if there is no control for their number.
+        max_completions: Largest number of completions; None for no control of their number.
 
     Returns:
-        The controls, seed first, in the order of the arguments of `sampling_arguments`.
+        The controls, in the order of the arguments of `sampling_arguments`.
     """
     with gr.Row(elem_classes="zoo-controls"):
         temperature = gr.Slider(

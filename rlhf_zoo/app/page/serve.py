@@ -1,4 +1,4 @@
-"""Serves the page on loopback or as a Space, without requests to other hosts."""
+"""Serves the page on this machine or as a Space, without requests to other hosts."""
 
 import contextlib
 import signal
@@ -18,7 +18,7 @@ from .vote_counts import Tally
 
 STYLES = [Path(__file__).with_name(name) for name in ("style.css", "blind.css")]
 MAX_SESSIONS = 500  # sessions whose state Gradio keeps; the default of 10,000 takes too much memory
-MAX_THREADS = 64  # with Gradio's default of 40, streams could block its own routes
+MAX_THREADS = 64  # streams could take all 40 threads of Gradio's default, and block its own routes
 
 
 def start(
@@ -29,11 +29,11 @@ def start(
     port: int | None = None,
     block: bool = False,
 ) -> str:
-    """Serves the page without requests to other hosts, such as those for fonts, analytics or a tunnel.
+    """Serves the page. Neither server nor page sends requests to other hosts, such as for fonts, analytics or a tunnel.
 
     Args:
         page: The page, as `build` returns it.
-        description: Title and description, which programs show beside a link to the page.
+        description: (title, description), which programs show beside a link to the page.
         host: The address to listen on; None to read it from Gradio's environment variables, as in a Space.
         port: The port; None to read it from Gradio's environment variables.
         block: Whether to wait until the server stops.
@@ -96,9 +96,9 @@ def serve_page(
 
     Args:
         page_models: The models and their runs.
-        votes: The data set on the Hub that receives the votes of the blind test; None if votes are not kept.
+        votes: The data set on the Hub that receives the votes of the blind test; None if votes are not stored.
         votes_per_hour: Largest number of votes per hour from one address.
-        private: Whether to make that data set private if it is created.
+        private: Whether a new data set for the votes is private.
         gpu: ZeroGPU's decorator; None if the page does not run on ZeroGPU.
         host: See `start`.
         port: See `start`.
@@ -118,7 +118,7 @@ def serve_page(
 
 
 def _import_matplotlib() -> None:
-    """Imports matplotlib, because Gradio would otherwise import it for the first visitor, who would have to wait."""
+    """Imports matplotlib. Gradio would otherwise import it for the first visitor, who would have to wait."""
     import matplotlib
 
     matplotlib.use("agg")

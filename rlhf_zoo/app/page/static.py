@@ -1,4 +1,4 @@
-"""Renders the comparison as one self-contained HTML page, for accounts that may not run a Gradio Space."""
+"""Renders the comparison as a self-contained HTML page, for accounts that may not run a Gradio Space."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -48,7 +48,7 @@ def static_page_html(models: SpaceModels, samples: Sequence[Snapshot]) -> str:
         card=card,
         figures=list(_figure_rows(card)),
         samples=samples,
-        pairs=lambda sample: Markup(pairs_html(sample, folded=True)),
+        pairs=lambda sample: Markup(pairs_html(sample, is_collapsed=True)),
         legend=Markup(legend_html()),
         style=Markup((folder / "style.css").read_text(encoding="utf-8")),
     )

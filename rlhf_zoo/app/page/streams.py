@@ -1,4 +1,4 @@
-"""Streams the completions that the page shows, at a pace that a browser can follow; on ZeroGPU if the Space has it."""
+"""Streams the completions that the page shows, at a pace that a browser can follow. Runs on ZeroGPU if it is there."""
 
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar, Unpack
@@ -15,12 +15,12 @@ T = TypeVar("T")
 class CompletionStreams:
     """Samples completions as streams, from a comparison and from its timeline.
 
-    A stream raises ZooError at its first item if the arguments are refused, or later if memory runs out. Closing a
-    stream stops the models.
+    A stream raises ZooError at its first item if its arguments are refused, or later if memory runs out. Closing a
+    stream stops its sampling.
 
     Args:
         comparison: The models.
-        timeline: The runs' checkpoints; None if there are none: then only `stream` works.
+        timeline: The checkpoints of the runs. If it is None, only `stream` works.
         gpu: ZeroGPU's decorator; None if the page does not run on ZeroGPU.
     """
 
@@ -36,7 +36,7 @@ class CompletionStreams:
             self._stream_betas = _keep_error_messages(timeline.sample_betas, gpu)
 
     def stream(self, prompt: object, **sampling: Unpack[Sampling]) -> Generator[Snapshot, None, None]:
-        """Runs `Comparison.stream` at the page's pace.
+        """Streams completions from both policies (`Comparison.stream`).
 
         Args:
             prompt: The visitor's prompt.
@@ -47,12 +47,12 @@ class CompletionStreams:
     def stream_step(
         self, step: int, prompt: object, *, run: str | None = None, **sampling: Unpack[Sampling]
     ) -> Generator[Snapshot, None, None]:
-        """Runs `stream` with the policy of a training step.
+        """Streams completions as `stream` does, with the PPO policy of a training step.
 
         Args:
             step: The training step.
             prompt: The visitor's prompt.
-            run: The run's name; None for the first run.
+            run: The run's name; None for the default run.
             **sampling: See `Comparison.stream`.
         """
         return self._stream_step(step, run, prompt=_empty_if_none(prompt), every=SNAPSHOT_INTERVAL, **sampling)
@@ -70,7 +70,7 @@ class CompletionStreams:
         Args:
             prompt: The visitor's prompt.
             steps: Training steps; None to spread them over the run.
-            run: The run's name; None for the first run.
+            run: The run's name; None for the default run.
             **sampling: See `Comparison.stream`.
         """
         return self._stream_steps(_empty_if_none(prompt), steps, run=run, **sampling)
@@ -95,8 +95,8 @@ def _keep_error_messages(
 ) -> Callable[..., Generator[T, None, None]]:
     """Wraps a stream for ZeroGPU so that errors keep their messages.
 
-    ZeroGPU runs the stream in another process, which loses the message of an exception. So that process yields an error
-    as an item, and this one raises it.
+    ZeroGPU runs the stream in another process, and the message of an exception is lost on the way back. So that process
+    yields an error as an item, and this process raises it.
     """
 
     def yield_errors(*arguments: Any, **keywords: Any) -> Generator[T | ZooError, None, None]:

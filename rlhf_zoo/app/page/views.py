@@ -12,7 +12,7 @@ from .html import DASH, STOP_LABELS, escape_text, figure_list_html, format_numbe
 #: Role -> name on the page, in the order of the columns.
 NAMES: dict[Role, str] = {"sft": "SFT", "ppo": "PPO"}
 ROLE_DESCRIPTIONS: dict[Role, str] = {"sft": "where PPO started", "ppo": "trained to maximize the reward"}
-#: The charts of longer completions are drawn only when they are done, because redrawing them for each token is slow.
+#: Longer completions get their charts only when they are done, because redrawing the charts for each token is slow.
 MAX_TOKENS_DRAWN_IN_PROGRESS = 128
 #: Thresholds of the heat map's shades, in nats.
 RATIO_EDGES = (0.05, 0.25, 1.0, 2.5)
@@ -20,7 +20,7 @@ KL_EDGES = (0.01, 0.1, 0.5, 2.0)
 
 
 def shade_level(value: float, edges: Sequence[float]) -> int:
-    """Returns the shade of a figure in the heat map: the number of thresholds that it reaches.
+    """Returns a figure's shade in the heat map: the number of thresholds that the figure reaches.
 
     Args:
         value: The figure.
@@ -33,10 +33,10 @@ def _shade_classes(sample: PolicyCompletion, index: int) -> str | None:
     """Returns the CSS classes of a token's shades: p1 to p4 or m1 to m4 by log-ratio, k1 to k4 by KL."""
     ratio, kl = sample.token_log_ratio[index], sample.token_kl[index]
     classes = []
-    if strength := shade_level(abs(ratio), RATIO_EDGES):
-        classes.append(f"{'p' if ratio > 0 else 'm'}{strength}")
-    if strength := shade_level(kl, KL_EDGES):
-        classes.append(f"k{strength}")
+    if level := shade_level(abs(ratio), RATIO_EDGES):
+        classes.append(f"{'p' if ratio > 0 else 'm'}{level}")
+    if level := shade_level(kl, KL_EDGES):
+        classes.append(f"k{level}")
     return " ".join(classes) or None
 
 
@@ -49,7 +49,7 @@ def _token_tooltip(sample: PolicyCompletion, index: int) -> str:
 
 
 def _token_elements(sample: PolicyCompletion) -> Iterator[str]:
-    """Yields each token as an element. The end-of-sequence token has no text, so it becomes ∎."""
+    """Yields each token as an HTML element. The end-of-sequence token has no text, so it is shown as ∎."""
     for index, token_text in enumerate(sample.tokens):
         is_eos = sample.ended and index == len(sample.tokens) - 1
         visible = '<span class="eos" title="end of sequence">∎</span>' if is_eos else escape_text(token_text)
@@ -68,7 +68,7 @@ def completion_html(
         prompt: The prompt.
         sample: The completion; None renders a placeholder.
         heat_map: Whether to render each token with its shades and a tooltip.
-        is_chat: Whether the completion answers the prompt, and so begins a paragraph of its own.
+        is_chat: Whether the completion answers the prompt. If so, it gets its own paragraph.
     """
     if sample is None:
         return '<p class="zoo-text"><span class="none">The completion will appear here.</span></p>'
@@ -113,7 +113,7 @@ def _policy_column_html(
 
 
 def _draw_token_charts(snapshot: Snapshot, row: int) -> dict[Role, str]:
-    """Draws KL and values at each position, as HTML by role; "" while a long completion is in progress."""
+    """Draws KL and values at each position. Returns {role: HTML}, with "" while a long completion is in progress."""
     samples: dict[Role, PolicyCompletion] = {"sft": snapshot.sft[row], "ppo": snapshot.ppo[row]}
     if not snapshot.done and any(sample.length > MAX_TOKENS_DRAWN_IN_PROGRESS for sample in samples.values()):
         return dict.fromkeys(samples, "")
@@ -134,14 +134,18 @@ def _draw_token_charts(snapshot: Snapshot, row: int) -> dict[Role, str]:
 
 
 def pairs_html(
-    snapshot: Snapshot, *, ppo_label: str = ROLE_DESCRIPTIONS["ppo"], folded: bool = False, link: str | None = None
+    snapshot: Snapshot,
+    *,
+    ppo_label: str = ROLE_DESCRIPTIONS["ppo"],
+    is_collapsed: bool = False,
+    link: str | None = None,
 ) -> str:
-    """Renders all completions of a snapshot. The two completions of one random stream are side by side.
+    """Renders all completions of a snapshot. The two completions that share a random stream are side by side.
 
     Args:
         snapshot: Completions of both policies.
         ppo_label: HTML next to PPO's name.
-        folded: Whether to collapse the token details of the first pair too.
+        is_collapsed: Whether to collapse the token details of the first pair too. Those of other pairs always are.
         link: Address that shows the same completions again; None to show no link.
     """
     rows = []
@@ -154,7 +158,7 @@ def pairs_html(
             cards.append(
                 _policy_column_html(snapshot.prompt, role, sample, row=row, label=label, is_chat=snapshot.is_chat)
             )
-        details = _token_details_html(snapshot, row, folded=folded or row > 0)
+        details = _token_details_html(snapshot, row, is_collapsed=is_collapsed or row > 0)
         rows.append(f'<div class="zoo-pair">{"".join(cards)}</div>{details}')
     content = _means_html(snapshot) + "".join(rows)
     content += f'<p class="zoo-note">{escape_text(snapshot.note)}</p>' if snapshot.note else ""
@@ -164,8 +168,8 @@ def pairs_html(
     return f'<div class="zoo-pairs" data-state="{state}" aria-busy="{busy}">{content}</div>'
 
 
-def _token_details_html(snapshot: Snapshot, row: int, *, folded: bool) -> str:
-    """Renders charts and numbers of both policies below their cards, in one `details` element, so without a gap."""
+def _token_details_html(snapshot: Snapshot, row: int, *, is_collapsed: bool) -> str:
+    """Renders charts and numbers of both policies in one `details` element, below their cards."""
     # While completions are in progress, only the first pair has charts, because redrawing all of them is slow.
     chart_html = _draw_token_charts(snapshot, row) if row == 0 or snapshot.done else {}
     columns = "".join(
@@ -181,7 +185,7 @@ def _token_details_html(snapshot: Snapshot, row: int, *, folded: bool) -> str:
         )
     if not columns and not numbers:
         return ""
-    open_attribute = "" if folded else " open"
+    open_attribute = "" if is_collapsed else " open"
     return (
         f'<details class="zoo-token-details"{open_attribute}><summary>Token by token</summary>'
         f'<div class="zoo-pair">{columns}</div>{numbers}</details>'
@@ -189,7 +193,7 @@ def _token_details_html(snapshot: Snapshot, row: int, *, folded: bool) -> str:
 
 
 def summary_html(snapshot: Snapshot) -> str:
-    """Describes finished completions in words, for screen readers; "" while they are in progress.
+    """Summarizes finished completions in words, for screen readers; "" while they are in progress.
 
     Args:
         snapshot: Completions of both policies.
@@ -207,7 +211,7 @@ def summary_html(snapshot: Snapshot) -> str:
 
 
 def empty_pairs_html() -> str:
-    """Renders a placeholder for the first comparison."""
+    """Renders a placeholder until the first comparison."""
     cards = "".join(_policy_column_html("", role, None) for role in NAMES)
     return f'<div class="zoo-pairs" data-state="empty"><div class="zoo-pair">{cards}</div></div>'
 
@@ -236,7 +240,7 @@ def _token_table_html(role: Role, sample: PolicyCompletion) -> str:
 
 
 def _means_html(snapshot: Snapshot) -> str:
-    """Renders means over n completions of one prompt."""
+    """Renders the means over n completions of one prompt; "" for a single completion or before all are done."""
     if snapshot.n < 2 or not snapshot.done:
         return ""
     cells = []
@@ -261,13 +265,15 @@ def _means_html(snapshot: Snapshot) -> str:
 def legend_html() -> str:
     """Renders the legends of both heat maps. The style sheet shows the legend of the selected one."""
 
-    def above(edges: Sequence[float]) -> list[str]:
+    def positive_ranges(edges: Sequence[float]) -> list[str]:
         return [f"{low:g} to {high:g}" for low, high in pairwise(edges)] + [f"{edges[-1]:g} and more"]
 
-    below = [f"−{high:g} to −{low:g}" for low, high in pairwise(RATIO_EDGES)] + [f"−{RATIO_EDGES[-1]:g} and less"]
-    ratio = "".join(f'<i class="m{k}">{name}</i>' for k, name in reversed(list(enumerate(below, 1))))
-    ratio += "".join(f'<i class="p{k}">{name}</i>' for k, name in enumerate(above(RATIO_EDGES), 1))
-    kl = "".join(f'<i class="k{k}">{name}</i>' for k, name in enumerate(above(KL_EDGES), 1))
+    negative_ranges = [f"−{high:g} to −{low:g}" for low, high in pairwise(RATIO_EDGES)] + [
+        f"−{RATIO_EDGES[-1]:g} and less"
+    ]
+    ratio = "".join(f'<i class="m{k}">{name}</i>' for k, name in reversed(list(enumerate(negative_ranges, 1))))
+    ratio += "".join(f'<i class="p{k}">{name}</i>' for k, name in enumerate(positive_ranges(RATIO_EDGES), 1))
+    kl = "".join(f'<i class="k{k}">{name}</i>' for k, name in enumerate(positive_ranges(KL_EDGES), 1))
     return (
         f'<div class="zoo-legend zoo-text"><p class="of-ratio">log-ratio of a token, nats: {ratio} '
         "<span>below 0: more likely under SFT; above 0: more likely under PPO</span></p>"

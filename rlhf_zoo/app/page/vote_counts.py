@@ -1,4 +1,4 @@
-"""Counts the votes of a page while the page is served. A VoteBox stores and sends them."""
+"""Counts the votes on a page while the page is served. A VoteBox stores and sends the votes."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from ...hub.client.refusals import client_errors, reason, retry_after
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two reads of the Hub's votes. The shorter one applies after votes were sent.
+#: Seconds between two reads of the Hub's votes. The shorter interval applies after votes were sent.
 READ_INTERVAL, READ_INTERVAL_AFTER_SENDING = 300.0, 60.0
 #: Seconds until the next try after a failure.
 RETRY_DELAY = 30.0
-#: The pause after computing the intervals, as a multiple of the computing time, to leave the processor to visitors.
+#: The pause after computing the intervals, as a multiple of the computing time. It leaves the processor to visitors.
 PAUSE_FACTOR = 2.0
 JOIN_TIMEOUT = 10.0  # seconds
 #: `VoteFigures.read_problem` until the first read is done.
@@ -46,11 +46,11 @@ class VoteFigures:
     """The figures of the votes so far.
 
     Attributes:
-        summary: The result of `summarize_votes`. Its `votes`, `counts` and the value of `win_rate` include
-            every vote. Its intervals, `pairs`, `elo` and `left` lag behind: they include `votes_in_intervals` votes.
-            Until they are first computed, the interval of the win rate is None.
+        summary: The result of `summarize_votes`. Its `votes`, `counts` and the value of `win_rate` include every vote.
+            Its intervals, `pairs`, `elo` and `left` lag behind: they include only `votes_in_intervals` votes. The
+            interval of the win rate is None until it is first computed.
         is_exact: Whether every figure includes every vote.
-        votes_in_intervals: Number of votes in the intervals.
+        votes_in_intervals: Number of votes that the intervals include.
         unsent: Number of votes that wait on disk because sending fails; 0 otherwise.
         send_problem: Why the last votes were not sent; None if they were sent.
         read_problem: Why votes on the Hub may be missing; None if none are.
@@ -65,7 +65,7 @@ class VoteFigures:
 
 
 class Tally:
-    """The votes of a page: a context manager that stays open while the page is served. Threads may share it.
+    """The votes on a page: a context manager that stays open while the page is served. Threads may share it.
 
     A vote is written to disk when it is cast, and a thread of the VoteBox sends it. Two more threads read the Hub's
     votes and compute the intervals, so that no visitor waits for the Hub or the bootstrap. Leaving the context sends
@@ -77,7 +77,7 @@ class Tally:
         interval: Seconds between two sends of the VoteBox.
         per_hour: Largest number of votes per hour from one address.
         read_interval: Seconds between two reads of the Hub's votes.
-        read_interval_after_sending: The same if votes were sent since the last read.
+        read_interval_after_sending: Seconds between two reads if votes were sent since the last read.
         retry_delay: Seconds until the next try after a failure.
     """
 
@@ -99,13 +99,13 @@ class Tally:
         self._read_interval_after_sending = min(read_interval_after_sending, read_interval)
         self._cast_lock = threading.Lock()  # one vote at a time
         self._limits = VoteLimits(per_hour)
-        self._changed = threading.Condition()  # guards the attributes from _votes to _closing
+        self._changed = threading.Condition()  # guards the attributes from _votes to _is_closing
         self._votes: Mapping[str, Vote] = {}  # by id; never changed in place, so a thread may read it without the lock
         self._summary = summarize_votes([])
         self._summarized_votes: Mapping[str, Vote] = self._votes  # the votes in _summary
         self._new_votes: dict[str, Vote] = {}  # the votes that arrived since the last read of the Hub began
         self._read_problem: str | None = NOT_YET_READ
-        self._sent_since_read = self._closing = False
+        self._has_sent_since_read = self._is_closing = False
         self._exit_stack = contextlib.ExitStack()
         self._threads = [
             threading.Thread(target=run, name=name, daemon=True)
@@ -126,7 +126,7 @@ class Tally:
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         """Sends the remaining votes if the Hub accepts them, and stops the threads."""
         with self._changed:
-            self._closing = True
+            self._is_closing = True
             self._changed.notify_all()
         try:
             self._box.__exit__(kind, *exception)
@@ -141,7 +141,7 @@ class Tally:
         return f"{DEFAULT_HUB.address}/datasets/{self.name}"
 
     def append(self, batch: str, votes: Sequence[Vote]) -> None:
-        """Stores votes from the VoteBox, and reads the Hub soon after, because other pages may have sent votes too.
+        """Stores votes from the VoteBox. Reads the Hub's votes soon after, because other pages may have sent votes too.
 
         Args:
             batch: The name of the batch.
@@ -149,11 +149,11 @@ class Tally:
         """
         self._store.append(batch, votes)
         with self._changed:
-            self._sent_since_read = True
+            self._has_sent_since_read = True
             self._changed.notify_all()
 
     def cast(self, vote: Vote, address: str | None = None) -> Vote:
-        """Casts a vote. It is on disk and in `figures` when this returns, which never waits for the Hub.
+        """Casts a vote. When this returns, the vote is on disk and in `figures`. It never waits for the Hub.
 
         Args:
             vote: The vote.
@@ -218,26 +218,28 @@ class Tally:
                 pause, problem = max(self._retry_delay, retry_after(error)), reason(error)
             with self._changed:
                 if problem is None:
-                    # The read may lack votes that arrived after it began. Other votes that it lacks were deleted.
+                    # The read may miss votes that arrived after it began. Any other vote that it misses was deleted.
                     votes = {vote.id: vote for vote in stored} | self._new_votes
                     if votes.keys() != self._votes.keys():
                         self._votes = votes
                 elif self._read_problem in (None, NOT_YET_READ):  # only the first of several failures is logged
                     log.warning("The votes of %s could not be read (%s).", self.name, problem)
                 self._read_problem = problem
-                self._sent_since_read = False
+                self._has_sent_since_read = False
                 self._changed.notify_all()
                 shortest = min(self._read_interval_after_sending, pause)
-                self._changed.wait_for(lambda: self._closing, shortest)
-                self._changed.wait_for(lambda: self._closing or self._sent_since_read, max(pause - shortest, 0.0))
-                if self._closing:
+                self._changed.wait_for(lambda: self._is_closing, shortest)
+                self._changed.wait_for(
+                    lambda: self._is_closing or self._has_sent_since_read, max(pause - shortest, 0.0)
+                )
+                if self._is_closing:
                     return
 
     def _keep_computing(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closing or self._summarized_votes is not self._votes)
-                if self._closing:
+                self._changed.wait_for(lambda: self._is_closing or self._summarized_votes is not self._votes)
+                if self._is_closing:
                     return
                 votes = self._votes
             start, pause = time.monotonic(), self._retry_delay
@@ -251,11 +253,11 @@ class Tally:
                     self._summary, self._summarized_votes = new_summary, votes
             with self._changed:
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self._closing, pause)
+                self._changed.wait_for(lambda: self._is_closing, pause)
 
 
 def _count_verdicts(votes: Iterable[Vote]) -> dict[str, int]:
-    """Computes `counts` of a summary: the verdicts on a PPO and an SFT model."""
+    """Computes `counts` of a summary: the number of each verdict on a PPO and an SFT model."""
     counts = dict.fromkeys(("ppo", "sft", "tie", "both_bad"), 0)
     for vote in votes:
         if {vote.left.role, vote.right.role} == {"ppo", "sft"}:

@@ -1,1 +1,1 @@
-"""Deploys the comparison page as a Space of a Hub."""
+"""Deploys the comparison page as a Space on a Hub."""

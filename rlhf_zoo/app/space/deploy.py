@@ -1,4 +1,4 @@
-"""Creates or updates a comparison Space on a Hub in one commit, and deletes new repositories after a failure."""
+"""Creates or updates a comparison Space on a Hub, in one commit. Deletes new repositories after a failure."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class Deployment:
         sdk: gradio or static.
         hardware: Its hardware.
         created: Whether the Space is new.
-        changed: Whether the deployment made a commit; False if the Space had the same files already.
+        changed: Whether the deployment made a commit; False if the Space already had the same files.
         private: Whether the Space is private.
-        private_models: Repositories of the models that are private.
-        refusal: The Hub's reason, if the page is static because the Hub refused a Gradio Space.
+        private_models: The private repositories among those that the Space shows.
+        refusal: Why the Hub refused a Gradio Space, if the page is static for that reason.
     """
 
     url: str
@@ -66,20 +66,21 @@ def deploy(
     """Creates or updates a Space in one commit.
 
     A new Space runs Gradio on the free CPU, or else on ZeroGPU. If the account may use neither (the Hub answers 402),
-    the Space is a static page. An existing Space keeps its SDK, and files that others added. For a Gradio Space, the
-    data set of its votes is created with the same visibility. After a failure, new repositories without a commit are
-    deleted.
+    the Space is a static page. An existing Space keeps its SDK, and any files from elsewhere. For a Gradio Space, the
+    data set of its votes is created with the same visibility. After a failure, new repositories that are still empty
+    are deleted.
 
     Args:
         space: NAMESPACE/NAME.
         models: The models to show.
         render_page: Renders the HTML of a static page.
         private: Whether a new Space is private; None makes it private if any model is.
-        builds_spaces: Whether the Hub builds and runs Spaces; False if it only stores them.
+        builds_spaces: Whether the Hub builds and runs Spaces; False for a Hub that only stores them.
         hub: The Hub of the Space.
 
     Raises:
-        ZooError: The Space has another kind or visibility, its files cannot be written, or the Hub refuses.
+        ZooError: A model needs custom code, the Space is not a comparison page or has another visibility, its files
+            cannot be written, or the Hub refuses.
     """
     api, endpoint = hub.api(), hub.address
     _check_no_custom_code(models, hub)
@@ -139,7 +140,7 @@ def deploy(
 
 
 def _check_no_custom_code(models: SpaceModels, hub: Hub) -> None:
-    """Checks that no model needs custom code, because a Space has no way to confirm that it may run."""
+    """Checks that no model needs custom code, because nobody can confirm in a Space that the code may run."""
     for model in models.roles.values():
         with refusals_as(f"Cannot fetch the configuration of {model.repo} from {hub.name}", "try again."):
             infos = hub.api().get_paths_info(model.repo, ["config.json"], revision=model.commit)
@@ -166,7 +167,7 @@ class _SpaceKind(NamedTuple):
 
 @contextmanager
 def _delete_on_failure(api: HfApi) -> Iterator[list[tuple[str, str]]]:
-    """Yields a list, to which the body adds the (id, type) of new repositories. On failure, deletes the empty ones."""
+    """Yields a list to which the caller adds the (id, type) of new repositories. On failure, deletes the empty ones."""
     created: list[tuple[str, str]] = []
     try:
         yield created
@@ -176,7 +177,7 @@ def _delete_on_failure(api: HfApi) -> Iterator[list[tuple[str, str]]]:
                 if set(api.list_repo_files(repo, repo_type=repo_type)) <= _INITIAL_FILES:
                     api.delete_repo(repo, repo_type=repo_type)
             except client_errors() as error:
-                log.warning("The new, empty repository %s cannot be deleted (%s): delete it.", repo, reason(error))
+                log.warning("Cannot delete the new, empty repository %s (%s): delete it yourself.", repo, reason(error))
         raise
 
 
@@ -280,4 +281,6 @@ def _check_visibility(space: str, requested: bool | None, private: bool, private
         )
     if requested is not None and requested != private:
         visibility, flag = ("private", "--public") if private else ("public", "--private")
-        raise ZooError(f"The Space {space} is {visibility}, which {flag} cannot change: change it in its settings.")
+        raise ZooError(
+            f"The Space {space} is {visibility}, which {flag} cannot change: change it in the Space's settings."
+        )

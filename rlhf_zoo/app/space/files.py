@@ -1,10 +1,11 @@
 """Finds the models of a comparison Space from the lineage of a PPO checkpoint, and writes the Space's files.
 
-How a Space gets the wheel of this package (`WheelSource`): the Space's builder installs requirements.txt before it
-copies the repository, so the file cannot name the wheel by a relative path. It names the wheel by its URL in the Space,
-with a digest, because a builder would otherwise keep an older wheel of the same version. The builder sends no token, so
-a private Space contains the unpacked wheel next to app.py instead. On a Hub that only stores Spaces, the file does name
-the wheel by its path, so that `pip install -r requirements.txt` works in a copy of the repository.
+A Space gets the wheel of this package in one of three ways (`WheelSource`). The Space's builder installs
+requirements.txt before it copies the repository, so the file cannot name the wheel by a relative path. It names the
+wheel by its URL in the Space, with a digest, because a builder would otherwise keep an older wheel of the same version.
+The builder sends no token, so a private Space contains the unpacked wheel next to app.py instead. On a Hub that only
+stores Spaces, the file names the wheel by its path, so that `pip install -r requirements.txt` works in a copy of the
+repository.
 """
 
 import hashlib
@@ -58,9 +59,9 @@ class SpaceModels:
         reward: The reward model; None if PPO was trained without one.
         datasets: The data sets of the lineage.
         recipe: Name of the recipe; None if no card names it.
-        card: rlhf_card.json of the PPO checkpoint, {} without one. Its texts are not trusted.
-        votes: The data set that receives blind votes; None if votes are not kept.
-        runs: The other PPO repositories of the ablation. When the page starts, it looks up their published steps.
+        card: rlhf_card.json of the PPO checkpoint; {} if there is none. Its texts are not trusted.
+        votes: The data set that receives the votes of the blind test; None if votes are not stored.
+        runs: The other PPO repositories of the ablation. The page looks up their published steps when it starts.
     """
 
     ppo: PinnedModel
@@ -80,7 +81,7 @@ class SpaceModels:
 
     @property
     def by_role_label(self) -> dict[str, PinnedModel]:
-        """Name of each role on the page -> model."""
+        """Label of each role on the page -> model."""
         return {_ROLE_LABELS[role]: model for role, model in self.roles.items()}
 
     @property
@@ -100,8 +101,8 @@ def find_models(
         votes: The data set for votes, which need not exist yet.
 
     Raises:
-        ZooError: A model cannot be read, the checkpoint is not a PPO model, nothing names its SFT model, or `votes` is
-            not a valid repository id.
+        ZooError: A model cannot be read, the checkpoint is not a PPO model, neither card nor `sft` names its SFT
+            model, or `votes` is not a valid repository id.
     """
     votes = None if votes is None else HubVotes(votes).name
     root = _find_published(ppo)
@@ -109,7 +110,7 @@ def find_models(
     if not card.is_ppo:
         stage = clean(str(card["stage"]))
         raise ZooError(
-            f"{ppo} is a checkpoint of the stage {stage}, not of PPO: pass the PPO model that was trained from it."
+            f"{ppo} is a checkpoint of the stage {stage}, not of PPO: pass a PPO model that was trained from it."
         )
     parents = {node.entry.role: node for node in root.parents}
     sft_model = _find_named_model(sft, "sft") if sft is not None else _find_parent_model(ppo, parents.get("sft"), "sft")
@@ -134,8 +135,8 @@ def find_models(
 def add_runs(models: SpaceModels, names: Sequence[str] | None = None) -> tuple[SpaceModels, str | None]:
     """Adds the other runs of the ablation.
 
-    Without `names`, a run is skipped if it has no checkpoint, or if it is private and the PPO model is public, because
-    it would make the Space private.
+    Without `names`, a run is skipped if it has no checkpoint. A private run is skipped too if the PPO model is public,
+    because it would make the Space private.
 
     Args:
         models: The models of the Space.
@@ -183,12 +184,12 @@ def _pin(node: Node) -> PinnedModel:
 
 
 def _find_parent_model(child: str, node: Node | None, role: str) -> PinnedModel | None:
-    """Returns the parent of this role that a card names; None if the card names no such parent."""
+    """Returns the parent model of a role; None if the checkpoint's card names no such parent."""
     if node is None:
         return None
     model_kind = {"sft": "SFT model", "reward": "reward model"}[role]
     if node.entry.repo is None:
-        raise ZooError(f"The {model_kind} of {child} was never published: name a copy of it with --{role}.")
+        raise ZooError(f"The {model_kind} of {child} was never published: name a published copy with --{role}.")
     if node.member.problem is not None or node.member.commit is None:
         problem = clean(node.member.problem or "was not read")
         raise ZooError(f"The {model_kind} of {child}, {node.entry.repo}, {problem}: name another with --{role}.")
@@ -208,7 +209,7 @@ def find_space_folder() -> Path:
     """Finds the folder with the Space's template files: in the installed package, or in the repository.
 
     Raises:
-        ZooError: The installation lacks them.
+        ZooError: The installation lacks these files.
     """
     package = Path(__file__).parents[2]
     folders = (package / "_spaces", package.parent / "spaces")
@@ -256,7 +257,7 @@ def write_space(
 
 
 def _unpack_wheel(wheel: Path, folder: Path) -> None:
-    """Unpacks a wheel, so that a program in the folder can import the package and find its entry points."""
+    """Unpacks a wheel, so that a program in the folder can import the package and find the package's entry points."""
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)
 
@@ -282,9 +283,9 @@ def _models_json(models: SpaceModels, hardware: str | None) -> dict[str, object]
 
 
 def _requirements_text(template: Path, wheel_requirement: str | None, *, hardware: str) -> str:
-    """Returns requirements.txt: the template's packages at the versions installed here, and the wheel.
+    """Returns requirements.txt: the template's packages at their installed versions, and the wheel.
 
-    A package that is not installed here keeps the template's version.
+    A package that is not installed keeps the template's version.
     """
     lines = ["# The versions that were installed when this Space was deployed."]
     for line in template.read_text(encoding="utf-8").splitlines():
@@ -343,8 +344,8 @@ def _static_readme_text(models: SpaceModels) -> str:
     return (
         f"{front}\n# SFT and PPO, side by side\n\n"
         "Completions of held-out prompts by an SFT policy and the PPO policy that was trained from it, with rewards "
-        "and log-ratios, and the evaluation of the PPO model. The page is static; `rlhf-zoo compare` opens an "
-        "interactive one for your own prompts:\n\n"
+        "and log-ratios, and the evaluation of the PPO model. The page is static. `rlhf-zoo compare` opens an "
+        "interactive page for your own prompts:\n\n"
         f"```sh\nrlhf-zoo compare {models.ppo.repo}\n```\n\n{_models_table(models)}"
     )
 

@@ -11,7 +11,7 @@ from ...errors import ZooError
 from ...evaluation.votes.data import HubVotes
 from ...fileio import hub_id
 
-#: The file that names the models of a Space. A Space without it was not created by rlhf-zoo.
+#: The file that names the models of a Space. Without it, rlhf-zoo did not create the Space.
 MODELS_FILE = "compare.json"
 #: Version of compare.json. Adding a key does not change it: readers treat missing keys as null.
 SCHEMA = 1
@@ -23,10 +23,10 @@ class ModelNames:
 
     Attributes:
         ppo: NAMESPACE/NAME[@REVISION].
-        sft: The SFT model, in the same form; None to use the one in the lineage.
-        reward: The reward model, in the same form; None to use the one in the lineage.
-        votes: The data set NAMESPACE/NAME that receives blind votes; None if votes are not kept.
-        runs: The other PPO repositories of the ablation; empty if there are none; None to look them up on the Hub.
+        sft: The SFT model, in the same form; None for the one in the lineage.
+        reward: The reward model, in the same form; None for the one in the lineage.
+        votes: The data set NAMESPACE/NAME that receives the votes of the blind test; None if votes are not stored.
+        runs: The other PPO repositories of the ablation; () for none; None to look them up on the Hub.
     """
 
     ppo: str
@@ -92,14 +92,14 @@ def _read_models_file(file: Path) -> ModelNames:
     if type(schema) is int and schema > SCHEMA:
         raise ZooError(f"{file} has schema {schema}; this rlhf-zoo reads up to {SCHEMA}. Install a newer version.")
     votes, runs = content.get("votes"), content.get("runs")
-    valid_by_key = {
+    is_valid_by_key = {
         "schema": type(schema) is int,
         "ppo": is_model_name(content.get("ppo")),
         **{role: content.get(role) is None or is_model_name(content[role]) for role in ("sft", "reward")},
         "votes": votes is None or isinstance(votes, str),
         "runs": runs is None or (isinstance(runs, list) and all(map(is_model_name, runs))),
     }
-    bad_key = next((key for key, valid in valid_by_key.items() if not valid), None)
+    bad_key = next((key for key, is_valid in is_valid_by_key.items() if not is_valid), None)
     if bad_key is not None:
         raise ZooError(
             f"{file} has the invalid value {reprlib.repr(content.get(bad_key))} under {bad_key!r}: deploy the Space "

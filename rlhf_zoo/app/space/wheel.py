@@ -12,16 +12,16 @@ DISTRIBUTION = "rlhf-zoo"
 PACKAGE = Path(__file__).parents[2]
 #: Files that an installer adds to dist-info. They describe the machine, not the package.
 _INSTALLER_FILES = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json")
-_TIMESTAMP = (2020, 2, 2, 0, 0, 0)  # of every entry, the same as hatchling's, so that equal files give equal bytes
+_TIMESTAMP = (2020, 2, 2, 0, 0, 0)  # of every entry, as in hatchling, so that the same files give the same bytes
 
 
 def make_wheel(folder: Path) -> Path:
-    """Writes a wheel of the running package. Equal sources give equal bytes.
+    """Writes a wheel of the running package. The same sources give the same bytes.
 
     In a checkout, the wheel is built from the sources; otherwise from the installed files.
 
     Args:
-        folder: Folder to write it into.
+        folder: The folder for the wheel.
 
     Returns:
         The wheel's path.
@@ -56,14 +56,14 @@ def rebuild_wheel(installed: metadata.Distribution, folder: Path) -> Path:
     Scripts are left out, because the installer of the new wheel generates them.
 
     Args:
-        installed: The distribution.
-        folder: Folder to write it into.
+        installed: The installed distribution.
+        folder: The folder for the wheel.
 
     Returns:
         The wheel's path.
 
     Raises:
-        ZooError: Files are missing.
+        ZooError: Installed files are missing.
     """
     recorded = [PurePosixPath(str(file)) for file in installed.files or []]
     members = sorted(
