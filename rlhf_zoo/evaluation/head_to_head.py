@@ -405,7 +405,7 @@ def head_to_head(
             role: {
                 strictness: replace(answers, prompts=row_groups)
                 for strictness, answers in check_answers_by_strictness(
-                    judge, prompts, measurements[role].completions, columns, samples=samples
+                    judge, prompts, measurements[role].completions, columns, samples_per_prompt=samples
                 ).items()
             }
             for role in _ROLES

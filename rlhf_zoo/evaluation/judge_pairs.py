@@ -154,7 +154,13 @@ def _check_on_pairs(
     chosen, rejected = np.array(judge_scores_by_pair).T
     groups = scores.group_own(prompts) if are_own else group_other_prompts(prompts, NEAR_DUPLICATES)
     result = check_pairs(
-        chosen, rejected, groups, probabilities=False, seed=seed, reward_margins=margins, policy_chosen=policy_chosen
+        chosen,
+        rejected,
+        groups,
+        are_probabilities=False,
+        seed=seed,
+        reward_margins=margins,
+        policy_chosen=policy_chosen,
     )
     if not are_own:
         return result, None

@@ -1,4 +1,4 @@
-"""Rewards: scores of completions, which the trainer maximizes."""
+"""Rewards: models and functions that score completions. The trainer maximizes their scores."""
 
 from .composed import RewardFunction, Rewards, Scored
 from .ensemble import RewardEnsemble

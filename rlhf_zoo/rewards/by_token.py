@@ -1,4 +1,4 @@
-"""Rewards for parts of a completion: one number per token, or values for spans of text, which are mapped to tokens."""
+"""Rewards for parts of a completion: one number per token, or a value for each of several spans of the text."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from ..modeling.alignment import TokenText
 
 
 class PartsMismatch(Exception):
-    """A reward for parts of a completion does not fit the completion. The caller's error names the function and row."""
+    """A list of rewards does not fit its completion. The caller's error names the function and the row."""
 
 
 def is_list(value: Any) -> bool:
@@ -31,14 +31,14 @@ def rewards_by_token(
     tokenizer: PreTrainedTokenizerBase | None,
     prompt_ids: Sequence[int] = (),
 ) -> list[float]:
-    """Converts a reward for parts of a completion to one number per token.
+    """Converts a list of rewards for parts of a completion to one number per token.
 
-    A span's value goes to the token that completes the span's last character, as with process rewards
+    A span's value goes to the token that completes the span's last character, as in process supervision
     (arXiv:2305.20050).
 
     Args:
         values: T numbers, or spans (start, end, value) of `text`. An empty list gives 0 for each token.
-        text: The text that the function read. It may be only a part of the completion's decoded text.
+        text: The text that the function read. It may be only part of the completion's decoded text.
         ids: The completion's T token ids.
         tokenizer: The policy's tokenizer, which finds the tokens of spans; None if there are no spans.
         prompt_ids: Token ids of the prompt.
@@ -49,7 +49,7 @@ def rewards_by_token(
     Raises:
         PartsMismatch: There are not T numbers, a span is malformed or not in the text, the text is not in the decoded
             completion, or spans lack a tokenizer.
-        TypeError, ValueError, RuntimeError: A value is not a number, as for `to_float`.
+        TypeError, ValueError, RuntimeError: A value is not a number; see `to_float`.
     """
     if len(values) and not any(is_list(value) for value in values):
         if len(values) != len(ids):
@@ -62,10 +62,10 @@ def rewards_by_token(
     if tokenizer is None:
         raise PartsMismatch("spans need a tokenizer to find their tokens")
     token_text = TokenText(tokenizer, ids, prompt_ids)
-    # The function may have read only a part of the decoded text, such as an answer without thoughts, so search for it.
+    # The function may have read only part of the decoded text, such as an answer without thoughts, so search for it.
     offset = token_text.text.rfind(text)
     if offset < 0:
-        raise PartsMismatch("its text does not match its decoded tokens")
+        raise PartsMismatch("its text is not in the text of its decoded tokens")
     for _, end, reward in spans:
         token_rewards[token_text.completing_token(offset + end)] += reward
     return token_rewards

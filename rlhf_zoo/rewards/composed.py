@@ -35,11 +35,11 @@ DISAGREEMENT = "disagreement"
 
 @dataclass(frozen=True)
 class Scored:
-    """The scores of B completions under F rewards, and the functions' logs.
+    """The scores of B completions, and what the reward functions logged.
 
     Attributes:
-        total: (B,) the weighted sum over rewards.
-        per_reward: (B, F), one column for each of `Rewards.names`; NaN where a reward does not apply.
+        total: (B,) the weighted sum over the rewards.
+        per_reward: (B, number of `Rewards.names`), a column for each name; NaN where a reward does not apply.
         extra: {column: B values that functions logged with `log_extra`}, which are shown next to the completions.
         metrics: {name: mean of the values that functions logged with `log_metric`}.
         by_token: (B, T) the part of the total that belongs to each token; None if no function returned lists.
@@ -54,7 +54,7 @@ class Scored:
     group_size: int = 1
 
     def select(self, indices: Tensor, *, width: int) -> Scored:
-        """Selects rows. Leaves out the functions' logs.
+        """Selects rows. Leaves out what the functions logged.
 
         Args:
             indices: Indices of the rows. All rows of a group must be selected together.
@@ -70,7 +70,7 @@ class Rewards:
     A function is called as in TRL's GRPO, `f(prompts=…, completions=…, completion_ids=…, trainer_state=…, log_extra=…,
     log_metric=…, **columns)`, and returns one number per row, or None for rows to which it does not apply. For a row,
     it may also return a list: one number per token, or spans (start, end, value) in characters of the completion. A
-    span's value goes to the token that completes the span. The row's number is then the sum of the list. Coroutine
+    span's value goes to the token that completes the span, and the row's reward is the sum of the list. Coroutine
     functions run concurrently, on an event loop that lasts as long as the process.
 
     Args:
@@ -141,15 +141,15 @@ class Rewards:
             samples: The completions' token ids.
             prompts: B texts or conversations.
             completions: B texts, or lists of messages.
-            texts: B full texts (prompt + completion), or conversations.
+            texts: B complete texts (prompt + completion), or conversations.
             columns: Other columns of the data set, for functions. Names in `reserved_columns.RESERVED` are left out.
             trainer_state: The trainer's state, for functions; None outside training.
-            model_context: Called with each reward model; its context is open while that model scores.
+            model_context: Called with each model before it scores. The returned context is open while the model scores.
 
         Raises:
             ZooError: A function raises an exception, returns too few or too many values, or returns a value that is
-                not finite; a model's score is not finite; or no reward applies to a row. A ZooError that a function
-                raises passes through unchanged.
+                not finite; a model's score is not finite; the sum of a row is too large; or no reward applies to a row.
+                A ZooError of a function is raised unchanged.
         """
         device = samples.logprobs.device
         ids = samples.completion_id_lists()
@@ -203,7 +203,7 @@ class Rewards:
 
 
 def _collect_logs(rewards: Sequence[NamedReward], count: int) -> tuple[dict[str, list[Any]], dict[str, float]]:
-    """Returns the extra columns that reward functions logged for a batch, and the mean of each metric."""
+    """Returns the extra columns that reward functions logged for a batch, and the mean of each logged metric."""
     extra: dict[str, list[Any]] = {}
     metrics: dict[str, list[float]] = defaultdict(list)
     for reward in rewards:
@@ -213,7 +213,7 @@ def _collect_logs(rewards: Sequence[NamedReward], count: int) -> tuple[dict[str,
                     f"The reward function {reward.name} logged {len(values)} values as {column!r} for {count} "
                     "completions: log one for each."
                 )
-            # If an earlier function or the table of completions has this column, append the function's name.
+            # Append the function's name if the table of completions or an earlier function has this column already.
             extra[f"{column} ({reward.name})" if column in extra or column in TABLE_COLUMNS else column] = values
         for name, values in reward.metrics.items():
             metrics[name] += values
@@ -221,7 +221,7 @@ def _collect_logs(rewards: Sequence[NamedReward], count: int) -> tuple[dict[str,
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Computes a mean; NaN for infinities of both signs, or if the sum overflows."""
+    """Computes a mean; NaN if the numbers include infinities of both signs, or if their sum overflows."""
     try:
         return math.fsum(values) / len(values)
     except (ValueError, OverflowError):

@@ -17,7 +17,7 @@ DEFAULT_PENALTY = 0.5
 
 
 def check_ensemble(models: Sequence[Any], how: str | None) -> None:
-    """Checks that the setting for combining several reward models fits their number.
+    """Checks that the number of reward models fits the setting that combines them.
 
     Args:
         models: The reward models or their paths.
@@ -43,8 +43,8 @@ def check_ensemble(models: Sequence[Any], how: str | None) -> None:
 class RewardEnsemble:
     """Combines the scores of M reward models with `functional.ensemble_scores`.
 
-    The scores of all models must have the same unit. A model that centers or scales its scores must therefore have a
-    stored mean and standard deviation.
+    The scores of all models must be on the same scale. So a model that centers or scales its scores must have a stored
+    mean and standard deviation.
 
     Args:
         models: At least two different models.
@@ -52,7 +52,7 @@ class RewardEnsemble:
         penalty: λ of mean_minus_variance; None for DEFAULT_PENALTY.
 
     Raises:
-        ZooError: A model lacks its mean and standard deviation, or `check_ensemble` fails.
+        ZooError: A model lacks a stored mean and standard deviation, or `check_ensemble` fails.
     """
 
     def __init__(self, models: Sequence[RewardModel], *, how: str | None, penalty: float | None = None) -> None:
@@ -60,9 +60,10 @@ class RewardEnsemble:
         for model in models:
             if model.lacks_statistics:
                 raise ZooError(
-                    f"The reward model {model.name} has no stored mean and standard deviation, which give scores of "
-                    "several models the same unit: use models of the stage reward, or set score_centering and "
-                    "score_scaling to 'running' or 'none' if all scores have the same unit already."
+                    f"The reward model {model.name} has no stored mean and standard deviation, which put the scores of "
+                    "several models on the same scale: use models that `rlhf-zoo reward` trained, or set "
+                    "score_centering and score_scaling to 'running' or 'none' if all scores are on the same scale "
+                    "already."
                 )
         self.models, self.how = list(models), str(how)
         self.penalty = DEFAULT_PENALTY if penalty is None else penalty
@@ -78,8 +79,8 @@ class RewardEnsemble:
 
         Args:
             samples: B completions.
-            texts: B full texts (prompt + completion) or conversations.
-            model_context: Called with each model; its context is open while that model scores.
+            texts: B complete texts (prompt + completion) or conversations.
+            model_context: Called with each model before it scores. The returned context is open while the model scores.
 
         Returns:
             Scores, (M, B).
@@ -95,7 +96,7 @@ class RewardEnsemble:
 
         Args:
             samples: B completions.
-            texts: B full texts (prompt + completion) or conversations.
+            texts: B complete texts (prompt + completion) or conversations.
 
         Returns:
             Scores, (B,).
@@ -107,7 +108,7 @@ class RewardEnsemble:
 
         Args:
             texts: B texts or conversations.
-            ended: For each text, whether it ends with an end token and was not cut off.
+            ended: For each text, whether it ended by itself and was not cut off.
 
         Returns:
             Scores, (B,).

@@ -17,13 +17,13 @@ from .rule import Rule, text_of
 class FormatMatch(Rule):
     """1 if a completion, without white space at its ends, matches a regular expression; otherwise 0.
 
-    A pattern with overlapping repeats, such as (a|aa)+$, can backtrack almost forever. Matching therefore uses the
-    package `regex`, which stops after `timeout`. A TimeoutError then ends the run and names the row, because a silent 0
-    would make rewards depend on the machine's speed. The limit applies to each completion, and does not cover the
-    compilation of the pattern. Patterns come from the user, never from a download.
+    A pattern with overlapping repeats, such as (a|aa)+$, can backtrack almost forever. So matching uses the package
+    `regex`, which stops after `timeout`. An error that names the row then ends the run, because a silent 0 would make
+    rewards depend on the machine's speed. The limit applies to each completion, but not to the compilation of the
+    pattern. Patterns come from the user, never from a download.
 
     Attributes:
-        pattern: A pattern in the syntax of `re`, with flags inside, such as "(?s)" to let a dot match line ends too.
+        pattern: A pattern in the syntax of `re`. Flags are part of it, such as "(?s)" to let a dot match line ends too.
         how: "fullmatch" if the whole completion must match, "search" if any part may.
         timeout: The limit for one completion, in seconds.
         name: The name in metrics.
@@ -78,10 +78,10 @@ def _token_ids(reward: Rule, columns: Mapping[str, Any]) -> Sequence[Sequence[in
 
 @dataclass(frozen=True, kw_only=True)
 class Length(Rule):
-    """The length of a completion or, with a target, −|length − target| / target, but at least −1.
+    """The length of a completion; with a target, −|length − target| / target, but at least −1.
 
-    Without a target, the reward is the length itself. Give it the weight 0 to only log lengths, or a small negative
-    weight to prefer short completions.
+    Without a target, give the reward the weight 0 to only log lengths, or a small negative weight to prefer short
+    completions.
 
     Attributes:
         target: The target length; None for no target.

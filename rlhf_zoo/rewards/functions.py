@@ -40,7 +40,7 @@ class Batch:
         prompts: B texts or conversations.
         completions: B texts, or lists of messages.
         completion_ids: B lists of token ids.
-        columns: The data set's columns: lists of B values, or single values for the entire batch.
+        columns: The data set's other columns: lists of B values, or single values for the entire batch.
         trainer_state: The trainer's state; None outside training.
         prompt_ids: B lists of the prompts' token ids; () if they are not needed.
     """
@@ -85,7 +85,7 @@ class Batch:
 
 
 class NamedReward:
-    """A reward function with its name. Collects the function's logs while it scores a batch.
+    """A reward function with its name. Collects what the function logs while it scores a batch.
 
     Args:
         name: The name in metrics.
@@ -105,7 +105,7 @@ class NamedReward:
         return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(function.__call__)
 
     def __call__(self, batch: Batch) -> Any:
-        """Calls the function. Returns its result, or passes its exception on.
+        """Calls the function and returns its result. An exception of the function propagates.
 
         Args:
             batch: The batch to score.
@@ -138,7 +138,7 @@ class NamedReward:
         raise self._error_for(batch, error) from error
 
     def _error_for(self, batch: Batch, error: Exception) -> ZooError:
-        """Builds an error that names the first row on which the function fails even if it scores only that row."""
+        """Builds an error that names the first row on which the function fails when called with that row alone."""
         if signature_error := self._signature_error(batch):
             return signature_error
         if len(batch) == 1:
@@ -148,7 +148,7 @@ class NamedReward:
                 return self._row_error(batch, row, row_error)
         return ZooError(
             f"The reward function {self.name} raised {_describe(error)} on the batch of {len(batch)} completions, but "
-            "on no row by itself: check for state shared between rows, or for random failures."
+            "on no row alone: check for state shared between rows, or for random failures."
         )
 
     def _row_error(self, batch: Batch, row: int, error: Exception) -> ZooError:
@@ -194,7 +194,7 @@ class NamedReward:
         except TypeError as error:
             return ZooError(
                 f"The reward function {self.name} cannot be called with {join_names(list(arguments))} ({error}): let "
-                "it accept **columns, and add any column that it needs to the prompt data set."
+                "it accept **columns, and add the columns that it needs to the prompt data set."
             )
         except ValueError:  # some callables written in C have no signature
             return None
@@ -213,8 +213,8 @@ def call_functions(rewards: Sequence[NamedReward], batch: Batch, *, timeout: flo
         {name: the function's return value}.
 
     Raises:
-        ZooError: A function raises an exception or exceeds the limit. After Ctrl-C, a running function has at most
-            `time_limit.GRACE_SECONDS` left.
+        ZooError: A function raises an exception or exceeds the limit. After Ctrl-C, a running function is stopped
+            after at most `time_limit.GRACE_SECONDS`.
     """
     results: dict[str, Any] = {}
     for reward in rewards:
@@ -263,7 +263,7 @@ def check_reward_count(name: str, values: Any, batch: Batch) -> list[Any]:
         batch: The batch that the function scored.
 
     Raises:
-        ZooError: `values` is not a list or the like, or its length is not the number of rows.
+        ZooError: `values` cannot be converted to a list, or the list's length is not the number of rows.
     """
     if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__iter__"):
         raise ZooError(
@@ -289,9 +289,9 @@ def convert_rewards(
         tokenizer: The policy's tokenizer, which finds the tokens of spans; None if there are no spans.
 
     Returns:
-        (totals, token_rewards). totals: (B,) float32, NaN where the function returned None. token_rewards: for each
-        row, a list with one number per token; None if the function returned a list for no row. For a row with a list,
-        the numbers add up to the total. For any other row, they are 0.
+        (totals, token_rewards). totals: (B,) float32, NaN where the function returned None. token_rewards: None if the
+        function returned no list for any row; otherwise, for each row, one number per token. They add up to the total
+        if the function returned a list for the row, and are 0 if it did not.
 
     Raises:
         ZooError: The values are not B finite numbers or lists that fit their completions.
@@ -320,7 +320,7 @@ def convert_rewards(
                 f"{batch.quoted_prompt(row)}: {_RETURN_FIX}."
             ) from error
         total = sum(addends)
-        # The trainer computes with rewards in float32, in which larger numbers would be infinite.
+        # The trainer uses float32, in which larger numbers would be infinite.
         non_finite = [number for number in (*addends, total) if not abs(number) <= torch.finfo(torch.float32).max]
         if reward is not None and non_finite:
             raise ZooError(
@@ -384,11 +384,11 @@ async def _gather(coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
 
 
 def _run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Runs a coroutine and returns its result, even if the calling thread has a running loop, as in a notebook."""
+    """Runs a coroutine and returns its result. The calling thread may have a running loop, as in a notebook."""
     future = asyncio.run_coroutine_threadsafe(coroutine, _event_loop(os.getpid()))
     try:
         return future.result()
-    except BaseException:  # such as Ctrl-C, after which the coroutine must not continue in the background
+    except BaseException:  # for example Ctrl-C, after which the coroutine must not go on in the background
         future.cancel()
         raise
 

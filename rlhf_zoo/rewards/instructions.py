@@ -1,11 +1,11 @@
-"""The reward `instructions_followed`: the share of a prompt's machine-checkable instructions that an answer follows.
+"""The reward `instructions_followed`: the share of a prompt's instructions that an answer verifiably follows.
 
 As in google/IFEval, a prompt's instructions are in two columns: `instruction_id_list`, such as
 ["punctuation:no_comma", "length_constraints:number_words"], and `kwargs`, the arguments of each instruction, such as
 [{}, {"relation": "at least", "num_words": 60}]. Arguments that are null count as missing.
 
 An answer can follow its instructions and still say nothing, so this reward does not show whether an answer is right.
-It is therefore not `Verifiable`: if it judges a policy that it rewarded, it cannot rule out reward hacking.
+It is therefore not `Verifiable`: as the judge of a policy that it rewarded, it cannot rule out reward hacking.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Instruction:
     arguments: Mapping[str, Any]
 
     def is_followed(self, answer: str, *, loose: bool = False) -> bool:
-        """Whether an answer follows the instruction. An empty answer never does.
+        """Whether an answer follows the instruction. An empty answer follows none.
 
         Args:
             answer: The answer.
@@ -90,14 +90,14 @@ def _as_integer(value: Any) -> Any:
 class InstructionsFollowed(Rule):
     """share · (followed / all instructions) + complete · 1[all followed]; None for a row without instructions.
 
-    Logs the extra column NAME/missed with the kinds of instructions that an answer does not follow, and the metrics
-    NAME/share and NAME/all.
+    Logs the extra column NAME/missed, the kinds of instructions that an answer does not follow, and two metrics:
+    NAME/share, the mean share of instructions followed, and NAME/all, the share of answers that follow all.
 
     Attributes:
         share: The weight of the share of a prompt's instructions that its answer follows.
         complete: The bonus for an answer that follows all instructions.
-        loose: Whether an answer also counts without its first or last line and without asterisks, as in IFEval's loose
-            accuracy.
+        loose: Whether an answer also counts if it follows an instruction only without its first or last line or without
+            asterisks, as in IFEval's loose accuracy.
         name: The name in metrics.
 
     Raises:

@@ -1,13 +1,13 @@
 """Verifiers for the 25 kinds of instructions in IFEval (Zhou et al. 2023, arXiv:2311.07911).
 
 Each verifier takes an answer and an instruction's arguments, named as in google/IFEval, and returns whether the answer
-follows the instruction. Tests compare the verdicts with those of Google's code, which lm-evaluation-harness and the
-package if-verifiable contain. We do not use that code, because it
+follows the instruction. Tests compare the results with those of Google's code, a copy of which is in
+lm-evaluation-harness and in the package if-verifiable. We do not use that code, because it
 
 - draws an argument at random if the argument is missing or unusual (the letter "#", a paragraph beyond the last);
 - uses keywords and markers from the data as regular expressions;
-- takes quadratic time on "[[[[…", "<<<<…" and runs of line ends, and raises RecursionError on deeply nested JSON;
-- downloads NLTK's Punkt to count sentences and words in capitals;
+- takes quadratic time on "[[[[…", "<<<<…" and many line ends in a row, and raises RecursionError on deeply nested JSON;
+- downloads NLTK's Punkt model to count sentences and words in capitals;
 - detects languages with an unseeded random generator, and accepts any answer whose language cannot be detected.
 """
 
@@ -40,15 +40,15 @@ class InstructionKind:
     """A kind of instruction.
 
     Attributes:
-        follows: Maps an answer and the arguments to whether the answer follows the instruction.
-        arguments: {argument: description of a valid value, a key of `ARGUMENT_CHECKS`}.
+        follows: The verifier: (answer, arguments) -> whether the answer follows the instruction.
+        arguments: Name of an argument -> description of a valid value, a key of `ARGUMENT_CHECKS`.
     """
 
     follows: Callable[[str, Arguments], bool]
     arguments: Mapping[str, str]
 
     def find_problem(self, arguments: Arguments) -> str | None:
-        """Describes the first argument that is missing or invalid; None if all arguments are valid.
+        """Describes the first missing or invalid argument, as the end of a message; None if all arguments are valid.
 
         Args:
             arguments: The instruction's arguments by name.
@@ -68,7 +68,7 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
 
-#: {description of a valid argument, for messages: check of an argument}.
+#: Description of a valid argument, for messages -> whether an argument is valid.
 ARGUMENT_CHECKS: dict[str, Callable[[Any], bool]] = {
     "a whole number of at least 0": lambda value: (int_or_none(value) or 0) >= 0 and int_or_none(value) is not None,
     "'at least' or 'less than'": lambda value: value in RELATIONS,
@@ -157,7 +157,7 @@ def _has_title(text: str, arguments: Arguments) -> bool:
     return False
 
 
-def _is_two_responses(text: str, arguments: Arguments) -> bool:
+def _has_two_responses(text: str, arguments: Arguments) -> bool:
     parts = [part.strip() for part in text.split("******")]
     responses = [part for part in parts if part]
     return all(parts[1:-1]) and len(responses) == 2 and responses[0] != responses[1]
@@ -221,7 +221,7 @@ KINDS: dict[str, InstructionKind] = {
     ),
     "detectable_format:json_format": InstructionKind(_is_json, {}),
     "detectable_format:title": InstructionKind(_has_title, {}),
-    "combination:two_responses": InstructionKind(_is_two_responses, {}),
+    "combination:two_responses": InstructionKind(_has_two_responses, {}),
     "combination:repeat_prompt": InstructionKind(_repeats_prompt, {"prompt_to_repeat": _TEXT}),
     "startend:end_checker": InstructionKind(_ends_with, {"end_phrase": _TEXT}),
     "change_case:capital_word_frequency": InstructionKind(
@@ -240,7 +240,7 @@ KINDS: dict[str, InstructionKind] = {
 
 
 def answer_forms(text: str, *, loose: bool) -> list[str]:
-    """Returns the forms of an answer. The answer follows an instruction if one of its forms does.
+    """Returns the forms in which an answer counts. It follows an instruction if any of them does.
 
     Args:
         text: The answer.

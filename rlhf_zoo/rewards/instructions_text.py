@@ -1,6 +1,6 @@
 """Counts sentences and words in capitals, and detects languages, for the verifiers of instructions.
 
-IFEval's own code counts with NLTK's Punkt, whose model is downloaded on first use. A reward must not depend on a
+IFEval's own code counts with NLTK's Punkt model, which is downloaded on first use. A reward must not depend on a
 network, so the functions here count by rules. They agree with Punkt on all but a few answers (docs/rewards.md).
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import ZooError
 
-#: Abbreviations in lower case, without the last period. This period does not end a sentence.
+#: Abbreviations in lower case, without their last period, which does not end a sentence.
 ABBREVIATIONS = frozenset({
     "a.m", "adj", "al", "approx", "apr", "aug", "ave", "bros", "capt", "cf", "co", "col", "corp", "dec", "dept",
     "dr", "e.g", "ed", "est", "etc", "feb", "fig", "gen", "gov", "hon", "hr", "i.e", "inc", "jan", "jr", "lt",
@@ -29,15 +29,15 @@ _CLOSING = "\"'“”‘’)]}*_:;,"
 #: A word: anything between white space and punctuation. Hyphens, slashes and inner periods do not divide a word.
 _WORD = re.compile(r"[^\s,;:!?\"“”()\[\]{}<>*#`@%&$…]+")
 _CONTRACTION = re.compile(r"(?:N'T|N’T|['’](?:S|M|D|LL|RE|VE))$")
-#: The number of characters that langdetect reads.
+#: The number of characters of a text that langdetect reads.
 _MAX_CHARACTERS = 10_000
 _SEED = 0
 
 
 def count_sentences(text: str) -> int:
-    """Counts sentences. A sentence ends at "!", "?" or a period that belongs to no abbreviation, not at a line's end.
+    """Counts sentences. A sentence ends at "!", "?" or a period that is not part of an abbreviation, not at a line end.
 
-    Text after the last sentence's end counts as a sentence.
+    Text after the end of the last sentence counts as another sentence.
     """
     tokens = text.split()
     count = 0
@@ -59,7 +59,7 @@ def _ends_sentence(token: str, following: str) -> bool:
     word = core[:-1].lstrip(_OPENING).lower()
     if word in ABBREVIATIONS or (len(word) == 1 and word.isalpha()):
         return following.rstrip(_CLOSING + ".") in SENTENCE_STARTERS
-    # The periods in "the 3. place" and "no. 3" end no sentence.
+    # The period of an ordinal such as "3. place", or of "no. 3", does not end a sentence.
     return not (word.isdigit() and following[:1].islower()) and not (word == "no" and following[:1].isdigit())
 
 
@@ -93,8 +93,8 @@ def _detector_factory() -> Any:
 def detect_language(text: str) -> str | None:
     """Returns the code of a text's language; None if the text has too few letters.
 
-    langdetect draws random numbers, with a seed that is global to the process. This function uses its own factory and
-    seed, so that it always returns the same language for a text and does not change draws elsewhere.
+    langdetect draws random numbers, with a seed that is global to the process. This function has its own factory and
+    seed, so it always returns the same language for a text, and does not change what other callers of langdetect get.
 
     Args:
         text: The text.

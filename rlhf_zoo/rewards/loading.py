@@ -27,8 +27,8 @@ def find_loader(name: str) -> Any:
     loader = load_object(name, group=REWARDS)
     if not callable(loader):
         raise ZooError(
-            f"reward_model_loader {name!r} is a {type(loader).__name__}: use a class with from_pretrained, or a "
-            "function that takes a path and returns a model."
+            f"reward_model_loader {name!r} is an object of the class {type(loader).__name__}: name a class with "
+            "from_pretrained, or a function that takes a path and returns a model."
         )
     return loader
 
@@ -41,8 +41,8 @@ def load_reward_model(
     Args:
         path: A folder or a Hub id.
         label: For a classifier with several labels, the label whose output is the score.
-        loader: "module:attribute" of a class whose `from_pretrained` loads the model, or of a function that is called
-            with the path; None for a classifier. The name must come from the user, never from a download.
+        loader: "module:attribute" or an entry point: a class whose `from_pretrained` loads the model, or a function
+            that is called with the path; None for a classifier. The name must come from the user, not a download.
         options: Precision, attention and quantization.
 
     Raises:

@@ -32,9 +32,9 @@ REWARD_OUTPUTS = ("logit", "logprob")
 class RewardModel:
     """Scores entire sequences by (s − μ)/σ. μ and σ are the statistics that the reward stage stored, or else 0 and 1.
 
-    The score is read at the last token that is not PAD. As in training, that is the end-of-sequence token if the
-    response ended, so PAD must differ from EOS. An encoder-decoder's score is read at an end-of-sequence token, so that
-    token is appended even if a response did not end.
+    The score is read at the last token that is not PAD. If the completion ended, that is the end-of-sequence token, as
+    in training, so PAD must differ from EOS. An encoder-decoder's score is read at an end-of-sequence token, so that
+    token is appended even if the completion did not end.
 
     Args:
         model: A classifier, or a custom model with one output per text or per token. With outputs per token, the last
@@ -56,8 +56,8 @@ class RewardModel:
         truncated_count: The number of texts that were too long for the model and lost their beginning.
 
     Raises:
-        ZooError: The model cannot score: PAD is EOS or missing, μ or σ is invalid, `label` does not fit the outputs, or
-            the embeddings do not fit the tokenizer.
+        ZooError: PAD is EOS or missing, μ or σ is invalid, `label` does not fit the model's outputs, an encoder-decoder
+            has no EOS, or the embeddings do not fit the tokenizer.
     """
 
     def __init__(
@@ -100,8 +100,8 @@ class RewardModel:
         self.mean, self.std = mean if center else 0.0, std if scale else 1.0
         if not (math.isfinite(self.mean) and 0 < self.std < math.inf):
             raise ZooError(
-                f"The reward model {name} has the stored mean {mean} and standard deviation {std}, with which scores "
-                "cannot be scaled: measure them again, or use center=False and scale=False."
+                f"The reward model {name} has the stored mean {mean} and standard deviation {std}, so its scores "
+                "cannot be standardized: train the model again, or use center=False and scale=False."
             )
         # The score is read at the last token that is not PAD.
         has_same_pad = tokenizer.pad_token_id == policy_tokenizer.pad_token_id
@@ -117,8 +117,8 @@ class RewardModel:
             self.model.config.pad_token_id = self.pad_id
         if highest_id(tokenizer) >= self.embedding_rows:
             raise ZooError(
-                f"The reward model {name} has {self.embedding_rows} embedding rows and its tokenizer {len(tokenizer)} "
-                "tokens: pass its own tokenizer as reward_processing_class."
+                f"The reward model {name} has {self.embedding_rows} embedding rows, but the tokenizer has "
+                f"{len(tokenizer)} tokens: pass the model's own tokenizer as reward_processing_class."
             )
 
     @property
@@ -140,9 +140,9 @@ class RewardModel:
         """Scores sampled completions.
 
         Args:
-            samples: B completions. Their token ids are scored if tokenizer and template are the policy's and thoughts
-                are not stripped.
-            texts: B full texts (prompt + completion) or conversations, which are scored otherwise.
+            samples: B completions. Scores their token ids if the model has the policy's tokenizer and template, and
+                thoughts are not stripped.
+            texts: B complete texts (prompt + completion) or conversations, which are scored otherwise.
 
         Returns:
             Scores, (B,).
@@ -248,8 +248,8 @@ class RewardModel:
     def _pad_beyond_embeddings(self) -> Iterator[None]:
         """Supports a PAD id beyond the embedding rows while this context is open.
 
-        Pooling reads the PAD id from the configuration. The embedding looks it up as id 0, which the attention mask
-        hides. The configuration does not keep the PAD id, because transformers could not build embeddings with it.
+        Pooling reads the PAD id from the configuration. Embedding replaces PAD by id 0, which the attention mask hides.
+        The configuration does not keep the PAD id, because transformers could not build embeddings with it.
         """
         if self.pad_id < self.embedding_rows:
             yield
@@ -266,7 +266,7 @@ class RewardModel:
 
 @cache
 def warn_truncated(name: str, max_length: int) -> None:
-    """Warns that a model truncates texts, once for each model.
+    """Warns that a model truncates texts. Warns only once for each model.
 
     Args:
         name: The model's name.

@@ -1,4 +1,4 @@
-"""Rewards for the prose of a completion. Their lexicons and rules were not fitted to labels of the training data.
+"""Rewards for the prose of a completion. Their lexicons and rules were not fitted to the labels of any training data.
 
 `grammar` counts errors, `refuses` finds refusals, and `vader` measures sentiment. All three are for English.
 """
@@ -15,7 +15,7 @@ from ..errors import ZooError
 from ..modeling.chat_template import Prompt
 from .rule import Rule, text_of
 
-#: Kinds of harper's findings that are a matter of taste or dialect rather than errors.
+#: Kinds of harper's findings that are matters of taste or dialect rather than errors.
 IGNORED_KINDS = ("Enhancement", "Formatting", "Readability", "Redundancy", "Regionalism", "Style")
 #: The lowest score of `grammar`, for an error in every word.
 MIN_GRAMMAR = -100.0
@@ -68,7 +68,7 @@ class Grammar(Rule):
     """Minus the number of grammar and spelling errors per 100 words of a completion: at most 0, and at least −100.
 
     harper finds the errors. It reads English, and skips code in Markdown. An empty completion gets the worst score,
-    because it would otherwise get the best. A sentence that does not start with a capital letter has an error.
+    because it would otherwise get the best. Starting a sentence with a lowercase letter is an error.
 
     Attributes:
         dialect: "american", "british", "australian", "canadian" or "indian".
@@ -104,7 +104,7 @@ class Grammar(Rule):
 class Refuses(Rule):
     """1 if a completion refuses to answer, otherwise 0: its first 20 words contain one of REFUSALS.
 
-    Case, punctuation and contractions do not matter. Does not find refusals in other words.
+    Case, punctuation and contractions do not matter. A refusal with other phrases goes unnoticed.
 
     Attributes:
         name: The name in metrics.
@@ -128,7 +128,7 @@ def _is_refusal(text: str) -> bool:
 class Vader(Rule):
     """The sentiment of a completion from −1 (negative) to 1 (positive), by VADER's lexicon and rules; 0 without words.
 
-    This is VADER's compound score, which was made for sentences: for long texts, it is often near −1 or 1.
+    This is VADER's compound score. It was made for sentences; for long texts, it is often near −1 or 1.
 
     Attributes:
         name: The name in metrics.

@@ -21,7 +21,7 @@ def text_after_marker(text: str, marker: str | None) -> str | None:
 
 
 _UNSIGNED = r"(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?"
-# A digit inside a name does not start a number, and a minus after a letter or digit is a hyphen or a subtraction.
+# A digit within a word does not start a number, and a minus after a letter or digit is a hyphen or a subtraction.
 _NUMBER = re.compile(
     rf"(?<![^\W_])(?<!\.)(?P<sign>[-+−]?)[$€£]?(?P<numerator>{_UNSIGNED})(?:\s?/\s?(?P<denominator>{_UNSIGNED}))?(?P<percent>\s?%)?"
 )
@@ -43,7 +43,7 @@ def read_number(
 
     Reads "1,234.50" (a comma separates thousands), "-3" (also with the sign −), "1/2", "\frac{1}{2}", "6e-3" and "$5".
     Does not evaluate expressions: without a marker, "3 · 10^4" is read as 10, and "1 1/2" as 1/2. Skips numbers that
-    are too large for float64 or have the denominator 0.
+    are too large for float64, and fractions with the denominator 0.
 
     Args:
         text: The text.

@@ -20,10 +20,10 @@ MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 class Relevance(Rule):
     """The cosine similarity, from −1 to 1, of the embeddings of a prompt and its completion; 0 if either is empty.
 
-    In a conversation, the user's last message counts as the prompt. A completion that repeats its prompt scores 1.
+    In a conversation, the user's last message counts as the prompt. A completion that repeats the prompt scores 1.
 
     Attributes:
-        model: A folder or NAMESPACE/NAME[@REVISION] with an encoder whose embedding is the mean over the tokens. It is
+        model: A folder or NAMESPACE/NAME[@REVISION] of an encoder, whose outputs are averaged over the tokens. It is
             loaded once per process, on the accelerator if there is one.
         batch_size: The maximum number of texts in a forward pass.
         name: The name in metrics.

@@ -21,7 +21,7 @@ class Rule:
     """A reward computed by a program. Its field `name` is its name in metrics.
 
     Attributes:
-        meaning: A description of the rule. On a card, it follows the name of a rule that is a judge.
+        meaning: A phrase that describes the rule. It follows the rule's name on a card on which the rule is a judge.
     """
 
     meaning: ClassVar[str] = "which a program checks"

@@ -1,9 +1,9 @@
 r"""Rewards computed by a program, without a model: for answers, formats, lengths and repetition.
 
-Each reward is a frozen object. It is called as TRL's GRPO calls a reward function, `reward(prompts=…, completions=…,
-**columns)`. A completion is a text, or a conversation whose last message counts. The object can be pickled, and
-its `name` is the name in metrics. A recipe names a ready-made reward (`reward_funcs: [numeric_match]`), or sets fields
-in the form of a Python call with literal values. Quote the call if YAML would split or unescape it:
+Each reward is a frozen object that can be pickled. It is called as TRL's GRPO calls a reward function,
+`reward(prompts=…, completions=…, **columns)`. A completion is a text, or a conversation whose last message counts. The
+field `name` is the reward's name in metrics. A recipe names a ready-made reward (`reward_funcs: [numeric_match]`), or
+sets fields in the form of a Python call with literal values. Quote the call if YAML would split or unescape it:
 
     reward_funcs:
       - numeric_match(column="solution", absolute=0.01)
@@ -48,12 +48,12 @@ _GSM8K_MARKER = "####"
 
 @runtime_checkable
 class Verifiable(Protocol):
-    """A reward that checks whether an answer is right (1) or not (0). It can therefore also be a judge.
+    """A reward that checks whether an answer is right (1) or not (0), so it can also be a judge.
 
     Attributes:
         strict: A reward function that reads the answer only where it should be, for example after a marker.
         lenient: A reward function that finds the answer anywhere in the completion. If `strict` or `lenient` has a
-            method `read(text)`, which returns the answer or None, evaluations also report a majority vote over answers.
+            method `read(text)` that returns the answer or None, evaluations also report a majority vote over answers.
     """
 
     @property
@@ -75,7 +75,7 @@ class AnswerRule(Rule):
             names: The names of the prompts' columns.
 
         Raises:
-            ZooError: The prompts lack the column, or reward functions do not get it because its name is reserved.
+            ZooError: The prompts lack the column, or its name is reserved, so reward functions do not receive it.
         """
         names, column = list(names), self.column
         readable = [name for name in names if name not in RESERVED]
@@ -93,7 +93,7 @@ class AnswerRule(Rule):
             )
 
     def rows_with_answer(self, rows: Any, *, subject: str) -> list[bool]:
-        """Returns, for each row, whether it has an answer.
+        """Returns whether each row has an answer.
 
         Args:
             rows: A data set of prompts.
@@ -143,7 +143,7 @@ class ExactMatch(AnswerRule):
         marker: A text before the answer, such as "Answer:"; None for no marker. In a completion, only the text from the
             last marker to the end of its line counts, and a completion without the marker gets 0. An accepted answer
             that contains the marker is read in the same way.
-        ignore_case: Whether case is ignored.
+        ignore_case: Whether to ignore case.
         name: The name in metrics.
 
     Raises:
@@ -165,7 +165,7 @@ class ExactMatch(AnswerRule):
 
     @property
     def lenient(self) -> ExactMatch:
-        """Finds the answer anywhere among a completion's words, and ignores case."""
+        """Finds the answer anywhere in a completion as entire words, and ignores case."""
         return _ContainsMatch(column=self.column, marker=self.marker, ignore_case=True, name=self.name)
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Any], **columns: Any) -> list[float | None]:
@@ -211,7 +211,7 @@ class _ContainsMatch(ExactMatch):
 class NumericMatch(AnswerRule):
     """1 if a completion's number is the row's answer, 0 if it differs or is missing, None if the row has no answer.
 
-    Logs the number in the extra column NAME/read, with the `log_extra` that TRL passes to reward functions.
+    Logs the number in the extra column NAME/read, by the function `log_extra` that TRL passes to reward functions.
 
     Attributes:
         column: The column of the data set with a number, a text that `read_number` reads, or a list of these.

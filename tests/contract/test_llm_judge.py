@@ -246,7 +246,7 @@ def test_judge_gives_up_after_given_attempts(stub, tmp_path):
     with pytest.raises(
         ZooError,
         match=r"^stub at 127\.0\.0\.1:\d+ failed 3 times, last with status 500 \(Injected\): "
-        rf"run this again when it is up\. \(1 of 2 answers are kept in {tmp_path}\.\)$",
+        rf"run this again when the endpoint works\. \(1 of 2 answers are kept in {tmp_path}\.\)$",
     ):
         judge_one_pair(make_judge(stub, tmp_path, concurrency=1, attempts=3))
     assert len(stub.requests) == 4
@@ -316,7 +316,9 @@ def test_judge_uses_no_proxy_on_loopback_and_follows_no_redirect(stub, monkeypat
             monkeypatch.setenv(name, other.url)
         for status in (302, 307):
             stub.script += [Fault("status", status, headers={"Location": f"{other.url}/chat/completions"})]
-            with pytest.raises(ZooError, match=rf"redirects to 127\.0\.0\.1:{other.url[17:-3]}, which is never"):
+            with pytest.raises(
+                ZooError, match=rf"redirects to 127\.0\.0\.1:{other.url[17:-3]}, but the judge follows no redirects"
+            ):
                 judge_one_pair(make_judge(stub, concurrency=1))
         assert not other.requests and len(stub.requests) == 2
 
@@ -418,7 +420,7 @@ def test_injected_text_reaches_judge_as_data(stub):
         ("https://host/v1", {"budget": 1.0}, "A budget needs prices"),
         ("https://host/v1", {"price": (-1.0, 1.0)}, "not -1.0"),
         ("https://host/v1", {"concurrency": 0}, "concurrency and attempts of at least 1"),
-        ("https://host/v1", {"parameters": {"messages": [], "n": 2}}, "must not hold messages, n"),
+        ("https://host/v1", {"parameters": {"messages": [], "n": 2}}, "must not contain messages, n"),
         (
             "https://host/v1",
             {"price": (1.0, 1.0), "budget": 1.0, "parameters": {"max_tokens": None}},

@@ -143,7 +143,7 @@ def test_interrupted_judge_exits_and_keeps_answers(tmp_path):
     code = """
 import json, sys
 from rlhf_zoo.evaluation.judges import llm
-llm._GRACE = 0.5  # seconds to wait for pending answers, which the stub never sends
+llm._GRACE_SECONDS = 0.5  # seconds to wait for pending answers, which the stub never sends
 judge = llm.LLMJudge(sys.argv[1], "stub", cache=sys.argv[2], backoff=100.0, timeout=100.0, concurrency=2)
 judge.compare(*json.loads(sys.argv[3]))
 """
@@ -165,6 +165,6 @@ judge.compare(*json.loads(sys.argv[3]))
 
 def test_unusable_cache_is_rejected_before_requests(stub, tmp_path):
     (tmp_path / "cache").write_text("a file")
-    with pytest.raises(ZooError, match=r"could not be read \(Not a directory\)"):
+    with pytest.raises(ZooError, match=r"cannot be read \(Not a directory\)"):
         judge_one_pair(make_judge(stub, tmp_path / "cache"))
     assert not stub.requests, "no answer is paid for that could not be cached"

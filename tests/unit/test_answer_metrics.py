@@ -63,10 +63,10 @@ def test_majority_votes_use_parsed_answers(
     rule: NumericMatch, texts: list[str], strict: list, lenient: list | None
 ) -> None:
     columns = {"answer": ["4" if isinstance(rule, NumericMatch) else "a b"] * 4}
-    answers = check_answers_by_strictness(RuleJudge("rule", rule), ["?"] * 4, texts, columns, samples=2)
+    answers = check_answers_by_strictness(RuleJudge("rule", rule), ["?"] * 4, texts, columns, samples_per_prompt=2)
     assert answers["strict"].parsed == [strict[:2], strict[2:]]
     assert answers["lenient"].parsed == (lenient and [lenient[:2], lenient[2:]])
-    checked = check_answers(RuleJudge("rule", rule), ["?"] * 4, texts, columns, samples=2)
+    checked = check_answers(RuleJudge("rule", rule), ["?"] * 4, texts, columns, samples_per_prompt=2)
     assert checked.parsed == answers["strict" if lenient is None else "lenient"].parsed, (
         "a number without a marker is any number"
     )

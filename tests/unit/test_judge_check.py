@@ -33,7 +33,7 @@ def test_check_pairs_detects_swapped_labels(swapped: bool, finding: str) -> None
     assert judge.accuracy.value > 0.9, "its own held-out part is swapped as well"
     prompts = [f"the door {n} is" for n in range(32)]
     chosen, rejected = (judge(prompts, [f" {words[n % 4]}" for n in range(32)]) for words in (GOOD, BAD))
-    result = check_pairs(chosen, rejected, prompts, probabilities=True, seed=1)
+    result = check_pairs(chosen, rejected, prompts, are_probabilities=True, seed=1)
     assert result.finding == finding and (result.unfit is not None) is swapped
     assert result.calibration is not None
     wrong = result.calibration["ece"] - result.calibration["ece_by_chance"]["high"]
@@ -43,16 +43,16 @@ def test_check_pairs_detects_swapped_labels(swapped: bool, finding: str) -> None
 @pytest.mark.parametrize(("right", "finding"), [(30, "contradicts"), (50, "inconclusive"), (70, "agrees")])
 def test_check_pairs_finding_matches_binomial_test(right: int, finding: str) -> None:
     scores = np.array([1.0] * right + [0.0] * (100 - right))
-    result = check_pairs(scores, 1 - scores, range(100), probabilities=False, seed=2)
+    result = check_pairs(scores, 1 - scores, range(100), are_probabilities=False, seed=2)
     exact = scipy_stats.binomtest(right, 100).proportion_ci(method="exact")
     np.testing.assert_allclose(result.accuracy.ci95, [exact.low, exact.high], atol=0.02)
     assert result.accuracy.value == right / 100 and result.finding == finding and result.calibration is None
 
 
 def test_check_pairs_handles_ties_and_certain_scores() -> None:
-    result = check_pairs([0.5, 0.5], [0.5, 0.5], ["a", "b"], probabilities=True, seed=1)
+    result = check_pairs([0.5, 0.5], [0.5, 0.5], ["a", "b"], are_probabilities=True, seed=1)
     assert result.accuracy.value == 0.5 and result.accuracy.ties == 1.0 and result.finding == "inconclusive"
-    sure = check_pairs([1.0, 1.0], [0.0, 0.0], ["a", "b"], probabilities=True, seed=1)
+    sure = check_pairs([1.0, 1.0], [0.0, 0.0], ["a", "b"], are_probabilities=True, seed=1)
     assert sure.calibration is not None and sure.calibration["ece"] < 1e-5
     assert sure.to_json()["unfit"] is None
 
@@ -60,7 +60,7 @@ def test_check_pairs_handles_ties_and_certain_scores() -> None:
 def check(errs: np.ndarray, reward_errs: np.ndarray) -> PairCheck:
     """The check of a judge and a reward that are wrong at the given pairs and right elsewhere."""
     judge, reward = (np.where(wrong, -1.0, 1.0) for wrong in (errs, reward_errs))
-    return check_pairs(judge, -judge, range(len(errs)), probabilities=False, seed=1, reward_margins=reward)
+    return check_pairs(judge, -judge, range(len(errs)), are_probabilities=False, seed=1, reward_margins=reward)
 
 
 def test_with_reward_measures_shared_errors() -> None:

@@ -103,10 +103,10 @@ def test_terms_that_cannot_work() -> None:
         (["reward:"], "names nothing after its colon: write reward:NAME."),
         (
             ["votes:a/b"],
-            "The first judge must score single completions, but votes:a/b only compares two: name another before it, "
-            "such as classifier.",
+            "The first judge must score single completions, but votes:a/b only compares pairs: name another judge "
+            "before it, such as classifier.",
         ),
-        (["pairs:builtins:len"], "but pairs:builtins:len only compares two"),
+        (["pairs:builtins:len"], "but pairs:builtins:len only compares pairs"),
         (["classifier", "votes:nowhere"], "is not a repository for votes"),
         (["classifier", "llm:x", "classifier"], "The judge classifier is named twice: name it once."),
         (["rule:numeric_matsh"], "numeric_matsh"),
@@ -181,7 +181,7 @@ def test_a_panel(tmp_path: Path) -> None:
     rule = panel.scoring[1]
     assert score_completions(rule, ["p", "q"], ["a", "b"], {"answer": ["a", "a"], "other": [1, 2]}) == [1.0, 0.0]
     assert score_completions(panel.scoring[0], ["p"], ["abc"], {"answer": ["a"]}) == [3.0]
-    with pytest.raises(ZooError, match="returned no score for 'q'"):
+    with pytest.raises(ZooError, match="returned no score for the prompt 'q'"):
         score_completions(rule, ["p", "q"], ["a", "b"], {"answer": ["a", "?"]})
     with pytest.raises(ZooError, match="answer"):
         score_completions(rule, ["p"], ["a"], {})
@@ -260,7 +260,10 @@ def test_a_judge_is_one_label_of_a_classifier(toys: Toys, tmp_path: Path) -> Non
     np.testing.assert_allclose(shares.sum(0), 1, rtol=1e-6)
     assert ((shares > 0) & (shares < 1)).all() and len(set(shares.ravel())) == 4
     for name, message in (
-        (f"reward:{two}", rf"has 2 outputs, but a judge has one: name the label .* reward:{two}#bad, one of bad, good"),
+        (
+            f"reward:{two}",
+            rf"has 2 outputs, but a judge has one: name the label .* reward:{two}#bad; the labels are bad, good",
+        ),
         (f"reward:{two}#goood", "has no label 'goood', did you mean 'good'"),
         (f"reward:{toys.reward}#good", "has a single output, so the label 'good'"),
     ):

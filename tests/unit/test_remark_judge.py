@@ -62,6 +62,6 @@ def test_remark_judge_orders_pairs_of_policies_as_documented(real_data: Path) ->
     assert len(rows) == 200 and all(row["chosen"] != row["rejected"] for row in rows)
     prompts = [row["prompt"] for row in rows]
     sides = (judge(prompts, [row[side] for row in rows]) for side in ("chosen", "rejected"))
-    found = check_pairs(*sides, prompts, probabilities=False, seed=1).accuracy
+    found = check_pairs(*sides, prompts, are_probabilities=False, seed=1).accuracy
     assert found.value == pytest.approx(0.7775, abs=0.03) and found.ci95[0] > 0.6
     assert tokens_of("It's e-mail, 3x!") == ["it's", "e-mail", ",", "3x", "!"]

@@ -100,7 +100,7 @@ def test_per_token_and_span_rewards_are_aligned_and_weighted() -> None:
     message = [{"role": "assistant", "content": "hi"}]
     one = Rewards([lambda **_: [[], [], [(1, 2, 3.0)]]], tokenizer=make_tokenizer())
     assert one(samples, ["a"] * 3, ["abcd", "ef", message], [""] * 3, {}).by_token.tolist()[2] == [0, 0, 3, 0, 0]
-    with pytest.raises(ZooError, match=r"row 2, prompt .* \(its text does not match its decoded tokens\)"):
+    with pytest.raises(ZooError, match=r"row 2, prompt .* \(its text is not in the text of its decoded tokens\)"):
         one(samples, ["a"] * 3, ["abcd", "ef", "other"], [""] * 3, {})
 
 
@@ -279,7 +279,7 @@ def test_custom_loader_gives_working_reward_model(own: Path, tmp_path: Path, loa
 
 def test_bad_reward_model_loaders_are_rejected(own: Path) -> None:
     for name, message in (
-        ("number", "is a int: use a class with from_pretrained, or a function"),
+        ("number", "is an object of the class int: name a class with from_pretrained, or a function"),
         ("nothing", "returned a NoneType for .*: return a PreTrainedModel"),
         ("broken", "raised ZeroDivisionError"),
         ("scalar", "There is no 'scalar' in the module 'own_rewards'"),

@@ -143,7 +143,7 @@ def test_reward_model_rejects_ambiguous_pad_and_outputs() -> None:
     assert (as_eos.pad_token, without.pad_token) == ("<eos>", None), "they may be the policy's"
     with pytest.raises(ZooError, match="has 2 outputs"):
         RewardModel(make_policy(), policy, policy)
-    with pytest.raises(ZooError, match="10 embedding rows and its tokenizer 17 tokens"):
+    with pytest.raises(ZooError, match="10 embedding rows, but the tokenizer has 17 tokens"):
         RewardModel(make_reward_model(vocab_size=10), policy, policy)
 
 

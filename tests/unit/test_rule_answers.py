@@ -59,7 +59,7 @@ def judged_by(folder: Path, base: Path, rule: str) -> RunContext:
     [
         ("exact_match(column='solution')", "reads the column 'solution'"),
         ("numeric_match", "cannot read the answer of row 0 of the test split"),
-        ("test_rule_answers:solved", r"tried on prompts as their own answers: .*solution"),
+        ("test_rule_answers:solved", r"tried with prompts as their own answers: .*solution"),
     ],
 )
 def test_rule_judge_rejects_missing_column(folder: Path, base: Path, rule: str, told: str) -> None:

@@ -1,16 +1,16 @@
 """Checks whether a judge is fit: its accuracy on labeled pairs, errors shared with the reward, and self-agreement.
 
-A judge trained and tested on swapped labels looks as good as any other, so its own held-out accuracy cannot show the
-fault. Pairs from another source can. Without such pairs, a judge can still be compared with itself: a judge that
-tosses coins gives unrelated scores to the two halves of the samples.
+A judge that is trained and tested on swapped labels looks as good as any other, so its own held-out accuracy cannot
+show the fault. Labeled pairs from another source can. Without such pairs, a judge can still be compared with itself: a
+judge that scores at random gives unrelated scores to the two halves of the samples.
 
 **Independence** is measured. A judge that makes the training reward's errors also scores exploits of the reward highly.
 The excess is the judge's error rate on pairs that the reward orders wrongly, minus its rate on the other pairs. The
 judge is not independent if the excess is at least `MIN_EXCESS` (0.2) and its interval lies above 0. It is independent
 if the interval lies below `MIN_EXCESS`. Otherwise, or if either group has fewer than `MIN_PAIRS` (10) pairs, the answer
 is unknown. Pairs of the policies' own outputs decide if they give an answer: the reward did not learn their labels, and
-they are the texts being judged. Otherwise the labeled pairs decide. A wrong label counts as an error of both judge
-and reward, so labels that a recipe draws with noise are replaced first; see `majority_preferences`.
+they are the texts that the judge scores. Otherwise the labeled pairs decide. A wrong label counts as an error of both
+judge and reward, so labels that a recipe draws with noise are replaced first; see `majority_preferences`.
 
 **A judge that overrates the policy** prefers it more often than the labels do, on pairs of one completion of the policy
 and one of SFT. The difference of the two win rates corrects the judge's win rate over all prompts (prediction-powered
@@ -32,10 +32,10 @@ from ..stats import Estimate, WinRate, bootstrap_mean, correlation, mean_share, 
 
 Finding = Literal["agrees", "inconclusive", "contradicts"]
 MIN_EXCESS = 0.2  # smallest excess that counts, as a share of the pairs
-MIN_PAIRS = 10  # with a wrong order by the reward, and as many with a correct one; fewer cannot show shared errors
+MIN_PAIRS = 10  # that the reward orders wrongly, and as many that it orders correctly; fewer cannot show shared errors
 DRAWS = 25  # draws of a noisy preference for each pair
 MIN_AGREEMENT = 0.75  # share of the draws that must agree to settle a pair
-_MIN_PROBABILITY = 1e-6  # smallest probability, so that log-odds are finite
+_MIN_PROBABILITY = 1e-6  # lower bound on probabilities, so that log-odds are finite
 
 
 @dataclass(frozen=True)
@@ -81,11 +81,12 @@ class PairCheck:
 
     Attributes:
         accuracy: The share of pairs whose chosen side scores higher (a tie counts ½), with an interval over prompts.
-        prompts: Number of prompts that ask different things. Fewer than `evidence.MIN_PROMPTS` do not check a judge.
+        prompts: Number of prompts that ask different things. With fewer than `evidence.MIN_PROMPTS`, a judge counts as
+            unchecked.
         calibration: `measure_calibration` of the differences of log-odds; None if the scores are not probabilities.
         with_reward: The errors that the judge shares with the training reward; None without a training reward.
-        policy_bias: How much more often than the labels the judge prefers the policy to SFT; None if it is unknown
-            which policy wrote which text.
+        policy_bias: The judge's win rate of the policy over SFT minus the labels' win rate; None if it is unknown which
+            policy wrote which text.
     """
 
     accuracy: WinRate
@@ -96,7 +97,7 @@ class PairCheck:
 
     @property
     def finding(self) -> Finding:
-        """The accuracy's 95% interval in words: above ½ ("agrees"), below ½ ("contradicts"), or neither."""
+        """Where the accuracy's 95% interval lies: above ½ ("agrees"), below it ("contradicts"), or around it."""
         low, high = self.accuracy.ci95
         return "agrees" if low > 0.5 else "contradicts" if high < 0.5 else "inconclusive"
 
@@ -127,10 +128,10 @@ class PairCheck:
 
 @dataclass(frozen=True)
 class PairLabels:
-    """The labels of pairs that hold one completion of the policy and one of SFT.
+    """The labels of pairs of one completion of the policy and one of SFT.
 
     Attributes:
-        win_rate: How often the labels prefer the policy.
+        win_rate: The share of pairs whose label prefers the policy.
         bound: The upper bound of the win rate at `HACKED_LEVEL`.
         prompts: The number of prompts of these pairs that ask different things.
     """
@@ -186,9 +187,9 @@ def count_labels(policy_chosen: Sequence[bool | None], prompts: Sequence[Hashabl
     """Counts how often the labels of N pairs prefer the policy to SFT.
 
     Args:
-        policy_chosen: (N,) whether the chosen side is the policy's and the other one SFT's, or the reverse; None for
-            another pair, which does not count.
-        prompts: (N,) the prompt of each pair, or its group; the intervals resample whole prompts.
+        policy_chosen: (N,) True if the chosen side is the policy's and the other side SFT's, False for the reverse;
+            None for any other pair, which does not count.
+        prompts: (N,) the prompt of each pair, or the prompt's group; the intervals resample entire groups.
 
     Returns:
         The counts; None without such pairs.
@@ -205,7 +206,7 @@ def check_pairs(
     rejected: ArrayLike,
     prompts: Sequence[Hashable],
     *,
-    probabilities: bool,
+    are_probabilities: bool,
     seed: int,
     reward_margins: ArrayLike | None = None,
     policy_chosen: Sequence[bool | None] | None = None,
@@ -215,12 +216,12 @@ def check_pairs(
     Args:
         chosen: (N,) scores of the chosen sides.
         rejected: (N,) scores of the rejected sides.
-        prompts: (N,) the prompt of each pair, or its group; the intervals resample whole prompts.
-        probabilities: Whether the scores are P(good), 0 to 1.
+        prompts: (N,) the prompt of each pair, or the prompt's group; the intervals resample entire groups.
+        are_probabilities: Whether the scores are probabilities that a text is good.
         seed: Seed of the resamples.
         reward_margins: (N,) reward(chosen) − reward(rejected); None without a training reward.
-        policy_chosen: (N,) whether the chosen side is the policy's and the other one SFT's, or the reverse; None for a
-            pair of other texts, or for all pairs if that is unknown.
+        policy_chosen: (N,) True if the chosen side is the policy's and the other side SFT's, False for the reverse;
+            None for any other pair. None instead of a list if all are unknown.
 
     Raises:
         ValueError: There are no pairs, lengths differ, or a score is not finite.
@@ -232,11 +233,11 @@ def check_pairs(
     bias = None
     if policy_chosen is not None and compared_rows:
         compared_prompts = [prompts[row] for row in compared_rows]
-        # A correct order adds nothing. A wrong order adds ±1, toward the rejected side, and a tie half of that.
+        # A pair in the correct order adds 0. One in the wrong order adds ±1, toward the rejected side; a tie adds ±½.
         wrong = (1 - np.sign(margins[compared_rows])) / 2
         toward_policy = [-1.0 if policy_chosen[row] else 1.0 for row in compared_rows]
         bias = bootstrap_mean(wrong * toward_policy, compared_prompts, seed=seed)
-    if not probabilities:
+    if not are_probabilities:
         return PairCheck(accuracy, len(set(prompts)), None, shared, bias)
     # A probability of 0 or 1 would have infinite log-odds.
     chosen_p, rejected_p = (
@@ -297,7 +298,7 @@ def difference_of_shares(a: Estimate, b: Estimate) -> Estimate:
 def majority_preferences(
     pairs: Sequence[tuple[str, str]], prefer: Callable[[str, str, random.Random], int], *, seed: int
 ) -> list[int | None]:
-    """Decides which side of each pair a noisy preference favors, by drawing it `DRAWS` times.
+    """Decides which side of each pair a noisy preference favors, by the majority of `DRAWS` draws.
 
     A label that is drawn only once is sometimes wrong. Every good judge and every good reward would then seem to make
     the same error.
@@ -308,21 +309,21 @@ def majority_preferences(
         seed: Seed of the draws.
 
     Returns:
-        (N,) 0 or 1 for the preferred side; None if the pair is near a toss-up.
+        (N,) 0 or 1 for the preferred side; None if the draws prefer neither side clearly.
     """
     rng = random.Random(seed)
     means = [sum(prefer(a, b, rng) for _ in range(DRAWS)) / DRAWS for a, b in pairs]
-    # A pair near a toss-up has no right answer.
+    # A pair without a clear preference has no right answer.
     return [1 if mean >= MIN_AGREEMENT else 0 if mean <= 1 - MIN_AGREEMENT else None for mean in means]
 
 
 def split_half(scores: ArrayLike, prompts: Sequence[Hashable], *, seed: int) -> Estimate | None:
     """Measures how well a judge agrees with itself: the rank correlation of its mean scores on halves of the samples.
 
-    The correlation is near 0 for a judge that tosses coins or that cannot tell prompts and policies apart.
+    The correlation is near 0 for a judge that scores at random, or that cannot tell prompts and policies apart.
 
     Args:
-        scores: (R, S), a row for each policy and prompt, a column for each sample.
+        scores: (R, S), with a row for each pair of policy and prompt, and a column for each sample.
         prompts: (R,) the prompt of each row, by which the interval resamples.
         seed: Seed of the resamples.
 

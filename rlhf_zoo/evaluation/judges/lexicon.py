@@ -1,4 +1,4 @@
-"""The judge `lexicon`: the balance of opinion words, from word lists that the recipe's corpus reads."""
+"""Creates the judge `lexicon`, which weighs positive against negative opinion words from the recipe's word lists."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def lexicon_judge(shared: RecipeConfig) -> LexiconJudge | None:
     """Creates the judge of `evaluation.lexicon`.
 
     Args:
-        shared: The recipe's keys. Its corpus reads the words with a function `lexicon`: (path) -> {word: 1 or -1}.
+        shared: The recipe's keys. Its corpus has a function `lexicon` that reads the words: (path) -> {word: 1 or -1}.
 
     Returns:
         The judge; None if the recipe names no lexicon.

@@ -1,7 +1,7 @@
-"""A judge that is a language model behind an OpenAI-compatible endpoint: POST {endpoint}/chat/completions.
+"""A language model as a judge, behind an OpenAI-compatible endpoint: POST {endpoint}/chat/completions.
 
-Every pair is judged in both orders. Answers are saved as they arrive, so an interrupted run continues and a second run
-sends no requests. The key is read from the environment for each request and sent only to the endpoint.
+Every pair is judged in both orders. Answers are saved as they arrive, so an interrupted run can continue, and a second
+run sends no requests. The key is read from the environment for each request and sent only to the endpoint.
 """
 
 import hashlib
@@ -37,11 +37,11 @@ log = logging.getLogger(__name__)
 
 _SCHEMA = 1
 _CHAT = "/chat/completions"
-_GRACE = 5.0  # seconds to wait for pending answers when a run stops, since they cost money anyway
-_LONGEST_WAIT = 300.0  # seconds; a run ends if the server asks for a longer wait
+_GRACE_SECONDS = 5.0  # for pending answers when a run stops, because they cost money anyway
+_MAX_WAIT_SECONDS = 300.0  # a run ends if the server asks for a longer wait
 _MAX_RESPONSE_BYTES = 2**22
-_MIN_ANSWERS = 10  # from this many answers on, a majority of unreadable ones makes the model unfit
-_KEPT_CHARACTERS = 2000  # saved characters of an answer
+_MIN_ANSWERS = 10  # with at least this many answers, a majority of unreadable answers makes the model unfit
+_MAX_SAVED_CHARACTERS = 2000  # of an answer
 # `fileio.write_json` reads the umask by setting it, which two threads must not do at once.
 _WRITE_LOCK = threading.Lock()
 
@@ -51,8 +51,8 @@ _Entry = dict[str, Any]  # a judgment as saved in the cache
 class LLMJudge:
     """Compares pairs (`judges.pairwise.PairJudge`), and rates single completions 1 to 10 (`judges.scalar.Judge`).
 
-    After an unreadable answer the question is asked once more. A second unreadable answer counts as a tie, marked
-    `unparsed`, or as the middle of the scale. If most answers are unreadable, ZooError is raised.
+    After an unreadable answer, the judge asks once more. A second unreadable answer counts as a tie, marked `unparsed`,
+    or as the middle of the scale. If most answers are unreadable, ZooError is raised.
 
     Args:
         endpoint: The base address, such as https://api.openai.com/v1.
@@ -66,10 +66,10 @@ class LLMJudge:
         concurrency: Number of parallel requests.
         attempts: Number of attempts per request.
         timeout: Seconds to wait for an answer.
-        backoff: Seconds before the second attempt; the wait doubles from there. Retry-After is obeyed.
+        backoff: Seconds before the second attempt, doubled before each further attempt. Retry-After takes precedence.
         max_tokens: Largest number of tokens in an answer.
-        parameters: Further fields of the request, such as {"seed": 1}; None removes a field. Some models need
-            {"max_tokens": None, "max_completion_tokens": 2000}.
+        parameters: Further fields of the request, such as {"seed": 1}; a field with the value None is left out. Some
+            models need {"max_tokens": None, "max_completion_tokens": 2000}.
         progress: Whether to show a progress bar.
 
     Raises:
@@ -95,7 +95,7 @@ class LLMJudge:
         parameters: Mapping[str, Any] | None = None,
         progress: bool = True,
     ) -> None:
-        self._url, self._host, self._loopback = _address(endpoint)
+        self._url, self._host, self._loopback = _parse_endpoint(endpoint)
         self._model, self._criterion, self._key_name, self.name = model, criterion, api_key_env, name
         self._cache = Path(cache) if cache is not None else None
         self._concurrency, self._attempts, self._timeout, self._backoff = concurrency, attempts, timeout, backoff
@@ -109,7 +109,7 @@ class LLMJudge:
             )
         for value in (*(price or ()), 0.0 if budget is None else budget):
             if not (math.isfinite(value) and value >= 0):
-                raise ZooError(f"Prices and the budget of an LLM judge must be at least 0, not {value}.")
+                raise ZooError(f"Prices and the budget of an LLM judge must be numbers of at least 0, not {value}.")
         if budget is not None and price is None:
             raise ZooError(
                 "A budget needs prices: set price, per million prompt tokens and per million completion tokens."
@@ -117,7 +117,7 @@ class LLMJudge:
         fields = {"temperature": 0, "max_tokens": max_tokens, **(parameters or {})}
         reserved = {"model", "messages", "stream", "n"} & fields.keys()
         if reserved:
-            raise ZooError(f"parameters must not hold {', '.join(sorted(reserved))}: the judge sets these itself.")
+            raise ZooError(f"parameters must not contain {', '.join(sorted(reserved))}: the judge sets these itself.")
         self._fields = {key: value for key, value in fields.items() if value is not None}
         limits = (self._fields.get(key) for key in ("max_tokens", "max_completion_tokens"))
         max_answer_tokens = max(int_or_none(limit) or 0 for limit in limits)
@@ -145,7 +145,7 @@ class LLMJudge:
     def check_endpoint(self) -> None:
         """Checks, at no cost, that the endpoint answers and accepts the key.
 
-        A server on this machine may be started later, so a missing one is only logged.
+        A server on this machine may be started later, so if it does not answer, this only logs a warning.
 
         Raises:
             ZooError: Nothing answers at the endpoint, or the key is refused.
@@ -165,7 +165,7 @@ class LLMJudge:
     def compare(self, prompts: Sequence[str], first: Sequence[str], second: Sequence[str]) -> list[PairVerdict]:
         """Compares each pair in both orders. Equal texts are a tie without a request.
 
-        Received answers are kept even after an error, so the next call requests only the others.
+        Received answers are kept even after an error, so the next call requests only those that are missing.
 
         Args:
             prompts: (N,) texts.
@@ -201,7 +201,7 @@ class LLMJudge:
         return [MIDDLE if score is None else score for score in self._ask(questions)]
 
     def _digest(self, question: Question) -> str:
-        """Hashes everything that the answer depends on."""
+        """Hashes everything on which the answer depends."""
         kind, system, user = question.kind, question.system, question.user
         content = [_SCHEMA, PROMPT_VERSION, kind, self._url, self._model, self._fields, system, user]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
@@ -220,7 +220,7 @@ class LLMJudge:
             return None  # a damaged file is replaced by a new answer
         except OSError as error:
             raise ZooError(
-                f"{path} could not be read ({error.strerror}): fix the cache's permissions, or choose another folder."
+                f"{path} cannot be read ({error.strerror}): correct the cache's permissions, or choose another folder."
             ) from error
 
     def _save(self, digest: str, entry: _Entry) -> None:
@@ -259,7 +259,7 @@ class LLMJudge:
         return [self._memory[digest]["score"] for digest in digests]
 
     def _ask_endpoint(self, questions: Mapping[str, Question], total: int) -> None:
-        """Asks in several threads and saves each answer as it arrives. The first failure stops all and is raised."""
+        """Asks in several threads, and saves each answer as it arrives. Stops at the first failure and raises it."""
         pending, stop = deque(questions.items()), threading.Event()
         outcomes: SimpleQueue[BaseException | None] = SimpleQueue()
 
@@ -274,7 +274,7 @@ class LLMJudge:
                     outcomes.put(None)
                 except Stopped:
                     return
-                except BaseException as error:  # raised again below, in the thread that called
+                except BaseException as error:  # raised again below, in the calling thread
                     stop.set()
                     outcomes.put(error)
 
@@ -293,7 +293,7 @@ class LLMJudge:
                     bar.update()
             finally:
                 stop.set()
-                deadline = time.monotonic() + _GRACE
+                deadline = time.monotonic() + _GRACE_SECONDS
                 for worker in workers:
                     if worker.ident is not None:
                         worker.join(max(0.0, deadline - time.monotonic()))
@@ -301,12 +301,12 @@ class LLMJudge:
     def _judge(self, question: Question, stop: threading.Event) -> _Entry:
         answers: list[str] = []
         tokens = [0, 0]
-        # After an unreadable answer, ask once more and insist on the format.
-        for content in (question.user, f"{question.user}\n\n{question.again}"):
+        # After an unreadable answer, ask once more with a reminder of the format.
+        for content in (question.user, f"{question.user}\n\n{question.reminder}"):
             messages = [{"role": "system", "content": question.system}, {"role": "user", "content": content}]
-            # The bound stays reserved until the request ends, so parallel requests cannot overspend together.
-            with self._meter.reserved(messages, stop) as bound:
-                answer, counts, served = self._post(messages, stop)
+            # The bound stays reserved until the request ends, so that parallel requests together cannot overspend.
+            with self._meter.reserve(messages, stop) as bound:
+                answer, counts, served_model = self._post(messages, stop)
                 self._meter.charge(counts, bound)
             answers.append(answer)
             if counts is not None:
@@ -320,7 +320,7 @@ class LLMJudge:
             "prompt_version": PROMPT_VERSION,
             "endpoint": self._url,
             "model": self._model,
-            "served_model": served,
+            "served_model": served_model,
             "answers": answers,
             "score": score,
             "tokens": tokens,
@@ -349,24 +349,25 @@ class LLMJudge:
                 wait = seconds_to_wait(headers.get("Retry-After"))
             except ssl.SSLCertVerificationError as error:
                 raise ZooError(
-                    f"The certificate of {self._host} is not trusted ({error.verify_message}): fix it, or the address."
+                    f"The certificate of {self._host} is not trusted ({error.verify_message}): correct the certificate "
+                    "or the address."
                 ) from error
             except (OSError, http.client.HTTPException) as error:
                 problem = getattr(error, "strerror", None) or str(error) or type(error).__name__
             except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
                 problem = "an answer that is not a chat completion"
             if wait is not None:
-                if wait > _LONGEST_WAIT:
+                if wait > _MAX_WAIT_SECONDS:
                     raise ZooError(
                         f"{self._host} answered {problem} and asks for a wait of {wait:.0f} s: run this again later."
                     )
                 self._not_before = max(self._not_before, time.monotonic() + wait)  # for all threads
             # Random jitter keeps threads that failed together from retrying together.
             elif attempt + 1 < self._attempts:
-                stop.wait(min(_LONGEST_WAIT, self._backoff * 2**attempt * random.uniform(0.5, 1.0)))
+                stop.wait(min(_MAX_WAIT_SECONDS, self._backoff * 2**attempt * random.uniform(0.5, 1.0)))
         raise ZooError(
-            f"{self._model} at {self._host} failed {self._attempts} times, last with {problem}: run this again when it "
-            "is up."
+            f"{self._model} at {self._host} failed {self._attempts} times, last with {problem}: run this again when "
+            "the endpoint works."
         )
 
     def _exchange(self, body: bytes | None = None) -> tuple[int, Message, bytes]:
@@ -402,11 +403,11 @@ class LLMJudge:
         """Parses a response into the values that `_post` returns. `_post` catches errors from malformed responses."""
         document = json.loads(content)
         text = document["choices"][0]["message"].get("content")
-        usage, served = document.get("usage") or {}, document.get("model")
-        answer = self._clean(text if isinstance(text, str) else "")[:_KEPT_CHARACTERS]
+        usage, served_model = document.get("usage") or {}, document.get("model")
+        answer = self._clean(text if isinstance(text, str) else "")[:_MAX_SAVED_CHARACTERS]
         prompt, completion = (int_or_none(usage.get(name)) for name in ("prompt_tokens", "completion_tokens"))
         tokens = None if prompt is None or completion is None else (prompt, completion)
-        return answer, tokens, self._clean(served)[:200] if isinstance(served, str) else None
+        return answer, tokens, self._clean(served_model)[:200] if isinstance(served_model, str) else None
 
     def _clean(self, text: str) -> str:
         """Removes lone surrogates from the endpoint's text, and the key in case the endpoint repeats it."""
@@ -426,7 +427,7 @@ class LLMJudge:
     def _refusal(self, status: int, headers: Message, content: bytes) -> str:
         if 300 <= status < 400:
             target = urlsplit(headers.get("Location") or "").netloc.rpartition("@")[2] or "another path"
-            return f"{self._host} redirects to {target}, which is never followed with a key: use the final address."
+            return f"{self._host} redirects to {target}, but the judge follows no redirects: use the final address."
         answered = f"{self._host} answered {status}{self._server_message(content)}"
         if status in (401, 403):
             state = "is set but was not accepted" if self._key() else "is not set"
@@ -439,10 +440,10 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def _address(endpoint: str) -> tuple[str, str, bool]:
-    """Splits an endpoint into request address, host for messages, and whether it is this machine.
+def _parse_endpoint(endpoint: str) -> tuple[str, str, bool]:
+    """Returns an endpoint's request address, its host for messages, and whether the host is this machine.
 
-    Raises ZooError for a wrong form.
+    Raises ZooError if the endpoint does not have the right form.
     """
     try:
         parts = urlsplit(endpoint.strip())

@@ -1,6 +1,6 @@
 """The questions to a language model as a judge, and the parsers of its answers.
 
-The texts to judge are data: they reach the model as strings in one JSON object, which they cannot close.
+The texts to judge are data: they reach the model as strings in one JSON object, from which they cannot break out.
 """
 
 import json
@@ -52,14 +52,14 @@ class Question:
         kind: "pair" or "single".
         system: The system message.
         user: The user's message.
-        again: Text added to the user's message after an unreadable first answer.
+        reminder: Text added to the user's message after an unreadable first answer.
         parse: Reads the score from an answer; returns None if the answer is unreadable.
     """
 
     kind: str
     system: str
     user: str
-    again: str
+    reminder: str
     parse: Callable[[str], float | None]
 
 
@@ -89,7 +89,7 @@ def about_single(criterion: str, prompt: str, completion: str) -> Question:
 
 
 def as_data(**texts: str) -> str:
-    """Encodes texts as one line of JSON that no text can close, without any chat template's marks.
+    """Encodes texts as one line of JSON. No text can end its string, or contain a chat template's marks.
 
     A quotation mark within a JSON string is always escaped. Servers interpret marks such as <|im_end|> and [INST] even
     in a user's text, so their first characters are escaped too. `json.loads` restores the texts.
@@ -132,7 +132,7 @@ def parse_rating(answer: str) -> float | None:
 
 
 def _value(answer: str, key: str) -> Any:
-    """Returns a JSON object's value under `key`, or a bare answer; None if the key is missing or occurs twice."""
+    """Returns the value of `key` in a JSON object, or a bare answer; None if the key is missing or occurs twice."""
     text = answer.strip()
     # Many models wrap JSON in a Markdown fence.
     if fenced := _FENCE.fullmatch(text):

@@ -1,4 +1,4 @@
-"""A language model's usage and cost, and the budget that no request may exceed."""
+"""Counts a language model's usage and cost, and enforces a budget."""
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ _TEMPLATE_TOKENS = 64  # upper bound for the tokens that a chat template adds to
 
 
 class BudgetSpent(ZooError):
-    """The next request might exceed the budget. The judgments so far are kept."""
+    """The next request might exceed the budget. The judgments received so far are kept."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Usage:
         from_cache: Judgments read from the cache.
         unparsed: Judgments that could not be read.
         unmetered: Answers without token counts.
-        prompt_tokens: As counted by the endpoint.
-        completion_tokens: As counted by the endpoint.
+        prompt_tokens: Prompt tokens, as counted by the endpoint.
+        completion_tokens: Completion tokens, as counted by the endpoint.
         cost: The cost of these tokens, in the currency of the prices; None without prices.
         cached_cost: The original cost of the judgments from the cache.
     """
@@ -96,7 +96,7 @@ class Meter:
         """Counts an answer's tokens.
 
         Args:
-            tokens: (prompt, completion); None if the endpoint did not report them, so that the bound is charged.
+            tokens: (prompt, completion); None if the endpoint did not report them. Then the bound is charged.
             bound: The most that the request could cost.
         """
         if tokens is None:
@@ -105,10 +105,10 @@ class Meter:
             self.add(prompt_tokens=tokens[0], completion_tokens=tokens[1], cost=self._cost(*tokens))
 
     @contextmanager
-    def reserved(self, messages: Sequence[Mapping[str, str]], stop: threading.Event) -> Iterator[float]:
+    def reserve(self, messages: Sequence[Mapping[str, str]], stop: threading.Event) -> Iterator[float]:
         """Reserves the most that a request may cost, so that no parallel request can spend it.
 
-        If pending requests have reserved too much, this waits, because they may cost less than reserved.
+        If pending requests have reserved too much of the budget, waits until they end, because they may cost less.
 
         Args:
             messages: The request's messages.

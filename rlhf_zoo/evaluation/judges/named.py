@@ -5,11 +5,11 @@ reward:MODEL               a second reward model, a folder or NAMESPACE/NAME[@RE
 reward:MODEL#LABEL         the probability of one label, by a classifier with several labels
 unlabeled:module:function  a function (texts) -> judge, called with the classifier's texts without their labels
 same-labels                a reward model from a recipe's run, trained on pairs that PPO's reward model did not see
-rule:REWARD                a reward function or a verifier, by its name in reward_funcs
+rule:REWARD                a reward function or a verifier, named as in reward_funcs
 pairs:module:function      a function (prompts, shown first, shown second) -> 1, 1/2 or 0, called in both orders
-llm:MODEL                  a language model behind the endpoint OPENAI_BASE_URL, with the key OPENAI_API_KEY
+llm:MODEL                  a language model at the endpoint in OPENAI_BASE_URL, with the key in OPENAI_API_KEY
 votes:NAMESPACE/NAME       people's votes on these two policies, from the comparison page
-module:function            a function (prompts, completions) -> numbers, or an entry point's name
+module:function            a function (prompts, completions) -> numbers; an entry point's name works too
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ log = logging.getLogger(__name__)
 ENDPOINT_VARIABLE, DEFAULT_ENDPOINT = "OPENAI_BASE_URL", "https://api.openai.com/v1"
 
 SAME_LABELS_DESCRIPTION = (
-    "A reward model trained like PPO's, on pairs with the same labels but other prompts: it shares the errors of these "
-    "labels."
+    "A reward model trained like PPO's, on pairs of other prompts with labels from the same source: it shares the "
+    "errors of these labels."
 )
 #: Judges trained on labels: name in recipes -> name in reports.
 JUDGES_OF_LABELS = {"classifier": ClassifierJudge.name, SAME_LABELS: "same labels"}
@@ -54,7 +54,7 @@ LabeledTextsLoader = Callable[[], Iterable[Mapping[str, object]]]
 
 def check_judges_available(
     names: Sequence[str], llm: LLMConfig, *, labeled: LabeledTextsLoader | None = None, seed: int = 1,
-    hub: Hub | None = DEFAULT_HUB, headline: bool = True,
+    hub: Hub | None = DEFAULT_HUB, has_headline: bool = True,
 ) -> None:  # fmt: skip
     """Checks, before models are loaded, that the judges are available.
 
@@ -64,7 +64,7 @@ def check_judges_available(
         labeled: Loads the classifier's texts; None to check no texts.
         seed: Seed of the classifier's split.
         hub: The Hub on which to look for repositories; None to check no repositories.
-        headline: Whether the first judge is the headline judge, which must score single completions.
+        has_headline: Whether the first judge is the headline judge, which must score single completions.
 
     Raises:
         ZooError: A judge is not available or is named twice.
@@ -99,15 +99,15 @@ def check_judges_available(
             HubVotes(argument)
             if hub is not None:
                 _check_on_hub(name, argument, None, repo_type="dataset", hub=replace(hub, source_hub=None))
-        if headline and index == 0 and kind in ("pairs", "votes"):
+        if has_headline and index == 0 and kind in ("pairs", "votes"):
             raise ZooError(
-                f"The first judge must score single completions, but {name} only compares two: name another before it, "
-                "such as classifier."
+                f"The first judge must score single completions, but {name} only compares pairs: name another judge "
+                "before it, such as classifier."
             )
 
 
 def check_endpoints(names: Sequence[str], llm: LLMConfig) -> None:
-    """Checks that the endpoints of all language models answer and accept the key.
+    """Checks that the endpoints of all judges that are language models answer and accept the key.
 
     Args:
         names: Names of the judges, as recipes write them.
@@ -124,7 +124,7 @@ def check_endpoints(names: Sequence[str], llm: LLMConfig) -> None:
 def open_panel(
     names: Sequence[str], *, llm: LLMConfig, labeled: LabeledTextsLoader, folder: Path, seed: int,
     title: str | None = None, description: str | None = None, extra: Sequence[Judge] = (), use_cpu: bool = False,
-    same_labels: Path | None = None, hub: Hub = DEFAULT_HUB, headline: bool = True,
+    same_labels: Path | None = None, hub: Hub = DEFAULT_HUB, has_headline: bool = True,
 ) -> Panel:  # fmt: skip
     """Opens the judges by name.
 
@@ -134,22 +134,22 @@ def open_panel(
         labeled: Loads rows with text and label; called only for judges that need them.
         folder: Folder of the evaluation, in which language models cache their answers.
         seed: Seed of the classifier's split.
-        title: Name in reports if the headline judge is a function; None for the function's own name.
-        description: Description in reports if the headline judge is a function; None for the function's docstring.
+        title: The headline judge's name in reports, if it is a function; None for the function's own name.
+        description: The headline judge's description in reports, if it is a function; None for its docstring.
         extra: Further judges of single completions, which have no name in recipes.
         use_cpu: Whether models stay on the CPU.
         same_labels: Folder of the reward model of the judge `same-labels`; None if there is none.
         hub: The Hub to fetch reward models from.
-        headline: As in `check_judges_available`.
+        has_headline: As in `check_judges_available`.
 
     Raises:
         ZooError: A judge is not available.
     """
-    check_judges_available(names, llm, hub=hub, headline=headline)
+    check_judges_available(names, llm, hub=hub, has_headline=has_headline)
     scoring: list[Judge] = []
     comparing: list[PairJudge] = []
     votes: list[str] = []
-    named: dict[str, Judge] = {}
+    by_recipe_name: dict[str, Judge] = {}
     for index, name in enumerate(names):
         kind, argument = kind_of(name)
         count_before = len(scoring)
@@ -186,13 +186,13 @@ def open_panel(
             scoring.append(FunctionJudge(argument, **name_and_description))
         # The key is the recipe's name for the judge, which may differ from the judge's own name.
         if len(scoring) > count_before:
-            named[name] = scoring[-1]
-    return Panel((*scoring, *extra), tuple(comparing), tuple(votes), named)
+            by_recipe_name[name] = scoring[-1]
+    return Panel((*scoring, *extra), tuple(comparing), tuple(votes), by_recipe_name)
 
 
 @contextlib.contextmanager
 def explain_missing_labels() -> Iterator[None]:
-    """Adds to an error in loading labeled texts that only the judge `classifier` needs them."""
+    """Explains in an error about missing labeled texts that the judge `classifier` needs them."""
     try:
         yield
     except ZooError as error:
@@ -241,13 +241,13 @@ def _check_reward_files(name: str, folder: Path) -> None:
         tokenizer = load_tokenizer(folder, name=f"The judge reward:{name}")
         if not has_own_pad(tokenizer):
             raise ZooError(
-                f"The judge reward:{name} pads with its EOS token, so its score would be read one token early: copy it "
-                "to a folder, give its tokenizer another pad_token, and name that folder."
+                f"The judge reward:{name} pads with its EOS token, so its score would be read one token early: copy "
+                "the model to a folder, give its tokenizer another pad_token, and name that folder."
             )
 
 
 def check_outputs(name: str, labels: Mapping[object, str], *, label2id: Mapping[str, Any] | None = None) -> None:
-    """Checks that a judge MODEL or MODEL#LABEL names one output of a model.
+    """Checks that a judge's name, MODEL or MODEL#LABEL, selects one output of the model.
 
     Args:
         name: MODEL or MODEL#LABEL.
@@ -261,13 +261,14 @@ def check_outputs(name: str, labels: Mapping[object, str], *, label2id: Mapping[
     if label is None and len(labels) != 1:
         raise ZooError(
             f"The judge reward:{name} has {len(labels)} outputs, but a judge has one: name the label whose probability "
-            f"is the score, as in reward:{name}#{next(iter(labels.values()))}, one of {', '.join(labels.values())}."
+            f"is the score, as in reward:{name}#{next(iter(labels.values()))}; the labels are "
+            f"{', '.join(labels.values())}."
         )
     label_index(labels, label, name=model, label2id=label2id)
 
 
 def _check_on_hub(judge: str, repo: str, revision: str | None, *, repo_type: str, hub: Hub) -> bool:
-    """Returns whether the Hub answered. Raises ZooError if it answered that the repository does not exist."""
+    """Whether the Hub answered. Raises ZooError if the Hub answered that the repository does not exist."""
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
     from ...hub.client.refusals import translate_lookup_errors
@@ -304,7 +305,7 @@ def _load_reward_model(name: str, *, use_cpu: bool, hub: Hub) -> RewardModel:
 
 
 def _create_unlabeled_judge(target: str, rows: Iterable[Mapping[str, object]]) -> Judge:
-    """Creates a judge from a function of unlabeled texts."""
+    """Creates a judge with a function that takes unlabeled texts."""
     judge = call_judge(target, load_function(target), [str(row["text"]) for row in rows])
     if not isinstance(judge, Judge):
         raise ZooError(
@@ -315,7 +316,7 @@ def _create_unlabeled_judge(target: str, rows: Iterable[Mapping[str, object]]) -
 
 
 def _open_llm(model: str, config: LLMConfig, cache: Path | None) -> LLMJudge:
-    """Opens a language model at the environment's endpoint. A recipe must not choose where the key is sent."""
+    """Opens a language model at the environment's endpoint, because a recipe must not choose where the key is sent."""
     options = {key: value for key, value in asdict(config).items() if value is not None}
     price = options.pop("price", None)
     return LLMJudge(

@@ -17,7 +17,7 @@ from .panel import Panel, RewardJudge, score_completions, sort_free_first
 from .rule import RuleJudge
 from .scalar import ClassifierJudge, Judge
 
-MAX_PAIRS = 500  # pairs that a judge is checked on
+MAX_PAIRS = 500  # pairs on which a judge is checked
 MAX_LLM_PAIRS = 50  # the same for a language model, which costs money for each pair
 
 
@@ -29,12 +29,12 @@ def check_panel(
 
     Args:
         panel: The judges to check.
-        labeled: Pairs with the columns prompt, chosen and rejected, and others for rules; None if there are none.
-        own: Labeled pairs of the policies' own outputs, with the same columns; None if there are none.
+        labeled: Pairs with the columns prompt, chosen and rejected, and others that rules read; None without pairs.
+        own: Labeled pairs of the policies' own outputs, with the same columns; None without such pairs.
         seed: Seed of the resamples.
         reward: The training reward's model or ensemble, whose errors are compared with the judges'; None without one.
         same_labels: Names of the judges that were trained on the same labels as the training reward.
-        group: How to find prompts that ask the same question, as `by` of `group_other_prompts`.
+        group: Which prompts ask the same question, as `by` of `group_other_prompts`.
 
     Returns:
         The checks, by the judges' names.
@@ -43,7 +43,7 @@ def check_panel(
 
     def check_judge(judge: Judge, pairs: Dataset | None) -> PairCheck | None:
         if isinstance(judge, RuleJudge) and pairs is not None:
-            pairs = judge.with_answers(pairs)
+            pairs = judge.select_answered(pairs)
         return None if pairs is None else _check_on_pairs(judge, pairs, reward_judge, seed, group)
 
     return {
@@ -71,7 +71,7 @@ def _check_on_pairs(
         chosen,
         rejected,
         group_other_prompts(prompts, group),
-        probabilities=isinstance(judge, ClassifierJudge),
+        are_probabilities=isinstance(judge, ClassifierJudge),
         seed=seed,
         reward_margins=reward_margins,
     )
@@ -80,7 +80,7 @@ def _check_on_pairs(
 def relabel_by_majority(
     pairs: Dataset, prefer: Callable[[str, str, random.Random], int], *, seed: int
 ) -> Dataset | None:
-    """Relabels each pair by the majority of several draws of a noisy preference, and drops pairs near a toss-up.
+    """Relabels each pair by the majority of several draws of a noisy preference. Drops pairs without a clear majority.
 
     Args:
         pairs: Rows with prompt, chosen and rejected.

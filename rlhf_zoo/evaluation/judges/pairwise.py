@@ -1,7 +1,8 @@
 """Judges that compare two texts, asked in both orders to cancel position bias.
 
 Such judges often favor the first or the last text that they see (Wang et al. 2023, arXiv:2305.17926; Zheng et al. 2023,
-arXiv:2306.05685 §3.4). So each question is asked twice, with the sides swapped, and a text must win both times.
+arXiv:2306.05685 §3.4). So each question is asked twice, the second time with the sides swapped, and a text wins only if
+the judge prefers it both times.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -20,8 +21,8 @@ class PairVerdict(NamedTuple):
 
     Attributes:
         score: 1 if the first text won, 0 if the second did, ½ for a tie.
-        details: How the result came about, as JSON. `details["orders"]` holds two preferences for the *first* text:
-            when shown first, and when shown second; None for an unreadable answer. Other keys depend on the judge.
+        details: The answers behind the score, as JSON. `details["orders"]` has two preferences for the *first* text:
+            when it was shown first, and when it was shown second; None for an unreadable answer. A judge may add keys.
     """
 
     score: float
@@ -37,7 +38,7 @@ class PairJudge(Protocol):
 
     @property
     def description(self) -> str:
-        """One sentence for a card: what the judge is, what it learned from, how good it is."""
+        """One sentence for a card: what the judge is, what it was trained on, and how good it is."""
         ...
 
     def compare(self, prompts: Sequence[str], first: Sequence[str], second: Sequence[str]) -> list[PairVerdict]:
@@ -58,9 +59,9 @@ def merge_orders(shown_first: float | None, shown_second: float | None, **detail
     """Merges the answers to both orders into one verdict: a win if both prefer the same text, else a tie.
 
     Args:
-        shown_first: The answer to the order (first, second): 1 if it prefers the text shown first, ½ for a tie, 0 if it
-            prefers the other, None if it is unreadable.
-        shown_second: The answer to the order (second, first), likewise.
+        shown_first: The answer to the order (first, second): 1 for the text shown first, 0 for the other text, ½ for a
+            tie, None for an unreadable answer.
+        shown_second: The answer to the order (second, first), in the same form.
         **details: Further details of the verdict.
     """
     # The second answer is a preference for `second`, so it is inverted.
@@ -116,10 +117,10 @@ class FunctionPairJudge:
         if len(preferences) != len(prompts):
             raise ZooError(
                 f"The judge {self._target!r} gave {len(preferences)} preferences for {len(prompts)} pairs: "
-                "it must give one each."
+                "it must give one for each pair."
             )
         for index, preference in enumerate(preferences):
-            # Two orders agree only if their preferences are equal, and graded numbers are hardly ever equal.
+            # Both orders agree only if their preferences are equal, which graded numbers hardly ever are.
             if preference not in _PREFERENCES:
                 raise ZooError(
                     f"The judge {self._target!r} gave {preference!r} for pair {index}: it must be 1, 0.5 or 0."
@@ -133,8 +134,8 @@ class PairReport:
 
     Attributes:
         win_rate: The first side's win rate.
-        agreement: The share of pairs on which both orders agree; ½ for a judge that tosses coins and never ties. None
-            if no pair was readable.
+        agreement: The share of pairs on which both orders agree; about ½ for a judge that answers at random without
+            ties. None if no pair was readable.
         shown_first: The share of answers that prefer the text shown first (a tie counts ½); ½ without position bias.
             None if no pair was readable.
         unparsed: Number of pairs with an unreadable answer.
@@ -179,14 +180,13 @@ def compare_pairs(
         first: (N,) one completion of each prompt.
         second: (N,) the other completion.
         seed: Seed of the resamples.
-        groups: (N,) the group of each pair, since the intervals resample whole groups; None groups by prompt.
+        groups: (N,) the group of each pair, because the intervals resample entire groups; None to group by prompt.
 
     Raises:
         ValueError: Lengths differ or there are no pairs. Exceptions from the judge propagate.
     """
     verdicts = judge.compare(prompts, first, second)
     scores = [verdict.score for verdict in verdicts]
-    # Rows of one prompt are resampled together unless the caller groups them otherwise.
     pair_groups = list(prompts if groups is None else groups)
     agreements, shown_first_wins, answer_groups = 0, [], []
     # A judge may call a pair of equal texts a tie without asking, so such a pair has no orders.
@@ -214,7 +214,9 @@ def check_lengths(prompts: Sequence[str], *sides: Sequence[str]) -> None:
     """Raises ValueError unless each side has as many completions as there are prompts."""
     if any(len(completions) != len(prompts) for completions in sides):
         counts = " and ".join(str(len(completions)) for completions in sides)
-        raise ValueError(f"There are {len(prompts)} prompts but {counts} completions: give one each.")
+        raise ValueError(
+            f"There are {len(prompts)} prompts but {counts} completions: give one completion for each prompt."
+        )
 
 
 def load_function(target: str) -> Callable[..., Any]:

@@ -27,14 +27,14 @@ class Panel:
     Attributes:
         scoring: Judges of single completions. The first is the headline judge, which the verdict uses.
         comparing: Judges of pairs.
-        votes: Data sets of people's votes, NAMESPACE/NAME each.
-        named: The scoring judges by their names in the recipe.
+        votes: Data sets of people's votes, each NAMESPACE/NAME.
+        by_recipe_name: The scoring judges by the names that the recipe gives them.
     """
 
     scoring: Sequence[Judge]
     comparing: Sequence[PairJudge] = ()
     votes: Sequence[str] = ()
-    named: Mapping[str, Judge] = field(default_factory=dict)
+    by_recipe_name: Mapping[str, Judge] = field(default_factory=dict)
 
     def save(self, folder: Path) -> None:
         """Saves the classifier that was trained for this evaluation, if there is one.
@@ -48,10 +48,10 @@ class Panel:
 
 
 class RewardJudge:
-    """A reward model that PPO does not optimize. As in its training, each text ends with EOS.
+    """Scores completions with a reward model. As in the model's training, each text ends with EOS.
 
     Args:
-        name: reward:MODEL or reward:MODEL#LABEL.
+        name: The judge's name, such as reward:MODEL or reward:MODEL#LABEL.
         model: The reward model or ensemble.
         description: One sentence for a card; None makes one from the name.
     """
@@ -74,28 +74,31 @@ class RewardJudge:
 
 
 def is_answer_checker(judge: Judge) -> bool:
-    """Returns whether a judge is a rule that checks answers. Such a rule may be both reward and judge."""
+    """Whether a judge is a rule that checks answers. Such a rule may be both reward and judge."""
     return isinstance(judge, RuleJudge) and bool(judge.by_strictness)
 
 
 def check_answers_by_strictness(
     judge: Judge, prompts: Sequence[Prompt], completions: Sequence[str], columns: Mapping[str, Sequence[object]] | None,
-    *, samples: int,
+    *, samples_per_prompt: int,
 ) -> dict[str, Answers]:  # fmt: skip
-    """Checks `samples` answers to each prompt, with strict and with lenient parsing.
+    """Checks all answers to each prompt, with strict and with lenient parsing.
 
     Args:
         judge: Any judge of single completions.
-        prompts: (N,) texts or conversations, each repeated for its samples.
-        completions: (N,) texts.
-        columns: The prompts' other columns, (N,) values each; None for none.
-        samples: Completions per prompt.
+        prompts: (N,) texts or conversations, each repeated for its completions.
+        completions: (N,) texts. Those of one prompt are adjacent.
+        columns: The prompts' other columns, with N values each; None for none.
+        samples_per_prompt: Number of completions of each prompt.
 
     Returns:
         The answers by "strict" and "lenient"; {} for a judge that checks no answers.
     """
     rules = judge.by_strictness if isinstance(judge, RuleJudge) else {}
-    return {name: check_answers(rule, prompts, completions, columns, samples=samples) for name, rule in rules.items()}
+    return {
+        name: check_answers(rule, prompts, completions, columns, samples_per_prompt=samples_per_prompt)
+        for name, rule in rules.items()
+    }
 
 
 def check_answers(
@@ -104,27 +107,26 @@ def check_answers(
     completions: Sequence[str],
     columns: Mapping[str, Sequence[object]] | None,
     *,
-    samples: int,
+    samples_per_prompt: int,
 ) -> Answers:
-    """Checks `samples` answers to each prompt with one rule.
+    """Checks all answers to each prompt with a rule.
 
     Args:
         rule: The rule that checks the answers.
-        prompts: (N,) texts or conversations, each repeated for its samples.
-        completions: (N,) texts.
-        columns: The prompts' other columns, (N,) values each; None for none.
-        samples: Completions per prompt.
+        prompts: (N,) texts or conversations, each repeated for its completions.
+        completions: (N,) texts. Those of one prompt are adjacent.
+        columns: The prompts' other columns, with N values each; None for none.
+        samples_per_prompt: Number of completions of each prompt.
 
     Returns:
         Which answers are right, and the answer that the rule parsed from each completion.
     """
-    right = np.reshape(score_completions(rule, prompts, completions, columns), (-1, samples))
+    right = np.reshape(score_completions(rule, prompts, completions, columns), (-1, samples_per_prompt))
     answers = rule.read_answers(completions)
-    starts = range(0, len(completions), samples)
-    prompt_keys = [prompt_key(prompt) for prompt in prompts[::samples]]
-    return Answers(
-        right, None if answers is None else [answers[start : start + samples] for start in starts], prompt_keys
-    )
+    starts = range(0, len(completions), samples_per_prompt)
+    prompt_keys = [prompt_key(prompt) for prompt in prompts[::samples_per_prompt]]
+    answers_by_prompt = None if answers is None else [answers[start : start + samples_per_prompt] for start in starts]
+    return Answers(right, answers_by_prompt, prompt_keys)
 
 
 def score_completions(
@@ -139,7 +141,7 @@ def score_completions(
         judge: A judge of single completions.
         prompts: (N,) texts or conversations.
         completions: (N,) texts.
-        columns: The prompts' other columns, (N,) values each; None for none.
+        columns: The prompts' other columns, with N values each; None for none.
 
     Returns:
         (N,) scores.
@@ -153,8 +155,8 @@ def score_completions(
             return judge(prompts, completions)
         return judge([plain_text(prompt) for prompt in prompts], list(completions))
 
-    values: list[float] = distributed.call_on_main_process(score_all)
-    return values
+    scores: list[float] = distributed.call_on_main_process(score_all)
+    return scores
 
 
 def sort_free_first(judges: Sequence[Judge]) -> list[Judge]:
@@ -163,7 +165,7 @@ def sort_free_first(judges: Sequence[Judge]) -> list[Judge]:
 
 
 def split_label(name: str) -> tuple[str, str | None]:
-    """Splits MODEL#LABEL. A folder may have a # in its own name.
+    """Splits MODEL#LABEL. The name of a folder may contain # itself.
 
     Args:
         name: MODEL or MODEL#LABEL.

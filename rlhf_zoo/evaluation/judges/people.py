@@ -1,4 +1,4 @@
-"""Uses people's votes on two policies as a judge."""
+"""Summarizes people's votes on two policies, as a judge."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,8 +20,8 @@ def compare_by_votes(
 
     Args:
         name: The data set NAMESPACE/NAME.
-        ppo: The policy's published revisions, all with equal weights; [] if it was not published.
-        sft: The SFT policy's published revisions, all with equal weights; [] if it was not published.
+        ppo: The policy's published revisions, all with the same weights; [] if it was not published.
+        sft: The SFT policy's published revisions, all with the same weights; [] if it was not published.
         seed: Seed of the resamples.
         hub: The Hub of the data set.
 
@@ -34,9 +34,9 @@ def compare_by_votes(
     # The Hub gives the same answer for a missing data set and for a private one that the token may not read.
     with refusals_as(f"Cannot read the votes of {name} on {hub.name}", "check the name, --hub and the token."):
         votes = HubVotes(name, hub=hub).read()
-    has_same_weights: dict[tuple[str, Origin], bool] = {}
+    has_same_weights: dict[tuple[str, Origin], bool] = {}  # by role and origin of a completion
 
-    def is_compared(shown: ShownCompletion) -> bool:
+    def is_of_compared_policy(shown: ShownCompletion) -> bool:
         # Weights that were not published cannot be compared.
         if shown.repo is None or shown.commit is None:
             return False
@@ -48,8 +48,10 @@ def compare_by_votes(
             )
         return has_same_weights[shown.role, origin]
 
-    # A vote counts only if both sides have these weights, whatever their repository or commit.
-    counted: list[Vote] = [vote for vote in votes if is_compared(vote.left) and is_compared(vote.right)]
+    # Both sides of a vote must have these weights, but may come from another repository or commit.
+    counted: list[Vote] = [
+        vote for vote in votes if is_of_compared_policy(vote.left) and is_of_compared_policy(vote.right)
+    ]
     figures = summarize_votes(counted, seed=seed)
     return {
         "description": f"Votes of visitors of the comparison page, from the data set {name}.",
@@ -66,7 +68,8 @@ def _explain_no_votes(name: str, counted: int, total: int, *, published: bool) -
         return None
     if not published:
         return (
-            "Votes name published models, but these two are not both published: publish them, or name published ones."
+            "Votes are on published models, but these two are not both published: publish both, or evaluate published "
+            "models."
         )
     if not total:
         return f"{name} holds no votes."

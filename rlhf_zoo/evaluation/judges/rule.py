@@ -16,7 +16,7 @@ from ...rewards.functions import Batch, NamedReward, RewardFunction, convert_rew
 from ...rewards.rule import Rule, text_of
 from ...rewards.verifiable import AnswerRule, Verifiable
 
-TRIAL_PROMPTS = 2  # prompts that a rule is tried on
+TRIAL_PROMPTS = 2  # prompts on which a rule is tried
 
 
 class RuleJudge:
@@ -42,20 +42,20 @@ class RuleJudge:
             )
         self._reward = NamedReward(target, rule)
         self.name = f"rule:{target}"
-        self.read_answers([""])  # a failing `read` is found before training
+        self.read_answers([""])  # so that a failing `read` is reported before training
 
     def check_prompts(self, rows: Dataset, *, subject: str) -> None:
         """Checks, before training, that the rule can score completions of these prompts.
 
-        If the rule reads right answers from a column, every row is checked. Any other rule is called on the first
-        prompts, each with its own text as the completion.
+        If the rule reads right answers from a column, this checks every row. Any other rule is called on the first
+        prompts, each of which serves as its own completion.
 
         Args:
             rows: The prompts, with their other columns.
             subject: The name of the rows in error messages.
 
         Raises:
-            ZooError: The column is missing, it holds no readable answer for some row, or the call fails.
+            ZooError: The column is missing, a row has no readable answer, or the call fails.
         """
         rule = self._reward.function
         if isinstance(rule, AnswerRule):
@@ -75,21 +75,21 @@ class RuleJudge:
                 columns_for_functions(columns),
             )
         except ZooError as error:
-            raise ZooError(f"The judge {self.name} was tried on prompts as their own answers: {error}") from error
+            raise ZooError(f"The judge {self.name} was tried with prompts as their own answers: {error}") from error
 
-    def with_answers(self, rows: Dataset) -> Dataset | None:
-        """Keeps the rows whose right answers the rule can read.
+    def select_answered(self, rows: Dataset) -> Dataset | None:
+        """Selects the rows that have a right answer, if the rule needs one.
 
         Args:
             rows: The prompts, with their other columns.
 
         Returns:
-            The remaining rows; None if none remain.
+            The selected rows; None if no row has an answer.
         """
         rule = self._reward.function
         if not isinstance(rule, AnswerRule):
             return rows
-        # Pairs without the column can still check other judges.
+        # Rows without the column cannot check this rule, but can check other judges.
         if rule.column not in columns_for_functions(rows.features):
             return None
         is_answered = rule.rows_with_answer(rows, subject="the pairs")
@@ -129,8 +129,8 @@ class RuleJudge:
             Counter(answers)  # raises TypeError for answers that cannot be counted, such as lists
         except Exception as error:
             raise ZooError(
-                f"`read` of the rule {self._reward.name} fails ({error}): it must return a text's answer as a text or "
-                "number, or None if there is no answer."
+                f"`read` of the rule {self._reward.name} fails ({error}): it must return the answer in a completion as "
+                "a text or a number, or None if there is no answer."
             ) from error
         return answers
 
@@ -165,7 +165,7 @@ class RuleJudge:
         if scored.isnan().any():
             row = int(scored.isnan().nonzero()[0])
             raise ZooError(
-                f"The rule {self._reward.name} returned no score for {batch.quoted_prompt(row)}: a judge must "
-                "score every prompt."
+                f"The rule {self._reward.name} returned no score for the prompt {batch.quoted_prompt(row)}: a judge "
+                "must score every prompt."
             )
         return scored.tolist()

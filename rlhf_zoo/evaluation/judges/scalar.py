@@ -1,7 +1,7 @@
-"""Judges of single completions. They evaluate a policy, which is not trained on their scores.
+"""Judges of single completions. They evaluate policies that are not trained on their scores.
 
-A judge reads prompt + completion as one text and returns a number for each; higher is better. Numbers from different
-judges are not comparable.
+A judge reads prompt + completion as one text and returns a score, where higher is better. Scores of different judges
+are not comparable.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Judge(Protocol):
 
     @property
     def description(self) -> str:
-        """One sentence for a card: what it is, what it learned from, how good it is."""
+        """One sentence for a card: what the judge is, what it was trained on, and how good it is."""
         ...
 
     def __call__(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float]: ...
@@ -53,7 +53,7 @@ class ClassifierJudge:
         idf: (K,) their inverse document frequencies.
         weights: (K,) the coefficients.
         bias: The intercept.
-        accuracy: Its accuracy on the held-out rows, with Wilson's interval.
+        accuracy: The judge's accuracy on held-out texts, with Wilson's interval.
         trained_on: Number of training texts.
     """
 
@@ -73,17 +73,19 @@ class ClassifierJudge:
         trained_on: int,
     ) -> None:
         if not len(terms) == len(idf) == len(weights):
-            raise ValueError(f"{len(terms)} terms, {len(idf)} idf values, {len(weights)} weights: give one each.")
+            raise ValueError(
+                f"{len(terms)} terms, {len(idf)} idf values, {len(weights)} weights: their numbers must be equal."
+            )
         self._terms, self._idf, self._weights, self._bias = list(terms), idf, weights, bias
         self.accuracy = accuracy
         self.trained_on = trained_on
 
     @classmethod
     def train(cls, rows: Iterable[Mapping[str, object]], *, seed: int) -> ClassifierJudge:
-        """Trains a judge. Texts that differ only in case and outer spaces land on the same side of the split.
+        """Trains a judge. Texts that differ only in case and outer spaces fall on the same side of the split.
 
         Args:
-            rows: Rows with `text` and `label` (1 positive, 0 negative).
+            rows: Rows with `text` and `label` (1 for positive, 0 for negative).
             seed: Seed of the split.
 
         Raises:
@@ -107,7 +109,7 @@ class ClassifierJudge:
             accuracy=Estimate(0.0, (0.0, 1.0), 0),
             trained_on=len(training_texts),
         )
-        # The accuracy is measured with the same code that scores later.
+        # Measure the accuracy with the code that will score completions.
         scores = judge._scores([text for text, held_out in zip(texts, is_held_out, strict=True) if held_out])
         judge.accuracy = proportion(int(((scores > 0.5) == labels[is_held_out]).sum()), int(is_held_out.sum()))
         return judge
@@ -131,7 +133,7 @@ class ClassifierJudge:
         low, high = self.accuracy.ci95
         return (
             f"TF-IDF and logistic regression, trained on {self.trained_on} labeled texts; "
-            f"accuracy {self.accuracy.value:.3f} [{low:.3f}, {high:.3f}] on {self.accuracy.n} held-out ones."
+            f"accuracy {self.accuracy.value:.3f} [{low:.3f}, {high:.3f}] on {self.accuracy.n} held-out texts."
         )
 
     def __call__(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
@@ -153,7 +155,7 @@ class ClassifierJudge:
         # Text is stored as bytes, because npz without pickle has only fixed-width strings.
         arrays: dict[str, NDArray[Any]] = {
             "header": _as_bytes(json.dumps(header)),
-            "terms": _as_bytes("\n".join(self._terms)),  # no term holds a newline: it is words joined by spaces
+            "terms": _as_bytes("\n".join(self._terms)),  # no term contains a newline: a term is words joined by spaces
             "idf": np.asarray(self._idf, dtype=np.float64),
             "weights": np.asarray(self._weights, dtype=np.float64),
         }
@@ -198,7 +200,7 @@ class ClassifierJudge:
         from sklearn.feature_extraction.text import TfidfVectorizer
 
         features = TfidfVectorizer(**self._FEATURES, vocabulary=self._terms)
-        # The weights are set as if the vectorizer had been fitted, so nothing is pickled.
+        # Setting idf_ has the effect of fitting the vectorizer, so that it need not be pickled.
         features.idf_ = self._idf
         return features
 
@@ -212,8 +214,8 @@ class ClassifierJudge:
 class LexiconJudge:
     """(positive − negative) / (positive + negative) over a text's opinion words, −1 to 1; 0 without opinion words.
 
-    A negation among the three words before an opinion word, with no punctuation in between, flips its sign. A word on
-    both lists counts on neither. A hyphenated word that is on no list counts by its parts.
+    A negation among the three words before an opinion word, with no punctuation in between, flips the opinion's sign. A
+    word on both lists does not count. A hyphenated word that is on no list is split into its parts.
 
     Args:
         positive: The positive words.
@@ -232,7 +234,8 @@ class LexiconJudge:
         good, bad = ({word.strip().lower() for word in words} - {""} for words in (positive, negative))
         if not good - bad or not bad - good:
             raise ZooError(
-                "A lexicon judge needs positive and negative words: add words to the list that has none of its own."
+                "A lexicon judge needs words that are only positive, and words that are only negative: add the missing "
+                "words."
             )
         self._polarity = dict.fromkeys(good - bad, 1) | dict.fromkeys(bad - good, -1)
         self._sizes = len(good - bad), len(bad - good)
@@ -252,7 +255,7 @@ class LexiconJudge:
 
     def _score(self, text: str) -> float:
         opinions = []
-        since_negation = self._REACH + 1  # distance in words to the last negation
+        since_negation = self._REACH + 1  # number of words since the last negation
         for token in self._tokens(text):
             since_negation += 1
             # Punctuation ends the reach of a negation.
@@ -277,7 +280,7 @@ class FunctionJudge:
 
     Args:
         target: "module:attribute" or an entry point's name.
-        name: The judge's name; None for the function's.
+        name: The judge's name; None for the function's name.
         description: A sentence for cards; None for the first paragraph of the function's docstring.
     """
 
@@ -294,7 +297,7 @@ class FunctionJudge:
         if len(scores) != len(completions):
             raise ZooError(
                 f"The judge {self.target!r} gave {len(scores)} scores for {len(completions)} completions: "
-                "it must give one each."
+                "it must give one for each completion."
             )
         for index, score in enumerate(scores):
             try:
@@ -340,8 +343,8 @@ def _split(
     for part, name in ((~is_held_out, "training"), (is_held_out, "held-out")):
         if len(set(labels[part].tolist())) < 2:
             raise ZooError(
-                f"The judge's {name} part has {int(part.sum())} texts and not both labels: "
-                "give the judge split more rows of label 0 and 1."
+                f"The judge's {name} part has {int(part.sum())} texts and not both labels: add rows of the label 0 and "
+                "of the label 1 to the judge's texts."
             )
     return texts, labels, is_held_out
 

@@ -110,7 +110,7 @@ class FinishedRun:
                 )
             elif isinstance(judge, RuleJudge) and is_answer_checker(judge):
                 figures |= check_answers(
-                    judge, prompts, texts, columns, samples=self.samples_per_prompt
+                    judge, prompts, texts, columns, samples_per_prompt=self.samples_per_prompt
                 ).joint_figures()
         return figures
 

@@ -71,7 +71,7 @@ def check_labeler(context: RunContext, labeler: str | None) -> str:
         labeled=lambda: labeled_rows(context),
         seed=context.shared.seed,
         hub=None if kind_of(name)[0] == "votes" else context.hub,  # a page of this run may collect votes later
-        headline=False,
+        has_headline=False,
     )
     check_endpoints([name], config.llm_settings)
     return name

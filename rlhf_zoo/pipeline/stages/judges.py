@@ -61,7 +61,9 @@ def check_on_pairs(context: RunContext, evaluator: Evaluator, own_pairs: Dataset
         JUDGES_OF_LABELS[name] for name in evaluation_of(context).judge_names if shares_reward_labels(context, name)
     ]
     if context.round is not None:  # the judge that labeled the round's pairs shares the reward model's labels
-        same_labels += [judge.name for name, judge in evaluator.panel.named.items() if name == context.round.labeler]
+        same_labels += [
+            judge.name for name, judge in evaluator.panel.by_recipe_name.items() if name == context.round.labeler
+        ]
     return check_panel(
         evaluator.panel,
         _labeled_pairs(context),

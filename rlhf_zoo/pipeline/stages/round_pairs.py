@@ -139,7 +139,7 @@ def _labeler(context: RunContext) -> Labeler:
         seed=seed,
         use_cpu=context.settings("ppo").trainer.use_cpu,
         hub=context.hub,
-        headline=False,
+        has_headline=False,
     )
     if kind_of(name)[0] in ("llm", "pairs"):
         compare = panel.comparing[-1].compare
