@@ -44,9 +44,8 @@ def build(
     title, _ = link_preview(lineage)
     with gr.Blocks(title=title, analytics_enabled=False) as page:
         gr.HTML(header_html(lineage), elem_id="head")
-        if (
-            page_models.problem is not None and page_models.timeline is not None
-        ):  # without a timeline, the training tab shows it
+        # Without a timeline, the training tab shows the problem.
+        if page_models.problem is not None and page_models.timeline is not None:
             gr.HTML(notice_html(page_models.problem, kind="status"))
         with gr.Tabs(elem_id="tabs") as tabs:
             with gr.Tab("Side by side", id="compare", elem_id="tab-compare"):

@@ -24,7 +24,7 @@ MAX_THREADS = 64  # streams could take all 40 threads of Gradio's default, and b
 def start(
     page: gr.Blocks,
     *,
-    description: tuple[str, str] = (TITLE, ""),
+    preview: tuple[str, str] = (TITLE, ""),
     host: str | None = None,
     port: int | None = None,
     block: bool = False,
@@ -33,7 +33,7 @@ def start(
 
     Args:
         page: The page, as `build` returns it.
-        description: (title, description), which programs show beside a link to the page.
+        preview: (title, description), which programs show beside a link to the page.
         host: The address to listen on; None to read it from Gradio's environment variables, as in a Space.
         port: The port; None to read it from Gradio's environment variables.
         block: Whether to wait until the server stops.
@@ -44,8 +44,8 @@ def start(
     Raises:
         OSError: The port is taken.
     """
-    title, text = description
-    link_preview_middleware = Middleware(LinkPreview, title=title, description=text)
+    title, description = preview
+    link_preview_middleware = Middleware(LinkPreview, title=title, description=description)
     _, url, _ = page.launch(
         server_name=host,
         server_port=port,
@@ -112,7 +112,7 @@ def serve_page(
         page = build(page_models, tally=tally, gpu=gpu)
         _import_matplotlib()
         try:
-            yield start(page, description=link_preview(page_models.lineage), host=host, port=port, block=block)
+            yield start(page, preview=link_preview(page_models.lineage), host=host, port=port, block=block)
         finally:
             page.close(verbose=False)
 

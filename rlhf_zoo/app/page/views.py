@@ -268,9 +268,8 @@ def legend_html() -> str:
     def positive_ranges(edges: Sequence[float]) -> list[str]:
         return [f"{low:g} to {high:g}" for low, high in pairwise(edges)] + [f"{edges[-1]:g} and more"]
 
-    negative_ranges = [f"−{high:g} to −{low:g}" for low, high in pairwise(RATIO_EDGES)] + [
-        f"−{RATIO_EDGES[-1]:g} and less"
-    ]
+    negative_ranges = [f"−{high:g} to −{low:g}" for low, high in pairwise(RATIO_EDGES)]
+    negative_ranges.append(f"−{RATIO_EDGES[-1]:g} and less")
     ratio = "".join(f'<i class="m{k}">{name}</i>' for k, name in reversed(list(enumerate(negative_ranges, 1))))
     ratio += "".join(f'<i class="p{k}">{name}</i>' for k, name in enumerate(positive_ranges(RATIO_EDGES), 1))
     kl = "".join(f'<i class="k{k}">{name}</i>' for k, name in enumerate(positive_ranges(KL_EDGES), 1))
