@@ -151,7 +151,7 @@ def read_flags(
         prefix = "" if name == stage else f"{name}."
         checked_keys(flags[name], hints, "the command's flags", subject=subject, refused=refused, flag=f"--{prefix}")
         if name in loaded_recipe.stages and (reads_all_stages or stage == name):
-            source = str(loaded_recipe.source(name))
+            source = str(loaded_recipe.yaml_file(name))
             checked_keys(loaded_recipe.stages[name], hints, source, subject=subject, refused=refused)
     if check_names and "ppo" in loaded_recipe.stages and (reads_all_stages or stage == "ppo"):
         for judge in filter(None, [evaluation.judge, *evaluation.judges]):

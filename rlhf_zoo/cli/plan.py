@@ -150,7 +150,7 @@ def _cached_plan(
     from ..pipeline.plan.result import Plan
 
     name = None
-    if recipe.download is None and (states := model_states(model_names(recipe, flags))) is not None:
+    if recipe.download_mark is None and (states := model_states(model_names(recipe, flags))) is not None:
         keys = [recipe.name, recipe.shared, recipe.stages, recipe.zoo, flags, prompt_length, states]
         name = cache.digest([cache.code_digest(), cache.versions(), asdict(device), *keys])
         if isinstance(entry := cache.read("plans", name), dict):

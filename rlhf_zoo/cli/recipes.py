@@ -83,7 +83,7 @@ def recipes_show(recipe: str) -> None:
 
     loaded_recipe = load_recipe(recipe)
     for name in ("recipe", *loaded_recipe.stages):
-        for path in loaded_recipe.sources(name):
+        for path in loaded_recipe.yaml_files(name):
             folder = "" if path.parent == loaded_recipe.folder else f"{path.parent.name}/"
             print_text(f"# {folder}{path.name}\n{path.read_text(encoding='utf-8').rstrip()}\n")
 

@@ -40,8 +40,8 @@ def smoke(recipe: str, keep: Path | None, as_json: bool) -> None:
     loaded_recipe = load_recipe(recipe)
     if not loaded_recipe.zoo:
         raise ZooError(
-            f"There is no {loaded_recipe.source('zoo')}, which describes miniatures of the recipe's models and data: "
-            "write one as in CONTRIBUTING.md, or run the recipe with fewer steps (--ppo.max_steps)."
+            f"There is no {loaded_recipe.yaml_file('zoo')}, which describes miniatures of the recipe's models and "
+            "data: write one as in CONTRIBUTING.md, or run the recipe with fewer steps (--ppo.max_steps)."
         )
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
         raise ZooError(f"{keep} is not a new or empty folder: give --keep another one.")

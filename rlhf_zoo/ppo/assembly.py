@@ -34,7 +34,7 @@ from .token_checks import (
     check_reward_head,
     check_saved_tokenizer,
     check_tokenizer,
-    embedding_rows,
+    count_embedding_rows,
     find_smallest_consumer,
 )
 
@@ -84,7 +84,7 @@ def assemble(
     reward_funcs: Any,
     reward_processing_class: Any,
     ptx_dataset: Dataset | None,
-    require_own_pad: bool = True,
+    needs_own_pad: bool = True,
 ) -> Parts:
     """Builds the models of a PPOTrainer and checks that they fit together.
 
@@ -99,7 +99,7 @@ def assemble(
         reward_funcs: One reward function or several.
         reward_processing_class: The reward models' tokenizers; None for the policy's.
         ptx_dataset: Texts for the PTX loss; None without that loss.
-        require_own_pad: Whether PAD must differ from EOS.
+        needs_own_pad: Whether PAD must differ from EOS.
 
     Raises:
         ZooError: The parts cannot be trained together.
@@ -111,7 +111,7 @@ def assemble(
     _check_settings(args)
     policy, head = _prepare_policy(model, args)
     make_savable(policy, name="The policy")
-    check_tokenizer(tokenizer, policy, require_own_pad=require_own_pad)
+    check_tokenizer(tokenizer, policy, needs_own_pad=needs_own_pad)
     check_saved_tokenizer(policy, tokenizer, subject="the policy")
     if peft_config is not None:
         policy = _add_policy_adapter(policy, peft_config, args)
@@ -224,7 +224,7 @@ def _prepare_texts(
         tokenizer,
         context_length=context_length,
         pad_id=tokenizer.eos_token_id,
-        num_embeddings=embedding_rows(policy),
+        num_embeddings=count_embedding_rows(policy),
     )
 
 

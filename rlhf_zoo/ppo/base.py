@@ -41,7 +41,7 @@ from .rollout import Advantages, Rollout
 from .step_guard import SKIPPED, GuardedTrainer
 from .timing import Phases
 
-#: The first part of a row's random key. Training, evaluation and a custom training loop never share random numbers.
+#: The random streams: the first part of a row's random key. No two of them share random numbers.
 TRAIN_STREAM, EVAL_STREAM, CUSTOM_LOOP_STREAM = 0, 1, 2
 
 
@@ -50,7 +50,7 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
 
     args: PPOConfig
     processing_class: PreTrainedTokenizerBase
-    require_own_pad: ClassVar[bool] = True
+    needs_own_pad: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
             reward_funcs=reward_funcs,
             reward_processing_class=reward_processing_class,
             ptx_dataset=ptx_dataset,
-            require_own_pad=self.require_own_pad,
+            needs_own_pad=self.needs_own_pad,
         )
         self.reference, self.text_source, self._rewards = parts.reference, parts.text_source, parts.rewards
         self.context_length, self.vocabulary = parts.context_length, parts.vocabulary

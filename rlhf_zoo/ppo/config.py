@@ -68,7 +68,7 @@ class PPOConfig(TrainingArguments):
     score_clip: float | None = option(None, "Clip scores to ± this, after centering and scaling but before penalties.")
     missing_eos_penalty: float | None = option(None, "Subtracted from the score of a completion that did not end.")
     missing_eos_score: float | None = option(
-        None, "Replaces the score of a completion that did not end (-1 in the N+ paper)."
+        None, "Replaces the score of a completion that did not end (-1 in arXiv:2403.17031)."
     )
     reward_label: str | None = option(None, "Label whose output is the score, for a reward model with several labels.")
     reward_output: str = option("logit", "The score of a label: its 'logit', or its 'logprob' over the labels.")

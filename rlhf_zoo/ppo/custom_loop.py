@@ -38,7 +38,7 @@ def _response_ids(query: Any, query_ids: list[int], response: str, tokenizer: An
     return encode_after(tokenizer, query_ids, query_and_response, response)
 
 
-def prompt_ids(prompt: Prompt, row: int, trainer: Any) -> list[int]:
+def encode_prompt(prompt: Prompt, row: int, trainer: Any) -> list[int]:
     """Returns the token ids of a prompt.
 
     Args:

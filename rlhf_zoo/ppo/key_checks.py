@@ -30,7 +30,7 @@ CHOICES = {
 #: (kl_in, kl_estimator) -> why this estimator does not work there.
 KL_ESTIMATOR_PROBLEMS = {
     ("reward", "k2"): "it is biased, and its expected gradient through the reward is not that of a KL",
-    ("reward", "k3_reverse"): "only its gradient in the loss has a meaning",
+    ("reward", "k3_reverse"): "it is meaningful only in the loss, by its gradient",
     ("reward", "full"): "an exact KL is not a property of the sampled token, so it cannot be that token's reward",
     ("loss", "k1"): "its expected gradient is 0, E[∇ log π] = 0, so it would not constrain the policy",
 }

@@ -30,7 +30,7 @@ class Reference:
         in_8bit: bool = False,
         in_bf16: bool = False,
     ) -> None:
-        """Uses `model`; without it, the policy with another adapter or with its adapter off, or a copy of the policy.
+        """Uses `model`. Without it, uses the policy with another adapter or no adapter, or a copy of the policy.
 
         Args:
             policy: The policy.

@@ -37,7 +37,7 @@ class RolloutTrainer(BasePPOTrainer):
         """
         args, actor = self.args, self.actor
         actor.eval()
-        # Each evaluation samples with the same random numbers, so only the policy changes the results.
+        # Each evaluation samples with the same random numbers, so only the policy can change its results.
         step = 0 if stream == EVAL_STREAM else self.state.global_step
         keys = [(stream, step, row[PROMPT_INDEX], row.get(GENERATION_INDEX, 0)) for row in rows]
         with self.accelerator.autocast(), unsharded(actor.policy):

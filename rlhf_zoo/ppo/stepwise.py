@@ -1,4 +1,4 @@
-"""`generate` and `step`: PPO in a custom training loop, which scores the completions."""
+"""The methods of PPO for a custom training loop, which scores the completions itself: `generate` and `step`."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ from ..modeling.chat_template import Prompt
 from ..modeling.reserved_columns import GENERATION_INDEX, PROMPT_INDEX, PROMPT_TOKENS
 from ..rewards import Scored
 from .base import CUSTOM_LOOP_STREAM
-from .custom_loop import prompt_ids, samples_from_user, scores_from_user
+from .custom_loop import encode_prompt, samples_from_user, scores_from_user
 from .held_out import HeldOutTrainer
 from .rollout import Rollout
 
 
 class StepwiseTrainer(HeldOutTrainer):
-    """Adds the methods for a custom training loop. Its abstract methods are the phases that `step` needs."""
+    """Adds `generate` and `step` for a custom training loop. Its abstract methods are the phases that `step` needs."""
 
     @abstractmethod
     def gather_rollouts(self, rollout: Rollout, scored: Scored, *, group_size: int = 1) -> tuple[Rollout, Scored]:
@@ -67,7 +67,7 @@ class StepwiseTrainer(HeldOutTrainer):
             )
         rows = [
             {
-                PROMPT_TOKENS: prompt_ids(prompt, row, self),
+                PROMPT_TOKENS: encode_prompt(prompt, row, self),
                 PROMPT_INDEX: self.global_index(self._loop_prompt_count + row),
                 GENERATION_INDEX: generation,
             }

@@ -18,7 +18,8 @@ class Phases:
     """
 
     def __init__(self, device: torch.device) -> None:
-        #: Is called with the name of each phase that begins, and with "" at the end of an update. `str` has no effect.
+        #: Called with the name of each phase that begins, and with "" at the end of an update. By default, a function
+        #: without effect.
         self.listener: Callable[[str], object] = str
         self._device = device
         self._running: list[str] = []
@@ -30,7 +31,7 @@ class Phases:
         self._updates = self._tokens = 0
 
     @contextmanager
-    def whole_update(self) -> Iterator[None]:
+    def time_update(self) -> Iterator[None]:
         """Times one update. Phases are counted only while this context is open."""
         with self._measure("rest"):
             yield

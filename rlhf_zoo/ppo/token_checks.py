@@ -1,4 +1,4 @@
-"""Checks, before sampling, that tokenizers and models fit together."""
+"""Checks, before sampling, that tokenizers, models and token ids match."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -22,9 +22,7 @@ from .guards import RATIO_ROUNDING, warn
 _TEST_TOKENS = 4
 
 
-def check_tokenizer(
-    tokenizer: PreTrainedTokenizerBase, policy: PreTrainedModel, *, require_own_pad: bool = True
-) -> None:
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase, policy: PreTrainedModel, *, needs_own_pad: bool = True) -> None:
     """Checks that the policy can be trained with this tokenizer.
 
     PAD itself may be past the embeddings, because the model never reads it.
@@ -32,18 +30,18 @@ def check_tokenizer(
     Args:
         tokenizer: The policy's tokenizer.
         policy: The model in training.
-        require_own_pad: Whether PAD must differ from EOS. It may be EOS if the length of every completion is known.
+        needs_own_pad: Whether PAD must differ from EOS. It may be EOS if the length of every completion is known.
 
     Raises:
         ZooError: EOS or PAD is missing, PAD equals EOS, or an id has no embedding.
     """
     if tokenizer.eos_token_id is None:
         raise ZooError("The tokenizer has no eos_token, so no completion could end: set one.")
-    if require_own_pad and (tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id):
+    if needs_own_pad and (tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id):
         raise ZooError(
             "The tokenizer has no pad_token other than its eos_token: add one, because PPO must distinguish the two."
         )
-    rows = embedding_rows(policy)
+    rows = count_embedding_rows(policy)
     highest = highest_id(tokenizer)
     if highest >= rows:
         raise ZooError(
@@ -52,7 +50,7 @@ def check_tokenizer(
         )
 
 
-def embedding_rows(model: PreTrainedModel) -> int:
+def count_embedding_rows(model: PreTrainedModel) -> int:
     """Counts the rows of a model's embedding table.
 
     Args:
@@ -81,7 +79,7 @@ class TokenConsumer(NamedTuple):
             model: The model.
             name: The model's name in errors.
         """
-        return cls(name, embedding_rows(model))
+        return cls(name, count_embedding_rows(model))
 
 
 def find_smallest_consumer(vocabulary: Vocabulary, models: Mapping[str, PreTrainedModel | None]) -> TokenConsumer:

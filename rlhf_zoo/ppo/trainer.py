@@ -106,7 +106,7 @@ class PPOTrainer(StepwiseTrainer):
         prompt_rows = [
             {**row, GENERATION_INDEX: index} for row in prompts for index in range(self.args.num_generations)
         ]
-        with self.phases.whole_update():
+        with self.phases.time_update():
             with self.phases("rollout"):
                 rollout = self.rollout(prompt_rows, stream=TRAIN_STREAM)
             with self.phases("reward"), wrap_reward_errors():

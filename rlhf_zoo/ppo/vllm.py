@@ -129,7 +129,7 @@ class VLLMEngine:
             if self._url and self._is_client:
                 with raise_on_signals():
                     _check_server(self._url)
-            with _convert_errors("vLLM did not take the policy's weights", self._fix), _unmerge_on_error(model):
+            with _convert_errors("vLLM did not accept the policy's weights", self._fix), _unmerge_on_error(model):
                 self._generation.sync_weights()
             if self._is_client:
                 self._check_weights(model, request.prompts)
@@ -155,7 +155,7 @@ class VLLMEngine:
             vllm_logprobs = self._server_logprobs(row) if self._url else self._colocated_logprobs(row)
         policy_logprobs = row_logprobs(model, row)
         difference = float((policy_logprobs - torch.tensor(vllm_logprobs, device=policy_logprobs.device)).abs().mean())
-        bound = rounding(self._dtype, on_cpu=self._accelerator.device.type == "cpu")
+        bound = max_rounding(self._dtype, on_cpu=self._accelerator.device.type == "cpu")
         if not difference <= bound:  # NaN fails too
             name = str(self._dtype).removeprefix("torch.")
             raise SamplingFailed(
@@ -243,7 +243,7 @@ def _computing_dtype(args: PPOConfig, policy: PreTrainedModel) -> torch.dtype:
     return torch.bfloat16 if args.bf16 else embeddings.weight.dtype
 
 
-def rounding(dtype: torch.dtype, *, on_cpu: bool) -> float:
+def max_rounding(dtype: torch.dtype, *, on_cpu: bool) -> float:
     """Returns the largest mean |Δ log π| per token, in nats, that rounding can explain between two programs.
 
     Args:

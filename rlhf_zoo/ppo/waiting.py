@@ -9,13 +9,13 @@ from types import FrameType
 from typing import Any, NoReturn
 
 
-class WaitEnded(KeyboardInterrupt):
+class WaitInterrupted(KeyboardInterrupt):
     """A signal ended a wait. All earlier updates are intact."""
 
 
 @contextmanager
 def raise_on_signals() -> Iterator[None]:
-    """Makes SIGINT and SIGTERM raise WaitEnded while this context is open, after their own handlers have run.
+    """Makes SIGINT and SIGTERM raise WaitInterrupted while this context is open, after their own handlers have run.
 
     A signal without a Python handler is left alone. Outside of the main thread, which gets all signals, this context
     does nothing.
@@ -35,4 +35,4 @@ def raise_on_signals() -> Iterator[None]:
 
 def _raise_after(handler: Callable[[int, FrameType | None], Any], number: int, frame: FrameType | None) -> NoReturn:
     handler(number, frame)
-    raise WaitEnded
+    raise WaitInterrupted

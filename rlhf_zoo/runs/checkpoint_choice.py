@@ -296,12 +296,12 @@ def _surplus_checkpoints(record: StageRecord, *, keep: int | None, protected: Co
 
 
 def resolve_model(name: str | Path, hub: Hub = DEFAULT_HUB, *, skip_source: bool = False) -> Checkpoint:
-    """Finds a checkpoint by `resolve`. For the folder of a stage, returns the checkpoint that the stage chose.
+    """Finds a checkpoint by `resolve`; in the folder of a stage, the checkpoint that the release rule chose.
 
     Args:
         name: A folder, a GGUF file or a Hub id.
         hub: Where Hub ids are looked up.
-        skip_source: Whether to look only on `hub` itself, and not on its source.
+        skip_source: Whether to look only on `hub` itself, and not on its source Hub.
 
     Returns:
         The checkpoint. For the folder of a stage, its name is that folder.

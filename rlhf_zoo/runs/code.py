@@ -55,8 +55,8 @@ def judges_code(names: Iterable[str]) -> dict[str, Any]:
     code = {}
     for name in names:
         kind, argument = kind_of(name)
-        if kind in _GROUPS and (sources := _code_of([(argument, _GROUPS[kind])])):
-            code[name] = sources[argument]
+        if kind in _GROUPS and (judge_code := _code_of([(argument, _GROUPS[kind])])):
+            code[name] = judge_code[argument]
     return code
 
 

@@ -36,11 +36,12 @@ VARIANT_STAGES = ("ppo", "eval")
 DATA_KEYS = ("corpus", "corpus_args", "dataset_name", "dataset_revision")
 #: The keys of recipe.yaml that determine the SFT policy.
 SFT_POLICY_KEYS = ("architecture", *DATA_KEYS, "seed", "tokenizer")
+#: The packages whose versions run.json records.
 PACKAGES = ("rlhf-zoo", "torch", "transformers", "trl", "huggingface-hub", "datasets", "peft", "accelerate")
 
 
 def environment_info() -> dict[str, str]:
-    """Returns what in the environment affects a run's results.
+    """Describes the parts of the environment that affect a run's results.
 
     Returns:
         Name -> value: package versions, the CPU's instructions, the GPU if there is one, the number of torch's threads,
@@ -96,14 +97,14 @@ class Round:
     @property
     def lineage(self) -> dict[str, Any]:
         """The round as run.json and cards record it."""
-        source = {name: self.previous_policy.lineage.get(name) for name in ("repo", "commit", "tag", "path")}
-        return {"number": self.number, "labels": self.labeler, "before": source}
+        policy = {name: self.previous_policy.lineage.get(name) for name in ("repo", "commit", "tag", "path")}
+        return {"number": self.number, "labels": self.labeler, "before": policy}
 
 
 def _check_final_weights(checkpoint: Path, run_json: Mapping[str, Any], *, fix: str) -> None:
     """Raises ZooError if a checkpoint does not have the weights that run.json recorded at the end of the stage.
 
-    Skipped if push_dtype is set, because weights restored from a repository may be rounded.
+    Does nothing if push_dtype is set, because weights restored from a repository may be rounded.
     """
     recorded_digest = run_json.get("weights")
     if recorded_digest is None or (run_json.get("resolved") or {}).get("push_dtype") is not None:
@@ -391,8 +392,9 @@ class RunContext:
         key = first_difference({key: trained_with[key] for key in keys}, {key: current[key] for key in keys})
         if key is not None:
             raise ZooError(
-                f"{key} in {self.recipe.source('recipe')} has changed since the policy in {record.path} was trained: "
-                f"restore it, pass the earlier value by --{key.partition('.')[0]}, or choose another --output_dir."
+                f"{key} in {self.recipe.yaml_file('recipe')} has changed since the policy in {record.path} was "
+                f"trained: restore it, pass the earlier value by --{key.partition('.')[0]}, or choose another "
+                "--output_dir."
             )
 
     def restore_chosen(self, stage: str) -> None:
@@ -470,9 +472,9 @@ def stages_to_train(context: RunContext) -> dict[str, StageSettings]:
     Args:
         context: The run.
     """
-    done = {stage for stage in context.recipe.stages if context.record(stage).read().get("status") == "finished"}
+    finished = {stage for stage in context.recipe.stages if context.record(stage).read().get("status") == "finished"}
     return {
         stage: context.settings(stage)
         for stage in context.recipe.stages
-        if (stage not in done or context.restart) and stage not in context.pinned
+        if (stage not in finished or context.restart) and stage not in context.pinned
     }

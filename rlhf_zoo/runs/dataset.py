@@ -24,7 +24,8 @@ from .recipe import Recipe
 from .settings.evaluation import LabeledArguments, OwnPairsArguments
 from .settings.parse import RecipeConfig, StageSettings
 
-#: Key under `left_out` in run.json: how many rows of a stage were dropped because PPO holds out their prompts.
+#: Key under `left_out` in run.json for the number of rows of a stage that were dropped because PPO holds out their
+#: prompts.
 HELD_OUT = "held_out_by_ppo"
 #: Records the sources and lineage of a round's pairs. The pairs themselves are .jsonl files in the same folder.
 PAIRS_RECORD_FILE = "made.json"
@@ -156,13 +157,13 @@ def training_rows(context: RunContext, stage: str, source: DataSource) -> tuple[
     rows = stage_rows(context, stage, source, context.settings(stage).data.dataset_train_split)
     if stage == "ppo" or "ppo" not in context.recipe.stages:
         return rows, {}
-    return without_held_out(context, rows, subject=f"the stage {stage}")
+    return drop_held_out_prompts(context, rows, subject=f"the stage {stage}")
 
 
-def without_held_out(
+def drop_held_out_prompts(
     context: RunContext, rows: datasets.Dataset, *, subject: str
 ) -> tuple[datasets.Dataset, dict[str, int]]:
-    """Drops rows with prompts that PPO's held_out_share holds out.
+    """Drops the rows whose prompts PPO's held_out_share holds out.
 
     Args:
         context: The run.
@@ -190,7 +191,7 @@ def without_held_out(
 def _split_ppo_rows(context: RunContext, rows: datasets.Dataset) -> list[datasets.Dataset]:
     """Splits PPO's training split by held_out_share into rows for the final evaluation, validation and training.
 
-    If the evaluation reads a split of its own, the rows for the final evaluation are among those for validation too.
+    If the final evaluation reads a split of its own, validation also gets the rows that are split off for it.
     """
     test, validation, train = split_by_prompt(rows, context.settings("ppo").data.held_out_share, parts=2)
     if context.shared.evaluation.dataset_test_split is not None:
@@ -246,7 +247,7 @@ def ptx_rows(context: RunContext, source: DataSource) -> datasets.Dataset | None
         return None
     data_args, keys = settings.data, {"configuration": "ptx_dataset_config", "split": "ptx_dataset_split"}
     texts = source.load(data_args.ptx_dataset_config, data_args.ptx_dataset_split, columns=[], keys=keys)
-    return without_held_out(context, texts, subject="the PTX data set")[0]
+    return drop_held_out_prompts(context, texts, subject="the PTX data set")[0]
 
 
 def evaluation_rows(

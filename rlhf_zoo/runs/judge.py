@@ -113,7 +113,8 @@ def judge_run(context: RunContext) -> RunContext:
 def with_trained_keys(context: RunContext, stage: str) -> RunContext:
     """Returns the run with the keys that a finished stage was trained with, whatever its recipe says now.
 
-    Keys of a machine or an account that another user's run or recipe sets are replaced by this user's recipe and flags.
+    If another user made the run or the recipe, the keys that concern the machine or an account come from this user's
+    recipe and flags instead.
 
     Args:
         context: The run.
@@ -132,7 +133,7 @@ def with_trained_keys(context: RunContext, stage: str) -> RunContext:
     _check_keys(context, stage, keys)
     flags, recipe = context.flags.get(stage, {}), context.recipe
     machine_flags: dict[str, Any] = {}
-    if recipe.download is not None or not context.record(stage).is_own():
+    if recipe.download_mark is not None or not context.record(stage).is_own():
         recipe_keys = recipe.stages.get(stage, {})
         keys = {
             **without_machine_keys(keys),
@@ -145,8 +146,8 @@ def with_trained_keys(context: RunContext, stage: str) -> RunContext:
         key = first_difference({name: keys.get(name) for name in flags}, {name: resolved.get(name) for name in flags})
         if key is not None:
             raise ZooError(
-                f"{context.record(stage).path} was trained with another {key} than this command sets: omit the flag, "
-                f"or train the stage again with `{context.stage_command(stage, '--restart')}`."
+                f"{context.record(stage).path} was trained with a different {key} than this command sets: omit the "
+                f"flag, or train the stage again with `{context.stage_command(stage, '--restart')}`."
             )
     recipe = replace(recipe, stages={**recipe.stages, stage: keys})
     return replace(context, recipe=recipe, flags={**context.flags, stage: machine_flags})
@@ -200,6 +201,6 @@ def check_same_labels(context: RunContext, *, restart: bool = False) -> None:
     trained_with = {name: value for name, value in document["resolved"].items() if name not in ("data", "parents")}
     if (key := first_difference(trained_with, settings.resolved)) is not None:
         raise ZooError(
-            f"{requirement} the reward model in {record.path} was trained with another {key} than this command sets: "
-            f"use the earlier value, or {retrain_hint}"
+            f"{requirement} the reward model in {record.path} was trained with a different {key} than this command "
+            f"sets: use the earlier value, or {retrain_hint}"
         )

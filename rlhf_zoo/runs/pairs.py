@@ -62,7 +62,7 @@ class NamedPairs:
     test_split: str | None
     hub: str | None = None
 
-    def source(self, hub: Hub) -> DataSource:
+    def open(self, hub: Hub) -> DataSource:
         """Opens the data set at its commit.
 
         Args:

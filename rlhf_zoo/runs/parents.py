@@ -138,7 +138,7 @@ def _member_checkpoint(context: RunContext, name: str) -> ParentCheckpoint:
     sft = (record.read().get("parents") or {}).get("sft") or {}
     if sft_fingerprint is not None and sft.get("fingerprint") not in (None, sft_fingerprint):
         raise ZooError(
-            f"The reward model in {record.path} was trained from another SFT policy than "
+            f"The reward model in {record.path} was trained from a different SFT policy than "
             f"{context.record('sft').path}: {train_hint} again with --restart."
         )
     checkpoint = member.checkpoint("reward")

@@ -41,8 +41,8 @@ class Recipe:
         zoo: Keys of zoo.yaml; {} without that file.
         base: Folder of the extended recipe; None if the recipe extends none.
         package: {name, version} of the package that registers the recipe; {} for a recipe of this package or a folder.
-        download: The file that marks the folder as downloaded; None if it was not downloaded. `runs.settings.parse`
-            checks the names in a downloaded recipe, which are not trusted.
+        download_mark: The file that marks the folder as downloaded; None if it was not downloaded. The names in a
+            downloaded recipe are not trusted, so `runs.settings.parse` checks them.
     """
 
     name: str
@@ -52,14 +52,14 @@ class Recipe:
     zoo: Mapping[str, Any] = field(default_factory=dict)
     base: Path | None = None
     package: Mapping[str, str] = field(default_factory=dict)
-    download: Path | None = None
+    download_mark: Path | None = None
 
     @property
     def cli_name(self) -> str:
         """The argument RECIPE of a command: the recipe's name or the quoted path of its folder."""
         return self.name if self.package or self.folder.parent == shipped_folder() else shlex.quote(str(self.folder))
 
-    def sources(self, stage: str) -> list[Path]:
+    def yaml_files(self, stage: str) -> list[Path]:
         """Returns the files with a stage's keys, the recipe's own file last.
 
         Args:
@@ -69,13 +69,13 @@ class Recipe:
         existing = [path for folder in folders if (path := folder / f"{stage}.yaml").is_file()]
         return existing or [self.folder / f"{stage}.yaml"]
 
-    def source(self, stage: str) -> Path:
+    def yaml_file(self, stage: str) -> Path:
         """Returns the file in which to correct a stage's keys.
 
         Args:
             stage: Name of the stage, or "recipe".
         """
-        return self.sources(stage)[-1]
+        return self.yaml_files(stage)[-1]
 
 
 def is_repository_name(name: str) -> bool:
@@ -236,13 +236,13 @@ def copy_recipe(name: str, target: Path) -> Path:
     Raises:
         ZooError: The target exists or cannot be written, or a download contains a link that leads out of its folder.
     """
-    source = find_recipe(name)
+    folder = find_recipe(name)
     if target.exists():
         raise ZooError(f"{target} already exists: choose another name, or remove it first.")
-    downloaded = _is_downloaded(source)
-    if downloaded and (link := find_outward_link(source, include_hidden=True)) is not None:
+    downloaded = _is_downloaded(folder)
+    if downloaded and (link := find_outward_link(folder, include_hidden=True)) is not None:
         # The copy would contain the file behind the link, which the recipe's stages may read and publish.
-        raise ZooError(f"{source} was downloaded, and its link {link} leads out of the folder: remove the link first.")
+        raise ZooError(f"{folder} was downloaded, and its link {link} leads out of the folder: remove the link first.")
     # The copy gets its own mark, so that removing that one file is enough.
     marks = (RECIPE_MARK, PARTIAL_FOLDER, CARD_FILE, DOWNLOAD_FOLDER.parts[0])
     try:
@@ -251,7 +251,7 @@ def copy_recipe(name: str, target: Path) -> Path:
             (target / RECIPE_MARK).write_text(
                 "Copied from a download: read the recipe, and remove this file if you trust it.\n"
             )
-        shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", *marks), dirs_exist_ok=True)
+        shutil.copytree(folder, target, ignore=shutil.ignore_patterns("__pycache__", *marks), dirs_exist_ok=True)
     except OSError as error:
         shutil.rmtree(target, ignore_errors=True)
         raise ZooError(f"{target} cannot be written ({error.strerror or error}): choose another place.") from error

@@ -71,11 +71,11 @@ def _by_hardware(rows: Sequence[Row]) -> list[Row]:
 
 
 def _row(recipe: Recipe) -> Row:
-    zoo = recipe.zoo
+    zoo, file = recipe.zoo, recipe.yaml_file("zoo")
     if missing := next((key for key in ("hardware", "memory", "license") if zoo.get(key) is None), None):
-        raise ZooError(f"{recipe.source('zoo')} has no {missing}, which the list of recipes shows: add it.")
+        raise ZooError(f"{file} has no {missing}, which the list of recipes shows: add it.")
     if zoo.get("hardware") not in HARDWARE:
-        raise ZooError(f"{recipe.source('zoo')} has hardware {zoo.get('hardware')!r}: choose {' or '.join(HARDWARE)}.")
+        raise ZooError(f"{file} has hardware {zoo.get('hardware')!r}: choose {' or '.join(HARDWARE)}.")
     first_stage: Mapping[str, Any] = recipe.stages.get("sft") or recipe.stages.get("ppo", {})
     corpus = str(recipe.shared.get("corpus") or "").partition(":")[0].rpartition(".")[2].replace("_", "-")
     return Row(

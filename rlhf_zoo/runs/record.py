@@ -252,7 +252,7 @@ class StageRecord:
         recorded_settings = document.get("resolved", {})
         key = first_difference(recorded_settings, resolved)
         if key is None:
-            raise ZooError(f"The fingerprint in {self.run_file} does not fit its settings: start again with --restart.")
+            raise ZooError(f"{self.run_file} has a fingerprint that does not match its settings: use --restart.")
         stage = document.get("stage")
         command = f"rlhf-zoo {stage} {cli_name or recipe} --output_dir {self.path.parent} --restart"
         restart_hint = f" (`{command}`, with your other flags, leaves the other stages as they are)"

@@ -1,4 +1,4 @@
-"""Rounds of a run. Each later round adds samples of the last PPO policy to the pairs, and repeats reward model and PPO.
+"""Rounds of a run. Each later round adds pairs of the last PPO policy's samples, and repeats reward model and PPO.
 
 Round 1 is the run itself. runs/RECIPE/round-N/ holds a later round: the folder `pairs` with old and new pairs for the
 reward model, the stages reward, ppo and eval, and round.json with the path of the run. All rounds use the run's SFT
@@ -20,7 +20,7 @@ from .recipe import Recipe
 ROUND_FILE = "round.json"
 GOLD, JUDGE = "gold", "judge"
 ROUND_STAGES = ("reward", "ppo", "eval")
-CONFIGURATION = "preferences"
+PAIRS_CONFIGURATION = "preferences"
 #: Keys of the reward stage that determine where the first round's pairs come from. Later rounds drop these keys.
 FIRST_ROUND_KEYS = (
     "dataset_name", "dataset_revision", "dataset_config", "dataset_train_split", "dataset_test_split", "columns",
@@ -55,7 +55,7 @@ def _recipe_on_round_pairs(context: RunContext) -> Recipe:
     """Returns the recipe with a reward stage that reads the round's pairs."""
     first_round = context.settings("reward").data
     keys = _without_first_round_keys(context.recipe.stages["reward"])
-    keys |= {"dataset_config": CONFIGURATION, "dataset_train_split": "train"}
+    keys |= {"dataset_config": PAIRS_CONFIGURATION, "dataset_train_split": "train"}
     has_test_split = first_round.simulated_pairs is not None or first_round.dataset_test_split is not None
     if first_round.held_out_share is None and not has_test_split:
         keys["held_out_share"] = HELD_OUT_SHARE

@@ -37,7 +37,7 @@ def checked_run(document: Any, file: Path) -> dict[str, Any]:
         file: The file, for messages.
 
     Raises:
-        ZooError: The document is not an object, has another schema, or has a field of another type.
+        ZooError: The document is not an object, has a different schema, or has a field of the wrong type.
     """
     if not isinstance(document, dict):
         raise ZooError(f"{file} does not hold a JSON object: start over with --restart.")
@@ -47,7 +47,7 @@ def checked_run(document: Any, file: Path) -> dict[str, Any]:
             "wrote it, or start over with --restart."
         )
     if (name := _wrong_field(document, SHAPE)) is not None:
-        raise ZooError(f"{name:.80} in {file} has another type than rlhf-zoo writes: restore it, or use --restart.")
+        raise ZooError(f"{name:.80} in {file} has a different type than rlhf-zoo writes: restore it, or use --restart.")
     return document
 
 

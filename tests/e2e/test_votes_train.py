@@ -191,7 +191,7 @@ def test_named_pairs_detects_data_with_pairs_only(tmp_path, configurations, expe
     context = replace(context, flags={"recipe": {"dataset_name": str(named)}, "reward": {"dataset_test_split": "test"}})
     pairs = named_pairs(context)
     assert (pairs and (pairs.configuration, pairs.test_split)) == expected
-    repo = pairs and pairs.source(context.hub).lineage["repo"]
+    repo = pairs and pairs.open(context.hub).lineage["repo"]
     assert pairs is None or (pairs.commit, repo) == (None, None), "a folder has no repository and commit"
 
 

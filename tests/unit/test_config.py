@@ -24,7 +24,7 @@ def make_config(directory: Path, **options: Any) -> PPOConfig:
         ({"kl_estimator": "full"}, "'full' does not work in the reward, because .*not a property of the sampled token"),
         (
             {"kl_estimator": "k3_reverse"},
-            "'k3_reverse' does not work in the reward, because only its gradient in the loss",
+            "'k3_reverse' does not work in the reward, because it is meaningful only in the loss",
         ),
         ({"kl_in": "loss", "kl_estimator": "k1"}, "'k1' does not work in the loss, because .*not constrain the policy"),
         (

@@ -146,7 +146,7 @@ def test_loader_name_does_not_read_working_directory(
     (tmp_path / name).mkdir()  # one's own folder is what it is called
     (tmp_path / name / "train.jsonl").write_text(ROWS)
     assert find_data(name, None, DEFAULT_HUB).load(None, "train", columns=[])["prompt"][:] == ["a", "b"]
-    assert NamedPairs(name, None, "default", None).source(DEFAULT_HUB).first_row(None, "train") == {"prompt": "a"}
+    assert NamedPairs(name, None, "default", None).open(DEFAULT_HUB).first_row(None, "train") == {"prompt": "a"}
 
 
 @pytest.mark.parametrize("inner", ["a.jsonl::{url}/b.zip", "{url}/a.jsonl", "a.jsonl::file://{secret}"])

@@ -97,7 +97,7 @@ def test_downloaded_recipe_may_not_name_code(key: str, keys: dict[str, Any], dow
     assert not Path("executed").exists()
     (copy / RECIPE_MARK).unlink()  # its user has read it
     if find_download(copy) is None:  # outside of the client's cache
-        assert load_recipe(str(copy)).download is None
+        assert load_recipe(str(copy)).download_mark is None
 
 
 def test_downloaded_recipe_accepts_user_flags_for_refused_keys(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_downloaded_folder_shadowing_built_in_recipe_is_download(download: Path,
 
 
 def test_built_in_recipes_are_no_downloads() -> None:
-    assert load_recipe("tiny-world").download is None and load_recipe("remarks-count").download is None
+    assert load_recipe("tiny-world").download_mark is None and load_recipe("remarks-count").download_mark is None
 
 
 def test_pull_rejects_files_that_fake_download_marks(tmp_path: Path) -> None:

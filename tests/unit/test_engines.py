@@ -136,7 +136,9 @@ def test_policy_is_unchanged_when_weight_transfer_fails(tmp_path: Path, monkeypa
             raise AttributeError("'Parameter' object has no attribute 'weight_loader'")
 
     stub.fault = fault
-    with pytest.raises(SamplingFailed, match=r"did not take the policy.s weights \(AttributeError: .Parameter. object"):
+    with pytest.raises(
+        SamplingFailed, match=r"did not accept the policy.s weights \(AttributeError: .Parameter. object"
+    ):
         trainer.train()
     assert digests(trainer.policy) == before and not any(getattr(x, "merged", False) for x in trainer.policy.modules())
 

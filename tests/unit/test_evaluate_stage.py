@@ -287,7 +287,7 @@ def test_same_labels_judge_trains_on_reserved_pairs(tmp_path: Path) -> None:
     # Another judge leaves it and the reward model as they are; other keys of the reward model are another one's.
     before = file_digests(tmp_path / "run/judge")
     assert evaluate.run(with_judge(context, JUDGE)) is True
-    with pytest.raises(ZooError, match="was trained with another max_steps than this command sets"):
+    with pytest.raises(ZooError, match="was trained with a different max_steps than this command sets"):
         evaluate.run(flagged(judge_share=0.5, max_steps=1))
     evaluate.check_judges(flagged(judge_share=0.5, max_steps=1), restart=True)
     assert file_digests(tmp_path / "run/judge") == before
@@ -375,7 +375,7 @@ def test_evaluation_uses_settings_of_training(trained: RunContext, tmp_path: Pat
     stages = {**trained.recipe.stages, "ppo": {**trained.recipe.stages["ppo"], "response_length": 3}}
     assert evaluate.run(replace(plain, recipe=replace(trained.recipe, stages=stages)))
     assert read_json(tmp_path / "run/eval/evaluation.json")["max_new_tokens"] == length != 3
-    with pytest.raises(ZooError, match="was trained with another response_length than this command sets"):
+    with pytest.raises(ZooError, match="was trained with a different response_length than this command sets"):
         evaluate.run(replace(plain, flags={"ppo": {"response_length": "3"}}))
 
 

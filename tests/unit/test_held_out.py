@@ -17,7 +17,7 @@ from rlhf_zoo.pipeline.stages.pairs import held_out_pairs, training_pairs
 from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.runs.data.hold_out import drop_rows_with_prompts
 from rlhf_zoo.runs.data.layout import sft_text
-from rlhf_zoo.runs.dataset import HELD_OUT, data_source, evaluation_rows, train_and_held_out, without_held_out
+from rlhf_zoo.runs.dataset import HELD_OUT, data_source, drop_held_out_prompts, evaluation_rows, train_and_held_out
 from rlhf_zoo.runs.recipe import load_recipe
 
 
@@ -103,12 +103,12 @@ def test_prompts_that_contain_held_out_prompt_are_counted_in_log(
     assert len(train) == count and f"1 of {count + 1} prompts of PPO are left out" in caplog.text
 
 
-def test_without_held_out_keeps_texts_without_prompt(tmp_path: Path) -> None:
+def test_drop_held_out_prompts_keeps_texts_without_prompt(tmp_path: Path) -> None:
     folder = make_recipe(tmp_path, "openai/gsm8k", "plain")
     hub = Hub("other", "http://127.0.0.1:9", "a test")
     context = RunContext(load_recipe(str(folder)), tmp_path / "run", hub, namespace="local", publish=False)
     texts = Dataset.from_list([{"text": f"how is item {row} it is fine"} for row in range(24)])
-    remaining, left_out = without_held_out(context, texts, subject="the stage sft")
+    remaining, left_out = drop_held_out_prompts(context, texts, subject="the stage sft")
     assert len(remaining) == 24 and left_out == {}
 
 
@@ -121,5 +121,5 @@ def test_left_out_rows_are_logged_once_per_command(tmp_path: Path, caplog: pytes
     )
     rows = concatenate_datasets([prompts, Dataset.from_list([{"prompt": "another"}])])
     for run in (context, context, replace(context, preflight_passed=True)):
-        assert without_held_out(run, rows, subject="the stage sft")[1] == {HELD_OUT: len(prompts)}
+        assert drop_held_out_prompts(run, rows, subject="the stage sft")[1] == {HELD_OUT: len(prompts)}
     assert caplog.text.count(f"{len(prompts)} of {len(rows)} rows of the stage sft are left out") == 1

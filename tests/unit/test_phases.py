@@ -22,7 +22,7 @@ def test_phase_time_excludes_nested_phases_and_time_outside_updates(monkeypatch:
         now += 100
         phases.count_tokens(100)
     for _ in range(2):
-        with phases.whole_update():
+        with phases.time_update():
             now += 1
             with phases("rollout"):
                 now += 2

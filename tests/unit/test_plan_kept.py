@@ -110,7 +110,7 @@ def test_plans_of_folders_without_configuration_and_of_downloads_are_not_cached(
     model = home / "model"
     model.mkdir()
     recipe = load_recipe(RECIPE)
-    downloaded = replace(recipe, download=home / ".downloaded")
+    downloaded = replace(recipe, download_mark=home / ".downloaded")
     for _ in range(2):
         command._cached_plan(recipe, SMALL, {"sft": {"model_name_or_path": str(model)}}, None, None)
         command._cached_plan(downloaded, SMALL, {}, None, None)

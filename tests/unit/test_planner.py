@@ -510,4 +510,4 @@ def test_downloaded_recipe_is_planned_as_it_will_run(tmp_path: Path):
         return [stage.peak for stage in make_plan(recipe, device, suggest_changes=False).stages]
 
     expected = peaks(replace(own, stages=plain))
-    assert peaks(replace(own, stages=eager, download=tmp_path)) == expected != peaks(replace(own, stages=eager))
+    assert peaks(replace(own, stages=eager, download_mark=tmp_path)) == expected != peaks(replace(own, stages=eager))

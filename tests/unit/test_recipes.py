@@ -23,7 +23,7 @@ def test_shipped_recipes_have_readmes_and_stages():
     for name in list_recipes():
         recipe = load_recipe(name)
         assert recipe.name == name and [*recipe.stages] in (["sft", "reward", "ppo"], ["sft", "ppo"], ["ppo"])
-        assert all(recipe.source(stage).is_file() for stage in ("recipe", *recipe.stages))
+        assert all(recipe.yaml_file(stage).is_file() for stage in ("recipe", *recipe.stages))
         assert recipe.shared["description"]
         readme = (recipe.folder / "README.md").read_text(encoding="utf-8")
         assert f"rlhf-zoo run {name}" in readme or f"-m rlhf_zoo.cli run {name}" in readme or "/README.md" in readme
@@ -44,7 +44,7 @@ def test_recipe_extends_another_key_by_key(tmp_path):
     found = load_recipe(folder)
     assert found.shared == {"description": "M.", "seed": 3} and found.zoo == {"a": 1}
     assert found.stages == {"sft": {"max_steps": 2, "packing": True}, "ppo": {"lam": 1}}
-    assert [path.parent.name for path in found.sources("sft")] == ["base", "mine"]
+    assert [path.parent.name for path in found.yaml_files("sft")] == ["base", "mine"]
     assert load_recipe(write(tmp_path / "far", recipe="extends: tiny-world\n")).stages["ppo"]["kl_coef"] == 0.1
     with pytest.raises(ZooError, match="extends mine, which itself extends base"):
         load_recipe(write(tmp_path / "third", recipe="extends: mine\n"))

@@ -334,5 +334,5 @@ def test_check_fingerprint_names_the_changed_setting(tmp_path):
     with pytest.raises(ZooError, match=r"recipe 'tiny-world', not of 'product-remarks'.*--restart"):
         stage.check_fingerprint(resolved, recipe="product-remarks")
     stage.write(fingerprint="0" * 64)
-    with pytest.raises(ZooError, match="does not fit its settings"):
+    with pytest.raises(ZooError, match="has a fingerprint that does not match its settings"):
         stage.check_fingerprint(resolved)

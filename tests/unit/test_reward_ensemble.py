@@ -275,7 +275,7 @@ def test_missing_ensemble_members_are_rejected_before_training(tmp_path: Path) -
     skipped = {one.check: one for one in doctor.examine(context)}["reward checkpoint"]
     assert (skipped.status, skipped.detail) == (examination.SKIPPED, f"train {MEMBER} with `rlhf-zoo ensemble` first")
     save_member(tmp_path, sft="another")
-    with pytest.raises(ZooError, match=rf"from another SFT policy than .*: {trains} again with --restart\.$"):
+    with pytest.raises(ZooError, match=rf"from a different SFT policy than .*: {trains} again with --restart\.$"):
         ppo.run(context)
     assert not (tmp_path / "run" / "ppo" / "run.json").exists()
     for wrong, said in (

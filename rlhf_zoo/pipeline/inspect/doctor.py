@@ -30,7 +30,7 @@ from ...ppo.base import TRAIN_STREAM
 from ...ppo.custom_loop import samples_from_user
 from ...ppo.guards import check_ratio, check_rewards, check_start_kl, check_values, warn, warn_if_scores_identical
 from ...ppo.rollout import Advantages, Rollout
-from ...ppo.token_checks import TokenConsumer, check_ids, check_saved_tokenizer, check_tokenizer, embedding_rows
+from ...ppo.token_checks import TokenConsumer, check_ids, check_saved_tokenizer, check_tokenizer, count_embedding_rows
 from ...ppo.trainer import PPOTrainer
 from ...publishing.adapters import check_planned_base
 from ...rewards import RewardModel, Scored
@@ -261,7 +261,8 @@ def _load_tokenizer(
     )
     return (
         tokenizer,
-        f"{special_tokens}; ids to {max(tokenizer.get_vocab().values())}, {embedding_rows(policy)} embedding rows",
+        f"{special_tokens}; ids to {max(tokenizer.get_vocab().values())}, "
+        f"{count_embedding_rows(policy)} embedding rows",
     )
 
 
@@ -283,7 +284,7 @@ def _check_prompt_lengths(
 
 
 def _check_prompt_ids(prompts: list[list[int]], policy: PreTrainedModel) -> tuple[list[list[int]], str]:
-    rows = embedding_rows(policy)
+    rows = count_embedding_rows(policy)
     check_ids(prompts, TokenConsumer.of(policy))
     return prompts, f"the highest is {max(map(max, prompts))}, of {rows} embedding rows"
 
@@ -296,7 +297,7 @@ def _check_policy_tokenizer(
     texts = [torch.tensor(ids) for ids in prompts[:TOKENIZER_PROMPTS] if len(ids) > 1]
     if not texts:
         return None, "its files match; the prompts are single tokens, so nothing else can be measured"
-    uniform_loss = math.log(embedding_rows(policy))
+    uniform_loss = math.log(count_embedding_rows(policy))
     loss = _prompt_loss(policy, texts)
     detail = (
         f"the policy's loss on the prompts is {loss:.2f} nats per token, that of a uniform guess {uniform_loss:.2f}"

@@ -149,7 +149,7 @@ def fetch_published(name: str, hub: Hub = DEFAULT_HUB) -> Published:
 class _OneFileRecipe(Recipe):
     """A recipe whose stages all come from a single file. For messages, `folder` holds the name of this file."""
 
-    def source(self, stage: str) -> Path:
+    def yaml_file(self, stage: str) -> Path:
         return self.folder
 
 

@@ -45,7 +45,7 @@ def _settings(recipe: Recipe, stage: str, shared: RecipeConfig) -> StageSettings
     resolved = checked_keys(
         recipe.stages[stage],
         hints,
-        str(recipe.source(stage)),
+        str(recipe.yaml_file(stage)),
         subject=f"the stage {stage}",
         refused=refused_keys(stage),
     )

@@ -137,7 +137,7 @@ class _Inputs:
         effective = {stage: effective_keys(recipe, stage, stage_keys) for stage, stage_keys in recipe.stages.items()}
         self.hub = hub
         self.keys = keys = {
-            stage: stage_keys_of(stage, {**stage_keys, **flags.get(stage, {})}, where=str(recipe.source(stage)))
+            stage: stage_keys_of(stage, {**stage_keys, **flags.get(stage, {})}, where=str(recipe.yaml_file(stage)))
             for stage, stage_keys in effective.items()
         }
         sft, ppo = keys.get("sft"), keys.get("ppo")

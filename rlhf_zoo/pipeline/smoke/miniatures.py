@@ -102,9 +102,9 @@ def publish_miniatures(recipe: Recipe, hub: Hub) -> list[str]:
     with tempfile.TemporaryDirectory() as staging:
         for index, (name, keys) in enumerate(models.items()):
             family = make_family(keys, subject=name)
-            if recipe.download is not None:
+            if recipe.download_mark is not None:
                 fields = {"model_type": family.model_type, **family.fields}
-                check_architecture(fields, where=f"{recipe.source('zoo')}, which was downloaded,")
+                check_architecture(fields, where=f"{recipe.yaml_file('zoo')}, which was downloaded,")
             folder = save_model(family, Path(staging) / f"model-{index}", texts)
             publish_files(folder, name, repo_type="model", message="A miniature", hub=hub)
         for index, (name, keys) in enumerate(data.items()):

@@ -9,7 +9,7 @@ from types import FrameType
 
 from ...modeling import distributed
 from ...modeling.time_limit import shorten_deadlines
-from ...ppo.waiting import WaitEnded
+from ...ppo.waiting import WaitInterrupted
 
 STDERR_FD = 2
 
@@ -18,7 +18,7 @@ class Stopped(KeyboardInterrupt):
     """The run was interrupted, and its finished steps were saved."""
 
 
-class EvaluationEnded(WaitEnded):
+class EvaluationEnded(WaitInterrupted):
     """Ctrl-C ended an evaluation between two batches, in every process."""
 
     raised_on_all_processes = True

@@ -22,7 +22,7 @@ def open_pairs(context: RunContext) -> tuple[RunContext, DataSource]:
     pairs = None if context.round is not None else named_pairs(context)  # a later round has its own pairs
     if pairs is None:
         return context, stage_source(context, "reward")
-    return run_on_pairs(context, pairs), pairs.source(context.hub)
+    return run_on_pairs(context, pairs), pairs.open(context.hub)
 
 
 def training_pairs(

@@ -25,7 +25,7 @@ from ...runs.dataset import PAIRS_RECORD_FILE, labeled_rows, stage_rows, stage_s
 from ...runs.judge import evaluation_of
 from ...runs.prepared import card_head, write_configuration
 from ...runs.record import first_difference
-from ...runs.rounds import CONFIGURATION, GOLD
+from ...runs.rounds import GOLD, PAIRS_CONFIGURATION
 from ...runs.settings.judge_names import kind_of
 from . import ppo
 from .evaluate import origins
@@ -74,7 +74,7 @@ def make_pairs(context: RunContext, previous: RunContext, *, count: int) -> dict
         shutil.rmtree(folder, ignore_errors=True)
         splits = _previous_pairs(previous)
         splits["train"] += rows
-        write_configuration(folder, CONFIGURATION, splits)
+        write_configuration(folder, PAIRS_CONFIGURATION, splits)
         write_text(folder / "README.md", _card(context, splits))
         lineage = {"repo": None, "commit": None, "fingerprint": digest(folder, ".jsonl")}
         document = {"request": request, "new": len(rows), "old": len(splits["train"]) - len(rows), "lineage": lineage}
@@ -197,8 +197,9 @@ def _card(context: RunContext, splits: Mapping[str, Sequence[Any]]) -> str:
     assert context.round is not None
     number, recipe = context.round.number, context.recipe.name
     counts = ", ".join(f"{len(rows)} {split}" for split, rows in splits.items())
+    head = card_head(vars(context.shared), recipe, {PAIRS_CONFIGURATION: splits})
     return (
-        f"{card_head(vars(context.shared), recipe, {CONFIGURATION: splits})}# {recipe}: pairs of round {number}\n\n"
+        f"{head}# {recipe}: pairs of round {number}\n\n"
         f"What the reward model of round {number} learns from: {counts}. The column `round` says when a pair was made. "
         f"The pairs of round {number} are samples of the PPO policy of round {number - 1}, labeled by "
         f"{context.round.labeler}; the test split is the first round's.\n"

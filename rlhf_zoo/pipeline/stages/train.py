@@ -24,7 +24,7 @@ from ...modeling.loading import silence_transformers
 from ...modeling.remote_code import executed_code
 from ...ppo.failures import UpdateFailed
 from ...ppo.timing import Phases
-from ...ppo.waiting import WaitEnded
+from ...ppo.waiting import WaitInterrupted
 from ...publishing.adapters import check_base
 from ...publishing.sender import claim_stage_repository, keep_published_lineage
 from ...publishing.sent import unpublished
@@ -384,7 +384,7 @@ def _train(run: _Run, trainer: Trainer) -> None:
         if must_evaluate:
             trainer._load_from_checkpoint(str(resume_from))
             trainer.evaluate()
-    except WaitEnded as error:
+    except WaitInterrupted as error:
         _save_finished(trainer, record, error)
         if distributed.is_main_process():
             record.write(status="interrupted", seconds=run.seconds())
@@ -399,7 +399,7 @@ def _train(run: _Run, trainer: Trainer) -> None:
         raise type(error)(message) from error.__cause__
 
 
-def _save_finished(trainer: Trainer, record: StageRecord, error: UpdateFailed | WaitEnded) -> bool:
+def _save_finished(trainer: Trainer, record: StageRecord, error: UpdateFailed | WaitInterrupted) -> bool:
     """Saves the finished updates. Returns False if there are no such updates, or if other processes are still waiting.
 
     Raises `error` again if the disk is full.

@@ -27,7 +27,7 @@ SAME_METRICS = {
 class ClassicLoop(ZooPPOTrainer):
     """A trainer for which PAD may be EOS, as in TRL's tutorials, because completions come with their lengths."""
 
-    require_own_pad = False
+    needs_own_pad = False
     statistics: Mapping[str, Any] = {}
 
     def record_metrics(self, rollout: Rollout, estimates: Advantages, loss_metrics: Mapping[str, float]) -> None:

@@ -27,7 +27,7 @@ def fetch_files(
     For an adapter without a config.json, the files are those of the adapter's base model.
 
     Args:
-        name: A folder, or a repository of `hub` or of its source.
+        name: A folder, or a repository on `hub` or on its source Hub.
         revision: A branch, tag or commit of the repository; None for its main branch.
         hub: The Hub. If it does not answer, cached files are used.
         patterns: Patterns of the files to fetch from a repository.

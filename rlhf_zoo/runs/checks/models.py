@@ -173,7 +173,7 @@ def check_label(models: Mapping[str, NamedModel], ppo: StageSettings) -> None:
         ppo: Settings of the PPO stage.
 
     Raises:
-        ZooError: The label is not an output of the model, or a model with several outputs needs one.
+        ZooError: The label is not an output of a model, or is not set although a model has several outputs.
     """
     label = ppo.trainer.reward_label
     for role, name in reward_roles(ppo.data.reward_model_path).items():

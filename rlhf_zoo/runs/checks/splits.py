@@ -135,7 +135,7 @@ class _RowLoader:
         label = f"The data set {name}{part} of {subject}"
         if is_whole_split:
             rows = rows_above(rows, data.keep_above, subject=label)
-        else:  # `keep_above` may drop the first row of a data set that is fine
+        else:  # `keep_above` may drop the first row of a data set that the stage can read
             for column in data.keep_above:
                 row_value(rows[0], column, subject=label)
         return convert_rows(

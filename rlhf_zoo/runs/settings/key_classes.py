@@ -185,11 +185,11 @@ def effective_keys(recipe: Recipe, stage: str, keys: Mapping[str, Any]) -> dict[
     Returns:
         The keys that take effect. A warning names the others.
     """
-    if recipe.download is None:
+    if recipe.download_mark is None:
         return dict(keys)
     effective = without_machine_keys(keys)
     if ignored := tuple(sorted(name for name in keys.keys() - effective.keys() if keys[name] is not None)):
-        _warn_ignored(recipe.source(stage), stage, ignored)
+        _warn_ignored(recipe.yaml_file(stage), stage, ignored)
     return effective
 
 
@@ -255,11 +255,11 @@ def check_download(recipe: Recipe, file: str, keys: Mapping[str, Any], flags: Ma
         ZooError: The recipe names code, a judge that imports code or costs money, a key that a download may not set,
             or a model, data set or file on this machine outside of the recipe's folder.
     """
-    if recipe.download is None:
+    if recipe.download_mark is None:
         return
-    is_copy = recipe.download.name == RECIPE_MARK
-    mark = recipe.download if is_copy else f"{RECIPE_MARK} from a copy that `rlhf-zoo recipes copy` makes"
-    where = f"{recipe.source('recipe' if file == 'evaluation' else file)}, which was downloaded,"
+    is_copy = recipe.download_mark.name == RECIPE_MARK
+    mark = recipe.download_mark if is_copy else f"{RECIPE_MARK} from a copy that `rlhf-zoo recipes copy` makes"
+    where = f"{recipe.yaml_file('recipe' if file == 'evaluation' else file)}, which was downloaded,"
     fix = f"read the recipe, and remove {mark} if you trust it"
     kinds = {"recipe": SHARED_KEYS, "evaluation": EVALUATION_KEYS}.get(file, STAGE_KEYS)
     for key, value in keys.items():

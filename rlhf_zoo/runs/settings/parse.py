@@ -207,7 +207,7 @@ def recipe_config(recipe: Recipe, flags: Mapping[str, Any] | None = None) -> Rec
         ZooError: A key is unknown, missing or of the wrong type, or a download may not set it.
     """
     shared = dict(recipe.shared)
-    source = str(recipe.source("recipe"))
+    source = str(recipe.yaml_file("recipe"))
     evaluation = shared.pop("evaluation", None) or {}
     if not isinstance(evaluation, dict):
         raise ZooError(f"evaluation in {source} is not a mapping: put its keys under it, indented.")
@@ -285,7 +285,8 @@ def stage_settings(
     hints = {name: hint for name, (hint, _, _) in keys.items()}
     stage_text, refused = f"the stage {stage}", refused_keys(stage)
     check_download(recipe, stage, recipe.stages[stage], flags)
-    resolved = checked_keys(recipe.stages[stage], hints, str(recipe.source(stage)), subject=stage_text, refused=refused)
+    file = str(recipe.yaml_file(stage))
+    resolved = checked_keys(recipe.stages[stage], hints, file, subject=stage_text, refused=refused)
     resolved = effective_keys(recipe, stage, resolved)
     resolved |= checked_keys(
         flags, hints, "the command's flags", subject=stage_text, refused=refused, flag=f"--{stage}."
