@@ -128,7 +128,7 @@ def _add_to_collection(models: SpaceModels, space: str, hub: Hub, *, private: bo
 
     if models.recipe is None:
         return
-    repos = {model.repo: role for role, model in models.roles.items()}
+    repos = {model.repo: role for role, model in models.by_role.items()}
     try:
         collect(models.recipe, space.partition("/")[0], repos, space, private=private, hub=hub)
     except ZooError as error:

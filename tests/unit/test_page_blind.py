@@ -73,8 +73,8 @@ def test_sides_are_random_and_independent_of_the_seed():
     left = sum(one.ppo_side == "left" for one in pairs)
     assert 850 < left < 1150, "0.5 ± 6 standard errors"
     assert len({one.id for one in pairs}) == 2000
-    assert drawn(PPO, SFT).roles == {"left": "ppo", "right": "sft"}
-    assert drawn(PPO, SFT, ppo_side="right").sides == {"left": SFT, "right": PPO}
+    assert drawn(PPO, SFT).role_by_side == {"left": "ppo", "right": "sft"}
+    assert drawn(PPO, SFT, ppo_side="right").completion_by_side == {"left": SFT, "right": PPO}
 
 
 @pytest.mark.parametrize(

@@ -63,27 +63,27 @@ class Pair:
     verdict: str | None = None
 
     @property
-    def roles(self) -> dict[str, Role]:
+    def role_by_side(self) -> dict[str, Role]:
         """Side -> role (ppo or sft), left first."""
         return {side: "ppo" if side == self.ppo_side else "sft" for side in SIDES}
 
     @property
-    def sides(self) -> dict[str, PolicyCompletion]:
+    def completion_by_side(self) -> dict[str, PolicyCompletion]:
         """Side -> completion, left first."""
-        return {side: getattr(self.snapshot, role)[0] for side, role in self.roles.items()}
+        return {side: getattr(self.snapshot, role)[0] for side, role in self.role_by_side.items()}
 
     @property
     def allowed_verdicts(self) -> tuple[str, ...]:
         """The possible verdicts: none before both completions are done; only "tie" and "both_bad" for equal texts."""
         if not self.snapshot.done:
             return ()
-        left, right = self.sides.values()
+        left, right = self.completion_by_side.values()
         return tuple(VERDICTS) if left.completion != right.completion else ("tie", "both_bad")
 
     @property
     def preferred_role(self) -> str | None:
         """ppo or sft; None for a tie, for "both bad" and before the verdict."""
-        return self.roles.get(self.verdict) if self.verdict is not None else None
+        return self.role_by_side.get(self.verdict) if self.verdict is not None else None
 
 
 def create_vote(pair: Pair, verdict: str, models: Mapping[str, ModelRevision]) -> Vote:
@@ -102,8 +102,8 @@ def create_vote(pair: Pair, verdict: str, models: Mapping[str, ModelRevision]) -
     if verdict not in pair.allowed_verdicts:
         raise ZooError("The two texts are equal: choose “Tie” or “Both bad”.")
     completions = []
-    for side, sample in pair.sides.items():
-        role = pair.roles[side]
+    for side, sample in pair.completion_by_side.items():
+        role = pair.role_by_side[side]
         model, reward = models[role], float_or_none(sample.reward)
         completions.append(
             ShownCompletion(sample.completion, role, model.repo, model.commit, model.tag, reward, sample.ended)
@@ -128,7 +128,7 @@ def pair_html(pair: Pair | None) -> str:
             f'<p class="zoo-prompt"><b>Prompt</b> <span class="prompt">{escape_text(pair.snapshot.prompt)}</span></p>'
         )
         state = "done" if pair.snapshot.done else "writing"
-        texts = {side: sample.completion for side, sample in pair.sides.items()}
+        texts = {side: sample.completion for side, sample in pair.completion_by_side.items()}
     cards = "".join(
         f'<article class="zoo-card" data-side="{side}"><header><h3>{side.capitalize()}</h3></header>'
         f"{_completion_html(texts[side], state)}</article>"
@@ -157,8 +157,8 @@ def reveal_html(pair: Pair, models: Mapping[str, ModelRevision]) -> str:
         models: Role (ppo or sft) -> model.
     """
     cards = []
-    for side, sample in pair.sides.items():
-        role = pair.roles[side]
+    for side, sample in pair.completion_by_side.items():
+        role = pair.role_by_side[side]
         badge = '<span class="zoo-badge">your choice</span>' if side == pair.verdict else ""
         cards.append(
             f'<article class="zoo-card zoo-{role}" data-side="{side}" data-role="{role}"><header>'
@@ -176,7 +176,7 @@ def reveal_html(pair: Pair, models: Mapping[str, ModelRevision]) -> str:
 
 def _compare_with_reward(pair: Pair) -> str:
     """Says whether the reward agrees with the verdict; "" if the verdict or the reward prefers neither completion."""
-    rewards = {pair.roles[side]: sample.reward for side, sample in pair.sides.items()}
+    rewards = {pair.role_by_side[side]: sample.reward for side, sample in pair.completion_by_side.items()}
     ppo, sft = rewards["ppo"], rewards["sft"]
     if pair.preferred_role is None or ppo is None or sft is None or ppo == sft:
         return ""

@@ -85,7 +85,7 @@ def deploy(
     api, endpoint = hub.api(), hub.address
     _check_no_custom_code(models, hub)
     with refusals_as(f"Cannot look up the models of {space} on {endpoint}", "try again, or check --hub."):
-        repos = dict.fromkeys([*(model.repo for model in models.roles.values()), *models.runs])
+        repos = dict.fromkeys([*(model.repo for model in models.by_role.values()), *models.runs])
         private_models = tuple(repo for repo in repos if api.model_info(repo).private)
     creation_failure = f"Cannot create the Space {space} on {endpoint}", "check that the token may write there."
     with refusals_as(*creation_failure):
@@ -141,7 +141,7 @@ def deploy(
 
 def _check_no_custom_code(models: SpaceModels, hub: Hub) -> None:
     """Checks that no model needs custom code, because nobody can confirm in a Space that the code may run."""
-    for model in models.roles.values():
+    for model in models.by_role.values():
         with refusals_as(f"Cannot fetch the configuration of {model.repo} from {hub.name}", "try again."):
             infos = hub.api().get_paths_info(model.repo, ["config.json"], revision=model.commit)
             path = hub.file(model.repo, "config.json", revision=model.commit) if infos else None

@@ -74,7 +74,7 @@ class SpaceModels:
     runs: tuple[str, ...] = ()
 
     @property
-    def roles(self) -> dict[str, PinnedModel]:
+    def by_role(self) -> dict[str, PinnedModel]:
         """Role (ppo, sft or reward) -> model. Roles without a model are left out."""
         models = {"ppo": self.ppo, "sft": self.sft, "reward": self.reward}
         return {role: model for role, model in models.items() if model is not None}
@@ -82,7 +82,7 @@ class SpaceModels:
     @property
     def by_role_label(self) -> dict[str, PinnedModel]:
         """Label of each role on the page -> model."""
-        return {_ROLE_LABELS[role]: model for role, model in self.roles.items()}
+        return {_ROLE_LABELS[role]: model for role, model in self.by_role.items()}
 
     @property
     def title(self) -> str:
@@ -278,7 +278,7 @@ def write_static(folder: Path, models: SpaceModels, page: str) -> None:
 
 def _models_json(models: SpaceModels, hardware: str | None) -> dict[str, object]:
     """Returns the content of compare.json."""
-    names = {role: models.roles[role].name if role in models.roles else None for role in _ROLE_LABELS}
+    names = {role: models.by_role[role].name if role in models.by_role else None for role in _ROLE_LABELS}
     return {"schema": SCHEMA, **names, "votes": models.votes, "runs": list(models.runs), "hardware": hardware}
 
 
@@ -315,7 +315,7 @@ def _front_matter(models: SpaceModels, **fields: str | None) -> tuple[str, str]:
     head = {
         **yaml.safe_load(template),
         "title": models.title,
-        "models": list(dict.fromkeys([*(model.repo for model in models.roles.values()), *models.runs])),
+        "models": list(dict.fromkeys([*(model.repo for model in models.by_role.values()), *models.runs])),
         "datasets": list(dict.fromkeys([*models.datasets, *([models.votes] if models.votes else [])])),
         **fields,
     }
