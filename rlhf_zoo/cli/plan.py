@@ -153,7 +153,7 @@ def _cached_plan(
     if recipe.download_mark is None and (states := model_states(model_names(recipe, flags))) is not None:
         keys = [recipe.name, recipe.shared, recipe.stages, recipe.zoo, flags, prompt_length, states]
         name = cache.digest([cache.code_digest(), cache.versions(), asdict(device), *keys])
-        if isinstance(entry := cache.read("plans", name), dict):
+        if isinstance(entry := cache.read_cached("plans", name), dict):
             return Plan.from_json(entry["plan"], change_peaks=entry["change_peaks"])
     with loading("loading the planner"):
         from ..pipeline.plan.plan import make_plan
@@ -163,7 +163,7 @@ def _cached_plan(
         result = make_plan(recipe, device, flags, prompt_length=prompt_length, hub=hub)
     if name is not None:
         peaks = {stage: change.peak for stage, change in result.changes.items() if change is not None}
-        cache.write("plans", name, {"plan": result.to_json(), "change_peaks": peaks})
+        cache.write_cached("plans", name, {"plan": result.to_json(), "change_peaks": peaks})
     return result
 
 

@@ -136,9 +136,9 @@ def recipes_validate(ctx: click.Context, recipe: str, source_hub: str | None) ->
         settings_by_stage[stage] = settings
         check_installed(settings)
         if stage == "ppo":
-            from ..pipeline.stages.ppo import reward_functions
+            from ..pipeline.stages.ppo import load_reward_functions
 
-            reward_functions(settings)
+            load_reward_functions(settings)
     if "ppo" in settings_by_stage:
         check_parents(loaded_recipe, settings_by_stage["ppo"])
     needs_hub = uses_hub(loaded_recipe, config, settings_by_stage)
@@ -214,7 +214,7 @@ def _check_on_hub(
 def _try_on_local_prompts(config: RecipeConfig, ppo: StageSettings, judges: Iterable[str], hub: Hub) -> None:
     """Tries reward functions and rule judges on prompts in local files, as `run` does before it trains."""
     from ..evaluation.judges.rule import RuleJudge
-    from ..pipeline.stages.ppo import check_answers, reward_functions, try_functions
+    from ..pipeline.stages.ppo import check_answers, load_reward_functions, try_functions
     from ..runs.checks.splits import local_rows
     from ..runs.dataset import evaluated_split
     from ..runs.settings.judge_names import kind_of
@@ -222,7 +222,7 @@ def _try_on_local_prompts(config: RecipeConfig, ppo: StageSettings, judges: Iter
     prompts = local_rows(config, ppo, hub)
     if prompts is None:
         return
-    functions, datasets = reward_functions(ppo), {"train_dataset": prompts}
+    functions, datasets = load_reward_functions(ppo), {"train_dataset": prompts}
     check_answers(ppo, functions, datasets)
     try_functions(ppo, functions, datasets)
     split, share = evaluated_split(config, ppo.data)

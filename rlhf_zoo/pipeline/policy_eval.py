@@ -71,8 +71,8 @@ class ComparisonSettings:
     Attributes:
         prompts: Number of held-out prompts.
         samples: Number of completions per prompt.
-        split: Split of the prompts; None for the prompts that training held out, or, if it held none out, for
-            the split test.
+        split: Split of the prompts; None for the prompts that training held out, or for the split `test` if it held
+            none out.
         seed: Seed of the samples.
         temperature, max_new_tokens: Sampling settings; None for the settings of the policy's training.
         dataset_name, dataset_revision: The data set with the prompts; None takes it from the policy's run or card.
@@ -163,7 +163,7 @@ def find_pair(
     data = None
     if settings.dataset_name is not None:
         data = find_data(settings.dataset_name, settings.dataset_revision, hub)
-    stage_folder = _ppo_stage(Path(policy))
+    stage_folder = _find_ppo_stage(Path(policy))
     if stage_folder is not None:
         traced = find_traced_policy(policy, sft=against, reward=reward_name, hub=hub)
         where = str(traced.settings_file)
@@ -174,7 +174,7 @@ def find_pair(
         loader = _reward_loader(traced.resolved, where) if reward is None else None
         if not settings.judges:
             _check_recorded_judge(evaluation, judge)
-        if loader is not None and not traced.trusted:
+        if loader is not None and not traced.is_trusted:
             check_object(loader, LOADERS, key="reward_model_loader", where=where, flag=TRUST_RUN_FLAG)
         data_folder = stage_folder.parent / "data"
         # Next to a stage that was downloaded alone, a folder "data" belongs to the user and not to the run.
@@ -182,7 +182,7 @@ def find_pair(
         configuration = prompts_location(traced.resolved).configuration or PROMPTS_CONFIG
         if data is None and from_run and (data_folder / configuration).is_dir():
             data = DataSource(str(data_folder), None, {})
-        data = data or _run_data(stage_folder, traced, hub)
+        data = data or _open_run_data(stage_folder, traced, hub)
         return PolicyPair(
             traced.policy,
             traced.reference,
@@ -193,7 +193,7 @@ def find_pair(
             labeled=EvaluationConfig(labeled=evaluation_keys.get("labeled") or {}).labeled_data,
             functions=_reward_functions(traced.resolved),
             prompts_location=prompts_location(traced.resolved),
-            held_out=_held_out(traced.resolved),
+            held_out=_held_out_share_and_split(traced.resolved),
             reward_load_kwargs=reward_load_kwargs(
                 recorded_settings(traced.resolved, "ppo", REWARD_LOAD_KEYS, where=where)
             ),
@@ -209,27 +209,27 @@ def find_pair(
         lineage.ppo,
         lineage.sft,
         lineage.rewards,
-        data or _published_data(lineage, hub),
+        data or _open_published_data(lineage, hub),
         sampling,
         judge_in_card=clean(judge_name) if isinstance(judge_name, str) else None,
         labeled=_published_labels(lineage),
         functions=_reward_functions(lineage.card.get("settings")),
         prompts_location=lineage.prompts_location,
-        held_out=_held_out(lineage.card.get("settings")),
+        held_out=_held_out_share_and_split(lineage.card.get("settings")),
         reward_load_kwargs=lineage.reward_load_kwargs,
         truncation_fields=lineage.truncation_fields,
         hub=hub,
     )
 
 
-def _run_data(stage_folder: Path, traced: TracedPolicy, hub: Hub) -> DataSource | None:
+def _open_run_data(stage_folder: Path, traced: TracedPolicy, hub: Hub) -> DataSource | None:
     """Opens the data set of a run's PPO stage, at the run's commit. An untrusted run must name a data set on a Hub."""
     resolved = traced.resolved
     shared = resolved.get("recipe") or {}
     keys = resolved if resolved.get("dataset_name") else {} if shared.get("corpus") else shared
     if not isinstance(name := keys.get("dataset_name"), str):
         return None
-    if not traced.trusted:
+    if not traced.is_trusted:
         check_repository(name, key="dataset_name", where=str(traced.settings_file))
     recorded = StageRecord(stage_folder).read().get("dataset")
     source = find_data(name, keys.get("dataset_revision"), hub, recorded=recorded)
@@ -282,7 +282,7 @@ def _reward_functions(settings: object) -> frozenset[str]:
     return find_weighted_functions(names, weights if isinstance(weights, list) else None, has_reward_model=has_model)
 
 
-def _ppo_stage(path: Path) -> Path | None:
+def _find_ppo_stage(path: Path) -> Path | None:
     """Finds the PPO stage of a path: the path itself, its subfolder or its parent. Returns None for any other path."""
     for stage_folder in (path, path / "ppo", path.parent):
         if path.is_dir() and StageRecord(stage_folder).read().get("stage") == "ppo":
@@ -290,7 +290,7 @@ def _ppo_stage(path: Path) -> Path | None:
     return None
 
 
-def _published_data(lineage: Lineage, hub: Hub) -> DataSource | None:
+def _open_published_data(lineage: Lineage, hub: Hub) -> DataSource | None:
     for parent in Card(lineage.card).parents:
         if parent.role == "data" and parent.repo is not None:
             check_repository(parent.repo, key="parents.data", where=f"The card of {lineage.ppo.name}")
@@ -319,16 +319,17 @@ def evaluate(pair: PolicyPair, settings: ComparisonSettings, *, out: Path, comma
     check_judges_available(names, settings.llm, hub=pair.hub)
     if pair.data is None:
         raise ZooError(
-            f"Neither run nor card of {pair.policy.name} names a data set with prompts: pass one with --dataset_name."
+            f"Neither the run nor the card of {pair.policy.name} names a data set with prompts: pass one with "
+            "--dataset_name."
         )
-    rows, split = _prompts(pair, pair.data, settings)
+    rows, split = _load_prompts(pair, pair.data, settings)
     rows = distinct_first(rows)
     rows = rows.select(range(min(settings.prompts, len(rows))))
     if (distinct := count_distinct_prompts(rows["prompt"])) < settings.prompts:
         log.warning("The split %s has only %s prompts, so all of them are used.", split, describe_prompt_count(rows))
     groups = number_of_groups(group_rows(rows, settings.group))
     if groups < FEW_PROMPTS:
-        counts = f"{distinct} prompts" + (f" in {groups} groups that ask the same" if groups < distinct else "")
+        counts = f"{distinct} prompts" + (f" in {groups} groups that ask the same thing" if groups < distinct else "")
         log.warning("The evaluation has only %s, so its intervals are too narrow.", counts)
     evaluator = _make_evaluator(pair, pair.data, settings, names, out)
     policy = load_causal(pair.policy.path).eval()
@@ -374,7 +375,7 @@ def evaluate(pair: PolicyPair, settings: ComparisonSettings, *, out: Path, comma
     return document
 
 
-def _prompts(pair: PolicyPair, data: DataSource, settings: ComparisonSettings) -> tuple[Dataset, str]:
+def _load_prompts(pair: PolicyPair, data: DataSource, settings: ComparisonSettings) -> tuple[Dataset, str]:
     """Returns the held-out prompts and a name for them: the requested split, what training held out, or test."""
     configuration, column, _ = pair.prompts_location
     share, train = pair.held_out if settings.split is None else (None, None)
@@ -391,7 +392,7 @@ def _prompts(pair: PolicyPair, data: DataSource, settings: ComparisonSettings) -
     return split_by_prompt(rows, share, parts=2)[0], f"{split} ({share:.0%} of its prompts held out)"
 
 
-def _held_out(settings: object) -> tuple[float, str] | tuple[None, None]:
+def _held_out_share_and_split(settings: object) -> tuple[float, str] | tuple[None, None]:
     """Returns the share of prompts that PPO held out, and their split, by the settings of a run or card."""
     keys = settings if isinstance(settings, Mapping) else {}
     share, split = keys.get("held_out_share"), keys.get("dataset_train_split", "train")
@@ -442,7 +443,7 @@ def _make_evaluator(
     panel = open_panel(
         names,
         llm=settings.llm,
-        labeled=lambda: _labeled_texts(pair, data),
+        labeled=lambda: _load_labeled_texts(pair, data),
         folder=out,
         seed=settings.seed,
         hub=pair.hub,
@@ -464,7 +465,7 @@ def _make_evaluator(
     )
 
 
-def _labeled_texts(pair: PolicyPair, data: DataSource) -> Dataset:
+def _load_labeled_texts(pair: PolicyPair, data: DataSource) -> Dataset:
     keys = pair.labeled
     where = f"configuration {keys.dataset_config}, split {keys.dataset_train_split}"
     try:
@@ -485,11 +486,11 @@ def _labeled_texts(pair: PolicyPair, data: DataSource) -> Dataset:
         ) from error
 
 
-def _published_commits(source: Checkpoint) -> list[tuple[str, str]]:
-    repo, commit, _ = source.published_at
+def _published_commits(checkpoint: Checkpoint) -> list[tuple[str, str]]:
+    repo, commit, _ = checkpoint.published_at
     return [(repo, commit)] if repo is not None and commit is not None else []
 
 
-def _checkpoint_entry(source: Checkpoint) -> dict[str, Any]:
-    repo, commit, tag = source.published_at
-    return {"name": source.name, "repo": repo, "commit": commit, "tag": tag}
+def _checkpoint_entry(checkpoint: Checkpoint) -> dict[str, Any]:
+    repo, commit, tag = checkpoint.published_at
+    return {"name": checkpoint.name, "repo": repo, "commit": commit, "tag": tag}

@@ -130,7 +130,7 @@ def check(context: RunContext) -> None:
         check_pairs(context, tokenizer)
     if "ppo" in context.recipe.stages:
         settings, source = context.settings("ppo"), stage_source(context, "ppo")
-        functions = ppo.reward_functions(settings)
+        functions = ppo.load_reward_functions(settings)
         data = ppo.load_data(context, source)
         ppo.check_answers(settings, functions, data)
         ppo.check_batch(settings, data)
@@ -300,7 +300,7 @@ def summary_line(context: RunContext, stage: str) -> str:
         evaluation = read_json(context.record("eval").path / "evaluation.json")
         win, rows, groups = evaluation["win_rate"], evaluation["rows"], evaluation.get("groups")
         parts.append(
-            f"win rate of PPO over {_start(context)} {win['value']:.3f} "
+            f"win rate of PPO over {_start_name(context)} {win['value']:.3f} "
             f"[{win['ci95'][0]:.3f}, {win['ci95'][1]:.3f}] on {win['n']} completions of "
             f"{format_prompt_count(evaluation['prompts'], rows)} prompts"
             f"{format_group_count(groups, evaluation['prompts'])}, "
@@ -310,7 +310,7 @@ def summary_line(context: RunContext, stage: str) -> str:
     return f"{stage} done: " + ", ".join(parts)
 
 
-def _start(context: RunContext) -> str:
+def _start_name(context: RunContext) -> str:
     """Returns what PPO started from: "SFT", or "the base" if the run has no SFT policy."""
     return "the base" if starts_from_base("ppo", context.record("ppo").read().get("resolved") or {}) else "SFT"
 
@@ -378,7 +378,7 @@ def show_published(context: RunContext, console: "Console") -> None:
             if stage != "reward"
         }
     judge = evaluator.judge.name
-    start = _start(context)
+    start = _start_name(context)
     title = (
         f"{start[0].upper()}{start[1:]} and PPO, pulled from the Hub into an empty cache (weights verified by SHA-256)"
     )
@@ -413,7 +413,7 @@ def print_headline(context: RunContext, console: "Console") -> None:
     summary = read_json(context.directory / SUMMARY)
     note = " on simulated preferences" if summary["simulated"] else ""
     sft, ppo, win, control = (summary[name] for name in ("sft", "ppo", "win_rate", "control"))
-    start = _start(context)
+    start = _start_name(context)
     console.print(
         f"Win rate of PPO over {start}{note}: [bold]{win['value']:.3f}[/] "
         f"[{win['ci95'][0]:.3f}, {win['ci95'][1]:.3f}], "

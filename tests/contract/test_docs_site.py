@@ -13,7 +13,7 @@ from prose import sentences
 
 import rlhf_zoo
 from rlhf_zoo.cli.main import cli
-from rlhf_zoo.pipeline.stages.ppo import reward_functions
+from rlhf_zoo.pipeline.stages.ppo import load_reward_functions
 from rlhf_zoo.runs.recipe import load_recipe
 from rlhf_zoo.runs.registry import STAGES
 from rlhf_zoo.runs.settings.declared import declared_keys
@@ -155,7 +155,7 @@ PROPOSED = sorted({line for line in inline_commands("reward-up-text-worse.md") i
 def test_proposed_ppo_command_is_valid(line: str, tmp_path: Path) -> None:
     flags = parse_flags([word for word in shlex.split(line)[3:] if word != "--restart"])[""]
     settings = stage_settings(load_recipe("tiny-world"), "ppo", flags, shared_flags={}, output_dir=tmp_path)
-    functions = reward_functions(settings)
+    functions = load_reward_functions(settings)
     weights = settings.trainer.reward_weights
     assert weights is None or len(weights) == 1 + len(functions)  # the reward model's first
 

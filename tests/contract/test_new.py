@@ -279,7 +279,7 @@ def test_new_on_gpu_uses_8_bit_optimizer_only_when_memory_is_short(monkeypatch: 
     # The other stages are planned once, with the sizes that fit or were tried last.
     assert planned_stages == [["ppo"], None, *6 * [["ppo"]], None]
     publishing = next(reason for setting, _, reason in new_recipe.decisions if setting == "publishing")
-    assert f"by `rlhf-zoo hub add {os.path.abspath('base')} NAMESPACE/NAME` and give `new` that name" in publishing
+    assert f"by `rlhf-zoo hub add {os.path.abspath('base')} NAMESPACE/NAME` and pass that name to `new`" in publishing
     assert "--memory" not in publishing, "the card's memory cannot be raised"
     assert not {"use_peft", "dtype", "optim"} & files_by_memory[1]["ppo.yaml"].keys()
     for stage in ("sft", "ppo"):

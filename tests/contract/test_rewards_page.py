@@ -11,7 +11,7 @@ import yaml
 from trainer_fixture import make_policy, make_tokenizer, make_trainer, updates_of
 from zoo_process import zoo
 
-from rlhf_zoo.pipeline.stages.ppo import reward_functions
+from rlhf_zoo.pipeline.stages.ppo import load_reward_functions
 from rlhf_zoo.plugins import registered
 from rlhf_zoo.rewards.loading import load_reward_model
 from rlhf_zoo.runs.recipe import load_recipe
@@ -44,7 +44,7 @@ def test_page_recipes_are_valid(modules: Path) -> None:
     for block in blocks("yaml"):
         keys = {"missing_eos_penalty": None, **yaml.safe_load(block)}  # tiny-world has one
         settings = stage_settings(load_recipe("tiny-world"), "ppo", keys, shared_flags={}, output_dir=modules)
-        reward_functions(settings)
+        load_reward_functions(settings)
 
 
 def test_page_names_existing_keys_and_all_rewards() -> None:
@@ -60,7 +60,7 @@ def test_page_functions_score_completions_in_run(modules: Path) -> None:
         load_recipe("tiny-world"), "ppo", {**weights, "reward_model_path": None, "reward_weights": [1.0, 0.5, 1.0]},
         shared_flags={}, output_dir=modules,
     )  # fmt: skip
-    trainer = make_trainer(modules, reward_funcs=reward_functions(settings), max_steps=1)
+    trainer = make_trainer(modules, reward_funcs=load_reward_functions(settings), max_steps=1)
     trainer.train()
     assert {"rewards/brief", "rewards/no_echo", "rewards/sentences"} <= updates_of(trainer)[0].keys()
     import my_rewards  # type: ignore[import-not-found]

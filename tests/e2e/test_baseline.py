@@ -270,7 +270,7 @@ def test_rejection_fails_when_no_reward_exceeds_mean(finished: Path, folder: Pat
     with pytest.raises(
         ZooError, match=r"Of 5 completions of the SFT policy [0-5] ended, but none .* the mean of all, 1, so"
     ):
-        draw_samples(same, opened.prompts(), 5, seed=1)
+        draw_samples(same, opened.load_prompts(), 5, seed=1)
 
 
 def test_rloo_samples_as_many_completions_as_ppo(folder: Path, compare: Compare) -> None:

@@ -186,7 +186,7 @@ def test_eval_policy_reads_other_columns_and_label_judge(place: Place) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([PPO], "Neither run nor card of local/toy-ppo names a data set with prompts: pass one with --dataset_name."),
+        ([PPO], "Neither the run nor the card of local/toy-ppo names a data set with prompts: pass one with"),
         (["toys/ppo", "--against", "toys/sft", "--dataset_name", "data", "--push_to_hub"], "toys/ppo is a folder, but"),
         (
             [PPO, "--dataset_name", "data", "--judge", "classifier", "--judge", "votes:local/none"],

@@ -49,7 +49,7 @@ def test_second_round_records_first_round(base: Run, tmp_path: Path) -> None:
     assert "judge" in again.stdout and "by gold" in again.stdout
     assert run.json("round-2", "ppo", "run.json") == ppo, "a finished round is not trained again"
     other = run.zoo(*words, "--labels", "judge")
-    assert other.returncode == 2 and "has pairs that were made with another value of 'labels': choose" in other.stderr
+    assert other.returncode == 2 and "pairs that were made with a different value of 'labels': choose" in other.stderr
     rejected = run.zoo("reproduce", "local/tiny-world-round-2-reward@best", "--hub", "local")
     assert rejected.returncode == 2 and "also learned from samples of an earlier round's PPO policy" in rejected.stderr
     pushed = run.zoo("push", "run/round-2", "--hub", "local")

@@ -18,7 +18,7 @@ from rlhf_zoo.evaluation.ensemble import (
     unrelated_disagreement,
 )
 from rlhf_zoo.hub.client.connect import Hub
-from rlhf_zoo.pipeline.experiments.ensemble import check, member
+from rlhf_zoo.pipeline.experiments.ensemble import check, run_with_seed
 from rlhf_zoo.pipeline.stages.samples import pairs_seed
 from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.runs.recipe import load_recipe
@@ -81,7 +81,7 @@ def make_run_context(tmp_path: Path, recipe: str = "tiny-world", **reward: objec
 
 def test_ensemble_member_changes_seed_and_keeps_pairs(tmp_path: Path) -> None:
     run = make_run_context(tmp_path, learning_rate="1e-4")
-    member_run = member(run, 4)
+    member_run = run_with_seed(run, 4)
     own, other = run.settings("reward"), member_run.settings("reward")
     assert (own.trainer.seed, other.trainer.seed) == (1, 4)
     assert pairs_seed(own) == pairs_seed(other) == 1
@@ -91,8 +91,8 @@ def test_ensemble_member_changes_seed_and_keeps_pairs(tmp_path: Path) -> None:
     assert {member_run.record(stage).path for stage in ("data", "sft", "eval")} == {
         tmp_path / stage for stage in ("data", "sft", "eval")
     }
-    assert pairs_seed(member(make_run_context(tmp_path, pairs_seed="9"), 4).settings("reward")) == 9
-    unpaired = member(make_run_context(tmp_path, "product-remarks"), 2).settings("reward")
+    assert pairs_seed(run_with_seed(make_run_context(tmp_path, pairs_seed="9"), 4).settings("reward")) == 9
+    unpaired = run_with_seed(make_run_context(tmp_path, "product-remarks"), 2).settings("reward")
     assert "pairs_seed" not in unpaired.resolved, "its pairs are not simulated"
 
 

@@ -73,7 +73,7 @@ def test_run_record_rejects_parents_of_wrong_type(tmp_path: Path, path: tuple[st
     record = StageRecord(tmp_path / "ppo")
     document = record.write(stage="ppo")
     record.run_file.write_text(json.dumps({**document, "parents": dict([path])}))
-    with pytest.raises(ZooError, match=r"parents\.sft.* has another type"):
+    with pytest.raises(ZooError, match=r"parents\.sft.* has a different type"):
         record.read()
 
 
@@ -121,9 +121,11 @@ def test_page_shows_no_data_of_untrusted_run(strange: Path) -> None:
 def test_untrusted_run_may_not_name_local_data(strange: Path) -> None:
     source = Checkpoint(str(strange), strange)
     document = StageRecord(strange).read()
-    policy = TracedPolicy(source, source, (), None, None, 1, document["resolved"], strange / "run.json", trusted=False)
+    policy = TracedPolicy(
+        source, source, (), None, None, 1, document["resolved"], strange / "run.json", is_trusted=False
+    )
     with pytest.raises(ZooError, match=r"dataset_name to '.*secret\.jsonl', a path on the machine"):
-        policy_eval._run_data(strange, policy, DEFAULT_HUB)
+        policy_eval._open_run_data(strange, policy, DEFAULT_HUB)
 
 
 #: Clears a screen, sets a title, turns text around, and is half a character.

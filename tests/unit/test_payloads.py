@@ -304,7 +304,9 @@ def change(run: Path, stage: str, resolved: Mapping[str, Any]) -> None:
 def test_own_runs_are_recognized_by_signature(own: Path, tmp_path: Path) -> None:
     """Also where they were moved or copied, and while their record goes on; not where somebody changed it."""
     copied = StageRecord(shutil.copytree(own, tmp_path / "copy") / "ppo")
-    assert copied.is_own() and find_traced_policy(str(copied.path)).trusted and find_traced_policy(str(own)).trusted
+    assert (
+        copied.is_own() and find_traced_policy(str(copied.path)).is_trusted and find_traced_policy(str(own)).is_trusted
+    )
     copied.write(status="finished", seconds=1.5)
     assert copied.is_own()
     document = json.loads(copied.run_file.read_text())
@@ -368,7 +370,7 @@ def test_user_can_trust_a_run(strange: Path) -> None:
         trace_checkpoint(find_traced_policy(str(strange)), "cd", columns={"answer": "e"})
     with trust_all_runs():
         found = find_traced_policy(str(strange))
-    assert found.trusted and trace_checkpoint(found, "cd", columns={"answer": "e"}).scores.keys() >= {"answered"}
+    assert found.is_trusted and trace_checkpoint(found, "cd", columns={"answer": "e"}).scores.keys() >= {"answered"}
 
 
 @pytest.mark.parametrize("judge", [*PAYLOADS[:6], f"rule:{SHELL}", f"unlabeled:{SHELL}", f"pairs:{SHELL}", "llm:gpt-9"])

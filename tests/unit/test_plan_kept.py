@@ -141,15 +141,15 @@ def test_model_is_traced_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_cache_evicts_older_half_when_full(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "MAX_FILES", 3)
     for number in range(4):
-        cache.write("plans", str(number), number)
+        cache.write_cached("plans", str(number), number)
     assert {path.stem for path in (home / "plans").iterdir()} < {"0", "1", "2", "3"}
     assert len(list((home / "plans").iterdir())) == 2
 
 
 def test_cache_stores_nothing_when_unwritable(home: Path) -> None:
     (home / "plans").write_text("a file")
-    cache.write("plans", "x", 1)
-    assert cache.read("plans", "x") is None
+    cache.write_cached("plans", "x", 1)
+    assert cache.read_cached("plans", "x") is None
 
 
 def test_cached_plan_does_not_import_torch(home: Path, plan: Plan) -> None:

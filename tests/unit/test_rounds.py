@@ -109,7 +109,7 @@ def test_make_pairs_adds_new_pairs_to_older_ones(first: RunContext, labels: str,
     with pytest.raises(ZooError, match=f"{this.round.folder} has changed since the round made it: .*remove"):
         stage_source(this, "reward")
     file.write_bytes(before)
-    with pytest.raises(ZooError, match="made with another value of 'pairs'"):
+    with pytest.raises(ZooError, match="made with a different value of 'pairs'"):
         make_pairs(this, first, count=31)
 
 

@@ -22,7 +22,7 @@ from rlhf_zoo.modeling.special_tokens import train_tokenizer
 from rlhf_zoo.modeling.text_ids import switch_off_eos, tokenize_text
 from rlhf_zoo.pipeline.inspect.doctor import _check_reads_eos
 from rlhf_zoo.pipeline.stages import sft
-from rlhf_zoo.pipeline.stages.sft import without_second_bos
+from rlhf_zoo.pipeline.stages.sft import remove_second_bos
 from rlhf_zoo.rewards import RewardModel
 
 
@@ -45,7 +45,7 @@ def test_rendered_text_gets_one_bos() -> None:
     assert tokenize_prompt(rendered, tokenizer).count(3) == 1 == tokenize_prompt("how is it", tokenizer).count(3)
     assert tokenize_for_reward(rendered + " it is", tokenizer, ended=True).count(3) == 1
     rows = Dataset.from_dict({"text": [rendered, "how is it"]})
-    kept = without_second_bos(rows, tokenizer, "text")["text"]
+    kept = remove_second_bos(rows, tokenizer, "text")["text"]
     assert [tokenizer(text)["input_ids"].count(3) for text in kept] == [1, 1]
     bare = make_tokenizer()
     expected = bare("<eos>ab")["input_ids"]

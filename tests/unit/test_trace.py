@@ -203,14 +203,14 @@ def test_find_locates_all_models_of_a_run(run: Path) -> None:
     paths = [part.path for part in (result.policy, result.reference, result.old, *result.rewards)]
     folders = ("ppo/checkpoint-3", "sft/checkpoint-4", "ppo/checkpoint-2", "reward/checkpoint-4")
     assert paths == [run / folder for folder in folders]
-    assert (result.step, result.at_start, result.trusted) == (3, False, True)
+    assert (result.step, result.is_start, result.is_trusted) == (3, False, True)
     assert find_traced_policy(str(run / "ppo")) == result == find_traced_policy(str(run / "ppo" / "checkpoint-3"))
     assert find_traced_policy(str(run), step=1).old is None, "before the first checkpoint there is the reference"
     assert find_traced_policy(str(run), old="1").old.path == run / "ppo/checkpoint-1"
     assert find_traced_policy(str(run), old=str(run / "ppo/checkpoint-1")).old.path == run / "ppo/checkpoint-1"
     assert find_traced_policy(str(run), old="0").old is None
     first = find_traced_policy(str(run), step=0)
-    assert (first.policy, first.step, first.at_start) == (first.reference, 0, True)
+    assert (first.policy, first.step, first.is_start) == (first.reference, 0, True)
 
 
 def test_trace_checkpoint_equals_trace_of_its_models(run: Path) -> None:
@@ -247,7 +247,7 @@ def test_initial_critic_from_elsewhere_needs_a_known_commit(run: Path, tmp_path:
         trace_checkpoint(find_traced_policy(str(copy), step=0), "cd", columns=COLUMNS)
     record.write(parents={**record.read()["parents"], "value": record.read()["parents"]["reward"]})
     result = find_traced_policy(str(copy), step=0)
-    assert result.value is not None and result.value.path == copy / "reward/checkpoint-4"
+    assert result.critic_start is not None and result.critic_start.path == copy / "reward/checkpoint-4"
     assert trace_checkpoint(result, "cd", columns=COLUMNS).kl == 0
 
 
@@ -333,7 +333,7 @@ def hub(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str,
 
 def test_trace_of_repository_equals_trace_of_its_run(run: Path, hub: dict[str, Path]) -> None:
     result = find_traced_policy("local/toy-ppo")
-    assert (result.step, result.trusted, result.old.name) == (3, False, "local/toy-ppo@step-000002")
+    assert (result.step, result.is_trusted, result.old.name) == (3, False, "local/toy-ppo@step-000002")
     ours = trace_checkpoint(result, "cd", columns=COLUMNS, reward_funcs=["toy_run:answered"])
     assert ours == trace_checkpoint(find_traced_policy(str(run)), "cd", columns=COLUMNS)
     second = find_traced_policy("local/toy-ppo", step=2)
@@ -341,8 +341,8 @@ def test_trace_of_repository_equals_trace_of_its_run(run: Path, hub: dict[str, P
     assert second == find_traced_policy("local/toy-ppo", revision="step-000002")
     assert second.old.name == "local/toy-ppo@step-000001" and find_traced_policy("local/toy-ppo", step=1).old is None
     pulled = find_traced_policy(str(hub["local/toy-ppo"]))
-    assert (pulled.step, pulled.old, pulled.trusted) == (3, None, False)
-    assert find_traced_policy("local/toy-ppo", step=0).at_start
+    assert (pulled.step, pulled.old, pulled.is_trusted) == (3, None, False)
+    assert find_traced_policy("local/toy-ppo", step=0).is_start
 
 
 def test_trace_imports_no_code_named_by_download_unless_asked(hub: dict[str, Path]) -> None:
@@ -361,7 +361,7 @@ def test_find_accepts_working_directory(run: Path, hub: dict[str, Path], monkeyp
     assert find_traced_policy(".").step == 2
     pulled = hub["local/toy-ppo"]
     monkeypatch.chdir(pulled)
-    assert (find_traced_policy(".").step, find_traced_policy(".").trusted) == (3, False)
+    assert (find_traced_policy(".").step, find_traced_policy(".").is_trusted) == (3, False)
     (pulled / "run.json").write_text("{}")
     with pytest.raises(ZooError, match="has schema None"):
         find_traced_policy(".")

@@ -155,7 +155,7 @@ class FinishedRun:
         """Compute of training the reward model, which all methods except DPO need; zero without a reward model."""
         if "reward" not in self.checkpoints or "reward" not in self.matrix_sizes:
             return Compute()
-        pairs, args = self.pairs(), self.context.settings("reward").trainer
+        pairs, args = self.load_pairs(), self.context.settings("reward").trainer
         epochs = float(args.num_train_epochs)
         if args.max_steps > 0:
             epochs = args.max_steps * args.per_device_train_batch_size * args.gradient_accumulation_steps / len(pairs)
@@ -186,7 +186,7 @@ class FinishedRun:
     @cached_property
     def ppo_training(self) -> Compute:
         """Compute of PPO's updates, from the completions, lengths and epochs in its metrics."""
-        prompt_length = self._mean_length(self.prompts()["prompt"])
+        prompt_length = self._mean_length(self.load_prompts()["prompt"])
         episodes, completion_tokens, trained_tokens = 0.0, 0.0, 0.0
         for row in self.context.record("ppo").metrics():
             if row.get("episodes") is not None:
@@ -201,11 +201,11 @@ class FinishedRun:
             trained_tokens=trained_tokens,
         )
 
-    def pairs(self) -> Dataset:
+    def load_pairs(self) -> Dataset:
         """Loads the pairs that the reward model was trained on."""
         return training_pairs(*open_pairs(self.context))[0]
 
-    def prompts(self) -> Dataset:
+    def load_prompts(self) -> Dataset:
         """Loads the prompts on which PPO was trained."""
         rows = train_and_held_out(self.context, "ppo", self.source)[0]
         limit = self.context.settings("ppo").data.max_prompt_length

@@ -185,7 +185,7 @@ def _train_by_sft(
     context, flags = run.context, {**arguments, "seed": seed}
     if method == "rejection":
         if "sampled" not in record.read():
-            lines, counts = draw_samples(run.evaluator, run.prompts(), run.episodes, seed=seed)
+            lines, counts = draw_samples(run.evaluator, run.load_prompts(), run.episodes, seed=seed)
             write_text(record.path / SAMPLES_FOLDER / "train.jsonl", _to_jsonl(lines))
             StageRecord(record.path / "sft").clear()  # an earlier policy was trained on other samples
             record.write(sampled=counts)
@@ -194,7 +194,7 @@ def _train_by_sft(
     sft_run = run_sft_variant(context, record.path, flags)
     policy = load_causal(sft_run.checkpoint("sft").path)
     rows = train_and_held_out(sft_run, "sft", stage_source(sft_run, "sft"))[0]
-    tokens = trained_tokens(sft_run, rows, run.evaluator.tokenizer)
+    tokens = count_trained_tokens(sft_run, rows, run.evaluator.tokenizer)
     if method == "sft":  # half of the tokens are those of the run's own SFT, which no method counts
         return policy, sft_compute(run.matrix_sizes, trained_tokens=tokens / 2)
     sampled = record.read()["sampled"]
@@ -220,10 +220,10 @@ def _train_by_trl(
     start = StartingPoint(sft, tokenizer, beta, seed, record, label, get_peft_config(ppo.model))
     set_seed(seed)
     if method == "dpo":
-        return train_dpo(start, run.pairs(), arguments=arguments, sizes=run.matrix_sizes)
+        return train_dpo(start, run.load_pairs(), arguments=arguments, sizes=run.matrix_sizes)
     return train_rloo(
         start,
-        run.prompts(),
+        run.load_prompts(),
         run.rewards,
         arguments=arguments,
         sizes=run.matrix_sizes,
@@ -360,7 +360,7 @@ def run_sft_variant(context: RunContext, folder: Path, flags: Mapping[str, Any])
     return run
 
 
-def trained_tokens(run: RunContext, rows: Dataset, tokenizer: PreTrainedTokenizerBase) -> float:
+def count_trained_tokens(run: RunContext, rows: Dataset, tokenizer: PreTrainedTokenizerBase) -> float:
     """Counts the tokens that a finished SFT stage trained on.
 
     Args:

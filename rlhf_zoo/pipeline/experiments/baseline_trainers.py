@@ -34,7 +34,7 @@ from ...rewards import Rewards
 from ...runs.record import StageRecord
 from ...runs.settings.parse import StageSettings
 from ..stages.callbacks import ProgressCallback
-from ..stages.sft import without_second_bos
+from ..stages.sft import remove_second_bos
 
 #: Completions per prompt in RLOO. A completion's baseline is the mean score of the other completions (Ahmadian et al.
 #: 2024 use 2 or 4).
@@ -167,7 +167,7 @@ def train_dpo(
     """
     from trl import DPOConfig, DPOTrainer
 
-    rows = without_second_bos(pairs.select_columns(["prompt", "chosen", "rejected"]), start.tokenizer)
+    rows = remove_second_bos(pairs.select_columns(["prompt", "chosen", "rejected"]), start.tokenizer)
     if any(map(has_answer_prefix, rows["prompt"])):
         rows = Dataset.from_list([_move_prefix_to_answers(row) for row in rows])
     trainer, policy = _train(start, DPOTrainer, DPOConfig, rows, arguments)
@@ -215,7 +215,7 @@ def train_rloo(
             "Some prompts end in the assistant's turn. PPO continues that turn, but trl's RLOO would close it and open "
             "another: compare with dpo or best-of-n."
         )
-    prompts = without_second_bos(prompts, start.tokenizer)
+    prompts = remove_second_bos(prompts, start.tokenizer)
     prompts = prompts.remove_columns(withheld_columns(prompts.column_names))
     counter = TokenCounter()
     reward = ppo_reward(rewards, start.tokenizer, counter, missing_eos=missing_eos, score_clip=score_clip)

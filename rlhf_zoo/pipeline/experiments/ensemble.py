@@ -62,7 +62,7 @@ def check(context: RunContext) -> None:
         )
 
 
-def member(context: RunContext, seed: int) -> RunContext:
+def run_with_seed(context: RunContext, seed: int) -> RunContext:
     """Returns the run that trains the reward model with another seed.
 
     Args:
@@ -97,7 +97,7 @@ def train(context: RunContext, count: int, console: "Console") -> list[RunContex
     first_seed = run.settings("reward").trainer.seed
     runs = [run]
     for seed in range(first_seed + 1, first_seed + count):
-        runs.append(member(run, seed))
+        runs.append(run_with_seed(run, seed))
         seed_run = replace(runs[-1], restart=context.restart)
         run_recipe.run_stages(seed_run, ["reward"], console, note=f", seed {seed}")
     return runs

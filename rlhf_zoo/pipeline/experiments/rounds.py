@@ -180,9 +180,9 @@ def _judge_gain(run: RunContext, previous: RunContext) -> Estimate:
     scores, previous_scores = (
         {
             (str(row["prompt"]), row["sample"]): row["ppo"]["judge"]
-            for row in read_lines(round_run.record("eval").path / "samples.jsonl")
+            for row in read_lines(context.record("eval").path / "samples.jsonl")
         }
-        for round_run in (run, previous)
+        for context in (run, previous)
     )
     shared_keys = [key for key in scores if key in previous_scores]
     groups = group_other_prompts([prompt for prompt, _ in shared_keys], run.shared.evaluation.group)

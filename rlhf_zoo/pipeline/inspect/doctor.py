@@ -49,11 +49,11 @@ from ..stages.ppo import (
     build_trainer,
     check_answers,
     check_batch,
-    drop_too_long,
+    drop_too_long_prompts,
     load_data,
-    policy_tokenizer,
-    reward_functions,
-    reward_model,
+    load_policy_tokenizer,
+    load_reward_checkpoint,
+    load_reward_functions,
     try_functions,
 )
 from ..stages.reward import check_pairs
@@ -153,7 +153,7 @@ def _check_epochs(settings: StageSettings) -> tuple[None, str]:
 
 
 def _check_functions(settings: StageSettings) -> tuple[list[Any], str]:
-    functions = reward_functions(settings)
+    functions = load_reward_functions(settings)
     names = settings.data.reward_funcs or []
     if models := reward_names(settings.data.reward_model_path):
         ensemble = f"{settings.trainer.reward_ensemble} of {len(models)} reward models"
@@ -226,13 +226,13 @@ def _find_parent(context: RunContext, settings: StageSettings, role: str) -> tup
             raise SkipCheck(f"train the {name} stage first") from error
         raise
     lineage = checkpoint.lineage
-    source = "@".join(str(lineage[key]) for key in ("repo", "commit") if lineage.get(key)) or checkpoint.path
+    origin = "@".join(str(lineage[key]) for key in ("repo", "commit") if lineage.get(key)) or checkpoint.path
     if name in context.recipe.stages and lineage["path"] is None:
         return (
             checkpoint,
-            f"{source}, published earlier, because {context.directory} has none; a run there trains its own",
+            f"{origin}, published earlier, because {context.directory} has none; a run there trains its own",
         )
-    return checkpoint, str(source)
+    return checkpoint, str(origin)
 
 
 def _find_reward_parents(context: RunContext, settings: StageSettings) -> tuple[list[ParentCheckpoint], str]:
@@ -254,7 +254,7 @@ def _load_policy(settings: StageSettings, checkpoint: ParentCheckpoint) -> tuple
 def _load_tokenizer(
     context: RunContext, data: dict[str, Any], checkpoint: ParentCheckpoint, policy: PreTrainedModel
 ) -> tuple[PreTrainedTokenizerBase, str]:
-    tokenizer = policy_tokenizer(context, checkpoint.path, data)
+    tokenizer = load_policy_tokenizer(context, checkpoint.path, data)
     check_tokenizer(tokenizer, policy)
     special_tokens = (
         f"EOS {tokenizer.eos_token} = {tokenizer.eos_token_id}, PAD {tokenizer.pad_token} = {tokenizer.pad_token_id}"
@@ -270,7 +270,7 @@ def _check_prompt_lengths(
     settings: StageSettings, data: dict[str, Any], policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[list[list[int]], str]:
     context_length, response_length = context_length_of(policy), settings.trainer.response_length
-    data, _ = drop_too_long(settings, tokenizer, data)
+    data, _ = drop_too_long_prompts(settings, tokenizer, data)
     prompts: list[list[int]] = []
     for name in ("train_dataset", "eval_dataset"):
         if data[name] is not None:
@@ -329,7 +329,8 @@ def _prompt_loss(policy: PreTrainedModel, texts: Sequence[Tensor]) -> float:
 
 def _load_reward_models(settings: StageSettings, parents: list[ParentCheckpoint]) -> tuple[list[PreTrainedModel], str]:
     models = [
-        move_to_best_device(reward_model(settings, parent.path), use_cpu=settings.trainer.use_cpu) for parent in parents
+        move_to_best_device(load_reward_checkpoint(settings, parent.path), use_cpu=settings.trainer.use_cpu)
+        for parent in parents
     ]
     return models, "trained: it is among the saved weights" if models else "no reward model"
 
@@ -411,7 +412,7 @@ def _build_trainer(
         reward_model=rewards or None,
         reward_processing_class=[scorer.tokenizer for scorer in scorers] or None,
         value_model=None if value is None else value.path,
-        **drop_too_long(settings, tokenizer, data)[0],
+        **drop_too_long_prompts(settings, tokenizer, data)[0],
     )
     return trainer, f"{trainer.args.max_steps} updates" if trainer.args.max_steps > 0 else "it can be built"
 

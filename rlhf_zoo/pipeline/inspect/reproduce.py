@@ -200,11 +200,10 @@ def _prepare_data(context: RunContext, published: Published) -> tuple[dict[str, 
         notes = []
         if config.dataset_revision is None:
             notes.append(f"the published run did not pin {config.dataset_name}: its current revision was loaded")
-        source_note = f"loaded from {config.dataset_name}"
         return {
             "repo": config.dataset_name,
             "commit": config.dataset_revision,
-            "how": source_note,
+            "how": f"loaded from {config.dataset_name}",
             "folder": None,
         }, notes
     data: dict[str, Any] = {"repo": repo, "commit": commit, "how": "prepared again by its corpus", "folder": None}
@@ -277,8 +276,8 @@ def _compare_data(run_folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
         else []
     )
     differing = [name for name in names if (published_folder / name).read_bytes() != (run_folder / name).read_bytes()]
-    source = {key: data[key] for key in ("repo", "commit", "how")}
-    return {**source, "compared": len(names), "differing": differing}
+    description = {key: data[key] for key in ("repo", "commit", "how")}
+    return {**description, "compared": len(names), "differing": differing}
 
 
 # Comparing

@@ -65,27 +65,27 @@ class TracedPolicy:
         policy: The policy.
         reference: The reference policy π_ref.
         rewards: The reward models; () if the run had none.
-        value: At step 0, the model from which the critic starts; otherwise None.
+        critic_start: At step 0, the model from which the critic starts; otherwise None.
         old: The policy π_old in the denominator of ρ; None for the reference.
         step: The step of the checkpoint; 0 for the policy that PPO started from, None if it is unknown.
         resolved: The run's settings.
         settings_file: The file with the settings.
-        trusted: Whether this user's rlhf-zoo wrote the settings, so that every Python object that they name may be
+        is_trusted: Whether this user's rlhf-zoo wrote the settings, so that every Python object that they name may be
             imported. Otherwise `runs.trusted_names` decides.
     """
 
     policy: Checkpoint
     reference: Checkpoint
     rewards: tuple[Checkpoint, ...]
-    value: Checkpoint | None
+    critic_start: Checkpoint | None
     old: Checkpoint | None
     step: int | None
     resolved: Mapping[str, Any]
     settings_file: Path
-    trusted: bool
+    is_trusted: bool
 
     @property
-    def at_start(self) -> bool:
+    def is_start(self) -> bool:
         """Whether this is the policy that PPO started from, whose critic was never saved."""
         return self.step == 0
 
@@ -157,12 +157,12 @@ def _from_run(
         policy=reference if name is None else _resolve_checkpoint(name, hub),
         reference=reference,
         rewards=tuple(scorers),
-        value=_find_parent(stage, document, "value", hub) if parents.get("value") and not step else None,
+        critic_start=_find_parent(stage, document, "value", hub) if parents.get("value") and not step else None,
         old=None if old_name is None else _resolve_checkpoint(old_name, hub),
         step=step,
         resolved=document.get("resolved") or {},
         settings_file=record.run_file,
-        trusted=record.is_own(),
+        is_trusted=record.is_own(),
     )
 
 
@@ -202,18 +202,18 @@ def _from_repository(
             f"{RECIPE_FILE} of {name} does not hold a stage's settings: publish it again with this rlhf-zoo."
         )
     steps = {} if is_local else {number: f"{repo}@{tag}" for number, tag in _read_tags(repo, hub).items()}
-    at_start = step == 0
-    old_name = _old_policy_name(steps, 0 if at_start else card_step, old, repo)
+    is_start = step == 0
+    old_name = _old_policy_name(steps, 0 if is_start else card_step, old, repo)
     return TracedPolicy(
-        policy=lineage.sft if at_start else subject,
+        policy=lineage.sft if is_start else subject,
         reference=lineage.sft,
         rewards=lineage.rewards,
-        value=_find_published_value(lineage.card, hub) if at_start else None,
+        critic_start=_find_published_value(lineage.card, hub) if is_start else None,
         old=None if old_name is None else _resolve_checkpoint(old_name, hub),
-        step=0 if at_start else card_step or None,
+        step=0 if is_start else card_step or None,
         resolved=resolved,
         settings_file=path / RECIPE_FILE,
-        trusted=False,
+        is_trusted=False,
     )
 
 
@@ -345,7 +345,7 @@ def trace_checkpoint(
     for model in (*loaded.values(), critic, *(reward.model for reward in rewards.models)):
         move_to_best_device(model)
     initial_state = args.kl_coef, RunningScores()
-    kl_coef, scores = initial_state if subject.at_start else _read_state(subject.policy.path / PPO_STATE)
+    kl_coef, scores = initial_state if subject.is_start else _read_state(subject.policy.path / PPO_STATE)
     return trace(
         prompt,
         **loaded,
@@ -362,7 +362,7 @@ def trace_checkpoint(
 
 def _load_scorer(subject: TracedPolicy, reward: Checkpoint, loader: str | None, args: PPOConfig) -> PreTrainedModel:
     """Loads the reward model. Raises ZooError if a download names the code that loads it."""
-    if loader is not None and not subject.trusted:
+    if loader is not None and not subject.is_trusted:
         raise ZooError(
             f"The reward model of {subject.policy.name} is loaded by {loader}, but code that a download names is not "
             f"imported: trace a run directory of your own, add {TRUST_RUN_FLAG} if you trust the run, or trace a "
@@ -396,7 +396,7 @@ def _load_functions(
             f"--reward_funcs names {unknown_names[0]}, but the reward functions of {subject.policy.name} are "
             f"{', '.join(names) or 'none'}: name one of these, or remove the option."
         )
-    if subject.trusted:
+    if subject.is_trusted:
         return [load_object(name, group=REWARDS) for name in names], weights
     by_name = dict(zip(names, weights[len(model) :], strict=True))
     chosen = [name for name in names if name in allowed or may_import(name, REWARDS)]
@@ -414,13 +414,13 @@ def _load_critic(
     subject: TracedPolicy, value_model: str | None, policy: PreTrainedModel, rewards: Rewards, args: PPOConfig
 ) -> PreTrainedModel | ValueHead:
     """Loads the critic that was saved with the policy. At step 0, builds a new critic as PPO does."""
-    if subject.at_start:
-        if value_model is not None and subject.value is None:
+    if subject.is_start:
+        if value_model is not None and subject.critic_start is None:
             raise ZooError(
                 f"The critic of {subject.policy.name} started from {value_model} at an unknown commit: trace a later "
                 "step."
             )
-        return build_critic(None if subject.value is None else subject.value.path, rewards, policy, args)
+        return build_critic(None if subject.critic_start is None else subject.critic_start.path, rewards, policy, args)
     if (critic := load_critic(subject.policy.path, policy)) is None:
         raise ZooError(
             f"{subject.policy.name} has no critic in {CRITIC_DIR}/, and a trace shows its values: trace the run "

@@ -177,7 +177,7 @@ def _choose_stage_data(request: RecipeRequest, *, starts_ppo: bool) -> dict[str,
         pairs = stage_data(preferences, "pairs", request.columns)
         if pairs is None:
             raise ZooError(
-                f"{_columns_of(preferences)}, but preferences need the columns chosen and rejected: name them by "
+                f"{_describe_columns(preferences)}, but preferences need the columns chosen and rejected: name them by "
                 "--columns '{chosen: …, rejected: …, prompt: …}', or pass other --preferences."
             )
     sft_names = [request.texts] if request.texts else [request.preferences, request.prompts]
@@ -186,22 +186,22 @@ def _choose_stage_data(request: RecipeRequest, *, starts_ppo: bool) -> dict[str,
     sft = next((data for data in texts_data if data is not None), None)
     if sft is None and not (starts_ppo and request.preferences is None and request.texts is None):
         raise ZooError(
-            f"{' and '.join(map(_columns_of, candidates))}, but SFT reads messages, prompt and completion, or text: "
-            "pass such data as --texts, or name the columns by --columns."
+            f"{' and '.join(map(_describe_columns, candidates))}, but SFT reads messages, prompt and completion, or "
+            "text: pass such data as --texts, or name the columns by --columns."
         )
     name = request.prompts or request.preferences
     assert name is not None  # `RecipeRequest.check` refuses this
     prompts = stage_data(inspected[name], "prompts", request.columns)
     if prompts is None:
         raise ZooError(
-            f"{_columns_of(inspected[name])}, but PPO reads prompt, messages, or chosen and rejected: pass other "
+            f"{_describe_columns(inspected[name])}, but PPO reads prompt, messages, or chosen and rejected: pass other "
             "--prompts."
         )
     stages = {"sft": sft, "reward": pairs, "ppo": prompts}
     return {stage: data for stage, data in stages.items() if data is not None}
 
 
-def _columns_of(data: InspectedData) -> str:
+def _describe_columns(data: InspectedData) -> str:
     rows = next((rows for subset in data.subsets for rows in subset.rows.values() if rows), [{}])
     return f"The data set {data.name} has the columns {', '.join(rows[0])}"
 
@@ -282,8 +282,8 @@ def _fit_to_memory(
         location = shlex.quote(model.name)
         reason = (
             f"{model.name} is on this machine, and an adapter is only published with a base on a Hub: put the base on "
-            f"the embedded Hub by `rlhf-zoo hub add {location} NAMESPACE/NAME` and give `new` that name with "
-            "--source_hub local, or give the model's id on the Hub; the recipe trains without either"
+            f"the embedded Hub by `rlhf-zoo hub add {location} NAMESPACE/NAME` and pass that name to `new` with "
+            "--source_hub local, or pass the model's id on the Hub; the recipe trains without either"
         )
         decisions.add("publishing", "not possible yet", reason)
     return _render_files(variables), plan
@@ -405,7 +405,7 @@ def _choose_judge(
         if request.judge.startswith("reward:"):
             name = request.judge.removeprefix("reward:")
             check_outputs(name, dict(enumerate(reward_labels(split_label(name)[0]))))
-        judge, reason = request.judge, "given by --judge"
+        judge, reason = request.judge, "named by --judge"
     elif verifiable := [
         name for name in request.reward_functions if isinstance(load_object(name, group=REWARDS), Verifiable)
     ]:

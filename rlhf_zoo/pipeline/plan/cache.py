@@ -55,7 +55,7 @@ def digest(key: Any) -> str:
     return hashlib.sha256(canonical_json(key).encode()).hexdigest()
 
 
-def read(kind: str, name: str) -> Any:
+def read_cached(kind: str, name: str) -> Any:
     """Reads a cached value.
 
     Args:
@@ -75,7 +75,7 @@ def read(kind: str, name: str) -> Any:
         return None
 
 
-def write(kind: str, name: str, value: Any) -> None:
+def write_cached(kind: str, name: str, value: Any) -> None:
     """Caches a value. If the cache cannot be written, the next command computes the value again.
 
     Args:

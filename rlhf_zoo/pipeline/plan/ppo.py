@@ -359,7 +359,7 @@ class _PPOPlanner:
         trained = [model.counts for model in (self.policy, self.critic) if model is not None]
         epochs = keys.num_ppo_epochs
         training = sum(forward_flops(counts, tokens, self.length) * training_cost(counts, keys) for counts in trained)
-        # `decode`: on average, a response token attends to half of prompt_length + length, and `forward_flops` halves.
+        # On average, a response token attends to (prompt_length + length) / 2 tokens; `forward_flops` divides by 2.
         return Work(
             prefill=forward_flops(policy, self.prompt_count * self.prompt_length, self.prompt_length),
             decode=forward_flops(policy, response_tokens, self.length + self.prompt_length) + head_flops,

@@ -34,7 +34,7 @@ def model_names(recipe: Recipe, flags: Mapping[str, Mapping[str, Any]]) -> list[
 
 
 def model_states(names: Sequence[str]) -> dict[str, str] | None:
-    """Returns digests of what determines the shapes of models. A cached plan is valid as long as these are the same.
+    """Returns a digest for the shape of each model. A cached plan is valid as long as the digests stay the same.
 
     Args:
         names: Folders and repositories of models.

@@ -38,7 +38,7 @@ from ...modeling.models import is_peft
 from ...modeling.remote_code import is_code_trusted
 from ...modeling.sampling.decoder import forward
 from ...modeling.sampling.kv_cache import new_cache
-from .cache import digest, read, versions, write
+from .cache import digest, read_cached, versions, write_cached
 from .memory import Counts, ForwardPass, TrainingPass
 
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ class Tracer:
         """Calls `run` with the model at each depth of `_models`, and extrapolates the bytes to the real depth."""
         if key not in self._results:
             name = self._cache_name(key)
-            cached = None if name is None else read("traces", name)
+            cached = None if name is None else read_cached("traces", name)
             if isinstance(cached, list) and cached and all(isinstance(value, int) for value in cached):
                 self._results[key] = cached
                 return cached
@@ -242,7 +242,7 @@ class Tracer:
                 results = [round(a + (self.depth - low) * slope) for a, slope in zip(low_values, slopes, strict=True)]
                 self._results[key] = results
             if name is not None:
-                write("traces", name, self._results[key])
+                write_cached("traces", name, self._results[key])
         return self._results[key]
 
     def _measure(

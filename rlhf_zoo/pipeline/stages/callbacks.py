@@ -12,7 +12,7 @@ from ...modeling import distributed
 from ...modeling.remote_code import copy_code
 from ...runs.record import COMPLETE, StageRecord
 from ...runs.status_line import Progress
-from .interrupt import EvaluationEnded, Interruptible
+from .interrupt import EvaluationInterrupted, Interruptible
 
 #: Metric -> its label in the progress bar.
 BAR_LABELS = {
@@ -163,7 +163,7 @@ class ProgressCallback(TrainerCallback):
 class StageCallback(ProgressCallback):
     """Completes the checkpoints of a stage's trainer, and stops training after Ctrl-C.
 
-    Ctrl-C ends a running evaluation after the current batch, with EvaluationEnded, because an evaluation may take
+    Ctrl-C ends a running evaluation after the current batch, with EvaluationInterrupted, because an evaluation may take
     minutes and does not change the weights.
 
     Args:
@@ -222,7 +222,7 @@ class StageCallback(ProgressCallback):
         super().on_prediction_step(args, state, control, **kwargs)
         self._stop.requested = any(distributed.gather(self._stop.requested))
         if self._stop.requested:
-            raise EvaluationEnded
+            raise EvaluationInterrupted
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         super().on_evaluate(args, state, control)

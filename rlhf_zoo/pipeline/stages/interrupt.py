@@ -18,7 +18,7 @@ class Stopped(KeyboardInterrupt):
     """The run was interrupted, and its finished steps were saved."""
 
 
-class EvaluationEnded(WaitInterrupted):
+class EvaluationInterrupted(WaitInterrupted):
     """Ctrl-C ended an evaluation between two batches, in every process."""
 
     raised_on_all_processes = True

@@ -110,17 +110,15 @@ def _score_candidates(
     A completion that belongs to another prompt is scored after the prompt of the choice.
     """
     prompts, rejected = list(pairs["prompt"]), list(pairs["rejected"])
-    foreign_pairs = [
+    pairs_to_score = [
         (choice.pair, row) for choice in candidates for row in choice.wrong if prompts[row] != prompts[choice.pair]
     ]
-    texts = [append_completion(prompts[pair], rejected[row]) for pair, row in foreign_pairs]
-    foreign_scores = dict(
-        zip(foreign_pairs, scorer.score_texts(texts, ended=[True] * len(texts)).tolist(), strict=True)
-    )
+    texts = [append_completion(prompts[pair], rejected[row]) for pair, row in pairs_to_score]
+    new_scores = dict(zip(pairs_to_score, scorer.score_texts(texts, ended=[True] * len(texts)).tolist(), strict=True))
     return [
         [
             scores["chosen"][choice.pair],
-            *(foreign_scores.get((choice.pair, row), scores["rejected"][row]) for row in choice.wrong),
+            *(new_scores.get((choice.pair, row), scores["rejected"][row]) for row in choice.wrong),
         ]
         for choice in candidates
     ]

@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 TRIAL_PROMPTS = 2
 
 
-def reward_functions(settings: StageSettings) -> list[RewardFunction]:
+def load_reward_functions(settings: StageSettings) -> list[RewardFunction]:
     """Loads the reward functions that the settings name, without loading a model.
 
     Args:
@@ -79,7 +79,7 @@ def reward_functions(settings: StageSettings) -> list[RewardFunction]:
     return functions
 
 
-def reward_model(settings: StageSettings, path: Path) -> PreTrainedModel:
+def load_reward_checkpoint(settings: StageSettings, path: Path) -> PreTrainedModel:
     """Loads a reward model.
 
     Args:
@@ -194,7 +194,7 @@ def check_batch(settings: StageSettings, data: dict[str, Any]) -> str:
     return f"{minimum} of {prompt_count} prompts per update, {completions} completions in {minibatches} minibatches"
 
 
-def policy_tokenizer(context: RunContext, path: Path, data: dict[str, Any]) -> PreTrainedTokenizerBase:
+def load_policy_tokenizer(context: RunContext, path: Path, data: dict[str, Any]) -> PreTrainedTokenizerBase:
     """Loads the tokenizer of the policy that PPO starts from, with the recipe's chat settings if prompts need them.
 
     Args:
@@ -209,7 +209,7 @@ def policy_tokenizer(context: RunContext, path: Path, data: dict[str, Any]) -> P
     return context.shared.chat.write_for_prompts(tokenizer, data["train_dataset"]["prompt"])
 
 
-def drop_too_long(
+def drop_too_long_prompts(
     settings: StageSettings, tokenizer: PreTrainedTokenizerBase, data: dict[str, Any]
 ) -> tuple[dict[str, Any], int]:
     """Drops prompts that are longer than max_prompt_length.
@@ -271,7 +271,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     if "sft" in parent_names(settings).values():
         context.check_policy_keys_unchanged()
     silence_libraries()
-    functions = reward_functions(settings)
+    functions = load_reward_functions(settings)
     source = stage_source(context, "ppo")
     parents = {role: find_parent(context, name) for role, name in parent_names(settings).items()}
     left_out: dict[str, int] = {}
@@ -279,10 +279,10 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     def build() -> "PPOTrainer":
         data = load_data(context, source)
         check_answers(settings, functions, data)
-        tokenizer = policy_tokenizer(context, parents["sft"].path, data)
+        tokenizer = load_policy_tokenizer(context, parents["sft"].path, data)
         if not context.preflight_passed and has_conversations(data["train_dataset"]):
             check_conversations(context, "ppo", source, tokenizer)
-        data, dropped = drop_too_long(settings, tokenizer, data)
+        data, dropped = drop_too_long_prompts(settings, tokenizer, data)
         left_out.update({"max_prompt_length": dropped} if dropped else {})
         set_seed(settings.trainer.seed)
         models = _load_models(context, settings, parents)
@@ -312,7 +312,7 @@ def _load_models(
     set_sampling(policy, temperature=settings.trainer.temperature)
     return {
         "model": policy,
-        "reward_model": [reward_model(settings, path) for path in paths] or None,
+        "reward_model": [load_reward_checkpoint(settings, path) for path in paths] or None,
         "reward_processing_class": [load_tokenizer(path) for path in paths] or None,
         "value_model": parents["value"].path if "value" in parents else None,
     }

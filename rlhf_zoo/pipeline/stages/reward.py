@@ -250,7 +250,7 @@ def check_pairs(context: RunContext, tokenizer: PreTrainedTokenizerBase | None) 
     if data.held_out_share is not None:
         hold_out(pairs, data.held_out_share)
     if all(chosen == rejected for chosen, rejected in zip(pairs["chosen"], pairs["rejected"], strict=True)):
-        raise _no_preference(source.location)
+        raise _no_preference_error(source.location)
     if tokenizer is not None and has_conversations(pairs):
         check_conversations(owner, "reward", source, tokenizer)
     if has_own_prompts:
@@ -276,12 +276,12 @@ def _check_equal_sides(pairs: Dataset, *, subject: str) -> None:
         for chosen_ids, rejected_ids in zip(pairs["chosen_ids"], pairs["rejected_ids"], strict=True)
     )
     if equal == len(pairs):
-        raise _no_preference(subject)
+        raise _no_preference_error(subject)
     if equal:
         log.warning("%d of %d pairs of %s have equal sides, which teach nothing.", equal, len(pairs), subject)
 
 
-def _no_preference(subject: str) -> ZooError:
+def _no_preference_error(subject: str) -> ZooError:
     return ZooError(f"All pairs of {subject} have equal sides, so there is no preference to learn: use other pairs.")
 
 

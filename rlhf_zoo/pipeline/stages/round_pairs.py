@@ -35,7 +35,7 @@ from .samples import Labeler, labeler_of, ordered_pairs, sample_pairs
 log = logging.getLogger(__name__)
 
 #: Random stream of a round's samples. Their keys begin with the stream and the round's number.
-STREAM = 11
+ROUND_STREAM = 11
 
 
 def make_pairs(context: RunContext, previous: RunContext, *, count: int) -> dict[str, Any]:
@@ -66,8 +66,8 @@ def make_pairs(context: RunContext, previous: RunContext, *, count: int) -> dict
     if document is not None and document["request"] != request:
         key = first_difference(document["request"], request)
         raise ZooError(
-            f"{folder} has pairs that were made with another value of {key!r}: choose another --output_dir, or remove "
-            f"{folder.parent} to repeat this round (--restart would repeat all rounds)."
+            f"{folder} has pairs that were made with a different value of {key!r}: choose another --output_dir, or "
+            f"remove {folder.parent} to repeat this round (--restart would repeat all rounds)."
         )
     if document is None:
         rows = _sample_and_label(context, previous, count)
@@ -106,20 +106,20 @@ def _sample_and_label(context: RunContext, previous: RunContext, count: int) -> 
     if kind_of(context.round.labeler)[0] == "votes":
         return _pairs_from_votes(context, previous)
     policy, data = context.round.previous_policy, ppo.load_data(previous, stage_source(previous, "ppo"))
-    tokenizer = ppo.policy_tokenizer(previous, policy.path, data)
-    usable_prompts = ppo.drop_too_long(previous.settings("ppo"), tokenizer, data)[0]["train_dataset"]
+    tokenizer = ppo.load_policy_tokenizer(previous, policy.path, data)
+    usable_prompts = ppo.drop_too_long_prompts(previous.settings("ppo"), tokenizer, data)[0]["train_dataset"]
     prompt_columns = usable_prompts.select([index % len(usable_prompts) for index in range(count)]).to_dict()
     prompts, columns = prompt_columns["prompt"], columns_for_functions(prompt_columns)
     seed = context.settings("reward").trainer.seed
-    indices, *texts = sample_pairs(previous, prompts, seed, (STREAM, context.round.number), policy)
+    indices, *texts = sample_pairs(previous, prompts, seed, (ROUND_STREAM, context.round.number), policy)
     prompts = [prompts[index] for index in indices]
     columns = {key: [values[index] for index in indices] for key, values in columns.items()}
     rows = ordered_pairs(prompts, texts[0], texts[1], _labeler(context)(prompts, texts[0], texts[1], columns))
     pairs = [{"round": context.round.number, **row} for row in rows]
     if not pairs:
         raise ZooError(
-            f"None of {count} pairs of samples of round {context.round.number - 1} can be used: no two differed, ended "
-            "by themselves and got different scores; stop PPO earlier, or raise kl_coef."
+            f"None of {count} pairs of samples of round {context.round.number - 1} can be used: a pair needs two "
+            "different samples that ended by themselves and got different scores; stop PPO earlier, or raise kl_coef."
         )
     return pairs
 

@@ -143,7 +143,7 @@ def _usable_rows(
 ) -> tuple[Dataset, int]:
     """Drops rows over max_prompt_length and removes a second BOS. Returns the rows, and how many were dropped."""
     rows, dropped = drop_long_prompts(rows, tokenizer, settings.data.max_prompt_length, subject=subject)
-    return without_second_bos(rows, tokenizer, settings.trainer.dataset_text_field), dropped
+    return remove_second_bos(rows, tokenizer, settings.trainer.dataset_text_field), dropped
 
 
 def _model_and_tokenizer(
@@ -203,7 +203,7 @@ def _ppo_sets_stops(context: RunContext) -> bool:
     return ppo.configured_stop_ids is not None or ppo.truncate_text is not None
 
 
-def without_second_bos(rows: Dataset, tokenizer: PreTrainedTokenizerBase, *names: str) -> Dataset:
+def remove_second_bos(rows: Dataset, tokenizer: PreTrainedTokenizerBase, *names: str) -> Dataset:
     """Removes the BOS at the beginning of texts if the tokenizer adds another BOS.
 
     Args:

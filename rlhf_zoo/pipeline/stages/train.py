@@ -65,13 +65,13 @@ class _Plan:
     """Whether and how a stage trains.
 
     Attributes:
-        finished: Whether the stage is already finished.
+        is_finished: Whether the stage is already finished.
         starts_over: Whether the stage replaces the files of an earlier run.
         previous_run: run.json of the run to resume; {} for a new run.
         resume_from: The checkpoint to resume from; None to start from the beginning.
     """
 
-    finished: bool
+    is_finished: bool
     starts_over: bool = False
     previous_run: Mapping[str, Any] = field(default_factory=dict)
     resume_from: Path | None = None
@@ -147,7 +147,7 @@ def train_stage(
     plan: _Plan = distributed.call_on_main_process(
         lambda: _make_plan(context, settings, resolved, parents, code, publisher)
     )
-    if plan.finished:
+    if plan.is_finished:
         return False
     run = _Run(context, settings, context.record(stage), plan, started, publisher)
     for role, parent in lineage.items():
@@ -159,8 +159,8 @@ def train_stage(
             trainer = build()
         # `build` comes first, because settings that it refuses must neither claim the directory nor delete its files.
         if distributed.is_main_process():
-            optional = {"code": code, "left_out": left_out, "cut_rows": cut_rows}
-            _write_start(run, resolved, lineage, data, optional)
+            optional_fields = {"code": code, "left_out": left_out, "cut_rows": cut_rows}
+            _write_start(run, resolved, lineage, data, optional_fields)
         distributed.wait()
         if not _train_and_record(run, trainer, stop, finish_checkpoint):
             return True
@@ -239,11 +239,11 @@ def _write_start(
     resolved: Mapping[str, Any],
     parents: Mapping[str, Mapping[str, Any]],
     data: Mapping[str, Any],
-    optional: Mapping[str, Mapping[str, Any] | None],
+    optional_fields: Mapping[str, Mapping[str, Any] | None],
 ) -> None:
     """Writes run.json of a stage that is about to train, and deletes the files of a run that the stage replaces.
 
-    `parents` and `data` are lineages. Empty fields of `optional` are not written.
+    `parents` and `data` are lineages. Empty `optional_fields` are not written.
     """
     context, settings, record, publisher = run.context, run.settings, run.record, run.publisher
     stage, previous_run = settings.stage, run.plan.previous_run
@@ -268,7 +268,7 @@ def _write_start(
         run=context.run_id(stage),
         **({"round": context.round.lineage} if context.round is not None else {}),
         **({"package": dict(context.recipe.package)} if context.recipe.package else {}),
-        **{name: dict(value) for name, value in optional.items() if value},
+        **{name: dict(value) for name, value in optional_fields.items() if value},
         **({"remote_code": remote_code} if remote_code else {}),
     )
 
@@ -310,7 +310,7 @@ def _make_plan(
         if publisher is not None:
             record.write(publish=_publish_target(context))
             publisher.notify()
-        return _Plan(finished=True)
+        return _Plan(is_finished=True)
     if publisher is not None and not context.preflight_passed:
         claim_stage_repository(context, stage)
     if publisher is not None and settings.model.use_peft:
@@ -322,7 +322,7 @@ def _make_plan(
         record.remove_incomplete()
         resume_from = _resumable_checkpoint(record)
         record.truncate_metrics(checkpoint_step(resume_from) if resume_from else -1)
-    return _Plan(finished=False, starts_over=starts_over, previous_run=previous_run, resume_from=resume_from)
+    return _Plan(is_finished=False, starts_over=starts_over, previous_run=previous_run, resume_from=resume_from)
 
 
 def _template_lineage(settings: StageSettings) -> dict[str, Any]:

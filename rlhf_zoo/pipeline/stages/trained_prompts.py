@@ -1,4 +1,4 @@
-"""Counts the prompts of the evaluation on which the stages of a run train."""
+"""Counts the prompts of the evaluation that the stages of a run also train on."""
 
 import logging
 from collections.abc import Collection, Mapping

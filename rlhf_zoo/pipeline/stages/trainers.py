@@ -10,7 +10,7 @@ from ...runs.settings.parse import StageSettings
 
 
 def make_trainer(trainer_class: type, settings: StageSettings, **inputs: Any) -> Any:
-    """Builds a trainer of trl from a stage's settings. It skips steps whose loss or gradients are not finite.
+    """Builds one of trl's trainers. It skips steps whose loss or gradients are not finite.
 
     Args:
         trainer_class: The trainer's class, such as SFTTrainer.
