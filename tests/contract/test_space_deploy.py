@@ -361,7 +361,8 @@ def test_deploy_falls_back_to_static_page(
     assert MARKUP in results[1].ppo.completion and MARKUP not in page, "no completion was hostile"
     sides = [getattr(item, role) for item in results for role in ("sft", "ppo")]
     page_texts = [
-        re.sub(r"<[^>]+>", "", item) for item in re.findall(r'<span class="new">(.*?)</span></p>', page, re.DOTALL)
+        re.sub(r"<[^>]+>", "", item)
+        for item in re.findall(r'<span class="completion">(.*?)</span></p>', page, re.DOTALL)
     ]
     assert page_texts == [escape(side.completion) + "∎" * side.ended for side in sides]
     assert all(f"{side.reward:+.2f}".replace("-", "−") in page for side in sides)

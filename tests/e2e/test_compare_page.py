@@ -92,7 +92,8 @@ def read_cards(html: str) -> list[dict[str, str]]:
     cards = re.findall(r"<article.*?</article>", html, re.DOTALL)
     names = ("reward", "log_ratio", "kl", "length", "stopped")
     return [
-        {"completion": find_texts(card, 'span class="new"')[0]} | {name: find_figures(card, name)[0] for name in names}
+        {"completion": find_texts(card, 'span class="completion"')[0]}
+        | {name: find_figures(card, name)[0] for name in names}
         for card in cards
     ]
 
@@ -287,7 +288,7 @@ def test_slider_steps_through_checkpoints(client: PageClient, page: Page) -> Non
     html = client.fire("every-step", **{"training-prompt": "the screen"}).values["steps"]
     assert re.findall(r'data-step="(\d+)"', html) == ["0", *map(str, STEPS)], "SFT comes first"
     wanted = [page.expected("the screen", step).ppo[0] for step in STEPS]
-    texts = find_texts(html, 'span class="new"')
+    texts = find_texts(html, 'span class="completion"')
     assert texts == [page.expected("the screen").sft[0].completion, *(shown(side)["completion"] for side in wanted)]
     assert find_texts(html, 'span class="zoo-badge"') == ["recommended", "best"]
 
@@ -298,7 +299,7 @@ def test_page_lists_runs_by_kl_coefficient(client: PageClient, page: Page) -> No
     html = client.fire("every-beta", **{"training-prompt": "the screen"}).values["betas"]
     assert find_texts(html, "h3") == ["SFT", "β = 0.05", "β = 0"]
     wanted = [page.expected("the screen", step, repo).ppo[0] for step, repo in ((RECOMMENDED, PPO), (40, LOOSE))]
-    assert find_texts(html, 'span class="new"')[1:] == [shown(side)["completion"] for side in wanted]
+    assert find_texts(html, 'span class="completion"')[1:] == [shown(side)["completion"] for side in wanted]
     client.fire("run", "input", run=LOOSE)
     assert client.prop("step", "maximum") == client.value("step") == 40
     assert set(re.findall(emphasized, client.value("frontier"), re.DOTALL)) == {"β = 0"}, "the selected run"

@@ -146,7 +146,7 @@ def test_lexicon_words_are_trimmed_and_counted():
     judge = LexiconJudge(["Great "], ["poor"])
     assert judge(["great", "poor"], ["", ""]) == [1.0, -1.0]
     assert isinstance(judge, Judge) and "1 positive and 1 negative" in judge.description
-    with pytest.raises(ZooError, match="needs positive and negative words"):
+    with pytest.raises(ZooError, match="needs words that are only positive"):
         LexiconJudge(["good"], ["good"])
     with pytest.raises(ValueError, match="2 prompts but 1 completions"):
         judge(["a", "b"], ["c"])

@@ -44,7 +44,7 @@ def test_score_is_read_at_eos_when_text_ended() -> None:
 
 @pytest.mark.parametrize("statistics", [(0.3, 0.0), (math.nan, 1.0), (0.0, math.inf)])
 def test_reward_model_rejects_unusable_statistics(statistics: tuple[float, float]) -> None:
-    with pytest.raises(ZooError, match=r"mean .* and standard deviation .*: measure them again"):
+    with pytest.raises(ZooError, match=r"mean .* and standard deviation .*: train the model again"):
         RewardModel(make_reward_model(statistics=statistics), make_tokenizer(), make_tokenizer())
     RewardModel(make_reward_model(statistics=statistics), make_tokenizer(), make_tokenizer(), center=False, scale=False)
 

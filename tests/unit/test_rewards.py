@@ -278,7 +278,7 @@ def test_unfit_signature_is_rejected_in_one_sentence(samples: Samples) -> None:
     given = "prompts, completions, completion_ids, log_extra and log_metric"
     with pytest.raises(ZooError, match=rf"strict cannot be called with {given} \(got an unexpected .*\*\*columns"):
         call(Rewards([strict]), samples)
-    with pytest.raises(ZooError, match=r"missing a required.* argument: 'solution'.*any column that it needs"):
+    with pytest.raises(ZooError, match=r"missing a required.* argument: 'solution'.*the columns that it needs"):
         call(Rewards([needs]), samples)
     assert call(Rewards([needs]), samples, solution=["a", "b", "c"]).total.tolist() == [0, 0, 0]
 

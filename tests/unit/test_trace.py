@@ -252,7 +252,7 @@ def test_initial_critic_from_elsewhere_needs_a_known_commit(run: Path, tmp_path:
 
 
 def test_trace_rejects_missing_reward_column(run: Path) -> None:
-    with pytest.raises(ZooError, match=r"answered cannot be called with .*'?answer'?.*add any column"):
+    with pytest.raises(ZooError, match=r"answered cannot be called with .*'?answer'?.*add the columns"):
         trace_checkpoint(find_traced_policy(str(run)), "cd")
 
 
