@@ -47,7 +47,7 @@ warm.PYTHON = [sys.executable]
 # Visitors -----------------------------------------------------------------------------------------------------------
 
 PROMPTS = ["the battery is", "the camera", "the screen is bright and", "it is heavy but the price", "<b>bold</b> sound"]
-TOKEN = re.compile(r'class="new">(?!</span>)')
+TOKEN = re.compile(r'class="completion">(?!</span>)')
 """Matches a token that a model wrote, in an output's HTML."""
 ERROR_MESSAGE = re.compile(r'role="alert"[^>]*>(.*?)</', re.S)
 """Matches an error message, in any output's HTML."""
