@@ -13,7 +13,7 @@ from .rollout import Advantages, Rollout
 
 
 class MinibatchSize(NamedTuple):
-    """The counts by which a minibatch's loss is divided, over all processes.
+    """The counts that a minibatch's loss is divided by, over all processes.
 
     Attributes:
         actions: () int64, the number of actions in all completions.

@@ -37,7 +37,7 @@ class TextSource:
                 tokens), or with `input_ids`.
             tokenizer: The policy's tokenizer.
             context_length: The maximum number of tokens in a text; None for no limit.
-            pad_id: The id with which shorter texts are padded.
+            pad_id: The id that pads shorter texts.
             num_embeddings: The number of rows of the policy's embedding table.
 
         Raises:

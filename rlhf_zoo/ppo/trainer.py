@@ -203,7 +203,7 @@ class PPOTrainer(StepwiseTrainer):
         centers_by_prompt = args.score_centering == "prompt" and scored.group_size > 1
         scores = F.leave_one_out(shaped, size=scored.group_size) if centers_by_prompt else shaped
         kl_in_reward = args.kl_in == "reward"
-        # If the KL is in the loss, β is 0 here. The KL is computed all the same, because `token_rewards` takes it.
+        # If the KL is in the loss, β is 0 here. The KL is still computed, because `token_rewards` takes it.
         beta = self.controller.kl_coef if kl_in_reward else 0.0
         estimator = args.kl_estimator if kl_in_reward else "k1"
         kl = F.kl_penalty(rollout.logprobs, rollout.ref_logprobs, estimator=estimator).masked_fill(~token_mask, 0)

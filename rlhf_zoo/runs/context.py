@@ -376,7 +376,7 @@ class RunContext:
     def check_policy_keys_unchanged(self) -> None:
         """Checks that the keys of recipe.yaml that determine the SFT policy have not changed since it was trained.
 
-        Otherwise a later stage would record settings with which its policy was not trained. Keys that this command's
+        Otherwise a later stage would record settings that its policy was not trained with. Keys that this command's
         flags set are not compared, because such a change is deliberate.
 
         Raises:

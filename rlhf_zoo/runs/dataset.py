@@ -208,7 +208,7 @@ def train_and_held_out(
         context: The run.
         stage: "sft" or "ppo".
         source: The stage's data.
-        keep_questions: Whether the training rows keep the column with which `find_overlap` compares prompts.
+        keep_questions: Whether the training rows keep the column that `find_overlap` reads.
 
     Returns:
         Rows to train on, rows to evaluate on during training or None, and the count of dropped rows that

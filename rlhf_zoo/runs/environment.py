@@ -24,7 +24,7 @@ IGNORED: Mapping[str, str] = {
     "ACCELERATE_DYNAMO_USE_DYNAMIC": "torch_compile",
     "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION": "torch_compile",
 }
-#: Variables that select a training system with which no stage has been tested.
+#: Variables that select a training system that no stage has been tested with.
 REFUSED = (
     "ACCELERATE_USE_DEEPSPEED",
     "ACCELERATE_USE_FSDP",

@@ -14,7 +14,7 @@ from .data.digests import MODEL_FILES, digest_of
 
 @dataclass(frozen=True)
 class ParentCheckpoint:
-    """A checkpoint from which a stage starts.
+    """A checkpoint that a stage starts from.
 
     Attributes:
         path: Folder of the checkpoint.
@@ -41,7 +41,7 @@ def folder_lineage(folder: Path) -> dict[str, Any]:
 
 
 def _model_digest(folder: Path) -> str:
-    """Returns the sha256 over the names and bytes of all files from which a model and its tokenizer are loaded."""
+    """Returns the sha256 over the names and bytes of all files that a model and its tokenizer are loaded from."""
     return digest_of(folder, {path for pattern in MODEL_FILES for path in folder.glob(pattern)})
 
 

@@ -28,7 +28,7 @@ HELD_OUT_SHARE = 0.1
 
 
 def sampler_arguments(context: RunContext) -> dict[str, Any]:
-    """Returns PPO's sampling settings, with which the reward stage draws the samples that center its scores.
+    """Returns PPO's sampling settings, which the reward stage uses for the samples that center its scores.
 
     Args:
         context: The run.
@@ -186,7 +186,7 @@ def named_pairs(context: RunContext) -> NamedPairs | None:
 
 
 def _prompts_configuration(context: RunContext) -> str:
-    """Returns the configuration from which PPO reads its prompts."""
+    """Returns the configuration that PPO reads its prompts from."""
     if "ppo" not in context.recipe.stages:
         return "prompts"
     return context.settings("ppo").data.dataset_config or "default"

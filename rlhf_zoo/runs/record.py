@@ -43,7 +43,7 @@ def block_record_writes() -> Iterator[None]:
 def write_complete(folder: Path | str) -> None:
     """Writes COMPLETE into a folder of weights, after the other files have reached the disk.
 
-    COMPLETE has the digests with which `integrity` finds damaged files.
+    COMPLETE has the digests that `integrity` uses to find damaged files.
 
     Args:
         folder: Folder of a checkpoint or of a merged model.

@@ -23,8 +23,8 @@ class Stage:
         trainer: The dataclass of the trainer's keys.
         run: The function that runs the stage: (context, publisher) -> whether it trained.
         card: The `StageCard`.
-        starts_from: Roles of the parents from which the weights may come, nearest first.
-        metrics: Metrics of the validation split by which a checkpoint may be chosen.
+        starts_from: Roles of the parents that the weights may come from, nearest first.
+        metrics: Metrics of the validation split that may decide which checkpoint is chosen.
         model_keys: Keys of trl.ModelConfig that the stage uses.
         figures: The figures in a family tree: label -> path in rlhf_card.json, in which "checkpoints" stands for the
             row of the card's step.
@@ -140,7 +140,7 @@ MEMBER = re.compile(rf"{ENSEMBLE}/seed-(\d+)/reward")
 
 
 def is_member(name: str) -> bool:
-    """Whether a name has the form ensemble/seed-K/reward, in which `rlhf-zoo ensemble` names reward models.
+    """Whether a name has the form ensemble/seed-K/reward, which `rlhf-zoo ensemble` gives to reward models.
 
     Args:
         name: A value of `reward_model_path`.

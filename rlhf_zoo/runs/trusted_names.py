@@ -67,7 +67,7 @@ def may_import(name: str, group: str) -> bool:
 
     Args:
         name: "module:attribute" or the name of an entry point, optionally with settings in parentheses.
-        group: The group of entry points in which the key's names are looked up.
+        group: The entry-point group that the key's names belong to.
 
     Returns:
         True for a name in `OWN_OBJECTS` or registered by an installed package; False for other and malformed names.
@@ -101,10 +101,10 @@ def check_object(name: Any, group: str, *, key: str, where: str, flag: str, allo
 
     Args:
         name: "module:attribute" or the name of an entry point, optionally with settings; any other type is refused.
-        group: The group of entry points in which the key's names are looked up.
+        group: The entry-point group that the key's names belong to.
         key: The key that holds the name.
         where: The file that holds the key, for the message.
-        flag: The option by which the user may allow the name.
+        flag: The option that lets the user allow the name.
         allowed: Names that the user allowed by that option.
 
     Raises:

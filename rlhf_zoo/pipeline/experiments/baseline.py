@@ -55,7 +55,7 @@ POOL_SIZES = (1, 2, 4, 8, 16, 32, 64)
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A finished run with which baselines are compared.
+    """A finished run that baselines are compared with.
 
     Attributes:
         context: The run.
@@ -246,7 +246,7 @@ def open_finished_run(context: RunContext, method: Method) -> FinishedRun:
 
     Args:
         context: The run.
-        method: The method with which the run is compared.
+        method: The method that the run is compared with.
 
     Raises:
         ZooError: The recipe lacks a stage, a stage is not finished, or a stage's settings contradict the flags.

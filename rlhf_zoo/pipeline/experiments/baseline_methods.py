@@ -67,7 +67,7 @@ def run_method(
     """Runs every part of a method that is not finished.
 
     Args:
-        run: The run with which the method is compared.
+        run: The run that the method is compared with.
         method: Name of the method.
         betas: Values of β for DPO and RLOO; None for `default_betas`.
         seeds: Number of policies to train for each β, with consecutive seeds from the recipe's.

@@ -57,7 +57,7 @@ def _ppo_points(run: FinishedRun, ppo: Point) -> tuple[Point, list[Point]]:
 
 
 def _release_rule(run: Path) -> str | None:
-    """Returns the rule by which the checkpoint was chosen that a run evaluated."""
+    """Returns the release rule that chose the checkpoint that a run evaluated."""
     return (StageRecord(run / "ppo").read().get("chosen") or {}).get("rule")
 
 
@@ -186,7 +186,7 @@ def write_report(run: FinishedRun, method: Method, *, served: int | None) -> dic
     """Writes METHOD/baseline.json, frontier.json and frontier.png from all finished parts.
 
     Args:
-        run: The run with which the methods are compared.
+        run: The run that the methods are compared with.
         method: The method that this command ran.
         served: Number of served completions whose compute is added to that of training; None for the number of
             evaluated completions.

@@ -62,7 +62,7 @@ from .examination import Examination, Finding, SkipCheck
 
 #: Number of prompts of the trial rollout, with one completion each.
 TRIAL_PROMPTS = 8
-#: Number of prompts with which the policy's tokenizer is checked.
+#: Number of prompts for checking the policy's tokenizer.
 TOKENIZER_PROMPTS = 64
 #: Nats per token by which the loss may exceed that of a uniform guess. A policy with its own tokenizer has a lower loss
 #: than the guess, and random weights exceed it by about half a nat at most. A policy that was trained with another

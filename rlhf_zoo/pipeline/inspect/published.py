@@ -1,7 +1,7 @@
 """Turns a published checkpoint, whose files are not trusted, into a recipe that can be run again.
 
 recipe.json holds the keys of the stage, and under `recipe` the keys of recipe.yaml. rlhf_card.json holds the commits
-from which the run started.
+that the run started from.
 """
 
 import re

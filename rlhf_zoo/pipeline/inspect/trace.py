@@ -65,7 +65,7 @@ class TracedPolicy:
         policy: The policy.
         reference: The reference policy π_ref.
         rewards: The reward models; () if the run had none.
-        critic_start: At step 0, the model from which the critic starts; otherwise None.
+        critic_start: At step 0, the model that the critic starts from; otherwise None.
         old: The policy π_old in the denominator of ρ; None for the reference.
         step: The step of the checkpoint; 0 for the policy that PPO started from, None if it is unknown.
         resolved: The run's settings.

@@ -1,4 +1,4 @@
-"""Inspects the splits and columns of a data set, and chooses the keys by which each stage reads it."""
+"""Inspects the splits and columns of a data set, and chooses the keys that each stage reads it with."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -209,7 +209,7 @@ def _describe_columns(data: InspectedData) -> str:
 def _choose_prompt_form(
     model: ModelFacts, data_by_stage: Mapping[str, StageData], decisions: Decisions
 ) -> tuple[bool, ChatSettings]:
-    """Returns whether prompts are conversations, and the keywords with which the chat template renders them."""
+    """Returns whether prompts are conversations, and the settings for rendering them."""
     stages = [stage for stage, data in data_by_stage.items() if not data.is_plain_text]
     if stages and not model.has_chat_template:
         raise ZooError(

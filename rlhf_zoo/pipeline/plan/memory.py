@@ -198,7 +198,7 @@ def update_memory(
         logits: Bytes of the current chunk of logits.
         head_bytes: Bytes from `head_gradient`.
         accumulates: Whether gradients of an earlier micro-batch exist.
-        exchange_buffers: Bytes of the buffers with which processes exchange gradients.
+        exchange_buffers: Bytes of the buffers for exchanging gradients between processes.
         cache: Bytes of a KV cache that stays between rollouts.
     """
     policy_pass, critic_pass = passes
@@ -234,7 +234,7 @@ def training_memory(
         training_pass: The pass of the model.
         head_bytes: Bytes that the loss takes in addition to the pass.
         accumulates: Whether gradients of an earlier micro-batch exist.
-        exchange_buffers: Bytes of the buffers with which processes exchange gradients.
+        exchange_buffers: Bytes of the buffers for exchanging gradients between processes.
     """
     working = training_pass.saved + head_bytes
     if accumulates:

@@ -55,7 +55,7 @@ class PPOModels:
     """The models that PPO starts from.
 
     Attributes:
-        policy: The policy from which PPO starts.
+        policy: The policy that PPO starts from.
         rewards: The reward models.
         value: The model that value_model_name_or_path names; None if that key is not set.
         is_unmodified: Whether the policy has its published weights, so that the reference may keep their dtype.

@@ -36,7 +36,7 @@ class Shape:
         return int(getattr(self.config.get_text_config(), "max_position_embeddings", None) or 1024)
 
 
-#: The files from which a model's shape is read.
+#: The files that a model's shape is read from.
 SHAPE_FILES = ("config.json", ADAPTER_CONFIG, "*.py")
 
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 #: Name of an implementation of experts that sends every row through the first expert's weights. Routing depends on
 #: data, which traced tensors do not have, but does not affect the sizes of tensors.
 EXPERTS = "rlhf-zoo-traced"
-#: Numbers of layers with which models run. They are even, because some architectures alternate two kinds of layers.
+#: The numbers of layers that models run with. They are even, because some architectures alternate two kinds of layers.
 DEPTHS = 2, 4
 #: Measurements that run a model without its head.
 TRUNK_PASSES = ("training", "forward")

@@ -33,7 +33,7 @@ def held_out_report(
         tokenizer: The reward model's tokenizer.
         pairs: The held-out pairs. An optional column `margin` says by how much the chosen side is better; 0 is a tie.
         seed: Seed of the bootstrap, and of the wrong completions in best-of-n.
-        utility: Returns the utility of prompt + completion, by which simulated pairs were labeled; None if unknown.
+        utility: Returns the utility of prompt + completion, which labeled the simulated pairs; None if unknown.
 
     Returns:
         The figures for run.json and the card.

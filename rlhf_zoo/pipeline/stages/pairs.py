@@ -33,7 +33,7 @@ def training_pairs(
     Args:
         context: The run.
         source: The data set of the pairs.
-        keep_questions: Whether to keep the column by which `find_overlap` compares prompts.
+        keep_questions: Whether to keep the column that `find_overlap` reads.
 
     Returns:
         The pairs, and the count of dropped rows that `training_rows` returns.

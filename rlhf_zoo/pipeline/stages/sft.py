@@ -126,7 +126,7 @@ def _set_up_tokenizer(
     tokenizer: PreTrainedTokenizerBase,
     train: Dataset,
 ) -> StageSettings:
-    """Sets the tokenizer's special tokens and template, and returns settings with which trl does not change them."""
+    """Sets the tokenizer's special tokens and template, and returns settings that keep trl from changing them."""
     if (warning := switch_off_eos(tokenizer)) is not None:
         log.warning("%s", warning)
     settings = _set_template(settings, model, tokenizer, context.hub)

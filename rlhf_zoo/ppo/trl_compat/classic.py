@@ -104,7 +104,7 @@ class PPOTrainer:
             model: The policy with its value head.
             ref_model: The reference for KL; None for a frozen copy of the policy.
             tokenizer: The policy's tokenizer.
-            dataset: The rows from which `dataloader` makes shuffled batches of batch_size; None for no `dataloader`.
+            dataset: The rows, which `dataloader` returns in shuffled batches of batch_size; None for no `dataloader`.
             optimizer: The optimizer; None for Trainer's default.
             data_collator: Joins rows of `dataset`.
             num_shared_layers: The number of first layers that policy and reference share; None shares nothing.

@@ -21,7 +21,7 @@ class PPOConfig(ZooPPOConfig):
     sft_model_path: str = field(default="EleutherAI/pythia-160m", metadata={"help": "For the script to load."})
     reward_model_path: str = field(default="EleutherAI/pythia-160m", metadata={"help": "For the script to load."})
     ds3_gather_for_generation: bool = field(
-        default=True, metadata={"help": "For DeepSpeed ZeRO-3, with which this trainer was never tested."}
+        default=True, metadata={"help": "For DeepSpeed ZeRO-3, which this trainer was never tested with."}
     )
     num_total_batches: int | None = field(default=None, metadata={"help": "Number of updates in the run."})
     micro_batch_size: int | None = field(default=None, metadata={"help": "per_device_train_batch_size × processes."})

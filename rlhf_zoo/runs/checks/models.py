@@ -215,7 +215,7 @@ def check_tokenizers(models: Mapping[str, NamedModel], ppo: StageSettings) -> No
 
 
 def starting_models(context: RunContext) -> dict[str, NamedModel]:
-    """Finds and checks the models from which the stages that are not trained yet will start.
+    """Finds and checks the models that the untrained stages will start from.
 
     Args:
         context: The run.

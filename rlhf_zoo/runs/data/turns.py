@@ -18,7 +18,7 @@ from ...modeling.chat_template import Prompt, is_conversation
 if TYPE_CHECKING:
     from datasets import Dataset
 
-#: The column in which data sets of ShareGPT's form have their conversations.
+#: The column of conversations in data sets of ShareGPT's form.
 SHAREGPT_COLUMN = "conversations"
 #: The name of a speaker in a data set -> the speaker's role in chat templates.
 _ROLE_OF = {
