@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 from speed.points import EPOCHS, POINTS, Point
 
-from rlhf_zoo.pipeline.plan.devices import GPUS, Device, parse_device
+from rlhf_zoo.pipeline.plan.devices import Device, find_gpu, parse_device
 from rlhf_zoo.pipeline.plan.estimate import Work
-from rlhf_zoo.pipeline.plan.plan import stage_keys_of
-from rlhf_zoo.pipeline.plan.ppo import PPOModels, Reward, ppo_plan
+from rlhf_zoo.pipeline.plan.plan import parse_planner_keys
+from rlhf_zoo.pipeline.plan.ppo import PPOModels, RewardModelSpec, ppo_plan
 from rlhf_zoo.pipeline.plan.seconds import RATES_FILE, Rates
 from rlhf_zoo.pipeline.plan.shapes import new_shape
 
@@ -33,8 +33,8 @@ MAX_LOAD = 0.25  # cores that other processes used: results of a process with mo
 #: Phase -> its rates, each with the count of `Work` that it is multiplied by.
 PHASES = {
     "sample": {"forward": "prefill", "decode": "decode", "layer_step": "layer_steps"},
-    "read": {"forward": "passes", "head": "head"},
-    "update": {"update": "update", "update_head": "update_head", "trained": "trained"},
+    "read": {"forward": "forward_only", "head": "forward_only_head"},
+    "update": {"update": "update", "update_head": "update_head", "parameter_update": "parameter_updates"},
 }
 #: Phase in the results -> phase of the planner.
 PLANNER_PHASES = {"rollout": "sample", "values": "read", "reference": "read", "reward": "read", "update": "update"}
@@ -80,10 +80,13 @@ def rates_from_file(path: Path) -> list[Rates]:
         measurements = read_bench(document)
         device, machine = "cpu", f"{document['machine']}, {document['threads']} threads"
     else:
-        device = next((card for card in GPUS if card in path.name), None)
+        machine = document["machine"]
+        # Of GPUs that share a name, the machine's name has the memory size, as in "NVIDIA A100-SXM4-40GB".
+        memory_size = re.search(r"(\d+)GB", machine)
+        device = find_gpu(machine, float(memory_size[1]) if memory_size else 0)
         if document.get("tiny") or device is None:
             return []
-        measurements, machine = read_gpu(document, parse_device(device)), document["machine"]
+        measurements = read_gpu(document, parse_device(device))
     about = {"device": device, "machine": machine, "source": path.name}
     return [fit_rates(rows, precision=precision, **about) for precision, rows in measurements.items() if rows]
 
@@ -144,9 +147,9 @@ def work_of(point: Point, device: Device, *, shared: bool, bf16: bool, response_
         "num_ppo_epochs": EPOCHS, "response_length": round(response_length), "bf16": bf16,
         "critic": "shared" if shared else "auto",
     }  # fmt: skip
-    keys: SimpleNamespace = stage_keys_of("ppo", settings, where="a point")
+    keys: SimpleNamespace = parse_planner_keys("ppo", settings, where="a point")
     prompt_length = round(statistics.mean(map(len, point.prompts(4 * point.batch))))
-    work = ppo_plan(keys, PPOModels(shape, [Reward(shape)]), device, prompt_length=prompt_length).work
+    work = ppo_plan(keys, PPOModels(shape, [RewardModelSpec(shape)]), device, prompt_length=prompt_length).work
     # A decoding step runs until the longest response of the batch ends.
     longest = max(min(length, point.response) for length in point.lengths(point.batch))
     return replace(work, layer_steps=work.layer_steps / round(response_length) * longest)
@@ -165,11 +168,11 @@ def fit_rates(rows: Sequence[Measurement], *, precision: str, **about: Any) -> R
                 predicted, measured = sum(without_point.phases(row.work).values()), sum(row.seconds.values())
                 errors.append(abs(predicted / measured - 1))
     result = _make_rates(rates, precision, about, len(points))
-    return replace(result, error=statistics.mean(errors), largest=max(errors)) if errors else result
+    return replace(result, mean_error=statistics.mean(errors), largest_error=max(errors)) if errors else result
 
 
 def _make_rates(rates: Mapping[str, float], precision: str, about: Mapping[str, Any], points: int) -> Rates:
-    return Rates(precision=precision, points=points, error=None, largest=None, **about, **rates)
+    return Rates(precision=precision, points=points, mean_error=None, largest_error=None, **about, **rates)
 
 
 def _fit(rows: Sequence[Measurement], *, rate_per_count: bool) -> dict[str, float]:

@@ -146,12 +146,12 @@ def _cached_plan(
 ) -> Plan:
     """Returns the plan from the cache, or makes it. A cached plan needs no slow imports."""
     from ..pipeline.plan import cache
-    from ..pipeline.plan.published import model_names, model_states
+    from ..pipeline.plan.published import model_names, shape_digests
     from ..pipeline.plan.result import Plan
 
     name = None
-    if recipe.download_mark is None and (states := model_states(model_names(recipe, flags))) is not None:
-        keys = [recipe.name, recipe.shared, recipe.stages, recipe.zoo, flags, prompt_length, states]
+    if recipe.download_mark is None and (digests := shape_digests(model_names(recipe, flags))) is not None:
+        keys = [recipe.name, recipe.shared, recipe.stages, recipe.zoo, flags, prompt_length, digests]
         name = cache.digest([cache.code_digest(), cache.versions(), asdict(device), *keys])
         if isinstance(entry := cache.read_cached("plans", name), dict):
             return Plan.from_json(entry["plan"], change_peaks=entry["change_peaks"])

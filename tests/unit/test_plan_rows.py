@@ -84,7 +84,10 @@ def test_lines_of_a_local_file_are_counted(tmp_path) -> None:
     recipe = load_recipe(str(folder))
     assert steps_of(recipe) == {"sft": None, "reward": 36}
     result = CliRunner().invoke(plan_command, [str(folder), "--gpu", "cpu"], catch_exceptions=False)
-    assert "Assumed: reward trains on 70 rows, all of pairs.jsonl: fewer with held-out prompts.\n" in result.stdout
+    assert (
+        "Assumed: reward trains on 70 rows, all lines of pairs.jsonl, or fewer if prompts are held out.\n"
+        in result.stdout
+    )
     assert "without sft, whose steps depend on the rows of the data (add --rows sft=NUMBER)" in result.stdout
     result = CliRunner().invoke(plan_command, [str(folder), "--gpu", "cpu", "--rows", "sft=8"], catch_exceptions=False)
     assert "(4 steps: " in result.stdout and "All stages: about " in result.stdout

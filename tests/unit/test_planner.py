@@ -24,7 +24,7 @@ from rlhf_zoo.pipeline.plan import memory, tracing
 from rlhf_zoo.pipeline.plan.devices import GPUS, Device, find_gpu, parse_device
 from rlhf_zoo.pipeline.plan.estimate import lora_config
 from rlhf_zoo.pipeline.plan.memory import GIB, ModelMemory, TrainingPass
-from rlhf_zoo.pipeline.plan.plan import _rounding_changes, make_plan, smallest_change, stage_keys_of
+from rlhf_zoo.pipeline.plan.plan import _rounding_changes, make_plan, parse_planner_keys, smallest_change
 from rlhf_zoo.pipeline.plan.published import published_shapes
 from rlhf_zoo.pipeline.plan.result import Change, format_gib
 from rlhf_zoo.pipeline.plan.seconds import RATES_FILE
@@ -166,10 +166,10 @@ def test_trained_parameter_takes_sixteen_bytes():
     adapter = memory.Counts(**vars(lora))
     assert memory.model_memory(adapter, bytes_per_weight=2, state_per_parameter=8).total == 2 * 1000 + 16 * 100
     assert (
-        memory.model_memory(adapter, bytes_per_weight=2, state_per_parameter=8, bits="4bit").weights
+        memory.model_memory(adapter, bytes_per_weight=2, state_per_parameter=8, quantization="4bit").weights
         == 2 * 200 + 800 * 0.5625 + 4 * 100
     )
-    assert memory.model_memory(adapter, bytes_per_weight=4, state_per_parameter=8, owns_base=False).total == 16 * 100
+    assert memory.model_memory(adapter, bytes_per_weight=4, state_per_parameter=8, shares_base=True).total == 16 * 100
     assert memory.model_memory(COUNTS, bytes_per_weight=4, state_per_parameter=memory.state_bytes("sgd")).total == 8_000
     assert memory.state_bytes("adamw_torch_fused") == 8 and memory.state_bytes("adamw_8bit") == 2.03
     assert memory.state_bytes("something_new") is None
@@ -255,7 +255,7 @@ def test_suggested_change_is_small_and_makes_plan_fit():
 def test_suggested_change_is_minimal(seed):
     """Of keys that save at random: with one or two keys none has fewer, and of more none can be left out."""
     rng = random.Random(seed)
-    keys = stage_keys_of("ppo", load_recipe("imdb-gpt2").stages["ppo"], where="here")
+    keys = parse_planner_keys("ppo", load_recipe("imdb-gpt2").stages["ppo"], where="here")
     device = Device("GPU", 100)
     saves = {}
 
@@ -486,12 +486,14 @@ def test_other_model_kinds_are_planned_or_rejected_in_a_sentence(kind: str, know
     """One has no bound on its positions, one no attention."""
     from transformers import AutoConfig
 
-    from rlhf_zoo.pipeline.plan.ppo import PPOModels, Reward, ppo_plan
+    from rlhf_zoo.pipeline.plan.ppo import PPOModels, RewardModelSpec, ppo_plan
     from rlhf_zoo.pipeline.plan.shapes import Shape
 
     shape = Shape(AutoConfig.for_model(kind, hidden_size=32, num_hidden_layers=2, vocab_size=100), "float32")
-    models = PPOModels(policy=shape, rewards=[Reward(shape)], value=None, is_unmodified=True)
-    keys = stage_keys_of("ppo", {}, where="here")
+    models = PPOModels(
+        policy=shape, reward_models=[RewardModelSpec(shape)], value_model=None, policy_is_unmodified=True
+    )
+    keys = parse_planner_keys("ppo", {}, where="here")
     if known:
         assert ppo_plan(keys, models, parse_device("cpu"), prompt_length=32).peak > 0
     else:

@@ -19,13 +19,13 @@ log = logging.getLogger(__name__)
 
 LIBRARIES = ("torch", "transformers", "peft", "trl")
 PACKAGE = Path(__file__).parents[2]
-#: Maximum number of files of a kind. When there are more, the older half is deleted.
+#: Maximum number of files of each kind. When there are more, the older half is deleted.
 MAX_FILES = 2000
 
 
 @cache
 def versions() -> dict[str, str]:
-    """Returns the versions of the libraries that affect how much memory a model takes; "" if not installed."""
+    """Returns the version of each library that affects the memory of a model; "" if it is not installed."""
     installed_versions = {}
     for name in LIBRARIES:
         try:
@@ -63,7 +63,7 @@ def read_cached(kind: str, name: str) -> Any:
         name: Digest of the cache key.
 
     Returns:
-        The JSON value; None if it is not in the cache or cannot be read.
+        The JSON value; None if the cache does not have it or its file cannot be read.
     """
     path = home() / kind / f"{name}.json"
     if not path.is_file():

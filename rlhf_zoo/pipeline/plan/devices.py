@@ -1,4 +1,4 @@
-"""Memory and speed of devices: of GPUs by name, from their makers' data sheets, and of this machine."""
+"""Describes devices by memory and speed: GPUs by their makers' data sheets, and the devices of this machine."""
 
 import os
 import re
@@ -52,17 +52,17 @@ class Device:
 
 
 def parse_device(text: str) -> Device:
-    """Reads the value of --gpu.
+    """Parses the value of --gpu.
 
     Args:
-        text: NAME[:COUNT], where NAME is in `GPUS`, `cpu`, or a memory size such as 24gb.
+        text: NAME[:COUNT], where NAME is a key of `GPUS`, `cpu`, or a memory size such as 24gb.
 
     Raises:
         ZooError: The text has another form, or the device is unknown.
     """
     name, colon, count_text = text.strip().lower().partition(":")
     if colon and not (count_text.isdecimal() and 1 <= int(count_text) <= 1024):
-        raise ZooError(f"--gpu is {text!r}: after the colon write the number of devices, such as h100:8.")
+        raise ZooError(f"--gpu is {text!r}: write a number of devices after the colon, such as h100:8.")
     count = int(count_text) if colon else 1
     if name == "cpu":
         return cpu_device(count)
@@ -88,7 +88,7 @@ def cpu_device(count: int = 1) -> Device:
 
 
 def may_have_accelerator() -> bool:
-    """Whether this machine may have a GPU that torch can use, without importing torch, which takes seconds."""
+    """Whether this machine may have a GPU. Finds out without torch, whose import takes seconds."""
     devices = (*Path("/dev").glob("nvidia*"), Path("/dev/kfd"), Path("/dev/dxg"))
     return sys.platform != "linux" or any(path.exists() for path in devices)
 
@@ -98,18 +98,18 @@ def find_gpu(product_name: str, gib: float) -> str | None:
 
     Args:
         product_name: The driver's name.
-        gib: Memory in GiB, which decides between models of one name.
+        gib: Memory in GiB, which distinguishes GPUs that share a name.
 
     Returns:
-        The name in `GPUS`; None if the GPU is not in it.
+        The key of `GPUS`; None if the GPU is not in it.
     """
-    models = {gpu: re.sub(r"(?<=[a-z])(?=\d)", " ?", gpu.partition("-")[0]) for gpu in GPUS}
-    matches = [gpu for gpu, model in models.items() if re.search(rf"\b{model}\b", product_name.lower())]
+    patterns = {gpu: re.sub(r"(?<=[a-z])(?=\d)", " ?", gpu.partition("-")[0]) for gpu in GPUS}
+    matches = [gpu for gpu, pattern in patterns.items() if re.search(rf"\b{pattern}\b", product_name.lower())]
     return min(matches, key=lambda gpu: abs(GPUS[gpu][0] - gib), default=None)
 
 
 def local_device(*, use_cpu: bool = False) -> Device:
-    """Returns this machine's device on which a stage would train.
+    """Returns the device of this machine on which a stage would train.
 
     Args:
         use_cpu: Value of the stage's key `use_cpu`.

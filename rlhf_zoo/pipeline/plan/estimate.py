@@ -1,11 +1,10 @@
-"""Estimates the memory and the work of the SFT and reward stages. `plan.ppo` uses some of these functions.
+"""Estimates the memory and the work of the SFT and reward stages, and has functions that `plan.ppo` also uses.
 
-This module mirrors `rlhf_zoo.ppo`, `modeling.logprobs`, `modeling.sampling` and trl's trainers: the models that a stage
-holds, and how it splits a batch.
+It mirrors trl's trainers: how they split a batch, and how they compute the head.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
 
 #: trl computes the head in tiles: tokens per tile, vocabulary columns per tile, and tiles in memory at once.
 TRL_TOKENS, TRL_COLUMNS, TRL_TILES = 4096, 32768, 3
-#: Bytes of a CPU process whose models have almost no weights: imported libraries, their buffers, data and the trainer's
-#: objects (benchmarks/plan_check.py, the setting `nothing`).
+#: Bytes assumed for a CPU process besides tensors: imported libraries, their buffers, data and the trainer's objects.
+#: A process whose models have almost no weights took 508 MiB (`python benchmarks/plan_check.py nothing`).
 PROCESS_ON_CPU = 524 * 2**20
 #: Heap fragmentation on a CPU, as a share of the bytes that an update allocates and frees. glibc keeps blocks below
 #: 32 MiB in its heap, where gradients lie between activations. Giving each block its own mapping
@@ -35,7 +34,7 @@ FRAGMENTATION = 0.5
 
 
 def sft_plan(keys: SimpleNamespace, base: Shape, device: Device) -> StagePlan:
-    """Plans SFT, which trl's trainer runs.
+    """Plans the memory and the work of SFT, which trl's trainer runs.
 
     Args:
         keys: The stage's keys, as attributes.
@@ -49,17 +48,18 @@ def sft_plan(keys: SimpleNamespace, base: Shape, device: Device) -> StagePlan:
     length = keys.max_length or base.context
     bf16, dtype = computes_in_bfloat16(keys, device), weight_dtype(keys, base)
     model = stage_tracer(base, "policy", keys, dtype, bf16)
-    tile = min(rows * length, TRL_TOKENS) * min(TRL_COLUMNS, model.counts.vocabulary if device.cpu else TRL_COLUMNS)
+    columns = min(TRL_COLUMNS, model.counts.vocabulary) if device.cpu else TRL_COLUMNS
+    logits_per_tile = min(rows * length, TRL_TOKENS) * columns
     trains_head = model.counts.trained == model.counts.parameters
-    head_bytes: float = TRL_TILES * tile * (BFLOAT16 if bf16 else FLOAT32)
-    head_bytes += memory.head_gradient(tokens=rows * length, counts=model.counts, trains_head=trains_head)
+    head_bytes: float = TRL_TILES * logits_per_tile * (BFLOAT16 if bf16 else FLOAT32)
+    head_bytes += memory.head_gradient_bytes(tokens=rows * length, counts=model.counts, trains_head=trains_head)
     return _plan_supervised(
         "sft", keys, model, device, rows=rows, length=length, micro_batches=micro_batches, head_bytes=head_bytes
     )
 
 
 def reward_plan(keys: SimpleNamespace, base: Shape, device: Device) -> StagePlan:
-    """Plans the reward model, which trl's trainer trains. Each pair takes two rows, one per text.
+    """Plans the memory and the work of the reward stage, which trl's trainer runs. Each pair takes two rows.
 
     Args:
         keys: The stage's keys, as attributes.
@@ -89,7 +89,7 @@ def _plan_supervised(
     head_bytes: float,
 ) -> StagePlan:
     bf16, counts = computes_in_bfloat16(keys, device), model.counts
-    shards = shard_count(stage, keys, device, use_peft=model.spec.adapter is not None)
+    shards = shard_count(stage, keys, device, {"use_peft": model.spec.adapter is not None})
     accumulates = micro_batches > 1 or shards > 1
     training_pass = model.training_pass(
         rows=rows,
@@ -98,11 +98,11 @@ def _plan_supervised(
         checkpointing=bool(keys.gradient_checkpointing),
         accumulates=accumulates,
     )
-    resident = resident_memory(model, keys).per_device(shards)
-    # Gradients of shards are exchanged layer by layer, so the full gradients never exist at once.
-    exchange_buffers = resident.gradients if device.count > 1 and shards == 1 else 0
+    model_memory = resident_memory(model, keys).per_device(shards)
+    # Gradients of shards are exchanged layer by layer, so a device never holds copies of all gradients.
+    exchange_bytes = model_memory.gradients if device.count > 1 and shards == 1 else 0
     peak = memory.training_memory(
-        resident, training_pass, head_bytes=head_bytes, accumulates=accumulates, exchange_buffers=exchange_buffers
+        model_memory, training_pass, head_bytes=head_bytes, accumulates=accumulates, exchange_bytes=exchange_bytes
     )
     peak = replace(peak, weights=peak.weights + gathered_bytes(shards, model))
     tokens = rows * length * micro_batches
@@ -110,45 +110,45 @@ def _plan_supervised(
     work = Work(
         update=trunk_flops,
         update_head=2 * tokens * counts.width * counts.vocabulary * 3 if head_bytes else 0,
-        trained=counts.trained,
+        parameter_updates=counts.trained,
     )
     batch: dict[str, float] = {"rows": rows, "tokens": length, "micro_batches": micro_batches}
     batch |= known_updates(keys) or {"epochs": keys.num_train_epochs}
-    phases = {"step": add_process_memory(device, peak, shards), **saving_phase(device, shards, [resident])}
-    return StagePlan(stage, {"model": resident}, phases, batch, work, bf16)
+    phases = {"step": add_process_memory(device, peak, shards), **saving_phase(device, shards, [model_memory])}
+    return StagePlan(stage, {"model": model_memory}, phases, batch, work, bf16)
 
 
-def known_updates(keys: SimpleNamespace, episodes: int = 0) -> dict[str, int]:
+def known_updates(keys: SimpleNamespace, episodes_per_update: int = 0) -> dict[str, int]:
     """Returns the number of updates, if the keys alone determine it.
 
     Args:
         keys: The stage's keys.
-        episodes: Completions of a PPO update; 0 for other stages.
+        episodes_per_update: Completions of a PPO update in all processes; 0 for other stages.
 
     Returns:
         {"updates": the number}; {} if the number depends on the number of rows.
     """
-    if episodes and keys.total_episodes is not None:
-        return {"updates": math.ceil(keys.total_episodes / episodes)}
+    if episodes_per_update and keys.total_episodes is not None:
+        return {"updates": math.ceil(keys.total_episodes / episodes_per_update)}
     return {"updates": keys.max_steps} if keys.max_steps > 0 else {}
 
 
-def shard_count(stage: str, keys: SimpleNamespace, device: Device, **unsupported: bool) -> int:
+def shard_count(stage: str, keys: SimpleNamespace, device: Device, conflicts: Mapping[str, bool]) -> int:
     """Returns the number of devices over which the weights are sharded; 1 without fsdp2.
 
     Args:
         stage: Name of the stage.
         keys: The stage's keys.
         device: The devices of the stage.
-        **unsupported: Setting that fsdp2 does not support -> whether the setting is on.
+        conflicts: Setting that does not work with fsdp2 -> whether the stage uses it.
 
     Raises:
-        ZooError: An unsupported setting is on, the optimizer cannot be sharded, or there is only one device.
+        ZooError: A setting conflicts with fsdp2, the optimizer cannot be sharded, or there is only one device.
     """
     if not keys.fsdp2:
         return 1
     subject = f"fsdp2 of the stage {stage}"
-    for name in (name for name, is_set in unsupported.items() if is_set):
+    for name in (name for name, is_used in conflicts.items() if is_used):
         raise ZooError(f"{subject} does not work with {name}: remove one of them.")
     if str(keys.optim) not in SHARDABLE_OPTIMIZERS:
         raise ZooError(
@@ -162,9 +162,9 @@ def shard_count(stage: str, keys: SimpleNamespace, device: Device, **unsupported
 
 
 def gathered_bytes(shards: int, *models: Tracer | None) -> float:
-    """Returns the bytes that an update gathers from shards.
+    """Returns the peak of the bytes that an update gathers from shards, including their gradients.
 
-    Every model gathers its embeddings (which stay until the backward pass), two layers, and the gradients of one layer.
+    Each model gathers its embeddings (which stay until the backward pass), two layers, and the gradients of one layer.
     One model at a time also has the gradients of its embeddings, and a copy of them for the exchange between processes.
 
     Args:
@@ -173,9 +173,9 @@ def gathered_bytes(shards: int, *models: Tracer | None) -> float:
     """
     if shards == 1:
         return 0
-    sizes = [model.counts for model in models if model is not None]
-    layers = sum(3 * (counts.parameters - counts.embeddings) / counts.layers for counts in sizes)
-    embeddings = [counts.embeddings for counts in sizes]
+    model_counts = [model.counts for model in models if model is not None]
+    layers = sum(3 * (counts.parameters - counts.embeddings) / counts.layers for counts in model_counts)
+    embeddings = [counts.embeddings for counts in model_counts]
     return FLOAT32 * (sum(embeddings) + layers + 2 * max(embeddings))
 
 
@@ -187,7 +187,7 @@ def saving_phase(
     Args:
         device: The devices of the stage.
         shards: Number of devices over which the weights are sharded.
-        models: Bytes of each trained model on a device.
+        models: Bytes of each trained model on each device.
         frozen: Bytes of the frozen models' weights.
 
     Returns:
@@ -202,15 +202,15 @@ def saving_phase(
 
 
 def forward_flops(counts: Counts, tokens: float, length: float) -> float:
-    """Returns the FLOPs of a trunk's forward pass: two per weight and token, and attention to length/2 tokens.
+    """Returns the FLOPs of a trunk's forward pass: two per weight and token, and those of attention to length/2 tokens.
 
     Args:
         counts: The model's size.
         tokens: Tokens of the whole batch.
         length: Tokens of a row.
     """
-    matrices = counts.linear if counts.linear else counts.parameters - counts.embeddings
-    return tokens * (2 * matrices + 4 * counts.attention_width * counts.layers * length / 2)
+    linear = counts.linear or counts.parameters - counts.embeddings
+    return tokens * (2 * linear + 4 * counts.attention_width * counts.layers * length / 2)
 
 
 def training_cost(counts: Counts, keys: SimpleNamespace) -> float:
@@ -249,8 +249,8 @@ def computes_in_bfloat16(keys: SimpleNamespace, device: Device) -> bool:
     return device.bfloat16 if keys.bf16 is None else bool(keys.bf16)
 
 
-def quantization(keys: SimpleNamespace) -> str | None:
-    """Returns the precision of quantized weights, "4bit" or "8bit"; None if weights are not quantized.
+def weight_quantization(keys: SimpleNamespace) -> str | None:
+    """Returns the precision to which a stage quantizes weights, "4bit" or "8bit"; None if it does not quantize them.
 
     Args:
         keys: The stage's keys.
@@ -269,7 +269,7 @@ def weight_dtype(keys: SimpleNamespace, shape: Shape) -> str:
 
 
 def bytes_per_weight(model: Tracer) -> int:
-    """Returns the number of bytes of a weight.
+    """Returns the number of bytes of a weight that is not quantized.
 
     Args:
         model: The tracer of the model.
@@ -293,7 +293,7 @@ def stage_tracer(
     peft_config = None
     if keys.use_peft:
         peft_config = lora_config(keys)
-        if quantization(keys) is not None:  # the weights are dequantized to the dtype of the computation
+        if weight_quantization(keys) is not None:  # the weights are dequantized to the dtype of the computation
             dtype = "bfloat16" if bf16 else "float32"
     attention = getattr(keys, "attn_implementation", None)
     return tracer(
@@ -312,8 +312,8 @@ def lora_config(keys: SimpleNamespace) -> "LoraConfig":
     from peft import LoraConfig
     from trl import ModelConfig
 
-    names = [name for name in vars(keys) if name.startswith("lora_")]
-    model = ModelConfig(**{name: getattr(keys, name) for name in names})  # accepts a single name in place of a list
+    lora_keys = {name: value for name, value in vars(keys).items() if name.startswith("lora_")}
+    model = ModelConfig(**lora_keys)  # converts a list with a single name to the name
     return LoraConfig(
         task_type=model.lora_task_type,
         r=model.lora_r,
@@ -329,23 +329,24 @@ def lora_config(keys: SimpleNamespace) -> "LoraConfig":
 
 
 def resident_memory(
-    model: Tracer, keys: SimpleNamespace, *, bits: str | None = None, owns_base: bool = True
+    model: Tracer, keys: SimpleNamespace, *, quantization: str | None = None, shares_base: bool = False
 ) -> ModelMemory:
-    """Returns the bytes that a model takes in every phase.
+    """Returns the bytes that a model takes outside of its passes.
 
     Args:
         model: The tracer of the model.
         keys: The stage's keys.
-        bits: Quantization of a frozen model; None for the quantization in the stage's keys.
-        owns_base: False if the model shares its frozen weights with another model.
+        quantization: Quantization of a frozen model, "4bit" or "8bit"; None for the quantization in the stage's keys.
+        shares_base: Whether the model shares its frozen weights with another model, where they are counted.
     """
     counts = model.counts
     state_per_parameter = memory.state_bytes(str(getattr(keys.optim, "value", keys.optim)))
-    bits = bits or (quantization(keys) if counts.trained < counts.parameters else None)
+    if quantization is None and counts.trained < counts.parameters:
+        quantization = weight_quantization(keys)
     return memory.model_memory(
         counts,
         bytes_per_weight=bytes_per_weight(model),
         state_per_parameter=8 if state_per_parameter is None else state_per_parameter,
-        bits=bits,
-        owns_base=owns_base,
+        quantization=quantization,
+        shares_base=shares_base,
     )

@@ -1,7 +1,7 @@
 """Formulas for the bytes in a device's memory in each phase of a stage.
 
-With Adam a trained weight takes four numbers: itself, its gradient and two moments, 16 bytes in float32. `tracing`
-measures the bytes that depend on the architecture, which are those of passes through the layers below the head.
+With Adam, a trained weight takes four numbers: itself, its gradient and two moments. In float32 these are 16 bytes.
+`tracing` measures the bytes that depend on the architecture: those of passes through the layers below the head.
 """
 
 from dataclasses import dataclass, fields
@@ -16,7 +16,7 @@ OPTIMIZER_STATE = {
     "paged_lion_8bit": 1.02, "lion": 4, "paged_lion": 4, "adagrad": 4, "rmsprop": 4, "sgd": 0, "adafactor": 0.01,
 }  # fmt: skip
 #: Bytes of a weight that bitsandbytes quantized, with a float32 scale per block of 64 (4-bit) or per row (8-bit).
-QUANTIZED_WEIGHT = {"4bit": 0.5 + 4 / 64, "8bit": 1.002}
+BYTES_PER_QUANTIZED_WEIGHT = {"4bit": 0.5 + 4 / 64, "8bit": 1.002}
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,13 @@ class Counts:
     Attributes:
         parameters: All parameters, including an adapter's.
         trained: Trainable parameters.
-        linear: Parameters of linear layers, without the head.
+        linear: Parameters of linear layers, without the head and adapters; of experts, only those that a token uses.
         embeddings: Parameters of the embeddings and the head; tied weights count once.
         layers: Number of transformer layers.
         width: Hidden size.
         vocabulary: Vocabulary size.
         kv_values: Number of values per token in the KV cache, over all layers.
-        attention_width: Query width, summed over the heads of a layer.
+        attention_width: Width of all query heads of a layer together.
     """
 
     parameters: int
@@ -48,10 +48,10 @@ class Counts:
 
 @dataclass(frozen=True)
 class TrainingPass:
-    """Bytes that a forward and backward pass takes beyond the weights, without the head.
+    """Bytes that a forward and backward pass takes in addition to the weights, without the head.
 
     Attributes:
-        saved: Activations kept from the forward to the backward pass.
+        saved: Activations that the forward pass saves for the backward pass.
         peak: Peak of the pass, including the gradients that it allocates. A pass that adds to the gradients of an
             earlier micro-batch allocates none.
     """
@@ -62,10 +62,10 @@ class TrainingPass:
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """Bytes of a forward pass without a backward pass.
+    """Bytes that a forward pass without a backward pass takes in addition to the weights.
 
     Attributes:
-        casts: bfloat16 copies of trained weights, which stay until the end of the phase.
+        casts: bfloat16 copies of trained weights, which autocast keeps until the end of the phase.
         peak: The peak, including `casts`.
     """
 
@@ -75,11 +75,11 @@ class ForwardPass:
 
 @dataclass(frozen=True)
 class ModelMemory:
-    """Bytes that a model takes in every phase.
+    """Bytes that a model takes outside of its passes.
 
     Attributes:
-        weights: Parameters.
-        gradients: Gradients; they exist only during the update.
+        weights: The weights.
+        gradients: The gradients, which exist only during an update.
         optimizer: The optimizer's state.
     """
 
@@ -110,8 +110,8 @@ class PhaseMemory:
         optimizer: Optimizer state.
         activations: Activations of the passes.
         cache: The KV cache.
-        logits: Logits, tensors that the loss computes from them, and the head's gradient.
-        process: Memory of a CPU process besides tensors; 0 on a GPU.
+        logits: Logits and tensors computed from them; in an update, the gradients of `head_gradient_bytes` instead.
+        process: Memory that a CPU process takes besides tensors; 0 on a GPU.
     """
 
     weights: float = 0
@@ -141,32 +141,34 @@ def model_memory(
     *,
     bytes_per_weight: float,
     state_per_parameter: float,
-    bits: str | None = None,
-    owns_base: bool = True,
+    quantization: str | None = None,
+    shares_base: bool = False,
 ) -> ModelMemory:
-    """Returns the bytes that a model takes in every phase.
+    """Returns the bytes that a model takes outside of its passes.
 
     Args:
         counts: The model's size.
         bytes_per_weight: Bytes of a weight, except of a trained adapter's weights, which always take `FLOAT32`.
-        state_per_parameter: Bytes of optimizer state per parameter, from `state_bytes`.
-        bits: The precision of quantized linear layers, a key of `QUANTIZED_WEIGHT`; None if they are not quantized.
-        owns_base: False if the model shares its frozen weights with another model.
+        state_per_parameter: Bytes of optimizer state per float32 parameter, from `state_bytes`.
+        quantization: The precision of quantized linear layers, a key of `BYTES_PER_QUANTIZED_WEIGHT`; None if they are
+            not quantized.
+        shares_base: Whether the model shares its frozen weights with another model, where they are counted.
     """
     is_adapter = 0 < counts.trained < counts.parameters
     frozen = counts.parameters - counts.trained
-    trained_size = FLOAT32 if is_adapter else bytes_per_weight
-    quantized = min(counts.linear, frozen) if bits else 0
-    frozen_bytes = (frozen - quantized) * bytes_per_weight + quantized * QUANTIZED_WEIGHT.get(bits or "", 0)
+    trained_bytes = counts.trained * (FLOAT32 if is_adapter else bytes_per_weight)
+    quantized = min(counts.linear, frozen) if quantization else 0
+    frozen_bytes = (frozen - quantized) * bytes_per_weight
+    frozen_bytes += quantized * BYTES_PER_QUANTIZED_WEIGHT.get(quantization or "", 0)
     return ModelMemory(
-        weights=(frozen_bytes if owns_base else 0) + counts.trained * trained_size,
-        gradients=counts.trained * trained_size,
-        optimizer=counts.trained * state_per_parameter * trained_size / FLOAT32,
+        weights=(0 if shares_base else frozen_bytes) + trained_bytes,
+        gradients=trained_bytes,
+        optimizer=trained_bytes * state_per_parameter / FLOAT32,
     )
 
 
-def head_gradient(*, tokens: int, counts: Counts, trains_head: bool) -> float:
-    """Returns the bytes of the float32 gradients of the head and of the hidden states, which the loss accumulates.
+def head_gradient_bytes(*, tokens: int, counts: Counts, trains_head: bool) -> float:
+    """Returns the bytes of the head's and hidden states' gradients, which the loss sums over chunks in float32.
 
     Args:
         tokens: Number of tokens whose log-probabilities are computed.
@@ -185,20 +187,22 @@ def update_memory(
     logits: float,
     head_bytes: float,
     accumulates: bool,
-    exchange_buffers: float = 0,
+    exchange_bytes: float = 0,
     cache: float = 0,
 ) -> PhaseMemory:
-    """Returns the peak of PPO's update, which runs policy forward, critic forward, critic backward, policy backward.
+    """Returns the peak of PPO's update.
+
+    The update runs the forward passes of policy and critic, then the backward passes of critic and policy.
 
     Args:
-        policy: Bytes that the policy takes in every phase.
-        critic: Bytes that the critic takes in every phase.
-        passes: The passes of policy and critic.
-        frozen: Bytes of the weights of frozen models.
-        logits: Bytes of the current chunk of logits.
-        head_bytes: Bytes from `head_gradient`.
+        policy: Bytes that the policy takes outside of its passes.
+        critic: Bytes that the critic takes outside of its passes.
+        passes: The training passes of the policy and of the critic.
+        frozen: Bytes of the frozen models' weights.
+        logits: Peak bytes of the logits.
+        head_bytes: Bytes from `head_gradient_bytes`.
         accumulates: Whether gradients of an earlier micro-batch exist.
-        exchange_buffers: Bytes of the buffers for exchanging gradients between processes.
+        exchange_bytes: Bytes of the buffers for exchanging gradients between processes.
         cache: Bytes of a KV cache that stays between rollouts.
     """
     policy_pass, critic_pass = passes
@@ -211,7 +215,7 @@ def update_memory(
         working = max(critic_peak, critic.gradients + policy_peak, gradients) - gradients
     return PhaseMemory(
         weights=policy.weights + critic.weights + frozen,
-        gradients=gradients + exchange_buffers,
+        gradients=gradients + exchange_bytes,
         optimizer=policy.optimizer + critic.optimizer,
         activations=working - min(head_bytes, working),
         logits=min(head_bytes, working),
@@ -225,16 +229,16 @@ def training_memory(
     *,
     head_bytes: float,
     accumulates: bool,
-    exchange_buffers: float = 0,
+    exchange_bytes: float = 0,
 ) -> PhaseMemory:
     """Returns the peak of a training step of SFT or of the reward model.
 
     Args:
-        model: Bytes that the model takes in every phase.
-        training_pass: The pass of the model.
-        head_bytes: Bytes that the loss takes in addition to the pass.
+        model: Bytes that the model takes outside of its passes.
+        training_pass: The model's training pass.
+        head_bytes: Bytes that the head and the loss take in addition to the pass.
         accumulates: Whether gradients of an earlier micro-batch exist.
-        exchange_buffers: Bytes of the buffers for exchanging gradients between processes.
+        exchange_bytes: Bytes of the buffers for exchanging gradients between processes.
     """
     working = training_pass.saved + head_bytes
     if accumulates:
@@ -243,7 +247,7 @@ def training_memory(
         working = max(working, training_pass.peak + head_bytes, model.gradients) - model.gradients
     return PhaseMemory(
         weights=model.weights,
-        gradients=model.gradients + exchange_buffers,
+        gradients=model.gradients + exchange_bytes,
         optimizer=model.optimizer,
         activations=max(working - head_bytes, 0),
         logits=min(head_bytes, working),

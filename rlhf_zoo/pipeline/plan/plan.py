@@ -14,17 +14,19 @@ from ...runs.settings.parse import recipe_config, recorded_settings
 from .devices import Device
 from .estimate import reward_plan, sft_plan
 from .memory import GIB, state_bytes
-from .ppo import PPOModels, Reward, ppo_plan, ppo_work
+from .ppo import PPOModels, RewardModelSpec, ppo_plan, ppo_work
 from .result import LORA, Change, Duration, Plan, StagePlan, Work
 from .seconds import predict_duration
 from .shapes import Shape, find_shape, new_shape
 
 #: Assumed number of tokens of the longest prompt if neither the recipe nor the command sets it.
 DEFAULT_PROMPT_LENGTH = 512
-_SHARED_KEYS = (
+#: Keys of all stages that affect a stage's memory or time.
+_COMMON_KEYS = (
     "per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "bf16", "optim",
     "learning_rate", "max_steps", "num_train_epochs", "fsdp2",
 )  # fmt: skip
+#: Stage -> further keys that affect its memory or time.
 _STAGE_KEYS = {
     "sft": ("max_length",),
     "reward": ("max_length",),
@@ -48,7 +50,7 @@ def make_plan(
     suggest_changes: bool = True,
     hub: Hub = DEFAULT_HUB,
 ) -> Plan:
-    """Plans a recipe on a device.
+    """Plans the memory and the time of a recipe on a device.
 
     Args:
         recipe: The recipe.
@@ -60,9 +62,9 @@ def make_plan(
         hub: Where Hub ids of models are looked up.
 
     Raises:
-        ZooError: A model's shape cannot be found, or a stage cannot be planned.
+        ZooError: A key is not valid, a model's shape cannot be found, or a stage cannot be planned.
     """
-    inputs = _Inputs(recipe, device, flags or {}, prompt_length, hub)
+    inputs = _PlanInputs(recipe, device, flags or {}, prompt_length, hub)
     keys, assumptions = inputs.keys, inputs.assumptions
 
     def estimate(stage: str, stage_keys: SimpleNamespace) -> StagePlan:
@@ -93,7 +95,7 @@ def predict_update(recipe: Recipe, device: Device) -> Duration | None:
     Returns:
         The prediction; None if no measured rates apply to the device.
     """
-    inputs = _Inputs(recipe, device, {}, None, DEFAULT_HUB)
+    inputs = _PlanInputs(recipe, device, {}, None, DEFAULT_HUB)
     keys = inputs.keys["ppo"]
     work, bf16 = ppo_work(keys, inputs.ppo_models(keys), device, prompt_length=inputs.prompt_length)
     return _predict_stage(work, keys, device, bf16=bf16)
@@ -104,8 +106,8 @@ def _predict_stage(work: Work, keys: SimpleNamespace, device: Device, *, bf16: b
     return predict_duration(work, device, bf16=bf16 or keys.dtype == "bfloat16")
 
 
-def stage_keys_of(stage: str, values: Mapping[str, Any], *, where: str) -> SimpleNamespace:
-    """Parses the keys of a stage that affect its memory and time.
+def parse_planner_keys(stage: str, values: Mapping[str, Any], *, where: str) -> SimpleNamespace:
+    """Parses the keys of a stage that affect its memory or time.
 
     Args:
         stage: Name of the stage.
@@ -115,14 +117,14 @@ def stage_keys_of(stage: str, values: Mapping[str, Any], *, where: str) -> Simpl
     Returns:
         The keys as attributes.
     """
-    names = [*_SHARED_KEYS, *_STAGE_KEYS[stage], *STAGES[stage].model_keys]
+    names = [*_COMMON_KEYS, *_STAGE_KEYS[stage], *STAGES[stage].model_keys]
     keys = SimpleNamespace(**recorded_settings(values, stage, names, where=where))
     for name in ("load_in_4bit", "load_in_8bit"):
         vars(keys).setdefault(name, False)
     return keys
 
 
-class _Inputs:
+class _PlanInputs:
     """The inputs of a plan: the keys of each stage, the models that stages start from, and the longest prompt."""
 
     def __init__(
@@ -137,7 +139,7 @@ class _Inputs:
         effective = {stage: effective_keys(recipe, stage, stage_keys) for stage, stage_keys in recipe.stages.items()}
         self.hub = hub
         self.keys = keys = {
-            stage: stage_keys_of(stage, {**stage_keys, **flags.get(stage, {})}, where=str(recipe.yaml_file(stage)))
+            stage: parse_planner_keys(stage, {**stage_keys, **flags.get(stage, {})}, where=str(recipe.yaml_file(stage)))
             for stage, stage_keys in effective.items()
         }
         sft, ppo = keys.get("sft"), keys.get("ppo")
@@ -150,9 +152,9 @@ class _Inputs:
             vocabulary_size = int((shared.tokenizer or {}).get("vocab_size", 1024))
             self.base = new_shape(shared.architecture or {}, vocabulary=vocabulary_size)
         # A learning rate of 0 leaves the published weights as they are.
-        self._is_unmodified = sft is not None and name is not None and sft.learning_rate == 0
+        self._sft_is_unmodified = sft is not None and name is not None and sft.learning_rate == 0
         self.assumptions = (
-            [] if device.cpu else ["the plan holds on a GPU, although it was compared with real runs on CPUs only"]
+            [] if device.cpu else ["the plan also holds on GPUs, although it was compared with real runs on CPUs only"]
         )
         self.prompt_length = prompt_length or 0
         if ppo is not None and prompt_length is None:
@@ -166,29 +168,30 @@ class _Inputs:
             self.prompt_length = prompt_length
 
     def ppo_models(self, ppo: SimpleNamespace) -> PPOModels:
+        """Returns the models that PPO starts from, by the keys of its stage."""
         name = ppo.model_name_or_path
         is_external = name not in (None, *STAGES)
         policy = find_shape(name, hub=self.hub) if is_external else self.base
         value_name = ppo.value_model_name_or_path
         value_shape = None
         if value_name is not None:
-            value_shape = self._trained_reward() if value_name in STAGES else find_shape(value_name, hub=self.hub)
+            value_shape = self._own_reward_shape() if value_name in STAGES else find_shape(value_name, hub=self.hub)
         return PPOModels(
             policy=policy,
-            rewards=[self._reward(reward, policy, ppo) for reward in reward_names(ppo.reward_model_path)],
-            value=value_shape,
-            is_unmodified=is_external or self._is_unmodified,
+            reward_models=[self._reward_model(reward, policy, ppo) for reward in reward_names(ppo.reward_model_path)],
+            value_model=value_shape,
+            policy_is_unmodified=is_external or self._sft_is_unmodified,
         )
 
-    def _trained_reward(self) -> Shape:
-        """Returns the shape of the reward model that the recipe trains. An adapter has the dtype of its loaded base."""
+    def _own_reward_shape(self) -> Shape:
+        """Returns the shape of the recipe's own reward model. With an adapter, it has the dtype of its loaded base."""
         keys = self.keys.get("reward")
         is_adapter = keys is not None and keys.use_peft and keys.dtype != "auto"
         return Shape(self.base.config, keys.dtype if keys is not None and is_adapter else "float32")
 
-    def _reward(self, name: str, policy: Shape, ppo: SimpleNamespace) -> Reward:
+    def _reward_model(self, name: str, policy: Shape, ppo: SimpleNamespace) -> RewardModelSpec:
         if name in STAGES or is_member(name):
-            return Reward(self._trained_reward())
+            return RewardModelSpec(self._own_reward_shape())
         if ppo.reward_model_loader is not None:
             raise ZooError(
                 f"The reward model {name} is loaded by {ppo.reward_model_loader}, so its memory is unknown: plan the "
@@ -197,7 +200,7 @@ class _Inputs:
         shape = find_shape(name, hub=self.hub)
         is_same_type = shape.config.model_type == policy.config.model_type
         has_same_vocabulary = is_same_type and shape.config.vocab_size == policy.config.vocab_size
-        return Reward(shape, initializes_critic=has_same_vocabulary and ppo.reward_label is None)
+        return RewardModelSpec(shape, can_initialize_critic=has_same_vocabulary and ppo.reward_label is None)
 
 
 # Changes that make a stage fit
@@ -209,7 +212,8 @@ def smallest_change(
     """Finds the smallest change of keys that makes a stage fit.
 
     The search first tries changes that affect only rounding: single changes, then pairs, then larger combinations.
-    Next, it tries changes that affect training. Finally, it drops the changes that a combination does not need.
+    Next, it tries changes that affect training. From the first combination that fits, it drops the changes that are not
+    needed.
 
     Args:
         stage: Name of the stage.
@@ -223,26 +227,25 @@ def smallest_change(
     rounding_changes = [*_rounding_changes(stage, keys, device)]
     training_changes = [*_training_changes(stage, keys, device)]
 
-    def merge(changes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        merged_change = {name: value for change in changes for name, value in change.items()}
-        return {name: value for name, value in merged_change.items() if value != getattr(keys, name)}
-
     def try_changes(changes: Sequence[Mapping[str, Any]]) -> Change | None:
         """Returns the merged changes if the stage fits with them; otherwise None."""
-        changed = merge(changes)
+        merged = {name: value for change in changes for name, value in change.items()}
+        merged = {name: value for name, value in merged.items() if value != getattr(keys, name)}
         try:
-            peak = estimate(stage, SimpleNamespace(**{**vars(keys), **changed})).peak
+            peak = estimate(stage, SimpleNamespace(**{**vars(keys), **merged})).peak
         except ZooError:
             return None  # these keys do not work together
-        return Change(changed, peak) if peak <= device.usable_gib * GIB else None
+        return Change(merged, peak) if peak <= device.usable_gib * GIB else None
 
-    groups: list[list[dict[str, Any]]] = []
+    rounding_groups: list[list[dict[str, Any]]] = []
     if try_changes(rounding_changes) is not None:
         prefixes = (rounding_changes[: count + 1] for count in range(len(rounding_changes)))
-        groups = [*map(list, combinations(rounding_changes, 2)), *prefixes]
-    with_training = [[*rounding_changes, *training_changes[: count + 1]] for count in range(len(training_changes))]
-    singles, training_singles = ([[change] for change in changes] for changes in (rounding_changes, training_changes))
-    for candidates in (singles, groups, training_singles, with_training):
+        rounding_groups = [*map(list, combinations(rounding_changes, 2)), *prefixes]
+    mixed_groups = [[*rounding_changes, *training_changes[: count + 1]] for count in range(len(training_changes))]
+    rounding_singles, training_singles = (
+        [[change] for change in changes] for changes in (rounding_changes, training_changes)
+    )
+    for candidates in (rounding_singles, rounding_groups, training_singles, mixed_groups):
         combination = next((changes for changes in candidates if try_changes(changes) is not None), None)
         if combination is None:
             continue
@@ -254,7 +257,7 @@ def smallest_change(
 
 
 def _rounding_changes(stage: str, keys: SimpleNamespace, device: Device) -> Iterator[dict[str, Any]]:
-    """Yields changes of keys that affect only rounding."""
+    """Yields changes of keys that affect the results of training only by rounding."""
     batch_size, steps = keys.per_device_train_batch_size, keys.gradient_accumulation_steps
     while batch_size % 2 == 0 and batch_size > device.count:
         batch_size, steps = batch_size // 2, steps * 2
@@ -264,13 +267,13 @@ def _rounding_changes(stage: str, keys: SimpleNamespace, device: Device) -> Iter
     if not device.cpu and not keys.fsdp2 and not keys.use_peft and device.count > 1:
         yield {"fsdp2": True}
     if stage == "ppo":
-        yield from _ppo_changes(keys, device)
+        yield from _ppo_rounding_changes(keys, device)
     if device.bfloat16 and keys.bf16 is False:
         yield {"bf16": True}
 
 
 def _training_changes(stage: str, keys: SimpleNamespace, device: Device) -> Iterator[dict[str, Any]]:
-    """Yields changes of keys that affect training."""
+    """Yields changes of keys that affect training by more than rounding."""
     if not device.cpu and (state_bytes(str(keys.optim)) or 8) > 3:
         yield {"optim": "adamw_8bit"}
     lora = {} if keys.use_peft else {**LORA, "fsdp2": False}  # adapters cannot be sharded
@@ -280,7 +283,7 @@ def _training_changes(stage: str, keys: SimpleNamespace, device: Device) -> Iter
         yield {**lora, "load_in_4bit": True}
 
 
-def _ppo_changes(keys: SimpleNamespace, device: Device) -> Iterator[dict[str, Any]]:
+def _ppo_rounding_changes(keys: SimpleNamespace, device: Device) -> Iterator[dict[str, Any]]:
     for batch_size in (16, 4, 1):
         if keys.local_rollout_forward_batch_size > batch_size:
             yield {"local_rollout_forward_batch_size": batch_size}
@@ -288,10 +291,10 @@ def _ppo_changes(keys: SimpleNamespace, device: Device) -> Iterator[dict[str, An
         yield {"rollout_graphs": False}
     if not device.cpu and not keys.offload_frozen and device.count == 1:
         yield {"offload_frozen": True}
-    longest_text = (keys.max_prompt_length or DEFAULT_PROMPT_LENGTH) + keys.response_length
+    max_tokens = (keys.max_prompt_length or DEFAULT_PROMPT_LENGTH) + keys.response_length
     completions = (
         keys.per_device_train_batch_size * keys.gradient_accumulation_steps * keys.num_generations // device.count
     )
     while completions > 4:
         completions //= 4
-        yield {"max_rollout_batch_tokens": completions * longest_text}
+        yield {"max_rollout_batch_tokens": completions * max_tokens}

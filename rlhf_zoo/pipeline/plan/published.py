@@ -1,4 +1,4 @@
-"""Lists the models that a recipe names, and reads the shapes of models in recipes/shapes.yaml."""
+"""Lists the models that a recipe uses, and reads recipes/shapes.yaml, which has the shapes of published models."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ def model_names(recipe: Recipe, flags: Mapping[str, Mapping[str, Any]]) -> list[
     return [name for name in names if name not in STAGES and not is_member(name)]
 
 
-def model_states(names: Sequence[str]) -> dict[str, str] | None:
+def shape_digests(names: Sequence[str]) -> dict[str, str] | None:
     """Returns a digest for the shape of each model. A cached plan is valid as long as the digests stay the same.
 
     Args:
@@ -44,22 +44,24 @@ def model_states(names: Sequence[str]) -> dict[str, str] | None:
         part of `cache.code_digest`; None if a Hub, an adapter, a GGUF file or a model's own code determines a shape.
     """
     shapes = published_shapes() if names else {}
-    states: dict[str, str] = {}
+    digests: dict[str, str] = {}
     for name in names:
-        state = _folder_state(Path(name)) if Path(name).is_dir() else "" if name.partition("@")[0] in shapes else None
-        if state is None:
+        digest = _config_digest(Path(name)) if Path(name).is_dir() else "" if name.partition("@")[0] in shapes else None
+        if digest is None:
             return None
-        states[name] = state
-    return states
+        digests[name] = digest
+    return digests
 
 
-def _folder_state(folder: Path) -> str | None:
-    """Returns the digest of a folder's config.json; None if the model's shape depends on more than this file."""
+def _config_digest(folder: Path) -> str | None:
+    """Returns the digest of a folder's config.json; None if the model's shape may depend on more than this file."""
     try:
         content = (folder / "config.json").read_bytes()
         config = parse_json(content)
     except (OSError, ValueError):
         return None
     # `configuration_files` names more files, and `auto_map` names code.
-    is_incomplete = not isinstance(config, dict) or {"auto_map", "configuration_files"} & config.keys()
-    return None if is_incomplete or (folder / "adapter_config.json").exists() else hashlib.sha256(content).hexdigest()
+    needs_more_files = not isinstance(config, dict) or {"auto_map", "configuration_files"} & config.keys()
+    return (
+        None if needs_more_files or (folder / "adapter_config.json").exists() else hashlib.sha256(content).hexdigest()
+    )

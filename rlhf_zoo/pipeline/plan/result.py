@@ -1,4 +1,4 @@
-"""The result of a plan. This module imports neither torch nor transformers, so that a cached plan appears quickly."""
+"""The plan of a recipe. This module imports neither torch nor transformers, so that a cached plan appears quickly."""
 
 import json
 import shlex
@@ -19,26 +19,25 @@ class Work:
 
     Attributes:
         prefill: FLOPs of the prompts' forward passes in sampling.
-        decode: FLOPs of sampling after the prompts.
-        layer_steps: Number of sequential sampling steps times number of layers, because each layer launches its own
-            kernels.
+        decode: FLOPs of sampling the responses, including the head.
+        layer_steps: Number of sequential sampling steps times number of layers. Each layer launches its own kernels.
         bytes_read: Bytes of weights and KV cache that sampling reads.
-        passes: FLOPs of the forward passes of reference, critic and reward models, without the head.
-        head: FLOPs of the head in these forward passes.
+        forward_only: FLOPs of the passes of reference, critic and reward models before the update, without the head.
+        forward_only_head: FLOPs of the reference's head in these passes.
         update: FLOPs of the update's forward and backward passes, without the head.
         update_head: FLOPs of the head in the update's passes.
-        trained: Number of trained parameters times number of optimizer steps.
+        parameter_updates: Number of trained parameters times number of optimizer steps.
     """
 
     prefill: float = 0
     decode: float = 0
     layer_steps: float = 0
     bytes_read: float = 0
-    passes: float = 0
-    head: float = 0
+    forward_only: float = 0
+    forward_only_head: float = 0
     update: float = 0
     update_head: float = 0
-    trained: float = 0
+    parameter_updates: float = 0
 
 
 @dataclass(frozen=True)
@@ -47,9 +46,9 @@ class StagePlan:
 
     Attributes:
         stage: Name of the stage.
-        models: Model -> bytes that it takes in every phase.
-        phases: Phase -> bytes at its peak.
-        batch: The sizes that the plan assumes, such as rows of a micro-batch and tokens of a row.
+        models: Name of the model -> bytes that it takes outside of its passes.
+        phases: Name of the phase -> bytes at its peak.
+        batch: Name -> size that the plan assumes, such as the rows of a micro-batch or the number of updates.
         work: The computations of an update.
         bf16: Whether the stage computes in bfloat16.
     """
@@ -78,7 +77,7 @@ class Duration:
 
     Attributes:
         seconds: Phase -> seconds.
-        basis: The source of the rates behind the prediction, and their error.
+        basis: A description of the rates behind the prediction: their source and their error.
     """
 
     seconds: Mapping[str, float]
@@ -94,7 +93,7 @@ class Change:
     """A change that makes a stage fit.
 
     Attributes:
-        keys: The stage's keys that the change sets.
+        keys: Key of the stage -> value that makes it fit.
         peak: Peak bytes on each device with these keys.
     """
 
@@ -118,9 +117,9 @@ class Plan:
         recipe: Name of the recipe.
         device: The devices of the run.
         stages: The memory and work of each stage.
-        durations: Stage -> duration of an update or step; None if no rates were measured on such a device.
+        durations: Stage -> duration of an update or step; None if no measured rates apply to the device.
         changes: Stage that does not fit -> the smallest change that makes it fit; None if no change does.
-        assumptions: Assumptions of the plan, in sentences.
+        assumptions: What the plan assumes, as clauses to print after "Assumed: ".
     """
 
     recipe: str
@@ -132,7 +131,7 @@ class Plan:
 
     @property
     def peak(self) -> float:
-        """Peak bytes on each device in the largest stage."""
+        """Peak bytes on each device in the stage that needs the most."""
         return max(stage.peak for stage in self.stages)
 
     @property
@@ -148,13 +147,13 @@ class Plan:
         return text + "."
 
     def total_time(self, stage: str) -> str:
-        """Formats the duration of a stage, such as " (40 updates: 2.0 h)".
+        """Formats the duration of all updates of a stage, such as " (40 updates: 2.0 h)".
 
         Args:
             stage: Name of the stage.
 
         Returns:
-            The text; "" if the number of updates or their duration is unknown.
+            The text; "" if the number of updates or the duration of an update is unknown.
         """
         [updates] = [plan.batch.get("updates") for plan in self.stages if plan.stage == stage]
         duration = self.durations[stage]
@@ -165,7 +164,7 @@ class Plan:
 
     @property
     def total_sentence(self) -> str:
-        """The total time of the stages with a known number of steps; "" if nothing was measured on such a device."""
+        """The total time of the stages whose number of steps is known; "" if the duration of a step is unknown."""
         seconds_by_stage: dict[str, float] = {}
         for stage in self.stages:
             duration, updates = self.durations[stage.stage], stage.batch.get("updates")
@@ -179,14 +178,14 @@ class Plan:
         time = _format_time(sum(seconds_by_stage.values()))
         if not unknown_stages:
             return f"All stages: about {time}, without the evaluation."
-        rows = " ".join(f"--rows {stage}=NUMBER" for stage in unknown_stages if stage != "ppo")
-        hint = f" (add {rows})" if rows else ""
+        row_flags = " ".join(f"--rows {stage}=NUMBER" for stage in unknown_stages if stage != "ppo")
+        hint = f" (add {row_flags})" if row_flags else ""
         exclusion = f"{' and '.join(unknown_stages)}, whose steps depend on the rows of the data{hint}"
         return f"{' and '.join(seconds_by_stage)}: about {time}, without {exclusion}, and without the evaluation."
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any], *, change_peaks: Mapping[str, float]) -> "Plan":
-        """Rebuilds a plan, except for the work of its stages, which is not part of the document.
+        """Rebuilds a plan from its document, which does not contain the work of the stages.
 
         Args:
             document: A document that `to_json` returned.
@@ -195,7 +194,7 @@ class Plan:
         stages, durations, changes = [], {}, dict[str, Change | None]()
         for entry in document["stages"]:
             name = entry["stage"]
-            models, phases = (_without_total(entry[key]) for key in ("models", "phases"))
+            models, phases = (_drop_totals(entry[key]) for key in ("models", "phases"))
             stages.append(
                 StagePlan(
                     name,
@@ -204,8 +203,8 @@ class Plan:
                     entry["batch"],
                 )
             )
-            seconds_by = entry["seconds_by"]
-            durations[name] = None if seconds_by is None else Duration(entry["seconds"], seconds_by)
+            basis = entry["seconds_by"]
+            durations[name] = None if basis is None else Duration(entry["seconds"], basis)
             if not entry["fits"]:
                 change = entry["change"]
                 changes[name] = None if change is None else Change(change, change_peaks[name])
@@ -241,13 +240,13 @@ def format_seconds(value: float) -> str:
     """Formats seconds with three digits.
 
     Args:
-        value: Seconds. Less than 0.01 is not shown exactly, because the prediction leaves out the overhead of calls.
+        value: Seconds. Values below 0.01 become "under 0.01", because the prediction leaves out the overhead of calls.
     """
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}" if value >= 0.01 else "under 0.01"
 
 
 def _format_time(seconds: float) -> str:
-    """Formats seconds as minutes or hours, or as seconds if they are less than a tenth of a minute."""
+    """Formats a duration in hours, in minutes below an hour, or in seconds below a tenth of a minute."""
     if seconds < 6:
         return f"{max(seconds, 1):.0f} s"
     hours = seconds / 3600
@@ -255,7 +254,7 @@ def _format_time(seconds: float) -> str:
 
 
 def format_gib(byte_count: float) -> str:
-    """Formats bytes in GiB.
+    """Formats a number of bytes in GiB, without the unit.
 
     Args:
         byte_count: Number of bytes.
@@ -263,9 +262,11 @@ def format_gib(byte_count: float) -> str:
     return f"{byte_count / GIB:.2f}" if byte_count < 10 * GIB else f"{byte_count / GIB:.1f}"
 
 
-def _without_total(entries: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+def _drop_totals(sizes_by_name: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
     """Drops the totals, which are computed from the other sizes."""
-    return {name: {part: size for part, size in sizes.items() if part != "total"} for name, sizes in entries.items()}
+    return {
+        name: {part: size for part, size in sizes.items() if part != "total"} for name, sizes in sizes_by_name.items()
+    }
 
 
 def _quote_value(value: Any) -> str:

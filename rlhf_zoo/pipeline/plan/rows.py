@@ -1,4 +1,4 @@
-"""Finds how many rows SFT and the reward model train on, and for how many steps, without a download.
+"""Finds the number of rows that SFT and the reward model train on, and their steps, without a download.
 
 This module imports neither torch nor datasets, so that a cached plan appears quickly.
 """
@@ -15,7 +15,7 @@ from ...runs.settings.declared import declared_keys
 from ...runs.settings.key_classes import effective_keys
 from .result import Plan, StagePlan
 
-#: If a flag sets one of these keys, the number of rows in zoo.yaml no longer holds.
+#: If a flag sets one of these keys, the number of rows in zoo.yaml may be wrong.
 _DATA_KEYS = (
     "dataset_name", "dataset_revision", "dataset_config", "dataset_train_split", "corpus", "corpus_args", "columns",
     "held_out_share", "judge_share", "max_prompt_length", "max_length", "packing", "simulated_pairs",
@@ -25,7 +25,7 @@ _DATA_KEYS = (
 def add_steps(
     plan: Plan, recipe: Recipe, flags: Mapping[str, Mapping[str, Any]], row_counts: Mapping[str, int]
 ) -> Plan:
-    """Adds the number of steps to stages whose number of rows is known, and the source of this number to the plan.
+    """Adds the number of steps to each stage whose number of rows is known, and an assumption that names its source.
 
     Args:
         plan: The plan.
@@ -34,7 +34,7 @@ def add_steps(
         row_counts: Stage -> number of rows that the stage trains on, from `--rows`.
 
     Returns:
-        The plan. Stages whose keys set the number of steps stay as they are.
+        The plan. Stages whose keys set the number of steps are unchanged.
 
     Raises:
         ZooError: `row_counts` names a stage whose keys set the number of steps.
@@ -47,14 +47,14 @@ def add_steps(
                 f"--rows is set for {stage.stage}, but max_steps sets its steps: leave out --rows {stage.stage}, or "
                 f"set --{stage.stage}.max_steps -1."
             )
-        count_and_source = None if epochs is None else _find_rows(recipe, flags, stage.stage, row_counts)
-        if count_and_source is None:
+        rows_and_source = None if epochs is None else _find_rows(recipe, flags, stage.stage, row_counts)
+        if rows_and_source is None:
             stages.append(stage)
             continue
-        count, source = count_and_source
-        batch = {**stage.batch, "updates": training_steps(stage, count, processes=plan.device.count)}
+        rows, source = rows_and_source
+        batch = {**stage.batch, "updates": training_steps(stage, rows, processes=plan.device.count)}
         stages.append(replace(stage, batch=batch))
-        assumptions.append(f"{stage.stage} trains on {count:,} rows, {source}")
+        assumptions.append(f"{stage.stage} trains on {rows:,} rows, {source}")
     return replace(plan, stages=stages, assumptions=assumptions)
 
 
@@ -67,7 +67,7 @@ def training_steps(stage: StagePlan, rows: int, *, processes: int) -> int:
         processes: Number of processes that share a batch.
     """
     batch = stage.batch
-    texts_per_row = 2 if stage.stage == "reward" else 1  # a pair has two texts
+    texts_per_row = 2 if stage.stage == "reward" else 1  # a pair has two texts, and `batch["rows"]` counts texts
     batches = math.ceil(rows / (batch["rows"] // texts_per_row * processes))
     return math.ceil(batch["epochs"] * max(math.ceil(batches / batch["micro_batches"]), 1))
 
@@ -75,7 +75,7 @@ def training_steps(stage: StagePlan, rows: int, *, processes: int) -> int:
 def _find_rows(
     recipe: Recipe, flags: Mapping[str, Mapping[str, Any]], stage: str, row_counts: Mapping[str, int]
 ) -> tuple[int, str] | None:
-    """Returns how many rows a stage trains on, and the source of that number; None if the number is unknown."""
+    """Returns the number of rows that a stage trains on, and its source; None if the number is unknown."""
     if stage in row_counts:
         return row_counts[stage], "as --rows says"
     shared = {**recipe.shared, **flags.get("recipe", {})}
@@ -83,26 +83,26 @@ def _find_rows(
     if keys.get("packing"):
         return None  # several texts share a row
     if isinstance(pairs := keys.get("simulated_pairs"), int):
-        return pairs, "the key simulated_pairs"
+        return pairs, "as the key simulated_pairs says"
     flag_keys = {*flags.get("recipe", {}), *flags.get(stage, {})}
-    documented = (recipe.zoo.get("training_rows") or {}).get(stage)
-    if isinstance(documented, int) and not flag_keys.intersection(_DATA_KEYS):
-        return documented, "by zoo.yaml of the recipe"
+    documented_rows = (recipe.zoo.get("training_rows") or {}).get(stage)
+    if isinstance(documented_rows, int) and not flag_keys.intersection(_DATA_KEYS):
+        return documented_rows, "as the recipe's zoo.yaml says"
     name = keys.get("dataset_name") or shared.get("dataset_name")
     if shared.get("corpus") or not isinstance(name, str):
         return None
     declared = declared_keys(stage)
     config, split = (keys.get(key, declared[key].default) for key in ("dataset_config", "dataset_train_split"))
-    file = _find_file(Path(name), config, split)
+    file = _find_jsonl(Path(name), config, split)
     if file is None:
         return None
     with file.open("rb") as lines:
-        count = sum(1 for line in lines if line.strip())
-    return (count, f"all of {file.name}: fewer with held-out prompts") if count else None
+        rows = sum(1 for line in lines if line.strip())
+    return (rows, f"all lines of {file.name}, or fewer if prompts are held out") if rows else None
 
 
-def _find_file(path: Path, config: str | None, split: str) -> Path | None:
-    """Returns the JSONL file with a split of a local data set; None if there is no such file."""
+def _find_jsonl(path: Path, config: str | None, split: str) -> Path | None:
+    """Returns the .jsonl file with a split of a local data set; None if there is no such file."""
     if path.is_file():
         return path if path.suffix == ".jsonl" and config is None and split == "train" else None
     candidates = [path / f"{split}.jsonl", *([path / config / f"{split}.jsonl"] if config else [])]

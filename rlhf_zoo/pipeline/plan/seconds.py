@@ -1,4 +1,4 @@
-"""Predicts the duration of an update from its FLOPs and counts, at measured rates.
+"""Predicts the duration of an update from its `Work`, at measured rates.
 
 The rates are in rates.json, which benchmarks/calibrate.py writes from the results of `make bench` and `make gpu`. For
 a GPU that was not measured, all rates except those of sampling are scaled by the makers' TFLOP/s.
@@ -24,17 +24,18 @@ class Rates:
         device: "cpu" or a name in `GPUS`.
         machine: The machine that was measured.
         precision: "float32" or "bfloat16".
-        source: The file of the measurements.
-        points: Number of workloads that the rates were fitted to.
-        error: Mean relative error of an update's duration at a point left out of the fit; None for a single point.
-        largest: Largest relative error at a point left out of the fit; None for a single point.
+        source: The file with the measurements.
+        points: Number of workloads to which the rates were fitted.
+        mean_error: Mean relative error of an update's duration at a point left out of the fit; None if there are fewer
+            than three points.
+        largest_error: Largest relative error at a point left out of the fit; None if there are fewer than three points.
         forward: Seconds per FLOP of a forward pass.
         head: Seconds per FLOP of the head in forward passes.
         update: Seconds per FLOP of forward and backward passes.
         update_head: Seconds per FLOP of the head in forward and backward passes.
         decode: Seconds per FLOP of sampling.
         layer_step: Seconds per layer and sampled token, for launching kernels.
-        trained: Seconds per parameter and optimizer step.
+        parameter_update: Seconds per update of a parameter by the optimizer.
     """
 
     device: str
@@ -42,15 +43,15 @@ class Rates:
     precision: str
     source: str
     points: int
-    error: float | None
-    largest: float | None
+    mean_error: float | None
+    largest_error: float | None
     forward: float
     head: float
     update: float
     update_head: float
     decode: float
     layer_step: float
-    trained: float
+    parameter_update: float
 
     def phases(self, work: Work) -> dict[str, float]:
         """Predicts the seconds of each phase.
@@ -60,8 +61,10 @@ class Rates:
         """
         return {
             "sample": self.forward * work.prefill + self.decode * work.decode + self.layer_step * work.layer_steps,
-            "read": self.forward * work.passes + self.head * work.head,
-            "update": self.update * work.update + self.update_head * work.update_head + self.trained * work.trained,
+            "read": self.forward * work.forward_only + self.head * work.forward_only_head,
+            "update": self.update * work.update
+            + self.update_head * work.update_head
+            + self.parameter_update * work.parameter_updates,
         }
 
 
@@ -92,16 +95,18 @@ def predict_duration(work: Work, device: Device, *, bf16: bool) -> Duration | No
             return None
         scale = GPUS[rates.device][1] / device.teraflops
         scaling_note = f"; scaled to {device.name} by the makers' TFLOP/s, which is not verified"
-    # Sampling is not scaled, because memory and kernel launches limit it, not TFLOP/s.
+    # Sampling is not scaled, because memory bandwidth and kernel launches limit it, not TFLOP/s.
     phases = {name: seconds * (1 if name == "sample" else scale) for name, seconds in rates.phases(work).items()}
-    # Sampling cannot be faster than reading weights and cache from memory.
+    # Sampling cannot be faster than the reading of weights and cache from memory.
     read_seconds = work.bytes_read / (device.bandwidth * 1e9) if device.bandwidth else 0.0
     exclusion = "" if device.count == 1 else "; communication between devices is not included"
-    return Duration({**phases, "sample": max(phases["sample"], read_seconds)}, _basis(rates) + scaling_note + exclusion)
+    return Duration(
+        {**phases, "sample": max(phases["sample"], read_seconds)}, _describe_rates(rates) + scaling_note + exclusion
+    )
 
 
-def _basis(rates: Rates) -> str:
+def _describe_rates(rates: Rates) -> str:
     source = f"from rates of {rates.machine} in {rates.precision} ({rates.source})"
-    if rates.error is None or rates.largest is None:
+    if rates.mean_error is None or rates.largest_error is None:
         return f"{source}, fitted to a single workload, so the error is unknown"
-    return f"{source}, ±{rates.error:.0%} on average and ±{rates.largest:.0%} at most (leave-one-out)"
+    return f"{source}, ±{rates.mean_error:.0%} on average and ±{rates.largest_error:.0%} at most (leave-one-out)"

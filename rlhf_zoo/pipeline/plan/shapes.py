@@ -1,4 +1,4 @@
-"""Finds the configurations of the models that a recipe names, without their weights."""
+"""Finds the configurations of the models that a recipe names, without downloading weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ def find_shape(name: str, *, revision: str | None = None, hub: Hub = DEFAULT_HUB
 
     Args:
         name: A folder, a GGUF file, or NAMESPACE/NAME[@REVISION].
-        revision: Revision of the repository; None takes it from the name, or the default revision.
+        revision: Revision of the repository; None for the revision in the name, or else the default revision.
         hub: Where Hub ids are looked up.
 
     Raises:
@@ -81,12 +81,12 @@ def _read_shape(folder: str, subject: str) -> Shape:
     return Shape(config, str(config.dtype or "float32").removeprefix("torch."))
 
 
-def _published_shape(name: str) -> Shape:
-    keys = dict(published_shapes()[name])
-    if (base_name := keys.pop("like", None)) is not None:
-        keys = {**published_shapes()[base_name], **keys}
+def _published_shape(repo: str) -> Shape:
+    keys = dict(published_shapes()[repo])
+    if (similar_repo := keys.pop("like", None)) is not None:
+        keys = {**published_shapes()[similar_repo], **keys}
     dtype, labels, _ = keys.pop("dtype"), keys.pop("labels", None), keys.pop("parameters")
-    return Shape(_build_config(keys, subject=f"The shape of {name} in recipes/shapes.yaml", labels=labels), dtype)
+    return Shape(_build_config(keys, subject=f"The shape of {repo} in recipes/shapes.yaml", labels=labels), dtype)
 
 
 def new_shape(architecture: Mapping[str, Any], *, vocabulary: int) -> Shape:

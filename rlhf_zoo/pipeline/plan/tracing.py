@@ -1,7 +1,7 @@
-"""Measures the bytes that a model's passes take beyond its weights, on tensors with shapes but without memory.
+"""Measures the bytes that a model's passes take in addition to its weights, on tensors that have shapes but no memory.
 
 The model runs transformers' own code, with its attention, adapter and precision, so this module needs no code
-for individual architectures. All layers are assumed to be alike: the model runs at two depths, and the difference is
+for individual architectures. All layers are assumed to be alike: the model runs at two depths, and the bytes are
 extrapolated to its real depth.
 """
 
@@ -44,10 +44,10 @@ from .memory import Counts, ForwardPass, TrainingPass
 if TYPE_CHECKING:
     from peft import PeftConfig
 
-#: Name of an implementation of experts that sends every row through the first expert's weights. Routing depends on
-#: data, which traced tensors do not have, but does not affect the sizes of tensors.
+#: Name of the implementation of experts that sends every row through the first expert's weights. Routing depends on
+#: data, which traced tensors do not have, but it does not affect the sizes of tensors.
 EXPERTS = "rlhf-zoo-traced"
-#: The numbers of layers that models run with. They are even, because some architectures alternate two kinds of layers.
+#: The two numbers of layers that a model runs with. Both are even, because some models alternate two kinds of layers.
 DEPTHS = 2, 4
 #: Measurements that run a model without its head.
 TRUNK_PASSES = ("training", "forward")
@@ -55,7 +55,7 @@ AUTO_CLASSES: Mapping[str, Any] = {"policy": AutoModelForCausalLM, "classifier":
 
 
 def _run_first_expert(self: Any, states: Tensor, expert_ids: Tensor, routing_weights: Tensor) -> Tensor:
-    """Replaces transformers' grouped_mm. states: (tokens, hidden); the others: (tokens, experts per token)."""
+    """Replaces transformers' grouped_mm. states: (tokens, hidden); the other arguments: (tokens, experts per token)."""
 
     def linear(rows: Tensor, name: str) -> Tensor:
         weight = getattr(self, name)[0]
@@ -74,9 +74,9 @@ ALL_EXPERTS_FUNCTIONS.register(EXPERTS, _run_first_expert)
 
 
 class _CountingMode(FakeTensorMode):
-    """Gives tensors shapes without memory, and reports the tensors that operators return to a counter.
+    """Gives tensors shapes without memory, and reports to a counter the tensors that operators return.
 
-    One mode does both, because two modes would handle every operator twice.
+    A single mode does both, because two modes would handle every operator twice.
     """
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class _CountingMode(FakeTensorMode):
 
     @contextmanager
     def counting(self, model: nn.Module) -> Iterator[_MemoryCounter]:
-        """Counts what is allocated in this context, except the model's own tensors.
+        """Counts the tensors that are allocated in this context. The model's own tensors are not counted.
 
         Args:
             model: The model.
@@ -129,7 +129,7 @@ class _MemoryCounter:
             self._sizes[tensor.untyped_storage()._cdata] = 0
 
     def add(self, storage: torch.UntypedStorage) -> None:
-        """Counts a storage until it is freed. A storage that was counted before is not counted again."""
+        """Counts a storage until it is freed. A storage that is already counted is not counted twice."""
         key = storage._cdata
         if key in self._sizes:
             return
@@ -141,8 +141,8 @@ class _MemoryCounter:
     def _free(self, key: int) -> None:
         self.live -= self._sizes.pop(key, 0)
 
-    def peak_since(self, before: int) -> int:
-        """Returns the peak since the last call of this method, in bytes above `before`."""
+    def take_peak(self, before: int) -> int:
+        """Returns the peak since the last call of this method, in bytes above `before`, and starts a new peak."""
         peak, self.peak = self.peak - before, self.live
         return peak
 
@@ -186,7 +186,7 @@ class Tracer:
 
     @cached_property
     def _models(self) -> list[tuple[int, _CountingMode, PreTrainedModel]]:
-        """(number of layers, mode of the tensors, model) at two depths, or at the real depth if it is small."""
+        """(number of layers, mode of the tensors, model) at two depths, or only at the real depth if that is small."""
         depths = DEPTHS if self.depth > DEPTHS[-1] else (self.depth,)
         return [(depth, mode := _CountingMode(), self._build(depth, mode)) for depth in depths]
 
@@ -199,7 +199,7 @@ class Tracer:
                 setattr(text_config, name, getattr(text_config, name)[:depth])
         options: dict[str, Any] = {"dtype": getattr(torch, self.spec.dtype), "trust_remote_code": is_code_trusted()}
         if self.spec.attention is not None:
-            # Kernels that need a GPU, such as flash attention, save as many bytes as sdpa does here.
+            # Kernels that need a GPU, such as flash attention, save as many bytes for the backward pass as sdpa.
             options["attn_implementation"] = "eager" if self.spec.attention == "eager" else "sdpa"
         config._experts_implementation = EXPERTS
         with torch.device("meta"):
@@ -220,7 +220,7 @@ class Tracer:
     def _extrapolate(
         self, key: tuple[Any, ...], run: Callable[[PreTrainedModel, _CountingMode], list[int]]
     ) -> list[int]:
-        """Calls `run` with the model at each depth of `_models`, and extrapolates the bytes to the real depth."""
+        """Calls `run` with the model at each depth of `_models`, and extrapolates the results to the real depth."""
         if key not in self._results:
             name = self._cache_name(key)
             cached = None if name is None else read_cached("traces", name)
@@ -234,13 +234,11 @@ class Tracer:
                     f"A {self.config.model_type} of this configuration cannot be run on tensors without memory "
                     f"({first_line(error)}), so its memory cannot be planned."
                 ) from error
-            (low, low_values), (high, high_values) = measured[0], measured[-1]
-            if low == high:
-                self._results[key] = low_values
-            else:
-                slopes = [(b - a) / (high - low) for a, b in zip(low_values, high_values, strict=True)]
-                results = [round(a + (self.depth - low) * slope) for a, slope in zip(low_values, slopes, strict=True)]
-                self._results[key] = results
+            (depth, values), (larger_depth, larger_values) = measured[0], measured[-1]
+            if depth != larger_depth:
+                extra_layers = (self.depth - depth) / (larger_depth - depth)
+                values = [round(a + extra_layers * (b - a)) for a, b in zip(values, larger_values, strict=True)]
+            self._results[key] = values
             if name is not None:
                 write_cached("traces", name, self._results[key])
         return self._results[key]
@@ -248,12 +246,12 @@ class Tracer:
     def _measure(
         self, key: tuple[Any, ...], run: Callable[[PreTrainedModel, _CountingMode], list[int]]
     ) -> list[tuple[int, list[int]]]:
-        """Calls `run` at each depth, unless a model with the same trunk, such as the critic's, was measured."""
+        """Calls `run` at each depth, unless a model with the same trunk, such as the critic, was already measured."""
         if key[0] not in TRUNK_PASSES:
             return self._run_at_depths(run)
         trunk = _trunk(self._models[-1][-1])
-        # A forward pass saves nothing, so it matters which weights are frozen only where autocast keeps copies of the
-        # trained weights.
+        # A forward pass saves nothing for a backward pass. Which weights are frozen therefore matters only in bfloat16,
+        # where autocast keeps copies of the trained weights.
         ignores_frozen = key[0] == "forward" and key[-1] is False
         weights = tuple(
             (name, weight.shape, weight.requires_grad or ignores_frozen) for name, weight in trunk.named_parameters()
@@ -267,16 +265,16 @@ class Tracer:
 
     def _run_at_depths(self, run: Callable[[PreTrainedModel, _CountingMode], list[int]]) -> list[tuple[int, list[int]]]:
         """Calls `run` at each depth, without garbage collection, which would free tensors at arbitrary moments."""
-        is_enabled = gc.isenabled()
+        was_enabled = gc.isenabled()
         gc.disable()
         try:
             return [(depth, run(model, mode)) for depth, mode, model in self._models]
         finally:
-            if is_enabled:
+            if was_enabled:
                 gc.enable()
 
     def _cache_name(self, key: tuple[Any, ...]) -> str | None:
-        """Returns the cache name of a measurement; None for custom code, which has no version."""
+        """Returns a measurement's name in the cache; None if the model may have its own code, which has no version."""
         if is_code_trusted():
             return None
         source_digest = sha256(Path(__file__).read_bytes()).hexdigest()
@@ -284,7 +282,7 @@ class Tracer:
 
     @property
     def counts(self) -> Counts:
-        """The model's parameters and dimensions."""
+        """The model's size."""
         text_config = self.config.get_text_config()
         if getattr(text_config, "num_attention_heads", None) is None:
             raise ZooError(f"A {self.config.model_type} has no attention, so the memory of its state is unknown.")
@@ -293,7 +291,7 @@ class Tracer:
         head_width = getattr(text_config, "head_dim", None) or text_config.hidden_size // heads
 
         def count(model: PreTrainedModel, _: _CountingMode) -> list[int]:
-            table = _base_model(model).get_input_embeddings().weight
+            embeddings = _base_model(model).get_input_embeddings().weight
             output_layer = _base_model(model).get_output_embeddings() if self.spec.role == "policy" else None
             head = None if output_layer is None else output_layer.weight
             parameters = [*model.parameters()]
@@ -303,15 +301,15 @@ class Tracer:
                 if isinstance(module, nn.Linear | Conv1D) and "lora_" not in name
             }
             for module in _trunk(model).modules():
-                if hasattr(module, "_apply_gate"):  # of experts, count the weights that a token goes through
-                    active = getattr(text_config, "num_experts_per_tok", 1)
+                if hasattr(module, "_apply_gate"):  # of the experts, count only as many as a token uses
+                    experts_per_token = getattr(text_config, "num_experts_per_tok", 1)
                     experts = (weight for weight in module.parameters() if weight.ndim == 3)
-                    linear |= {id(weight): weight.numel() * active // len(weight) for weight in experts}
+                    linear |= {id(weight): weight.numel() * experts_per_token // len(weight) for weight in experts}
             return [
                 sum(weight.numel() for weight in parameters),
                 sum(weight.numel() for weight in parameters if weight.requires_grad),
                 sum(linear.values()),
-                table.numel() if head is None or head is table else table.numel() + head.numel(),
+                embeddings.numel() + (0 if head is None or head is embeddings else head.numel()),
             ]
 
         parameters, trained, linear, embeddings = self._extrapolate(("counts",), count)
@@ -335,9 +333,9 @@ class Tracer:
         Args:
             rows: Rows of the batch.
             length: Tokens of each row.
-            bf16: Whether the pass runs in bfloat16 autocast.
+            bf16: Whether the pass runs under bfloat16 autocast.
             checkpointing: Whether gradient checkpointing is on.
-            accumulates: Whether gradients of an earlier micro-batch exist, to which this pass adds.
+            accumulates: Whether the pass adds to the gradients of an earlier micro-batch instead of allocating its own.
         """
 
         def run(model: PreTrainedModel, mode: _CountingMode) -> list[int]:
@@ -354,13 +352,13 @@ class Tracer:
                 before = counter.live
                 with _autocast(bf16):
                     output = run_trunk()
-                saved, forward_peak = counter.live - before, counter.peak_since(before)
+                saved, forward_peak = counter.live - before, counter.take_peak(before)
                 output.backward(torch.ones_like(output))
-                peak = max(forward_peak, counter.peak_since(before))
+                peak = max(forward_peak, counter.take_peak(before))
             model.zero_grad(set_to_none=True)
             if checkpointing:
                 base.activation_checkpointing_disable()
-                base.disable_input_require_grads()  # otherwise later passes would save the embeddings, too
+                base.disable_input_require_grads()  # otherwise later passes would save the embeddings too
             return [saved, peak]
 
         key = ("training", rows, length, bf16, checkpointing, accumulates)
@@ -372,7 +370,7 @@ class Tracer:
         Args:
             rows: Rows of the batch.
             length: Tokens of each row.
-            bf16: Whether the pass runs in bfloat16 autocast.
+            bf16: Whether the pass runs under bfloat16 autocast.
         """
 
         def run(model: PreTrainedModel, mode: _CountingMode) -> list[int]:
@@ -381,17 +379,17 @@ class Tracer:
                 counter, run_trunk = _start_counting(stack, model, mode, rows, length)
                 with _autocast(bf16):
                     run_trunk()
-                    return [counter.live, counter.peak_since(0)]
+                    return [counter.live, counter.take_peak(0)]
 
         return ForwardPass(*self._extrapolate(("forward", rows, length, bf16), run))
 
     def decode_step(self, *, rows: int, length: int, bf16: bool) -> ForwardPass:
-        """Measures the sampling of one token with a KV cache, without the cache itself.
+        """Measures the pass that samples the last token of each row with a KV cache, without the cache itself.
 
         Args:
             rows: Rows of the batch.
-            length: Tokens of each row, including the new token.
-            bf16: Whether the step runs in bfloat16 autocast.
+            length: Tokens of each row, including the last token.
+            bf16: Whether the step runs under bfloat16 autocast.
         """
 
         def run(model: PreTrainedModel, mode: _CountingMode) -> list[int]:
@@ -405,9 +403,9 @@ class Tracer:
                 positions = mask.cumsum(-1) - 1
                 forward(model, ids[:, :-1], mask[:, :-1], positions[:, :-1], cache)
                 before = counter.live
-                counter.peak_since(before)
+                counter.take_peak(before)
                 forward(model, ids[:, -1:], mask, positions[:, -1:], cache)
-                peak = counter.peak_since(before)
+                peak = counter.take_peak(before)
                 del cache
                 return [counter.live, counter.live + peak]
 
@@ -472,7 +470,7 @@ def tracer(
     attention: str | None = None,
     is_trainable: bool = True,
 ) -> Tracer:
-    """Returns the tracer of a model, which is kept for later calls.
+    """Returns the tracer of a model. Later calls for the same model return the same tracer.
 
     Args:
         config: The model's transformers configuration.
@@ -484,7 +482,7 @@ def tracer(
     """
     adapter = None
     if peft_config is not None:
-        # The order of a set differs between processes, and would make each of them trace the model again.
+        # The order of a set differs between processes, so each process would trace the model again.
         adapter = json.dumps(
             peft_config.to_dict(),
             default=lambda value: sorted(value) if isinstance(value, set) else str(value),
