@@ -132,7 +132,8 @@ def keys_page() -> str:
     for file, declared in keys.items():
         for own in (True, False):
             rows = [
-                f"| {code(name)}<br>{code(key.type)} | {code(key.default)} | {cell(key.help.replace('%%', '%'))} |"
+                f"| {code(name)}<br>{code(key.annotation)} | {code(key.default)} | "
+                f"{cell(key.help.replace('%%', '%'))} |"
                 for name, key in sorted(declared.items())
                 if key.is_own is own
             ]

@@ -146,7 +146,7 @@ def read_flags(
     loaded_recipe = load_recipe(recipe)
     evaluation = recipe_config(loaded_recipe, flags["recipe"]).evaluation
     for name in STAGES:
-        hints = {key: declared.hint for key, declared in declared_keys(name).items()}
+        hints = {key: declared.resolved_type for key, declared in declared_keys(name).items()}
         subject, refused = f"the stage {name}", refused_keys(name)
         prefix = "" if name == stage else f"{name}."
         checked_keys(flags[name], hints, "the command's flags", subject=subject, refused=refused, flag=f"--{prefix}")

@@ -189,7 +189,7 @@ def _check_on_hub(
         check_judges_available(names, config.evaluation.llm_settings, hub=None)
         _try_on_local_prompts(config, ppo, names, hub)
         if "classifier" in names:
-            labeled, subject = config.evaluation.labeled_data, "the judge classifier"
+            labeled, subject = config.evaluation.labeled_arguments, "the judge classifier"
             with explain_missing_labels():
                 causes = check_judge_data(config, labeled, "labeled", hub, subject=subject)
             unchecked |= {f"the labels of {name}": cause for name, cause in causes.items()}
@@ -217,7 +217,7 @@ def _try_on_local_prompts(config: RecipeConfig, ppo: StageSettings, judges: Iter
     from ..pipeline.stages.ppo import check_answers, load_reward_functions, try_functions
     from ..runs.checks.splits import local_rows
     from ..runs.dataset import evaluated_split
-    from ..runs.settings.judge_names import kind_of
+    from ..runs.settings.judge_names import split_judge_name
 
     prompts = local_rows(config, ppo, hub)
     if prompts is None:
@@ -226,7 +226,7 @@ def _try_on_local_prompts(config: RecipeConfig, ppo: StageSettings, judges: Iter
     check_answers(ppo, functions, datasets)
     try_functions(ppo, functions, datasets)
     split, share = evaluated_split(config, ppo.data)
-    rules = [RuleJudge(argument) for kind, argument in map(kind_of, judges) if kind == "rule"]
+    rules = [RuleJudge(argument) for kind, argument in map(split_judge_name, judges) if kind == "rule"]
     test_prompts = local_rows(config, ppo, hub, split) if rules and share is None else None
     if test_prompts is not None:
         test_prompts = test_prompts.select(range(min(config.evaluation.prompts, len(test_prompts))))
@@ -261,7 +261,7 @@ def recipes_keys(stage: str, word: str | None, as_json: bool) -> None:
         keys = dict(declared_keys(stage))
     synonym = None if word is None else SYNONYMS.get(_key_name(word))
     rows = [  # trl and transformers write help texts for argparse, where %% stands for a percent sign
-        [name, key.type, str(key.default), " ".join(key.help.replace("%%", "%").split())]
+        [name, key.annotation, str(key.default), " ".join(key.help.replace("%%", "%").split())]
         for name, key in sorted(keys.items(), key=lambda entry: (not entry[1].is_own, entry[0]))
         if _matches(word, name, key.help) or (synonym in keys and str(synonym) in name)
     ]

@@ -194,7 +194,7 @@ def _key_types(keys: Iterable[str]) -> dict[str, Any]:
     """Returns the types of PPO's keys. Imports their dataclass, which is slow, only if its source lacks a type."""
     from ..runs.settings.declared import declared_keys
 
-    declared = {key: entry.hint for key, entry in declared_keys("ppo").items()}
+    declared = {key: entry.resolved_type for key, entry in declared_keys("ppo").items()}
     if all(declared.get(key, Any) is not None for key in keys):
         return declared
     from ..runs.settings.parse import stage_keys

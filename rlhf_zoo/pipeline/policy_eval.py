@@ -190,7 +190,7 @@ def find_pair(
             data,
             {name: float(value) for name, value in recorded.items()},
             judge=f"reward:{stage_folder.parent / 'judge' / 'reward'}" if judge == SAME_LABELS else judge,
-            labeled=EvaluationConfig(labeled=evaluation_keys.get("labeled") or {}).labeled_data,
+            labeled=EvaluationConfig(labeled=evaluation_keys.get("labeled") or {}).labeled_arguments,
             functions=_reward_functions(traced.resolved),
             prompts_location=prompts_location(traced.resolved),
             held_out=_held_out_share_and_split(traced.resolved),
@@ -261,7 +261,7 @@ def _published_labels(lineage: Lineage) -> LabeledArguments:
         return LabeledArguments()
     if (name := labeled.get("dataset_name")) is not None:
         check_repository(name, key="evaluation.labeled.dataset_name", where=f"The card of {lineage.ppo.name}")
-    return EvaluationConfig(labeled=dict(labeled)).labeled_data
+    return EvaluationConfig(labeled=dict(labeled)).labeled_arguments
 
 
 def _truncation_fields(resolved: Mapping[str, Any], where: str) -> dict[str, Any]:

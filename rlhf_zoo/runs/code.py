@@ -11,7 +11,7 @@ from typing import Any
 
 from ..plugins import JUDGES, PREFERENCES, REWARDS, module_of, split_settings
 from .data.digests import check_unchanged, digest_of
-from .settings.judge_names import kind_of
+from .settings.judge_names import split_judge_name
 from .settings.parse import StageSettings
 
 #: Kind of judge that is code -> the entry-point group in which its name is looked up.
@@ -54,7 +54,7 @@ def judges_code(names: Iterable[str]) -> dict[str, Any]:
     """
     code = {}
     for name in names:
-        kind, argument = kind_of(name)
+        kind, argument = split_judge_name(name)
         if kind in _GROUPS and (judge_code := _code_of([(argument, _GROUPS[kind])])):
             code[name] = judge_code[argument]
     return code

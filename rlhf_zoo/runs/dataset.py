@@ -318,7 +318,7 @@ def labeled_rows(context: RunContext) -> datasets.Dataset:
     Returns:
         Rows of the data set that the recipe names for the judge, otherwise of the recipe's own data.
     """
-    return _load_for_judge(context, context.shared.evaluation.labeled_data, "labeled")[0]
+    return _load_for_judge(context, context.shared.evaluation.labeled_arguments, "labeled")[0]
 
 
 def own_pairs(context: RunContext) -> tuple[datasets.Dataset, DataSource] | None:
@@ -354,7 +354,7 @@ def own_pairs_keys(recipe: Recipe, shared: RecipeConfig) -> OwnPairsArguments | 
     Returns:
         The keys; None if the recipe does not set `own_pairs`.
     """
-    data_args = shared.evaluation.own_pairs_data
+    data_args = shared.evaluation.own_pairs_arguments
     if (
         data_args is None
         or data_args.dataset_name is None

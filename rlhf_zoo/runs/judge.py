@@ -76,7 +76,7 @@ def shares_reward_labels(context: RunContext, name: str) -> bool:
     if name != "classifier" or "reward" not in context.recipe.stages:
         return name == SAME_LABELS
     pairs = context.settings("reward").data
-    labeled = evaluation_of(context).labeled_data
+    labeled = evaluation_of(context).labeled_arguments
     if pairs.simulated_pairs is not None or pairs.dataset_name != labeled.dataset_name:
         return False
     corpus = context.shared.corpus if labeled.dataset_name is None else None

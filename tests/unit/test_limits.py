@@ -165,14 +165,14 @@ def nested(depth: int) -> Any:
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        ({"a": "b\0c"}, "text without NUL characters and lone surrogates"),
+        ({"a": "b\0c"}, "text without NUL characters or lone surrogates"),
         ({1: 2}, "mappings whose keys are text"),
         ({"a": b"x"}, "text, numbers, true and false, lists and mappings"),
         (nested(65), "at most 64 levels of nesting"),
         ({"a": 2**70}, "whole numbers of at most 63 bits"),
         ("{" + '"a":{' * 50_000, "YAML or JSON (it is nested more than 63 deep)"),
         ('{"a": ' + "9" * 5000 + "}", "YAML or JSON (a number has more than 400 characters)"),
-        ('{"a": "\\u0000"}', "text without NUL characters and lone surrogates"),
+        ('{"a": "\\u0000"}', "text without NUL characters or lone surrogates"),
     ],
 )  # fmt: skip
 def test_settings_reject_values_that_run_json_cannot_hold(value: Any, expected: str) -> None:

@@ -22,7 +22,7 @@ from rlhf_zoo.ppo.reference import Reference
 from rlhf_zoo.rewards.loading import load_reward_model
 from rlhf_zoo.runs.recipe import Recipe
 from rlhf_zoo.runs.registry import STAGES
-from rlhf_zoo.runs.settings.loading import check_installed, loading_of
+from rlhf_zoo.runs.settings.loading import check_installed, stage_load_options
 from rlhf_zoo.runs.settings.parse import StageSettings, stage_settings
 
 LORA = {"use_peft": True, "lora_r": 2}
@@ -111,7 +111,9 @@ def test_model_keys_reach_from_pretrained(tmp_path: Path, monkeypatch: pytest.Mo
     )
     whole = make_policy()
     keys = {**FOUR, "bnb_4bit_quant_type": "fp4", "use_bnb_nested_quant": True, "bnb_4bit_quant_storage": "bfloat16"}
-    how = loading_of(settings("ppo", **keys, dtype="bfloat16", attn_implementation="eager", bf16=True, use_cpu=True))
+    how = stage_load_options(
+        settings("ppo", **keys, dtype="bfloat16", attn_implementation="eager", bf16=True, use_cpu=True)
+    )
     load_causal(tmp_path, options=how)
     bits = arguments.pop("quantization_config").to_dict()
     assert arguments == {
@@ -120,8 +122,8 @@ def test_model_keys_reach_from_pretrained(tmp_path: Path, monkeypatch: pytest.Mo
     }  # fmt: skip
     assert bits["load_in_4bit"] and bits["bnb_4bit_quant_type"] == "fp4" and bits["bnb_4bit_use_double_quant"]
     assert bits["bnb_4bit_compute_dtype"] == bits["bnb_4bit_quant_storage"] == "bfloat16"
-    assert loading_of(settings("ppo", **LORA, load_in_8bit=True)).quantization.load_in_8bit
-    assert loading_of(settings("sft")) == LoadOptions()
+    assert stage_load_options(settings("ppo", **LORA, load_in_8bit=True)).quantization.load_in_8bit
+    assert stage_load_options(settings("sft")) == LoadOptions()
     with pytest.raises(ZooError, match="cannot be merged into quantized weights"):
         load_causal(save_adapter(tmp_path, tmp_path / "adapter", "CAUSAL_LM"), options=how)
 

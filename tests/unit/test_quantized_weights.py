@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf_zoo.modeling.models import load_causal
 from rlhf_zoo.runs.recipe import Recipe
-from rlhf_zoo.runs.settings.loading import loading_of
+from rlhf_zoo.runs.settings.loading import stage_load_options
 from rlhf_zoo.runs.settings.parse import stage_settings
 
 pytest.importorskip("bitsandbytes")
@@ -33,7 +33,7 @@ def test_ppo_trains_adapter_on_weights_in_few_bits(keys: dict[str, Any], dtype: 
     settings = stage_settings(recipe, "ppo", {}, shared_flags={}, output_dir=tmp_path)
 
     def load() -> Any:
-        policy = load_causal(tmp_path / "base", options=loading_of(settings))
+        policy = load_causal(tmp_path / "base", options=stage_load_options(settings))
         # bitsandbytes packs weights anew where a CPU has these instructions, and rounds.
         for module in policy.modules():
             if hasattr(module, "support_avx512bf16_for_cpu"):

@@ -218,7 +218,7 @@ def test_run_keys_are_rejected_in_recipes_and_flags(tmp_path):
 
 
 def test_auto_find_batch_size_is_rejected(tmp_path):
-    why = "refused, because it would train with another batch size than the run records"
+    why = "refused, because it would train with a different batch size than the run records"
     for stage in STAGES:
         with pytest.raises(ZooError, match=rf"{stage}\.yaml has auto_find_batch_size, which is {why}"):
             build(make(tmp_path, stage, {"auto_find_batch_size": True}), stage)
@@ -318,9 +318,9 @@ def test_declared_keys_equal_dataclass_fields(stage):
     assert keys.keys() == declared.keys()
     for name, (hint, default, meaning) in keys.items():
         assert str(default) == str(declared[name].default), name
-        assert form(declared[name].hint) in (None, form(hint)), name
+        assert form(declared[name].resolved_type) in (None, form(hint)), name
         assert HELP.get((stage, name), meaning) == declared[name].help, name
-    typed = sum(key.hint is not None for key in declared.values())
+    typed = sum(key.resolved_type is not None for key in declared.values())
     assert typed > 0.8 * len(keys), "a wrong value is reported before the dataclasses are imported"
 
 

@@ -32,7 +32,7 @@ from ...plugins import call_judge
 from ...rewards import RewardModel
 from ...runs.checkpoint_choice import resolve_model
 from ...runs.settings.evaluation import LLMConfig
-from ...runs.settings.judge_names import SAME_LABELS, check_judge_name, kind_of
+from ...runs.settings.judge_names import SAME_LABELS, check_judge_name, split_judge_name
 from .llm import LLMJudge
 from .pairwise import FunctionPairJudge, PairJudge, load_function
 from .panel import Panel, RewardJudge, split_label
@@ -74,7 +74,7 @@ def check_judges_available(
         raise ZooError(f"The judge {duplicate} is named twice: name it once.")
     # Creating a judge checks its name, so some judges are created here and discarded.
     for index, name in enumerate(names):
-        kind, argument = kind_of(name)
+        kind, argument = split_judge_name(name)
         if kind == "classifier" and labeled is not None:
             with explain_missing_labels():
                 ClassifierJudge.check(labeled(), seed=seed)
@@ -116,7 +116,7 @@ def check_endpoints(names: Sequence[str], llm: LLMConfig) -> None:
     Raises:
         ZooError: An endpoint does not answer, or refuses the key.
     """
-    for kind, model in map(kind_of, names):
+    for kind, model in map(split_judge_name, names):
         if kind == "llm":
             _open_llm(model, llm, None).check_endpoint()
 
@@ -151,7 +151,7 @@ def open_panel(
     votes: list[str] = []
     by_recipe_name: dict[str, Judge] = {}
     for index, name in enumerate(names):
-        kind, argument = kind_of(name)
+        kind, argument = split_judge_name(name)
         count_before = len(scoring)
         if kind == "classifier":
             scoring.append(ClassifierJudge.train(labeled(), seed=seed))

@@ -16,7 +16,7 @@ from ...runs.context import Publisher, RunContext
 from ...runs.dataset import PAIRS_RECORD_FILE, labeled_rows
 from ...runs.judge import evaluation_of
 from ...runs.rounds import GOLD, JUDGE, round_run, write_round_file
-from ...runs.settings.judge_names import SAME_LABELS, kind_of
+from ...runs.settings.judge_names import SAME_LABELS, split_judge_name
 from .. import run_recipe
 from ..stages.round_pairs import make_pairs
 from .runner import Variant, read_outcome
@@ -59,7 +59,7 @@ def check_labeler(context: RunContext, labeler: str | None) -> str:
         load_object(data.preference, group=PREFERENCES)
         return labeler
     name = config.judge_names[0] if labeler == JUDGE else labeler
-    if kind_of(name)[0] == SAME_LABELS:
+    if split_judge_name(name)[0] == SAME_LABELS:
         option = f"--labels {labeler}" + ("" if labeler == name else f", which is {name} here,")
         raise ZooError(
             f"{option} would repeat the existing labels: name another judge, such as reward:NAME, rule:NAME or "
@@ -70,7 +70,7 @@ def check_labeler(context: RunContext, labeler: str | None) -> str:
         config.llm_settings,
         labeled=lambda: labeled_rows(context),
         seed=context.shared.seed,
-        hub=None if kind_of(name)[0] == "votes" else context.hub,  # a page of this run may collect votes later
+        hub=None if split_judge_name(name)[0] == "votes" else context.hub,  # a page of this run may collect votes later
         has_headline=False,
     )
     check_endpoints([name], config.llm_settings)

@@ -42,7 +42,7 @@ from ...runs.judge import check_same_labels, evaluation_of
 from ...runs.models import ParentCheckpoint
 from ...runs.parents import find_parent, is_member_trained, parent_names, reward_roles
 from ...runs.registry import REWARD_ROLES, is_member, reward_names
-from ...runs.settings.loading import check_installed, loading_of
+from ...runs.settings.loading import check_installed, stage_load_options
 from ...runs.settings.parse import StageSettings
 from ..stages.evaluate import check_judges, check_rules, evaluation_prompts
 from ..stages.ppo import (
@@ -244,7 +244,7 @@ def _find_reward_parents(context: RunContext, settings: StageSettings) -> tuple[
 
 def _load_policy(settings: StageSettings, checkpoint: ParentCheckpoint) -> tuple[PreTrainedModel, str]:
     model = move_to_best_device(
-        load_causal(checkpoint.path, options=loading_of(settings)), use_cpu=settings.trainer.use_cpu
+        load_causal(checkpoint.path, options=stage_load_options(settings)), use_cpu=settings.trainer.use_cpu
     ).eval()
     model.name_or_path = str(checkpoint.path)  # otherwise a merged adapter would have the name of its base
     size = sum(parameter.numel() for parameter in model.parameters())

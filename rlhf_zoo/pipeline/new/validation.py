@@ -36,7 +36,7 @@ def _settings(recipe: Recipe, stage: str, shared: RecipeConfig) -> StageSettings
     declared = declared_keys(stage)
     defaults = {name: key.default for name, key in declared.items()}
     own_classes = STAGES[stage].load("arguments"), STAGES[stage].load("release")
-    hints = {name: key.hint for name, key in declared.items()}
+    hints = {name: key.resolved_type for name, key in declared.items()}
     # `coerce` takes any text for "Enum | str", because the trainers' configurations check it.
     choices = {name: kind for name, hint in hints.items() if (kind := _enum_of(hint)) is not None}
     hints |= choices

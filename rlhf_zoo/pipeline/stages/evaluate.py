@@ -21,7 +21,7 @@ from ...evaluation.judges.rule import RuleJudge
 from ...evaluation.lm_eval import check_data, check_tasks, run_tasks
 from ...evaluation.measure import Evaluator, find_reward_judges, make_evaluator
 from ...evaluation.prompt_groups import check_column
-from ...evaluation.reference_answers import compare_with_references
+from ...evaluation.reference_arguments import compare_with_references
 from ...evaluation.saved_measurements import SavedMeasurements
 from ...evaluation.simple_filters import score_filters
 from ...evaluation.trajectory import Trajectory, evaluate_checkpoints
@@ -52,7 +52,7 @@ from ...runs.judge import check_same_labels, evaluation_of, with_trained_keys
 from ...runs.models import ParentCheckpoint
 from ...runs.record import checkpoint_step, fingerprint
 from ...runs.settings.evaluation import EvaluationConfig
-from ...runs.settings.judge_names import SAME_LABELS, kind_of
+from ...runs.settings.judge_names import SAME_LABELS, split_judge_name
 from ...runs.status_line import doing
 from .interrupt import Stopped
 from .judges import check_on_pairs, judge_reliability, train_same_labels
@@ -243,7 +243,7 @@ def _compare(
             ppo, result = compare_step(step)
             trivial = score_trivial_policies(result, trajectory.trivial, prompts)
         figures["trivial"] = trivial.to_json()
-    if (answers := config.reference_answers) is not None:
+    if (answers := config.reference_arguments) is not None:
         figures["reference"] = compare_with_references(result, prompts, lambda: load_causal(ppo.path), **vars(answers))
     if defects := corpus_defects(context.shared):
         figures["defects"] = defect_figures(defects, result)
@@ -414,7 +414,7 @@ def evaluation_prompts(context: RunContext, source: DataSource, path: Path | Non
             prompt_count - distinct_count,
         )  # fmt: skip
     check_column(prompts, context.shared.evaluation.group)
-    answers = context.shared.evaluation.reference_answers
+    answers = context.shared.evaluation.reference_arguments
     if answers is not None and answers.column not in prompts.column_names:
         raise ZooError(
             f"evaluation.reference names the column {answers.column}, but the evaluation's prompts have "
@@ -468,7 +468,7 @@ def check_rules(context: RunContext, source: DataSource, prompts: Dataset, path:
         ZooError: A rule cannot score answers to a prompt.
     """
     config = evaluation_of(context)
-    rules = [RuleJudge(argument) for kind, argument in map(kind_of, config.judge_names) if kind == "rule"]
+    rules = [RuleJudge(argument) for kind, argument in map(split_judge_name, config.judge_names) if kind == "rule"]
     if not rules:
         return
     rows_by_part = {"test": prompts}

@@ -32,7 +32,7 @@ from ...runs.dataset import DataSource, ptx_rows, stage_source, train_and_held_o
 from ...runs.models import ParentCheckpoint
 from ...runs.parents import find_parent, parent_names, reward_roles
 from ...runs.registry import REWARD_ROLES
-from ...runs.settings.loading import loading_of
+from ...runs.settings.loading import stage_load_options
 from ...runs.settings.parse import StageSettings
 from .merged import merged_model
 from .train import silence_libraries, train_stage
@@ -308,7 +308,7 @@ def _load_models(
 ) -> dict[str, Any]:
     """Loads the policy, and the reward models with their tokenizers. Returns them by the trainer's keywords."""
     paths = [parents[role].path for role in REWARD_ROLES if role in parents]
-    policy = load_causal(merged_model(context, parents["sft"]), options=loading_of(settings))
+    policy = load_causal(merged_model(context, parents["sft"]), options=stage_load_options(settings))
     set_sampling(policy, temperature=settings.trainer.temperature)
     return {
         "model": policy,

@@ -27,7 +27,7 @@ from ...runs.data.hold_out import hold_out
 from ...runs.data.layout import drop_long_prompts, has_conversations
 from ...runs.dataset import DataSource, stage_rows
 from ...runs.models import ParentCheckpoint
-from ...runs.settings.loading import loading_of
+from ...runs.settings.loading import stage_load_options
 from ...runs.settings.parse import StageSettings
 from ...runs.status_line import doing
 from .merged import merged_model
@@ -172,7 +172,7 @@ def _load_model(
     """Loads the SFT policy with a new head of a single output."""
     from transformers import AutoModelForSequenceClassification
 
-    subject, path, loading = f"The SFT model {sft.path}", merged_model(context, sft), loading_of(settings)
+    subject, path, loading = f"The SFT model {sft.path}", merged_model(context, sft), stage_load_options(settings)
     model = load_model(
         AutoModelForSequenceClassification,
         path,

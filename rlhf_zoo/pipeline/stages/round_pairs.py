@@ -26,7 +26,7 @@ from ...runs.judge import evaluation_of
 from ...runs.prepared import card_head, write_configuration
 from ...runs.record import first_difference
 from ...runs.rounds import GOLD, PAIRS_CONFIGURATION
-from ...runs.settings.judge_names import kind_of
+from ...runs.settings.judge_names import split_judge_name
 from . import ppo
 from .evaluate import origins
 from .pairs import open_pairs
@@ -103,7 +103,7 @@ def _row_of_round(row: Mapping[str, Any]) -> dict[str, Any]:
 def _sample_and_label(context: RunContext, previous: RunContext, count: int) -> list[dict[str, Any]]:
     """Samples pairs of completions for PPO's training prompts, starting over after the last prompt, and labels them."""
     assert context.round is not None
-    if kind_of(context.round.labeler)[0] == "votes":
+    if split_judge_name(context.round.labeler)[0] == "votes":
         return _pairs_from_votes(context, previous)
     policy, data = context.round.previous_policy, ppo.load_data(previous, stage_source(previous, "ppo"))
     tokenizer = ppo.load_policy_tokenizer(previous, policy.path, data)
@@ -141,7 +141,7 @@ def _labeler(context: RunContext) -> Labeler:
         hub=context.hub,
         has_headline=False,
     )
-    if kind_of(name)[0] in ("llm", "pairs"):
+    if split_judge_name(name)[0] in ("llm", "pairs"):
         compare = panel.comparing[-1].compare
         return lambda prompts, first, second, _: [
             {1.0: 0, 0.0: 1}.get(comparison.score)
@@ -165,7 +165,7 @@ def _pairs_from_votes(context: RunContext, previous: RunContext) -> list[dict[st
     from ...evaluation.votes.data import HubVotes
 
     assert context.round is not None
-    name = kind_of(context.round.labeler)[1]
+    name = split_judge_name(context.round.labeler)[1]
     policy_origins = origins(previous, "ppo", context.round.previous_policy)
     with refusals_as(
         f"The votes of {name} cannot be read on {context.hub.name}", "check the name, --hub and the token."

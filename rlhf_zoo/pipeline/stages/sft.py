@@ -29,7 +29,7 @@ from ...runs.data.layout import drop_long_prompts, has_conversations, sft_text
 from ...runs.data.sources import DataSource
 from ...runs.dataset import data_source, stage_source, train_and_held_out
 from ...runs.models import ParentCheckpoint, folder_lineage
-from ...runs.settings.loading import loading_of
+from ...runs.settings.loading import stage_load_options
 from ...runs.settings.parse import StageSettings
 from .train import silence_libraries, train_stage
 from .trainers import make_trainer
@@ -154,7 +154,7 @@ def _model_and_tokenizer(
     Raises:
         ZooError: The base has fewer embeddings than its tokenizer has tokens.
     """
-    shared, loading = settings.recipe, loading_of(settings)
+    shared, loading = settings.recipe, stage_load_options(settings)
     if base is None:
         architecture = shared.architecture or {}
         tokenizer = train_tokenizer(

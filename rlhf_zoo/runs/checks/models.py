@@ -135,7 +135,7 @@ def uses_hub(recipe: Recipe, shared: RecipeConfig, stages: Mapping[str, StageSet
         stages: Stage -> settings.
     """
     models = [name for _, name, _ in _untrained_models(stages).values()]
-    data: list[Any] = [shared, shared.evaluation.labeled_data, *(settings.data for settings in stages.values())]
+    data: list[Any] = [shared, shared.evaluation.labeled_arguments, *(settings.data for settings in stages.values())]
     if (pairs_keys := own_pairs_keys(recipe, shared)) is not None:
         data.append(pairs_keys)
     names = [*models, *(keys.dataset_name for keys in data)]

@@ -1,4 +1,4 @@
-"""The keys of a stage, read from the source of their dataclasses, because importing trl and transformers is slow."""
+"""Reads the keys of a stage from the source of their dataclasses, because importing trl and transformers is slow."""
 
 import ast
 import enum
@@ -12,25 +12,25 @@ from typing import Any
 from ..registry import STAGES
 
 PACKAGE = __name__.partition(".")[0]
-#: Keys that the run sets, so neither a recipe nor a flag may set them for a stage.
+#: Keys of a stage that the run sets. Neither a recipe nor a flag may set them.
 RUN_KEYS = ("output_dir", "push_to_hub", "hub_model_id", "hub_strategy", "hub_token", "hub_always_push", "disable_tqdm")
-#: Keys that only the scripts of transformers and trl read, or that this package's own publishing replaces.
+#: Keys that only the scripts of transformers and trl read, or that this package replaces by its own publishing.
 SCRIPT_KEYS = ("do_train", "do_eval", "do_predict", "resume_from_checkpoint", "local_rank", "model_init_kwargs",
                "trust_remote_code", "hub_private_repo", "hub_revision")  # fmt: skip
-#: Known keys that are refused, with the text that replaces "not supported" in the message.
+#: Key that is refused -> the reason and the fix, which replace "not supported" in the message.
 REFUSED = {
-    "auto_find_batch_size": "refused, because it would train with another batch size than the run records: set "
+    "auto_find_batch_size": "refused, because it would train with a different batch size than the run records: set "
     "per_device_train_batch_size to one that fits, with gradient_accumulation_steps",
-    "gguf_file": "not taken by recipes: name the file in model_name_or_path, as in FOLDER/FILE.gguf",
+    "gguf_file": "not supported by recipes: name the file in model_name_or_path, as in FOLDER/FILE.gguf",
     "model_name_or_path": "not supported by the stage reward, which starts from the SFT policy: set "
     "--sft.model_name_or_path, or model_name_or_path in sft.yaml",
 }
-#: Help texts that replace those of the library that declares the key.
+#: (stage, key) -> help text that replaces that of the library that declares the key.
 HELP = {
     ("sft", "pad_token"): "PAD token, which no text may use; None keeps the tokenizer's, or picks another token if "
     "its PAD token is EOS.",
 }
-#: Annotations whose values are checked before the dataclasses are imported.
+#: Annotation -> type. Values of these types are checked before the dataclasses are imported.
 _TYPES: dict[str, Any] = {
     "int": int, "float": float, "bool": bool, "str": str, "int | None": int | None, "float | None": float | None,
     "bool | None": bool | None, "str | None": str | None, "list[str] | None": list[str] | None,
@@ -44,26 +44,26 @@ class Declared:
     """A key as its dataclass declares it.
 
     Attributes:
-        type: The annotation, as source text.
-        default: The default: a literal's value, else its source text.
+        annotation: The source text of the annotation.
+        default: The value of the default if it is a literal, otherwise its source text.
         help: The help text.
-        is_own: Whether this package declares it, rather than trl or transformers.
+        is_own: Whether this package declares the key, rather than trl or transformers.
     """
 
-    type: str
+    annotation: str
     default: Any
     help: str
     is_own: bool = False
 
     @property
-    def hint(self) -> Any:
-        """The type, if it is one of `_TYPES` or an enumeration of transformers; None otherwise."""
-        return _TYPES.get(self.type) or _enum_hint(self.type)
+    def resolved_type(self) -> Any:
+        """The type, if the annotation is in `_TYPES` or names an enumeration of transformers; None otherwise."""
+        return _TYPES.get(self.annotation) or _enum_type(self.annotation)
 
 
 @functools.cache
 def declared_keys(stage: str) -> Mapping[str, Declared]:
-    """Returns every key that a stage accepts. Unlike `parse.stage_keys`, it does not import the dataclasses.
+    """Returns every key that a stage accepts, without importing the dataclasses as `parse.stage_keys` does.
 
     Args:
         stage: Name of the stage.
@@ -82,10 +82,10 @@ def declared_keys(stage: str) -> Mapping[str, Declared]:
 
 @functools.cache
 def declared_recipe_keys() -> Mapping[str, Declared]:
-    """Returns every key of recipe.yaml. Unlike `parse.recipe_keys`, it does not import the dataclasses.
+    """Returns every key of recipe.yaml, without importing the dataclasses as `parse.recipe_keys` does.
 
     Returns:
-        Name -> declaration. Keys under `evaluation:` are evaluation.KEY.
+        Name -> declaration. A key under `evaluation:` has the name evaluation.KEY.
     """
     keys = _declared_fields(f"{PACKAGE}.runs.settings.parse:RecipeConfig")
     del keys["evaluation"]
@@ -99,7 +99,7 @@ def model_defaults() -> dict[str, Any]:
 
 
 def default_of(stage: str, key: str) -> Any:
-    """Returns the default of a key that a run or card does not set.
+    """Returns the default of a key, which applies if a run or card does not set the key.
 
     Args:
         stage: Name of the stage.
@@ -110,7 +110,7 @@ def default_of(stage: str, key: str) -> Any:
 
 @functools.cache
 def refused_keys(stage: str) -> frozenset[str]:
-    """Returns the keys of a stage's dataclasses that the stage would ignore, or that would make its record wrong.
+    """Returns the keys of a stage's dataclasses that a recipe may not set: the stage ignores them, or would misreport.
 
     Args:
         stage: Name of the stage.
@@ -119,7 +119,7 @@ def refused_keys(stage: str) -> frozenset[str]:
 
 
 @functools.cache
-def _enum_hint(annotation: str) -> Any:
+def _enum_type(annotation: str) -> Any:
     """Returns the type for "NAME | str", if transformers has the enumeration NAME; None for any other annotation."""
     name, _, alternative = annotation.partition(" | ")
     if alternative != "str" or not name.isidentifier():
@@ -138,7 +138,7 @@ def _enum_hint(annotation: str) -> Any:
 
 
 def _declared_fields(reference: str) -> dict[str, Declared]:
-    """Returns the fields of the dataclass "module:name", inherited fields first."""
+    """Returns the declared fields of the dataclass "module:name", inherited fields first."""
     module, _, name = reference.partition(":")
     path, tree = _find_class(module, name)
     node = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
@@ -163,7 +163,7 @@ def _declared_fields(reference: str) -> dict[str, Declared]:
 
 @functools.cache
 def _find_class(module: str, name: str) -> tuple[Path, ast.Module]:
-    """Returns the file in which a module or one of its submodules defines a class, and the file's syntax tree."""
+    """Returns the file of a module, or of a package's module, that defines a class, and the file's syntax tree."""
     package, *submodules = module.split(".")
     spec = importlib.util.find_spec(package)
     assert spec is not None
@@ -178,7 +178,7 @@ def _find_class(module: str, name: str) -> tuple[Path, ast.Module]:
 
 
 def _module_of(name: str, path: Path, tree: ast.Module) -> str:
-    """Returns the module that a base class comes from."""
+    """Returns the module that defines a base class, as a file that inherits from it imports it."""
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and name in [alias.name for alias in node.names]:
             package = _module_name(path).split(".")[: -node.level] if node.level else []
@@ -187,7 +187,7 @@ def _module_of(name: str, path: Path, tree: ast.Module) -> str:
 
 
 def _module_name(path: Path) -> str:
-    """Returns the name under which a file is imported."""
+    """Returns the name of the module in a file."""
     parts = [path.stem]
     while (path.parent / "__init__.py").is_file():
         path = path.parent
@@ -205,13 +205,13 @@ def _declaration(entry: ast.AnnAssign, assigned: Mapping[str, ast.expr]) -> Decl
         return Declared(annotation, _literal(value), "")
     if value.func.id == "option":
         return Declared(annotation, *map(_literal, value.args))
-    options = {keyword.arg: keyword.value for keyword in value.keywords}
-    if "init" in options and _literal(options["init"]) is False:
+    field_arguments = {keyword.arg: keyword.value for keyword in value.keywords}
+    if "init" in field_arguments and _literal(field_arguments["init"]) is False:
         return None
-    default = options.get("default")
+    default = field_arguments.get("default")
     if isinstance(default, ast.Name):
         default = assigned.get(default.id, default)
-    metadata = dict(_dict_items(options.get("metadata")))
+    metadata = dict(_dict_items(field_arguments.get("metadata")))
     return Declared(annotation, _literal(default), str(_literal(metadata.get("help")) or ""))
 
 

@@ -1,4 +1,4 @@
-"""The keys under `evaluation:` in recipe.yaml: prompts, judges, and the data that judges learn from."""
+"""The keys under `evaluation:` in recipe.yaml: prompts, judges, and the data from which judges learn."""
 
 import importlib.util
 from collections.abc import Mapping
@@ -15,17 +15,17 @@ HARNESS = "lm_eval"
 
 @dataclass(frozen=True)
 class LLMConfig:
-    """How a judge llm:MODEL is called; the keys under `evaluation.llm`. None keeps the judge's default.
+    """How a judge llm:MODEL is called: the keys under `evaluation.llm`. None keeps the judge's default.
 
     Attributes:
         criterion: What the judge should prefer.
         price: Price of a million prompt tokens, and of a million completion tokens.
-        budget: Maximum total cost, in the currency of `price`; a request that might exceed it is not sent.
-        concurrency: Maximum number of requests in flight.
+        budget: Maximum total cost, in the currency of `price`. A request that might exceed it is not sent.
+        concurrency: Maximum number of simultaneous requests.
         attempts: Maximum number of times that a failing request is sent.
         timeout: Seconds after which a request without an answer fails.
         max_tokens: Maximum number of tokens in an answer.
-        parameters: Further fields of the request; None leaves a field out.
+        parameters: Name -> value of further fields of the request. A field whose value is None is left out.
     """
 
     criterion: str | None = None
@@ -47,15 +47,15 @@ class LLMConfig:
 
 @dataclass(frozen=True)
 class LabeledArguments:
-    """The texts and labels that a judge learns from; the keys under `evaluation.labeled`.
+    """The texts and labels from which a judge learns: the keys under `evaluation.labeled`.
 
     Attributes:
-        dataset_name: The data set; None takes the recipe's.
+        dataset_name: The data set; None for the recipe's data set.
         dataset_revision: Commit, branch or tag of the data set.
         dataset_config: Configuration of the data set.
-        dataset_train_split: Split that the judge learns from.
+        dataset_train_split: Split from which the judge learns.
         columns: The judge's column -> the data set's column.
-        keep_above: Column -> bound; rows whose number does not exceed the bound are dropped.
+        keep_above: Column of numbers -> bound. Rows whose number does not exceed the bound are dropped.
     """
 
     dataset_name: str | None = None
@@ -68,7 +68,7 @@ class LabeledArguments:
 
 @dataclass(frozen=True)
 class OwnPairsArguments(LabeledArguments):
-    """Labeled pairs of the policies' own outputs; the keys under `evaluation.own_pairs`.
+    """Labeled pairs of the policies' own outputs: the keys under `evaluation.own_pairs`.
 
     `dataset_name` may also be a file or folder next to recipe.yaml.
     """
@@ -78,11 +78,11 @@ class OwnPairsArguments(LabeledArguments):
 
 @dataclass(frozen=True)
 class ReferenceArguments:
-    """Reference answers with which SFT and PPO are compared too; the keys under `evaluation.reference`.
+    """Reference answers with which SFT and PPO are also compared: the keys under `evaluation.reference`.
 
     Attributes:
-        column: The column of PPO's data that holds the answers.
-        temperature: Temperature of new samples for this comparison; None takes the evaluation's samples.
+        column: The column of PPO's data that holds the answers. It must be set.
+        temperature: Temperature of new samples for this comparison; None compares the evaluation's samples.
     """
 
     column: str | None = None
@@ -90,45 +90,55 @@ class ReferenceArguments:
 
     def __post_init__(self) -> None:
         if self.column is None:
-            raise ZooError("evaluation.reference names no column: set column to the one with the answers.")
+            raise ZooError(
+                "evaluation.reference names no column: set column to the name of the column that holds the answers."
+            )
 
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """How the eval stage compares PPO with SFT; the keys under `evaluation:` in recipe.yaml.
+    """How the eval stage compares PPO with SFT: the keys under `evaluation:` in recipe.yaml.
 
     `judge` decides the headline win rate; cards also show the results of `judges`. `evaluation.judges.named` describes
     the names of judges, and `runs.judge` chooses a judge if the recipe names none. The prompts come from PPO's data.
     """
 
-    prompts: int = option(200, "Held-out prompts for the final evaluation; all of them if there are fewer.")
-    samples: int = option(3, "Completions of each prompt.")
+    prompts: int = option(200, "Number of held-out prompts for the final evaluation; all if there are fewer.")
+    samples: int = option(3, "Number of completions of each prompt.")
     judge: str | None = option(
-        None, "The judge of the headline win rate: see docs/evaluation.md for names; None takes the recipe's own."
+        None,
+        "The judge of the headline win rate, by a name that docs/evaluation.md lists; None takes PPO's verifiable "
+        "reward function, or else `classifier`.",
     )
     judge_name: str | None = option(None, "Name of the judge on cards.")
     judge_description: str = option("", "Description of the judge on cards.")
-    lexicon: str | None = option(None, "Folder of opinion words for the judge `lexicon`; the recipe's corpus reads it.")
-    checkpoint_prompts: int = option(100, "Validation prompts on which each checkpoint is evaluated, to choose `best`.")
-    checkpoint_samples: int = option(2, "Completions of each validation prompt.")
+    lexicon: str | None = option(
+        None, "Folder of opinion words for the judge `lexicon`, in a format that the corpus reads."
+    )
+    checkpoint_prompts: int = option(
+        100, "Number of validation prompts on which each checkpoint is evaluated, to choose `best`."
+    )
+    checkpoint_samples: int = option(2, "Number of completions of each validation prompt.")
     filter_samples: int = option(
-        0, "SFT's completions of each prompt, from which simple filters choose, to compare with PPO; 0 for no filters."
+        0,
+        "Number of SFT completions of each prompt from which simple filters choose one, to compare PPO with them; "
+        "0 for no filters.",
     )
     group: str | None = option(
         None,
-        "Which prompts ask the same, so that intervals and verdict count them once: near-duplicates, or a column with "
-        "each prompt's group; None counts each prompt.",
+        "How to group prompts that ask the same, so that intervals and the verdict count each group once: "
+        "near-duplicates, or the column with each prompt's group; None for no groups.",
     )
-    judges: list[str] = field(default_factory=list, metadata={"help": "Judges in addition to the headline judge."})
+    judges: list[str] = field(default_factory=list, metadata={"help": "Further judges, whose results cards also show."})
     llm: dict[str, Any] = field(
         default_factory=dict,
-        metadata={"help": "Settings of LLM judges: criterion, price, budget and others (docs/evaluation.md)."},
+        metadata={"help": "Settings of LLM judges, such as criterion, price and budget (docs/evaluation.md)."},
     )
     dataset_test_split: str | None = option(
         None, "Split of the prompts; None takes test, or the prompts that held_out_share holds out."
     )
     labeled: dict[str, Any] = field(
-        default_factory=dict, metadata={"help": "Texts with labels, on which the judge `classifier` is trained."}
+        default_factory=dict, metadata={"help": "Labeled texts on which the judge `classifier` is trained."}
     )
     own_pairs: dict[str, Any] = field(
         default_factory=dict,
@@ -136,20 +146,20 @@ class EvaluationConfig:
     )
     reference: dict[str, Any] = field(
         default_factory=dict,
-        metadata={"help": "Answers with which SFT and PPO are also compared: column, and temperature of the samples."},
+        metadata={"help": "Reference answers to compare with SFT and PPO: their column, and the samples' temperature."},
     )
     lm_eval: list[str] = field(
-        default_factory=list, metadata={"help": "Tasks of lm-evaluation-harness, on SFT and PPO."}
+        default_factory=list, metadata={"help": "Tasks of lm-evaluation-harness to run on SFT and PPO."}
     )
     lm_eval_limit: int | None = option(None, "Maximum number of examples per task.")
-    lm_eval_fewshot: int | None = option(None, "Few-shot examples; None takes the task's own number.")
+    lm_eval_fewshot: int | None = option(None, "Number of few-shot examples; None takes the task's own number.")
 
     def __post_init__(self) -> None:
         if self.filter_samples == 1:
             raise ZooError("evaluation.filter_samples is 1, which leaves no choice: set 0, or at least 2.")
 
     @property
-    def labeled_data(self) -> LabeledArguments:
+    def labeled_arguments(self) -> LabeledArguments:
         """The keys under `labeled`.
 
         Raises:
@@ -159,7 +169,7 @@ class EvaluationConfig:
         return LabeledArguments(**values)
 
     @property
-    def own_pairs_data(self) -> OwnPairsArguments | None:
+    def own_pairs_arguments(self) -> OwnPairsArguments | None:
         """The keys under `own_pairs`; None if the recipe does not set `own_pairs`.
 
         Raises:
@@ -173,7 +183,7 @@ class EvaluationConfig:
         return OwnPairsArguments(**values)
 
     @property
-    def reference_answers(self) -> ReferenceArguments | None:
+    def reference_arguments(self) -> ReferenceArguments | None:
         """The keys under `reference`; None if the recipe does not set `reference`.
 
         Raises:
@@ -205,8 +215,8 @@ def llm_config(keys: Mapping[str, Any], where: str) -> LLMConfig:
     """Checks the keys of LLM judges.
 
     Args:
-        keys: Key -> value, as in the recipe or the command.
-        where: What holds the keys, for the message.
+        keys: Key -> value, from the recipe or a flag.
+        where: The key or flag that holds them, for messages.
 
     Raises:
         ZooError: A key is unknown or has the wrong type.
@@ -218,7 +228,7 @@ def check_harness() -> None:
     """Checks that lm-evaluation-harness is installed, without importing it.
 
     Raises:
-        ZooError: It is not installed.
+        ZooError: lm-evaluation-harness is not installed.
     """
     if importlib.util.find_spec(HARNESS) is None:
         raise ZooError(

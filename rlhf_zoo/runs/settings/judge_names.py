@@ -12,14 +12,14 @@ SAME_LABELS = "same-labels"
 KINDS = ("reward", "rule", "llm", "pairs", "votes", "unlabeled")
 
 
-def kind_of(name: str) -> tuple[str, str]:
-    """Splits the name of a judge into its kind and argument.
+def split_judge_name(name: str) -> tuple[str, str]:
+    """Splits a judge's name into kind and argument.
 
     Args:
         name: The name, such as `reward:MODEL`, `classifier` or `module:function`.
 
     Returns:
-        (kind, argument); the kind of `module:function` and of entry points is "function".
+        (kind, argument). The kind of `module:function` and of registered names is "function".
 
     Raises:
         ZooError: The argument is empty.
@@ -38,13 +38,13 @@ def check_judge_name(name: str, *, words: Sequence[str] = ()) -> None:
     """Checks a judge's name without importing anything, so that a typo is reported at once.
 
     Args:
-        name: A judge's name, as in the recipe.
+        name: The name, as in the recipe.
         words: Words that are allowed instead of a judge's name.
 
     Raises:
         ZooError: Neither a judge nor a module has this name. The message suggests the closest name.
     """
-    judge_kind, argument = kind_of(name)
+    judge_kind, argument = split_judge_name(name)
     if judge_kind == "rule":
         check_registered(argument, group=REWARDS)
     if judge_kind != "function":

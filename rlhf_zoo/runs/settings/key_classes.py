@@ -1,8 +1,8 @@
 """Decides what a downloaded recipe may set: every key is classified here, and an unclassified key is refused.
 
 A published recipe.json holds keys of a stage and of recipe.yaml. transformers, trl and accelerate read some of them as
-paths, addresses, or names of code or kernels. When a new version adds a key, `tests/unit/test_payloads.py` fails until
-somebody classifies the key.
+paths, addresses, or names of code or kernels. If a new version adds a key, `tests/unit/test_payloads.py` fails until
+the key is classified.
 """
 
 import logging
@@ -31,18 +31,18 @@ class Kind(Enum):
 
     Attributes:
         PLAIN: A number, a boolean, one of a few words, or a text that is only compared or shown.
-        FIGURES: A mapping of numbers and booleans.
+        NUMBERS: A mapping of numbers and booleans.
         WORDS: A mapping of numbers, booleans and single words.
         REVISION: A revision of a repository.
         REPOSITORY: The id of a repository, never a path.
-        OBJECT: A name that `trusted_names` accepts, or that the user allowed.
-        NESTED: A mapping of settings, each with a classification of its own.
-        MACHINE: A setting of the author's machine or account; it is ignored, because no result depends on it.
+        OBJECT: The name of a Python object that `trusted_names` accepts or the user allowed.
+        NESTED: A mapping of settings, which are classified one by one.
+        MACHINE: A setting of the author's machine or account. It is ignored, because no result depends on it.
         REFUSED: Nothing: the key reads files, downloads code or contacts a host.
     """
 
     PLAIN = "plain"
-    FIGURES = "figures"
+    NUMBERS = "numbers"
     WORDS = "words"
     REVISION = "revision"
     REPOSITORY = "repository"
@@ -94,7 +94,7 @@ STAGE_KEYS: Mapping[str, Kind] = _kind_by_key(
         local_rollout_forward_batch_size max_tokens_per_micro_batch log_completions num_completions_to_print
         num_sample_generations
         """,
-        Kind.FIGURES: """
+        Kind.NUMBERS: """
         activation_checkpointing_kwargs gradient_checkpointing_kwargs liger_kernel_config dataset_kwargs
         """,
         Kind.WORDS: "lr_scheduler_kwargs",
@@ -116,14 +116,14 @@ STAGE_KEYS: Mapping[str, Kind] = _kind_by_key(
         """,
     }
 )
-#: Keys of recipe.yaml; `EVALUATION_KEYS` has those under `evaluation`.
+#: Keys of recipe.yaml. `EVALUATION_KEYS` has the keys under `evaluation`.
 SHARED_KEYS: Mapping[str, Kind] = _kind_by_key(
     {
         Kind.PLAIN: """
         description license language simulated attribution preferences seed conversational system_prompt
         chat_template_kwargs strip_thoughts
         """,
-        Kind.FIGURES: "corpus_args tokenizer",
+        Kind.NUMBERS: "corpus_args tokenizer",
         Kind.REVISION: "dataset_revision",
         Kind.REPOSITORY: "dataset_name",
         Kind.OBJECT: "corpus",
@@ -145,20 +145,20 @@ EVALUATION_KEYS: Mapping[str, Kind] = _kind_by_key(
 GROUPS: Mapping[str, str] = {
     "corpus": CORPORA, "preference": PREFERENCES, "reward_funcs": REWARDS, "reward_model_loader": LOADERS
 }  # fmt: skip
-#: Keys under `evaluation` that name a data set; a path is first looked up next to recipe.yaml.
+#: Keys under `evaluation` that name a data set. A path is first looked up next to recipe.yaml.
 _EVALUATION_DATA_KEYS = ("labeled", "own_pairs")
 #: Kinds of judges whose argument is a model or a data set.
-_JUDGES_NAMING_SOURCES = ("reward", "votes")
+_JUDGE_KINDS_WITH_SOURCE = ("reward", "votes")
 # Name of a registered task of lm-evaluation-harness. Any other text may be the path of a file, which can name code.
-_TASK = re.compile(r"[\w-]+", re.ASCII)
+_TASK_NAME = re.compile(r"[\w-]+", re.ASCII)
 _WORD = re.compile(r"[\w.+-]{0,64}", re.ASCII)
 _REVISION = re.compile(r"[\w][\w./+-]{0,255}", re.ASCII)
-# Fields of a model's configuration by which transformers downloads code.
+# Fields of a model's configuration that may make transformers download code.
 _CODE_FIELD = re.compile(r"^_|auto_map|implementation|quantization|kernel|remote_code|backbone|pretrained|custom")
 
 
 def machine_keys() -> tuple[str, ...]:
-    """Returns the keys of a stage that are ignored in a downloaded recipe."""
+    """Returns the stage keys that are ignored in a downloaded recipe."""
     return tuple(name for name, kind in STAGE_KEYS.items() if kind is Kind.MACHINE)
 
 
@@ -183,7 +183,7 @@ def effective_keys(recipe: Recipe, stage: str, keys: Mapping[str, Any]) -> dict[
         keys: The keys that the recipe sets for the stage.
 
     Returns:
-        The keys that take effect. A warning names the others.
+        The keys that take effect. A warning names the ignored keys.
     """
     if recipe.download_mark is None:
         return dict(keys)
@@ -205,7 +205,7 @@ def _warn_ignored(file: Path, stage: str, ignored: tuple[str, ...]) -> None:
 
 
 def check_key(name: str, value: Any, kinds: Mapping[str, Kind], *, where: str) -> None:
-    """Checks a key of a download's settings and its value, by the key's kind.
+    """Checks that a download may set a key to a value, by the key's kind.
 
     The caller checks keys of the kinds REPOSITORY and OBJECT, because only the caller knows the repository and which
     names the user allowed. Keys of the kind NESTED have separate checks.
@@ -213,8 +213,8 @@ def check_key(name: str, value: Any, kinds: Mapping[str, Kind], *, where: str) -
     Args:
         name: A key of a stage or of recipe.yaml.
         value: The key's value.
-        kinds: The classification of the keys in the same place.
-        where: What holds the settings, for messages.
+        kinds: Key -> kind, such as `STAGE_KEYS`.
+        where: The source of the settings, for messages.
 
     Raises:
         ZooError: The key is refused or not classified, or its kind does not allow the value.
@@ -230,7 +230,7 @@ def check_key(name: str, value: Any, kinds: Mapping[str, Kind], *, where: str) -
             f"{where} sets {name}, which may read files or load code and is not allowed in a downloaded recipe: copy "
             "the settings that you trust into your own recipe."
         )
-    is_allowed = {Kind.FIGURES: holds_only_numbers, Kind.WORDS: _holds_numbers_and_words}.get(kind)
+    is_allowed = {Kind.NUMBERS: holds_only_numbers, Kind.WORDS: _holds_numbers_and_words}.get(kind)
     if is_allowed is not None and value is not None and not (isinstance(value, Mapping) and is_allowed(value)):
         raise ZooError(
             f"{where} sets {name} to something other than {'numbers and words' if kind is Kind.WORDS else 'numbers'}, "
@@ -248,12 +248,12 @@ def check_download(recipe: Recipe, file: str, keys: Mapping[str, Any], flags: Ma
     Args:
         recipe: The recipe.
         file: "recipe", "evaluation" for the keys under `evaluation`, or a stage.
-        keys: The keys that the file sets.
-        flags: Flags of the command. Keys that flags set come from the user, so they are not checked.
+        keys: Key -> value that the file sets.
+        flags: Key -> value of its flag. Such keys are not checked, because their values come from the user.
 
     Raises:
-        ZooError: The recipe names code, a judge that imports code or costs money, a key that a download may not set,
-            or a model, data set or file on this machine outside of the recipe's folder.
+        ZooError: The recipe names code, sets a judge that imports code or costs money, sets a key that a download may
+            not set, or names a model, data set or file that is on this machine but not in the recipe's folder.
     """
     if recipe.download_mark is None:
         return
@@ -272,13 +272,13 @@ def check_download(recipe: Recipe, file: str, keys: Mapping[str, Any], flags: Ma
         elif file == "evaluation":
             judges = [name for name in names if not may_use_judge(name)] if key in ("judge", "judges") else []
             tasks = names if key == "lm_eval" else []
-            forbidden = judges or [name for name in tasks if not _TASK.fullmatch(name) or Path(name).exists()]
+            forbidden = judges or [name for name in tasks if not _TASK_NAME.fullmatch(name) or Path(name).exists()]
         else:
             forbidden = names if kind is Kind.REFUSED and value else []
         if forbidden:
             raise ZooError(f"{where} sets {key}: {forbidden[0]}, which may load code or cost money: {fix}.")
         for name in _named_sources(recipe, file, key, value):
-            if not _may_name(recipe, key, name):
+            if not _may_name_source(recipe, key, name):
                 key_path = f"{key} under evaluation" if file == "evaluation" else key
                 raise ZooError(
                     f"{where} sets {key_path}: {name!r:.200}, but it may only name repositories on the Hub and files "
@@ -286,7 +286,7 @@ def check_download(recipe: Recipe, file: str, keys: Mapping[str, Any], flags: Ma
                 )
         if key == "architecture":
             check_architecture(value, where=where)
-        elif kind in (Kind.FIGURES, Kind.WORDS, Kind.REVISION) and file != "evaluation":
+        elif kind in (Kind.NUMBERS, Kind.WORDS, Kind.REVISION) and file != "evaluation":
             check_key(key, value, kinds, where=where)
 
 
@@ -297,8 +297,8 @@ def _named_sources(recipe: Recipe, file: str, key: str, value: Any) -> list[Any]
             name = value.get("dataset_name") if isinstance(value, Mapping) else value
             return [] if name is None else [name]
         if key in ("judge", "judges"):
-            judge_parts = [str(name).partition(":") for name in (value if isinstance(value, list) else [value])]
-            return [name for judge, _, name in judge_parts if judge in _JUDGES_NAMING_SOURCES]
+            judges = [str(name).partition(":") for name in (value if isinstance(value, list) else [value])]
+            return [source for judge_kind, _, source in judges if judge_kind in _JUDGE_KINDS_WITH_SOURCE]
         return [value] if key == "lexicon" else []
     kinds = SHARED_KEYS if file == "recipe" else STAGE_KEYS
     if kinds.get(key) is not Kind.REPOSITORY:
@@ -309,8 +309,8 @@ def _named_sources(recipe: Recipe, file: str, key: str, value: Any) -> list[Any]
     return [name for name in names if not (isinstance(name, str) and (name in recipe.stages or is_member(name)))]
 
 
-def _may_name(recipe: Recipe, key: str, name: Any) -> bool:
-    """Whether a downloaded recipe may name this model, data set or file. Local files take precedence over the Hub."""
+def _may_name_source(recipe: Recipe, key: str, name: Any) -> bool:
+    """Whether a downloaded recipe may name a model, data set or file. A local file takes precedence over the Hub."""
     if not isinstance(name, str):
         return False
     model = name.rpartition("#")[0] or name  # a judge's argument may be MODEL#LABEL
@@ -329,47 +329,47 @@ def _may_name(recipe: Recipe, key: str, name: Any) -> bool:
 
 
 def check_repository(name: Any, *, key: str, where: str) -> None:
-    """Refuses a model or data set that downloaded settings name by a local path.
+    """Checks that downloaded settings name a model or data set by its id on the Hub, not by a local path.
 
     Args:
         name: The name, which may end in @REVISION.
         key: The key that holds the name.
-        where: What holds the settings, for the message.
+        where: The source of the settings, for messages.
 
     Raises:
-        ZooError: The name is not the id of a repository, or a local file has that name and would be read instead.
+        ZooError: The name is not the id of a repository, or a local file has this name and would be read instead.
     """
     repo = name.partition("@")[0] if isinstance(name, str) else name
     if hub_id(repo) is None:
         raise ZooError(
-            f"{where} sets {key} to {name!r:.200}, a path on the machine that published it: it cannot be reproduced "
-            "from what was published."
+            f"{where} sets {key} to {name!r:.200}, a path on the machine that published it: what was published "
+            "is not enough to reproduce it."
         )
     if os.path.lexists(repo) or os.path.lexists(name):
         raise ZooError(
-            f"{where} sets {key} to {name}, and a local folder has the same name: run this in another directory."
+            f"{where} sets {key} to {name}, and a local folder has the same name: run the command in another directory."
         )
 
 
 def is_revision(value: Any) -> bool:
-    """Whether a value may be a branch, tag or commit, and cannot lead out of a cache's folder.
+    """Whether a value may be a branch, tag or commit. It then cannot lead out of a cache's folder.
 
     Args:
-        value: A value that was downloaded, of any type.
+        value: A downloaded value of any type.
     """
     return isinstance(value, str) and _REVISION.fullmatch(value) is not None and ".." not in value
 
 
 def check_architecture(fields: Any, *, where: str) -> None:
-    """Checks that a download's fields of a model configuration do not make transformers download code.
+    """Checks that a downloaded model configuration does not make transformers download code.
 
     Args:
         fields: The value of `architecture` in recipe.yaml.
-        where: What holds the fields, for messages.
+        where: The source of the fields, for messages.
 
     Raises:
-        ZooError: A field is neither a number nor declared by the family's configuration, or a text is not a single
-            word.
+        ZooError: The name of a field suggests that it loads code, or a field with more than numbers is unknown to the
+            family's configuration or holds a text that is not a single word.
     """
     if not isinstance(fields, Mapping):
         return
@@ -385,14 +385,14 @@ def check_architecture(fields: Any, *, where: str) -> None:
 
 
 def _harmful_key(value: Any) -> str | None:
-    """Returns the first harmful key of a mapping, "" if the value itself is harmful, or None if it is harmless."""
+    """Returns the first harmful key of a mapping, "" if the value itself is harmful, and None if it is harmless."""
     if isinstance(value, Mapping):
         return next((str(key) for key, item in value.items() if not _holds_numbers_and_words({key: item})), None)
     return None if _holds_numbers_and_words(value) else ""
 
 
 def _word_fields(family: Any) -> frozenset[str]:
-    """Returns the fields of a family's configuration that may hold words; only model_type for an unknown family."""
+    """Returns the fields of a family's configuration that may hold words: only model_type if the family is unknown."""
     from transformers import CONFIG_MAPPING
 
     if not isinstance(family, str) or family not in CONFIG_MAPPING:
@@ -402,7 +402,7 @@ def _word_fields(family: Any) -> frozenset[str]:
 
 
 def _holds_numbers_and_words(value: Any) -> bool:
-    """Like `holds_only_numbers`, but also allows single words that do not make transformers download code."""
+    """Whether a value holds only numbers and single words, and no key that may make transformers download code."""
     if isinstance(value, Mapping):
         has_safe_keys = all(
             isinstance(key, str) and _WORD.fullmatch(key) and not _CODE_FIELD.search(key) for key in value

@@ -1,4 +1,4 @@
-"""Converts a stage's model keys to options of loading, and checks that the packages for its keys are installed."""
+"""Converts a stage's model keys to load options, and checks that the packages that its keys need are installed."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _REPORTERS = ("clearml", "codecarbon", "comet_ml", "dvclive", "mlflow", "neptune
 BITSANDBYTES_OPTIMIZERS = ("8bit", "paged_", "ademamix")
 
 
-def loading_of(settings: StageSettings) -> LoadOptions:
-    """Returns how the stage loads the model that it trains.
+def stage_load_options(settings: StageSettings) -> LoadOptions:
+    """Returns the options with which a stage loads the model that it trains.
 
     Args:
         settings: Settings of the stage.
@@ -45,7 +45,7 @@ def loading_of(settings: StageSettings) -> LoadOptions:
 
 
 def check_installed(settings: StageSettings) -> None:
-    """Checks that the packages for a stage's keys are installed.
+    """Checks that the packages that a stage's keys need are installed.
 
     Args:
         settings: Settings of the stage.
@@ -55,7 +55,7 @@ def check_installed(settings: StageSettings) -> None:
     """
     model, stage_text = settings.model, f"of the stage {settings.stage}"
     optimizer = str(getattr(settings.trainer.optim, "value", settings.trainer.optim))
-    package_by_key: dict[str, tuple[str, str]] = {}
+    package_by_key: dict[str, tuple[str, str]] = {}  # key with its value -> (module, package)
     if model.load_in_4bit or model.load_in_8bit:
         package_by_key["load_in_4bit" if model.load_in_4bit else "load_in_8bit"] = ("bitsandbytes", "bitsandbytes")
     if any(mark in optimizer for mark in BITSANDBYTES_OPTIMIZERS) and "torchao" not in optimizer:
@@ -70,5 +70,6 @@ def check_installed(settings: StageSettings) -> None:
     for key, (module, package) in package_by_key.items():
         if importlib.util.find_spec(module) is None:
             raise ZooError(
-                f"{key} {stage_text} needs {package}, which is not installed: pip install {package}, or remove the key."
+                f"{key} {stage_text} needs {package}, which is not installed: run `pip install {package}`, or remove "
+                "the key."
             )

@@ -24,13 +24,13 @@ from .key_classes import check_download, effective_keys
 from .model_keys import check_model
 from .values import checked_keys, type_hints
 
-#: Keys that may name a GGUF file. A run's settings name the folder into which the file is unpacked instead.
+#: Keys that may name a GGUF file. In a run's settings, they name the folder into which the file is unpacked.
 _GGUF_KEYS = ("model_name_or_path", "value_model_name_or_path")
 
 
 @dataclass(frozen=True)
 class RecipeConfig:
-    """The keys of recipe.yaml, which the stages share."""
+    """The keys of recipe.yaml, which all stages share."""
 
     description: str = field(metadata={"help": "What the recipe shows, in one sentence."})
     license: str = option("apache-2.0", "License of the checkpoints, as the Hub names it.")
@@ -38,14 +38,18 @@ class RecipeConfig:
     simulated: bool = option(False, "Whether a program simulates the human judges; cards say so.")
     attribution: str | None = option(None, "Whom to credit under the license of the data.")
     preferences: str | None = option(None, "Who labeled the preferences, in words for the card.")
-    seed: int = option(1, "Seed of every stage, and of data that the recipe makes.")
+    seed: int = option(1, "Seed of every stage, and of the data that the recipe makes.")
     dataset_name: str | None = option(None, "Data set on the Hub, or a file or folder; a stage may name its own.")
     dataset_revision: str | None = option(None, "Commit, branch or tag of dataset_name.")
-    corpus: str | None = option(None, "module:attribute of a function that makes the data, from dataset_name if set.")
+    corpus: str | None = option(
+        None, "module:attribute of a function that makes the data, from dataset_name if that is set."
+    )
     corpus_args: dict[str, Any] = field(default_factory=dict, metadata={"help": "Arguments of `corpus`."})
     tokenizer: dict[str, Any] | None = field(
         default=None,
-        metadata={"help": "For a model with random weights: vocab_size of the tokenizer trained on the lines."},
+        metadata={
+            "help": "For a model with random weights: vocab_size of the tokenizer, which learns from SFT's texts."
+        },
     )
     architecture: dict[str, Any] | None = field(
         default=None, metadata={"help": "For a model with random weights: keys of its transformers configuration."}
@@ -60,13 +64,13 @@ class RecipeConfig:
 
     @property
     def chat(self) -> ChatSettings:
-        """How conversations are rendered and read."""
+        """The settings by which conversations are rendered and answers are read."""
         return ChatSettings(self.system_prompt, self.chat_template_kwargs, self.strip_thoughts)
 
 
 @dataclass(frozen=True)
 class SFTArguments(DataArguments):
-    """The data keys of SFT: the texts that it learns from."""
+    """SFT's own keys: the texts that it learns from, and sharding."""
 
     dataset_config: str | None = option("lines", "Configuration of the data set.")
     dataset_train_split: str = option("train", "Split to train on.")
@@ -76,22 +80,26 @@ class SFTArguments(DataArguments):
 
 @dataclass(frozen=True)
 class RewardArguments(DataArguments):
-    """The data keys of the reward model: its pairs, and the samples that center and scale its scores."""
+    """The reward stage's own keys: its pairs, the samples that center and scale its scores, and sharding."""
 
     dataset_config: str | None = option("preferences", "Configuration of the data set.")
     dataset_train_split: str = option("train", "Split to train on.")
-    dataset_test_split: str | None = option("test", "Split that accuracy is measured on.")
+    dataset_test_split: str | None = option("test", "Split on which accuracy is measured.")
     dataset_validation_split: str | None = option(None, "Split to evaluate on during training.")
     simulated_pairs: int | None = option(
         None, "Number of training pairs to make: samples of the SFT model, labeled by `preference`."
     )
-    simulated_test_pairs: int = option(500, "Number of such pairs for the test split.")
-    pairs_seed: int | None = option(None, "Seed of these pairs; None takes the trainer's.")
-    preference: str | None = option(None, "module:attribute of (text_a, text_b, rng) -> 0 or 1, the preferred one.")
-    judge_share: float | None = option(
-        None, "Share of the training prompts reserved for the judge same-labels, not the reward model."
+    simulated_test_pairs: int = option(500, "Number of pairs to make for the test split, if simulated_pairs is set.")
+    pairs_seed: int | None = option(None, "Seed of simulated pairs; None takes the trainer's seed.")
+    preference: str | None = option(
+        None, "module:attribute of a function (text_a, text_b, rng) that returns 0 or 1, the index of the better text."
     )
-    score_samples: int = option(512, "Number of SFT samples for the mean and deviation of the scores.")
+    judge_share: float | None = option(
+        None, "Share of the training prompts that the reward model leaves to the judge same-labels."
+    )
+    score_samples: int = option(
+        512, "Number of SFT's samples that determine the mean and standard deviation of the scores."
+    )
     fsdp2: bool = option(False, "Shard the model over the processes (docs/scale.md).")
 
     @property
@@ -102,10 +110,10 @@ class RewardArguments(DataArguments):
 
 @dataclass(frozen=True)
 class PPOArguments(DataArguments):
-    """The data keys of PPO: the prompts that it rolls out, and its rewards."""
+    """PPO's own keys: its prompts, its rewards, and the model that the critic starts from."""
 
     dataset_config: str | None = option("prompts", "Configuration of the data set.")
-    dataset_train_split: str = option("train", "Split whose prompts are rolled out.")
+    dataset_train_split: str = option("train", "Split with the training prompts.")
     dataset_test_split: str | None = option("validation", "Split to evaluate on.")
     reward_model_path: str | list[str] | None = field(
         default="reward",
@@ -117,12 +125,12 @@ class PPOArguments(DataArguments):
     reward_funcs: list[str] | None = field(
         default=None, metadata={"help": "Reward functions as module:attribute or entry-point names."}
     )
-    value_model_name_or_path: str | None = option(None, "Model that the critic starts from; None is the reward model.")
+    value_model_name_or_path: str | None = option(None, "Model that the critic starts from; None lets `critic` decide.")
     pad_token: str | None = option(
         None, "PAD token for a policy without an SFT stage whose tokenizer has no PAD token other than EOS."
     )
-    ptx_dataset_config: str | None = option("lines", "Configuration with texts for the loss of ptx_coef.")
-    ptx_dataset_split: str = option("train", "Split of the texts for the loss of ptx_coef.")
+    ptx_dataset_config: str | None = option("lines", "Configuration with the texts of the pretraining loss (ptx_coef).")
+    ptx_dataset_split: str = option("train", "Split with the texts of the pretraining loss (ptx_coef).")
 
 
 @dataclass(frozen=True)
@@ -135,7 +143,7 @@ class StageSettings:
         data: The stage's own keys (`SFTArguments`, `RewardArguments` or `PPOArguments`).
         trainer: The trainer's keys, a TrainingArguments.
         model: trl's ModelConfig.
-        release: What is published.
+        release: The keys that decide what is published.
         save_total_limit: The key of this name. The trainer does not get it, because it would delete unsent checkpoints.
         resolved: The keys that the recipe and flags set. They are recorded, and their fingerprint identifies the run's
             settings.
@@ -159,7 +167,7 @@ def _dataclasses(stage: str) -> tuple[Any, ...]:
 
 
 def import_dataclasses() -> None:
-    """Imports the dataclasses of all stages, among them trl's, which takes a second or more."""
+    """Imports the dataclasses of all stages. Among them are trl's, whose import takes a second or more."""
     for stage in STAGES:
         _dataclasses(stage)
 
@@ -183,7 +191,7 @@ def stage_keys(stage: str) -> dict[str, tuple[Any, Any, str]]:
 
 
 def _keys_of(data_class: type) -> dict[str, tuple[Any, Any, str]]:
-    """Returns the fields that a dataclass is constructed with: name -> (type, default, help)."""
+    """Returns the fields that a dataclass's constructor takes: name -> (type, default, help)."""
     hints = type_hints(data_class)
     return {
         entry.name: (
@@ -197,11 +205,11 @@ def _keys_of(data_class: type) -> dict[str, tuple[Any, Any, str]]:
 
 
 def recipe_config(recipe: Recipe, flags: Mapping[str, Any] | None = None) -> RecipeConfig:
-    """Checks the keys of recipe.yaml and the flags that override them.
+    """Checks and converts the keys of recipe.yaml and the flags that override them.
 
     Args:
         recipe: The recipe.
-        flags: Flags of recipe.yaml's keys.
+        flags: Key of recipe.yaml -> value of its flag.
 
     Raises:
         ZooError: A key is unknown, missing or of the wrong type, or a download may not set it.
@@ -210,7 +218,7 @@ def recipe_config(recipe: Recipe, flags: Mapping[str, Any] | None = None) -> Rec
     source = str(recipe.yaml_file("recipe"))
     evaluation = shared.pop("evaluation", None) or {}
     if not isinstance(evaluation, dict):
-        raise ZooError(f"evaluation in {source} is not a mapping: put its keys under it, indented.")
+        raise ZooError(f"evaluation in {source} is not a mapping: write its keys under it, indented.")
     check_download(recipe, "recipe", shared, flags or {})
     check_download(recipe, "evaluation", evaluation, {key.partition(".")[2]: None for key in flags or {}})
     hints, nested_hints = _recipe_hints()
@@ -218,16 +226,16 @@ def recipe_config(recipe: Recipe, flags: Mapping[str, Any] | None = None) -> Rec
     checked |= checked_keys({f"evaluation.{name}": value for name, value in evaluation.items()}, nested_hints, source)
     checked |= _recipe_flags(flags or {})
     if "description" not in checked:
-        raise ZooError(f"{source} has no description: describe in a line what the recipe trains.")
+        raise ZooError(f"{source} has no description: describe in one line what the recipe trains.")
     shared = {name: value for name, value in checked.items() if name in hints}
     values = {name.removeprefix("evaluation."): value for name, value in checked.items() if name in nested_hints}
     evaluation_config = EvaluationConfig(**values)
-    # Reading these properties checks their keys now, before anything is trained.
+    # These properties check their keys. Read them now, before anything is trained.
     _ = (
         evaluation_config.llm_settings,
-        evaluation_config.labeled_data,
-        evaluation_config.own_pairs_data,
-        evaluation_config.reference_answers,
+        evaluation_config.labeled_arguments,
+        evaluation_config.own_pairs_arguments,
+        evaluation_config.reference_arguments,
     )
     config = RecipeConfig(**shared, evaluation=evaluation_config)
     _ = config.chat
@@ -235,12 +243,12 @@ def recipe_config(recipe: Recipe, flags: Mapping[str, Any] | None = None) -> Rec
 
 
 def _recipe_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Checks flags of recipe.yaml's keys."""
+    """Checks and converts the flags of recipe.yaml's keys."""
     hints, nested_hints = _recipe_hints()
     all_hints = {**hints, **nested_hints}
     for name in flags:
         if name not in all_hints and name not in ("env", *RUN_KEYS):
-            raise ZooError(f"--{name} is not a key of recipe.yaml{_flag_hint(name, all_hints)}")
+            raise ZooError(f"--{name} is not a key of recipe.yaml{_suggest_flag(name, all_hints)}")
     return checked_keys(flags, all_hints, "the command's flags", flag="--")
 
 
@@ -250,8 +258,8 @@ def _recipe_hints() -> tuple[dict[str, Any], dict[str, Any]]:
     return hints, {f"evaluation.{name}": hint for name, hint in type_hints(EvaluationConfig).items()}
 
 
-def _flag_hint(name: str, hints: Mapping[str, Any]) -> str:
-    """Returns the end of the error message for an unknown flag without `STAGE.`, which says how to write it."""
+def _suggest_flag(name: str, hints: Mapping[str, Any]) -> str:
+    """Returns how to write an unknown flag without `STAGE.`, as the end of an error message."""
     flags = {key: key for key in hints}
     for stage in STAGES:
         flags |= {f"{stage}.{key}": key for key in declared_keys(stage)}
@@ -270,12 +278,12 @@ def stage_settings(
     Args:
         recipe: The recipe.
         stage: Name of the stage.
-        flags: Flags of the stage's keys.
-        shared_flags: Flags of recipe.yaml's keys.
+        flags: Key of the stage -> value of its flag.
+        shared_flags: Key of recipe.yaml -> value of its flag.
         output_dir: The folder that the trainer writes to.
 
     Raises:
-        ZooError: A key is unknown or has the wrong type, or keys do not work together.
+        ZooError: The recipe has no such stage, a key is unknown or has the wrong type, or keys do not work together.
     """
     if stage not in recipe.stages:
         raise ZooError(f"The recipe {recipe.name} has no {stage}.yaml, so it has no stage {stage!r}.")
@@ -295,7 +303,7 @@ def stage_settings(
     resolved.setdefault("seed", shared.seed)
     if "report_to" in resolved and resolved["report_to"] is None:
         resolved["report_to"] = "none"  # the trainer's own value for "no reporting"
-    # The description and the evaluation do not affect what a stage learns, so they are not in its fingerprint.
+    # The description and the evaluation do not affect what a stage learns, so its fingerprint leaves them out.
     fingerprinted = dataclasses.asdict(shared)
     del fingerprinted["description"], fingerprinted["evaluation"]
     arguments = {name: value for name, value in resolved.items() if name != "save_total_limit"}
@@ -322,21 +330,21 @@ def stage_settings(
     check_model(model, stage, critic=getattr(trainer, "critic", None), is_sharded=bool(arguments.get("fsdp2")))
     check_combinations(stage, data, trainer, model, release)
     limit = resolved.get("save_total_limit")
-    # A run may be resumed with other values of these keys, so they are not in its fingerprint.
+    # A run may be resumed with other values of these keys, so its fingerprint leaves them out.
     for name in ("fsdp2", "offload_frozen", "reward_timeout"):
         resolved.pop(name, None)
     return StageSettings(stage, shared, data, trainer, model, release, limit, {**resolved, "recipe": fingerprinted})
 
 
 def check_combinations(stage: str, data: Any, trainer: Any, model: Any, release: Any) -> None:
-    """Checks keys of a stage that must work together.
+    """Checks that the keys of a stage work together.
 
     Args:
         stage: Name of the stage.
         data: The stage's own keys.
         trainer: The trainer's keys.
         model: trl's ModelConfig.
-        release: What is published.
+        release: The keys that decide what is published.
 
     Raises:
         ZooError: Two keys contradict each other, or one needs another.
@@ -361,28 +369,30 @@ def check_combinations(stage: str, data: Any, trainer: Any, model: Any, release:
             f"on: set {split_keys}, or eval_strategy to no."
         )
     if release.push_merged and not model.use_peft:
-        raise ZooError(f"push_merged of the stage {stage} needs use_peft: without LoRA the checkpoint is the model.")
+        raise ZooError(
+            f"push_merged of the stage {stage} needs use_peft: without LoRA, the checkpoint is the complete model."
+        )
 
 
 def recorded_settings(resolved: Mapping[str, Any], stage: str, names: Sequence[str], *, where: str) -> dict[str, Any]:
     """Returns some of a stage's keys as a run recorded them, with defaults for keys that the run did not set.
 
     Args:
-        resolved: Settings of run.json or of an untrusted published recipe.json. Only `names` are read from them.
+        resolved: Settings of run.json, or of a published recipe.json, which is not trusted. Only `names` are read.
         stage: Name of the stage.
         names: The keys to return.
-        where: The source of the settings, for the message.
+        where: The source of the settings, for messages.
 
     Returns:
         Name -> typed value.
 
     Raises:
-        ZooError: A value has another type.
+        ZooError: A value has the wrong type.
     """
     declared = declared_keys(stage)
     recorded = {name: resolved[name] for name in names if name in resolved}
     hints = {name: declared[name].hint for name in names}
-    if None in hints.values():  # a type of trl or transformers, whose import takes seconds
+    if None in hints.values():  # this type needs trl or transformers, whose import takes seconds
         hints = {name: stage_keys(stage)[name][0] for name in names}
     typed_values = checked_keys(recorded, hints, where, subject=f"the stage {stage}")
     return {name: declared[name].default for name in names} | typed_values
@@ -406,16 +416,16 @@ def _check_trainer(trainer: Any, stage: str) -> None:
 
 
 def parse_flags(arguments: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Groups `--key value`, `--key=value` and bare `--key` (true) by stage.
+    """Parses flags `--key value`, `--key=value` and bare `--key` (true), and groups them by stage.
 
     Args:
         arguments: The words of the command line.
 
     Returns:
-        Stage -> key -> value; the stage '' has the keys without `STAGE.` in front.
+        Stage -> key -> value. The stage '' has the keys that were written without `STAGE.`.
 
     Raises:
-        ZooError: A word belongs to no flag, or a flag is given twice.
+        ZooError: A word belongs to no flag, or a flag is set twice.
     """
     flags: dict[str, dict[str, Any]] = {stage: {} for stage in ("", *STAGES)}
     pending: list[str] = list(arguments)
@@ -437,6 +447,6 @@ def parse_flags(arguments: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def recipe_keys() -> dict[str, tuple[Any, Any, str]]:
-    """Returns name -> (type, default, help) of recipe.yaml's keys; those under `evaluation:` are evaluation.KEY."""
+    """Returns recipe.yaml's keys: name -> (type, default, help). A key under `evaluation:` is named evaluation.KEY."""
     keys = {name: key for name, key in _keys_of(RecipeConfig).items() if name != "evaluation"}
     return keys | {f"evaluation.{name}": key for name, key in _keys_of(EvaluationConfig).items()}

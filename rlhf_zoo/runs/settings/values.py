@@ -1,4 +1,4 @@
-"""Converts the values of recipes and flags to the types of their keys, and refuses values that JSON cannot hold."""
+"""Converts values from recipes and flags to the types of their keys, and refuses values that JSON cannot hold."""
 
 import dataclasses
 import enum
@@ -19,7 +19,7 @@ from ...plugins import did_you_mean
 from .declared import REFUSED, RUN_KEYS
 
 _MAX_DEPTH = 64
-_MAX_REPR = 200
+_MAX_REPR_LENGTH = 200
 _PLAIN_TYPES = "text, numbers, true and false, lists and mappings"
 
 
@@ -28,14 +28,14 @@ class BadLiteral(ValueError):
 
 
 def coerce(value: Any, hint: Any) -> Any:
-    """Converts a value of YAML or a flag to a key's type. For a numeric type, the text of a number is converted too.
+    """Converts a value to a key's type. For a numeric type, the text of a number is converted too.
 
     Args:
         value: A value from YAML, or the text of a flag.
-        hint: The key's annotation.
+        hint: The key's type, as in an annotation.
 
     Raises:
-        ValueError: The value does not fit; the message says what the type takes, such as "a whole number".
+        ValueError: The value does not fit the type. The message describes a value that does, such as "a whole number".
     """
     if hint is Any:
         return value
@@ -122,9 +122,9 @@ def _to_number(value: Any, kind: type) -> Any:
 
 
 def _split(text: str) -> list[str]:
-    """Splits a text at commas outside of parentheses, brackets, braces and quotes: NAME(key=value, ...) is one item.
+    """Splits a text at commas, except inside parentheses, brackets, braces or quotes: NAME(key=value, ...) is one item.
 
-    A quote after a letter or digit, or without a closing quote, is an apostrophe.
+    A quote after a letter or digit, or without a closing quote, counts as an apostrophe.
     """
     items, start, depth, position = [], 0, 0, 0
     while position < len(text):
@@ -144,7 +144,7 @@ def _split(text: str) -> list[str]:
 
 
 def _parse_literal(text: str, opening: str) -> Any:
-    """Parses a text that starts with `opening` as JSON or YAML; returns any other text as it is. Raises BadLiteral."""
+    """Parses a text that starts with `opening` as JSON or YAML, or raises BadLiteral. Returns any other text as is."""
     if not text.startswith(opening):
         return text
     try:
@@ -162,7 +162,7 @@ def _parse_literal(text: str, opening: str) -> Any:
 
 
 def json_object(text: str, *, option: str, example: str) -> dict[str, Any]:
-    """Parses the JSON object that an option of a command holds.
+    """Parses the value of a command's option as a JSON object.
 
     Args:
         text: The option's text.
@@ -192,7 +192,7 @@ def parse_numbers(flag: str, text: str, *, example: str) -> list[float]:
         example: A valid value, for the message.
 
     Returns:
-        The numbers, in the order given.
+        The numbers, in the order of the text.
 
     Raises:
         ZooError: An item is not a number, or is negative.
@@ -215,7 +215,7 @@ def _check_plain(value: Any, depth: int = 0) -> None:
         raise ValueError(f"at most {_MAX_DEPTH} levels of nesting")
     if isinstance(value, str):
         if "\0" in value or any("\ud800" <= character <= "\udfff" for character in value):
-            raise ValueError("text without NUL characters and lone surrogates")
+            raise ValueError("text without NUL characters or lone surrogates")
     elif isinstance(value, Mapping):
         for key, item in value.items():
             if not isinstance(key, str):
@@ -233,21 +233,21 @@ def _check_plain(value: Any, depth: int = 0) -> None:
 
 
 def short_repr(value: Any) -> str:
-    """Returns repr(value) for a message, cut to `_MAX_REPR` characters.
+    """Returns repr(value) for a message, cut to `_MAX_REPR_LENGTH` characters.
 
     Args:
-        value: Any value, even one that has no repr.
+        value: Any value, even if its repr raises an error.
     """
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # Python does not print integers of more than 4,300 digits
         return "too large to show"
-    return text if len(text) <= _MAX_REPR else f"{text[:_MAX_REPR]}…"
+    return text if len(text) <= _MAX_REPR_LENGTH else f"{text[:_MAX_REPR_LENGTH]}…"
 
 
 @functools.cache
 def type_hints(kind: type) -> Mapping[str, Any]:
-    """Returns name -> type of each field that a dataclass is constructed with.
+    """Returns name -> type of each field that a dataclass's constructor takes.
 
     Args:
         kind: The dataclass.
@@ -269,17 +269,17 @@ def checked_keys(
 
     Args:
         values: Key -> value.
-        hints: Known key -> type; a key whose type is None is dropped unchecked.
-        where: The file or flags with the keys, for messages.
-        subject: Owner of the keys, such as "the stage ppo", for messages.
-        refused: Known keys that are not supported.
-        flag: The beginning of the flags, such as "--ppo."; None for keys of a file.
+        hints: Known key -> type. A key whose type is None is left out of the result unchecked.
+        where: The source of the keys, such as the path of their file, for messages.
+        subject: What the keys belong to, such as "the stage ppo", for messages.
+        refused: Keys that exist but may not be set.
+        flag: The prefix of the keys as flags, such as "--ppo."; None for keys of a file.
 
     Returns:
         Key -> converted value.
 
     Raises:
-        ZooError: A key is unknown or refused, or a value does not fit its type.
+        ZooError: A key is unknown or refused, or a value does not fit its type or is out of bounds.
     """
     typed_values = {}
     for key, value in values.items():
