@@ -14,7 +14,7 @@ from ..registry import STAGES
 PACKAGE = __name__.partition(".")[0]
 #: Keys of a stage that the run sets. Neither a recipe nor a flag may set them.
 RUN_KEYS = ("output_dir", "push_to_hub", "hub_model_id", "hub_strategy", "hub_token", "hub_always_push", "disable_tqdm")
-#: Keys that only the scripts of transformers and trl read, or that this package replaces by its own publishing.
+#: Keys that only the scripts of transformers and trl read, or that this package replaces with its own publishing.
 SCRIPT_KEYS = ("do_train", "do_eval", "do_predict", "resume_from_checkpoint", "local_rank", "model_init_kwargs",
                "trust_remote_code", "hub_private_repo", "hub_revision")  # fmt: skip
 #: Key that is refused -> the reason and the fix, which replace "not supported" in the message.
@@ -110,7 +110,7 @@ def default_of(stage: str, key: str) -> Any:
 
 @functools.cache
 def refused_keys(stage: str) -> frozenset[str]:
-    """Returns the keys of a stage's dataclasses that a recipe may not set: the stage ignores them, or would misreport.
+    """Returns the keys of a stage's dataclasses that the stage refuses, as it would ignore or misreport them.
 
     Args:
         stage: Name of the stage.
@@ -163,7 +163,7 @@ def _declared_fields(reference: str) -> dict[str, Declared]:
 
 @functools.cache
 def _find_class(module: str, name: str) -> tuple[Path, ast.Module]:
-    """Returns the file of a module, or of a package's module, that defines a class, and the file's syntax tree."""
+    """Returns the file in which a module or one of its submodules defines a class, and the file's syntax tree."""
     package, *submodules = module.split(".")
     spec = importlib.util.find_spec(package)
     assert spec is not None
@@ -178,7 +178,7 @@ def _find_class(module: str, name: str) -> tuple[Path, ast.Module]:
 
 
 def _module_of(name: str, path: Path, tree: ast.Module) -> str:
-    """Returns the module that defines a base class, as a file that inherits from it imports it."""
+    """Returns the module from which a file imports a base class, or the file's own module."""
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and name in [alias.name for alias in node.names]:
             package = _module_name(path).split(".")[: -node.level] if node.level else []
@@ -187,7 +187,7 @@ def _module_of(name: str, path: Path, tree: ast.Module) -> str:
 
 
 def _module_name(path: Path) -> str:
-    """Returns the name of the module in a file."""
+    """Returns the full name of the module in a file."""
     parts = [path.stem]
     while (path.parent / "__init__.py").is_file():
         path = path.parent

@@ -113,7 +113,7 @@ class EvaluationConfig:
     judge_name: str | None = option(None, "Name of the judge on cards.")
     judge_description: str = option("", "Description of the judge on cards.")
     lexicon: str | None = option(
-        None, "Folder of opinion words for the judge `lexicon`, in a format that the corpus reads."
+        None, "Folder of opinion words for the judge `lexicon`, in a format that the recipe's corpus reads."
     )
     checkpoint_prompts: int = option(
         100, "Number of validation prompts on which each checkpoint is evaluated, to choose `best`."

@@ -95,7 +95,7 @@ class RewardArguments(DataArguments):
         None, "module:attribute of a function (text_a, text_b, rng) that returns 0 or 1, the index of the better text."
     )
     judge_share: float | None = option(
-        None, "Share of the training prompts that the reward model leaves to the judge same-labels."
+        None, "Share of the training prompts that is kept from the reward model, for the judge same-labels."
     )
     score_samples: int = option(
         512, "Number of SFT's samples that determine the mean and standard deviation of the scores."
@@ -391,7 +391,7 @@ def recorded_settings(resolved: Mapping[str, Any], stage: str, names: Sequence[s
     """
     declared = declared_keys(stage)
     recorded = {name: resolved[name] for name in names if name in resolved}
-    hints = {name: declared[name].hint for name in names}
+    hints = {name: declared[name].resolved_type for name in names}
     if None in hints.values():  # this type needs trl or transformers, whose import takes seconds
         hints = {name: stage_keys(stage)[name][0] for name in names}
     typed_values = checked_keys(recorded, hints, where, subject=f"the stage {stage}")
