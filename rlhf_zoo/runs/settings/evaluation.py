@@ -1,4 +1,4 @@
-"""The keys under `evaluation:` in recipe.yaml: prompts, judges, and the data from which judges learn."""
+"""The keys under `evaluation:` in recipe.yaml: prompts, judges, and the data that judges learn from."""
 
 import importlib.util
 from collections.abc import Mapping
@@ -47,13 +47,13 @@ class LLMConfig:
 
 @dataclass(frozen=True)
 class LabeledArguments:
-    """The texts and labels from which a judge learns: the keys under `evaluation.labeled`.
+    """The texts and labels that a judge learns from: the keys under `evaluation.labeled`.
 
     Attributes:
         dataset_name: The data set; None for the recipe's data set.
         dataset_revision: Commit, branch or tag of the data set.
         dataset_config: Configuration of the data set.
-        dataset_train_split: Split from which the judge learns.
+        dataset_train_split: Split that the judge learns from.
         columns: The judge's column -> the data set's column.
         keep_above: Column of numbers -> bound. Rows whose number does not exceed the bound are dropped.
     """

@@ -84,7 +84,7 @@ class RewardArguments(DataArguments):
 
     dataset_config: str | None = option("preferences", "Configuration of the data set.")
     dataset_train_split: str = option("train", "Split to train on.")
-    dataset_test_split: str | None = option("test", "Split on which accuracy is measured.")
+    dataset_test_split: str | None = option("test", "Split that accuracy is measured on.")
     dataset_validation_split: str | None = option(None, "Split to evaluate on during training.")
     simulated_pairs: int | None = option(
         None, "Number of training pairs to make: samples of the SFT model, labeled by `preference`."
