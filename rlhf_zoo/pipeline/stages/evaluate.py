@@ -21,7 +21,7 @@ from ...evaluation.judges.rule import RuleJudge
 from ...evaluation.lm_eval import check_data, check_tasks, run_tasks
 from ...evaluation.measure import Evaluator, find_reward_judges, make_evaluator
 from ...evaluation.prompt_groups import check_column
-from ...evaluation.reference_arguments import compare_with_references
+from ...evaluation.reference_answers import compare_with_references
 from ...evaluation.saved_measurements import SavedMeasurements
 from ...evaluation.simple_filters import score_filters
 from ...evaluation.trajectory import Trajectory, evaluate_checkpoints
