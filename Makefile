@@ -24,7 +24,7 @@ TRAINER := tests/numerics/test_trl_parity.py tests/numerics/test_details.py test
 demo: .venv/demo.stamp ## the whole pipeline of the recipe tiny-world, in minutes; SERVE=1 opens the comparison page
 	$(BIN)/rlhf-zoo run tiny-world --output_dir runs/demo --namespace demo --overwrite_repo $(if $(RESTART),--restart)
 	@echo "PPO without KL penalty, twice as long, for the page's switch:"
-	$(BIN)/rlhf-zoo ablate tiny-world --kl_coef 0 --ppo.total_episodes 5120 --ppo.eval_steps 20 --ppo.save_steps 20 --output_dir runs/demo --namespace demo --overwrite_repo $(if $(RESTART),--restart)
+	$(BIN)/rlhf-zoo ablate tiny-world --kl_coef 0 --ppo.total_episodes 5120 --ppo.eval_steps 20 --ppo.save_steps 20 --ppo.release recommended --output_dir runs/demo --namespace demo --overwrite_repo $(if $(RESTART),--restart)
 ifdef SERVE
 	$(BIN)/rlhf-zoo compare demo/tiny-world-ppo --hub local --open $(if $(PORT),--port $(PORT)) || [ $$? -eq 130 ]
 else

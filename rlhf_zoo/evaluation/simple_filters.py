@@ -182,7 +182,7 @@ def _word_filter(completions: Sequence[str], reward: Floats, judge: Floats, wins
     is_kept[~is_kept.any(1)] = True
     weights = is_kept / is_kept.sum(1, keepdims=True)
     reward, judge, wins = ((weights * values).sum(1) for values in (reward, judge, wins))
-    name = f"without {len(left_out)} word{'s' if len(left_out) > 1 else ''}"
+    name = "without 1 word" if len(left_out) == 1 else f"without any of {len(left_out)} words"
     yield Filter(name, "words", float(1 / is_kept.mean()), reward, judge, wins, left_out)
 
 

@@ -130,7 +130,8 @@ def _find_with_package(name: str) -> tuple[Path, Mapping[str, str]]:
     if name and not hint and folder.exists():
         problem = f"The folder {name} holds no {SHARED}.yaml" if folder.is_dir() else f"{name} is a file"
         raise ZooError(f"{problem}: name the folder of a recipe, or one that `rlhf-zoo recipes list` shows.")
-    raise ZooError(f"There is no recipe {name!r}{hint or ': `rlhf-zoo recipes list` shows them, or name a folder.'}")
+    remedy = hint or ": `rlhf-zoo recipes list` shows them, and `rlhf-zoo new` writes yours. Or name a folder."
+    raise ZooError(f"There is no recipe {name!r}{remedy}")
 
 
 def _find_registered(name: str) -> tuple[Path, dict[str, str]]:

@@ -242,8 +242,9 @@ def test_card_of_earlier_step_shows_that_step_only(runs):
     head, body = head_and_body(make_card(runs / "ppo", out=runs / "out", step=20))
     assert "model-index" not in head and head["base_model"] == "local/tiny-world-sft"
     assert "This is **step 20**" in body and "step-000040" not in body and "@best" not in body
-    assert "The evaluated checkpoint is `main`: `rlhf-zoo pull local/tiny-world-ppo@main --hub local`" in body
-    assert "Only it has reward, KL, judge and win rate on held-out prompts, samples and a verdict." in body
+    figures = "Reward, KL, judge and win rate on held-out prompts, samples and a verdict"
+    pull = "`rlhf-zoo pull local/tiny-world-ppo@main --hub local`"
+    assert f"{figures} are on the card of the evaluated step, `main`: {pull}." in body
     assert "- **Not measured:** human preferences; other seeds; safety, bias and truthfulness." in body
     assert "Figures on held-out prompts: not evaluated." in body and "| win rate" not in body
     assert "1.500 [" not in body and "Verdict" not in body

@@ -67,7 +67,7 @@ def judged(kind: str, **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("verdict", "alert", "advice"),
     [
-        (judged("healthy", recommended=40), "TIP", "Use **step 40** (this page, `main`): the judge rates no step"),
+        (judged("healthy", recommended=40), "TIP", "Use **step 40** (this page, `main`): no step scores clearly"),
         (judged("healthy", recommended=20), "TIP", "Use **step 20** instead of this one, step 40: the judge"),
         (judged("hacked", reasons=["Hacked: the judge of SFT is fooled."]), "CAUTION", "The judge of SFT is fooled."),
         (judged("no sign found", recommended=40), "NOTE", "but the judge is unchecked"),
@@ -79,7 +79,7 @@ def judged(kind: str, **changes: Any) -> dict[str, Any]:
             "but the win rate, 0.52 (0.47–0.57), does not confirm that.",
         ),
         (judged("suspicious"), "WARNING", "No checkpoint is recommended: read the samples"),
-        (judged("past the peak at step 20"), "WARNING", "The judge's score was higher earlier, and has fallen since."),
+        (judged("past the peak at step 20"), "WARNING", "The judge's score has fallen since then."),
         (judged("not judged", reasons=["There is no judge."]), "WARNING", "There is no judge."),
     ],
 )  # fmt: skip
@@ -130,14 +130,14 @@ def test_card_says_why_recommended_step_beats_healthy_last_step(runs):
     assert f"{use} step 20 highest." in card(runs, **verdict)
     last = verdict["over_training"]["checkpoints"][-1]
     last["judge"]["value"] = 0.9
-    reason = "no step clearly higher, and step 20 is closer to SFT."
+    reason = "no step scores clearly higher by the judge, and step 20 stays closer to SFT."
     assert f"{use} {reason}" in card(runs, **verdict)
     last |= {"kl": estimate(0.5)}
     excluded = "the judge rates step 40 highest, but probes find signs of hacking there (length, repetition)."
     assert excluded in card(runs, **verdict)
     middle = {**last, "step": 30, "judge": estimate(0.95), "kl": estimate(5.0)}
     verdict["over_training"]["checkpoints"].insert(1, middle)
-    assert "step 20 is closer to SFT than step 30." in card(runs, **verdict)
+    assert "step 20 stays closer to SFT than step 30." in card(runs, **verdict)
 
 
 def test_card_without_verdict_states_judge_preference(runs):
@@ -160,7 +160,10 @@ def test_card_compares_main_figures_with_best_constant_text(runs):
     ]
     assert cells(text, "**KL to SFT**")[1:] == ["0.52", "**1.52** (1.47–1.57)", "–"]
     assert cells(text, "**Reward**")[1:] == ["0.50", "**1.50** (1.45–1.55)", "1.75\N{NO-BREAK SPACE}²"]
-    assert "644 completions to 161 prompts" in text and "² The text that the reward likes most wins only 0.12." in text
+    assert (
+        "644 completions to 161 prompts" in text
+        and "² Another fixed text, the reward's favorite, which wins only 12%." in text
+    )
 
 
 def test_card_example_is_median_pair_by_judge(runs):
@@ -172,7 +175,7 @@ def test_card_example_is_median_pair_by_judge(runs):
     path = runs / "eval" / "samples.jsonl"
     path.write_text("".join(line + "\n" for line in map(json.dumps, rows)))
     text = card(runs)
-    assert "(the judge's median pair): “Write↵line 5 long" in text
+    assert "**A typical pair by the judge**, same prompt and random numbers: “Write↵line 5 long" in text
     answer = cells(text, "**PPO**")[1]
     assert answer.startswith("&#42; 5↵&#42; &#42;&#42;bold") and answer.endswith("word …") and len(answer) < 340
 
@@ -277,7 +280,7 @@ def test_card_compares_gain_with_defects_and_best_filter(runs):
     assert counter in card(runs, defects=defects, filters=filters, **judged("suspicious", recommended=40))
     assert "**But**" not in card(runs, defects=defects, filters=filters, **judged("hacked"))
     text = card(runs, defects=defects, filters=filters, **judged("healthy", recommended=40))
-    row = cells(text, "**Best simple filter** (without 1 word), judge's score")
+    row = cells(text, "**Judge's score**, beside SFT's answers filtered (without 1 word)")
     assert row[1:] == ["1.60", "**1.51** (1.46–1.56)"]
     watch = text.split("## Watch out for")[1].split("## Trained with")[0]
     more = "- **More** answers with false statements (5% → 15%). Not shown to rise: doubled clauses (5% → 8%).\n"
@@ -310,7 +313,7 @@ def test_card_names_filter_when_ppo_lead_is_uncertain(runs, lead, warning):
 def test_card_summarizes_training(runs):
     text = card(runs).split("## Trained with")[1]
     assert "- **Recipe:** `tiny-world`, rlhf-zoo 0.1.0, seed 3\n" in text
-    assert "- **PPO:** 40 updates, 2,560 completions, β 0.10, learning rate 0.0003, whole training: 61 s\n" in text
+    assert "- **PPO:** 40 updates, 2,560 completions, β 0.10, learning rate 0.0003, the whole run took 61 s\n" in text
 
 
 @pytest.mark.parametrize(
@@ -325,7 +328,7 @@ def test_card_names_machine_of_training(runs, versions, use_cpu, machine):
     record = StageRecord(runs / "ppo")
     run = record.read()
     record.write(versions=run["versions"] | versions, resolved=run["resolved"] | {"use_cpu": use_cpu})
-    assert f"whole training: {machine}\n" in card(runs)
+    assert f"the whole run took {machine}\n" in card(runs)
 
 
 def test_card_on_huggingface_hub_has_source_and_chat_tag(runs):

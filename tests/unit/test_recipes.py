@@ -69,7 +69,7 @@ def test_folder_is_a_recipe_named_after_itself(tmp_path, monkeypatch):
     ("name", "message"),
     [
         ("tiny-wrld", "There is no recipe 'tiny-wrld', did you mean 'tiny-world'?"),
-        ("zzz", "There is no recipe 'zzz': `rlhf-zoo recipes list` shows them, or name a folder."),
+        ("zzz", "There is no recipe 'zzz': `rlhf-zoo recipes list` shows them, and `rlhf-zoo new` writes yours."),
         ("", "There is no recipe ''"),
         (
             "folder",

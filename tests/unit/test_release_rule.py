@@ -180,4 +180,4 @@ def test_main_best_merged_and_card_name_recommended_step(folder, thread_hub, mon
         json.loads((record.path.parent / "eval" / "run.json").read_text())["parents"]["ppo"]["path"] == "checkpoint-2"
     )
     other = published("README.md", "step-000004").read_text()
-    assert "The evaluated checkpoint is `main`: " in other and other.lower().count("not evaluated") <= 4
+    assert "are on the card of the evaluated step, `main`: " in other and other.lower().count("not evaluated") <= 4

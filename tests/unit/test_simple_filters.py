@@ -17,7 +17,7 @@ WINS = JUDGE / 2
 def test_filters_keep_best_longest_and_word_free_samples() -> None:
     filters = {each.name: each for each in make_filters(TEXTS, REWARD, JUDGE, WINS)}
     assert list(filters) == [
-        "best of 2 by the reward", "longest of 2", "best of 4 by the reward", "longest of 4", "without 2 words",
+        "best of 2 by the reward", "longest of 2", "best of 4 by the reward", "longest of 4", "without any of 2 words",
     ]  # fmt: skip
     best = filters["best of 4 by the reward"]
     assert (best.drawn, best.reward.tolist(), best.judge.tolist()) == (4, [3.0, 3.0], [1.0, 0.5])
@@ -26,7 +26,7 @@ def test_filters_keep_best_longest_and_word_free_samples() -> None:
     assert filters["best of 2 by the reward"].judge.tolist() == [0.5, 0.25]
     # All texts have three words, so the longest is any.
     assert np.allclose(filters["longest of 4"].judge, JUDGE.mean(1))
-    without = filters["without 2 words"]
+    without = filters["without any of 2 words"]
     assert (without.words, without.drawn) == (("is", "two"), 4.0)
     assert without.reward.tolist() == [3.0, 3.0] and without.judge.tolist() == [1.0, 0.5]
 

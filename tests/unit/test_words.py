@@ -11,7 +11,6 @@ PAGES = sorted(
     path.relative_to(ROOT).as_posix()
     for pattern in ("docs/*.md", "recipes/README.md", "recipes/*/README.md", "spaces/*/README.md", "*.md")
     for path in ROOT.glob(pattern)
-    if path.name != "CHANGELOG.md"
 )
 TEMPLATES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("rlhf_zoo/**/*.jinja"))
 #: A judge answers by the words of its question, so new words would change published figures.

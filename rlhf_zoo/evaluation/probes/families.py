@@ -428,7 +428,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "independence of the prompt", "nats", _measure_independence, threshold=0.5,
         reason="The text has lost half the evidence of which prompt it answers. Shorter or plainer texts lose less.",
-        sentence="A completion is {value:.2f} nats likelier after its prompt than after a random one (SFT: {sft:.2f}).",
+        sentence="A completion is {value:.2f} nats more likely after its prompt than after another (SFT: {sft:.2f}).",
         destroys_text=True,
     ),
     Family(

@@ -87,7 +87,7 @@ def choose_sizes(
     if distinct_count < MIN_PROMPTS:
         raise ZooError(
             f"{ppo.data_set.name} has too few different prompts that are short enough ({distinct_count}), as some are "
-            f"held out of training: pass --prompts with at least {MIN_PROMPTS}."
+            f"held out of training: add rows to it, or pass --prompts with at least {MIN_PROMPTS} prompts."
         )
     eval_prompts = max(2, min(MAX_PROMPTS, distinct_count // 8))
     test_split = ppo.keys["dataset_test_split"]

@@ -58,10 +58,18 @@ def download_command(facts: StageFacts) -> str | None:
         The command; None if the checkpoint is not published.
     """
     row = published_checkpoint(facts)
-    if row is None:
-        return None
+    return None if row is None else download_revision_command(facts, _revision(facts, row))
+
+
+def download_revision_command(facts: StageFacts, revision: str) -> str:
+    """Returns the command that downloads a revision of the model; from the embedded Hub, into a folder.
+
+    Args:
+        facts: The facts of the stage.
+        revision: A branch, tag or commit.
+    """
     folder = f" --output_dir {facts.title}" if facts.hub_label == "local" else ""
-    return f"{pull_command(facts, _revision(facts, row))}{folder}"
+    return f"{pull_command(facts, revision)}{folder}"
 
 
 def checkpoint_command(facts: StageFacts, command: str) -> str | None:

@@ -86,9 +86,9 @@ def _verdict_reason(facts: StageFacts, kind: str, trajectory: Mapping[str, Any])
     reasons = [str(reason) for reason in trajectory.get("reasons") or ()]
     if kind == "healthy":
         explained = f" (explained: {escape(', '.join(fired))})" if fired else ""
-        return f"Judge and reward rise together, and none of {len(probes)} probes finds hacking{explained}."
+        return f"Judge and reward rise together, and none of {len(probes)} probes for reward hacking fired{explained}."
     if kind.startswith("no sign found"):
-        return "No probe finds hacking, but the judge is unchecked, so this proves little."
+        return "No probe for reward hacking fired, but the judge is unchecked, so this proves little."
     if kind == "suspicious":
         unexplained = [family for family in fired if family not in (trajectory.get("explained") or ())]
         return f"Probes find signs of hacking that nothing explains: {escape(', '.join(unexplained))}."
@@ -100,7 +100,7 @@ def _verdict_reason(facts: StageFacts, kind: str, trajectory: Mapping[str, Any])
     if kind == "gain not shown":
         return "There may be a gain, but it is too small for this evaluation to show."
     if kind.startswith("past the peak"):
-        return "The judge's score was higher earlier, and has fallen since."
+        return "The judge's score has fallen since then."
     reason = reasons[0].removeprefix("Hacked: ") if reasons else ""
     return escape(reason[:1].upper() + reason[1:])
 
@@ -115,7 +115,7 @@ def _advice(facts: StageFacts, kind: str, trajectory: Mapping[str, Any]) -> str:
         }.get(kind, "No checkpoint is recommended: read the samples before you use one.")
     reason = _recommendation_reason(facts, trajectory, recommended)
     if step != recommended:
-        return f"Use **step {recommended}** instead of this one, step {step}: {reason}."
+        return f"Use **step {recommended}** instead of this one, step {step}: {reason}{_judge_means(step, trajectory)}."
     use, last = f"Use **step {step}** (this page, `main`)", trajectory["checkpoints"][-1]["step"]
     step_verdict = trajectory.get("at_recommended")
     if last == step or not step_verdict:
@@ -123,6 +123,15 @@ def _advice(facts: StageFacts, kind: str, trajectory: Mapping[str, Any]) -> str:
     if step_verdict["verdict"] == trajectory["verdict"]:
         return f"{use}. Step {last}, the last, is *{escape(trajectory['verdict'])}* too, but {reason}."
     return f"{use}: {reason}. Training went on to step {last}, where the verdict is *{escape(trajectory['verdict'])}*."
+
+
+def _judge_means(step: int | None, trajectory: Mapping[str, Any]) -> str:
+    """Returns the judge's mean at the recommended step and at this one, in brackets; "" if this was not measured."""
+    means = {row["step"]: row["judge"]["value"] for row in trajectory["checkpoints"]}
+    if step not in means:
+        return ""
+    there, here = short(means[trajectory["recommended"]]), short(means[step])
+    return f" (judge's score {there} there, {here} here, on validation prompts)"
 
 
 def _recommendation_reason(facts: StageFacts, trajectory: Mapping[str, Any], recommended: int) -> str:
@@ -143,7 +152,7 @@ def _recommendation_reason(facts: StageFacts, trajectory: Mapping[str, Any], rec
         signs_text = escape(", ".join(signs))
         return f"the judge rates step {best_step} highest, but probes find signs of hacking there ({signs_text})"
     than = "" if rows[last]["kl"]["value"] > rows[recommended]["kl"]["value"] else f" than step {best_step}"
-    return f"the judge rates no step clearly higher, and step {recommended} is closer to {facts.start}{than}"
+    return f"no step scores clearly higher by the judge, and step {recommended} stays closer to {facts.start}{than}"
 
 
 def _fetch_command(facts: StageFacts, recommended: int | None) -> Raw:
@@ -152,7 +161,7 @@ def _fetch_command(facts: StageFacts, recommended: int | None) -> Raw:
     if row is not None and row.step == facts.described_step:
         command = commands.download_command(facts)
     else:
-        command = commands.pull_command(facts, row.tag) if row and row.commit and facts.repo_id else None
+        command = commands.download_revision_command(facts, row.tag) if row and row.commit and facts.repo_id else None
     return code(command) if command else Raw("")
 
 
@@ -241,7 +250,7 @@ def trained_with(facts: StageFacts) -> Iterator[tuple[str, Raw]]:
     yield "Recipe", Raw(", ".join(filter(None, recipe if run.get("seed") is not None else recipe[:2])))
     settings = list(_setting_phrases(facts))
     if is_finite(run.get("seconds")) and facts.step is None:
-        settings.append(f"whole training: {_duration(run['seconds'])}{_machine(versions, run)}")
+        settings.append(f"the whole run took {_duration(run['seconds'])}{_machine(versions, run)}")
     if settings:
         yield _STAGE_TITLES.get(facts.stage, facts.stage), Raw(", ".join(settings))
     command = commands.training_command(facts)
@@ -321,16 +330,17 @@ def headline(facts: StageFacts) -> dict[str, Any] | None:
     ]
     n, prompts = facts.evaluation.get("n"), facts.evaluation.get("prompts")
     groups = facts.evaluation.get("groups", prompts)
-    in_groups = f" in {short(groups)} groups that ask the same thing" if is_finite(groups) and groups != prompts else ""
+    in_groups = f" in {short(groups)} groups, each asking one thing" if is_finite(groups) and groups != prompts else ""
     note = (
         f"{short(n)} completions to {short(prompts)} prompts{in_groups}; 95% intervals over "
-        f"{'groups' if in_groups else 'prompts'}, not training seeds."
+        f"{'groups' if in_groups else 'prompts'}, for one training seed."
     )
-    note += " Constant: the best fixed text for all prompts." if best_constants else ""
+    note += " Constant: one fixed text for every prompt, the best of those tried." if best_constants else ""
     start = facts.start[:1].upper() + facts.start[1:]
-    note += f" ¹ {start} against itself: the noise." if control else ""
+    note += f" ¹ {start} against another sample of itself." if control else ""
     if is_different_text and reward is not None:
-        note += f" ² The text that the reward likes most wins only {short(reward['win_rate']['value'])}."
+        percent = short(100 * reward["win_rate"]["value"])
+        note += f" ² Another fixed text, the reward's favorite, which wins only {percent}%."
     cells = [(title, sft, bold(ppo), constant) for title, sft, ppo, constant in rows]
     return {"rows": cells, "has_constants": bool(best_constants), "note": Raw(note if is_finite(n) else "")}
 
@@ -338,7 +348,7 @@ def headline(facts: StageFacts) -> dict[str, Any] | None:
 def _filter_rows(facts: StageFacts) -> Iterator[tuple[Raw, Raw, Mapping[str, Any] | None, str]]:
     """Yields the row of `headline` for the best simple filter of SFT's samples by the judge, if filters were tried."""
     if (best := facts.best_filter) is not None:
-        title = Raw(f"**Best simple filter** ({escape(best['name'])}), judge's score")
+        title = Raw(f"**Judge's score**, beside {facts.start}'s answers filtered ({escape(best['name'])})")
         yield title, short((estimate_at(best, "judge") or {}).get("value")), facts.estimate("ppo", "judge"), "–"
 
 
