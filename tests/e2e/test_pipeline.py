@@ -280,7 +280,7 @@ def test_card_and_push_commands_publish_run(base, tmp_path):
     run = base.copy(tmp_path / "copy")
     before = file_digests(run.root)
     done = run.zoo("card", "run/ppo", "--step", "4")
-    assert done.returncode == 0 and "was not evaluated" in (run.path / "ppo" / "README.md").read_text()
+    assert done.returncode == 0 and "card of the evaluated step" in (run.path / "ppo" / "README.md").read_text()
     done = run.zoo("card", "run/ppo", "--step", "55")
     assert done.returncode == 2 and "has no step 55" in done.stderr
     done = run.zoo("card", "run")

@@ -340,7 +340,11 @@ def test_reward_card_without_evaluation_uses_training_report(runs, with_plots):
     assert cells(body, "mean of its score")[1] == "1.500"
     readme = make_card(runs / "reward", step=20)
     head, body = head_and_body(readme)
-    assert cells(body, "**accuracy**")[1] == "–" and "was not evaluated" in body and "model-index" not in head
+    assert (
+        cells(body, "**accuracy**")[1] == "–"
+        and "are on the card of the evaluated step" in body
+        and "model-index" not in head
+    )
     assert "- **Not measured:** agreement with people beyond its pairs; accuracy on PPO's completions; other" in body
     assert cells(body, "mean of its score")[1] == "0.750"
     assert json.loads((readme.parent / CARD_FILE).read_text())["reward_model"] is None
@@ -360,7 +364,7 @@ def test_card_on_huggingface_hub_links_repos_and_license(runs):
     assert "[SFT model](https://huggingface.co/local/tiny-world-sft)" in body
     assert "[data](https://huggingface.co/datasets/local/tiny-world)" in body
     _, body = head_and_body(make_card(runs / "ppo", step=20))
-    assert "is `main`: [local/tiny-world-ppo](https://huggingface.co/local/tiny-world-ppo)." in body
+    assert "step, `main`: [local/tiny-world-ppo](https://huggingface.co/local/tiny-world-ppo)." in body
 
 
 @pytest.mark.parametrize("hub", ["local", "https://huggingface.co"])

@@ -103,7 +103,7 @@ def test_card_names_step_that_verdict_is_about(runs):
     text = card(runs, **judged("hacked", recommended=20))
     assert "**Verdict at step 40: hacked.**" in text and "Use **step 20** (this page, `main`)" in text
     text = card(runs, **judged("hacked", recommended=40))
-    assert "`rlhf-zoo pull local/tiny-world-ppo@step-000040 --hub local`" in text
+    assert "`rlhf-zoo pull local/tiny-world-ppo@step-000040 --hub local --output_dir tiny-world-ppo`" in text
 
 
 def test_card_of_recommended_step_has_verdict_of_that_step(runs):
@@ -114,7 +114,7 @@ def test_card_of_recommended_step_has_verdict_of_that_step(runs):
     assert "**Verdict: hacked.**" in card(runs, **verdict)
     StageRecord(runs / "ppo").write(chosen={"step": 20, "rule": "recommended", "metric": None, "value": None})
     text = card(runs, **verdict)
-    assert "> [!TIP]\n> **Verdict: healthy.** Judge and reward rise together, and none of 2 probes finds" in text
+    assert "> [!TIP]\n> **Verdict: healthy.** Judge and reward rise together, and none of 2 probes for reward" in text
     assert "Use **step 20** (this page, `main`)" in text and "explained:" not in text
     assert "Training went on to step 40, where the verdict is *hacked*." in text
     pull = "rlhf-zoo pull local/tiny-world-ppo@step-000020 --hub local --output_dir tiny-world-ppo"
@@ -126,8 +126,8 @@ def test_card_says_why_recommended_step_beats_healthy_last_step(runs):
            "reasons": ["Judge and reward rise."]}  # fmt: skip
     StageRecord(runs / "ppo").write(chosen={"step": 20, "rule": "recommended", "metric": None, "value": None})
     verdict = judged("healthy", recommended=20, at_recommended=at_step)
-    use = "Use **step 20** (this page, `main`). Step 40, the last, is *healthy* too, but the judge rates"
-    assert f"{use} step 20 highest." in card(runs, **verdict)
+    use = "Use **step 20** (this page, `main`). Step 40, the last, is *healthy* too, but"
+    assert f"{use} the judge rates step 20 highest." in card(runs, **verdict)
     last = verdict["over_training"]["checkpoints"][-1]
     last["judge"]["value"] = 0.9
     reason = "no step scores clearly higher by the judge, and step 20 stays closer to SFT."
@@ -162,7 +162,7 @@ def test_card_compares_main_figures_with_best_constant_text(runs):
     assert cells(text, "**Reward**")[1:] == ["0.50", "**1.50** (1.45–1.55)", "1.75\N{NO-BREAK SPACE}²"]
     assert (
         "644 completions to 161 prompts" in text
-        and "² Another fixed text, the reward's favorite, which wins only 12%." in text
+        and "² Another fixed text, the reward's favorite, which wins 12.5%." in text
     )
 
 

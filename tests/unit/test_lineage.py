@@ -126,11 +126,11 @@ def test_own_run_finds_its_local_base_and_a_strangers_does_not(ask, tmp_path: Pa
     assert find_lineage(str(tmp_path / "run")).sft.path == base
     written = json.loads(record.run_file.read_text())
     record.run_file.write_text(json.dumps({**written, "signature": "0" * 64}))
-    with pytest.raises(ZooError, match="was never published: name a published copy with --sft"):
+    with pytest.raises(ZooError, match="was never published: name a copy of it with --sft"):
         find_lineage(str(tmp_path / "run"))
     record.run_file.write_text(json.dumps(written))
     (base / "model.safetensors").write_bytes(b"other weights")
-    with pytest.raises(ZooError, match="was never published: name a published copy with --sft"):
+    with pytest.raises(ZooError, match="was never published: name a copy of it with --sft"):
         find_lineage(str(tmp_path / "run"))
 
 

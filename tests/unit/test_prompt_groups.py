@@ -308,7 +308,7 @@ def test_eval_stage_resamples_groups_of_a_column(tmp_path: Path, quick_plots: No
     found = read_json(context.record("eval").path / "evaluation.json")
     over = found["over_training"]
     assert (found["prompts"], found["groups"], found["n"]) == (6, 3, 12) == (over["prompts"], over["groups"], 12)
-    assert "not 3: the 6 prompts are in 3 groups" in " ".join(over["reasons"])
+    assert "not 3: the 6 prompts ask only 3 questions" in " ".join(over["reasons"])
     assert "not measurable on 6 prompts in 3 groups" in str(over["probes"]["skipped"])
     make_card(context.record("ppo").path)
     card = (context.record("ppo").path / "README.md").read_text()

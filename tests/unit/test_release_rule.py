@@ -65,7 +65,7 @@ def test_rewarded_metric_is_rejected_before_directory_is_claimed(folder):
     with pytest.raises(ZooError, match=r"choose by eval_rewards/answered, which PPO maximizes"):
         ppo.run(make_context(folder, **{**WATCHED, "reward_weights": "1,1"}))
     with pytest.raises(ZooError, match="there is no reward silver"):
-        ppo.reward_functions(
+        ppo.load_reward_functions(
             make_context(folder, **{**WATCHED, "metric_for_best_model": "rewards/silver"}).settings("ppo")
         )
     assert not (folder / "run" / "ppo" / "run.json").exists()
@@ -156,7 +156,7 @@ def test_main_best_merged_and_card_name_recommended_step(folder, thread_hub, mon
 
     card = published("README.md", "main").read_text()
     assert "Until then, step **6**, the last checkpoint, is `main`" in card and "best" not in tags()
-    assert "has not chosen yet" in card and "@best" not in card and "was not evaluated" not in card
+    assert "has not chosen yet" in card and "@best" not in card and "of the evaluated step" not in card
     assert published("adapter_model.safetensors", "main").read_bytes() == weights(6) != weights(2)
     merged = published("model.safetensors", "merged").read_bytes()
 

@@ -284,6 +284,6 @@ def test_missing_ensemble_members_are_rejected_before_training(tmp_path: Path) -
         ({"reward_model_path": "reward,reward", "reward_ensemble": "mean"}, "The reward model reward is listed twice"),
     ):
         with pytest.raises(ZooError, match=said):
-            ppo.reward_functions(make_context(tmp_path, **wrong).settings("ppo"))
+            ppo.load_reward_functions(make_context(tmp_path, **wrong).settings("ppo"))
     with pytest.raises(ZooError, match="stage reward has a single output, so the label 'GOOD'"):
         starting_models(make_context(tmp_path, **WORST, reward_label="GOOD"))

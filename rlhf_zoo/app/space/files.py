@@ -189,7 +189,7 @@ def _find_parent_model(child: str, node: Node | None, role: str) -> PinnedModel 
         return None
     model_kind = {"sft": "SFT model", "reward": "reward model"}[role]
     if node.entry.repo is None:
-        raise ZooError(f"The {model_kind} of {child} was never published: name a published copy with --{role}.")
+        raise ZooError(f"The {model_kind} of {child} was never published: name a copy of it with --{role}.")
     if node.member.problem is not None or node.member.commit is None:
         problem = clean(node.member.problem or "was not read")
         raise ZooError(f"The {model_kind} of {child}, {node.entry.repo}, {problem}: name another with --{role}.")

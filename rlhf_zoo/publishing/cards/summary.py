@@ -326,7 +326,7 @@ def headline(facts: StageFacts) -> dict[str, Any] | None:
             facts.estimate("ppo", "reward"),
             Raw(f"{short(reward['reward']['value'])}{f'{_NBSP}²' if is_different_text else ''}") if reward else "–",
         ),
-        *_filter_rows(facts),
+        *_judge_rows(facts, best_constants.get("win_rate")),
     ]
     n, prompts = facts.evaluation.get("n"), facts.evaluation.get("prompts")
     groups = facts.evaluation.get("groups", prompts)
@@ -339,17 +339,22 @@ def headline(facts: StageFacts) -> dict[str, Any] | None:
     start = facts.start[:1].upper() + facts.start[1:]
     note += f" ¹ {start} against another sample of itself." if control else ""
     if is_different_text and reward is not None:
-        percent = short(100 * reward["win_rate"]["value"])
-        note += f" ² Another fixed text, the reward's favorite, which wins only {percent}%."
+        note += f" ² Another fixed text, the reward's favorite, which wins {reward['win_rate']['value']:.1%}."
     cells = [(title, sft, bold(ppo), constant) for title, sft, ppo, constant in rows]
     return {"rows": cells, "has_constants": bool(best_constants), "note": Raw(note if is_finite(n) else "")}
 
 
-def _filter_rows(facts: StageFacts) -> Iterator[tuple[Raw, Raw, Mapping[str, Any] | None, str]]:
-    """Yields the row of `headline` for the best simple filter of SFT's samples by the judge, if filters were tried."""
+def _judge_rows(
+    facts: StageFacts, constant: Mapping[str, Any] | None
+) -> Iterator[tuple[Raw, Raw, Mapping[str, Any] | None, str]]:
+    """Yields the row of `headline` with the judge's mean; beside filtered SFT if filters were tried."""
+    ppo, sft = facts.estimate("ppo", "judge"), facts.estimate("sft", "judge")
     if (best := facts.best_filter) is not None:
         title = Raw(f"**Judge's score**, beside {facts.start}'s answers filtered ({escape(best['name'])})")
-        yield title, short((estimate_at(best, "judge") or {}).get("value")), facts.estimate("ppo", "judge"), "–"
+        yield title, short((estimate_at(best, "judge") or {}).get("value")), ppo, "–"
+    elif ppo and sft and ppo != facts.estimate("ppo", "reward"):
+        text = estimate_at(constant or {}, "judge")
+        yield Raw("**Judge's score**, mean"), short(sft["value"]), ppo, short(text["value"]) if text else "–"
 
 
 def bold(figure: Mapping[str, Any] | None) -> Raw:
