@@ -1,7 +1,7 @@
 """The frontier of a method: mean reward and judge's score at each KL to the SFT policy and each amount of compute.
 
 A point keeps a mean for each prompt rather than one overall mean. Two methods measured on the same prompts can then be
-compared prompt by prompt, and intervals resample whole prompts, as in `stats`.
+compared prompt by prompt, and intervals treat each prompt as a group, as in `stats`.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ def average_by_prompt(values: ArrayLike, per_prompt: int) -> Floats:
 def win_shares(ours: ArrayLike, theirs: ArrayLike) -> Floats:
     """Computes how often each of our samples beats another method's samples of the same prompt.
 
-    Averaged over a pool of samples, each weighted by its probability of being chosen, this is the expected win rate of
-    the chosen sample.
+    Averaged over a pool of samples, each weighted by the probability that best-of-n or a filter chooses it, this is the
+    expected win rate of the chosen sample.
 
     Args:
         ours: (P, N) scores of our samples.
@@ -146,7 +146,8 @@ def average_points(points: Sequence[Point], weights: Sequence[float] | None = No
         label: The label of the result.
 
     Returns:
-        A point with the weighted mean of every field. `extra_metrics` has the metrics that all points have.
+        A point with the weighted means of KL, scores, wins and compute. `n` is the sum, and `kl_is_bound` holds if it does
+        for any point. `extra_metrics` has the metrics that all points have.
     """
     shares = [1 / len(points)] * len(points) if weights is None else list(weights)
 
@@ -209,7 +210,7 @@ def interpolate_at_kl(points: Sequence[Point], kl: float) -> Point | None:
     return average_points([low, high], [1 - fraction, fraction], label=f"between {low.label} and {high.label}")
 
 
-def cheapest_filter(reward: Floats, judge: Floats, target: float) -> dict[str, float] | None:
+def lowest_kl_filter(reward: Floats, judge: Floats, target: float) -> dict[str, float] | None:
     """Finds the filter of SFT's samples with the lowest KL that reaches a mean reward: a baseline for policies.
 
     The filter keeps, for each prompt, the share of samples with the highest reward. Restricting a distribution to a

@@ -108,16 +108,16 @@ class ActorCritic(nn.Module):
         entropy_requires_grad: bool = False,
         policy_loss: TokenLoss | None = None,
     ) -> ActorCriticOutput:
-        """Runs each trunk once.
+        """Runs policy and critic on the samples, once if they share a trunk, and the policy on `texts` if given.
 
         Args:
             samples: B completions.
             temperature: The sampling temperature.
             texts: The texts for the PTX loss; None without that loss.
-            ref_logits: (b, T, V), the reference's logits for an exact KL; None without it.
+            ref_logits: (B, T, vocabulary size), the reference's logits for an exact KL; None without it.
             entropy_requires_grad: Whether the entropy has a gradient.
-            policy_loss: A loss to compute in the head's pass, from one chunk of logits at a time. With None, no loss is
-                computed, and log π has gradients.
+            policy_loss: A loss of each token, computed while its chunk of logits is in memory, so that all logits never
+                are. With None, no loss is computed, and log π has gradients.
         """
         shares_trunk = self.shares_trunk
         output = response_logprobs(
@@ -192,7 +192,8 @@ class ActorCritic(nn.Module):
         Args:
             directory: The folder, which is created if it does not exist.
             merge: Whether to merge the policy's adapter into its base.
-            weights: State dicts of policy and critic, if the modules are sharded; None for the modules' own.
+            weights: State dicts of policy and critic, if the modules are sharded; None for the modules' own. Not used
+                for adapters and for the head of a shared critic.
         """
         policy_weights, critic_weights = weights
         directory = Path(directory)

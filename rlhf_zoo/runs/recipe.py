@@ -4,7 +4,7 @@ A recipe comes with this package, is a folder given by its path, or comes with a
 the folder as an entry point of the group `rlhf_zoo.recipes`: NAME = "package.folder". Its code is not imported.
 
 A recipe.yaml with `extends: NAME` inherits the keys of another recipe (a folder next to it, or a recipe of a package)
-and overrides them with its own, file by file. The extended recipe may not extend another recipe.
+and overrides them key by key, each file those of the same file. The extended recipe may not extend another recipe.
 """
 
 import importlib.util
@@ -41,7 +41,8 @@ class Recipe:
         zoo: Keys of zoo.yaml; {} without that file.
         base: Folder of the extended recipe; None if the recipe extends none.
         package: {name, version} of the package that registers the recipe; {} for a recipe of this package or a folder.
-        download_mark: The file that marks the folder as downloaded; None if it was not downloaded. The names in a
+        download_mark: The file or folder that marks the recipe, or the one that it extends, as downloaded; None if
+            neither was downloaded. The names in a
             downloaded recipe are not trusted, so `runs.settings.parse` checks them.
     """
 
@@ -175,7 +176,7 @@ def load_recipe(name: str) -> Recipe:
         subject = f"The recipe of {package['name']}" if package else "The recipe's folder"
         raise ZooError(
             f"{subject} is called {title!r}, which is not a valid name for its repositories: use at most 80 "
-            "letters, digits, '-', '_' and '.', with a letter or digit at both ends."
+            "letters, digits, '-', '_' and '.', with a letter or digit at both ends and without '--' or '..'."
         )
     files = _read_files(folder)
     base_folder: Path | None = None

@@ -12,9 +12,9 @@ from rlhf_zoo.evaluation.frontier import (
     average_by_prompt,
     average_points,
     best_within_budget,
-    cheapest_filter,
     compare_points,
     interpolate_at_kl,
+    lowest_kl_filter,
     win_shares,
 )
 from rlhf_zoo.evaluation.stats import bootstrap_mean, proportion, win_rate
@@ -112,9 +112,9 @@ def test_difference_is_paired_by_prompt() -> None:
     assert gaps["reward"]["value"] == 10.0
 
 
-def test_cheapest_filter_reaches_target_reward() -> None:
+def test_lowest_kl_filter_reaches_target_reward() -> None:
     reward = np.array([[0.0, 4.0, 1.0, 3.0], [2.0, 0.0, 6.0, 0.0]])
-    price = cheapest_filter(reward, reward / 2, 3.5)
+    price = lowest_kl_filter(reward, reward / 2, 3.5)
     assert price == {"share": 0.5, "kl": pytest.approx(np.log(2)), "reward": 3.75, "judge": 1.875}
-    assert cheapest_filter(reward, reward, 0.0) == {"share": 1.0, "kl": 0.0, "reward": 2.0, "judge": 2.0}
-    assert cheapest_filter(reward, reward, 5.1) is None, "not the best sample of each prompt has as much"
+    assert lowest_kl_filter(reward, reward, 0.0) == {"share": 1.0, "kl": 0.0, "reward": 2.0, "judge": 2.0}
+    assert lowest_kl_filter(reward, reward, 5.1) is None, "not the best sample of each prompt has as much"

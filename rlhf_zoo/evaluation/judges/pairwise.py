@@ -180,7 +180,7 @@ def compare_pairs(
         first: (N,) one completion of each prompt.
         second: (N,) the other completion.
         seed: Seed of the resamples.
-        groups: (N,) the group of each pair, because the intervals resample entire groups; None to group by prompt.
+        groups: (N,) the group of each pair, for the intervals of win_rate and shown_first; None to group by prompt.
 
     Raises:
         ValueError: Lengths differ or there are no pairs. Exceptions from the judge propagate.

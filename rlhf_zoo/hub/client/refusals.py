@@ -69,8 +69,8 @@ def reason(error: BaseException) -> str:
         error: The client's exception.
 
     Returns:
-        The first line of the server's message, else of the exception's, else the name of its class; without a final
-        period.
+        A fixed phrase for a rate limit with a stated wait and for an invalid name. Otherwise the first line of the
+        server's message, else of the exception's, else the name of its class; without a final period.
     """
     if status_of(error) == 429 and any(rate_limit := _requested_wait(error)):
         seconds, quota = rate_limit
@@ -99,7 +99,7 @@ def _requested_wait(error: BaseException | None) -> tuple[float, str | None]:
 
 
 def retry_when_rate_limited(call: Callable[[], Result], *, hub: str) -> Result:
-    """Calls a function. If the Hub refuses because of a rate limit, waits as long as the Hub asks and calls it again.
+    """Calls a function. If the Hub refuses because of a rate limit and states a wait, waits and calls it again.
 
     Args:
         call: The function. It reports a refusal as a ZooError whose `__cause__` is the client's error.
@@ -195,7 +195,8 @@ def translate_lookup_errors(
         subject: Start of the message, which names the model or data set.
         hub: The Hub.
         remedy: End of the message, which says what the user can do if the Hub does not have the repository.
-        repo: NAMESPACE/NAME[@REVISION] of the repository, if the command has --source_hub; otherwise None.
+        repo: NAMESPACE/NAME[@REVISION] of the repository, with which the message can suggest
+            `--source_hub local`; None if the command lacks that option.
         repo_type: "model" or "dataset".
 
     Raises:
@@ -224,7 +225,7 @@ def is_missing(error: BaseException) -> bool:
     """
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
-    # A gated repository exists, and a repository of the same name on another Hub could differ from it.
+    # If a repository is missing, callers ask the next Hub. A gated one exists, so they must not.
     return isinstance(error, RepositoryNotFoundError) and not isinstance(error, GatedRepoError)
 
 

@@ -21,7 +21,7 @@ from .decoder import Decoder, GrowingDecoder, accepts_argument, base_of, left_pa
 from .random import draw_with_logprobs, uniforms
 
 #: The version of the sampler's results, which run.json records. Raise it if the same seed, keys and weights give other
-#: tokens, or if the last bits of log-probabilities change, in sampling or in later passes.
+#: tokens, or if the last bits of log-probabilities change, when sampling or when training recomputes them.
 SAMPLER_VERSION = 6
 
 #: Maps the input of the model's head, (N, H), to V of the states before the next tokens, (N,).
@@ -67,7 +67,7 @@ class Samples:
         ended: (B,) bool, whether the completion ended by itself instead of at the length limit.
         vocabulary: The tokens that could be sampled. Every model normalizes log-probabilities over these alone. None
             for all entries of the logits.
-        cut: (B,) bool, whether the completion was cut at a text and so has no end token; None if no completion was cut.
+        cut: (B,) bool, whether the completion was cut at the stop text and so has no end token; None if none can be.
         values: (B, T), V of the state before each token, if the critic shares the policy's trunk; otherwise None.
     """
 
@@ -151,7 +151,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class SamplingRequest:
-    """A trainer's request to an engine. The fields are arguments of `sample`, which documents them."""
+    """A trainer's request to a rollout engine. The fields are arguments of `sample`, which documents them."""
 
     prompts: Sequence[Sequence[int]]
     keys: Sequence[tuple[int, ...]]
@@ -225,7 +225,7 @@ def sample(
             remaining = max_new_tokens - drawn_counts[decoder.row_ids]
             count = decoder.count_startable([lengths[row] for row in waiting], remaining)
         # A prefill is a separate pass, in which running rows make no progress. So wait until a prefill can start at
-        # least a quarter as many rows as are running.
+        # least a quarter as many rows as are running, or all that wait.
         if count and count >= min(len(waiting), running / 4):
             entering, waiting = waiting[:count], waiting[count:]
             output, rows = decoder.prefill([prompts[row] for row in entering], entering, pad_id)

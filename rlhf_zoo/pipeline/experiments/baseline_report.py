@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...evaluation.compute import Compute, best_of_n_compute
-from ...evaluation.frontier import Floats, Point, average_by_prompt, average_points, cheapest_filter, win_shares
+from ...evaluation.frontier import Floats, Point, average_by_prompt, average_points, lowest_kl_filter, win_shares
 from ...evaluation.frontier_report import PPOComparison
 from ...evaluation.head_to_head import read_lines, read_samples
 from ...evaluation.overoptimization import best_of_n_kl, expected_best_of_n
@@ -217,7 +217,7 @@ def write_report(run: FinishedRun, method: Method, *, served: int | None) -> dic
         **description,
         "trivial": read_json(context.record("eval").path / "evaluation.json").get("trivial"),
         "fits": {"best-of-n": fit} if fit else {},
-        "filter": None if pool is None else cheapest_filter(pool["reward"], pool["judge"], float(ppo.reward.mean())),
+        "filter": None if pool is None else lowest_kl_filter(pool["reward"], pool["judge"], float(ppo.reward.mean())),
         "ppo_ablation": [comparison.row(point) for point in ablated],
         "methods": series,
         "commands": {name: _last_command(run, name, method) for name in methods},

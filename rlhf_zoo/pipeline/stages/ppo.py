@@ -110,7 +110,7 @@ def load_data(context: RunContext, source: DataSource) -> dict[str, Any]:
 
 
 def check_answers(settings: StageSettings, functions: Sequence[Any], data: Mapping[str, Any]) -> str:
-    """Checks the answers that reward functions read from columns of the prompts.
+    """Checks the reference answers that reward functions read from columns of the prompts.
 
     Args:
         settings: The stage's settings.
@@ -118,7 +118,7 @@ def check_answers(settings: StageSettings, functions: Sequence[Any], data: Mappi
         data: Data sets, by PPOTrainer's keywords.
 
     Returns:
-        The names of these columns, for messages.
+        The names of these columns, or that no reward reads answers, for messages.
 
     Raises:
         ZooError: A column is missing, an answer cannot be read, or no reward applies to a row.
@@ -142,6 +142,8 @@ def check_answers(settings: StageSettings, functions: Sequence[Any], data: Mappi
 
 def try_functions(settings: StageSettings, functions: Sequence[RewardFunction], data: Mapping[str, Any]) -> None:
     """Calls the reward functions as the trainer will, on the first prompts and with the prompts' texts as completions.
+
+    Token ids are placeholders.
 
     Args:
         settings: The stage's settings.
@@ -167,7 +169,8 @@ def try_functions(settings: StageSettings, functions: Sequence[RewardFunction], 
         for name, values in call_functions(rewards, batch, timeout=args.reward_timeout).items():
             check_reward_count(name, values, batch)
     except ZooError as error:
-        raise ZooError(f"A reward function failed on the first prompts, used as answers: {error}") from error.__cause__
+        trial = "in a trial on the first prompts, with their texts as completions"
+        raise ZooError(f"A reward function failed {trial}: {error}") from error.__cause__
 
 
 def check_batch(settings: StageSettings, data: dict[str, Any]) -> str:
@@ -279,6 +282,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     def build() -> "PPOTrainer":
         data = load_data(context, source)
         check_answers(settings, functions, data)
+        # The role "sft" is the model that PPO starts from, also where that is a chat model itself.
         tokenizer = load_policy_tokenizer(context, parents["sft"].path, data)
         if not context.preflight_passed and has_conversations(data["train_dataset"]):
             check_conversations(context, "ppo", source, tokenizer)
@@ -322,7 +326,7 @@ def _count_truncated(trainer: Any, _: Path) -> dict[str, Any]:
     """Returns the number of texts that the reward models truncated, as a field of run.json; {} if it is 0."""
     count = sum(model.truncated_count for model in trainer.rewards.models)
     if count:
-        log.warning("%d texts were longer than the reward model's context, so it read only their end.", count)
+        log.warning("%d times a text was longer than the context of a reward model, which read only its end.", count)
     return {"reward_cut": count} if count else {}
 
 
@@ -335,11 +339,11 @@ def _check_release_metric(settings: StageSettings, names: list[str], weights: li
     name = metric.removeprefix(REWARD_METRIC_PREFIX)
     if name not in weight_by_name:
         raise ZooError(
-            f"release: best of the stage ppo would choose by {metric}, but there is no reward {name}: name one of "
+            f"With release: best, the stage ppo would choose by {metric}, but there is no reward {name}: name one of "
             f"{', '.join(weight_by_name)} that has the weight 0."
         )
     if weight_by_name[name]:
         raise ZooError(
-            f"release: best of the stage ppo would choose by {metric}, which PPO maximizes: name a reward function "
+            f"With release: best, the stage ppo would choose by {metric}, which PPO maximizes: name a reward function "
             "that has the weight 0 in reward_weights."
         )

@@ -4,6 +4,7 @@
     trainer = PPOTrainer(config, model, ref_model, tokenizer, dataset=dataset, data_collator=collator)
     for batch in trainer.dataloader:
         responses = trainer.generate(batch["input_ids"], return_prompt=False, max_new_tokens=20, do_sample=True)
+        rewards = [score(response) for response in responses]  # your own scores
         stats = trainer.step(batch["input_ids"], responses, rewards)
         trainer.log_stats(stats, batch, rewards)
 
@@ -43,7 +44,7 @@ class LengthSampler:
 
     def __init__(self, min_value: int, max_value: int) -> None:
         if not 0 <= min_value < max_value:
-            raise ZooError(f"LengthSampler got {min_value} and {max_value}: the second must be the larger.")
+            raise ZooError(f"LengthSampler got {min_value} and {max_value}, but needs 0 <= min_value < max_value.")
         self.values = range(min_value, max_value)
 
     def __call__(self) -> int:
@@ -69,8 +70,8 @@ def create_reference_model(model: nn.Module, num_shared_layers: int | None = Non
     layers: list[nn.Module] = max(stacks, key=len, default=[])
     if not 0 < num_shared_layers < len(layers):
         raise ZooError(
-            f"num_shared_layers is {num_shared_layers}, but the model has {len(layers)} layers: share fewer, so that "
-            "some are left to train."
+            f"num_shared_layers is {num_shared_layers}, but the model has {len(layers)} layers: set it from 1 to "
+            f"{len(layers) - 1}, or to None to share none."
         )
     trained = {id(parameter) for layer in layers[num_shared_layers:] for parameter in layer.parameters()}
     for weight, reference_weight in zip(model.parameters(), reference.parameters(), strict=True):
@@ -269,7 +270,9 @@ class PPOTrainer:
                 response_masks.
         """
         if response_masks is not None:
-            raise ZooError("response_masks is not supported, because the policy chose each token: remove it.")
+            raise ZooError(
+                "response_masks is not supported, as every response token counts as sampled from the policy: remove it."
+            )
         if len(queries) != self.config.batch_size:
             raise ZooError(
                 f"step() got {len(queries)} queries, but batch_size is {self.config.batch_size}: pass one batch per "

@@ -14,7 +14,7 @@ _MIN_LENGTH_RATIO = 1.05  # a smaller change of length is not worth a line
 _MIN_SHARE_ENDED = 0.5  # if fewer answers end by themselves, the judge mostly reads fragments
 #: Kind of a simple filter -> what it filters by.
 _FILTER_CRITERIA = {"words": "words that the reward dislikes", "length": "length", "reward": "the reward"}
-LIKES_LENGTH = 0.3  # minimum rank correlation with length of a reward that "likes long texts"
+LIKES_LENGTH = 0.3  # a reward "likes long texts" from this rank correlation of its scores with their lengths
 
 
 class _Change(NamedTuple):
@@ -156,12 +156,12 @@ def _filter_sentence(facts: StageFacts) -> str | None:
     lead = estimate_at(best or {}, "ppo_minus_this")
     if best is None or lead is None or lead["ci95"][0] > 0:
         return None
-    start = facts.start[:1].upper() + facts.start[1:]
-    filtered_start = f"{start} with a filter ({escape(best['name'])})"
+    filtered_start = f"{facts.start} with a filter ({escape(best['name'])})"
     if _is_better_than_ppo(best):
         return f"**A simple filter does better** by the judge: {facts.start}'s answers, {escape(best['name'])}."
     if best["reaches_ppo"]:
-        return f"**A simple filter does as well.** {filtered_start} reaches PPO's score by the judge."
+        subject = filtered_start[:1].upper() + filtered_start[1:]
+        return f"**A simple filter does as well.** {subject} reaches PPO's score by the judge."
     return f"**A simple filter may do as well.** PPO's lead over {filtered_start} is not shown."
 
 
@@ -180,7 +180,7 @@ def _rival_sentence(facts: StageFacts) -> str | None:
 
 
 def _measured_quantity(facts: StageFacts, name: str) -> str:
-    """Returns what a rule measures, in brackets; "" if the rule's description does not begin with a phrase for it."""
+    """Returns what a rule measures, in brackets; "" for a judge that is not a rule, or without a phrase for it."""
     description = str((facts.evaluation.get("judges") or {})[name].get("description") or "")
     meaning = description.removeprefix(f"The rule {name.removeprefix('rule:')}, ").rstrip(".")
     is_phrase = meaning != description.rstrip(".") and not meaning.startswith("which ")

@@ -17,7 +17,7 @@ RUN_KEYS = ("output_dir", "push_to_hub", "hub_model_id", "hub_strategy", "hub_to
 #: Keys that only the scripts of transformers and trl read, or that this package replaces with its own publishing.
 SCRIPT_KEYS = ("do_train", "do_eval", "do_predict", "resume_from_checkpoint", "local_rank", "model_init_kwargs",
                "trust_remote_code", "hub_private_repo", "hub_revision")  # fmt: skip
-#: Key that is refused -> the reason and the fix, which replace "not supported" in the message.
+#: Key -> how the message ends for a stage that does not accept it, instead of "not supported".
 REFUSED = {
     "auto_find_batch_size": "refused, because it would train with a different batch size than the run records: set "
     "per_device_train_batch_size to one that fits, with gradient_accumulation_steps",
@@ -45,7 +45,7 @@ class Declared:
 
     Attributes:
         annotation: The source text of the annotation.
-        default: The value of the default if it is a literal, otherwise its source text.
+        default: The value of the default if it is a literal, otherwise its source text; None without a default.
         help: The help text.
         is_own: Whether this package declares the key, rather than trl or transformers.
     """
@@ -63,7 +63,7 @@ class Declared:
 
 @functools.cache
 def declared_keys(stage: str) -> Mapping[str, Declared]:
-    """Returns every key that a stage accepts, without importing the dataclasses as `parse.stage_keys` does.
+    """Returns every key that a stage accepts: as `parse.stage_keys` does, but without importing the dataclasses.
 
     Args:
         stage: Name of the stage.
@@ -82,7 +82,7 @@ def declared_keys(stage: str) -> Mapping[str, Declared]:
 
 @functools.cache
 def declared_recipe_keys() -> Mapping[str, Declared]:
-    """Returns every key of recipe.yaml, without importing the dataclasses as `parse.recipe_keys` does.
+    """Returns every key of recipe.yaml: as `parse.recipe_keys` does, but without importing the dataclasses.
 
     Returns:
         Name -> declaration. A key under `evaluation:` has the name evaluation.KEY.
