@@ -146,8 +146,8 @@ def average_points(points: Sequence[Point], weights: Sequence[float] | None = No
         label: The label of the result.
 
     Returns:
-        A point with the weighted means of KL, scores, wins and compute. `n` is the sum, and `kl_is_bound` holds if it does
-        for any point. `extra_metrics` has the metrics that all points have.
+        A point with the weighted means of KL, scores, wins and compute. `n` is the sum, and `kl_is_bound` holds if it
+        does for any point. `extra_metrics` has the metrics that all points have.
     """
     shares = [1 / len(points)] * len(points) if weights is None else list(weights)
 
