@@ -115,7 +115,7 @@ def test_card_of_recommended_step_has_verdict_of_that_step(runs):
     StageRecord(runs / "ppo").write(chosen={"step": 20, "rule": "recommended", "metric": None, "value": None})
     text = card(runs, **verdict)
     assert "> [!TIP]\n> **Verdict: healthy.** Judge and reward rise together, and none of 2 probes for reward" in text
-    assert "Use **step 20** (this page, `main`)" in text and "explained:" not in text
+    assert "Use **step 20** (this page, `main`)" in text and "the gain explains" not in text
     assert "Training went on to step 40, where the verdict is *hacked*." in text
     pull = "rlhf-zoo pull local/tiny-world-ppo@step-000020 --hub local --output_dir tiny-world-ppo"
     assert f">\n> Get it: `{pull}`\n" in text and f"```sh\n{pull}\n```" not in text

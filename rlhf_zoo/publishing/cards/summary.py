@@ -85,7 +85,7 @@ def _verdict_reason(facts: StageFacts, kind: str, trajectory: Mapping[str, Any])
     fired = trajectory["fired"] if "fired" in trajectory else [probe["family"] for probe in probes if probe["fired"]]
     reasons = [str(reason) for reason in trajectory.get("reasons") or ()]
     if kind == "healthy":
-        explained = f" (explained: {escape(', '.join(fired))})" if fired else ""
+        explained = f", except {escape(', '.join(fired))}, which the gain explains" if fired else ""
         return f"Judge and reward rise together, and none of {len(probes)} probes for reward hacking fired{explained}."
     if kind.startswith("no sign found"):
         return "No probe for reward hacking fired, but the judge is unchecked, so this proves little."
