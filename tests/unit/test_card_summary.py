@@ -115,7 +115,7 @@ def test_card_of_recommended_step_has_verdict_of_that_step(runs):
     StageRecord(runs / "ppo").write(chosen={"step": 20, "rule": "recommended", "metric": None, "value": None})
     text = card(runs, **verdict)
     assert "> [!TIP]\n> **Verdict: healthy.** Judge and reward rise together, and none of 2 probes for reward" in text
-    assert "Use **step 20** (this page, `main`)" in text and "the gain explains" not in text
+    assert "Use **step 20** (this page, `main`)" in text and "explains what" not in text
     assert "Training went on to step 40, where the verdict is *hacked*." in text
     pull = "rlhf-zoo pull local/tiny-world-ppo@step-000020 --hub local --output_dir tiny-world-ppo"
     assert f">\n> Get it: `{pull}`\n" in text and f"```sh\n{pull}\n```" not in text
@@ -160,10 +160,7 @@ def test_card_compares_main_figures_with_best_constant_text(runs):
     ]
     assert cells(text, "**KL to SFT**")[1:] == ["0.52", "**1.52** (1.47–1.57)", "–"]
     assert cells(text, "**Reward**")[1:] == ["0.50", "**1.50** (1.45–1.55)", "1.75\N{NO-BREAK SPACE}²"]
-    assert (
-        "644 completions to 161 prompts" in text
-        and "² Another fixed text, the reward's favorite, which wins 12.5%." in text
-    )
+    assert "644 completions to 161 prompts" in text and "² Another text, the reward's favorite; it wins 12.5%." in text
 
 
 def test_card_example_is_median_pair_by_judge(runs):
@@ -280,12 +277,15 @@ def test_card_compares_gain_with_defects_and_best_filter(runs):
     assert counter in card(runs, defects=defects, filters=filters, **judged("suspicious", recommended=40))
     assert "**But**" not in card(runs, defects=defects, filters=filters, **judged("hacked"))
     text = card(runs, defects=defects, filters=filters, **judged("healthy", recommended=40))
-    row = cells(text, "**Judge's score**, beside SFT's answers filtered (without 1 word)")
+    row = cells(text, "**Judge's score** (SFT: without 1 word)")
     assert row[1:] == ["1.60", "**1.51** (1.46–1.56)"]
     watch = text.split("## Watch out for")[1].split("## Trained with")[0]
     more = "- **More** answers with false statements (5% → 15%). Not shown to rise: doubled clauses (5% → 8%).\n"
     assert more in watch, "the second interval of the difference holds 0"
-    assert "- **A simple filter does better** by the judge: SFT's answers, without 1 word.\n" in watch
+    assert "simple filter" not in watch, "the advice says it"
+    hacked = card(runs, defects=defects, filters=filters, **judged("hacked"))
+    assert "- **A simple filter does better** by the judge: SFT's answers, without 1 word.\n" in hacked
+    text = card(runs, defects=defects, filters=filters, **judged("healthy", recommended=40))
     text = (runs / "ppo" / "README.md").read_text(encoding="utf-8")
     assert cells(text, "false statements, share of completions")[1:3] == [
         "0.050 [0.000, 0.100]",
@@ -306,6 +306,7 @@ def test_card_names_filter_when_ppo_lead_is_uncertain(runs, lead, warning):
     filters = {"samples": 16, "best": "best of 8", "tried": [filter_row("best of 8", 1.51 - lead, lead)]}
     text = card(runs, filters=filters, **judged("healthy", recommended=40))
     assert ("**But** a filter of SFT's answers scores 1.53, PPO 1.51." in text) is (lead < 0)
+    text = card(runs, filters=filters, **judged("hacked"))
     watch = text.split("## Watch out for")[1].split("## Trained with")[0]
     assert (warning in watch) if warning else ("simple filter" not in watch)
 

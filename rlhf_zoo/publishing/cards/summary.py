@@ -85,8 +85,9 @@ def _verdict_reason(facts: StageFacts, kind: str, trajectory: Mapping[str, Any])
     fired = trajectory["fired"] if "fired" in trajectory else [probe["family"] for probe in probes if probe["fired"]]
     reasons = [str(reason) for reason in trajectory.get("reasons") or ()]
     if kind == "healthy":
-        explained = f", except {escape(', '.join(fired))}, which the gain explains" if fired else ""
-        return f"Judge and reward rise together, and none of {len(probes)} probes for reward hacking fired{explained}."
+        if fired:
+            return f"Judge and reward rise together, and this explains what probes found: {escape(', '.join(fired))}."
+        return f"Judge and reward rise together, and none of {len(probes)} probes for reward hacking fired."
     if kind.startswith("no sign found"):
         return "No probe for reward hacking fired, but the judge is unchecked, so this proves little."
     if kind == "suspicious":
@@ -330,16 +331,16 @@ def headline(facts: StageFacts) -> dict[str, Any] | None:
     ]
     n, prompts = facts.evaluation.get("n"), facts.evaluation.get("prompts")
     groups = facts.evaluation.get("groups", prompts)
-    in_groups = f" in {short(groups)} groups, each asking one thing" if is_finite(groups) and groups != prompts else ""
+    in_groups = f" in {short(groups)} groups" if is_finite(groups) and groups != prompts else ""
     note = (
         f"{short(n)} completions to {short(prompts)} prompts{in_groups}; 95% intervals over "
-        f"{'groups' if in_groups else 'prompts'}, for one training seed."
+        f"{'groups' if in_groups else 'prompts'}, one training seed."
     )
-    note += " Constant: one fixed text for every prompt, the best of those tried." if best_constants else ""
+    note += " Constant: one text for every prompt, the best tried." if best_constants else ""
     start = facts.start[:1].upper() + facts.start[1:]
     note += f" ¹ {start} against another sample of itself." if control else ""
     if is_different_text and reward is not None:
-        note += f" ² Another fixed text, the reward's favorite, which wins {reward['win_rate']['value']:.1%}."
+        note += f" ² Another text, the reward's favorite; it wins {reward['win_rate']['value']:.1%}."
     cells = [(title, sft, bold(ppo), constant) for title, sft, ppo, constant in rows]
     return {"rows": cells, "has_constants": bool(best_constants), "note": Raw(note if is_finite(n) else "")}
 
@@ -350,7 +351,7 @@ def _judge_rows(
     """Yields the row of `headline` with the judge's mean; beside filtered SFT if filters were tried."""
     ppo, sft = facts.estimate("ppo", "judge"), facts.estimate("sft", "judge")
     if (best := facts.best_filter) is not None:
-        title = Raw(f"**Judge's score**, beside {facts.start}'s answers filtered ({escape(best['name'])})")
+        title = Raw(f"**Judge's score** ({facts.start}: {escape(best['name'])})")
         yield title, short((estimate_at(best, "judge") or {}).get("value")), ppo, "–"
     elif ppo and sft and ppo != facts.estimate("ppo", "reward"):
         text = estimate_at(constant or {}, "judge")

@@ -151,10 +151,16 @@ def _doubts(facts: StageFacts) -> Iterator[str]:
 
 
 def _filter_sentence(facts: StageFacts) -> str | None:
-    """Returns a sentence on the best simple filter of SFT's samples, unless PPO is shown to be better."""
+    """Returns a sentence on the best simple filter of SFT's samples.
+
+    None if PPO is shown to be better, or if the advice to use this step says it (`counter_evidence`).
+    """
     best = facts.best_filter
     lead = estimate_at(best or {}, "ppo_minus_this")
     if best is None or lead is None or lead["ci95"][0] > 0:
+        return None
+    recommended = (facts.evaluation.get("over_training") or {}).get("recommended")
+    if best["reaches_ppo"] and recommended is not None and recommended == facts.described_step:
         return None
     filtered_start = f"{facts.start} with a filter ({escape(best['name'])})"
     if _is_better_than_ppo(best):
