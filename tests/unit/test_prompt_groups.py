@@ -312,7 +312,7 @@ def test_eval_stage_resamples_groups_of_a_column(tmp_path: Path, quick_plots: No
     assert "not measurable on 6 prompts in 3 groups" in str(over["probes"]["skipped"])
     make_card(context.record("ppo").path)
     card = (context.record("ppo").path / "README.md").read_text()
-    assert "6 prompts in 3 groups; 95% intervals over groups, one" in card
+    assert "6 prompts in 3 groups; 95% intervals over groups." in card
     assert "6 prompts in 3 groups that ask the same thing, each resampled as a whole, of the" in card
     assert "In brackets: 95% intervals over groups, paired" in card
     lost = replace(context, flags={**context.flags, "recipe": {"evaluation.group": "sort"}})

@@ -123,7 +123,7 @@ def _advice(facts: StageFacts, kind: str, trajectory: Mapping[str, Any]) -> str:
         return f"{use}: {reason}."
     if step_verdict["verdict"] == trajectory["verdict"]:
         return f"{use}. Step {last}, the last, is *{escape(trajectory['verdict'])}* too, but {reason}."
-    return f"{use}: {reason}. Training went on to step {last}, where the verdict is *{escape(trajectory['verdict'])}*."
+    return f"{use}: {reason}. Training went on to step {last}, where the verdict is *{escape(trajectory['verdict'].partition(' (')[0])}*."
 
 
 def _judge_means(step: int | None, trajectory: Mapping[str, Any]) -> str:
@@ -322,7 +322,7 @@ def headline(facts: StageFacts) -> dict[str, Any] | None:
             "–",
         ),
         (
-            Raw("**Reward** (what PPO maximizes)"),
+            Raw("**Reward** (maximized)"),
             short((facts.estimate("sft", "reward") or {}).get("value")),
             facts.estimate("ppo", "reward"),
             Raw(f"{short(reward['reward']['value'])}{f'{_NBSP}²' if is_different_text else ''}") if reward else "–",
@@ -334,7 +334,7 @@ def headline(facts: StageFacts) -> dict[str, Any] | None:
     in_groups = f" in {short(groups)} groups" if is_finite(groups) and groups != prompts else ""
     note = (
         f"{short(n)} completions to {short(prompts)} prompts{in_groups}; 95% intervals over "
-        f"{'groups' if in_groups else 'prompts'}, one training seed."
+        f"{'groups' if in_groups else 'prompts'}."
     )
     note += " Constant: one text for every prompt, the best tried." if best_constants else ""
     start = facts.start[:1].upper() + facts.start[1:]
@@ -355,7 +355,7 @@ def _judge_rows(
         yield title, short((estimate_at(best, "judge") or {}).get("value")), ppo, "–"
     elif ppo and sft and ppo != facts.estimate("ppo", "reward"):
         text = estimate_at(constant or {}, "judge")
-        yield Raw("**Judge's score**, mean"), short(sft["value"]), ppo, short(text["value"]) if text else "–"
+        yield Raw("**Judge's score**"), short(sft["value"]), ppo, short(text["value"]) if text else "–"
 
 
 def bold(figure: Mapping[str, Any] | None) -> Raw:
