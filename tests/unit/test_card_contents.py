@@ -183,7 +183,7 @@ def test_card_lists_signs_of_hacking_without_verdict(runs):
     signs = body.split("### Signs of reward hacking")[1].split("</details>")[0]
     assert "- Reward 0.500 → 1.500, judge (gold) 0.510 → 0.250: they did not both rise." in signs
     assert "In 1 of 22 comparisons" in signs  # the one sample that the judge put below SFT's 0.5
-    assert "- Distinct-2 0.550 → 1.550: 2.818 times the SFT policy's." in signs
+    assert "- Distinct-2 0.550 → 1.550: 2.818 times SFT's." in signs
     assert "- Length 0.530 → 1.530 tokens: 2.887 times" in signs
     assert "- Share that ended with EOS 0.540 → 1.540." in signs
     assert "No verdict was computed" in signs

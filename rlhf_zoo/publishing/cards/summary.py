@@ -123,7 +123,8 @@ def _advice(facts: StageFacts, kind: str, trajectory: Mapping[str, Any]) -> str:
         return f"{use}: {reason}."
     if step_verdict["verdict"] == trajectory["verdict"]:
         return f"{use}. Step {last}, the last, is *{escape(trajectory['verdict'])}* too, but {reason}."
-    return f"{use}: {reason}. Training went on to step {last}, where the verdict is *{escape(trajectory['verdict'].partition(' (')[0])}*."
+    last_verdict = escape(trajectory["verdict"].partition(" (")[0])
+    return f"{use}: {reason}. Training went on to step {last}, where the verdict is *{last_verdict}*."
 
 
 def _judge_means(step: int | None, trajectory: Mapping[str, Any]) -> str:
