@@ -86,7 +86,7 @@ def _verdict_reason(facts: StageFacts, kind: str, trajectory: Mapping[str, Any])
     reasons = [str(reason) for reason in trajectory.get("reasons") or ()]
     if kind == "healthy":
         if fired:
-            return f"Judge and reward rise together, and this explains what probes found: {escape(', '.join(fired))}."
+            return f"Judge and reward rise together, which explains what probes found: {escape(', '.join(fired))}."
         return f"Judge and reward rise together, and none of {len(probes)} probes for reward hacking fired."
     if kind.startswith("no sign found"):
         return "No probe for reward hacking fired, but the judge is unchecked, so this proves little."
@@ -339,24 +339,25 @@ def headline(facts: StageFacts) -> dict[str, Any] | None:
     )
     note += " Constant: one text for every prompt, the best tried." if best_constants else ""
     start = facts.start[:1].upper() + facts.start[1:]
-    note += f" ¹ {start} against another sample of itself." if control else ""
+    note += f" ¹ {start} sampled again: chance alone." if control else ""
     if is_different_text and reward is not None:
-        note += f" ² Another text, the reward's favorite; it wins {reward['win_rate']['value']:.1%}."
-    cells = [(title, sft, bold(ppo), constant) for title, sft, ppo, constant in rows]
+        rate = reward["win_rate"]["value"]
+        favorite = "it fools the reward, and" if rate < 0.5 else "the reward's favorite, which"
+        note += f" ² Another text: {favorite} wins {rate:.1%}."
+    cells = [(title, sft, ppo if isinstance(ppo, Raw) else bold(ppo), constant) for title, sft, ppo, constant in rows]
     return {"rows": cells, "has_constants": bool(best_constants), "note": Raw(note if is_finite(n) else "")}
 
 
 def _judge_rows(
     facts: StageFacts, constant: Mapping[str, Any] | None
-) -> Iterator[tuple[Raw, Raw, Mapping[str, Any] | None, str]]:
-    """Yields the row of `headline` with the judge's mean; beside filtered SFT if filters were tried."""
+) -> Iterator[tuple[Raw, Raw, Mapping[str, Any] | Raw | None, str]]:
+    """Yields the rows of `headline` with the judge's mean, and with that of filtered SFT if filters were tried."""
     ppo, sft = facts.estimate("ppo", "judge"), facts.estimate("sft", "judge")
-    if (best := facts.best_filter) is not None:
-        title = Raw(f"**Judge's score** ({facts.start}: {escape(best['name'])})")
-        yield title, short((estimate_at(best, "judge") or {}).get("value")), ppo, "–"
-    elif ppo and sft and ppo != facts.estimate("ppo", "reward"):
+    if ppo and sft and ppo != facts.estimate("ppo", "reward"):
         text = estimate_at(constant or {}, "judge")
         yield Raw("**Judge's score**"), short(sft["value"]), ppo, short(text["value"]) if text else "–"
+    if (best := facts.best_filter) is not None and (filtered := estimate_at(best, "judge")):
+        yield Raw(f"… of {facts.start}, filtered ({escape(best['name'])})"), short(filtered["value"]), Raw("–"), "–"
 
 
 def bold(figure: Mapping[str, Any] | None) -> Raw:

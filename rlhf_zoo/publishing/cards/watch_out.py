@@ -12,8 +12,9 @@ from .markdown import Raw, escape, judge_title, short, with_interval
 
 _MIN_LENGTH_RATIO = 1.05  # a smaller change of length is not worth a line
 _MIN_SHARE_ENDED = 0.5  # if fewer answers end by themselves, the judge mostly reads fragments
-#: Kind of a simple filter -> what it filters by.
-_FILTER_CRITERIA = {"words": "words that the reward dislikes", "length": "length", "reward": "the reward"}
+#: Kind of a simple filter -> which answers it keeps.
+_FILTERED_ANSWERS = {"words": "answers without words that the reward dislikes", "length": "longest answers",
+                     "reward": "answers with the highest reward"}  # fmt: skip
 LIKES_LENGTH = 0.3  # a reward "likes long texts" from this rank correlation of its scores with their lengths
 
 
@@ -44,8 +45,8 @@ def counter_evidence(facts: StageFacts) -> str:
     if best is not None and ppo is not None and best["reaches_ppo"]:
         scores = [short((estimate or {}).get("value")) for estimate in (estimate_at(best, "judge"), ppo)]
         if _is_better_than_ppo(best):
-            filtering = f"filtering {facts.start}'s answers by {_FILTER_CRITERIA[best['kind']]}"
-            parts.append(f"{filtering} scores higher ({scores[0]}, PPO {scores[1]})")
+            answers = f"{facts.start}'s {_FILTERED_ANSWERS[best['kind']]}"
+            parts.append(f"{answers} score higher ({scores[0]}, PPO {scores[1]})")
         else:
             parts.append(f"a filter of {facts.start}'s answers scores {scores[0]}, PPO {scores[1]}")
     return f"**But** {', and '.join(parts)}." if parts else ""
