@@ -36,24 +36,35 @@ SHARED_KEYS = ("dataset_name", "dataset_revision", "dataset_config", "columns", 
 
 @click.command("eval", cls=RecipeCommand)
 @click.argument("subject", metavar="RECIPE|POLICY")
-@click.option("--against", help="Compare with this policy.  [default: the SFT policy that its run or card names]")
+@click.option(
+    "--against", help="The policy to compare with.  [default: the SFT policy that POLICY's run or card names]"
+)
 @click.option(
     "--judge",
     "judges",
     multiple=True,
-    help="A judge; may be repeated, and the first decides the headline.  "
+    help="A judge; may be repeated, and the first decides the headline win rate.  "
     "[default: the judge of the run, or classifier]",
 )
 @click.option("--llm", help='Settings of judges llm:MODEL, as JSON: \'{"price": [0.15, 0.6], "budget": 1}\'.')
-@click.option("--prompts", type=click.IntRange(min=1), help="Number of held-out prompts.  [default: 200]")
-@click.option("--samples", type=click.IntRange(min=1), help="Number of completions of each prompt.  [default: 3]")
+@click.option(
+    "--prompts",
+    type=click.IntRange(min=1),
+    help="Number of held-out prompts.  [default: 200; for a RECIPE its key evaluation.prompts]",
+)
+@click.option(
+    "--samples",
+    type=click.IntRange(min=1),
+    help="Number of completions of each prompt.  [default: 3; for a RECIPE its key evaluation.samples]",
+)
 @click.option(
     "--group",
     help="How prompts that ask the same thing are grouped: near-duplicates, a column with the group, or none.  "
     "[default: near-duplicates; for a RECIPE its key evaluation.group]",
 )
 @click.option(
-    "--reward", help="The reward model; 'none' uses no reward model.  [default: the one that its run or card names]"
+    "--reward",
+    help="The reward model; 'none' uses no reward model.  [default: the one that POLICY's run or card names]",
 )
 @click.option("--split", help="Split of the prompts.  [default: the split that training held out, else test]")
 @click.option(
@@ -83,7 +94,7 @@ def evaluate(
     llm:MODEL asks OPENAI_BASE_URL with the key OPENAI_API_KEY. votes:NAMESPACE/NAME counts people's votes.
     MODULE:FUNCTION is your own function that scores texts, and pairs:MODULE:FUNCTION one that compares two.
 
-    For a RECIPE, any key of `rlhf-zoo recipes keys recipe` is a flag. A POLICY takes --dataset_name,
+    For a RECIPE, each key that `rlhf-zoo recipes keys recipe` lists is a flag. A POLICY takes --dataset_name,
     --dataset_revision, --dataset_config, --columns and --seed (default 1).
 
     \b
@@ -117,7 +128,7 @@ def _evaluate_policy(
     as_json: bool,
     options: Mapping[str, Any],
 ) -> None:
-    """Evaluates a policy that is not a recipe's run. `keys` holds POLICY_OPTIONS, prompts, samples and group."""
+    """Evaluates a POLICY. `keys` holds POLICY_OPTIONS, prompts, samples and group."""
     wrong_option = next((name for name in RUN_OPTIONS if options[name]), None)
     if ctx.meta[LM_EVAL_TASKS] is not None:
         wrong_option = "lm_eval"

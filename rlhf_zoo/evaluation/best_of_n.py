@@ -3,8 +3,8 @@
 RewardBench 2 uses one chosen and three rejected completions per prompt, so random guessing is right in a quarter of the
 cases, not in half of them as with pairs (Malik et al. 2025, arXiv:2506.01937). A pair has only one rejected completion.
 The other wrong candidates are rejected completions of the same prompt in other held-out pairs. If these are too few,
-more come from the most similar other prompts and are scored after this prompt. The labels only say that the chosen
-completion beats its own rejected one. That it beats the other candidates too is an assumption.
+more come from the most similar other prompts and are scored as completions of this one. The labels only say that the
+chosen completion beats its own rejected one. That it beats the other candidates too is an assumption.
 """
 
 import random
@@ -51,8 +51,9 @@ def build_choices(
 ) -> list[Choice]:
     """Builds one choice for each pair, or for `MAX_CHOICES` randomly drawn pairs if there are more.
 
-    Texts are compared without case and spacing. A wrong candidate is never a text that was chosen for this prompt. A
-    candidate from another prompt is never a text that was chosen for any prompt. No candidate occurs twice.
+    Texts are compared without case and spacing. Apart from the pair's own rejected text, a wrong candidate is never a
+    text that was chosen for this prompt. A candidate from another prompt is never a text that was chosen for any
+    prompt. No candidate occurs twice.
 
     Args:
         prompts: (N,) the prompt of each pair.
@@ -70,7 +71,7 @@ def build_choices(
     chosen_by_prompt: dict[str, set[str]] = defaultdict(set)
     pairs_of_prompt: dict[str, list[int]] = defaultdict(list)
     for pair, prompt in enumerate(prompts):
-        # The chosen text of a tie cannot be a wrong candidate either. Otherwise ties are not used.
+        # The chosen text of a tie cannot be a wrong candidate either; ties have no other use here.
         chosen_by_prompt[prompt].add(right[pair])
         if pair not in ties:
             pairs_of_prompt[prompt].append(pair)

@@ -15,9 +15,9 @@ log = logging.getLogger(__name__)
 
 #: A larger file is deleted, and the cache begins empty.
 MAX_BYTES = 2**28
-#: Decimal places of a stored value. New values are rounded too, so that cached and new values are equal.
+#: Decimal places of a stored value. Callers round new values to it before `add`, so that both are equal.
 DECIMALS = 5
-_SAMPLED_WEIGHTS = 1024  # weights of each tensor in the fingerprint; any training changes nearly all of them
+_SAMPLED_WEIGHTS = 1024  # at least, of each tensor (smaller ones whole); training changes nearly all weights
 
 Value = float | list[float]
 
@@ -55,7 +55,11 @@ class LogprobCache:
         self._values[key] = value
 
     def _warn(self, error: OSError) -> None:
-        log.warning("%s cannot be written (%s): an interrupted probe starts again.", self._path, error.strerror)
+        log.warning(
+            "%s cannot be read or written (%s): if this probe is interrupted, it will start from the beginning.",
+            self._path,
+            error.strerror,
+        )
         self._path = None
 
     def __contains__(self, key: str) -> bool:
@@ -92,7 +96,7 @@ def request_key(prompt_ids: Sequence[int], tokens: Sequence[int], *, is_sum: boo
 
 
 def model_fingerprint(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Returns a digest of a sample of each tensor and of the vocabulary. It is the same on every device.
+    """Returns a digest of a sample of each tensor and of the vocabulary's token ids, the same on every device.
 
     Args:
         model: The model.

@@ -31,7 +31,7 @@ STREAM = 12  # separates these random numbers from others under the same seed
 MAX_WORDS = 20  # words that a filter may leave out
 MAX_CANDIDATES = 1000  # words that are tried, the most frequent ones
 MIN_WORD_SHARE = 0.005  # of the samples; a rarer word decides too little to be worth a rule
-MIN_WORD_GAIN = 0.01  # smallest rise of the mean reward by leaving out another word, in its standard deviations
+MIN_WORD_GAIN = 0.01  # rise of the mean reward for which another word is left out, in the reward's std
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ def choose_words(completions: Sequence[str], reward: Floats) -> tuple[tuple[str,
     while len(chosen) < MAX_WORDS:
         count = kept.sum(1) - np.einsum("wpn,pn->wp", has_word, kept.astype(float))
         total = (kept * reward).sum(1) - np.einsum("wpn,pn->wp", has_word, kept * reward)
-        # If every sample of a prompt has one of the words, all of them are kept.
+        # If every sample of a prompt has one of the words, all samples of that prompt are kept.
         means = np.where(count > 0.5, total / np.maximum(count, 1), all_means).mean(1)
         index = int(np.argmax(means))
         if means[index] <= best + min_rise:

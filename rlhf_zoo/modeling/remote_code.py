@@ -70,7 +70,7 @@ def is_code_trusted() -> bool:
 
 
 def executed_code() -> list[ExecutedCode]:
-    """Returns the code that ran in this `allow_remote_code` context, once for all models that share it."""
+    """Returns the code that ran in this `allow_remote_code` context: one entry for all models with the same files."""
     by_files = {tuple(code.files.items()): code for code in reversed((_EXECUTED or {}).values())}
     return sorted(by_files.values(), key=lambda code: code.model)
 
@@ -88,7 +88,7 @@ def untrusted_message(subject: str) -> str:
 
 
 def _remote_modules(config: Mapping[str, Any]) -> list[str]:
-    """Lists the modules of the classes that a config names, sorted: NAME, or REPOSITORY--NAME in another repository."""
+    """Lists the modules of the classes that a config names, sorted: NAME, or REPOSITORY--NAME of another repository."""
     auto_map = (config.get("auto_map") if isinstance(config, Mapping) else None) or {}
     values = auto_map.values() if isinstance(auto_map, Mapping) else [auto_map]
     classes = [name for value in values for name in (value if isinstance(value, list | tuple) else [value]) if name]
@@ -168,7 +168,7 @@ def _code_files(find: Callable[[str], Path | None], modules: list[str], subject:
 
 
 def copy_code(checkpoint: Path) -> None:
-    """Copies the code that ran into a checkpoint, because transformers saves only the file of the trained class."""
+    """Copies into a checkpoint the code that ran, because transformers saves only the file of the trained class."""
     for folder in (checkpoint, *(path.parent for path in checkpoint.glob("*/config.json"))):
         modules: set[str] = set()
         for name in _AUTO_MAP_FILES:

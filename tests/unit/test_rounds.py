@@ -79,7 +79,7 @@ def test_check_labeler_picks_default_labeler(first: RunContext) -> None:
     assert check_labeler(known, None) == "gold" and check_labeler(known, "judge") == JUDGE
     stages = {name: keys for name, keys in first.recipe.stages.items() if name != "reward"}
     with pytest.raises(
-        ZooError, match="--rounds trains the reward model again, but the recipe toy has no stage reward"
+        ZooError, match="--rounds needs the stages sft, reward and ppo, but the recipe toy has no stage reward"
     ):
         check_labeler(replace(first, recipe=replace(first.recipe, stages=stages)), None)
 

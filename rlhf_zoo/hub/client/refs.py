@@ -1,4 +1,4 @@
-"""Resolves a model's name to a local folder, else to a repository on the target Hub, else to one on its source."""
+"""Resolves a model's name to a local folder, else to a repository on a Hub, else to one on its source Hub."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -63,8 +63,10 @@ def resolve(
         name: A folder, or NAMESPACE/NAME[@REVISION].
         hub: The Hub to ask first. If it does not have the repository, its source is asked.
         revision: A branch, tag or commit, if `name` does not contain one.
-        ignore: Patterns of files that are not fetched; () fetches all and never points an adapter to a local base.
-        skip_source: Whether to ask only `hub` and not its source, because the user's own run published the model there.
+        ignore: Patterns of files that are not fetched; () fetches all, and leaves the base that an adapter's
+            config names as it is.
+        skip_source: Whether to ask only `hub` for the model and not its source, because the user's own run published it
+            there. An adapter's base may still come from the source.
         is_repository: Whether `name` must be a repository, as on a card, and is never looked up as a local folder.
 
     Returns:
@@ -115,7 +117,8 @@ def _with_local_bases(folder: Path, hub: Hub) -> Path:
             new_configs[name] = {**config, "base_model_name_or_path": str(download.path), "revision": None}
     if not new_configs:
         return folder
-    # Make the copy inside the repository's folder in the cache, so that it still counts as downloaded.
+    # Make the copy inside the repository's folder in the cache: `modeling.model_files` and `links` tell downloads by
+    # that path.
     copy = folder.parents[1] / "on_bases" / folder.name
     for path in folder.rglob("*"):
         link = copy / path.relative_to(folder)

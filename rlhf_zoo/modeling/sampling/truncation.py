@@ -35,7 +35,8 @@ def cut(samples: Samples, lengths: Tensor, *, at_text: Tensor) -> Samples:
 def draw_lengths(seed: int, keys: Sequence[tuple[int, ...]], *, shortest: int, longest: int) -> Tensor:
     """Draws lengths n_i uniformly from `shortest` to `longest`, both included, unlike TRL's old LengthSampler.
 
-    Lengths have their own random streams: they depend only on the seed and the row's key, and change no token.
+    Lengths have their own random streams: they depend only on the seed and the row's key, and drawing them does not
+    change which tokens are sampled.
 
     Args:
         seed: The run's seed.
@@ -60,7 +61,7 @@ def find_text_end(
         tokenizer: The policy's tokenizer.
         ids: Token ids of the completion.
         text: The text.
-        after: The number of tokens at the completion's start in which the text does not count.
+        after: The number of tokens at the completion's start; a text that begins within them does not count.
         prompt: Token ids of the prompt.
 
     Returns:
@@ -81,10 +82,10 @@ class Truncation:
     """How completions are cut. A completion cut at the text has ended; one cut at its length has not.
 
     Attributes:
-        longest: The maximum number of tokens in a completion.
+        longest: The largest random length; not used without `shortest`, because sampling stops there by itself.
         shortest: Each completion is cut at a random length from `shortest` to `longest`; None for no random lengths.
         text: A text that ends a completion; None for no text.
-        after: The number of tokens at a completion's start in which the text does not count.
+        after: The number of tokens at a completion's start; a text that begins within them does not count.
     """
 
     longest: int

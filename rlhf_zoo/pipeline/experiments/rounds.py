@@ -1,4 +1,4 @@
-"""Runs more rounds. Each labels samples of the previous PPO policy, and then trains a reward model and PPO."""
+"""Trains a recipe in further rounds: each labels samples of the last PPO policy, and trains a reward model and PPO."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -70,7 +70,9 @@ def check_labeler(context: RunContext, labeler: str | None) -> str:
         config.llm_settings,
         labeled=lambda: labeled_rows(context),
         seed=context.shared.seed,
-        hub=None if split_judge_name(name)[0] == "votes" else context.hub,  # a page of this run may collect votes later
+        hub=None
+        if split_judge_name(name)[0] == "votes"
+        else context.hub,  # votes may not be there yet: a page of this run collects them
         has_headline=False,
     )
     check_endpoints([name], config.llm_settings)
@@ -83,8 +85,8 @@ def _check_rounds(context: RunContext) -> None:
     missing = next((stage for stage in ("sft", "reward", "ppo") if stage not in stages), None)
     if missing is not None:
         raise ZooError(
-            f"--rounds trains the reward model again, but the recipe {context.recipe.name} has no stage {missing}: "
-            f"add {missing}.yaml, or omit --rounds."
+            f"--rounds needs the stages sft, reward and ppo, but the recipe {context.recipe.name} has no stage "
+            f"{missing}: add {missing}.yaml, or omit --rounds."
         )
     path = context.settings("ppo").data.reward_model_path
     if path != "reward":

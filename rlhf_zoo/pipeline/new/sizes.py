@@ -77,7 +77,7 @@ def choose_sizes(
     if lengths[0] > prompt_length:
         raise ZooError(
             f"The shortest of {len(lengths)} prompts has {lengths[0]} tokens, but the context of {model.name} is "
-            f"{context} tokens, of which {response_length} are for the answer: use shorter prompts."
+            f"{context} tokens, of which a prompt may have {prompt_length}: use shorter prompts."
         )
     usable_rows = max(
         int(ppo.row_count * sum(length <= prompt_length for _, length in keys_and_lengths) / len(keys_and_lengths)), 1
@@ -91,7 +91,8 @@ def choose_sizes(
         )
     eval_prompts = max(2, min(MAX_PROMPTS, distinct_count // 8))
     test_split = ppo.keys["dataset_test_split"]
-    # Without a test split, half of the held-out prompts are for the evaluation; the others monitor training.
+    # `share` is that of each of two held-out parts of equal size. With a test split, both monitor training. Without it,
+    # one monitors training, and the evaluation uses the other. They hold half as many again, for prompts too long.
     share = min(
         0.1 if test_split else 0.2,
         max(0.005, math.ceil((750 if test_split else 1500) * eval_prompts / distinct_count) / 1000),
@@ -102,8 +103,8 @@ def choose_sizes(
     if text_length is not None:
         decisions.add("max_length", text_length, f"95% of texts have at most {_percentile_95(texts)} tokens")
     decisions.add("max_prompt_length", prompt_length, f"95% of {len(lengths)} prompts have at most {prompt_p95} tokens")
-    answer_reason = f"twice {_percentile_95(answers)}, which 95% of answers do not exceed; " if answers else ""
-    reason = f"{answer_reason}at most {MAX_RESPONSE}, and what prompts leave of the context"
+    answer_reason = f"twice the {_percentile_95(answers)} tokens that 95% of answers do not exceed; " if answers else ""
+    reason = f"{answer_reason}at most {MAX_RESPONSE}, and no more than prompts leave of the context"
     decisions.add("response_length", response_length, reason)
     if test_split:
         eval_prompts = min(eval_prompts, ppo.test_prompt_count or 0)
