@@ -108,7 +108,7 @@ class ActorCritic(nn.Module):
         entropy_requires_grad: bool = False,
         policy_loss: TokenLoss | None = None,
     ) -> ActorCriticOutput:
-        """Runs policy and critic on the samples, once if they share a trunk, and the policy on `texts` if given.
+        """Runs policy and critic on the samples, in one pass if they share a trunk, and the policy on `texts` if given.
 
         Args:
             samples: B completions.
@@ -116,8 +116,8 @@ class ActorCritic(nn.Module):
             texts: The texts for the PTX loss; None without that loss.
             ref_logits: (B, T, vocabulary size), the reference's logits for an exact KL; None without it.
             entropy_requires_grad: Whether the entropy has a gradient.
-            policy_loss: A loss of each token, computed while its chunk of logits is in memory, so that all logits never
-                are. With None, no loss is computed, and log π has gradients.
+            policy_loss: The policy's loss, computed chunk by chunk where possible, so that not all logits are in memory
+                at once. With None, no loss is computed, and log π has gradients.
         """
         shares_trunk = self.shares_trunk
         output = response_logprobs(

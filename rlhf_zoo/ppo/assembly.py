@@ -55,7 +55,7 @@ class Parts:
         reference: The reference for KL; None without one.
         rewards: The rewards; None if a custom training loop scores the completions.
         text_source: The texts for the PTX loss; None without that loss.
-        starts_at_reference: Whether the policy starts exactly at the reference.
+        starts_at_reference: Whether the policy should start exactly at the reference, because the user chose no other.
         context_length: The number of tokens that all models can read; None for no limit.
         vocabulary: The tokens that the policy can sample.
         smallest_consumer: The model with the fewest embedding rows among those that read the policy's ids.
@@ -92,12 +92,13 @@ def assemble(
         args: The settings.
         tokenizer: The policy's tokenizer.
         model: The policy: a causal model, with or without a value head, its path or its Hub id.
-        ref_model: The reference as a model, a path or a Hub id; None for the policy as it starts.
+        ref_model: The reference as a model, a path or a Hub id; None for the policy as it starts, if args need one.
         reward_model: One reward model or several.
         value_model: The critic as a model, a path or a Hub id; None for the critic that args.critic names.
         peft_config: The configuration of a new adapter for the policy; None to add none.
         reward_funcs: One reward function or several.
-        reward_processing_class: The reward models' tokenizers; None for the policy's.
+        reward_processing_class: The tokenizers of reward models that are not passed as paths or Hub ids; None for the
+            policy's.
         ptx_dataset: Texts for the PTX loss; None without that loss.
         needs_own_pad: Whether PAD must differ from EOS.
 
@@ -122,7 +123,7 @@ def assemble(
     critic, critic_adapter = _prepare_critic(head, value_model, rewards, policy, peft_config, args)
     vocabulary = Vocabulary.of(tokenizer, policy)
     scoring_models = [reward for reward in rewards.models if reward.shares_ids] if rewards is not None else []
-    # Every model that reads the policy's ids needs an embedding for each of them.
+    # Every model that reads the policy's ids needs an embedding for each id.
     models = {
         "the policy": policy,
         "the critic": None if isinstance(critic, ValueHead) else critic,
@@ -163,7 +164,7 @@ def assemble(
 
 
 def _prepare_reference(policy: PreTrainedModel, ref_model: Any, args: PPOConfig) -> tuple[Reference | None, bool]:
-    """Returns the reference (None without one), and whether the policy starts as an exact copy of it."""
+    """Returns the reference (None without one), and whether the policy should start exactly at it."""
     if isinstance(ref_model, str):
         ref_model = load_causal(ref_model, options=AS_SAVED if args.bf16 else IN_FLOAT32)
     if isinstance(ref_model, AutoModelForCausalLMWithValueHead):
@@ -328,10 +329,11 @@ def build_rewards(
         reward_funcs: One reward function or several.
         args: The settings.
         tokenizer: The policy's tokenizer.
-        reward_tokenizer: The reward models' tokenizers, one for all or one for each.
+        reward_tokenizer: The reward models' tokenizers, one for all or one for each. A path or Hub id is loaded with its
+            own tokenizer instead.
 
     Returns:
-        The rewards; None if there are none.
+        The rewards; None without any, and with reward_funcs None.
 
     Raises:
         ZooError: The numbers of tokenizers and models differ, or a setting needs a reward model and there is none.

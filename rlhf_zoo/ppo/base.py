@@ -225,7 +225,7 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
             metrics: The update's metrics, with the sums of the step's micro-batches.
 
         Raises:
-            NotFinite: Log-probabilities or weights are not finite. A loss that is not finite is only recorded.
+            NotFinite: Log-probabilities are not finite. If only the loss is not finite, `optimizer_step` skips the step.
         """
         tensors = {"loss": metrics.step_loss, "log-probabilities": metrics.step_logprobs}
         finite = self.finite_on_all_processes(tensors)
@@ -256,8 +256,8 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
             "critic/value": self.mean(values.masked_fill(~mask, math.nan)),
             "critic/return": self.mean(returns.masked_fill(~mask, math.nan)),
         }
-        # NaN means that a metric does not apply, so the metric is left out. For example, no completion may reach a
-        # quarter of the positions, or explained variance is undefined because returns do not vary.
+        # NaN means that a metric does not apply, so the metric is left out. For example, all completions may end before
+        # the last quarter of the positions, or explained variance is undefined because returns do not vary.
         applicable = {name: value for name, value in rollout_metrics.items() if not math.isnan(value)}
         metrics = {**applicable, "kl_coef": self.controller.kl_coef, **loss_metrics}
         metrics |= {name: value for name, value in estimates.scored.metrics.items() if name not in metrics}
@@ -321,7 +321,7 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
         """
         if "loss" in logs and self._metrics:
             # PPO's metrics replace two of Trainer's. Trainer reads grad_norm after the update has cleared the gradients
-            # and always gets 0. In a resumed run, Trainer's loss lacks the updates since the last log line.
+            # and always gets 0. After resuming, Trainer's loss lacks the updates between log line and checkpoint.
             logs.pop("grad_norm", None)
             logs = logs | {name: sum(values) / len(values) for name, values in self._metrics.items()}
             logs |= {"episodes": self._episodes, SKIPPED: self.guard.skipped, **self.phases.pop_means()}
@@ -381,7 +381,7 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """Makes one optimizer with parameter groups for policy and critic, each with its own learning rate.
+        """Makes one optimizer, if none was passed, with separate learning rates for policy and critic.
 
         Args:
             model: Ignored; Trainer passes it.
@@ -408,7 +408,7 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Saves the policy as a plain checkpoint, with the tokenizer, `critic/` and PPO's state in one folder.
 
-        With merge_adapter, a LoRA policy is merged into its base, except in checkpoints, from which training resumes.
+        With merge_adapter, a LoRA policy is merged into its base. Checkpoints keep the adapter, to resume training it.
 
         Args:
             output_dir: The folder; None for args.output_dir.

@@ -20,7 +20,7 @@ class PPOConfig(TrainingArguments):
     """Configuration of `PPOTrainer`.
 
     A step is one PPO update. In each update a process reads `per_device_train_batch_size × gradient_accumulation_steps`
-    prompts and samples `num_generations` completions for each. It learns from micro-batches of
+    prompts and samples `num_generations` completions for each. It learns from micro-batches of at most
     `per_device_train_batch_size` completions, unless `max_tokens_per_micro_batch` is set.
 
     Raises:

@@ -30,12 +30,12 @@ def build_critic(
 ) -> PreTrainedModel | ValueHead:
     """Builds the critic.
 
-    If the critic is a copy of the policy, the policy's adapter is merged into it. For a quantized policy, the critic is
-    a value head.
+    If the critic is a copy of the policy, the policy's adapter is merged into it. A quantized policy cannot be copied:
+    with 'auto' the critic is a value head instead.
 
     Args:
         value_model: The user's critic; None for the critic that `args.critic` names. With 'auto' the critic starts as
-            the reward model if it reads the policy's tokens, otherwise as the policy.
+            the first reward model that reads the policy's tokens and has one output, otherwise as the policy.
         rewards: The rewards, which may include a reward model to start from.
         policy: The policy.
         args: The settings.

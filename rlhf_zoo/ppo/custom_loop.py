@@ -67,7 +67,8 @@ def samples_from_user(queries: Sequence[Any], responses: Sequence[Any], trainer:
         trainer: The trainer, whose tokenizer, context length and stop ids are used.
 
     Raises:
-        ZooError: Counts differ, or a query or response is empty or has ids that the policy cannot read or sample.
+        ZooError: Counts differ; a query or response is empty, too long, or has ids that the policy cannot read or
+            sample; or a response continues after its end token.
     """
     if len(queries) != len(responses) or not len(queries):
         raise ZooError(

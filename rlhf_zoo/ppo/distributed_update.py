@@ -57,7 +57,7 @@ def gather_rollouts(
         group_size: The number of completions per prompt.
 
     Returns:
-        The rollout and rewards of all processes, in the order that a single process would produce.
+        The rollout and rewards of all processes, in the order that a single process would produce, without `extra`.
     """
     from accelerate.utils import gather_object
 

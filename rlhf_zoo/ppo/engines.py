@@ -17,8 +17,8 @@ from ..modeling.sampling.sampler import Samples, SamplingRequest, sample
 from .config import PPOConfig
 from .engine_samples import as_samples, excluded_ids
 
-_PAGE_SIZE = 256  # tokens in a page of the cache of continuous batching
-#: Samples the completions that a request asks for, from the policy.
+_PAGE_SIZE = 256  # tokens in a page of continuous batching's cache
+#: Samples from the policy the completions that a request asks for.
 Engine = Callable[[PreTrainedModel, SamplingRequest], Samples]
 
 

@@ -4,7 +4,7 @@ from ..errors import ZooError
 
 
 class UpdateFailed(ZooError):
-    """An update could not be made. The weights are the same as before it.
+    """An update could not be made. The weights have not changed.
 
     Attributes:
         raised_on_all_processes: Whether all processes raise the error, so that they can save a checkpoint together.

@@ -41,7 +41,7 @@ class GuardWarning(UserWarning):
 
 @contextmanager
 def wrap_reward_errors() -> Iterator[None]:
-    """Converts errors of rewards to ScoringFailed, so that the run can save a checkpoint."""
+    """Converts errors of rewards, except NotFinite, to ScoringFailed, so that the run can save a checkpoint."""
     try:
         yield
     except NotFinite:
@@ -64,7 +64,7 @@ def warn(message: str) -> None:
 def check_step_size(model: Any, learning_rate: float, *, subject: str) -> None:
     """Warns if an optimizer step is too small to change most of the trained weights that have 16 bits.
 
-    bfloat16 has 8 bits of mantissa: adding a step to a weight 512 times as large changes nothing.
+    bfloat16 has 8 significant bits: adding a step to a weight 512 times as large changes nothing.
 
     Args:
         model: The model.

@@ -11,8 +11,8 @@ from ..fields import check_limits
 from ..functional import AGGREGATIONS, ENSEMBLES, KL_IN_LOSS, KL_IN_REWARD
 from ..rewards.model import REWARD_OUTPUTS
 
-#: Tokens per pass on a CPU. A larger pass needs more memory, which pays off in bf16, because each pass casts all
-#: weights (docs/performance.md).
+#: Tokens per pass on a CPU. A larger pass needs more memory. In bf16 it saves time, because each pass casts all weights
+#: (docs/performance.md).
 CPU_TOKENS_PER_PASS, CPU_BF16_TOKENS_PER_PASS = 512, 2048
 #: Key -> its allowed values.
 CHOICES = {

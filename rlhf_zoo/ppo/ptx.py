@@ -28,7 +28,7 @@ class TextSource:
         pad_id: int,
         num_embeddings: int,
     ) -> None:
-        """Tokenizes the texts, appends EOS, and cuts them to the context length.
+        """Tokenizes the texts, appends EOS (except to `input_ids`), and cuts them to the context length.
 
         Target tokens are the tokens to predict. A text without any is dropped.
 

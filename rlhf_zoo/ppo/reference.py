@@ -30,12 +30,12 @@ class Reference:
         in_8bit: bool = False,
         in_bf16: bool = False,
     ) -> None:
-        """Uses `model`. Without it, uses the policy with another adapter or no adapter, or a copy of the policy.
+        """Uses `model`. If it is None, uses a policy with an adapter itself, and copies any other policy.
 
         Args:
             policy: The policy.
             model: The reference; None to make one.
-            adapter: The adapter that makes the policy the reference; None to use the policy with its adapter off.
+            adapter: The adapter with which the policy is the reference; None to turn the policy's adapter off.
             in_8bit: Whether to quantize the reference's linear layers to 8 bit.
             in_bf16: Whether to keep the copy in bfloat16 if that type represents each weight exactly, as it does for a
                 policy that was saved in bfloat16.
@@ -69,7 +69,7 @@ class Reference:
             if in_bf16 and all(torch.equal(weight.bfloat16().to(weight), weight) for weight in model.parameters()):
                 untyped_model: Any = model
                 model = untyped_model.to(torch.bfloat16)
-        # If the policy itself is the reference, with another adapter or without one, it is in training and not frozen.
+        # If the policy itself is the reference, its adapter is in training, so do not freeze it.
         if self._policy_as_reference is None:
             disable_dropout(model)
             model.requires_grad_(False).eval()
@@ -129,7 +129,7 @@ def _quantize_to_8bit(model: PreTrainedModel) -> PreTrainedModel:
     if not is_bitsandbytes_available():
         raise ZooError("ref_load_in_8bit needs bitsandbytes, which is not installed: pip install bitsandbytes.")
     if is_peft(model):
-        # Merging changes the weights, and the policy itself must keep its adapter.
+        # Merging changes the weights, so merge a copy of the user's model.
         adapted: Any = copy.deepcopy(model)
         model = adapted.merge_and_unload()
     with tempfile.TemporaryDirectory() as directory:

@@ -85,11 +85,11 @@ class Advantages:
 
     Attributes:
         scored: The rewards before shaping.
-        scores: (B,), after shaping. With score_centering "prompt", rewards add up to these scores minus a baseline.
+        scores: (B,), after shaping, but before score_centering "prompt" subtracts the prompt's other scores.
         non_score: (B,), −β·ΣKL if KL is in the reward, otherwise 0.
-        rewards: (B, A).
+        rewards: (B, A), after whitening, if any.
         values: (B, A), V_old.
-        advantages: (B, A).
+        advantages: (B, A), after whitening, if any.
         returns: (B, A).
         mask: (B, A) bool.
     """
@@ -104,7 +104,7 @@ class Advantages:
     mask: Tensor
 
     def select(self, indices: Tensor) -> Advantages:
-        """Selects rows, and drops action positions that are padding in all of them.
+        """Selects rows of all attributes except `scored`, and drops action positions that are padding in all of them.
 
         Args:
             indices: (n,) int64.
@@ -119,7 +119,8 @@ class Advantages:
 def shaped_scores(scored: Scored, ended: Tensor, args: PPOConfig, running_scores: RunningScores) -> Tensor:
     """Centers, scales and clips scores, then corrects them for a missing end of sequence.
 
-    With score_centering "prompt", scores are not centered here, because that needs the prompt's other completions.
+    With "stored", the reward models have already centered or scaled their scores. With score_centering "prompt",
+    `compute_advantages` centers them, because that needs the prompt's other completions.
 
     Args:
         scored: The rewards of B completions.
@@ -142,9 +143,10 @@ def shaped_scores(scored: Scored, ended: Tensor, args: PPOConfig, running_scores
 
 
 def shaped_token_scores(scored: Scored, ended: Tensor, args: PPOConfig, running_scores: RunningScores) -> Tensor | None:
-    """Scales per-token scores to the units of the shaped score: d_t/σ, or 0 if the completion's score was replaced.
+    """Scales per-token scores like the score: divided by the running σ with score_scaling "running".
 
-    What centering, clipping and penalties add to a score or subtract from it goes to the last token instead.
+    They are 0 if missing_eos_score replaced the completion's score. What centering, clipping and penalties change in a
+    score goes to the last token.
 
     Args:
         scored: The rewards of B completions.

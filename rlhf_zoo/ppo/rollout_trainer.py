@@ -25,8 +25,8 @@ class RolloutTrainer(BasePPOTrainer):
     def rollout(self, rows: Sequence[Mapping], *, stream: int) -> Rollout:
         """Samples a completion for each row, with log π, log π_ref and V of its tokens.
 
-        Each row's random numbers depend only on (stream, update, prompt index, completion index), so the samples do not
-        depend on the batch size, the number of processes, or resuming.
+        With the native engine, each row's random numbers depend only on the seed and on (stream, update, prompt index,
+        completion index), so the samples do not depend on the batch size, the number of processes, or resuming.
 
         Args:
             rows: Prompts, with their token ids and their index in the data set.
@@ -68,7 +68,8 @@ class RolloutTrainer(BasePPOTrainer):
 
         Args:
             samples: B completions.
-            recompute_logprobs: Whether a forward pass computes log π_old. Otherwise the samples' own values are used.
+            recompute_logprobs: Whether a forward pass computes log π_old and V, even if the samples have them. If not,
+                log π_old is the sampler's.
 
         Raises:
             NotFinite: A log-probability or a value is not finite.

@@ -67,7 +67,7 @@ class StepGuard(TrainerCallback, ExportableState):
             step: The number of the step, for the error.
             learning_rate: The learning rate, for the error.
             is_searching_scale: Whether a gradient scaler is still searching for its scale. Overflows are expected then,
-                and do not count toward the steps in a row.
+                so the step does not count toward the skipped steps in a row.
 
         Raises:
             NotFinite: MAX_SKIPPED_IN_A_ROW steps in a row were not finite.
@@ -92,7 +92,7 @@ class GuardedTrainer(Trainer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # With a mask the gradients of cuDNN's attention may be NaN, and torch prefers it from 2.11 on:
+        # With a mask, cuDNN's attention may have NaN gradients, and torch prefers this attention from 2.11 on:
         # https://github.com/pytorch/pytorch/issues/196678
         torch.backends.cuda.enable_cudnn_sdp(False)
         self.add_callback(StepGuard())
@@ -225,10 +225,10 @@ class FiniteStepsTrainer(GuardedTrainer):
                 weight.grad.fill_(math.nan)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Adds the number of skipped steps, and logs NaN where a number would hide them.
+        """Adds the number of skipped steps, and logs NaN where a number would hide a skipped step.
 
-        The loss is NaN if any loss since the last line was not finite, and the norm is NaN if the last step was
-        skipped.
+        The loss is NaN if any loss since the last line was not finite. The norm is NaN if the last step was skipped,
+        except while a gradient scaler searches for its scale.
 
         Args:
             logs: Trainer's metrics.

@@ -31,7 +31,8 @@ class StepwiseTrainer(HeldOutTrainer):
     def prepare_loop(self) -> nn.Module:
         """Prepares the model, the optimizer and the schedule on the first call.
 
-        Without max_steps, the length of the loop is unknown, so the learning rate stays constant.
+        Without max_steps, the length of the loop is unknown, so the learning rate stays constant, unless a schedule was
+        passed.
 
         Returns:
             The model to call, wrapped for training.

@@ -32,7 +32,7 @@ class Phases:
 
     @contextmanager
     def time_update(self) -> Iterator[None]:
-        """Times one update. Phases are counted only while this context is open."""
+        """Times one update. Phases and tokens are counted only while this context is open."""
         with self._measure("rest"):
             yield
         self._updates += 1
@@ -54,7 +54,7 @@ class Phases:
         self._tokens += tokens if self._running else 0
 
     def pop_means(self) -> dict[str, float]:
-        """Returns `time/NAME` of each phase, in seconds per update, and `tokens_per_second`. Resets all counts."""
+        """Returns `time/NAME` of each phase, in seconds per update, and `tokens_per_second`; {} without updates. Resets all."""
         metrics: dict[str, float] = {}
         if self._updates:
             seconds = sum(self._seconds.values())

@@ -33,7 +33,8 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, policy: PreTrainedModel,
         needs_own_pad: Whether PAD must differ from EOS. It may be EOS if the length of every completion is known.
 
     Raises:
-        ZooError: EOS or PAD is missing, PAD equals EOS, or an id has no embedding.
+        ZooError: EOS is missing, an id other than PAD's has no embedding, or PAD is missing or equals EOS although
+            needs_own_pad is True.
     """
     if tokenizer.eos_token_id is None:
         raise ZooError("The tokenizer has no eos_token, so no completion could end: set one.")
@@ -183,7 +184,8 @@ def check_saved_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizer
         subject: The model's name in errors.
 
     Raises:
-        ZooError: The tokenizer in the model's files assigns other ids to tokens, or lacks most of them.
+        ZooError: The tokenizer in the model's files has another id for a token of `tokenizer`, or lacks most of its
+            tokens.
     """
     name = getattr(model.config, "_name_or_path", "") or ""
     if not name:

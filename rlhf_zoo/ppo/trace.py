@@ -46,7 +46,7 @@ class TracedToken:
         logprob, ref_logprob: log π and log π_ref, in nats.
         kl: k1 = log π − log π_ref, in nats.
         reward: r, the reward of the token's action.
-        value: V of the state before the token.
+        value: V of the state before the token's action.
         delta: δ = r + γV' − V.
         advantage: Â.
         ratio: ρ = π/π_old.
@@ -287,7 +287,7 @@ def _traced_tokens(
     token_columns: Mapping[str, Tensor],
     action_columns: Mapping[str, Tensor],
 ) -> tuple[tuple[TracedToken, ...], str]:
-    """Returns the traced tokens and the completion's text. Its first characters may depend on the prompt's last ids."""
+    """Returns the traced tokens and the completion's text, decoded after the prompt, which may change its beginning."""
     width = next(iter(action_columns.values())).shape[1]
     padding: list[None] = [None] * (token_columns["token_id"].shape[1] - width)
     columns = {

@@ -7,7 +7,7 @@ evaluation in `held_out`, and the methods for a custom training loop (`generate`
 
 One Trainer step is one PPO update: `global_step`, `save_steps`, the learning-rate schedule and checkpoint tags all
 count updates. Trainer keeps the loop, precision, callbacks, logging, saving and resuming. It calls `training_step` once
-for each batch of prompts. The last of these calls makes the update, with all of its optimizer steps. Checkpoints are
+for each batch of prompts. The last call of a step makes the update, with all of its optimizer steps. Checkpoints are
 written between updates.
 """
 
@@ -50,7 +50,8 @@ from .stepwise import StepwiseTrainer
 
 log = logging.getLogger(__name__)
 
-#: The seed for PTX texts is the shuffle's seed, shifted left by this many bits, so it never equals a shuffle's seed.
+#: The seed for PTX texts is the shuffle's seed, shifted left by this many bits. In a run with a positive `seed`, it
+#: equals no shuffle's seed.
 TEXT_SEED_SHIFT = 12
 
 
@@ -63,17 +64,22 @@ class PPOTrainer(StepwiseTrainer):
         args: The settings.
         processing_class: The policy's tokenizer.
         model: The SFT policy, its path or Hub id, a PeftModel, or a model with a value head, which is then the critic.
-        ref_model: The reference for KL; None for a frozen copy of the policy, or for the policy with its adapter off.
-        reward_model: The model that scores completions, or several, which `args.reward_ensemble` combines.
+        ref_model: The reference for KL. If None and the settings need a reference, it is a frozen copy of the policy, or
+            a PeftModel itself, with its adapter off or with `args.ref_adapter_name`.
+        reward_model: The model that scores completions, or several, which `args.reward_ensemble` combines; None for
+            none.
         train_dataset: Prompts in a column `prompt` (text or conversation), or token ids in `input_ids`, with their
             `attention_mask` if they are padded. If there are both columns, the policy reads `input_ids`, which must
             encode the same text.
-        value_model: The critic; None for the critic that `args.critic` names.
-        eval_dataset: Held-out prompts, in the same form.
+        value_model: The critic; None for the value head of `model` or, if it has none, the critic that `args.critic`
+            names.
+        eval_dataset: Held-out prompts, in the same form, or {name: data set}; None for no evaluation.
         peft_config: The configuration of a new adapter for the policy; None to add none.
-        reward_funcs: Functions that score completions, called as in TRL's GRPO. Custom training loops need no rewards.
-        reward_processing_class: The reward models' tokenizers; None for the policy's.
-        ptx_dataset: Pretraining texts for the PTX loss, which `args.ptx_coef` weights.
+        reward_funcs: Functions that score completions, called as in TRL's GRPO, or further reward models. Custom
+            training loops need no rewards.
+        reward_processing_class: The tokenizers of reward models that are passed as models; None for the policy's. A
+            reward model that is passed as a path or Hub id brings its own.
+        ptx_dataset: Pretraining texts for the PTX loss, which `args.ptx_coef` weights; not used if that is 0.
 
     Raises:
         ZooError: The parts cannot be trained together. For example, PAD is missing or equal to EOS, a prompt is longer
@@ -252,7 +258,7 @@ class PPOTrainer(StepwiseTrainer):
             indices: (n,) int64, the completions. If there are none, no optimizer step is made.
 
         Returns:
-            Means over all processes.
+            As for `run_epochs`.
         """
         if not len(indices):
             return {"loss": 0.0, "policy/epochs": 0.0}
@@ -279,7 +285,7 @@ class PPOTrainer(StepwiseTrainer):
         # Texts have their own generator, so that they do not change how completions are shuffled.
         text_generator = torch.Generator().manual_seed(shuffle.initial_seed() << TEXT_SEED_SHIFT)
         metrics = UpdateMetrics(args.device)
-        # The last batch of an epoch over the prompts may have fewer completions than num_mini_batches.
+        # There may be fewer completions than num_mini_batches, as at the end of the prompts or with skip_equal_scores.
         minibatch_count = min(args.num_mini_batches, len(rollout.samples))
         max_actions = args.response_length if args.action_level == "token" else 1
         for _ in range(args.num_ppo_epochs):
@@ -311,7 +317,8 @@ class PPOTrainer(StepwiseTrainer):
             metrics: Accumulates the loss terms.
 
         Raises:
-            ZooError: A single completion does not fit into memory.
+            ZooError: A single completion does not fit into memory, or ρ is not 1 before the first optimizer step.
+            NotFinite: Log-probabilities are not finite, or too many optimizer steps in a row were skipped.
         """
         # Save the metrics, because the minibatch may have to start again.
         saved_metrics = copy.deepcopy(vars(metrics))
@@ -355,7 +362,7 @@ class PPOTrainer(StepwiseTrainer):
             batch.rollout.samples,
             max_rows=len(batch) if args.max_tokens_per_micro_batch else args.per_device_train_batch_size,
             max_tokens=self.max_tokens_per_micro_batch,
-            # With the CPU default, keep the summation order of earlier versions, so that results stay bitwise equal.
+            # With the CPU's default for float32, keep the summation order of earlier versions, so that results stay bitwise equal.
             minimize_padding=self.max_tokens_per_micro_batch != CPU_TOKENS_PER_PASS,
             packed=args.padding_free,
             process=args.process_index,

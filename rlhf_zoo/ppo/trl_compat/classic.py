@@ -60,7 +60,7 @@ def create_reference_model(model: nn.Module, num_shared_layers: int | None = Non
             Shared weights are frozen in `model` too. None shares nothing.
 
     Raises:
-        ZooError: The model does not have more than num_shared_layers layers.
+        ZooError: num_shared_layers is less than 1, or not less than the model's number of layers.
     """
     reference = copy.deepcopy(model).requires_grad_(False).eval()
     if num_shared_layers is None:
@@ -103,12 +103,13 @@ class PPOTrainer:
         Args:
             config: TRL 0.x's settings.
             model: The policy with its value head.
-            ref_model: The reference for KL; None for a frozen copy of the policy.
+            ref_model: The reference for KL; None for a frozen copy of the policy, or the policy with its adapter off.
             tokenizer: The policy's tokenizer.
             dataset: The rows, which `dataloader` returns in shuffled batches of batch_size; None for no `dataloader`.
             optimizer: The optimizer; None for Trainer's default.
             data_collator: Joins rows of `dataset`.
-            num_shared_layers: The number of first layers that policy and reference share; None shares nothing.
+            num_shared_layers: The number of first layers that policy and reference share; None shares nothing. Not used
+                if ref_model is passed.
             lr_scheduler: The learning-rate schedule; None keeps the learning rate.
 
         Raises:
