@@ -72,8 +72,8 @@ def check_rule(stage: str, release: ReleaseArguments, trainer: Any, *, evaluated
         evaluated_split: The split that the trainer evaluates on; None without evaluation.
 
     Raises:
-        ZooError: The rule has no metric to choose by, the metric belongs to the test split or is maximized by PPO, or
-            keys contradict each other.
+        ZooError: Keys contradict each other; or `release: best` has no metric, or one that the stage does not log at
+            every checkpoint, that belongs to the test split, or that PPO maximizes.
     """
     _check_push_keys(stage, release, trainer)
     if release.release != "best":
@@ -173,7 +173,7 @@ def choose_checkpoint(record: StageRecord, release: ReleaseArguments, trainer: A
         trainer: The trainer's configuration.
 
     Returns:
-        {step, rule, metric, value} for run.json.
+        {step, rule, metric, value} for run.json, and {provisional: True} until the evaluation chooses.
 
     Raises:
         ZooError: There is no complete checkpoint, or no checkpoint has the metric of the rule.
@@ -262,7 +262,7 @@ def delete_old_optimizer_states(record: StageRecord, *, keep: int | None) -> Non
 
     Args:
         record: The stage's directory.
-        keep: How many checkpoints keep their optimizer state; None keeps all.
+        keep: How many checkpoints keep their optimizer state; with None or 0, all of them.
     """
     for path in record.checkpoints()[:-keep] if keep else []:
         (path / _OPTIMIZER_FILE).unlink(missing_ok=True)
@@ -296,7 +296,7 @@ def _surplus_checkpoints(record: StageRecord, *, keep: int | None, protected: Co
 
 
 def resolve_model(name: str | Path, hub: Hub = DEFAULT_HUB, *, skip_source: bool = False) -> Checkpoint:
-    """Finds a checkpoint by `resolve`; in the folder of a stage, the checkpoint that the release rule chose.
+    """Finds a model by its name. For the folder of a stage, this is the checkpoint that the release rule chose.
 
     Args:
         name: A folder, a GGUF file or a Hub id.
@@ -304,7 +304,7 @@ def resolve_model(name: str | Path, hub: Hub = DEFAULT_HUB, *, skip_source: bool
         skip_source: Whether to look only on `hub` itself, and not on its source Hub.
 
     Returns:
-        The checkpoint. For the folder of a stage, its name is that folder.
+        The checkpoint. For the folder of a stage, its `name` is that folder, and its `path` the chosen checkpoint.
 
     Raises:
         ZooError: There is no such model, or the folder of a stage has no complete checkpoint.

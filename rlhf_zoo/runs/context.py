@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 #: The stages that an ablation run trains itself. It reuses the base run's other stages.
 VARIANT_STAGES = ("ppo", "eval")
-#: The keys of recipe.yaml that determine SFT's data.
+#: The keys of recipe.yaml that name SFT's data.
 DATA_KEYS = ("corpus", "corpus_args", "dataset_name", "dataset_revision")
 #: The keys of recipe.yaml that determine the SFT policy.
 SFT_POLICY_KEYS = ("architecture", *DATA_KEYS, "seed", "tokenizer")
@@ -104,7 +104,8 @@ class Round:
 def _check_final_weights(checkpoint: Path, run_json: Mapping[str, Any], *, fix: str) -> None:
     """Raises ZooError if a checkpoint does not have the weights that run.json recorded at the end of the stage.
 
-    Does nothing if push_dtype is set, because weights restored from a repository may be rounded.
+    Does nothing if run.json records no weights, or if push_dtype is set, because weights restored from a repository may
+    be rounded.
     """
     recorded_digest = run_json.get("weights")
     if recorded_digest is None or (run_json.get("resolved") or {}).get("push_dtype") is not None:
@@ -123,7 +124,7 @@ class RunContext:
     Attributes:
         recipe: The recipe.
         directory: The run directory.
-        hub: The Hub that checkpoints are sent to.
+        hub: The Hub that models and data are read from, and that checkpoints are sent to if `publish` is true.
         namespace: User or organization that owns the run's repositories.
         publish: Whether checkpoints are sent to `hub`.
         restart: Whether each stage deletes its earlier record first (--restart).
@@ -222,7 +223,7 @@ class RunContext:
         }
 
     def run_id(self, stage: str) -> str:
-        """Returns the id of the run directory to which a stage belongs; only this run may write to its repository.
+        """Returns the id of the run directory to which a stage belongs. Only that run may write to its repository.
 
         Args:
             stage: Name of the stage.
@@ -328,17 +329,18 @@ class RunContext:
         return replace(settings, resolved=resolved | ({"ppo": ppo_keys} if ppo_keys else {}))
 
     def checkpoint(self, stage: str, *, step: int | None = None) -> ParentCheckpoint:
-        """Finds the finished checkpoint of a stage: in this run directory, otherwise on the Hub.
+        """Finds the finished checkpoint of a stage: on disk (see `record`), otherwise on the Hub.
 
         On the Hub this is the stage's pinned commit, or the tag `best` if no commit is pinned. For the stage "sft" of a
-        recipe without SFT, it is the model that PPO starts from.
+        recipe without SFT, the result is the model that PPO starts from.
 
         Args:
             stage: Name of the stage.
             step: Step of a checkpoint on disk; None for the checkpoint that the release rule chose.
 
         Raises:
-            ZooError: There is no such checkpoint, its files differ from what was saved, or it belongs to another run.
+            ZooError: There is no such checkpoint, its files differ from what was saved, or its weights from those that
+                run.json records.
         """
         if stage == "sft" and (base_model := self.ppo_base_model) is not None:
             return model_from_elsewhere(base_model, self.hub, recipe=self.recipe.name)
@@ -437,7 +439,7 @@ class RunContext:
         log.warning("%s was missing and was restored from %s@%s%s.", target, repo, tag, rounding)
 
     def _resolve_on_hub(self, stage: str) -> ParentCheckpoint:
-        """Finds the stage's checkpoint on the target Hub. The source Hub never has stages of this run."""
+        """Finds the stage's checkpoint on `hub`, not on its source Hub, which never has stages of this run."""
         from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
         repo, _, revision = self.pinned.get(stage, f"{self.repo(stage)}@best").partition("@")
@@ -467,7 +469,9 @@ def _recipe_of_command(command: str | None) -> str | None:
 
 
 def stages_to_train(context: RunContext) -> dict[str, StageSettings]:
-    """Returns the settings of the stages that a command for all stages will train, by stage.
+    """Returns the settings of the stages that a command for all stages will train: neither finished nor pinned.
+
+    With --restart, finished stages are trained again.
 
     Args:
         context: The run.

@@ -143,7 +143,7 @@ def _load_split(
 
 
 def training_rows(context: RunContext, stage: str, source: DataSource) -> tuple[datasets.Dataset, dict[str, int]]:
-    """Loads the training split. For stages other than PPO, drops the prompts that PPO holds out.
+    """Loads the training split. For stages other than PPO, drops the rows whose prompts PPO holds out.
 
     Args:
         context: The run.
@@ -191,7 +191,7 @@ def drop_held_out_prompts(
 def _split_ppo_rows(context: RunContext, rows: datasets.Dataset) -> list[datasets.Dataset]:
     """Splits PPO's training split by held_out_share into rows for the final evaluation, validation and training.
 
-    If the final evaluation reads a split of its own, validation also gets the rows that are split off for it.
+    If the final evaluation reads a split of its own, it does not need the first part, so validation gets both parts.
     """
     test, validation, train = split_by_prompt(rows, context.settings("ppo").data.held_out_share, parts=2)
     if context.shared.evaluation.dataset_test_split is not None:
@@ -233,7 +233,7 @@ def train_and_held_out(
 
 
 def ptx_rows(context: RunContext, source: DataSource) -> datasets.Dataset | None:
-    """Loads the texts for PPO's ptx_coef without the prompts that PPO holds out.
+    """Loads the texts for PPO's pretraining loss (ptx_coef), except those whose prompts PPO holds out.
 
     Args:
         context: The run.
@@ -345,7 +345,7 @@ def _load_for_judge(
 
 
 def own_pairs_keys(recipe: Recipe, shared: RecipeConfig) -> OwnPairsArguments | None:
-    """Returns the keys under `evaluation.own_pairs`, with the full path of a file or folder next to recipe.yaml.
+    """Returns the keys under `evaluation.own_pairs`. If `dataset_name` is next to recipe.yaml, it becomes that path.
 
     Args:
         recipe: The recipe.

@@ -26,7 +26,7 @@ from .settings.key_classes import (
 from .settings.parse import NON_STAGE_KEYS, StageSettings
 from .trusted_names import check_object
 
-#: PPO's keys that determine how the reward stage samples completions, as its run.json records them.
+#: PPO's keys that determine which completions the reward stage samples. The run.json of the reward stage records them.
 SAMPLING_KEYS = ("response_length", "temperature", *TRUNCATION_KEYS, *HELD_OUT_KEYS)
 
 
@@ -71,7 +71,8 @@ def shares_reward_labels(context: RunContext, name: str) -> bool:
         name: The judge, as the recipe names it.
 
     Returns:
-        True for `same-labels`, and for a `classifier` that learns from the reward stage's data set.
+        True for `same-labels`, and for a `classifier` that learns from the reward stage's data set, unless the pairs
+        are simulated or the corpus sets `judge_has_other_labels`.
     """
     if name != "classifier" or "reward" not in context.recipe.stages:
         return name == SAME_LABELS
@@ -154,7 +155,10 @@ def with_trained_keys(context: RunContext, stage: str) -> RunContext:
 
 
 def _check_keys(context: RunContext, stage: str, keys: Mapping[str, Any]) -> None:
-    """Raises ZooError if another user's run sets a key that a download may not set, unless this user's recipe does."""
+    """Raises ZooError if another user's run sets a key to a value that a download may not set.
+
+    A value that the recipe or a flag of this command also sets passes.
+    """
     record = context.record(stage)
     if record.is_own():
         return

@@ -11,7 +11,7 @@ from ..fileio import describe_write_error, int_or_none, jsonable, now, parse_jso
 
 
 def without_times(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a row of metrics without times and durations, which differ between otherwise equal runs.
+    """Returns a row of metrics without times, durations and speeds, which differ between otherwise equal runs.
 
     Args:
         row: A row of metrics.jsonl.

@@ -1,4 +1,4 @@
-"""Models that a run starts from: a checkpoint of a stage, or a model from elsewhere."""
+"""Models that a stage loads: a checkpoint of an earlier stage, or a model from elsewhere."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from .data.digests import MODEL_FILES, digest_of
 
 @dataclass(frozen=True)
 class ParentCheckpoint:
-    """A checkpoint that a stage starts from.
+    """A checkpoint that a stage loads: to train it further, or as a reward model.
 
     Attributes:
         path: Folder of the checkpoint.

@@ -1,4 +1,4 @@
-"""Trains a recipe's reward model on a data set that has only pairs, such as people's votes.
+"""Prepares a run that trains a recipe's reward model on a data set with only pairs, such as people's votes.
 
 This is what `rlhf-zoo reward RECIPE --dataset_name NAME` does for such a data set. The changed keys are recorded, so
 that the published model can be reproduced.
@@ -28,13 +28,14 @@ HELD_OUT_SHARE = 0.1
 
 
 def sampler_arguments(context: RunContext) -> dict[str, Any]:
-    """Returns PPO's sampling settings, which the reward stage uses for the samples that center its scores.
+    """Returns PPO's sampling settings, with which the reward stage samples pairs and the texts that center its scores.
 
     Args:
         context: The run.
 
     Returns:
-        Keyword arguments of `complete`: max_new_tokens, temperature and, if set, truncation and stops.
+        Keyword arguments of `complete`: max_new_tokens, temperature and, if set, truncation and stops. A recipe without
+        PPO samples up to 64 tokens at temperature 1.
     """
     if "ppo" in context.recipe.stages:
         ppo = context.settings("ppo").trainer
@@ -82,7 +83,7 @@ def recipe_on_pairs(recipe: Recipe, pairs: NamedPairs, *, response_length: int, 
     """Returns the recipe for training its reward model on `pairs`, with every key that reproducing the model needs.
 
     No pairs are simulated. Scores are centered over samples of the SFT model on the prompts of the pairs. Without a
-    test split, a tenth of the prompts is held out.
+    test split, the recipe's held_out_share of the prompts is held out, or a tenth if the recipe sets none.
 
     Args:
         recipe: The recipe.
@@ -130,7 +131,7 @@ def run_on_pairs(context: RunContext, pairs: NamedPairs) -> RunContext:
             f"--{simulation_flag} simulates pairs, but --dataset_name names {pairs.name}: pass only one of the two."
         )
     sampler = sampler_arguments(context)
-    flags["ppo"] = {}  # `sampler` has their sampling keys; the reward stage needs no others
+    flags["ppo"] = {}  # `sampler` has the length and temperature that they set
     recipe = recipe_on_pairs(
         context.recipe,
         pairs,

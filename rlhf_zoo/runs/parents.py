@@ -1,4 +1,7 @@
-"""Finds the models that PPO starts from: models that the recipe's stages or `rlhf-zoo ensemble` train, or others."""
+"""Finds PPO's parents: the policy that it trains further, its reward models, and the model that its critic starts from.
+
+The recipe's stages or `rlhf-zoo ensemble` train a parent, or it comes from elsewhere.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -12,7 +15,7 @@ from .settings.parse import StageSettings
 
 
 def find_parent(context: RunContext, name: str) -> ParentCheckpoint:
-    """Finds a model that PPO starts from.
+    """Finds a parent of PPO.
 
     Args:
         context: The run.
@@ -30,13 +33,14 @@ def find_parent(context: RunContext, name: str) -> ParentCheckpoint:
 
 
 def parent_names(settings: StageSettings) -> dict[str, str]:
-    """Returns the models that PPO starts from.
+    """Returns the names of PPO's parents.
 
     Args:
         settings: Settings of the PPO stage.
 
     Returns:
-        Role -> a stage of the recipe, a reward model of the ensemble, a path or a Hub id.
+        Role ("sft", "reward", "reward_2" and so on, "value") -> a stage of the recipe, a reward model of the ensemble,
+        a path or a Hub id.
 
     Raises:
         ZooError: Too many reward models are named.
@@ -49,7 +53,7 @@ def parent_names(settings: StageSettings) -> dict[str, str]:
 
 
 def check_parents(recipe: Recipe, ppo: StageSettings) -> None:
-    """Checks that the recipe has the stages that PPO starts from.
+    """Checks that the recipe has the stages that train PPO's parents.
 
     Args:
         recipe: The recipe.
@@ -113,7 +117,7 @@ def is_member_trained(context: RunContext, name: str) -> bool:
 
 
 def check_members(context: RunContext) -> None:
-    """Checks, before training, that the reward models of the ensemble that PPO names exist.
+    """Checks, before PPO trains, that the reward models that it takes from the ensemble are finished.
 
     Args:
         context: The run.

@@ -37,8 +37,8 @@ def corpus_source(context: RunContext, *, refresh: bool) -> DataSource:
         The data in the run directory.
 
     Raises:
-        ZooError: The run directory has another run's data and --restart is not set, the corpus leaves a split empty,
-            or the data have changed since they were prepared.
+        ZooError: The run directory has other files, or another run's data and --restart is not set; corpus_args does
+            not fit the corpus; the corpus leaves a split empty; or the data have changed since they were prepared.
     """
     shared, record = context.shared, context.record("data")
     resolved = corpus_settings(shared)
@@ -124,8 +124,8 @@ def _prepare_corpus(shared: RecipeConfig, hub: Hub) -> Mapping[str, Mapping[str,
 def _corpus_location(shared: RecipeConfig, hub: Hub) -> str | None:
     """Returns the name or folder of the data set that a corpus's function reads.
 
-    A corpus can read only folders and the Hub of the environment, so a data set that only the source Hub has is
-    downloaded first. A name that no Hub has is returned unchanged, because the corpus itself may understand it.
+    A corpus's function does not know the run's Hubs. So a data set that comes from the source Hub is downloaded first.
+    A name that no Hub has is returned unchanged, because the function itself may understand it.
     """
     name = shared.dataset_name
     if hub.source_hub is None or name is None or not hub_id(name) or Path(name).exists():
@@ -237,7 +237,10 @@ def _card(document: Mapping[str, Any], configurations: Mapping[str, list[str]]) 
 
 
 def _open_prepared(context: RunContext) -> DataSource:
-    """Opens the corpus's data in the run directory without asking a Hub; the lineage names the copy on the Hub."""
+    """Opens the corpus's data in the run directory without asking a Hub.
+
+    If the run publishes and its copy on the Hub is up to date, the lineage names that copy.
+    """
     _check_digests(context)
     document = context.record("data").read()
     lineage = {"repo": None, "commit": None, "fingerprint": document["fingerprint"]}

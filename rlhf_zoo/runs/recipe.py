@@ -1,10 +1,11 @@
 """Recipes: folders of YAML files. This module finds, reads and copies them; `runs.settings.parse` checks their keys.
 
 A recipe comes with this package, is a folder given by its path, or comes with another package. That package registers
-the folder as an entry point of the group `rlhf_zoo.recipes`: NAME = "package.folder". Its code is not imported.
+the folder as an entry point of the group `rlhf_zoo.recipes`: NAME = "package.folder". None of its code is imported.
 
-A recipe.yaml with `extends: NAME` inherits the keys of another recipe (a folder next to it, or a recipe of a package)
-and overrides them key by key, each file those of the same file. The extended recipe may not extend another recipe.
+A recipe whose recipe.yaml has `extends: NAME` inherits all files of another recipe (a folder next to it, or a recipe of
+a package). The keys in each of its own files override the same keys in the inherited file. The extended recipe may not
+extend another recipe.
 """
 
 import importlib.util
@@ -42,8 +43,8 @@ class Recipe:
         base: Folder of the extended recipe; None if the recipe extends none.
         package: {name, version} of the package that registers the recipe; {} for a recipe of this package or a folder.
         download_mark: The file or folder that marks the recipe, or the one that it extends, as downloaded; None if
-            neither was downloaded. The names in a
-            downloaded recipe are not trusted, so `runs.settings.parse` checks them.
+            neither was downloaded. The names in a downloaded recipe are not trusted, so `runs.settings.parse` checks
+            them.
     """
 
     name: str
@@ -61,10 +62,13 @@ class Recipe:
         return self.name if self.package or self.folder.parent == shipped_folder() else shlex.quote(str(self.folder))
 
     def yaml_files(self, stage: str) -> list[Path]:
-        """Returns the files with a stage's keys, the recipe's own file last.
+        """Returns the files with a stage's keys: the extended recipe's, then the recipe's own.
 
         Args:
             stage: Name of the stage, or "recipe".
+
+        Returns:
+            The files that exist; if there are none, the path that the recipe's own file would have.
         """
         folders = [folder for folder in (self.base, self.folder) if folder is not None]
         existing = [path for folder in folders if (path := folder / f"{stage}.yaml").is_file()]
@@ -113,7 +117,7 @@ def find_recipe(name: str) -> Path:
         name: A path, or the name of a recipe that this package has or another package registers.
 
     Raises:
-        ZooError: There is no such recipe.
+        ZooError: There is no such recipe, or several packages register it.
     """
     return _find_with_package(name)[0]
 
@@ -167,8 +171,8 @@ def load_recipe(name: str) -> Recipe:
         name: As in `find_recipe`.
 
     Raises:
-        ZooError: A file is missing, is not a mapping or repeats a key, or the recipe's name is not valid in the name of
-            a repository.
+        ZooError: A file is missing, is not a mapping or repeats a key; the recipe's name is not valid in the name of a
+            repository; or the extended recipe cannot be used.
     """
     folder, package = _find_with_package(name)
     title = name if package else folder.resolve().name

@@ -58,7 +58,7 @@ def write_complete(folder: Path | str) -> None:
 def fingerprint(resolved: Mapping[str, Any]) -> str:
     """Returns the SHA-256 of the canonical JSON of resolved settings.
 
-    The order of keys does not matter; a tuple equals a list and 1.0 equals 1, as they do in YAML.
+    The order of keys does not matter, a tuple counts as a list, and 1.0 counts as 1.
 
     Args:
         resolved: The settings.
@@ -206,7 +206,7 @@ class StageRecord:
             )
 
     def can_be_replaced(self, resolved: Mapping[str, Any], recipe: str) -> bool:
-        """Whether the directory has a run of the same recipe with other settings, and nothing to resume from.
+        """Whether the directory has a run of the same recipe with other settings, and it has not trained (`has_trained`).
 
         Args:
             resolved: The settings of the new run.
@@ -220,7 +220,7 @@ class StageRecord:
 
     @property
     def has_trained(self) -> bool:
-        """Whether the stage is finished, or has saved a checkpoint to resume from."""
+        """Whether the stage is finished, or has saved a checkpoint, even if that was renamed because it is damaged."""
         if self.read().get("status") == "finished" or self.last_checkpoint() is not None:
             return True
         return any(self.path.glob(f"{_DAMAGED_PREFIX}checkpoint-*"))
@@ -242,7 +242,8 @@ class StageRecord:
             fix: What to do, for the message.
 
         Raises:
-            ZooError: The directory has a run of another recipe or with other settings.
+            ZooError: The directory has a run of another recipe or with other settings, or its recorded fingerprint does
+                not match its recorded settings.
         """
         document = self.read()
         if recipe is not None:
@@ -301,8 +302,8 @@ class StageRecord:
         """Returns the checkpoint of a finished stage that later stages start from.
 
         Returns:
-            The checkpoint that the release rule chose, or the last one if no choice is recorded; None if it is not on
-            disk.
+            The checkpoint that the release rule chose, or the last one if no choice is recorded; None if it is missing
+            or incomplete.
         """
         chosen = self.read().get("chosen")
         if not chosen:

@@ -24,7 +24,8 @@ class Stage:
         run: The function that runs the stage: (context, publisher) -> whether it trained.
         card: The `StageCard`.
         starts_from: Roles of the parents that the weights may come from, nearest first.
-        metrics: Metrics of the validation split that may decide which checkpoint is chosen.
+        metrics: Metrics of the validation split that may decide which checkpoint is chosen. PPO also accepts the metric
+            of each reward, such as eval_rewards/NAME.
         model_keys: Keys of trl.ModelConfig that the stage uses.
         figures: The figures in a family tree: label -> path in rlhf_card.json, in which "checkpoints" stands for the
             row of the card's step.

@@ -1,4 +1,4 @@
-"""Rounds of a run. Each later round adds pairs of the last PPO policy's samples, and repeats reward model and PPO.
+"""Rounds of a run. Each later round adds pairs sampled from the last PPO policy, and repeats reward model and PPO.
 
 Round 1 is the run itself. runs/RECIPE/round-N/ holds a later round: the folder `pairs` with old and new pairs for the
 reward model, the stages reward, ppo and eval, and round.json with the path of the run. All rounds use the run's SFT

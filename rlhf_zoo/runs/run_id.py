@@ -1,4 +1,4 @@
-"""The id of a run directory, which its repositories on the Hub record."""
+"""The id of a run directory. The run's repositories on the Hub record it, so that no other run writes to them."""
 
 import os
 import re

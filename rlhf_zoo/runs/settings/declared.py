@@ -14,7 +14,8 @@ from ..registry import STAGES
 PACKAGE = __name__.partition(".")[0]
 #: Keys of a stage that the run sets. Neither a recipe nor a flag may set them.
 RUN_KEYS = ("output_dir", "push_to_hub", "hub_model_id", "hub_strategy", "hub_token", "hub_always_push", "disable_tqdm")
-#: Keys that only the scripts of transformers and trl read, or that this package replaces with its own publishing.
+#: Keys that only the scripts of transformers and trl read, or that this package replaces: its own loading,
+#: resuming and publishing.
 SCRIPT_KEYS = ("do_train", "do_eval", "do_predict", "resume_from_checkpoint", "local_rank", "model_init_kwargs",
                "trust_remote_code", "hub_private_repo", "hub_revision")  # fmt: skip
 #: Key -> how the message ends for a stage that does not accept it, instead of "not supported".
@@ -110,7 +111,7 @@ def default_of(stage: str, key: str) -> Any:
 
 @functools.cache
 def refused_keys(stage: str) -> frozenset[str]:
-    """Returns the keys of a stage's dataclasses that the stage refuses, as it would ignore or misreport them.
+    """Returns the keys of a stage's dataclasses that the stage refuses, because it would ignore or misreport them.
 
     Args:
         stage: Name of the stage.

@@ -99,8 +99,9 @@ class ReferenceArguments:
 class EvaluationConfig:
     """How the eval stage compares PPO with SFT: the keys under `evaluation:` in recipe.yaml.
 
-    `judge` decides the headline win rate; cards also show the results of `judges`. `evaluation.judges.named` describes
-    the names of judges, and `runs.judge` chooses a judge if the recipe names none. The prompts come from PPO's data.
+    `judge` decides the headline win rate; cards also show the results of `judges`. The module
+    `rlhf_zoo.evaluation.judges.named` describes the names of judges, and `runs.judge` chooses a judge if the recipe names none.
+    The prompts come from PPO's data.
     """
 
     prompts: int = option(200, "Number of held-out prompts for the final evaluation; all if there are fewer.")
@@ -198,7 +199,10 @@ class EvaluationConfig:
 
     @property
     def judge_names(self) -> list[str]:
-        """The names of all judges, the headline judge first."""
+        """The names of all judges, the headline judge first.
+
+        If `judge` is None, the first name is "classifier", even if `runs.judge.with_judge` would choose another judge.
+        """
         return [self.judge or "classifier", *self.judges]
 
     @property
@@ -206,7 +210,7 @@ class EvaluationConfig:
         """The keys under `llm`.
 
         Raises:
-            ZooError: A key is unknown or has the wrong type.
+            ZooError: A key is unknown or has the wrong type, or `price` does not have two numbers.
         """
         return llm_config(self.llm, "evaluation.llm")
 

@@ -37,12 +37,15 @@ def split_judge_name(name: str) -> tuple[str, str]:
 def check_judge_name(name: str, *, words: Sequence[str] = ()) -> None:
     """Checks a judge's name without importing anything, so that a typo is reported at once.
 
+    MODULE:FUNCTION passes even if there is no such module, unless MODULE looks like a misspelled kind of judge.
+
     Args:
         name: The name, as in the recipe.
         words: Words that are allowed instead of a judge's name.
 
     Raises:
-        ZooError: Neither a judge nor a module has this name. The message suggests the closest name.
+        ZooError: There is no such judge, kind of judge or registered reward function. The message suggests the closest
+            name.
     """
     judge_kind, argument = split_judge_name(name)
     if judge_kind == "rule":

@@ -37,7 +37,7 @@ class Kind(Enum):
         REPOSITORY: The id of a repository, never a path.
         OBJECT: The name of a Python object that `trusted_names` accepts or the user allowed.
         NESTED: A mapping of settings, which are classified one by one.
-        MACHINE: A setting of the author's machine or account. It is ignored, because no result depends on it.
+        MACHINE: A setting of the author's machine or account, on which no training depends. A stage ignores it.
         REFUSED: Nothing: the key reads files, downloads code or contacts a host.
     """
 
@@ -130,7 +130,8 @@ SHARED_KEYS: Mapping[str, Kind] = _kind_by_key(
         Kind.NESTED: "architecture evaluation",
     }
 )
-#: Keys of `evaluation` in recipe.yaml. MACHINE keys may hold anything, because a download's judges are not used.
+#: Keys of `evaluation` in recipe.yaml. Unlike a stage's, its MACHINE keys take effect in a downloaded recipe, so
+#: `check_download` checks those that name judges, tasks, data sets or files.
 EVALUATION_KEYS: Mapping[str, Kind] = _kind_by_key(
     {
         Kind.PLAIN: "dataset_test_split",

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 # Values of report_to that need a module of the same name.
 _REPORTERS = ("clearml", "codecarbon", "comet_ml", "dvclive", "mlflow", "neptune", "swanlab", "trackio", "wandb")
-# Optimizers with one of these in their name need bitsandbytes.
+# Optimizers with one of these in their name need bitsandbytes, unless the name also has "torchao".
 BITSANDBYTES_OPTIMIZERS = ("8bit", "paged_", "ademamix")
 
 

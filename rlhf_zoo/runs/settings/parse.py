@@ -145,8 +145,8 @@ class StageSettings:
         model: trl's ModelConfig.
         release: The keys that decide what is published.
         save_total_limit: The key of this name. The trainer does not get it, because it would delete unsent checkpoints.
-        resolved: The keys that the recipe and flags set. They are recorded, and their fingerprint identifies the run's
-            settings.
+        resolved: The keys that the recipe and flags set, except those that may differ when a run is resumed, and under
+            "recipe" the keys of recipe.yaml. They are recorded, and their fingerprint identifies the run's settings.
     """
 
     stage: str
@@ -259,7 +259,7 @@ def _recipe_hints() -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _suggest_flag(name: str, hints: Mapping[str, Any]) -> str:
-    """Returns how to write an unknown flag without `STAGE.`, as the end of an error message."""
+    """Returns the end of the message about an unknown flag without `STAGE.`: what to write instead."""
     flags = {key: key for key in hints}
     for stage in STAGES:
         flags |= {f"{stage}.{key}": key for key in declared_keys(stage)}

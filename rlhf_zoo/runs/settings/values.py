@@ -195,7 +195,7 @@ def parse_numbers(flag: str, text: str, *, example: str) -> list[float]:
         The numbers, in the order of the text.
 
     Raises:
-        ZooError: An item is not a number, or is negative.
+        ZooError: An item is negative, or is not a finite number.
     """
     numbers: list[float] = []
     for item in text.split(","):
