@@ -78,7 +78,8 @@ class ComparisonSettings:
         dataset_name, dataset_revision: The data set with the prompts; None takes it from the policy's run or card.
         dataset_config: Configuration of the data set; "" for none, None takes it from the policy's run or card.
         columns: Name of the column that this command expects -> its name in the data set.
-        judges: Names of the judges, the headline judge first; () for the judge of the policy's run.
+        judges: Names of the judges, the headline judge first; () for the judge of the policy's run or, if the run is
+            not on this machine or was not evaluated, `classifier`.
         llm: Settings of judges llm:MODEL.
         group: How prompts that ask the same thing are found, as in `group_rows`.
     """
@@ -114,7 +115,7 @@ class PolicyPair:
         rewards: The policy's reward models; () without one.
         data: The data set of the policy's prompts; None if its run or card does not name one.
         settings: `temperature` and `response_length` (tokens) of the policy's training.
-        judge: The judge of the policy's run, if the run is on this machine; otherwise None.
+        judge: The judge of the policy's run, if the run is on this machine and was evaluated; otherwise None.
         judge_in_card: The judge that the policy's card names, for messages.
         labeled: Data-set arguments of the labeled texts that the judge `classifier` learns from.
         functions: Names of the reward functions of the policy's training.
@@ -150,8 +151,8 @@ def find_pair(
 
     Args:
         policy: A run directory of PPO or a checkpoint in it, a model's folder, or NAMESPACE/NAME[@TAG].
-        against: Replaces the SFT policy that the run or card names.
-        reward: Replaces the reward model that the run or card names; "none" for no reward model.
+        against: Replaces the SFT policy that the run or card names; None keeps it.
+        reward: Replaces the reward model that the run or card names; "none" for no reward model, None keeps it.
         settings: How the policies are compared.
         hub: The Hub that has the models and data.
 
@@ -283,7 +284,7 @@ def _reward_functions(settings: object) -> frozenset[str]:
 
 
 def _find_ppo_stage(path: Path) -> Path | None:
-    """Finds the PPO stage of a path: the path itself, its subfolder or its parent. Returns None for any other path."""
+    """Returns the folder of a path's PPO stage: the path itself, its subfolder ppo, or its parent; None without one."""
     for stage_folder in (path, path / "ppo", path.parent):
         if path.is_dir() and StageRecord(stage_folder).read().get("stage") == "ppo":
             return stage_folder

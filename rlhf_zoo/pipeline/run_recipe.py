@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 #: Number of prompts that `show_published` completes.
 SHOWN_PROMPTS = 6
-#: Random stream of `show_published`, which keeps its samples apart from others with the run's seed.
+#: First part of the random keys of `show_published`, so that it draws other samples than the rest of the run.
 SHOW_STREAM = 6
 
 
@@ -59,7 +59,7 @@ def run_stage(context: RunContext, stage: str, publisher: Publisher | None = Non
     Args:
         context: The run.
         stage: Name of the stage, or "eval".
-        publisher: Sends checkpoints and cards.
+        publisher: Sends checkpoints and cards; None if the run does not publish.
 
     Returns:
         Whether the stage ran: False if it was already finished.
@@ -88,7 +88,7 @@ def run_stage(context: RunContext, stage: str, publisher: Publisher | None = Non
 
 
 def _warn_if_evaluation_would_fail(context: RunContext) -> None:
-    """Warns, but does not fail, because the evaluation can be fixed after training. Used only by `rlhf-zoo ppo`."""
+    """Warns if the evaluation would fail. Raises no error, because the evaluation can be fixed after training."""
     if "ppo" not in stages_to_train(context):
         return
     try:
@@ -165,14 +165,14 @@ def claim_repositories(context: RunContext, publisher: Publisher | None) -> None
 
 
 def run(context: RunContext, console: "Console", publisher: Publisher | None = None) -> Path | None:
-    """Runs every stage of the recipe that is not finished, and publishes.
+    """Runs every stage of the recipe that is not finished, evaluates PPO, and publishes if there is a publisher.
 
     All processes run the stages. Only the main process writes the summary and the cards.
 
     Args:
         context: The run.
         console: A rich console.
-        publisher: Sends checkpoints and cards.
+        publisher: Sends checkpoints and cards; None if the run does not publish.
 
     Returns:
         The path of summary.json; None in all processes but the main one.
@@ -213,7 +213,7 @@ def run_stages(
         context: The run.
         stages: Names of stages, including "eval".
         console: A rich console.
-        publisher: Sends checkpoints and cards.
+        publisher: Sends checkpoints and cards; None if the run does not publish.
         note: Text appended to the name of each stage.
 
     Returns:
@@ -232,7 +232,7 @@ def run_stages(
 
 
 def update_cards(context: RunContext, stage: str) -> None:
-    """Makes the card of a stage, and updates the cards of other stages, which may name this stage.
+    """Makes the card of a stage, and updates existing cards of other stages, because these may name this stage.
 
     Args:
         context: The run.

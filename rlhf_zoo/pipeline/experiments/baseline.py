@@ -152,7 +152,7 @@ class FinishedRun:
 
     @cached_property
     def reward_training(self) -> Compute:
-        """Compute of training the reward model, which all methods except DPO need; zero without a reward model."""
+        """Compute of training the reward model, which neither DPO nor more SFT needs; zero without a reward model."""
         if "reward" not in self.checkpoints or "reward" not in self.matrix_sizes:
             return Compute()
         pairs, args = self.load_pairs(), self.context.settings("reward").trainer

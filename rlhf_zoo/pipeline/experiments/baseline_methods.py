@@ -195,7 +195,7 @@ def _train_by_sft(
     policy = load_causal(sft_run.checkpoint("sft").path)
     rows = train_and_held_out(sft_run, "sft", stage_source(sft_run, "sft"))[0]
     tokens = count_trained_tokens(sft_run, rows, run.evaluator.tokenizer)
-    if method == "sft":  # half of the tokens are those of the run's own SFT, which no method counts
+    if method == "sft":  # half of the tokens equal the run's own SFT, which counts for no method
         return policy, sft_compute(run.matrix_sizes, trained_tokens=tokens / 2)
     sampled = record.read()["sampled"]
     sampled_tokens = {name: sampled[name] for name in ("prompt_tokens", "completion_tokens")}
@@ -299,7 +299,7 @@ def draw_samples(
 
     Args:
         evaluator: The evaluator, with the SFT policy as its reference.
-        prompts: The prompts, which start again from the first if `count` is larger than their number.
+        prompts: The prompts. If there are fewer than `count`, they repeat from the first.
         count: Number of completions to draw.
         seed: Seed of the samples.
 
@@ -361,7 +361,7 @@ def run_sft_variant(context: RunContext, folder: Path, flags: Mapping[str, Any])
 
 
 def count_trained_tokens(run: RunContext, rows: Dataset, tokenizer: PreTrainedTokenizerBase) -> float:
-    """Counts the tokens that a finished SFT stage trained on.
+    """Estimates the number of tokens that a finished SFT stage trained on, by its steps and the mean length of rows.
 
     Args:
         run: The run.
@@ -371,7 +371,7 @@ def count_trained_tokens(run: RunContext, rows: Dataset, tokenizer: PreTrainedTo
     args, checkpoint = run.settings("sft").trainer, run.record("sft").last_checkpoint()
     assert checkpoint is not None  # a finished stage has a checkpoint
     batch = args.per_device_train_batch_size * args.gradient_accumulation_steps
-    if args.packing:  # packed batches are full
+    if args.packing:  # packing fills every row to max_length
         return float(checkpoint_step(checkpoint) * batch * args.max_length)
     lengths = [len(tokenize_for_reward(sft_text(row, args.dataset_text_field), tokenizer, ended=True)) for row in rows]
     max_length = args.max_length or max(lengths)

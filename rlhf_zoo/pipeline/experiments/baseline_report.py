@@ -27,8 +27,9 @@ _LABELS_WITHOUT_BETA: dict[Method, str] = {"sft": "twice as long", "rejection": 
 def _ppo_points(run: FinishedRun, ppo: Point) -> tuple[Point, list[Point]]:
     """Returns PPO's point, averaged over seeds, and a point at each other β.
 
-    These are the finished runs of `rlhf-zoo ablate --kl_coef LIST --seeds N` that differ from the run only in β or
-    seed. The compute of runs at another β is not counted, because they only show what PPO reaches at another KL.
+    Other seeds and β come from the finished runs of `rlhf-zoo ablate --kl_coef LIST --seeds N` that differ from the run
+    only in β, seed or release. The compute of runs at another β is not counted, because they only show what PPO reaches
+    at another KL.
     """
     directory, ppo_args = run.context.directory, run.context.settings("ppo").trainer
     by_beta: dict[float, dict[int, Point]] = defaultdict(dict)
@@ -134,7 +135,7 @@ def _points_of(run: FinishedRun, method: Method) -> list[Point]:
 
 
 def _finished_records(run: FinishedRun, folders: Sequence[Path]) -> Iterator[StageRecord]:
-    """Yields the records of finished parts with the run's current prompts, SFT policy and reward model."""
+    """Yields the records of finished parts that used the run's current data, evaluation, reward and starting models."""
     current = run.resolved()
     for folder in folders:
         record = StageRecord(folder)
@@ -190,6 +191,9 @@ def write_report(run: FinishedRun, method: Method, *, served: int | None) -> dic
         method: The method that this command ran.
         served: Number of served completions whose compute is added to that of training; None for the number of
             evaluated completions.
+
+    Returns:
+        The content of frontier.json.
     """
     context, seed, pool = run.context, run.context.shared.seed, _read_pool(run)
     sft = _point_of(run, "SFT", run.lines["sft"], Compute())

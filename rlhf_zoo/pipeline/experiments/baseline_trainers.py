@@ -36,8 +36,8 @@ from ...runs.settings.parse import StageSettings
 from ..stages.callbacks import ProgressCallback
 from ..stages.sft import remove_second_bos
 
-#: Completions per prompt in RLOO. A completion's baseline is the mean score of the other completions (Ahmadian et al.
-#: 2024 use 2 or 4).
+#: Completions per prompt in RLOO if PPO samples only one. A completion's baseline is the mean score of the other
+#: completions (Ahmadian et al. 2024 use 2 or 4).
 GENERATIONS = 4
 _OPTIMIZER_KEYS = (
     "optim", "adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "max_grad_norm", "lr_scheduler_type",
@@ -47,7 +47,7 @@ _OPTIMIZER_KEYS = (
 
 @dataclass(frozen=True)
 class StartingPoint:
-    """The policy that a trainer starts from, and the options that all methods share.
+    """The policy that a trainer starts from, and the options that DPO and RLOO share.
 
     Attributes:
         sft: Folder of the SFT policy.
@@ -132,7 +132,9 @@ def rloo_arguments(ppo: StageSettings, *, episodes: int, learning_rate: float | 
 
 
 def rollout_sizes(args: Any) -> tuple[int, int]:
-    """Returns the number of completions in a rollout of PPO, and the number of optimizer steps in a pass over it.
+    """Returns the completions in a rollout of PPO, and the optimizer steps in a pass over it for a baseline.
+
+    If num_mini_batches does not divide the rollout, a pass is a single step.
 
     Args:
         args: A PPOConfig.

@@ -92,7 +92,7 @@ def train(context: RunContext, count: int, console: "Console") -> list[RunContex
     silence_libraries()
     check(context)
     run = replace(context, restart=False)
-    # A trained reward model does not need SFT here, because it may have started from an SFT policy on the Hub.
+    # A reward stage that has begun needs no SFT stage here, because its SFT policy may be on the Hub.
     run_recipe.run_stages(run, ["reward"] if run.record("reward").read() else ["sft", "reward"], console)
     first_seed = run.settings("reward").trainer.seed
     runs = [run]

@@ -32,13 +32,13 @@ from ..stages.interrupt import Stopped
 if TYPE_CHECKING:
     from rich.console import Console
 
-#: File in the directory of a variant, of sweeps too, with the variant's name and the run to which it belongs.
+#: File in the directory of each variant, of an ablation or a sweep, with the variant's name and its run.
 VARIANT_FILE = "ablation.json"
 #: Number of held-out prompts whose completions the tables show.
 SHOWN_PROMPTS = 4
 _OUTCOME_FIGURES = ("reward", "judge", "kl", "length", "eos_rate", "distinct_2", "repetition")
 
-#: Keys in which a run may differ from the variants of an ablation and still be listed in their table.
+#: Even if the run itself differs from an ablation's variants in these keys, their table lists it.
 _IGNORED_KEYS = ("kl_coef", "reference", "release")
 #: Entries of evaluation.json that identify the evaluated prompts and the sampling settings.
 _EVALUATION_KEYS = ("split", "prompts", "rows", "samples_per_prompt", "temperature", "max_new_tokens")

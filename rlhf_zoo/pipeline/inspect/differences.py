@@ -1,6 +1,7 @@
 """Compares two runs of the same stage: checkpoints tensor by tensor, metrics column by column.
 
-The two sides are called `published` and `here`. They are equal only if all bits are equal; there is no tolerance.
+The two sides are called `published` and `here`. Tensors are equal only if all their bits are, and metrics only if they
+are the same numbers; there is no tolerance.
 """
 
 import json
@@ -41,8 +42,9 @@ def compare_weights(published: Path, here: Path) -> list[dict[str, Any]]:
 
     Returns:
         A row {file, tensors, differing, max_abs, max_rel, worst, problem} per file. `differing` is the number of
-        tensors that differ in any bit. `max_abs` is the largest |a − b|, in the tensor `worst`; `max_rel` is the
-        largest max |a − b| / max |a| of a tensor; both are None if not finite. `problem` is any other difference.
+        tensors that differ in any bit or are on one side only. `max_abs` is the largest |a − b|, in the tensor `worst`;
+        `max_rel` is the largest max |a − b| / max |a| of a tensor; each is None if it is not finite. `problem` is the
+        first other difference, such as a shape, or None.
     """
     names = sorted({*_list_files(published, ".safetensors"), *_list_files(here, ".safetensors")})
     return [_compare_file(name, published / name, here / name) for name in names]
@@ -90,7 +92,7 @@ def _compare_tensor(row: dict[str, Any], key: str, a: torch.Tensor, b: torch.Ten
 
 
 def compare_files(published: Path, here: Path) -> list[dict[str, str]]:
-    """Compares the published files other than weights: configurations, tokenizer, the trainer's state.
+    """Compares the published files other than weights: configurations, tokenizer, PPO's state.
 
     Args:
         published: Folder of the published checkpoint.
@@ -145,7 +147,7 @@ def compare_metrics(
     Returns:
         {rows, rows_here, columns, differing, problem}. `columns` is the number of compared columns. `differing` has
         {column, rows, of, max_abs, first_step} for each column with differing rows; `max_abs` is None if a side has
-        no number. `problem` names the first row with a differing step.
+        no number. `problem` names the first row whose steps differ; None if there is none.
     """
     sides = [[row for row in rows if row["step"] <= step] for rows in (published, here)]
     # A checkpoint may be sent before the last rows of its step are written, such as those of an evaluation.

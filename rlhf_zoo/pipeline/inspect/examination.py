@@ -14,7 +14,7 @@ OK, WARNING, FAILED, SKIPPED = "ok", "warning", "failed", "skipped"
 
 
 class SkipCheck(ZooError):
-    """A check needs a model that is not trained yet."""
+    """A check cannot run yet, for example because its model is not trained."""
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ class Published:
 
     @property
     def title(self) -> str:
-        """NAMESPACE--NAME@REVISION, as the name of a folder."""
+        """A folder name for this checkpoint: NAMESPACE--NAME@REVISION, or the name of the pulled folder."""
         if self.commit is None:
             return self.folder.resolve().name
         repo, revision = split_revision(self.name)
@@ -156,8 +156,8 @@ class _OneFileRecipe(Recipe):
 def recipe_of(published: Published, allowed: Sequence[str] = ()) -> tuple[Recipe, dict[str, str]]:
     """Rebuilds the recipe of a published checkpoint.
 
-    recipe.json is not trusted, so it may only set numbers and choose among installed code. `runs.settings.key_classes`
-    defines what each key may hold, and which keys are ignored or refused.
+    recipe.json is not trusted, so it may only set numbers, name repositories, and choose among installed code.
+    `runs.settings.key_classes` defines what each key may hold, and which keys are ignored or refused.
 
     Args:
         published: The checkpoint.
@@ -222,7 +222,7 @@ def comparable_settings(resolved: Mapping[str, Any], published: Published) -> di
         published: The published checkpoint.
 
     Returns:
-        The settings without ignored keys, with the model names of the published run.
+        The settings without ignored keys. Names of models that end in @COMMIT are replaced by the published run's.
     """
     settings = {key: value for key, value in resolved.items() if key not in IGNORED_KEYS}
     for key in _MODEL_KEYS:

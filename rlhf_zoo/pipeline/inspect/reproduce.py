@@ -73,7 +73,8 @@ def reproduce(
         metrics; not versions), weights, files, metrics, settings, data, versions, notes, and the checkpoint's name.
 
     Raises:
-        ZooError: Before training: a file, model or data set is missing or not trusted.
+        ZooError: Before training, a file, model or data set is missing or not trusted; or training ends before the
+            published step.
     """
     published = fetch_published(name, hub)
     recipe, pinned = recipe_of(published, allowed)
@@ -190,8 +191,8 @@ def _use_threads(recorded_count: Any) -> Iterator[None]:
 def _prepare_data(context: RunContext, published: Published) -> tuple[dict[str, Any], list[str]]:
     """Prepares the stage's data before training. Returns {repo, commit, how, folder} of the data, and notes.
 
-    `folder` holds the published data set for the comparison; it is None if no data set was published, or if the stage
-    itself loads the data.
+    `folder` holds the published data set for the comparison; it is None if no data set was published or it cannot be
+    fetched, or if the stage itself loads the data.
     """
     config, parent = context.shared, published.parent("data")
     repo, commit = parent or (None, None)

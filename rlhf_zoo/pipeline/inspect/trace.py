@@ -65,7 +65,7 @@ class TracedPolicy:
         policy: The policy.
         reference: The reference policy π_ref.
         rewards: The reward models; () if the run had none.
-        critic_start: At step 0, the model that the critic starts from; otherwise None.
+        critic_start: At step 0, the model that value_model_name_or_path names; None at later steps, or without the key.
         old: The policy π_old in the denominator of ρ; None for the reference.
         step: The step of the checkpoint; 0 for the policy that PPO started from, None if it is unknown.
         resolved: The run's settings.
@@ -107,9 +107,11 @@ def find_traced_policy(
 
     Args:
         name: A run directory, its PPO stage, a checkpoint in it, or NAMESPACE/NAME[@TAG].
-        step: The step; None for the last step, 0 for the policy that PPO started from.
+        step: The step; 0 for the policy that PPO started from. None for a run's last step, or for the checkpoint at the
+            repository's revision.
         revision: A branch, tag or commit of the repository; None for its default.
-        old: The policy π_old: a step of the same run, a folder or a repository; None for the checkpoint before `step`.
+        old: The policy π_old: a step of the same run, a folder or a repository; None for the checkpoint before `step`,
+            or the reference if there is none.
         sft: A folder or repository that replaces the run's reference, or None.
         reward: A folder or repository that replaces the run's reward models, or None.
         hub: The Hub that has the repositories.
@@ -265,7 +267,7 @@ def _old_policy_name(steps: Mapping[int, str], step: int, old: str | None, where
 
 
 def _find_parent(stage: Path, document: Mapping[str, Any], role: str, hub: Hub) -> Checkpoint:
-    """Finds a model that PPO started from: in the run directory, at its recorded path, or on the Hub at its commit."""
+    """Finds the model of a role in PPO: in the run directory, at its recorded path, or on the Hub at its commit."""
     lineage = (document.get("parents") or {}).get(role) or {}
     path, repo, commit = (lineage.get(key) for key in ("path", "repo", "commit"))
     value_stage = (document.get("resolved") or {}).get("value_model_name_or_path")

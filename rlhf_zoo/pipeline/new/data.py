@@ -46,7 +46,7 @@ class Subset:
 
     Attributes:
         configuration: Name of the configuration; None if the data set has only one.
-        splits: Split -> number of rows.
+        splits: Split -> number of rows; if the data set does not declare it, at most `MAX_COUNTED`.
         rows: Split -> its first `SAMPLE_ROWS` rows.
         read_split: A function that reads the first `MAX_COUNTED` rows of a split.
     """
@@ -225,7 +225,7 @@ def _count_prompts(subset: Subset, split: str, columns: Mapping[str, str], name:
 
 
 def _first_split(splits: Mapping[str, int], prefixes: Sequence[str]) -> str | None:
-    """Returns the first split, in alphabetical order, that starts with the first prefix that any split has."""
+    """Tries the prefixes in order, and returns the alphabetically first split with the prefix; None if none has any."""
     return next((name for prefix in prefixes for name in sorted(splits) if name.startswith(prefix)), None)
 
 

@@ -27,8 +27,8 @@ class ModelFacts:
     """The properties of a model that a new recipe depends on.
 
     Attributes:
-        name: A folder or repository.
-        revision: Commit of the repository; None for a folder.
+        name: A folder, a GGUF file or a repository.
+        revision: Commit of the repository; None for a folder or file.
         architecture: Name of the model's class in transformers.
         parameters: The number of parameters.
         dtype: The dtype of the saved weights.
@@ -38,7 +38,8 @@ class ModelFacts:
         tokenizer: The model's tokenizer.
         has_thinking_switch: Whether the chat template has the variable `enable_thinking`.
         license: The license that the model's card names; None if the card names none.
-        spare_pad_token: A token for padding that no text contains; None if the tokenizer's PAD token differs from EOS.
+        spare_pad_token: A token for padding that no text contains; None if the tokenizer's PAD token differs from EOS,
+            or if there is no such token.
     """
 
     name: str

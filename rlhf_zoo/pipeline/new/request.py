@@ -14,7 +14,7 @@ from ...runs.settings.judge_names import check_judge_name
 
 #: Columns that --columns may name.
 COLUMNS = ("prompt", "completion", "chosen", "rejected")
-#: Endings of data files' names. For a data set on a Hub with such an ending, users add @REVISION to its name.
+#: A name with such an ending is taken for a local file. For a data set on a Hub, users add @REVISION to the name.
 _DATA_FILE = re.compile(r"\.(jsonl?|csv|tsv|parquet|arrow|txt)(\.(gz|bz2|xz|zst|zip))?$", re.IGNORECASE)
 
 

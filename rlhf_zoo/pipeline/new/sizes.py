@@ -16,7 +16,7 @@ from ...runs.data.layout import as_turns, sft_text
 from .data import MAX_COUNTED, StageData
 from .model import ModelFacts
 
-#: Bounds for evaluation prompts, episodes of PPO, tokens per answer, and tokens per training text.
+#: Upper bounds for evaluation prompts, episodes of PPO, tokens per answer, and tokens per training text.
 MAX_PROMPTS, MAX_EPISODES, MAX_RESPONSE, MAX_TOKENS = 200, 20_000, 256, 1024
 #: Minimum number of distinct prompts, including held-out prompts.
 MIN_PROMPTS = 8
@@ -91,8 +91,9 @@ def choose_sizes(
         )
     eval_prompts = max(2, min(MAX_PROMPTS, distinct_count // 8))
     test_split = ppo.keys["dataset_test_split"]
-    # `share` is that of each of two held-out parts of equal size. With a test split, both monitor training. Without it,
-    # one monitors training, and the evaluation uses the other. They hold half as many again, for prompts too long.
+    # PPO holds out two parts, each with `share` of the prompts. With a test split, both monitor training, and together
+    # have 1.5 times eval_prompts. Without a test split, one part monitors training, the evaluation uses the other, and
+    # each has 1.5 times eval_prompts. The surplus makes up for prompts that are too long.
     share = min(
         0.1 if test_split else 0.2,
         max(0.005, math.ceil((750 if test_split else 1500) * eval_prompts / distinct_count) / 1000),

@@ -18,8 +18,8 @@ from ...runs.settings.values import checked_keys, type_hints
 def check_recipe(folder: Path) -> None:
     """Checks every key of a recipe, keys that must work together, and that each stage can read its data.
 
-    The values of trl's and transformers' own keys come from `new`'s templates. `doctor`, `recipes validate` and `run`
-    also construct the trainers' configurations from them.
+    The trainers' configurations, which check the values of trl's and transformers' own keys, are not constructed here,
+    because these values come from `new`'s templates. `doctor`, `recipes validate` and `run` construct them.
 
     Args:
         folder: The recipe's folder.

@@ -18,7 +18,7 @@ from .models import make_family, save_model
 
 #: Rows per split. The recipe's row patterns are repeated to fill a split.
 ROWS_PER_SPLIT = 64
-#: Value of held_out_share, which holds out enough of these rows for the evaluation.
+#: Value of held_out_share: the share of these rows that is enough for the evaluation.
 HELD_OUT_SHARE = 0.1
 #: Tokens per completion, long enough that some completions stop and others are truncated.
 RESPONSE_LENGTH = 24

@@ -30,8 +30,8 @@ PHASE_LABELS = {
     "reward": "scoring",
     "update": "learning",
 }
-#: Metrics with one of these endings differ from run to run. They are not recorded, because a resumed run must log the
-#: same metrics as an uninterrupted run.
+#: Metrics with one of these endings are not recorded, because they may differ between a resumed and an uninterrupted
+#: run, whose metrics must be the same.
 UNREPRODUCIBLE = (
     "runtime",
     "preparation_time",

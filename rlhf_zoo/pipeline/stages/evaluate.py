@@ -118,10 +118,10 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     """Evaluates the finished PPO policy against its SFT policy.
 
     Writes eval/evaluation.json and eval/samples.jsonl. The figures are over held-out prompts; evaluation.json also says
-    on how many of these prompts each stage was trained. A finished evaluation is repeated if its judges, prompts or
-    policies have changed. The earlier files are replaced only at the end, so a failure does not change the run
-    directory. After an interruption, the same evaluation continues with the policies that are not measured yet. All
-    processes sample and measure; the main process asks the judges and writes the files.
+    on how many of these prompts each stage was trained. A finished evaluation is repeated with --restart, or if its
+    judges, prompts or policies have changed. The earlier files are replaced only at the end, so a failure does not
+    change the run directory. After an interruption, the same evaluation continues with the policies that are not
+    measured yet. All processes sample and measure; the main process asks the judges and writes the files.
 
     Args:
         context: The run.
@@ -132,7 +132,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
 
     Raises:
         ZooError: A judge, the data or a checkpoint is not available.
-        Stopped: After Ctrl-C.
+        Stopped: Ctrl-C was pressed. Finished measurements are saved.
     """
     started = time.monotonic()
     silence_libraries()
@@ -202,7 +202,8 @@ def _compare(
 ) -> _Comparison:
     """Measures every checkpoint on validation prompts, and compares one checkpoint with SFT on the test prompts.
 
-    This is the run's chosen checkpoint or, with `release: recommended`, the checkpoint that the verdict recommends.
+    The compared checkpoint is the run's chosen one. With `release: recommended`, it is the one that the verdict
+    recommends, or the last one if it recommends none.
     """
     config, seed = evaluation_of(context), context.shared.seed
     judge_check = checks[evaluator.judge.name]
@@ -390,7 +391,8 @@ def evaluation_prompts(context: RunContext, source: DataSource, path: Path | Non
     Args:
         context: The run.
         source: PPO's data.
-        path: Folder of the SFT policy, whose tokenizer measures prompts; None before SFT is trained.
+        path: Folder of the SFT policy, whose tokenizer counts tokens for max_prompt_length; None, before SFT is
+            trained, keeps all prompts.
 
     Returns:
         `evaluation.prompts` rows.
@@ -462,7 +464,7 @@ def check_rules(context: RunContext, source: DataSource, prompts: Dataset, path:
         context: The run.
         source: PPO's data.
         prompts: The test prompts. Validation prompts, if there are any, are checked too.
-        path: Folder of the SFT policy, whose tokenizer measures prompts; None before SFT is trained.
+        path: Folder of the SFT policy, as in `evaluation_prompts`.
 
     Raises:
         ZooError: A rule cannot score answers to a prompt.

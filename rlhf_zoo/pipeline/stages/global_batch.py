@@ -1,7 +1,8 @@
 """Makes trl's trainers compute the same batches, losses and metrics in several processes as in a single process.
 
 transformers' Trainer pads the last batch of an epoch with rows of the first batch, and trl averages within each
-process. Here the rows of each batch are distributed evenly, without repetition, and a loss is the mean over all rows.
+process. Here the rows of each batch are distributed evenly, without repetition, and a loss is the mean over the tokens
+(SFT) or pairs (reward) of all processes.
 """
 
 from collections.abc import Iterator

@@ -23,7 +23,8 @@ from ...runs.status_line import doing
 def merged_model(context: RunContext, parent: ParentCheckpoint) -> Path:
     """Returns the folder of a policy. An adapter is merged into its base first, unless that was done before.
 
-    The merged model is written next to the adapter if this run trained it, otherwise into the run directory.
+    If this run or its base run trained the adapter, the merged model is written into the adapter's folder, otherwise
+    into the run directory.
 
     Args:
         context: The run.

@@ -28,7 +28,7 @@ def open_pairs(context: RunContext) -> tuple[RunContext, DataSource]:
 def training_pairs(
     context: RunContext, source: DataSource, *, keep_questions: bool = False
 ) -> tuple[Dataset, dict[str, int]]:
-    """Returns the pairs to train on: judge_share of them for the judge `same-labels`, the rest for the reward model.
+    """Returns the pairs to train on. The judge `same-labels` gets judge_share of them, and the reward model the rest.
 
     Args:
         context: The run.

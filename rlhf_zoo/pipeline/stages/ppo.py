@@ -1,4 +1,4 @@
-"""The ppo stage: trains the SFT policy against the reward model, with PPOTrainer."""
+"""The ppo stage: trains the SFT policy to maximize reward models and reward functions, with PPOTrainer."""
 
 import copy
 import logging
@@ -71,7 +71,7 @@ def load_reward_functions(settings: StageSettings) -> list[RewardFunction]:
             raise ZooError(f"{key} of the stage ppo is {value!r}, but there is no reward model: set reward_model_path.")
     if data.reward_model_loader is not None:
         find_loader(data.reward_model_loader)
-    # The reward models are not loaded here, so a placeholder takes their position among the names and weights.
+    # The reward models are not loaded here, so a placeholder stands for them in the lists of names and weights.
     placeholders = [_model_placeholder] if models else []
     rewards = Rewards([*placeholders, *functions], weights=settings.trainer.reward_weights)
     names = ["reward_model", *rewards.names[1:]] if models else rewards.names
@@ -282,7 +282,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     def build() -> "PPOTrainer":
         data = load_data(context, source)
         check_answers(settings, functions, data)
-        # The role "sft" is the model that PPO starts from, also where that is a chat model itself.
+        # The role "sft" is the model that PPO starts from, even if no SFT stage trained it.
         tokenizer = load_policy_tokenizer(context, parents["sft"].path, data)
         if not context.preflight_passed and has_conversations(data["train_dataset"]):
             check_conversations(context, "ppo", source, tokenizer)
@@ -290,7 +290,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         left_out.update({"max_prompt_length": dropped} if dropped else {})
         set_seed(settings.trainer.seed)
         models = _load_models(context, settings, parents)
-        # Again, because loading may draw random numbers, and the trainer initializes an adapter next.
+        # Set the seed again: loading may have drawn random numbers, and the trainer now initializes an adapter.
         set_seed(settings.trainer.seed)
         return build_trainer(settings, functions, processing_class=tokenizer, **models, **data)
 
@@ -323,7 +323,7 @@ def _load_models(
 
 
 def _count_truncated(trainer: Any, _: Path) -> dict[str, Any]:
-    """Returns the number of texts that the reward models truncated, as a field of run.json; {} if it is 0."""
+    """Returns how often a reward model truncated a text, as a field of run.json; {} if never."""
     count = sum(model.truncated_count for model in trainer.rewards.models)
     if count:
         log.warning("%d times a text was longer than the context of a reward model, which read only its end.", count)
@@ -331,7 +331,7 @@ def _count_truncated(trainer: Any, _: Path) -> dict[str, Any]:
 
 
 def _check_release_metric(settings: StageSettings, names: list[str], weights: list[float]) -> None:
-    """Raises ZooError if `release: best` names a reward that does not exist or that PPO maximizes."""
+    """Raises ZooError if `release: best` would choose by a reward that does not exist or that PPO maximizes."""
     metric = metric_name(settings.trainer) or ""
     if settings.release.release != "best" or not metric.startswith(REWARD_METRIC_PREFIX):
         return

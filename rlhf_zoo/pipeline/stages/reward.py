@@ -1,6 +1,6 @@
 """The reward stage: trains a reward model with trl.RewardTrainer, on preference pairs or on labeled SFT samples.
 
-`--dataset_name` may name a data set of only pairs, such as the votes of a comparison page: see `runs.pairs`.
+`--dataset_name` may name a data set that has only pairs, such as the votes of a comparison page: see `runs.pairs`.
 """
 
 import logging
@@ -169,7 +169,7 @@ def _load_inputs(
 def _load_model(
     context: RunContext, settings: StageSettings, sft: ParentCheckpoint, tokenizer: PreTrainedTokenizerBase
 ) -> PreTrainedModel:
-    """Loads the SFT policy with a new head of a single output."""
+    """Loads the SFT policy with a new head that has a single output, the score."""
     from transformers import AutoModelForSequenceClassification
 
     subject, path, loading = f"The SFT model {sft.path}", merged_model(context, sft), stage_load_options(settings)
@@ -228,7 +228,7 @@ def check_pairs(context: RunContext, tokenizer: PreTrainedTokenizerBase | None) 
 
     Args:
         context: The run.
-        tokenizer: The SFT policy's tokenizer; None if it does not exist yet.
+        tokenizer: The SFT policy's tokenizer; None, if it does not exist yet, skips the check of conversations.
 
     Raises:
         ZooError: A pair lacks a side or cannot be rendered, all pairs have equal sides, no pairs are left to train or

@@ -39,11 +39,11 @@ ROUND_STREAM = 11
 
 
 def make_pairs(context: RunContext, previous: RunContext, *, count: int) -> dict[str, Any]:
-    """Writes the pairs of a round, unless they exist.
+    """Writes the pairs of a round, unless they exist, and publishes them if the run publishes.
 
     Args:
-        context: The round.
-        previous: The previous round.
+        context: The run of the round.
+        previous: The run of the previous round.
         count: Number of pairs to sample and label.
 
     Returns:
@@ -101,7 +101,10 @@ def _row_of_round(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sample_and_label(context: RunContext, previous: RunContext, count: int) -> list[dict[str, Any]]:
-    """Samples pairs of completions for PPO's training prompts, starting over after the last prompt, and labels them."""
+    """Samples pairs of completions for PPO's training prompts, and labels them. Prompts repeat if there are too few.
+
+    With a labeler votes:NAME, nothing is sampled: people have voted on the policy's completions already.
+    """
     assert context.round is not None
     if split_judge_name(context.round.labeler)[0] == "votes":
         return _pairs_from_votes(context, previous)

@@ -39,10 +39,10 @@ Labeler = Callable[[Sequence[Prompt], Sequence[str], Sequence[str], Mapping[str,
 
 
 def prompts_of(context: RunContext, source: DataSource, split: str) -> list[Prompt]:
-    """Returns the prompts for samples of the SFT policy: the prompts that PPO trains on.
+    """Returns the prompts for samples of the SFT policy: PPO's training or validation prompts.
 
-    Without a ppo stage, they come from the data set's configuration `prompts` or, if it has none, from the pairs. In a
-    later round, whose data set has only pairs, they come from PPO's own data.
+    Without a ppo stage, they come from the data set's configuration `prompts` or, if it has none, from the training
+    pairs. In a later round, whose data set has only pairs, they come from PPO's own data.
 
     Args:
         context: The run.
@@ -105,7 +105,7 @@ def sft_samples(context: RunContext, settings: StageSettings, source: DataSource
         sft: The SFT policy.
 
     Raises:
-        ZooError: Every prompt is too long.
+        ZooError: Every prompt is empty or too long.
     """
     prompts = prompts_of(context, source, "train")
     tokenizer = context.shared.chat.write_for_prompts(load_tokenizer(sft.path), prompts)
@@ -146,7 +146,7 @@ def pairs_seed(settings: StageSettings) -> int:
 
 
 def are_simulated(context: RunContext, data: RewardArguments) -> bool:
-    """Whether a preference function labeled the held-out pairs. A later round uses those of the first round.
+    """Whether a preference function labeled the held-out pairs. Later rounds use the first round's held-out pairs.
 
     Args:
         context: The run.
@@ -192,13 +192,16 @@ def preference_of(data: RewardArguments) -> Preference:
 def simulated_pairs(
     context: RunContext, settings: StageSettings, source: DataSource, sft: ParentCheckpoint
 ) -> DataSource:
-    """Makes pairs of SFT samples, labeled by the recipe's preference function, unless they exist.
+    """Makes pairs of SFT samples, labeled by the recipe's preference function, unless the same pairs exist.
 
     Args:
         context: The run.
         settings: The settings of the reward stage.
         source: The run's data set.
         sft: The SFT policy.
+
+    Returns:
+        The data set with the pairs.
 
     Raises:
         ZooError: The preference cannot be loaded, or no two samples of a prompt can be compared.
@@ -287,7 +290,9 @@ def ordered_pairs(
 def sample_pairs(
     context: RunContext, prompts: Sequence[Prompt], seed: int, stream: tuple[int, ...], policy: ParentCheckpoint
 ) -> tuple[list[int], list[str], list[str]]:
-    """Draws two samples of a policy for each prompt, with PPO's sampling settings. Keeps pairs that differ and ended.
+    """Draws two samples of a policy for each prompt, with PPO's sampling settings.
+
+    Keeps a pair only if its samples differ and both ended by themselves.
 
     Args:
         context: The run.

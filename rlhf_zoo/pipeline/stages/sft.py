@@ -210,6 +210,9 @@ def remove_second_bos(rows: Dataset, tokenizer: PreTrainedTokenizerBase, *names:
         rows: Rows with texts in the named columns or in `prompt`. Other values stay as they are.
         tokenizer: The tokenizer that will read the texts.
         *names: Columns of texts.
+
+    Returns:
+        The rows, unchanged if no text begins with a second BOS.
     """
     columns = [name for name in ("prompt", *names) if name in rows.column_names and isinstance(rows[0][name], str)]
     if not any(without_bos(text, tokenizer) != text for name in columns for text in rows[name]):
@@ -237,7 +240,7 @@ def _set_template(
 
         with refusals_as(f"The chat template of {name} cannot be loaded", "check chat_template_path and --hub."):
             path = resolve(name, hub, ignore=(*NOT_LOADED, "*.safetensors")).path
-            load_tokenizer(path, name=name)  # it refuses remote code, for which trl would ask on the terminal
+            load_tokenizer(path, name=name)  # refuses remote code; trl would ask on the terminal whether to run it
             clone_chat_template(model, tokenizer, str(path))
     trainer = copy.copy(settings.trainer)
     trainer.chat_template_path = None

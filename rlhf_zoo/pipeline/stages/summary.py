@@ -18,11 +18,11 @@ def peak_rss_mib() -> float:
 
 
 def write_summary(context: RunContext, *, trained: bool) -> Path:
-    """Collects run.json of every stage and eval/evaluation.json in summary.json.
+    """Writes the main results in run.json of every stage and in eval/evaluation.json to summary.json.
 
     Args:
         context: The run.
-        trained: Whether this process trained any stage. If not, its memory use is not recorded.
+        trained: Whether this process ran any stage. If not, its memory use is recorded only without an earlier summary.
 
     Returns:
         The path of summary.json.

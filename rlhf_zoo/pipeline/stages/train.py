@@ -122,14 +122,17 @@ def train_stage(
         context: The run.
         settings: The stage's settings.
         data: The lineage of the data set.
-        parents: Role -> checkpoint that the stage starts from.
+        parents: Role -> checkpoint that the stage uses, such as the SFT policy or a reward model.
         started: time.monotonic() when the stage began.
         build: Builds the trainer. Called only if there is something to train.
-        publisher: Sends each checkpoint as it is saved.
-        finish_checkpoint: Takes the trainer and a checkpoint's path, and adds files before the checkpoint is complete.
-        conclude: Takes the trainer and the chosen checkpoint at the end, and returns fields for run.json.
-        left_out: Key of the recipe -> number of rows that this key keeps out of training. `build` fills this mapping.
-        cut_rows: Counts of the rows that max_length cuts. `build` fills this mapping.
+        publisher: Sends each checkpoint as it is saved; None if the run does not publish.
+        finish_checkpoint: Takes the trainer and a checkpoint's path, and adds files before the checkpoint is complete;
+            None adds no files.
+        conclude: Takes the trainer and the chosen checkpoint at the end, and returns fields for run.json; None adds no
+            fields.
+        left_out: Key of the recipe -> number of rows that this key keeps out of training. `build` fills this mapping;
+            None for a stage that does not count them.
+        cut_rows: Counts of the rows that max_length cuts. `build` fills this mapping; None for a stage that cuts none.
 
     Returns:
         Whether it trained: False if the stage was already finished.
@@ -274,13 +277,13 @@ def _write_start(
 
 
 def code_lineage(context: RunContext) -> list[dict[str, Any]]:
-    """Lists the remote code of models that ran in this process.
+    """Lists the remote code, Python files that come with a model, that ran in this process.
 
     Args:
         context: The run.
 
     Returns:
-        The lineage of each model's code. If an earlier stage ran the same code, this is the lineage in its run.json.
+        The lineage of each model's code. If run.json of a stage already records the same files, its entry is returned.
     """
     recorded = [code for stage in STAGES for code in context.record(stage).read().get("remote_code") or ()]
     lineages = [code.lineage for code in executed_code()]
@@ -368,6 +371,7 @@ def _train(run: _Run, trainer: Trainer) -> None:
 
     Raises:
         Stopped: A signal ended a wait or an evaluation.
+        UpdateFailed: An update failed. If a step was saved, the message names it.
     """
     resume_from, record = run.plan.resume_from, run.record
     try:
@@ -419,7 +423,7 @@ def _save_finished(trainer: Trainer, record: StageRecord, error: UpdateFailed | 
 
 
 def _is_evaluation_due(state: TrainerState, record: StageRecord) -> bool:
-    """Whether an evaluation was due after this step but did not finish."""
+    """Whether an evaluation was due after the step of `state`, but did not finish."""
     callbacks: Any = state.stateful_callbacks
     control = (callbacks or {}).get("TrainerControl", {}).get("args", {})
     return bool(control.get("should_evaluate")) and not any(
@@ -429,7 +433,7 @@ def _is_evaluation_due(state: TrainerState, record: StageRecord) -> bool:
 
 @contextlib.contextmanager
 def _delete_incomplete_on_failure(record: StageRecord) -> Iterator[None]:
-    """A context that deletes an incomplete checkpoint if a loss is not finite or the disk is full."""
+    """A context that deletes incomplete checkpoints if training raises `NotFinite` or the disk is full."""
     try:
         yield
     except (NotFinite, NoRoom):

@@ -29,7 +29,7 @@ def count_trained_prompts(
             directory.
 
     Returns:
-        Stage -> number of distinct prompts; None if they cannot be counted.
+        Stage -> number of distinct prompts that it trains on; None if they cannot be counted.
     """
     count_by_stage = {
         stage: _count_in_stage(context, stage, prompts, planned=stage in planned) for stage in context.recipe.stages
