@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from .sampling.sampler import Vocabulary
 
-#: The number of logits in a chunk: as many as fit into a CPU's caches, or enough to keep an accelerator busy.
+#: The least number of logits in a chunk: as many as fit into a CPU's caches, or enough to keep an accelerator busy.
 CHUNK_ON_CPU, CHUNK_ON_ACCELERATOR = 2**22, 2**26
 
 
@@ -49,8 +49,9 @@ def logit_transform(model: Any) -> LogitTransform | None:
         model: A model, or anything else.
 
     Returns:
-        The transform; None if logits must come from the model's own forward pass: for any other transform, for a head
-        that is not a plain nn.Linear (because it has an adapter, a hook or quantized weights), and for a sharded model.
+        The transform; None if logits must come from the model's own forward pass: for a transform that LogitTransform
+        cannot express, for a head that is not a plain nn.Linear (because it has an adapter, a hook or quantized
+        weights), and for a sharded model.
     """
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     if type(head) is not nn.Linear or "forward" in vars(head) or isinstance(model, FSDPModule):

@@ -103,14 +103,14 @@ def critic_from(
     Args:
         source: A reward model or a causal model; or the folder or Hub id of either, or of a critic. A critic is loaded
             unchanged. Adapters are merged into their bases.
-        center: Whether scores are centered. If not, μ = 0.
-        scale: Whether scores are scaled. If not, σ = 1.
+        center: Whether the reward model's scores are centered. If not, μ = 0.
+        scale: Whether the reward model's scores are scaled. If not, σ = 1.
         weight: w, the weight of the reward model's score in the reward.
         share: Whether the critic shares the trunk's weights with `source`. Then the two must not be trained together.
         revision: The revision of a Hub id.
 
     Returns:
-        The critic, in float32.
+        The critic, in float32 except for a shared trunk, which keeps its type.
 
     Raises:
         ZooError: The model is an encoder-decoder, whose encoder would see later tokens; it has several outputs, or

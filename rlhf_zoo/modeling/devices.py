@@ -87,7 +87,7 @@ class MicroBatches:
     def run(self, step: Callable[[Sequence[int]], T], rows: Sequence[int]) -> Iterator[T]:
         """Calls `step` on all rows, batch by batch.
 
-        Halved batches give the same results up to rounding, because the batch size changes a kernel's order of sums.
+        Halved batches change results only by rounding: kernels may sum in another order for another batch size.
 
         Args:
             step: Called with the rows of a batch.

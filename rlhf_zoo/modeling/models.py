@@ -246,7 +246,7 @@ def load_classifier(
 
     Args:
         source: A folder or a Hub id.
-        label: The label whose output is the score, for a classifier with several outputs.
+        label: The label whose output is the score, for a classifier with several outputs. Not checked for one output.
         options: Precision, attention and quantization.
         **hub: See `HubOptions`.
 
@@ -329,7 +329,7 @@ def disable_dropout(model: nn.Module) -> None:
 
 
 def count_matmul_parameters(model: PreTrainedModel) -> int:
-    """Counts the parameters that are multiplied by activations: all except an embedding table, which is a lookup.
+    """Counts all parameters except the table of input embeddings, which is looked up and not multiplied.
 
     Embeddings that are tied to the LM head count once, as the LM head.
     """

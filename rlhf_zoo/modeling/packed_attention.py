@@ -101,8 +101,8 @@ def enable_packing(model: PreTrainedModel, *, subject: str) -> None:
         subject: The model's name in the error.
 
     Raises:
-        ZooError: The model does not use torch's attention, or a test with two rows shows that packed rows attend to
-            each other.
+        ZooError: The model does not use torch's attention, does not accept packed rows, or a test with two rows shows
+            that packed rows attend to each other.
     """
     base = base_of(model)
     if supports_packing(base):

@@ -329,8 +329,8 @@ def build_rewards(
         reward_funcs: One reward function or several.
         args: The settings.
         tokenizer: The policy's tokenizer.
-        reward_tokenizer: The reward models' tokenizers, one for all or one for each. A path or Hub id is loaded with its
-            own tokenizer instead.
+        reward_tokenizer: The reward models' tokenizers, one for all or one for each. A path or Hub id is loaded with
+            its own tokenizer instead.
 
     Returns:
         The rewards; None without any, and with reward_funcs None.

@@ -225,7 +225,7 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
             metrics: The update's metrics, with the sums of the step's micro-batches.
 
         Raises:
-            NotFinite: Log-probabilities are not finite. If only the loss is not finite, `optimizer_step` skips the step.
+            NotFinite: Log-probabilities are not finite. If only the loss is not, `optimizer_step` skips the step.
         """
         tensors = {"loss": metrics.step_loss, "log-probabilities": metrics.step_logprobs}
         finite = self.finite_on_all_processes(tensors)

@@ -51,8 +51,8 @@ def critic_metrics(values: Tensor, returns: Tensor, mask: Tensor, *, length: int
         length: The maximum number of actions in a completion.
 
     Returns:
-        Explained variances and R² (gain_over_constant) by the metrics' names, NaN where returns do not vary or a quarter
-        is never reached. There are no quarters if each completion has a single action.
+        Explained variances and R² (gain_over_constant) by the metrics' names, NaN where returns do not vary or a
+        quarter is never reached. There are no quarters if each completion has a single action.
     """
     variances = {
         "critic/explained_variance": F.explained_variance(values, returns, mask),

@@ -54,7 +54,7 @@ class Phases:
         self._tokens += tokens if self._running else 0
 
     def pop_means(self) -> dict[str, float]:
-        """Returns `time/NAME` of each phase, in seconds per update, and `tokens_per_second`; {} without updates. Resets all."""
+        """Returns {time/NAME: seconds per update} and `tokens_per_second`, or {} without updates. Resets all counts."""
         metrics: dict[str, float] = {}
         if self._updates:
             seconds = sum(self._seconds.values())

@@ -64,8 +64,8 @@ class PPOTrainer(StepwiseTrainer):
         args: The settings.
         processing_class: The policy's tokenizer.
         model: The SFT policy, its path or Hub id, a PeftModel, or a model with a value head, which is then the critic.
-        ref_model: The reference for KL. If None and the settings need a reference, it is a frozen copy of the policy, or
-            a PeftModel itself, with its adapter off or with `args.ref_adapter_name`.
+        ref_model: The reference for KL. If None and the settings need a reference, it is a frozen copy of the policy,
+            or a PeftModel itself, with its adapter off or with `args.ref_adapter_name`.
         reward_model: The model that scores completions, or several, which `args.reward_ensemble` combines; None for
             none.
         train_dataset: Prompts in a column `prompt` (text or conversation), or token ids in `input_ids`, with their
@@ -362,7 +362,7 @@ class PPOTrainer(StepwiseTrainer):
             batch.rollout.samples,
             max_rows=len(batch) if args.max_tokens_per_micro_batch else args.per_device_train_batch_size,
             max_tokens=self.max_tokens_per_micro_batch,
-            # With the CPU's default for float32, keep the summation order of earlier versions, so that results stay bitwise equal.
+            # With the CPU's default for float32, keep the order of sums of earlier versions, for bitwise equal results.
             minimize_padding=self.max_tokens_per_micro_batch != CPU_TOKENS_PER_PASS,
             packed=args.padding_free,
             process=args.process_index,

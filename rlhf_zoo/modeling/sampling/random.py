@@ -39,7 +39,7 @@ def draw_tokens(logits: Tensor, uniform: Tensor, *, top_p: float = 1.0) -> Tenso
     Args:
         logits: (B, V).
         uniform: (B,) numbers from `uniforms`.
-        top_p: The total probability of the most likely tokens, to which the draw is limited.
+        top_p: The draw is limited to the most likely tokens that together have this probability.
 
     Returns:
         (B,) token ids.
@@ -58,7 +58,7 @@ def draw_with_logprobs(logits: Tensor, uniform: Tensor, *, top_p: float = 1.0) -
     Args:
         logits: (B, V).
         uniform: (B,) numbers from `uniforms`.
-        top_p: The total probability of the most likely tokens, to which the draw is limited.
+        top_p: The draw is limited to the most likely tokens that together have this probability.
 
     Returns:
         (B,) token ids, and (B,) log-probabilities in nats.

@@ -20,8 +20,8 @@ from ...errors import ZooError
 from .decoder import Decoder, GrowingDecoder, accepts_argument, base_of, left_pad
 from .random import draw_with_logprobs, uniforms
 
-#: The version of the sampler's results, which run.json records. Raise it if the same seed, keys and weights give other
-#: tokens, or if the last bits of log-probabilities change, when sampling or when training recomputes them.
+#: The version of the sampler's results, which run.json records. Raise it if a change gives other tokens for the same
+#: seed, keys and weights, or other last bits of log-probabilities, in sampling or in training's passes.
 SAMPLER_VERSION = 6
 
 #: Maps the input of the model's head, (N, H), to V of the states before the next tokens, (N,).
@@ -67,7 +67,8 @@ class Samples:
         ended: (B,) bool, whether the completion ended by itself instead of at the length limit.
         vocabulary: The tokens that could be sampled. Every model normalizes log-probabilities over these alone. None
             for all entries of the logits.
-        cut: (B,) bool, whether the completion was cut at the stop text and so has no end token; None if none can be.
+        cut: (B,) bool, whether the completion was cut at the stop text and so has no end token; None if completions
+            are not cut.
         values: (B, T), V of the state before each token, if the critic shares the policy's trunk; otherwise None.
     """
 
@@ -193,7 +194,7 @@ def sample(
         stop_ids: A completion ends with the first of these tokens.
         pad_id: The id of PAD.
         temperature: The sampling temperature, by which logits are divided.
-        top_p: The total probability of the most likely tokens, to which draws are limited. Does not change log π.
+        top_p: Draws are limited to the most likely tokens that together have this probability; log π is not changed.
         vocabulary: The tokens that can be sampled; None for every entry of the logits. All others have probability 0.
         max_tokens: The maximum number of tokens in the cache, padding included; None for no limit. Prompts wait until
             there is room.

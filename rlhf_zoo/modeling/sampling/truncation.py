@@ -82,7 +82,7 @@ class Truncation:
     """How completions are cut. A completion cut at the text has ended; one cut at its length has not.
 
     Attributes:
-        longest: The largest random length; not used without `shortest`, because sampling stops there by itself.
+        longest: The largest random length. Not used without `shortest`, because sampling stops at this length itself.
         shortest: Each completion is cut at a random length from `shortest` to `longest`; None for no random lengths.
         text: A text that ends a completion; None for no text.
         after: The number of tokens at a completion's start; a text that begins within them does not count.
@@ -104,8 +104,8 @@ class Truncation:
         Args:
             samples: B completions.
             tokenizer: The policy's tokenizer.
-            seed: The seed of their sampling.
-            keys: The keys of their sampling.
+            seed: The seed with which the completions were sampled.
+            keys: The keys with which they were sampled.
         """
         if not self:
             return samples
