@@ -25,15 +25,15 @@ CRITIC = "critic"
 
 
 def check_base(context: RunContext, stage: str, parents: Mapping[str, ParentCheckpoint]) -> None:
-    """Checks, before the stage trains, that others will be able to download the base of its adapters.
+    """Checks, before a stage with use_peft trains, that others will be able to download the base of its adapters.
 
     Args:
         context: The run.
-        stage: Name of the stage.
+        stage: Name of a stage with use_peft.
         parents: Role -> the model that the stage starts from.
 
     Raises:
-        ZooError: No Hub has the base.
+        ZooError: The base is on no Hub, and this run will not publish it.
     """
     if stage == "sft" or _local_base(context, stage) is not None:
         check_planned_base(context, stage)
@@ -53,7 +53,7 @@ def check_base(context: RunContext, stage: str, parents: Mapping[str, ParentChec
 
 
 def check_planned_base(context: RunContext, stage: str) -> None:
-    """Checks, before any stage trains, that others will be able to download the base of a stage's adapters.
+    """Checks, before any stage trains, that others will be able to download the base of a stage's adapters, if any.
 
     Args:
         context: The run.
@@ -88,7 +88,8 @@ def check_planned_base(context: RunContext, stage: str) -> None:
 def _local_base(context: RunContext, stage: str) -> str | None:
     """Returns the local folder with the base of a stage's adapter, as the recipe names it.
 
-    None if the base is not a folder, or `push --base` recorded its repository.
+    None if the stage trains no adapter, if the base is the run's SFT model or not a folder, or if `push --base`
+    recorded the base's repository.
     """
     model = context.settings(stage).model
     name = model.model_name_or_path
@@ -97,7 +98,7 @@ def _local_base(context: RunContext, stage: str) -> str | None:
 
 
 def _is_published(context: RunContext, folder: Path) -> bool:
-    """Whether `name_base` recorded a repository on this Hub for the model in a folder."""
+    """Whether `name_base` recorded a repository for the model in a folder, in a run that goes to this Hub."""
     for document in (context.record(stage).read() for stage in STAGES):
         if (document.get("publish") or {}).get("hub") != context.hub.label:
             continue
@@ -108,7 +109,7 @@ def _is_published(context: RunContext, folder: Path) -> bool:
 
 
 def reason_not_to_publish(context: RunContext) -> str | None:
-    """Returns why a run cannot be published, if the base of an adapter is a local folder.
+    """Returns why a run with a local folder as the base of an adapter cannot be published.
 
     Args:
         context: The run.
@@ -225,8 +226,10 @@ def _write_adapter_configs(
 ) -> list[str]:
     """Writes a checkpoint's adapter configurations into `folder`, with the repository and commit of the base.
 
-    In the checkpoint, the configurations name the folder that the base was loaded from. Those whose base is not a
-    parent of the run are skipped. Returns the names of the written files.
+    In the checkpoint, the configurations name the folder that the base was loaded from. Configurations whose base is
+    not a published parent of the stage are skipped. Returns the names of the written files.
+
+    Raises ZooError if the run is to be published and the policy's base is a local parent that is on no Hub.
     """
     parents, written_files = document.get("parents") or {}, []
     for name in ADAPTER_CONFIGS:
@@ -252,7 +255,10 @@ def _write_adapter_configs(
 
 
 def _location_if_base(context: RunContext, role: str, parent: Mapping[str, Any], base: Path) -> tuple[str, str] | None:
-    """Returns (repository, commit) of a parent, if it is the model at the path `base`."""
+    """Returns (repository, commit) of a published parent if an adapter names it as `base`, a folder or repository.
+
+    None for any other parent.
+    """
     repo, commit = parent.get("repo"), parent.get("commit")
     if not repo or not commit:
         return None
@@ -263,5 +269,5 @@ def _location_if_base(context: RunContext, role: str, parent: Mapping[str, Any],
         return (repo, merged_commit) if merged_commit else None
     # A downloaded model is in the client's cache, in a folder named after its commit.
     is_match = commit in (base.name, base.parent.name) or base.resolve() == checkpoint.resolve()
-    is_match |= parent.get("folder") == base.resolve().name  # a folder that `push --base` named
+    is_match |= parent.get("folder") == base.resolve().name  # a folder whose repository `push --base` recorded
     return (repo, commit) if is_match or base.as_posix() == repo else None

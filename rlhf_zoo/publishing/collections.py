@@ -18,7 +18,7 @@ MAX_TITLE = 60  # characters; a Hub refuses more
 
 
 def title_of(recipe: str) -> str:
-    """Returns the title of a recipe's Collection.
+    """Returns the title of a recipe's Collection. If it would be too long, it is the name alone, truncated.
 
     Args:
         recipe: Name of the recipe.
@@ -36,9 +36,10 @@ def collect(
     private: bool = False,
     hub: Hub = DEFAULT_HUB,
 ) -> str:
-    """Groups a recipe's repositories into a Collection. Creates it if the namespace has none with its title.
+    """Groups a recipe's repositories into a Collection, which is created if the namespace has none with its title.
 
-    Existing items stay and missing ones are added, so a second call changes nothing.
+    Missing items are added, and the recipe's items are put in order. Items from elsewhere stay. A second call changes
+    nothing.
 
     Args:
         recipe: Name of the recipe.
@@ -92,7 +93,7 @@ def _existing_items(api: HfApi, slug: str) -> dict[tuple[str, str], str]:
 
 
 def _arrange(api: HfApi, slug: str, order: list[tuple[str, str]]) -> None:
-    """Moves items to the front in this order. Does nothing if they have it already, even with other items between."""
+    """Moves items to the front in this order. Does nothing if they are in order already, even among other items."""
     item_ids = _existing_items(api, slug)
     if [item for item in item_ids if item in order] == order:
         return

@@ -18,24 +18,25 @@ from .sender import Sender
 
 log = logging.getLogger(__name__)
 
-#: Seconds without a successful upload after which a finished command stops waiting for the Hub.
+#: Seconds without a successful upload after which a finished command stops waiting if the last attempt failed.
 PATIENCE = 180.0
-#: The same limit after an interruption or an error, when the user expects the command to end soon.
+#: The limit after an interruption or an error, when the user expects the command to end soon. Slow uploads count too.
 LAST_PATIENCE = 10.0
 CLOSE_TIMEOUT = 30.0  # seconds for which `close` waits for the upload in progress
 
 
 class Outbox:
-    """Sends a run's uploads from its own thread. Leaving the context waits until everything is sent.
+    """Sends a run's uploads from its own thread.
 
+    Leaving the context calls `drain`. After an exception, it waits only as long as the Hub accepts uploads quickly.
     `notify` wakes the thread, and `drain` waits until nothing is left. The thread repeats a failed upload after a pause
-    that grows to 30 seconds, or as long as the Hub asks for (Retry-After).
+    that grows to 30 seconds, or is longer if the Hub asks for it (Retry-After).
 
     Args:
         sender: Provides the uploads.
         hub: Name of the Hub, for messages.
         resume_command: The command that sends the remaining files, for messages.
-        patience: Seconds without a successful upload after which `drain` gives up.
+        patience: Seconds without a successful upload after which `drain` gives up, if the last attempt failed.
     """
 
     def __init__(self, sender: Sender, *, hub: str, resume_command: str, patience: float = PATIENCE) -> None:
@@ -75,8 +76,9 @@ class Outbox:
         """Waits until everything is sent.
 
         Raises:
-            ZooError: The Hub refuses, or no upload has succeeded for `patience` seconds. The remaining files stay on
+            ZooError: The Hub fails, and no upload has succeeded for `patience` seconds. The remaining files stay on
                 disk.
+            Exception: The error that ended the thread, such as a ZooError for a damaged checkpoint.
         """
         self.notify()
         if not self._wait(patience=self._patience):
@@ -87,7 +89,7 @@ class Outbox:
             )
 
     def close(self) -> None:
-        """Stops the thread after the upload in progress."""
+        """Stops the thread after the upload in progress. Waits at most `CLOSE_TIMEOUT` for that upload."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()

@@ -219,7 +219,7 @@ def _label_width(axes: Axes) -> float:
 def plot_against_kl(trajectory: Mapping[str, Any] | None, path: Path) -> bool:
     """Draws training reward and judge of each checkpoint against √KL on validation prompts, with 95% intervals.
 
-    Gray curves are the fits between the first and the last checkpoint's KL, and a ring marks the recommended
+    Gray curves are the fits, from the lowest to the highest KL of the checkpoints. A ring marks the recommended
     checkpoint. Needs one checkpoint besides SFT.
 
     Args:

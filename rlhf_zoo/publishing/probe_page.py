@@ -59,7 +59,7 @@ def probe_page(result: RolloutFindings, *, policy: str, reference: str) -> str:
 
 
 def _figures(result: RolloutFindings) -> Iterator[tuple[str, Estimate]]:
-    """Yields (title, estimate) of the verdict's figures that were measured."""
+    """Yields (title, estimate) of each figure behind the verdict that was measured."""
     verdict = result.verdict
     estimates = {
         "Training reward, policy − SFT": verdict.proxy_gain,

@@ -61,7 +61,7 @@ def _round(path: Path, target: Path, dtype: torch.dtype) -> None:
 
 
 def _with_dtype(config: Any, dtype: str) -> Any:
-    """Returns a model's configuration with another dtype, which nested configurations get too."""
+    """Returns a model's configuration with another dtype, in its nested configurations too."""
     if not isinstance(config, dict):
         return config
     return {

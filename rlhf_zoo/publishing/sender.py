@@ -1,9 +1,9 @@
 """Decides what to upload next from a run directory, and uploads it.
 
 The state is read from disk every time, so if this process is killed, another one can continue. Data that a corpus
-generated are sent first. Then, stage by stage, each checkpoint is sent as a commit with a tag, ordered by step. After a
-stage has finished, its chosen checkpoint becomes `main`, with the final card. Until an evaluation chooses one, the last
-checkpoint is `main`.
+generated are sent first. Then, stage by stage, the checkpoints that `push_steps` selects are sent in order, each as a
+commit with a tag. After a stage has finished, its chosen checkpoint becomes `main`, with the final card. If an
+evaluation is still to choose the checkpoint, the last one is `main` until then.
 """
 
 import hashlib
@@ -54,11 +54,11 @@ NO_COLLECTIONS_STATUSES = (400, 401, 403, 404)
 
 @dataclass(frozen=True)
 class Upload:
-    """An upload of a part of a run, which can be repeated.
+    """An upload of one part of a run.
 
     Attributes:
         description: What it sends, for messages.
-        send: Uploads that part. After a failure, another call skips what was already sent.
+        send: Uploads that part. After a failure it can be called again, and skips what was already sent.
     """
 
     description: str
@@ -74,7 +74,8 @@ class Sender:
         resend_cards: Whether to send the final cards again, even if nothing changed.
 
     Raises:
-        ZooError: This user did not write the run, and it contains links to other folders.
+        ZooError: Another user wrote a part of the run, and it links to files elsewhere or claims to be part of a run
+            that this user wrote.
     """
 
     def __init__(
@@ -183,7 +184,7 @@ class Sender:
         record.write(parents=parents, dataset=data)
 
     def _is_pinned(self, parent: Mapping[str, Any], repo: str) -> bool:
-        """Whether a parent already names a commit in `repo`, the repository that this run publishes it in."""
+        """Whether a parent or data set names a commit in `repo`, the repository where this run publishes it."""
         hub = self._context.hub.label
         return bool(parent.get("commit")) and (parent.get("hub", hub), parent.get("repo")) == (hub, repo)
 
@@ -377,8 +378,8 @@ def claim_stage_repository(context: RunContext, stage: str) -> None:
         stage: Name of the stage.
 
     Raises:
-        ZooError: The repository belongs to another run and --overwrite_repo was not given; it holds a step that is no
-            longer in the run directory; or the token may not write there.
+        ZooError: The repository belongs to another run and --overwrite_repo was not given; it has a step's tag that
+            run.json does not record as sent and whose checkpoint is not on disk; or the token may not write there.
     """
     record, repo = context.record(stage), context.repo(stage)
     failure = f"Cannot write to {repo} on {context.hub.description}"
@@ -414,7 +415,7 @@ def _claim(context: RunContext, stage: str) -> None:
 
 
 def keep_published_lineage(recorded: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a parent's current lineage, with the recorded repository and commit if the parent has not changed.
+    """Returns a parent's current lineage, with the published commit that run.json records if the parent is unchanged.
 
     Args:
         recorded: The parent's lineage in run.json.

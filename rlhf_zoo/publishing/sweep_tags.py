@@ -18,7 +18,9 @@ BRANCH = "sweep"
 
 
 def send_cell(context: RunContext, cell: RunContext, tag: str) -> str | None:
-    """Sends the chosen PPO checkpoint of a finished cell, unless the tag exists already.
+    """Sends the chosen PPO checkpoint of a finished cell, and moves the tag to it if the tag exists.
+
+    Sends nothing if the tag already points to the commit that the cell's run.json records.
 
     Args:
         context: The recipe's own run, which claimed the repository.
@@ -26,7 +28,7 @@ def send_cell(context: RunContext, cell: RunContext, tag: str) -> str | None:
         tag: The cell's name, which becomes the tag.
 
     Returns:
-        The new commit; None if the tag existed.
+        The new commit; None if nothing was sent.
 
     Raises:
         ZooError: The Hub refuses, or the checkpoint is missing or damaged.

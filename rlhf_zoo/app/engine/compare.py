@@ -71,7 +71,7 @@ class Comparison:
         reward: Scores completions; None if there is no reward model.
         critic: The critic of the PPO policy; None if there is no critic.
         rules: Scores completions if there is no reward model; None to show no scores.
-        limits: Bounds of one request.
+        limits: Bounds of one request; None for the default `Limits`.
     """
 
     def __init__(
@@ -113,12 +113,12 @@ class Comparison:
         Args:
             ppo: The PPO policy.
             sft: The SFT policy that it started from.
-            reward: The reward model. Several models form an ensemble.
+            reward: The reward model. Several models form an ensemble. None or an empty sequence for no reward model.
             reward_kwargs: Other keyword arguments of `load_reward`.
             loader: Name of the class or function that loads the reward model; see `load_reward_model`.
-            rules: Scores completions if there is no reward model.
+            rules: Scores completions if there is no reward model; None to show no scores.
             device: Device of the models; None for the accelerator if there is one, otherwise the CPU.
-            limits: Bounds of one request.
+            limits: Bounds of one request; None for the default `Limits`.
 
         Raises:
             ZooError: A checkpoint cannot be loaded, or the policies have different tokenizers. The log-ratio of a
@@ -205,8 +205,8 @@ class Comparison:
             max_new_tokens: Largest number of tokens in a completion.
 
         Raises:
-            ZooError: The prompt is empty, invalid or too long for the context; a number is out of range; or memory
-                runs out.
+            ZooError: The prompt is empty, invalid or too long for the context; a number is out of range; a policy's
+                logits are NaN; or memory runs out.
         """
         request = self._check_request(prompt, seed, temperature, top_p, max_new_tokens, 1)
         *_, last_snapshot = self._stream_snapshots(request, every=math.inf)  # builds only the first and last snapshots
@@ -241,7 +241,7 @@ class Comparison:
             The snapshots. `done` is True for the last one only.
 
         Raises:
-            ZooError: See `compare`. Invalid arguments raise it at once; lack of memory raises it during iteration.
+            ZooError: See `compare`. Invalid arguments raise it at once; NaN and lack of memory, during iteration.
         """
         return self._stream_snapshots(self._check_request(prompt, seed, temperature, top_p, max_new_tokens, n), every)
 

@@ -60,8 +60,8 @@ def check_sampling(seed: Any, temperature: Any, top_p: Any, max_new_tokens: Any,
     """Checks the numbers of a request.
 
     Args:
-        seed: An integer, at least 0.
-        temperature: Above 0.
+        seed: An integer from 0 to `MAX_SEED`.
+        temperature: A number in `TEMPERATURE_RANGE`.
         top_p: Above 0, at most 1.
         max_new_tokens: At least 1.
         n: Number of completions of each policy, at least 1.

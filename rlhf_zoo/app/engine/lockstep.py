@@ -49,7 +49,7 @@ class SampledToken:
 class LockstepSampler:
     """Samples n completions of one prompt from each of two policies: 0 to n − 1 from SFT, n to 2n − 1 from PPO.
 
-    Each step runs one forward pass of each model over the same batch, which has one row for each distinct text so far.
+    Each step runs one forward pass of each model over the same batch, which has one row per distinct token sequence.
     Completions share a row until their tokens differ. So the prompt is processed once, and policies with the same
     weights sample identical completions. Completion i of either policy uses random stream i.
 

@@ -10,8 +10,8 @@ from ...fileio import jsonable
 class PolicyCompletion:
     """One policy's completion of a prompt, complete or in progress.
 
-    The token_… figures are in nats, over the full vocabulary, at the sampling temperature. Top-p changes which tokens
-    are sampled, but does not change the figures of a token.
+    Log-probabilities, log-ratios, KL and entropies are in nats, over the full vocabulary, at the sampling temperature.
+    Top-p changes which tokens are sampled, but not these figures of a token.
 
     Attributes:
         completion: The text.
@@ -20,7 +20,8 @@ class PolicyCompletion:
         log_ratio: Sum of token_log_ratio: how much more likely PPO makes this one completion, in nats. It is a sample,
             not a KL. Without top-p, its mean is KL(PPO‖SFT) over PPO's completions, and −KL(SFT‖PPO) over SFT's.
         token_log_ratio: log π_PPO − log π_SFT of the sampled token.
-        tokens: The texts of the tokens, including the end-of-sequence token; joined, they are the completion.
+        tokens: The text of each token. Unlike `completion`, they include the texts of special tokens, and white space
+            that a chat template puts before an answer.
         length: Number of tokens.
         ended: Whether the policy sampled an end-of-sequence token.
         stop: "eos" or "length"; None while in progress.
@@ -32,8 +33,8 @@ class PolicyCompletion:
         token_kl_reverse: KL(π_SFT‖π_PPO) at each position, exact.
         token_entropy_ppo: Entropy of the PPO policy at each position.
         token_entropy_sft: Entropy of the SFT policy at each position.
-        token_values: The critic's value before each token: the expected remaining reward including its KL penalty, in
-            units of the shaped reward; None if there is no critic, or while in progress.
+        token_values: The critic's value before each token: the expected sum of the remaining shaped rewards, which
+            include the KL penalty; None if there is no critic, or while in progress.
     """
 
     completion: str
@@ -88,6 +89,7 @@ class Snapshot:
     """n completions of one prompt from each policy, in progress or done. Row i of either policy uses random stream i.
 
     Attributes:
+        done: Whether all completions are complete.
         is_chat: Whether the prompt is a user's message that the completions answer. Otherwise they continue its text.
     """
 

@@ -1,7 +1,7 @@
-"""Samples the same prompt at every published checkpoint of a PPO run, and across the runs of an ablation.
+"""Samples the same prompt at several checkpoints of a PPO run, and across the runs of an ablation.
 
-A run is plain data, read from its card and the Hub's tags. Weights are fetched and loaded on demand, and only those of
-the most recently used checkpoints stay in memory.
+A run is plain data, read from its card and from the Hub's tags or the checkpoints on disk. Weights are fetched and
+loaded on demand, and only those of the most recently used checkpoints stay in memory.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TimelinePoint:
 
     Attributes:
         step: The training step.
-        tag: Its tag on the Hub.
+        tag: The tag that it has, or will have, on the Hub.
         commit: Its commit on the Hub; None if it is not published.
         source: Where to fetch its weights: NAMESPACE/NAME@COMMIT or a folder.
         reward: Mean reward that training logged at this step; None if it is not recorded.
@@ -168,7 +168,7 @@ class TimelineRun:
         raise ZooError(f"{self.name} has no checkpoint of step {reprlib.repr(step)}: it has {available}.")
 
     def spread_steps(self, count: int) -> tuple[int, ...]:
-        """Chooses evenly spaced steps that include the first, the last and the marked ones.
+        """Chooses about evenly spaced steps, with the first, the last and the marked ones as far as `count` allows.
 
         Args:
             count: Largest number of steps.
@@ -300,7 +300,7 @@ class Timeline:
             run: The run's name; None for the default run.
 
         Raises:
-            ZooError: The checkpoint cannot be fetched.
+            ZooError: There is no such run or step, or the checkpoint cannot be fetched or compared.
         """
         shown_run = self.get_run(run)
         return self._load_comparison(shown_run.best if step is None else shown_run.point_at(step))

@@ -1,4 +1,4 @@
-"""Reads held-out prompts from the data set that a checkpoint's card names."""
+"""Reads held-out prompts from the data of the user's own run, or else from the data set that a card names."""
 
 import itertools
 import logging
@@ -31,9 +31,10 @@ MAX_ROWS = 10_000
 
 
 def read_held_out_prompts(lineage: Lineage, check: Callable[[str], object], hub: Hub = DEFAULT_HUB) -> list[str]:
-    """Reads distinct held-out prompts from the data set that the checkpoint's card names, at the commit in the card.
+    """Reads distinct held-out prompts.
 
-    If that yields no prompts, uses the prompts in the card itself.
+    They come from the data of the user's own run directory, or else from the data set that the checkpoint's card names,
+    at the commit in the card, or else from the prompts in the card itself.
 
     Args:
         lineage: The checkpoint and its card.

@@ -39,7 +39,8 @@ class KLSwitch:
             step: The compared checkpoint's step, according to its card.
 
         Returns:
-            The switch; None if every run has the penalty, or no run has it.
+            The switch; None if every run with a known β has the penalty or none has it, or if the compared run's β is
+            unknown.
         """
         if timeline is None:
             return None

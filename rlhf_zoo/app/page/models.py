@@ -75,7 +75,7 @@ class PageModels:
             ppo: NAMESPACE/NAME[@TAG] or a folder.
             sft: The SFT model, in the same form; None to use the one in the checkpoint's lineage.
             reward: The reward model, in the same form; None to use the one in the checkpoint's lineage.
-            runs: Other runs of its ablation; None to look them up on the Hub.
+            runs: Other runs of its ablation; None to look them up on the Hub. Ignored if `ppo` is a folder.
             skip_unreadable: Whether to skip the other runs if one cannot be read, and to say so in `problem`.
             hub: The Hub to fetch from.
 

@@ -22,12 +22,12 @@ CHAT_LENGTH, TEXT_LENGTH = 128, 32
 
 @dataclass(frozen=True)
 class SamplingDefaults:
-    """Initial values of the controls: the sampling parameters of training.
+    """Initial values of the controls, which are the sampling parameters of training, and a bound.
 
     Attributes:
         temperature: Sampling temperature.
-        length: Number of new tokens in a completion.
-        max_length: Largest number of new tokens in a completion.
+        length: Initial limit on the number of new tokens in a completion.
+        max_length: The highest limit that the page's control offers.
     """
 
     temperature: float

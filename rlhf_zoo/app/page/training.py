@@ -1,4 +1,4 @@
-"""The training tab: the same prompt at every published checkpoint, and at every β of an ablation."""
+"""The training tab: the same prompt at the checkpoints of a run, and at every β of an ablation."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

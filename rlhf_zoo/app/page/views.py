@@ -49,7 +49,7 @@ def _token_tooltip(sample: PolicyCompletion, index: int) -> str:
 
 
 def _token_elements(sample: PolicyCompletion) -> Iterator[str]:
-    """Yields each token as an HTML element. The end-of-sequence token has no text, so it is shown as ∎."""
+    """Yields each token as an HTML element. The end-of-sequence token is shown as ∎, not as its text."""
     for index, token_text in enumerate(sample.tokens):
         is_eos = sample.ended and index == len(sample.tokens) - 1
         visible = '<span class="eos" title="end of sequence">∎</span>' if is_eos else escape_text(token_text)

@@ -40,7 +40,7 @@ class Deployment:
         changed: Whether the deployment made a commit; False if the Space already had the same files.
         private: Whether the Space is private.
         private_models: The private repositories among those that the Space shows.
-        refusal: Why the Hub refused a Gradio Space, if the page is static for that reason.
+        refusal: Why the Hub refused a Gradio Space, if this call made a static page for that reason; None otherwise.
     """
 
     url: str
@@ -74,7 +74,8 @@ def deploy(
         space: NAMESPACE/NAME.
         models: The models to show.
         render_page: Renders the HTML of a static page.
-        private: Whether a new Space is private; None makes it private if any model is.
+        private: Whether a new Space is private; None makes it private if any model is. An existing Space keeps its
+            visibility, so another value is an error.
         builds_spaces: Whether the Hub builds and runs Spaces; False for a Hub that only stores them.
         hub: The Hub of the Space.
 

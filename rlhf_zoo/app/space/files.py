@@ -96,9 +96,9 @@ def find_models(
 
     Args:
         ppo: NAMESPACE/NAME[@TAG].
-        sft: SFT model to use instead of the one in the lineage.
-        reward: Reward model to use instead of the one in the lineage.
-        votes: The data set for votes, which need not exist yet.
+        sft: SFT model; None for the one in the lineage.
+        reward: Reward model; None for the one in the lineage.
+        votes: The data set for votes, which need not exist yet; None if votes are not stored.
 
     Raises:
         ZooError: A model cannot be read, the checkpoint is not a PPO model, neither card nor `sft` names its SFT

@@ -11,7 +11,7 @@ from ...errors import ZooError
 from ...evaluation.votes.data import HubVotes
 from ...fileio import hub_id
 
-#: The file that names the models of a Space. Without it, rlhf-zoo did not create the Space.
+#: The file that names the models of a Space. Each Space that rlhf-zoo deployed has it.
 MODELS_FILE = "compare.json"
 #: Version of compare.json. Adding a key does not change it: readers treat missing keys as null.
 SCHEMA = 1
@@ -39,8 +39,9 @@ class ModelNames:
 def read_model_names(folder: Path) -> ModelNames:
     """Reads which models a Space shows.
 
-    The variable RLHF_ZOO_PPO, with RLHF_ZOO_SFT and RLHF_ZOO_REWARD, replaces compare.json. RLHF_ZOO_VOTES and
-    RLHF_ZOO_RUNS (names separated by commas) override its entries. Empty variables are ignored.
+    If the variable RLHF_ZOO_PPO is set, the models are those that it, RLHF_ZOO_SFT and RLHF_ZOO_REWARD name, and
+    compare.json is not read. Otherwise RLHF_ZOO_SFT and RLHF_ZOO_REWARD have no effect. In both cases, RLHF_ZOO_VOTES
+    and RLHF_ZOO_RUNS (names separated by commas) take precedence over compare.json. Empty variables are ignored.
 
     Args:
         folder: The Space's files.
