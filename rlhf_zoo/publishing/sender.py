@@ -262,7 +262,7 @@ class Sender:
 
     @staticmethod
     def _prune(record: StageRecord) -> None:
-        """Deletes the checkpoints that were kept only to be uploaded, except those that the evaluation may read."""
+        """Deletes the checkpoints that were kept only to be uploaded. Before the evaluation chooses one, keeps all."""
         protected = checkpoints_to_keep(record)
         for path in record.checkpoints():
             if path not in protected:

@@ -62,7 +62,7 @@ def benchmark_results(facts: StageFacts) -> list[dict[str, Any]]:
 def _stage_figures(facts: StageFacts) -> tuple[dict[str, Mapping[str, Any] | None], str, str | None, str | None]:
     """Returns (name -> figure, name of the main figure, split, configuration).
 
-    The split is None if a share of it was held out.
+    The split is None if the figures cover only a held-out share of it, because a task means the whole split.
     """
     if facts.stage == "reward":
         report = facts.reward_report

@@ -1,8 +1,8 @@
-"""Writes the model card of a stage from its run directory alone: README.md, rlhf_card.json, plots, .eval_results.
+"""Writes the model card of a stage from local files alone: README.md, rlhf_card.json, plots, .eval_results.
 
-It reads run.json, metrics.jsonl and the checkpoints of the stage, run.json of the other stages, and ../eval and
-../baseline where they exist. A metric that is not in these files is shown as "not measured". This module imports
-neither torch nor any library of Hugging Face.
+It reads run.json, metrics.jsonl and the checkpoints of the stage, run.json of the other stages (or of those in the run
+that trained the SFT policy), and ../eval and ../baseline where they exist. A main metric that is not in these files is
+shown as "not measured". This module imports neither torch nor any library of Hugging Face.
 """
 
 import re
@@ -69,7 +69,8 @@ def make_card(
 ) -> Path:
     """Writes README.md, rlhf_card.json and plots/*.png. Equal run directories give equal cards.
 
-    If the data set is a registered benchmark and was evaluated, `.eval_results/NAME.yaml` is written too.
+    If the data set is a registered benchmark with a task for the measured figures, also writes
+    `.eval_results/NAME.yaml`.
 
     Args:
         stage_dir: The stage's directory.
@@ -80,7 +81,7 @@ def make_card(
         trusted: Whether this user wrote the run or trusts it (see `run_signature`). If not, metrics are left out.
 
     Returns:
-        The README.
+        The path of README.md.
 
     Raises:
         ZooError: The directory holds no run of a stage that has a card, or the run has no such step.
@@ -301,7 +302,7 @@ def _held_out_formatter(facts: StageFacts) -> Callable[[Mapping[str, Any] | None
 
 
 def _in_groups(evaluation: object) -> str:
-    """Returns a clause on the groups that the prompts of an evaluation form; "" if each group has one prompt.
+    """Returns a clause on an evaluation's groups of prompts that ask the same; "" if each group has one prompt.
 
     Templates put it after "12 prompts", so it ends with a comma.
     """

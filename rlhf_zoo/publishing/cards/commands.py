@@ -49,13 +49,13 @@ def pull_command(facts: StageFacts, revision: str) -> str:
 
 
 def download_command(facts: StageFacts) -> str | None:
-    """Returns the command that downloads the published checkpoint; from the embedded Hub, into a folder.
+    """Returns the command that downloads the described checkpoint; from the embedded Hub, into a folder.
 
     Args:
         facts: The facts of the stage.
 
     Returns:
-        The command; None if the checkpoint is not published.
+        The command; None without a `published_checkpoint`.
     """
     row = published_checkpoint(facts)
     return None if row is None else download_revision_command(facts, _revision(facts, row))
@@ -73,21 +73,21 @@ def download_revision_command(facts: StageFacts, revision: str) -> str:
 
 
 def checkpoint_command(facts: StageFacts, command: str) -> str | None:
-    """Returns a command line whose argument is the published checkpoint.
+    """Returns a command line whose argument is the described checkpoint.
 
     Args:
         facts: The facts of the stage.
         command: Name of the command, such as lineage or reproduce.
 
     Returns:
-        The command line; None if the checkpoint is not published.
+        The command line; None without a `published_checkpoint`.
     """
     row = published_checkpoint(facts)
     return f"rlhf-zoo {command} {facts.repo_id}@{row.tag} {_hub_option(facts)}" if row else None
 
 
 def training_command(facts: StageFacts) -> str:
-    """Returns the command that started the run, without local folders and access tokens.
+    """Returns the command that started the run, as `public_command` does, or an equivalent one if none was recorded.
 
     Args:
         facts: The facts of the stage.
@@ -102,7 +102,7 @@ def training_command(facts: StageFacts) -> str:
 
 
 def public_command(command: Any) -> str:
-    """Returns a command without local folders and access tokens.
+    """Returns a command without --output_dir, --overwrite_repo and access tokens, and with absolute paths shortened.
 
     Args:
         command: The command line, or the list of its words; None if none was recorded.
@@ -192,7 +192,7 @@ def snippet(facts: StageFacts) -> str | None:
 
 
 def _pipeline_code(facts: StageFacts, loading_code: str, model_arguments: str) -> str:
-    """Returns code that runs a pipeline on a prompt of the evaluation, after imports and other code in `loading_code`.
+    """Returns `loading_code` and code that runs a pipeline on a short prompt: one of the evaluation's, or a stock one.
 
     `model_arguments` are the arguments of `pipeline` that name the model.
     """
@@ -224,7 +224,7 @@ def _scored_text(facts: StageFacts) -> str:
 
 
 def _short_prompt(facts: StageFacts) -> str | None:
-    """Returns the first held-out prompt that is short; None if there are no samples."""
+    """Returns the first held-out prompt of at most `_MAX_PROMPT` characters; None if there is none."""
     prompts = dict.fromkeys(str(row["prompt"]) for row in facts.samples)
     return next((prompt for prompt in prompts if len(prompt) <= _MAX_PROMPT), None)
 
@@ -245,7 +245,7 @@ def sampling_arguments(facts: StageFacts) -> dict[str, Any]:
 
 
 def critic_snippet(facts: StageFacts) -> str | None:
-    """Returns Python code that loads PPO's critic; None if plain transformers cannot load it.
+    """Returns Python code that loads PPO's critic; None if it is not published or plain transformers cannot load it.
 
     Args:
         facts: The facts of the stage.

@@ -58,12 +58,13 @@ class StageFacts:
         run: Its run.json.
         metrics: Rows of its metrics.jsonl, up to `step`.
         step: The described step; None for the end of the run.
-        evaluation: The content of ../eval/evaluation.json; {} without an evaluation.
-        samples: Rows of ../eval/samples.jsonl.
-        ignored_evaluation: A phrase for what ../eval measured, if that is not the end of this run. The facts then have
-            no evaluation.
+        evaluation: The content of ../eval/evaluation.json; {} if it does not exist or measured something else, if the
+            facts describe a step, or if the run is not trusted.
+        samples: Rows of ../eval/samples.jsonl; [] where `evaluation` is {}.
+        ignored_evaluation: A phrase for what ../eval measured, if that is not the end of this run; None otherwise.
         merged: Whether the facts describe the branch `merged`, which holds the checkpoint with its adapter merged.
-        frontier: The content of ../baseline/frontier.json; {} if it belongs to another evaluation.
+        frontier: The content of ../baseline/frontier.json; {} where `evaluation` is {}, or if the baselines belong to
+            another evaluation.
         trusted: Whether this user wrote the run or chose to trust it. If not, its metrics are not read.
     """
 
@@ -144,7 +145,7 @@ class StageFacts:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """The resolved settings of the stage, without secrets and local paths."""
+        """The resolved settings of the stage, without secrets and without folders of outputs, logs and caches."""
         return without_private(self.run.get("resolved", {}))
 
     def setting(self, key: str, default: Any = None) -> Any:
@@ -180,7 +181,7 @@ class StageFacts:
 
     @property
     def chosen(self) -> Mapping[str, Any] | None:
-        """{step, rule, metric, value} of the checkpoint that is `main` and `best`; None until one is chosen."""
+        """{step, rule, metric, value} of the chosen checkpoint; None until one is chosen, and for a single step."""
         choice = self.run.get("chosen") if self.describes_finished_run else None
         return None if choice and choice.get("provisional") else choice
 
@@ -191,7 +192,7 @@ class StageFacts:
 
     @cached_property
     def described_step(self) -> int | None:
-        """The step that the card describes: `step`, else the chosen step, else the last saved or logged step."""
+        """The step that the card describes: `step`, the chosen, the last saved or the last logged; the first known."""
         if self.step is not None:
             return self.step
         if self.chosen:
@@ -235,7 +236,7 @@ class StageFacts:
 
     @cached_property
     def parents(self) -> dict[str, dict[str, Any]]:
-        """Role -> {repo, commit}, plus `folder` (name) for a local folder and `files` (digest) for local data."""
+        """Role -> {repo, commit}. Local ones add `folder` (name), and `files` (digest) or `gguf` (sha256) if recorded."""
         parents = {**(self.run.get("parents") or {}), "data": self._dataset}
         if self.stage == "sft" and "base" not in parents and hub_id(self.setting("model_name_or_path")):
             parents["base"] = {"repo": self.setting("model_name_or_path"), "commit": self.setting("model_revision")}
@@ -274,9 +275,9 @@ class StageFacts:
 
     @cached_property
     def sft_base_model(self) -> Mapping[str, Any] | None:
-        """{repo, commit} of the model that the SFT policy started from; repo is None for random weights.
+        """{repo, commit} of the model that the SFT policy started from; without an SFT stage, that PPO started from.
 
-        None if the run directory does not record it.
+        A local model has `folder` and repo None. Random weights have neither. None if the run does not record it.
         """
         if "base" in self.parents:
             return self.parents["base"]
@@ -310,7 +311,10 @@ class StageFacts:
 
     @property
     def parent_model(self) -> dict[str, Any] | None:
-        """The published parent that the stage started from; for an adapter, at the commit of its branch `merged`."""
+        """The parent that the stage started from; None if that parent is not published.
+
+        If the parent has a branch `merged`, the commit is the branch's.
+        """
         for role in STAGES[self.stage].starts_from:
             parent = self.parents.get(role)
             if parent is not None and hub_id(parent["repo"]):
@@ -325,7 +329,7 @@ class StageFacts:
 
     @property
     def dataset_ids(self) -> list[str]:
-        """The data set's repository id, as a list for the Hub's metadata; [] if the data set is not published."""
+        """The id of the data set's repository, in a list for the Hub's metadata; [] if it is not published."""
         name = hub_id(self.parents.get("data", {}).get("repo"))
         return [name] if name else []
 
@@ -438,7 +442,7 @@ class StageFacts:
         return StageRecord(self.path.parent / "eval").read().get("finished") if self.evaluation else None
 
     def estimate(self, *path: str) -> Mapping[str, Any] | None:
-        """Returns the estimate at a path in evaluation.json; None if the evaluation does not have it.
+        """Returns the estimate {value, ci95, n} at a path in evaluation.json; None if it was not measured.
 
         Args:
             *path: The keys of the path.

@@ -121,7 +121,7 @@ def _baselines(frontier: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, 
 
 
 def _phase_times(facts: StageFacts) -> dict[str, float]:
-    """Returns the mean seconds of each phase of an update, and the tokens per second; {} if they were not timed."""
+    """Returns the mean seconds of each phase of an update, and the tokens per second; without those not timed."""
     rows = [row for row in facts.metrics if is_finite(row.get("tokens_per_second"))]
     names = [
         "tokens_per_second",
@@ -167,7 +167,10 @@ def _judge_notes(judge: Mapping[str, Any]) -> Raw:
 
 
 def _other_judges(facts: StageFacts) -> dict[str, dict[str, Any]]:
-    """Returns name -> {description, notes, sft, ppo, win_rate} of the other judges, including votes."""
+    """Returns name -> {description, notes, sft, ppo, win_rate} of the other judges.
+
+    Votes are judges named votes:NAME, which have only a description and a win rate.
+    """
     main = (facts.evaluation.get("judge") or {}).get("name")
     judges: dict[str, dict[str, Any]] = {}
     for name, figures in (facts.evaluation.get("judges") or {}).items():

@@ -85,7 +85,7 @@ def _training_overlap(counts: Any) -> str:
 
 
 def _hard_pair_rows(hard_pairs: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yields (description of the pairs, accuracy on them), the hardest first."""
+    """Yields (description of the pairs, accuracy on them); within each kind of quarters, the hardest first."""
     for key, description in (("by_overlap", "words in common"), ("by_strength", "difference in utility")):
         for row in hard_pairs.get(key) or ():
             yield f"{description}: {number(row['low'])} to {number(row['high'])}", row

@@ -42,7 +42,7 @@ def read_evaluation(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]
 
 
 def read_frontier(path: Path, eval_run: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the results of baselines; {} without results, or if they belong to another evaluation.
+    """Returns the results of baselines; {} without results, or unless they belong to this evaluation.
 
     Args:
         path: frontier.json of the baselines.
@@ -64,7 +64,7 @@ def describe_foreign_evaluation(record: StageRecord, run: Mapping[str, Any], eva
         eval_run: The content of ../eval/run.json.
 
     Returns:
-        A phrase such as "step 40"; None if the evaluation belongs to the end of this stage.
+        A phrase such as "step 40"; None if the evaluation belongs to the end of this stage, or there is none.
     """
     if run.get("status") in ("running", "interrupted"):
         return "an earlier run" if eval_run else None
@@ -96,7 +96,7 @@ def published_steps(run: Mapping[str, Any]) -> dict[int, str]:
 
 
 def without_private(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns settings without secrets, and without folders that matter only on this machine.
+    """Returns settings without secrets, and without folders of outputs, logs and caches. Other paths stay.
 
     Args:
         settings: Settings, which may be nested.
@@ -111,7 +111,7 @@ def without_private(settings: Mapping[str, Any]) -> dict[str, Any]:
 def is_transformers_class(architecture: str) -> bool:
     """Whether an auto class of transformers loads the architecture.
 
-    Reads the source of transformers, because importing it is slow.
+    Reads the source file of the auto classes, because importing transformers is slow.
 
     Args:
         architecture: The name of a model class, as in config.json.

@@ -128,7 +128,7 @@ def _advice(facts: StageFacts, kind: str, trajectory: Mapping[str, Any]) -> str:
 
 
 def _judge_means(step: int | None, trajectory: Mapping[str, Any]) -> str:
-    """Returns the judge's mean at the recommended step and at this one, in brackets; "" if this was not measured."""
+    """Returns the judge's means at the recommended step and at `step`, in brackets; "" if `step` was not judged."""
     means = {row["step"]: row["judge"]["value"] for row in trajectory["checkpoints"]}
     if step not in means:
         return ""
@@ -139,8 +139,8 @@ def _judge_means(step: int | None, trajectory: Mapping[str, Any]) -> str:
 def _recommendation_reason(facts: StageFacts, trajectory: Mapping[str, Any], recommended: int) -> str:
     """Returns why a step is recommended.
 
-    Checkpoints with signs of hacking are left out; of the others that the judge rates about as high as the best, the
-    recommended one has the lowest KL.
+    The rule: leave out checkpoints with signs of hacking, keep those that the judge rates about as high as the best of
+    the others, and recommend the one with the lowest KL.
     """
     rows = {row["step"]: row for row in trajectory["checkpoints"]}
     best_step = max(rows.values(), key=lambda row: row["judge"]["value"])["step"]
@@ -260,7 +260,7 @@ def trained_with(facts: StageFacts) -> Iterator[tuple[str, Raw]]:
 
 
 def _machine(versions: Mapping[str, Any], run: Mapping[str, Any]) -> str:
-    """Returns a phrase for the GPU or the CPU threads of the training; "" if the run does not record them."""
+    """Returns a phrase for the GPU or the number of CPU threads that trained; "" if the run does not record it."""
     gpu, threads = versions.get("gpu"), versions.get("threads")
     if gpu and not (run.get("resolved") or {}).get("use_cpu"):
         return f" on {escape(gpu)}"
@@ -351,7 +351,10 @@ def headline(facts: StageFacts) -> dict[str, Any] | None:
 def _judge_rows(
     facts: StageFacts, constant: Mapping[str, Any] | None
 ) -> Iterator[tuple[Raw, Raw, Mapping[str, Any] | Raw | None, str]]:
-    """Yields the rows of `headline` with the judge's mean, and with that of filtered SFT if filters were tried."""
+    """Yields the rows of `headline` with the judge's mean of SFT and PPO, and of filtered SFT if filters were tried.
+
+    Without the first row if the judge's figure equals the reward's.
+    """
     ppo, sft = facts.estimate("ppo", "judge"), facts.estimate("sft", "judge")
     if ppo and sft and ppo != facts.estimate("ppo", "reward"):
         text = estimate_at(constant or {}, "judge")
@@ -387,7 +390,7 @@ def examples(facts: StageFacts, side: str) -> list[tuple[str, str]]:
 
 
 def _links_to_ppo(facts: StageFacts) -> Iterator[tuple[str, str]]:
-    """Yields (title, repository) of the PPO policy of the same run, if PPO used this model and was published."""
+    """Yields (title, repository) of the same run's PPO policy, if that is published and was trained with this model."""
     if facts.step is not None or not facts.trusted or facts.stage == "ppo":
         return
     run = StageRecord(facts.path.parent / "ppo").read()

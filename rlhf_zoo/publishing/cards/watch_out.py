@@ -59,7 +59,7 @@ def _is_better_than_ppo(best: Mapping[str, Any]) -> bool:
 
 
 def _defects(facts: StageFacts, *, rise_is_shown: bool) -> list[str]:
-    """Returns the defects whose share is shown to rise with PPO, or the other defects, each with both shares.
+    """Returns the defects whose share is shown to rise with PPO, or else those whose share is not, with both shares.
 
     A rise is shown if the interval of the paired difference lies above 0.
     """
@@ -110,9 +110,9 @@ def _changes(facts: StageFacts) -> Iterator[str]:
 
 
 def _is_often_cut(facts: StageFacts, eos_rate: _Change) -> bool:
-    """Whether PPO's answers reach the token limit more often than before, or most of them reach it.
+    """Whether PPO's answers reach the token limit more often than SFT's, or most of them reach it.
 
-    Without a stop token every answer has the full length, which is no defect.
+    The second counts only with a stop token: without one, every answer has the full length, which is no defect.
     """
     stops = [facts.settings.get(key, default_of("ppo", key)) for key in ("stop_token", "stop_token_id")]
     has_stop_token = any(stop is not None for stop in stops)
@@ -154,7 +154,8 @@ def _doubts(facts: StageFacts) -> Iterator[str]:
 def _filter_sentence(facts: StageFacts) -> str | None:
     """Returns a sentence on the best simple filter of SFT's samples.
 
-    None if PPO is shown to be better, or if the advice to use this step says it (`counter_evidence`).
+    None if PPO is shown to be better than the filter, or if `counter_evidence` already says it after the advice to use
+    this step.
     """
     best = facts.best_filter
     lead = estimate_at(best or {}, "ppo_minus_this")

@@ -77,9 +77,10 @@ def find_runs(
 ) -> Ablation:
     """Finds the runs that can be compared with a PPO repository.
 
-    Without `names` it searches the `MAX_CARDS` most recently changed models of the namespace for runs with the same SFT
-    policy and recipe and another β. Of several runs with one β, it takes a run with the seed of `repo`, or else the
-    newest. Runs are sorted by descending β. If the Hub refuses, it returns only the run of `repo`, with a `problem`.
+    Without `names` it searches the `MAX_CARDS` most recently changed PPO models of the namespace for runs with the same
+    SFT policy and recipe and another β. Of several runs with one β, it prefers runs with checkpoints, then with the
+    seed of `repo`, then the newest. The other runs are sorted by descending β. If the Hub refuses, it returns only the
+    run of `repo`, with a `problem`.
 
     SFT policies are the same if their weights are equal. The commits may differ, as for `best` and its step's tag.
 

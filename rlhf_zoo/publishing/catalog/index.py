@@ -359,8 +359,8 @@ def _read_entry(model: ModelInfo, *, hub: Hub) -> Entry:
 def checkpoints(repo: str, hub: Hub = DEFAULT_HUB) -> dict[str, Any]:
     """Lists the checkpoints of a repository.
 
-    Each row is a tag. Its `also` lists `best` and `main` if the cards at their commits name the step of this tag. Other
-    tags and branches come at the end, as do `best` and `main` if their cards name no step that has a tag.
+    The rows are the tags of steps, then the other tags and branches. The `also` of a step lists `best` and `main` if
+    the cards at their commits name this step. If their cards name no step with a tag, they are the last rows.
 
     Args:
         repo: NAMESPACE/NAME of a model.
@@ -368,7 +368,8 @@ def checkpoints(repo: str, hub: Hub = DEFAULT_HUB) -> dict[str, Any]:
 
     Returns:
         {repo, stage, recipe, note, checkpoints: [{revision, step, commit, date, also, metrics}]}, ordered by step.
-        `metrics` are those on the card: reward and kl for PPO, losses and accuracy for other stages.
+        `metrics` are those on the card: reward, kl and rewards of weight 0 for PPO; losses and accuracy for other
+        stages.
 
     Raises:
         ZooError: The Hub does not list them.

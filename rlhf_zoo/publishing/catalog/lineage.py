@@ -90,8 +90,8 @@ class Lineage:
 
         Args:
             key: A key of PPO's settings, such as temperature.
-            default: The value if the card has no settings, or no number for the key. If the settings lack the key, the
-                run used PPO's default, which is returned.
+            default: The value if the card has no settings, or something other than a number for the key. A key that
+                the settings lack has PPO's own default.
         """
         settings = self.card.get("settings")
         if not isinstance(settings, Mapping):
@@ -139,8 +139,8 @@ def find_lineage(ppo: str, *, sft: str | None = None, reward: str | None = None,
 
     Args:
         ppo: NAMESPACE/NAME[@TAG] or a folder; for a run or its PPO stage, the checkpoint that the stage chose.
-        sft: SFT model to use instead of the card's.
-        reward: Reward model to use instead of the card's.
+        sft: SFT model; None for the card's.
+        reward: Reward model; None for those that the card names.
         hub: The Hub to fetch from.
 
     Raises:
@@ -163,8 +163,8 @@ def find_policy(
     Args:
         policy: NAMESPACE/NAME[@TAG] or a folder; for a run or its PPO stage, the checkpoint that the stage chose.
         against: The model to compare it with; None for the card's SFT model.
-        reward: Reward model to use instead of the card's.
-        without_reward: Whether to leave out the reward models.
+        reward: Reward model; None for those that the card names.
+        without_reward: Whether to leave out the reward models that the card names.
         only_ppo: Whether to refuse checkpoints of other stages.
         hub: The Hub to fetch from.
 
