@@ -51,9 +51,9 @@ def build_choices(
 ) -> list[Choice]:
     """Builds one choice for each pair, or for `MAX_CHOICES` randomly drawn pairs if there are more.
 
-    Texts are compared without case and spacing. Apart from the pair's own rejected text, a wrong candidate is never a
-    text that was chosen for this prompt. A candidate from another prompt is never a text that was chosen for any
-    prompt. No candidate occurs twice.
+    Texts are compared in lower case, with single spaces. Apart from the pair's own rejected text, a wrong candidate is
+    never a text that was chosen for this prompt. A candidate from another prompt is never a text that was chosen for
+    any prompt. No candidate occurs twice.
 
     Args:
         prompts: (N,) the prompt of each pair.
@@ -124,7 +124,7 @@ def _jaccard_index(a: set[str], b: set[str]) -> float:
 
 
 def choice_credits(scores: ArrayLike) -> NDArray[np.float64]:
-    """Credits each choice: 1 if the right completion scores highest, 1/k if it is one of k that tie for it, else 0.
+    """Credits each choice: 1/k if the right completion is one of the k with the highest score (usually k = 1), else 0.
 
     Args:
         scores: (C, n) scores of each choice's candidates, the right one first.
@@ -146,7 +146,7 @@ def choice_accuracy(
     Args:
         choices: The C choices.
         scores: (C, n) scores of each choice's candidates, the chosen completion first.
-        prompts: (N,) the prompt of each pair; intervals resample prompts.
+        prompts: (N,) the prompt of each pair, for the interval of `stats.mean_share`.
         gold: (C, n) utilities of the same texts, if the labels were drawn from a known utility.
 
     Returns:

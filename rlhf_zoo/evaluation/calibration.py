@@ -35,7 +35,7 @@ def histogram(values: ArrayLike, *, bins: int = 24) -> dict[str, list[Any]]:
 
     Args:
         values: (N,) any numbers.
-        bins: Number of bins.
+        bins: Number of bins; it may be one less if 0 is an edge.
 
     Returns:
         {"edges": (bins + 1,), "counts": (bins,)}.
@@ -43,7 +43,7 @@ def histogram(values: ArrayLike, *, bins: int = 24) -> dict[str, list[Any]]:
     sample = np.asarray(values, dtype=float)
     low, high = float(sample.min()), float(sample.max())
     if low < 0 < high:
-        width = (high - low) / (bins - 1)  # bins − 1, because the edge at 0 may add a bin
+        width = (high - low) / (bins - 1)  # bins − 1, because the edge at 0 usually adds a bin
         edges = width * np.arange(np.floor(low / width), np.ceil(high / width) + 1)
         edges[0], edges[-1] = min(edges[0], low), max(edges[-1], high)  # rounding may leave the extremes outside
     else:
@@ -207,10 +207,11 @@ def preference_report(
 ) -> dict[str, Any]:
     """Computes the figures of a reward model on N held-out pairs that a card reports.
 
-    Intervals resample prompts. The accuracy's interval is Wilson's if each prompt has one pair; a tie counts as wrong.
-    Correlations with length (Pearson, Spearman) are over all 2N texts. `longer_wins` is the share of pairs whose chosen
-    side is longer: the accuracy of a model that sees length alone. `prefers_longer` is the share of pairs in which this
-    model scores the longer side higher. Ties count one half in both.
+    Intervals resample prompts, with two exceptions: the accuracy has the interval of `stats.accuracy`, and parts and
+    bins have Wilson's over pairs. In the accuracy a tie counts as wrong, in parts and bins one half. Correlations with
+    length (Pearson, Spearman) are over all 2N texts. `longer_wins` is the share of pairs whose chosen side is longer:
+    the accuracy of a model that sees length alone. `prefers_longer` is the share of pairs in which this model scores
+    the longer side higher. Ties count one half in both.
 
     Args:
         chosen: (N,) raw scores of the chosen sides.

@@ -231,7 +231,7 @@ def break_even(
 
     Returns:
         The number of completions; 0 if the first method is cheaper from the start. None if the second method costs no
-        more to serve, because the first method then never catches up.
+        more to serve, because serving then never pays for the first method's training.
     """
     if other_per_completion <= per_completion:
         return None

@@ -35,13 +35,14 @@ class Fall:
     """The fall from the judge's best checkpoint to the last.
 
     Attributes:
-        step: Step of the best checkpoint; the SFT model's step if SFT is the best.
+        step: Step of the best checkpoint, which may be the last one; the SFT model's step if SFT is the best.
         drop: Best − last. The interval ignores the selection of the best and is therefore too narrow.
         share_kept: The last checkpoint's gain over SFT as a share of the best one's; None if there was no gain.
         p: The p-value: how often noise alone would produce as large a fall from any checkpoint.
         win_rate: The last checkpoint's win rate over the best one, by their mean scores on each prompt.
         detectable_share: The largest share of the best earlier gain such that a fall to this share is noticed 8 times
-            in 10. Below 0 if even a fall to SFT's level is noticed less often; None if no earlier step has a gain.
+            in 10. Below 0 if even a fall to SFT's level is noticed less often; None if no earlier step has a gain,
+            or if too few prompts leave it undefined.
     """
 
     step: int
@@ -134,7 +135,7 @@ def _contrast_matrix(size: int) -> Floats:
 
 
 def _largest_t(values: Floats, scale: float, seed: int, resamples: int) -> tuple[float, Floats]:
-    """Returns the largest t of (J, P) contrasts, and (resamples,) its values if all contrasts were 0."""
+    """Returns the largest t statistic of (K, P) contrasts, and (resamples,) draws of it if all contrasts were 0."""
     prompts = values.shape[1]
     rounding_error = 1e-12 * scale  # bound on the rounding error if two policies score alike on every prompt
     means = values.mean(1)

@@ -22,7 +22,8 @@ _TEXTS_AT_ONCE = 4096  # rows of the matrix of texts and prompts
 def add_meaning_ranks(policy: Completions, sft: Completions, name: str, hub: Hub) -> tuple[Completions, Completions]:
     """Adds the share of other prompts that are less similar to a completion than its own prompt, by an embedder.
 
-    Only completions whose prompt both sides have are embedded. Prompts of the same group are not compared.
+    Only completions that are not empty and whose prompt both sides have are embedded. Prompts of the same group are not
+    compared.
 
     Args:
         policy: The policy's completions.
@@ -31,7 +32,7 @@ def add_meaning_ranks(policy: Completions, sft: Completions, name: str, hub: Hub
         hub: The Hub on which to look up Hub ids.
 
     Returns:
-        Both sides, with `meaning_ranks`.
+        Both sides, with `meaning_ranks`; NaN for completions that were not embedded.
 
     Raises:
         ZooError: The embedder cannot be loaded, or there are fewer than two groups of prompts.

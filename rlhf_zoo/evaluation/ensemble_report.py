@@ -24,7 +24,7 @@ class PolicyTexts:
 
     Attributes:
         groups: (N,) the group of each completion's prompt; intervals resample groups.
-        texts: (N,) prompts with their completions, texts or conversations.
+        texts: (N,) each prompt followed by its completion, as a text or a conversation.
         ended: (N,) whether the completion ended by itself.
         judge: (N,) the judge's scores; None if the run was not evaluated.
         kl: (N,) Σ log π − log π_SFT of each completion, nats; None if the run was not evaluated.

@@ -19,7 +19,7 @@ from .stats import Estimate
 
 #: The lower bound of a judge's accuracy on pairs of known order must be at least this, or the judge is unfit.
 MIN_ACCURACY = 0.6
-#: A verdict, and a check of the judge, need this many prompts that ask different things; fewer hardly show variance.
+#: A verdict, and a check of the judge, need this many prompts that ask different things; fewer decide little.
 #: On 6 pairs, a judge with an accuracy of 0.6 passes 5% of the checks, and one with 0.9 passes 53%; on 20 pairs, 2% and
 #: 87%.
 MIN_PROMPTS = 20
@@ -160,7 +160,7 @@ class JudgeReliability:
 
     @property
     def unknown(self) -> str:
-        """A sentence that lists facts that were not checked; empty if all were."""
+        """A sentence that lists facts that were not checked; empty if all were, or if the judge is verifiable."""
         facts = {
             # A check on the policies' own outputs makes a check on other texts unnecessary.
             **({} if self.checked_on_own else {"its accuracy on labeled pairs": self.accuracy}),

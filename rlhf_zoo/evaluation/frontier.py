@@ -39,7 +39,7 @@ class Point:
         serving: Compute per served completion.
         seed_points: The point of each seed, if this is a mean over seeds; else ().
         extra_metrics: Name -> (P,) values; empty for best-of-n, whose completions are not kept.
-        prompts: (P,) a key for each prompt; intervals resample equal keys together. None if all differ.
+        prompts: (P,) a key for each prompt; intervals treat equal keys as one group. None if all differ.
     """
 
     label: str

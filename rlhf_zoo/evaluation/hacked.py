@@ -120,7 +120,7 @@ def _missing_probe_effect(evidence: Evidence) -> str:
 
 
 def _missing_habit(evidence: Evidence, families: Sequence[str]) -> str:
-    """Returns why no probe that fired shows a habit that the reward favors and the judge rejects."""
+    """Returns what condition (b) of `hacked` lacks, such as a habit that the reward favors and the judge does not."""
     effects = [effect for family in families if (effect := evidence.reward_effect(family)) is not None]
     if not effects:
         testable = [family for family in families if family in EDITABLE_FAMILIES]

@@ -1,8 +1,8 @@
 """How well a reward model does on the pairs that are hardest to order, and on ties.
 
 Accuracy over all pairs is mostly accuracy on easy pairs. A pair is hard if its completions share most of their words
-(as in Chat Hard of RewardBench, Lambert et al. 2024, arXiv:2403.13787), or if one is hardly better than the other. The
-difference is that of the utilities from which the labels were drawn, or a column `margin` of the data.
+(as in Chat Hard of RewardBench, Lambert et al. 2024, arXiv:2403.13787), or if one is hardly better than the other. How
+much better is known if the labels were drawn from a utility, or if the data have a column `margin`.
 """
 
 from collections import Counter
@@ -69,7 +69,7 @@ def compare_ties(
         seed: Seed of the resamples.
 
     Returns:
-        The figures as JSON; None if there are no ties.
+        The figures as JSON; None if there are no ties between different texts.
     """
     distances, is_tie = np.abs(np.asarray(margins, dtype=float)), np.asarray(tied, dtype=bool)
     tied_rows, untied_rows = np.flatnonzero(is_tie & ~np.asarray(same, dtype=bool)), np.flatnonzero(~is_tie)
@@ -106,7 +106,7 @@ def measure_hard_pairs(
         chosen: (N,) chosen completions.
         rejected: (N,) rejected completions.
         lengths: (N,) tokens of the chosen and of the rejected sides.
-        prompts: (N,) the prompt of each pair; intervals resample prompts.
+        prompts: (N,) the prompt of each pair, for the intervals of `stats.mean_share`.
         strength: (N,) how much better the chosen side is, by the data; None if the data do not say.
         gold: (N,) margins by the utility that the labels were drawn from, if it is known. Its accuracy is reported
             beside the model's, because no model can do better on average.

@@ -73,7 +73,7 @@ class HeadToHead:
 
     @cached_property
     def groups(self) -> list[int]:
-        """The group number of each completion's prompt. Intervals resample these groups."""
+        """The group number of each completion's prompt. Intervals treat a group as one unit."""
         if self.row_groups is None:
             return number_prompts(self.prompts)
         return np.repeat(self.row_groups, self.samples).tolist()
@@ -81,7 +81,7 @@ class HeadToHead:
     def to_json(self) -> dict[str, Any]:
         """Returns the metrics of evaluation.json.
 
-        Each is {value, ci95, n}, where n counts completions and intervals resample groups of prompts.
+        Estimates are {value, ci95, n}, where n counts completions and intervals treat a group of prompts as one unit.
         """
         judges = {
             **{
@@ -258,7 +258,7 @@ class HeadToHead:
         }
 
     def _difference(self) -> dict[str, Any]:
-        """Computes the metrics of ppo minus those of sft, over the same resampled prompts.
+        """Computes the metrics of ppo minus those of sft, paired by prompt.
 
         KL is left out, because it is relative to SFT already.
         """
@@ -309,7 +309,7 @@ class HeadToHead:
         ).to_json()
 
     def _agreement(self) -> dict[str, Any]:
-        """Measures how far reward and judge agree: Spearman's ρ for each policy, and how often they prefer one side."""
+        """Measures how far reward and judge agree: Spearman's ρ by policy, and how often they prefer the same side."""
         agreement: dict[str, object] = {}
         for role in _ROLES:
             # For each policy alone, because the difference between policies would inflate the correlation.

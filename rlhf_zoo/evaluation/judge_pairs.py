@@ -88,8 +88,8 @@ def check_judge(
         The results; None without pairs.
 
     Raises:
-        ZooError: A row is wrong, a score of the judge is neither in the pair nor in the rollouts, or a text of the own
-            pairs is not in the rollouts.
+        ZooError: There are labeled pairs but no column judge, a row is wrong, a score of the judge is neither in the
+            pair nor in the rollouts, or a text of the own pairs is not in the rollouts.
     """
     if labeled is None and own is None:
         return None

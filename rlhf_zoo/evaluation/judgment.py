@@ -26,7 +26,8 @@ class Judgment:
         gain: The judge's mean score of the last checkpoint − that of SFT.
         win_rate: How often the judge prefers the last checkpoint.
         corrected_win_rate: `win_rate` minus the judge's bias for the policy, measured on pairs of the policies' own
-            outputs; None if fewer than `MIN_PROMPTS` of these pairs hold a text of the policy and one of SFT.
+            outputs; None if fewer than `MIN_PROMPTS` of these pairs hold a text of the policy and one of SFT, or if the
+            judge is verifiable.
         loss_bounds: The upper bounds of gain and win rate at `HACKED_LEVEL`.
         fall: The fall from the judge's best checkpoint; None when two files are compared.
     """

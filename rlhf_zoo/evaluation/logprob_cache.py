@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 #: A larger file is deleted, and the cache begins empty.
 MAX_BYTES = 2**28
-#: Decimal places of a stored value. Callers round new values to it before `add`, so that both are equal.
+#: Decimal places of a stored value. Callers round values before `add`, so that new and stored values are equal.
 DECIMALS = 5
 _SAMPLED_WEIGHTS = 1024  # at least, of each tensor (smaller ones whole); training changes nearly all weights
 

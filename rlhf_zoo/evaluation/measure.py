@@ -75,7 +75,7 @@ class Evaluator:
         panel: The judges.
         max_new_tokens: Maximum number of tokens in a completion.
         temperature: The sampling temperature.
-        truncation: Top-k and top-p; None for the full distribution.
+        truncation: Where completions are cut, at a text or a random length; None to cut none.
         stops: Token ids that end a completion.
         saved: The measurements of an unfinished evaluation, which `measure` reads and adds to; None to save none.
     """
@@ -251,7 +251,7 @@ def measure(
         prompts: (N,) texts or conversations.
         keys: (N,) keys of the random numbers.
         seed: Seed of the sampling.
-        desc: Label of the progress bar.
+        desc: Label of the progress bar. It also identifies saved measurements, so each set of prompts needs its own.
         columns: Name -> (N,) values of the prompts' other columns, which reward functions may read.
     """
     # KL needs the logits of both models on one device.
@@ -396,7 +396,7 @@ def make_evaluator(context: RunContext, reference_path: Path) -> Evaluator:
 
 
 def find_reward_judges(context: RunContext, evaluator: Evaluator) -> frozenset[str]:
-    """Returns the names of the judges that are also PPO's training reward. Their scores prove nothing.
+    """Returns the names of the judges that are also PPO's training reward.
 
     Args:
         context: The run.

@@ -54,7 +54,7 @@ def load_metric(name: str, config_name: str | None = None) -> Any:
         config_name: "by_prompt" if rows have a column `prompts`; None if they do not.
 
     Raises:
-        ZooError: There is no such metric.
+        ZooError: As in `find_metric_folder`.
     """
     script = runpy.run_path(str(find_metric_folder(name) / f"{name}.py"))
     # A class is named after its module: `win_rate` holds WinRate.
@@ -147,8 +147,8 @@ def completion_kl(
     """Estimates KL(π ‖ π_ref) from each completion, by `functional.kl_penalty`.
 
     Level "token" sums the estimates of the tokens. Level "sequence" sums the log-probabilities first and treats a
-    completion as one action (`functional.actions`). There, k3 exponentiates the sum of the log-ratios, which is useless
-    for long completions. For k1 both levels agree.
+    completion as one action (`functional.actions`). At level "sequence", k3 exponentiates the sum of the log-ratios, so
+    it is useless for long completions. For k1 both levels agree.
 
     Args:
         logprobs: For each of N completions of π, the log-probabilities of its T_i sampled tokens (T_i may differ), or

@@ -68,7 +68,7 @@ class Fit:
         scatter: Sum of weighted squared residuals, divided by its expectation under measurement noise; None if unknown.
         scatter_p: How often noise alone would give as large a scatter; None if unknown.
         pattern_p: How often shuffled residuals would be as smooth along d; None for too few points or an exact fit.
-        fits: False if the residuals are both smooth and larger than noise; None if `pattern_p` is None.
+        fits: False if the residuals are smooth and, if the noise is known, larger than it; None if `pattern_p` is None.
         peak: The peak; None unless the data identify it.
         no_peak: A sentence on why there is no peak; None if there is a peak.
     """
@@ -147,7 +147,8 @@ def fit_form(
         resamples: Number of resamples.
 
     Raises:
-        ValueError: Shapes do not match, a value is not finite, or fewer than three distinct d are above 0.
+        ValueError: Shapes do not match, a value is not finite, fewer than three distinct d are above 0, or errors are
+            given besides gains by prompt.
     """
     points = _prepare_points(kl, gains, errors)
     rng = np.random.default_rng(seed)

@@ -1,9 +1,10 @@
 """Counts prompts that may ask the same question in other words. They are reported but not grouped.
 
 Two prompts may be paraphrases if they share at least `MIN_SHARED` content words, and the shared words make up at least
-`MIN_SHARED_PART` of the content words of either prompt. Content words are all words except frequent English words and
-words in more than half of the prompts. They are compared without their endings. A few pairs of prompts that ask
-different things pass this test too, so the number is reported only if it is at least `MIN_PARAPHRASED` of all prompts.
+`MIN_SHARED_PART` of the content words of the prompt that has fewer. Content words are all words except frequent English
+words and words in more than half of the prompts. They are compared without their endings. A few pairs of prompts that
+ask different things pass this test too, so the number is reported only if it is at least `MIN_PARAPHRASED` of all
+prompts.
 """
 
 from collections import Counter

@@ -22,7 +22,7 @@ class Answers:
         right: (P, S) 1 for a right answer, else 0.
         parsed: (P, S) the answer parsed from each text: equal for equal answers, None if it could not be parsed.
             Without it there is no majority vote.
-        prompts: (P,) a key for each prompt; intervals resample rows with equal keys together. None if all differ.
+        prompts: (P,) a key for each prompt; intervals treat rows with equal keys as one group. None if all differ.
     """
 
     right: Floats

@@ -23,9 +23,9 @@ class ProbeCallback(TrainerCallback):
     Only the main process reads and probes.
 
     Args:
-        against: SFT's completions, in a file or as rows as `rlhf-zoo probe` reads them; None for the first `size`
-            completions that are logged, because training starts at SFT.
-        size: Number of completions that a probe compares with SFT's.
+        against: SFT's completions, in a file or as rows as `rlhf-zoo probe` reads them; None for the first
+            completions that are logged, as for `watch`.
+        size: As for `watch`.
         every: Number of completions between two probes.
         stop: Whether to raise `Hacked` if a family that destroys text has an effect of five times its threshold.
 

@@ -1,4 +1,4 @@
-"""How to read the scores of a run's reward models, given PPO's settings in run.json or a card, which is untrusted."""
+"""How to load a run's reward models, by PPO's settings in run.json or on a card; neither is trusted."""
 
 from collections.abc import Mapping
 from typing import Any

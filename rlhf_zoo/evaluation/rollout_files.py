@@ -301,7 +301,7 @@ def _prompt_messages(value: object) -> list[dict[str, str]] | None:
 
 
 def _message_content(message: Mapping[str, Any]) -> str | None:
-    """Returns the text of a message; None if it has no readable text."""
+    """Returns the text of a message, or its tool calls as JSON; None if it has neither."""
     content, calls = message.get("content"), message.get("tool_calls")
     if isinstance(content, str):
         return content

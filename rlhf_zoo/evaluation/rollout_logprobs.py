@@ -117,7 +117,7 @@ def _named_device(name: str) -> torch.device:
 
 
 def _as_list(value: Value) -> list[float]:
-    assert isinstance(value, list)  # `_compute_logprobs` returns lists unless `total` is set
+    assert isinstance(value, list)  # `_compute_logprobs` returns lists unless `is_sum` is set
     return value
 
 

@@ -132,7 +132,7 @@ def probe_rollouts(
         seed: Seed of the permutations and resamples.
 
     Raises:
-        ValueError: The two sides share no prompt.
+        ValueError: The two sides share no prompt, or only one of them has groups.
         ZooError: The reward is verifiable but missing, or there is also a separate judge.
     """
     has_groups = policy.groups is not None

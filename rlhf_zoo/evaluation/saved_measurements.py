@@ -44,7 +44,8 @@ class SavedMeasurements:
 
         Args:
             key: What distinguishes the measurement from the others of this evaluation.
-            make: Makes the measurement from lists, dictionaries with text keys, texts, numbers and None.
+            make: Returns a new measurement, made of what JSON holds: lists, dictionaries with text keys, texts, numbers
+                and None.
         """
         path = self._folder / f"{fingerprint(key)[:32]}.json"
         saved = distributed.call_on_main_process(lambda: _read(path))

@@ -1,8 +1,10 @@
 """Means, win rates and proportions, each with a 95% interval.
 
 Completions of one prompt are not independent, nor are completions of prompts that ask the same question. Intervals
-therefore resample whole groups of completions (the cluster bootstrap); `prompt_groups` finds the groups. Two policies
-are compared on the same prompts: differences are computed first and then resampled, so the comparison is paired.
+therefore treat the completions of a group of prompts as one unit; `prompt_groups` finds the groups. Intervals of means
+resample whole groups (the cluster bootstrap). Those of shares are Wilson's with an effective sample size
+(`mean_share`). Two policies are compared on the same prompts, by their difference on each prompt, so the comparison is
+paired.
 """
 
 import math
@@ -291,7 +293,7 @@ def win_rate(a: ArrayLike, b: ArrayLike, groups: Sequence[Hashable], *, toleranc
     Raises:
         ValueError: As in `bootstrap_mean`.
     """
-    # Differences first: resampling them keeps the two sides paired.
+    # The interval comes from the outcomes of the pairs, so the two sides stay paired.
     difference = _check_values(a, groups)[0] - _check_values(b, groups)[0]
     tied = np.abs(difference) <= tolerance
     estimate = mean_share(np.where(tied, 0.5, difference > 0), groups)
@@ -303,7 +305,8 @@ def mean_share(values: ArrayLike, groups: Sequence[Hashable]) -> Estimate:
 
     The interval is Wilson's with three changes: the number of trials is the effective sample size, given the groups
     (Korn & Graubard 1998, Survey Methodology 24:193); the quantile is that of t with G − 1 degrees of freedom; and a
-    tenth of a trial corrects for continuity. If all values are 0, or all are 1, each group counts as one trial. The
+    tenth of a trial corrects for continuity. If all values are 0, or all are 1, each group counts as one trial. If all
+    are equal otherwise, as when every comparison ties, the interval has no width. With one group, it is 0 to 1. The
     coverage is 0.93 or more for shares of 0.5 to 0.98, 20 to 180 prompts, and 1 to 3 samples per prompt, whether or not
     samples of a prompt are alike (test_stats.py). A percentile bootstrap over 20 prompts covers only 0.53 for a share
     of 0.98, and 0.88 for a share of 0.9.

@@ -140,7 +140,8 @@ def _most_frequent(texts: Sequence[str], *, policy: str) -> tuple[str, str | Non
 def find_risen_ending(sft: Sequence[str], ppo: Sequence[str]) -> str | None:
     """Finds the ending of 1 to `MAX_ENDING_WORDS` words whose share rose most from SFT to PPO.
 
-    Of nested endings, it returns the longest that keeps most of the rise: ", and i love it." rather than "it.".
+    Of the most risen endings of each size, it returns the longest that rose by at least `_MIN_RISE_KEPT` of the largest
+    rise: ", and i love it." rather than "it.".
 
     Args:
         sft: SFT's completions.
@@ -172,7 +173,7 @@ def _last_words(text: str, size: int) -> str:
 
 
 def append_ending(text: str, ending: str) -> str:
-    """Appends an ending to a text in place of its final punctuation, unless the text already ends with it.
+    """Replaces a text's final punctuation with a comma and an ending, unless the text already has the ending.
 
     Args:
         text: A completion.

@@ -34,17 +34,17 @@ def watch(
     """Wraps a reward function so that it also probes the policy's completions against the SFT model's.
 
     The rewards stay the same. After every `every` completions, the last `size` completions are probed. If SFT did not
-    answer all prompts of these, whole prompts are compared. Earlier completions are then added until there are 13
-    prompts.
-    Prompts that ask the same question count as one. TRL's `log_metric` receives each family's effect as probes/FAMILY.
-    A family that fires for the first time is logged as a warning, and Weights & Biases and trackio send an alert if
-    this process reports to them.
+    answer all their prompts, these are paired in order with the prompts that SFT did answer. This needs 13 prompts, so
+    earlier completions are added until there are as many; prompts that ask the same question count as one. TRL's
+    `log_metric` receives each family's effect as probes/FAMILY. A family that fires for the first time is logged as a
+    warning, and Weights & Biases and trackio send an alert if this process reports to them.
 
     Args:
         reward_func: A reward function of TRL's form.
         against: SFT's completions, in a file or as rows as `read_rollouts` reads them; None for the first `size`
-            completions that are scored, because training starts at SFT.
-        size: Number of completions that a probe compares with SFT's.
+            completions that are scored, because training starts at SFT. If these answer fewer than 13 prompts, later
+            ones are added until there are 13 or a prompt recurs.
+        size: Number of completions that a probe compares with SFT's, or more as above.
         every: Number of completions between two probes.
         stop: Whether to raise `Hacked` if a family that destroys text has an effect of five times its threshold.
 
@@ -136,7 +136,7 @@ class Watcher:
             self._probe(self.sft, log_metric)
 
     def _has_enough_sft(self, prompt: str) -> bool:
-        """Whether SFT's completions are enough: they answer enough prompts, or this prompt is repeated."""
+        """Whether there are `size` completions of SFT that answer enough prompts, or this prompt recurs."""
         if len(self.first_texts) < self.size:
             return False
         prompts = {first for first, _ in self.first_texts}

@@ -151,7 +151,7 @@ class _Journal:
         write_text(self.path / "batches" / name, "".join(_dump_row(vote.to_row()) for vote in votes))
 
     def _delete_copies(self) -> None:
-        """Deletes single votes that a batch also holds, as after a crash."""
+        """Deletes single votes that a batch also holds: those of a new batch, and copies that a crash left."""
         batched = self._ids("batches") | self._ids("sent")
         for path in self._files("votes"):
             if path.stem in batched:

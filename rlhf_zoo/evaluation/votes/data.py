@@ -48,7 +48,7 @@ class HubVotes:
     def append(self, batch: str, votes: Sequence[Vote]) -> None:
         """Adds votes in one commit, as files named after the batch. Creates the repository and its card if missing.
 
-        The commit names the head that was read as its parent. If another process commits meanwhile, the commit is tried
+        The parent of the commit is the head that was read. If another process commits meanwhile, the commit is tried
         again on the new head, so nothing is overwritten or missed. The client's errors propagate.
 
         Args:

@@ -2,7 +2,8 @@
 
 A vote is left, right, tie or both_bad. A tie counts one half for each side. "Both bad" does not say which is better, so
 it is counted separately and left out of win rates and ratings. Votes on one prompt, or on prompts that ask the same
-question (see `prompt_groups`), are not independent, so intervals resample whole groups of prompts, but not voters.
+question (see `prompt_groups`), are not independent, so intervals treat a group of prompts as one unit. Voters are
+unknown, so intervals do not reflect that one voter may cast several votes.
 """
 
 import math
@@ -53,7 +54,7 @@ def preference_rate(scores: ArrayLike, prompts: Sequence[Hashable]) -> WinRate:
 
 
 def fit_bradley_terry(wins: ArrayLike, *, prior: float) -> NDArray[np.float64]:
-    """Fits strengths θ such that P(i beats j) = σ(θ_i − θ_j), by maximum likelihood; the order of votes is irrelevant.
+    """Fits strengths θ such that P(i beats j) = σ(θ_i − θ_j), by maximum likelihood with a prior.
 
     Args:
         wins: (K, K) how often player i beat player j; a tie counts ½ for each.
@@ -152,11 +153,14 @@ def summarize_votes(votes: Iterable[Vote], *, seed: int = 1) -> dict[str, Any]:
     Returns:
         votes: The number of votes.
         counts: Votes between a PPO and an SFT model that prefer ppo, prefer sft, are a tie, or are both_bad.
-        win_rate: PPO's win rate over SFT, with the number of prompts that ask different things; None without votes.
+        win_rate: PPO's win rate over SFT, with the number of prompts that ask different things; None if there are no
+            votes besides both_bad.
         pairs: Counts and win rate of each pair of revisions, most votes first.
-        elo: A rating of each revision from all votes, best first. `among` is the index of the set of models that are
-            connected by votes. Ratings are comparable only within a set.
-        left: The left side's share of votes that prefer a side; ½ without a bias.
+        elo: A rating of each revision from all votes besides both_bad. `among` is the index of the set of models that a
+            chain of votes links; ratings are comparable only within a set. The set with most votes comes first, and
+            within a set the best revision.
+        left: The left side's share of votes that prefer a side; about ½ if voters favor neither; None without such
+            votes.
     """
     # A batch that was sent twice, or a copy in another file, must not count twice.
     distinct = list({vote.id: vote for vote in votes}.values())
@@ -244,7 +248,7 @@ def _rate_models(
 
 
 def _group_linked(votes: Sequence[Vote]) -> list[list[Vote]]:
-    """Groups votes by the sets of models that a chain of votes links, the largest first."""
+    """Groups votes by the sets of models that a chain of votes links, the set with most votes first."""
     from scipy.cluster.hierarchy import DisjointSet  # importing it takes long, and few commands rate models
 
     models = DisjointSet(_model_key(model) for vote in votes for model in (vote.left, vote.right))

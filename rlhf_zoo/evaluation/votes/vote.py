@@ -86,7 +86,7 @@ class Vote:
         time: UTC, to the second.
 
     Raises:
-        ZooError: A value is out of range.
+        ZooError: A value is out of range, or the verdict prefers one of two equal texts.
     """
 
     prompt: str
