@@ -1,4 +1,4 @@
-"""Makes published adapters name a base that others can download, and checks before training that they can."""
+"""Makes published adapters name a base that others can download, and checks before training that there is one."""
 
 import shlex
 from collections.abc import Mapping, Sequence

@@ -72,7 +72,7 @@ def plot_reward_and_kl(rows: Rows, path: Path, *, mark: int | None = None) -> bo
     Args:
         rows: Rows of metrics.jsonl.
         path: The PNG to write.
-        mark: The step to mark, which the card describes; None if the run ended there.
+        mark: The step to mark, which the card describes; None if the rows end there.
     """
     reward, kl = series(rows, "objective/score"), series(rows, "objective/kl")
     if min(len(reward[0]), len(kl[0])) < 2:

@@ -60,7 +60,7 @@ class Sampling(TypedDict, total=False):
 
 
 class Comparison:
-    """An SFT policy, the PPO policy trained from it, and its reward model, loaded once.
+    """An SFT policy, the PPO policy trained from it, and what scores their completions, loaded once.
 
     Threads may share it. A thread locks the models for one token at a time, and waiting threads get the lock in order.
 
@@ -150,7 +150,7 @@ class Comparison:
 
         Args:
             ppo: A policy with the same tokenizer, on the same device.
-            critic: Its critic, on the same device.
+            critic: The policy's critic, on the same device; None if it has no critic.
         """
         other = Comparison(
             ppo=ppo,

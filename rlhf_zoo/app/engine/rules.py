@@ -22,7 +22,8 @@ class RuleRewards:
 
     Attributes:
         rewards: The rules and their weights, without reward models.
-        columns: Prompt as the page shows it -> the other columns of its row, such as the right answer.
+        columns: Prompt as the page shows it, without surrounding white space -> the columns of its row, such as the
+            right answer.
         later_timeout: The time limit in seconds after the first call; None to keep the limit of `rewards`.
     """
 

@@ -218,11 +218,11 @@ def step_range(steps: Iterable[int]) -> tuple[int, int]:
 
 
 def draw_frontier(runs: Sequence[TimelineRun], *, selected: int, width: int = PHONE_WIDTH) -> str:
-    """Draws reward against KL: one line per run through its checkpoints, with its best point marked and labeled by β.
+    """Draws reward against KL as logged in training: one line per run, with its best checkpoint labeled by β.
 
     Args:
         runs: Runs with a known β.
-        selected: Index of the run to emphasize. Its best point gets a second mark.
+        selected: Index of the run to emphasize. Its best checkpoint gets a second mark.
         width: The chart's width, PHONE_WIDTH or DESKTOP_WIDTH.
     """
     title = "Reward against KL"

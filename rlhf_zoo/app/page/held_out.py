@@ -64,7 +64,8 @@ def read_held_out_columns(lineage: Lineage, hub: Hub = DEFAULT_HUB) -> dict[str,
         hub: The Hub with the data set.
 
     Returns:
-        Prompt as the page shows it -> its row, under the column names that rewards get; {} if no data can be read.
+        Prompt as the page shows it, without surrounding white space -> its row, under the column names that rewards
+        get; {} if no data can be read.
     """
     configuration, column, _ = lineage.prompts_location
     renamed = get_nested(lineage.card, "settings", "columns")

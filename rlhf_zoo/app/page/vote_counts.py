@@ -47,8 +47,8 @@ class VoteFigures:
 
     Attributes:
         summary: The result of `summarize_votes`. Its `votes`, `counts` and the value of `win_rate` include every vote.
-            Its intervals, `pairs`, `elo` and `left` lag behind: they include only `votes_in_intervals` votes. The
-            interval of the win rate is None until it is first computed.
+            Its intervals, `prompts`, `pairs`, `elo` and `left` lag behind: they include only `votes_in_intervals`
+            votes. The interval of the win rate is None until it is first computed.
         is_exact: Whether every figure includes every vote.
         votes_in_intervals: Number of votes that the intervals include.
         unsent: Number of votes that wait on disk because sending fails; 0 otherwise.

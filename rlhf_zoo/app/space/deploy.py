@@ -1,4 +1,4 @@
-"""Creates or updates a comparison Space on a Hub, in one commit. Deletes new repositories after a failure."""
+"""Creates or updates a comparison Space on a Hub, in one commit. Deletes new, empty repositories after a failure."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def deploy(
     """Creates or updates a Space in one commit.
 
     A new Space runs Gradio on the free CPU, or else on ZeroGPU. If the account may use neither (the Hub answers 402),
-    the Space is a static page. An existing Space keeps its SDK, and any files from elsewhere. For a Gradio Space, the
-    data set of its votes is created with the same visibility. After a failure, new repositories that are still empty
-    are deleted.
+    the Space is a static page. An existing Space keeps its SDK, and any files that no deployment wrote. For a Gradio
+    Space, a missing data set of its votes is created with the same visibility. After a failure, new repositories that
+    are still empty are deleted.
 
     Args:
         space: NAMESPACE/NAME.

@@ -134,7 +134,7 @@ class StageFacts:
 
     @property
     def plot_marker_step(self) -> int | None:
-        """The step to mark in plots: the described one; None if the run ended there."""
+        """The step to mark in plots: the described one; None if the metrics end there."""
         step, last_step = self.described_step, self.last_step
         return step if step is not None and last_step is not None and step < last_step else None
 
@@ -236,7 +236,7 @@ class StageFacts:
 
     @cached_property
     def parents(self) -> dict[str, dict[str, Any]]:
-        """Role -> {repo, commit}. Local ones add `folder` (name), and `files` (digest) or `gguf` (sha256) if recorded."""
+        """Role -> {repo, commit}. Local ones add `folder` (name), and `files` (digest) or `gguf` (sha256) if known."""
         parents = {**(self.run.get("parents") or {}), "data": self._dataset}
         if self.stage == "sft" and "base" not in parents and hub_id(self.setting("model_name_or_path")):
             parents["base"] = {"repo": self.setting("model_name_or_path"), "commit": self.setting("model_revision")}

@@ -43,7 +43,7 @@ class Lineage:
     Attributes:
         ppo: The PPO checkpoint; with `find_policy`, any policy.
         sft: The SFT model; with `find_policy`, the model that the policy is compared with.
-        reward: The reward model; None if PPO was trained without one.
+        reward: The reward model; None if PPO was trained without one, or if `find_policy` left it out.
         card: The checkpoint's rlhf_card.json, {} without one. It is not trusted.
         other_rewards: The other reward models of an ensemble.
     """
