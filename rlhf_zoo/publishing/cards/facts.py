@@ -275,7 +275,7 @@ class StageFacts:
 
     @cached_property
     def sft_base_model(self) -> Mapping[str, Any] | None:
-        """{repo, commit} of the model that the SFT policy started from; without an SFT stage, that PPO started from.
+        """{repo, commit} of the model that the SFT policy started from; the model of PPO if `ppo_starts_from_base`.
 
         A local model has `folder` and repo None. Random weights have neither. None if the run does not record it.
         """
@@ -301,7 +301,7 @@ class StageFacts:
 
     @property
     def start(self) -> str:
-        """What PPO started from, for sentences: "SFT", or "the base" if the run has no SFT stage."""
+        """What PPO started from, for sentences: "SFT", or "the base" if `ppo_starts_from_base`."""
         return "the base" if self.ppo_starts_from_base else "SFT"
 
     @property
