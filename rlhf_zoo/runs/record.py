@@ -206,7 +206,7 @@ class StageRecord:
             )
 
     def can_be_replaced(self, resolved: Mapping[str, Any], recipe: str) -> bool:
-        """Whether the directory has a run of the same recipe with other settings, and it has not trained (`has_trained`).
+        """Whether the directory has a run of the same recipe with other settings, for which `has_trained` is false.
 
         Args:
             resolved: The settings of the new run.

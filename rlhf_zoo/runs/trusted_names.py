@@ -70,7 +70,8 @@ def may_import(name: str, group: str) -> bool:
         group: The entry-point group that the key's names belong to.
 
     Returns:
-        True for a name in `OWN_OBJECTS` or registered by an installed package; False for other and malformed names.
+        True for a name in `OWN_OBJECTS`, and for an entry point of an installed package, except that its settings may
+        hold only numbers unless `OWN_ENTRIES` has the name. False for other and malformed names.
     """
     try:
         object_name, settings = split_settings(name)

@@ -28,7 +28,7 @@ class Device:
         name: A name in `GPUS`, "cpu", torch's name of another GPU, or "GPU" if only a memory size is known.
         gib: Memory of each device, in GiB.
         count: Number of devices. Each has its own process.
-        teraflops: Dense bfloat16 TFLOP/s; 0 if unknown.
+        teraflops: Dense bfloat16 TFLOP/s; 0 if unknown, or if the device has no bfloat16.
         bandwidth: Memory bandwidth in GB/s; 0 if unknown.
         bfloat16: Whether the device computes in bfloat16.
         cpu: Whether the device is a CPU.
@@ -109,7 +109,7 @@ def find_gpu(product_name: str, gib: float) -> str | None:
 
 
 def local_device(*, use_cpu: bool = False) -> Device:
-    """Returns the device of this machine on which a stage would train.
+    """Returns the device of this machine on which a stage would train. A GPU without CUDA or ROCm counts as the CPU.
 
     Args:
         use_cpu: Value of the stage's key `use_cpu`.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 GIB = 2**30
 FLOAT32, BFLOAT16 = 4, 2
 #: Prefix of an optimizer's name -> bytes of state per float32 parameter; the first matching prefix applies. The 8-bit
-#: optimizers store two moments, and a float32 scale per block of 256 or more.
+#: optimizers store each moment in a byte, with a float32 scale per block of 256 or more.
 OPTIMIZER_STATE = {
     "adamw_torch_8bit": 2.03, "adamw_torch_4bit": 1.06, "adamw_8bit": 2.03, "adamw_bnb_8bit": 2.03,
     "paged_adamw_8bit": 2.03, "adam": 8, "paged_adamw": 8, "ademamix_8bit": 3.05, "ademamix": 12, "lion_8bit": 1.02,
@@ -110,7 +110,8 @@ class PhaseMemory:
         optimizer: Optimizer state.
         activations: Activations of the passes.
         cache: The KV cache.
-        logits: Logits and tensors computed from them; in an update, the gradients of `head_gradient_bytes` instead.
+        logits: Logits and tensors computed from them; in a PPO update, the gradients of `head_gradient_bytes` instead;
+            in a step of SFT, both.
         process: Memory that a CPU process takes besides tensors; 0 on a GPU.
     """
 

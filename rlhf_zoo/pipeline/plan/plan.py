@@ -1,4 +1,4 @@
-"""Plans a recipe on a device: the memory of each stage, whether it fits, and the smallest change that makes it fit."""
+"""Plans a recipe on a device: the memory and time of each stage, and the smallest change that makes a stage fit."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
@@ -56,7 +56,8 @@ def make_plan(
         recipe: The recipe.
         device: The devices of the run.
         flags: Stage -> key -> value, as `read_flags` returns them.
-        prompt_length: Number of tokens of the longest prompt; None to read it from the recipe.
+        prompt_length: Number of tokens of the longest prompt; None for PPO's max_prompt_length or else the length in
+            zoo.yaml. If neither is set, the plan assumes `DEFAULT_PROMPT_LENGTH`.
         stages: The stages to plan; None for all stages of the recipe.
         suggest_changes: Whether to search for changes that make stages fit.
         hub: Where Hub ids of models are looked up.
@@ -125,7 +126,7 @@ def parse_planner_keys(stage: str, values: Mapping[str, Any], *, where: str) -> 
 
 
 class _PlanInputs:
-    """The inputs of a plan: the keys of each stage, the models that stages start from, and the longest prompt."""
+    """The inputs of a plan: the keys of each stage, the models that stages load, and the longest prompt."""
 
     def __init__(
         self,
@@ -168,7 +169,7 @@ class _PlanInputs:
             self.prompt_length = prompt_length
 
     def ppo_models(self, ppo: SimpleNamespace) -> PPOModels:
-        """Returns the models that PPO starts from, by the keys of its stage."""
+        """Returns the models that PPO loads, according to its keys."""
         name = ppo.model_name_or_path
         is_external = name not in (None, *STAGES)
         policy = find_shape(name, hub=self.hub) if is_external else self.base
@@ -184,7 +185,7 @@ class _PlanInputs:
         )
 
     def _own_reward_shape(self) -> Shape:
-        """Returns the shape of the recipe's own reward model. With an adapter, it has the dtype of its loaded base."""
+        """Returns the shape of the recipe's own reward model: float32, or with an adapter its base's dtype."""
         keys = self.keys.get("reward")
         is_adapter = keys is not None and keys.use_peft and keys.dtype != "auto"
         return Shape(self.base.config, keys.dtype if keys is not None and is_adapter else "float32")
@@ -212,8 +213,8 @@ def smallest_change(
     """Finds the smallest change of keys that makes a stage fit.
 
     The search first tries changes that affect only rounding: single changes, then pairs, then larger combinations.
-    Next, it tries changes that affect training. From the first combination that fits, it drops the changes that are not
-    needed.
+    Next, it tries changes that affect training, each alone and then together with all rounding changes. From the first
+    combination that fits, it drops the changes that are not needed.
 
     Args:
         stage: Name of the stage.

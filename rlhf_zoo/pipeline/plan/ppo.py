@@ -56,10 +56,10 @@ class RewardModelSpec:
 
 @dataclass(frozen=True)
 class PPOModels:
-    """The models that PPO starts from.
+    """The models that PPO loads.
 
     Attributes:
-        policy: The policy that PPO starts from.
+        policy: The policy that PPO trains further.
         reward_models: The reward models.
         value_model: The model that value_model_name_or_path names; None if that key is not set.
         policy_is_unmodified: Whether the policy has its published weights. The reference may then keep their dtype.
@@ -76,7 +76,7 @@ def ppo_plan(keys: SimpleNamespace, models: PPOModels, device: Device, *, prompt
 
     Args:
         keys: The stage's keys, as attributes.
-        models: The models that PPO starts from.
+        models: The models that PPO loads.
         device: The devices of the stage.
         prompt_length: Number of tokens of the longest prompt.
 
@@ -91,7 +91,7 @@ def ppo_work(keys: SimpleNamespace, models: PPOModels, device: Device, *, prompt
 
     Args:
         keys: The stage's keys, as attributes.
-        models: The models that PPO starts from.
+        models: The models that PPO loads.
         device: The devices of the stage.
         prompt_length: Number of tokens of the longest prompt.
 
@@ -130,7 +130,8 @@ class _PPOPlanner:
         self.forward_rows = min(self.completion_count, keys.local_rollout_forward_batch_size, max_rows)
         self.policy = stage_tracer(models.policy, "policy", keys, weight_dtype(keys, models.policy), self.bf16)
         self.critic, self.critic_shares_base = self._trace_critic(models)
-        # A critic on the policy's trunk computes values during sampling, unless log-probabilities are recomputed.
+        # A critic on the policy's trunk computes values during sampling, but in a separate pass if another engine samples
+        # or log-probabilities are recomputed.
         recomputes = keys.recompute_logprobs or keys.rollout_engine != "native"
         self.value_model = self.critic or (self.policy if recomputes else None)
         self.has_adapter = self.policy.spec.adapter is not None

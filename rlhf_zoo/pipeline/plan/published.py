@@ -40,8 +40,9 @@ def shape_digests(names: Sequence[str]) -> dict[str, str] | None:
         names: Folders and repositories of models.
 
     Returns:
-        Name -> digest of the configuration in a folder, or "" for a repository in recipes/shapes.yaml, whose digest is
-        part of `cache.code_digest`; None if a Hub, an adapter, a GGUF file or a model's own code determines a shape.
+        Name -> digest of the configuration in a folder, or "" for a repository in shapes.yaml, a file that
+        `cache.code_digest` covers if this package is installed, but not in a checkout. None if a Hub, an adapter, a
+        GGUF file or a model's own code determines a shape.
     """
     shapes = published_shapes() if names else {}
     digests: dict[str, str] = {}

@@ -164,7 +164,7 @@ class Plan:
 
     @property
     def total_sentence(self) -> str:
-        """The total time of the stages whose number of steps is known; "" if the duration of a step is unknown."""
+        """The total time of the stages with a known number of steps; "" if there are none or a duration is unknown."""
         seconds_by_stage: dict[str, float] = {}
         for stage in self.stages:
             duration, updates = self.durations[stage.stage], stage.batch.get("updates")
@@ -237,7 +237,7 @@ class Plan:
 
 
 def format_seconds(value: float) -> str:
-    """Formats seconds with three digits.
+    """Formats seconds with three digits, and from 100 as a whole number.
 
     Args:
         value: Seconds. Values below 0.01 become "under 0.01", because the prediction leaves out the overhead of calls.

@@ -155,7 +155,7 @@ class ModelSpec:
         config: The configuration, as JSON.
         role: "policy", or "classifier" for a reward model or critic.
         dtype: The dtype of the weights.
-        attention: The value of attn_implementation.
+        attention: The value of attn_implementation; None for the model's default.
         adapter: The adapter's configuration as JSON; None without an adapter.
         is_trainable: Whether any weight is trained.
     """

@@ -33,7 +33,7 @@ def check_conversations(
         tokenizer: A tokenizer with the template that the stage's model has, or will have after SFT.
 
     Raises:
-        ZooError: The template refuses a conversation; the message names its row.
+        ZooError: The template refuses a conversation, or drops, changes, moves or adds words.
     """
     for split in _split_names(context, stage):
         rows = stage_rows(context, stage, source, split)

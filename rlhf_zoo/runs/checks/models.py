@@ -78,7 +78,7 @@ def context_length_of(config: Mapping[str, Any]) -> int | None:
 def named_models(
     stages: Mapping[str, StageSettings], hub: Hub = DEFAULT_HUB, *, allow_missing: bool = False
 ) -> dict[str, NamedModel]:
-    """Finds the models that stages name but do not train.
+    """Finds the models that stages name and that no stage of the recipe produces.
 
     Args:
         stages: Stage -> settings.
@@ -106,7 +106,7 @@ def named_models(
 
 
 def _untrained_models(stages: Mapping[str, StageSettings]) -> dict[str, tuple[str, str, str | None]]:
-    """Returns {role: (key, name, revision)} of the models that no stage of the recipe trains."""
+    """Returns {role: (key, name, revision)} of the models that no stage of the recipe produces."""
     models: dict[str, tuple[str, str, str | None]] = {}
     if "sft" in stages and stages["sft"].model.model_name_or_path is not None:
         model = stages["sft"].model
@@ -187,7 +187,7 @@ def check_label(models: Mapping[str, NamedModel], ppo: StageSettings) -> None:
 
 
 def check_tokenizers(models: Mapping[str, NamedModel], ppo: StageSettings) -> None:
-    """Checks the tokenizers of the models that PPO loads and no stage trains.
+    """Checks the tokenizers of PPO's policy and reward models, except those of models that a stage produces.
 
     Args:
         models: Role -> model.
@@ -215,7 +215,7 @@ def check_tokenizers(models: Mapping[str, NamedModel], ppo: StageSettings) -> No
 
 
 def starting_models(context: RunContext) -> dict[str, NamedModel]:
-    """Finds and checks the models that the untrained stages will start from.
+    """Finds and checks the models that the stages still to be trained will load.
 
     Args:
         context: The run.

@@ -115,10 +115,12 @@ class _RowLoader:
     def rows(
         self, data: Any, split: str, form: Form, *, subject: str, text_column: str = "text"
     ) -> datasets.Dataset | None:
-        """Returns a split's first row in `form` (all rows of local files if `every_row`); None if loading fails.
+        """Returns a split's first row in `form`, or all rows of local files if `every_row`.
+
+        None if the corpus makes the data, the data set cannot be loaded from a Hub, or the split is empty.
 
         Raises:
-            ZooError: The rows cannot be read in that form.
+            ZooError: A local file cannot be loaded, the split does not exist, or the rows cannot be read in that form.
         """
         shared = self.shared
         name = data.dataset_name or (shared.dataset_name if shared.corpus is None else None)

@@ -79,7 +79,7 @@ def _row_ids(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, text_co
 
 
 def _answer_start(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Returns how many tokens precede a row's last answer; None if the row has no separate answer."""
+    """Returns how many tokens precede a row's last answer; None if the row has no separate answer, or it is unknown."""
     if "prompt" in row:
         prompt = row["prompt"]
     elif "messages" in row and has_answer_prefix(row["messages"]):

@@ -119,7 +119,7 @@ def convert_rows(
     subject: str,
     text_column: str = "text",
 ) -> Dataset:
-    """Converts rows to the columns that a stage reads. Other columns are kept.
+    """Converts rows to the columns that a stage reads. Other columns are kept, except in the form "texts".
 
     Args:
         rows: The rows of a data set, as loaded.
@@ -203,7 +203,7 @@ def _unify_turns(rows: Dataset, form: Form, *, text_column: str, declared: Mappi
         rows = rows.rename_column(source, target)
     _check_form(rows.column_names, form, text_column=text_column, subject=subject, declared=declared)
     matches = [columns for columns in _columns_of(form, text_column) if columns <= set(rows.column_names)]
-    if matches[0] == {"prompt"}:  # pairs answer the same prompts
+    if matches[0] == {"prompt"}:  # chosen and rejected answer these prompts, so ignoring them needs no warning
         matches = [columns for columns in matches if "chosen" not in columns]
     if len(matches) > 1 and not declared:
         read_text, ignored_text = (
@@ -243,7 +243,8 @@ def _check_form(
 ) -> None:
     """Checks that a data set has the columns that a stage reads.
 
-    A key of `columns` that no stage reads is for reward functions, unless it resembles a key that the stage reads.
+    A key of `columns` that the stage does not read is taken to be for reward functions, unless it resembles a key that
+    the stage reads, or a column that the stage needs is missing.
     """
     alternatives = _columns_of(form, text_column)
     read_columns = {"prompt", *([] if form == "labeled" else [SHAREGPT_COLUMN])}.union(*alternatives)

@@ -182,7 +182,7 @@ class PromptIndex:
                     yield self._long_texts[index]
 
     def _containing(self, text: str) -> Iterator[str]:
-        """Yields the prompts that contain a shorter text outside of the words with which all prompts begin or end."""
+        """Yields the prompts that contain a shorter text, unless it lies in the words that begin or end all prompts."""
         windows = _window_hashes(text)
         if not all(window in self._texts_by_window for window in windows):
             return
@@ -229,7 +229,7 @@ def find_overlap(
 
 
 def drop_question_column(rows: Dataset) -> Dataset:
-    """Returns the rows without the column that only this module reads.
+    """Returns the rows without the column QUESTION, which only this module reads.
 
     Args:
         rows: Rows that `convert_rows` returned.

@@ -27,8 +27,9 @@ def check_values(rows: Dataset, form: str, *, text_column: str, subject: str) ->
         subject: What to call the data set, within a sentence.
 
     Raises:
-        ZooError: A value is empty, or is neither a text nor a conversation; `messages` has no conversation; or the
-            `margin` of a pair is not a number.
+        ZooError: A value is null, has no turns, or has a turn without content (an empty text passes); a value is
+            neither a text nor a conversation; `messages` has no conversation; or the `margin` of a pair is not a
+            number.
     """
     from datasets import Json
 
@@ -127,7 +128,7 @@ def _check_margins(margins: Sequence[Any], *, subject: str) -> None:
 
 
 def _may_lack_text(column: Any) -> bool:
-    """Whether a row of an Arrow column may be empty: it may lack a text, turns, or the content of a turn."""
+    """Whether a row of an Arrow column may lack its text, its turns, or the content of a turn."""
     import pyarrow as pa
     from pyarrow import compute
 

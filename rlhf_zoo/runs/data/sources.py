@@ -43,7 +43,7 @@ BENCHMARK_FILE = "eval.yaml"
 
 
 class NoSuchPart(ZooError):
-    """The data set has no such configuration or split."""
+    """The data set has no such configuration or split, or it has several and none is named."""
 
 
 @dataclass(frozen=True)
@@ -244,11 +244,12 @@ def find_data(name: str, revision: str | None, hub: Hub, *, recorded: Mapping[st
         name: The folder, file or Hub id.
         revision: Commit, branch or tag on the Hub.
         hub: The Hub.
-        recorded: The lineage that the run recorded when it started, whose commit is used again; None for a new run.
-            `check_unchanged` compares local files with it.
+        recorded: The lineage that the run recorded when it started; None for a new run. If it has the same name and
+            revision, its commit is used again. Local files are not compared with it: `check_unchanged` does that.
 
     Returns:
-        The data set. Its lineage has repo, commit and, if the data set is a benchmark, the content of its eval.yaml.
+        The data set. Its lineage has the digest of local files, or repo, commit and, if the data set is a benchmark,
+        the content of its eval.yaml.
 
     Raises:
         ZooError: Neither the Hub nor its source Hub has it. Without a source Hub, `DataSource.load` raises this later.

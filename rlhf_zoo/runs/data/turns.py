@@ -122,10 +122,10 @@ def turns_of_text(text: str) -> list[dict[str, str]] | None:
 
 
 def split_dialogues(rows: Dataset, columns: Iterable[str], *, subject: str) -> Dataset:
-    """Converts dialogues written as one text to conversations, in each column whose first value is such a dialogue.
+    """Converts dialogues written as one text to conversations, if the first value of a column is such a dialogue.
 
-    Nulls do not count as values. An empty answer at the end of a prompt, "Assistant:", is dropped, because the chat
-    template begins the answer.
+    To find this first value, nulls are skipped. An empty answer at the end of a prompt, "Assistant:", is dropped,
+    because the chat template begins the answer.
 
     Args:
         rows: The data set.
@@ -133,7 +133,7 @@ def split_dialogues(rows: Dataset, columns: Iterable[str], *, subject: str) -> D
         subject: What to call the data set, within a sentence.
 
     Raises:
-        ZooError: A row of such a column has no dialogue.
+        ZooError: A row of such a column has no dialogue, or a null.
     """
     converted_columns: dict[str, list[Any]] = {}
     for name in columns:

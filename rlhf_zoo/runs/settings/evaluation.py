@@ -100,8 +100,8 @@ class EvaluationConfig:
     """How the eval stage compares PPO with SFT: the keys under `evaluation:` in recipe.yaml.
 
     `judge` decides the headline win rate; cards also show the results of `judges`. The module
-    `rlhf_zoo.evaluation.judges.named` describes the names of judges, and `runs.judge` chooses a judge if the recipe names none.
-    The prompts come from PPO's data.
+    `rlhf_zoo.evaluation.judges.named` describes the names of judges, and `runs.judge` chooses a judge if the recipe
+    names none. The prompts come from PPO's data.
     """
 
     prompts: int = option(200, "Number of held-out prompts for the final evaluation; all if there are fewer.")
