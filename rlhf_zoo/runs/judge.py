@@ -1,4 +1,4 @@
-"""Chooses the judge of an evaluation before any training, and prepares the run that trains it."""
+"""Chooses the judge of an evaluation before any training, and prepares the run that trains the judge `same-labels`."""
 
 from collections.abc import Mapping
 from dataclasses import replace

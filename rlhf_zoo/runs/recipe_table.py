@@ -24,8 +24,8 @@ class Row:
         description: What the recipe shows, in a sentence.
         hardware: One of `HARDWARE`.
         memory: Memory needed per device.
-        model: The model that the first stage names.
-        data: The data set or corpus that the recipe names.
+        model: The model that SFT starts from, or PPO in a recipe without SFT; "new, tiny" if the recipe names none.
+        data: The data set that the recipe names, otherwise its corpus, otherwise "of --dataset_name".
         license: Licenses of model and data.
         source: Where others published the recipe and its figures; None if nobody did.
         published: Figures that others published, or None.

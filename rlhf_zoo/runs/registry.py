@@ -23,7 +23,7 @@ class Stage:
         trainer: The dataclass of the trainer's keys.
         run: The function that runs the stage: (context, publisher) -> whether it trained.
         card: The `StageCard`.
-        starts_from: Roles of the parents that the weights may come from, nearest first.
+        starts_from: Roles (keys of `parents` in run.json) of the models that the weights may come from, nearest first.
         metrics: Metrics of the validation split that may decide which checkpoint is chosen. PPO also accepts the metric
             of each reward, such as eval_rewards/NAME.
         model_keys: Keys of trl.ModelConfig that the stage uses.

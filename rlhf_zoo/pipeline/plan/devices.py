@@ -88,7 +88,7 @@ def cpu_device(count: int = 1) -> Device:
 
 
 def may_have_accelerator() -> bool:
-    """Whether this machine may have a GPU. Finds out without torch, whose import takes seconds."""
+    """Whether this machine may have a GPU; outside Linux always true. Does not import torch, which takes seconds."""
     devices = (*Path("/dev").glob("nvidia*"), Path("/dev/kfd"), Path("/dev/dxg"))
     return sys.platform != "linux" or any(path.exists() for path in devices)
 

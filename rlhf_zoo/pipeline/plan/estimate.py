@@ -202,7 +202,7 @@ def saving_phase(
 
 
 def forward_flops(counts: Counts, tokens: float, length: float) -> float:
-    """Returns the FLOPs of a trunk's forward pass: two per weight and token, and those of attention to length/2 tokens.
+    """Returns the FLOPs of a forward pass without the head: two per weight and token, and attention to length/2 tokens.
 
     Args:
         counts: The model's size.

@@ -130,8 +130,8 @@ class _PPOPlanner:
         self.forward_rows = min(self.completion_count, keys.local_rollout_forward_batch_size, max_rows)
         self.policy = stage_tracer(models.policy, "policy", keys, weight_dtype(keys, models.policy), self.bf16)
         self.critic, self.critic_shares_base = self._trace_critic(models)
-        # A critic on the policy's trunk computes values during sampling, but in a separate pass if another engine samples
-        # or log-probabilities are recomputed.
+        # A critic on the policy's trunk computes values during sampling, but in a separate pass if another engine
+        # samples or log-probabilities are recomputed.
         recomputes = keys.recompute_logprobs or keys.rollout_engine != "native"
         self.value_model = self.critic or (self.policy if recomputes else None)
         self.has_adapter = self.policy.spec.adapter is not None

@@ -46,7 +46,8 @@ class Declared:
 
     Attributes:
         annotation: The source text of the annotation.
-        default: The value of the default if it is a literal, otherwise its source text; None without a default.
+        default: The value of the default if it is a literal, otherwise its source text; None without a default, or if a
+            default_factory makes it.
         help: The help text.
         is_own: Whether this package declares the key, rather than trl or transformers.
     """

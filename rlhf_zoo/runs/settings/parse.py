@@ -191,7 +191,10 @@ def stage_keys(stage: str) -> dict[str, tuple[Any, Any, str]]:
 
 
 def _keys_of(data_class: type) -> dict[str, tuple[Any, Any, str]]:
-    """Returns the fields that a dataclass's constructor takes: name -> (type, default, help)."""
+    """Returns the fields that a dataclass's constructor takes: name -> (type, default, help).
+
+    The default is None if a default_factory makes it.
+    """
     hints = type_hints(data_class)
     return {
         entry.name: (

@@ -28,7 +28,7 @@ class BadLiteral(ValueError):
 
 
 def coerce(value: Any, hint: Any) -> Any:
-    """Converts a value to a key's type. For a numeric type, the text of a number is converted too.
+    """Converts a value to a key's type. A text is parsed as a number, boolean, list or mapping if that is the type.
 
     Args:
         value: A value from YAML, or the text of a flag.
