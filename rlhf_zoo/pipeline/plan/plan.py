@@ -185,7 +185,7 @@ class _PlanInputs:
         )
 
     def _own_reward_shape(self) -> Shape:
-        """Returns the shape of the recipe's own reward model: float32, or with an adapter its base's dtype."""
+        """Returns the shape of the recipe's own reward model. With an adapter, it has the dtype of its loaded base."""
         keys = self.keys.get("reward")
         is_adapter = keys is not None and keys.use_peft and keys.dtype != "auto"
         return Shape(self.base.config, keys.dtype if keys is not None and is_adapter else "float32")

@@ -91,7 +91,7 @@ def predict_duration(work: Work, device: Device, *, bf16: bool) -> Duration | No
     scale, scaling_note = 1.0, ""
     if rates is None:
         rates = next((rates for rates in candidates if rates.device in GPUS), None)
-        if rates is None or not device.teraflops:  # a CPU, or a GPU known only by its memory
+        if rates is None or not device.teraflops:  # a CPU, or a GPU whose TFLOP/s are unknown
             return None
         scale = GPUS[rates.device][1] / device.teraflops
         scaling_note = f"; scaled to {device.name} by the makers' TFLOP/s, which is not verified"
