@@ -71,9 +71,9 @@ def _bounded_client() -> Client:
 
 
 def _limit_response(response: Response) -> None:
-    """Checks a response's headers against the limits, and limits its content as it is read.
+    """Checks a response's headers against the limits. If it is JSON, also limits its content as it is read.
 
-    Raises HfHubHTTPError for a response that exceeds a limit, because every caller reports that error as one sentence.
+    Raises HfHubHTTPError if a response exceeds a limit, because every caller reports that error as one sentence.
     """
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -99,7 +99,7 @@ def _limit_response(response: Response) -> None:
 
 @functools.cache
 def _not_json_error() -> type[Exception]:
-    """Returns the exception class for a response that is not JSON: a connection error, because no Hub answered."""
+    """Returns the exception class for a response that is not JSON. `is_outage` is true of it: no Hub answered."""
     from httpx2 import DecodingError
 
     # It is also a JSONDecodeError, which huggingface_hub catches where it does not need the response.

@@ -63,12 +63,12 @@ class LoaderOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class CheckedData:
-    """A data set whose card and links passed the check, with methods that load it through `datasets`.
+    """A data set that `datasets` may load: its card and links passed the check, or only cached copies are read.
 
     Args:
         location: A folder, a file of JSON lines, or the id of a repository.
-        revision: The commit whose card was checked. Offline, the revision that the caller named. Ignored for a folder
-            or file.
+        revision: The commit whose card was checked. Offline, the revision that the caller named, or None. Ignored for a
+            folder or file.
         infers_splits: Whether `datasets` infers the splits from file names, as it does in a folder whose card lists no
             files.
     """
@@ -88,7 +88,7 @@ class CheckedData:
         """Loads one split or all of them, without media columns.
 
         Args:
-            configuration: Name of the configuration; None for the only one.
+            configuration: Name of the configuration; None for the default or only one.
             split: Name of the split; None for all.
             data_files: Split -> files of the repository, if its card does not list them.
             **options: See `LoaderOptions`.
@@ -97,24 +97,26 @@ class CheckedData:
             A Dataset, or a DatasetDict of all splits.
 
         Raises:
-            ZooError: A file's format is not in `FORMATS`, or a file lies outside the data set.
+            ZooError: A file's format is not in `FORMATS`, a file lies outside the data set, `datasets` cannot read the
+                metadata, or it is unclear which files of a folder form a split.
+            ValueError: The folder was written by `save_to_disk`.
         """
         builder = self.make_builder(configuration, split, data_files=data_files, **options)
         builder.download_and_prepare()
         return drop_media(builder.as_dataset(split=split))
 
     def stream(self, configuration: str | None, split: str, **options: Unpack[LoaderOptions]) -> "IterableDataset":
-        """Streams the rows of a split as an IterableDataset, without media columns. Raises ZooError as `load` does.
+        """Streams the rows of a split as an IterableDataset, without media columns. Raises what `load` does.
 
         Args:
-            configuration: Name of the configuration; None for the only one.
+            configuration: Name of the configuration; None for the default or only one.
             split: Name of the split.
             **options: See `LoaderOptions`.
         """
         return drop_media(self.make_builder(configuration, split, **options).as_streaming_dataset(split=split))
 
     def configurations(self, **options: Unpack[LoaderOptions]) -> list[str]:
-        """Returns the names of the configurations.
+        """Returns the names of the configurations. Raises ZooError if `datasets` cannot read the metadata.
 
         Args:
             **options: See `LoaderOptions`.
@@ -125,10 +127,10 @@ class CheckedData:
             return list(datasets.get_dataset_config_names(self._path, revision=self.revision, **options))
 
     def splits(self, configuration: str | None, **options: Unpack[LoaderOptions]) -> list[str]:
-        """Returns the names of a configuration's splits. Raises ZooError as `load` does.
+        """Returns the names of a configuration's splits. Raises what `load` does.
 
         Args:
-            configuration: Name of the configuration; None for the only one.
+            configuration: Name of the configuration; None for the default or only one.
             **options: See `LoaderOptions`.
         """
         import datasets
@@ -147,10 +149,10 @@ class CheckedData:
         data_files: Mapping[str, Sequence[str]] | None = None,
         **options: Unpack[LoaderOptions],
     ) -> "DatasetBuilder":
-        """Makes a builder of `datasets` and checks its files. Raises ZooError as `load` does.
+        """Makes a builder of `datasets` and checks its files. Raises the same exceptions as `load`.
 
         Args:
-            configuration: Name of the configuration; None for the only one.
+            configuration: Name of the configuration; None for the default or only one.
             split: Name of the split; None for all.
             data_files: Split -> files of the repository, if its card does not list them.
             **options: See `LoaderOptions`.
@@ -181,7 +183,7 @@ class CheckedData:
         return {"path": self._path, "name": configuration, "revision": self.revision}
 
     def _check_builder(self, builder: "DatasetBuilder") -> None:
-        """Raises ZooError for a loader that could open other files, and for files outside the data set."""
+        """Raises ZooError for a loader that could open other files, files outside the data set, and unclear splits."""
         # `datasets` generates a subclass of the loader for each data set.
         modules = {loader_class.__module__ for loader_class in type(builder).__mro__}
         if not modules & {f"datasets.packaged_modules.{name}.{name}" for name in FORMATS}:
@@ -259,16 +261,17 @@ def open_checked(
 
     Args:
         location: A folder, a file, or the id of a repository.
-        revision: A branch, tag or commit of a repository.
-        token: Access token for the Hub in `datasets.config`.
+        revision: A branch, tag or commit of a repository; None for the head of its main branch.
+        token: Access token for the Hub in `datasets.config`; None for the stored token, False for none.
 
     Yields:
-        The data set at the commit whose card passed the check. If the Hub does not answer, the data set at `revision`.
-        In that case, while the context is open, `datasets` reads only data that it has already built and cached, which
-        needs no card.
+        The data set at the commit whose card passed the check. Offline, or if the Hub does not answer or accepts no
+        token, the data set at `revision`: while the context is open, `datasets` then reads only data that it has
+        already built and cached, which needs no card.
 
     Raises:
-        ZooError: A pattern leads outside the data set, or the card cannot be read.
+        ZooError: There is no such data set, a pattern or link leads outside it, its card sets an option that is not
+            allowed, or its card cannot be read.
     """
     import datasets
 

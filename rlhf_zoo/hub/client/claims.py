@@ -47,9 +47,9 @@ def claim_repository(
         repo: NAMESPACE/NAME.
         run_id: Id of the run.
         sent_tags: Tag -> commit, for the checkpoints that this run sent there.
-        overwrite: Whether to take the repository from another run. If so, tags that are not in `sent_tags` are deleted.
-        drop_old_tags: Whether to delete such tags in any case, because the run started over.
-        private: Visibility of a new repository.
+        overwrite: Whether to take the repository from another run. If so, deletes all tags except those in `sent_tags`.
+        drop_old_tags: Whether to delete these tags even without `overwrite`, because the run started over.
+        private: Whether a new repository is private.
         run_name: Name of the run, for the commit message.
         hub: The Hub to publish to.
 

@@ -64,9 +64,9 @@ class Hub:
         token_variable: The environment variable that sets the token, for messages.
         cache: Folder of cached files; None for huggingface_hub's default. Caches are keyed by repository, not by Hub,
             so no two Hubs may share a cache.
-        data_cache: Folder of prepared data sets. No two Hubs may share it either.
+        data_cache: Folder of prepared data sets; None for the default of `datasets`. No two Hubs may share it either.
         offline: Whether to use only cached files.
-        source_hub: The Hub to ask for models and data that this one does not have.
+        source_hub: The Hub to ask for models and data that this one does not have; None to ask no other.
         flag: The command-line flag that chooses another Hub, for messages.
     """
 
@@ -163,7 +163,7 @@ class Hub:
     def outage(self) -> Exception | None:
         """Probes the Hub with one short request.
 
-        Without a probe, a command notices late that a Hub is down: huggingface_hub tries a commit six times.
+        Without a probe, a command notices late that a Hub is down, because huggingface_hub retries many requests.
 
         Returns:
             Why the Hub does not answer; None if it does, or if `offline` is set.
@@ -240,7 +240,7 @@ def choose_source(flag_value: str | None, target: Hub) -> Hub | None:
         target: The Hub to publish to.
 
     Returns:
-        The source, or None if it is the target itself or the flag is 'none'.
+        The source; None if the flag is 'none', the source is the target itself, or HF_ENDPOINT is malformed.
 
     Raises:
         ZooError: The flag is not an address, or it is http on another machine.
@@ -254,8 +254,8 @@ def choose_source(flag_value: str | None, target: Hub) -> Hub | None:
         try:
             source = _hub_at(endpoint or HF_URL, "HF_ENDPOINT" if endpoint else "huggingface_hub's default")
         except ZooError:
-            # HF_ENDPOINT is malformed. `choose_hub` did not refuse it, because the user named the target by --hub, and
-            # the user did not ask for a source.
+            # HF_ENDPOINT is malformed. `choose_hub` did not read it, because the user named the target by --hub. Do not
+            # refuse it here, because the user did not ask for a source.
             return None
     is_target = (source.kind, source.endpoint) == (target.kind, target.endpoint)
     return None if is_target else replace(source, flag=SOURCE_FLAG)
@@ -304,7 +304,7 @@ def _client_home() -> Path:
 def connect(choice: Hub, source: Hub | None = None) -> Iterator[Hub]:
     """Connects to a Hub and its source, and sets the environment variables that name the Hub.
 
-    The embedded Hub runs while the context is open.
+    An embedded Hub runs while the context is open. The variables stay set afterwards.
 
     Args:
         choice: The Hub to connect to, as returned by `choose_hub`.

@@ -89,8 +89,8 @@ def leads_out(pattern: str) -> bool:
         pattern: A pattern of `datasets`.
 
     Returns:
-        True for an address, a chain of addresses, an absolute path, a home folder, a drive, a path with `..`, or a
-        pattern with control characters or a space at its start.
+        True for an address, a chain of addresses, an absolute path, a home folder, a drive, a path with `..`, and for
+        a pattern that starts with a space or contains a control character.
     """
     return bool(
         "::" in pattern
@@ -103,7 +103,7 @@ def leads_out(pattern: str) -> bool:
 
 
 def _front_matter(text: str) -> str:
-    """Returns the YAML in a README.md, as the regular expression of `datasets` finds it."""
+    """Returns the YAML in a README.md, as huggingface_hub finds it for `datasets`; "" if there is none."""
     from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
     if match := REGEX_YAML_BLOCK.search(text):

@@ -1,11 +1,12 @@
 """Exports a repository of the embedded Hub to another Hub, with its history, branches and tags.
 
 The source is read from the folder of the embedded Hub. The target, on the other Hub, gets new commits with their own
-ids and dates. The description of each names the original commit:
+ids and dates. Each new commit's description names the original commit:
 
     Exported-From: local/tiny-world-ppo@4f0c…  2026-11-21T08:00:00Z
 
-A later export uses these lines to recognize commits that were already sent. It refuses a target with any other commit.
+A later export uses these lines to recognize commits that were already sent. It refuses a target with any other commit,
+except the one with which the other Hub created the repository.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class ExportResult:
     """The result of an export.
 
     Args:
-        commits: Commit of the source -> commit of the target, oldest first.
+        commits: Commit of the source -> commit of the target. A commit that changes no file has its parent's.
         tags: Tag -> commit of the target.
         branches: Branch -> commit of the target.
         sent: Number of commits that this export made.
@@ -63,7 +64,7 @@ class Branch:
 
     Args:
         name: Name of the branch.
-        fork: The commit of an earlier branch that it starts from; None if it shares no commit with them.
+        fork: The commit of an earlier branch that it starts from; None if it shares no commit with any.
         commits: The commits that no earlier branch has, oldest first.
     """
 
@@ -170,7 +171,7 @@ class Source:
         return digest.hexdigest()
 
     def message(self, commit: str) -> tuple[str, str]:
-        """Returns the title and the description of a commit on the target.
+        """Returns the title and the description that a commit gets on the target.
 
         Args:
             commit: The commit's id in the source.
@@ -238,7 +239,7 @@ def open_source(root: Path, name: str, kind: str) -> Iterator[Source]:
 def export(
     source: Source, repo_id: str, *, private: bool | None, report: Callable[[str], None], hub: Hub = DEFAULT_HUB
 ) -> ExportResult:
-    """Copies the branches and tags of a repository to another Hub, with their history.
+    """Copies a repository's branches, and the tags of their commits, to another Hub, with their history.
 
     Sends only the commits that are missing there. Then compares the files at each branch's head and at each tag with
     the hashes that the target reports.
@@ -251,8 +252,8 @@ def export(
         hub: The Hub to export to.
 
     Raises:
-        ZooError: A file of the source is damaged; or the target holds commits that are not an export of this
-            repository, refuses a request, or still differs from the source after the export.
+        ZooError: A large file of the source is damaged; or the target is public although it should be private, holds
+            commits that are not an export of this repository, refuses a request, or still differs afterwards.
     """
     return _Export(source, repo_id, report, hub).run(private)
 
@@ -348,8 +349,8 @@ class _Export:
     def _replay(self, branch: Branch, head: str | None, missing: list[str], total: int) -> str:
         """Sends the missing commits of a branch in order. Returns the branch's head on the target."""
         if head is None:
-            # A branch that shares no commit with main starts at main's first commit, and its own first commit then
-            # replaces all files.
+            # A branch that shares no commit with an earlier branch starts at main's first commit, and its own first
+            # commit then replaces all files.
             head = self.commits[branch.fork] if branch.fork else next(iter(self.commits.values()))
             with self._refusals_of(f"the branch {branch.name}"):
                 self.api.create_branch(**self.target, branch=branch.name, revision=head, exist_ok=True)

@@ -37,7 +37,7 @@ def is_inside(path: Path, folder: Path) -> bool:
     """
     root, target = folder.resolve(), Path(os.path.realpath(path))
     roots = [root]
-    # A snapshot in the client's cache consists of links to ../../blobs.
+    # A snapshot in the client's cache consists of links to ../../blobs. `refs` keeps copies of snapshots in on_bases.
     for parent in (root, *root.parents):
         repository = parent.parent.parent
         if parent.parent.name in ("snapshots", "on_bases") and CACHED_REPOSITORY.fullmatch(repository.name):

@@ -26,8 +26,8 @@ class FileToFetch:
     Args:
         path: Path in the repository.
         size: Bytes.
-        etag: The sha256 of a large (LFS) file, or the git blob id of any other file.
-        blob_id: The git blob id; for a large file, the id of its pointer.
+        etag: The sha256 of a large (LFS) file, or the git blob id of any other file; "" if it is unknown.
+        blob_id: The git blob id (for a large file, of its pointer); "" if it is unknown.
     """
 
     path: str
@@ -55,7 +55,7 @@ class _Destination:
         return self.folder / PARTIAL_FOLDER / file.etag
 
     def find_copy(self, file: FileToFetch) -> Path | None:
-        """Returns another path on this machine that may hold the file."""
+        """Returns another path on this machine that may hold the file; None if there is none."""
         return None
 
     def check_free_space(self, files: list[FileToFetch]) -> None:
@@ -135,7 +135,7 @@ class Folder(_Destination):
                 f"{self.folder} holds a pull of {pulled_repo!r:.120}, not of {self.repo}: choose another --output_dir."
             )
         # The client wrote here (`hf download`), or a pull was interrupted before it wrote PULL_MARK. A single file with
-        # the right content is enough evidence that it came from this repository.
+        # the right content is enough evidence that the folder was written from this repository.
         if (self.folder / DOWNLOAD_FOLDER).is_dir():
             existing = [file for file in files if os.path.lexists(self.target(file))]
             has_intact_file = any(sha256_if_intact(self.target(file), file) for file in existing)
@@ -162,7 +162,7 @@ class Folder(_Destination):
             replace_file(self.folder / PULL_MARK, f"{self.repo}\n".encode(), mode=0o644)
 
     def _written_paths(self, file: FileToFetch) -> list[Path]:
-        """Returns the paths that a write of the file touches: its parents, PARTIAL_FOLDER, and the incomplete file."""
+        """Returns the paths that a write of the file touches: subfolders, PARTIAL_FOLDER, and the incomplete file."""
         depth = file.path.count("/")
         return [*self.target(file).parents[:depth], self.folder / PARTIAL_FOLDER, self.partial(file)]
 
@@ -200,7 +200,7 @@ class Folder(_Destination):
 
 
 class Cache(_Destination):
-    """The client's cache. After the pull, from_pretrained finds the revision there without asking the Hub."""
+    """The client's cache. After the pull, from_pretrained finds the revision there, even offline."""
 
     def __init__(self, repo: str, commit: str, hub: Hub = DEFAULT_HUB, *, repo_type: str = "model") -> None:
         from huggingface_hub import constants
@@ -220,7 +220,7 @@ class Cache(_Destination):
 
         Args:
             files: The files that were fetched.
-            name: The branch, tag or commit that the user named.
+            name: The branch, tag or commit that the user meant.
             all_files: All files of the commit; None if `files` has all of them.
         """
         from huggingface_hub._tree_cache import TreeCacheEntry, write_tree_cache

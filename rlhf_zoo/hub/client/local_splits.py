@@ -1,6 +1,6 @@
 """Checks which files of a local folder `datasets` would read as a split if no card lists them.
 
-`datasets` takes every file and folder whose name contains the split's name: `train-old/`, `train 2.jsonl` and
+`datasets` takes every file and folder whose name contains the split's name as a word: `train-old/`, `train 2.jsonl` and
 `test-train.jsonl` all count as `train`, and a folder of that name takes precedence over a file. Users expect it to read
 only `train.jsonl`.
 """
@@ -32,7 +32,8 @@ def check_split(folder: Path, split: str, files: Iterable[Path]) -> None:
         files: The files that `datasets` would read.
 
     Raises:
-        ZooError: There are files with the split's name, but other files would be read in addition or instead.
+        ZooError: There are files with the split's name, but they are not one file or its shards, or other files would
+            be read in addition or instead.
     """
     root = folder.resolve()
     files_read = {file.resolve() for file in files}

@@ -96,14 +96,14 @@ def publish_files(
     private: bool = False,
     hub: Hub = DEFAULT_HUB,
 ) -> str:
-    """Sends files as one commit, and returns the commit. Creates the repository if it does not exist.
+    """Sends files as one commit, and returns the commit's id. Creates the repository if it does not exist.
 
     Args:
         files: Path in the repository -> local path; or a folder, to send every file in it.
         repo_id: NAMESPACE/NAME.
         repo_type: model, dataset or space.
         message: The commit message.
-        private: Visibility of a new repository.
+        private: Whether a new repository is private.
         hub: The Hub to publish to.
     """
     operations, api = _make_add_operations(_list_local_files(files) if isinstance(files, Path) else files), hub.api()
@@ -136,8 +136,8 @@ def publish_checkpoint(
         message: The message of the commit and of the tag.
         step: The training step, which names the tag.
         include_resume_files: Whether to send the files from which training resumes.
-        overwrite: Whether to move the step's tag if it points to other weights, for example because training was
-            repeated.
+        overwrite: Whether to move the step's tag if it points to another commit than this checkpoint's, for example
+            because training was repeated.
         overrides: See `checkpoint_files`.
         hub: The Hub to publish to.
 
@@ -145,7 +145,8 @@ def publish_checkpoint(
         {hub, repo, commit, tag, time}, the content of published.json.
 
     Raises:
-        ZooError: Another run has claimed the repository, or the tag exists with other weights and `overwrite` is False.
+        ZooError: Another run has claimed the repository; the tag's commit has other weights or another message, and
+            `overwrite` is False; or a branch has the tag's name.
     """
     files = checkpoint_files(checkpoint, include_resume_files=include_resume_files, overrides=overrides)
     tag, marker = tag_name(step), checkpoint / UPLOAD_MARKER
@@ -188,7 +189,7 @@ def publish_release(
     overrides: Mapping[str, Path | None] = NO_OVERRIDES,
     hub: Hub = DEFAULT_HUB,
 ) -> str:
-    """Publishes a checkpoint on `main` in one commit, tags the commit `best`, and returns it.
+    """Publishes a checkpoint on `main` in one commit, tags the commit `best`, and returns the commit.
 
     Args:
         checkpoint: The folder of the checkpoint.
@@ -228,7 +229,7 @@ def publish_on_branch(
     overrides: Mapping[str, Path | None] = NO_OVERRIDES,
     hub: Hub = DEFAULT_HUB,
 ) -> str:
-    """Publishes a model on a branch in one commit, tags the commit if `tag` is set, and returns it.
+    """Publishes a model on a branch in one commit, tags the commit if `tag` is set, and returns the commit.
 
     A model with a merged adapter goes to the branch `merged`. transformers would not find such a model in a subfolder,
     because adapter_config.json at the root takes precedence.
@@ -305,7 +306,7 @@ def _should_upload(name: str, *, include_resume_files: bool) -> bool:
 
 
 def _is_ours(name: str) -> bool:
-    """Whether an earlier commit by rlhf-zoo may have put this file into the repository."""
+    """Whether a commit may delete this file as left over from an earlier commit by rlhf-zoo."""
     if name.endswith(".py"):  # users add their own scripts, which a later commit must not delete
         return False
     return _should_upload(name, include_resume_files=True) or name.startswith(("plots/", "runs/", ".eval_results/"))
@@ -317,7 +318,7 @@ def _find_earlier_commit(
     """Returns an earlier attempt's commit: the tagged commit or, if an upload started, one on `main`; else None.
 
     Only the message and the weights have to match. Other files may differ: an adapter's config names its base, which
-    may have been published in another namespace.
+    may meanwhile have been published in another namespace.
     """
     if tag_commit is None and not upload_started:
         return None
@@ -413,6 +414,8 @@ def _replace_files(
 
 def folders_have_same_weights(first: Path, second: Path, overrides: Mapping[str, Path | None] = NO_OVERRIDES) -> bool:
     """Whether the weight files that would be published for two checkpoints have the same names and contents.
+
+    Two checkpoints without weights do not count as equal.
 
     Args:
         first: Folder of the first checkpoint.

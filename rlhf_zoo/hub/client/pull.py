@@ -1,8 +1,8 @@
-"""Fetches a revision of a repository, resumes an interrupted fetch, and verifies each file against the Hub's digest.
+"""Fetches a revision of a model repository, resumes an interrupted fetch, and verifies files by the Hub's digests.
 
 huggingface_hub 2.4 downloads an interrupted file again from its start (the temporary file has a new name each time) and
-checks only its size. Here, Range requests complete a partial file. The file moves to its destination once its digest
-equals that in the Hub's listing of the commit: the sha256 of a large file, git's SHA-1 of any other file.
+checks only the file's size. Here, Range requests complete a partial file. The file moves to its destination once its
+digest equals that in the Hub's listing of the commit: the sha256 of a large file, git's SHA-1 of any other file.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ class PulledRevision:
         files: The revision's files, whether they were fetched now or before.
         refetched: Files that existed with other content and were fetched again.
         unrelated: Files in the output directory that do not belong to the revision. They were left unchanged.
-        excluded: Files of the revision that `ignore` left on the Hub.
+        excluded: Files of the revision that `ignore` left on the Hub; empty if the copy in the cache was used.
         outage: Why the Hub did not answer, if the copy in the cache was used instead; None if it answered.
     """
 
@@ -109,8 +109,8 @@ def full_revision(repo: str, revision: str | None, hub: Hub) -> str | None:
 
     Args:
         repo: NAMESPACE/NAME.
-        revision: The revision, as a user wrote it.
-        hub: The Hub that has the repository.
+        revision: The revision, as a user wrote it; None is returned unchanged.
+        hub: The Hub that has the repository. If it is offline, a short step is expanded without a look-up.
     """
     if revision is None or (step := step_of_revision(revision)) is None:
         return revision
@@ -123,7 +123,7 @@ def full_revision(repo: str, revision: str | None, hub: Hub) -> str | None:
 def fetch(
     repository: str, output_dir: Path | None = None, *, hub: Hub = DEFAULT_HUB, ignore: Sequence[str] = ()
 ) -> PulledRevision:
-    """Fetches a revision of a repository. Complete files are not fetched again.
+    """Fetches a revision of a model repository. Complete files are not fetched again.
 
     If the Hub does not answer and there is no output directory, a copy in the cache is used. Its files are checked
     against the digests in their names.
@@ -224,7 +224,7 @@ def _resolve_revision(hub: Hub, repo: str, revision: str | None) -> tuple[str, s
 
 
 def _suggest_revisions(hub: Hub, repo: str, revision: str | None) -> str:
-    """Returns the end of a message: the nearest step if the user named a step, else the most similar or all tags."""
+    """Returns the end of a message: the nearest step if the user named a step, else a similar tag or all tags."""
     from ...plugins import did_you_mean
 
     tags = [ref.name for ref in hub.api().list_repo_refs(repo).tags]
@@ -252,7 +252,7 @@ def _load_from_cache(
             continue
         files = []
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-            # A snapshot links to blobs/ETAG, so the name of the blob is the expected digest.
+            # A snapshot links to blobs/ETAG, so the blob's name is the expected digest. For a copy, it is unknown.
             etag = Path(os.readlink(path)).name if path.is_symlink() else ""
             file = FileToFetch(path.relative_to(folder).as_posix(), path.stat().st_size, etag)
             digest = sha256_if_intact(path, file)

@@ -62,7 +62,7 @@ def resolve(
     Args:
         name: A folder, or NAMESPACE/NAME[@REVISION].
         hub: The Hub to ask first. If it does not have the repository, its source is asked.
-        revision: A branch, tag or commit, if `name` does not contain one.
+        revision: A branch, tag, commit or step; None for the one in `name`, by default main.
         ignore: Patterns of files that are not fetched; () fetches all, and leaves the base that an adapter's
             config names as it is.
         skip_source: Whether to ask only `hub` for the model and not its source, because the user's own run published it
@@ -70,10 +70,11 @@ def resolve(
         is_repository: Whether `name` must be a repository, as on a card, and is never looked up as a local folder.
 
     Returns:
-        The model. If an adapter's base comes from the source, the adapter's configuration names its local folder.
+        The model. If an adapter's base comes from the source, the adapter's configuration names the base's folder here.
 
     Raises:
-        ZooError: No Hub has the repository, the repository lacks the revision, or its only weights are a pickle.
+        ZooError: There is no such folder; no Hub has the repository, or a Hub refuses; the repository lacks the
+            revision; or its only weights are a pickle.
     """
     if not is_repository and Path(name).is_dir():
         return Checkpoint(str(name), Path(name))
@@ -117,8 +118,8 @@ def _with_local_bases(folder: Path, hub: Hub) -> Path:
             new_configs[name] = {**config, "base_model_name_or_path": str(download.path), "revision": None}
     if not new_configs:
         return folder
-    # Make the copy inside the repository's folder in the cache: `modeling.model_files` and `links` tell downloads by
-    # that path.
+    # Make the copy inside the repository's folder in the cache: `modeling.model_files` and `links` recognize
+    # downloads by that path.
     copy = folder.parents[1] / "on_bases" / folder.name
     for path in folder.rglob("*"):
         link = copy / path.relative_to(folder)

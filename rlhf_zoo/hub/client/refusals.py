@@ -30,7 +30,7 @@ def client_errors() -> tuple[type[Exception], ...]:
 
 
 def is_malformed_answer(error: BaseException) -> bool:
-    """Whether a client library failed because a response's JSON does not have the form that a Hub sends.
+    """Whether a client library probably failed because a response's JSON does not have the form that a Hub sends.
 
     Args:
         error: The exception, with its traceback.
@@ -109,7 +109,7 @@ def retry_when_rate_limited(call: Callable[[], Result], *, hub: str) -> Result:
         The result of `call`.
 
     Raises:
-        ZooError: The error of `call`: after MAX_WAITS waits; or at once if the Hub asks for a longer wait than
+        ZooError: The error of `call`: after MAX_WAITS waits; or at once if the Hub states no wait or one above
             MAX_WAIT_SECONDS, or refuses for another reason.
     """
     for _ in range(MAX_WAITS):
@@ -126,7 +126,7 @@ def retry_when_rate_limited(call: Callable[[], Result], *, hub: str) -> Result:
 
 
 def pause_after(error: BaseException, failures: int) -> float:
-    """Returns the seconds until the next attempt: doubled after each failure, and at least what the server asks for.
+    """Returns the seconds to wait: doubled after each failure up to MAX_PAUSE, but at least what the server asks for.
 
     Args:
         error: The last failure.
@@ -230,7 +230,7 @@ def is_missing(error: BaseException) -> bool:
 
 
 def _remedy_on_embedded_hub(hub: "Hub", repo: str | None, *repo_types: str) -> str | None:
-    """Returns the end of a message if the embedded Hub, which `hub` is not, has the repository; else None."""
+    """Returns the end of a message if `hub` is another Hub and the embedded Hub has the repository; else None."""
     from ...fileio import home
     from ..server.faults import Fault
     from ..server.names import parse_repo_id

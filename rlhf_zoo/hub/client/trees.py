@@ -91,7 +91,7 @@ def fetch_dataset(hub: Hub, repo: str, *, revision: str | None, patterns: Sequen
 
 
 def _check_distinct(repo: str, files: list[FileToFetch]) -> None:
-    """Raises ZooError if one file would replace another on a file system that ignores case or Unicode normalization."""
+    """Raises ZooError if a path collides with another on a file system that ignores case or Unicode normalization."""
     names: dict[str, str] = {}
     for file in files:
         existing = names.setdefault(_fold_name(file.path), file.path)

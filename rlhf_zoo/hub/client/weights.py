@@ -14,7 +14,7 @@ Origin = tuple[str, str]
 
 
 def commits_have_same_weights(first: Origin | None, second: Origin | None, *, hub: Hub = DEFAULT_HUB) -> bool:
-    """Whether two published models have the same weights.
+    """Whether two published models have the same weights: the safetensors files at the root of their repositories.
 
     Args:
         first: (repository, commit) of a model; None for a model that was not published, which equals only another None.
@@ -22,7 +22,8 @@ def commits_have_same_weights(first: Origin | None, second: Origin | None, *, hu
         hub: The Hub that has both.
 
     Returns:
-        True for equal weights. False if they differ or the Hub does not answer; the log then says why.
+        True for equal weights. False if they differ, if both commits lack weights, or if the Hub does not answer (the
+        log then says why).
     """
     if first == second or first is None or second is None:
         return first == second
@@ -37,7 +38,7 @@ def commits_have_same_weights(first: Origin | None, second: Origin | None, *, hu
 
 @cache
 def _weight_ids(origin: Origin, hub: Hub) -> frozenset[tuple[str, str]]:
-    """Returns (path, content id) of each weight file. Cached without expiry, because a commit never changes."""
+    """Returns (path, content id) of each weight file at the root. Cached forever, because commits never change."""
     from huggingface_hub import RepoFile
 
     entries = hub.api().list_repo_tree(origin[0], revision=origin[1])
