@@ -127,7 +127,7 @@ def resolve_commit(git: GitRepository, revision: str) -> str:
         revision: A branch, tag or commit.
 
     Raises:
-        Fault: 404 if there is no such revision.
+        Fault: 404 if there is no such revision, 400 if the ids of several commits begin with it.
     """
     if revision == MAIN:  # a repository without main is damaged, which is not the caller's mistake
         return git.head()

@@ -56,7 +56,8 @@ class Application:
             "read" or "write"; None without a token.
 
         Raises:
-            Fault: 401 for a token that this Hub did not issue, or that has expired or been revoked.
+            Fault: 401 for a token that this Hub did not issue, or that has expired or been revoked; 410 if the file of
+                tokens is damaged.
         """
         header = headers.get("Authorization")
         # Xet requests carry a different kind of token, which `xet_api` checks.

@@ -98,7 +98,7 @@ class CollectionsApi(Api):
         return self._answer(request, self._load(request, namespace, slug))
 
     def _change(self, request: Request, namespace: str, slug: str) -> Response:
-        """Changes title, description, visibility, theme or position. A new title changes all but the slug's end."""
+        """Changes title, description, visibility, theme or position. A new title changes the slug, but not its id."""
         request.require_write()
         fields = request.json()
         with self._lock():

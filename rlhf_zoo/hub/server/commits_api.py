@@ -118,7 +118,7 @@ class CommitsApi(Api):
                 if is_large and size is not None and not (pointer and pointer.size == size):
                     needed_bytes += max(size, 0)
                 files.append(answer)
-        # Refuse here if the disk is full: the client shows this message, but of a Xet refusal it shows only the status.
+        # Refuse here if the disk is full: the client shows this message. If Xet refuses, it shows only the status.
         if needed_bytes:
             self._storage.require_room(needed_bytes)
         return json_response({"files": files, "commitOid": commit})
@@ -299,7 +299,7 @@ def _read_file(git: GitRepository, tree: TreeEdit, path: str, quarantine: Quaran
 
 
 def _attribute_pattern(path: str) -> str:
-    """Returns a .gitattributes pattern for exactly this path."""
+    """Returns a .gitattributes pattern for a path: exact, unless the escapes make it too long."""
     exact = "/" + re.sub(r"([*?\[\]])", r"\\\1", path).replace(" ", "[[:space:]]")
-    # If the escapes make the line too long for git, use "?" instead, although it matches similar paths too.
+    # If the line is too long for git, use "?" instead of the escapes, although it matches similar paths too.
     return exact if len(exact.encode()) <= _MAX_ATTRIBUTE_LINE - 100 else "/" + re.sub(r"[*?\[\] ]", "?", path)

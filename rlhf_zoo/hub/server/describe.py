@@ -159,7 +159,7 @@ def _read_metadata(git: GitRepository, oid: str | None) -> dict[str, Any]:
 
 
 def _read_config(git: GitRepository, oid: str | None) -> tuple[list[str], dict[str, Any]]:
-    """Returns (architectures, keys to show) of config.json; both empty if the file does not describe a model."""
+    """Returns (architectures, keys to show) of config.json; both empty if it describes no model or is too large."""
     if oid is None or git.blob_info(oid).size > _CONFIG_BYTES:
         return [], {}
     architectures, summary = _CONFIGS.get(oid, lambda: _parse_config(git.blob(oid)))
@@ -182,7 +182,9 @@ def _parse_config(content: bytes) -> tuple[list[str], dict[str, Any]]:
 
 
 def find_damage(storage: Storage, repo: RepoId) -> str | None:
-    """Checks that every branch and tag of a repository can be read completely.
+    """Checks that every commit, folder and file at a branch or tag of a repository is there.
+
+    Checks the sizes of large files, but reads no file in full.
 
     Args:
         storage: The Hub's storage.

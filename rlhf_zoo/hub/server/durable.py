@@ -25,13 +25,14 @@ log = logging.getLogger("rlhf_zoo.private")
 def make_private(folder: Path) -> None:
     """Makes sure that a folder exists and that only its owner can open it.
 
-    Also creates missing parent folders. Logs a warning if others can open the folder and its mode cannot be changed.
+    Also creates missing parent folders. Logs a warning if others can still open the folder: it belongs to another
+    user, or its file system ignores modes.
 
     Args:
         folder: The folder.
 
     Raises:
-        OSError: The folder cannot be created, or its path is a file.
+        OSError: The folder cannot be created, its path is a file, or changing its mode fails.
     """
     # Create the folders one by one, because mkdir(parents=True) ignores `mode` for parent folders.
     missing = [path for path in (folder, *folder.parents) if not path.exists()]

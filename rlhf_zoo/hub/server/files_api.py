@@ -122,7 +122,10 @@ def _file_headers(path: str, etag: str, commit: str) -> dict[str, str]:
 
 
 def _parse_byte_range(header: str, size: int) -> tuple[int, int] | None:
-    """Parses a single byte range as [start, end). Returns None for any other header, which HTTP says to ignore."""
+    """Parses a single byte range as [start, end). Returns None for any other header, which HTTP says to ignore.
+
+    Raises Fault 416 for a range outside the file.
+    """
     # Possessive quantifiers (`*+`) do not backtrack. Otherwise a long header of spaces would take seconds.
     match = re.fullmatch(r"\s*+bytes\s*+=\s*+(\d{0,18}+)\s*+-\s*+(\d{0,18}+)\s*+", header)
     if not match or not (match[1] or match[2]):

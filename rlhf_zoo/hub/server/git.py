@@ -193,7 +193,7 @@ class GitRepository:
 
     @contextmanager
     def _errors_as_damaged(self, oid: str | None = None) -> Iterator[None]:
-        """Turns errors into Damaged: the object `oid` cannot be read; or, if `oid` is None, the refs cannot."""
+        """Turns errors while reading the object `oid`, or while reading the refs if `oid` is None, into Damaged."""
         subject = f"the object {oid[:12]}" if oid else "packed-refs, or a file of refs,"
         try:
             yield
@@ -231,7 +231,7 @@ class GitRepository:
             return self._objects.get_raw(oid.encode())[1]  # type: ignore[arg-type]
 
     def blob_info(self, oid: str) -> BlobInfo:
-        """Returns the size and the pointer of a blob, without decompressing a large blob.
+        """Returns the size and the pointer of a blob. Decompresses only the start of a blob that is not in a pack.
 
         Args:
             oid: Git id of the blob.

@@ -222,7 +222,7 @@ class Handler(BaseHTTPRequestHandler):
                 return
             except Exception as error:
                 response = self._answer_failure(error)
-            # The next request on this connection starts after the body. Without its end, close the connection.
+            # The next request on this connection starts after the body. If the body's end is not found, close it.
             if body is None or not body.drain():
                 self.close_connection = True
             self._send(response)
@@ -245,7 +245,10 @@ class Handler(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = _answer
 
     def _check_host(self) -> str:
-        """Returns the name and port that the client used for this server. Raises Fault 403 for pages of other sites."""
+        """Returns the name and port that the client used for this server.
+
+        Raises Fault 403 for a name that is not this server's, and for requests from pages of other sites.
+        """
         # Browsers send Origin with requests from pages of other sites. Client libraries do not send it.
         names = self.headers.get_all("Host", [])
         host = names[0].strip() if len(names) == 1 else ""

@@ -24,7 +24,7 @@ class Pointer:
     """The small file that git stores in place of a large file.
 
     Args:
-        oid: The sha256 of the file.
+        oid: The sha256 of the large file.
         size: Bytes of the large file.
     """
 
@@ -62,7 +62,7 @@ class LargeFiles:
         return self.folder / "objects" / oid[:2] / oid[2:4] / oid
 
     def size(self, oid: str) -> int | None:
-        """Returns the size of a file in bytes; None if it was never uploaded.
+        """Returns the size of a file in bytes; None if it is not stored.
 
         Args:
             oid: The file's sha256.

@@ -113,9 +113,9 @@ class Body:
         return self._remaining > 0
 
     def allow(self, size: int) -> None:
-        """Sets the limit to `size` bytes, once the sender has proved that it may send them.
+        """Sets the limit to `size` bytes. Called once the sender has proved that it may send them.
 
-        After a refusal, as many bytes are also read and dropped.
+        Also lets `drain` drop as many more bytes after a refusal.
 
         Args:
             size: Bytes that the sender may send.
@@ -266,7 +266,7 @@ class Request:
         return value
 
     def form(self) -> dict[str, list[str]]:
-        """Returns the body as a form: each name with its values. Raises Fault 400 for anything else."""
+        """Returns name -> values of the body, a form or a JSON object. Raises Fault 400 for anything else."""
         # huggingface_hub sends a form for some calls and JSON for others.
         if "json" in self.headers.get("Content-Type", ""):
             return {
@@ -333,8 +333,8 @@ def parse_plain_json(raw: bytes) -> Any:
         raw: UTF-8 text.
 
     Raises:
-        ValueError: The text is not JSON, or it contains a lone surrogate, NaN, an infinity or a number with too many
-            digits.
+        ValueError: The text is not JSON, is nested too deeply, or contains a lone surrogate, NaN, an infinity or a
+            whole number with too many digits.
     """
     try:
         text = raw.decode()

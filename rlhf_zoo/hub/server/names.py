@@ -11,7 +11,7 @@ KINDS = {"model": "models", "dataset": "datasets", "space": "spaces"}
 #: The only account of an embedded Hub. Other namespaces count as its organizations.
 OWNER = "local"
 
-# huggingface_hub allows 96 characters for the whole id. A folder name must also stay below 255 bytes with its suffix.
+# huggingface_hub allows 96 characters for each part of an id. Names of files made of both parts stay below 255 bytes.
 _NAME = re.compile(r"(?![-.])[A-Za-z0-9_.-]{1,96}(?<![-.])")
 _DRIVE = re.compile(r"[A-Za-z]:")
 _OID = re.compile(r"[0-9a-f]{64}")
@@ -86,10 +86,10 @@ def check_path(path: object) -> str:
         path: The path that the client sent, of any type.
 
     Returns:
-        The path: relative, and safe on Linux, macOS and Windows.
+        The path. A checkout on Linux, macOS or Windows writes it neither outside its folder nor over git's own files.
 
     Raises:
-        Fault: 400 for a path that is not relative and safe.
+        Fault: 400 for a path that is not relative, that is unsafe in this sense, or that is too long.
     """
     from dulwich.index import validate_path_element_hfs, validate_path_element_ntfs
 
@@ -119,14 +119,14 @@ def check_path(path: object) -> str:
 
 
 def check_ref(name: object, *, kind: str) -> str:
-    """Checks the short name of a branch or tag against git's rules.
+    """Checks the short name of a branch or tag against git's rules, and returns the name.
 
     Args:
         name: The name that the client sent, of any type.
         kind: What the name is for, such as "branch" or "tag", for messages.
 
     Raises:
-        Fault: 400 for a name that git does not allow, or that looks like an option or a commit.
+        Fault: 400 for a name that git does not allow, that is too long, or that looks like an option or a commit.
     """
     from dulwich.refs import Ref, check_ref_format
 

@@ -121,14 +121,14 @@ class _CardResolver:
         return self._base_url + quote(path) if path in self._paths else None
 
     def image(self, address: str) -> str | None:
-        """Returns the address of an image in the repository; None for others and SVG, which can hold scripts."""
+        """Returns the address of an image in the repository; None for others, and for SVG, which can hold scripts."""
         return self.link(address) if address.lower().endswith(_IMAGE_SUFFIXES) else None
 
 
 def _render_readme(
     git: GitRepository, files: list[Entry], base_url: str, repository_url: Callable[[str], str | None]
 ) -> Any:
-    """Renders README.md as safe HTML; "" if there is no README.md."""
+    """Renders README.md as safe HTML; "" if there is none, and a note in place of a README.md that is too long."""
     from markupsafe import Markup
 
     readme = next((entry for entry in files if entry.path == "README.md"), None)

@@ -192,7 +192,7 @@ def create_token(
         seconds: How long the token is valid; None for no limit.
 
     Raises:
-        ZooError: The role is unknown, or the folder cannot be written.
+        ZooError: The role is unknown, the folder cannot be written, or the file of tokens is damaged.
     """
     if role not in ROLES:
         raise ZooError(f"Token role '{role}' is unknown: use --role read or --role write.")
@@ -225,7 +225,8 @@ def revoke_tokens(root: str | os.PathLike[str], ids_or_tokens: tuple[str, ...]) 
         ids_or_tokens: The ids of the tokens, or the tokens themselves.
 
     Raises:
-        ZooError: No token matches one of the arguments. Tokens that the other arguments match are revoked anyway.
+        ZooError: An argument matches no token, although tokens that the others match are revoked; or the file of tokens
+            is damaged or cannot be written.
     """
     with _open_tokens(root, "revoke tokens") as (folder, tokens):
         revoked = {key: tokens.revoke(key) if folder.is_dir() else None for key in ids_or_tokens}
