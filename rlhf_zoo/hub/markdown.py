@@ -137,7 +137,7 @@ def _shift_headings(tokens: Sequence[Token], id_prefix: str, levels: int) -> dic
 
 
 def _safe_tokens(tokens: Sequence[Token], resolver: Resolver, headings: dict[str, str]) -> Iterable[Token]:
-    """Yields inline tokens. Replaces each image or link that is not allowed with its text and address."""
+    """Yields inline tokens: links code, puts an alert's kind on its own line, shows refused links or images as text."""
     closing_tokens: list[Token] = []  # replace the closing token of the current link
     after_alert = False
     for token in tokens:

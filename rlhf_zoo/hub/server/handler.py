@@ -222,7 +222,7 @@ class Handler(BaseHTTPRequestHandler):
                 return
             except Exception as error:
                 response = self._answer_failure(error)
-            # The next request on this connection starts after the body. If the body's end is not found, close it.
+            # The next request on this connection starts after the body. If its end is not found, close the connection.
             if body is None or not body.drain():
                 self.close_connection = True
             self._send(response)
