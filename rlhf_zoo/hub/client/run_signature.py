@@ -25,7 +25,7 @@ SIGNATURE = "signature"
 KEY_FILE = "run-key"
 _KEY_BYTES = 32
 
-# A single switch for the command is enough, because each command reads a single run.
+# The flag names no run, so it applies to every run that the command reads.
 _trusts_all_runs = False
 
 
