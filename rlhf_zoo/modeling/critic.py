@@ -97,8 +97,8 @@ def critic_from(
     """Makes a critic: a token classifier with one output.
 
     If `source` is a reward model, the critic starts with its trunk and head, and the head is scaled to the shaped score
-    w·(s−μ)/σ: its weight is w·W/σ and its bias −w·μ/σ. If `source` is a causal model, the critic starts with its trunk
-    and a head of 0.
+    w·(s−μ)/σ of s = W·h: its weight is w·W/σ and its bias −w·μ/σ. A bias of the reward model's head is not copied. If
+    `source` is a causal model, the critic starts with its trunk and a head of 0.
 
     Args:
         source: A reward model or a causal model; or the folder or Hub id of either, or of a critic. A critic is loaded

@@ -180,7 +180,7 @@ def _check_fit(report: Mapping[str, Any], subject: str, may_lack: tuple[str, ...
     if missing:
         names = f"{missing[0]}" + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
         raise ZooError(f"{subject} lacks weights that its config.json names ({names}): {fix}, or copy all files again.")
-    # Unused heads and buffers are harmless, but without one of its layers, a model would compute something else.
+    # A head or buffer in the file that the model does not use is harmless. Without a layer, it would compute otherwise.
     layered = sorted(name for name in report["unexpected_keys"] if _LAYER_KEY.search(name))
     if layered:
         raise ZooError(

@@ -278,7 +278,7 @@ def load_classifier(
 def _classifier_under_adapter(
     files: ModelFiles, subject: str, options: LoadOptions
 ) -> tuple[PreTrainedModel, set[str]]:
-    """Loads an adapter's base classifier. Returns it, and the names of weights that both checkpoints lack."""
+    """Loads an adapter's base classifier. Returns it, and the names of weights that both adapter and base lack."""
     base, revision = base_of_adapter(files)
     weights = files.find(ADAPTER_WEIGHTS)
     with translate_load_errors(subject):
@@ -374,13 +374,13 @@ def has_score_statistics(model: PreTrainedModel) -> bool:
 def set_score_statistics(model: PreTrainedModel, *, mean: float, std: float, measured_on: str) -> None:
     """Stores the mean and the standard deviation of raw scores in the model's config, which is saved with it.
 
-    The config also marks the output as a regression. Otherwise, transformers' pipeline would return its sigmoid.
+    The config also marks the output as a regression. Otherwise, transformers' pipeline would return a score's sigmoid.
 
     Args:
         model: The reward model.
         mean: μ of the model's raw scores.
         std: σ of the model's raw scores.
-        measured_on: A description of the texts on which both were measured.
+        measured_on: A description of the texts on which μ and σ were measured.
     """
     model.config.problem_type = "regression"
     model.config.rlhf_zoo = {"score_mean": mean, "score_std": std, "score_statistics_over": measured_on}

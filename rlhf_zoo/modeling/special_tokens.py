@@ -208,7 +208,7 @@ def find_spare_token(tokenizer: PreTrainedTokenizerBase, model: Any) -> str | No
 
 
 def _occurs_in_text(token: str, tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a token occurs in ordinary text, or in conversations if it is PAD, because a template may write PAD."""
+    """Whether a token occurs in ordinary text, or would in conversations if it were PAD, which a template may write."""
     token_id, current_pad = tokenizer.convert_tokens_to_ids(token), tokenizer.pad_token
     turns = [{"role": "user", "content": _ORDINARY_TEXT}, {"role": "assistant", "content": _ORDINARY_TEXT}]
     ids = [*tokenize_prompt(_ORDINARY_TEXT, tokenizer)]

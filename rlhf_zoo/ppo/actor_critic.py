@@ -42,7 +42,7 @@ class ActorCriticOutput(NamedTuple):
         logprobs: (B, T) in nats, log π at the sampling temperature.
         entropy: (B, T) in nats.
         values: (B, T).
-        exact_kl: (B, T) in nats, to the reference; None if its logits were not passed.
+        exact_kl: (B, T) in nats, to the reference; None if the reference's logits were not passed.
         text_logprobs: (B, L−1) in nats; None if no texts were passed.
         policy_loss: A scalar; None if no loss was passed. If it is set, log π and entropy have no gradients.
         policy_terms: The terms of that loss for the metrics, without gradients; None if no loss was passed.
@@ -172,7 +172,7 @@ class ActorCritic(nn.Module):
             trunk.activation_checkpointing_enable(**kwargs)
 
     def gradient_checkpointing_enable(self, **kwargs: Any) -> None:
-        """Does the same as `activation_checkpointing_enable`, by its name in transformers up to 5.17.
+        """Does the same as `activation_checkpointing_enable`. transformers up to 5.17 calls this name.
 
         Args:
             **kwargs: As in transformers.
@@ -236,7 +236,7 @@ class ActorCritic(nn.Module):
 def _save(model: Any, directory: Path, weights: Any) -> None:
     """Saves a model. An adapter is saved in `directory` itself, where loaders look for it.
 
-    By default, PEFT saves all adapters, and each adapter that is not named "default" in a subfolder with its name.
+    By default, PEFT saves all adapters. An adapter with a name other than "default" goes into a subfolder of that name.
     """
     if not is_peft(model):
         model.save_pretrained(directory, state_dict=weights)

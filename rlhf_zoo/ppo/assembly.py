@@ -325,18 +325,19 @@ def build_rewards(
     """Builds the weighted list of rewards: the reward model first (several as one ensemble), then the functions.
 
     Args:
-        reward_model: One reward model or several, as models, paths or Hub ids.
-        reward_funcs: One reward function or several.
+        reward_model: One reward model or several, as models, paths or Hub ids; None for none.
+        reward_funcs: One reward function or several; None for none.
         args: The settings.
         tokenizer: The policy's tokenizer.
         reward_tokenizer: The reward models' tokenizers, one for all or one for each. A path or Hub id is loaded with
             its own tokenizer instead.
 
     Returns:
-        The rewards; None without any, and with reward_funcs None.
+        The rewards; None if there is no reward model and reward_funcs is None.
 
     Raises:
-        ZooError: The numbers of tokenizers and models differ, or a setting needs a reward model and there is none.
+        ZooError: The numbers of tokenizers and models differ, a setting needs a reward model and there is none, or
+            reward_funcs is [] and there is no reward model.
     """
     models = _as_list(reward_model)
     check_ensemble(models, args.reward_ensemble)

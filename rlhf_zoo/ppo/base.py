@@ -180,7 +180,7 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
 
     @property
     def precision(self) -> torch.dtype:
-        """The precision of the policy's passes. 8 bit counts as bfloat16, because its rounding depends on the batch."""
+        """The precision of the policy's passes. 8 bit counts as bfloat16: rounding to 8 bit depends on the batch."""
         policy: Any = self.policy
         in_8bit = bool(getattr(policy, "is_loaded_in_8bit", False))
         in_bfloat16 = self.args.bf16 or next(policy.parameters()).dtype == torch.bfloat16

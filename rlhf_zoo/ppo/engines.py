@@ -79,6 +79,8 @@ class NativeEngine:
 def sample_with_transformers(model: Any, request: SamplingRequest) -> Samples:
     """Samples with transformers' continuous batching, which has one random stream for all rows.
 
+    The stream depends on the request's seed and first key.
+
     Args:
         model: The policy.
         request: The request. Its `max_tokens` limits the paged cache.

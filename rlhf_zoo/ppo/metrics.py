@@ -14,7 +14,7 @@ from .. import functional as F
 from .loss import LOGPROB_MISMATCH, PER_TOKEN_TERMS
 from .rollout import Advantages, Rollout
 
-#: The parts into which explained variance is split by position.
+#: The number of parts of a completion, by position, for which explained variance is computed.
 QUARTERS = 4
 
 

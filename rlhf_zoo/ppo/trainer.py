@@ -70,7 +70,7 @@ class PPOTrainer(StepwiseTrainer):
             none.
         train_dataset: Prompts in a column `prompt` (text or conversation), or token ids in `input_ids`, with their
             `attention_mask` if they are padded. If there are both columns, the policy reads `input_ids`, which must
-            encode the same text.
+            encode the same text. None for a custom training loop.
         value_model: The critic; None for the value head of `model` or, if it has none, the critic that `args.critic`
             names.
         eval_dataset: Held-out prompts, in the same form, or {name: data set}; None for no evaluation.
@@ -98,7 +98,8 @@ class PPOTrainer(StepwiseTrainer):
             The loss, a scalar; 0 while prompts are being collected.
         """
         batch = self.rows_from_batch(inputs, offset=sum(self._prompts_per_batch) * self.args.world_size)
-        # Trainer prefetches a step's batches, so only the last batch can end an epoch and contain filler prompts.
+        # Trainer prefetches a step's batches, so in the last step of an epoch, accelerate reports the epoch's end for
+        # all of them. Only the last batch contains filler prompts.
         is_last_of_step = self.accelerator.sync_gradients
         prompt_count = self.count_without_filler(len(batch)) if is_last_of_step else len(batch)
         self._pending_prompts += batch[:prompt_count]

@@ -44,7 +44,7 @@ CONNECT_SECONDS, ANSWER_SECONDS = 2.0, 2.0
 
 
 class VLLMEngine:
-    """An engine that samples with vLLM. Random numbers are vLLM's own: keys and seed have no effect.
+    """An engine that samples with vLLM. Random numbers are vLLM's own: a request's keys and seed have no effect.
 
     Args:
         args: The settings.

@@ -2,9 +2,9 @@
 
 A step of a small model launches hundreds of kernels, and launching them takes longer than running them. A graph
 launches them all at once, but reads and writes only the addresses with which it was captured. So keys, values and the
-inputs of a step are in buffers that never move. A step computes the first rows and columns of these buffers. Their
-numbers are rounded up (`round_rows`), so that few graphs suffice. The extra rows are idle: they are computed, but their
-results are not used.
+inputs of a step are in buffers that never move. A step computes the first rows and columns of these buffers. The
+numbers of rows and columns are rounded up (`round_rows`, COLUMN_MULTIPLE), so that few graphs suffice. The extra rows
+are idle: they are computed, but their results are not used.
 
 torch.compile(mode="reduce-overhead") would do the same, but it compiles each shape for many seconds, and its fused
 kernels give log-probabilities that differ more from those of the training pass.
