@@ -69,7 +69,7 @@ class ComparisonSettings:
     """How two policies are compared.
 
     Attributes:
-        prompts: Number of held-out prompts.
+        prompts: Maximum number of held-out prompts.
         samples: Number of completions per prompt.
         split: Split of the prompts; None for the prompts that training held out, or for the split `test` if it held
             none out.
@@ -118,7 +118,7 @@ class PolicyPair:
         judge: The judge of the policy's run, if the run is on this machine and was evaluated; otherwise None.
         judge_in_card: The judge that the policy's card names, for messages.
         labeled: Data-set arguments of the labeled texts that the judge `classifier` learns from.
-        functions: Names of the reward functions of the policy's training.
+        functions: Names of the reward functions that had a weight other than 0 in the policy's training.
         prompts_location: (configuration, column, evaluation split) of the policy's prompts in the data set.
         held_out: The share of prompts that training held out, and their split; (None, None) for no share.
         reward_load_kwargs: How to read the reward models, as keywords of `load_reward`.
@@ -224,7 +224,10 @@ def find_pair(
 
 
 def _open_run_data(stage_folder: Path, traced: TracedPolicy, hub: Hub) -> DataSource | None:
-    """Opens the data set of a run's PPO stage, at the run's commit. An untrusted run must name a data set on a Hub."""
+    """Opens the data set of a run's PPO stage, at the run's commit; None if the run names none or a corpus made it.
+
+    An untrusted run must name a data set on a Hub.
+    """
     resolved = traced.resolved
     shared = resolved.get("recipe") or {}
     keys = resolved if resolved.get("dataset_name") else {} if shared.get("corpus") else shared
@@ -274,7 +277,7 @@ def _truncation_fields(resolved: Mapping[str, Any], where: str) -> dict[str, Any
 
 
 def _reward_functions(settings: object) -> frozenset[str]:
-    """Returns the reward functions that training used, by the untrusted settings of a run or card."""
+    """Returns the reward functions with a weight other than 0, by the untrusted settings of a run or card."""
     keys = settings if isinstance(settings, Mapping) else {}
     names, weights = keys.get("reward_funcs"), keys.get("reward_weights")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):

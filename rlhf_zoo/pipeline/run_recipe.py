@@ -116,7 +116,7 @@ def check(context: RunContext) -> None:
             _check_existing_run(context, stage)
     distributed.wait()
     settings_to_train = stages_to_train(context)
-    if context.round is not None:  # the pairs of a later round are made before its reward stage, not by it
+    if context.round is not None:  # `make_pairs` writes a later round's pairs, so they need no check
         settings_to_train.pop("reward", None)
     check_forms(context.shared, settings_to_train, context.hub)
     if "ppo" in settings_to_train:
@@ -155,7 +155,7 @@ def claim_repositories(context: RunContext, publisher: Publisher | None) -> None
         publisher: The run's publisher; None if it does not publish.
 
     Raises:
-        ZooError: A repository cannot be created or belongs to another run.
+        ZooError: A repository cannot be created or belongs to another run, or an adapter's base is on no Hub.
     """
     if publisher is not None:
         for stage in context.recipe.stages:
@@ -252,7 +252,8 @@ def _make_cards(context: RunContext, stages: Iterable[str]) -> None:
 def _check_existing_run(context: RunContext, stage: str) -> None:
     """Checks a stage's keys, compares them with an existing run, and restores the checkpoint of a finished stage.
 
-    Raises ZooError if a key is wrong or differs from the recorded key, or if the checkpoint cannot be restored.
+    With --restart, settings are not compared, and only the stages of a base run are restored. Raises ZooError if a key
+    is wrong or differs from the recorded key, or if the checkpoint cannot be restored.
     """
     settings, record = context.settings(stage), context.record(stage)
     check_installed(settings)

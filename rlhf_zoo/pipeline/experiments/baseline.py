@@ -62,8 +62,7 @@ class FinishedRun:
         source: The run's data set.
         checkpoints: Stage -> the stage's chosen checkpoint.
         rows: The P held-out rows.
-        lines: "sft" and "ppo" -> the policy's part of each of the P · samples lines of eval/samples.jsonl, ordered by
-            prompt.
+        lines: "sft" or "ppo" -> the policy's entries in eval/samples.jsonl, P · samples of them, ordered by prompt.
     """
 
     context: RunContext
@@ -232,7 +231,7 @@ class FinishedRun:
 
 
 def default_betas(context: RunContext) -> list[float]:
-    """Returns 0.5, 1 and 2 times PPO's kl_coef. β has the same meaning in every KL-regularized objective.
+    """Returns 0.5, 1 and 2 times PPO's kl_coef, because β has the same meaning in DPO and RLOO.
 
     Args:
         context: The run. If its kl_coef is 0, PPO's default is used.

@@ -64,7 +64,7 @@ def reproduce(
     Args:
         name: NAMESPACE/NAME[@REVISION], or a pulled folder.
         hub: The Hub that has the checkpoint and its parents.
-        directory: The run directory; None for runs/reproduce/NAMESPACE--NAME@REV.
+        directory: The run directory; None for runs/reproduce/NAMESPACE--NAME@REV or runs/reproduce/FOLDER.
         allowed: Names of Python objects from the download that the user allows to be imported.
         command: The command line, for run.json.
 

@@ -312,7 +312,7 @@ def trace_checkpoint(
         seed: Seed of the sampler.
         temperature: The sampling temperature; None for the run's own.
         max_new_tokens: Maximum number of tokens in the completion; None for the run's own limit.
-        columns: The prompt's other columns, for reward functions.
+        columns: The prompt's other columns, for reward functions; None if there are none.
         reward_funcs: Reward functions of a download that the user allows to be imported.
 
     Raises:

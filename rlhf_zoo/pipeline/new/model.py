@@ -151,7 +151,7 @@ def _pin_commit(name: str) -> tuple[str, str | None, str | None]:
 
 
 def _linear_names(model: Any) -> list[str]:
-    """Returns the names of all linear layers except the head, as LoRA's `all-linear` selects them."""
+    """Returns the names, such as q_proj, of all linear layers except the head, as LoRA's `all-linear` selects them."""
     from torch import nn
     from transformers.pytorch_utils import Conv1D
 

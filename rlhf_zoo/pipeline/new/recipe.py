@@ -43,7 +43,8 @@ TEMPLATES = Path(__file__).parent / "templates"
 CACHE_SHARE = 0.25
 #: Rank of LoRA adapters.
 LORA_RANK = 16
-#: Bounds for a recipe on a CPU, in tokens per answer, answers per update, seconds per update, and seconds per run.
+#: Bounds for a recipe on a CPU: at least these tokens per answer and answers per update, and at most these seconds per
+#: update and per run.
 CPU_MIN_RESPONSE, CPU_MIN_ROLLOUT, CPU_MAX_UPDATE_SECONDS, CPU_MAX_RUN_SECONDS = 64, 8, 60, 7200
 #: Share of the pairs for training the judge `same-labels`.
 JUDGE_SHARE = 0.3
@@ -317,7 +318,10 @@ def _choose_weights(variables: dict[str, Any], device: Device) -> tuple[Plan, li
 
 
 def _shorten_for_cpu(variables: dict[str, Any], device: Device, decisions: Decisions) -> None:
-    """Shortens updates and the run for a CPU, until each takes at most its limit with all weights training."""
+    """Shortens updates and the run for a CPU until they keep their time limits, or are as short as the bounds allow.
+
+    All weights are assumed to train.
+    """
     sizes = variables["sizes"]
     sizes["cached"] = None
     limit = f"an update should take at most {CPU_MAX_UPDATE_SECONDS} s on this CPU"

@@ -170,8 +170,8 @@ class StageCallback(ProgressCallback):
         record: The stage's files.
         stop: Records whether Ctrl-C was pressed.
         finish_checkpoint: Takes the path of a checkpoint and adds files before the checkpoint counts as complete.
-            Called in every process.
-        after_save: Called in the main process after a checkpoint is complete.
+            Called in every process; None adds no files.
+        after_save: Called in the main process after a checkpoint is complete; None calls nothing.
         stop_after: The step to stop after; None trains to the last step.
     """
 

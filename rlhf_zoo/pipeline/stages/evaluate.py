@@ -125,7 +125,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
 
     Args:
         context: The run.
-        publisher: Sends the new cards at the end.
+        publisher: Sends the new cards at the end; None if the run does not publish.
 
     Returns:
         Whether it evaluated: False if the same evaluation was already finished.
@@ -210,8 +210,8 @@ def _compare(
     judges_of_reward = find_reward_judges(context, evaluator)
     with doing("eval: measuring the checkpoints"):
         reliability = judge_reliability(evaluator, judges_of_reward, judge_check)
-        # Whether a constant wins is measured on the test prompts, below. Until then assume that no constant wins;
-        # otherwise the judge would count as unchecked while the candidate is chosen.
+        # Whether a constant text beats SFT by this judge is measured on the test prompts, below. Until then assume that
+        # none does; otherwise the judge would count as unchecked while the candidate is chosen.
         reliability = replace(reliability, winnable=False)
         trajectory = evaluate_checkpoints(context, inputs.source, evaluator, reliability=reliability)
 

@@ -20,7 +20,7 @@ from ...modeling import distributed
 class _EvenShards(BatchSamplerShard):
     """Yields this process's share of each global batch, including an incomplete last batch.
 
-    A process that would get no row of the last batch takes the batch's first row, but does not count it.
+    A process that would get no row of the last batch takes the batch's first row, which `GlobalBatch` does not count.
     """
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -108,7 +108,7 @@ class GlobalReward(GlobalBatch):
             losses = losses + coefficient * (chosen + rejected) ** 2
         count, total = self.count_rows(len(losses))
         weight = (torch.arange(len(losses), device=losses.device) < count).to(losses)
-        # Gradients are averaged over the processes.
+        # The gradients are averaged over the processes, so world_size turns the mean back into a sum.
         loss = (losses * weight).sum() * self.args.world_size / total
         self._log_metrics(mode, chosen[:count].detach(), rejected[:count].detach(), inputs["attention_mask"].sum())
         return (loss, outputs) if return_outputs else loss

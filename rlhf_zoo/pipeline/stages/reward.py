@@ -45,7 +45,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
 
     Args:
         context: The run.
-        publisher: Sends each checkpoint as it is saved.
+        publisher: Sends each checkpoint as it is saved; None if the run does not publish.
 
     Returns:
         Whether it trained: False if the stage was already finished.

@@ -164,7 +164,10 @@ def _labeler(context: RunContext) -> Labeler:
 
 
 def _pairs_from_votes(context: RunContext, previous: RunContext) -> list[dict[str, Any]]:
-    """Returns people's votes on completions of the policy, which a comparison page stored, as pairs without ties."""
+    """Returns pairs from people's votes on a comparison page, if the policy wrote at least one side.
+
+    Ties, and votes on completions that did not end by themselves, are left out.
+    """
     from ...evaluation.votes.data import HubVotes
 
     assert context.round is not None

@@ -64,7 +64,10 @@ def prompts_of(context: RunContext, source: DataSource, split: str) -> list[Prom
 
 
 def _prompts_of_data(context: RunContext, source: DataSource, split: str) -> list[Prompt]:
-    """Returns the prompts of a recipe without PPO: the configuration `prompts`, otherwise those of training pairs."""
+    """Returns the prompts of a recipe without PPO: the configuration `prompts`, otherwise those of training pairs.
+
+    Raises NoSuchPart if there is no such configuration and the pairs are still to be simulated.
+    """
     if not Path(source.location).is_file():  # a file has no configurations
         try:
             rows = source.load("prompts", split, columns=["prompt"])

@@ -42,7 +42,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
 
     Args:
         context: The run.
-        publisher: Sends each checkpoint as it is saved.
+        publisher: Sends each checkpoint as it is saved; None if the run does not publish.
 
     Returns:
         Whether it trained: False if the stage was already finished.
@@ -114,7 +114,7 @@ def _adapter_config(settings: StageSettings, base: ParentCheckpoint | None) -> A
 
     adapter = get_peft_config(settings.model)
     if adapter is not None and base is not None and base.lineage["commit"]:
-        adapter.revision = base.lineage["commit"]  # peft saves it as the base's revision
+        adapter.revision = base.lineage["commit"]  # peft saves this commit as the base's revision
     return adapter
 
 

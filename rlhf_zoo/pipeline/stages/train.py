@@ -250,7 +250,7 @@ def _write_start(
     """
     context, settings, record, publisher = run.context, run.settings, run.record, run.publisher
     stage, previous_run = settings.stage, run.plan.previous_run
-    remote_code = code_lineage(context)  # before the records that it reads are deleted
+    remote_code = code_lineage(context)  # reads records that may be deleted next
     if run.plan.starts_over:
         record.clear()
         (context.directory / SUMMARY).unlink(missing_ok=True)
