@@ -63,7 +63,7 @@ def _release_rule(run: Path) -> str | None:
 
 
 def _differs_only_in(keys: Sequence[str], stage: Path, base: Path) -> bool:
-    """Whether a stage is finished and its settings differ from the base run's only in these keys."""
+    """Whether a stage is finished, and its settings differ from the base run's in no other keys than `keys`."""
     record, base_settings = StageRecord(stage).read(), StageRecord(base).read()["resolved"]
     if record.get("status") != "finished":
         return False

@@ -174,7 +174,7 @@ def _round_row(run: RunContext, previous: RunContext | None) -> dict[str, Any]:
 
 
 def _judge_gain(run: RunContext, previous: RunContext) -> Estimate:
-    """Estimates the headline judge's score of PPO minus its score in the previous round.
+    """Estimates the headline judge's mean score of this round's PPO policy minus that of the previous round's.
 
     Both rounds sample the same test prompts with the same random streams, so samples are paired. The interval is a
     bootstrap over groups of prompts.

@@ -248,7 +248,7 @@ def named_objects(published: Published) -> Iterator[tuple[str, str, str]]:
 
 
 def _check_keys(published: Published, stage_values: Mapping[str, Any]) -> None:
-    """Raises ZooError if a download may not set a key, or may not set it to its value.
+    """Raises ZooError if a download may not set a key, or may not set the key to the given value.
 
     `stage_settings` refuses unknown keys later.
     """

@@ -138,7 +138,7 @@ def _load_without_weights(auto_class: Any, repo: str, revision: str | None, titl
 
 
 def _pin_commit(name: str) -> tuple[str, str | None, str | None]:
-    """Returns a model's folder or repository, the current commit of its revision, and the license on its card."""
+    """Returns a model's folder or repository, its current commit (None for a folder), and its license, if known."""
     if Path(name).is_dir():
         return name, None, gguf_source(Path(name)).get("license")
     repo, revision = split_revision(name)
