@@ -79,8 +79,8 @@ def _count_in_stage(context: RunContext, stage: str, prompts: Dataset, *, planne
 def _training_rows(context: RunContext, stage: str, left_out: Mapping[str, Any] | None) -> list[Dataset] | None:
     """Returns the data sets that a stage trains on; None for pairs that are not simulated yet.
 
-    `left_out` holds the counts that a finished stage recorded; None for a stage that will be trained. If a finished stage
-    would now hold out another number of rows, it is assumed to have trained on all rows.
+    `left_out` holds the counts that a finished stage recorded; None for a stage that will be trained. If a finished
+    stage would now hold out another number of rows, it is assumed to have trained on all rows.
     """
     if stage == "reward":
         if left_out is None and context.settings("reward").data.simulated_pairs is not None:
