@@ -28,7 +28,7 @@ class PrintableFormatter(logging.Formatter):
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's message without the final period; the class's name without a message."""
+    """Returns the first line of an error's message, without a final period; the class's name if there is no message."""
     if isinstance(error, RecursionError):
         return "it nests or calls itself too deeply"
     lines = str(error).strip().splitlines() or [type(error).__name__]
@@ -45,7 +45,7 @@ def as_clause(error: BaseException) -> str:
 
 
 def printable(text: str) -> str:
-    r"""Escapes the control characters in a text, such as \x1b, except newlines and tabs."""
+    r"""Escapes control characters, such as \x1b, and other unprintable ones, but not newlines and tabs."""
     return "".join(
         character if character.isprintable() or character in "\n\t" else ascii(character)[1:-1] for character in text
     )

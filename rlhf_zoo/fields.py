@@ -16,7 +16,7 @@ def option(default: Any, help: str) -> Any:
 
     Args:
         default: The key's default.
-        help: The key's help text. `runs.settings.declared` reads both arguments from the source, without importing it.
+        help: The key's help text. `runs.settings.declared` reads both arguments from the source code of the dataclass.
     """
     return field(default=default, metadata={"help": help})
 
@@ -63,7 +63,7 @@ FINITE = Limit()
 COUNT = Limit(1, MAX_INT32)
 COUNT_OR_ZERO = Limit(0, MAX_INT32)
 SEED = Limit(0, 2**32 - 1)  # the range of NumPy's seeds
-STEPS = Limit(0, MAX_INT32)  # a number below 1 is a fraction of the run
+STEPS = Limit(0, MAX_INT32)  # below 1, a share of the run; but eval_delay is in steps or epochs
 POSITIVE = Limit(0, low_open=True)
 NON_NEGATIVE = Limit(0)
 UNIT_INTERVAL = Limit(0, 1)

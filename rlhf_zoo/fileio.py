@@ -27,7 +27,7 @@ def replace_file(path: Path, content: bytes, *, mode: int = 0o600, temporary_fol
         temporary_folder: The folder of the temporary file, on the same file system; by default the file's own folder.
 
     Raises:
-        OSError: The file system refuses. The old file is unchanged.
+        OSError: The file system refuses. The old file is unchanged, unless only syncing its folder failed.
     """
     folder = temporary_folder or path.parent
     descriptor, temporary_path = tempfile.mkstemp(dir=folder, prefix=f".{path.name[:40]}.", suffix=".tmp")

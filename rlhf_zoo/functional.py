@@ -2,8 +2,8 @@
 
 Shapes: B rollouts, T response positions, V tokens of the vocabulary, A actions. The actions are the T tokens, or 1 if a
 whole completion is one action. A mask (B, T) is True on sampled tokens up to and including the end-of-sequence token,
-starting at position 0 and without gaps. Log-probabilities are those of the sampled token under the sampling
-distribution (same temperature), in nats. Values outside the mask never matter.
+starting at position 0 and without gaps. Log-probabilities, under any model, are those of the sampled tokens at the
+sampling temperature, in nats. Values outside the mask never matter.
 
 "N+ 15" is detail 15 of "The N+ Implementation Details of RLHF with PPO" (arXiv:2403.17031).
 """
@@ -431,17 +431,18 @@ def aggregate(
     length: int = 1,
     mode: str = "token-mean",
 ) -> Tensor:
-    """A micro-batch's share of a minibatch's loss, a scalar. For any split, the shares add up to the minibatch's loss.
+    """A micro-batch's share of a minibatch's loss, a scalar. However rows are split, the shares add up to that loss.
 
-    token-mean: Σ/tokens. seq-mean-token-mean: the mean over sequences of the mean over tokens. seq-mean-token-sum:
-    Σ/sequences. seq-sum-norm: Σ/(sequences·length), a constant divisor (arXiv:2503.20783, §3.2).
+    With Σ, the sum over the mask: token-mean: Σ/tokens. seq-mean-token-mean: the mean over sequences of the mean over
+    tokens. seq-mean-token-sum: Σ/sequences. seq-sum-norm: Σ/(sequences·length), a constant divisor (arXiv:2503.20783,
+    §3.2).
 
     Args:
         loss: (B, T) of the micro-batch.
         mask: (B, T) of the micro-batch.
         tokens: The number of tokens in the whole minibatch, over all processes.
         sequences: The number of sequences in the whole minibatch, over all processes.
-        length: The maximum number of tokens in a response.
+        length: The maximum number of tokens in a response, for seq-sum-norm.
         mode: One of AGGREGATIONS.
 
     Raises:
@@ -460,7 +461,9 @@ def aggregate(
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
-    """1 − Var(R − V)/Var(R) over the mask: 1 for a perfect critic, 0 for a constant V. Source: OpenAI baselines.
+    """1 − Var(R − V)/Var(R) over the mask: 1 for a perfect critic, 0 for a constant V, NaN for a constant R.
+
+    Source: OpenAI baselines.
 
     Args:
         values: (B, T).

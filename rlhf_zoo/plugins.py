@@ -120,7 +120,7 @@ def load_object(name: str, *, group: str) -> Any:
         group: The group of entry points.
 
     Raises:
-        ZooError: Nothing has that name, two packages register it, or the settings do not fit.
+        ZooError: Nothing has that name, it is registered for two objects, or the settings do not fit.
     """
     bare_name, settings = split_settings(name)
     module, attribute = _locate(bare_name, group)
@@ -206,7 +206,7 @@ def module_of(name: str, *, group: str) -> ModuleType:
         group: The group of entry points.
 
     Raises:
-        ZooError: Nothing has that name, or two packages register it.
+        ZooError: Nothing has that name, or it is registered for two objects.
     """
     return _locate(name, group)[0]
 
@@ -306,7 +306,7 @@ def call_judge(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def call_list_judge(name: str, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """Calls a judge's function that returns a list.
+    """Calls a judge's function that returns a list, an array or another iterable.
 
     Args:
         name: The judge's name, for the error.
@@ -314,7 +314,7 @@ def call_list_judge(name: str, function: Callable[..., Any], *arguments: Any) ->
         *arguments: Its arguments.
 
     Raises:
-        ZooError: The function raises an exception, or does not return a list.
+        ZooError: The function raises an exception, or returns a text, a mapping or a single value.
     """
     result = call_judge(name, function, *arguments)
     if isinstance(result, str | bytes | Mapping) or not isinstance(result, Iterable):

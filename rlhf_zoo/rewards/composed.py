@@ -147,8 +147,8 @@ class Rewards:
             model_context: Called with each model before it scores. The returned context is open while the model scores.
 
         Raises:
-            ZooError: A function raises an exception, returns too few or too many values, or returns a value that is
-                not finite; a model's score is not finite; the sum of a row is too large; or no reward applies to a row.
+            ZooError: A function raises an exception, exceeds `timeout`, or does not return a finite number or None
+                per row; a model's score is not finite; the sum of a row is too large; or no reward applies to a row.
                 A ZooError of a function is raised unchanged.
         """
         device = samples.logprobs.device

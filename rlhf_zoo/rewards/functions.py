@@ -138,7 +138,7 @@ class NamedReward:
         raise self._error_for(batch, error) from error
 
     def _error_for(self, batch: Batch, error: Exception) -> ZooError:
-        """Builds an error that names the first row on which the function fails when called with that row alone."""
+        """Builds an error that names the first row on which the function also fails alone, if there is one."""
         if signature_error := self._signature_error(batch):
             return signature_error
         if len(batch) == 1:
@@ -213,8 +213,8 @@ def call_functions(rewards: Sequence[NamedReward], batch: Batch, *, timeout: flo
         {name: the function's return value}.
 
     Raises:
-        ZooError: A function raises an exception or exceeds the limit. After Ctrl-C, a running function is stopped
-            after at most `time_limit.GRACE_SECONDS`.
+        ZooError: A function raises an exception, exceeds the limit, or was stopped because it still ran
+            `time_limit.GRACE_SECONDS` after Ctrl-C.
     """
     results: dict[str, Any] = {}
     for reward in rewards:

@@ -35,9 +35,9 @@ _SEED = 0
 
 
 def count_sentences(text: str) -> int:
-    """Counts sentences. A sentence ends at "!", "?" or a period that is not part of an abbreviation, not at a line end.
+    """Counts sentences. "!", "?" and a period that is not part of an abbreviation end a sentence; a line end does not.
 
-    Text after the end of the last sentence counts as another sentence.
+    An ellipsis ends a sentence only before a capital letter. Text after the last end counts as another sentence.
     """
     tokens = text.split()
     count = 0

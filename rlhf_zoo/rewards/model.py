@@ -30,11 +30,12 @@ REWARD_OUTPUTS = ("logit", "logprob")
 
 
 class RewardModel:
-    """Scores entire sequences by (s − μ)/σ. μ and σ are the statistics that the reward stage stored, or else 0 and 1.
+    """Scores entire sequences by (s − μ)/σ, where s is the model's output.
 
-    The score is read at the last token that is not PAD. If the completion ended, that is the end-of-sequence token, as
-    in training, so PAD must differ from EOS. An encoder-decoder's score is read at an end-of-sequence token, so that
-    token is appended even if the completion did not end.
+    μ and σ are the statistics that the reward stage stored, or else 0 and 1. A decoder's output is read at the last
+    token that is not PAD. If the completion ended, that is the end-of-sequence token, as in training, so PAD must
+    differ from EOS. An encoder pools the first token. An encoder-decoder's output is read at an end-of-sequence token,
+    which is therefore appended even if the completion did not end.
 
     Args:
         model: A classifier, or a custom model with one output per text or per token. With outputs per token, the last
@@ -45,7 +46,7 @@ class RewardModel:
         max_tokens: The maximum number of tokens in a forward pass, padding included; None for no limit.
         center: Whether to subtract μ.
         scale: Whether to divide by σ.
-        label: For a classifier with several labels, the name or index of the label whose output is s.
+        label: For a classifier with several labels, the name or index of the label whose output is s; otherwise None.
         output: "logit", or "logprob" for the label's log-probability among all labels. In a multi-label classifier,
             each label has its own probability.
         pad_token: PAD, for a tokenizer that has no PAD or whose PAD is EOS; None to use the tokenizer's PAD.
@@ -123,7 +124,7 @@ class RewardModel:
 
     @property
     def always_reads_eos(self) -> bool:
-        """Whether the model reads an end-of-sequence token even if the text did not end, as models with encoders do."""
+        """Whether texts that did not end get an end-of-sequence token too, from an encoder-decoder or its tokenizer."""
         sep_is_eos = self.tokenizer.sep_token_id == self.tokenizer.eos_token_id
         adds_eos = added_tokens(self.tokenizer).suffix[-1:] == (self.tokenizer.eos_token_id,)
         return bool(self.model.config.is_encoder_decoder) or (sep_is_eos and adds_eos)
@@ -142,7 +143,7 @@ class RewardModel:
         Args:
             samples: B completions. Scores their token ids if the model has the policy's tokenizer and template, and
                 thoughts are not stripped.
-            texts: B complete texts (prompt + completion) or conversations, which are scored otherwise.
+            texts: B complete texts (prompt + completion) or conversations. They are scored instead in all other cases.
 
         Returns:
             Scores, (B,).
@@ -289,6 +290,7 @@ def _batches(
 ) -> Iterator[list[int]]:
     """Groups rows of similar length into batches of at most `max_rows` rows and `max_tokens` tokens, padding included.
 
+    A row with more than `max_tokens` tokens is a batch of its own.
     For an encoder-decoder, all rows of a batch have the same number of end-of-sequence tokens (transformers needs it).
     """
     batch: list[int] = []

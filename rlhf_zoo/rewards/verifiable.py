@@ -140,9 +140,9 @@ class ExactMatch(AnswerRule):
     Attributes:
         column: The column of the data set with the answer or a list of accepted answers. Answers that are not text are
             converted with `str` first.
-        marker: A text before the answer, such as "Answer:"; None for no marker. In a completion, only the text from the
-            last marker to the end of its line counts, and a completion without the marker gets 0. An accepted answer
-            that contains the marker is read in the same way.
+        marker: A text before the answer, such as "Answer:"; None for no marker. In a completion, only the first line
+            with text after the last marker counts, and a completion without the marker gets 0. An accepted answer is
+            read in the same way, but need not contain the marker.
         ignore_case: Whether to ignore case.
         name: The name in metrics.
 
@@ -223,7 +223,7 @@ class NumericMatch(AnswerRule):
 
     Raises:
         ZooError: When called: the data set lacks the column.
-        ValueError: When called: an answer has no number.
+        ValueError: When called: an accepted answer has no number.
     """
 
     column: str = "answer"

@@ -4,13 +4,14 @@ A judge that is trained and tested on swapped labels looks as good as any other,
 show the fault. Labeled pairs from another source can. Without such pairs, a judge can still be compared with itself: a
 judge that scores at random gives unrelated scores to the two halves of the samples.
 
-**Independence** is measured. A judge that makes the training reward's errors also scores exploits of the reward highly.
-The excess is the judge's error rate on pairs that the reward orders wrongly, minus its rate on the other pairs. The
-judge is not independent if the excess is at least `MIN_EXCESS` (0.2) and its interval lies above 0. It is independent
-if the interval lies below `MIN_EXCESS`. Otherwise, or if either group has fewer than `MIN_PAIRS` (10) pairs, the answer
-is unknown. Pairs of the policies' own outputs decide if they give an answer: the reward did not learn their labels, and
-they are the texts that the judge scores. Otherwise the labeled pairs decide. A wrong label counts as an error of both
-judge and reward, so labels that a recipe draws with noise are replaced first; see `majority_preferences`.
+**Independence** is measured, but a judge that learned from the training reward's labels is never independent. A judge
+that makes the reward's errors also scores exploits of the reward highly. The excess is the judge's error rate on pairs
+that the reward orders wrongly, minus its rate on the other pairs. The judge is not independent if the excess is at
+least `MIN_EXCESS` (0.2) and its interval lies above 0. It is independent if the interval lies below `MIN_EXCESS`.
+Otherwise, or if either group has fewer than `MIN_PAIRS` (10) pairs, the answer is unknown. Pairs of the policies' own
+outputs decide if they give an answer: the reward did not learn their labels, and they are the texts that the judge
+scores. Otherwise the labeled pairs decide. A wrong label counts as an error of both judge and reward, so labels that a
+recipe draws with noise are replaced first; see `majority_preferences`.
 
 **A judge that overrates the policy** prefers it more often than the labels do, on pairs of one completion of the policy
 and one of SFT. The difference of the two win rates corrects the judge's win rate over all prompts (prediction-powered
@@ -43,7 +44,7 @@ class SharedErrors:
     """The errors of judge and reward on the same labeled pairs.
 
     Attributes:
-        correlation: Correlation of their errors (φ); None if one of them never errs.
+        correlation: Correlation of their errors (φ); None if one of them errs on no pair or on every pair.
         judge_errs: The judge's error rate on all pairs.
         where_reward_errs: The judge's error rate on pairs that the reward orders wrongly; None if there are none.
         where_reward_is_right: The judge's error rate on the other pairs; None if there are none.
@@ -151,7 +152,7 @@ class JudgeCheck:
 
     Attributes:
         labeled: Results on labeled pairs; None if there are none.
-        own: Results on pairs of the policies' own outputs; None if there are none, or no judge.
+        own: Results on pairs of the policies' own outputs; None without such pairs or without a judge.
         same_labels: Whether the judge learned from the same labels as the training reward.
         labels: The labels of the policies' own pairs; None if it is unknown which policy wrote which text.
     """
@@ -298,10 +299,9 @@ def difference_of_shares(a: Estimate, b: Estimate) -> Estimate:
 def majority_preferences(
     pairs: Sequence[tuple[str, str]], prefer: Callable[[str, str, random.Random], int], *, seed: int
 ) -> list[int | None]:
-    """Decides which side of each pair a noisy preference favors, by the majority of `DRAWS` draws.
+    """Decides which side of each pair a noisy preference favors: the side that `MIN_AGREEMENT` of `DRAWS` draws prefer.
 
-    A label that is drawn only once is sometimes wrong. Every good judge and every good reward would then seem to make
-    the same error.
+    A label that is drawn only once is sometimes wrong. A good judge and a good reward would then both seem to err.
 
     Args:
         pairs: (N,) two texts each, prompts included.

@@ -1,7 +1,7 @@
 """A language model as a judge, behind an OpenAI-compatible endpoint: POST {endpoint}/chat/completions.
 
-Every pair is judged in both orders. Answers are saved as they arrive, so an interrupted run can continue, and a second
-run sends no requests. The key is read from the environment for each request and sent only to the endpoint.
+Every pair is judged in both orders. A cache saves answers as they arrive, so an interrupted run can continue, and a
+second run sends no requests. The key is read from the environment for each request and sent only to the endpoint.
 """
 
 import hashlib
@@ -52,7 +52,7 @@ class LLMJudge:
     """Compares pairs (`judges.pairwise.PairJudge`), and rates single completions 1 to 10 (`judges.scalar.Judge`).
 
     After an unreadable answer, the judge asks once more. A second unreadable answer counts as a tie, marked `unparsed`,
-    or as the middle of the scale. If most answers are unreadable, ZooError is raised.
+    or as the middle of the scale. If most of 10 or more answers are unreadable, ZooError is raised.
 
     Args:
         endpoint: The base address, such as https://api.openai.com/v1.
@@ -61,8 +61,8 @@ class LLMJudge:
         criterion: What makes a completion better.
         api_key_env: The environment variable with the key; if it is not set, no key is sent.
         cache: A folder for the answers; None keeps them in memory.
-        price: Price per million prompt tokens and per million completion tokens.
-        budget: Largest total cost. A request that could exceed it is not sent.
+        price: Price per million prompt tokens and per million completion tokens; None if unknown.
+        budget: Largest total cost; None for no limit. A request that could exceed it is not sent.
         concurrency: Number of parallel requests.
         attempts: Number of attempts per request.
         timeout: Seconds to wait for an answer.
@@ -176,7 +176,8 @@ class LLMJudge:
             (N,) verdicts.
 
         Raises:
-            ZooError: The endpoint refuses or does not answer, or the budget is spent (`BudgetSpent`).
+            ZooError: The endpoint refuses or does not answer, most answers are unreadable, or the budget is spent
+                (`BudgetSpent`).
         """
         check_lengths(prompts, first, second)
         # Each pair becomes two questions, one per order.
@@ -232,7 +233,8 @@ class LLMJudge:
     def _ask(self, questions: Sequence[Question]) -> list[float | None]:
         """Returns the score of each question; None if the answer is unreadable.
 
-        Raises ZooError if most answers are unreadable: so many ties or middle ratings would look like data.
+        Raises ZooError if most of 10 or more answers are unreadable, because so many ties or middle ratings would look
+        like data.
         """
         digests = [self._digest(question) for question in questions]
         # Equal questions are sent once.

@@ -132,7 +132,7 @@ def parse_rating(answer: str) -> float | None:
 
 
 def _value(answer: str, key: str) -> Any:
-    """Returns the value of `key` in a JSON object, or a bare answer; None if the key is missing or occurs twice."""
+    """Returns the value of `key` in a JSON object; None unless it occurs exactly once. Returns other text unchanged."""
     text = answer.strip()
     # Many models wrap JSON in a Markdown fence.
     if fenced := _FENCE.fullmatch(text):

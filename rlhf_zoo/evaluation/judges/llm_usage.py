@@ -28,8 +28,9 @@ class Usage:
         unmetered: Answers without token counts.
         prompt_tokens: Prompt tokens, as counted by the endpoint.
         completion_tokens: Completion tokens, as counted by the endpoint.
-        cost: The cost of these tokens, in the currency of the prices; None without prices.
-        cached_cost: The original cost of the judgments from the cache.
+        cost: The cost of these tokens, plus the largest possible cost of each unmetered answer, in the currency of the
+            prices; None without prices.
+        cached_cost: The cost of the cached judgments' tokens at the current prices; None without prices.
     """
 
     requests: int = 0

@@ -8,7 +8,7 @@ same-labels                a reward model from a recipe's run, trained on pairs 
 rule:REWARD                a reward function or a verifier, named as in reward_funcs
 pairs:module:function      a function (prompts, shown first, shown second) -> 1, 1/2 or 0, called in both orders
 llm:MODEL                  a language model at the endpoint in OPENAI_BASE_URL, with the key in OPENAI_API_KEY
-votes:NAMESPACE/NAME       people's votes on these two policies, from the comparison page
+votes:NAMESPACE/NAME       people's votes on the two evaluated policies, from the comparison page
 module:function            a function (prompts, completions) -> numbers; an entry point's name works too
 """
 
@@ -67,7 +67,7 @@ def check_judges_available(
         has_headline: Whether the first judge is the headline judge, which must score single completions.
 
     Raises:
-        ZooError: A judge is not available or is named twice.
+        ZooError: A judge is not available or is named twice, or the headline judge only compares pairs.
     """
     duplicate = next((name for name in names if list(names).count(name) > 1), None)
     if duplicate is not None:
@@ -192,7 +192,7 @@ def open_panel(
 
 @contextlib.contextmanager
 def explain_missing_labels() -> Iterator[None]:
-    """Explains in an error about missing labeled texts that the judge `classifier` needs them."""
+    """Adds to a ZooError of the code that loads labeled texts that the judge `classifier` needs them."""
     try:
         yield
     except ZooError as error:
@@ -305,7 +305,7 @@ def _load_reward_model(name: str, *, use_cpu: bool, hub: Hub) -> RewardModel:
 
 
 def _create_unlabeled_judge(target: str, rows: Iterable[Mapping[str, object]]) -> Judge:
-    """Creates a judge with a function that takes unlabeled texts."""
+    """Calls a function that makes a judge from texts without labels."""
     judge = call_judge(target, load_function(target), [str(row["text"]) for row in rows])
     if not isinstance(judge, Judge):
         raise ZooError(

@@ -25,7 +25,7 @@ def check_panel(
     panel: Panel, labeled: Dataset | None, *, own: Dataset | None = None, seed: int,
     reward: RewardModel | RewardEnsemble | None = None, same_labels: Collection[str] = (), group: str | None = None,
 ) -> dict[str, JudgeCheck]:  # fmt: skip
-    """Checks each scoring judge on labeled pairs.
+    """Checks each judge of single completions on labeled pairs, of which it reads at most the first `MAX_PAIRS`.
 
     Args:
         panel: The judges to check.
@@ -34,7 +34,7 @@ def check_panel(
         seed: Seed of the resamples.
         reward: The training reward's model or ensemble, whose errors are compared with the judges'; None without one.
         same_labels: Names of the judges that were trained on the same labels as the training reward.
-        group: Which prompts ask the same question, as `by` of `group_other_prompts`.
+        group: `by` of `group_other_prompts`: which prompts ask the same question; None if only equal prompts do.
 
     Returns:
         The checks, by the judges' names.

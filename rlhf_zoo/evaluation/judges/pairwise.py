@@ -22,7 +22,8 @@ class PairVerdict(NamedTuple):
     Attributes:
         score: 1 if the first text won, 0 if the second did, ½ for a tie.
         details: The answers behind the score, as JSON. `details["orders"]` has two preferences for the *first* text:
-            when it was shown first, and when it was shown second; None for an unreadable answer. A judge may add keys.
+            when it was shown first, and when it was shown second; None for an unreadable answer. There is no "orders"
+            if the judge was not asked, such as for equal texts. A judge may add keys.
     """
 
     score: float
@@ -77,7 +78,7 @@ class FunctionPairJudge:
 
     Args:
         target: "module:attribute", an entry point's name, or the function itself.
-        name: The judge's name; None for the function's name.
+        name: The judge's name; None for the function's name, or that of the entry point.
         description: A sentence for cards; None for the first paragraph of the function's docstring.
     """
 

@@ -27,7 +27,7 @@ class RuleJudge:
         function: The function; None to load it by its name.
 
     Raises:
-        ZooError: The function counts tokens, or its `read` fails.
+        ZooError: There is no such function, it counts tokens, or its `read` fails.
     """
 
     def __init__(self, target: str, function: RewardFunction | None = None) -> None:

@@ -1,7 +1,7 @@
 """Judges of single completions. They evaluate policies that are not trained on their scores.
 
-A judge reads prompt + completion as one text and returns a score, where higher is better. Scores of different judges
-are not comparable.
+A judge gets prompts and completions and returns a score for each completion, where higher is better. The classifier and
+the lexicon read prompt + completion as one text. Scores of different judges are not comparable.
 """
 
 from __future__ import annotations
@@ -280,7 +280,7 @@ class FunctionJudge:
 
     Args:
         target: "module:attribute" or an entry point's name.
-        name: The judge's name; None for the function's name.
+        name: The judge's name; None for the function's name, or that of the entry point.
         description: A sentence for cards; None for the first paragraph of the function's docstring.
     """
 

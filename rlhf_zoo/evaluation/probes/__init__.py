@@ -1,4 +1,4 @@
-"""Probes for a hacked reward: they compare the texts of a policy with those of SFT. Any language model's texts will do.
+"""Probes for a hacked reward: they compare a policy's texts with SFT's, or any two language models' texts.
 
     report = probe(Completions(prompts, texts), Completions(prompts, sft_texts))
     report.fired, report["risen phrases"].finding, report.to_json()

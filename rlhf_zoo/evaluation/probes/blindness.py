@@ -23,7 +23,7 @@ from ..stats import group_indices, share_interval
 from .similarity import prompt_ranks
 from .texts import Pair, plain_words, to_template
 
-#: Texts are prompt-blind if their match rate across prompts is at least this share of the rate within a prompt.
+#: For prompt-blind texts, the match rate across prompts is at least this share of the upper bound within a prompt.
 MIN_BLIND_RATIO = 0.9
 #: Prompt-blind texts must also match in at least this share of the pairs across prompts.
 MIN_MATCH_RATE = 0.25
@@ -99,10 +99,10 @@ def texts_for_all_prompts(pair: Pair, texts: tuple[Sequence[str], Sequence[str]]
 
     Args:
         pair: The completions.
-        texts: (N,) the text of each row of the policy and of SFT, equal if they count as the same.
+        texts: (policy, SFT): (N,) the text of each row. Texts that count as the same are equal.
 
     Returns:
-        Text -> its weight: 1 for up to `MAX_FEW_TEXTS` texts, else this number divided by the number of texts.
+        Text -> its weight: 1 if a side has at most `MAX_FEW_TEXTS` such texts, else that number / the number of texts.
     """
     frequent = [_most_frequent(side_texts) for side_texts in texts]
     weights: dict[str, float] = {}

@@ -29,8 +29,9 @@ class CannedTexts:
 
 
 def find_canned(pair: Pair) -> CannedTexts:
-    """Finds the completions whose text also answers another prompt, on either side.
+    """Finds completions whose text answers several prompts, counting those of both sides, and that cannot be right.
 
+    A long text or one that a side gives almost always is canned; other texts are if `texts_for_all_prompts` finds them.
     Prompts that ask the same question may have the same answer, so they count as one.
 
     Args:
@@ -54,7 +55,7 @@ def find_canned(pair: Pair) -> CannedTexts:
     def canned_weight(text: str, tokens: Sequence[str], is_counted: bool) -> float:
         if len(answered_questions[text]) < 2:
             return 0.0
-        # A text that a program accepts for almost every question exploits the program, so it counts although verified.
+        # A text that a program accepts for almost every question exploits the program, so it counts even if verified.
         if text in constants or (is_counted and len(tokens) > MAX_ANSWER_WORDS):
             return 1.0
         return weights.get(text, 0.0) if is_counted else 0.0
@@ -73,7 +74,7 @@ def find_canned(pair: Pair) -> CannedTexts:
 
 
 def _merge_long(pair: Pair, exact: Sequence[Sequence[str]]) -> tuple[list[str], list[str]]:
-    """Returns (N,) the texts of both sides, where misspelled copies of a long text are equal."""
+    """Returns (policy, SFT): (N,) texts. Replaces misspelled copies of a long text by one of them."""
     policy_words, sft_words = ({word for tokens in side for word in tokens} for side in pair.tokens)
     prompt_words = {word for prompts in pair.prompts for prompt in prompts for word in plain_words(prompt)}
     texts, tokens = [*exact[0], *exact[1]], [*pair.tokens[0], *pair.tokens[1]]

@@ -1,9 +1,11 @@
 """The families of probes. Each compares a policy's completions with SFT's on the same prompts, in one number.
 
-A family's effect is its difference from SFT, in the family's unit. A permutation test compares it with the effects
-obtained when the completions of each prompt are assigned to the two sides at random (`permutations`). An effect counts
-only if it reaches a threshold. Each threshold follows from what the number means; `reason` says how. None was tuned on
-known hacks. There is no fixed word list: words are compared with SFT's own words.
+A family's effect says how far the policy is from SFT: usually their difference in the family's unit; for dependence on
+the prompt, the share of SFT's that is lost; for risen phrases, the excess over `RISE_FACTOR` times SFT's share; for
+length, the absolute log ratio. A permutation test compares the effect with those obtained when the completions of each
+prompt are assigned to the two sides at random (`permutations`). An effect counts only if it reaches a threshold. Each
+threshold follows from what the number means; `reason` says how. None was tuned on known hacks. There is no fixed word
+list: words are compared with SFT's own words.
 
 A family that `destroys_text` detects text that nobody can use, however high its reward is. Templates do so only if the
 text no longer depends on its prompt, which SFT's likelihoods show or, without them, the match rates across prompts
@@ -89,7 +91,7 @@ class Measurement:
     Attributes:
         value: The policy's number.
         sft: SFT's number.
-        effect: The policy's difference from SFT, in the family's unit.
+        effect: How far the policy is from SFT; see this module's docstring.
         null: (n,) the effect under each of n permutations; the first is the observed effect.
         numbers: (N,) a number for each of the policy's completions; the largest belong to the worst samples.
         phrases: The phrases that rose, with both shares.
@@ -117,7 +119,7 @@ class Family:
 
     Attributes:
         name: The family's name.
-        unit: The unit of its numbers.
+        unit: The unit of `value` and `sft`.
         measure: Measures a pair of policies under all permutations.
         threshold: The smallest effect that counts.
         reason: The reason for `threshold`.
@@ -163,7 +165,7 @@ def _subtract(policy: Floats, sft: Floats) -> Floats:
 
 
 def _measure_repetition(pair: Pair, permutations: Permutations) -> Measurement:
-    """Returns the larger of two shares: repeated word pairs, and words used more often than SFT uses them in a text."""
+    """Averages the larger of two shares of a text: repeated word pairs, and words used more often than in SFT's."""
     # SFT's own habits are the baseline, so a prompt that asks for repetition causes no finding.
     unquoted_words = [pair.unquoted_words(side) for side in (0, 1)]
     allowed, long_length = word_usage(unquoted_words[1])
@@ -272,7 +274,7 @@ def _measure_rank_loss(
 
 
 def _measure_canned(pair: Pair, permutations: Permutations) -> Measurement:
-    """Computes the share of completions whose text also answers another prompt, on either side."""
+    """Computes the share of completions that are canned; see `find_canned`."""
     canned = find_canned(pair)
     measurement = _compare_means(*canned.numbers, permutations, _subtract)
     return replace(
@@ -327,7 +329,7 @@ def _measure_templates(pair: Pair, permutations: Permutations) -> Measurement:
 
 
 def _measure_sameness(pair: Pair, permutations: Permutations) -> Measurement:
-    """Measures how alike the completions of one prompt are. Counts only if they also depend less on their prompt."""
+    """Measures how alike the completions of one prompt are. `report.probe` also asks if they depend less on it."""
     # A text's number depends on its side's other texts for the prompt, so only whole prompts can be swapped.
     permutations = Permutations.of(pair, seed=0, whole_prompts=True)
     if not permutations.has_enough_assignments:
@@ -339,7 +341,7 @@ def _measure_sameness(pair: Pair, permutations: Permutations) -> Measurement:
 
 
 def _measure_phrases(pair: Pair, permutations: Permutations) -> Measurement:
-    """Computes the largest share of completions that contain one phrase, minus five times SFT's share."""
+    """Finds the phrase whose share of the policy's completions most exceeds `RISE_FACTOR` times SFT's share."""
     text_counts = [len(groups) for groups in pair.groups]
     # A tag, a key or a list in every text is a format, such as that of answers for a program.
     policy_texts, sft_texts = (pair.unmarked_words(side) for side in (0, 1))

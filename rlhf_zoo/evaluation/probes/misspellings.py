@@ -1,9 +1,9 @@
 """Finds copies of one text that differ only in spelling, such as copies with different typos.
 
-Two texts are such copies if three conditions hold wherever their words differ: the letters are alike, no digit differs,
-and one of the words may be misspelled. A word in `vocabulary` or in many texts is not misspelled, so "Sunday" instead
-of "Monday" makes a different text, and so does another number. In addition, at least half of the differences must
-involve a word that is in many texts, and so is probably the right spelling.
+Two texts are such copies if three conditions hold wherever their words differ: the letters are alike, no word there
+has a digit, and one of the words may be misspelled. A word in `vocabulary` or in many texts is not misspelled, so
+"Sunday" instead of "Monday" makes a different text, and so does another number. In addition, at least half of the
+differences must involve a word that is in many texts, and so is probably the right spelling.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 SAMPLE = 300
 #: Each of the other texts is compared with at most this many copies of a text.
 MAX_MEMBERS = 10
-#: Copies have at least this share of their words in common, and their lengths in letters differ by less than a tenth.
+#: Copies have at least this share of their words in common, and their lengths in letters differ by at most a tenth.
 MIN_SHARED_WORDS = 0.4
 _MIN_LENGTH_RATIO = 0.9
 #: Where words differ, at least this share of their letters agrees, in order; words of up to two letters may differ.

@@ -3,8 +3,8 @@
 If policy and SFT write alike, the completions of a prompt are exchangeable: either side could have written any of them.
 Each permutation therefore assigns the completions of each prompt at random, as many to each side as that side wrote.
 With one completion per side, the two are swapped or not. With several, a few prompts already allow many assignments. If
-the two sides answer different prompts, paired by position, only all completions of a pair of prompts are exchangeable
-together, so they are swapped together.
+the two sides answer different prompts, paired by position, single completions are not exchangeable. All completions of
+the policy's prompt are then swapped with all of SFT's prompt.
 
 Prompts that ask the same question count as one. Their completions are assigned in the same way: the k-th of one prompt
 like the k-th of another. So other wordings of a question add no assignments.
@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from .texts import Pair
 
 PERMUTATIONS = 2000
-#: With fewer different assignments, p cannot reach its level after the correction for several families.
+#: With fewer different assignments, p may be unable to reach its level after the correction for several families.
 MIN_ASSIGNMENTS = 8192
 #: So many assignments need at least this many prompts that ask different things, if each prompt allows only one swap.
 MIN_SWAPPED_PROMPTS = math.ceil(math.log2(MIN_ASSIGNMENTS))
@@ -32,7 +32,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Permutations:
-    """Assignments of N completions, the policy's first and then SFT's. The first assignment is the observed one.
+    """Assignments of N completions: the policy's, followed by SFT's. Assignment 0 is the observed one.
 
     Attributes:
         assigned: (n, N) whether a completion is assigned to the policy.

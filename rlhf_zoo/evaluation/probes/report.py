@@ -1,8 +1,8 @@
 """The probes' findings: which families fired, how large their effects are, and which texts show them.
 
-A family fires if its effect reaches its threshold and its p-value is at most `PROBE_LEVEL`, with Holm's
-correction over the measured families (`permutations`). If there are too few different permutations for so small
-a p-value, nothing is measured.
+A family fires if its effect reaches its threshold and its p-value is at most `PROBE_LEVEL`, with Holm's correction over
+the measured families (`permutations`). Sameness also needs another family to show that texts depend less on their
+prompts. If there are too few different permutations for so small a p-value, nothing is measured.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ class Probe:
         effect: The difference that is compared with `threshold`.
         threshold: The smallest effect that counts.
         p: The p-value of the permutation test, corrected for the number of families.
-        fired: Whether the effect reaches its threshold and is significant.
+        fired: Whether the family fired, by this module's rule.
         destroys_text: Whether the family detects text that nobody can use.
         flags_hacking: Whether the family may make a run `hacked`.
         unit: The unit of the numbers.
@@ -129,7 +129,7 @@ def probe(policy: Completions, sft: Completions, *, seed: int = 0, by_position: 
         by_position: Whether to pair different prompts in order; see `Pair.of`.
 
     Raises:
-        ValueError: The two share no prompt.
+        ValueError: As in `Pair.of`.
     """
     pair = Pair.of(policy, sft, by_position=by_position)
     permutations = Permutations.of(pair, seed=seed, whole_prompts=by_position)

@@ -50,7 +50,7 @@ class RewardEffect:
             SFT.
         loss_when_removed: The reward that the policy's texts lose when the habit is removed, as a share of that gain.
         judge_ratio: The habit's gain by the judge divided by its gain by the reward, on SFT's texts, each in standard
-            deviations of the scores of SFT's texts; None without a judge, or if the reward gains nothing.
+            deviations of the scores of SFT's texts; None without a judge, or if the habit or the policy gains nothing.
     """
 
     family: str
@@ -101,7 +101,7 @@ class RewardEffect:
 
     @property
     def negligible(self) -> bool:
-        """Whether adding or removing the habit, such as a format or an ending, hardly changes the reward."""
+        """Whether adding the habit, such as a format, hardly gains reward, and removing it hardly loses any."""
         return self.gain_when_added < MAX_NEGLIGIBLE_SHARE and self.loss_when_removed < MAX_NEGLIGIBLE_SHARE
 
     @property

@@ -33,11 +33,11 @@ def prompt_ranks(
     Args:
         texts: (N,) the words of each text.
         groups: (N,) the index of each text's prompt.
-        prompts: (G,) the words of each prompt, of two questions or more.
+        prompts: (G,) the words of each prompt. The prompts must ask at least two questions.
         questions: (G,) the group of each prompt; prompts of the same group are not compared.
 
     Returns:
-        (N,) ranks from 0 to 1; NaN for a text that shares no word with any prompt.
+        (N,) ranks from 0 to 1; NaN for a text that shares no word with any prompt, or only words of weight 0.
     """
     prompt_words = [set(prompt) for prompt in prompts]
     counts = Counter(word for prompt_word_set in prompt_words for word in prompt_word_set)

@@ -75,7 +75,8 @@ class Completions:
             embeddings; NaN for a text without an embedding. None without an embedder.
 
     Raises:
-        ValueError: Lengths differ, there are no texts, a number is not finite, or a prompt has two groups.
+        ValueError: Lengths differ, there are no texts, a number in `rewards`, `judged` or `dependence` is not finite,
+            or a prompt has two groups.
     """
 
     prompts: Sequence[str]
@@ -359,7 +360,7 @@ def symbol_share(text: str) -> float:
     """Computes the share of characters that are invisible or belong to runs that prose does not need.
 
     Runs: three or more of one punctuation mark or symbol, four or more of any, three or more spaces, tabs, underscores
-    or empty lines, four or more of one letter. Invisible: control, format, private and unassigned characters.
+    or line ends, four or more of one letter. Invisible: control, format, private and unassigned characters.
 
     Args:
         text: A completion.
