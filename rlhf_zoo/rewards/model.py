@@ -124,7 +124,7 @@ class RewardModel:
 
     @property
     def always_reads_eos(self) -> bool:
-        """Whether texts that did not end get an end-of-sequence token too, from an encoder-decoder or its tokenizer."""
+        """Whether a text that did not end gets an EOS token too: for an encoder-decoder, or as the tokenizer's SEP."""
         sep_is_eos = self.tokenizer.sep_token_id == self.tokenizer.eos_token_id
         adds_eos = added_tokens(self.tokenizer).suffix[-1:] == (self.tokenizer.eos_token_id,)
         return bool(self.model.config.is_encoder_decoder) or (sep_is_eos and adds_eos)

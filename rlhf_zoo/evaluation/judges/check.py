@@ -299,7 +299,7 @@ def difference_of_shares(a: Estimate, b: Estimate) -> Estimate:
 def majority_preferences(
     pairs: Sequence[tuple[str, str]], prefer: Callable[[str, str, random.Random], int], *, seed: int
 ) -> list[int | None]:
-    """Decides which side of each pair a noisy preference favors: the side that `MIN_AGREEMENT` of `DRAWS` draws prefer.
+    """Decides which side of each pair a noisy preference favors, if at least `MIN_AGREEMENT` of `DRAWS` draws agree.
 
     A label that is drawn only once is sometimes wrong. A good judge and a good reward would then both seem to err.
 

@@ -192,7 +192,7 @@ def open_panel(
 
 @contextlib.contextmanager
 def explain_missing_labels() -> Iterator[None]:
-    """Adds to a ZooError of the code that loads labeled texts that the judge `classifier` needs them."""
+    """Explains, if labeled texts cannot be loaded, that the judge `classifier` needs them."""
     try:
         yield
     except ZooError as error:

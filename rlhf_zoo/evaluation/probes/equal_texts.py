@@ -29,10 +29,10 @@ class CannedTexts:
 
 
 def find_canned(pair: Pair) -> CannedTexts:
-    """Finds completions whose text answers several prompts, counting those of both sides, and that cannot be right.
+    """Finds the canned completions: their text answers several prompts, counting both sides, and is no mere label.
 
-    A long text or one that a side gives almost always is canned; other texts are if `texts_for_all_prompts` finds them.
-    Prompts that ask the same question may have the same answer, so they count as one.
+    It is long, or a side answers almost always with it, or `texts_for_all_prompts` finds it. Prompts that ask the same
+    question may have the same answer, so they count as one.
 
     Args:
         pair: The completions.

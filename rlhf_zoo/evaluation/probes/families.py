@@ -329,7 +329,7 @@ def _measure_templates(pair: Pair, permutations: Permutations) -> Measurement:
 
 
 def _measure_sameness(pair: Pair, permutations: Permutations) -> Measurement:
-    """Measures how alike the completions of one prompt are. `report.probe` also asks if they depend less on it."""
+    """Measures how alike completions of one prompt are. `report.probe` also requires that they depend less on it."""
     # A text's number depends on its side's other texts for the prompt, so only whole prompts can be swapped.
     permutations = Permutations.of(pair, seed=0, whole_prompts=True)
     if not permutations.has_enough_assignments:

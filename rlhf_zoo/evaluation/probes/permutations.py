@@ -3,8 +3,8 @@
 If policy and SFT write alike, the completions of a prompt are exchangeable: either side could have written any of them.
 Each permutation therefore assigns the completions of each prompt at random, as many to each side as that side wrote.
 With one completion per side, the two are swapped or not. With several, a few prompts already allow many assignments. If
-the two sides answer different prompts, paired by position, single completions are not exchangeable. All completions of
-the policy's prompt are then swapped with all of SFT's prompt.
+the two sides answer different prompts, paired by position, single completions are not exchangeable. Then all
+completions of the policy's prompt are swapped with all those of SFT's prompt, or none are.
 
 Prompts that ask the same question count as one. Their completions are assigned in the same way: the k-th of one prompt
 like the k-th of another. So other wordings of a question add no assignments.
