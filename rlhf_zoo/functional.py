@@ -1,7 +1,7 @@
 """Every formula of PPO for language models: pure tensors in, tensors out.
 
-Shapes: B rollouts, T response positions, V tokens of the vocabulary, A actions. The actions are the T tokens, or 1 if a
-whole completion is one action. A mask (B, T) is True on sampled tokens up to and including the end-of-sequence token,
+Shapes: B rollouts, T response positions, V tokens of the vocabulary, A actions. A is T if each token is an action, and
+1 if the whole completion is one. A mask (B, T) is True on sampled tokens up to and including the end-of-sequence token,
 starting at position 0 and without gaps. Log-probabilities, under any model, are those of the sampled tokens at the
 sampling temperature, in nats. Values outside the mask never matter.
 

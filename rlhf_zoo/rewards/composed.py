@@ -38,7 +38,7 @@ class Scored:
     """The scores of B completions, and what the reward functions logged.
 
     Attributes:
-        total: (B,) the weighted sum over the rewards.
+        total: (B,) the weighted sum over the rewards that apply.
         per_reward: (B, number of `Rewards.names`), a column for each name; NaN where a reward does not apply.
         extra: {column: B values that functions logged with `log_extra`}, which are shown next to the completions.
         metrics: {name: mean of the values that functions logged with `log_metric`}.

@@ -52,7 +52,7 @@ class RewardEnsemble:
         penalty: λ of mean_minus_variance; None for DEFAULT_PENALTY.
 
     Raises:
-        ZooError: A model lacks a stored mean and standard deviation, or `check_ensemble` fails.
+        ZooError: A model that centers or scales its scores has no stored statistics, or `check_ensemble` fails.
     """
 
     def __init__(self, models: Sequence[RewardModel], *, how: str | None, penalty: float | None = None) -> None:

@@ -26,7 +26,7 @@ def compare_by_votes(
         hub: The Hub of the data set.
 
     Returns:
-        The figures as JSON. Without a vote that counts, win_rate is None and `problem` gives the reason.
+        The figures as JSON. If no vote counts, `win_rate` is None and `problem` gives the reason.
 
     Raises:
         ZooError: The data set cannot be read.

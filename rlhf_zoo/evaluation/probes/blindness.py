@@ -6,9 +6,10 @@ within a prompt, and `MIN_BLIND_RATIO` times the upper bound. The words of a tex
 compared. Words in more than half of the prompts, such as the options of a choice, are not masked, since they may be all
 that distinguishes the answers.
 
-A second sign is that a side answers all prompts with a few texts (`texts_for_all_prompts`). These may be right answers,
-such as labels. So the sign counts only if they are sentences, and share no more words with their own prompts (and with
-the other side's answers to these prompts) than with other prompts.
+A second sign, for the probe *equal texts*, is that a side answers all prompts with a few texts
+(`texts_for_all_prompts`). These may be right answers, such as labels. So the sign counts only if they are sentences,
+and share no more words with their own prompts (and with the other side's answers to these prompts) than with other
+prompts.
 """
 
 import math
