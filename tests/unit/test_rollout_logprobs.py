@@ -197,7 +197,7 @@ def test_unwritable_home_gives_a_warning(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("RLHF_ZOO_HOME", str(tmp_path / "file"))
     rollouts = sft(1, prompts=10, samples=1), sft(2, prompts=10, samples=1)
     scored, _ = add_logprobs(*rollouts, ModelOptions(save(tmp_path / "m", template=None), DEFAULT_HUB), seed=1)
-    assert len(scored.logprobs) == 10 and "cannot be written (Not a directory)" in caplog.text
+    assert len(scored.logprobs) == 10 and "cannot be read or written (Not a directory)" in caplog.text
 
 
 def test_long_texts_are_truncated_and_long_prompts_rejected(tmp_path, home, caplog):
