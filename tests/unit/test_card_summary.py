@@ -160,7 +160,7 @@ def test_card_compares_main_figures_with_best_constant_text(runs):
     ]
     assert cells(text, "**KL to SFT**")[1:] == ["0.52", "**1.52** (1.47–1.57)", "–"]
     assert cells(text, "**Reward**")[1:] == ["0.50", "**1.50** (1.45–1.55)", "1.75\N{NO-BREAK SPACE}²"]
-    assert "644 completions to 161 prompts" in text and "² Another text: it fools the reward, and wins 12.5%." in text
+    assert "644 completions to 161 prompts" in text and "² Another text, the reward's favorite; it wins 12.5%." in text
 
 
 def test_card_example_is_median_pair_by_judge(runs):
@@ -278,7 +278,7 @@ def test_card_compares_gain_with_defects_and_best_filter(runs):
     assert "**But**" not in card(runs, defects=defects, filters=filters, **judged("hacked"))
     text = card(runs, defects=defects, filters=filters, **judged("healthy", recommended=40))
     assert cells(text, "**Judge's score**")[1:] == ["0.51", "**1.51** (1.46–1.56)"]
-    assert cells(text, "… of SFT, filtered (without 1 word)")[1:] == ["1.60", "–"]
+    assert cells(text, "Judge's score of SFT, filtered (without 1 word)")[1:] == ["1.60", "–"]
     watch = text.split("## Watch out for")[1].split("## Trained with")[0]
     more = "- **More** answers with false statements (5% → 15%). Not shown to rise: doubled clauses (5% → 8%).\n"
     assert more in watch, "the second interval of the difference holds 0"

@@ -341,9 +341,7 @@ def headline(facts: StageFacts) -> dict[str, Any] | None:
     start = facts.start[:1].upper() + facts.start[1:]
     note += f" ¹ {start} sampled again: chance alone." if control else ""
     if is_different_text and reward is not None:
-        rate = reward["win_rate"]["value"]
-        favorite = "it fools the reward, and" if rate < 0.5 else "the reward's favorite, which"
-        note += f" ² Another text: {favorite} wins {rate:.1%}."
+        note += f" ² Another text, the reward's favorite; it wins {reward['win_rate']['value']:.1%}."
     cells = [(title, sft, ppo if isinstance(ppo, Raw) else bold(ppo), constant) for title, sft, ppo, constant in rows]
     return {"rows": cells, "has_constants": bool(best_constants), "note": Raw(note if is_finite(n) else "")}
 
@@ -353,14 +351,19 @@ def _judge_rows(
 ) -> Iterator[tuple[Raw, Raw, Mapping[str, Any] | Raw | None, str]]:
     """Yields the rows of `headline` with the judge's mean of SFT and PPO, and of filtered SFT if filters were tried.
 
-    Without the first row if the judge's figure equals the reward's.
+    Without the first row if the judge is the reward, which has a row.
     """
     ppo, sft = facts.estimate("ppo", "judge"), facts.estimate("sft", "judge")
-    if ppo and sft and ppo != facts.estimate("ppo", "reward"):
+    if ppo and sft and not (facts.evaluation.get("judge") or {}).get("is_training_reward"):
         text = estimate_at(constant or {}, "judge")
         yield Raw("**Judge's score**"), short(sft["value"]), ppo, short(text["value"]) if text else "–"
     if (best := facts.best_filter) is not None and (filtered := estimate_at(best, "judge")):
-        yield Raw(f"… of {facts.start}, filtered ({escape(best['name'])})"), short(filtered["value"]), Raw("–"), "–"
+        yield (
+            Raw(f"Judge's score of {facts.start}, filtered ({escape(best['name'])})"),
+            short(filtered["value"]),
+            Raw("–"),
+            "–",
+        )
 
 
 def bold(figure: Mapping[str, Any] | None) -> Raw:
