@@ -67,8 +67,10 @@ def judged(kind: str, **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("verdict", "alert", "advice"),
     [
-        (judged("healthy", recommended=40), "TIP", "Use **step 40** (this page, `main`): no step scores clearly"),
-        (judged("healthy", recommended=20), "TIP", "Use **step 20** instead of this one, step 40: the judge"),
+        (judged("healthy", recommended=40), "TIP", "Use **step 40** (this page, `main`):\n>\n> `rlhf-zoo pull local/"),
+        (judged("healthy", recommended=40), "TIP", "explains what probes found: repetition. No step scores clearly"),
+        (judged("healthy", recommended=20), "TIP", "Use **step 20** instead of this one, step 40:\n>\n> `rlhf-zoo"),
+        (judged("healthy", recommended=20), "TIP", "repetition. The judge rates step 20 highest (judge's score"),
         (judged("hacked", reasons=["Hacked: the judge of SFT is fooled."]), "CAUTION", "The judge of SFT is fooled."),
         (judged("no sign found", recommended=40), "NOTE", "but the judge is unchecked"),
         (judged("no gain"), "WARNING", "Use the SFT model."),
@@ -85,12 +87,13 @@ def judged(kind: str, **changes: Any) -> dict[str, Any]:
 )  # fmt: skip
 def test_card_begins_with_verdict_and_advice(runs, verdict, alert, advice):
     text = card(runs, **verdict)
-    title, lead, box = text.strip().split("\n\n")[:3]
+    title, box, lead = text.strip().split("\n\n")[:3]
     assert title == "# tiny-world-ppo"
     assert lead.startswith("A language model trained with PPO") and "**Simulated data:** a program" in lead
     assert box.startswith(f"> [!{alert}]\n> **Verdict: {verdict['verdict']}.**") and advice in box
-    command = f"> Get it: `rlhf-zoo pull local/tiny-world-ppo@step-0000{verdict['recommended']} --hub local"
-    assert (command in box) == (verdict["recommended"] is not None) == ("Get it" in box)
+    assert "\n>\n> Why: " in box
+    command = f"> `rlhf-zoo pull local/tiny-world-ppo@step-0000{verdict['recommended']} --hub local"
+    assert (command in box) == (verdict["recommended"] is not None) == ("rlhf-zoo pull" in box)
     this = (
         "<details><summary>This step, 40, which is not the recommended one</summary>\n\n"
         "```sh\nrlhf-zoo pull local/tiny-world-ppo@step-000040"
@@ -114,11 +117,11 @@ def test_card_of_recommended_step_has_verdict_of_that_step(runs):
     assert "**Verdict: hacked.**" in card(runs, **verdict)
     StageRecord(runs / "ppo").write(chosen={"step": 20, "rule": "recommended", "metric": None, "value": None})
     text = card(runs, **verdict)
-    assert "> [!TIP]\n> **Verdict: healthy.** Judge and reward rise together, and none of 2 probes for reward" in text
-    assert "Use **step 20** (this page, `main`)" in text and "explains what" not in text
+    assert "> [!TIP]\n> **Verdict: healthy.** Use **step 20** (this page, `main`):\n" in text
+    assert "> Why: Judge and reward rise together, and none of 2 probes for reward hacking fired." in text
     assert "Training went on to step 40, where the verdict is *hacked*." in text
     pull = "rlhf-zoo pull local/tiny-world-ppo@step-000020 --hub local --output_dir tiny-world-ppo"
-    assert f">\n> Get it: `{pull}`\n" in text and f"```sh\n{pull}\n```" not in text
+    assert f">\n> `{pull}`\n" in text and f"```sh\n{pull}\n```" not in text
 
 
 def test_card_says_why_recommended_step_beats_healthy_last_step(runs):
@@ -126,7 +129,7 @@ def test_card_says_why_recommended_step_beats_healthy_last_step(runs):
            "reasons": ["Judge and reward rise."]}  # fmt: skip
     StageRecord(runs / "ppo").write(chosen={"step": 20, "rule": "recommended", "metric": None, "value": None})
     verdict = judged("healthy", recommended=20, at_recommended=at_step)
-    use = "Use **step 20** (this page, `main`). Step 40, the last, is *healthy* too, but"
+    use = "Step 40, the last, is *healthy* too, but"
     assert f"{use} the judge rates step 20 highest." in card(runs, **verdict)
     last = verdict["over_training"]["checkpoints"][-1]
     last["judge"]["value"] = 0.9

@@ -42,8 +42,9 @@ def verdict(facts: StageFacts) -> dict[str, Raw]:
         facts: The facts of the stage.
 
     Returns:
-        {alert: the kind of box, text: sentences, fetch: the command that downloads the recommended step}. `fetch` is
-        empty where no step is recommended, or that step is not published.
+        {alert: the kind of box, text: the verdict and the advice, fetch: the command that downloads the recommended
+        step, reasons: sentences}. `fetch` is empty where no step is recommended, or that step is not published;
+        `reasons` is empty without a verdict.
     """
     trajectory = facts.evaluation.get("over_training") or {}
     kind = kind_of_verdict(facts)
@@ -51,22 +52,23 @@ def verdict(facts: StageFacts) -> dict[str, Raw]:
         problem = f" {escape(trajectory['problem'])}" if trajectory.get("problem") else ""
         gain = _gain_sentence(facts, facts.estimate("win_rate"))
         text = f"**No verdict.**{problem} {gain} Read the samples before you use it."
-        return {"alert": Raw("NOTE"), "text": Raw(" ".join(text.split())), "fetch": Raw("")}
-    last = trajectory.get("step") or trajectory["checkpoints"][-1]["step"]
-    at_step = "" if last == facts.described_step else f" at step {last}"
-    text = f"**Verdict{at_step}: {escape(trajectory['verdict'])}.** {_verdict_reason(facts, kind, trajectory)}"
+        return {"alert": Raw("NOTE"), "text": Raw(text), "fetch": Raw(""), "reasons": Raw("")}
+    last, recommended = trajectory.get("step") or trajectory["checkpoints"][-1]["step"], trajectory.get("recommended")
+    title = "Verdict" if last == facts.described_step else f"Verdict at step {last}"
+    judged = trajectory
     step_verdict = trajectory.get("at_recommended")
     # If the card describes the recommended step, the verdict on that step replaces the verdict on the last one.
     if step_verdict and step_verdict["step"] == facts.described_step:
-        kind = str(step_verdict["kind"])
-        reason = _verdict_reason(facts, kind, {**trajectory, **step_verdict})
-        text = f"**Verdict: {escape(step_verdict['verdict'])}.** {reason}"
-    alert, fetch = Raw(_ALERTS.get(kind, "WARNING")), _fetch_command(facts, trajectory.get("recommended"))
-    text = f"{text} {_advice(facts, kind, trajectory)}"
-    is_advised = kind in _KINDS_WITHOUT_SIGNS or trajectory.get("recommended") == facts.described_step
-    if is_advised and (counter := counter_evidence(facts)):
-        text = f"{text} {counter}"
-    return {"alert": alert, "text": Raw(text), "fetch": fetch}
+        title, judged, kind = "Verdict", {**trajectory, **step_verdict}, str(step_verdict["kind"])
+    reasons = [_verdict_reason(facts, kind, judged), _step_reason(facts, trajectory)]
+    if kind in _KINDS_WITHOUT_SIGNS or recommended == facts.described_step:
+        reasons.append(counter_evidence(facts))
+    return {
+        "alert": Raw(_ALERTS.get(kind, "WARNING")),
+        "text": Raw(f"**{title}: {escape(judged['verdict'])}.** {_advice(facts, kind, recommended)}"),
+        "fetch": _fetch_command(facts, recommended),
+        "reasons": Raw(" ".join(filter(None, reasons))),
+    }
 
 
 def _gain_sentence(facts: StageFacts, win_rate: Mapping[str, Any] | None) -> str:
@@ -106,25 +108,35 @@ def _verdict_reason(facts: StageFacts, kind: str, trajectory: Mapping[str, Any])
     return escape(reason[:1].upper() + reason[1:])
 
 
-def _advice(facts: StageFacts, kind: str, trajectory: Mapping[str, Any]) -> str:
-    step, recommended = facts.described_step, trajectory.get("recommended")
+def _advice(facts: StageFacts, kind: str, recommended: int | None) -> str:
+    """Returns which checkpoint to use; without the full stop where the command that downloads it follows."""
     if recommended is None:
         return {
             "hacked": "Do not use it.",
             "no gain": f"Use the {facts.start_title} model.",
             "gain not shown": f"Use the {facts.start_title} model, or evaluate on more prompts.",
         }.get(kind, "No checkpoint is recommended: read the samples before you use one.")
+    step = facts.described_step
+    which = "(this page, `main`)" if step == recommended else f"instead of this one, step {step}"
+    return f"Use **step {recommended}** {which}{':' if _fetch_command(facts, recommended) else '.'}"
+
+
+def _step_reason(facts: StageFacts, trajectory: Mapping[str, Any]) -> str:
+    """Returns why the recommended step is that one; "" if no step is recommended."""
+    step, recommended = facts.described_step, trajectory.get("recommended")
+    if recommended is None:
+        return ""
     reason = _recommendation_reason(facts, trajectory, recommended)
+    sentence = f"{reason[:1].upper()}{reason[1:]}"
     if step != recommended:
-        return f"Use **step {recommended}** instead of this one, step {step}: {reason}{_judge_means(step, trajectory)}."
-    use, last = f"Use **step {step}** (this page, `main`)", trajectory["checkpoints"][-1]["step"]
-    step_verdict = trajectory.get("at_recommended")
+        return f"{sentence}{_judge_means(step, trajectory)}."
+    last, step_verdict = trajectory["checkpoints"][-1]["step"], trajectory.get("at_recommended")
     if last == step or not step_verdict:
-        return f"{use}: {reason}."
+        return f"{sentence}."
     if step_verdict["verdict"] == trajectory["verdict"]:
-        return f"{use}. Step {last}, the last, is *{escape(trajectory['verdict'])}* too, but {reason}."
+        return f"Step {last}, the last, is *{escape(trajectory['verdict'])}* too, but {reason}."
     last_verdict = escape(trajectory["verdict"].partition(" (")[0])
-    return f"{use}: {reason}. Training went on to step {last}, where the verdict is *{last_verdict}*."
+    return f"{sentence}. Training went on to step {last}, where the verdict is *{last_verdict}*."
 
 
 def _judge_means(step: int | None, trajectory: Mapping[str, Any]) -> str:
