@@ -97,8 +97,8 @@ def critic_from(
     """Makes a critic: a token classifier with one output.
 
     If `source` is a reward model, the critic starts with its trunk and head, and the head is scaled to the shaped score
-    w·(s−μ)/σ of s = W·h: its weight is w·W/σ and its bias −w·μ/σ. A bias of the reward model's head is not copied. If
-    `source` is a causal model, the critic starts with its trunk and a head of 0.
+    w·(s−μ)/σ of s = W·h + b: its weight is w·W/σ and its bias w·(b−μ)/σ. If `source` is a causal model, the critic
+    starts with its trunk and a head of 0.
 
     Args:
         source: A reward model or a causal model; or the folder or Hub id of either, or of a critic. A critic is loaded
@@ -150,9 +150,11 @@ def critic_from(
         if is_reward_model:
             mean, std = score_statistics(source)
             mean, std = mean if center else 0.0, std if scale else 1.0
-            head.weight.copy_(weight * _find_linear_head(source).weight / std)
+            reward_head = _find_linear_head(source)
+            head.weight.copy_(weight * reward_head.weight / std)
             if head.bias is not None:
-                head.bias.fill_(-weight * mean / std)
+                bias = 0.0 if reward_head.bias is None else float(reward_head.bias)
+                head.bias.fill_(weight * (bias - mean) / std)
     # The head's weights now contain the statistics. Remove them, or a loader of reward models would apply them again.
     config.rlhf_zoo = None
     return critic

@@ -4,6 +4,7 @@ This is what `rlhf-zoo reward RECIPE --dataset_name NAME` does for such a data s
 that the published model can be reproduced.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,9 @@ from .record import fingerprint
 PAIR_COLUMNS = ["prompt", "chosen", "rejected"]
 #: Names that a configuration with pairs may have: this package's name, and the Hub's default.
 PAIR_CONFIGURATIONS = ("preferences", "default")
+#: Keys of PPO that `sampler_arguments` reads.
+_SAMPLING_KEYS = ("response_length", "temperature", "response_length_min", "truncate_text", "truncate_after", "stop_token",
+                  "stop_token_id")  # fmt: skip
 _SIMULATION_KEYS = ("simulated_pairs", "simulated_test_pairs", "pairs_seed", "preference")
 HELD_OUT_SHARE = 0.1
 
@@ -79,7 +83,7 @@ class NamedPairs:
         return find_data(self.name, self.commit, hub, recorded=lineage)
 
 
-def recipe_on_pairs(recipe: Recipe, pairs: NamedPairs, *, response_length: int, temperature: float) -> Recipe:
+def recipe_on_pairs(recipe: Recipe, pairs: NamedPairs, *, sampling: Mapping[str, Any]) -> Recipe:
     """Returns the recipe for training its reward model on `pairs`, with every key that reproducing the model needs.
 
     No pairs are simulated. Scores are centered over samples of the SFT model on the prompts of the pairs. Without a
@@ -88,16 +92,14 @@ def recipe_on_pairs(recipe: Recipe, pairs: NamedPairs, *, response_length: int, 
     Args:
         recipe: The recipe.
         pairs: The data set.
-        response_length: Length of the samples, in tokens.
-        temperature: Temperature of the samples.
+        sampling: Keys of PPO and their values: how the samples are made.
     """
     replaced_keys = (*_SIMULATION_KEYS, "held_out_share")
     reward = {key: value for key, value in recipe.stages["reward"].items() if key not in replaced_keys}
     reward |= {"dataset_config": pairs.configuration, "dataset_test_split": pairs.test_split}
     if pairs.test_split is None:
         reward["held_out_share"] = recipe.stages["reward"].get("held_out_share") or HELD_OUT_SHARE
-    sampling_keys = {"response_length": response_length, "temperature": temperature}
-    ppo = {**recipe.stages.get("ppo", {}), **sampling_keys, "dataset_config": pairs.configuration}
+    ppo = {**recipe.stages.get("ppo", {}), **sampling, "dataset_config": pairs.configuration}
     ppo.pop("held_out_share", None)  # it concerns PPO's prompts, which this run does not read
     shared: dict[str, Any] = {
         "dataset_name": pairs.name,
@@ -113,7 +115,7 @@ def recipe_on_pairs(recipe: Recipe, pairs: NamedPairs, *, response_length: int, 
 
 
 def run_on_pairs(context: RunContext, pairs: NamedPairs) -> RunContext:
-    """Returns the run with `recipe_on_pairs`. Flags of the reward stage still apply.
+    """Returns the run with `recipe_on_pairs`. Flags of the reward stage and of PPO's sampling still apply.
 
     Args:
         context: The run.
@@ -131,14 +133,10 @@ def run_on_pairs(context: RunContext, pairs: NamedPairs) -> RunContext:
             f"--{simulation_flag} simulates pairs, but --dataset_name names {pairs.name}: pass only one of the two."
         )
     sampler = sampler_arguments(context)
-    flags["ppo"] = {}  # `sampler` has the length and temperature that they set
-    recipe = recipe_on_pairs(
-        context.recipe,
-        pairs,
-        response_length=sampler["max_new_tokens"],
-        temperature=sampler["temperature"],
-    )
-    return replace(context, recipe=recipe, flags=flags)
+    sampling = {"response_length": sampler["max_new_tokens"], "temperature": sampler["temperature"]}
+    # In the recipe, and not as flags, so that reproducing the model finds them. PPO's other flags concern PPO alone.
+    sampling |= {key: value for key, value in flags.pop("ppo", {}).items() if key in _SAMPLING_KEYS}
+    return replace(context, recipe=recipe_on_pairs(context.recipe, pairs, sampling=sampling), flags=flags)
 
 
 def named_pairs(context: RunContext) -> NamedPairs | None:

@@ -18,7 +18,7 @@ from zoo_process import errors
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.pipeline.stages.reward import hold_out
-from rlhf_zoo.runs.pairs import NamedPairs, named_pairs, recipe_on_pairs, run_on_pairs
+from rlhf_zoo.runs.pairs import NamedPairs, named_pairs, recipe_on_pairs, run_on_pairs, sampler_arguments
 from rlhf_zoo.runs.recipe import copy_recipe, load_recipe
 from rlhf_zoo.runs.record import StageRecord
 
@@ -223,7 +223,7 @@ def test_named_pairs_keeps_data_of_recipe_without_configurations_when_resumed(tm
 def test_recipe_on_pairs_replaces_data_keys(tmp_path):
     recipe = load_recipe("tiny-world")
     pairs = NamedPairs("local/votes", "a" * 40, "default", None)
-    changed = recipe_on_pairs(recipe, pairs, response_length=7, temperature=0.5)
+    changed = recipe_on_pairs(recipe, pairs, sampling={"response_length": 7, "temperature": 0.5})
     assert changed.shared["dataset_name"] == "local/votes" and changed.shared["corpus"] is None
     assert changed.shared["preferences"] is None, "its pairs are not those that the recipe describes"
     assert changed.shared["simulated"] is True and changed.shared["license"] == recipe.shared["license"]
@@ -232,13 +232,18 @@ def test_recipe_on_pairs_replaces_data_keys(tmp_path):
     assert reward["learning_rate"] == recipe.stages["reward"]["learning_rate"]
     ppo_keys = {key: changed.stages["ppo"][key] for key in ("dataset_config", "response_length", "temperature")}
     assert ppo_keys == {"dataset_config": "default", "response_length": 7, "temperature": 0.5}
-    with_test = recipe_on_pairs(recipe, NamedPairs("a/b", None, "default", "test"), response_length=7, temperature=1.0)
+    with_test = recipe_on_pairs(recipe, NamedPairs("a/b", None, "default", "test"), sampling={})
     assert with_test.stages["reward"]["dataset_test_split"] == "test"
     assert "held_out_share" not in with_test.stages["reward"]
     make_recipe(tmp_path)
     context = run_on_pairs(make_context(tmp_path), pairs)
     settings = context.settings("reward")
     assert settings.data.held_out_share == 0.1 and settings.resolved["ppo"]["dataset_config"] == "default"
+    flags = {"ppo": {"response_length": 9, "truncate_text": "\n", "stop_token_id": 3, "learning_rate": 9.0}}
+    context = run_on_pairs(replace(make_context(tmp_path), flags=flags), pairs)
+    sampler = sampler_arguments(context)
+    assert sampler["max_new_tokens"] == 9 and sampler["stops"] == [3] and sampler["truncation"].text == "\n"
+    assert "ppo" not in context.flags and context.recipe.stages["ppo"]["learning_rate"] != 9.0
 
 
 def test_hold_out_keeps_prompts_together_as_data_grow():

@@ -56,6 +56,17 @@ def test_critic_from_reward_model_computes_normalised_score(kind: str) -> None:
     assert all(p.requires_grad and p.dtype == torch.float32 for p in critic.parameters())
 
 
+def test_critic_from_reward_model_counts_bias_of_its_head() -> None:
+    source = make_classifier("llama")
+    source.score = torch.nn.Linear(source.score.in_features, 1)
+    source.score.bias.data.fill_(0.4)
+    set_score_statistics(source, mean=0.7, std=0.25, measured_on="nothing: a toy")
+    critic = critic_from(source, weight=2.0).eval()
+    with torch.no_grad():
+        scores, values = source(input_ids=IDS).logits[:, 0], critic(input_ids=IDS).logits[..., 0]
+    assert values[:, -1].tolist() == pytest.approx((2 * (scores - 0.7) / 0.25).tolist(), abs=1e-4)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_critic_from_policy_copies_trunk_and_starts_at_zero(kind: str) -> None:
     source = make_causal(kind)

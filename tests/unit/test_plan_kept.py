@@ -10,7 +10,7 @@ import pytest
 from peft import LoraConfig
 
 from rlhf_zoo.cli import plan as command
-from rlhf_zoo.pipeline.plan import cache, tracing
+from rlhf_zoo.pipeline.plan import cache, published, tracing
 from rlhf_zoo.pipeline.plan import plan as planner
 from rlhf_zoo.pipeline.plan.devices import cpu_device, local_device, parse_device
 from rlhf_zoo.pipeline.plan.memory import GIB, ModelMemory, PhaseMemory
@@ -100,6 +100,20 @@ def test_plan_of_model_folder_is_cached_until_its_configuration_changes(
             command._cached_plan(recipe, SMALL, {"sft": {"model_name_or_path": str(model)}}, None, None)
             counts.append(len(asked))
     assert counts == [1, 1, 2, 2, 3, 4], "the folder's own code may change without its configuration"
+
+
+def test_plan_of_published_model_is_cached_until_its_shape_changes(
+    home: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(planner, "make_plan", lambda *_, **__: asked.append(1) or plan)
+    counts = []
+    for layers in (2, 3):
+        monkeypatch.setattr(published, "published_shapes", lambda layers=layers: {"a/model": {"num_layers": layers}})
+        for _ in range(2):
+            command._cached_plan(load_recipe(RECIPE), SMALL, {"sft": {"model_name_or_path": "a/model"}}, None, None)
+            counts.append(len(asked))
+    assert counts == [1, 1, 2, 2]
 
 
 def test_plans_of_folders_without_configuration_and_of_downloads_are_not_cached(

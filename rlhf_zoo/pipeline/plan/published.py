@@ -9,6 +9,7 @@ from typing import Any
 from ...fileio import parse_json
 from ...runs.recipe import Recipe, read_mapping, shipped_folder
 from ...runs.registry import STAGES, is_member, reward_names
+from .cache import digest
 
 
 @cache
@@ -40,17 +41,17 @@ def shape_digests(names: Sequence[str]) -> dict[str, str] | None:
         names: Folders and repositories of models.
 
     Returns:
-        Name -> digest of the configuration in a folder, or "" for a repository in shapes.yaml, a file that
-        `cache.code_digest` covers if this package is installed, but not in a checkout. None if a Hub, an adapter, a
-        GGUF file or a model's own code determines a shape.
+        Name -> digest of the configuration in a folder, or of a repository's entry in shapes.yaml. None if a Hub, an
+        adapter, a GGUF file or a model's own code determines a shape.
     """
     shapes = published_shapes() if names else {}
     digests: dict[str, str] = {}
     for name in names:
-        digest = _config_digest(Path(name)) if Path(name).is_dir() else "" if name.partition("@")[0] in shapes else None
-        if digest is None:
+        shape = shapes.get(name.partition("@")[0])
+        shape_digest = _config_digest(Path(name)) if Path(name).is_dir() else None if shape is None else digest(shape)
+        if shape_digest is None:
             return None
-        digests[name] = digest
+        digests[name] = shape_digest
     return digests
 
 
