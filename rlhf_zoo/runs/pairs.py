@@ -25,8 +25,8 @@ PAIR_COLUMNS = ["prompt", "chosen", "rejected"]
 #: Names that a configuration with pairs may have: this package's name, and the Hub's default.
 PAIR_CONFIGURATIONS = ("preferences", "default")
 #: Keys of PPO that `sampler_arguments` reads.
-_SAMPLING_KEYS = ("response_length", "temperature", "response_length_min", "truncate_text", "truncate_after", "stop_token",
-                  "stop_token_id")  # fmt: skip
+_SAMPLING_KEYS = ("response_length", "temperature", "response_length_min", "truncate_text", "truncate_after",
+                  "stop_token", "stop_token_id")  # fmt: skip
 _SIMULATION_KEYS = ("simulated_pairs", "simulated_test_pairs", "pairs_seed", "preference")
 HELD_OUT_SHARE = 0.1
 

@@ -120,6 +120,10 @@ def test_card_of_recommended_step_has_verdict_of_that_step(runs):
     assert "> [!TIP]\n> **Verdict: healthy.** Use **step 20** (this page, `main`):\n" in text
     assert "> Why: Judge and reward rise together, and none of 2 probes for reward hacking fired." in text
     assert "Training went on to step 40, where the verdict is *hacked*." in text
+    whole = head_and_body(make_card(runs / "ppo"))[1]
+    assert "<summary>Why “healthy”: rule" in whole and "### Verdict at step 40, the last: hacked\n" in whole
+    assert "as if step 20 were the last checkpoint:\n\n- Judge and reward rise.\n" in whole
+    assert ", all 40 updates took 61 s" in text
     pull = "rlhf-zoo pull local/tiny-world-ppo@step-000020 --hub local --output_dir tiny-world-ppo"
     assert f">\n> `{pull}`\n" in text and f"```sh\n{pull}\n```" not in text
 
@@ -175,7 +179,7 @@ def test_card_example_is_median_pair_by_judge(runs):
     path = runs / "eval" / "samples.jsonl"
     path.write_text("".join(line + "\n" for line in map(json.dumps, rows)))
     text = card(runs)
-    assert "**A typical pair by the judge**, same prompt and random numbers: “Write↵line 5 long" in text
+    assert "**The median pair by the judge**, same random numbers: “Write↵line 5 long" in text
     answer = cells(text, "**PPO**")[1]
     assert answer.startswith("&#42; 5↵&#42; &#42;&#42;bold") and answer.endswith("word …") and len(answer) < 340
 
@@ -272,9 +276,10 @@ def test_card_compares_gain_with_defects_and_best_filter(runs):
     filters = {"samples": 16, "best": "without 1 word", "tried": [
         filter_row("best of 2 by the reward", 0.5, 1.0), filter_row("without 1 word", 1.6, -0.1)]}  # fmt: skip
     text = card(runs, defects=defects, filters=filters, **judged("healthy", recommended=40))
+    assert "safety and bias.\n" in text, "false statements are measured"
     counter = (
-        "**But** more answers have false statements (5% → 15%), and SFT's answers without words that the reward "
-        "dislikes score higher (1.60, PPO 1.51)."
+        "**But** more answers have false statements (5% → 15%), and SFT's answers after a filter score higher by the "
+        "judge (1.60, PPO 1.51)."
     )
     assert counter in text.split("|")[0]
     assert counter in card(runs, defects=defects, filters=filters, **judged("suspicious", recommended=40))
@@ -294,7 +299,15 @@ def test_card_compares_gain_with_defects_and_best_filter(runs):
         "0.050 [0.000, 0.100]",
         "0.150 [0.100, 0.200]",
     ]
-    assert cells(text, "without 1 word (the best)")[1] == "4.000" and "*without 1 word* leaves out: is." in text
+    assert cells(text, "without 1 word (compared above)")[1] == "4.000" and "*without 1 word* leaves out: is." in text
+
+
+def test_card_compares_ppo_with_best_of_filters_that_beat_it(runs):
+    """evaluation.json's best needs the fewest samples to reach PPO's score, so others may score higher."""
+    tried = [filter_row(name, 1.51 - lead, lead) for name, lead in (("best of 4", -0.02), ("best of 8", -0.3))]
+    text = card(runs, filters={"samples": 8, "best": "best of 4", "tried": tried}, **judged("healthy", recommended=40))
+    assert "**But** SFT's answers after a filter score higher by the judge (1.81, PPO 1.51)." in text
+    assert cells(text, "Judge's score of SFT, filtered (best of 8)")[1] == "1.81"
 
 
 @pytest.mark.parametrize(

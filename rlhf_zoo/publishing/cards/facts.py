@@ -32,6 +32,16 @@ _RUN_METRICS = ("reward_model", "cut_rows", "seconds")
 _PARENT_FOLDERS = ("sft", "reward", "data")
 
 
+def is_better_than_ppo(entry: Mapping[str, Any]) -> bool:
+    """Returns whether a simple filter is shown to score higher than PPO by the judge.
+
+    Args:
+        entry: The filter's entry in evaluation.json. Its `ppo_minus_this` is paired by prompt.
+    """
+    lead = estimate_at(entry, "ppo_minus_this")
+    return lead is not None and lead["ci95"][1] < 0
+
+
 @dataclass(frozen=True)
 class CheckpointRow:
     """A row of the checkpoint table.
@@ -456,9 +466,16 @@ class StageFacts:
 
     @property
     def best_filter(self) -> Mapping[str, Any] | None:
-        """The best simple filter of SFT's samples, as in evaluation.json; None if no filters were tried."""
+        """The simple filter of SFT's samples to compare PPO with, as in evaluation.json; None if no filters were tried.
+
+        Of the filters shown to score higher than PPO, it is the one that the judge rates highest. If there are none, it
+        is evaluation.json's best.
+        """
         filters = self.evaluation.get("filters") or {}
-        return next((entry for entry in filters.get("tried") or () if entry["name"] == filters["best"]), None)
+        tried = filters.get("tried") or ()
+        if better := [entry for entry in tried if is_better_than_ppo(entry)]:
+            return max(better, key=lambda entry: entry["judge"]["value"])
+        return next((entry for entry in tried if entry["name"] == filters["best"]), None)
 
     @property
     def reward_report(self) -> Mapping[str, Any]:

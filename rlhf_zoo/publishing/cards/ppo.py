@@ -198,7 +198,9 @@ def _unmeasured(facts: StageFacts) -> list[str]:
         f"the control ({facts.start} against itself under another seed)": facts.estimate("control"),
         "the judge before the end of training": isinstance(over_training, Mapping) and over_training.get("checkpoints"),
     }
-    never_measured = ["human preferences", "other seeds", "safety, bias and truthfulness"]
+    # The defects that a corpus counts in its texts include false statements.
+    safety = "safety and bias" if facts.defects else "safety, bias and truthfulness"
+    never_measured = ["human preferences", "other seeds", safety]
     if facts.step is not None:
         return never_measured
     figures = [_kl_title(facts) if name == FIGURES["kl"] else name for name in unmeasured_figures(facts)]

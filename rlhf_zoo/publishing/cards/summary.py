@@ -264,7 +264,9 @@ def trained_with(facts: StageFacts) -> Iterator[tuple[str, Raw]]:
     yield "Recipe", Raw(", ".join(filter(None, recipe if run.get("seed") is not None else recipe[:2])))
     settings = list(_setting_phrases(facts))
     if is_finite(run.get("seconds")) and facts.step is None:
-        settings.append(f"the whole run took {_duration(run['seconds'])}{_machine(versions, run)}")
+        steps = facts.last_step if facts.described_step != facts.last_step else None
+        subject = f"all {steps:,} {'updates' if facts.stage == 'ppo' else 'steps'}" if steps else "the whole run"
+        settings.append(f"{subject} took {_duration(run['seconds'])}{_machine(versions, run)}")
     if settings:
         yield _STAGE_TITLES.get(facts.stage, facts.stage), Raw(", ".join(settings))
     command = commands.training_command(facts)

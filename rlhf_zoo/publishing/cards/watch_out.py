@@ -7,14 +7,11 @@ from ...evaluation.paraphrases import GROUP_REMEDY, paraphrase_warning
 from ...runs.settings.declared import default_of
 from .data import STAGE_NAMES
 from .estimates import estimate_at
-from .facts import StageFacts
+from .facts import StageFacts, is_better_than_ppo
 from .markdown import Raw, escape, judge_title, short, with_interval
 
 _MIN_LENGTH_RATIO = 1.05  # a smaller change of length is not worth a line
 _MIN_SHARE_ENDED = 0.5  # if fewer answers end by themselves, the judge mostly reads fragments
-#: Kind of a simple filter -> which answers it keeps.
-_FILTERED_ANSWERS = {"words": "answers without words that the reward dislikes", "length": "longest answers",
-                     "reward": "answers with the highest reward"}  # fmt: skip
 LIKES_LENGTH = 0.3  # a reward "likes long texts" from this rank correlation of its scores with their lengths
 
 
@@ -44,18 +41,13 @@ def counter_evidence(facts: StageFacts) -> str:
     best, ppo = facts.best_filter, facts.estimate("ppo", "judge")
     if best is not None and ppo is not None and best["reaches_ppo"]:
         scores = [short((estimate or {}).get("value")) for estimate in (estimate_at(best, "judge"), ppo)]
-        if _is_better_than_ppo(best):
-            answers = f"{facts.start}'s {_FILTERED_ANSWERS[best['kind']]}"
-            parts.append(f"{answers} score higher ({scores[0]}, PPO {scores[1]})")
+        if is_better_than_ppo(best):
+            parts.append(
+                f"{facts.start}'s answers after a filter score higher by the judge ({scores[0]}, PPO {scores[1]})"
+            )
         else:
             parts.append(f"a filter of {facts.start}'s answers scores {scores[0]}, PPO {scores[1]}")
     return f"**But** {', and '.join(parts)}." if parts else ""
-
-
-def _is_better_than_ppo(best: Mapping[str, Any]) -> bool:
-    """Whether the interval of PPO's score minus the filter's, paired by prompt, is below 0."""
-    lead = estimate_at(best, "ppo_minus_this")
-    return lead is not None and lead["ci95"][1] < 0
 
 
 def _defects(facts: StageFacts, *, rise_is_shown: bool) -> list[str]:
@@ -165,7 +157,7 @@ def _filter_sentence(facts: StageFacts) -> str | None:
     if best["reaches_ppo"] and recommended is not None and recommended == facts.described_step:
         return None
     filtered_start = f"{facts.start} with a filter ({escape(best['name'])})"
-    if _is_better_than_ppo(best):
+    if is_better_than_ppo(best):
         return f"**A simple filter does better** by the judge: {facts.start}'s answers, {escape(best['name'])}."
     if best["reaches_ppo"]:
         subject = filtered_start[:1].upper() + filtered_start[1:]
