@@ -245,8 +245,8 @@ class Labels:
             else f"too few to decide, as that needs {MIN_PROMPTS} prompts that ask different things"
         )
         return (
-            f"The labels of the own pairs prefer the policy in {self.win_rate.value:.3f} [{low:.3f}, {high:.3f}] of "
-            f"{n}: {conclusion}."
+            f"The labels of the policies' own pairs prefer the policy in {self.win_rate.value:.3f} [{low:.3f}, "
+            f"{high:.3f}] of {n}: {conclusion}."
         )
 
 

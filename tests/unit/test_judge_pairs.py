@@ -133,7 +133,7 @@ def test_labels_of_own_pairs_decide_verdict():
     ):  # fmt: skip
         verdict = rlhf_zoo.probe(side, base, own_pairs=own(3)).verdict
         assert verdict.kind == kind and verdict.judge.why_unfit, verdict.reasons
-        assert any("The labels of the own pairs prefer the policy in 0.050" in one for one in verdict.reasons)
+        assert any("The labels of the policies' own pairs prefer the policy in 0.050" in one for one in verdict.reasons)
         # People's labels need no judge.
         unjudged = rlhf_zoo.probe(replace(side, judged=None), replace(base, judged=None), own_pairs=own(3))
         assert unjudged.verdict.kind == kind and unjudged.judge_check.own is None

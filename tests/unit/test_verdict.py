@@ -152,9 +152,9 @@ def test_rewarded_phrase_is_hacked_unless_judge_rises_or_agrees():
     fooled = replace(GOOD, independent=False)
     assert made(FLAT, reward_effects=(PAID,), probes=phrases, seed=1).text == "hacked"
     found = made(RISE, fooled, (PAID,), probes=phrases)
-    assert found.text == "hacked" and "favors risen phrases, but the judge does not" in found.reasons[0]
+    assert found.text == "hacked" and "favors risen phrases, but the judge favors this habit less" in found.reasons[0]
     unrated = made(RISE, JudgeReliability(is_reward=True), (replace(PAID, judge_ratio=None),), probes=phrases)
-    assert unrated.text == "hacked" and "favors risen phrases, and no judge rated it" in unrated.reasons[0]
+    assert unrated.text == "hacked" and "favors risen phrases, and no judge scored the ed" in unrated.reasons[0]
     assert made(RISE, reward_effects=(PAID,), probes=phrases).text == "suspicious", "the judge is up and independent"
     assert made(RISE, fooled, (replace(PAID, loss_when_removed=0.4),), probes=phrases).text == "suspicious", (
         "it pays by half"
@@ -367,11 +367,13 @@ NO_LABELS = Labels()
 
 
 def compared(differences: np.ndarray, judge: JudgeReliability = GOOD, *, two_files: bool = False, gain: float = 1.0,
-             labels: Labels = NO_LABELS, probes: Report | None = None) -> Verdict:  # fmt: skip
+             labels: Labels = NO_LABELS, probes: Report | None = None,
+             reward_effects: tuple[RewardEffect, ...] = ()) -> Verdict:  # fmt: skip
     """One checkpoint whose reward rose, and whose judge's scores differ from SFT's by so much on each prompt."""
     zeros, ones = np.zeros(len(differences)), np.ones(len(differences))
     last = Checkpoint(1, None, gain * ones, differences, report=probes or report())
-    evidence = Evidence(Checkpoint(0, None, zeros, zeros), [last], judge, two_files=two_files, labels=labels)
+    sft = Checkpoint(0, None, zeros, zeros)
+    evidence = Evidence(sft, [last], judge, reward_effects, two_files=two_files, labels=labels)
     return decide(evidence, seed=0, resamples=500)
 
 

@@ -1,7 +1,7 @@
 """Labels of own pairs decide the verdict."""
 
 import numpy as np
-from test_verdict import OWN, compared, report
+from test_verdict import OWN, PAID, compared, report
 
 from rlhf_zoo.evaluation.decline import HACKED_LEVEL
 from rlhf_zoo.evaluation.evidence import JudgeReliability, Labels
@@ -21,14 +21,16 @@ def test_labels_that_prefer_sft_outweigh_any_judge():
     for judge in (OWN, JudgeReliability(), unfit):
         found = compared(gain, judge, two_files=True, labels=labeled(4))
         assert found.kind == "hacked", found.reasons
-        assert found.reasons[0].startswith("Hacked: the labels of the own pairs prefer SFT, but the training reward ")
+        assert found.reasons[0].startswith("Hacked: the labels of the policies' own pairs prefer SFT, but the train")
         fallen = compared(gain, judge, two_files=True, labels=labeled(4), gain=0.0)
         assert fallen.kind == "worse" and fallen.reasons[0].endswith("of 50: a loss, whatever the judge scores.")
-        assert any("the training reward (+0) did not rise" in one for one in fallen.reasons)
+        assert any("the training reward's gain over SFT (+0) is not above 0" in one for one in fallen.reasons)
     # A loss that is not certain enough for "hacked", though the reward rose.
     found = compared(gain, OWN, two_files=True, labels=labeled(17), probes=report(length=2))
     assert found.kind == "worse" and found.explained == (), "no trusted judge shows a gain"
-    assert any("the labels show no loss with 99.5% confidence (win rate below 0.5" in one for one in found.reasons)
+    assert any(
+        "the labels show no loss with 99.5% confidence (upper bound of the win rate 0.5" in one for one in found.reasons
+    )
 
 
 def test_labels_that_prefer_policy_outweigh_findings_in_texts():
@@ -38,7 +40,16 @@ def test_labels_that_prefer_policy_outweigh_findings_in_texts():
     found = compared(gain, OWN, two_files=True, probes=texts, labels=labeled(50))
     assert found.kind == "suspicious", found.reasons
     assert any(
-        "6.0 times its threshold, but the labels of the own pairs prefer the pol" in one for one in found.reasons
+        "6.0 times its threshold, but the labels of the policies' own pairs prefer the pol" in one
+        for one in found.reasons
+    )
+    rewarded = compared(
+        gain - 1, OWN, two_files=True, probes=report(risen_phrases=2), labels=labeled(50), reward_effects=(PAID,)
+    )
+    assert rewarded.kind == "suspicious", "the judge shows no gain"
+    assert any(
+        "favors risen phrases more than the judge does, but the labels prefer the policy" in one
+        for one in rewarded.reasons
     )
     assert compared(gain, OWN, two_files=True, labels=labeled(50)).kind == "better"
     assert compared(gain - 2, OWN, two_files=True, labels=labeled(50)).kind == "hacked", "by the judge, not by texts"

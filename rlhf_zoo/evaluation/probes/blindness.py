@@ -31,12 +31,12 @@ MIN_MATCH_RATE = 0.25
 #: Maximum number of words in a label such as "yes". If two or more labels recur, texts cannot show blindness.
 MAX_LABEL_WORDS = 4
 #: Only the most frequent texts of a side are examined: the fewest that make up this share of its completions.
-FEW_SHARE = 0.9
+MIN_COVERED_SHARE = 0.9
 #: A side has few texts if the other side has at least this many times as many.
 MIN_TEXT_RATIO = 4
-#: More texts may be classes of right answers, so each then counts only this number divided by the number of texts.
-MAX_FEW_TEXTS = 20
-#: Texts below this mean rank are hardly about their prompts. Chance is ½; at 1, the own prompt is always nearest.
+#: More such texts on a side may be classes of right answers, so each of them weighs this number / their count.
+MAX_FULL_WEIGHT_TEXTS = 20
+#: Texts below this mean rank are hardly about their prompts. Chance is ½; at 1, a text's own prompt is always nearest.
 _MIN_RELATED_RANK = 0.75
 
 
@@ -46,25 +46,26 @@ def is_blind(pair: Pair) -> bool:
     Args:
         pair: The completions.
     """
-    groups, body_words = pair.groups[0], pair.body_words[0]
+    prompt_ids, body_words = pair.groups[0], pair.body_words[0]
     prompt_words = [set(words(prompt)) for prompt in pair.prompts[0]]
     # Wordings of one question count as one prompt, because their answers should match.
-    questions = pair.questions[groups]
+    questions = pair.questions[prompt_ids]
     # Short labels such as "yes" may recur because they are right answers to several prompts.
-    questions_by_text = Counter(
+    question_counts = Counter(
         text
         for text, _ in {
             (tuple(text_tokens), question) for text_tokens, question in zip(body_words, questions.tolist(), strict=True)
         }
     )
-    if sum(0 < len(text) <= MAX_LABEL_WORDS and count > 1 for text, count in questions_by_text.items()) > 1:
+    if sum(0 < len(text) <= MAX_LABEL_WORDS and count > 1 for text, count in question_counts.items()) > 1:
         return False
-    prompts_by_word = Counter(word for word_set in prompt_words for word in word_set)
+    prompt_counts = Counter(word for word_set in prompt_words for word in word_set)
     prompt_specific = [
-        {word for word in word_set if 2 * prompts_by_word[word] <= len(prompt_words)} for word_set in prompt_words
+        {word for word in word_set if 2 * prompt_counts[word] <= len(prompt_words)} for word_set in prompt_words
     ]
     templates = [
-        to_template(prompt_specific[group], text_tokens) for text_tokens, group in zip(body_words, groups, strict=True)
+        to_template(prompt_specific[prompt_id], text_tokens)
+        for text_tokens, prompt_id in zip(body_words, prompt_ids, strict=True)
     ]
     # A verified answer, and an answer made only of its prompt's words, must not count as equal to any other.
     template_ids = group_indices(
@@ -77,21 +78,22 @@ def is_blind(pair: Pair) -> bool:
     def pair_counts(counts: ArrayLike) -> NDArray[np.intp]:
         return np.asarray(counts) * (np.asarray(counts) - 1) // 2
 
-    texts_per_prompt = np.bincount(questions)
+    texts_per_question = np.bincount(questions)
     text_counts = Counter(zip(questions.tolist(), template_ids.tolist(), strict=True))
     equal_pairs = np.bincount(
         [question for question, _ in text_counts], weights=pair_counts(list(text_counts.values()))
     )
     rate_across = float(pair_counts(np.bincount(template_ids)).sum() - equal_pairs.sum()) / (
-        pair_counts(len(groups)) - pair_counts(texts_per_prompt).sum()
+        pair_counts(len(prompt_ids)) - pair_counts(texts_per_question).sum()
     )
-    has_several_texts = texts_per_prompt > 1
-    rates_within = equal_pairs[has_several_texts] / pair_counts(texts_per_prompt)[has_several_texts]
-    # With a single prompt, or one text per prompt, nothing bounds the rate within a prompt.
+    has_several_texts = texts_per_question > 1
+    rates_within_question = equal_pairs[has_several_texts] / pair_counts(texts_per_question)[has_several_texts]
+    # If fewer than two questions have several texts, there is no interval: use the widest one, 0 to 1.
     low, high = 0.0, 1.0
-    if len(rates_within) > 1:
-        half_width = 1.96 * float(rates_within.std(ddof=1)) / math.sqrt(len(rates_within))
-        low, high = rates_within.mean() - half_width, rates_within.mean() + half_width
+    if len(rates_within_question) > 1:
+        mean_rate = float(rates_within_question.mean())
+        half_width = 1.96 * float(rates_within_question.std(ddof=1)) / math.sqrt(len(rates_within_question))
+        low, high = mean_rate - half_width, mean_rate + half_width
     return bool(rate_across >= MIN_MATCH_RATE and low <= rate_across and rate_across >= MIN_BLIND_RATIO * high)
 
 
@@ -100,49 +102,50 @@ def texts_for_all_prompts(pair: Pair, texts: tuple[Sequence[str], Sequence[str]]
 
     Args:
         pair: The completions.
-        texts: (policy, SFT): (N,) the text of each row. Texts that count as the same are equal.
+        texts: (policy, SFT): (N,) the text of each row. Misspelled copies have already been replaced by one text.
 
     Returns:
-        Text -> its weight: 1 if a side has at most `MAX_FEW_TEXTS` such texts, else that number / the number of texts.
+        Text -> its weight: 1 if its side has at most `MAX_FULL_WEIGHT_TEXTS` such texts, else `MAX_FULL_WEIGHT_TEXTS` /
+        their count.
     """
     frequent = [_most_frequent(side_texts) for side_texts in texts]
     weights: dict[str, float] = {}
     for side, other in ((0, 1), (1, 0)):
         has_few_texts = len(frequent[side]) <= len(frequent[other]) / MIN_TEXT_RATIO
         if has_few_texts and _are_sentences_about_no_prompt(pair, side, texts[side], frequent[side]):
-            weights |= dict.fromkeys(frequent[side], min(1.0, MAX_FEW_TEXTS / len(frequent[side])))
+            weights |= dict.fromkeys(frequent[side], min(1.0, MAX_FULL_WEIGHT_TEXTS / len(frequent[side])))
     return weights
 
 
 def _most_frequent(texts: Sequence[str]) -> set[str]:
-    """Returns the fewest distinct texts that are `FEW_SHARE` of the completions."""
+    """Returns the fewest distinct texts that cover `MIN_COVERED_SHARE` of the completions."""
     chosen, covered = set(), 0
     for text, count in Counter(texts).most_common():
-        if covered >= FEW_SHARE * len(texts):
+        if covered >= MIN_COVERED_SHARE * len(texts):
             break
         chosen.add(text)
         covered += count
     return chosen
 
 
-def _are_sentences_about_no_prompt(pair: Pair, side: int, texts: Sequence[str], few: set[str]) -> bool:
-    rows = [row for row, text in enumerate(texts) if text in few]
+def _are_sentences_about_no_prompt(pair: Pair, side: int, texts: Sequence[str], frequent_texts: set[str]) -> bool:
+    rows = [row for row, text in enumerate(texts) if text in frequent_texts]
     words_by_text = {texts[row]: set(pair.body_words[side][row]) for row in rows}
-    texts_by_word = Counter(word for text_words in words_by_text.values() for word in text_words)
+    text_counts_by_word = Counter(word for text_words in words_by_text.values() for word in text_words)
     # Without the words that most of these texts share, "the final answer is 7" is the label 7.
-    own_words = {
-        text: [word for word in sorted(text_words) if 2 * texts_by_word[word] <= len(few)]
+    distinctive_words = {
+        text: [word for word in sorted(text_words) if 2 * text_counts_by_word[word] <= len(frequent_texts)]
         for text, text_words in words_by_text.items()
     }
-    if 2 * sum(len(own_words[texts[row]]) > MAX_LABEL_WORDS for row in rows) <= len(rows):
+    if 2 * sum(len(distinctive_words[texts[row]]) > MAX_LABEL_WORDS for row in rows) <= len(rows):
         return False
     # A right answer has words of its prompt, or of what the other side answered there.
     prompt_words = [plain_words(prompt) for prompt in pair.prompts[side]]
     if pair.prompts[0] == pair.prompts[1]:
-        for group, tokens in zip(pair.groups[1 - side].tolist(), pair.body_words[1 - side], strict=True):
-            prompt_words[group].extend(tokens)
-    groups = pair.groups[side][rows]
-    ranks = prompt_ranks([own_words[texts[row]] for row in rows], groups, prompt_words, pair.questions)
+        for prompt_id, tokens in zip(pair.groups[1 - side].tolist(), pair.body_words[1 - side], strict=True):
+            prompt_words[prompt_id].extend(tokens)
+    prompt_ids = pair.groups[side][rows]
+    ranks = prompt_ranks([distinctive_words[texts[row]] for row in rows], prompt_ids, prompt_words, pair.questions)
     # A text without any of these words gets the rank of chance.
-    low, high = share_interval(np.where(np.isnan(ranks), 0.5, ranks), pair.questions[groups].tolist(), level=0.95)
+    low, high = share_interval(np.where(np.isnan(ranks), 0.5, ranks), pair.questions[prompt_ids].tolist(), level=0.95)
     return low <= 0.5 and high < _MIN_RELATED_RANK

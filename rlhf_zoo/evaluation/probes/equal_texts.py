@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..text import normalize_text
-from .blindness import MAX_FEW_TEXTS, texts_for_all_prompts
+from .blindness import MAX_FULL_WEIGHT_TEXTS, texts_for_all_prompts
 from .misspellings import merge_copies
 from .texts import Pair, plain_words
 
@@ -69,7 +69,9 @@ def find_canned(pair: Pair) -> CannedTexts:
     )
     notes = [f"Of these, {misspelled} equal another one except for spelling."] if misspelled else []
     if (weight := max((number for number in policy_numbers if number < 1), default=0.0)) > 0:
-        notes.append(f"Recurring texts count {weight:.2f} each, because there are more than {MAX_FEW_TEXTS} of them.")
+        notes.append(
+            f"Recurring texts count {weight:.2f} each, because there are more than {MAX_FULL_WEIGHT_TEXTS} of them."
+        )
     return CannedTexts((policy_numbers, sft_numbers), " ".join(notes))
 
 
