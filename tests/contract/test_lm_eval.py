@@ -42,7 +42,7 @@ CALLED = {
     "lm_eval.tasks:TaskManager": set(),
 }  # fmt: skip
 NOT_INSTALLED = (
-    "The key lm_eval names tasks of lm-evaluation-harness, which is not installed: `pip install 'lm-eval>=0.4.13'`."
+    "The key lm_eval names tasks of lm-evaluation-harness, which is not installed: run `pip install 'lm-eval>=0.4.13'`."
 )
 REAL = importlib.util.find_spec("lm_eval") is not None
 

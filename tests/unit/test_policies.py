@@ -73,9 +73,14 @@ def test_flags_of_a_policy() -> None:
         with pytest.raises(ZooError) as refused:
             read(*arguments)
         assert message in str(refused.value)
-    for text in ("{", "[1]"):
-        with pytest.raises(ZooError, match="--llm is"):
+    for text, message in (
+        ("{", "--llm is '{', which is not JSON ("),
+        ("[1]", "--llm is '[1]', which is not a JSON object: write '{}'."),
+        (f'{{"budget": {2**63}}}', f"{2**63}}}', but it takes whole numbers of at most 63 bits: write '{{}}'."),
+    ):
+        with pytest.raises(ZooError) as refused:
             json_object(text, option="--llm", example="'{}'")
+        assert message in str(refused.value)
     assert json_object('{"budget": 1}', option="--llm", example="'{}'") == {"budget": 1}
 
 
@@ -135,7 +140,7 @@ def test_settings_of_an_llm(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"price": [1]}, "set two numbers"),
         ({"budget": "much"}, "budget"),
         ({"endpoint": "https://elsewhere"}, "not a key of an LLM judge"),  # a recipe must not say where a key is sent
-        ({"api_key_env": "HF_TOKEN"}, "not a key of an LLM judge"),
+        ({"api_key_env": "HF_TOKEN"}, "not a key of an LLM judge: the keys are criterion, price, budget, "),
     ):
         with pytest.raises(ZooError) as refused:
             llm_config(given, "--llm")

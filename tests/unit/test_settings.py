@@ -259,6 +259,8 @@ def test_build_names_mistakes_in_flags_and_rejects_abbreviations(tmp_path, flags
         ({}, {"samples": "2"}, r"--samples is not a key of recipe.yaml: write --evaluation\.samples\.$"),
         ({}, {"kl_cof": "2"}, r"--kl_cof is not a key of recipe.yaml, did you mean 'kl_coef'\?"),
         ({}, {"qqqqqq": "2"}, "a stage's key is written --STAGE.KEY"),
+        ({"qqqqqq": 2}, {}, "not a key of recipe.yaml: `rlhf-zoo recipes keys recipe` lists them"),
+        ({"evaluation": {"labeled": {"qqqqqq": 2}}}, {}, "not a key of labeled texts: the keys are dataset_name, "),
     ],
 )
 def test_recipe_config_names_mistakes_in_shared_keys(tmp_path, shared, flags, message):
@@ -337,7 +339,9 @@ def test_every_key_is_used_or_rejected(stage, tmp_path):
     bits = () if stage != "reward" else ("load_in_4bit", "lora_task_type")
     for name in (*bits, "trust_remote_code", "do_train", "local_rank"):
         assert name not in keys
-        said = rf"--{stage}\.{name} is (not supported by|not a key of) the stage {stage}|is not allowed in a recipe"
+        said = (
+            rf"--{stage}\.{name} is (not supported by|not a key of) the stage {stage}|not allowed as a key of a stage"
+        )
         with pytest.raises(ZooError, match=said):
             stage_settings(recipe, stage, {name: "1"}, shared_flags={}, output_dir=tmp_path)
 

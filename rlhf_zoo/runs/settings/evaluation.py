@@ -47,13 +47,13 @@ class LLMConfig:
 
 @dataclass(frozen=True)
 class LabeledArguments:
-    """The texts and labels that a judge learns from: the keys under `evaluation.labeled`.
+    """Labeled texts for a judge: the keys under `evaluation.labeled`.
 
     Attributes:
         dataset_name: The data set; None for the recipe's data set.
         dataset_revision: Commit, branch or tag of the data set.
         dataset_config: Configuration of the data set.
-        dataset_train_split: Split that the judge learns from.
+        dataset_train_split: Split to load.
         columns: The judge's column -> the data set's column.
         keep_above: Column of numbers -> bound. Rows whose number does not exceed the bound are dropped.
     """
@@ -122,12 +122,12 @@ class EvaluationConfig:
     checkpoint_samples: int = option(2, "Number of completions of each validation prompt.")
     filter_samples: int = option(
         0,
-        "Number of SFT completions of each prompt from which simple filters choose one, to compare PPO with them; "
-        "0 for no filters.",
+        "Number of SFT completions of each prompt from which simple filters choose one, to compare PPO with the "
+        "filtered completions; 0 for no filters.",
     )
     group: str | None = option(
         None,
-        "How to group prompts that ask the same, so that intervals and the verdict count each group once: "
+        "How to group prompts that ask the same question, so that intervals and the verdict count each group once: "
         "near-duplicates, or the column with each prompt's group; None for no groups.",
     )
     judges: list[str] = field(default_factory=list, metadata={"help": "Further judges, whose results cards also show."})
@@ -136,7 +136,9 @@ class EvaluationConfig:
         metadata={"help": "Settings of LLM judges, such as criterion, price and budget (docs/evaluation.md)."},
     )
     dataset_test_split: str | None = option(
-        None, "Split of the prompts; None takes test, or the prompts that held_out_share holds out."
+        None,
+        "Split of the prompts; None takes the prompts that PPO's held_out_share holds out if that is set, otherwise "
+        "the split test.",
     )
     labeled: dict[str, Any] = field(
         default_factory=dict, metadata={"help": "Labeled texts on which the judge `classifier` is trained."}
@@ -237,5 +239,5 @@ def check_harness() -> None:
     if importlib.util.find_spec(HARNESS) is None:
         raise ZooError(
             f"The key {HARNESS} names tasks of lm-evaluation-harness, which is not installed: "
-            "`pip install 'lm-eval>=0.4.13'`."
+            "run `pip install 'lm-eval>=0.4.13'`."
         )

@@ -170,14 +170,17 @@ def json_object(text: str, *, option: str, example: str) -> dict[str, Any]:
         example: A valid value, for the message.
 
     Raises:
-        ZooError: The text is not a JSON object.
+        ZooError: The text is not a JSON object, or the object holds values that run.json may not hold.
     """
     try:
         content = json.loads(text)
-        _check_plain(content)
     except (ValueError, RecursionError) as error:
         problem = "it is nested too deeply" if isinstance(error, RecursionError) else error
         raise ZooError(f"{option} is {short_repr(text)}, which is not JSON ({problem}): write {example}.") from error
+    try:
+        _check_plain(content)
+    except ValueError as error:
+        raise ZooError(f"{option} is {short_repr(text)}, but it takes {error}: write {example}.") from error
     if not isinstance(content, dict):
         raise ZooError(f"{option} is {short_repr(text)}, which is not a JSON object: write {example}.")
     return content
@@ -210,7 +213,7 @@ def parse_numbers(flag: str, text: str, *, example: str) -> list[float]:
 
 
 def _check_plain(value: Any, depth: int = 0) -> None:
-    """Raises ValueError unless a value is the same after it is written to run.json and read again."""
+    """Raises ValueError unless a value has only types and sizes that run.json may hold."""
     if depth > _MAX_DEPTH:
         raise ValueError(f"at most {_MAX_DEPTH} levels of nesting")
     if isinstance(value, str):
@@ -269,7 +272,7 @@ def checked_keys(
 
     Args:
         values: Key -> value.
-        hints: Known key -> type. A key whose type is None is left out of the result unchecked.
+        hints: Known key -> type. A key whose type is unknown (None) is left out of the result unchecked.
         where: The source of the keys, such as the path of their file, for messages.
         subject: What the keys belong to, such as "the stage ppo", for messages.
         refused: Keys that exist but may not be set.
@@ -295,20 +298,18 @@ def checked_keys(
                 "--hub."
             )
         if name == "trust_remote_code":
+            place = "as a key of a stage" if flag else "in a recipe, which may be downloaded"
             raise ZooError(
-                f"{problem} not allowed in a recipe, which may be downloaded: pass {TRUST_CODE_FLAG} to the command "
-                "itself, without a stage before it."
+                f"{problem} not allowed {place}: pass {TRUST_CODE_FLAG} to the command itself, without a stage prefix."
             )
         if name in refused and name in REFUSED:
             raise ZooError(f"{problem} {REFUSED[name]}.")
         if name in refused:
             raise ZooError(f"{problem} not supported by {subject}: remove it.")
         if name not in hints:
-            suggestion = did_you_mean(name, hints)
-            stage = subject.rpartition(" ")[2].removesuffix(".yaml")
-            raise ZooError(
-                f"{problem} not a key of {subject}{suggestion or f': `rlhf-zoo recipes keys {stage}` lists them.'}"
-            )
+            stage = "recipe" if subject == "recipe.yaml" else subject.partition("the stage ")[2]
+            listing = f"`rlhf-zoo recipes keys {stage}` lists them" if stage else f"the keys are {', '.join(hints)}"
+            raise ZooError(f"{problem} not a key of {subject}{did_you_mean(name, hints) or f': {listing}.'}")
         label = f"{flag}{name}" if flag else f"{name} in {where}"
         if hints[name] is None:
             continue

@@ -1,6 +1,6 @@
 """The grammar of the tiny world: reads any text as phrases of the world, and finds the words that fit no phrase.
 
-A remark is one sentence::
+A remark is one sentence. This grammar is simplified; `_ALLOWED` and the lexicon accept more::
 
     remark    = subject opinion {link} "."
     subject   = "the phone's battery" | "the battery of my phone" | …
@@ -26,8 +26,8 @@ from . import lexicon as lex
 
 _SLOT = re.compile(r"\[([^\]]*)\]")
 _TOKEN = re.compile(r"\w+(?:'\w+)?|[^\w\s]")
-_MAX_REPEAT_WORDS = 12
-"""Longest span, in words, whose immediate repetition is dropped; longer spans count as repeated phrases."""
+_MAX_REPEAT_TOKENS = 12
+"""Longest span, in tokens, whose immediate repetition is dropped; longer spans count as repeated phrases."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,15 @@ class Phrase:
     """A phrase of the world, as read in a text.
 
     Attributes:
-        kind: subject, detail, vague, consequence, verdict, filler, or glue: and, but, because, so, pronoun, aside.
-        key: The same text for all spellings of the phrase.
+        kind: subject, detail, vague, consequence, verdict, filler, stop, or glue: and, but, because, so, pronoun,
+            aside. In a trie also: bare subject, vague is, vague are, because it, because they, it, they.
+        key: An identifier that all spellings of the phrase share.
         text: The words as written.
         polarity: +1 for praise, -1 for a complaint, 0 for neither.
-        aspect: In a `Reading`, the aspect that the text describes here; in a trie, the aspect to which it belongs.
-        product: The product that the phrase names; in a `Reading`, otherwise the product of the text.
+        aspect: In a `Reading`, the aspect that the text describes here, or "product" for a verdict; in a trie, the
+            aspect to which the phrase belongs.
+        product: The product that the phrase names; in a `Reading`, if it names none, the first product that the text
+            named.
         intensified: Whether the phrase contains an intensifier.
         fits: Whether the phrase makes sense at its position, for this product and aspect.
     """
@@ -62,7 +65,7 @@ class Reading:
     Attributes:
         phrases: The phrases in order.
         stray: Words and marks that the grammar does not allow at their position.
-        repeated: Number of words dropped as immediate repetitions.
+        repeated: Number of words dropped as immediate repetitions; a repeated span without words counts as one.
         words: Number of all words, without punctuation.
         ended: Whether the sentence has a grammatical end with a full stop.
     """
@@ -97,7 +100,7 @@ def spellings(template: str) -> list[str]:
     return ["".join(choice) for choice in itertools.product(*_slots(template))]
 
 
-def _readings(template: str) -> list[str]:
+def _accepted_spellings(template: str) -> list[str]:
     """Returns all texts that are read as a phrase: its spellings, and its spellings with other numbers."""
     slots = [list(lex.NUMBERS) if set(slot) <= set(lex.NUMBERS) else slot for slot in _slots(template)]
     return ["".join(choice) for choice in itertools.product(*slots)]
@@ -152,7 +155,7 @@ def _build() -> dict[str, _Trie]:
                 ("consequence", aspect.good_outcomes, +1), ("consequence", aspect.bad_outcomes, -1)]  # fmt: skip
         for kind, templates, polarity in groups:
             for template in templates:
-                for text in _readings(template):
+                for text in _accepted_spellings(template):
                     add(kind, template, text, polarity=polarity, aspect=aspect.name)
         for product in lex.PRODUCTS:
             for text in subjects(product, aspect.name):
@@ -205,21 +208,24 @@ _NEXT = {
     "vague is": "vague", "vague are": "vague", "because it": "because", "because they": "because",
     "and": "linked", "but": "linked", "so": "so", "stop": "end",
 }  # fmt: skip
-_NEUTRAL_KIND = {
+_REPORTED_KIND = {
     "vague is": "vague", "vague are": "vague", "because it": "because", "because they": "because",
     "it": "pronoun", "they": "pronoun", "bare subject": "subject",
 }  # fmt: skip
 
 
 def _fold_repeats(tokens: list[str]) -> tuple[list[str], int]:
-    """Drops immediate repetitions, as in ``very very`` or ``it works it works``; returns the rest and a word count."""
+    """Drops immediate repetitions, as in ``very very`` or ``it works it works``.
+
+    Returns the remaining tokens and the number of words dropped.
+    """
     folded: list[str] = []
     dropped = 0
     for token in tokens:
         folded.append(token)
-        if token not in folded[-1 - _MAX_REPEAT_WORDS : -1]:
+        if token not in folded[-1 - _MAX_REPEAT_TOKENS : -1]:
             continue
-        for span in range(1, min(_MAX_REPEAT_WORDS, len(folded) // 2) + 1):
+        for span in range(1, min(_MAX_REPEAT_TOKENS, len(folded) // 2) + 1):
             if folded[-1] == folded[-1 - span] and folded[-span:] == folded[-2 * span : -span]:
                 dropped += max(1, sum(map(is_word, folded[-span:])))
                 del folded[-span:]
@@ -292,7 +298,7 @@ class _Reader:
         aspect = phrase.aspect if phrase.kind in ("subject", "bare subject") else self.aspect
         if phrase.kind == "verdict":
             aspect = "product"
-        kind, product = _NEUTRAL_KIND.get(phrase.kind, phrase.kind), phrase.product or self.product
+        kind, product = _REPORTED_KIND.get(phrase.kind, phrase.kind), phrase.product or self.product
         return replace(phrase, kind=kind, aspect=aspect, product=product, fits=fits)
 
     def _advance(self, phrase: Phrase) -> None:
