@@ -28,9 +28,10 @@ def split_batches(
         max_tokens: The maximum number of tokens in a batch, padding included; None for no limit. A longer row gets its
             own batch.
         minimize_padding: Whether to choose the split with the least padding among the splits with the fewest batches.
-            Otherwise, batches are filled in order, starting with the shortest row. Has no effect without `max_tokens`.
-        packed: Whether rows are packed without padding. With `max_tokens`, there are then as few batches as possible,
-            with about the same number of tokens.
+            Otherwise, batches are filled in order, starting with the shortest row. Has no effect without `max_tokens`
+            or with `packed`.
+        packed: Whether rows are packed without padding. With `max_tokens`, the split then has the fewest batches of
+            consecutive rows in order of length, each with about the same number of tokens.
 
     Returns:
         The row numbers of each batch, int64.
@@ -42,25 +43,25 @@ def split_batches(
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
     if (minimize_padding or packed) and max_tokens is not None:
         bounds = (_packed_bounds if packed else _least_padding_bounds)(
-            [lengths[row] for row in order], max_rows=max_rows, max_tokens=max_tokens
+            [lengths[position] for position in order], max_rows=max_rows, max_tokens=max_tokens
         )
         return [rows[order[begin:end]] for begin, end in pairwise(bounds)]
     batches: list[list[int]] = []
-    for row in order:  # lengths increase, so this row determines the padded width of its batch
+    for position in order:  # lengths increase, so this row determines the padded width of its batch
         starts_batch = not batches or len(batches[-1]) == max_rows
-        if starts_batch or (max_tokens is not None and (len(batches[-1]) + 1) * lengths[row] > max_tokens):
+        if starts_batch or (max_tokens is not None and (len(batches[-1]) + 1) * lengths[position] > max_tokens):
             batches.append([])
-        batches[-1].append(row)
+        batches[-1].append(position)
     return [rows[batch] for batch in batches]
 
 
 def _least_padding_bounds(lengths: Sequence[int], *, max_rows: int, max_tokens: int) -> list[int]:
     """Splits rows of increasing length into the fewest batches, with as little padding as possible.
 
-    Returns the boundaries, 0 and the number of rows included.
+    Returns the batch boundaries, from 0 to the number of rows.
     """
-    # Dynamic programming. best[n] is the best split of the first n rows: (batches, padded tokens, start of the last
-    # batch). Tuples compare in this order, so fewer batches always beat less padding.
+    # Dynamic programming. best[n] is the best split of the first n rows: (batches, tokens including padding, start of
+    # the last batch). Tuples compare in this order, so fewer batches always beat less padding.
     best = [(0, 0, 0)]
     for end, longest in enumerate(lengths, start=1):
         starts = range(max(end - min(max_rows, max(max_tokens // longest, 1)), 0), end)
@@ -72,17 +73,17 @@ def _least_padding_bounds(lengths: Sequence[int], *, max_rows: int, max_tokens: 
 
 
 def _packed_bounds(lengths: Sequence[int], *, max_rows: int, max_tokens: int) -> list[int]:
-    """Splits rows into the fewest batches, with the largest batch as small as possible.
+    """Splits rows into the fewest batches of consecutive rows, with the largest batch as small as possible.
 
-    Returns the boundaries, 0 and the number of rows included.
+    Returns the batch boundaries, from 0 to the number of rows.
     """
 
     def fill_batches(limit: int) -> list[int]:
         """Fills batches of at most `limit` tokens in order. Returns the boundaries."""
         starts, batch_tokens = [0], 0
-        for row, length in enumerate(lengths):
-            if row > starts[-1] and (batch_tokens + length > limit or row - starts[-1] == max_rows):
-                starts.append(row)
+        for position, length in enumerate(lengths):
+            if position > starts[-1] and (batch_tokens + length > limit or position - starts[-1] == max_rows):
+                starts.append(position)
                 batch_tokens = 0
             batch_tokens += length
         return [*starts, len(lengths)]

@@ -103,7 +103,7 @@ def load_with_missing(
     source: str | Path,
     *,
     subject: str,
-    kind: str = "",
+    suffix: str = "",
     options: LoadOptions = IN_FLOAT32,
     may_lack: tuple[str, ...] = (),
     overrides: Mapping[str, Any] = MappingProxyType({}),
@@ -115,7 +115,7 @@ def load_with_missing(
         auto_class: A class of transformers with `from_pretrained`.
         source: A folder or a Hub id.
         subject: The model's name in errors, such as "The model NAME".
-        kind: As for `translate_load_errors`.
+        suffix: As for `translate_load_errors`.
         options: Precision, attention and quantization.
         may_lack: Modules that the checkpoint may lack, such as a head that has yet to be trained.
         overrides: Further arguments for `from_pretrained`, such as `config`.
@@ -131,7 +131,7 @@ def load_with_missing(
     files = find_model_files(source, **hub)
     if files.adapter_config is not None:
         raise ZooError(f"{subject} is an adapter: merge it into its base first, or choose the base.")
-    with translate_load_errors(subject, kind):
+    with translate_load_errors(subject, suffix):
         record_code(files.find, subject, name=name_of(source))
         loaded = auto_class.from_pretrained(
             source,
@@ -152,7 +152,7 @@ def load_model(
     source: str | Path,
     *,
     subject: str,
-    kind: str = "",
+    suffix: str = "",
     options: LoadOptions = IN_FLOAT32,
     may_lack: tuple[str, ...] = (),
     overrides: Mapping[str, Any] = MappingProxyType({}),
@@ -160,7 +160,14 @@ def load_model(
 ) -> Any:
     """Loads a model as `load_with_missing` does, with the same arguments, and returns only the model."""
     return load_with_missing(
-        auto_class, source, subject=subject, kind=kind, options=options, may_lack=may_lack, overrides=overrides, **hub
+        auto_class,
+        source,
+        subject=subject,
+        suffix=suffix,
+        options=options,
+        may_lack=may_lack,
+        overrides=overrides,
+        **hub,
     )[0]
 
 

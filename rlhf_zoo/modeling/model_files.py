@@ -39,12 +39,12 @@ LOAD_ERRORS = (
 
 
 @contextmanager
-def translate_load_errors(subject: str, kind: str = "") -> Iterator[None]:
+def translate_load_errors(subject: str, suffix: str = "") -> Iterator[None]:
     """Converts the exceptions of libraries that load a model into a ZooError.
 
     Args:
         subject: The model's name in the error, such as "The model NAME".
-        kind: The text after "cannot be loaded", such as " as a causal language model".
+        suffix: The text after "cannot be loaded", such as " as a causal language model".
 
     Raises:
         ZooError: The code in this context raised SafetensorError or one of LOAD_ERRORS.
@@ -62,7 +62,7 @@ def translate_load_errors(subject: str, kind: str = "") -> Iterator[None]:
                 f"{subject} has no model.safetensors, and pickled weights are not read because a pickle can run code: "
                 "choose a revision with safetensors, or convert the weights."
             ) from error
-        raise ZooError(f"{subject} cannot be loaded{kind} ({first_line(error)}).") from error
+        raise ZooError(f"{subject} cannot be loaded{suffix} ({first_line(error)}).") from error
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -147,7 +147,7 @@ class ModelFiles:
         if self.directory is not None:
             path = self.directory / name
             return path if path.is_file() else None
-        downloaded = self._query_hub(name)
+        downloaded = self._hub_download(name)
         return None if downloaded is None else Path(downloaded)
 
     def has(self, name: str) -> bool:
@@ -158,9 +158,9 @@ class ModelFiles:
         """
         if self.directory is not None:
             return (self.directory / name).is_file()
-        return self._query_hub(name, dry_run=True) is not None
+        return self._hub_download(name, dry_run=True) is not None
 
-    def _query_hub(self, name: str, *, dry_run: bool = False) -> Any:
+    def _hub_download(self, name: str, *, dry_run: bool = False) -> Any:
         try:
             return hf_hub_download(self.source, name, dry_run=dry_run, **self.hub)
         except LocalEntryNotFoundError as error:
@@ -199,10 +199,11 @@ class ModelFiles:
         if self.directory is not None and self.directory.parent.name == "on_bases" and name_of(str(base)) != base:
             return  # `hub.client.refs` downloaded the base into the client's cache, and wrote that path into this copy
         if hub_id(base) is None or os.path.lexists(base):
+            marker = None if self.directory is None else find_download(self.directory)
+            hint = f", or add {TRUST_RUN_FLAG} if you trust the run" if marker and _run_with_card(marker) else ""
             raise ZooError(
                 f"The adapter in {self.source} names the base {base!r:.200}, a path on this machine, but a download "
-                f"may name only a model on the Hub: merge it where it was trained, or add {TRUST_RUN_FLAG} if you "
-                "trust the run."
+                f"may name only a model on the Hub: merge it where it was trained{hint}."
             )
 
     def read_json(self, name: str) -> dict[str, Any]:
@@ -238,10 +239,12 @@ class ModelFiles:
         return None
 
     def check_shards(self) -> None:
-        """Checks that no shard index names a file outside its folder, because transformers would load that file.
+        """Checks that shard indices name only .safetensors files in their own folder.
+
+        Transformers would load any other file that they name.
 
         Raises:
-            ZooError: A shard index names such a file.
+            ZooError: A shard index names another file.
         """
         if self.directory is not None:
             indices = sorted(self.directory.glob("*.safetensors.index*.json"))
@@ -299,9 +302,12 @@ class ModelFiles:
             )
         index, shards = self.weights
         if missing := sorted(name for name in set((shards or {}).values()) if not self.has(name)):
-            raise ZooError(
-                f"{index} names {len(missing)} missing weight files, such as {missing[0]}: copy them there too."
+            problem = (
+                f"{len(missing)} missing weight files, such as {missing[0]}: copy them"
+                if len(missing) > 1
+                else f"the missing weight file {missing[0]}: copy it"
             )
+            raise ZooError(f"{index} names {problem} there too.")
 
     def refuse_pickle(self, kind: str) -> None:
         """Raises an error if the weights are pickled. Call this if there are no safetensors.
@@ -315,15 +321,18 @@ class ModelFiles:
         stem = "pytorch_model" if kind == "model" else kind
         for name in (f"{stem}.bin", f"{stem}.bin.index.json"):
             if self.has(name):
+                download_step = "download it, then " if self.directory is None else ""
                 raise ZooError(
-                    f"{self.source} has {name}, a pickle, which is not read because it can run code: if you trust it, "
-                    f"write {kind}.safetensors next to it by running, in that folder, "
-                    f"`{_conversion_command(stem, kind)}`."
+                    f"{self.source} has pickled weights ({name}), which are not read because a pickle can run code: if "
+                    f"you trust it, {download_step}run, in its folder, `{_conversion_command(stem, kind)}`."
                 )
 
 
 def _conversion_command(stem: str, kind: str) -> str:
-    """Returns a command that converts pickled weights. It clones tied weights, because safetensors refuses them."""
+    """Returns a command that converts pickled weights.
+
+    It clones every tensor, because safetensors refuses tensors that share memory.
+    """
     return (
         "python -c 'import glob, torch, safetensors.torch as st; st.save_file({k: v.clone() "
         f'for f in glob.glob("{stem}*.bin") for k, v in torch.load(f, weights_only=True).items()}}, '
@@ -335,31 +344,39 @@ def _check_shards(index: Path, files: Iterable[Any]) -> None:
     invalid = next((file for file in files if not isinstance(file, str) or not _SHARD.fullmatch(file)), None)
     if invalid is not None:
         raise ZooError(
-            f"{index} names the file {invalid!r:.200}, but weights must be next to their index: choose another model, "
-            "or copy it again."
+            f"{index} names the file {invalid!r:.200}, but shards must be .safetensors files next to their index: "
+            "choose another model, or copy it again."
         )
 
 
 def is_foreign(folder: Path) -> bool:
-    """Whether someone else made a model: it was downloaded, or another user's run made it."""
+    """Whether a folder bears a download mark, unless the mark is the card of the user's own or a trusted run."""
     marker = find_download(folder)
     if marker is None:
         return False
-    run = marker.parent / "run.json"
+    run = _run_with_card(marker)
+    return run is None or not is_own(read_json_object(run))
+
+
+def _run_with_card(marker: Path) -> Path | None:
+    """Returns the run.json next to a card; None if a download mark is no card of a run."""
     # A card marks a download, but the user's own runs have cards too.
-    return not (marker.name == CARD_FILE and run.is_file() and is_own(read_json_object(run)))
+    run = marker.parent / "run.json"
+    return run if marker.name == CARD_FILE and run.is_file() else None
 
 
 def find_model_files(source: str | Path, **hub: Unpack[HubOptions]) -> ModelFiles:
-    """Finds a model's files and checks them.
+    """Finds a model's files, and checks config.json and the shard indices.
+
+    In a folder, it also checks the weights and the digests that the run recorded. On the Hub, it also checks an
+    adapter's config, and that the adapter's weights are not pickled.
 
     Args:
         source: A folder or a Hub id.
-        **hub: See `HubOptions`.
+        **hub: See `HubOptions`. Ignored for a folder.
 
     Raises:
-        ZooError: Weights are pickled or damaged, a check of config.json, of an adapter's config or of a shard index
-            fails, or the files do not match the digests that the run recorded.
+        ZooError: A check fails.
     """
     if Path(source).is_dir():
         check_integrity(source)

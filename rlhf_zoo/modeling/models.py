@@ -65,7 +65,7 @@ def load_causal(source: str | Path, *, options: LoadOptions = IN_FLOAT32, **hub:
                 f"{subject} is a {architectures[0]}, which generates no text: choose a policy, not a reward model."
             )
     model = load_model(
-        AutoModelForCausalLM, source, subject=subject, kind=" as a causal language model", options=options, **hub
+        AutoModelForCausalLM, source, subject=subject, suffix=" as a causal language model", options=options, **hub
     )
     disable_router_logits(model)
     make_savable(model, name=subject)

@@ -99,7 +99,7 @@ print("pulled")
 REJECTED = """
 import os
 for read in (read_value_head, Causal.from_pretrained):
-    with pytest.raises(ZooError, match="local/pickle has pytorch_model.bin, a pickle"):
+    with pytest.raises(ZooError, match="local/pickle has pickled weights"):
         read("local/pickle")
     with pytest.raises(ZooError, match="local/nothing is neither"):
         read("local/nothing")

@@ -142,7 +142,7 @@ def test_zoo_readme_is_reproducible_and_keeps_other_text(at_module_hub, heads, r
     path = tmp_path / "recipes" / "README.md"
     text = path.read_text()
     command_line = f"rlhf-zoo zoo --hub {at_module_hub.url} --namespace local --stage ppo --sort win_rate --readme"
-    assert f"Made by `{command_line}` from the models that `local` had published.\n" in text
+    assert f"Made by `{command_line}` from the models that `local` has published.\n" in text
     rows = [line for line in text.splitlines() if line.startswith("| local/")]
     assert rows[0] == (
         f"| local/toy-ppo @ {heads['local/toy-ppo']} | toy | ppo | local/toy-sft | 2.500 [0.250, 0.750], n=540 | "
@@ -174,7 +174,7 @@ def test_zoo_lists_embedded_hub_without_namespace(tmp_path):
 def test_zoo_rejects_invalid_arguments(at_module_hub, heads, run, monkeypatch, tmp_path):
     for arguments, message in (
         ("--namespace a/b", "--namespace is 'a/b', which no Hub accepts"),
-        ("--readme", "There is no folder recipes for README.md: pass a file as --readme FILE."),
+        ("--readme", "The folder recipes does not exist: create it, or pass another path to --readme."),
     ):
         with pytest.raises(ZooError, match=message):
             run(at_module_hub, *arguments.split())

@@ -204,7 +204,7 @@ def test_write_benchmark_rejects_unpaired_markers(order, tmp_path):
 
 
 def test_write_benchmark_rejects_missing_folder_and_non_utf8(tmp_path):
-    with pytest.raises(ZooError, match=r"There is no folder .*/none for R\.md"):
+    with pytest.raises(ZooError, match=r"The folder .*/none does not exist: create it"):
         write_benchmark(tmp_path / "none" / "R.md", TABLE)
     (tmp_path / "latin.md").write_bytes(b"\xff")
     with pytest.raises(ZooError, match="is not UTF-8 text"):

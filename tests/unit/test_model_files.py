@@ -13,6 +13,7 @@ from trainer_fixture import make_policy, make_reward_model, make_tokenizer, make
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client.run_signature import trust_all_runs
+from rlhf_zoo.modeling import model_files
 from rlhf_zoo.modeling.critic import CRITIC_DIR, critic_from
 from rlhf_zoo.modeling.loading import load_config, load_tokenizer
 from rlhf_zoo.modeling.model_files import ModelFiles, find_model_files
@@ -36,7 +37,7 @@ def test_pickled_weights_are_refused_before_reading(tmp_path: Path, load: Callab
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(tmp_path)
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")  # which transformers would load
-    with pytest.raises(ZooError, match=r"pytorch_model\.bin, a pickle, which is not read because it can run code"):
+    with pytest.raises(ZooError, match=r"has pickled weights \(pytorch_model\.bin\), which are not read because"):
         load(tmp_path)
 
 
@@ -63,7 +64,9 @@ def test_pickled_adapter_is_refused(hub: RunningHub, tmp_path: Path) -> None:
     weights = tmp_path / "adapter" / "adapter_model.safetensors"
     torch.save(load_file(weights), weights.with_suffix(".bin"))
     weights.unlink()
-    with pytest.raises(ZooError, match=r"adapter_model\.bin, a pickle"):
+    with pytest.raises(
+        ZooError, match=r"has pickled weights \(adapter_model\.bin\), .*: if you trust it, run, in its folder, `python"
+    ):
         load_causal(tmp_path / "adapter")
     edit(tmp_path / "adapter" / "adapter_config.json", base_model_name_or_path="local/base")
     hub.api().create_repo("local/adapter")
@@ -74,7 +77,9 @@ def test_pickled_adapter_is_refused(hub: RunningHub, tmp_path: Path) -> None:
         "try: load_causal('local/adapter')\nexcept ZooError as error: print(error)",
         cwd=tmp_path,
     )
-    assert output.startswith("local/adapter has adapter_model.bin, a pickle"), output
+    assert (
+        output.startswith("local/adapter has pickled weights (adapter_model.bin)") and "download it, then run" in output
+    )
 
 
 @pytest.mark.parametrize(("load", "make"), LOADERS)
@@ -102,7 +107,7 @@ def test_missing_weights_are_named(tmp_path: Path) -> None:
     assert len(shards) > 1
     find_model_files(sharded).require_weights()
     shards[-1].unlink()
-    with pytest.raises(ZooError, match=rf"names 1 missing weight files, such as {shards[-1].name}: copy"):
+    with pytest.raises(ZooError, match=rf"names the missing weight file {shards[-1].name}: copy it"):
         find_model_files(sharded).require_weights()
     (sharded / "model.safetensors.index.json").unlink()
     with pytest.raises(
@@ -434,8 +439,17 @@ def test_untrusted_adapter_may_not_use_local_base(
     (tmp_path / "base").rename(tmp_path / "org" / "base")
     for base in (str(tmp_path / "org" / "base"), "org/base", "./org/base", "../org/base", "/nowhere"):
         edit(adapter / "adapter_config.json", base_model_name_or_path=base)
-        with pytest.raises(ZooError, match="a path on this machine"):
+        with pytest.raises(ZooError, match=r"merge it where it was trained\.$"):
             load(adapter)
+
+
+def test_untrusted_adapter_on_hub_may_not_use_local_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message does not offer --trust_run, which cannot apply to a Hub id."""
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "/nowhere"}')
+    monkeypatch.setattr(model_files, "resolve_revision", lambda *_, **__: "c" * 40)
+    monkeypatch.setattr(model_files, "hf_hub_download", lambda _, name, **__: tmp_path / name)
+    with pytest.raises(ZooError, match=r"The adapter in org/adapter names .*: merge it where it was trained\.$"):
+        _ = ModelFiles("org/adapter").adapter_config
 
 
 def test_adapter_of_own_run_may_use_local_base(tmp_path: Path) -> None:
@@ -447,7 +461,7 @@ def test_adapter_of_own_run_may_use_local_base(tmp_path: Path) -> None:
     load_causal(adapter)
     document = json.loads(record.run_file.read_text())
     record.run_file.write_text(json.dumps({**document, "signature": "0" * 64}))
-    with pytest.raises(ZooError, match="a path on this machine"):
+    with pytest.raises(ZooError, match=r"a path on this machine.* or add --trust_run if you trust the run"):
         load_causal(adapter)
     with trust_all_runs():
         load_causal(adapter)
@@ -464,5 +478,5 @@ def test_weights_index_may_not_name_files_elsewhere(tmp_path: Path, load: Callab
     for file in (str(tmp_path / "private" / "model.safetensors"), "../private/model.safetensors", 7):
         moved = dict.fromkeys(document["weight_map"], file)
         index.write_text(json.dumps({**document, "weight_map": moved}))
-        with pytest.raises(ZooError, match=r"weights must be next to their index|has no weight_map"):
+        with pytest.raises(ZooError, match=r"shards must be \.safetensors files next to their index|has no weight_map"):
             load(tmp_path / "model")

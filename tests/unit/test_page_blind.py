@@ -209,7 +209,7 @@ def test_figures_show_current_tally():
     assert 'class="point" style="left:70.00%"' in page
     assert "zoo-elo" not in page and "zoo-note" not in page, "one pair of revisions, and nothing waits"
     page = votes_html(tallied(votes_for(0, 0, 0, 1)), DATA_SET)
-    assert "1 vote so far" in page and "No votes on the two policies yet." in page and "zoo-bar" not in page
+    assert "1 vote so far" in page and "No votes count toward the win rate yet." in page and "zoo-bar" not in page
 
 
 # The tab's handlers

@@ -200,7 +200,7 @@ def convert_as_told(error: ZooError, folder: Path, monkeypatch: pytest.MonkeyPat
 
 
 def refusal_of(folder: Path, read: Any, name: str) -> ZooError:
-    with pytest.raises(ZooError, match=rf"has {name}, a pickle") as caught:
+    with pytest.raises(ZooError, match=rf"has pickled weights \({name}\)") as caught:
         read(folder)
     return caught.value
 

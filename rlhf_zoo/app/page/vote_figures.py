@@ -13,10 +13,10 @@ MAX_RATINGS = 30  # rows of the table, because the data set may name any number 
 
 @dataclass(frozen=True)
 class ModelRevision:
-    """The published revision of a model.
+    """A model as votes name it.
 
     Attributes:
-        repo: NAMESPACE/NAME; None for a folder on this machine, which has neither commit nor tag.
+        repo: NAMESPACE/NAME; None for a local folder, which has neither commit nor tag.
         commit: Its commit.
         tag: The commit's tag; None if it has no tag.
     """
@@ -55,7 +55,7 @@ def votes_html(figures: VoteFigures, data_set: str) -> str:
 
 def _win_rate_html(rate: Mapping[str, Any] | None) -> str:
     if rate is None:
-        return '<p class="zoo-rate">No votes on the two policies yet.</p>'
+        return '<p class="zoo-rate">No votes count toward the win rate yet.</p>'
     value, interval = rate["value"], rate["ci95"]
     ci_text = (
         f"[{format_number(100 * interval[0], 1)}%, {format_number(100 * interval[1], 1)}%]"
@@ -63,29 +63,30 @@ def _win_rate_html(rate: Mapping[str, Any] | None) -> str:
         else "not yet computed"
     )
     description = (
-        f"PPO is preferred over SFT in {format_number(100 * value, 1)}% of {rate['n']} votes, a tie counting one half; "
-        f"95% interval {ci_text}"
+        f"PPO is preferred over SFT in {format_number(100 * value, 1)}% of {rate['n']} votes, where a tie counts "
+        f"one half and “Both bad” is left out; 95% interval {ci_text}"
     )
-    prompts = f" ({rate['prompts']} so far)" if rate.get("prompts") else ""
+    count = rate.get("prompts")
+    prompts = f" ({count} prompt{'s' * (count != 1)} so far)" if count else ""
     band = ""
     if interval:
         low, high = (min(max(bound, 0.0), 1.0) for bound in interval)
         band = f'<i class="band" style="left:{100 * low:.2f}%;width:{100 * (high - low):.2f}%"></i>'
     return (
         f'<p class="zoo-rate"><b data-figure="win_rate">{format_number(100 * value, 1)}%</b> PPO over SFT, 95% '
-        f'interval <span data-figure="ci95">{ci_text}</span>, n = <span data-figure="n">{rate["n"]}</span>, a tie '
-        f'counting one half.</p><p class="zoo-interval-note">The interval is over prompts{prompts}, because votes on '
-        "the same prompt are not independent.</p>"
+        f'interval <span data-figure="ci95">{ci_text}</span>, n = <span data-figure="n">{rate["n"]}</span>. A tie '
+        'counts one half; “Both bad” is left out.</p><p class="zoo-interval-note">The interval counts each prompt once'
+        f"{prompts}, because votes on the same prompt are not independent.</p>"
         f'<div class="zoo-bar" role="img"{html_attributes({"aria-label": description})}>{band}<i class="half"></i>'
         f'<i class="point" style="left:{100 * value:.2f}%"></i></div>'
         '<p class="zoo-ends" aria-hidden="true"><span>SFT</span><span>½</span><span>PPO</span></p>'
     )
 
 
-def _ratings_html(figures: Mapping[str, Any]) -> str:
-    """Renders the Elo rating of each revision; "" if votes compare only one pair of revisions."""
-    ratings = figures["elo"]
-    if len(figures["pairs"]) < 2 or not ratings:
+def _ratings_html(summary: Mapping[str, Any]) -> str:
+    """Renders the Elo rating of each revision; "" without ratings, or with fewer than two pairs of PPO and SFT."""
+    ratings = summary["elo"]
+    if len(summary["pairs"]) < 2 or not ratings:
         return ""
     has_groups = len({row["among"] for row in ratings}) > 1
     heads = ["Revision", "Elo", "95% interval", "Votes", *(["Group"] if has_groups else [])]
@@ -113,9 +114,9 @@ def _notes(figures: VoteFigures, data_set: str) -> Iterator[str]:
     if not figures.is_exact and figures.votes_in_intervals:
         yield f"Intervals and ratings cover {figures.votes_in_intervals} of these votes; the others are being added."
     if figures.send_problem is not None and figures.unsent:
-        waiting = "1 vote waits" if figures.unsent == 1 else f"{figures.unsent} votes wait"
+        waiting = "1 vote is waiting" if figures.unsent == 1 else f"{figures.unsent} votes are waiting"
         yield (
-            f"{waiting} on the server, because {data_set} does not accept votes now "
+            f"{waiting} on the server, because {data_set} is not accepting votes at the moment "
             f"({escape_text(figures.send_problem)}). The server keeps trying."
         )
     if figures.read_problem is not None:

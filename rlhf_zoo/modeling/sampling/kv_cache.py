@@ -15,7 +15,8 @@ SPARE_COLUMNS = 32
 class InPlaceLayer(DynamicLayer):
     """A DynamicLayer whose keys and values are views of larger buffers.
 
-    A step writes only its own column of the buffers. When rows end, only the rows that replace them are copied.
+    Normally, a step writes only its own column; full buffers are copied into larger ones. When rows finish, only the
+    rows that replace them are copied.
     """
 
     keys: Any
@@ -92,9 +93,9 @@ def can_join(cache: DynamicCache, model: PreTrainedModel) -> bool:
         cache: A cache of the model.
         model: The model.
     """
-    are_supported = all(type(layer) in (InPlaceLayer, DynamicSlidingWindowLayer) for layer in cache.layers)
+    all_supported = all(type(layer) in (InPlaceLayer, DynamicSlidingWindowLayer) for layer in cache.layers)
     chunk_size = getattr(model.config.get_text_config(decoder=True), "attention_chunk_size", None)
-    return bool(cache.layers) and are_supported and chunk_size is None
+    return bool(cache.layers) and all_supported and chunk_size is None
 
 
 def drop_columns(cache: DynamicCache, columns: int) -> None:

@@ -39,7 +39,7 @@ The table shows their results: every row is a repository at a commit, with the f
 """
 _STAGE_ORDER = {stage: index for index, stage in enumerate(STAGES)}
 _NOT_METRICS = ("step", "tag", "commit")  # keys of a checkpoint's row in a card that hold no metric
-_MAX_METRICS = 8  # of a checkpoint, because cards are not trusted
+_MAX_METRICS = 8  # per checkpoint; a card is not trusted and could list any number
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,10 @@ class Entry:
         kl: KL to SFT, in nats per completion.
         win_rate: Win rate over SFT, by the recipe's judge.
         accuracy: Accuracy of a reward model on held-out pairs.
-        verdict: Kind of the verdict on this step of a PPO run, else on its last checkpoint, such as "healthy".
+        verdict: PPO only: kind of the verdict, such as "healthy", at this step if the card has one, otherwise at the
+            run's last checkpoint.
         date: When the run finished, or else started, or else when the repository last changed, in ISO 8601.
-        note: Why the card could not be read; None if it was.
+        note: Why the card could not be read, or how the repository is damaged; else None.
     """
 
     repo: str
@@ -177,7 +178,7 @@ def filter_entries(
 
 
 def sort_entries(entries: Iterable[Entry], sort: str | None = None, *, reverse: bool = False) -> list[Entry]:
-    """Returns entries in order. Those without the sorted figure come last, even in reverse order.
+    """Returns entries in order. With `sort`, entries that lack its value come last, even in reverse order.
 
     Args:
         entries: The entries to sort.
@@ -227,10 +228,11 @@ def benchmark_table(entries: Sequence[Entry], *, command: str, namespace: str) -
     legend = textwrap.fill(
         "Reward: the proxy that PPO maximizes. KL: to SFT, per completion. Win rate: over SFT, by the recipe's judge. "
         "Accuracy: of a reward model on held-out pairs. In brackets: 95% intervals; n is the number of samples. "
-        "Figures marked “training” are the last that training logged, not held-out ones.",
+        "Figures marked “training” are the last that training logged, not held-out ones. Data: “simulated” if a "
+        "program simulates the human judges.",
         width=120,
     )
-    caption = f"Made by {markdown.code(command)} from the models that {markdown.code(namespace)} had published."
+    caption = f"Made by {markdown.code(command)} from the models that {markdown.code(namespace)} has published."
     return f"{BEGIN}\n{caption}\n\n{table}\n\n{legend}\n{END}\n"
 
 
@@ -253,7 +255,7 @@ def with_table(text: str | None, table: str) -> str:
         table: The text that `benchmark_table` returned.
 
     Raises:
-        ZooError: The text does not have exactly one pair of markers in order.
+        ZooError: The text has markers, but not exactly one pair in order.
     """
     if text is None:
         return f"{INTRODUCTION}\n{table}"
@@ -274,12 +276,12 @@ def write_benchmark(path: Path, table: str) -> None:
         table: The text that `benchmark_table` returned.
 
     Raises:
-        ZooError: The file cannot be read or written, or it does not have exactly one pair of markers.
+        ZooError: The file cannot be read or written, or it has markers, but not exactly one pair in order.
     """
     try:
         text = path.read_bytes().decode() if path.exists() else None
         if not path.parent.is_dir():
-            raise ZooError(f"There is no folder {path.parent} for {path.name}: pass a file as --readme FILE.")
+            raise ZooError(f"The folder {path.parent} does not exist: create it, or pass another path to --readme.")
         new_text = with_table(text, table)
         if new_text != text:
             write_text(path, new_text)
@@ -290,11 +292,11 @@ def write_benchmark(path: Path, table: str) -> None:
     except OSError as error:
         if is_disk_full(error):
             raise
-        raise ZooError(f"{path} cannot be written ({error.strerror or error}): pass another file.") from error
+        raise ZooError(f"{path} cannot be read or written ({error.strerror or error}): pass another file.") from error
 
 
 def account_name(hub: Hub = DEFAULT_HUB) -> str:
-    """Returns the name of the user whose token this is.
+    """Returns the name of the user that the Hub's token belongs to.
 
     Args:
         hub: The Hub to ask.
@@ -341,7 +343,7 @@ def _damaged_models(namespace: str, hub: Hub) -> dict[str, str]:
     try:
         hf_raise_for_status(answer)
         items = answer.json()
-    except (HfHubHTTPError, ValueError):  # a Hub of another kind, without this address, or a user without a token
+    except (HfHubHTTPError, ValueError):  # not an embedded Hub, so it lacks this endpoint; or there is no token
         return {}
     notes = {}
     for item in items if isinstance(items, list) else []:
@@ -359,8 +361,8 @@ def _read_entry(model: ModelInfo, *, hub: Hub) -> Entry:
 def checkpoints(repo: str, hub: Hub = DEFAULT_HUB) -> dict[str, Any]:
     """Lists the checkpoints of a repository.
 
-    The rows are the tags of steps, then the other tags and branches. The `also` of a step lists `best` and `main` if
-    the cards at their commits name this step. If their cards name no step with a tag, they are the last rows.
+    The rows are the tags of steps, then the other tags and branches. A step's `also` contains `best` or `main` if the
+    card at that ref names the step. A ref whose card names no tagged step gets its own row at the end.
 
     Args:
         repo: NAMESPACE/NAME of a model.
@@ -368,8 +370,8 @@ def checkpoints(repo: str, hub: Hub = DEFAULT_HUB) -> dict[str, Any]:
 
     Returns:
         {repo, stage, recipe, note, checkpoints: [{revision, step, commit, date, also, metrics}]}, ordered by step.
-        `metrics` are those on the card: reward, kl and rewards of weight 0 for PPO; losses and accuracy for other
-        stages.
+        `note` says why the card could not be read; it is None if the card names a stage. `metrics` are those on the
+        card: reward, kl and rewards of weight 0 for PPO; losses and accuracy for other stages.
 
     Raises:
         ZooError: The Hub does not list them.
@@ -396,7 +398,7 @@ def checkpoints(repo: str, hub: Hub = DEFAULT_HUB) -> dict[str, Any]:
 
 
 def checkpoint_rows(
-    tags: Mapping[str, str],
+    commits_by_ref: Mapping[str, str],
     pointers: Mapping[str, str],
     cards: Mapping[str, Mapping[str, object]],
     dates: Mapping[str, datetime],
@@ -404,7 +406,7 @@ def checkpoint_rows(
     """Creates the rows of `checkpoints`.
 
     Args:
-        tags: Tag or branch -> commit, without best and main.
+        commits_by_ref: Tag or branch -> commit, without best and main.
         pointers: best and main -> commit.
         cards: best and main -> card.
         dates: Commit -> its date.
@@ -415,15 +417,15 @@ def checkpoint_rows(
     pointer_cards = {name: Card(cards.get(name) or {}) for name in ("main", "best")}
     card = pointer_cards["main"] or pointer_cards["best"]
     rows_of_card = {row["tag"]: row for row in card.checkpoints if isinstance(row.get("tag"), str)}
-    steps = {tag: step for step, tag in tagged_steps(tags).items()}
+    steps = {tag: step for step, tag in tagged_steps(commits_by_ref).items()}
     pointers_by_step: dict[int, list[str]] = {}
     for name in pointers:
         step = int_or_none(get_nested(pointer_cards[name], "chosen", "step")) if name == "best" else None
         step = pointer_cards[name].step if step is None else step
         if step is not None and step in steps.values():
             pointers_by_step.setdefault(step, []).append(name)
-    # The commits of an exported repository are new, so none in its card matches a tag.
-    is_exported = not any(row.get("commit") == tags.get(tag) for tag, row in rows_of_card.items())
+    # Exporting creates new commits, so no commit on the card matches a tag.
+    is_exported = not any(row.get("commit") == commits_by_ref.get(tag) for tag, row in rows_of_card.items())
 
     def make_row(name: str, step: int | None, commit: str, card_row: Mapping[str, Any]) -> dict[str, Any]:
         date = dates.get(commit)
@@ -439,11 +441,11 @@ def checkpoint_rows(
         }
 
     rows = []
-    for name in sorted(tags, key=lambda name: (name not in steps, steps.get(name, 0), name)):
+    for name in sorted(commits_by_ref, key=lambda name: (name not in steps, steps.get(name, 0), name)):
         card_row = rows_of_card.get(name, {})
-        if not is_exported and card_row.get("commit") not in (None, tags[name]):
+        if not is_exported and card_row.get("commit") not in (None, commits_by_ref[name]):
             card_row = {}  # the tag has moved since, so these metrics belong to another checkpoint
-        rows.append(make_row(name, steps.get(name), tags[name], card_row))
+        rows.append(make_row(name, steps.get(name), commits_by_ref[name], card_row))
     shown_pointers = {name for names in pointers_by_step.values() for name in names}
     rows += [make_row(name, None, pointers[name], {}) for name in pointers if name not in shown_pointers]
     return {"stage": card.stage, "recipe": card.recipe, "checkpoints": rows}
