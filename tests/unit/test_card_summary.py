@@ -423,7 +423,7 @@ def test_markdown_short_keeps_two_or_three_digits(value, text):
 
 @pytest.mark.parametrize(
     ("name", "title"),
-    [('rule:f(a=0, name="followed")', "followed"), ("rule:grammar()", "grammar"), ("llm:gpt(x)", "llm:gpt(x)")],
+    [('rule:f(a=0, name="all_followed")', "all followed"), ("rule:grammar()", "grammar"), ("llm:gpt(x)", "llm:gpt(x)")],
 )
 def test_judge_title_omits_arguments(name, title):
     assert markdown.judge_title(name) == title

@@ -151,13 +151,13 @@ def with_interval(figure: Mapping[str, Any] | None) -> Raw:
 
 
 def judge_title(name: str) -> str:
-    """Returns a judge's name without arguments: grammar for rule:grammar(), and x for rule:f(name='x').
+    """Returns a judge's name in words, without arguments: grammar for rule:grammar(), x y for rule:f(name='x_y').
 
     Args:
         name: The name in evaluation.json.
     """
-    argument = re.search(r"\bname=['\"]([^'\"]+)['\"]", name)
-    return argument[1] if argument else re.sub(r"^rule:(\w+)\(.*\)$", r"\1", name)
+    argument = re.search(r"\bname=['\"]([^'\"]+)['\"]", name) or re.match(r"rule:(\w+)\(.*\)$", name)
+    return argument[1].replace("_", " ") if argument else name
 
 
 def shortened(text: str, limit: int) -> str:
