@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainer_fixture import CHAT, LETTERS, make_reward_model, make_tokenizer
 
-from rlhf_zoo.evaluation.best_of_n import Choice, build_choices, choice_accuracy, choice_credits
+from rlhf_zoo.evaluation.choices import Choice, build_choices, choice_accuracy, choice_credits
 from rlhf_zoo.evaluation.hard_pairs import are_ties, compare_ties, measure_hard_pairs, word_overlap
 from rlhf_zoo.evaluation.text import normalize_text
 from rlhf_zoo.pipeline.stages import pair_report

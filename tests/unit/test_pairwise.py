@@ -24,7 +24,7 @@ def by_length(prompts, shown_first, shown_second):
 
 
 @pytest.mark.parametrize(
-    ("shown_first", "shown_second", "score", "orders"),
+    ("in_order", "swapped", "score", "orders"),
     [
         (1, 0, 1, [1, 1]),  # the first won, both times
         (0, 1, 0, [0, 0]),
@@ -38,9 +38,9 @@ def by_length(prompts, shown_first, shown_second):
         (None, None, 0.5, [None, None]),
     ],
 )
-def test_merge_orders_combines_both_orders(shown_first, shown_second, score, orders):
-    assert merge_orders(shown_first, shown_second) == (score, {"orders": orders})
-    assert merge_orders(shown_second, shown_first).score == 1 - score, "swapping sides swaps the score"
+def test_merge_orders_combines_both_orders(in_order, swapped, score, orders):
+    assert merge_orders(in_order, swapped) == (score, {"orders": orders})
+    assert merge_orders(swapped, in_order).score == 1 - score, "swapping sides swaps the score"
 
 
 def test_merge_orders_keeps_extra_details():

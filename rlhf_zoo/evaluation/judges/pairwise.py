@@ -56,17 +56,17 @@ class PairJudge(Protocol):
         ...
 
 
-def merge_orders(shown_first: float | None, shown_second: float | None, **details: Any) -> PairVerdict:
+def merge_orders(in_order: float | None, swapped: float | None, **details: Any) -> PairVerdict:
     """Merges the answers to both orders into one verdict: a win if both prefer the same text, else a tie.
 
     Args:
-        shown_first: The answer to the order (first, second): 1 for the text shown first, 0 for the other text, ½ for a
+        in_order: The answer to the order (first, second): 1 for the text shown first, 0 for the other text, ½ for a
             tie, None for an unreadable answer.
-        shown_second: The answer to the order (second, first), in the same form.
+        swapped: The answer to the order (second, first), in the same form.
         **details: Further details of the verdict.
     """
-    # The second answer is a preference for `second`, so it is inverted.
-    orders = [shown_first, None if shown_second is None else 1 - shown_second]
+    # `swapped` prefers the text shown first, which is `second`, so it is inverted.
+    orders = [in_order, None if swapped is None else 1 - swapped]
     score = orders[0] if orders[0] is not None and orders[0] == orders[1] else 0.5
     return PairVerdict(score, {"orders": orders, **details})
 
@@ -111,7 +111,7 @@ class FunctionPairJudge:
         """
         check_lengths(prompts, first, second)
         orders = (self._ask(prompts, first, second), self._ask(prompts, second, first))
-        return [merge_orders(shown_first, shown_second) for shown_first, shown_second in zip(*orders, strict=True)]
+        return [merge_orders(in_order, swapped) for in_order, swapped in zip(*orders, strict=True)]
 
     def _ask(self, prompts: Sequence[str], first: Sequence[str], second: Sequence[str]) -> list[float]:
         preferences = call_list_judge(self._target, self._function, list(prompts), list(first), list(second))
