@@ -23,8 +23,8 @@ from rlhf_zoo.publishing.cards import markdown
 from rlhf_zoo.publishing.cards.card import CARD_FILE, make_card
 from rlhf_zoo.publishing.cards.commands import training_command
 from rlhf_zoo.publishing.cards.facts import StageFacts
+from rlhf_zoo.publishing.cards.markdown import SOURCE
 from rlhf_zoo.publishing.cards.report import judge_notes
-from rlhf_zoo.publishing.cards.summary import DOCS
 from rlhf_zoo.runs.record import StageRecord
 
 pytestmark = pytest.mark.usefixtures("no_plots")
@@ -200,7 +200,8 @@ def test_card_escapes_completions(runs):
     page = render_html(body)
     for tag in ("<script", "<b>", '<img src="j"', 'http://a.b"', "<h1>head", "<strong>bold"):
         assert tag not in page
-    assert set(re.findall('href="([^"]*)"', page)) == {"rlhf_card.json", "metrics.jsonl", DOCS}
+    guides = {f"{SOURCE}/README.md#install", f"{SOURCE}/docs/cards.md"}
+    assert set(re.findall('href="([^"]*)"', page)) == {"rlhf_card.json", "metrics.jsonl"} | guides
     row = next(row for row in re.findall(r"<tr>.*?</tr>", page, re.DOTALL) if "alert(1)" in row)
     assert row.count("<td>") == 6
     assert "&lt;script&gt;alert(1)&lt;/script&gt; **bold** | [x](http://a.b) `tick` ![i](j) &amp;amp; &lt;b&gt;" in row

@@ -157,17 +157,15 @@ def test_card_without_verdict_states_judge_preference(runs):
 
 
 def test_card_compares_main_figures_with_best_constant_text(runs):
-    assert " constant |" not in card(runs)
+    assert "single text" not in card(runs)
     text = card(runs, trivial=CONSTANTS)
-    assert "| held-out prompts | SFT | **PPO** | constant |" in text
-    assert cells(text, "**Win rate over SFT** (judge: gold)")[1:] == [
-        "0.50\N{NO-BREAK SPACE}¹",
-        "**0.90** (0.85–0.95)",
-        "0.25",
-    ]
-    assert cells(text, "**KL to SFT**")[1:] == ["0.52", "**1.52** (1.47–1.57)", "–"]
-    assert cells(text, "**Reward**")[1:] == ["0.50", "**1.50** (1.45–1.55)", "1.75\N{NO-BREAK SPACE}²"]
-    assert "644 completions to 161 prompts" in text and "² Another text, the reward's favorite; it wins 12.5%." in text
+    assert cells(text, "**Win rate over SFT**")[1:] == ["0.50\N{NO-BREAK SPACE}¹", "**0.90** (0.85–0.95)"]
+    assert cells(text, "**KL to SFT**, nats")[1:] == ["0.52", "**1.52** (1.47–1.57)"]
+    assert cells(text, "**Reward**")[1:] == ["0.50", "**1.50** (1.45–1.55)"]
+    assert "Judge: gold. 644 completions to 161 prompts" in text
+    assert " wins 0.25; the reward's favorite gets 1.75 and wins 0.12. ¹ SFT sampled again" in text
+    both = {**CONSTANTS, "policies": CONSTANTS["policies"][:1]}
+    assert " The best single text for all prompts wins 0.25, with reward " in card(runs, trivial=both)
 
 
 def test_card_example_is_median_pair_by_judge(runs):
@@ -279,14 +277,14 @@ def test_card_compares_gain_with_defects_and_best_filter(runs):
     assert "safety and bias.\n" in text, "false statements are measured"
     counter = (
         "**But** more answers have false statements (5% → 15%), and SFT's answers after a filter score higher by the "
-        "judge (1.60, PPO 1.51)."
+        "judge (1.60, PPO 1.51): [how](https://github.com/rlhf-zoo/rlhf-zoo/blob/main/docs/reward-up-text-worse.md"
     )
     assert counter in text.split("|")[0]
     assert counter in card(runs, defects=defects, filters=filters, **judged("suspicious", recommended=40))
     assert "**But**" not in card(runs, defects=defects, filters=filters, **judged("hacked"))
     text = card(runs, defects=defects, filters=filters, **judged("healthy", recommended=40))
     assert cells(text, "**Judge's score**")[1:] == ["0.51", "**1.51** (1.46–1.56)"]
-    assert cells(text, "Judge's score of SFT, filtered (without 1 word)")[1:] == ["1.60", "–"]
+    assert cells(text, "Judge's score of filtered SFT")[1:] == ["1.60", "–"]
     watch = text.split("## Watch out for")[1].split("## Trained with")[0]
     more = "- **More** answers with false statements (5% → 15%). Not shown to rise: doubled clauses (5% → 8%).\n"
     assert more in watch, "the second interval of the difference holds 0"
@@ -306,8 +304,8 @@ def test_card_compares_ppo_with_best_of_filters_that_beat_it(runs):
     """evaluation.json's best needs the fewest samples to reach PPO's score, so others may score higher."""
     tried = [filter_row(name, 1.51 - lead, lead) for name, lead in (("best of 4", -0.02), ("best of 8", -0.3))]
     text = card(runs, filters={"samples": 8, "best": "best of 4", "tried": tried}, **judged("healthy", recommended=40))
-    assert "**But** SFT's answers after a filter score higher by the judge (1.81, PPO 1.51)." in text
-    assert cells(text, "Judge's score of SFT, filtered (best of 8)")[1] == "1.81"
+    assert "**But** SFT's answers after a filter score higher by the judge (1.81, PPO 1.51): [how](" in text
+    assert cells(text, "Judge's score of filtered SFT")[1] == "1.81" and " Filtered: best of 8. " in text
 
 
 @pytest.mark.parametrize(
@@ -330,7 +328,7 @@ def test_card_names_filter_when_ppo_lead_is_uncertain(runs, lead, warning):
 def test_card_summarizes_training(runs):
     text = card(runs).split("## Trained with")[1]
     assert "- **Recipe:** `tiny-world`, rlhf-zoo 0.1.0, seed 3\n" in text
-    assert "- **PPO:** 40 updates, 2,560 completions, β 0.10, learning rate 0.0003, the whole run took 61 s\n" in text
+    assert "- **PPO:** 40 updates, 2,560 completions, β 0.10, the whole run took 61 s\n" in text
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import numpy as np
 from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ...evaluation.choices import Choice, build_choices, choice_accuracy
 from ...evaluation.calibration import preference_report
+from ...evaluation.choices import Choice, build_choices, choice_accuracy
 from ...evaluation.hard_pairs import are_ties, compare_ties, measure_hard_pairs
 from ...evaluation.prompt_groups import group_other_prompts
 from ...fileio import is_finite

@@ -6,6 +6,8 @@ from typing import Any
 
 from ...fileio import is_finite
 
+#: Where the README and docs/ are, for links.
+SOURCE = "https://github.com/rlhf-zoo/rlhf-zoo/blob/main"
 NOT_MEASURED = "not measured"
 NOT_EVALUATED = "not evaluated"
 TINY = 5e-6  # rounding can make a sum of float32 log-probabilities that should be 0 this large

@@ -10,14 +10,13 @@ from ...runs.settings.declared import default_of
 from . import commands
 from .estimates import estimate_at
 from .facts import StageFacts
-from .markdown import Raw, code, escape, judge_title, short, shortened, with_interval
+from .markdown import SOURCE, Raw, code, escape, judge_title, short, shortened, with_interval
 from .watch_out import counter_evidence
 
-DOCS = "https://github.com/rlhf-zoo/rlhf-zoo/blob/main/docs/cards.md"
 _ALERTS = {"healthy": "TIP", "no sign found": "NOTE", "hacked": "CAUTION"}
 #: Kinds of verdict whose reasons say nothing against the policy.
 _KINDS_WITHOUT_SIGNS = ("healthy", "no sign found")
-_MAX_PROMPT, _MAX_COMPLETION = 160, 140  # maximum characters in an example, so that it fits a phone
+_MAX_PROMPT, _MAX_COMPLETION = 100, 100  # maximum characters in an example, so that it fits a phone
 _NBSP = "\N{NO-BREAK SPACE}"  # keeps a figure and its note on one line of a phone
 _MAX_COMMAND = 120  # maximum characters of a command in a table
 
@@ -246,7 +245,8 @@ def links(facts: StageFacts) -> Raw:
     ]
     if facts.trusted:
         parts += ["[all figures](rlhf_card.json)", "[training log](metrics.jsonl)"]
-    return Raw(" · ".join([*parts, f"[how to read this card]({DOCS})"]))
+    parts += [f"[install rlhf-zoo]({SOURCE}/README.md#install)", f"[how to read this card]({SOURCE}/docs/cards.md)"]
+    return Raw(" · ".join(parts))
 
 
 _LINK_TITLES = {**PARENT_TITLES, "base": "base model", "sft": "SFT model", "value": "value model", "data": "data"}
@@ -292,8 +292,6 @@ def _setting_phrases(facts: StageFacts) -> Iterator[str]:
         yield f"β {short(facts.latest_metrics.get('kl_coef', facts.setting('kl_coef', default_of('ppo', 'kl_coef'))))}"
     elif step:
         yield f"{step:,} optimizer steps"
-    if is_finite(rate := facts.setting("learning_rate")):
-        yield f"learning rate {rate:g}"
     if facts.is_adapter:
         yield f"LoRA of rank {facts.setting('lora_r', default_of(facts.stage, 'lora_r'))}"
 
@@ -311,73 +309,69 @@ def headline(facts: StageFacts) -> dict[str, Any] | None:
         facts: The facts of the stage.
 
     Returns:
-        {rows: (title, SFT, PPO, best constant), has_constants, note}; None before an evaluation.
+        {rows: (title, SFT, PPO), note}; None before an evaluation.
     """
     if not facts.estimate("ppo", "reward") and not facts.estimate("win_rate"):
         return None
-    best_constants, control = best_constant_texts(facts), facts.estimate("control")
-    judge = (facts.evaluation.get("judge") or {}).get("name", "not named")
-    reward = best_constants.get("reward")
-    is_different_text = (
-        reward is not None and best_constants.get("win_rate") is not reward and estimate_at(reward, "win_rate")
-    )
-    sft_kl = facts.estimate("sft", "kl")
+    control, sft_kl = facts.estimate("control"), facts.estimate("sft", "kl")
     is_sft_kl_zero = sft_kl is not None and abs(sft_kl["value"]) < 0.001
     rows = [
         (
-            Raw(f"**Win rate over {facts.start}** (judge: {escape(judge_title(judge))})"),
-            Raw(f"{short(control['value'])}{_NBSP}¹") if control else "",
-            facts.estimate("win_rate"),
-            short(best_constants["win_rate"]["win_rate"]["value"]) if "win_rate" in best_constants else "–",
+            f"**Win rate over {facts.start}**",
+            f"{short(control['value'])}{_NBSP}¹" if control else "",
+            bold(facts.estimate("win_rate")),
         ),
         (
-            Raw(f"**KL to {facts.start}**, nats per completion"),
+            f"**KL to {facts.start}**, nats",
             "0" if is_sft_kl_zero else short((sft_kl or {}).get("value")),
-            facts.estimate("ppo", "kl"),
-            "–",
+            bold(facts.estimate("ppo", "kl")),
         ),
         (
-            Raw("**Reward** (maximized)"),
+            "**Reward**",
             short((facts.estimate("sft", "reward") or {}).get("value")),
-            facts.estimate("ppo", "reward"),
-            Raw(f"{short(reward['reward']['value'])}{f'{_NBSP}²' if is_different_text else ''}") if reward else "–",
+            bold(facts.estimate("ppo", "reward")),
         ),
-        *_judge_rows(facts, best_constants.get("win_rate")),
+        *_judge_rows(facts),
     ]
-    n, prompts = facts.evaluation.get("n"), facts.evaluation.get("prompts")
+    cells = [tuple(Raw(cell) for cell in row) for row in rows]
+    return {"rows": cells, "note": Raw(" ".join(_notes(facts))) if is_finite(facts.evaluation.get("n")) else ""}
+
+
+def _notes(facts: StageFacts) -> Iterator[str]:
+    """Yields what the figures of `headline` are of, and what a single text for every prompt would reach."""
+    n, prompts = facts.evaluation["n"], facts.evaluation.get("prompts")
     groups = facts.evaluation.get("groups", prompts)
     in_groups = f" in {short(groups)} groups" if is_finite(groups) and groups != prompts else ""
-    note = (
-        f"{short(n)} completions to {short(prompts)} prompts{in_groups}; 95% intervals over "
-        f"{'groups' if in_groups else 'prompts'}."
-    )
-    note += " Constant: one text for every prompt, the best tried." if best_constants else ""
-    start = facts.start[:1].upper() + facts.start[1:]
-    note += f" ¹ {start} sampled again: chance alone." if control else ""
-    if is_different_text and reward is not None:
-        note += f" ² Another text, the reward's favorite; it wins {reward['win_rate']['value']:.1%}."
-    cells = [(title, sft, ppo if isinstance(ppo, Raw) else bold(ppo), constant) for title, sft, ppo, constant in rows]
-    return {"rows": cells, "has_constants": bool(best_constants), "note": Raw(note if is_finite(n) else "")}
+    count = f"{short(prompts)} prompts" if n == prompts else f"{short(n)} completions to {short(prompts)} prompts"
+    judge = (facts.evaluation.get("judge") or {}).get("name", "not named")
+    yield f"Judge: {escape(judge_title(judge))}."
+    yield f"{count}{in_groups}; 95% intervals over {'groups' if in_groups else 'prompts'}."
+    if facts.best_filter is not None:
+        yield f"Filtered: {escape(facts.best_filter['name'])}."
+    best_constants = best_constant_texts(facts)
+    winner, favorite = best_constants.get("win_rate"), best_constants.get("reward")
+    if winner is not None:
+        sentence = f"The best single text for all prompts wins {short(winner['win_rate']['value'])}"
+        if favorite is winner:
+            sentence += f", with reward {short(winner['reward']['value'])}"
+        elif favorite is not None and (win_rate := estimate_at(favorite, "win_rate")):
+            reward = short(favorite["reward"]["value"])
+            sentence += f"; the reward's favorite gets {reward} and wins {short(win_rate['value'])}"
+        yield f"{sentence}."
+    if facts.estimate("control"):
+        yield f"¹ {facts.start[:1].upper()}{facts.start[1:]} sampled again: chance alone."
 
 
-def _judge_rows(
-    facts: StageFacts, constant: Mapping[str, Any] | None
-) -> Iterator[tuple[Raw, Raw, Mapping[str, Any] | Raw | None, str]]:
+def _judge_rows(facts: StageFacts) -> Iterator[tuple[str, str, str]]:
     """Yields the rows of `headline` with the judge's mean of SFT and PPO, and of filtered SFT if filters were tried.
 
     Without the first row if the judge is the reward, which has a row.
     """
     ppo, sft = facts.estimate("ppo", "judge"), facts.estimate("sft", "judge")
     if ppo and sft and not (facts.evaluation.get("judge") or {}).get("is_training_reward"):
-        text = estimate_at(constant or {}, "judge")
-        yield Raw("**Judge's score**"), short(sft["value"]), ppo, short(text["value"]) if text else "–"
+        yield "**Judge's score**", short(sft["value"]), bold(ppo)
     if (best := facts.best_filter) is not None and (filtered := estimate_at(best, "judge")):
-        yield (
-            Raw(f"Judge's score of {facts.start}, filtered ({escape(best['name'])})"),
-            short(filtered["value"]),
-            Raw("–"),
-            "–",
-        )
+        yield f"Judge's score of filtered {facts.start_title}", short(filtered["value"]), "–"
 
 
 def bold(figure: Mapping[str, Any] | None) -> Raw:

@@ -8,7 +8,7 @@ from ...runs.settings.declared import default_of
 from .data import STAGE_NAMES
 from .estimates import estimate_at
 from .facts import StageFacts, is_better_than_ppo
-from .markdown import Raw, escape, judge_title, short, with_interval
+from .markdown import SOURCE, Raw, escape, judge_title, short, with_interval
 
 _MIN_LENGTH_RATIO = 1.05  # a smaller change of length is not worth a line
 _MIN_SHARE_ENDED = 0.5  # if fewer answers end by themselves, the judge mostly reads fragments
@@ -43,7 +43,8 @@ def counter_evidence(facts: StageFacts) -> str:
         scores = [short((estimate or {}).get("value")) for estimate in (estimate_at(best, "judge"), ppo)]
         if is_better_than_ppo(best):
             parts.append(
-                f"{facts.start}'s answers after a filter score higher by the judge ({scores[0]}, PPO {scores[1]})"
+                f"{facts.start}'s answers after a filter score higher by the judge ({scores[0]}, PPO {scores[1]}): "
+                f"[how]({SOURCE}/docs/reward-up-text-worse.md#a-filter-in-the-place-of-ppo)"
             )
         else:
             parts.append(f"a filter of {facts.start}'s answers scores {scores[0]}, PPO {scores[1]}")
