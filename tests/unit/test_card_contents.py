@@ -207,7 +207,7 @@ def test_card_shows_verdict_with_reasons_and_probes(runs, with_plots):
     peak = "at d = 2.000 [1.950, 2.050] (KL 4.000 nats): a gain of 0.750 [0.700, 0.800]"
     assert cells(section, "the judge |")[1:] == [*bends, peak]
     assert "- a prompt … &#60;b&#62;again again" in section and "No verdict was computed" not in body
-    assert "](plots/over_training.png)" in body and " The plot is of 30 validation prompts." in body
+    assert "](plots/over_training.png)" in body
     card = read_json(runs / "ppo" / "rlhf_card.json")["evaluation"]
     assert (card["verdict"], card["recommended"], card["over_training"]) == ("hacked", 20, over)
     assert "cannot rule out reward hacking" not in section
