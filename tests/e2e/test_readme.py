@@ -23,7 +23,7 @@ from rlhf_zoo.runs.recipe import copy_recipe
 
 ROOT = Path(__file__).parents[2]
 GUIDES = ("quickstart", "is-ppo-right", "reward-up-text-worse", "choose-a-reward", "choose-a-judge", "publish", "kl")
-#: embedded-hub.md comes before trainer.md, whose Python block uses the Hub that it starts.
+#: embedded-hub.md comes before trainer.md, whose Python blocks use the Hub that it starts.
 PAGES = (
     *("README.md", "docs/commands.md"),
     *(f"docs/{name}.md" for name in GUIDES),
@@ -135,7 +135,7 @@ def test_every_documented_command_runs(place):
                 check_compare(command, place)
             else:
                 run_command(command, place, **hub_env)
-        check_python_block(place, hub_env)
+        check_python_blocks(place, hub_env)
     finally:
         if server is not None:
             server.send_signal(signal.SIGTERM)
@@ -145,9 +145,15 @@ def test_every_documented_command_runs(place):
     assert json.loads((place[0] / "runs/tiny-world/ppo/run.json").read_text())["publish"]["namespace"] == "local"
 
 
-def check_python_block(place, hub_env):
-    """Runs the Python blocks of docs/trainer.md with the served Hub."""
-    train_block, loop_block = code_blocks("python")
+def check_python_blocks(place, hub_env):
+    """Runs the Python blocks: the filter and the reward function of the guides, and docs/trainer.md's with the Hub."""
+    filter_block, reward_block, train_block, loop_block = code_blocks("python")
+    script = place[0] / "filter.py"
+    checks = "assert len(texts) == 16 and len(set(texts)) > 1 and set(kept) <= set(texts)\n"
+    script.write_text(filter_block + checks)
+    run_command(f"{shlex.join(PYTHON)} {script}", place)
+    (place[0] / "my_rewards.py").write_text(reward_block)
+    assert "my_rewards:brief" in run_command("rlhf-zoo doctor tiny-world --reward_funcs my_rewards:brief", place).stdout
     script = place[0] / "trainer.py"
     script.write_text(f"{train_block}\n{loop_block}")
     done = run_command(f"{shlex.join(PYTHON)} {script}", place, **hub_env)
