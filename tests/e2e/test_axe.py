@@ -1,4 +1,6 @@
-"""axe-core finds no violation on the comparison page and on the embedded Hub, in both themes and at both widths.
+"""axe-core finds no violation on the comparison page, the embedded Hub and the documentation site.
+
+Each is visited in both themes and at both widths.
 
 axe-core comes in a package for another browser driver, which `make test-full` installs into .venv/axe and puts on
 PYTHONPATH.
@@ -11,13 +13,24 @@ from pathlib import Path
 import pytest
 from chromium import chromium
 from hub_fixture import RunningHub, running
+from mkdocs.commands.build import build
+from mkdocs.config import load_config
 from page_fixture import PPO, VOTES, publish, serve
 from page_visitor import Visitor
 from toy_models import save_toys
 
 pytestmark = pytest.mark.full
 
+ROOT = Path(__file__).parents[2]
 WIDTHS = {"wide": (1280, 900), "phone": (390, 844)}
+#: Pages of the documentation site: path -> title.
+PAGES = {
+    "": "rlhf-zoo",
+    "reward-up-text-worse/": "Reward up, text worse",
+    "choose-a-reward/": "Choose a reward",
+}
+#: What the documentation's theme calls the system's themes.
+SCHEMES = {"light": "default", "dark": "slate"}
 RUN_AXE = """const done = arguments[arguments.length - 1];
 axe.run().then(report => done(report.violations.flatMap(violation => violation.nodes.map(
   node => `${violation.id}: ${node.html.slice(0, 200)} ${node.any.map(check => check.message).join('; ')}`))))"""
@@ -45,6 +58,13 @@ def url(hub: RunningHub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[s
         yield served.url
 
 
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("site")
+    build(load_config(str(ROOT / "mkdocs.yml"), strict=True, site_dir=str(folder)))
+    return folder.as_uri()
+
+
 @pytest.fixture
 def visitor(url: str, tmp_path: Path) -> Iterator[Visitor]:
     with chromium(tmp_path, reach="127.0.0.1") as browser:
@@ -55,6 +75,12 @@ def resize(visitor: Visitor, width: str) -> None:
     size = dict(zip(("width", "height"), WIDTHS[width], strict=True))
     metrics = {**size, "deviceScaleFactor": 1, "mobile": width == "phone"}
     visitor.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+
+def prefer(visitor: Visitor, theme: str) -> None:
+    """Sets the theme of the system."""
+    feature = {"features": [{"name": "prefers-color-scheme", "value": theme}]}
+    visitor.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", feature)
 
 
 def find_violations(visitor: Visitor, axe: str) -> list[str]:
@@ -96,11 +122,27 @@ def test_embedded_hub_pages_have_no_accessibility_violations(
     visitor: Visitor, hub: RunningHub, axe: str, width: str, theme: str
 ) -> None:
     resize(visitor, width)
-    feature = {"features": [{"name": "prefers-color-scheme", "value": theme}]}
-    visitor.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", feature)
+    prefer(visitor, theme)
     for path in ("", PPO, f"{PPO}/tree/step-000020"):
         visitor.browser.get(f"{hub.url}/{path}")
         assert visitor.read("h1") in ("rlhf-zoo embedded Hub", PPO)
         assert find_violations(visitor, axe) == []
         assert visitor.overflow() <= 0
         visitor.screenshot_window(f"hub-{path.count('/')}-{width}-{theme}.png")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_documentation_site_has_no_accessibility_violations(
+    site: str, axe: str, width: str, theme: str, tmp_path: Path
+) -> None:
+    with chromium(tmp_path) as browser:
+        visitor = Visitor(browser, site, tmp_path)
+        resize(visitor, width)
+        prefer(visitor, theme)
+        for name, title in PAGES.items():
+            browser.get(f"{site}/{name}index.html")
+            assert visitor.read("h1").startswith(title)
+            assert visitor.count(f"body[data-md-color-scheme={SCHEMES[theme]}]") == 1
+            assert find_violations(visitor, axe) == []
+            assert visitor.overflow() <= 0
