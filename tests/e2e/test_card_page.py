@@ -8,6 +8,7 @@ import pytest
 from card_run import NASTY, make_runs, reward_report
 from chromium import chromium, screenshot
 from markdown_it import MarkdownIt
+from thread_hub import ThreadHub
 
 from rlhf_zoo.app.engine import PolicyCompletion, Snapshot
 from rlhf_zoo.app.page.static import static_page_html
@@ -87,6 +88,48 @@ def test_card_renders_in_browser(browser: Any, cards: dict[str, Path], name: str
     candidates = ["Over training", "On held-out pairs", "Watch out for", "Trained with"]
     assert [heading for heading in headings if heading in candidates] == wanted and len(headings) == len(set(headings))
     assert not [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
+
+
+# The numbers in tables that the browser breaks into lines. A range may break after its dash.
+BROKEN_NUMBERS = """return [...document.querySelectorAll('.zoo-scroll :is(th, td)')].flatMap(cell => {
+  const broken = [], walker = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) for (const match of walker.currentNode.data.matchAll(/[−\\-]?[0-9][0-9.,%]*/g)) {
+    const range = document.createRange();
+    range.setStart(walker.currentNode, match.index);
+    range.setEnd(walker.currentNode, match.index + match[0].length);
+    if (new Set([...range.getClientRects()].map(box => box.top)).size > 1) broken.push(match[0]);
+  }
+  return broken;
+})"""
+
+
+def test_numbers_on_hub_page_do_not_break(browser: Any, tmp_path: Path) -> None:
+    name = "-".join(["a-long-name-of-a-model"] * 4)
+    cells = [
+        "",
+        f"`local/{name}`",
+        "-0.123 [-0.456, -0.789]",
+        "0.50\N{NO-BREAK SPACE}¹",
+        "words " * 60,
+        "1,234",
+        "−0.17",
+    ]
+    readme = f"`rlhf-zoo compare local/{name}`\n\n{' | '.join(cells)} |\n{'|-' * 6}|\n{' | '.join(cells)} |\n"
+    hub = ThreadHub(tmp_path / "hub")
+    hub.make(name, {"README.md": readme})
+    page = tmp_path / "page.html"
+    page.write_bytes(hub.send("GET", f"/local/{name}").content)
+    hub.close()
+    try:
+        for width in (390, 1280):
+            size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width == 390}
+            browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+            browser.get(page.as_uri())
+            assert browser.execute_script("return document.querySelectorAll('.zoo-scroll td').length") == 6
+            assert browser.execute_script(BROKEN_NUMBERS) == [], width
+            assert browser.execute_script(OVERFLOW) <= 0, "long names and commands break"
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 def test_static_space_page_renders_in_browser(browser: Any, tmp_path: Path) -> None:
