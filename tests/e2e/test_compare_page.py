@@ -399,6 +399,16 @@ def test_page_is_usable_by_keyboard_alone(visitor: Visitor, page: Page) -> None:
     assert visitor.overflow() <= 0
 
 
+def move_slider(visitor: Visitor, elem_id: str, end: str) -> None:
+    """Clicks on one end of a slider: "start" or "end"."""
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    slider = visitor.first(f"#{elem_id} input[type=range]")
+    offset = slider.rect["width"] // 2 - 4
+    actions = ActionChains(visitor.browser)
+    actions.move_to_element_with_offset(slider, -offset if end == "start" else offset, 0).click().perform()
+
+
 def test_result_is_in_view_on_phone(visitor: Visitor) -> None:
     def result_top() -> int:
         return int(
@@ -422,6 +432,11 @@ def test_result_is_in_view_on_phone(visitor: Visitor) -> None:
             visitor.wait("other completions", lambda before=before: visitor.texts("#pairs .zoo-text") != before)
         visitor.wait(f"the result of {selector} in view", in_view)
     visitor.screenshot_window("phone-result.png")
+    visitor.browser.execute_script("window.scrollTo(0, 0)")
+    move_slider(visitor, "kl", "start")
+    visitor.wait("the label of the other run", lambda: "without KL penalty" in visitor.read("#pairs .zoo-ppo header"))
+    visitor.wait("the result of the slider in view", in_view)
+    assert visitor.first("#kl").rect["y"] >= visitor.browser.execute_script("return scrollY"), "the slider stays too"
     assert visitor.overflow() <= 0
     visitor.tab("Card")
     visitor.wait("the card", lambda: visitor.count("#card table"))

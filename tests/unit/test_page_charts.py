@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rlhf_zoo.app.engine import TimelinePoint, TimelineRun
 from rlhf_zoo.app.page import charts
 from rlhf_zoo.app.page.charts import (
+    KLCurve,
     Series,
     choose_ticks,
     draw_frontier,
@@ -103,12 +103,6 @@ def apart(found: list[charts.Box]) -> bool:
     return not any(charts._boxes_overlap(one, other) for k, one in enumerate(found) for other in found[:k])
 
 
-def run(beta: float, points, best: int | None = None) -> TimelineRun:
-    """points: (step, reward, KL) of each checkpoint."""
-    rows = [TimelinePoint(step, "", None, "", reward, kl, step == best) for step, reward, kl in points]
-    return TimelineRun("", beta, tuple(rows))
-
-
 def draw(values, *, chart=draw_token_bars, **options):
     labels = options.pop("labels", [f" t{place}" for place in range(len(values))])
     return parsed(chart(values, labels=labels, role="ppo", unit="nats", title="KL", **options))
@@ -179,7 +173,8 @@ def test_charts_accept_any_numbers(values, top):
     series = [Series("a", values), Series("b", values, is_nonnegative=True)]
     parsed(draw_step_curves(steps, series, selected=3, labels={1: "best"}))
     if values:
-        parsed(draw_frontier([run(0.1, [(k, v, v) for k, v in enumerate(values)], best=2)], selected=0))
+        curve = KLCurve("β = 0.1", [(step, value, value) for step, value in enumerate(values)], 2, "last")
+        parsed(draw_frontier([curve], name="Reward", source="rollouts", selected=0))
 
 
 def test_charts_escape_text():
@@ -235,12 +230,20 @@ def test_step_curves_share_their_axis():
     )
 
 
-def test_frontier_marks_best_step_of_each_run():
-    runs = [
-        run(beta, [(step, math.sqrt(step) / (1 + beta), step / 100 / (beta + 0.1)) for step in STEPS], best=800)
+def test_frontier_marks_one_step_of_each_run():
+    curves = [
+        KLCurve(
+            f"β = {beta:g}",
+            [(step, step / 100 / (beta + 0.1), math.sqrt(step) / (1 + beta)) for step in STEPS],
+            800,
+            "recommended",
+        )
         for beta in (0.02, 0.05, 0.1, 0.2, 0.4)
     ]
-    root = parsed(draw_frontier(runs, selected=2))
+    root = parsed(draw_frontier(curves, name="Reward", source="validation prompts", selected=2))
+    title, *descriptions = root.get("aria-label").split("; ")
+    assert title == "Reward against KL: validation prompts" == named(root, "zoo-title")[0].text
+    assert descriptions[-1] == "β = 0.1: recommended step 800, reward 25.71 at KL 40.00", "a later reward is higher"
     assert len(named(root, "zoo-run")) == 5 and len(named(root, "zoo-emphasized")) == 1
     flags = {one.text: one for one in named(root, "zoo-flag")}
     assert set(flags) == {"β = 0.02", "β = 0.05", "β = 0.1", "β = 0.2", "β = 0.4"}
@@ -258,3 +261,11 @@ def test_frontier_marks_best_step_of_each_run():
     titles = [one.text for one in emphasized.iter(f"{SVG}title")]
     assert titles[3] == "β = 0.1, step 800: reward 25.713, KL 40.000 nats"
     assert apart(boxes(root))
+
+
+def test_frontier_label_avoids_points_of_its_curve():
+    curve = KLCurve("β = 0.1", [(10, 2.0, 0.7), (20, 2.5, 0.7), (30, 10.0, 0.0)], 10, "recommended")
+    root = parsed(draw_frontier([curve], name="Reward", source="rollouts", selected=0))
+    ((left, top, right, bottom),) = boxes(root)
+    points = [(float(one.get("cx")), float(one.get("cy"))) for one in root.iter(f"{SVG}circle")]
+    assert len(points) > 3 and not [(x, y) for x, y in points if left <= x <= right and top <= y <= bottom]

@@ -1,5 +1,6 @@
 """KL penalty on or off: which two checkpoints, what the table says of them, and whatever the slider sends."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -111,3 +112,13 @@ def test_kl_switch_shows_figures_of_one_kind_of_prompts() -> None:
     assert page.texts("caption") == ["On validation prompts"]
     assert page.texts("td", data_figure="reward") == ["+1.00", "+1.00"]
     assert page.texts("td", data_figure="win_rate") == []
+
+
+def test_kl_switch_off_shows_findings_in_texts() -> None:
+    off = run(0.0, last=LOW)
+    finding = "risen phrases: <b>“nice”: 0% → 44%."
+    off = replace(off, points=(off.points[0], replace(off.points[1], findings=(finding,))))
+    switch = KLSwitch.of(timeline(run(0.1, last=HIGH), off), 20)
+    assert switch is not None
+    assert Page(switch.html(OFF)).texts("p") == [f"Texts at step 20, SFT → PPO: {finding}"]
+    assert finding not in Page(switch.html(ON)).text

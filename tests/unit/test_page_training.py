@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf_zoo.app.engine import CheckpointResult, PolicyCompletion, Snapshot, TimelinePoint, TimelineRun
-from rlhf_zoo.app.page.training import checkpoints_html, curves_html, nearest_step, slider_range
+from rlhf_zoo.app.page.training import checkpoints_html, curves_html, frontier_html, nearest_step, slider_range
 from rlhf_zoo.publishing.catalog.card import CardEstimate
 
 
@@ -99,3 +99,24 @@ def test_each_checkpoint_has_a_row_or_a_problem() -> None:
         [*rows, CheckpointResult("local/x", 0.05, found.points[2], good)], requested=3, total=3, by_beta=True
     )
     assert 'data-state="done"' in whole and ">3 runs<" in whole and "β = 0.05" in whole
+
+
+def test_frontier_plots_evaluated_figures_if_every_run_has_them() -> None:
+    figures = {key: CardEstimate(value) for key, value in {"reward": 0.9, "judge": -0.7, "kl": 1.9}.items()}
+    logged = run(10, 20, recommended=10)
+    evaluated = replace(
+        logged, beta=0.1, points=tuple(replace(point, evaluated={"validation": figures}) for point in logged.points)
+    )
+    drawn = frontier_html([evaluated], 0)
+    titles = re.findall(r'class="zoo-title"[^>]*>([^<]+)<', drawn)
+    wanted = ["Reward against KL: validation prompts", "Judge’s score against KL: validation prompts"]
+    assert titles == [title for title in wanted for _ in ("phone", "wide screen")]
+    assert "step 20: judge’s score −0.700, KL 1.900 nats" in drawn and "reward 2.000" not in drawn
+    assert "β = 0.1: recommended step 10, reward 0.90 at KL 1.90" in drawn
+    assert "Circled: the recommended step of each run." in drawn
+    mixed = frontier_html([evaluated, run(10, 20)], 0)
+    assert set(re.findall(r'class="zoo-title"[^>]*>([^<]+)<', mixed)) == {
+        "Reward against KL: rollouts, as logged in training"
+    }
+    assert "step 20: reward 2.000, KL 0.200 nats" in mixed and "reward 0.900" not in mixed
+    assert "β = 0.05: last step 20, reward 2.00" in mixed and "the recommended or last step of each run" in mixed

@@ -138,6 +138,19 @@ def test_points_hold_what_evaluation_measured_at_each_step() -> None:
     assert point["evaluated"]["validation"]["judge"]["ci95"] == [0.25, 0.75]
 
 
+def test_points_hold_findings_of_fired_probes_at_their_step() -> None:
+    rows, card = listing()
+    fired = {"family": "risen phrases", "finding": "“nice”: 0% → 44%.", "fired": True}
+    probes = [fired, {**fired, "fired": False}, {**fired, "finding": [1]}, "junk"]
+    evaluation = {"over_training": {"step": 20, "probes": {"probes": probes}}}
+    found = TimelineRun.from_listing(rows, card | {"evaluation": evaluation})
+    assert [point.findings for point in found.points if point.findings] == [("risen phrases: “nice”: 0% → 44%.",)]
+    assert found.point_at(20).findings, "the step that the probes examined"
+    for junk in ({"probes": 1, "step": 20}, {"probes": {"probes": {}}, "step": 20}, None):
+        found = TimelineRun.from_listing(rows, card | {"evaluation": {"over_training": junk}})
+        assert not any(point.findings for point in found.points)
+
+
 @pytest.mark.parametrize("said", [{"step": 20, "rule": "judge"}, 20])
 def test_recommended_checkpoint_is_best_before_chosen_one(said) -> None:
     rows, card = listing()

@@ -24,7 +24,7 @@ from ...modeling.text_ids import same_token_ids
 from ...modeling.value_head import ValueHead
 from ...ppo.config import PPOConfig
 from ...ppo.saved_critic import load_critic
-from ...publishing.catalog.card import CardEstimate
+from ...publishing.catalog.card import CardEstimate, one_line
 from .cache import ModelCache, model_bytes
 from .compare import Comparison, Sampling
 from .limits import check_steps
@@ -47,6 +47,7 @@ class TimelinePoint:
         watched: Name of each reward of weight 0, which PPO logs but does not optimize -> its mean at this step.
         evaluated: Kind of held-out prompts ("test" or "validation") -> the figures that the run's card has for this
             step on these prompts: any of reward, judge, kl and win_rate (over SFT).
+        findings: What the evaluation's fired probes for reward hacking found in the texts of this step.
     """
 
     step: int
@@ -59,6 +60,7 @@ class TimelinePoint:
     recommended: bool = False
     watched: Mapping[str, float] = field(default_factory=dict)
     evaluated: Mapping[str, Mapping[str, CardEstimate]] = field(default_factory=dict)
+    findings: tuple[str, ...] = ()
 
     @property
     def marks(self) -> list[str]:
@@ -132,6 +134,7 @@ class TimelineRun:
                 chosen=point.chosen if chosen is None else point.step == chosen,
                 recommended=point.step == recommended,
                 evaluated=_read_evaluated(card, point.step),
+                findings=_read_findings(card, point.step),
             )
             for point in points
         ]
@@ -224,6 +227,17 @@ def _read_evaluated(card: Mapping[str, Any], step: int) -> dict[str, dict[str, C
         kind: {name: value for name, value in values.items() if value is not None} for kind, values in figures.items()
     }
     return {kind: values for kind, values in present.items() if values}
+
+
+def _read_findings(card: Mapping[str, Any], step: int) -> tuple[str, ...]:
+    """Returns the findings of the fired probes; () for a step other than the one that they examined, the last one."""
+    over_training = get_nested(card, "evaluation", "over_training")
+    probes = get_nested(over_training, "probes", "probes")
+    if _read_step(get_nested(over_training, "step")) != step or not isinstance(probes, list):
+        return ()
+    fired = (probe for probe in probes if get_nested(probe, "fired") is True)
+    findings = [(one_line(get_nested(probe, "family")), one_line(get_nested(probe, "finding"))) for probe in fired]
+    return tuple(f"{family}: {finding}" for family, finding in findings if family and finding)
 
 
 def _read_estimates(row: Any) -> dict[str, CardEstimate | None]:

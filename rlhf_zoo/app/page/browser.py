@@ -20,18 +20,19 @@ def create_live_region(elem_id: str) -> gr.HTML:
     return gr.HTML("", elem_id=elem_id, js_on_load=_LIVE_REGION_SCRIPT)
 
 
-def scroll_script(elem_id: str) -> str:
+def scroll_script(elem_id: str, *, control_id: str = "") -> str:
     """Returns JavaScript that scrolls to an element unless its top is in the upper half of the window.
 
     Gradio's own `scroll_to_output` has no effect in 6.31.
 
     Args:
         elem_id: Id of the element.
+        control_id: Id of a control just above it that stays in view too, if any.
     """
     return f"""() => {{
-  const box = document.getElementById('{elem_id}');
-  const top = box.getBoundingClientRect().top;
-  if (top < 0 || top > innerHeight / 2) box.scrollIntoView({{ block: 'start' }});
+  const top = document.getElementById('{elem_id}').getBoundingClientRect().top;
+  if (top < 0 || top > innerHeight / 2)
+    document.getElementById('{control_id or elem_id}').scrollIntoView({{ block: 'start' }});
 }}"""
 
 

@@ -11,7 +11,6 @@ from functools import lru_cache
 from itertools import chain, pairwise, zip_longest
 from typing import Literal
 
-from ..engine import TimelineRun
 from .html import escape_text, format_number
 
 Role = Literal["sft", "ppo"]
@@ -54,6 +53,23 @@ class Series:
     unit: str = ""
     is_nonnegative: bool = False
     intervals: Sequence[tuple[float, float] | None] = ()
+
+
+@dataclass(frozen=True)
+class KLCurve:
+    """A run's values of a quantity against its KL to SFT.
+
+    Attributes:
+        label: The run's name.
+        points: (step, KL, value) of each checkpoint; None if missing. A negative KL, an estimate, counts as 0.
+        marked_step: The step to mark.
+        mark: What the marked step is, such as "recommended".
+    """
+
+    label: str
+    points: Sequence[tuple[int, float | None, float | None]]
+    marked_step: int
+    mark: str
 
 
 def draw_token_bars(
@@ -217,45 +233,52 @@ def step_range(steps: Iterable[int]) -> tuple[int, int]:
     return ordered[0], max(ordered[-1], ordered[0] + 1)
 
 
-def draw_frontier(runs: Sequence[TimelineRun], *, selected: int, width: int = PHONE_WIDTH) -> str:
-    """Draws reward against KL as logged in training: one line per run, with its best checkpoint labeled by β.
+def draw_frontier(curves: Sequence[KLCurve], *, name: str, source: str, selected: int, width: int = PHONE_WIDTH) -> str:
+    """Draws a quantity against KL: one line per run, with its marked checkpoint labeled by the run's name.
 
     Args:
-        runs: Runs with a known β.
-        selected: Index of the run to emphasize. Its best checkpoint gets a second mark.
+        curves: The runs.
+        name: Name of the quantity.
+        source: The prompts or rollouts of its values.
+        selected: Index of the run to emphasize. Its marked checkpoint gets a second mark.
         width: The chart's width, PHONE_WIDTH or DESKTOP_WIDTH.
     """
-    title = "Reward against KL"
+    title = f"{name} against KL: {source}"
     run_points = [
         [
-            (point.step, kl, reward)
-            for point in run.points
-            for kl, reward in [_drop_out_of_range([point.kl, point.reward])]
-            if kl is not None and reward is not None
+            (step, max(kl, 0.0), value)
+            for step, *figures in curve.points
+            for kl, value in [_drop_out_of_range(figures)]
+            if kl is not None and value is not None
         ]
-        for run in runs
+        for curve in curves
     ]
-    x_ticks = _axis_ticks([0.0, *(max(kl, 0.0) for points in run_points for _, kl, _ in points)])
-    y_ticks = _axis_ticks([reward for points in run_points for _, _, reward in points])
+    x_ticks = _axis_ticks([0.0, *(kl for points in run_points for _, kl, _ in points)])
+    y_ticks = _axis_ticks([value for points in run_points for _, _, value in points])
     x = _linear_scale(x_ticks[0], x_ticks[-1], _axis_width(y_ticks), width - END_MARGIN)
     plot = _Plot(y_ticks, x_ticks, x, top=TITLE_HEIGHT, height=180, left=_axis_width(y_ticks), width=width)
     lines, marks, descriptions = [], [], []
-    for index in sorted(range(len(runs)), key=lambda index: index == selected):  # draw the emphasized run last, on top
-        label, is_emphasized = f"β = {runs[index].beta:g}", index == selected
+    centers: list[tuple[float, float]] = []
+    for index in sorted(range(len(curves)), key=lambda index: index == selected):  # the emphasized run last, on top
+        curve, is_emphasized = curves[index], index == selected
         color = COLORS["ppo"] if is_emphasized else QUIET_COLOR
         curve_points: list[Point] = []
         dots, mark = "", ""
-        for step, kl, reward in run_points[index]:
-            cx, cy = x(max(kl, 0.0)), plot.y(reward)
+        for step, kl, value in run_points[index]:
+            cx, cy = x(kl), plot.y(value)
+            centers.append((cx, cy))
             curve_points.append((f"{cx:.1f}", f"{cy:.1f}"))
             dots += (
-                f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="{2.5 if is_emphasized else 1.8}"><title>'
-                f"{label}, step {step}: reward {format_number(reward, 3)}, KL {format_number(kl, 3)} nats"
+                f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="{2.5 if is_emphasized else 1.8}"><title>{curve.label}, '
+                f"step {step}: {name.lower()} {format_number(value, 3)}, KL {format_number(kl, 3)} nats"
                 "</title></circle>"
             )
-            if step == runs[index].best.step:
-                marks.append((cx, cy, label, is_emphasized))
-                descriptions.append(f"{label}: best reward {format_number(reward)} at KL {format_number(max(kl, 0.0))}")
+            if step == curve.marked_step:
+                marks.append((cx, cy, curve.label, is_emphasized))
+                descriptions.append(
+                    f"{curve.label}: {curve.mark} step {step}, {name.lower()} {format_number(value)} at "
+                    f"KL {format_number(kl)}"
+                )
                 if is_emphasized:
                     mark = (
                         f'<circle class="zoo-selected" cx="{cx:.1f}" cy="{cy:.1f}" r="8.5" fill="none" '
@@ -266,7 +289,7 @@ def draw_frontier(runs: Sequence[TimelineRun], *, selected: int, width: int = PH
             f"{_draw_curve(curve_points, color, width=2.0 if is_emphasized else 1.0)}"
             f'<g fill="{color}" stroke="{color}" stroke-opacity="0" stroke-width="10">{dots}</g></g>{mark}'
         )
-    body = plot.axes(title) + "".join(lines) + _mark_best_points(marks, plot)
+    body = plot.axes(title) + "".join(lines) + _label_marked_points(marks, centers, plot)
     body += _axis_title("KL to SFT, nats per completion", plot.bottom + 32, width)
     return _svg_element(plot.bottom + 38, "zoo-frontier-chart", "; ".join([title, *descriptions]), body, width)
 
@@ -429,9 +452,15 @@ def _place_step_labels(labels: Sequence[tuple[float, str, str]], left: float, wi
     return "".join(markup), len(lines) * 14.0
 
 
-def _mark_best_points(marks: Sequence[tuple[float, float, str, bool]], plot: _Plot) -> str:
-    """Outlines the best points (x, y, label, is_emphasized), and places their labels without overlap if possible."""
+def _label_marked_points(
+    marks: Sequence[tuple[float, float, str, bool]], centers: Sequence[tuple[float, float]], plot: _Plot
+) -> str:
+    """Outlines the marked points (x, y, label, is_emphasized), and places their labels without overlap if possible.
+
+    `centers` has the positions of all points, which the labels avoid too.
+    """
     occupied = [(x - 6, y - 6, x + 6, y + 6) for x, y, _, _ in marks]
+    occupied += [(x - 2, y - 2, x + 2, y + 2) for x, y in centers]
     markup = []
     for x, y, label, is_emphasized in reversed(marks):  # the emphasized label is placed first
         label_width = len(label) * GLYPH_WIDTH

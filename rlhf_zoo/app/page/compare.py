@@ -76,6 +76,7 @@ def build_compare_tab(
     sampling_events = [gr.on(triggers, sample, **options)]
     if switch is not None:
         sampling_events.append(tab.kl_slider.input(sample, trigger_mode="always_last", **options))
+        tab.kl_slider.release(None, js=scroll_script("pairs", control_id="kl-switch"), **UNLISTED)
     if tab.examples is not None:
         sampling_events.append(tab.examples.load_input_event.then(sample, **options))
         triggers.append(tab.examples.dataset.click)

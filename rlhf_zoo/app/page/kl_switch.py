@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ...fileio import int_or_none, is_finite
 from ...publishing.catalog.card import CardEstimate
 from ..engine import Timeline, TimelinePoint, TimelineRun
-from .html import format_number, format_signed
+from .html import escape_text, format_number, format_signed
 
 ON, OFF = 1, 0  # values of the slider
 #: Key of a figure -> its title in the table.
@@ -93,15 +93,20 @@ class KLSwitch:
         return f'<p class="zoo-ends"><span>off (β = 0)</span><span>on (β = {self.on[0].beta:g})</span></p>'
 
     def html(self, value: object) -> str:
-        """Renders the figures of both checkpoints on held-out prompts.
+        """Renders the figures of both checkpoints on held-out prompts, and what they show.
 
         Args:
-            value: The slider's value, whose row is emphasized.
+            value: The slider's value, whose row is emphasized. Without the penalty, what probes found in the texts is
+                shown: the few completions on the page may not show what got worse.
         """
-        finding = "".join(
-            f'<span class="{name}">{text}</span>'
-            for name, text in zip(("zoo-wide", "zoo-narrow"), self._finding(), strict=True)
-        )
+        _, off_point = self.off
+        if self.position_of(value) == OFF and off_point.findings:
+            finding = escape_text(f"Texts at step {off_point.step}, SFT → PPO: {' '.join(off_point.findings)}")
+        else:
+            finding = "".join(
+                f'<span class="{name}">{text}</span>'
+                for name, text in zip(("zoo-wide", "zoo-narrow"), self._finding(), strict=True)
+            )
         return f'<div class="zoo-switch"><p class="zoo-note">{finding}</p>{self._table(value)}</div>'
 
     def _finding(self) -> tuple[str, str]:

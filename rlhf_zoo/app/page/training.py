@@ -14,7 +14,7 @@ from ...fileio import is_finite
 from ...publishing.catalog.card import CardEstimate
 from ..engine import CheckpointResult, TimelinePoint, TimelineRun
 from .browser import UNLISTED, create_live_region, scroll_script
-from .charts import DESKTOP_WIDTH, PHONE_WIDTH, Series, draw_frontier, draw_step_curves, step_range
+from .charts import DESKTOP_WIDTH, PHONE_WIDTH, KLCurve, Series, draw_frontier, draw_step_curves, step_range
 from .html import escape_text, format_number, format_signed, notice_html, shorten_name
 from .link import link_address
 from .models import PageModels
@@ -114,6 +114,8 @@ def build_training_tab(
         **model_options,
     )  # fmt: skip
     gr.on([tab.step_button.click, prompt_box.submit], None, js=scroll_script("at-step"), **UNLISTED)
+    # Not at each `input`, which would move the chart away while the slider is dragged.
+    step_slider.release(None, js=scroll_script("at-step", control_id="step"), **UNLISTED)
     tab.all_steps_button.click(None, js=scroll_script("steps"), **UNLISTED)
 
     def show_run(run_name: Any) -> tuple[object, str]:
@@ -185,7 +187,7 @@ def _build_beta_section(
 
     def render_frontier(run_name: object) -> str:
         selected = next((index for index, run in enumerate(runs) if run.name == run_name), 0)
-        return _frontier_html(runs, selected)
+        return frontier_html(runs, selected)
 
     def sample_all_betas(prompt: object, *sampling: Any) -> Iterator[tuple[object, object]]:
         rows: list[CheckpointResult] = []
@@ -247,7 +249,7 @@ def curves_html(run: TimelineRun, step: int) -> str:
     points = run.points
     # The evaluation's figures come first, because metrics logged in training come from the few prompts of a rollout and
     # can contradict the recommended step.
-    is_evaluated = any("judge" in _validation_figures(point) for point in points)
+    is_evaluated = _is_evaluated(run)
     series = _evaluated_series(points) if is_evaluated else _logged_series(points)
     labels = {point.step: ", ".join(point.marks) for point in points if point.marks}
     charts = _draw_for_each_screen(
@@ -260,6 +262,16 @@ def curves_html(run: TimelineRun, step: int) -> str:
 def _validation_figures(point: TimelinePoint) -> Mapping[str, CardEstimate]:
     """Returns the checkpoint's figures on validation prompts, by which a step is recommended."""
     return point.evaluated.get("validation", {})
+
+
+def _validation_value(point: TimelinePoint, key: str) -> float | None:
+    estimate = _validation_figures(point).get(key)
+    return None if estimate is None else estimate.value
+
+
+def _is_evaluated(run: TimelineRun) -> bool:
+    """Whether an evaluation on validation prompts judged any checkpoint."""
+    return any("judge" in _validation_figures(point) for point in run.points)
 
 
 def _evaluated_series(points: Sequence[TimelinePoint]) -> list[Series]:
@@ -282,8 +294,40 @@ def _logged_series(points: Sequence[TimelinePoint]) -> list[Series]:
     ]
 
 
-def _frontier_html(runs: Sequence[TimelineRun], selected: int) -> str:
-    return _draw_for_each_screen(lambda width: draw_frontier(runs, selected=selected, width=width))
+def frontier_html(runs: Sequence[TimelineRun], selected: int) -> str:
+    """Draws reward and judge's score against KL on validation prompts if every run has them, else training's reward.
+
+    Args:
+        runs: Runs with a known β.
+        selected: Index of the run to emphasize.
+    """
+    if all(map(_is_evaluated, runs)):
+        source, names, read = "validation prompts", {"reward": "Reward", "judge": "Judge’s score"}, _validation_value
+    else:
+        source, names, read = "rollouts, as logged in training", {"reward": "Reward"}, getattr
+    charts = ""
+    for key, name in names.items():
+        curves = [
+            KLCurve(
+                f"β = {run.beta:g}",
+                [(point.step, read(point, "kl"), read(point, key)) for point in run.points],
+                run.best.step,
+                _best_kind(run),
+            )
+            for run in runs
+        ]
+        charts += _draw_for_each_screen(
+            lambda width, curves=curves, name=name: draw_frontier(
+                curves, name=name, source=source, selected=selected, width=width
+            )
+        )
+    kinds = " or ".join(dict.fromkeys(map(_best_kind, runs)))
+    return f'{charts}<p class="zoo-note">Circled: the {kinds} step of each run.</p>'
+
+
+def _best_kind(run: TimelineRun) -> str:
+    """Returns the reason for a run's `best` checkpoint: recommended, best or last."""
+    return next(iter(run.best.marks), "last")
 
 
 def _draw_for_each_screen(draw: Callable[[int], str]) -> str:
@@ -339,12 +383,9 @@ def _checkpoint_row_html(row: CheckpointResult, *, by_beta: bool) -> str:
 
 def _figures_text(point: TimelinePoint) -> str:
     """Returns the figures of a checkpoint: on validation prompts if it was evaluated, else on training's rollouts."""
-    evaluated = _validation_figures(point)
-    if "judge" not in evaluated:
+    if "judge" not in _validation_figures(point):
         return f"in training: reward {format_signed(point.reward)}, KL {format_number(point.kl)} nats"
-    reward, judge, kl = (
-        None if (estimate := evaluated.get(key)) is None else estimate.value for key in ("reward", "judge", "kl")
-    )
+    reward, judge, kl = (_validation_value(point, key) for key in ("reward", "judge", "kl"))
     figures = f"reward {format_signed(reward)}, judge {format_signed(judge)}, KL {format_number(kl)} nats"
     return f"on validation prompts: {figures}"
 
