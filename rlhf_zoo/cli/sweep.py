@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from .common import loading, read_flags
 from .layout import RecipeCommand
 from .open_run import locked, open_hub, open_run, resolve_run, run_context
 from .options import LM_EVAL, RECIPE, json_option, run_options, seeds_option
-from .tables import interval
+from .tables import interval, over_runs, print_table, print_text, verdict_cell
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -78,7 +77,7 @@ def sweep(ctx: click.Context, recipe: str, grid: tuple[str, ...], seeds: int, as
         if as_json:
             click.echo(path.read_text(encoding="utf-8").rstrip())
         else:
-            _show_figures(Console(), "Held-out prompts, by cell; KL in nats per completion", outcomes)
+            _show_figures("Held-out prompts, by cell; KL in nats per completion", outcomes)
             if context.publish:
                 tag = f"{context.repo('ppo')}@{outcomes[0].variant.name}"
                 click.echo(f"Each run is a tag, as in `rlhf-zoo pull {tag} --hub {context.hub.label}`.")
@@ -149,10 +148,9 @@ def ablate(
         if as_json:
             click.echo(path.read_text(encoding="utf-8").rstrip())
             return
-        console = Console()
         own_run = read_own_outcome(directory, variants[0])
-        _show_figures(console, "Held-out prompts, by β; KL in nats per completion", outcomes, own_run)
-        _show_samples(console, outcomes)
+        _show_figures("Held-out prompts, by β; KL in nats per completion", outcomes, own_run)
+        _show_samples(Console(), outcomes)
         click.echo(f"The figures are in {path}, the curves in {path.with_suffix('.png')}.")
         if contexts[-1].publish:
             click.echo(f"\nTry next:\n  rlhf-zoo compare {outcomes[0].repo} --hub {connected_hub.label}")
@@ -247,45 +245,41 @@ def _check_has_ppo(recipe: Recipe, verb: str) -> None:
         raise ZooError(f"The recipe {recipe.name} has no stage ppo, so there is nothing to {verb}: give it a ppo.yaml.")
 
 
-def _show_figures(console: Console, title: str, outcomes: Sequence[Outcome], own_run: Outcome | None = None) -> None:
+def _show_figures(title: str, outcomes: Sequence[Outcome], own_run: Outcome | None = None) -> None:
     """Prints a table of figures and verdicts, one row per setting, and then the probes that fire.
 
     Args:
-        console: Where to print.
         title: Title of the table.
         outcomes: The variants.
         own_run: The recipe's own run, for the last row.
     """
-    from rich.table import Table
-
     from ..pipeline.experiments.runner import group_by_setting
 
-    table = Table(title=title)
-    for heading in ("", *COLUMNS.values(), "win rate", "verdict"):
-        table.add_column(heading, justify="left" if heading in ("", "verdict") else "right")
     groups = group_by_setting(outcomes)
     if own_run is not None:
         [(setting, figures, group)] = group_by_setting([own_run])
         groups.append((f"{setting} *", figures, group))
+    rows = []
     for setting, figures, group in groups:
-        cells = [_over_seeds(figures[name]) for name in COLUMNS]
-        has_one_run = len(group) == 1
-        win_rate = interval(group[0].win_rate, digits=3) if has_one_run else _over_seeds(figures["win_rate"], digits=3)
-        verdicts = [outcome.verdict or "none" for outcome in group]
-        if not has_one_run:  # without the text in brackets, which differs from run to run
-            counts = Counter(verdict.partition(" (")[0] for verdict in verdicts)
-            verdicts = [f"{count} {name}" for name, count in counts.items()]
-        table.add_row(setting, *cells, win_rate, ", ".join(verdicts))
-    console.print(table)
+        judgments = [outcome.judgment for outcome in group]
+        win_rate = figures["win_rate"]
+        rows.append(
+            [
+                setting,
+                over_runs(judgment["step"] for judgment in judgments),
+                *(_over_seeds(figures[name]) for name in COLUMNS),
+                interval(group[0].win_rate, digits=3) if len(group) == 1 else _over_seeds(win_rate, digits=3),
+                verdict_cell(judgments),
+            ]
+        )
+    print_table(title, ["", "step", *COLUMNS.values(), "win rate", "verdict"], rows)
     if own_run is not None:
-        steps = sorted({outcome.step for outcome in outcomes if outcome.step is not None})
-        at_step = f", at step {own_run.step}; the others are at step {' or '.join(map(str, steps))}" if steps else ""
-        console.print(f"* The run itself{at_step}.", highlight=False)
+        print_text("* The run itself.")
     for outcome in outcomes:
-        if outcome.fired_families:
-            console.print(
-                f"{outcome.variant.label}: probes fire for {', '.join(outcome.fired_families)}.", highlight=False
-            )
+        for judged in filter(None, (outcome.judgment, outcome.judgment["at_last"])):
+            if judged["fired"]:
+                families = ", ".join(judged["fired"])
+                print_text(f"{outcome.variant.label}, step {judged['step']}: probes fire for {families}.")
 
 
 def _show_samples(console: Console, outcomes: Sequence[Outcome]) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -63,6 +64,39 @@ def interval(estimate: Mapping[str, Any], *, digits: int = 2, sign: str = "") ->
     """
     low, high = estimate["ci95"]
     return f"{estimate['value']:{sign}.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+
+
+def over_runs(values: Iterable[int]) -> str:
+    """Formats a whole number that may differ between runs: the number, or the range.
+
+    Args:
+        values: The number in each run.
+    """
+    ordered = sorted(set(values))
+    return str(ordered[0]) if len(ordered) == 1 else f"{ordered[0]} to {ordered[-1]}"
+
+
+def verdict_cell(judgments: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the verdicts of runs as a table cell: at the step of their figures, and at the last step if they differ.
+
+    Args:
+        judgments: `Outcome.judgment` of each run.
+    """
+    at_last = [judgment["at_last"] or judgment for judgment in judgments]
+    verdicts, last_verdicts = (
+        [(judged["verdict"] or "none").partition(" (")[0] for judged in verdicts] for verdicts in (judgments, at_last)
+    )
+    lines = [_count_equal(verdicts)]
+    if last_verdicts != verdicts:
+        steps = over_runs(judged["step"] for judged in at_last)
+        lines.append(f"at the last step, {steps}: {_count_equal(last_verdicts)}")
+    return "\n".join(lines)
+
+
+def _count_equal(verdicts: Sequence[str]) -> str:
+    if len(verdicts) == 1:
+        return verdicts[0]
+    return ", ".join(f"{count} {verdict}" for verdict, count in Counter(verdicts).items())
 
 
 def print_table(title: str, columns: list[str], rows: list[list[str]], *, min_width: int = 120) -> None:

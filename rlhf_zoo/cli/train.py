@@ -24,7 +24,7 @@ from .layout import RecipeCommand
 from .open_run import publishing, run_context
 from .options import LM_EVAL, RECIPE, json_option, run_options
 from .plan import print_plan_line
-from .tables import interval, print_json, print_table
+from .tables import interval, print_json, print_table, verdict_cell
 
 if TYPE_CHECKING:
     from ..runs.context import RunContext
@@ -237,13 +237,15 @@ def _show_rounds(rounds: Sequence[Mapping[str, Any]]) -> None:
                 str(result["round"]),
                 "" if pairs is None else f"{pairs['new']} and {pairs['old']} older, by {result['labels']}",
                 "" if accuracy is None else f"{accuracy:.3f}",
+                str(result["step"]),
                 *(interval(result["figures"][name]) for name in ("reward", "judge", "kl")),
                 interval(result["win_rate"], digits=3),
-                (result["verdict"] or "none").partition(" (")[0],
+                verdict_cell([result]),
                 "" if gain is None else interval(gain, sign="+"),
             ]
         )
-    columns = ["round", "pairs", "accuracy", "reward", "judge", "KL", "win rate", "verdict", "Δ judge vs. round before"]
+    figures = ["reward", "judge", "KL", "win rate", "verdict", "Δ judge vs. round before"]
+    columns = ["round", "pairs", "accuracy", "step", *figures]
     print_table("PPO of each round on held-out prompts; KL in nats per completion, 95% intervals", columns, rows)
 
 

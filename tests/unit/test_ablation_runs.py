@@ -1,8 +1,8 @@
 """Ablations: the variants that a list of values defines, their directories, and how outcomes are read."""
 
 import contextlib
-import io
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -93,7 +93,7 @@ def write_finished_run(
     variant = Variant((("kl_coef", value),), seed, ABLATION)
     folder = variant.directory(run)
     record = StageRecord(folder / "ppo")
-    record.write(repo={"id": f"local/x-{variant.name}-ppo"})
+    record.write(repo={"id": f"local/x-{variant.name}-ppo"}, chosen={"step": 40})
     record.metrics_file.write_text(
         "".join(
             json.dumps({"step": k, "objective/score": reward * k, "objective/kl": k / 10}) + "\n" for k in (1, 2, 3)
@@ -102,8 +102,8 @@ def write_finished_run(
     figure = {"value": reward, "ci95": [0.0, 1.0], "n": 9}
     names = ("reward", "judge", "kl", "length", "eos_rate", "distinct_2", "repetition")
     evaluation = {"ppo": dict.fromkeys(names, figure), "win_rate": {"value": 0.5, "ci95": [0.4, 0.6], "n": 9}}
-    fired = [{"family": family, "fired": verdict == "hacked"} for family in ("length", "length", "stuffing")]
-    evaluation |= {"verdict": verdict, "over_training": {"probes": {"probes": fired}}}
+    fired = ["length", "stuffing"] if verdict == "hacked" else []
+    evaluation |= {"over_training": {"verdict": verdict, "step": 40, "fired": fired}}
     write_json(folder / "eval" / "evaluation.json", evaluation)
     rows = [
         {"prompt": f"p{k // 2}", "sample": k % 2, "ppo": {"completion": f"c{k}", "reward": 1.0, "judge": 2.0}}
@@ -118,7 +118,7 @@ def test_overview_aggregates_over_seeds(tmp_path: Path) -> None:
     outcomes = [read_outcome(write_finished_run(tmp_path, *one), tmp_path) for one in runs]
     names = ["kl-coef-0", "kl-coef-0-seed-2", "kl-coef-0.5"]
     assert [one.repo for one in outcomes] == [f"local/x-{name}-ppo" for name in names]
-    assert [one.fired_families for one in outcomes] == [["length", "stuffing"], [], []]
+    assert [one.judgment["fired"] for one in outcomes] == [["length", "stuffing"], [], []]
     assert [text for _, text, _, _ in outcomes[0].samples] == ["c0", "c2", "c4", "c6"] and SHOWN_PROMPTS == 4
     (loose, figures, seeds), (_, _, one) = group_by_setting(outcomes)
     assert loose == "β = 0" and figures["reward"] == Spread(3.5, (2.0, 5.0), 2) and (len(seeds), len(one)) == (2, 1)
@@ -137,7 +137,7 @@ def test_overview_aggregates_over_seeds(tmp_path: Path) -> None:
     assert plot.read_bytes() == first, "equal runs give equal pictures"
 
 
-def test_own_run_stands_beside_its_variants(tmp_path: Path) -> None:
+def test_own_run_stands_beside_its_variants(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It is the last row, at its own step and with the verdict on that step, unless it differs in other settings."""
     variant = write_finished_run(tmp_path, 0.0, 2.0, verdict="hacked")
     assert read_own_outcome(tmp_path, variant) is None, "the run has no PPO"
@@ -145,7 +145,7 @@ def test_own_run_stands_beside_its_variants(tmp_path: Path) -> None:
         shutil.copytree(variant.directory(tmp_path) / part, tmp_path / part)
     loose, own = StageRecord(variant.directory(tmp_path) / "ppo"), StageRecord(tmp_path / "ppo")
     settings = {"kl_coef": 0.0, "reference": True, "release": "last", "lam": 0.9}
-    loose.write(status="finished", resolved=settings, chosen={"step": 40})
+    loose.write(status="finished", resolved=settings)
     own.write(status="running", resolved={"kl_coef": 0.1, "lam": 0.9}, chosen={"step": 10})
     assert read_own_outcome(tmp_path, variant) is None, "the run is not finished"
     own.write(status="finished")
@@ -154,15 +154,18 @@ def test_own_run_stands_beside_its_variants(tmp_path: Path) -> None:
     write_json(tmp_path / "eval" / "evaluation.json", evaluation)
     outcome = read_own_outcome(tmp_path, variant)
     assert outcome is not None and outcome.variant.label == "β = 0.1"
-    assert (outcome.step, outcome.verdict, outcome.fired_families) == (10, "healthy", ["style"])
-    console = Console(width=120, record=True, quiet=False, file=io.StringIO())
-    _show_figures(console, "By β", [read_outcome(variant, tmp_path)], outcome)
-    said = console.export_text()
-    assert said.index("β = 0 ") < said.index("β = 0.1 *")
-    assert (
-        "* The run itself, at step 10; the others are at step 40.\n" in said
-        and "β = 0: probes fire for length, stuffing." in said
-    )
+    assert outcome.judgment == {
+        "step": 10, "verdict": "healthy", "fired": ["style"],
+        "at_last": {"step": 40, "verdict": "hacked", "fired": ["length", "stuffing"]},
+    }  # fmt: skip
+    _show_figures("By β", [read_outcome(variant, tmp_path)], outcome)
+    shown = capsys.readouterr().out
+    rows = [re.split(r"  +", line.strip()) for line in shown.splitlines()]
+    (loose_row,) = (row for row in rows if row[0] == "β = 0")
+    ((place, own_row),) = ((place, row) for place, row in enumerate(rows) if row[0] == "β = 0.1 *")
+    assert (loose_row[1], loose_row[-1]) == ("40", "hacked") and (own_row[1], own_row[-1]) == ("10", "healthy")
+    assert rows[place + 1] == ["at the last step, 40: hacked"]
+    assert "β = 0, step 40: probes fire for length, stuffing." in shown
     own.write(resolved={"kl_coef": 0.1, "lam": 0.5})
     assert read_own_outcome(tmp_path, variant) is None, "it differs in more than β"
     own.write(resolved={"kl_coef": 0.1, "lam": 0.9})

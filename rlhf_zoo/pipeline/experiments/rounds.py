@@ -168,7 +168,7 @@ def _round_row(run: RunContext, previous: RunContext | None) -> dict[str, Any]:
         "reward_model": {key: reward_document[key] for key in ("accuracy", "ci95", "n") if key in reward_document},
         "figures": {key: outcome.figures[key] for key in _FIGURES},
         "win_rate": outcome.win_rate,
-        "verdict": outcome.verdict,
+        **outcome.judgment,
         "judge_minus_previous": None if previous is None else _judge_gain(run, previous).to_json(),
     }
 

@@ -286,9 +286,8 @@ class Outcome:
         win_rate: Win rate of PPO over SFT, as {value, ci95, n}.
         rows: The rows of metrics.jsonl.
         samples: (prompt, completion, reward, judge) of the first held-out prompts.
-        verdict: The verdict on the evaluated checkpoint; None without a verdict.
-        fired_families: Families of the probes that fired at the evaluated checkpoint.
-        step: Step of the evaluated checkpoint; None if the run does not record it.
+        judgment: `step` of the evaluated checkpoint, the `verdict` on it (None without one), and the families of probes
+            that `fired`; `at_last`, the same of the last checkpoint, or None if that is the evaluated one.
     """
 
     variant: Variant
@@ -297,9 +296,7 @@ class Outcome:
     win_rate: Mapping[str, Any]
     rows: Sequence[Mapping[str, Any]]
     samples: Sequence[tuple[str, str, float, float]]
-    verdict: str | None = None
-    fired_families: Sequence[str] = ()
-    step: int | None = None
+    judgment: Mapping[str, Any]
 
 
 def read_outcome(variant: Variant, run_directory: Path) -> Outcome:
@@ -313,13 +310,6 @@ def read_outcome(variant: Variant, run_directory: Path) -> Outcome:
     record = StageRecord(directory / "ppo")
     document = record.read()
     evaluation = read_json(directory / "eval" / "evaluation.json")
-    trajectory = evaluation.get("over_training") or {}
-    probes = (trajectory.get("probes") or {}).get("probes", [])
-    verdict = evaluation.get("verdict")
-    fired_families = [probe["family"] for probe in probes if probe["fired"]]
-    step = (document.get("chosen") or {}).get("step")
-    if step is not None and (trajectory.get("at_recommended") or {}).get("step") == step:
-        verdict, fired_families = (trajectory["at_recommended"][key] for key in ("verdict", "fired"))
     lines = read_lines(directory / "eval" / "samples.jsonl")
     samples = [line for line in lines if line["sample"] == 0][:SHOWN_PROMPTS]
     return Outcome(
@@ -331,10 +321,19 @@ def read_outcome(variant: Variant, run_directory: Path) -> Outcome:
         samples=[
             (line["prompt"], *(line["ppo"][key] for key in ("completion", "reward", "judge"))) for line in samples
         ],
-        verdict=verdict,
-        fired_families=list(dict.fromkeys(fired_families)),
-        step=step,
+        judgment=_judgment(evaluation.get("over_training") or {}, document["chosen"]["step"]),
     )
+
+
+def _judgment(trajectory: Mapping[str, Any], step: int) -> dict[str, Any]:
+    """Returns `Outcome.judgment` of the checkpoint at a step."""
+    at_recommended, at_last = (
+        {"step": judged.get("step"), "verdict": judged.get("verdict"), "fired": list(judged.get("fired") or ())}
+        for judged in (trajectory.get("at_recommended") or {}, trajectory)
+    )
+    unjudged = {"step": step, "verdict": None, "fired": []}
+    at_step = next((judged for judged in (at_last, at_recommended) if judged["step"] == step), unjudged)
+    return {**at_step, "at_last": None if at_last["step"] in (step, None) else at_last}
 
 
 def read_own_outcome(run_directory: Path, compared: Variant) -> Outcome | None:

@@ -102,8 +102,7 @@ def _overview_rows(outcomes: Sequence[Outcome], identify: Callable[[Variant], di
             "repo": outcome.repo,
             "figures": dict(outcome.figures),
             "win_rate": dict(outcome.win_rate),
-            "verdict": outcome.verdict,
-            "fired": list(outcome.fired_families),
+            **outcome.judgment,
         }
         for outcome in outcomes
     ]
@@ -112,7 +111,7 @@ def _overview_rows(outcomes: Sequence[Outcome], identify: Callable[[Variant], di
             **identify(group[0].variant),
             "seeds": len(group),
             "figures": {name: figure.to_json() for name, figure in figures.items()},
-            "verdicts": [outcome.verdict for outcome in group],
+            "verdicts": [outcome.judgment["verdict"] for outcome in group],
         }
         for _, figures, group in group_by_setting(outcomes)
     ]
