@@ -9,12 +9,13 @@ from ..errors import ZooError
 from ..runs.settings.values import json_object
 from ..runs.status_line import doing
 from .common import loading
+from .layout import Command
 from .open_run import open_hub
 from .options import HUB, SOURCE_HUB, TRUST, TRUST_RUN, json_option, lineage_options
 from .tables import print_json, stdout_console
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("ppo")
 @lineage_options
 @click.option(
@@ -88,7 +89,7 @@ def _default_votes_dataset(ppo: str) -> str | None:
     return f"local/{name}-votes"
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("run", metavar="RUN|REPO")
 @click.option(
     "--prompt",

@@ -2,8 +2,10 @@
 
 import click
 
+from .layout import Command
 
-@click.command()
+
+@click.command(cls=Command)
 @click.argument("shell", type=click.Choice(["bash", "fish", "zsh"]))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:

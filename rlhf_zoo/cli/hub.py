@@ -12,13 +12,13 @@ from ..fileio import home
 from ..hub.server.cli import hub as embedded
 from .common import check_repo, loading, quiet_hub
 from .extension import extension
-from .layout import Group
+from .layout import Command, Group
 from .open_run import open_hub
 from .options import UserPath, json_option
 from .tables import print_json, print_table
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("repository")
 @click.option("--repo", required=True, help="Name of the repository on the other Hub, USER/NAME.")
 @click.option(
@@ -94,7 +94,7 @@ def export(
     )
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("path")
 @click.argument("repository", metavar="NAMESPACE/NAME")
 @click.option(

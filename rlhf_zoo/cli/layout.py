@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import click
 from click.shell_completion import CompletionItem
@@ -12,18 +12,47 @@ UNLIMITED = 1000
 RUN_HEADING = "Run and Hub options"
 
 
+#: Stands for "-" while lines are broken, because click also breaks lines after a hyphen.
+UNBREAKABLE_HYPHEN = "\N{NON-BREAKING HYPHEN}"
+
+
+class HelpFormatter(click.HelpFormatter):
+    """Breaks lines at spaces only, so that names with hyphens can be copied."""
+
+    def write_usage(self, prog: str, args: str = "", prefix: str | None = None) -> None:
+        super().write_usage(prog, _keep_hyphens(args), prefix)
+
+    def write_text(self, text: str) -> None:
+        super().write_text(_keep_hyphens(text))
+
+    def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
+        super().write_dl([(term, _keep_hyphens(text)) for term, text in rows], col_max, col_spacing)
+
+    def getvalue(self) -> str:
+        return super().getvalue().replace(UNBREAKABLE_HYPHEN, "-")
+
+
+def _keep_hyphens(text: str) -> str:
+    return text.replace("-", UNBREAKABLE_HYPHEN)
+
+
+class Context(click.Context):
+    """The context of this package's commands."""
+
+    formatter_class = HelpFormatter
+
+
 class RunOption(click.Option):
-    """An option that most commands on a recipe share. `RecipeCommand` lists such options under their own heading."""
+    """An option that many commands share. `Command` lists such options under their own heading."""
 
 
-class RecipeCommand(click.Command):
-    """A command that takes any key of a recipe as a flag."""
+class Command(click.Command):
+    """A command whose help has the options that many commands share under their own heading."""
 
-    allow_extra_args = True
-    ignore_unknown_options = True
+    context_class = Context
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes the command's own options, then those that most commands share.
+        """Writes the command's own options, then those that many commands share.
 
         Args:
             ctx: The context of the command.
@@ -38,6 +67,13 @@ class RecipeCommand(click.Command):
             if rows:
                 with formatter.section(heading):
                     formatter.write_dl(rows)
+
+
+class RecipeCommand(Command):
+    """A command that takes any key of a recipe as a flag."""
+
+    allow_extra_args = True
+    ignore_unknown_options = True
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Completes the command's options, and keys of the recipe as flags. "--" alone completes to options only.
@@ -73,6 +109,9 @@ def _complete_keys(ctx: click.Context, incomplete: str) -> Iterator[CompletionIt
 
 class Group(click.Group):
     """A group whose help shows the whole first sentence of each command."""
+
+    command_class = Command
+    context_class = Context
 
     def headings(self, ctx: click.Context) -> Mapping[str, Sequence[str]]:
         """Returns the names of the commands, by heading.

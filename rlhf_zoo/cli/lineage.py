@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from .common import command_line, loading, quiet_hub
+from .layout import Command
 from .open_run import open_hub
 from .options import HUB, SOURCE_HUB, TRUST, TRUST_RUN, UserPath, json_option
 from .tables import print_json, stdout_console
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from ..publishing.catalog.family import Node
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("repository", metavar="REPO[@REV]|FOLDER")
 @HUB
 @SOURCE_HUB
@@ -60,7 +61,7 @@ def _tree(node: Node, branch: Tree | None = None) -> Tree:
     return tree
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("repository", metavar="REPO[@REV]|FOLDER")
 @click.option(
     "--output_dir",

@@ -12,11 +12,12 @@ import click
 from ..errors import printable
 from ..runs.status_line import doing
 from .common import loading, parse_columns, quiet_hub
+from .layout import Command
 from .open_run import open_hub
 from .options import ONLY_SOURCE_HUB, TRUST, UserPath
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("folder", metavar="DIR", type=UserPath())
 @click.option(
     "--model", required=True, help="The model to start from: a folder, a GGUF file, or NAMESPACE/NAME[@REVISION]."

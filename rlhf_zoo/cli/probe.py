@@ -13,6 +13,7 @@ from ..errors import printable
 from ..fileio import write_text
 from ..modeling.prompt_keys import format_group_count
 from .common import loading
+from .layout import Command
 from .open_run import open_hub
 from .options import HUB, SOURCE_HUB, TRUST, UserPath, json_option
 from .tables import print_json, print_table, stdout_console
@@ -26,7 +27,7 @@ MAX_CHARACTERS = 160
 FAILURES = ("suspicious", "worse", "hacked")
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("completions", type=UserPath(exists=True, dir_okay=False))
 @click.option(
     "--against",

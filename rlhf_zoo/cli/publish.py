@@ -8,11 +8,12 @@ import click
 from ..errors import ZooError
 from ..runs.registry import STAGES
 from .common import loading
+from .layout import Command, RunOption
 from .open_run import locked, run_context
 from .options import NAMESPACE, OVERWRITE, PATIENCE, PRIVATE, TRUST_RUN, UserPath
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("run", type=UserPath())
 @click.option("--step", type=int, help="Describe the state at this step.  [default: the last step]")
 @TRUST_RUN
@@ -35,10 +36,14 @@ def card(run: Path, step: int | None) -> None:
             click.echo(str(make_card(folder, step=step)))
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("run", type=UserPath())
 @click.option("--resume", is_flag=True, help="Finish what training was to publish, on the same Hub.")
-@click.option("--hub", help="The Hub: 'local' or an address.  [default: the Hub that training commands choose]")
+@click.option(
+    "--hub",
+    cls=RunOption,
+    help="The Hub: 'local' or an address.  [default: the Hub that training commands choose]",
+)
 @NAMESPACE
 @PRIVATE
 @PATIENCE

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import ZooError
+from .layout import Command
 from .open_run import open_hub
 from .options import HUB, UserPath, json_option
 from .tables import print_json, print_table, print_text
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 _MAX_LISTED_FILES = 5
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("repository", metavar="REPOSITORY[@REVISION]")
 @click.option("--output_dir", "--output-dir", type=UserPath(), help="Folder for the files.")
 @click.option("--list", "list_only", is_flag=True, help="List the checkpoints with reward and KL; download nothing.")

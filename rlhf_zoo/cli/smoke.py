@@ -13,6 +13,7 @@ import click
 
 from ..errors import ZooError
 from .common import loading, quiet_hub
+from .layout import Command
 from .open_run import locked, open_hub, open_run
 from .options import UserPath, json_option
 from .tables import print_json
@@ -20,7 +21,7 @@ from .tables import print_json
 log = logging.getLogger(__name__)
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("recipe")
 @click.option("--keep", type=UserPath(), help="Keep the run and its Hub in this folder, which must be new or empty.")
 @json_option()

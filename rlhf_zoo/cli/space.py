@@ -10,7 +10,7 @@ import click
 from ..errors import ZooError
 from ..runs.status_line import doing
 from .common import check_repo, loading, quiet_hub
-from .layout import Group
+from .layout import Command, Group
 from .open_run import open_hub
 from .options import HUB, SOURCE_HUB, lineage_options
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..hub.client.connect import Hub
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("ppo")
 @click.option(
     "--repo",

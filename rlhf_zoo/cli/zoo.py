@@ -11,6 +11,7 @@ import click
 
 from ..runs.registry import STAGES
 from .common import check_namespace
+from .layout import Command
 from .open_run import open_hub
 from .options import HUB, UserPath, json_option, namespace_option
 from .tables import print_json, print_table, print_text
@@ -23,7 +24,7 @@ _SORT_KEYS = ("reward", "kl", "win_rate", "date", "stage", "name")
 _README = "recipes/README.md"
 
 
-@click.command()
+@click.command(cls=Command)
 @namespace_option("User or organization whose models to list.")
 @click.option("--stage", type=click.Choice([*STAGES]), help="Only models of this stage.")
 @click.option("--recipe", help="Only models of this recipe.")

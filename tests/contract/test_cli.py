@@ -19,6 +19,7 @@ from warm import PYTHON
 from zoo_process import COMMAND, environment, errors, free_port, wait_until, zoo
 
 from rlhf_zoo.cli import main as cli
+from rlhf_zoo.cli.layout import RunOption
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.runs.recipe import copy_recipe
 from rlhf_zoo.runs.recipe_table import Row
@@ -77,9 +78,21 @@ def test_help_groups_commands_and_truncates_nothing():
 
 
 def test_help_puts_shared_options_under_their_own_heading():
-    own, _, shared = _help("run").partition("Run and Hub options:")
-    assert "--rounds" in own and "--help" in own and "--hub" not in own
-    assert len(re.findall(r"^  --", shared, re.MULTILINE)) == 12
+    for name, command in walk(cli.cli).items():
+        own, _, shared = _help(*name.split()).partition("Run and Hub options:")
+        expected = [option.opts[0] for option in command.params if isinstance(option, RunOption)]
+        assert re.findall(r"^  (--\w+)", shared, re.MULTILINE) == expected, name
+        assert "--help" in own, name
+        options = re.findall(r"^  (--\w+)", own, re.MULTILINE)
+        assert not {"--hub", "--source_hub", "--trust_run"} & {*options}, name
+
+
+def test_help_breaks_lines_at_spaces_only():
+    for name, command in {"": cli.cli, **walk(cli.cli)}.items():
+        texts = [command.help, *(option.help for option in command.params if isinstance(option, click.Option))]
+        words = {word for text in texts for word in (text or "").split()}
+        shown = {*re.sub(r"\n +", " ", _help(*name.split())).split()}
+        assert not {word for word in words if "-" in word} - shown, name
 
 
 def test_completion_offers_commands_options_and_recipes():
