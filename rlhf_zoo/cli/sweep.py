@@ -265,14 +265,14 @@ def _show_figures(title: str, outcomes: Sequence[Outcome], own_run: Outcome | No
         win_rate = figures["win_rate"]
         rows.append(
             [
-                setting,
+                setting.replace(", ", ",\n"),
                 over_runs(judgment["step"] for judgment in judgments),
                 *(_over_seeds(figures[name]) for name in COLUMNS),
                 interval(group[0].win_rate, digits=3) if len(group) == 1 else _over_seeds(win_rate, digits=3),
                 verdict_cell(judgments),
             ]
         )
-    print_table(title, ["", "step", *COLUMNS.values(), "win rate", "verdict"], rows)
+    print_table(title, ["setting", "step", *COLUMNS.values(), "win rate", "verdict"], rows)
     if own_run is not None:
         print_text("* The run itself.")
     for outcome in outcomes:

@@ -14,8 +14,8 @@ from ..errors import printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-#: Columns that users copy from; their cells stay on one line.
-COPIED_COLUMNS = ("revision", "commit", "date", "key", "model", "repository", "step")
+#: Columns that users copy from, or that name the row: the lines of their cells are not broken.
+COPIED_COLUMNS = ("revision", "commit", "date", "key", "model", "repository", "setting", "step")
 #: A table breaks words of up to this many letters only if breaking longer words does not make it fit.
 MAX_UNBROKEN = 16
 #: A table never breaks words of up to this many letters.
