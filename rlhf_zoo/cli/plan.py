@@ -16,7 +16,7 @@ from .common import loading, quiet_hub, read_flags
 from .layout import RecipeCommand
 from .open_run import open_hub
 from .options import ONLY_SOURCE_HUB, RECIPE, json_option
-from .tables import print_json, print_table
+from .tables import print_json, print_table, stdout_console
 
 if TYPE_CHECKING:
     from ..hub.client.connect import Hub
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from ..pipeline.plan.result import Plan, StagePlan
     from ..runs.recipe import Recipe
 
+#: Width in characters of sentences if stdout is not a terminal; no sentence is as long.
+UNWRAPPED = 1000
 COLUMNS = ("weights", "gradients", "optimizer", "activations", "cache", "logits", "process")
 
 
@@ -176,9 +178,14 @@ def print_plan(result: Plan, *, detail: bool) -> None:
     """
     from ..pipeline.plan.result import format_seconds
 
+    console = stdout_console(UNWRAPPED)
+
+    def print_sentence(sentence: str) -> None:
+        console.print(sentence, highlight=False, markup=False, emoji=False)
+
     click.echo(f"{result.recipe} on {result.device}")
     for stage in result.stages:
-        click.echo(_verdict(result, stage))
+        click.echo(_verdict(result, stage))  # on one line, because users copy flags from it
     unknown: list[str] = []
     for stage in result.stages:
         duration, unit = result.durations[stage.stage], "update" if stage.stage == "ppo" else "step"
@@ -188,17 +195,17 @@ def print_plan(result: Plan, *, detail: bool) -> None:
         phases = [f"{name} {format_seconds(value)}" for name, value in duration.seconds.items() if value]
         parts = f": {', '.join(phases)}" if len(phases) > 1 else ""
         time = f"{stage.stage} takes about {format_seconds(duration.total)} s per {unit}"
-        click.echo(f"{time}{result.total_time(stage.stage)}{parts}.")
+        print_sentence(f"{time}{result.total_time(stage.stage)}{parts}.")
     if unknown:
         stages, is_unnamed = " and ".join(unknown), not result.device.cpu and not result.device.teraflops
         hint = ": name the GPU to get a time, such as --gpu rtx4090" if is_unnamed else ""
-        click.echo(f"The time of {stages} is unknown, because nothing was measured on such a device{hint}.")
+        print_sentence(f"The time of {stages} is unknown, because nothing was measured on such a device{hint}.")
     if total := result.total_sentence:
-        click.echo(total)
+        print_sentence(total)
     for basis in dict.fromkeys(duration.basis for duration in result.durations.values() if duration is not None):
-        click.echo(f"Times: if every text has the maximum length; {basis}.")
+        print_sentence(f"Times: if every text has the maximum length; {basis}.")
     for assumption in result.assumptions:
-        click.echo(f"Assumed: {assumption}.")
+        print_sentence(f"Assumed: {assumption}.")
     if not detail:
         click.echo("--detail shows the memory of each phase and model.")
         return

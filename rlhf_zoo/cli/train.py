@@ -235,7 +235,7 @@ def _show_rounds(rounds: Sequence[Mapping[str, Any]]) -> None:
         rows.append(
             [
                 str(result["round"]),
-                "" if pairs is None else f"{pairs['new']} and {pairs['old']} older, by {result['labels']}",
+                "" if pairs is None else f"{pairs['new']} and {pairs['old']} older,\nby {result['labels']}",
                 "" if accuracy is None else f"{accuracy:.3f}",
                 str(result["step"]),
                 *(interval(result["figures"][name]) for name in ("reward", "judge", "kl")),

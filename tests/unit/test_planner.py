@@ -419,11 +419,19 @@ def test_total_time_names_stages_whose_steps_depend_on_data():
 
 
 @pytest.mark.usefixtures("untraced")
-def test_plan_time_is_unknown_when_gpu_is_unnamed(capsys):
+def test_plan_time_is_unknown_when_gpu_is_unnamed(capsys, monkeypatch):
     recipe = four_models({**LLAMA_7B, "num_hidden_layers": 2})
-    print_plan(make_plan(recipe, parse_device("24gb"), prompt_length=64, suggest_changes=False), detail=False)
-    said = capsys.readouterr().out
-    assert "The time of sft and reward and ppo is unknown" in said and "such as --gpu rtx4090." in said
+    result = make_plan(recipe, parse_device("24gb"), prompt_length=64, suggest_changes=False)
+    print_plan(result, detail=False)
+    sentences = capsys.readouterr().out
+    (unknown,) = (line for line in sentences.splitlines() if line.startswith("The time of"))
+    assert "sft and reward and ppo is unknown" in unknown and unknown.endswith("such as --gpu rtx4090.")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # makes rich treat stdout as a terminal
+    monkeypatch.setenv("COLUMNS", "80")
+    print_plan(result, detail=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(len(line) for line in lines if "DOES NOT FIT" not in line) <= 80, "flags stay on one line"
+    assert " ".join(lines).split() == sentences.split()
 
 
 @pytest.mark.usefixtures("untraced")
