@@ -199,7 +199,12 @@ def dependence_from_logprobs(own_logprobs: ArrayLike, other_logprobs: ArrayLike)
 
 
 def score_by_reward(
-    evaluator: Evaluator, prompts: Sequence[Prompt], texts: Sequence[str], columns: Mapping[str, Sequence[object]]
+    evaluator: Evaluator,
+    prompts: Sequence[Prompt],
+    texts: Sequence[str],
+    columns: Mapping[str, Sequence[object]],
+    *,
+    desc: str,
 ) -> list[float]:
     """Computes the reward of texts as if they had ended by themselves.
 
@@ -210,6 +215,7 @@ def score_by_reward(
         prompts: (N,) texts or conversations.
         texts: (N,) completions.
         columns: Name -> (N,) values of the prompts' other columns.
+        desc: Label of the progress bar.
 
     Returns:
         (N,) rewards; [] without a reward.
@@ -232,10 +238,12 @@ def score_by_reward(
     with_end_token = [[*ids, stops[0]] for ids in tokens]
     rewards: list[float] = []
     size = max_rows_in_memory(evaluator.reference, max(map(len, with_end_token), default=1))
-    for start in range(0, len(texts), size):
-        batch_rows = slice(start, start + size)
-        batch = build_samples(prompts[batch_rows], with_end_token[batch_rows], evaluator.tokenizer, stops).to(
-            evaluator.reference.device
-        )
-        rewards += evaluator.score_batch(batch, batch_rows, prompts, texts, columns)
+    with Progress(len(texts), f"{desc}: reward", "text", leave=False) as bar:
+        for start in range(0, len(texts), size):
+            batch_rows = slice(start, start + size)
+            batch = build_samples(prompts[batch_rows], with_end_token[batch_rows], evaluator.tokenizer, stops).to(
+                evaluator.reference.device
+            )
+            rewards += evaluator.score_batch(batch, batch_rows, prompts, texts, columns)
+            bar.update(len(batch))
     return rewards

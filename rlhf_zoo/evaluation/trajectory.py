@@ -291,7 +291,7 @@ def _reward_effects(
         return []
 
     def rewards(texts: Sequence[str]) -> list[float]:
-        return score_by_reward(evaluator, prompts, texts, columns)
+        return score_by_reward(evaluator, prompts, texts, columns, desc="edited texts")
 
     def judge_scores(texts: Sequence[str]) -> list[float]:
         return score_completions(evaluator.judge, prompts, texts, columns)

@@ -53,8 +53,16 @@ def choose_trivial_policies(
         favorites = select_candidates([*sft.completions, *ppo.completions], [*sft.reward, *ppo.reward])
         # A constant is written after every prompt, so each candidate is scored after all prompts.
         means = [
-            np.mean(score_by_reward(evaluator, distinct_prompts, [text] * len(distinct_prompts), columns))
-            for text in favorites
+            np.mean(
+                score_by_reward(
+                    evaluator,
+                    distinct_prompts,
+                    [text] * len(distinct_prompts),
+                    columns,
+                    desc=f"one text for every prompt, {number} of {len(favorites)}",
+                )
+            )
+            for number, text in enumerate(favorites, 1)
         ]
         favorite = favorites[int(np.argmax(means))]
     return choose_policies(sft.completions, ppo.completions, favorite=favorite)
@@ -96,7 +104,8 @@ def _score_policy(
     judge_scores = np.repeat(
         score_completions(comparison.evaluator.judge, scored_prompts, scored_texts, scored_columns), repeats
     )
-    reward = np.repeat(score_by_reward(comparison.evaluator, scored_prompts, scored_texts, scored_columns), repeats)
+    rewards = score_by_reward(comparison.evaluator, scored_prompts, scored_texts, scored_columns, desc=policy.name)
+    reward = np.repeat(rewards, repeats)
     groups, seed = comparison.groups, comparison.seed
     return TrivialScore(
         policy,

@@ -81,7 +81,7 @@ def test_reward_by_text_equals_reward_by_ids() -> None:
     assert paid(prompts=["how is it"], completions=["it is good"], completion_ids=[completion_ids]) == [3.0]
     policy = make_policy(tokenizer)
     tools: Any = Evaluator(policy, tokenizer, rewards, panel=None, max_new_tokens=8, temperature=1.0)  # type: ignore[arg-type]
-    assert score_by_reward(tools, ["how is it"], [" it is good"], {}) == [3.0]
+    assert score_by_reward(tools, ["how is it"], [" it is good"], {}, desc="texts") == [3.0]
     assert set(seen) == {" it is good"}
 
 

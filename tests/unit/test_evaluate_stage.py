@@ -389,7 +389,7 @@ def test_score_by_reward_truncates_and_scores_given_texts(tmp_path: Path) -> Non
     save_start(tmp_path)
     context = make_context(tmp_path, reward_model_path="none", reward_funcs="test_evaluate_stage:first_half_spans")
     tools = make_evaluator(context, context.checkpoint("sft").path)
-    assert score_by_reward(tools, ["ab", "cd"], ["abc" * 40, "ab"], {}) == [1.0, 1.0]
+    assert score_by_reward(tools, ["ab", "cd"], ["abc" * 40, "ab"], {}, desc="texts") == [1.0, 1.0]
 
 
 def test_policy_evaluation_uses_held_out_prompts_of_run(trained: RunContext, tmp_path: Path) -> None:
