@@ -331,7 +331,7 @@ def _judgment(trajectory: Mapping[str, Any], step: int) -> dict[str, Any]:
         {"step": judged.get("step"), "verdict": judged.get("verdict"), "fired": list(judged.get("fired") or ())}
         for judged in (trajectory.get("at_recommended") or {}, trajectory)
     )
-    unjudged = {"step": step, "verdict": None, "fired": []}
+    unjudged: dict[str, Any] = {"step": step, "verdict": None, "fired": []}
     at_step = next((judged for judged in (at_last, at_recommended) if judged["step"] == step), unjudged)
     return {**at_step, "at_last": None if at_last["step"] in (step, None) else at_last}
 
