@@ -6,8 +6,11 @@ axe-core comes in a package for another browser driver, which `make test-full` i
 PYTHONPATH.
 """
 
+import functools
 import importlib.util
+import threading
 from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -59,10 +62,15 @@ def url(hub: RunningHub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[s
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> str:
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of the served site: from files, the theme hides its search."""
     folder = tmp_path_factory.mktemp("site")
     build(load_config(str(ROOT / "mkdocs.yml"), strict=True, site_dir=str(folder)))
-    return folder.as_uri()
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
 
 
 @pytest.fixture
@@ -136,12 +144,12 @@ def test_embedded_hub_pages_have_no_accessibility_violations(
 def test_documentation_site_has_no_accessibility_violations(
     site: str, axe: str, width: str, theme: str, tmp_path: Path
 ) -> None:
-    with chromium(tmp_path) as browser:
+    with chromium(tmp_path, reach="127.0.0.1") as browser:
         visitor = Visitor(browser, site, tmp_path)
         resize(visitor, width)
         prefer(visitor, theme)
         for name, title in PAGES.items():
-            browser.get(f"{site}/{name}index.html")
+            browser.get(f"{site}/{name}")
             assert visitor.read("h1").startswith(title)
             assert visitor.count(f"body[data-md-color-scheme={SCHEMES[theme]}]") == 1
             assert find_violations(visitor, axe) == []
