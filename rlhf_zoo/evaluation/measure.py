@@ -339,13 +339,14 @@ def _kl_to_reference(
 ) -> tuple[list[float], list[list[float]]]:
     """Returns the exact KL of each completion, summed over tokens, and log π_ref of each token, in nats."""
     batch = batch.select(slice(rows[0], rows[-1] + 1)).to(evaluator.reference.device)
-    if policy is evaluator.reference:
-        # Sampling has computed its log-probabilities, and its KL to itself is 0.
-        return [0.0] * len(batch), _unpad(batch.logprobs, batch)
     logits = response_logits(evaluator.reference, batch, temperature=evaluator.temperature)
     reference = selected_logprobs(logits, batch.completion_ids)
-    # At the sampling temperature, so this is the KL of the distributions that the tokens were sampled from.
-    exact = exact_kl(response_logits(policy, batch, temperature=evaluator.temperature), logits)
+    if policy is evaluator.reference:
+        # The KL of the reference to itself is exactly 0, so a forward pass is saved.
+        exact = torch.zeros_like(reference)
+    else:
+        # At the sampling temperature, so this is the KL of the distributions that the tokens were sampled from.
+        exact = exact_kl(response_logits(policy, batch, temperature=evaluator.temperature), logits)
     return exact.masked_fill(~batch.mask, 0).sum(1).tolist(), _unpad(reference, batch)
 
 
