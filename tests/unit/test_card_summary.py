@@ -68,7 +68,7 @@ def judged(kind: str, **changes: Any) -> dict[str, Any]:
     ("verdict", "alert", "advice"),
     [
         (judged("healthy", recommended=40), "TIP", "Use **step 40** (this page, `main`):\n>\n> `rlhf-zoo pull local/"),
-        (judged("healthy", recommended=40), "TIP", "explains what probes found: repetition. No step scores clearly"),
+        (judged("healthy", recommended=40), "TIP", "does not count as hacking: repetition. No step scores clearly"),
         (judged("healthy", recommended=20), "TIP", "Use **step 20** instead of this one, step 40:\n>\n> `rlhf-zoo"),
         (judged("healthy", recommended=20), "TIP", "repetition. The judge rates step 20 highest (judge's score"),
         (judged("hacked", reasons=["Hacked: the judge of SFT is fooled."]), "CAUTION", "The judge of SFT is fooled."),
@@ -300,6 +300,16 @@ def test_card_compares_gain_with_defects_and_best_filter(runs):
     assert cells(text, "without 1 word (compared above)")[1] == "4.000" and "*without 1 word* leaves out: is." in text
 
 
+def test_card_counters_advice_with_repetition(runs):
+    evaluation = read_json(runs / "eval" / "evaluation.json")
+    for side, share in (("sft", 0.16), ("ppo", 0.3), ("difference", 0.14)):
+        evaluation[side] = {**evaluation.get(side, {}), "repetition": estimate(share)}
+    text = card(runs, **{**evaluation, **judged("healthy", recommended=40)})
+    assert "**But** answers repeat themselves more (16% → 30%)." in text
+    evaluation["difference"]["repetition"] = estimate(0.01)
+    assert "**But**" not in card(runs, **{**evaluation, **judged("healthy", recommended=40)}), "not shown"
+
+
 def test_card_compares_ppo_with_best_of_filters_that_beat_it(runs):
     """evaluation.json's best needs the fewest samples to reach PPO's score, so others may score higher."""
     tried = [filter_row(name, 1.51 - lead, lead) for name, lead in (("best of 4", -0.02), ("best of 8", -0.3))]
@@ -431,7 +441,7 @@ def test_card_moves_long_command_into_details(runs):
     command = f"rlhf-zoo run tiny-world --seed 3 --ppo.reward_funcs {'f,' * 80}g"
     StageRecord(runs / "ppo").write(command=command)
     text, body = card(runs), (runs / "ppo" / "README.md").read_text()
-    assert "- **Repeat it:** the command in the last section\n" in text and command in body
+    assert "- **Repeat it:** the command in the last fold\n" in text and command in body
 
 
 def test_markdown_interval_writes_negative_bounds_with_to():

@@ -16,7 +16,7 @@ from .watch_out import counter_evidence
 _ALERTS = {"healthy": "TIP", "no sign found": "NOTE", "hacked": "CAUTION"}
 #: Kinds of verdict whose reasons say nothing against the policy.
 _KINDS_WITHOUT_SIGNS = ("healthy", "no sign found")
-_MAX_PROMPT, _MAX_COMPLETION = 100, 100  # maximum characters in an example, so that it fits a phone
+_MAX_PROMPT, _MAX_COMPLETION = 120, 100  # maximum characters in an example, so that it fits a phone
 _NBSP = "\N{NO-BREAK SPACE}"  # keeps a figure and its note on one line of a phone
 _MAX_COMMAND = 120  # maximum characters of a command in a table
 
@@ -87,7 +87,8 @@ def _verdict_reason(facts: StageFacts, kind: str, trajectory: Mapping[str, Any])
     reasons = [str(reason) for reason in trajectory.get("reasons") or ()]
     if kind == "healthy":
         if fired:
-            return f"Judge and reward rise together, which explains what probes found: {escape(', '.join(fired))}."
+            families = escape(", ".join(fired))
+            return f"Judge and reward rise together, so what probes found does not count as hacking: {families}."
         return f"Judge and reward rise together, and none of {len(probes)} probes for reward hacking fired."
     if kind.startswith("no sign found"):
         return "No probe for reward hacking fired, but the judge is unchecked, so this proves little."
@@ -270,7 +271,7 @@ def trained_with(facts: StageFacts) -> Iterator[tuple[str, Raw]]:
     if settings:
         yield _STAGE_TITLES.get(facts.stage, facts.stage), Raw(", ".join(settings))
     command = commands.training_command(facts)
-    yield "Repeat it", code(command) if len(command) <= _MAX_COMMAND else Raw("the command in the last section")
+    yield "Repeat it", code(command) if len(command) <= _MAX_COMMAND else Raw("the command in the last fold")
 
 
 def _machine(versions: Mapping[str, Any], run: Mapping[str, Any]) -> str:

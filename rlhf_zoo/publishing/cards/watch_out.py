@@ -11,6 +11,7 @@ from .facts import StageFacts, is_better_than_ppo
 from .markdown import SOURCE, Raw, escape, judge_title, short, with_interval
 
 _MIN_LENGTH_RATIO = 1.05  # a smaller change of length is not worth a line
+_MIN_REPETITION = 0.05  # share of repeated word pairs; a smaller one is not worth a line
 _MIN_SHARE_ENDED = 0.5  # if fewer answers end by themselves, the judge mostly reads fragments
 LIKES_LENGTH = 0.3  # a reward "likes long texts" from this rank correlation of its scores with their lengths
 
@@ -38,6 +39,9 @@ def counter_evidence(facts: StageFacts) -> str:
         facts: The facts of the stage.
     """
     parts = [f"more answers have {defect}" for defect in _defects(facts, rise_is_shown=True)[:1]]
+    rise = facts.estimate("difference", "repetition")
+    if (change := _change(facts, "repetition")) and _repeats_more(change) and rise and rise["ci95"][0] > 0:
+        parts.append(f"answers repeat themselves more ({_percent(change.before)} → {_percent(change.after)})")
     best, ppo = facts.best_filter, facts.estimate("ppo", "judge")
     if best is not None and ppo is not None and best["reaches_ppo"]:
         scores = [short((estimate or {}).get("value")) for estimate in (estimate_at(best, "judge"), ppo)]
@@ -48,7 +52,8 @@ def counter_evidence(facts: StageFacts) -> str:
             )
         else:
             parts.append(f"a filter of {facts.start}'s answers scores {scores[0]}, PPO {scores[1]}")
-    return f"**But** {', and '.join(parts)}." if parts else ""
+    *first, last = parts or [""]
+    return f"**But** {', '.join(first)}{', and ' if first else ''}{last}." if parts else ""
 
 
 def _defects(facts: StageFacts, *, rise_is_shown: bool) -> list[str]:
@@ -83,7 +88,7 @@ def _changes(facts: StageFacts) -> Iterator[str]:
     if (change := _change(facts, "distinct_2")) and change.after < change.before and _is_shown(facts, "distinct_2"):
         values = f"from {short(change.before)} to {short(change.after)}"
         yield f"**Less variety.** Distinct word pairs fall {values}."
-    if (change := _change(facts, "repetition")) and change.after > change.before and change.after >= 0.05:
+    if (change := _change(facts, "repetition")) and _repeats_more(change):
         repeated = f"{_percent(change.after)} of its word pairs ({facts.start_title} {_percent(change.before)})"
         yield f"**Repetition.** An answer repeats {repeated}."
     if (change := _change(facts, "eos_rate")) and _is_often_cut(facts, change):
@@ -100,6 +105,11 @@ def _changes(facts: StageFacts) -> Iterator[str]:
         if name != main and not is_covered and before and after and _fell(before, after):
             values = f"from {short(before['value'])} to {short(after['value'])}"
             yield f"**{escape(judge_title(name))} falls** {values}{_measured_quantity(facts, name)}."
+
+
+def _repeats_more(repetition: _Change) -> bool:
+    """Whether repetition rises to a share of word pairs that is worth a line."""
+    return repetition.after > max(repetition.before, _MIN_REPETITION)
 
 
 def _is_often_cut(facts: StageFacts, eos_rate: _Change) -> bool:
