@@ -350,7 +350,7 @@ def _check_shards(index: Path, files: Iterable[Any]) -> None:
 
 
 def is_foreign(folder: Path) -> bool:
-    """Whether a folder bears a download mark, unless the mark is the card of the user's own or a trusted run."""
+    """Whether a folder was downloaded. The card of a run of one's own or of a trusted run is no such sign."""
     marker = find_download(folder)
     if marker is None:
         return False

@@ -20,7 +20,7 @@ from ..hub.client.refs import resolve
 from ..hub.client.refusals import refusals_as
 from ..hub.client.step_tags import tag_name
 from ..modeling.integrity import check_integrity, weights_digest
-from .data.layout import HELD_OUT_KEYS, TRUNCATION_KEYS
+from .data.layout import HELD_OUT_KEYS, STOP_KEYS, TRUNCATION_KEYS
 from .models import ParentCheckpoint, model_from_elsewhere
 from .recipe import Recipe
 from .record import StageRecord, fingerprint, first_difference, write_complete
@@ -318,6 +318,11 @@ class RunContext:
                 "response_length": ppo.trainer.response_length,
                 "temperature": ppo.trainer.temperature,
                 **({key: getattr(ppo.trainer, key) for key in TRUNCATION_KEYS} if ppo.trainer.truncation else {}),
+                **(
+                    {key: getattr(ppo.trainer, key) for key in STOP_KEYS}
+                    if ppo.trainer.configured_stop_ids is not None
+                    else {}
+                ),
             }
         if ppo.data.held_out_share is not None:  # no stage trains on the prompts that PPO holds out
             if stage != "ppo":

@@ -9,7 +9,7 @@ from ..hub.client.run_signature import TRUST_RUN_FLAG
 from ..plugins import CORPORA, REWARDS, load_object
 from ..rewards.verifiable import Verifiable
 from .context import RunContext
-from .data.layout import HELD_OUT_KEYS, TRUNCATION_KEYS
+from .data.layout import HELD_OUT_KEYS, STOP_KEYS, TRUNCATION_KEYS
 from .record import first_difference
 from .registry import is_member
 from .settings.evaluation import EvaluationConfig
@@ -27,7 +27,7 @@ from .settings.parse import NON_STAGE_KEYS, StageSettings
 from .trusted_names import check_object
 
 #: PPO's keys that determine which completions the reward stage samples. The run.json of the reward stage records them.
-SAMPLING_KEYS = ("response_length", "temperature", *TRUNCATION_KEYS, *HELD_OUT_KEYS)
+SAMPLING_KEYS = ("response_length", "temperature", *TRUNCATION_KEYS, *STOP_KEYS, *HELD_OUT_KEYS)
 
 
 def evaluation_of(context: RunContext) -> EvaluationConfig:

@@ -17,6 +17,7 @@ from ..hub.client.checked_data import open_checked
 from ..hub.client.connect import Hub
 from ..hub.client.refusals import client_errors, is_disk_full, reason
 from .context import RunContext
+from .data.layout import STOP_KEYS, TRUNCATION_KEYS
 from .data.sources import DataSource, find_data, reading_from
 from .recipe import Recipe
 from .record import fingerprint
@@ -25,8 +26,7 @@ PAIR_COLUMNS = ["prompt", "chosen", "rejected"]
 #: Names that a configuration with pairs may have: this package's name, and the Hub's default.
 PAIR_CONFIGURATIONS = ("preferences", "default")
 #: Keys of PPO that `sampler_arguments` reads.
-_SAMPLING_KEYS = ("response_length", "temperature", "response_length_min", "truncate_text", "truncate_after",
-                  "stop_token", "stop_token_id")  # fmt: skip
+_SAMPLING_KEYS = ("response_length", "temperature", *TRUNCATION_KEYS, *STOP_KEYS)
 _SIMULATION_KEYS = ("simulated_pairs", "simulated_test_pairs", "pairs_seed", "preference")
 HELD_OUT_SHARE = 0.1
 
@@ -135,7 +135,10 @@ def run_on_pairs(context: RunContext, pairs: NamedPairs) -> RunContext:
     sampler = sampler_arguments(context)
     sampling = {"response_length": sampler["max_new_tokens"], "temperature": sampler["temperature"]}
     # In the recipe, and not as flags, so that reproducing the model finds them. PPO's other flags concern PPO alone.
-    sampling |= {key: value for key, value in flags.pop("ppo", {}).items() if key in _SAMPLING_KEYS}
+    ppo_flags = flags.pop("ppo", {})
+    if "ppo" in context.recipe.stages:
+        trainer = context.settings("ppo").trainer
+        sampling |= {key: getattr(trainer, key) for key in _SAMPLING_KEYS if key in ppo_flags}
     return replace(context, recipe=recipe_on_pairs(context.recipe, pairs, sampling=sampling), flags=flags)
 
 

@@ -243,6 +243,8 @@ def test_recipe_on_pairs_replaces_data_keys(tmp_path):
     context = run_on_pairs(replace(make_context(tmp_path), flags=flags), pairs)
     sampler = sampler_arguments(context)
     assert sampler["max_new_tokens"] == 9 and sampler["stops"] == [3] and sampler["truncation"].text == "\n"
+    resolved = context.settings("reward").resolved["ppo"]
+    assert resolved["stop_token_id"] == 3 and resolved["truncate_text"] == "\n", "reproducing the model reads run.json"
     assert "ppo" not in context.flags and context.recipe.stages["ppo"]["learning_rate"] != 9.0
 
 

@@ -75,7 +75,7 @@ def _win_rate_html(rate: Mapping[str, Any] | None) -> str:
     return (
         f'<p class="zoo-rate"><b data-figure="win_rate">{format_number(100 * value, 1)}%</b> PPO over SFT, 95% '
         f'interval <span data-figure="ci95">{ci_text}</span>, n = <span data-figure="n">{rate["n"]}</span>. A tie '
-        'counts one half; “Both bad” is left out.</p><p class="zoo-interval-note">The interval counts each prompt once'
+        'counts one half; “Both bad” is left out.</p><p class="zoo-interval-note">The interval resamples whole prompts'
         f"{prompts}, because votes on the same prompt are not independent.</p>"
         f'<div class="zoo-bar" role="img"{html_attributes({"aria-label": description})}>{band}<i class="half"></i>'
         f'<i class="point" style="left:{100 * value:.2f}%"></i></div>'

@@ -198,8 +198,7 @@ def _unmeasured(facts: StageFacts) -> list[str]:
         f"the control ({facts.start} against itself under another seed)": facts.estimate("control"),
         "the judge before the end of training": isinstance(over_training, Mapping) and over_training.get("checkpoints"),
     }
-    # The defects that a corpus counts in its texts include false statements.
-    safety = "safety and bias" if facts.defects else "safety, bias and truthfulness"
+    safety = "safety and bias" if "false statements" in facts.defects else "safety, bias and truthfulness"
     never_measured = ["human preferences", "other seeds", safety]
     if facts.step is not None:
         return never_measured

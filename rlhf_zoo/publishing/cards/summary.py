@@ -103,7 +103,7 @@ def _verdict_reason(facts: StageFacts, kind: str, trajectory: Mapping[str, Any])
     if kind == "gain not shown":
         return "There may be a gain, but it is too small for this evaluation to show."
     if kind.startswith("past the peak"):
-        return "The judge's score has fallen since then."
+        return "The judge's score has fallen since that peak."
     reason = reasons[0].removeprefix("Hacked: ") if reasons else ""
     return escape(reason[:1].upper() + reason[1:])
 
@@ -265,7 +265,7 @@ def trained_with(facts: StageFacts) -> Iterator[tuple[str, Raw]]:
     yield "Recipe", Raw(", ".join(filter(None, recipe if run.get("seed") is not None else recipe[:2])))
     settings = list(_setting_phrases(facts))
     if is_finite(run.get("seconds")) and facts.step is None:
-        steps = facts.last_step if facts.described_step != facts.last_step else None
+        steps = facts.last_step if (facts.described_step or 0) < (facts.last_step or 0) else None
         subject = f"all {steps:,} {'updates' if facts.stage == 'ppo' else 'steps'}" if steps else "the whole run"
         settings.append(f"{subject} took {_duration(run['seconds'])}{_machine(versions, run)}")
     if settings:
@@ -352,7 +352,9 @@ def _notes(facts: StageFacts) -> Iterator[str]:
     best_constants = best_constant_texts(facts)
     winner, favorite = best_constants.get("win_rate"), best_constants.get("reward")
     if winner is not None:
-        sentence = f"The best single text for all prompts wins {short(winner['win_rate']['value'])}"
+        sentence = (
+            f"The best single text tried for all prompts wins {short(winner['win_rate']['value'])} of comparisons"
+        )
         if favorite is winner:
             sentence += f", with reward {short(winner['reward']['value'])}"
         elif favorite is not None and (win_rate := estimate_at(favorite, "win_rate")):

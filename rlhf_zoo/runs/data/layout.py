@@ -43,6 +43,7 @@ HELD_OUT_KEYS = (
 )  # fmt: skip
 #: Keys of PPO that determine how completions are cut.
 TRUNCATION_KEYS = ("response_length_min", "truncate_text", "truncate_after")
+STOP_KEYS = ("stop_token", "stop_token_id")
 #: Minimum similarity to a known key at which an unknown key counts as misspelled.
 _TYPO_CUTOFF = 0.8
 #: The start of an answer in dialogues written as one text, such as those of Anthropic/hh-rlhf.
