@@ -199,7 +199,7 @@ def plot_over_training(trajectory: Mapping[str, Any] | None, path: Path, *, star
         )  # fmt: skip
     if len(steps) <= MAX_TICKS:
         bottom.set_xticks(steps)
-    bottom.set_xlabel(f"PPO update (0 = {label}); measured on {trajectory['prompts']} validation prompts")
+    bottom.set_xlabel(f"PPO update (0 = {label}); {trajectory['prompts']} validation prompts")
     title = over_training_message(trajectory, start)
     figure.suptitle(title, x=0.02, y=0.985, ha="left", fontsize=17, fontweight="bold")
     make_transparent(figure, size=15)
