@@ -158,17 +158,18 @@ def test_card_without_verdict_states_judge_preference(runs):
 
 
 def test_card_compares_main_figures_with_best_constant_text(runs):
-    assert "single text" not in card(runs)
+    assert "fixed text" not in card(runs)
     text = card(runs, trivial=CONSTANTS)
     assert cells(text, "**Win rate over SFT**")[1:] == ["0.50\N{NO-BREAK SPACE}¹", "**0.90** (0.85–0.95)"]
     assert cells(text, "**KL to SFT**, nats")[1:] == ["0.52", "**1.52** (1.47–1.57)"]
     assert cells(text, "**Reward**")[1:] == ["0.50", "**1.50** (1.45–1.55)"]
     assert "Judge: gold. 644 completions to 161 prompts" in text
-    assert " wins 0.25 of comparisons; the reward's favorite gets 1.75 and wins 0.12. ¹ SFT sampled again" in text
-    both = {**CONSTANTS, "policies": CONSTANTS["policies"][:1]}
-    assert " The best single text tried for all prompts wins 0.25 of comparisons, with reward " in card(
-        runs, trivial=both
+    assert (
+        " The best fixed text tried wins 0.25; the reward's favorite gets reward 1.75 and wins 0.12. ¹ SFT sampled again"
+        in text
     )
+    both = {**CONSTANTS, "policies": CONSTANTS["policies"][:1]}
+    assert " The best fixed text tried wins 0.25, with reward " in card(runs, trivial=both)
 
 
 def test_card_example_is_median_pair_by_judge(runs):
@@ -180,7 +181,7 @@ def test_card_example_is_median_pair_by_judge(runs):
     path = runs / "eval" / "samples.jsonl"
     path.write_text("".join(line + "\n" for line in map(json.dumps, rows)))
     text = card(runs)
-    assert "**The median pair by the judge**, same random numbers: “Write↵line 5 long" in text
+    assert "**The median pair by the judge**: “Write↵line 5 long" in text
     answer = cells(text, "**PPO**")[1]
     assert (
         answer.startswith("&#42; 5↵&#42; &#42;&#42;bold")

@@ -352,14 +352,12 @@ def _notes(facts: StageFacts) -> Iterator[str]:
     best_constants = best_constant_texts(facts)
     winner, favorite = best_constants.get("win_rate"), best_constants.get("reward")
     if winner is not None:
-        sentence = (
-            f"The best single text tried for all prompts wins {short(winner['win_rate']['value'])} of comparisons"
-        )
+        sentence = f"The best fixed text tried wins {short(winner['win_rate']['value'])}"
         if favorite is winner:
             sentence += f", with reward {short(winner['reward']['value'])}"
         elif favorite is not None and (win_rate := estimate_at(favorite, "win_rate")):
             reward = short(favorite["reward"]["value"])
-            sentence += f"; the reward's favorite gets {reward} and wins {short(win_rate['value'])}"
+            sentence += f"; the reward's favorite gets reward {reward} and wins {short(win_rate['value'])}"
         yield f"{sentence}."
     if facts.estimate("control"):
         yield f"¹ {facts.start[:1].upper()}{facts.start[1:]} sampled again: chance alone."
