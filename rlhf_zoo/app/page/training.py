@@ -301,10 +301,10 @@ def frontier_html(runs: Sequence[TimelineRun], selected: int) -> str:
         runs: Runs with a known β.
         selected: Index of the run to emphasize.
     """
+    source, names = "rollouts, as logged in training", {"reward": "Reward"}
+    read: Callable[[TimelinePoint, str], float | None] = getattr
     if all(map(_is_evaluated, runs)):
         source, names, read = "validation prompts", {"reward": "Reward", "judge": "Judge’s score"}, _validation_value
-    else:
-        source, names, read = "rollouts, as logged in training", {"reward": "Reward"}, getattr
     charts = ""
     for key, name in names.items():
         curves = [
@@ -316,13 +316,15 @@ def frontier_html(runs: Sequence[TimelineRun], selected: int) -> str:
             )
             for run in runs
         ]
-        charts += _draw_for_each_screen(
-            lambda width, curves=curves, name=name: draw_frontier(
-                curves, name=name, source=source, selected=selected, width=width
-            )
-        )
+        charts += _draw_frontier(curves, name, source, selected)
     kinds = " or ".join(dict.fromkeys(map(_best_kind, runs)))
     return f'{charts}<p class="zoo-note">Circled: the {kinds} step of each run.</p>'
+
+
+def _draw_frontier(curves: Sequence[KLCurve], name: str, source: str, selected: int) -> str:
+    return _draw_for_each_screen(
+        lambda width: draw_frontier(curves, name=name, source=source, selected=selected, width=width)
+    )
 
 
 def _best_kind(run: TimelineRun) -> str:
