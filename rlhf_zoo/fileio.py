@@ -1,5 +1,6 @@
 """Writes files completely or not at all, and reads JSON and YAML within bounds on size and depth."""
 
+import contextlib
 import datetime
 import errno
 import json
@@ -223,7 +224,8 @@ def _integral_floats_to_int(value: Any) -> Any:
 
 def _permissions(path: Path) -> int:
     """Returns the file's permissions, or the defaults for a new file, because mkstemp excludes other users."""
-    if path.exists():
+    # Not `exists` and then `stat`: another process may delete the file between the two.
+    with contextlib.suppress(FileNotFoundError):
         return path.stat().st_mode & 0o777
     with _UMASK_LOCK:  # reading the umask means setting it to 0, which another thread must not read
         mask = os.umask(0)

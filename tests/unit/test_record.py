@@ -73,6 +73,22 @@ def test_failed_write_keeps_old_file(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_write_replaces_file_that_another_process_deletes(tmp_path, monkeypatch):
+    """As with a vote that is cast again while its first copy is sent and deleted."""
+    path, stat = tmp_path / "vote.json", Path.stat
+
+    def deleted_first(self, **options):
+        path.unlink(missing_ok=True)
+        return stat(self, **options)
+
+    write_text(path, "1")
+    monkeypatch.setattr(Path, "exists", lambda self: True)
+    monkeypatch.setattr(Path, "stat", deleted_first)
+    write_text(path, "2")
+    monkeypatch.undo()
+    assert path.read_text() == "2"
+
+
 def test_concurrent_writes_follow_umask_and_keep_it(tmp_path, monkeypatch):
     """It can be read only by setting it, so two readers at once would leave the process with none."""
     real = os.umask
