@@ -20,10 +20,10 @@ OPTIONS = {"bf16": "true", "use_cpu": "true", "attn_implementation": "eager"}
 
 
 def seconds_per_product(dtype: torch.dtype) -> float:
-    """Times the product of a pass's activations and a layer's weights; the fastest of 20, as other processes disturb."""
+    """Times the product of a pass's activations and a layer's weights, at its fastest: other processes disturb some."""
     activations, weights = torch.randn(TOKENS, HIDDEN).to(dtype), torch.randn(WIDE, HIDDEN).to(dtype)
     timer = timeit.Timer(lambda: torch.nn.functional.linear(activations, weights))
-    return min(timer.repeat(repeat=20, number=5))
+    return min(timer.repeat(repeat=100, number=1))
 
 
 def training_options(stages: list[str], speedup: float) -> str:

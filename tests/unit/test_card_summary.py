@@ -225,7 +225,8 @@ def test_card_lists_warnings(runs):
         "- **Unfinished answers.** 50% reach the token limit (SFT 0%).",
         "- **true statements falls** from 0.90 to 0.50.",
         "- **g falls** from 0.90 to 0.50 (minus the errors).",
-        "- **Reward and judge disagree** in 20% of the comparisons. Their rank correlation falls from 0.75 to 0.25.",
+        "- **Reward and judge disagree** in 20% of the comparisons. "
+        "Their correlation over answers falls from 0.75 to 0.25.",
         "- **A fixed text wins.**",
         "- **Simplest rival:** best-of-n from SFT (n = 4) reaches PPO's reward, with a win rate of 0.60 (0.55–0.65) (",
         "- **Paraphrased prompts?** 12 prompts share nearly all their content words with a prompt of another group.",

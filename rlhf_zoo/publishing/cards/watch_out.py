@@ -132,7 +132,7 @@ def _doubts(facts: StageFacts) -> Iterator[str]:
         share = _percent(1 - same_side["value"])
         line = f"**Reward and judge disagree** in {share} of the comparisons."
         if falls and before and after:
-            line += f" Their rank correlation falls from {short(before['value'])} to {short(after['value'])}."
+            line += f" Their correlation over answers falls from {short(before['value'])} to {short(after['value'])}."
         yield line
     if (facts.evaluation.get("trivial") or {}).get("winnable_by_a_constant"):
         beaten = f"One text for every prompt beats {facts.start} by this judge"
