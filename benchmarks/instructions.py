@@ -7,9 +7,9 @@ Each RUN is a run of the recipe; for an interrupted run, the last checkpoint is 
 the recipe's gets a label, which the table shows; runs with the same label need different seeds. Without a run, only the
 base is scored. With --add, the figures of the base and of all other runs are kept, and only the named runs are scored.
 Prompts are read from FOLDER/ifeval and FOLDER/ifbench. Answers are greedy unless --temperature is set. They are stored
-in the folder --answers, from which a second call resumes. If IFEval is scored without --limit and --temperature, the
-figures are written to docs/evidence/smollm2-ifeval.json, and `python benchmarks/evidence.py --render` renders them in
-the docs.
+in the folder --answers, from which a second call resumes. If IFEval is scored without --limit, the figures are written
+to docs/evidence/smollm2-ifeval.json, and `python benchmarks/evidence.py --render` renders them in the docs. Those of a
+--temperature are kept beside the greedy ones of the same policies, which must be measured first.
 """
 
 from __future__ import annotations
@@ -82,29 +82,57 @@ def main(arguments: Sequence[str] | None = None) -> None:
         name: ifeval.read_rows(Path(data) / BENCHMARKS[name] / "test.jsonl.gz", options.limit)
         for name in options.benchmarks
     }
-    kept = keep.load(NAME) if options.add else None
-    if kept == {}:
+    kept = keep.load(NAME) if options.add or options.temperature else {}
+    if options.add and not kept:
         parser.error(f"--add: docs/evidence/{NAME}.json does not exist; leave --add out to measure the base as well")
-    policies = policies_of(options.runs, options.answers)
-    document: Figures = {
-        "schema": 2,
-        "machine": cpu_name(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-    }
+    policies = policies_of(options.runs, options.answers)[1 if options.add else 0 :]
+    is_kept = options.limit is None and "IFEval" in prompts
+    if is_kept and options.temperature:
+        for policy in policies:  # before anything is sampled
+            _greedy_row(kept, policy)
     with connect(choose_hub(options.hub, push_to_hub=False)) as hub:
-        measured = [measure(policy, prompts, hub, options) for policy in (policies if kept is None else policies[1:])]
-    document["policies"] = measured
-    document["runs"] = [run_figures(label, run) for label, run in options.runs]
-    if kept is None:
-        document["policies"].append({"policy": "one text", "text": CONSTANT, **score_constant(prompts, options)})
+        measured = [measure(policy, prompts, hub, options) for policy in policies]
+    if not is_kept:
+        return
+    if options.temperature:
+        for figures in measured:
+            _greedy_row(kept, figures)["sampled"] = {"temperature": options.temperature, **figures}
+        document = kept
     else:
-        *kept_policies, one_text = kept["policies"]
-        document["policies"] = [*_merge(kept_policies, measured), one_text]
-        document["runs"] = _merge(kept["runs"], document["runs"])
-    if options.limit is None and not options.temperature and "IFEval" in prompts:
-        keep.write(NAME, document)
-        print(f"Kept in docs/evidence/{NAME}.json.")
+        document = {
+            "schema": 2,
+            "machine": cpu_name(),
+            "cores": os.cpu_count(),
+            "python": platform.python_version(),
+            **_greedy_figures(kept, measured, prompts, options),
+        }
+    keep.write(NAME, document)
+    print(f"Kept in docs/evidence/{NAME}.json.")
+
+
+def _greedy_row(kept: Figures, policy: Mapping[str, Any]) -> Figures:
+    """Returns the kept figures of a policy.
+
+    Raises:
+        ZooError: The policy has none.
+    """
+    key = (policy["policy"], policy.get("seed"))
+    for row in kept.get("policies", ()):
+        if (row["policy"], row.get("seed")) == key:
+            return row
+    raise ZooError(f"{policy['policy']} has no greedy figures yet: score it without --temperature first.")
+
+
+def _greedy_figures(
+    kept: Figures, measured: Sequence[Figures], prompts: Mapping[str, Rows], options: argparse.Namespace
+) -> Figures:
+    """Returns the policies and runs of the document: with --add the kept ones too, else one text as the last."""
+    runs = [run_figures(label, run) for label, run in options.runs]
+    if not options.add:
+        one_text = {"policy": "one text", "text": CONSTANT, **score_constant(prompts, options)}
+        return {"policies": [*measured, one_text], "runs": runs}
+    *kept_policies, one_text = kept["policies"]
+    return {"policies": [*_merge(kept_policies, measured), one_text], "runs": _merge(kept["runs"], runs)}
 
 
 def _merge(kept: Sequence[Figures], measured: Sequence[Figures]) -> list[Figures]:

@@ -10,6 +10,10 @@ NAME = "smollm2-ifeval"
 NOT_MEASURED = "Nothing is measured yet: `python benchmarks/instructions.py RUN` measures it."
 #: IFEval's average, as the models' cards state it.
 PUBLISHED = (("SmolLM2-135M-Instruct, published", 29.9), ("SmolLM2-360M-Instruct, published", 41.0))
+BENCHMARK_HEADS = (
+    "policy", "IFEval, average", "prompts, strict", "instructions, strict", "by the other verifiers",
+    "IFBench, prompts, strict", "relevance", "errors in 100 words", "words", "repetition",
+)  # fmt: skip
 Figures = Mapping[str, Any]
 
 
@@ -18,7 +22,7 @@ def page() -> str:
     document = keep.load(NAME)
     if not document:
         return "Nothing is measured yet: `python benchmarks/instructions.py` measures it."
-    parts = [benchmarks_table(document), runs_table(document), pairs_page(document)]
+    parts = [benchmarks_table(document), sampled_table(document), runs_table(document), pairs_page(document)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -92,10 +96,6 @@ def benchmarks_table(document: Figures) -> str:
     """Scores on both benchmarks, a row for each policy."""
     rows = [[name, f"{score:.1f}", *[""] * 8] for name, score in PUBLISHED]
     rows += [_row(policy) for policy in document["policies"]]
-    heads = [
-        "policy", "IFEval, average", "prompts, strict", "instructions, strict", "by the other verifiers",
-        "IFBench, prompts, strict", "relevance", "errors in 100 words", "words", "repetition",
-    ]  # fmt: skip
     figures = document["policies"][0]
     note = (
         f"Percent, with 95% intervals; greedy, at most 320 tokens; {figures['IFEval']['prompts']} prompts of IFEval"
@@ -108,7 +108,23 @@ def benchmarks_table(document: Figures) -> str:
     if second := figures["IFEval"].get("second"):
         words += ["--verifiers", second["verifiers"]]
     command = " ".join(words)
-    return f"{table(heads, rows)}\n\n{note}\n\nMade by `{command}`."
+    return f"{table(BENCHMARK_HEADS, rows)}\n\n{note}\n\nMade by `{command}`."
+
+
+def sampled_table(document: Figures) -> str:
+    """Scores of answers that were sampled, a table for each temperature; empty if none was."""
+    policies = [policy for policy in document["policies"] if "sampled" in policy]
+    parts = []
+    for temperature in sorted({policy["sampled"]["temperature"] for policy in policies}):
+        rows = [
+            [_name(policy), f"{100 * policy['IFEval']['average']:.1f}", *_row(policy["sampled"])[1:]]
+            for policy in policies
+            if policy["sampled"]["temperature"] == temperature
+        ]
+        heads = ["policy", "IFEval, greedy", f"IFEval at {temperature:g}", *BENCHMARK_HEADS[2:]]
+        command = f"python benchmarks/instructions.py {'RUN ' * (len(rows) - 1)}--temperature {temperature:g}"
+        parts.append(f"Sampled at temperature {temperature:g}:\n\n{table(heads, rows)}\n\nMade by `{command}`.")
+    return "\n\n".join(parts)
 
 
 def _ifbench_prompts(figures: Figures) -> str:
@@ -170,9 +186,8 @@ def _quoted(text: str) -> str:
 def _row(policy: Figures) -> list[str]:
     scores, ifbench = policy["IFEval"], policy.get("IFBench")
     second = scores.get("second")
-    name = f"{policy['policy']}, seed {policy['seed']}" if "seed" in policy else policy["policy"]
     return [
-        name,
+        _name(policy),
         f"**{100 * scores['average']:.1f}**",
         _percent(scores["prompt_strict"]),
         _percent(scores["instruction_strict"]),
@@ -183,6 +198,10 @@ def _row(policy: Figures) -> list[str]:
         f"{scores['words']:.0f}",
         number(-scores["repetition"], 2),
     ]
+
+
+def _name(policy: Figures) -> str:
+    return f"{policy['policy']}, seed {policy['seed']}" if "seed" in policy else policy["policy"]
 
 
 def _percent(accuracy: Figures) -> str:

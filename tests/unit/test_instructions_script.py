@@ -85,6 +85,21 @@ def test_add_keeps_earlier_figures(run: Path, tmp_path: Path, capsys: pytest.Cap
     assert "*more KL:*\n\n```text\nLa la\n```" in instructions_table.page()
 
 
+def test_sampled_figures_stand_beside_greedy_ones(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    options = ["--benchmarks", "IFEval", "--batch", "2", "--judges", "--answers", str(tmp_path / "answers")]
+    with pytest.raises(ZooError, match="base has no greedy figures yet: score it without --temperature first"):
+        instructions.main([str(run), "--temperature", "0.7", *options])
+    assert not (tmp_path / "answers").exists()
+    instructions.main([str(run), *options])
+    greedy = keep.load(instructions.NAME)
+    instructions.main([str(run), "--temperature", "0.7", *options])
+    document = keep.load(instructions.NAME)
+    assert [policy.pop("sampled", {}).get("temperature") for policy in document["policies"]] == [0.7, 0.7, None]
+    assert document == greedy
+    page = instructions_table.page()
+    assert "| policy | IFEval, greedy | IFEval at 0.7 |" in page and "RUN --temperature 0.7`" in page
+
+
 def test_limited_run_is_shown_but_not_kept(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     instructions.main(["--limit", "1", "--temperature", "1", "--judges", "--answers", str(tmp_path / "answers")])
     assert "base  on IFEval: " in capsys.readouterr().out
