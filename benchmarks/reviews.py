@@ -3,8 +3,8 @@
     python benchmarks/reviews.py "one CPU thread, float32=RUN" "H200, bf16=RUN"
 
 Each RUN is the output folder of `rlhf-zoo ablate smollm2-reviews --kl_coef 0.05,0`; MACHINE names where it ran. A β
-without an evaluation is left out. The figures are written to docs/evidence/smollm2-reviews.json, and
-`python benchmarks/evidence.py --render` renders them in the docs.
+without an evaluation is left out. The figures are written to docs/evidence/smollm2-reviews.json (with --add, beside
+those that it has), and `python benchmarks/evidence.py --render` renders them in the docs.
 """
 
 import argparse
@@ -30,9 +30,13 @@ LOCAL_OPTIONS = re.compile(r" --(?:output_dir|namespace|source_hub) \S+| --overw
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=parse_run, metavar="MACHINE=RUN", help="a run, and where it ran")
-    runs = [row for machine, run in parser.parse_args(arguments).runs for row in read_variants(machine, run)]
-    keep.write(REVIEWS, {"schema": 2, "recipe": REVIEWS, "runs": sorted(runs, key=lambda row: row["seed"])})
-    print(f"Kept {len(runs)} policies in docs/evidence/{REVIEWS}.json.")
+    parser.add_argument("--add", action="store_true", help="keep the figures of other seeds, β and machines")
+    options = parser.parse_args(arguments)
+    rows = keep.load(REVIEWS).get("runs", []) if options.add else []
+    rows += [row for machine, run in options.runs for row in read_variants(machine, run)]
+    newest = {(row["seed"], row["beta"], row["machine"]): row for row in rows}
+    keep.write(REVIEWS, {"schema": 2, "recipe": REVIEWS, "runs": sorted(newest.values(), key=lambda row: row["seed"])})
+    print(f"docs/evidence/{REVIEWS}.json has {len(newest)} policies.")
 
 
 def parse_run(argument: str) -> tuple[str, Path]:

@@ -41,3 +41,16 @@ def test_picture_of_kept_runs_is_drawn(tmp_path):
     plots.draw_reviews(keep.load(REVIEWS)["runs"], path)
     with Image.open(path) as picture:
         assert picture.width > picture.height and len(picture.getcolors()) > 10
+
+
+def test_add_keeps_other_policies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_variants(machine: str, run: Path) -> list[dict]:
+        return [{"seed": 3, "beta": 0.05, "machine": machine, "run": run.name}]
+
+    monkeypatch.setattr(keep, "FOLDER", tmp_path)
+    monkeypatch.setattr(reviews, "read_variants", read_variants)
+    for arguments in (["CPU=a"], ["H200=b", "--add"], ["H200=c", "--add"]):
+        reviews.main(arguments)
+    assert [(row["machine"], row["run"]) for row in keep.load(REVIEWS)["runs"]] == [("CPU", "a"), ("H200", "c")]
+    reviews.main(["CPU=d"])
+    assert [row["run"] for row in keep.load(REVIEWS)["runs"]] == ["d"]
