@@ -24,7 +24,9 @@ from rlhf_zoo.pipeline.inspect import doctor, trace
 from rlhf_zoo.pipeline.stages import evaluate, ppo, reward
 from rlhf_zoo.rewards import RewardModel, Rewards
 from rlhf_zoo.runs.context import RunContext
+from rlhf_zoo.runs.data import generate
 from rlhf_zoo.runs.data.generate import complete
+from rlhf_zoo.runs.status_line import Progress
 
 PROMPTS = ["a", "bcd", "ef", "ghij", "k", "ab", "cde", "f", "gh", "ijk", "b"]
 KEYS = [(1, row) for row in range(len(PROMPTS))]
@@ -66,6 +68,33 @@ def test_sampling_is_same_when_batches_are_halved(error: type[Exception]) -> Non
             assert torch.equal(getattr(ours, name), getattr(expected, name)), name
         assert torch.allclose(ours.logprobs, expected.logprobs, atol=1e-5)
     assert memory.seen[:3] == [8, 4, 2] and max(memory.seen[3:]) == 2, "what did not fit is not tried again"
+
+
+def test_progress_counts_finished_rows_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[float] = []
+
+    class Recorded(Progress):
+        def update(self, n: float | None = 1) -> bool | None:
+            result = super().update(n)
+            shown.append(self.n)
+            return result
+
+    monkeypatch.setattr(generate, "Progress", Recorded)
+    options = {"keys": KEYS, "seed": 3, "max_new_tokens": 8, "temperature": 1.0, "desc": ""}
+    lengths = complete(make_policy(), make_tokenizer(), PROMPTS, **options).lengths
+    finished = [sum(length <= count for length in lengths) for count in range(1, max(lengths) + 1)]
+    assert shown == [*finished, len(PROMPTS)] and 0 < finished[-2] < len(PROMPTS)
+    shown.clear()
+    policy, passes = make_policy(), iter(range(100))
+
+    def fail_once(*_: Any) -> None:
+        if next(passes) == len(finished) - 1:
+            raise torch.OutOfMemoryError("full")
+
+    policy.register_forward_pre_hook(fail_once)
+    complete(policy, make_tokenizer(), PROMPTS, **options)
+    assert shown[len(finished) - 2 :][:2] != sorted(shown[len(finished) - 2 :][:2]), "the batch is sampled again"
+    assert max(shown) == shown[-1] == len(PROMPTS)
 
 
 def test_rows_at_once_shrinks_with_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -182,6 +182,7 @@ def sample(
     max_tokens: int | None = None,
     critic: Critic | None = None,
     decoder: Decoder | None = None,
+    on_finished: Callable[[int], object] | None = None,
 ) -> Samples:
     """Samples one completion for each prompt.
 
@@ -200,6 +201,7 @@ def sample(
             there is room.
         critic: A critic that shares the policy's trunk, for `Samples.values`; None for no critic.
         decoder: The decoder; None for a `GrowingDecoder`.
+        on_finished: Called after each pass with the number of finished completions; None calls nothing.
 
     Raises:
         ZooError: The model has no key-value cache, or a prompt with its completion exceeds max_tokens.
@@ -242,6 +244,8 @@ def sample(
         ended[rows] = stopped
         drawn_counts[rows] = positions + 1
         decoder.advance(tokens, stopped | (positions + 1 == max_new_tokens))
+        if on_finished is not None:
+            on_finished(size - len(waiting) - len(decoder.row_ids))
     mask = torch.arange(int(drawn_counts.max()), device=device) < drawn_counts.unsqueeze(1)
     width = mask.shape[1]
     values = None if values is None else values[:, :width]

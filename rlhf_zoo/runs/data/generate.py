@@ -85,6 +85,7 @@ def complete(
     tokens = [tokenize_prompt(prompt, tokenizer) for prompt in prompts]
     sampled: dict[int, tuple[Samples, list[str]]] = {}
     micro_batches = MicroBatches(batch_size)
+    bar = Progress(len(prompts), desc, "sample", leave=False)
 
     def sample_rows(rows: Sequence[int]) -> Samples:
         return sample(
@@ -98,9 +99,11 @@ def complete(
             stop_ids=stops,
             pad_id=padding,
             vocabulary=vocabulary,
+            # Set the bar instead of adding to it, because rows that do not fit into memory are sampled again.
+            on_finished=lambda count: bar.update(rows[0] + count - bar.n),
         ).to("cpu")
 
-    with Progress(len(prompts), desc, "sample", leave=False) as bar:
+    with bar:
         for number, start in enumerate(range(0, len(prompts), batch_size)):
             batch_rows = range(start, min(start + batch_size, len(prompts)))
             if distributed.is_my_batch(number):
@@ -110,6 +113,6 @@ def complete(
                 batch_prompts, batch_tokens = [prompts[row] for row in batch_rows], [tokens[row] for row in batch_rows]
                 completion_ids = batch.completion_id_lists()
                 sampled[number] = batch, decode_completions(tokenizer, batch_prompts, batch_tokens, completion_ids)
-            bar.update(len(batch_rows))
+            bar.update(batch_rows.stop - bar.n)
     batches = distributed.gather_in_order(sampled)
     return SampledCompletions([batch for batch, _ in batches], [text for _, texts in batches for text in texts])
