@@ -120,3 +120,12 @@ def test_frontier_plots_evaluated_figures_if_every_run_has_them() -> None:
     }
     assert "step 20: reward 2.000, KL 0.200 nats" in mixed and "reward 0.900" not in mixed
     assert "β = 0.05: last step 20, reward 2.00" in mixed and "the recommended or last step of each run" in mixed
+
+
+def test_frontier_names_only_steps_that_are_circled() -> None:
+    logged = run(10, 20, recommended=10)
+    without_figures = replace(
+        run(10, 20), points=tuple(replace(point, reward=None, kl=None) for point in run(10, 20).points)
+    )
+    assert "Circled: the recommended step of each run." in frontier_html([logged, without_figures], 0)
+    assert "Circled" not in frontier_html([without_figures], 0)

@@ -7,7 +7,7 @@ as its column, up to --zoo-chart-width. Values that are None, not finite or beyo
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import chain, pairwise, zip_longest
 from typing import Literal
 
@@ -70,6 +70,21 @@ class KLCurve:
     points: Sequence[tuple[int, float | None, float | None]]
     marked_step: int
     mark: str
+
+    @cached_property
+    def drawn_points(self) -> list[tuple[int, float, float]]:
+        """(step, KL, value) of each checkpoint that has both."""
+        return [
+            (step, max(kl, 0.0), value)
+            for step, *figures in self.points
+            for kl, value in [_drop_out_of_range(figures)]
+            if kl is not None and value is not None
+        ]
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether the marked step has a point."""
+        return any(step == self.marked_step for step, _, _ in self.drawn_points)
 
 
 def draw_token_bars(
@@ -244,17 +259,8 @@ def draw_frontier(curves: Sequence[KLCurve], *, name: str, source: str, selected
         width: The chart's width, PHONE_WIDTH or DESKTOP_WIDTH.
     """
     title = f"{name} against KL: {source}"
-    run_points = [
-        [
-            (step, max(kl, 0.0), value)
-            for step, *figures in curve.points
-            for kl, value in [_drop_out_of_range(figures)]
-            if kl is not None and value is not None
-        ]
-        for curve in curves
-    ]
-    x_ticks = _axis_ticks([0.0, *(kl for points in run_points for _, kl, _ in points)])
-    y_ticks = _axis_ticks([value for points in run_points for _, _, value in points])
+    x_ticks = _axis_ticks([0.0, *(kl for curve in curves for _, kl, _ in curve.drawn_points)])
+    y_ticks = _axis_ticks([value for curve in curves for _, _, value in curve.drawn_points])
     x = _linear_scale(x_ticks[0], x_ticks[-1], _axis_width(y_ticks), width - END_MARGIN)
     plot = _Plot(y_ticks, x_ticks, x, top=TITLE_HEIGHT, height=180, left=_axis_width(y_ticks), width=width)
     lines, marks, descriptions = [], [], []
@@ -264,7 +270,7 @@ def draw_frontier(curves: Sequence[KLCurve], *, name: str, source: str, selected
         color = COLORS["ppo"] if is_emphasized else QUIET_COLOR
         curve_points: list[Point] = []
         dots, mark = "", ""
-        for step, kl, value in run_points[index]:
+        for step, kl, value in curve.drawn_points:
             cx, cy = x(kl), plot.y(value)
             centers.append((cx, cy))
             curve_points.append((f"{cx:.1f}", f"{cy:.1f}"))

@@ -305,7 +305,7 @@ def frontier_html(runs: Sequence[TimelineRun], selected: int) -> str:
     read: Callable[[TimelinePoint, str], float | None] = getattr
     if all(map(_is_evaluated, runs)):
         source, names, read = "validation prompts", {"reward": "Reward", "judge": "Judge’s score"}, _validation_value
-    charts = ""
+    charts, marks = "", []
     for key, name in names.items():
         curves = [
             KLCurve(
@@ -317,8 +317,9 @@ def frontier_html(runs: Sequence[TimelineRun], selected: int) -> str:
             for run in runs
         ]
         charts += _draw_frontier(curves, name, source, selected)
-    kinds = " or ".join(dict.fromkeys(map(_best_kind, runs)))
-    return f'{charts}<p class="zoo-note">Circled: the {kinds} step of each run.</p>'
+        marks += [curve.mark for curve in curves if curve.is_marked]
+    kinds = " or ".join(dict.fromkeys(marks))
+    return charts + (f'<p class="zoo-note">Circled: the {kinds} step of each run.</p>' if kinds else "")
 
 
 def _draw_frontier(curves: Sequence[KLCurve], name: str, source: str, selected: int) -> str:
