@@ -196,12 +196,19 @@ def test_hub_commands_reject_bad_input(server, tmp_path, monkeypatch):
         (("serve", "--root", root, "--port", taken), f"Cannot listen on 127.0.0.1:{taken} .*: choose another --port"),
         (("serve", "--root", root, "--port", "70000"), "Port 70000"),
         (("serve", "--root", root, "--host", "no.such.host.invalid"), "--host"),
-        (("serve", "--root", root, "--ready-file", str(tmp_path / "none" / "ready")), "--ready-file"),
+        (
+            ("serve", "--root", root, "--ready-file", str(tmp_path / "none" / "ready")),
+            rf"Cannot write {tmp_path}/none/ready \(No such file or directory\): choose another --ready-file",
+        ),
         (("serve", "--root", str(tmp_path / "file")), "choose another --root"),
         (("token", "--root", str(tmp_path / "file")), "choose another --root"),
     ):
         assert re.search(message, refusal(*arguments)), arguments
-    assert not (tmp_path / "other" / "server.json").exists()
+    record = tmp_path / "other" / "server.json"
+    assert not record.exists()
+    record.mkdir()
+    with pytest.raises(ZooError, match=rf"Cannot write {record} \(Is a directory\): choose another --root"):
+        process.serve(root)
     with pytest.raises(ZooError, match="'admin' is unknown"):
         create_token(tmp_path, "admin")
 

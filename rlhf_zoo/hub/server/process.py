@@ -88,8 +88,17 @@ def serve(
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True).start()
     threading.Thread(target=_sweep_regularly, args=(application, stop), daemon=True).start()
     record = {"url": server.url, "pid": os.getpid()}
+    record_files: list[tuple[Path, int, str]] = []  # each with its mode, and the option that chooses it
+    if parent is None and not is_second:
+        record_files.append((folder / RECORD_FILE, 0o600, "--root"))
+    if ready_file is not None:
+        record_files.append((Path(ready_file).absolute(), 0o644, "--ready-file"))
     try:
-        _announce(folder / RECORD_FILE if parent is None and not is_second else None, ready_file, record)
+        for path, mode, option in record_files:
+            try:
+                write_json(path, record, mode=mode)
+            except OSError as error:
+                raise ZooError(f"Cannot write {path} ({error.strerror}): choose another {option}.") from error
         if on_ready is not None:
             on_ready(server.url)
         while not stop.wait(_PARENT_CHECK_SECONDS if parent else None) and is_alive():
@@ -99,7 +108,7 @@ def serve(
         server.server_close()
         # Let requests in progress finish, so that no commit is lost.
         server.wait_idle(_GRACE_SECONDS)
-        for path in ([folder / RECORD_FILE] if parent is None else []) + ([Path(ready_file)] if ready_file else []):
+        for path, *_ in record_files:
             # Remove only this process's records: another server may have written a record meanwhile.
             with suppress(ValueError, OSError):
                 if read_json(path) == record:
@@ -151,17 +160,6 @@ def _sweep_regularly(application: Application, stop: threading.Event) -> None:
             application.sweep()
         except OSError:
             log.exception("The regular sweep failed.")
-
-
-def _announce(record_path: Path | None, ready_file: str | os.PathLike[str] | None, record: dict[str, object]) -> None:
-    """Writes the record of this server to each of the two files that is not None."""
-    try:
-        if record_path is not None:
-            write_json(record_path, record)
-        if ready_file is not None:
-            write_json(Path(ready_file).absolute(), record, mode=0o644)
-    except OSError as error:
-        raise ZooError(f"Cannot write {error.filename} ({error.strerror}): choose another --ready-file.") from error
 
 
 def _make_parent_check(pid: int | None) -> Callable[[], bool]:
