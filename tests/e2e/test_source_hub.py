@@ -17,7 +17,7 @@ from thread_hub import ThreadHub
 from rlhf_zoo.cli.main import cli
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client.connect import HF_URL, Hub, choose_source, reload_clients
-from rlhf_zoo.hub.client.refs import resolve
+from rlhf_zoo.hub.client.refs import NOT_LOADED, resolve
 from rlhf_zoo.hub.server import create_token
 from rlhf_zoo.hub.server.handler import Handler
 from rlhf_zoo.modeling.models import load_causal
@@ -108,8 +108,9 @@ def test_run_reads_from_source_hub_and_publishes_to_target(
 
 def test_resolve_tries_target_hub_before_source(hubs: tuple[ThreadHub, ThreadHub], tmp_path: Path) -> None:
     first, second = hubs
-    for hub, repo in ((first, "maker/both"), (second, "maker/both"), (second, "maker/second"), (first, "maker/pickle")):
-        hub.push(repo, {"pytorch_model.bin" if repo == "maker/pickle" else "model.safetensors": hub.url})
+    for hub, repo in ((first, "maker/both"), (second, "maker/both"), (second, "maker/second")):
+        hub.push(repo, {"model.safetensors": hub.url})
+    first.push("maker/pickle", {"config.json": "{}", "pytorch_model.bin": "a pickle"})
     second.api().create_repo("maker/hidden", private=True)
     source = Hub("other", second.url, "a test", token=False, cache=tmp_path / "second")
     both = Hub("other", first.url, "a test", token=first.token, cache=tmp_path / "first", source_hub=source)
@@ -133,6 +134,11 @@ def test_resolve_tries_target_hub_before_source(hubs: tuple[ThreadHub, ThreadHub
         assert resolve("maker/second", hub).commit, "the cache has it"
     with pytest.raises(ZooError, match=r"maker/none is not on .* is not in the cache"):
         resolve("maker/none", offline)
+    # A model that is only a pickle is refused from the cache too. Its tokenizer may be loaded.
+    for hub in (both, replace(both, endpoint="http://127.0.0.1:9"), replace(both, offline=True)):
+        with pytest.raises(ZooError, match=r"maker/pickle has pytorch_model\.bin, a pickle"):
+            resolve("maker/pickle", hub)
+        assert (resolve("maker/pickle", hub, ignore=(*NOT_LOADED, "*.safetensors")).path / "config.json").is_file()
 
 
 @pytest.mark.parametrize(

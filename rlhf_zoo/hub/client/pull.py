@@ -56,7 +56,8 @@ class PulledRevision:
         files: The revision's files, whether they were fetched now or before.
         refetched: Files that existed with other content and were fetched again.
         unrelated: Files in the output directory that do not belong to the revision. They were left unchanged.
-        excluded: Files of the revision that `ignore` left on the Hub; empty if the copy in the cache was used.
+        excluded: Files of the revision that `ignore` left on the Hub. If the copy in the cache was used, they are known
+            from the listing that the client keeps with it.
         outage: Why the Hub did not answer, if the copy in the cache was used instead; None if it answered.
     """
 
@@ -242,6 +243,7 @@ def _load_from_cache(
 
     Raises ZooError if a file is damaged. `outage` says why the Hub does not answer.
     """
+    from huggingface_hub._tree_cache import read_tree_cache
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     step = step_of_revision(revision or "")
@@ -262,7 +264,9 @@ def _load_from_cache(
                     f"({outage}): try again when it does."
                 )
             files.append(PulledFile(file.path, file.size, digest))
-        return PulledRevision(repo, name, folder.name, folder, files, outage=outage)
+        listed_paths = read_tree_cache(str(folder.parents[1]), folder.name) or ()
+        excluded = sorted(set(listed_paths) - {file.path for file in files})
+        return PulledRevision(repo, name, folder.name, folder, files, excluded=excluded, outage=outage)
     return None
 
 

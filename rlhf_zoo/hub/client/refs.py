@@ -88,7 +88,8 @@ def resolve(
     )
     # NOT_LOADED leaves pickles on the Hub. If there are no safetensors either, nothing that can be loaded was fetched.
     pickled = next((path for path in download.excluded if fnmatch(path, "pytorch_model*.bin")), None)
-    if pickled is not None and not any(file.path.endswith(".safetensors") for file in download.files):
+    loads_weights = "*.safetensors" not in ignore
+    if loads_weights and pickled and not any(file.path.endswith(".safetensors") for file in download.files):
         raise ZooError(
             f"{full_name} has {pickled}, a pickle, which can run code and is never loaded: use a revision with "
             "safetensors, or convert it."
