@@ -79,6 +79,20 @@ def now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
+def folder_bytes(folder: Path) -> int:
+    """Returns the total size of all files below a folder. Files that are deleted meanwhile do not count.
+
+    Args:
+        folder: The folder.
+    """
+    total = 0
+    for path, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += os.lstat(os.path.join(path, name)).st_size
+    return total
+
+
 def write_bytes(path: Path | str, content: bytes) -> None:
     """Replaces a file atomically, and creates its folder if it is missing.
 

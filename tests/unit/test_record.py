@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.fileio import write_json, write_text
+from rlhf_zoo.fileio import folder_bytes, write_json, write_text
 from rlhf_zoo.runs import record
 from rlhf_zoo.runs.dataset import DataSource
 from rlhf_zoo.runs.record import StageRecord, checkpoint_step, fingerprint, first_difference
@@ -87,6 +87,21 @@ def test_write_replaces_file_that_another_process_deletes(tmp_path, monkeypatch)
     write_text(path, "2")
     monkeypatch.undo()
     assert path.read_text() == "2"
+
+
+def test_size_of_folder_leaves_out_file_that_another_thread_deletes(tmp_path, monkeypatch):
+    """As the outbox does in the checkpoint that it sends, while training checks the room for the next one."""
+    walk = os.walk
+
+    def delete_first(folder):
+        for path, folders, names in walk(folder):
+            (tmp_path / "sub" / "SENDING").unlink(missing_ok=True)
+            yield path, folders, [*names, "SENDING"]
+
+    write_text(tmp_path / "a", "12")
+    write_text(tmp_path / "sub" / "b", "345")
+    monkeypatch.setattr(os, "walk", delete_first)
+    assert folder_bytes(tmp_path) == 5
 
 
 def test_concurrent_writes_follow_umask_and_keep_it(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from ...errors import ZooError
-from ...fileio import home
+from ...fileio import folder_bytes, home
 from .process import NO_TELEMETRY, running_server, serve
 from .tokens import ROLES, create_token, list_tokens, revoke_tokens
 
@@ -148,7 +148,7 @@ def status(root: Path | None, as_json: bool) -> None:
     server_record = running_server(folder)
     # Count without `Storage`, which would create the folders of a Hub that does not exist yet.
     repos = {kind: len(list((folder / "repos" / kind).glob("*/*.git"))) for kind in ("models", "datasets", "spaces")}
-    size = _folder_bytes(folder / "repos")
+    size = folder_bytes(folder / "repos")
     damaged = _list_damaged(folder) if sum(repos.values()) else []
     report = {
         "running": server_record is not None,
@@ -269,18 +269,6 @@ def _list_damaged(root: Path) -> list[dict[str, str]]:
             printable = "".join(char if char.isprintable() else "�" for char in reason)
             damaged.append({"id": str(repo), "type": repo.kind, "reason": printable, "folder": str(storage.path(repo))})
     return damaged
-
-
-def _folder_bytes(folder: Path) -> int:
-    """Returns the total size of all files below a folder."""
-    total = 0
-    for path, _, names in os.walk(folder):
-        for name in names:
-            try:
-                total += os.lstat(os.path.join(path, name)).st_size
-            except FileNotFoundError:  # a running server removed a temporary file
-                continue
-    return total
 
 
 hub.add_command(serve_command, "serve")

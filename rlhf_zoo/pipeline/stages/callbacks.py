@@ -8,6 +8,7 @@ from typing import Any
 from transformers import IntervalStrategy, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ...errors import ZooError
+from ...fileio import folder_bytes
 from ...modeling import distributed
 from ...modeling.remote_code import copy_code
 from ...runs.record import COMPLETE, StageRecord
@@ -58,7 +59,8 @@ def check_room(record: StageRecord, *, min_bytes: int = 0) -> None:
         NoRoom: The disk has less free space.
     """
     last = record.last_checkpoint()
-    size = min_bytes if last is None else sum(path.stat().st_size for path in last.rglob("*") if path.is_file())
+    # Meanwhile the outbox may send that checkpoint, and delete its temporary files there.
+    size = min_bytes if last is None else folder_bytes(last)
     free = shutil.disk_usage(record.path).free
     if free < size:
         raise NoRoom(
