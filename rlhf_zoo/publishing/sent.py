@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from ..fileio import read_json
-from ..hub.client.publish import PUBLISHED_FILE
-from ..runs.record import StageRecord, checkpoint_step
+from ..hub.client.publish import read_publication
+from ..runs.record import COMPLETE, StageRecord, checkpoint_step
 
 
 def unpublished(record: StageRecord, repo_id: str, *, hub: str) -> list[Path]:
@@ -23,12 +22,14 @@ def unpublished(record: StageRecord, repo_id: str, *, hub: str) -> list[Path]:
     final_checkpoints: set[Path | None] = set()
     if document.get("status") == "finished":
         final_checkpoints = {record.last_checkpoint(), record.chosen_checkpoint()}
-    return [
+    unsent = [
         path
         for path in record.checkpoints()
         if (checkpoint_step(path) % push_steps == 0 or path in final_checkpoints)
         and not _acknowledgment(path, repo_id, hub)
     ]
+    # Another thread may have deleted a sent checkpoint meanwhile, and COMPLETE before its other files.
+    return [path for path in unsent if (path / COMPLETE).is_file()]
 
 
 def published_tags(record: StageRecord, repo_id: str, *, hub: str) -> dict[str, str]:
@@ -52,6 +53,5 @@ def published_tags(record: StageRecord, repo_id: str, *, hub: str) -> dict[str, 
 
 def _acknowledgment(checkpoint: Path, repo_id: str, hub: str) -> dict[str, str]:
     """Returns published.json if it names this repository on this Hub, else {}."""
-    path = checkpoint / PUBLISHED_FILE
-    publication = read_json(path) if path.is_file() else {}
+    publication = read_publication(checkpoint)
     return publication if (publication.get("repo"), publication.get("hub")) == (repo_id, hub) else {}

@@ -15,7 +15,7 @@ from ..errors import ZooError
 from ..fileio import now, read_json, write_json
 from ..hub.client.claims import RECIPE_FILE
 from ..hub.client.connect import Hub
-from ..hub.client.publish import PUBLISHED_FILE, checkpoint_files
+from ..hub.client.publish import PUBLISHED_FILE, checkpoint_files, read_publication
 from ..hub.client.refs import resolve
 from ..hub.client.refusals import refusals_as
 from ..hub.client.step_tags import tag_name
@@ -357,7 +357,7 @@ class RunContext:
             if step is None:
                 restart = f"rlhf-zoo {stage} {self.recipe.cli_name} --restart"
                 _check_final_weights(checkpoint, run_json, fix=f"train the stage again with `{restart}`")
-            published = read_json(checkpoint / PUBLISHED_FILE) if (checkpoint / PUBLISHED_FILE).is_file() else {}
+            published = read_publication(checkpoint)
             return ParentCheckpoint(
                 checkpoint,
                 {

@@ -383,6 +383,24 @@ def test_deleted_repository_and_new_namespace_get_everything(thread_hub, tmp_pat
         assert unpublished(record, repo, hub=hub) == [record.checkpoint_path(5)]
 
 
+@pytest.mark.parametrize("checkpoints_in_list", [published_tags, unpublished])
+def test_lists_leave_out_sent_checkpoint_that_another_thread_deletes(
+    thread_hub, tmp_path, monkeypatch, checkpoints_in_list
+):
+    """Training deletes old checkpoints while the outbox lists them, and the other way round at the end."""
+    save(tmp_path, 5)
+    send(thread_hub, tmp_path)
+    record, read = StageRecord(tmp_path / "run" / "ppo"), publish.read_json
+    record.write(repo=None)
+
+    def delete_first(path):
+        record.remove_checkpoint(path.parent)
+        return read(path)
+
+    monkeypatch.setattr(publish, "read_json", delete_first)
+    assert not checkpoints_in_list(record, REPO, hub=thread_hub.url)
+
+
 def test_deleted_chosen_checkpoint_is_copied_from_first_namespace(thread_hub, tmp_path):
     save(tmp_path, 5)
     checkpoint = save(tmp_path, 10)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ...errors import ZooError
-from ...fileio import now, write_json, write_text
+from ...fileio import now, read_json, write_json, write_text
 from .claims import check_claim, commit_on_head
 from .connect import DEFAULT_HUB, Hub
 from .links import find_outward_link
@@ -41,6 +41,18 @@ CHECKPOINT_PATTERNS = (
 )
 # The files from which training resumes, sent only on request. training_args.bin is a pickle and is never sent.
 RESUME_PATTERNS = ("optimizer.pt", "scheduler.pt", "rng_state*.pth", "trainer_state.json", "running_metrics.json")
+
+
+def read_publication(checkpoint: Path) -> dict[str, Any]:
+    """Returns the content of a checkpoint's published.json; {} if the checkpoint was not sent, or is deleted meanwhile.
+
+    Args:
+        checkpoint: The checkpoint's folder.
+    """
+    try:
+        return cast(dict[str, Any], read_json(checkpoint / PUBLISHED_FILE))
+    except FileNotFoundError:
+        return {}
 
 
 def resolve_namespace(namespace: str | None, *, hub: Hub = DEFAULT_HUB) -> str:

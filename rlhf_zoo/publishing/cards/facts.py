@@ -10,6 +10,7 @@ from typing import Any
 
 from ...errors import ZooError
 from ...fileio import hub_id, is_finite, read_json
+from ...hub.client.publish import read_publication
 from ...hub.client.step_tags import tag_name
 from ...runs.record import StageRecord, checkpoint_step
 from ...runs.registry import STAGES, starts_from_base
@@ -418,8 +419,7 @@ class StageFacts:
         commits = published_steps(self.run)
         folders = {checkpoint_step(folder): folder for folder in StageRecord(self.path).checkpoints()}
         for step, folder in folders.items():
-            path = folder / "published.json"
-            publication = read_json(path) if path.is_file() else {}
+            publication = read_publication(folder)
             # The checkpoint may have been sent to another Hub or namespace.
             if publication.get("hub") == self.hub_label and publication.get("repo") == self.repo_id:
                 commits[step] = publication["commit"]
