@@ -23,7 +23,7 @@ from zoo_process import COMMAND, environment, errors, wait_until, zoo
 from rlhf_zoo.cli import pull as command
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client.connect import DEFAULT_HUB, Hub
-from rlhf_zoo.hub.client.local_paths import PULL_MARK, Folder
+from rlhf_zoo.hub.client.local_paths import PULL_MARK, Cache, FileToFetch, Folder
 from rlhf_zoo.hub.client.publish import CHECKPOINT_PATTERNS
 from rlhf_zoo.hub.client.pull import fetch
 from rlhf_zoo.hub.client.refs import resolve
@@ -362,6 +362,19 @@ def test_concurrent_fetches_download_file_once(wire, commits):
     assert tree(folder) == digests(content(40))
     # The client that holds the file resumes the broken answer; nothing is downloaded twice.
     assert sum(size for _, size in wire.downloads(name)) == BIG
+
+
+def test_fetch_continues_when_another_moves_its_files(tmp_path, monkeypatch):
+    """The other one completes a file, or replaces its link, between a look at the path and its use."""
+    cache, file = Cache(REPO, "0" * 40, Hub("other", None, "a test", cache=tmp_path)), FileToFetch("a", 1, "e" * 40)
+    cache.target(file).parent.mkdir(parents=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "is_file", lambda self: True)
+        cache.check_free_space([file])
+    cache.target(file).write_bytes(b"x")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "exists", lambda self: True)
+        assert cache.finish([file], cache.commit).joinpath("a").read_bytes() == b"x"
 
 
 def test_fetch_handles_files_of_equal_content(thread_hub, tmp_path):

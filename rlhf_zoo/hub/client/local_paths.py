@@ -78,8 +78,12 @@ class _Destination:
             )
 
     def _bytes_present(self, file: FileToFetch) -> int:
-        paths = (self.target(file), self.partial(file))
-        return max(min(path.stat().st_size, file.size) if path.is_file() else 0 for path in paths)
+        sizes = [0]
+        for path in (self.target(file), self.partial(file)):
+            # Not `is_file` and then `stat`: another pull moves its complete file from `partial` to `target`.
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                sizes.append(min(path.stat().st_size, file.size))
+        return max(sizes)
 
     def begin(self, files: list[FileToFetch]) -> None:
         """Prepares the folder before the first byte is written."""
@@ -245,9 +249,10 @@ class Cache(_Destination):
 
     def _holds(self, path: Path, file: FileToFetch) -> bool:
         """Whether a path in the snapshot has a file's content."""
-        blob = self.target(file)
-        if path.exists() and blob.exists() and os.path.samefile(path, blob):
-            return True
+        # Another process that fetches this commit may replace the link at any time.
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samefile(path, self.target(file)):
+                return True
         # On a file system without symbolic links, a snapshot consists of copies.
         return sha256_if_intact(path, file) is not None
 
