@@ -145,6 +145,26 @@ def test_sweep_keeps_files_being_written(tmp_path: Path) -> None:
     assert not leftover.exists()
 
 
+def test_sweep_continues_when_repository_is_deleted_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub, scan = Storage(tmp_path), os.scandir
+    repos = [storage.RepoId("model", "local", name) for name in ("deleted", "kept")]
+    for repo in repos:
+        hub.create(repo, private=False, sdk=None, variables={})
+    leftover = hub.path(repos[1]) / "lfs" / "incomplete" / "left"
+    leftover.write_bytes(b"x")
+    set_age(leftover, 2 * DAY)
+    deleted = hub.path(repos[0])
+
+    def delete_first(path: Any = ".") -> Any:
+        if path == deleted:
+            deleted.rename(tmp_path / "moved" / "away")
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", delete_first)
+    hub.sweep()
+    assert not deleted.exists() and not leftover.exists()
+
+
 def test_sweep_ignores_clock_jumps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub = Storage(tmp_path)
     fresh = tmp_path / "trash" / "new-1"

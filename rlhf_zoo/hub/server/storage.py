@@ -411,21 +411,20 @@ class Storage:
         """
         limit = self.clock.now() - _STALE_SECONDS
         leftovers = [*self._trash.iterdir(), *self.root.glob(".*.tmp"), *self.root.glob("collections/*/.*.tmp")]
-        for pattern in (
-            "*/*/*.git/incoming-*",
-            "*/*/*.git/lfs/incomplete/*",
-            "*/*/*.git/xet/*/incomplete/*",
-            "*/*/*.git/.*.tmp",
-        ):
-            leftovers += self._repos.glob(pattern)
+        folders = [self.path(repo) for repo in self.repositories()]
+        for folder in folders:
+            with _log_sweep_errors(folder):
+                for pattern in ("incoming-*", "lfs/incomplete/*", "xet/*/incomplete/*", ".*.tmp"):
+                    leftovers += folder.glob(pattern)
         for path in leftovers:
             with _log_sweep_errors(path):
                 # Age alone is not enough: a large upload can take longer than a day.
                 if path.lstat().st_mtime < limit and not is_in_use(path):
                     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-        for folder in self._repos.glob("*/*/*.git/xet"):
-            with _log_sweep_errors(folder):
-                xet_store.sweep(folder.parent, self.clock.now())
+        for folder in folders:
+            if (folder / "xet").is_dir():
+                with _log_sweep_errors(folder):
+                    xet_store.sweep(folder, self.clock.now())
 
 
 def _file_name(repo: RepoId) -> str:
