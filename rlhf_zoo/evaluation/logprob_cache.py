@@ -13,7 +13,7 @@ from ..fileio import home, parse_json
 
 log = logging.getLogger(__name__)
 
-#: A larger file is deleted, and the cache begins empty.
+#: A larger file is emptied.
 MAX_BYTES = 2**28
 #: Decimal places of a stored value. Callers round values before `add`, so that new and stored values are equal.
 DECIMALS = 5
@@ -37,9 +37,9 @@ class LogprobCache:
         self._path: Path | None = home() / "logprobs" / f"{model_fingerprint(model, tokenizer)}.jsonl"
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            if self._path.is_file() and self._path.stat().st_size > MAX_BYTES:
-                self._path.unlink()
             with self._path.open("a+", encoding="utf-8") as file:
+                if file.tell() > MAX_BYTES:
+                    file.truncate(0)
                 file.seek(0)
                 for line in file:
                     self._read(line)
