@@ -99,11 +99,11 @@ def _has_screen() -> bool:
 
 def _is_private(name: str, hub: Hub) -> bool:
     """Whether a published model is private; False for a folder."""
-    from ..hub.client.refusals import refusals_as
+    from ..hub.client.refusals import translate_hub_errors
 
     if Path(name).is_dir():
         return False
-    with refusals_as(f"Cannot look up {name} on {hub.name}", "check --hub and the token."):
+    with translate_hub_errors(f"Cannot look up {name} on {hub.name}", "check --hub and the token."):
         return bool(hub.api().model_info(name.partition("@")[0]).private)
 
 

@@ -143,7 +143,7 @@ def _format_figure(figure: CardEstimate | None) -> str:
 
 def _make_collections(entries: list[Entry], namespace: str, hub: Hub) -> None:
     """Makes a Collection for each recipe among the entries, with a Space whose front matter names the PPO model."""
-    from ..hub.client.refusals import refusals_as
+    from ..hub.client.refusals import translate_hub_errors
     from ..publishing.collections import collect
 
     recipes: dict[str, dict[str, str]] = {}
@@ -152,7 +152,7 @@ def _make_collections(entries: list[Entry], namespace: str, hub: Hub) -> None:
             recipes.setdefault(entry.recipe, {})[entry.repo] = entry.stage
     for recipe, repos in recipes.items():
         ppo = [repo for repo, stage in repos.items() if stage == "ppo"]
-        with refusals_as(f"The Spaces of {namespace} cannot be listed on {hub.name}", "try again later."):
+        with translate_hub_errors(f"The Spaces of {namespace} cannot be listed on {hub.name}", "try again later."):
             spaces = [space.id for repo in ppo for space in hub.api().list_spaces(author=namespace, models=repo)]
         slug = collect(recipe, namespace, repos, next(iter(spaces), None), hub=hub)
         print_text(f"Collection of {recipe}: {slug}", err=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 from ..errors import ZooError
 from ..hub.client.connect import Hub
 from ..hub.client.publish import checkpoint_files, content_id, expected_id, publish_files
-from ..hub.client.refusals import refusals_as
+from ..hub.client.refusals import translate_hub_errors
 from ..modeling.embedder import SENTENCE_FILES
 from ..modeling.gguf import SOURCE_FILE, gguf_source, unpack_if_gguf
 from ..modeling.loading import TOKENIZER_FILES
@@ -76,7 +76,7 @@ def add_model(name: str, repo: str, *, license: str | None, source: str | None, 
         sentence_files = [path for pattern in SENTENCE_FILES for path in folder.glob(pattern)]
         model = checkpoint_files(folder) | {path.relative_to(folder).as_posix(): path for path in sentence_files}
         files = {**model, **extra_files, README: card}
-        with refusals_as(f"{repo} cannot be written on {hub.name}", "check its name, and try again."):
+        with translate_hub_errors(f"{repo} cannot be written on {hub.name}", "check its name, and try again."):
             # Without a license or source to add, only the model files must be equal: the card may have been edited.
             existing = _commit_with_files(repo, files if license or source else model, model, hub)
             commit = existing or publish_files(files, repo, repo_type="model", message=f"Add {folder.name}", hub=hub)

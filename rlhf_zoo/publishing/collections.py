@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ..hub.client.connect import DEFAULT_HUB, Hub
-from ..hub.client.refusals import refusals_as
+from ..hub.client.refusals import translate_hub_errors
 from ..runs.registry import STAGES
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def collect(
     items = [(repo, "model", STAGES[repos[repo]].note if repos[repo] in STAGES else repos[repo]) for repo in models]
     items += [(space, "space", SPACE_NOTE)] if space is not None else []
     title = title_of(recipe)
-    with refusals_as(
+    with translate_hub_errors(
         f"Cannot create the Collection {title!r} of {namespace} on {hub.name}",
         "check that the token may write Collections.",
     ):

@@ -30,7 +30,7 @@ from ..hub.client.publish import (
     publish_on_branch,
     publish_release,
 )
-from ..hub.client.refusals import client_errors, refusals_as, status_of
+from ..hub.client.refusals import client_errors, status_of, translate_hub_errors
 from ..hub.client.run_signature import TRUST_RUN_FLAG
 from ..hub.client.step_tags import tag_name, tagged_steps
 from ..modeling.integrity import check_integrity
@@ -383,7 +383,7 @@ def claim_stage_repository(context: RunContext, stage: str) -> None:
     """
     record, repo = context.record(stage), context.repo(stage)
     failure = f"Cannot write to {repo} on {context.hub.description}"
-    with refusals_as(failure, "check --namespace and the token, or try again when the Hub answers."):
+    with translate_hub_errors(failure, "check --namespace and the token, or try again when the Hub answers."):
         _claim(context, stage)
         acknowledged_tags = published_tags(record, repo, hub=context.hub.label)
         tags_on_disk = {tag_name(checkpoint_step(path)) for path in record.checkpoints()}

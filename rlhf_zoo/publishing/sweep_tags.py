@@ -6,7 +6,7 @@ from pathlib import Path
 from ..errors import ZooError
 from ..hub.client.claims import all_tags
 from ..hub.client.publish import publish_on_branch
-from ..hub.client.refusals import refusals_as
+from ..hub.client.refusals import translate_hub_errors
 from ..modeling.integrity import check_integrity
 from ..runs.context import RunContext
 from .adapters import file_overrides
@@ -35,7 +35,7 @@ def send_cell(context: RunContext, cell: RunContext, tag: str) -> str | None:
     """
     record, repo, hub = cell.record("ppo"), context.repo("ppo"), context.hub
     failure = f"Cannot send the tag {tag} to {repo} on {hub.description}"
-    with refusals_as(failure, "run the same command again; it does not train again."):
+    with translate_hub_errors(failure, "run the same command again; it does not train again."):
         repo_entry = record.read().get("repo") or {}
         is_tagged = repo_entry.get("id") == repo and all_tags(repo, hub=hub).get(tag) == repo_entry["commit"]
         if is_tagged and record.read().get("hub") == hub.label:

@@ -17,7 +17,7 @@ from ..hub.client.claims import RECIPE_FILE
 from ..hub.client.connect import Hub
 from ..hub.client.publish import PUBLISHED_FILE, checkpoint_files, read_publication
 from ..hub.client.refs import resolve
-from ..hub.client.refusals import refusals_as
+from ..hub.client.refusals import translate_hub_errors
 from ..hub.client.step_tags import tag_name
 from ..modeling.integrity import check_integrity, weights_digest
 from .data.layout import HELD_OUT_KEYS, STOP_KEYS, TRUNCATION_KEYS
@@ -428,7 +428,7 @@ class RunContext:
         repo = published_repo or self.repo(stage)
         problem = f"{target}, which the finished stage {stage} chose, is missing"
         fix = f"restore it, or train it again with `{self.stage_command(stage, '--restart')}` and its other flags."
-        with refusals_as(f"{problem} and cannot be loaded from {repo}@{tag}", fix):
+        with translate_hub_errors(f"{problem} and cannot be loaded from {repo}@{tag}", fix):
             folder = self.hub.snapshot(repo, revision=tag)
         settings_file = folder / RECIPE_FILE
         if not settings_file.is_file() or fingerprint(read_json(settings_file)) != run_json["fingerprint"]:

@@ -17,7 +17,7 @@ from ..errors import ZooError
 from ..fileio import hub_id, now, write_text
 from ..hub.client.connect import Hub
 from ..hub.client.publish import publish_files
-from ..hub.client.refusals import refusals_as
+from ..hub.client.refusals import translate_hub_errors
 from ..hub.client.trees import fetch_dataset
 from ..plugins import CORPORA, load_object
 from .context import RunContext
@@ -136,7 +136,7 @@ def _corpus_location(shared: RecipeConfig, hub: Hub) -> str | None:
         return name
     if source.hub is not hub.source_hub or not source.lineage["commit"]:
         return name
-    with refusals_as(f"The data set {name} cannot be loaded from {source.hub.name}", "try again."):
+    with translate_hub_errors(f"The data set {name} cannot be loaded from {source.hub.name}", "try again."):
         return str(fetch_dataset(source.hub, name, revision=source.revision))
 
 

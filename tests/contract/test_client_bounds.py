@@ -20,7 +20,7 @@ from rlhf_zoo.hub.client import bounds
 from rlhf_zoo.hub.client.connect import Hub
 from rlhf_zoo.hub.client.pull import fetch
 from rlhf_zoo.hub.client.refs import try_hub_then_source
-from rlhf_zoo.hub.client.refusals import reason, refusals_as, retry_after
+from rlhf_zoo.hub.client.refusals import reason, retry_after, translate_hub_errors
 from rlhf_zoo.hub.client.retry_after import seconds_to_wait
 from rlhf_zoo.runs.data.sources import find_data
 
@@ -79,7 +79,7 @@ def send_bytes(handler: BaseHTTPRequestHandler, content: bytes, kind: str) -> No
 
 
 def model_info(hub: Hub) -> str:
-    with refusals_as("The model cannot be fetched", "try again."):
+    with translate_hub_errors("The model cannot be fetched", "try again."):
         return str(hub.api().model_info("maker/model").sha)
 
 
@@ -202,6 +202,6 @@ def test_client_rejects_response_that_no_hub_sends(
         source.load(None, "train", columns=[])
 
 
-def test_refusals_as_passes_on_programming_errors() -> None:
-    with pytest.raises(KeyError), refusals_as("It cannot be fetched", "try again."):
+def test_translate_hub_errors_passes_on_programming_errors() -> None:
+    with pytest.raises(KeyError), translate_hub_errors("It cannot be fetched", "try again."):
         {}["a"]

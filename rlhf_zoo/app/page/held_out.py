@@ -10,7 +10,7 @@ from typing import Any
 from ...errors import ZooError
 from ...fileio import get_nested, parse_json
 from ...hub.client.connect import DEFAULT_HUB, Hub
-from ...hub.client.refusals import reason, refusals_as
+from ...hub.client.refusals import reason, translate_hub_errors
 from ...modeling.chat import display_text
 from ...modeling.chat_template import is_conversation
 from ...publishing.catalog.card import Card
@@ -175,7 +175,7 @@ def _read_published_rows(
 
 def _may_show(model: str | None, dataset: str, hub: Hub) -> bool:
     """Whether a data set is public, or the model is private too. `model` is None for a local folder."""
-    with refusals_as(f"Cannot look up {dataset} on {hub.name}", "check --hub and the token."):
+    with translate_hub_errors(f"Cannot look up {dataset} on {hub.name}", "check --hub and the token."):
         info = hub.api().dataset_info(dataset)
         if not info.private and not info.gated:
             return True

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from ...errors import ZooError
 from ...fileio import read_json
 from ...hub.client.connect import DEFAULT_HUB, Hub
-from ...hub.client.refusals import client_errors, reason, refusals_as, status_of
+from ...hub.client.refusals import client_errors, reason, status_of, translate_hub_errors
 from ...modeling.remote_code import TRUST_CODE_FLAG, needs_remote_code
 from .files import CPU, ZERO_GPU, SpaceModels, WheelSource, write_space, write_static
 from .model_names import MODELS_FILE, is_model_name
@@ -85,11 +85,11 @@ def deploy(
     """
     api, endpoint = hub.api(), hub.address
     _check_no_custom_code(models, hub)
-    with refusals_as(f"Cannot look up the models of {space} on {endpoint}", "try again, or check --hub."):
+    with translate_hub_errors(f"Cannot look up the models of {space} on {endpoint}", "try again, or check --hub."):
         repos = dict.fromkeys([*(model.repo for model in models.by_role.values()), *models.runs])
         private_models = tuple(repo for repo in repos if api.model_info(repo).private)
     creation_failure = f"Cannot create the Space {space} on {endpoint}", "check that the token may write there."
-    with refusals_as(*creation_failure):
+    with translate_hub_errors(*creation_failure):
         existing_space = _find_existing_space(api, space)
     if existing_space is None:
         kind, private = _SpaceKind("gradio", CPU), bool(private_models) if private is None else private
@@ -112,7 +112,7 @@ def deploy(
         files = write(Path(scratch) / "first", kind)  # before the Space is created, because this may fail
         if existing_space is None:
             planned = kind
-            with refusals_as(*creation_failure):
+            with translate_hub_errors(*creation_failure):
                 kind = _create_space(api, space, private=private)
             created.append((space, "space"))
             # The account may get other hardware than planned, or only a static page.
@@ -120,12 +120,12 @@ def deploy(
                 files = write(Path(scratch) / "second", kind)
         if models.votes is not None and kind.sdk == "gradio":
             failure = f"Cannot create the data set {models.votes} on {endpoint}"
-            with refusals_as(failure, "check --votes and the token."):
+            with translate_hub_errors(failure, "check --votes and the token."):
                 # Otherwise the page would create it as a public data set.
                 if not api.repo_exists(models.votes, repo_type="dataset"):
                     api.create_repo(models.votes, repo_type="dataset", private=private, exist_ok=True)
                     created.append((models.votes, "dataset"))
-        with refusals_as(f"Cannot write to the Space {space} on {endpoint}", "try again, or check the token."):
+        with translate_hub_errors(f"Cannot write to the Space {space} on {endpoint}", "try again, or check the token."):
             commit = _commit(api, space, models, files, existing_space)
     return Deployment(
         url=f"{endpoint}/spaces/{space}",
@@ -143,7 +143,7 @@ def deploy(
 def _check_no_custom_code(models: SpaceModels, hub: Hub) -> None:
     """Checks that no model needs custom code, because nobody can confirm in a Space that the code may run."""
     for model in models.by_role.values():
-        with refusals_as(f"Cannot fetch the configuration of {model.repo} from {hub.name}", "try again."):
+        with translate_hub_errors(f"Cannot fetch the configuration of {model.repo} from {hub.name}", "try again."):
             infos = hub.api().get_paths_info(model.repo, ["config.json"], revision=model.commit)
             path = hub.file(model.repo, "config.json", revision=model.commit) if infos else None
         if path is not None and needs_remote_code(read_json(path)):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...hub.client.connect import DEFAULT_HUB, Hub
-from ...hub.client.refusals import refusals_as
+from ...hub.client.refusals import translate_hub_errors
 from ...hub.client.weights import Origin, commits_have_same_weights
 from ..votes.data import HubVotes
 from ..votes.ratings import summarize_votes
@@ -32,7 +32,7 @@ def compare_by_votes(
         ZooError: The data set cannot be read.
     """
     # The Hub gives the same answer for a missing data set and for a private one that the token may not read.
-    with refusals_as(f"Cannot read the votes of {name} on {hub.name}", "check the name, --hub and the token."):
+    with translate_hub_errors(f"Cannot read the votes of {name} on {hub.name}", "check the name, --hub and the token."):
         votes = HubVotes(name, hub=hub).read()
     has_same_weights: dict[tuple[str, Origin], bool] = {}  # by role and origin of a completion
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ...errors import ZooError
 from .connect import DEFAULT_HUB
 from .pull import full_revision, split_revision
-from .refusals import refusals_as
+from .refusals import translate_hub_errors
 
 if TYPE_CHECKING:
     from huggingface_hub import RepoFile, RepoFolder
@@ -38,7 +38,7 @@ def fetch_card_files(name: str) -> Path:
     repo, revision = split_revision(name)
     api = DEFAULT_HUB.api()
     failure = f"Cannot fetch the card of {name} from {DEFAULT_HUB.name}"
-    with disable_progress_bars(), refusals_as(failure, "try again."):
+    with disable_progress_bars(), translate_hub_errors(failure, "try again."):
         try:
             commit = api.model_info(repo, revision=full_revision(repo, revision, DEFAULT_HUB)).sha
         except (RepositoryNotFoundError, RevisionNotFoundError) as error:

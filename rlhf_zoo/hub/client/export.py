@@ -24,7 +24,7 @@ from ...errors import ZooError
 from ...plugins import did_you_mean
 from .connect import DEFAULT_HUB, Hub
 from .local_paths import CHUNK_BYTES
-from .refusals import refusals_as
+from .refusals import translate_hub_errors
 
 if TYPE_CHECKING:
     from huggingface_hub import RepoFile
@@ -275,7 +275,9 @@ class _Export:
         branches, tags = self.source.branches(), self.source.tags()
         # Check the files before anything is sent, because a partial export would be worse than none.
         self.source.check_large_files([commit for branch in branches for commit in branch.commits])
-        with refusals_as(f"{self.name} cannot be written", "check the name and the token's rights, and try again."):
+        with translate_hub_errors(
+            f"{self.name} cannot be written", "check the name and the token's rights, and try again."
+        ):
             self._create(self.source.private if private is None else private)
             heads = {ref.name: ref.target_commit for ref in self.api.list_repo_refs(**self.target).branches}
         missing = {branch.name: self._match_commits(branch, heads.get(branch.name)) for branch in branches}
@@ -433,4 +435,4 @@ class _Export:
         return paths_to_add, sorted(listing.keys() - files.keys())
 
     def _refusals_of(self, request: str) -> AbstractContextManager[None]:
-        return refusals_as(f"{self.name} refused {request}", "run the same command again to continue.")
+        return translate_hub_errors(f"{self.name} refused {request}", "run the same command again to continue.")

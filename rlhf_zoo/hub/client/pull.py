@@ -20,7 +20,7 @@ from typing import IO, Any
 from ...errors import ZooError
 from .connect import DEFAULT_HUB, Hub
 from .local_paths import CHUNK_BYTES, Cache, FileToFetch, Folder, sha256_if_intact
-from .refusals import is_outage, reason, refusals_as, status_of, unreachable
+from .refusals import is_outage, reason, status_of, translate_hub_errors, unreachable
 from .step_tags import step_of_revision, tag_name, tagged_steps
 from .trees import COMMIT_ID, list_files
 
@@ -152,7 +152,7 @@ def fetch(
         raise ZooError(f"{output_dir} is a file: pass a folder as --output_dir.")
     failure, remedy = f"Cannot fetch {repository} from {hub.name}", f"try again, or check {hub.flag}."
     try:
-        with refusals_as(failure, remedy):
+        with translate_hub_errors(failure, remedy):
             name, commit = _resolve_revision(hub, repo, revision)
             all_files = list_files(hub, repo, commit)
     except ZooError as error:
@@ -188,7 +188,7 @@ def fetch(
     if isinstance(destination, Folder):
         destination.check(files)  # before the first byte is written
     destination.check_free_space(files)
-    with refusals_as(failure, "run the same command again to continue."):
+    with translate_hub_errors(failure, "run the same command again to continue."):
         destination.begin(files)
         pulled_files, refetched = _fetch_all(files, destination, name)
         path = destination.finish(files, name, all_files=all_files)

@@ -159,7 +159,7 @@ def is_outage(error: BaseException) -> bool:
 
 
 @contextlib.contextmanager
-def refusals_as(failure: str, remedy: str) -> Iterator[None]:
+def translate_hub_errors(failure: str, remedy: str) -> Iterator[None]:
     """Turns the client's exceptions inside the context into ZooError("FAILURE (reason): REMEDY").
 
     Args:
@@ -204,7 +204,7 @@ def translate_lookup_errors(
         OSError: The disk is full.
     """
     try:
-        with refusals_as(f"{subject} cannot be found on {hub.name}", remedy):
+        with translate_hub_errors(f"{subject} cannot be found on {hub.name}", remedy):
             yield
     except ZooError as error:
         cause = error.__cause__

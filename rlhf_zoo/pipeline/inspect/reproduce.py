@@ -19,7 +19,7 @@ from ...hub.client.claims import RECIPE_FILE
 from ...hub.client.connect import Hub
 from ...hub.client.publish import checkpoint_files
 from ...hub.client.refs import resolve, try_hub_then_source
-from ...hub.client.refusals import client_errors, reason, refusals_as
+from ...hub.client.refusals import client_errors, reason, translate_hub_errors
 from ...hub.client.trees import fetch_dataset
 from ...modeling.integrity import check_integrity
 from ...modeling.sampling.sampler import SAMPLER_VERSION
@@ -234,7 +234,7 @@ def _prepare_data(context: RunContext, published: Published) -> tuple[dict[str, 
 def _check_data_set(name: str, revision: str | None, hub: Hub) -> None:
     def check(candidate: Hub) -> None:
         title = f"The data set {f'{name}@{revision}' if revision else name} cannot be loaded from {candidate.name}"
-        with refusals_as(title, "check --hub and the token."):
+        with translate_hub_errors(title, "check --hub and the token."):
             candidate.api().dataset_info(name, revision=revision)
 
     try_hub_then_source(name, hub, check)

@@ -15,7 +15,7 @@ from ...hub.client.claims import RECIPE_FILE
 from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.pull import split_revision
 from ...hub.client.refs import Checkpoint, resolve
-from ...hub.client.refusals import refusals_as
+from ...hub.client.refusals import translate_hub_errors
 from ...hub.client.run_signature import TRUST_RUN_FLAG
 from ...hub.client.step_tags import tag_name, tagged_steps
 from ...modeling.chat_template import Prompt
@@ -228,7 +228,7 @@ def _find_published_value(card: Mapping[str, Any], hub: Hub) -> Checkpoint | Non
 
 def _read_tags(repo: str, hub: Hub) -> dict[int, str]:
     """Returns step -> tag of a repository's checkpoints."""
-    with refusals_as(f"The tags of {repo} cannot be read", "try again when the Hub answers."):
+    with translate_hub_errors(f"The tags of {repo} cannot be read", "try again when the Hub answers."):
         tags = [ref.name for ref in hub.api().list_repo_refs(repo).tags]
     return tagged_steps(tags)
 

@@ -13,7 +13,7 @@ from ...evaluation.judges.named import open_panel
 from ...evaluation.judges.panel import score_completions
 from ...fileio import read_json, write_json, write_text
 from ...hub.client.publish import publish_files
-from ...hub.client.refusals import refusals_as
+from ...hub.client.refusals import translate_hub_errors
 from ...hub.client.weights import commits_have_same_weights
 from ...modeling.chat import plain_text
 from ...modeling.chat_template import Prompt
@@ -173,7 +173,7 @@ def _pairs_from_votes(context: RunContext, previous: RunContext) -> list[dict[st
     assert context.round is not None
     name = split_judge_name(context.round.labeler)[1]
     policy_origins = origins(previous, "ppo", context.round.previous_policy)
-    with refusals_as(
+    with translate_hub_errors(
         f"The votes of {name} cannot be read on {context.hub.name}", "check the name, --hub and the token."
     ):
         votes = HubVotes(name, hub=context.hub).read()
@@ -217,7 +217,7 @@ def _publish(context: RunContext) -> dict[str, Any]:
     assert context.round is not None
     repo = f"{context.dataset_repo}-round-{context.round.number}"
     try:
-        with refusals_as(
+        with translate_hub_errors(
             f"The pairs cannot be published as {repo} on {context.hub.description}", "cards will not name them."
         ):
             commit = publish_files(

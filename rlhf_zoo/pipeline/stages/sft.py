@@ -15,7 +15,7 @@ from ...errors import ZooError
 from ...hub.client.connect import Hub
 from ...hub.client.pull import fetch, full_revision
 from ...hub.client.refs import NOT_LOADED, hub_lineage, resolve, try_hub_then_source
-from ...hub.client.refusals import refusals_as, translate_lookup_errors
+from ...hub.client.refusals import translate_hub_errors, translate_lookup_errors
 from ...modeling.chat import plain_text
 from ...modeling.chat_template import check_answers_end
 from ...modeling.loading import load_tokenizer
@@ -238,7 +238,9 @@ def _set_template(
     else:
         from trl import clone_chat_template
 
-        with refusals_as(f"The chat template of {name} cannot be loaded", "check chat_template_path and --hub."):
+        with translate_hub_errors(
+            f"The chat template of {name} cannot be loaded", "check chat_template_path and --hub."
+        ):
             path = resolve(name, hub, ignore=(*NOT_LOADED, "*.safetensors")).path
             load_tokenizer(path, name=name)  # refuses remote code; trl would ask on the terminal whether to run it
             clone_chat_template(model, tokenizer, str(path))

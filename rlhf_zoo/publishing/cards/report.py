@@ -9,7 +9,7 @@ from ...errors import ZooError
 from ...fileio import is_finite
 from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.pull import split_revision
-from ...hub.client.refusals import refusals_as
+from ...hub.client.refusals import translate_hub_errors
 from ...modeling.prompt_keys import format_group_count, format_prompt_count
 from .markdown import Raw, code, escape, estimate
 
@@ -265,7 +265,9 @@ def add_to_card(repo: str, folder: Path, document: Mapping[str, Any], *, hub: Hu
     name = slug(document["against"]["name"])
     start_marker, end_marker = f"<!-- rlhf-zoo:evaluation {name} -->", f"<!-- /rlhf-zoo:evaluation {name} -->"
     api = hub.api()
-    with refusals_as(f"Cannot add the evaluation to {repo} on {hub.name}", "check the token, and run it again."):
+    with translate_hub_errors(
+        f"Cannot add the evaluation to {repo} on {hub.name}", "check the token, and run it again."
+    ):
         head = api.model_info(repo).sha
         try:
             card = hub.file(repo, "README.md", revision=head).read_text(encoding="utf-8")

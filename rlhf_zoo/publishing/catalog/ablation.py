@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import ZooError
 from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.pull import split_revision
-from ...hub.client.refusals import refusals_as
+from ...hub.client.refusals import translate_hub_errors
 from ...hub.client.weights import Origin, commits_have_same_weights
 from .card import Card, clean, try_download_card
 from .index import TAG, WORKERS, checkpoints
@@ -125,7 +125,7 @@ def _read_run(repo: str, hub: Hub) -> tuple[Run, str | None]:
     """Returns (a repository's run, why it has no card). Raises ZooError if the repository cannot be read."""
     from huggingface_hub.errors import RepositoryNotFoundError
 
-    with refusals_as(f"Cannot look up {repo} on {hub.name}", "check the name, --hub and the token."):
+    with translate_hub_errors(f"Cannot look up {repo} on {hub.name}", "check the name, --hub and the token."):
         try:
             info = hub.api().model_info(repo, expand=["sha", "private"])
         except RepositoryNotFoundError as error:
@@ -182,7 +182,9 @@ def _search_runs(first_run: Run, card: Mapping[str, Any], hub: Hub) -> tuple[lis
     origin, recipe, beta = Card(card).origin, card.get("recipe"), first_run.beta
     if origin is None or not isinstance(recipe, str) or beta is None or not namespace:
         return [], ["none can be found, because its card lacks the SFT model, the recipe or the settings"]
-    with refusals_as(f"Cannot list the other runs of {first_run.repo} on {hub.name}", "try again, or check --hub."):
+    with translate_hub_errors(
+        f"Cannot list the other runs of {first_run.repo} on {hub.name}", "try again, or check --hub."
+    ):
         infos = hub.api().list_models(author=namespace, filter=TAG, expand=["sha", "lastModified", "private", "tags"])
         models = [model for model in infos if model.id != first_run.repo and _may_be_ppo(model)]
     models.sort(key=lambda model: model.last_modified.timestamp() if model.last_modified else 0.0, reverse=True)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import ZooError
 from ...fileio import float_or_none, get_nested, int_or_none, write_text
 from ...hub.client.connect import DEFAULT_HUB, HF_URL, Hub
-from ...hub.client.refusals import is_disk_full, refusals_as
+from ...hub.client.refusals import is_disk_full, translate_hub_errors
 from ...hub.client.step_tags import tagged_steps
 from ...runs.registry import STAGES
 from ..cards import markdown
@@ -304,7 +304,7 @@ def account_name(hub: Hub = DEFAULT_HUB) -> str:
     Raises:
         ZooError: The Hub does not answer, or there is no token.
     """
-    with refusals_as(f"{hub.address} does not name your account", "pass --namespace, or set a token."):
+    with translate_hub_errors(f"{hub.address} does not name your account", "pass --namespace, or set a token."):
         return hub.api().whoami()["name"]
 
 
@@ -320,7 +320,7 @@ def published_models(namespace: str, hub: Hub = DEFAULT_HUB) -> list[Entry]:
     """
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
-    with refusals_as(f"Cannot list the models of {namespace} on {hub.name}", "check the network and --hub."):
+    with translate_hub_errors(f"Cannot list the models of {namespace} on {hub.name}", "check the network and --hub."):
         models = list(hub.api().list_models(author=namespace, filter=TAG, expand=["sha", "lastModified", "tags"]))
         damaged = _damaged_models(namespace, hub)
     with disable_progress_bars(), ThreadPoolExecutor(WORKERS) as pool:
@@ -380,7 +380,7 @@ def checkpoints(repo: str, hub: Hub = DEFAULT_HUB) -> dict[str, Any]:
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
     api = hub.api()
-    with refusals_as(f"Cannot list the checkpoints of {repo} on {hub.name}", "check the network and --hub."):
+    with translate_hub_errors(f"Cannot list the checkpoints of {repo} on {hub.name}", "check the network and --hub."):
         try:
             refs = api.list_repo_refs(repo)
             dates = {commit.commit_id: commit.created_at for commit in api.list_repo_commits(repo)}
