@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from ..modeling import distributed
 from ..modeling.chat import plain_text
 from ..modeling.devices import move
-from ..rewards.rule import text_of
+from ..rewards.rule import last_message_text
 from .head_to_head import HeadToHead, random_keys
 from .judges.pairwise import compare_pairs
 from .judges.panel import score_completions
@@ -45,7 +45,8 @@ def compare_with_references(
     _, prompts, columns = repeat_prompts(rows, 1)
     groups = comparison.groups[:: comparison.samples]
     reference_texts = [
-        _remove_special_tokens(text_of(value), evaluator.tokenizer.all_special_tokens) for value in rows[column]
+        _remove_special_tokens(last_message_text(value), evaluator.tokenizer.all_special_tokens)
+        for value in rows[column]
     ]
     # There is one reference answer per prompt, so only the first sample is compared.
     texts = {side: comparison.measurements[side].completions[:: comparison.samples] for side in ("sft", "ppo")}

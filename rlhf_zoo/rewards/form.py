@@ -10,7 +10,7 @@ from ..errors import ZooError
 from ..fileio import int_or_none, is_finite
 from ..modeling.chat_template import Prompt
 from ..modeling.words import words
-from .rule import Rule, text_of
+from .rule import Rule, last_message_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class FormatMatch(Rule):
             raise self._field_error("timeout", "a positive number of seconds")
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        return [float(self._matches(text_of(completion).strip())) for completion in completions]
+        return [float(self._matches(last_message_text(completion).strip())) for completion in completions]
 
     def _matches(self, text: str) -> bool:
         match = regex.fullmatch if self.how == "fullmatch" else regex.search
@@ -66,7 +66,7 @@ Unit = Literal["tokens", "words", "characters"]
 def _measure_lengths(reward: Rule, unit: Unit, completions: Sequence[Any], columns: Mapping[str, Any]) -> list[int]:
     if unit == "tokens":
         return [len(ids) for ids in _token_ids(reward, columns)]
-    texts = [text_of(completion) for completion in completions]
+    texts = [last_message_text(completion) for completion in completions]
     return [len(text.split()) if unit == "words" else len(text) for text in texts]
 
 
@@ -161,7 +161,7 @@ class Repetition(Rule):
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Any], **columns: Any) -> list[float | None]:
         if self.unit == "tokens":
             return [self._penalty(ids) for ids in _token_ids(self, columns)]
-        return [self._penalty(words(text_of(completion))) for completion in completions]
+        return [self._penalty(words(last_message_text(completion))) for completion in completions]
 
     def _penalty(self, items: Sequence[Any]) -> float:
         ngrams = [tuple(items[start : start + self.n]) for start in range(len(items) - self.n + 1)]

@@ -24,7 +24,7 @@ from ..modeling.chat_template import Prompt
 from ..modeling.reserved_columns import columns_for_functions
 from ..modeling.time_limit import Expired, deadline
 from .by_token import PartsMismatch, is_list, rewards_by_token, to_float
-from .rule import text_of
+from .rule import last_message_text
 
 RewardFunction = Callable[..., Any]
 
@@ -81,7 +81,7 @@ class Batch:
         Args:
             index: The row.
         """
-        return repr(_shorten(text_of(self.prompts[index])))
+        return repr(_shorten(last_message_text(self.prompts[index])))
 
 
 class NamedReward:
@@ -302,7 +302,7 @@ def convert_rewards(
     for row, reward in enumerate(rewards):
         try:
             if is_list(reward):
-                text, ids = text_of(batch.completions[row]), batch.completion_ids[row]
+                text, ids = last_message_text(batch.completions[row]), batch.completion_ids[row]
                 prompt_ids = batch.prompt_ids[row] if batch.prompt_ids else ()
                 token_rewards[row] = rewards_by_token(reward, text, ids, tokenizer, prompt_ids)
                 addends = token_rewards[row]

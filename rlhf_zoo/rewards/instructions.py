@@ -18,7 +18,7 @@ from ..errors import ZooError
 from ..fileio import is_finite
 from ..modeling.chat_template import Prompt
 from .instructions_kinds import KINDS, answer_forms
-from .rule import Rule, text_of
+from .rule import Rule, last_message_text
 
 COLUMNS = ("instruction_id_list", "kwargs")
 
@@ -149,7 +149,7 @@ class InstructionsFollowed(Rule):
         shares: list[float] = []
         rows = zip(completions, columns["instruction_id_list"], columns["kwargs"], strict=True)
         for row, (completion, ids, kwargs) in enumerate(rows):
-            instructions, answer = read_instructions(ids, kwargs, where=f"row {row}"), text_of(completion)
+            instructions, answer = read_instructions(ids, kwargs, where=f"row {row}"), last_message_text(completion)
             not_followed = [
                 instruction.kind
                 for instruction in instructions

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 
 from ..errors import ZooError
 from ..modeling.chat_template import Prompt
-from .rule import Rule, text_of
+from .rule import Rule, last_message_text
 
 #: Kinds of harper's findings that are matters of taste or dialect rather than errors.
 IGNORED_KINDS = ("Enhancement", "Formatting", "Readability", "Redundancy", "Regionalism", "Style")
@@ -90,7 +90,7 @@ class Grammar(Rule):
             raise self._field_error("ignore", "a list of harper's kinds, such as ['Style', 'Capitalization']")
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        return [self._score(text_of(completion)) for completion in completions]
+        return [self._score(last_message_text(completion)) for completion in completions]
 
     def _score(self, text: str) -> float:
         word_count = len(text.split())
@@ -114,7 +114,7 @@ class Refuses(Rule):
     name: str = "refuses"
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        return [float(_is_refusal(text_of(completion))) for completion in completions]
+        return [float(_is_refusal(last_message_text(completion))) for completion in completions]
 
 
 def _is_refusal(text: str) -> bool:
@@ -141,7 +141,9 @@ class Vader(Rule):
     name: str = "vader"
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        return [float(_analyzer().polarity_scores(text_of(completion))["compound"]) for completion in completions]
+        return [
+            float(_analyzer().polarity_scores(last_message_text(completion))["compound"]) for completion in completions
+        ]
 
 
 @cache

@@ -11,7 +11,7 @@ from ..hub.client.connect import Hub, current_hub
 from ..hub.client.refs import resolve
 from ..modeling.chat_template import Prompt
 from ..modeling.embedder import Embedder
-from .rule import Rule, text_of
+from .rule import Rule, last_message_text
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 
@@ -43,7 +43,9 @@ class Relevance(Rule):
         self._check_positive_integer("batch_size")
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        pairs = [(request_text(prompt), text_of(text)) for prompt, text in zip(prompts, completions, strict=True)]
+        pairs = [
+            (request_text(prompt), last_message_text(text)) for prompt, text in zip(prompts, completions, strict=True)
+        ]
         scored_rows = [row for row, pair in enumerate(pairs) if all(text.strip() for text in pair)]
         cosines: list[float | None] = [0.0] * len(pairs)
         if not scored_rows:
@@ -66,7 +68,7 @@ def request_text(prompt: Prompt) -> str:
     if isinstance(prompt, str):
         return prompt
     user_messages = [message for message in prompt if message.get("role") == "user"]
-    return text_of(user_messages or prompt)
+    return last_message_text(user_messages or prompt)
 
 
 @lru_cache(maxsize=2)

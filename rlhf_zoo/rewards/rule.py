@@ -1,4 +1,4 @@
-"""The base class of rules, and a function that returns the text of a completion or a prompt."""
+"""The base class of rules, and the text that rules read."""
 
 from typing import Any, ClassVar
 
@@ -7,14 +7,14 @@ from ..fileio import int_or_none
 from ..modeling.chat import completion_text
 
 
-def text_of(message: Any) -> str:
-    """Returns the text of a completion or a prompt.
+def last_message_text(text: Any) -> str:
+    """Returns the text of a completion or a prompt: a text itself, or the last message of a conversation.
 
     Args:
-        message: A text, or a conversation, whose last message counts. If its content is a list of typed parts, the text
-            parts are joined. If it has no content (only a tool call), the text is empty.
+        text: A text or a conversation. If the last message's content is a list of typed parts, the text parts are
+            joined. If it has no content (only a tool call), the text is empty.
     """
-    return completion_text(message)
+    return completion_text(text)
 
 
 class Rule:

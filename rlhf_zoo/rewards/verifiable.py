@@ -24,7 +24,7 @@ from ..modeling.chat_template import Prompt
 from ..modeling.reserved_columns import RESERVED, how_to_rename, withheld_columns
 from .form import FormatMatch, Length, Repetition, SoftOverlong
 from .read_number import read_number, text_after_marker
-from .rule import Rule, text_of
+from .rule import Rule, last_message_text
 
 __all__ = [
     "ExactMatch",
@@ -35,11 +35,11 @@ __all__ = [
     "SoftOverlong",
     "Verifiable",
     "exact_match",
+    "last_message_text",
     "length",
     "numeric_match",
     "read_number",
     "repetition",
-    "text_of",
 ]
 
 # The marker before answers in GSM8K, arXiv:2110.14168.
@@ -170,7 +170,7 @@ class ExactMatch(AnswerRule):
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Any], **columns: Any) -> list[float | None]:
         return [
-            None if answers is None else float(self._matches(text_of(completion), answers))
+            None if answers is None else float(self._matches(last_message_text(completion), answers))
             for completion, answers in zip(completions, self._accepted_answers(columns), strict=True)
         ]
 
@@ -257,7 +257,7 @@ class NumericMatch(AnswerRule):
         log_extra: Callable[[str, list[Any]], None] | None = None,
         **columns: Any,
     ) -> list[float | None]:
-        numbers = [self.read(text_of(completion)) for completion in completions]
+        numbers = [self.read(last_message_text(completion)) for completion in completions]
         if log_extra is not None:
             log_extra(f"{self.name}/read", list(numbers))
         return [

@@ -30,7 +30,7 @@ from rlhf_zoo.rewards import (
 from rlhf_zoo.rewards.instructions import InstructionsFollowed
 from rlhf_zoo.rewards.prose import Grammar, Refuses, Vader
 from rlhf_zoo.rewards.relevance import Relevance
-from rlhf_zoo.rewards.rule import text_of
+from rlhf_zoo.rewards.rule import last_message_text
 from rlhf_zoo.rewards.verifiable import read_number
 
 ENTRIES = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["entry-points"][
@@ -79,12 +79,13 @@ def test_reward_scores_texts_and_conversations_alike(reward: Any) -> None:
     assert score(reward, *texts, **rest) == expected == score(reward, *(chat("7", text) for text in texts), **rest)
 
 
-def test_text_of_reads_last_message_and_text_parts() -> None:
-    assert text_of("as it is") == "as it is"
-    assert text_of(chat("first", "last")) == "last"
-    assert text_of([{"role": "assistant", "tool_calls": []}]) == "" == text_of([]) == text_of(chat(None))
+def test_last_message_text_joins_text_parts() -> None:
+    assert last_message_text("as it is") == "as it is"
+    assert last_message_text(chat("first", "last")) == "last"
+    for empty in ([{"role": "assistant", "tool_calls": []}], [], chat(None)):
+        assert last_message_text(empty) == ""
     parts = [{"type": "text", "text": "a "}, {"type": "image", "image": 1}, {"type": "text", "text": "picture"}]
-    assert text_of(chat(parts)) == "a picture"
+    assert last_message_text(chat(parts)) == "a picture"
 
 
 def test_recipes_load_every_reward_by_name() -> None:

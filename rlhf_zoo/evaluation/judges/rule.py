@@ -13,7 +13,7 @@ from ...modeling.chat_template import Prompt
 from ...modeling.reserved_columns import columns_for_functions
 from ...plugins import REWARDS, load_object
 from ...rewards.functions import Batch, NamedReward, RewardFunction, convert_rewards
-from ...rewards.rule import Rule, text_of
+from ...rewards.rule import Rule, last_message_text
 from ...rewards.verifiable import AnswerRule, Verifiable
 
 TRIAL_PROMPTS = 2  # prompts on which a rule is tried
@@ -71,7 +71,7 @@ class RuleJudge:
         try:
             self.score(
                 prompts,
-                [wrap_completion(prompt, text_of(prompt)) for prompt in prompts],
+                [wrap_completion(prompt, last_message_text(prompt)) for prompt in prompts],
                 columns_for_functions(columns),
             )
         except ZooError as error:

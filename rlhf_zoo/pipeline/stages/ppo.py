@@ -22,7 +22,7 @@ from ...rewards import RewardFunction, Rewards
 from ...rewards.ensemble import check_ensemble
 from ...rewards.functions import Batch, NamedReward, call_functions, check_reward_count
 from ...rewards.loading import find_loader, load_reward_model
-from ...rewards.rule import text_of
+from ...rewards.rule import last_message_text
 from ...rewards.verifiable import AnswerRule
 from ...runs.checkpoint_choice import REWARD_METRIC_PREFIX, metric_name
 from ...runs.checks.conversations import check_conversations
@@ -161,7 +161,7 @@ def try_functions(settings: StageSettings, functions: Sequence[RewardFunction], 
     state = TrainerState(max_steps=max(args.max_steps, 1), num_train_epochs=max(round(args.num_train_epochs), 1))
     columns = {name: [row[name] for row in rows] for name in columns_for_functions(rows[0])}
     batch_prompts = [row["prompt"] for row in rows]
-    completions = [wrap_completion(prompt, text_of(prompt)) for prompt in batch_prompts]
+    completions = [wrap_completion(prompt, last_message_text(prompt)) for prompt in batch_prompts]
     names = Rewards(functions).names if functions else []
     rewards = [NamedReward(name, function) for name, function in zip(names, functions, strict=True)]
     batch = Batch(batch_prompts, completions, [[0] for _ in rows], columns, trainer_state=state)
