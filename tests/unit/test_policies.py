@@ -357,7 +357,7 @@ PAID = {
 
 
 @pytest.mark.parametrize(
-    ("settings", "paid"),
+    ("settings", "rewarded"),
     [
         (PAID, {"length(target=4)"}),
         ({**PAID, "reward_model_path": None, "reward_weights": [0, 2]}, {"rules:polite"}),
@@ -372,18 +372,18 @@ PAID = {
         ({}, set()),
     ],
 )
-def test_functions_that_a_policy_was_paid_by(
-    toys: Toys, tmp_path: Path, settings: dict[str, Any], paid: set[str]
+def test_functions_that_rewarded_a_policy(
+    toys: Toys, tmp_path: Path, settings: dict[str, Any], rewarded: set[str]
 ) -> None:
     """By the card of a folder, and by the record of a run."""
     card = described(toys, tmp_path / "told", {"settings": settings})
-    assert card.functions == paid
+    assert card.functions == rewarded
     finished(toys, tmp_path / "run", settings)
     settings = ComparisonSettings(dataset_name="data")
-    assert find_pair(str(tmp_path / "run"), against=None, reward=None, settings=settings).functions == paid
+    assert find_pair(str(tmp_path / "run"), against=None, reward=None, settings=settings).functions == rewarded
     names = ["length(target=4, unit='words')", "length(unit='words', target=5)"]
     tools: Any = SimpleNamespace(panel=Panel([RuleJudge(name) for name in names]))
-    same = {f"rule:{names[0]}"} if "length(target=4)" in paid else set()
+    same = {f"rule:{names[0]}"} if "length(target=4)" in rewarded else set()
     assert find_function_judges(tools, card.functions) == same, "in whatever unit it counts"
     assert find_function_judges(tools, {"length(target=5)"}) == {f"rule:{names[1]}"}
 

@@ -44,12 +44,12 @@ def change(folder: Path, split: str, row: int, **values: Any) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def paid_by(folder: Path, base: Path, **flags: Any) -> RunContext:
+def rewarded_by(folder: Path, base: Path, **flags: Any) -> RunContext:
     return replace(make_context(folder), flags={"sft": {"model_name_or_path": str(base)}, "ppo": flags})
 
 
 def judged_by(folder: Path, base: Path, rule: str) -> RunContext:
-    context = paid_by(folder, base)
+    context = rewarded_by(folder, base)
     evaluation = {**context.recipe.shared["evaluation"], "judge": rule}
     return replace(context, recipe=replace(context.recipe, shared={**context.recipe.shared, "evaluation": evaluation}))
 
@@ -77,19 +77,19 @@ def test_rule_judge_rejects_row_without_answer(folder: Path, base: Path, split: 
 
 def test_sole_rule_reward_rejects_row_without_answer(folder: Path, base: Path) -> None:
     change(folder, "train", 4, answer=None)
-    with_model = paid_by(folder, base, reward_funcs="exact_match")
+    with_model = rewarded_by(folder, base, reward_funcs="exact_match")
     pipeline.check(with_model)
-    alone = paid_by(folder, base, reward_funcs="exact_match", reward_model_path="none")
+    alone = rewarded_by(folder, base, reward_funcs="exact_match", reward_model_path="none")
     with pytest.raises(ZooError, match=r"Row 4 of the prompts has no answer .* no other reward"):
         pipeline.check(alone)
-    both = paid_by(
+    both = rewarded_by(
         folder,
         base,
         reward_model_path="none",
         reward_funcs="[\"exact_match\", \"exact_match(column='row', name='other')\"]",
     )
     pipeline.check(both)
-    unread = paid_by(folder, base, reward_funcs="numeric_match")
+    unread = rewarded_by(folder, base, reward_funcs="numeric_match")
     with pytest.raises(ZooError, match="numeric_match cannot read the answer of row 0 of the prompts"):
         pipeline.check(unread)
 
