@@ -104,7 +104,7 @@ def run_tasks(
     config: EvaluationConfig,
     *,
     seed: int,
-    chat: bool,
+    apply_chat_template: bool,
     hub: Hub,
 ) -> dict[str, Any]:
     """Runs lm-evaluation-harness on each policy.
@@ -114,7 +114,7 @@ def run_tasks(
         tokenizer: The tokenizer of all policies.
         config: The tasks, the number of few-shot examples, and the limit on examples per task.
         seed: Seed of examples, few-shot examples and sampling, the same for all policies.
-        chat: Whether to render requests with the tokenizer's chat template.
+        apply_chat_template: Whether to render requests with the tokenizer's chat template.
         hub: The run's Hub; the tasks' data come from its source Hub.
 
     Returns:
@@ -137,7 +137,7 @@ def run_tasks(
                 tasks=list(config.lm_eval),
                 num_fewshot=config.lm_eval_fewshot,
                 limit=config.lm_eval_limit,
-                apply_chat_template=chat,
+                apply_chat_template=apply_chat_template,
                 log_samples=False,
                 task_manager=_task_manager(),
                 random_seed=seed,

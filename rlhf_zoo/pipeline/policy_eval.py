@@ -389,8 +389,8 @@ def _load_prompts(pair: PolicyPair, data: DataSource, settings: ComparisonSettin
     rows = data.load(configuration, split, columns=[], keys=keys)
     subject = f"The data set {data.location}, split {split},"
     column_names = settings.columns or ({} if column == "prompt" else {"prompt": column})
-    is_conversational = ChatSettings.of(tokenizer_of(pair.policy)) is not None
-    rows = convert_rows(rows, "prompts", columns=column_names, conversational=is_conversational, subject=subject)
+    is_chat = ChatSettings.of(tokenizer_of(pair.policy)) is not None
+    rows = convert_rows(rows, "prompts", columns=column_names, as_chat=is_chat, subject=subject)
     if share is None:
         return rows, split
     return split_by_prompt(rows, share, parts=2)[0], f"{split} ({share:.0%} of its prompts held out)"
@@ -476,9 +476,7 @@ def _load_labeled_texts(pair: PolicyPair, data: DataSource) -> Dataset:
         if keys.dataset_name is not None:
             data = find_data(keys.dataset_name, keys.dataset_revision, pair.hub)
         rows = data.load(keys.dataset_config, keys.dataset_train_split, columns=[])
-        return convert_rows(
-            rows, "labeled", columns=keys.columns, conversational=False, subject=f"The data set, {where},"
-        )
+        return convert_rows(rows, "labeled", columns=keys.columns, as_chat=False, subject=f"The data set, {where},")
     except ZooError as error:
         if pair.judge_in_card is not None:
             hint = f"; the policy's card names {pair.judge_in_card}."

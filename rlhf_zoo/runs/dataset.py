@@ -136,7 +136,7 @@ def _load_split(
         rows,
         form,
         columns=data_args.columns,
-        conversational=context.shared.conversational,
+        as_chat=context.shared.conversational,
         text_column=text_column,
         subject=name,
     )

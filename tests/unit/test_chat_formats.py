@@ -17,10 +17,10 @@ USER, FOUR, FIVE = (
 
 
 def read_rows(
-    form: Form, *rows: dict[str, Any], columns: dict[str, str] | None = None, conversational: bool = False
+    form: Form, *rows: dict[str, Any], columns: dict[str, str] | None = None, as_chat: bool = False
 ) -> list[dict]:
     data = datasets.Dataset.from_list(list(rows))
-    return convert_rows(data, form, columns=columns or {}, conversational=conversational, subject="It").to_list()
+    return convert_rows(data, form, columns=columns or {}, as_chat=as_chat, subject="It").to_list()
 
 
 def test_sft_reads_sharegpt_conversations() -> None:

@@ -39,7 +39,7 @@ def test_fill_placeholders_inserts_row_values() -> None:
     assert fill_placeholders('{{"a": "{answer}"}}', {"answer": "{x} }}"}, subject="it", index=0) == '{"a": "{x} }}"}'
     assert fill_placeholders(r"\boxed{{{answer}}}", ROW, subject="it", index=0) == r"\boxed{#### 2}"
     rows = datasets.Dataset.from_list([ROW])
-    read = convert_rows(rows, "prompts", columns={"prompt": "{question} {answer}"}, conversational=True, subject="It")
+    read = convert_rows(rows, "prompts", columns={"prompt": "{question} {answer}"}, as_chat=True, subject="It")
     assert read[0]["prompt"] == [{"role": "user", "content": "How many? #### 2"}] and read[0]["answer"] == "#### 2"
 
 
@@ -93,7 +93,7 @@ def test_fill_placeholders_names_mistakes(text: str, message: str) -> None:
 )  # fmt: skip
 def test_convert_rows_names_row_without_text(form: Any, rows: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(ZooError, match=re.escape(message)):
-        convert_rows(datasets.Dataset.from_list(rows), form, columns={}, conversational=False, subject="It")
+        convert_rows(datasets.Dataset.from_list(rows), form, columns={}, as_chat=False, subject="It")
 
 
 def test_convert_rows_accepts_tool_call_without_content() -> None:
@@ -103,12 +103,12 @@ def test_convert_rows_accepts_tool_call_without_content() -> None:
         {"role": "assistant", "content": None, "tool_calls": call},
     ]
     rows = datasets.Dataset.from_list([{"messages": turns}])
-    assert len(convert_rows(rows, "texts", columns={}, conversational=False, subject="It")) == 1
+    assert len(convert_rows(rows, "texts", columns={}, as_chat=False, subject="It")) == 1
 
 
 def test_convert_rows_ignores_unselected_empty_rows() -> None:
     rows = datasets.Dataset.from_list([{"prompt": "a"}, {"prompt": None}])
-    read = convert_rows(rows.select([0]), "prompts", columns={}, conversational=False, subject="It")
+    read = convert_rows(rows.select([0]), "prompts", columns={}, as_chat=False, subject="It")
     assert read.to_list() == [{"prompt": "a"}]
 
 
@@ -116,9 +116,9 @@ def test_convert_rows_drops_token_ids_of_data() -> None:
     """They are of whichever tokenizer made them; trl, and PPO, would learn from these and not from the text."""
     ids = {"input_ids": [1, 2], "attention_mask": [1, 1], "labels": [1, 2]}
     rows = datasets.Dataset.from_list([{"text": "a b", "prompt": "a", "solution": "b", **ids}])
-    read = convert_rows(rows.remove_columns("prompt"), "texts", columns={}, conversational=False, subject="It")
+    read = convert_rows(rows.remove_columns("prompt"), "texts", columns={}, as_chat=False, subject="It")
     assert read.column_names == ["text"]
-    read = convert_rows(rows, "prompts", columns={}, conversational=False, subject="It")
+    read = convert_rows(rows, "prompts", columns={}, as_chat=False, subject="It")
     assert {"prompt", "solution"} <= set(read.column_names) and not {"input_ids", "attention_mask"} & set(read.features)
 
 
@@ -126,14 +126,12 @@ def test_convert_rows_drops_token_ids_of_data() -> None:
 def test_convert_rows_names_row_without_placeholder_value(part: str) -> None:
     rows = datasets.Dataset.from_list([{"q": "a", "input": text, "of": {"input": text}} for text in ("b", "", None)])
     columns = {"prompt": f"{{q}} {part}"}
-    assert convert_rows(rows.select([0, 1]), "prompts", columns=columns, conversational=False, subject="It")[
-        "prompt"
-    ] == [
+    assert convert_rows(rows.select([0, 1]), "prompts", columns=columns, as_chat=False, subject="It")["prompt"] == [
         "a b",
         "a ",
     ]
     with pytest.raises(ZooError, match=r"Row 2 of it has nothing in '(input|of\[input\])', .* remove the row"):
-        convert_rows(rows, "prompts", columns=columns, conversational=False, subject="It")
+        convert_rows(rows, "prompts", columns=columns, as_chat=False, subject="It")
 
 
 def test_rows_above_filters_by_threshold() -> None:
@@ -176,7 +174,7 @@ def test_load_merges_column_types_across_files(
     data = write_data(tmp_path / "data", ending, [[{"prompt": "a"} | first], [{"prompt": "b"} | later]])
     rows = find_data(str(data), None, DEFAULT_HUB).load(None, "train", columns=[])
     assert rows["prompt"][:] == ["a", "b"] and rows["x"][:] == read
-    shaped = convert_rows(rows, "prompts", columns={}, conversational=True, subject="It")
+    shaped = convert_rows(rows, "prompts", columns={}, as_chat=True, subject="It")
     assert shaped["x"][:] == read and shaped[1]["prompt"] == [{"role": "user", "content": "b"}]
 
 
@@ -202,7 +200,7 @@ def test_convert_rows_rejects_mixed_types_in_text_column(tmp_path: Path, values:
     data = write_data(tmp_path / "data", "jsonl", [[{"prompt": value} for value in values]])
     rows = find_data(str(data), None, DEFAULT_HUB).load(None, "train", columns=[])
     with pytest.raises(ZooError, match=re.escape(message)):
-        convert_rows(rows, "prompts", columns={}, conversational=False, subject="It")
+        convert_rows(rows, "prompts", columns={}, as_chat=False, subject="It")
 
 
 def test_deeply_nested_json_raises_readable_error(tmp_path: Path) -> None:

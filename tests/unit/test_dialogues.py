@@ -22,9 +22,9 @@ CHOSEN, REJECTED = (
 )
 
 
-def read_row(form: Form, *rows: dict[str, Any], conversational: bool = True, **columns: str) -> dict[str, Any]:
+def read_row(form: Form, *rows: dict[str, Any], as_chat: bool = True, **columns: str) -> dict[str, Any]:
     data = datasets.Dataset.from_list(list(rows))
-    return convert_rows(data, form, columns=columns, conversational=conversational, subject="The data set x")[0]
+    return convert_rows(data, form, columns=columns, as_chat=as_chat, subject="The data set x")[0]
 
 
 def test_dialogues_become_turns_in_every_form() -> None:
@@ -41,7 +41,7 @@ def test_dialogue_prompt_may_end_with_assistant_marker() -> None:
 
 
 def test_dialogues_stay_text_without_turns_and_plain_text_is_one_turn() -> None:
-    assert read_row("pairs", ROW, conversational=False) == {
+    assert read_row("pairs", ROW, as_chat=False) == {
         "prompt": ASKED, "chosen": " Yes.\n\nIt is here.", "rejected": " Take it."
     }  # fmt: skip
     assert read_row("prompts", {"prompt": "Who is Human: A or B?"})["prompt"] == [

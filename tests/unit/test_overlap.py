@@ -215,9 +215,9 @@ def test_held_out_pairs_trained_on_are_counted() -> None:
 
 def test_truncated_column_is_matched_by_its_full_value() -> None:
     rows = Dataset.from_list([{"text": f"review {row} says that this film is {row}"} for row in range(3)])
-    given: Any = {"conversational": False, "subject": "mine"}
-    prompts = convert_rows(rows, "prompts", columns={"prompt": "{text:2 words}"}, **given)
-    texts = convert_rows(rows.select([2, 0]), "texts", columns={}, **given)
+    options: Any = {"as_chat": False, "subject": "mine"}
+    prompts = convert_rows(rows, "prompts", columns={"prompt": "{text:2 words}"}, **options)
+    texts = convert_rows(rows.select([2, 0]), "texts", columns={}, **options)
     found = find_overlap(prompts, texts)
     assert list(prompts["prompt"]) == ["review 0", "review 1", "review 2"]
     assert (found.prompts, found.rows, found.is_complete) == ({0, 2}, {0, 1}, False)

@@ -349,7 +349,7 @@ def test_what_a_run_of_this_machine_says(toys: Toys, tmp_path: Path) -> None:
         assert described(toys, tmp_path / "told", {"evaluation": odd}).judge_in_card is None
 
 
-PAID = {
+REWARD_SETTINGS = {
     "reward_funcs": ["length(target=4)", "rules:polite"],
     "reward_weights": [1.0, 0.5, 0],
     "reward_model_path": "reward",
@@ -359,16 +359,16 @@ PAID = {
 @pytest.mark.parametrize(
     ("settings", "rewarded"),
     [
-        (PAID, {"length(target=4)"}),
-        ({**PAID, "reward_model_path": None, "reward_weights": [0, 2]}, {"rules:polite"}),
-        ({**PAID, "reward_weights": None}, {"length(target=4)", "rules:polite"}),
+        (REWARD_SETTINGS, {"length(target=4)"}),
+        ({**REWARD_SETTINGS, "reward_model_path": None, "reward_weights": [0, 2]}, {"rules:polite"}),
+        ({**REWARD_SETTINGS, "reward_weights": None}, {"length(target=4)", "rules:polite"}),
         (
-            {**PAID, "reward_weights": [1.0]},
+            {**REWARD_SETTINGS, "reward_weights": [1.0]},
             {"length(target=4)", "rules:polite"},
         ),  # what cannot be read frees nobody
-        ({**PAID, "reward_weights": "x"}, {"length(target=4)", "rules:polite"}),
-        ({**PAID, "reward_funcs": [3]}, set()),
-        ({**PAID, "reward_funcs": "rules:polite"}, set()),
+        ({**REWARD_SETTINGS, "reward_weights": "x"}, {"length(target=4)", "rules:polite"}),
+        ({**REWARD_SETTINGS, "reward_funcs": [3]}, set()),
+        ({**REWARD_SETTINGS, "reward_funcs": "rules:polite"}, set()),
         ({}, set()),
     ],
 )

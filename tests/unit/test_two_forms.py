@@ -40,7 +40,7 @@ def test_log_names_columns_read_when_rows_have_two_forms(
     monkeypatch.setattr(layout, "_warned_columns", set())
     rows = Dataset.from_list([row, row])
     with caplog.at_level(logging.WARNING):
-        shaped = convert_rows(rows, form, columns={}, conversational=False, subject="The data set mine")
+        shaped = convert_rows(rows, form, columns={}, as_chat=False, subject="The data set mine")
     assert (message in caplog.text) if message else not caplog.records
     if form == "prompts":
         assert shaped[0]["prompt"] == row.get("prompt", TURNS[:1])
@@ -48,8 +48,8 @@ def test_log_names_columns_read_when_rows_have_two_forms(
         assert shaped.column_names == ["messages"]
     if message is not None:
         caplog.clear()
-        convert_rows(rows, form, columns={}, conversational=False, subject="The data set mine of another stage")
+        convert_rows(rows, form, columns={}, as_chat=False, subject="The data set mine of another stage")
         assert not caplog.records, "once is enough"
         name = next(iter(row))
-        convert_rows(rows, form, columns={name: name}, conversational=False, subject="The data set mine")
+        convert_rows(rows, form, columns={name: name}, as_chat=False, subject="The data set mine")
         assert not caplog.records, "who names columns has chosen"

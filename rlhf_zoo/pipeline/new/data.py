@@ -183,7 +183,7 @@ def stage_data(data: InspectedData, form: Form, requested: Mapping[str, str] | N
             continue
         try:
             formatted_rows = convert_rows(
-                rows, form, columns=columns, conversational=False, subject=f"The data set {data.name}"
+                rows, form, columns=columns, as_chat=False, subject=f"The data set {data.name}"
             )
         except ZooError as error:
             form_error = error
@@ -215,7 +215,7 @@ def _count_prompts(subset: Subset, split: str, columns: Mapping[str, str], name:
         table = dataset_of({column: [row.get(column) for row in rows] for column in dict.fromkeys(chain(*rows))})
         subject = f"The data set {name}, split {split},"
         return count_distinct_prompts(
-            convert_rows(table, "prompts", columns=columns, conversational=False, subject=subject)["prompt"]
+            convert_rows(table, "prompts", columns=columns, as_chat=False, subject=subject)["prompt"]
         )
 
     sample = subset.rows[split]

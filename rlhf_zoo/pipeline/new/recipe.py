@@ -84,7 +84,7 @@ def make_recipe(request: RecipeRequest, *, title: str) -> NewRecipe:
         load_object(name, group=REWARDS)
     model = inspect_model(request.model)
     data_by_stage = _choose_stage_data(request, starts_ppo=model.has_chat_template)
-    conversational, chat = _choose_prompt_form(model, data_by_stage, decisions)
+    is_chat, chat_settings = _choose_prompt_form(model, data_by_stage, decisions)
     _describe_model(model, decisions, first="SFT" if "sft" in data_by_stage else "PPO")
     for stage, data in data_by_stage.items():
         columns = ", ".join(
@@ -96,10 +96,10 @@ def make_recipe(request: RecipeRequest, *, title: str) -> NewRecipe:
         prompt_note = "" if data.prompt_count == data.row_count else f" of {data.prompt_count:,} different prompts"
         reason = f"{at_least}{data.row_count:,} rows{prompt_note}{f', {columns}' if columns else ''}"
         decisions.add(f"data of {stage}", location, reason)
-    if conversational:
-        chat.write(model.tokenizer)
+    if is_chat:
+        chat_settings.write(model.tokenizer)
     device, device_reason = _choose_device(request.gib)
-    sizes = choose_sizes(model, data_by_stage, conversational, decisions)
+    sizes = choose_sizes(model, data_by_stage, is_chat, decisions)
     labels = [""] if reward_model is None else reward_labels(reward_model)
     label = labels[-1] if len(labels) > 1 else None
     if label is not None:
@@ -110,8 +110,8 @@ def make_recipe(request: RecipeRequest, *, title: str) -> NewRecipe:
         "model": model,
         "data_by_stage": data_by_stage,
         "shared": data_by_stage["ppo" if "reward" not in data_by_stage else "reward"].data_set,
-        "conversational": conversational and data_by_stage["ppo"].is_plain_text,
-        "chat": chat if conversational else ChatSettings(),
+        "conversational": is_chat and data_by_stage["ppo"].is_plain_text,
+        "chat": chat_settings if is_chat else ChatSettings(),
         "functions": functions,
         "reward_model": reward_model,
         "label": label,
@@ -218,9 +218,9 @@ def _choose_prompt_form(
             "one, or plain texts."
         )
     has_separate_prompts = all(data.has_prompt or not data.is_plain_text for data in data_by_stage.values())
-    conversational = model.has_chat_template and has_separate_prompts
+    is_chat = model.has_chat_template and has_separate_prompts
     kwargs = {"enable_thinking": False} if model.has_thinking_switch else {}
-    if conversational:
+    if is_chat:
         reason = (
             "the data are conversations"
             if stages
@@ -235,7 +235,7 @@ def _choose_prompt_form(
             "the tokenizer has no chat template" if not model.has_chat_template else "prompts and answers are one text"
         )
         decisions.add("prompts", "plain texts", reason)
-    return conversational, ChatSettings(chat_template_kwargs=kwargs)
+    return is_chat, ChatSettings(chat_template_kwargs=kwargs)
 
 
 def _describe_model(model: ModelFacts, decisions: Decisions, *, first: str) -> None:

@@ -47,14 +47,14 @@ class Decisions:
 
 
 def choose_sizes(
-    model: ModelFacts, stage_data: Mapping[str, StageData], conversational: bool, decisions: Decisions
+    model: ModelFacts, stage_data: Mapping[str, StageData], is_chat: bool, decisions: Decisions
 ) -> dict[str, Any]:
     """Chooses lengths in tokens, batch sizes, and the number of held-out prompts.
 
     Args:
         model: Facts about the starting model.
         stage_data: Stage -> its data and how the stage reads them.
-        conversational: Whether prompts are conversations.
+        is_chat: Whether prompts are conversations.
         decisions: Receives the choices.
 
     Returns:
@@ -65,10 +65,10 @@ def choose_sizes(
     """
     context, tokens = model.context or MAX_TOKENS, _TokenCounts(model.tokenizer)
     ppo = stage_data["ppo"]
-    prompts: Iterable[Mapping[str, Any]] = map(as_turns, ppo.rows) if conversational else ppo.rows
+    prompts: Iterable[Mapping[str, Any]] = map(as_turns, ppo.rows) if is_chat else ppo.rows
     keys_and_lengths = [(prompt_key(row["prompt"]), tokens.of_prompt(row["prompt"])) for row in prompts]
     lengths = sorted(dict(keys_and_lengths).values())
-    texts, answers = _lengths(stage_data, tokens, conversational)
+    texts, answers = _lengths(stage_data, tokens, is_chat)
     prompt_p95 = _percentile_95(lengths)
     prompt_length = min(_round_up(prompt_p95), context - max(8, context // 8))
     response_length = min(MAX_RESPONSE, context - prompt_length)
@@ -219,28 +219,26 @@ class _TokenCounts:
         return self._texts[key]
 
 
-def _lengths(
-    stage_data: Mapping[str, StageData], tokens: _TokenCounts, conversational: bool
-) -> tuple[list[int], list[int]]:
+def _lengths(stage_data: Mapping[str, StageData], tokens: _TokenCounts, is_chat: bool) -> tuple[list[int], list[int]]:
     """Returns sorted token counts of the texts for SFT and the reward model, and of the answers in these texts."""
     texts, answers = [], []
-    for prompt, text in _texts(stage_data, conversational):
+    for prompt, text in _texts(stage_data, is_chat):
         texts.append(tokens.of_text(text))
         if prompt is not None:
             answers.append(max(texts[-1] - tokens.of_prompt(prompt), 1))
     return sorted(texts), sorted(answers)
 
 
-def _texts(stage_data: Mapping[str, StageData], conversational: bool) -> Iterator[tuple[Any, Any]]:
+def _texts(stage_data: Mapping[str, StageData], is_chat: bool) -> Iterator[tuple[Any, Any]]:
     """Yields (prompt, prompt with answer) for each text or conversation; the prompt is None if it is not separate."""
     for row in stage_data["sft"].rows if "sft" in stage_data else ():
-        conversation = {**row, **as_turns(row)} if conversational else row
+        conversation = {**row, **as_turns(row)} if is_chat else row
         prompt = conversation["messages"][:-1] if "messages" in conversation else conversation.get("prompt")
         yield (
             prompt if "messages" in conversation or "completion" in conversation else None,
             sft_text(conversation, "text"),
         )
     for row in stage_data["reward"].rows if "reward" in stage_data else ():
-        turns = as_turns(row) if conversational else row
+        turns = as_turns(row) if is_chat else row
         for side in ("chosen", "rejected"):
             yield turns["prompt"], append_completion(turns["prompt"], turns[side])

@@ -298,7 +298,7 @@ def _run_lm_eval(context: RunContext, parents: Mapping[str, ParentCheckpoint]) -
         load_tokenizer(parents["sft"].path),
         config,
         seed=context.shared.seed,
-        chat=context.shared.conversational,
+        apply_chat_template=context.shared.conversational,
         hub=context.hub,
     )
     return {"lm_eval": tasks}

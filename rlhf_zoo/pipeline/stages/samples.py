@@ -76,10 +76,8 @@ def _prompts_of_data(context: RunContext, source: DataSource, split: str) -> lis
                 raise
         else:
             title = f"The data set {source.location}, configuration prompts, split {split},"
-            is_conversational = context.shared.conversational
-            return list(
-                convert_rows(rows, "prompts", columns={}, conversational=is_conversational, subject=title)["prompt"]
-            )
+            is_chat = context.shared.conversational
+            return list(convert_rows(rows, "prompts", columns={}, as_chat=is_chat, subject=title)["prompt"])
     return list(training_pairs(context, source)[0]["prompt"])
 
 

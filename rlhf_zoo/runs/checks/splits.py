@@ -144,7 +144,7 @@ class _RowLoader:
             rows,
             form,
             columns=data.columns,
-            conversational=shared.conversational,
+            as_chat=shared.conversational,
             subject=label,
             text_column=text_column,
         )

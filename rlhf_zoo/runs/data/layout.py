@@ -116,7 +116,7 @@ def convert_rows(
     form: Form,
     *,
     columns: Mapping[str, str],
-    conversational: bool,
+    as_chat: bool,
     subject: str,
     text_column: str = "text",
 ) -> Dataset:
@@ -126,7 +126,7 @@ def convert_rows(
         rows: The rows of a data set, as loaded.
         form: The form that the stage reads.
         columns: The stage's column -> the data set's column, or a text with placeholders for `fill_placeholders`.
-        conversational: Whether texts become conversations: plain prompts become user turns, plain completions become
+        as_chat: Whether texts become conversations: plain prompts become user turns, plain completions become
             assistant turns, and dialogues in one text become their turns.
         subject: What to call the data set, at the start of a sentence.
         text_column: The column of plain texts.
@@ -161,7 +161,7 @@ def convert_rows(
             rows = rows.rename_column(source, target)
     if len(rows) == 0:
         raise ZooError(f"{subject} is empty: choose another split.")
-    if conversational and form != "labeled":
+    if as_chat and form != "labeled":
         only_prompt = form == "prompts" and "prompt" in rows.column_names  # other columns are for reward functions
         read_columns = ["prompt"] if only_prompt else ["prompt", "messages", "chosen", "rejected"]
         rows = split_dialogues(rows, read_columns, subject=subject[:1].lower() + subject[1:])
@@ -187,7 +187,7 @@ def convert_rows(
         rows = _sft_columns(rows, text_column)
     elif form == "prompts":  # token ids in a data set may come from another tokenizer
         rows = rows.remove_columns([name for name in (PROMPT_TOKENS, "attention_mask") if name in rows.column_names])
-    return _map_rows(rows, as_turns) if conversational and "prompt" in rows.column_names else rows
+    return _map_rows(rows, as_turns) if as_chat and "prompt" in rows.column_names else rows
 
 
 def _unify_turns(rows: Dataset, form: Form, *, text_column: str, declared: Mapping[str, str], subject: str) -> Dataset:
