@@ -20,19 +20,19 @@ MIN_SHARE_KEPT = 0.75  # of the judge's highest gain; below it, the title names 
 ARROWS = 5  # number of arrows along a path, approximately
 
 
-def over_training_message(trajectory: Mapping[str, Any], start: str = "SFT") -> str:
+def over_training_message(trajectory: Mapping[str, Any], initial_policy: str = "SFT") -> str:
     """Returns the title of the plot over training, which says how the reward and the judge changed.
 
     Args:
         trajectory: `over_training` of evaluation.json, with checkpoints.
-        start: What PPO started from: "SFT" or "the base".
+        initial_policy: What PPO started from: "SFT" or "the base".
     """
     judge = [row["judge"] for row in (trajectory["sft"], *trajectory["checkpoints"])]
     reward = [row["reward"]["value"] for row in (trajectory["sft"], *trajectory["checkpoints"])]
     values, last = [estimate["value"] for estimate in judge], judge[-1]
     rises = "Reward rises" if reward[-1] > reward[0] else "Reward does not rise"
     if values[-1] < values[0]:
-        return f"{rises}, the judge ends below {start}"
+        return f"{rises}, the judge ends below {initial_policy}"
     if (trajectory.get("fall") or {}).get("detected"):
         return f"{rises}, the judge falls after its peak"
     if last["ci95"][0] <= values[0]:

@@ -157,7 +157,7 @@ def plot_ablation(runs: Mapping[str, Rows], path: Path) -> bool:
     return _save(figure, path)
 
 
-def plot_over_training(trajectory: Mapping[str, Any] | None, path: Path, *, start: str = "SFT") -> bool:
+def plot_over_training(trajectory: Mapping[str, Any] | None, path: Path, *, initial_policy: str = "SFT") -> bool:
     """Draws reward and judge of each checkpoint on validation prompts, and KL below, with 95% bands.
 
     The background is transparent, and the gray text is legible on white and on black. The judge gets its own scale at
@@ -166,7 +166,7 @@ def plot_over_training(trajectory: Mapping[str, Any] | None, path: Path, *, star
     Args:
         trajectory: `over_training` of evaluation.json; without checkpoints nothing is drawn.
         path: The PNG to write.
-        start: What PPO started from: "SFT" or "the base".
+        initial_policy: What PPO started from: "SFT" or "the base".
     """
     if not trajectory or not trajectory.get("checkpoints"):
         return False
@@ -185,7 +185,7 @@ def plot_over_training(trajectory: Mapping[str, Any] | None, path: Path, *, star
     draw_band(bottom, steps, [row["kl"] for row in rows], ORANGE_ON_ANY)
     bottom.set_ylim(bottom=min(0.0, bottom.get_ylim()[0]))
     label_lines(top, [("reward", BLUE_ON_ANY), ("judge" + " (right)" * separate_scales, GREEN_ON_ANY)])
-    label = start.removeprefix("the ")
+    label = initial_policy.removeprefix("the ")
     label_lines(bottom, [(f"KL to {label}, nats", ORANGE_ON_ANY)])
     recommended = trajectory.get("recommended")
     for axes in (top, bottom):
@@ -200,7 +200,7 @@ def plot_over_training(trajectory: Mapping[str, Any] | None, path: Path, *, star
     if len(steps) <= MAX_TICKS:
         bottom.set_xticks(steps)
     bottom.set_xlabel(f"PPO update (0 = {label}); {trajectory['prompts']} validation prompts")
-    title = over_training_message(trajectory, start)
+    title = over_training_message(trajectory, initial_policy)
     figure.suptitle(title, x=0.02, y=0.985, ha="left", fontsize=17, fontweight="bold")
     make_transparent(figure, size=15)
     figure.subplots_adjust(left=max(0.75, *(0.12 + _label_width(axes) for axes in (top, bottom))) / WIDTH)

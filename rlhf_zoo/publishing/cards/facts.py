@@ -311,14 +311,14 @@ class StageFacts:
         return starts_from_base(self.stage, self.settings)
 
     @property
-    def start(self) -> str:
-        """What PPO started from, for sentences: "SFT", or "the base" if `ppo_starts_from_base`."""
+    def initial_policy(self) -> str:
+        """What sentences call the policy that PPO started from: "SFT", or "the base" if `ppo_starts_from_base`."""
         return "the base" if self.ppo_starts_from_base else "SFT"
 
     @property
-    def start_title(self) -> str:
-        """`start` as the heading of a column: "SFT" or "base"."""
-        return self.start.removeprefix("the ")
+    def initial_policy_title(self) -> str:
+        """`initial_policy` as the heading of a column: "SFT" or "base"."""
+        return self.initial_policy.removeprefix("the ")
 
     @property
     def parent_model(self) -> dict[str, Any] | None:

@@ -41,12 +41,12 @@ def _held_out_signs(facts: StageFacts) -> Iterator[str]:
             "reward and the lower judge score."
         )
     if change := sides("distinct_2"):
-        ratio = _ratio(*change, f"{facts.start}'s")
+        ratio = _ratio(*change, f"{facts.initial_policy}'s")
         yield f"Distinct-2 {_change(*change)}{ratio}. Below 1, completions are more alike."
     if change := sides("repetition"):
         yield f"Repetition within a completion {_change(*change)}."
     if change := sides("length"):
-        ratio = _ratio(*change, f"{facts.start}'s")
+        ratio = _ratio(*change, f"{facts.initial_policy}'s")
         yield f"Length {_change(*change)} tokens{ratio}."
     if change := sides("eos_rate"):
         yield f"Share that ended with EOS {_change(*change)}."

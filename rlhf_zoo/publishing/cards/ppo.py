@@ -47,7 +47,7 @@ _METHOD_DESCRIPTIONS = {
 def _index_metrics(facts: StageFacts) -> Iterator[tuple[DataPart, list[Metric]]]:
     judge = (facts.evaluation.get("judge") or {}).get("name")
     figures = {
-        "win_rate": f"win rate over {facts.start}{f', by {markdown.judge_title(judge)}' if judge else ''}",
+        "win_rate": f"win rate over {facts.initial_policy}{f', by {markdown.judge_title(judge)}' if judge else ''}",
         "kl": _kl_title(facts),
         **{key: name for key, name in FIGURES.items() if key != "kl"},
     }
@@ -56,7 +56,7 @@ def _index_metrics(facts: StageFacts) -> Iterator[tuple[DataPart, list[Metric]]]
 
 
 def _kl_title(facts: StageFacts) -> str:
-    return f"KL to {facts.start}, nats per completion"
+    return f"KL to {facts.initial_policy}, nats per completion"
 
 
 def _draw(facts: StageFacts, draw: Draw) -> None:
@@ -70,9 +70,9 @@ def _draw(facts: StageFacts, draw: Draw) -> None:
         panels += (("kl_coef", "β, the KL coefficient", "reward per nat"),)
     over_training = facts.evaluation.get("over_training")
     trajectory = over_training if isinstance(over_training, Mapping) and over_training.get("checkpoints") else None
-    title = over_training_message(trajectory, facts.start) if trajectory else ""
-    description = f"{title}; KL to {facts.start}, at each checkpoint"
-    draw("over_training", description, plots.plot_over_training, trajectory, start=facts.start)
+    title = over_training_message(trajectory, facts.initial_policy) if trajectory else ""
+    description = f"{title}; KL to {facts.initial_policy}, at each checkpoint"
+    draw("over_training", description, plots.plot_over_training, trajectory, initial_policy=facts.initial_policy)
     draw("reward_kl", "Reward and KL against the step", plots.plot_reward_and_kl, rows, mark=mark)
     draw("reward_sqrt_kl", "Reward against √KL", plots.plot_reward_against_kl, rows, mark=mark)
     description = "Training reward and judge against √KL, at each checkpoint"
@@ -194,8 +194,8 @@ def _other_judges(facts: StageFacts) -> dict[str, dict[str, Any]]:
 def _unmeasured(facts: StageFacts) -> list[str]:
     over_training = facts.evaluation.get("over_training")
     measurements = {
-        f"win rate over {facts.start}": facts.estimate("win_rate"),
-        f"the control ({facts.start} against itself under another seed)": facts.estimate("control"),
+        f"win rate over {facts.initial_policy}": facts.estimate("win_rate"),
+        f"the control ({facts.initial_policy} against itself under another seed)": facts.estimate("control"),
         "the judge before the end of training": isinstance(over_training, Mapping) and over_training.get("checkpoints"),
     }
     safety = "safety and bias" if "false statements" in facts.defects else "safety, bias and truthfulness"

@@ -75,9 +75,9 @@ def _gain_sentence(facts: StageFacts, win_rate: Mapping[str, Any] | None) -> str
         return "Nothing here shows whether PPO helped: evaluate the run."
     low, high = win_rate["ci95"]
     return (
-        f"The judge prefers it to {facts.start}." if low > 0.5
-        else f"The judge prefers {facts.start}." if high < 0.5
-        else f"The judge shows no difference from {facts.start}."
+        f"The judge prefers it to {facts.initial_policy}." if low > 0.5
+        else f"The judge prefers {facts.initial_policy}." if high < 0.5
+        else f"The judge shows no difference from {facts.initial_policy}."
     )  # fmt: skip
 
 
@@ -96,7 +96,7 @@ def _verdict_reason(facts: StageFacts, kind: str, trajectory: Mapping[str, Any])
         unexplained = [family for family in fired if family not in (trajectory.get("explained") or ())]
         return f"Probes find signs of hacking that nothing explains: {escape(', '.join(unexplained))}."
     if kind == "no gain":
-        return f"Readers would not notice a gain over {facts.start}."
+        return f"Readers would not notice a gain over {facts.initial_policy}."
     if kind == "gain not shown" and trajectory.get("disagree"):
         win = f", {with_interval(win_rate)}," if (win_rate := trajectory.get("win_rate")) else ""
         return f"On validation prompts the judge's mean changed, but the win rate{win} does not confirm that."
@@ -113,8 +113,8 @@ def _advice(facts: StageFacts, kind: str, recommended: int | None) -> str:
     if recommended is None:
         return {
             "hacked": "Do not use it.",
-            "no gain": f"Use the {facts.start_title} model.",
-            "gain not shown": f"Use the {facts.start_title} model, or evaluate on more prompts.",
+            "no gain": f"Use the {facts.initial_policy_title} model.",
+            "gain not shown": f"Use the {facts.initial_policy_title} model, or evaluate on more prompts.",
         }.get(kind, "No checkpoint is recommended: read the samples before you use one.")
     step = facts.described_step
     which = "(this page, `main`)" if step == recommended else f"instead of this one, step {step}"
@@ -166,7 +166,8 @@ def _recommendation_reason(facts: StageFacts, trajectory: Mapping[str, Any], rec
         signs_text = escape(", ".join(signs))
         return f"the judge rates step {best_step} highest, but probes find signs of hacking there ({signs_text})"
     than = "" if rows[last]["kl"]["value"] > rows[recommended]["kl"]["value"] else f" than step {best_step}"
-    return f"no step scores clearly higher by the judge, and step {recommended} stays closer to {facts.start}{than}"
+    closer = f"step {recommended} stays closer to {facts.initial_policy}{than}"
+    return f"no step scores clearly higher by the judge, and {closer}"
 
 
 def _fetch_command(facts: StageFacts, recommended: int | None) -> Raw:
@@ -318,12 +319,12 @@ def headline(facts: StageFacts) -> dict[str, Any] | None:
     is_sft_kl_zero = sft_kl is not None and abs(sft_kl["value"]) < 0.001
     rows = [
         (
-            f"**Win rate over {facts.start}**",
+            f"**Win rate over {facts.initial_policy}**",
             f"{short(control['value'])}{_NBSP}¹" if control else "",
             bold(facts.estimate("win_rate")),
         ),
         (
-            f"**KL to {facts.start}**, nats",
+            f"**KL to {facts.initial_policy}**, nats",
             "0" if is_sft_kl_zero else short((sft_kl or {}).get("value")),
             bold(facts.estimate("ppo", "kl")),
         ),
@@ -360,7 +361,7 @@ def _notes(facts: StageFacts) -> Iterator[str]:
             sentence += f"; the reward's favorite gets reward {reward} and wins {short(win_rate['value'])}"
         yield f"{sentence}."
     if facts.estimate("control"):
-        yield f"¹ {facts.start[:1].upper()}{facts.start[1:]} sampled again: chance alone."
+        yield f"¹ {facts.initial_policy[:1].upper()}{facts.initial_policy[1:]} sampled again: chance alone."
 
 
 def _judge_rows(facts: StageFacts) -> Iterator[tuple[str, str, str]]:
@@ -372,7 +373,7 @@ def _judge_rows(facts: StageFacts) -> Iterator[tuple[str, str, str]]:
     if ppo and sft and not (facts.evaluation.get("judge") or {}).get("is_training_reward"):
         yield "**Judge's score**", short(sft["value"]), bold(ppo)
     if (best := facts.best_filter) is not None and (filtered := estimate_at(best, "judge")):
-        yield f"Judge's score of filtered {facts.start_title}", short(filtered["value"]), "–"
+        yield f"Judge's score of filtered {facts.initial_policy_title}", short(filtered["value"]), "–"
 
 
 def bold(figure: Mapping[str, Any] | None) -> Raw:

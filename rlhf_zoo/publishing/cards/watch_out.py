@@ -47,11 +47,11 @@ def counter_evidence(facts: StageFacts) -> str:
         scores = [short((estimate or {}).get("value")) for estimate in (estimate_at(best, "judge"), ppo)]
         if is_better_than_ppo(best):
             parts.append(
-                f"{facts.start}'s answers after a filter score higher by the judge ({scores[0]}, PPO {scores[1]}): "
-                f"[how]({SOURCE}/docs/reward-up-text-worse.md#a-filter-in-the-place-of-ppo)"
+                f"{facts.initial_policy}'s answers after a filter score higher by the judge ({scores[0]}, "
+                f"PPO {scores[1]}): [how]({SOURCE}/docs/reward-up-text-worse.md#a-filter-in-the-place-of-ppo)"
             )
         else:
-            parts.append(f"a filter of {facts.start}'s answers scores {scores[0]}, PPO {scores[1]}")
+            parts.append(f"a filter of {facts.initial_policy}'s answers scores {scores[0]}, PPO {scores[1]}")
     *first, last = parts or [""]
     return f"**But** {', '.join(first)}{', and ' if first else ''}{last}." if parts else ""
 
@@ -89,11 +89,11 @@ def _changes(facts: StageFacts) -> Iterator[str]:
         values = f"from {short(change.before)} to {short(change.after)}"
         yield f"**Less variety.** Distinct word pairs fall {values}."
     if (change := _change(facts, "repetition")) and _repeats_more(change):
-        repeated = f"{_percent(change.after)} of its word pairs ({facts.start_title} {_percent(change.before)})"
-        yield f"**Repetition.** An answer repeats {repeated}."
+        before = f"{facts.initial_policy_title} {_percent(change.before)}"
+        yield f"**Repetition.** An answer repeats {_percent(change.after)} of its word pairs ({before})."
     if (change := _change(facts, "eos_rate")) and _is_often_cut(facts, change):
-        cut = f"{_percent(1 - change.after)} reach the token limit ({facts.start_title} {_percent(1 - change.before)})"
-        yield f"**Unfinished answers.** {cut}."
+        before = f"{facts.initial_policy_title} {_percent(1 - change.before)}"
+        yield f"**Unfinished answers.** {_percent(1 - change.after)} reach the token limit ({before})."
     if rising := _defects(facts, rise_is_shown=True):
         not_shown = _defects(facts, rise_is_shown=False)
         other_sentence = f" Not shown to rise: {', '.join(not_shown)}." if not_shown else ""
@@ -135,7 +135,7 @@ def _doubts(facts: StageFacts) -> Iterator[str]:
             line += f" Their correlation over answers falls from {short(before['value'])} to {short(after['value'])}."
         yield line
     if (facts.evaluation.get("trivial") or {}).get("winnable_by_a_constant"):
-        beaten = f"One text for every prompt beats {facts.start} by this judge"
+        beaten = f"One text for every prompt beats {facts.initial_policy} by this judge"
         yield f"**A fixed text wins.** {beaten}, so it cannot rule out hacking."
     if is_reward:
         yield "**The judge is the training reward**, so a win only shows that training worked."
@@ -167,9 +167,11 @@ def _filter_sentence(facts: StageFacts) -> str | None:
     recommended = (facts.evaluation.get("over_training") or {}).get("recommended")
     if best["reaches_ppo"] and recommended is not None and recommended == facts.described_step:
         return None
-    filtered_start = f"{facts.start} with a filter ({escape(best['name'])})"
+    filtered_start = f"{facts.initial_policy} with a filter ({escape(best['name'])})"
     if is_better_than_ppo(best):
-        return f"**A simple filter does better** by the judge: {facts.start}'s answers, {escape(best['name'])}."
+        return (
+            f"**A simple filter does better** by the judge: {facts.initial_policy}'s answers, {escape(best['name'])}."
+        )
     if best["reaches_ppo"]:
         subject = filtered_start[:1].upper() + filtered_start[1:]
         return f"**A simple filter does as well.** {subject} reaches PPO's score by the judge."
@@ -185,8 +187,8 @@ def _rival_sentence(facts: StageFacts) -> str | None:
     point = min(rivals, key=lambda point: point["reward"]["value"])
     rates = [with_interval(row["win_rate"]["sft"]) for row in (point, facts.frontier["ppo"])]
     return (
-        f"**Simplest rival:** best-of-n from {facts.start} ({escape(point['label'])}) reaches PPO's reward, with a win "
-        f"rate of {rates[0]} (PPO {rates[1]})."
+        f"**Simplest rival:** best-of-n from {facts.initial_policy} ({escape(point['label'])}) reaches PPO's "
+        f"reward, with a win rate of {rates[0]} (PPO {rates[1]})."
     )
 
 
