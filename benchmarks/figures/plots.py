@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from rlhf_zoo.fileio import write_bytes
-from rlhf_zoo.publishing.plot_parts import BLUE_ON_ANY, GREEN_ON_ANY, ORANGE_ON_ANY, make_transparent
+from rlhf_zoo.publishing.plot_parts import LEGIBLE_BLUE, LEGIBLE_GREEN, LEGIBLE_ORANGE, make_transparent
 from rlhf_zoo.publishing.plots import plot_frontier
 
 from . import keep
@@ -17,7 +17,7 @@ from .experiments import Experiment
 MANY = 5  # from this number of runs on, a mean and a band are drawn instead of lines
 #: Recipes whose training plot also has a narrow form, for phones.
 WITH_NARROW_PLOT = ("tiny-world",)
-_SEED_COLORS = (BLUE_ON_ANY, GREEN_ON_ANY, ORANGE_ON_ANY)
+_SEED_COLORS = (LEGIBLE_BLUE, LEGIBLE_GREEN, LEGIBLE_ORANGE)
 FONT_SIZE = 12  # typographic points
 
 
@@ -53,15 +53,15 @@ def draw_sums(runs: Sequence[Any], path: Path) -> None:
         return
     figure, axes = _figure(1, 2, height=6.4)
     shares, kl = axes[:, 0]
-    _plot_runs(shares, runs, "shows_work", color=GREEN_ON_ANY, label="shows its work (watched, unpaid)")
-    _plot_runs(shares, runs, "reward", color=BLUE_ON_ANY, label="right answer (the reward)")
-    _plot_runs(kl, runs, "kl", color=ORANGE_ON_ANY, label="KL to SFT, nats")
+    _plot_runs(shares, runs, "shows_work", color=LEGIBLE_GREEN, label="shows its work (watched, unpaid)")
+    _plot_runs(shares, runs, "reward", color=LEGIBLE_BLUE, label="right answer (the reward)")
+    _plot_runs(kl, runs, "kl", color=LEGIBLE_ORANGE, label="KL to SFT, nats")
     last = runs[0]["curve"][-1]["step"]
     for index, (policy, key, label) in enumerate(_ALTERNATIVES):
         right = [run["policies"][policy][key]["value"] for run in runs]
         shares.errorbar(
             last + 2 + 2 * index, fmean(right), yerr=[[fmean(right) - min(right)], [max(right) - fmean(right)]],
-            color=BLUE_ON_ANY, marker="osD^v"[index], markersize=5, linewidth=1, label=label,
+            color=LEGIBLE_BLUE, marker="osD^v"[index], markersize=5, linewidth=1, label=label,
         )  # fmt: skip
     shares.set_title(f"tiny-sums: rollouts at T = 1\nmean and range of {len(runs)} runs", loc="left")
     shares.set(ylabel="share of completions", ylim=(0, 1.02))
@@ -113,10 +113,10 @@ def _draw_training(
     pairs = list(axes.reshape(-1, 2) if narrow else axes.T)
     reward_label = "reward (a reward model)" if runs[0]["reward_model"] else "reward (a rule)"
     for (scores, kl), (beta, group) in zip(pairs, groups, strict=True):
-        _plot_runs(scores, group, "reward", color=BLUE_ON_ANY, label=reward_label)
+        _plot_runs(scores, group, "reward", color=LEGIBLE_BLUE, label=reward_label)
         if "gold" in group[0]["curve"][0]:
-            _plot_runs(scores, group, "gold", color=GREEN_ON_ANY, label="truth (never trained on)")
-        _plot_runs(kl, group, "kl", color=ORANGE_ON_ANY, label="KL to SFT, nats")
+            _plot_runs(scores, group, "gold", color=LEGIBLE_GREEN, label="truth (never trained on)")
+        _plot_runs(kl, group, "kl", color=LEGIBLE_ORANGE, label="KL to SFT, nats")
         runs_shown = f"{'mean and range of ' if len(group) >= MANY else ''}{len(group)} run{'s' * (len(group) > 1)}"
         penalty = f"With a KL penalty, β = {beta:g}" if beta else "Without a KL penalty"
         scores.set_title(f"{penalty}\n{runs_shown}", loc="left")
@@ -151,7 +151,7 @@ def _draw_over_optimization(experiment: Experiment, runs: Sequence[Any], path: P
     for panel, (name, title) in zip(axes[0], (("reward", "reward model (proxy)"), ("judge", "judge")), strict=True):
         labeled = set()
         for run in runs:
-            color = ORANGE_ON_ANY if run["beta"] == 0 else BLUE_ON_ANY
+            color = LEGIBLE_ORANGE if run["beta"] == 0 else LEGIBLE_BLUE
             points = _checkpoint_points(run, name)
             label = f"β = {run['beta']:g}"
             panel.plot(*zip(*((x, y) for _, x, y in points), strict=True), "o-", color=color, alpha=0.75, markersize=3,
@@ -185,7 +185,7 @@ def _save(figure: Any, path: Path) -> None:
 
     drawn, small = BytesIO(), BytesIO()
     FigureCanvasAgg(figure)
-    make_transparent(figure, size=FONT_SIZE)
+    make_transparent(figure, min_font_size=FONT_SIZE)
     figure.savefig(drawn, dpi=110, format="png")
     Image.open(drawn).quantize(128, method=Image.Quantize.FASTOCTREE).save(small, format="png", optimize=True)
     write_bytes(path, small.getvalue())

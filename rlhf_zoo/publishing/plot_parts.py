@@ -13,38 +13,40 @@ if TYPE_CHECKING:
 
 BLUE, ORANGE, GREEN, GRAY, PURPLE, BROWN = "#1f5fa8", "#c8501e", "#2d7d46", "#777777", "#7b4fa3", "#8a6d3b"
 #: Colors that are legible on white and on black.
-BLUE_ON_ANY, ORANGE_ON_ANY, GREEN_ON_ANY, GRAY_ON_ANY = "#4184e4", "#d4772c", "#2da44e", "#7d8590"
+LEGIBLE_BLUE, LEGIBLE_ORANGE, LEGIBLE_GREEN, LEGIBLE_GRAY = "#4184e4", "#d4772c", "#2da44e", "#7d8590"
 WIDTH = 7.2  # inches, at 120 dpi
 MAX_MARKERS = 60  # curves with more points show no markers
-MIN_SHARE_KEPT = 0.75  # of the judge's highest gain; below it, the title names the step where the judge is highest
+#: If less than this share of the judge's highest gain is left at the end, the title names the step with the highest.
+MIN_SHARE_KEPT = 0.75
 ARROWS = 5  # number of arrows along a path, approximately
 
 
 def over_training_message(trajectory: Mapping[str, Any], initial_policy: str = "SFT") -> str:
-    """Returns the title of the plot over training, which says how the reward and the judge changed.
+    """Returns the title of `plot_over_training`, which says how the reward and the judge changed during training.
 
     Args:
         trajectory: `over_training` of evaluation.json, with checkpoints.
         initial_policy: What PPO started from: "SFT" or "the base".
     """
-    judge = [row["judge"] for row in (trajectory["sft"], *trajectory["checkpoints"])]
-    reward = [row["reward"]["value"] for row in (trajectory["sft"], *trajectory["checkpoints"])]
-    values, last = [estimate["value"] for estimate in judge], judge[-1]
-    rises = "Reward rises" if reward[-1] > reward[0] else "Reward does not rise"
-    if values[-1] < values[0]:
-        return f"{rises}, the judge ends below {initial_policy}"
-    if (trajectory.get("fall") or {}).get("detected"):
-        return f"{rises}, the judge falls after its peak"
-    if last["ci95"][0] <= values[0]:
-        return f"{rises}, the judge hardly changes"
+    rows = [trajectory["sft"], *trajectory["checkpoints"]]
+    rewards, judge_scores = ([row[name]["value"] for row in rows] for name in ("reward", "judge"))
+    judge_intervals = [row["judge"]["ci95"] for row in rows]
     fall = trajectory.get("fall") or {}
+    rises = "Reward rises" if rewards[-1] > rewards[0] else "Reward does not rise"
+    if judge_scores[-1] < judge_scores[0]:
+        return f"{rises}, the judge ends below {initial_policy}"
+    if fall.get("detected"):
+        return f"{rises}, the judge falls after its peak"
+    if judge_intervals[-1][0] <= judge_scores[0]:
+        return f"{rises}, the judge hardly changes"
     if fall.get("share_kept", 1.0) < MIN_SHARE_KEPT:
         return f"{rises}, the judge is highest at step {fall['step']}"
-    if reward[-1] <= reward[0]:
+    if rewards[-1] <= rewards[0]:
         return f"{rises}, the judge does"
-    if (kind := trajectory.get("kind") or trajectory.get("verdict")) in ("suspicious", "hacked"):
-        return f"Reward and judge rise, the verdict is {kind}"
-    levels_off = len(judge) > 2 and values[-1] <= judge[1]["ci95"][1]
+    verdict = trajectory.get("kind") or trajectory.get("verdict")  # `kind` is the verdict without numbers
+    if verdict in ("suspicious", "hacked"):
+        return f"Reward and judge rise, the verdict is {verdict}"
+    levels_off = len(rows) > 2 and judge_scores[-1] <= judge_intervals[1][1]
     return "Reward and judge rise together" + (", then level off" if levels_off else "")
 
 
@@ -72,7 +74,7 @@ def draw_estimates(axes: Axes, points: Sequence[Mapping[str, Any]], x_key: str, 
 
     Args:
         axes: matplotlib's axes.
-        points: Estimates, each with `value`, `ci95` and `x_key`.
+        points: Estimates, each with `value`, `ci95` and the x coordinate.
         x_key: The key of the x coordinate.
         color: The line's color.
         label: Its entry in the legend.
@@ -82,17 +84,19 @@ def draw_estimates(axes: Axes, points: Sequence[Mapping[str, Any]], x_key: str, 
 
 
 def draw_against_kl(axes: Axes, points: Sequence[Mapping[str, Any]], name: str, **style: Any) -> None:
-    """Draws the estimate `name` of each point against its √KL, with its interval.
+    """Draws an estimate of each checkpoint against its √KL, with the estimate's interval.
 
     Args:
         axes: matplotlib's axes.
-        points: Checkpoints, each with the estimates `kl` and `name`.
-        name: The key of the estimate.
+        points: Checkpoints, each with two estimates: `kl`, and the one to draw.
+        name: The key of the estimate to draw.
         style: Keywords of `Axes.errorbar`.
     """
-    roots, values = [sqrt_kl(point["kl"]["value"]) for point in points], [point[name]["value"] for point in points]
-    errors = error_bars([point[name] for point in points])
-    axes.errorbar(roots, values, yerr=errors, capsize=2.5, **{"linewidth": 1.4, "markersize": 5} | style)
+    distances = [sqrt_kl(point["kl"]["value"]) for point in points]
+    estimates = [point[name] for point in points]
+    values = [estimate["value"] for estimate in estimates]
+    style = {"linewidth": 1.4, "markersize": 5} | style
+    axes.errorbar(distances, values, yerr=error_bars(estimates), capsize=2.5, **style)
 
 
 def draw_band(axes: Axes, x: Sequence[float], points: Sequence[Mapping[str, Any]], color: str) -> None:
@@ -121,15 +125,17 @@ def label_lines(axes: Axes, labels: Sequence[tuple[str, str]]) -> None:
     for label, color in labels:
         style = {"xycoords": "axes fraction", "va": "bottom", "color": color, "fontweight": "bold"}
         annotate(axes, label, (0, 1), (shift, 4), **style)
-        shift += 11 * len(label) + 12  # typographic points; wide enough at 15 points
+        shift += 11 * len(label) + 12  # in points (1/72 inch); enough for the label in a 15-point font
 
 
-def make_transparent(figure: Figure, *, size: float) -> None:
-    """Makes a figure's background transparent, and turns black text into a gray that is legible on white and black.
+def make_transparent(figure: Figure, *, min_font_size: float) -> None:
+    """Makes a figure's background transparent, and its texts large and legible on white and on black.
+
+    Black text turns gray.
 
     Args:
         figure: matplotlib's figure.
-        size: Smallest font size, in typographic points; smaller texts are enlarged.
+        min_font_size: Smaller texts are enlarged to this size, in points (1/72 inch).
     """
     from matplotlib.text import Text
 
@@ -138,13 +144,13 @@ def make_transparent(figure: Figure, *, size: float) -> None:
         axes.patch.set_alpha(0)
         axes.spines[["top", "right"]].set_visible(False)
         for spine in axes.spines.values():
-            spine.set_color(GRAY_ON_ANY)
+            spine.set_color(LEGIBLE_GRAY)
         for axis in (axes.xaxis, axes.yaxis):
-            axis.set_tick_params("both", labelsize=size, color=GRAY_ON_ANY, labelcolor=GRAY_ON_ANY)
+            axis.set_tick_params("both", labelsize=min_font_size, color=LEGIBLE_GRAY, labelcolor=LEGIBLE_GRAY)
     for text in figure.findobj(Text):
-        text.set_fontsize(max(size, text.get_fontsize()))
+        text.set_fontsize(max(min_font_size, text.get_fontsize()))
         if text.get_color() == "black":
-            text.set_color(GRAY_ON_ANY)
+            text.set_color(LEGIBLE_GRAY)
 
 
 def arrows(points: Sequence[tuple[float, float]]) -> Iterable[tuple[tuple[float, float], tuple[float, float]]]:
@@ -164,7 +170,7 @@ def arrows(points: Sequence[tuple[float, float]]) -> Iterable[tuple[tuple[float,
             yield start, end
 
 
-def set_log_scale(axes: Axes) -> None:
+def set_log_y(axes: Axes) -> None:
     """Makes the y axis logarithmic, with plain numbers at its ticks.
 
     Args:
@@ -196,7 +202,7 @@ def annotate(axes: Axes, text: str, point: tuple[float, float], shift: tuple[int
         axes: matplotlib's axes.
         text: The text, such as a step.
         point: Coordinates of the point.
-        shift: The distance from the point, in typographic points (1/72 inch).
+        shift: The distance from the point, right and up, in points (1/72 inch).
         style: Keywords of `Axes.annotate`.
     """
     axes.annotate(text, point, xytext=shift, textcoords="offset points", **style)
@@ -238,7 +244,7 @@ def new_figure(
     gap: float = 0.0,
     **options: Any,
 ) -> tuple[Figure, list[Axes]]:
-    """Makes a figure and its axes, row by row. All lengths are in inches.
+    """Makes a figure with a grid of axes. All lengths are in inches.
 
     Margins are fixed, because matplotlib's own layouts take as long as the drawing itself.
 
@@ -251,6 +257,9 @@ def new_figure(
         top: The margin at the top.
         gap: The gap between rows.
         options: Keywords of `Figure.subplots`.
+
+    Returns:
+        The figure, and its axes in one list: the first row from the left, then the second, and so on.
     """
     import matplotlib
     from matplotlib.figure import Figure
@@ -263,9 +272,9 @@ def new_figure(
     figure = Figure(figsize=(WIDTH, height), dpi=120)
     figure.subplots_adjust(left / WIDTH, bottom / height, 1 - right / WIDTH, 1 - top / height)
     figure.subplots_adjust(hspace=gap / axes_height, wspace=left / axes_width)
-    grid = list(figure.subplots(rows, columns, squeeze=False, **options).flat)
-    for axes in grid:
+    all_axes = list(figure.subplots(rows, columns, squeeze=False, **options).flat)
+    for axes in all_axes:
         axes.grid(alpha=0.25)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
-    return figure, grid
+    return figure, all_axes

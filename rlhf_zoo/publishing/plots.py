@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 from ..fileio import get_nested, is_finite, write_bytes
 from .plot_parts import (
     BLUE,
-    BLUE_ON_ANY,
     BROWN,
     GRAY,
-    GRAY_ON_ANY,
     GREEN,
-    GREEN_ON_ANY,
+    LEGIBLE_BLUE,
+    LEGIBLE_GRAY,
+    LEGIBLE_GREEN,
+    LEGIBLE_ORANGE,
     ORANGE,
-    ORANGE_ON_ANY,
     PURPLE,
     WIDTH,
     annotate,
@@ -39,7 +39,7 @@ from .plot_parts import (
     mark_step,
     new_figure,
     over_training_message,
-    set_log_scale,
+    set_log_y,
     sqrt_kl,
 )
 
@@ -108,19 +108,21 @@ def plot_reward_against_kl(rows: Rows, path: Path, *, mark: int | None = None) -
     ]
     if len(points) < 2:
         return False
-    steps, roots, rewards = (list(column) for column in zip(*points, strict=True))
+    steps, distances, rewards = (list(column) for column in zip(*points, strict=True))
     figure, (axes,) = new_figure(4.2)
-    axes.plot(roots, rewards, color=GRAY, linewidth=0.8, alpha=0.7, zorder=1)
-    dots = axes.scatter(roots, rewards, c=steps, cmap="viridis", s=26, zorder=2)
+    axes.plot(distances, rewards, color=GRAY, linewidth=0.8, alpha=0.7, zorder=1)
+    dots = axes.scatter(distances, rewards, c=steps, cmap="viridis", s=26, zorder=2)
     figure.colorbar(dots, ax=axes, pad=0.02, fraction=0.12, label="PPO update")
-    for start, end in arrows(list(zip(roots, rewards, strict=True))):
+    for start, end in arrows(list(zip(distances, rewards, strict=True))):
         style = {"arrowstyle": "-|>", "color": "black", "linewidth": 1.1, "shrinkA": 0, "shrinkB": 0}
         axes.annotate("", xy=end, xytext=start, arrowprops=style, zorder=3)
     for index, shift in ((0, -17), (-1, 12)):
-        annotate(axes, f"update {steps[index]}", (roots[index], rewards[index]), (0, shift), ha="center", fontsize=9)
+        annotate(
+            axes, f"update {steps[index]}", (distances[index], rewards[index]), (0, shift), ha="center", fontsize=9
+        )
     title = "Reward against √KL; arrows: order of training"
     if mark in steps:
-        draw_ring(axes, roots[steps.index(mark)], rewards[steps.index(mark)])
+        draw_ring(axes, distances[steps.index(mark)], rewards[steps.index(mark)])
         title += f"; ring: step {mark}"
     axes.margins(x=0.06, y=0.12)
     axes.set_xlim(left=min(0.0, axes.get_xlim()[0]))
@@ -180,17 +182,17 @@ def plot_over_training(trajectory: Mapping[str, Any] | None, path: Path, *, init
         3.8, 2, left=0.75, right=0.75 if separate_scales else 0.1, top=0.85, gap=0.4, sharex=True, height_ratios=(3, 2)
     )
     right = top.twinx() if separate_scales else top
-    draw_band(top, steps, [row["reward"] for row in rows], BLUE_ON_ANY)
-    draw_band(right, steps, [row["judge"] for row in rows], GREEN_ON_ANY)
-    draw_band(bottom, steps, [row["kl"] for row in rows], ORANGE_ON_ANY)
+    draw_band(top, steps, [row["reward"] for row in rows], LEGIBLE_BLUE)
+    draw_band(right, steps, [row["judge"] for row in rows], LEGIBLE_GREEN)
+    draw_band(bottom, steps, [row["kl"] for row in rows], LEGIBLE_ORANGE)
     bottom.set_ylim(bottom=min(0.0, bottom.get_ylim()[0]))
-    label_lines(top, [("reward", BLUE_ON_ANY), ("judge" + " (right)" * separate_scales, GREEN_ON_ANY)])
+    label_lines(top, [("reward", LEGIBLE_BLUE), ("judge" + " (right)" * separate_scales, LEGIBLE_GREEN)])
     label = initial_policy.removeprefix("the ")
-    label_lines(bottom, [(f"KL to {label}, nats", ORANGE_ON_ANY)])
+    label_lines(bottom, [(f"KL to {label}, nats", LEGIBLE_ORANGE)])
     recommended = trajectory.get("recommended")
     for axes in (top, bottom):
         if recommended is not None:
-            axes.axvline(recommended, color=GRAY_ON_ANY, linestyle=(0, (4, 4)), linewidth=1.5)
+            axes.axvline(recommended, color=LEGIBLE_GRAY, linestyle=(0, (4, 4)), linewidth=1.5)
     if recommended is not None:
         shift, side = (6, "left") if recommended < max(steps) / 2 else (-6, "right")
         annotate(
@@ -202,11 +204,11 @@ def plot_over_training(trajectory: Mapping[str, Any] | None, path: Path, *, init
     bottom.set_xlabel(f"PPO update (0 = {label}); {trajectory['prompts']} validation prompts")
     title = over_training_message(trajectory, initial_policy)
     figure.suptitle(title, x=0.02, y=0.985, ha="left", fontsize=17, fontweight="bold")
-    make_transparent(figure, size=15)
+    make_transparent(figure, min_font_size=15)
     figure.subplots_adjust(left=max(0.75, *(0.12 + _label_width(axes) for axes in (top, bottom))) / WIDTH)
     if separate_scales:
-        top.tick_params(axis="y", labelcolor=BLUE_ON_ANY)
-        right.tick_params(axis="y", labelcolor=GREEN_ON_ANY)
+        top.tick_params(axis="y", labelcolor=LEGIBLE_BLUE)
+        right.tick_params(axis="y", labelcolor=LEGIBLE_GREEN)
     return _save(figure, path)
 
 
@@ -229,7 +231,7 @@ def plot_against_kl(trajectory: Mapping[str, Any] | None, path: Path) -> bool:
     if not trajectory or not trajectory.get("checkpoints"):
         return False
     rows = [trajectory["sft"], *trajectory["checkpoints"]]
-    roots = [sqrt_kl(row["kl"]["value"]) for row in rows]
+    distances = [sqrt_kl(row["kl"]["value"]) for row in rows]
     steps = [0, *(row["step"] for row in trajectory["checkpoints"])]
     figure, (proxy, judge) = new_figure(5.6, 2, gap=0.35, sharex=True)
     fits = trajectory.get("fits") or {}
@@ -241,11 +243,11 @@ def plot_against_kl(trajectory: Mapping[str, Any] | None, path: Path) -> bool:
         values = [row[key]["value"] for row in rows]
         if fit:
             # R(d) = R(0) + d (α − β ln d), with d = √KL: Gao et al. 2022 (arXiv:2210.10760), §3.
-            low, high = min(roots[1:]), max(roots[1:])
+            low, high = min(distances[1:]), max(distances[1:])
             curve = [d for percent in range(101) if (d := low + (high - low) * percent / 100) > 0]
             alpha, beta = (fit[name]["value"] for name in ("alpha", "beta"))
             axes.plot(curve, [values[0] + d * (alpha - beta * math.log(d)) for d in curve], color=GRAY, linewidth=1)
-        for step, x, y in zip(steps, roots, values, strict=True):
+        for step, x, y in zip(steps, distances, values, strict=True):
             annotate(axes, str(step) if step else "SFT", (x, y), (5, -11), fontsize=8.5)
             if step and step == trajectory.get("recommended"):
                 draw_ring(axes, x, y)
@@ -391,16 +393,16 @@ def plot_curves(
     if not visible_curves:
         return False
     figure, (axes,) = new_figure(left=1.1)
-    colors = (BLUE_ON_ANY, ORANGE_ON_ANY, GREEN_ON_ANY, GRAY_ON_ANY)
+    colors = (LEGIBLE_BLUE, LEGIBLE_ORANGE, LEGIBLE_GREEN, LEGIBLE_GRAY)
     for (label, curve), color in zip(visible_curves.items(), colors, strict=False):
         axes.plot(*curve, color=color, label=label, **line_style(curve[0]))
     axes.set(xlabel="optimizer step", ylabel=unit, title=title)
     axes.legend(frameon=False)
     values = [value for _, curve_values in visible_curves.values() for value in curve_values]
     if min(values) > 0 and max(values) > 3 * min(values):
-        set_log_scale(axes)  # on a linear scale, the high values of the first steps would flatten the curve
+        set_log_y(axes)  # on a linear scale, the high values of the first steps would flatten the curve
     mark_step(axes, mark)
-    make_transparent(figure, size=14)
+    make_transparent(figure, min_font_size=14)
     return _save(figure, path)
 
 
@@ -421,16 +423,16 @@ def plot_margins(report: Mapping[str, Any] | None, path: Path) -> bool:
         counts,
         width=[0.95 * (high - low) for low, high in spans],
         align="edge",
-        color=[ORANGE_ON_ANY if high <= 0 else BLUE_ON_ANY for _, high in spans],
+        color=[LEGIBLE_ORANGE if high <= 0 else LEGIBLE_BLUE for _, high in spans],
     )
-    axes.axvline(0, color=GRAY_ON_ANY, linewidth=1)
+    axes.axvline(0, color=LEGIBLE_GRAY, linewidth=1)
     share = sum(count for (_, high), count in zip(spans, counts, strict=True) if high <= 0) / sum(counts)
     axes.set(
         xlabel="score of the chosen text − score of the rejected one",
         ylabel="held-out pairs",
         title=f"{share:.0%} of {sum(counts)} held-out pairs are in the wrong order (orange)",
     )
-    make_transparent(figure, size=14)
+    make_transparent(figure, min_font_size=14)
     return _save(figure, path)
 
 
