@@ -168,11 +168,11 @@ def find_pair(
     if stage_folder is not None:
         traced = find_traced_policy(policy, sft=against, reward=reward_name, hub=hub)
         where = str(traced.settings_file)
-        recorded = recorded_settings(traced.resolved, "ppo", ("response_length", "temperature"), where=where)
+        recorded = recorded_settings(traced.settings, "ppo", ("response_length", "temperature"), where=where)
         evaluation = StageRecord(stage_folder.parent / "eval")
         evaluation_keys = (evaluation.read().get("resolved") or {}).get("evaluation") or {}
         judge = evaluation_keys.get("judge")
-        loader = _reward_loader(traced.resolved, where) if reward is None else None
+        loader = _reward_loader(traced.settings, where) if reward is None else None
         if not settings.judges:
             _check_recorded_judge(evaluation, judge)
         if loader is not None and not traced.is_trusted:
@@ -180,25 +180,25 @@ def find_pair(
         data_folder = stage_folder.parent / "data"
         # Next to a stage that was downloaded alone, a folder "data" belongs to the user and not to the run.
         from_run = find_download(stage_folder) is None or find_download(data_folder) is not None
-        configuration = prompts_location(traced.resolved).configuration or PROMPTS_CONFIG
+        configuration = prompts_location(traced.settings).configuration or PROMPTS_CONFIG
         if data is None and from_run and (data_folder / configuration).is_dir():
             data = DataSource(str(data_folder), None, {})
         data = data or _open_run_data(stage_folder, traced, hub)
         return PolicyPair(
             traced.policy,
             traced.reference,
-            () if no_reward else traced.rewards,
+            () if no_reward else traced.reward_models,
             data,
             {name: float(value) for name, value in recorded.items()},
             judge=f"reward:{stage_folder.parent / 'judge' / 'reward'}" if judge == SAME_LABELS else judge,
             labeled=EvaluationConfig(labeled=evaluation_keys.get("labeled") or {}).labeled_arguments,
-            functions=_reward_functions(traced.resolved),
-            prompts_location=prompts_location(traced.resolved),
-            held_out=_held_out_share_and_split(traced.resolved),
+            functions=_reward_functions(traced.settings),
+            prompts_location=prompts_location(traced.settings),
+            held_out=_held_out_share_and_split(traced.settings),
             reward_load_kwargs=reward_load_kwargs(
-                recorded_settings(traced.resolved, "ppo", REWARD_LOAD_KEYS, where=where)
+                recorded_settings(traced.settings, "ppo", REWARD_LOAD_KEYS, where=where)
             ),
-            truncation_fields=_truncation_fields(traced.resolved, where),
+            truncation_fields=_truncation_fields(traced.settings, where),
             loader=loader,
             hub=hub,
         )
@@ -228,9 +228,9 @@ def _open_run_data(stage_folder: Path, traced: TracedPolicy, hub: Hub) -> DataSo
 
     An untrusted run must name a data set on a Hub.
     """
-    resolved = traced.resolved
-    shared = resolved.get("recipe") or {}
-    keys = resolved if resolved.get("dataset_name") else {} if shared.get("corpus") else shared
+    settings = traced.settings
+    shared = settings.get("recipe") or {}
+    keys = settings if settings.get("dataset_name") else {} if shared.get("corpus") else shared
     if not isinstance(name := keys.get("dataset_name"), str):
         return None
     if not traced.is_trusted:

@@ -200,17 +200,17 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_find_locates_all_models_of_a_run(run: Path) -> None:
     result = find_traced_policy(str(run))
-    paths = [part.path for part in (result.policy, result.reference, result.old, *result.rewards)]
+    paths = [part.path for part in (result.policy, result.reference, result.old, *result.reward_models)]
     folders = ("ppo/checkpoint-3", "sft/checkpoint-4", "ppo/checkpoint-2", "reward/checkpoint-4")
     assert paths == [run / folder for folder in folders]
-    assert (result.step, result.is_start, result.is_trusted) == (3, False, True)
+    assert (result.step, result.is_initial, result.is_trusted) == (3, False, True)
     assert find_traced_policy(str(run / "ppo")) == result == find_traced_policy(str(run / "ppo" / "checkpoint-3"))
     assert find_traced_policy(str(run), step=1).old is None, "before the first checkpoint there is the reference"
     assert find_traced_policy(str(run), old="1").old.path == run / "ppo/checkpoint-1"
     assert find_traced_policy(str(run), old=str(run / "ppo/checkpoint-1")).old.path == run / "ppo/checkpoint-1"
     assert find_traced_policy(str(run), old="0").old is None
     first = find_traced_policy(str(run), step=0)
-    assert (first.policy, first.step, first.is_start) == (first.reference, 0, True)
+    assert (first.policy, first.step, first.is_initial) == (first.reference, 0, True)
 
 
 def test_trace_checkpoint_equals_trace_of_its_models(run: Path) -> None:
@@ -247,8 +247,11 @@ def test_initial_critic_from_elsewhere_needs_a_known_commit(run: Path, tmp_path:
         trace_checkpoint(find_traced_policy(str(copy), step=0), "cd", columns=COLUMNS)
     record.write(parents={**record.read()["parents"], "value": record.read()["parents"]["reward"]})
     result = find_traced_policy(str(copy), step=0)
-    assert result.critic_start is not None and result.critic_start.path == copy / "reward/checkpoint-4"
+    assert result.value_model is not None and result.value_model.path == copy / "reward/checkpoint-4"
     assert trace_checkpoint(result, "cd", columns=COLUMNS).kl == 0
+    StageRecord(copy / "reward").write(fingerprint="another")
+    with pytest.raises(ZooError, match=r"The model that the critic of .* nor published: trace a later step\."):
+        find_traced_policy(str(copy), step=0, reward=str(run / "reward/checkpoint-4"))
 
 
 def test_trace_rejects_missing_reward_column(run: Path) -> None:
@@ -259,10 +262,10 @@ def test_trace_rejects_missing_reward_column(run: Path) -> None:
 @pytest.mark.parametrize(
     ("where", "options", "message"),
     [
-        (".", {"step": 9}, "run/ppo has no checkpoint of step 9: it has 1, 2, 3, and 0 is the start of PPO."),
+        (".", {"step": 9}, "run/ppo has no checkpoint of step 9: choose 0 (the start of PPO) or one of 1, 2, 3."),
         (".", {"old": "9"}, "has no checkpoint of step 9"),
         (".", {"revision": "best"}, "is a run directory, which has no revisions: pass --step instead."),
-        ("sft", {}, "has a run of the stage sft: pass the folder of the PPO stage."),
+        ("sft", {}, "is the folder of the stage sft: pass the folder of the PPO stage."),
         ("ppo/checkpoint-2", {"step": 1}, "is already the checkpoint of a step: remove --step"),
         ("..", {}, "has neither a PPO run nor a PPO checkpoint: pass runs/RECIPE, or train PPO first."),
     ],
@@ -280,7 +283,7 @@ def test_find_rejects_parents_that_were_retrained(run: Path, tmp_path: Path) -> 
     with pytest.raises(ZooError, match=r"The reward model .* neither in its run directory nor published"):
         find_traced_policy(str(tmp_path / "run"))
     result = find_traced_policy(str(tmp_path / "run"), reward=str(run / "reward/checkpoint-4"))
-    assert [one.path for one in result.rewards] == [run / "reward/checkpoint-4"]
+    assert [model.path for model in result.reward_models] == [run / "reward/checkpoint-4"]
 
 
 def test_trace_rejects_different_tokenizer_and_missing_critic(run: Path, tmp_path: Path) -> None:
@@ -342,7 +345,7 @@ def test_trace_of_repository_equals_trace_of_its_run(run: Path, hub: dict[str, P
     assert second.old.name == "local/toy-ppo@step-000001" and find_traced_policy("local/toy-ppo", step=1).old is None
     pulled = find_traced_policy(str(hub["local/toy-ppo"]))
     assert (pulled.step, pulled.old, pulled.is_trusted) == (3, None, False)
-    assert find_traced_policy("local/toy-ppo", step=0).is_start
+    assert find_traced_policy("local/toy-ppo", step=0).is_initial
 
 
 def test_trace_imports_no_code_named_by_download_unless_asked(hub: dict[str, Path]) -> None:
@@ -350,7 +353,7 @@ def test_trace_imports_no_code_named_by_download_unless_asked(hub: dict[str, Pat
     with pytest.raises(ZooError, match="also rewarded by toy_run:answered, but code that a download names"):
         trace_checkpoint(result, "cd")
     unweighted = {"reward_funcs": ["no_such_module:f"], "reward_weights": [1.0, 0.0]}
-    evil = replace(result, resolved={**result.resolved, **unweighted})
+    evil = replace(result, settings={**result.settings, **unweighted})
     assert set(trace_checkpoint(evil, "cd").scores) == {"reward_model"}, "a reward with weight 0 is left out"
     with pytest.raises(ZooError, match=r"--reward_funcs names os:system, but the reward functions of .* are toy_run:"):
         trace_checkpoint(result, "cd", reward_funcs=["os:system"])
@@ -394,7 +397,7 @@ def test_find_rejects_repositories_without_ppo_run(
 def test_trace_validates_settings_of_downloads(hub: dict[str, Path], change: dict[str, Any], message: str) -> None:
     result = find_traced_policy("local/toy-ppo")
     with pytest.raises(ZooError, match=message):
-        trace_checkpoint(replace(result, resolved={**result.resolved, **change}), "cd")
+        trace_checkpoint(replace(result, settings={**result.settings, **change}), "cd")
 
 
 def test_trace_rejects_malformed_ppo_state(hub: dict[str, Path]) -> None:

@@ -122,14 +122,14 @@ def _list_sources(
     lineage: Lineage, hub: Hub, *, all_columns: bool = False
 ) -> Iterator[tuple[str, Callable[[str | None, str], Iterable[object]]]]:
     """Yields (location, function that loads a configuration and split) of local data, then of published data sets."""
-    stage = find_stage_folder(Path(lineage.ppo.name))
-    if stage is not None and StageRecord(stage).is_own():
-        yield str(stage.parent / "data"), partial(_read_local_rows, stage.parent / "data")
+    stage_folder = find_stage_folder(Path(lineage.ppo.name))
+    if stage_folder is not None and StageRecord(stage_folder).is_own():
+        yield str(stage_folder.parent / "data"), partial(_read_local_rows, stage_folder.parent / "data")
     for parent in Card(lineage.card).parents:
         if parent.role == "data" and parent.repo is not None and parent.commit is not None:
             yield (
                 parent.repo,
-                partial(_read_published_rows, lineage, stage, parent.repo, parent.commit, hub, all_columns),
+                partial(_read_published_rows, lineage, stage_folder, parent.repo, parent.commit, hub, all_columns),
             )
 
 
@@ -143,7 +143,7 @@ def _read_local_rows(folder: Path, configuration: str | None, split: str) -> lis
 
 def _read_published_rows(
     lineage: Lineage,
-    stage: Path | None,
+    stage_folder: Path | None,
     repo: str,
     commit: str,
     hub: Hub,
@@ -162,7 +162,7 @@ def _read_published_rows(
     from ...runs.data.sources import find_data
 
     check_repository(repo, key="parents.data", where=f"The card of {lineage.ppo.name}")
-    is_own = stage is not None and StageRecord(stage).is_own()
+    is_own = stage_folder is not None and StageRecord(stage_folder).is_own()
     if not is_own and not _may_show(lineage.ppo.repo, repo, hub):
         raise ZooError(f"{repo} is not public, so its prompts are not shown on the page of a public model.")
     rows = find_data(repo, commit, hub).load(configuration, split, columns=[])

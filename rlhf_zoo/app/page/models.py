@@ -135,14 +135,14 @@ def _may_run(rule: str) -> bool:
     return may_import(rule, REWARDS) and "pattern" not in (split_settings(rule)[1] or {})
 
 
-def _may_load(loader: str, stage: Path | None) -> bool:
+def _may_load(loader: str, stage_folder: Path | None) -> bool:
     """Whether a card's loader may run: only if the user's own run directory names the same loader in run.json.
 
-    `stage` is None for a repository. Raises ZooError for a run directory that the user's rlhf-zoo did not write.
+    `stage_folder` is None for a repository. Raises ZooError for a run directory that the user's rlhf-zoo did not write.
     """
-    if stage is None:
+    if stage_folder is None:
         return False
-    record = StageRecord(stage)
+    record = StageRecord(stage_folder)
     if not record.is_own():
         raise ZooError(
             f"{record.run_file} was not written by your rlhf-zoo, or was changed since, and the run's reward model "
@@ -157,13 +157,13 @@ def _find_timeline_runs(
     """Returns the runs that have checkpoints, the PPO checkpoint's own first, and why some are missing (or None)."""
     folder = Path(lineage.ppo.name)
     if folder.is_dir():
-        stage = find_stage_folder(folder)
-        if stage is not None:
+        run, stage_folder = None, find_stage_folder(folder)
+        if stage_folder is not None:
             try:
-                StageRecord(stage).check_own()
+                StageRecord(stage_folder).check_own()
             except ZooError as error:
                 return [], str(error)
-        run = TimelineRun.from_card(card_json(StageFacts.read(stage, None)), stage) if stage is not None else None
+            run = TimelineRun.from_card(card_json(StageFacts.read(stage_folder, None)), stage_folder)
         if run is None or not run.points:
             return [], f"{folder} has no checkpoints beside it: pass the run's PPO stage directory, or a repository."
         return [run], None

@@ -62,9 +62,9 @@ def _release_rule(run: Path) -> str | None:
     return (StageRecord(run / "ppo").read().get("chosen") or {}).get("rule")
 
 
-def _differs_only_in(keys: Sequence[str], stage: Path, base: Path) -> bool:
+def _differs_only_in(keys: Sequence[str], stage_folder: Path, base: Path) -> bool:
     """Whether a stage is finished, and its settings differ from the base run's in no other keys than `keys`."""
-    record, base_settings = StageRecord(stage).read(), StageRecord(base).read()["resolved"]
+    record, base_settings = StageRecord(stage_folder).read(), StageRecord(base).read()["resolved"]
     if record.get("status") != "finished":
         return False
     settings = [

@@ -191,11 +191,11 @@ def _score(runs: Sequence[RunContext], texts: Mapping[str, PolicyTexts]) -> tupl
         path, use_cpu = run.checkpoint("reward").path, run.settings("reward").trainer.use_cpu
         tokenizer = load_tokenizer(path)
         model = move_to_best_device(load_classifier(path), use_cpu=use_cpu)
-        scorer = RewardModel(model, tokenizer, tokenizer, center=False, scale=False)
-        scores = score_pairs(scorer, pairs)
+        reward_model = RewardModel(model, tokenizer, tokenizer, center=False, scale=False)
+        scores = score_pairs(reward_model, pairs)
         margins.append(np.subtract(scores["chosen"], scores["rejected"]))
         for side, completions in texts.items():
-            scores_by_side[side].append(scorer.score_texts(completions.texts, ended=completions.ended).tolist())
+            scores_by_side[side].append(reward_model.score_texts(completions.texts, ended=completions.ended).tolist())
     prompts = group_other_prompts(pairs["prompt"], owner.shared.evaluation.group)
     raw_scores = {side: np.array(scores) for side, scores in scores_by_side.items()}
     return EnsembleScores(np.array(margins), prompts, raw_scores, texts, runs[0].shared.seed), split

@@ -401,7 +401,7 @@ def _build_trainer(
     tokenizer: PreTrainedTokenizerBase,
     _ids: list[list[int]],
     rewards: list[PreTrainedModel],
-    scorers: list[RewardModel],
+    reward_models: list[RewardModel],
     value: ParentCheckpoint | None,
 ) -> tuple[PPOTrainer, str]:
     trainer = build_trainer(
@@ -410,7 +410,7 @@ def _build_trainer(
         model=policy,
         processing_class=tokenizer,
         reward_model=rewards or None,
-        reward_processing_class=[scorer.tokenizer for scorer in scorers] or None,
+        reward_processing_class=[model.tokenizer for model in reward_models] or None,
         value_model=None if value is None else value.path,
         **drop_too_long_prompts(settings, tokenizer, data)[0],
     )

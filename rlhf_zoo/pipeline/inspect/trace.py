@@ -64,11 +64,11 @@ class TracedPolicy:
     Attributes:
         policy: The policy.
         reference: The reference policy π_ref.
-        rewards: The reward models; () if the run had none.
-        critic_start: At step 0, the model that value_model_name_or_path names; None at later steps, or without the key.
+        reward_models: The reward models; () if the run had none.
+        value_model: At step 0, the model that value_model_name_or_path names; None at later steps, or without the key.
         old: The policy π_old in the denominator of ρ; None for the reference.
         step: The step of the checkpoint; 0 for the policy that PPO started from, None if it is unknown.
-        resolved: The run's settings.
+        settings: The run's settings.
         settings_file: The file with the settings.
         is_trusted: Whether this user's rlhf-zoo wrote the settings, so that every Python object that they name may be
             imported. Otherwise `runs.trusted_names` decides.
@@ -76,17 +76,17 @@ class TracedPolicy:
 
     policy: Checkpoint
     reference: Checkpoint
-    rewards: tuple[Checkpoint, ...]
-    critic_start: Checkpoint | None
+    reward_models: tuple[Checkpoint, ...]
+    value_model: Checkpoint | None
     old: Checkpoint | None
     step: int | None
-    resolved: Mapping[str, Any]
+    settings: Mapping[str, Any]
     settings_file: Path
     is_trusted: bool
 
     @property
-    def is_start(self) -> bool:
-        """Whether this is the policy that PPO started from, whose critic was never saved."""
+    def is_initial(self) -> bool:
+        """Whether this is the policy that PPO started from. Its critic was never saved."""
         return self.step == 0
 
 
@@ -121,48 +121,51 @@ def find_traced_policy(
     """
     path = Path(name)
     if path.is_dir():
-        has_state, absolute_path = (path / PPO_STATE).is_file(), path.resolve()  # `Path(".").name` is empty
-        if has_state and is_checkpoint(absolute_path) and (absolute_path.parent / "run.json").is_file():
+        absolute_path = path.resolve()  # `Path(".").name` is empty
+        has_state = (path / PPO_STATE).is_file()
+        is_in_run = has_state and is_checkpoint(absolute_path) and (absolute_path.parent / "run.json").is_file()
+        if is_in_run:
             if step is not None:
                 raise ZooError(f"{name} is already the checkpoint of a step: remove --step.")
-            path, step, has_state = absolute_path.parent, checkpoint_step(absolute_path), False
-        stage = path if (path / "run.json").is_file() else path / "ppo"
-        # A folder with PPO's state is a pulled repository, even if it also has a run.json.
-        if not has_state and (stage / "run.json").is_file():
+            path, step = absolute_path.parent, checkpoint_step(absolute_path)
+        # Any other folder with PPO's state is a pulled repository, even if it also has a run.json.
+        is_repository = has_state and not is_in_run
+        stage_folder = path if (path / "run.json").is_file() else path / "ppo"
+        if not is_repository and (stage_folder / "run.json").is_file():
             if revision is not None:
                 raise ZooError(f"{name} is a run directory, which has no revisions: pass --step instead.")
-            return _from_run(stage, step=step, old=old, sft=sft, reward=reward, hub=hub)
-        if not has_state:
+            return _from_run(stage_folder, step=step, old=old, sft=sft, reward=reward, hub=hub)
+        if not is_repository:
             raise ZooError(f"{name} has neither a PPO run nor a PPO checkpoint: pass runs/RECIPE, or train PPO first.")
     return _from_repository(name, step=step, revision=revision, old=old, sft=sft, reward=reward, hub=hub)
 
 
 def _from_run(
-    stage: Path, *, step: int | None, old: str | None, sft: str | None, reward: str | None, hub: Hub
+    stage_folder: Path, *, step: int | None, old: str | None, sft: str | None, reward: str | None, hub: Hub
 ) -> TracedPolicy:
-    record = StageRecord(stage)
+    record = StageRecord(stage_folder)
     document = record.read()
-    if document.get("stage") != "ppo":
-        raise ZooError(f"{stage} has a run of the stage {document.get('stage')}: pass the folder of the PPO stage.")
+    if (stage := document.get("stage")) != "ppo":
+        raise ZooError(f"{stage_folder} is the folder of the stage {stage}: pass the folder of the PPO stage.")
     steps = {checkpoint_step(path): str(path) for path in record.checkpoints()}
     step = max(steps, default=0) if step is None else step
-    name = _checkpoint_at(steps, step, str(stage)) if step else None
-    old_name = _old_policy_name(steps, step, old, str(stage))
-    reference = _resolve_checkpoint(sft, hub) if sft is not None else _find_parent(stage, document, "sft", hub)
+    name = _checkpoint_at(steps, step, str(stage_folder)) if step else None
+    old_name = _old_policy_name(steps, step, old, str(stage_folder))
+    reference = _resolve_checkpoint(sft, hub) if sft is not None else _find_parent(stage_folder, document, "sft", hub)
     parents = document.get("parents") or {}
-    scorers = (
+    reward_models = (
         [_resolve_checkpoint(reward, hub)]
         if reward is not None
-        else [_find_parent(stage, document, role, hub) for role in REWARD_ROLES if parents.get(role)]
+        else [_find_parent(stage_folder, document, role, hub) for role in REWARD_ROLES if parents.get(role)]
     )
     return TracedPolicy(
         policy=reference if name is None else _resolve_checkpoint(name, hub),
         reference=reference,
-        rewards=tuple(scorers),
-        critic_start=_find_parent(stage, document, "value", hub) if parents.get("value") and not step else None,
+        reward_models=tuple(reward_models),
+        value_model=_find_parent(stage_folder, document, "value", hub) if parents.get("value") and not step else None,
         old=None if old_name is None else _resolve_checkpoint(old_name, hub),
         step=step,
-        resolved=document.get("resolved") or {},
+        settings=document.get("resolved") or {},
         settings_file=record.run_file,
         is_trusted=record.is_own(),
     )
@@ -188,38 +191,38 @@ def _from_repository(
             else f"{name} has more than one revision: pass only one of @TAG, --revision and --step."
         )
     full_name = f"{repo}@{revisions[0]}" if revisions else repo
-    subject = _resolve_checkpoint(full_name, hub, skip_source=True)
-    path = subject.path
+    policy = _resolve_checkpoint(full_name, hub, skip_source=True)
+    path = policy.path
     for required in (PPO_STATE, RECIPE_FILE):
         if not (path / required).is_file():
             raise ZooError(
                 f"{name} is not a PPO policy of rlhf-zoo (it has no {required}): pass a run directory of PPO, or the "
                 "repository of a published run, such as NAMESPACE/RECIPE-ppo."
             )
-    lineage = find_lineage(subject.name, sft=sft, reward=reward, hub=hub)
+    lineage = find_lineage(policy.name, sft=sft, reward=reward, hub=hub)
     card_step = int_or_none(lineage.card.get("step")) or 0
-    resolved = read_json(path / RECIPE_FILE)
-    if not isinstance(resolved, dict):
+    settings = read_json(path / RECIPE_FILE)
+    if not isinstance(settings, dict):
         raise ZooError(
             f"{RECIPE_FILE} of {name} does not hold a stage's settings: publish it again with this rlhf-zoo."
         )
     steps = {} if is_local else {number: f"{repo}@{tag}" for number, tag in _read_tags(repo, hub).items()}
-    is_start = step == 0
-    old_name = _old_policy_name(steps, 0 if is_start else card_step, old, repo)
+    is_initial = step == 0
+    old_name = _old_policy_name(steps, 0 if is_initial else card_step, old, repo)
     return TracedPolicy(
-        policy=lineage.sft if is_start else subject,
+        policy=lineage.sft if is_initial else policy,
         reference=lineage.sft,
-        rewards=lineage.rewards,
-        critic_start=_find_published_value(lineage.card, hub) if is_start else None,
+        reward_models=lineage.rewards,
+        value_model=_find_published_value_model(lineage.card, hub) if is_initial else None,
         old=None if old_name is None else _resolve_checkpoint(old_name, hub),
-        step=0 if is_start else card_step or None,
-        resolved=resolved,
+        step=0 if is_initial else card_step or None,
+        settings=settings,
         settings_file=path / RECIPE_FILE,
         is_trusted=False,
     )
 
 
-def _find_published_value(card: Mapping[str, Any], hub: Hub) -> Checkpoint | None:
+def _find_published_value_model(card: Mapping[str, Any], hub: Hub) -> Checkpoint | None:
     """Finds the model that the critic started from, at its commit; None if the card does not name one."""
     parent = get_nested(card, "parents", "value") or {}
     repo, commit = (parent.get(key) if isinstance(parent, dict) else None for key in ("repo", "commit"))
@@ -252,50 +255,53 @@ def _resolve_checkpoint(name: str, hub: Hub, *, skip_source: bool = False) -> Ch
 
 def _checkpoint_at(steps: Mapping[int, str], step: int, where: str) -> str:
     if step not in steps:
-        available = ", ".join(map(str, sorted(steps))) or "none"
-        raise ZooError(f"{where} has no checkpoint of step {step}: it has {available}, and 0 is the start of PPO.")
+        others = f" or one of {', '.join(map(str, sorted(steps)))}" if steps else ""
+        raise ZooError(f"{where} has no checkpoint of step {step}: choose 0 (the start of PPO){others}.")
     return steps[step]
 
 
 def _old_policy_name(steps: Mapping[int, str], step: int, old: str | None, where: str) -> str | None:
-    """Returns the name of π_old: `old` unless it is None, then the checkpoint before `step`; None for the reference."""
+    """Returns the name of π_old, which is `old` or by default the checkpoint before `step`; None for the reference."""
     if old is None:
-        return steps[max(earlier_steps)] if (earlier_steps := [number for number in steps if number < step]) else None
-    if old.isdecimal():
+        earlier_steps = [number for number in steps if number < step]
+        return steps[max(earlier_steps)] if earlier_steps else None
+    if old.isdecimal():  # a step of the same run
         return _checkpoint_at(steps, int(old), where) if int(old) else None
     return old
 
 
-def _find_parent(stage: Path, document: Mapping[str, Any], role: str, hub: Hub) -> Checkpoint:
+def _find_parent(stage_folder: Path, document: Mapping[str, Any], role: str, hub: Hub) -> Checkpoint:
     """Finds the model of a role in PPO: in the run directory, at its recorded path, or on the Hub at its commit."""
     lineage = (document.get("parents") or {}).get(role) or {}
     path, repo, commit = (lineage.get(key) for key in ("path", "repo", "commit"))
-    value_stage = (document.get("resolved") or {}).get("value_model_name_or_path")
-    if role == "value" and value_stage in STAGES:  # the critic started from the model of a stage
-        role = value_stage
     if path:
-        folder_name = Path(path).parent.as_posix()
-        stage_folder = stage.parent / (folder_name if is_member(folder_name) else role)
+        member_name = Path(path).parent.as_posix()
+        value_source = (document.get("resolved") or {}).get("value_model_name_or_path")
+        # The critic may have started from the model of another stage.
+        stage = value_source if role == "value" and value_source in STAGES else role
+        parent_folder = stage_folder.parent / (member_name if is_member(member_name) else stage)
         # A stage that was trained again has another model under the same name.
-        is_unchanged = StageRecord(stage_folder).read().get("fingerprint") == lineage.get("fingerprint")
+        is_unchanged = StageRecord(parent_folder).read().get("fingerprint") == lineage.get("fingerprint")
+        candidates = [parent_folder / Path(path).name] if is_unchanged else []
         # Another user's run must not make this command read a local path.
-        recorded_paths = [Path(path)] if StageRecord(stage).is_own() else []
-        for folder in ([stage_folder / Path(path).name] if is_unchanged else []) + recorded_paths:
-            if folder.is_dir():
-                return _resolve_checkpoint(str(folder), hub)
+        candidates += [Path(path)] if StageRecord(stage_folder).is_own() else []
+        if (folder := next(filter(Path.is_dir, candidates), None)) is not None:
+            return _resolve_checkpoint(str(folder), hub)
     if repo and commit:
         return resolve(f"{repo}@{commit}", hub, is_repository=True)
-    raise ZooError(
-        f"The {role} model that {stage} started from is neither in its run directory nor published: name it with "
-        f"--{'reward' if role in REWARD_ROLES else role}."
-    )
+    if role == "value":
+        model, remedy = f"The model that the critic of {stage_folder}", "trace a later step"
+    else:
+        option = "--reward" if role in REWARD_ROLES else f"--{role}"
+        model, remedy = f"The {role} model that {stage_folder}", f"name it with {option}"
+    raise ZooError(f"{model} started from is neither in its run directory nor published: {remedy}.")
 
 
 # Tracing
 
 
 def trace_checkpoint(
-    subject: TracedPolicy,
+    traced: TracedPolicy,
     prompt: Prompt,
     *,
     seed: int = 1,
@@ -307,47 +313,48 @@ def trace_checkpoint(
     """Loads the models and traces a completion of a prompt.
 
     Args:
-        subject: The policy and the models of its run.
+        traced: The policy and the models of its run.
         prompt: A text or a conversation.
         seed: Seed of the sampler.
         temperature: The sampling temperature; None for the run's own.
         max_new_tokens: Maximum number of tokens in the completion; None for the run's own limit.
         columns: The prompt's other columns, for reward functions; None if there are none.
-        reward_funcs: Reward functions of a download that the user allows to be imported.
+        reward_funcs: The run's reward functions that may be imported although the run was downloaded.
 
     Raises:
         ZooError: A model cannot be loaded, is not trusted, or does not belong to the run.
     """
     silence_transformers()
-    where = str(subject.settings_file)
-    data = recorded_settings(subject.resolved, "ppo", DATA_KEYS, where=where)
-    settings = recorded_settings(subject.resolved, "ppo", TRAINER_KEYS, where=where)
-    functions, weights = _load_functions(subject, data, settings["reward_weights"], reward_funcs)
+    where = str(traced.settings_file)
+    data_settings = recorded_settings(traced.settings, "ppo", DATA_KEYS, where=where)
+    settings = recorded_settings(traced.settings, "ppo", TRAINER_KEYS, where=where)
+    functions, weights = _load_functions(traced, data_settings, settings["reward_weights"], reward_funcs)
     settings |= {"reward_weights": weights}
-    if len(subject.rewards) < 2:  # --reward may replace the run's ensemble by a single model
+    if len(traced.reward_models) < 2:  # --reward may replace the run's ensemble by a single model
         settings |= {"reward_ensemble": None, "reward_ensemble_lambda": None}
     settings |= {} if temperature is None else {"temperature": temperature}
     settings |= {} if max_new_tokens is None else {"response_length": max_new_tokens}
-    args = PPOConfig(output_dir=str(subject.policy.path), report_to="none", **settings)
-    tokenizer = tokenizer_of(subject.policy)
-    models = {"policy": subject.policy, "reference": subject.reference}
-    models |= {"old": subject.old} if subject.old is not None else {}
+    args = PPOConfig(output_dir=str(traced.policy.path), report_to="none", **settings)
+    tokenizer = tokenizer_of(traced.policy)
+    models = {"policy": traced.policy, "reference": traced.reference}
+    models |= {"old": traced.old} if traced.old is not None else {}
     for checkpoint in models.values():
         if not same_token_ids(tokenizer, tokenizer_of(checkpoint)):
             raise ZooError(
-                f"{checkpoint.name} has a different tokenizer from {subject.policy.name}, so their log-probabilities "
+                f"{checkpoint.name} has a different tokenizer from {traced.policy.name}, so their log-probabilities "
                 "cannot be compared: choose a checkpoint of the same run."
             )
     loaded = {role: load_causal(checkpoint.path) for role, checkpoint in models.items()}
-    scorers = [_load_scorer(subject, reward, data["reward_model_loader"], args) for reward in subject.rewards]
-    tokenizers = [tokenizer_of(reward) for reward in subject.rewards]
-    rewards = build_rewards(scorers, functions, args, tokenizer, tokenizers)
+    loader = data_settings["reward_model_loader"]
+    reward_models = [_load_reward_model(traced, checkpoint, loader, args) for checkpoint in traced.reward_models]
+    tokenizers = [tokenizer_of(checkpoint) for checkpoint in traced.reward_models]
+    rewards = build_rewards(reward_models, functions, args, tokenizer, tokenizers)
     assert rewards is not None
-    critic = _load_critic(subject, data["value_model_name_or_path"], loaded["policy"], rewards, args)
+    critic = _load_critic(traced, data_settings["value_model_name_or_path"], loaded["policy"], rewards, args)
     for model in (*loaded.values(), critic, *(reward.model for reward in rewards.models)):
         move_to_best_device(model)
     initial_state = args.kl_coef, RunningScores()
-    kl_coef, scores = initial_state if subject.is_start else _read_state(subject.policy.path / PPO_STATE)
+    kl_coef, scores = initial_state if traced.is_initial else _read_state(traced.policy.path / PPO_STATE)
     return trace(
         prompt,
         **loaded,
@@ -362,70 +369,74 @@ def trace_checkpoint(
     )
 
 
-def _load_scorer(subject: TracedPolicy, reward: Checkpoint, loader: str | None, args: PPOConfig) -> PreTrainedModel:
-    """Loads the reward model. Raises ZooError if a download names the code that loads it."""
-    if loader is not None and not subject.is_trusted:
+def _load_reward_model(
+    traced: TracedPolicy, checkpoint: Checkpoint, loader: str | None, args: PPOConfig
+) -> PreTrainedModel:
+    """Loads a reward model. Raises ZooError if a download names the code that loads it."""
+    if loader is not None and not traced.is_trusted:
         raise ZooError(
-            f"The reward model of {subject.policy.name} is loaded by {loader}, but code that a download names is not "
+            f"The reward model of {traced.policy.name} is loaded by {loader}, but code that a download names is not "
             f"imported: trace a run directory of your own, add {TRUST_RUN_FLAG} if you trust the run, or trace a "
             "policy with another reward model."
         )
-    return load_reward_model(reward.path, label=args.reward_label, loader=loader)
+    return load_reward_model(checkpoint.path, label=args.reward_label, loader=loader)
 
 
 def _load_functions(
-    subject: TracedPolicy, data: Mapping[str, Any], weights: list[float] | None, allowed: Sequence[str]
+    traced: TracedPolicy, data_settings: Mapping[str, Any], weights: list[float] | None, allowed: Sequence[str]
 ) -> tuple[list[Any], list[float]]:
     """Loads the reward functions. Returns them, and the weights of all rewards.
 
     Functions that a download names are imported only if `trusted_names` or the user allows it. A function with weight 0
     that may not be imported is left out.
     """
-    names = data["reward_funcs"] or []
-    model = [] if data["reward_model_path"] is None else [data["reward_model_path"]]
-    if subject.rewards and not model:
-        raise ZooError(f"{subject.policy.name} was trained without a reward model: remove --reward.")
-    if not subject.rewards and model:
-        raise ZooError(f"{subject.policy.name} does not record its reward model: name it with --reward.")
-    count = len(model) + len(names)
+    names = data_settings["reward_funcs"] or []
+    has_reward_model = data_settings["reward_model_path"] is not None
+    if traced.reward_models and not has_reward_model:
+        raise ZooError(f"{traced.policy.name} was trained without a reward model: remove --reward.")
+    if not traced.reward_models and has_reward_model:
+        raise ZooError(f"{traced.policy.name} does not record its reward model: name it with --reward.")
+    model_count = 1 if has_reward_model else 0  # its weight comes before those of the functions
+    count = model_count + len(names)
     weights = [1.0] * count if weights is None else weights
     if len(weights) != count:
         raise ZooError(
-            f"{subject.settings_file} has {len(weights)} reward_weights for {count} rewards: use another run."
+            f"{traced.settings_file} has {len(weights)} reward_weights for {count} rewards: use another run."
         )
     if unknown_names := [name for name in allowed if name not in names]:
         raise ZooError(
-            f"--reward_funcs names {unknown_names[0]}, but the reward functions of {subject.policy.name} are "
+            f"--reward_funcs names {unknown_names[0]}, but the reward functions of {traced.policy.name} are "
             f"{', '.join(names) or 'none'}: name one of these, or remove the option."
         )
-    if subject.is_trusted:
+    if traced.is_trusted:
         return [load_object(name, group=REWARDS) for name in names], weights
-    by_name = dict(zip(names, weights[len(model) :], strict=True))
+    weight_by_name = dict(zip(names, weights[model_count:], strict=True))
     chosen = [name for name in names if name in allowed or may_import(name, REWARDS)]
-    if missing := [name for name, weight in by_name.items() if weight and name not in chosen]:
-        hint = f", or {TRUST_RUN_FLAG} to allow all functions," if subject.settings_file.name == "run.json" else ""
+    if missing := [name for name, weight in weight_by_name.items() if weight and name not in chosen]:
+        hint = f", or {TRUST_RUN_FLAG} to allow all functions," if traced.settings_file.name == "run.json" else ""
         raise ZooError(
-            f"{subject.policy.name} was also rewarded by {', '.join(missing)}, but code that a download names is not "
+            f"{traced.policy.name} was also rewarded by {', '.join(missing)}, but code that a download names is not "
             f"imported unless you allow it: add --reward_funcs {shlex.quote(missing[0])}{hint} if you trust it."
         )
     functions = [load_object(name, group=REWARDS) for name in chosen]
-    return functions, weights[: len(model)] + [by_name[name] for name in chosen]
+    return functions, weights[:model_count] + [weight_by_name[name] for name in chosen]
 
 
 def _load_critic(
-    subject: TracedPolicy, value_model: str | None, policy: PreTrainedModel, rewards: Rewards, args: PPOConfig
+    traced: TracedPolicy, value_model_name: str | None, policy: PreTrainedModel, rewards: Rewards, args: PPOConfig
 ) -> PreTrainedModel | ValueHead:
     """Loads the critic that was saved with the policy. At step 0, builds a new critic as PPO does."""
-    if subject.is_start:
-        if value_model is not None and subject.critic_start is None:
+    if traced.is_initial:
+        if value_model_name is not None and traced.value_model is None:
             raise ZooError(
-                f"The critic of {subject.policy.name} started from {value_model} at an unknown commit: trace a later "
-                "step."
+                f"The critic of {traced.policy.name} started from {value_model_name} at an unknown commit: trace a "
+                "later step."
             )
-        return build_critic(None if subject.critic_start is None else subject.critic_start.path, rewards, policy, args)
-    if (critic := load_critic(subject.policy.path, policy)) is None:
+        value_model_path = None if traced.value_model is None else traced.value_model.path
+        return build_critic(value_model_path, rewards, policy, args)
+    if (critic := load_critic(traced.policy.path, policy)) is None:
         raise ZooError(
-            f"{subject.policy.name} has no critic in {CRITIC_DIR}/, and a trace shows its values: trace the run "
+            f"{traced.policy.name} has no critic in {CRITIC_DIR}/, and a trace shows its values: trace the run "
             "directory (`rlhf-zoo trace runs/RECIPE`), which has the critic, or train with `push_critic: true` in "
             "ppo.yaml, which publishes it."
         )

@@ -11,34 +11,34 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-def to_document(trace: Trace, subject: TracedPolicy) -> dict[str, Any]:
+def to_document(trace: Trace, traced: TracedPolicy) -> dict[str, Any]:
     """Returns the document for --json: prompt, completion, tokens, totals, and the checkpoints.
 
     Args:
         trace: The trace.
-        subject: The policy that was traced.
+        traced: The policy that was traced.
     """
-    roles = {"policy": subject.policy, "reference": subject.reference, "old": subject.old, "reward": None}
-    roles |= dict(zip(REWARD_ROLES, subject.rewards, strict=False))
+    roles = {"policy": traced.policy, "reference": traced.reference, "old": traced.old, "reward": None}
+    roles |= dict(zip(REWARD_ROLES, traced.reward_models, strict=False))
     names = {role: None if checkpoint is None else checkpoint.name for role, checkpoint in roles.items()}
-    return {**trace.to_json(), "models": {**names, "step": subject.step}}
+    return {**trace.to_json(), "models": {**names, "step": traced.step}}
 
 
-def show(trace: Trace, subject: TracedPolicy, console: "Console") -> None:
+def show(trace: Trace, traced: TracedPolicy, console: "Console") -> None:
     """Prints the table of tokens and the totals. Markup in texts is printed literally.
 
     Args:
         trace: The trace.
-        subject: The policy that was traced.
+        traced: The policy that was traced.
         console: A rich console.
     """
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    old = subject.old.name if subject.old is not None else "the reference"
-    console.print(Text(f"{subject.policy.name}{'' if subject.step is None else f', step {subject.step}'}"))
-    console.print(Text(f"against {subject.reference.name} (π_ref) and {old} (π_old)"))
+    old = traced.old.name if traced.old is not None else "the reference"
+    console.print(Text(f"{traced.policy.name}{'' if traced.step is None else f', step {traced.step}'}"))
+    console.print(Text(f"against {traced.reference.name} (π_ref) and {old} (π_old)"))
     console.print(Text(f"{display_text(trace.prompt)!r} → {trace.completion!r}"))
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
     table.add_column("token", overflow="fold")

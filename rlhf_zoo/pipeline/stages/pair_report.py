@@ -38,8 +38,8 @@ def held_out_report(
     Returns:
         The figures for run.json and the card.
     """
-    scorer = RewardModel(model, tokenizer, tokenizer, center=False, scale=False)
-    scores = score_pairs(scorer, pairs)
+    reward_model = RewardModel(model, tokenizer, tokenizer, center=False, scale=False)
+    scores = score_pairs(reward_model, pairs)
     prompts = [plain_text(prompt) for prompt in pairs["prompt"]]
     completions = {side: [completion_text(text) for text in pairs[side]] for side in ("chosen", "rejected")}
     lengths = {
@@ -78,7 +78,7 @@ def held_out_report(
     return {
         **report,
         "best_of_n": choice_accuracy(
-            candidates, _score_candidates(candidates, scorer, pairs, scores), groups, gold=gold_utilities
+            candidates, _score_candidates(candidates, reward_model, pairs, scores), groups, gold=gold_utilities
         ),
         "ties": compare_ties(margins, tied, equal_texts, groups, seed=seed),
         "hard": measure_hard_pairs(
@@ -103,7 +103,7 @@ def _margin_column(pairs: Dataset) -> list[float] | None:
 
 
 def _score_candidates(
-    candidates: Sequence[Choice], scorer: RewardModel, pairs: Dataset, scores: dict[str, list[float]]
+    candidates: Sequence[Choice], reward_model: RewardModel, pairs: Dataset, scores: dict[str, list[float]]
 ) -> list[list[float]]:
     """Returns scores (C, n) of C choices among n completions each, the chosen completion first.
 
@@ -114,7 +114,8 @@ def _score_candidates(
         (choice.pair, row) for choice in candidates for row in choice.wrong if prompts[row] != prompts[choice.pair]
     ]
     texts = [append_completion(prompts[pair], rejected[row]) for pair, row in pairs_to_score]
-    new_scores = dict(zip(pairs_to_score, scorer.score_texts(texts, ended=[True] * len(texts)).tolist(), strict=True))
+    text_scores = reward_model.score_texts(texts, ended=[True] * len(texts)).tolist()
+    new_scores = dict(zip(pairs_to_score, text_scores, strict=True))
     return [
         [
             scores["chosen"][choice.pair],
@@ -124,11 +125,11 @@ def _score_candidates(
     ]
 
 
-def score_pairs(scorer: RewardModel, pairs: Dataset) -> dict[str, list[float]]:
+def score_pairs(reward_model: RewardModel, pairs: Dataset) -> dict[str, list[float]]:
     """Scores both sides of each pair, as complete texts.
 
     Args:
-        scorer: The reward model.
+        reward_model: The reward model.
         pairs: P pairs.
 
     Returns:
@@ -137,7 +138,7 @@ def score_pairs(scorer: RewardModel, pairs: Dataset) -> dict[str, list[float]]:
     scores = {}
     for side in ("chosen", "rejected"):
         texts = [append_completion(prompt, text) for prompt, text in zip(pairs["prompt"], pairs[side], strict=True)]
-        scores[side] = scorer.score_texts(texts, ended=[True] * len(texts)).tolist()
+        scores[side] = reward_model.score_texts(texts, ended=[True] * len(texts)).tolist()
     return scores
 
 

@@ -189,8 +189,8 @@ class Card(dict[str, Any]):
                 commit = parent.get("commit")
                 commit = commit if isinstance(commit, str) and commit.isascii() and commit.isalnum() else None
                 kind = "dataset" if role == "data" else "model"
-                is_start = role == "sft" and self.started_from_base
-                title = parent_title("sft", from_base=True) if is_start else ROLE_TITLES[role]
+                is_base_model = role == "sft" and self.started_from_base
+                title = parent_title("sft", from_base=True) if is_base_model else ROLE_TITLES[role]
                 repo = hub_id(parent.get("repo"))
                 parents.append(CardParent(role, kind, repo, commit, title=title, gguf=_gguf_name(parent)))
         return tuple(parents)
