@@ -66,11 +66,11 @@ class TokenConsumer(NamedTuple):
 
     Attributes:
         name: The model's name in errors.
-        embedding_rows: The number of the model's embedding rows.
+        num_embeddings: The number of rows of the model's embedding table.
     """
 
     name: str
-    embedding_rows: int
+    num_embeddings: int
 
     @classmethod
     def of(cls, model: PreTrainedModel, name: str = "the policy") -> Self:
@@ -94,11 +94,11 @@ def find_smallest_consumer(vocabulary: Vocabulary, models: Mapping[str, PreTrain
         ZooError: A model has no embedding for a token that the policy can sample.
     """
     consumers = [TokenConsumer.of(model, name) for name, model in models.items() if model is not None]
-    smallest_consumer = min(consumers, key=lambda consumer: consumer.embedding_rows)
-    if smallest_consumer.embedding_rows < vocabulary.size:
+    smallest_consumer = min(consumers, key=lambda consumer: consumer.num_embeddings)
+    if smallest_consumer.num_embeddings < vocabulary.size:
         name, rows = smallest_consumer
         raise ZooError(
-            f"{name[0].upper()}{name[1:]} has {rows} embedding rows, but the policy has {consumers[0].embedding_rows} "
+            f"{name[0].upper()}{name[1:]} has {rows} embedding rows, but the policy has {consumers[0].num_embeddings} "
             f"and can sample ids up to {vocabulary.size - 1}: use a model that reads the policy's tokens."
         )
     return smallest_consumer
@@ -115,7 +115,7 @@ def check_ids(sequences: Sequence[Sequence[int]], consumer: TokenConsumer, *, la
     Raises:
         ZooError: An id is not an integer, is negative, or is beyond the embedding rows.
     """
-    rows = consumer.embedding_rows
+    rows = consumer.num_embeddings
     for index, ids in enumerate(sequences):
         if invalid := [token_id for token_id in ids if not isinstance(token_id, int) or not 0 <= token_id < rows]:
             raise ZooError(

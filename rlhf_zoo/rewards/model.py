@@ -76,11 +76,13 @@ class RewardModel:
         pad_token: str | None = None,
     ) -> None:
         self.name = name = name_of(getattr(model.config, "_name_or_path", "")) or type(model).__name__
-        # The outputs of a custom class are unknown until it has scored a batch.
-        is_custom = label is None and not type(model).__module__.startswith("transformers.")
+        # The outputs of a custom class are unknown until it has scored a batch, unless `label` chooses one.
+        has_unknown_outputs = label is None and not type(model).__module__.startswith("transformers.")
         config = model.config
         self.label = (
-            None if is_custom else label_index(config.id2label or {}, label, name=name, label2id=config.label2id)
+            None
+            if has_unknown_outputs
+            else label_index(config.id2label or {}, label, name=name, label2id=config.label2id)
         )
         self.output = output
         if pad_token is not None:
@@ -104,7 +106,7 @@ class RewardModel:
                 f"The reward model {name} has the stored mean {mean} and standard deviation {std}, so its scores "
                 "cannot be standardized: train the model again, or use center=False and scale=False."
             )
-        # The score is read at the last token that is not PAD.
+        # The score is read at the last token that is not PAD, so the policy's ids need the same PAD.
         has_same_pad = tokenizer.pad_token_id == policy_tokenizer.pad_token_id
         self.shares_ids = has_same_pad and same_token_ids(tokenizer, policy_tokenizer)
         self._has_same_template = tokenizer.chat_template == policy_tokenizer.chat_template
@@ -113,18 +115,18 @@ class RewardModel:
         self.max_length = context_length_of(model)
         self.truncated_count = 0
         embeddings: Any = _input_embeddings(model, name)
-        self.embedding_rows: int = embeddings.weight.shape[0]
-        if self.pad_id < self.embedding_rows:
+        self.num_embeddings: int = embeddings.weight.shape[0]
+        if self.pad_id < self.num_embeddings:
             self.model.config.pad_token_id = self.pad_id
-        if highest_id(tokenizer) >= self.embedding_rows:
+        if highest_id(tokenizer) >= self.num_embeddings:
             raise ZooError(
-                f"The reward model {name} has {self.embedding_rows} embedding rows, but the tokenizer has "
+                f"The reward model {name} has {self.num_embeddings} embedding rows, but the tokenizer has "
                 f"{len(tokenizer)} tokens: pass the model's own tokenizer as reward_processing_class."
             )
 
     @property
-    def always_reads_eos(self) -> bool:
-        """Whether a text that did not end gets an EOS token too: for an encoder-decoder, or as the tokenizer's SEP."""
+    def always_appends_eos(self) -> bool:
+        """Whether even a text that did not end gets EOS: for an encoder-decoder, or by a tokenizer whose SEP is EOS."""
         sep_is_eos = self.tokenizer.sep_token_id == self.tokenizer.eos_token_id
         adds_eos = added_tokens(self.tokenizer).suffix[-1:] == (self.tokenizer.eos_token_id,)
         return bool(self.model.config.is_encoder_decoder) or (sep_is_eos and adds_eos)
@@ -140,10 +142,12 @@ class RewardModel:
     def score_samples(self, samples: Samples, texts: Sequence[Any]) -> Tensor:
         """Scores sampled completions.
 
+        Scores their token ids if the model has the policy's tokenizer and chat template, and thoughts are not stripped.
+        Otherwise scores the texts.
+
         Args:
-            samples: B completions. Scores their token ids if the model has the policy's tokenizer and template, and
-                thoughts are not stripped.
-            texts: B complete texts (prompt + completion) or conversations. They are scored instead in all other cases.
+            samples: B completions.
+            texts: The same completions, each as a complete text (prompt + completion) or a conversation.
 
         Returns:
             Scores, (B,).
@@ -154,8 +158,10 @@ class RewardModel:
         pairs = zip(samples.prompt_id_lists(), samples.completion_id_lists(), strict=True)
         rows = [[*prompt_ids, *completion_ids] for prompt_ids, completion_ids in pairs]
         eos = self.tokenizer.eos_token_id
-        if samples.cut is not None and eos is not None:  # training appends EOS to every text that ended
-            rows = [[*row, eos] if cut else row for row, cut in zip(rows, samples.cut.tolist(), strict=True)]
+        if samples.cut_at_text is not None and eos is not None:
+            # A completion cut at the stop text has ended, and training appends EOS to every text that ended.
+            needs_eos = samples.cut_at_text.tolist()
+            rows = [[*row, eos] if needed else row for row, needed in zip(rows, needs_eos, strict=True)]
         return self._score_ids(rows)
 
     def score_texts(self, texts: Sequence[Any], *, ended: Sequence[bool]) -> Tensor:
@@ -200,11 +206,11 @@ class RewardModel:
             batch = [torch.tensor(rows[index]) for index in indices]
             ids = pad_sequence(batch, batch_first=True, padding_value=self.pad_id)
             highest = max((int(row.max()) for row in batch if len(row)), default=0)
-            if highest >= self.embedding_rows:
+            if highest >= self.num_embeddings:
                 # In a custom training loop, prompts and completions may have ids that belong to no token.
                 raise ZooError(
                     f"A text has the token id {highest}, but the reward model {self.name} has only "
-                    f"{self.embedding_rows} embedding rows: resize the policy's or the reward model's embeddings to "
+                    f"{self.num_embeddings} embedding rows: resize the policy's or the reward model's embeddings to "
                     "the tokenizer."
                 )
             mask = pad_sequence([torch.ones_like(row) for row in batch], batch_first=True)
@@ -237,7 +243,7 @@ class RewardModel:
 
     @contextmanager
     def _without_dropout(self) -> Iterator[None]:
-        """Puts the model into evaluation mode while this context is open."""
+        """Puts a model that the caller may still be training into evaluation mode, while this context is open."""
         was_training = self.model.training
         self.model.eval()
         try:
@@ -247,12 +253,13 @@ class RewardModel:
 
     @contextmanager
     def _pad_beyond_embeddings(self) -> Iterator[None]:
-        """Supports a PAD id beyond the embedding rows while this context is open.
+        """Lets the model read a PAD id that has no embedding, while this context is open.
 
-        Pooling reads the PAD id from the configuration. Embedding replaces PAD by id 0, which the attention mask hides.
-        The configuration does not keep the PAD id, because transformers could not build embeddings with it.
+        The embeddings read id 0 in place of PAD, and the attention mask hides it. Pooling finds the last token by the
+        PAD id in the configuration. The id is there only in this context, because transformers cannot build embeddings
+        from a configuration with such an id.
         """
-        if self.pad_id < self.embedding_rows:
+        if self.pad_id < self.num_embeddings:
             yield
             return
         config, embeddings = self.model.config, self.model.get_input_embeddings()

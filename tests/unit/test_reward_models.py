@@ -66,9 +66,9 @@ def test_nonfinite_score_names_its_row(samples: Samples) -> None:
 def test_token_id_beyond_embeddings_is_rejected(samples: Samples) -> None:
     """A policy whose embeddings are padded to a round number samples ids that no tokenizer has."""
     scorer = RewardModel(make_reward_model(), make_tokenizer(), make_tokenizer())
-    assert scorer.embedding_rows == 17
+    assert scorer.num_embeddings == 17
     beyond = samples.completion_ids.clone()
-    beyond[1, 0] = scorer.embedding_rows
+    beyond[1, 0] = scorer.num_embeddings
     with pytest.raises(ZooError, match=r"has the token id 17, but the reward model .* has only 17 embedding rows"):
         scorer.score_samples(Samples(**{**vars(samples), "completion_ids": beyond}), [""] * 3)
 

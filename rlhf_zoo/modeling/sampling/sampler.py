@@ -67,8 +67,8 @@ class Samples:
         ended: (B,) bool, whether the completion ended by itself instead of at the length limit.
         vocabulary: The tokens that could be sampled. Every model normalizes log-probabilities over these alone. None
             for all entries of the logits.
-        cut: (B,) bool, whether the completion was cut at the stop text and so has no end token; None if completions
-            are not cut.
+        cut_at_text: (B,) bool, whether the completion was cut at the stop text and so has no end token; None if
+            completions are not cut.
         values: (B, T), V of the state before each token, if the critic shares the policy's trunk; otherwise None.
     """
 
@@ -79,7 +79,7 @@ class Samples:
     logprobs: Tensor
     ended: Tensor
     vocabulary: Vocabulary | None = None
-    cut: Tensor | None = None
+    cut_at_text: Tensor | None = None
     values: Tensor | None = None
 
     def __len__(self) -> int:
@@ -114,7 +114,7 @@ class Samples:
 
     @classmethod
     def concatenate(cls, parts: Sequence[Samples], pad_id: int) -> Samples:
-        """Concatenates samples that have neither `cut` nor `values`.
+        """Concatenates samples that have neither `cut_at_text` nor `values`.
 
         Args:
             parts: At least one batch of samples.

@@ -28,7 +28,7 @@ def cut(samples: Samples, lengths: Tensor, *, at_text: Tensor) -> Samples:
     mask = samples.mask & (positions < lengths.unsqueeze(1))
     # Sums over rows need no mask because of these zeros.
     logprobs = samples.logprobs.masked_fill(~mask, 0)
-    cut_samples = replace(samples, mask=mask, logprobs=logprobs, ended=ended, cut=at_text)
+    cut_samples = replace(samples, mask=mask, logprobs=logprobs, ended=ended, cut_at_text=at_text)
     return cut_samples.select(slice(None))  # drops columns that are now padding in all rows
 
 

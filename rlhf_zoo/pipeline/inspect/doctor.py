@@ -374,7 +374,7 @@ def _check_reads_eos(
         if reward.tokenizer.eos_token_id is None:
             details.append("its tokenizer has no end-of-sequence token")
             continue
-        if reward.always_reads_eos:
+        if reward.always_appends_eos:
             details.append("it reads an end-of-sequence token after every text")
             continue
         with_eos, without_eos = (reward.score_texts(texts, ended=[ended] * len(texts)) for ended in (True, False))
