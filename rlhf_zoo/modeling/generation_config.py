@@ -10,7 +10,7 @@ from ..errors import ZooError
 
 log = logging.getLogger(__name__)
 
-# Fields that decide which other fields apply. They are restored first, so that other fields are dropped in a conflict.
+# Fields that decide which other fields apply. `make_savable` keeps them if they conflict with other fields.
 _MODE_FIELDS = ("do_sample", "num_beams", "use_cache", "return_dict_in_generate")
 
 
@@ -28,26 +28,28 @@ def make_savable(model: PreTrainedModel, *, name: str) -> None:
         ZooError: The config cannot be saved even with all of its fields at their defaults.
     """
     config = getattr(model, "generation_config", None)
-    if config is None or (reason := _refusal(config)) is None:
+    if config is None or (reason := _why_not_savable(config)) is None:
         return
     sampling_config = copy.deepcopy(config)
     sampling_config.do_sample = True
-    if _refusal(sampling_config) is None:
+    if _why_not_savable(sampling_config) is None:
         model.generation_config = sampling_config
         _warn_once(name, reason, "do_sample is set to true")
         return
     defaults = vars(GenerationConfig())
-    changed = {key: value for key, value in vars(config).items() if key in defaults and value != defaults[key]}
+    non_defaults = {key: value for key, value in vars(config).items() if key in defaults and value != defaults[key]}
     repaired = copy.deepcopy(config)
-    for key in changed:
+    for key in non_defaults:
         setattr(repaired, key, defaults[key])
+    # Set the fields again one by one, and leave out each that conflicts with those before it.
+    mode_fields_first = sorted(non_defaults, key=lambda field: field not in _MODE_FIELDS)
     omitted = []
-    for key in sorted(changed, key=lambda key: key not in _MODE_FIELDS):
-        setattr(repaired, key, changed[key])
-        if _refusal(repaired) is not None:
+    for key in mode_fields_first:
+        setattr(repaired, key, non_defaults[key])
+        if _why_not_savable(repaired) is not None:
             setattr(repaired, key, defaults[key])
             omitted.append(key)
-    if _refusal(repaired) is not None:
+    if _why_not_savable(repaired) is not None:
         raise ZooError(
             f"{name} has a generation_config.json that cannot be saved ({reason}): correct it, or delete it."
         )
@@ -71,11 +73,11 @@ def set_sampling(model: PreTrainedModel, *, temperature: float) -> None:
     for key, value in {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}.items():
         setattr(sampling_config, key, value)
     # A config that conflicts with these values, such as a config for beam search, does not change.
-    if _refusal(sampling_config) is None:
+    if _why_not_savable(sampling_config) is None:
         model.generation_config = sampling_config
 
 
-def _refusal(config: GenerationConfig) -> str | None:
+def _why_not_savable(config: GenerationConfig) -> str | None:
     """Returns transformers' reason for not saving a config, in a few words; None if it saves the config."""
     try:
         config.validate(strict=True)

@@ -38,7 +38,7 @@ class TracedToken:
     """A sampled token with its log-probabilities, reward, value and advantage.
 
     If the completion is one action, its reward, value, delta, advantage and `clipped` are on the last token, and the
-    other tokens have None. All numbers are from before any whitening.
+    other tokens have None. No number is whitened.
 
     Attributes:
         token: The token's text.
@@ -75,20 +75,21 @@ class Trace:
         completion: The completion's text.
         tokens: The completion's tokens.
         scores: {name of a reward: score}; the score is None if the reward does not apply.
-        score: The weighted sum of the scores.
+        score: The weighted sum of the scores that are not None.
         shaped_score: `score`, centered, scaled, clipped and corrected for a missing end, as in training.
         kl: Σ k1 in nats.
         kl_coef: β.
         kl_in: Where the KL penalty goes, "reward" or "loss".
         kl_estimator: As in PPOConfig.
         ratio: ∏ρ.
-        cliprange: The bounds of ρ.
+        cliprange: The lower and the upper bound of ρ, such as (0.8, 1.2).
         action_level, gamma, lam, temperature: As in PPOConfig.
         ended: Whether the completion ended by itself.
         length: The number of tokens in the completion.
         seed: The random seed of the sampling.
         max_new_tokens: The maximum number of tokens in a completion.
-        whitening: Sentences about steps of training that need several completions; "" if there are none.
+        whitening: Sentences about steps of training that need several completions, which are whitening and centering
+            by prompt; "" if there are none.
     """
 
     prompt: Prompt
@@ -160,7 +161,7 @@ def trace(
     """
     if not 0 < args.temperature < math.inf:
         raise ZooError(f"The temperature is {args.temperature}: set it to a positive number.")
-    actor = ActorCritic(policy, critic).eval()
+    actor_critic = ActorCritic(policy, critic).eval()
     for model in filter(None, (reference, old)):
         disable_dropout(model)
         model.eval()
@@ -171,25 +172,26 @@ def trace(
         token_logprobs(model, samples, temperature=args.temperature) for model in (policy, reference, old or reference)
     )
     decoded = decode_rows(tokenizer, samples, [{**(columns or {}), "prompt": prompt, PROMPT_TOKENS: prompt_ids}])
-    scored = rewards(samples, decoded.prompts, decoded.completions, decoded.texts, decoded.columns)
+    reward_scores = rewards(samples, decoded.prompts, decoded.completions, decoded.texts, decoded.columns)
     running_scores = running_scores or RunningScores()
-    shaped = shaped_scores(scored, samples.ended, args, running_scores)
-    token_scores = shaped_token_scores(scored, samples.ended, args, running_scores)
+    completion_scores = shaped_scores(reward_scores, samples.ended, args, running_scores)
+    token_scores = shaped_token_scores(reward_scores, samples.ended, args, running_scores)
     beta = args.kl_coef if kl_coef is None else kl_coef
+    values = actor_critic.values(samples)
     action_columns = _action_columns(
-        logprobs, ref_logprobs, shaped, token_scores, actor.values(samples), samples.mask, args, beta
+        logprobs, ref_logprobs, completion_scores, token_scores, values, samples.mask, args, beta
     )
     action_columns["clipped"] = _find_clipped(logprobs, old_logprobs, action_columns["advantage"], samples.mask, args)
     token_columns = _token_columns(samples, logprobs, ref_logprobs, old_logprobs)
     tokens, completion = _traced_tokens(tokenizer, prompt_ids, token_columns, action_columns)
-    scores = dict(zip(rewards.names, scored.per_reward[0].tolist(), strict=True))
+    scores = dict(zip(rewards.names, reward_scores.per_reward[0].tolist(), strict=True))
     return Trace(
         prompt=prompt,
         completion=completion,
         tokens=tokens,
         scores={name: None if math.isnan(score) else score for name, score in scores.items()},
-        score=float(scored.total[0]),
-        shaped_score=float(shaped[0]),
+        score=float(reward_scores.total[0]),
+        shaped_score=float(completion_scores[0]),
         kl=math.fsum(token.kl for token in tokens),
         kl_coef=beta,
         ratio=float((logprobs - old_logprobs).sum().exp()),
@@ -225,21 +227,22 @@ def _sample_completion(
 def _action_columns(
     logprobs: Tensor,
     ref_logprobs: Tensor,
-    shaped: Tensor,
+    scores: Tensor,
     token_scores: Tensor | None,
     values: Tensor,
     mask: Tensor,
     args: PPOConfig,
     kl_coef: float,
 ) -> dict[str, Tensor]:
-    """Computes rewards, values, δ and advantages, (1, A) each, as `compute_advantages` does without whitening."""
+    """Computes rewards, values, δ and advantages of A actions, (1, A), like `compute_advantages` without whitening."""
     level, kl_in_reward = args.action_level, args.kl_in == "reward"
+    # If the KL is in the loss, β is 0 here. The KL is still computed, because `token_rewards` takes it.
     kl = F.kl_penalty(logprobs, ref_logprobs, estimator=args.kl_estimator if kl_in_reward else "k1")
     kl = F.actions(kl, mask, level=level)
     width = kl.shape[1]
     values, action_mask = values[:, :width], mask[:, :width]
     token_scores = None if token_scores is None else F.actions(token_scores, mask, level=level)
-    terminal_scores = shaped if token_scores is None else F.terminal_remainder(shaped, token_scores, action_mask)
+    terminal_scores = scores if token_scores is None else F.terminal_remainder(scores, token_scores, action_mask)
     rewards = F.token_rewards(terminal_scores, kl, action_mask, kl_coef=kl_coef if kl_in_reward else 0.0)
     rewards = rewards if token_scores is None else rewards + token_scores
     # With λ = 0 the generalized advantage is δ itself.
@@ -287,7 +290,10 @@ def _traced_tokens(
     token_columns: Mapping[str, Tensor],
     action_columns: Mapping[str, Tensor],
 ) -> tuple[tuple[TracedToken, ...], str]:
-    """Returns the traced tokens and the completion's text, decoded after the prompt, which may change its beginning."""
+    """Returns the traced tokens and the completion's text.
+
+    Decodes the completion together with the prompt, because its first characters may depend on the prompt.
+    """
     width = next(iter(action_columns.values())).shape[1]
     padding: list[None] = [None] * (token_columns["token_id"].shape[1] - width)
     columns = {
