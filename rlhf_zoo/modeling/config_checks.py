@@ -61,8 +61,8 @@ def check_config(config: Mapping[str, Any], file: str) -> None:
         file: The file's name in errors.
 
     Raises:
-        ZooError: The file has more parts than any machine can build, or names a kernel in a repository, which
-            transformers would download and run.
+        ZooError: The file asks for more layers, experts or labels than any machine can build, or names a kernel in a
+            repository, which transformers would download and run.
     """
     _check_sizes(config, file)
     if (kernel := next(_kernels_in(config), None)) is not None:

@@ -14,7 +14,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from ..errors import ZooError, first_line
 from .config_checks import check_tokenizer
 from .gguf import with_plain_weights
-from .model_files import HubOptions, ModelFiles, find_model_files, name_of, translate_load_errors
+from .model_files import HubOptions, ModelFiles, display_name, find_model_files, translate_load_errors
 from .remote_code import is_code_trusted, record_code, untrusted_message
 
 _LAYER_KEY = re.compile(r"\.(layers|h|blocks?)\.\d+\.")
@@ -80,8 +80,8 @@ def load_tokenizer(
         name,
     )
     if files.directory is None:
-        hub = {**hub, "revision": files.hub["revision"]}  # the commit whose files were checked
-    record_code(files.find, name, name=name_of(source))
+        hub = {**hub, "revision": files.hub_options["revision"]}  # the commit whose files were checked
+    record_code(files.find, name, name=display_name(source))
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=is_code_trusted(), **path_overrides, **hub)
     except Exception as error:  # the Rust library `tokenizers` raises plain Exception
@@ -132,7 +132,7 @@ def load_with_missing(
     if files.adapter_config is not None:
         raise ZooError(f"{subject} is an adapter: merge it into its base first, or choose the base.")
     with translate_load_errors(subject, suffix):
-        record_code(files.find, subject, name=name_of(source))
+        record_code(files.find, subject, name=display_name(source))
         loaded = auto_class.from_pretrained(
             source,
             use_safetensors=True,
@@ -210,7 +210,7 @@ def load_config(source: str | Path, *, subject: str, **hub: Unpack[HubOptions]) 
     files = ModelFiles(source, **hub)
     files.check_config()
     with translate_load_errors(subject):
-        record_code(files.find, subject, name=name_of(source))
+        record_code(files.find, subject, name=display_name(source))
         return AutoConfig.from_pretrained(source, trust_remote_code=is_code_trusted(), **_pin_options(files, hub))
 
 
@@ -218,4 +218,4 @@ def _pin_options(files: ModelFiles, hub: HubOptions) -> HubOptions:
     """Pins the commit whose code was recorded, if code may run, because a push could change the code in between."""
     if not is_code_trusted() or files.directory is not None:
         return hub
-    return {**hub, "revision": files.hub["revision"]}
+    return {**hub, "revision": files.hub_options["revision"]}

@@ -22,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from ..errors import ZooError, first_line
 from ..fileio import MAX_JSON, hub_id, parse_json
 from ..hub.client.downloads import CARD_FILE, find_download
+from ..hub.client.links import ADAPTER_COPIES, REVISION_FOLDERS
 from ..hub.client.run_signature import TRUST_RUN_FLAG, is_own
 from .config_checks import check_adapter, check_config
 from .integrity import check_integrity
@@ -85,7 +86,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     return content
 
 
-def name_of(source: str | Path) -> str:
+def display_name(source: str | Path) -> str:
     """Returns a model's name for logs and errors.
 
     Args:
@@ -94,9 +95,14 @@ def name_of(source: str | Path) -> str:
     Returns:
         The repository's id, for a folder in the Hub client's cache; otherwise `source` itself.
     """
-    snapshots = Path(source).parent
-    is_cached = snapshots.name in ("snapshots", "on_bases") and snapshots.parent.name.startswith("models--")
-    return snapshots.parent.name.removeprefix("models--").replace("--", "/", 1) if is_cached else str(source)
+    return _cached_repository_id(source) or str(source)
+
+
+def _cached_repository_id(source: str | Path) -> str | None:
+    """Returns the id of the model repository that a folder in the Hub client's cache belongs to; otherwise None."""
+    revisions = Path(source).parent
+    is_cached = revisions.name in REVISION_FOLDERS and revisions.parent.name.startswith("models--")
+    return revisions.parent.name.removeprefix("models--").replace("--", "/", 1) if is_cached else None
 
 
 class HubOptions(TypedDict, total=False):
@@ -125,13 +131,15 @@ class ModelFiles:
     def __init__(self, source: str | Path, *, variant: str | None = None, **hub: Unpack[HubOptions]) -> None:
         self.source = str(source)
         self.variant = variant
-        self.hub: dict[str, Any] = {name: value for name, value in hub.items() if value not in (None, "")}
+        self.hub_options: dict[str, Any] = {name: value for name, value in hub.items() if value not in (None, "")}
         self.directory = Path(source) / (hub.get("subfolder") or "") if Path(source).is_dir() else None
         if self.directory is None:
             # Pin one commit for all files, because a run may push between two downloads.
-            options = {name: value for name, value in self.hub.items() if name not in ("subfolder", "force_download")}
+            options = {
+                name: value for name, value in self.hub_options.items() if name not in ("subfolder", "force_download")
+            }
             try:
-                self.hub["revision"] = resolve_revision(self.source, **options)
+                self.hub_options["revision"] = resolve_revision(self.source, **options)
             except (HfHubHTTPError, HFValidationError, RevisionResolutionError) as error:
                 raise ZooError(
                     f"{self.source} is neither a folder nor a readable repository ({first_line(error)}): check its "
@@ -162,10 +170,10 @@ class ModelFiles:
 
     def _hub_download(self, name: str, *, dry_run: bool = False) -> Any:
         try:
-            return hf_hub_download(self.source, name, dry_run=dry_run, **self.hub)
+            return hf_hub_download(self.source, name, dry_run=dry_run, **self.hub_options)
         except LocalEntryNotFoundError as error:
             # Only the cache is available offline, so a file that is not in the cache counts as missing.
-            if self.hub.get("local_files_only") or is_offline_mode():
+            if self.hub_options.get("local_files_only") or is_offline_mode():
                 return None
             raise ZooError(
                 f"The Hub did not answer whether {self.source} has a file {name}: check the connection, or set "
@@ -196,11 +204,13 @@ class ModelFiles:
         """
         if not base or (self.directory is not None and not is_foreign(self.directory)):
             return
-        if self.directory is not None and self.directory.parent.name == "on_bases" and name_of(str(base)) != base:
+        is_adapter_copy = self.directory is not None and self.directory.parent.name == ADAPTER_COPIES
+        if is_adapter_copy and _cached_repository_id(str(base)) is not None:
             return  # `hub.client.refs` downloaded the base into the client's cache, and wrote that path into this copy
         if hub_id(base) is None or os.path.lexists(base):
-            marker = None if self.directory is None else find_download(self.directory)
-            hint = f", or add {TRUST_RUN_FLAG} if you trust the run" if marker and _run_with_card(marker) else ""
+            mark = None if self.directory is None else find_download(self.directory)
+            is_from_run = mark is not None and _run_file_beside_card(mark) is not None
+            hint = f", or add {TRUST_RUN_FLAG} if you trust the run" if is_from_run else ""
             raise ZooError(
                 f"The adapter in {self.source} names the base {base!r:.200}, a path on this machine, but a download "
                 f"may name only a model on the Hub: merge it where it was trained{hint}."
@@ -259,8 +269,8 @@ class ModelFiles:
         """Checks config.json before a configuration is built from it.
 
         Raises:
-            ZooError: The file has more parts than any machine can build, or names a kernel in a repository, which
-                transformers would download and run.
+            ZooError: The file asks for more layers, experts or labels than any machine can build, or names a kernel
+                in a repository, which transformers would download and run.
         """
         path = self.find("config.json")
         if path is None:
@@ -275,11 +285,11 @@ class ModelFiles:
         """
         assert self.directory is not None
         if self.find(ADAPTER_CONFIG) is not None:
-            kind, has_safetensors = "adapter_model", self.has(ADAPTER_WEIGHTS)
+            stem, has_safetensors = "adapter_model", self.has(ADAPTER_WEIGHTS)
         else:
-            kind, has_safetensors = "model", self.weights is not None
+            stem, has_safetensors = "model", self.weights is not None
         if not has_safetensors:
-            self.refuse_pickle(kind)
+            self.refuse_pickle(stem)
         for path in sorted(self.directory.glob("*.safetensors")):
             # Opening is enough to notice a truncated file, because the header states the file's length.
             with translate_load_errors(f"{self.source}/{path.name}"), safe_open(path, framework="pt"):
@@ -309,34 +319,34 @@ class ModelFiles:
             )
             raise ZooError(f"{index} names {problem} there too.")
 
-    def refuse_pickle(self, kind: str) -> None:
+    def refuse_pickle(self, stem: str) -> None:
         """Raises an error if the weights are pickled. Call this if there are no safetensors.
 
         Args:
-            kind: "model" or "adapter_model".
+            stem: The name of the safetensors file without its ending: "model" or "adapter_model".
 
         Raises:
             ZooError: The weights are pickled. The message gives a command that converts them.
         """
-        stem = "pytorch_model" if kind == "model" else kind
-        for name in (f"{stem}.bin", f"{stem}.bin.index.json"):
+        pickle_stem = "pytorch_model" if stem == "model" else stem
+        for name in (f"{pickle_stem}.bin", f"{pickle_stem}.bin.index.json"):
             if self.has(name):
                 download_step = "download it, then " if self.directory is None else ""
                 raise ZooError(
                     f"{self.source} has pickled weights ({name}), which are not read because a pickle can run code: if "
-                    f"you trust it, {download_step}run, in its folder, `{_conversion_command(stem, kind)}`."
+                    f"you trust it, {download_step}run, in its folder, `{_conversion_command(pickle_stem, stem)}`."
                 )
 
 
-def _conversion_command(stem: str, kind: str) -> str:
+def _conversion_command(pickle_stem: str, stem: str) -> str:
     """Returns a command that converts pickled weights.
 
     It clones every tensor, because safetensors refuses tensors that share memory.
     """
     return (
         "python -c 'import glob, torch, safetensors.torch as st; st.save_file({k: v.clone() "
-        f'for f in glob.glob("{stem}*.bin") for k, v in torch.load(f, weights_only=True).items()}}, '
-        f'"{kind}.safetensors", metadata={{"format": "pt"}})\''
+        f'for f in glob.glob("{pickle_stem}*.bin") for k, v in torch.load(f, weights_only=True).items()}}, '
+        f'"{stem}.safetensors", metadata={{"format": "pt"}})\''
     )
 
 
@@ -350,19 +360,19 @@ def _check_shards(index: Path, files: Iterable[Any]) -> None:
 
 
 def is_foreign(folder: Path) -> bool:
-    """Whether a folder was downloaded. The card of a run of one's own or of a trusted run is no such sign."""
-    marker = find_download(folder)
-    if marker is None:
+    """Whether a folder was downloaded. The output of a run that is the user's own or trusted does not count."""
+    mark = find_download(folder)
+    if mark is None:
         return False
-    run = _run_with_card(marker)
-    return run is None or not is_own(read_json_object(run))
+    run_file = _run_file_beside_card(mark)
+    return run_file is None or not is_own(read_json_object(run_file))
 
 
-def _run_with_card(marker: Path) -> Path | None:
-    """Returns the run.json next to a card; None if a download mark is no card of a run."""
+def _run_file_beside_card(mark: Path) -> Path | None:
+    """Returns the run.json in the folder of a download's mark, if that mark is the card of a run; otherwise None."""
     # A card marks a download, but the user's own runs have cards too.
-    run = marker.parent / "run.json"
-    return run if marker.name == CARD_FILE and run.is_file() else None
+    run_file = mark.parent / "run.json"
+    return run_file if mark.name == CARD_FILE and run_file.is_file() else None
 
 
 def find_model_files(source: str | Path, **hub: Unpack[HubOptions]) -> ModelFiles:

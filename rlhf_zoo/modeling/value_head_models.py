@@ -77,7 +77,7 @@ def _load_model(auto_class: Any, checkpoint: ModelFiles, args: tuple[Any, ...], 
     # Convert None, which would make transformers ask in the terminal.
     trusted = bool(kwargs.get("trust_remote_code", is_code_trusted()))
     options = {**with_plain_weights(kwargs), "trust_remote_code": trusted} | {
-        name: checkpoint.hub[name] for name in ADDRESS_ARGUMENTS if name in checkpoint.hub
+        name: checkpoint.hub_options[name] for name in ADDRESS_ARGUMENTS if name in checkpoint.hub_options
     }
     with _withhold_head_warnings():
         model, info = auto_class.from_pretrained(checkpoint.source, *args, output_loading_info=True, **options)

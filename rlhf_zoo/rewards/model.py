@@ -18,7 +18,7 @@ from ..errors import ZooError
 from ..modeling.chat import tokenize_for_reward
 from ..modeling.chat_template import ChatSettings
 from ..modeling.devices import MicroBatches
-from ..modeling.model_files import name_of
+from ..modeling.model_files import display_name
 from ..modeling.models import context_length_of, has_score_statistics, label_index, score_statistics
 from ..modeling.sampling.sampler import Samples
 from ..modeling.special_tokens import ensure_own_pad, highest_id
@@ -75,7 +75,7 @@ class RewardModel:
         output: str = "logit",
         pad_token: str | None = None,
     ) -> None:
-        self.name = name = name_of(getattr(model.config, "_name_or_path", "")) or type(model).__name__
+        self.name = name = display_name(getattr(model.config, "_name_or_path", "")) or type(model).__name__
         # The outputs of a custom class are unknown until it has scored a batch, unless `label` chooses one.
         has_unknown_outputs = label is None and not type(model).__module__.startswith("transformers.")
         config = model.config

@@ -6,6 +6,10 @@ from pathlib import Path
 
 #: The name of a repository's folder in the client's cache.
 CACHED_REPOSITORY = re.compile(r"(models|datasets|spaces)--.+")
+#: The folder in a cached repository where `refs` keeps copies of adapters that name the folder of their base.
+ADAPTER_COPIES = "on_bases"
+#: The folders in a cached repository that hold a folder for each commit.
+REVISION_FOLDERS = ("snapshots", ADAPTER_COPIES)
 
 
 def find_outward_link(folder: Path, *, include_hidden: bool) -> Path | None:
@@ -37,9 +41,9 @@ def is_inside(path: Path, folder: Path) -> bool:
     """
     root, target = folder.resolve(), Path(os.path.realpath(path))
     roots = [root]
-    # A snapshot in the client's cache consists of links to ../../blobs. `refs` keeps copies of snapshots in on_bases.
+    # A revision in the client's cache consists of links to ../../blobs and ../../snapshots.
     for parent in (root, *root.parents):
         repository = parent.parent.parent
-        if parent.parent.name in ("snapshots", "on_bases") and CACHED_REPOSITORY.fullmatch(repository.name):
+        if parent.parent.name in REVISION_FOLDERS and CACHED_REPOSITORY.fullmatch(repository.name):
             roots += [repository / "blobs", repository / "snapshots"]
     return any(target.is_relative_to(allowed) for allowed in roots)

@@ -11,6 +11,7 @@ from typing import TypeVar
 from ...errors import ZooError, as_clause
 from ...fileio import hub_id, read_json, write_json
 from .connect import DEFAULT_HUB, Hub
+from .links import ADAPTER_COPIES
 from .pull import PulledRevision, fetch, split_revision
 from .refusals import is_missing, retry_when_rate_limited
 from .trees import COMMIT_ID
@@ -121,7 +122,7 @@ def _with_local_bases(folder: Path, hub: Hub) -> Path:
         return folder
     # Make the copy inside the repository's folder in the cache: `modeling.model_files` and `links` recognize
     # downloads by that path.
-    copy = folder.parents[1] / "on_bases" / folder.name
+    copy = folder.parents[1] / ADAPTER_COPIES / folder.name
     for path in folder.rglob("*"):
         link = copy / path.relative_to(folder)
         link.parent.mkdir(parents=True, exist_ok=True)
