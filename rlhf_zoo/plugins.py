@@ -123,7 +123,7 @@ def load_object(name: str, *, group: str) -> Any:
         ZooError: Nothing has that name, it is registered for two objects, or the settings do not fit.
     """
     bare_name, settings = split_settings(name)
-    module, attribute = _locate(bare_name, group)
+    module, attribute = _import_target_module(bare_name, group)
     target = _get_attribute(module, attribute, bare_name)
     return target if settings is None else _apply_settings(target, settings, name)
 
@@ -198,7 +198,7 @@ def _apply_settings(target: Any, settings: Mapping[str, Any], name: str) -> Any:
         raise ZooError(f"The settings of {name!r} do not work: {error}") from error
 
 
-def module_of(name: str, *, group: str) -> ModuleType:
+def import_module_of(name: str, *, group: str) -> ModuleType:
     """Imports the module of the object that a name refers to, as `load_object` does.
 
     Args:
@@ -208,10 +208,10 @@ def module_of(name: str, *, group: str) -> ModuleType:
     Raises:
         ZooError: Nothing has that name, or it is registered for two objects.
     """
-    return _locate(name, group)[0]
+    return _import_target_module(name, group)[0]
 
 
-def _locate(name: str, group: str) -> tuple[ModuleType, str]:
+def _import_target_module(name: str, group: str) -> tuple[ModuleType, str]:
     """Imports the module of the object called `name`. Returns the module and the object's name there."""
     if ":" in name:
         module_name, _, attribute = name.partition(":")
@@ -230,7 +230,7 @@ def _locate(name: str, group: str) -> tuple[ModuleType, str]:
 
 
 def _add_working_directory(module_name: str) -> None:
-    """Adds the working directory to Python's path if only it has the module that a user named.
+    """Adds the working directory to Python's path if the module that a user named is there and nowhere else.
 
     Console scripts do not search that directory. Always adding it would be dangerous, because it may be a downloaded
     folder: libraries that try to import an optional `wandb` would import a `wandb.py` from there. The directory is
@@ -262,7 +262,7 @@ def _import_module(module_name: str, name: str, *, group: str) -> ModuleType:
 
 
 def _sibling_modules(module_name: str) -> list[str]:
-    """Lists the full names of the modules in the package that should contain a module."""
+    """Lists the full names of the modules in a missing module's package, or of all top-level modules if it has none."""
     parent = module_name.rpartition(".")[0]
     paths = getattr(sys.modules[parent], "__path__", []) if parent else None
     prefix = f"{parent}." if parent else ""

@@ -148,8 +148,8 @@ def _cached_plan(
 ) -> Plan:
     """Returns the plan from the cache, or makes it. A cached plan needs no slow imports."""
     from ..pipeline.plan import cache
-    from ..pipeline.plan.published import model_names, shape_digests
     from ..pipeline.plan.result import Plan
+    from ..pipeline.plan.shipped_shapes import model_names, shape_digests
 
     name = None
     if recipe.download_mark is None and (digests := shape_digests(model_names(recipe, flags))) is not None:
@@ -159,8 +159,8 @@ def _cached_plan(
             return Plan.from_json(entry["plan"], change_peaks=entry["change_peaks"])
     with loading("loading the planner"):
         from ..pipeline.plan.plan import make_plan
-        from ..pipeline.plan.shapes import is_local_shape
-    needs_hub = not all(map(is_local_shape, model_names(recipe, flags)))
+        from ..pipeline.plan.shapes import has_local_shape
+    needs_hub = not all(map(has_local_shape, model_names(recipe, flags)))
     with hub_for_reading(needs_hub, source_hub) as hub, doing(f"planning {recipe.name}"):
         result = make_plan(recipe, device, flags, prompt_length=prompt_length, hub=hub)
     if name is not None:

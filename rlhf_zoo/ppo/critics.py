@@ -100,11 +100,11 @@ def build_critic(
 def _reward_weight_of(value_model: PreTrainedModel | str | Path, rewards: Rewards | None) -> float:
     """Returns the weight of the reward that uses the model `value_model`; 1 if there is none."""
 
-    def name_of(model: Any) -> str:
+    def source(model: Any) -> str:
         return str(getattr(model.config, "_name_or_path", "")) if isinstance(model, PreTrainedModel) else str(model)
 
     for reward, weight in rewards.weighted_models if rewards is not None else ():
-        if reward.model is value_model or (name_of(value_model) and name_of(reward.model) == name_of(value_model)):
+        if reward.model is value_model or (source(value_model) and source(reward.model) == source(value_model)):
             return weight
     return 1.0
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..plugins import JUDGES, PREFERENCES, REWARDS, module_of, split_settings
+from ..plugins import JUDGES, PREFERENCES, REWARDS, import_module_of, split_settings
 from .data.digests import check_unchanged, digest_of
 from .settings.judge_names import split_judge_name
 from .settings.parse import StageSettings
@@ -91,7 +91,7 @@ def _code_of(names: Iterable[tuple[str, str]]) -> dict[str, Any]:
     """Returns name -> {module, files} for each (name, group), leaving out code of this package."""
     code = {}
     for name, group in names:
-        module = module_of(split_settings(name)[0], group=group)
+        module = import_module_of(split_settings(name)[0], group=group)
         folder, files = _source_files(module)
         if files:
             code[name] = {"module": module.__name__, "files": digest_of(folder, files)}

@@ -10,7 +10,7 @@ import pytest
 from peft import LoraConfig
 
 from rlhf_zoo.cli import plan as command
-from rlhf_zoo.pipeline.plan import cache, published, tracing
+from rlhf_zoo.pipeline.plan import cache, shipped_shapes, tracing
 from rlhf_zoo.pipeline.plan import plan as planner
 from rlhf_zoo.pipeline.plan.devices import cpu_device, local_device, parse_device
 from rlhf_zoo.pipeline.plan.memory import GIB, ModelMemory, PhaseMemory
@@ -109,7 +109,7 @@ def test_plan_of_published_model_is_cached_until_its_shape_changes(
     monkeypatch.setattr(planner, "make_plan", lambda *_, **__: asked.append(1) or plan)
     counts = []
     for layers in (2, 3):
-        monkeypatch.setattr(published, "published_shapes", lambda layers=layers: {"a/model": {"num_layers": layers}})
+        monkeypatch.setattr(shipped_shapes, "shipped_shapes", lambda layers=layers: {"a/model": {"num_layers": layers}})
         for _ in range(2):
             command._cached_plan(load_recipe(RECIPE), SMALL, {"sft": {"model_name_or_path": "a/model"}}, None, None)
             counts.append(len(asked))

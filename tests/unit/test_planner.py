@@ -25,10 +25,10 @@ from rlhf_zoo.pipeline.plan.devices import GPUS, Device, find_gpu, parse_device
 from rlhf_zoo.pipeline.plan.estimate import lora_config
 from rlhf_zoo.pipeline.plan.memory import GIB, ModelMemory, TrainingPass
 from rlhf_zoo.pipeline.plan.plan import _rounding_changes, make_plan, parse_planner_keys, smallest_change
-from rlhf_zoo.pipeline.plan.published import published_shapes
 from rlhf_zoo.pipeline.plan.result import Change, format_gib
 from rlhf_zoo.pipeline.plan.seconds import RATES_FILE
 from rlhf_zoo.pipeline.plan.shapes import find_shape, new_shape
+from rlhf_zoo.pipeline.plan.shipped_shapes import shipped_shapes
 from rlhf_zoo.pipeline.plan.tracing import tracer
 from rlhf_zoo.runs.recipe import Recipe, load_recipe
 from rlhf_zoo.runs.recipe_table import recipe_rows
@@ -45,11 +45,11 @@ def config_of(**more):
     return new_shape({**SMALL, **more}, vocabulary=128).config
 
 
-@pytest.mark.parametrize("name", published_shapes())
+@pytest.mark.parametrize("name", shipped_shapes())
 def test_shapes_have_published_parameter_counts(name):
-    shape, said = find_shape(name), published_shapes()[name]
+    shape, said = find_shape(name), shipped_shapes()[name]
     what = "classifier" if "labels" in said else "policy"
-    wanted = said.get("parameters") or published_shapes()[said["like"]]["parameters"]
+    wanted = said.get("parameters") or shipped_shapes()[said["like"]]["parameters"]
     assert tracer(shape.config, what, is_trainable=False).counts.parameters == wanted
 
 
@@ -495,9 +495,9 @@ def test_other_model_kinds_are_planned_or_rejected_in_a_sentence(kind: str, know
     from transformers import AutoConfig
 
     from rlhf_zoo.pipeline.plan.ppo import PPOModels, RewardModelSpec, ppo_plan
-    from rlhf_zoo.pipeline.plan.shapes import Shape
+    from rlhf_zoo.pipeline.plan.shapes import ModelShape
 
-    shape = Shape(AutoConfig.for_model(kind, hidden_size=32, num_hidden_layers=2, vocab_size=100), "float32")
+    shape = ModelShape(AutoConfig.for_model(kind, hidden_size=32, num_hidden_layers=2, vocab_size=100), "float32")
     models = PPOModels(
         policy=shape, reward_models=[RewardModelSpec(shape)], value_model=None, policy_is_unmodified=True
     )

@@ -16,7 +16,7 @@ from . import memory
 from .devices import Device
 from .memory import BFLOAT16, FLOAT32, Counts, ModelMemory, PhaseMemory
 from .result import StagePlan, Work
-from .shapes import Shape
+from .shapes import ModelShape
 from .tracing import Tracer, tracer
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ PROCESS_ON_CPU = 524 * 2**20
 FRAGMENTATION = 0.5
 
 
-def sft_plan(keys: SimpleNamespace, base: Shape, device: Device) -> StagePlan:
+def sft_plan(keys: SimpleNamespace, base: ModelShape, device: Device) -> StagePlan:
     """Plans the memory and the work of SFT, which trl's trainer runs.
 
     Args:
@@ -45,7 +45,7 @@ def sft_plan(keys: SimpleNamespace, base: Shape, device: Device) -> StagePlan:
         ZooError: The model cannot be planned, or fsdp2 does not support the keys.
     """
     rows, micro_batches = divide_batch(keys.per_device_train_batch_size, keys.gradient_accumulation_steps, device.count)
-    length = keys.max_length or base.context
+    length = keys.max_length or base.context_length
     bf16, dtype = computes_in_bfloat16(keys, device), weight_dtype(keys, base)
     model = stage_tracer(base, "policy", keys, dtype, bf16)
     columns = min(TRL_COLUMNS, model.counts.vocabulary) if device.cpu else TRL_COLUMNS
@@ -58,7 +58,7 @@ def sft_plan(keys: SimpleNamespace, base: Shape, device: Device) -> StagePlan:
     )
 
 
-def reward_plan(keys: SimpleNamespace, base: Shape, device: Device) -> StagePlan:
+def reward_plan(keys: SimpleNamespace, base: ModelShape, device: Device) -> StagePlan:
     """Plans the memory and the work of the reward stage, which trl's trainer runs. Each pair takes two rows.
 
     Args:
@@ -70,7 +70,7 @@ def reward_plan(keys: SimpleNamespace, base: Shape, device: Device) -> StagePlan
         ZooError: The model cannot be planned, or fsdp2 does not support the keys.
     """
     rows, micro_batches = divide_batch(keys.per_device_train_batch_size, keys.gradient_accumulation_steps, device.count)
-    length = min(keys.max_length or base.context, base.context)
+    length = min(keys.max_length or base.context_length, base.context_length)
     model = stage_tracer(base, "classifier", keys, weight_dtype(keys, base), computes_in_bfloat16(keys, device))
     return _plan_supervised(
         "reward", keys, model, device, rows=2 * rows, length=length, micro_batches=micro_batches, head_bytes=0
@@ -258,7 +258,7 @@ def weight_quantization(keys: SimpleNamespace) -> str | None:
     return "4bit" if getattr(keys, "load_in_4bit", False) else "8bit" if getattr(keys, "load_in_8bit", False) else None
 
 
-def weight_dtype(keys: SimpleNamespace, shape: Shape) -> str:
+def weight_dtype(keys: SimpleNamespace, shape: ModelShape) -> str:
     """Returns the dtype in which a stage loads weights.
 
     Args:
@@ -278,7 +278,7 @@ def bytes_per_weight(model: Tracer) -> int:
 
 
 def stage_tracer(
-    shape: Shape, role: str, keys: SimpleNamespace, dtype: str, bf16: bool, *, is_trainable: bool = True
+    shape: ModelShape, role: str, keys: SimpleNamespace, dtype: str, bf16: bool, *, is_trainable: bool = True
 ) -> Tracer:
     """Returns the tracer of a model as a stage loads it.
 

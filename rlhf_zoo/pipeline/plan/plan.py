@@ -17,7 +17,7 @@ from .memory import GIB, state_bytes
 from .ppo import PPOModels, RewardModelSpec, ppo_plan, ppo_work
 from .result import LORA, Change, Duration, Plan, StagePlan, Work
 from .seconds import predict_duration
-from .shapes import Shape, find_shape, new_shape
+from .shapes import ModelShape, find_shape, new_shape
 
 #: Assumed number of tokens of the longest prompt if neither the recipe nor the command sets it.
 DEFAULT_PROMPT_LENGTH = 512
@@ -161,7 +161,7 @@ class _PlanInputs:
         if ppo is not None and prompt_length is None:
             prompt_length = ppo.max_prompt_length or recipe.zoo.get("prompt_length")
             if prompt_length is None:
-                prompt_length = min(DEFAULT_PROMPT_LENGTH, max(self.base.context - ppo.response_length, 1))
+                prompt_length = min(DEFAULT_PROMPT_LENGTH, max(self.base.context_length - ppo.response_length, 1))
                 self.assumptions.append(
                     f"the longest prompt has {prompt_length} tokens; "
                     "set max_prompt_length or --prompt_length to change this"
@@ -184,13 +184,13 @@ class _PlanInputs:
             policy_is_unmodified=is_external or self._sft_is_unmodified,
         )
 
-    def _own_reward_shape(self) -> Shape:
+    def _own_reward_shape(self) -> ModelShape:
         """Returns the shape of the recipe's own reward model. With an adapter, it has the dtype of its loaded base."""
         keys = self.keys.get("reward")
         is_adapter = keys is not None and keys.use_peft and keys.dtype != "auto"
-        return Shape(self.base.config, keys.dtype if keys is not None and is_adapter else "float32")
+        return ModelShape(self.base.config, keys.dtype if keys is not None and is_adapter else "float32")
 
-    def _reward_model(self, name: str, policy: Shape, ppo: SimpleNamespace) -> RewardModelSpec:
+    def _reward_model(self, name: str, policy: ModelShape, ppo: SimpleNamespace) -> RewardModelSpec:
         if name in STAGES or is_member(name):
             return RewardModelSpec(self._own_reward_shape())
         if ppo.reward_model_loader is not None:

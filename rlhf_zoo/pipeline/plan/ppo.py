@@ -33,7 +33,7 @@ from .estimate import (
 )
 from .memory import BFLOAT16, FLOAT32, ModelMemory, PhaseMemory, TrainingPass
 from .result import StagePlan, Work
-from .shapes import Shape
+from .shapes import ModelShape
 from .tracing import Tracer
 
 NO_MEMORY = ModelMemory()
@@ -50,7 +50,7 @@ class RewardModelSpec:
         can_initialize_critic: Whether the critic may start from this model.
     """
 
-    shape: Shape
+    shape: ModelShape
     can_initialize_critic: bool = True
 
 
@@ -65,9 +65,9 @@ class PPOModels:
         policy_is_unmodified: Whether the policy has its published weights. The reference may then keep their dtype.
     """
 
-    policy: Shape
+    policy: ModelShape
     reward_models: Sequence[RewardModelSpec] = ()
-    value_model: Shape | None = None
+    value_model: ModelShape | None = None
     policy_is_unmodified: bool = False
 
 

@@ -12,15 +12,15 @@ from ...modeling.gguf import find_gguf, unpack_if_gguf
 from ...modeling.loading import load_config
 from ...modeling.model_files import ADAPTER_CONFIG
 from ...runs.checks.files import fetch_files
-from .published import published_shapes
+from .shipped_shapes import shipped_shapes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 
 @dataclass(frozen=True)
-class Shape:
-    """The architecture of a model.
+class ModelShape:
+    """The sizes of a model's layers, and the dtype of its weights: all that a plan needs to know about it.
 
     Attributes:
         config: The model's transformers configuration.
@@ -31,7 +31,7 @@ class Shape:
     dtype: str
 
     @property
-    def context(self) -> int:
+    def context_length(self) -> int:
         """Context length in tokens; 1024 if the configuration does not state it."""
         return int(getattr(self.config.get_text_config(), "max_position_embeddings", None) or 1024)
 
@@ -40,16 +40,16 @@ class Shape:
 SHAPE_FILES = ("config.json", ADAPTER_CONFIG, "*.py")
 
 
-def is_local_shape(name: str) -> bool:
-    """Whether a model's shape is available without a Hub.
+def has_local_shape(name: str) -> bool:
+    """Whether the shape of a model can be found without a Hub.
 
     Args:
         name: A folder, a GGUF file, or NAMESPACE/NAME[@REVISION].
     """
-    return Path(name).is_dir() or find_gguf(name) is not None or split_revision(name)[0] in published_shapes()
+    return Path(name).is_dir() or find_gguf(name) is not None or split_revision(name)[0] in shipped_shapes()
 
 
-def find_shape(name: str, *, revision: str | None = None, hub: Hub = DEFAULT_HUB) -> Shape:
+def find_shape(name: str, *, revision: str | None = None, hub: Hub = DEFAULT_HUB) -> ModelShape:
     """Finds a model's shape in a folder, in recipes/shapes.yaml, or on a Hub, in this order.
 
     Args:
@@ -64,8 +64,8 @@ def find_shape(name: str, *, revision: str | None = None, hub: Hub = DEFAULT_HUB
     if Path(name := unpack_if_gguf(name)).is_dir():
         return _read_shape(name, subject)
     repo, name_revision = split_revision(name)
-    if repo in published_shapes():
-        return _published_shape(repo)
+    if repo in shipped_shapes():
+        return _shipped_shape(repo)
     folder = fetch_files(
         repo,
         revision or name_revision,
@@ -76,21 +76,23 @@ def find_shape(name: str, *, revision: str | None = None, hub: Hub = DEFAULT_HUB
     return _read_shape(str(folder), f"The model {repo}")
 
 
-def _read_shape(folder: str, subject: str) -> Shape:
+def _read_shape(folder: str, subject: str) -> ModelShape:
     config = load_config(folder, subject=subject)
-    return Shape(config, str(config.dtype or "float32").removeprefix("torch."))
+    return ModelShape(config, str(config.dtype or "float32").removeprefix("torch."))
 
 
-def _published_shape(repo: str) -> Shape:
-    keys = dict(published_shapes()[repo])
+def _shipped_shape(repo: str) -> ModelShape:
+    keys = dict(shipped_shapes()[repo])
     if (similar_repo := keys.pop("like", None)) is not None:
-        keys = {**published_shapes()[similar_repo], **keys}
-    dtype, labels, _ = keys.pop("dtype"), keys.pop("labels", None), keys.pop("parameters")
-    return Shape(_build_config(keys, subject=f"The shape of {repo} in recipes/shapes.yaml", labels=labels), dtype)
+        keys = {**shipped_shapes()[similar_repo], **keys}
+    dtype, num_labels = keys.pop("dtype"), keys.pop("labels", None)
+    del keys["parameters"]  # a check of the entry; all other keys belong to the configuration
+    subject = f"The shape of {repo} in recipes/shapes.yaml"
+    return ModelShape(_build_config(keys, subject=subject, num_labels=num_labels), dtype)
 
 
-def new_shape(architecture: Mapping[str, Any], *, vocabulary: int) -> Shape:
-    """Returns the shape of a model that SFT creates.
+def new_shape(architecture: Mapping[str, Any], *, vocabulary: int) -> ModelShape:
+    """Returns the shape of a model that SFT trains from scratch.
 
     Args:
         architecture: The key `architecture` of recipe.yaml.
@@ -99,16 +101,16 @@ def new_shape(architecture: Mapping[str, Any], *, vocabulary: int) -> Shape:
     Raises:
         ZooError: transformers cannot build the model.
     """
-    return Shape(_build_config({"vocab_size": vocabulary, **architecture}, subject="The architecture"), "float32")
+    return ModelShape(_build_config({"vocab_size": vocabulary, **architecture}, subject="The architecture"), "float32")
 
 
-def _build_config(keys: Mapping[str, Any], *, subject: str, labels: int | None = None) -> "PreTrainedConfig":
+def _build_config(keys: Mapping[str, Any], *, subject: str, num_labels: int | None = None) -> "PreTrainedConfig":
     from transformers import AutoConfig
 
     fields = dict(keys)
     model_type = fields.pop("model_type", None)
-    if labels is not None:
-        fields["num_labels"] = labels
+    if num_labels is not None:
+        fields["num_labels"] = num_labels
     try:
         return AutoConfig.for_model(model_type, **fields)
     except (ValueError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""Lists the models that a recipe uses, and reads recipes/shapes.yaml, which has the shapes of published models."""
+"""Lists the models that a recipe uses, and reads recipes/shapes.yaml, which has the shapes of many of them."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -13,8 +13,8 @@ from .cache import digest
 
 
 @cache
-def published_shapes() -> Mapping[str, Mapping[str, Any]]:
-    """Reads recipes/shapes.yaml: repository -> shape, for models that recipes use."""
+def shipped_shapes() -> Mapping[str, Mapping[str, Any]]:
+    """Reads recipes/shapes.yaml, which ships with rlhf-zoo: repository -> shape, for models that recipes use."""
     return read_mapping(shipped_folder() / "shapes.yaml")
 
 
@@ -44,7 +44,7 @@ def shape_digests(names: Sequence[str]) -> dict[str, str] | None:
         Name -> digest of the configuration in a folder, or of a repository's entry in shapes.yaml. None if a Hub, an
         adapter, a GGUF file or a model's own code determines a shape.
     """
-    shapes = published_shapes() if names else {}
+    shapes = shipped_shapes() if names else {}
     digests: dict[str, str] = {}
     for name in names:
         shape = shapes.get(name.partition("@")[0])
