@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 #: Number of pairs to label in a round if neither an option nor the recipe sets it.
 DEFAULT_PAIRS = 1000
 ROUNDS_FILE = "rounds.json"
-_FIGURES = ("reward", "judge", "kl", "length", "distinct_2")
+_METRICS = ("reward", "judge", "kl", "length", "distinct_2")
 OpenPublisher = Callable[[RunContext], AbstractContextManager[Publisher | None]]
 
 
@@ -166,7 +166,7 @@ def _round_row(run: RunContext, previous: RunContext | None) -> dict[str, Any]:
         "labels": None if run.round is None else run.round.labeler,
         "pairs": None if run.round is None else {"new": counts["new"], "old": counts["old"]},
         "reward_model": {key: reward_document[key] for key in ("accuracy", "ci95", "n") if key in reward_document},
-        "figures": {key: outcome.figures[key] for key in _FIGURES},
+        "figures": {key: outcome.estimates[key] for key in _METRICS},
         "win_rate": outcome.win_rate,
         **outcome.judgment,
         "judge_minus_previous": None if previous is None else _judge_gain(run, previous).to_json(),

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 VARIANT_FILE = "ablation.json"
 #: Number of held-out prompts whose completions the tables show.
 SHOWN_PROMPTS = 4
-_OUTCOME_FIGURES = ("reward", "judge", "kl", "length", "eos_rate", "distinct_2", "repetition")
+_METRICS = ("reward", "judge", "kl", "length", "eos_rate", "distinct_2", "repetition")
 
 #: Even if the run itself differs from an ablation's variants in these keys, their table lists it.
 _IGNORED_KEYS = ("kl_coef", "reference", "release")
@@ -282,7 +282,7 @@ class Outcome:
     Attributes:
         variant: The variant; `Variant()` for the run itself.
         repo: Repository of the PPO policy; None if it is not published.
-        figures: Name -> {value, ci95, n} of PPO's figures on held-out prompts.
+        estimates: Metric of PPO on held-out prompts -> {value, ci95, n}.
         win_rate: Win rate of PPO over SFT, as {value, ci95, n}.
         rows: The rows of metrics.jsonl.
         samples: (prompt, completion, reward, judge) of the first held-out prompts.
@@ -292,7 +292,7 @@ class Outcome:
 
     variant: Variant
     repo: str | None
-    figures: Mapping[str, Mapping[str, Any]]
+    estimates: Mapping[str, Mapping[str, Any]]
     win_rate: Mapping[str, Any]
     rows: Sequence[Mapping[str, Any]]
     samples: Sequence[tuple[str, str, float, float]]
@@ -315,7 +315,7 @@ def read_outcome(variant: Variant, run_directory: Path) -> Outcome:
     return Outcome(
         variant,
         repo=(document.get("repo") or {}).get("id"),
-        figures={name: evaluation["ppo"][name] for name in _OUTCOME_FIGURES},
+        estimates={name: evaluation["ppo"][name] for name in _METRICS},
         win_rate=evaluation["win_rate"],
         rows=record.metrics(),
         samples=[
@@ -373,14 +373,14 @@ def group_by_setting(outcomes: Sequence[Outcome]) -> list[tuple[str, dict[str, S
         outcomes: Outcomes of variants.
 
     Returns:
-        (keys with their values, figure -> spread over seeds, outcomes) of each group, in order.
+        (keys with their values, metric -> spread over seeds, outcomes) of each group, in order.
     """
     outcomes_by_setting: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         outcomes_by_setting.setdefault(outcome.variant.settings_text, []).append(outcome)
     groups = []
     for setting, group in outcomes_by_setting.items():
-        values = {name: [outcome.figures[name]["value"] for outcome in group] for name in _OUTCOME_FIGURES}
+        values = {name: [outcome.estimates[name]["value"] for outcome in group] for name in _METRICS}
         values["win_rate"] = [outcome.win_rate["value"] for outcome in group]
         groups.append((setting, {name: summarize_seeds(seed_values) for name, seed_values in values.items()}, group))
     return groups

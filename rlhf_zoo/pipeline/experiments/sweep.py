@@ -38,7 +38,7 @@ def train(
         console: A rich console.
 
     Returns:
-        The outcomes, and the last error if the Hub refused a tag; otherwise None.
+        The outcomes of the cells, and the last error with which the Hub refused a tag, or None.
     """
     run_directory, send_errors = context.directory, []
     for cell in cells:
@@ -81,26 +81,26 @@ def write_overview(
         The path of overview.json.
     """
     first_variant = outcomes[0].variant
-    parameters = {"key": first_variant.settings[0][0]} if grid is None else {"grid": dict(grid)}
+    varied_keys = {"key": first_variant.settings[0][0]} if grid is None else {"grid": dict(grid)}
     path = run_directory / first_variant.folder / "overview.json"
-    rows = _overview_rows(
+    results = _results(
         outcomes, lambda variant: {"value": variant.value} if grid is None else {"settings": dict(variant.settings)}
     )
-    write_json(path, {"schema": 1, "recipe": recipe, **parameters, **rows})
+    write_json(path, {"schema": 1, "recipe": recipe, **varied_keys, **results})
     if grid is None:
         plot_ablation({outcome.variant.label: outcome.rows for outcome in outcomes}, path.with_suffix(".png"))
     return path
 
 
-def _overview_rows(outcomes: Sequence[Outcome], identify: Callable[[Variant], dict[str, Any]]) -> dict[str, Any]:
-    """Returns the entries of overview.json: one for each run, and one for each setting over all its seeds."""
+def _results(outcomes: Sequence[Outcome], identify: Callable[[Variant], dict[str, Any]]) -> dict[str, Any]:
+    """Returns `runs` and `over_seeds` of overview.json: one entry for each run, and one for each setting."""
     runs = [
         {
             **identify(outcome.variant),
             "seed": outcome.variant.seed,
             "directory": outcome.variant.name,
             "repo": outcome.repo,
-            "figures": dict(outcome.figures),
+            "figures": dict(outcome.estimates),
             "win_rate": dict(outcome.win_rate),
             **outcome.judgment,
         }
@@ -110,9 +110,9 @@ def _overview_rows(outcomes: Sequence[Outcome], identify: Callable[[Variant], di
         {
             **identify(group[0].variant),
             "seeds": len(group),
-            "figures": {name: figure.to_json() for name, figure in figures.items()},
+            "figures": {metric: spread.to_json() for metric, spread in spreads.items()},
             "verdicts": [outcome.judgment["verdict"] for outcome in group],
         }
-        for _, figures, group in group_by_setting(outcomes)
+        for _, spreads, group in group_by_setting(outcomes)
     ]
     return {"runs": runs, "over_seeds": by_setting}

@@ -32,7 +32,7 @@ class ModelFacts:
         architecture: Name of the model's class in transformers.
         parameters: The number of parameters.
         dtype: The dtype of the saved weights.
-        context: The context length in tokens; None if the configuration states none.
+        context_length: In tokens; None if the configuration states none.
         kv_values: Number of values that the KV cache holds per token, over all layers.
         target_names: Names of the linear layers that LoRA adapts.
         tokenizer: The model's tokenizer.
@@ -47,7 +47,7 @@ class ModelFacts:
     architecture: str
     parameters: int
     dtype: str
-    context: int | None
+    context_length: int | None
     kv_values: int
     target_names: Sequence[str]
     tokenizer: PreTrainedTokenizerBase
@@ -93,7 +93,7 @@ def inspect_model(name: str) -> ModelFacts:
         architecture=type(model).__name__,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         dtype=str(config.dtype or "float32").removeprefix("torch."),
-        context=getattr(text_config, "max_position_embeddings", None),
+        context_length=getattr(text_config, "max_position_embeddings", None),
         kv_values=2 * text_config.num_hidden_layers * kv_heads * head_size,
         target_names=_linear_names(model),
         tokenizer=tokenizer,

@@ -242,7 +242,7 @@ def _describe_model(model: ModelFacts, decisions: Decisions, *, first: str) -> N
     size = f"{model.parameters / 1e6:,.0f}M" if model.parameters >= 1e6 else f"{model.parameters:,}"
     description = f"{model.architecture}, {size} parameters, {model.dtype}"
     decisions.add("model", description, f"config.json of {model.name}")
-    decisions.add("context", model.context or "no bound", "tokens, by its configuration")
+    decisions.add("context", model.context_length or "no bound", "tokens, by its configuration")
     tokenizer = model.tokenizer
     reason = "PAD: the tokenizer's own"
     if not has_own_pad(tokenizer):

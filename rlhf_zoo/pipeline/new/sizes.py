@@ -63,7 +63,7 @@ def choose_sizes(
     Raises:
         ZooError: No prompt fits the model's context, or there are too few prompts.
     """
-    context, tokens = model.context or MAX_TOKENS, _TokenCounts(model.tokenizer)
+    context, tokens = model.context_length or MAX_TOKENS, _TokenCounts(model.tokenizer)
     ppo = stage_data["ppo"]
     prompts: Iterable[Mapping[str, Any]] = map(as_turns, ppo.rows) if is_chat else ppo.rows
     keys_and_lengths = [(prompt_key(row["prompt"]), tokens.of_prompt(row["prompt"])) for row in prompts]
