@@ -21,12 +21,12 @@ from ...evaluation.votes.limits import TooManyVotesError, voter_address
 from ...evaluation.votes.vote import SIDES, ShownCompletion, Vote
 from ...fileio import float_or_none
 from ..engine import PolicyCompletion, Snapshot
-from .browser import UNLISTED, create_live_region
+from .browser import PAGE_EVENT, create_live_region
 from .charts import Role
 from .html import escape_text, html_attributes, notice_html
 from .sampling import MODEL_QUEUE, SEED_LIMIT, SamplingDefaults, create_prompt_box
 from .streams import CompletionStreams
-from .views import NAMES, figures_html
+from .views import ROLE_NAMES, figures_html
 from .vote_counts import Tally
 from .vote_figures import ModelRevision, votes_html
 
@@ -162,8 +162,8 @@ def reveal_html(pair: Pair, models: Mapping[str, ModelRevision]) -> str:
         badge = '<span class="zoo-badge">your choice</span>' if side == pair.verdict else ""
         cards.append(
             f'<article class="zoo-card zoo-{role}" data-side="{side}" data-role="{role}"><header>'
-            f"<h3>{side.capitalize()}: {NAMES[role]}</h3>{badge}<span>{escape_text(models[role].name)}</span></header>"
-            f"{figures_html(sample)}</article>"
+            f"<h3>{side.capitalize()}: {ROLE_NAMES[role]}</h3>{badge}"
+            f"<span>{escape_text(models[role].name)}</span></header>{figures_html(sample)}</article>"
         )
     sampling_note = f"Both were sampled with seed {pair.snapshot.seed} at temperature {pair.snapshot.temperature:g}."
     verdict = VERDICT_SENTENCES[pair.preferred_role or str(pair.verdict)]
@@ -182,7 +182,7 @@ def _compare_with_reward(pair: Pair) -> str:
         return ""
     higher: Role = "ppo" if ppo > sft else "sft"
     agrees = higher == pair.preferred_role
-    return "The reward agrees." if agrees else f"The reward prefers {NAMES[higher]}."
+    return "The reward agrees." if agrees else f"The reward prefers {ROLE_NAMES[higher]}."
 
 
 def _storage_notice_html(tally: Tally | None) -> str:
@@ -270,7 +270,7 @@ def build_blind_tab(
         return {pair_id_box: pair.id, **tab.enable_only(pair.allowed_verdicts)}
 
     # A vote bypasses the queue, so that it never waits for a completion and is accepted even if the queue is full.
-    unqueued: dict[str, Any] = {**UNLISTED, "queue": False}
+    unqueued: dict[str, Any] = {**PAGE_EVENT, "queue": False}
     draw_triggers = [tab.new_pair_button.click, tab.prompt_box.submit]
     # Gradio rebuilds every output at each yield, so outputs that change only at the start or end have their own events.
     gr.on(
@@ -286,7 +286,7 @@ def build_blind_tab(
         outputs=[pair_state, tab.pair_view, tab.message_view],
         concurrency_id=MODEL_QUEUE,
         concurrency_limit=max_concurrent,
-        **UNLISTED,
+        **PAGE_EVENT,
     ).then(enable_buttons, inputs=[pair_state], outputs=[pair_id_box, *vote_buttons.values()], **unqueued)
     for verdict, button in vote_buttons.items():
         vote_event = button.click(
@@ -297,7 +297,7 @@ def build_blind_tab(
         )
         if tally is not None:
             vote_event.then(
-                _figures_handler(tally), outputs=[tab.vote_figures_view], concurrency_limit=None, **UNLISTED
+                _vote_figures_handler(tally), outputs=[tab.vote_figures_view], concurrency_limit=None, **PAGE_EVENT
             )
     if tally is not None:
         gr.on(None, lambda: votes_html(tally.figures(), tally.name), outputs=[tab.vote_figures_view], **unqueued)
@@ -391,10 +391,10 @@ def _voter_address(request: gr.Request | None) -> str:
     return voter_address(request.client.host, request.headers.get("x-forwarded-for") if get_space() else None)
 
 
-def _figures_handler(tally: Tally) -> Callable[[], AsyncIterator[str]]:
-    """Returns the handler that shows the figures at once, and again once their intervals include all votes."""
+def _vote_figures_handler(tally: Tally) -> Callable[[], AsyncIterator[str]]:
+    """Returns the handler that shows counts and win rates immediately, and again when intervals include all votes."""
 
-    async def update() -> AsyncIterator[str]:
+    async def show_figures() -> AsyncIterator[str]:
         current = tally.figures()
         votes, deadline = current.summary["votes"], time.monotonic() + MAX_INTERVAL_WAIT
         yield votes_html(current, tally.name)
@@ -404,7 +404,7 @@ def _figures_handler(tally: Tally) -> Callable[[], AsyncIterator[str]]:
             if current.is_exact or current.votes_in_intervals >= votes:
                 yield votes_html(current, tally.name)
 
-    return update
+    return show_figures
 
 
 def _choose_prompt(prompt: object, prompts: Sequence[str]) -> object:

@@ -4,8 +4,8 @@ from typing import Any
 
 import gradio as gr
 
-#: Options of events that the API does not list. They show no progress bar.
-UNLISTED: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
+#: Options of events that belong to the page: its API does not list them, and they show no progress bar.
+PAGE_EVENT: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
 
 # A screen reader announces changes only inside an element that stays, and Gradio replaces the content of a component.
 _LIVE_REGION_SCRIPT = "element.closest('.block').setAttribute('aria-live', 'polite')"

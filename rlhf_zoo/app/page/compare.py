@@ -13,7 +13,7 @@ from gradio.helpers import Examples
 
 from ...errors import ZooError
 from ..engine import Snapshot
-from .browser import UNLISTED, create_live_region, scroll_script
+from .browser import PAGE_EVENT, create_live_region, scroll_script
 from .html import escape_text, notice_html
 from .kl_switch import OFF, ON, KLSwitch
 from .link import link_address
@@ -65,7 +65,7 @@ def build_compare_tab(
         return random.choice(page_models.prompts), random.randrange(SEED_LIMIT)
 
     options: dict[str, Any] = {
-        **UNLISTED,
+        **PAGE_EVENT,
         "inputs": [tab.prompt_box, tab.kl_slider, *tab.sampling],
         "outputs": [tab.message_view, tab.pairs_view],
         "concurrency_id": MODEL_QUEUE,
@@ -76,21 +76,21 @@ def build_compare_tab(
     sampling_events = [gr.on(triggers, sample, **options)]
     if switch is not None:
         sampling_events.append(tab.kl_slider.input(sample, trigger_mode="always_last", **options))
-        tab.kl_slider.release(None, js=scroll_script("pairs", control_id="kl-switch"), **UNLISTED)
+        tab.kl_slider.release(None, js=scroll_script("pairs", control_id="kl-switch"), **PAGE_EVENT)
     if tab.examples is not None:
         sampling_events.append(tab.examples.load_input_event.then(sample, **options))
         triggers.append(tab.examples.dataset.click)
     if page_models.prompts:
         seed, *_ = tab.sampling
-        draw_event = tab.surprise_button.click(draw_prompt_and_seed, outputs=[tab.prompt_box, seed], **UNLISTED)
+        draw_event = tab.surprise_button.click(draw_prompt_and_seed, outputs=[tab.prompt_box, seed], **PAGE_EVENT)
         sampling_events.append(draw_event.then(sample, **options))
         triggers.append(tab.surprise_button.click)
-    gr.on(triggers, None, js=scroll_script("pairs"), **UNLISTED)
+    gr.on(triggers, None, js=scroll_script("pairs"), **PAGE_EVENT)
     tab.stop_button.click(
         lambda: notice_html("Stopped. Only finished completions have rewards and values.", kind="status"),
         outputs=[tab.message_view],
         cancels=sampling_events,
-        **UNLISTED,
+        **PAGE_EVENT,
     )
     return ComparisonControls(tab.prompt_box, tab.kl_slider, tab.sampling)
 
@@ -198,7 +198,7 @@ def _create_kl_slider(switch: KLSwitch | None) -> gr.Slider:
             trigger_mode="always_last",
             queue=False,
             preprocess=False,
-            **UNLISTED,
+            **PAGE_EVENT,
         )
     return slider
 

@@ -8,7 +8,7 @@ import gradio as gr
 
 from .api import add_endpoints
 from .blind import build_blind_tab
-from .browser import FOLLOW_LINK_SCRIPT, QUERY_SCRIPT, UNLISTED
+from .browser import FOLLOW_LINK_SCRIPT, PAGE_EVENT, QUERY_SCRIPT
 from .card import build_card_tab
 from .compare import ComparisonControls, build_compare_tab, sample_example
 from .head import header_html, link_preview
@@ -127,8 +127,8 @@ def _fill_from_link(
         outputs=outputs,
         js=QUERY_SCRIPT,
         queue=False,
-        **UNLISTED,
-    ).then(None, js=FOLLOW_LINK_SCRIPT, **UNLISTED)
+        **PAGE_EVENT,
+    ).then(None, js=FOLLOW_LINK_SCRIPT, **PAGE_EVENT)
 
 
 def _linked_values(controls: Sequence[gr.Slider | gr.Number], link: Link) -> dict[Any, object]:

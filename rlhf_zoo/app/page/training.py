@@ -13,7 +13,7 @@ from ...errors import ZooError
 from ...fileio import is_finite
 from ...publishing.catalog.card import CardEstimate
 from ..engine import CheckpointResult, TimelinePoint, TimelineRun
-from .browser import UNLISTED, create_live_region, scroll_script
+from .browser import PAGE_EVENT, create_live_region, scroll_script
 from .charts import DESKTOP_WIDTH, PHONE_WIDTH, KLCurve, Series, draw_frontier, draw_step_curves, step_range
 from .html import escape_text, format_number, format_signed, notice_html, shorten_name
 from .link import link_address
@@ -97,7 +97,7 @@ def build_training_tab(
     prompt_box, run_dropdown, step_slider = controls.prompt_box, controls.run_dropdown, controls.step_slider
 
     # preprocess=False: Gradio would reject bad values without a message; `Timeline` checks them all.
-    options: dict[str, Any] = {**UNLISTED, "preprocess": False}
+    options: dict[str, Any] = {**PAGE_EVENT, "preprocess": False}
     model_options: dict[str, Any] = {**options, "concurrency_id": MODEL_QUEUE, "concurrency_limit": max_concurrent}
     # `input` rather than `release`, because the keyboard moves a slider without a release.
     step_slider.input(
@@ -113,10 +113,10 @@ def build_training_tab(
         sample_all_steps, [prompt_box, run_dropdown, *controls.sampling], [message_view, tab.all_steps_view],
         **model_options,
     )  # fmt: skip
-    gr.on([tab.step_button.click, prompt_box.submit], None, js=scroll_script("at-step"), **UNLISTED)
+    gr.on([tab.step_button.click, prompt_box.submit], None, js=scroll_script("at-step"), **PAGE_EVENT)
     # Not at each `input`, which would move the chart away while the slider is dragged.
-    step_slider.release(None, js=scroll_script("at-step", control_id="step"), **UNLISTED)
-    tab.all_steps_button.click(None, js=scroll_script("steps"), **UNLISTED)
+    step_slider.release(None, js=scroll_script("at-step", control_id="step"), **PAGE_EVENT)
+    tab.all_steps_button.click(None, js=scroll_script("steps"), **PAGE_EVENT)
 
     def show_run(run_name: Any) -> tuple[object, str]:
         try:
@@ -210,7 +210,7 @@ def _build_beta_section(
     button.click(
         sample_all_betas, [controls.prompt_box, *controls.sampling], [message_view, all_betas_view], **model_options
     )
-    gr.on(button.click, None, js=scroll_script("betas"), **UNLISTED)
+    gr.on(button.click, None, js=scroll_script("betas"), **PAGE_EVENT)
 
 
 # Rendering

@@ -10,7 +10,7 @@ from .charts import Role, draw_token_bars, draw_token_line
 from .html import DASH, STOP_LABELS, escape_text, figure_list_html, format_number, format_signed, html_attributes
 
 #: Role -> name on the page, in the order of the columns.
-NAMES: dict[Role, str] = {"sft": "SFT", "ppo": "PPO"}
+ROLE_NAMES: dict[Role, str] = {"sft": "SFT", "ppo": "PPO"}
 ROLE_DESCRIPTIONS: dict[Role, str] = {"sft": "where PPO started", "ppo": "trained to maximize the reward"}
 #: Longer completions get their charts only when they are done, because redrawing the charts for each token is slow.
 MAX_TOKENS_DRAWN_IN_PROGRESS = 128
@@ -105,7 +105,7 @@ def _policy_column_html(
     prompt: str, role: Role, sample: PolicyCompletion | None, *, row: int = 0, label: str = "", is_chat: bool = False
 ) -> str:
     """Renders one policy's column: name, completion and figures. Without a completion, renders a placeholder."""
-    head = f"<header><h3>{NAMES[role]}</h3><span>{label or ROLE_DESCRIPTIONS[role]}</span></header>"
+    head = f"<header><h3>{ROLE_NAMES[role]}</h3><span>{label or ROLE_DESCRIPTIONS[role]}</span></header>"
     return (
         f'<article class="zoo-card zoo-{role}" data-side="{role}" data-row="{row}">{head}'
         f"{completion_html(prompt, sample, heat_map=True, is_chat=is_chat)}{figures_html(sample)}</article>"
@@ -173,11 +173,12 @@ def _token_details_html(snapshot: Snapshot, row: int, *, is_collapsed: bool) -> 
     # While completions are in progress, only the first pair has charts, because redrawing all of them is slow.
     chart_html = _draw_token_charts(snapshot, row) if row == 0 or snapshot.done else {}
     columns = "".join(
-        f'<div data-side="{role}" data-row="{row}"><h4>{NAMES[role]}</h4>{html}</div>'
+        f'<div data-side="{role}" data-row="{row}"><h4>{ROLE_NAMES[role]}</h4>{html}</div>'
         for role, html in chart_html.items()
         if html
     )
-    tables = "".join(_token_table_html(role, getattr(snapshot, role)[row]) for role in NAMES) if snapshot.done else ""
+    roles = ROLE_NAMES if snapshot.done else ()
+    tables = "".join(_token_table_html(role, getattr(snapshot, role)[row]) for role in roles)
     numbers = ""
     if tables:
         numbers = (
@@ -205,14 +206,15 @@ def summary_html(snapshot: Snapshot) -> str:
     for role, samples in samples_by_role.items():
         rewards = [sample.reward for sample in samples if sample.reward is not None]
         reward = f"reward {format_signed(fmean(rewards))}, " if rewards else ""
-        parts.append(f"{NAMES[role]}: {reward}{format_number(fmean(sample.length for sample in samples), 0)} tokens")
+        length = format_number(fmean(sample.length for sample in samples), 0)
+        parts.append(f"{ROLE_NAMES[role]}: {reward}{length} tokens")
     mean = f", means over {snapshot.n} completions" if snapshot.n > 1 else ""
     return f'<p class="zoo-visually-hidden">Finished{mean}. {". ".join(parts)}.</p>'
 
 
 def empty_pairs_html() -> str:
     """Renders a placeholder until the first comparison."""
-    cards = "".join(_policy_column_html("", role, None) for role in NAMES)
+    cards = "".join(_policy_column_html("", role, None) for role in ROLE_NAMES)
     return f'<div class="zoo-pairs" data-state="empty"><div class="zoo-pair">{cards}</div></div>'
 
 
@@ -233,8 +235,9 @@ def _token_table_html(role: Role, sample: PolicyCompletion) -> str:
             cells.append(format_signed(sample.token_values[index]))
         visible = escape_text(token).replace(" ", "\u2423").replace("\n", "\u21b5")
         rows.append(f"<tr><th scope='row'>{visible}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
+    name = ROLE_NAMES[role]
     return (
-        f'<div><h4>{NAMES[role]}</h4><div class="zoo-scroll" role="region" aria-label="Numbers of {NAMES[role]}" '
+        f'<div><h4>{name}</h4><div class="zoo-scroll" role="region" aria-label="Numbers of {name}" '
         f'tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div></div>'
     )
 
@@ -248,7 +251,7 @@ def _means_html(snapshot: Snapshot) -> str:
     for role, samples in samples_by_role.items():
         rewards = [sample.reward for sample in samples if sample.reward is not None]
         cells.append(
-            f'<tr class="zoo-{role}"><th scope="row">{NAMES[role]}</th>'
+            f'<tr class="zoo-{role}"><th scope="row">{ROLE_NAMES[role]}</th>'
             f'<td data-mean="{role}-reward">{format_signed(fmean(rewards)) if rewards else "none"}</td>'
             f'<td data-mean="{role}-log_ratio">{format_signed(fmean(sample.log_ratio for sample in samples))}</td>'
             f"<td>{format_number(fmean(sample.kl for sample in samples))}</td>"
