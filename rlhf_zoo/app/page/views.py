@@ -177,8 +177,9 @@ def _token_details_html(snapshot: Snapshot, row: int, *, is_collapsed: bool) -> 
         for role, html in chart_html.items()
         if html
     )
-    roles = ROLE_NAMES if snapshot.done else ()
-    tables = "".join(_token_table_html(role, getattr(snapshot, role)[row]) for role in roles)
+    tables = ""
+    if snapshot.done:
+        tables = "".join(_token_table_html(role, getattr(snapshot, role)[row]) for role in ROLE_NAMES)
     numbers = ""
     if tables:
         numbers = (
