@@ -319,7 +319,7 @@ def publishing(
     sender = Sender(context, stages=stages, resend_cards=resend_cards)
     seconds = PATIENCE if patience is None else patience
     with Outbox(
-        sender, hub=context.hub.description, resume_command=resume_command(context), patience=seconds
+        sender, hub_name=context.hub.description, resume_command=resume_command(context), patience=seconds
     ) as outbox:
         yield outbox
 

@@ -51,7 +51,7 @@ def pull(repository: str, output_dir: Path | None, list_only: bool, hub: str | N
         from ..hub.client.refusals import retry_when_rate_limited
 
         download = retry_when_rate_limited(
-            lambda: fetch(repository, output_dir, hub=connected_hub), hub=connected_hub.name
+            lambda: fetch(repository, output_dir, hub=connected_hub), hub_name=connected_hub.name
         )
         _print_notes(download, repository.partition("@")[2])
         if not as_json:

@@ -21,7 +21,7 @@ from ..publishing.adapters import check_planned_base, file_overrides
 from ..publishing.cards.card import make_card
 from ..publishing.cards.markdown import judge_title
 from ..publishing.sender import claim_stage_repository
-from ..publishing.sent import published_tags, unpublished
+from ..publishing.sent import published_tags, unsent_checkpoints
 from ..runs.checks.conversations import check_conversations
 from ..runs.checks.models import check_prompt_lengths, policy_tokenizer, starting_models
 from ..runs.checks.splits import check_forms
@@ -288,8 +288,9 @@ def summary_line(context: RunContext, stage: str) -> str:
     document = record.read()
     parts = [f"{document['seconds']:.0f} s"]
     if context.publish and document.get("publish"):
-        sent = len([tag for tag in published_tags(record, context.repo(stage), hub=context.hub.label) if tag != "best"])
-        unsent = len(unpublished(record, context.repo(stage), hub=context.hub.label))
+        repo, hub_label = context.repo(stage), context.hub.label
+        sent = len(published_tags(record, repo, hub_label=hub_label).keys() - {"best"})
+        unsent = len(unsent_checkpoints(record, repo, hub_label=hub_label))
         unsent_text = f", {unsent} still to be sent" if unsent else ""
         parts.append(f"{sent} of {sent + unsent} checkpoints are in {context.repo(stage)}{unsent_text}")
     if (document.get("chosen") or {}).get("provisional"):

@@ -34,13 +34,13 @@ class Outbox:
 
     Args:
         sender: Provides the uploads.
-        hub: Name of the Hub, for messages.
+        hub_name: Name of the Hub, for messages.
         resume_command: The command that sends the remaining files, for messages.
         patience: Seconds without a successful upload after which `drain` gives up, if the last attempt failed.
     """
 
-    def __init__(self, sender: Sender, *, hub: str, resume_command: str, patience: float = PATIENCE) -> None:
-        self._sender, self._hub, self._resume_command, self._patience = sender, hub, resume_command, patience
+    def __init__(self, sender: Sender, *, hub_name: str, resume_command: str, patience: float = PATIENCE) -> None:
+        self._sender, self._hub_name, self._resume_command, self._patience = sender, hub_name, resume_command, patience
         self._changed = threading.Condition()
         self._woken = self._closing = False
         self._idle = True
@@ -84,7 +84,7 @@ class Outbox:
         if not self._wait(patience=self._patience):
             remaining = self._sender.remaining()
             raise ZooError(
-                f"{len(remaining)} uploads of the run are not on {self._hub} yet, starting with {remaining[0]} "
+                f"{len(remaining)} uploads of the run are not on {self._hub_name} yet, starting with {remaining[0]} "
                 f"({self._failure_reason}): run `{self._resume_command}` when the Hub answers."
             )
 
@@ -163,7 +163,7 @@ class Outbox:
             self._sending = None
             self._last_success = time.monotonic()
             if self._failure_reason is not None:
-                log.warning("%s answers again: %s was sent.", self._hub, upload.description)
+                log.warning("%s answers again: %s was sent.", self._hub_name, upload.description)
             self._failure_reason, self._failures = None, 0
             self._changed.notify_all()
         return True
@@ -172,7 +172,7 @@ class Outbox:
         cause = "this machine's disk is full" if is_disk_full(error) else reason(error)
         with self._changed:
             if self._failure_reason is None:
-                log.warning("%s was not sent to %s (%s); it will be sent later.", description, self._hub, cause)
+                log.warning("%s was not sent to %s (%s); it will be sent later.", description, self._hub_name, cause)
             self._failure_reason = cause
             self._failures += 1
             self._changed.notify_all()

@@ -44,7 +44,7 @@ from .cards.card import make_card
 from .cards.facts import FRONTIER
 from .collections import collect
 from .events import write_events
-from .sent import published_tags, unpublished
+from .sent import published_tags, unsent_checkpoints
 
 log = logging.getLogger(__name__)
 
@@ -144,12 +144,14 @@ class Sender:
         return (destination.get("hub"), destination.get("namespace")) == (context.hub.label, context.namespace)
 
     def _stage_uploads(self, record: StageRecord, stage: str) -> Iterator[Upload]:
-        repo, hub = self._context.repo(stage), self._context.hub.label
+        repo, hub_label = self._context.repo(stage), self._context.hub.label
         # Read this before listing the checkpoints, because a stage that ends in between may add one.
         document = record.read()
-        pending = unpublished(record, repo, hub=hub)
+        pending = unsent_checkpoints(record, repo, hub_label=hub_label)
         lacks_chosen_checkpoint = document.get("status") == "finished" and record.chosen_checkpoint() is None
-        if stage not in self._checked and (pending or lacks_chosen_checkpoint or published_tags(record, repo, hub=hub)):
+        if stage not in self._checked and (
+            pending or lacks_chosen_checkpoint or published_tags(record, repo, hub_label=hub_label)
+        ):
             yield Upload(f"the state of {repo}", lambda: self._check_repository(record, stage))
         for path in pending:
             yield Upload(f"step {checkpoint_step(path)} of {stage}", partial(self._send, record, stage, path))
@@ -185,8 +187,8 @@ class Sender:
 
     def _is_pinned(self, parent: Mapping[str, Any], repo: str) -> bool:
         """Whether a parent or data set names a commit in `repo`, the repository where this run publishes it."""
-        hub = self._context.hub.label
-        return bool(parent.get("commit")) and (parent.get("hub", hub), parent.get("repo")) == (hub, repo)
+        hub_label = self._context.hub.label
+        return bool(parent.get("commit")) and (parent.get("hub", hub_label), parent.get("repo")) == (hub_label, repo)
 
     def _pin_parent(self, role: str, parent: Mapping[str, Any]) -> dict[str, Any]:
         record = self._context.record(role) if role in STAGES else None
@@ -196,15 +198,15 @@ class Sender:
         if record.read().get("fingerprint") != parent.get("fingerprint"):
             return dict(parent)  # the parent stage was trained again since
         tag = tag_name(checkpoint_step(parent["path"]))
-        commit = published_tags(record, repo, hub=self._context.hub.label).get(tag)
+        commit = published_tags(record, repo, hub_label=self._context.hub.label).get(tag)
         location = {"repo": repo, "commit": commit, "tag": tag, "hub": self._context.hub.label}
         return {**parent, **location} if commit else dict(parent)
 
     def _send(self, record: StageRecord, stage: str, checkpoint: Path) -> None:
         context, step = self._context, checkpoint_step(checkpoint)
-        repo, hub = context.repo(stage), context.hub.label
+        repo, hub_label = context.repo(stage), context.hub.label
         # Record the repository before the first commit, because the card names it.
-        self._record_repository(record, repo, published_tags(record, repo, hub=hub))
+        self._record_repository(record, repo, published_tags(record, repo, hub_label=hub_label))
         with tempfile.TemporaryDirectory() as extra_folder, tempfile.TemporaryDirectory() as override_folder:
             write_extra_files(record, Path(extra_folder), stage, step=step)
             include_resume_files = bool(record.read()["resolved"].get("push_optimizer"))
@@ -221,7 +223,7 @@ class Sender:
                 overwrite=context.overwrite,
                 overrides=file_overrides(context, record, checkpoint, Path(override_folder)),
             )
-        tags = {**published_tags(record, repo, hub=hub), publication["tag"]: publication["commit"]}
+        tags = {**published_tags(record, repo, hub_label=hub_label), publication["tag"]: publication["commit"]}
         self._record_repository(record, repo, tags)
 
     def _release(self, record: StageRecord, stage: str, digest: str) -> None:
@@ -231,7 +233,7 @@ class Sender:
         if checkpoint is None:
             raise ZooError(f"{record.path} is finished but holds no checkpoint to publish: train it with --restart.")
         tag = tag_name(checkpoint_step(checkpoint))
-        tags = published_tags(record, repo, hub=context.hub.label)
+        tags = published_tags(record, repo, hub_label=context.hub.label)
         has_best = is_best(record)
         step_tags = {name: commit for name, commit in tags.items() if name != "best"}
         # Record the tag `best` first, because the card names it and is part of the commit that the tag will point to.
@@ -385,7 +387,7 @@ def claim_stage_repository(context: RunContext, stage: str) -> None:
     failure = f"Cannot write to {repo} on {context.hub.description}"
     with translate_hub_errors(failure, "check --namespace and the token, or try again when the Hub answers."):
         _claim(context, stage)
-        acknowledged_tags = published_tags(record, repo, hub=context.hub.label)
+        acknowledged_tags = published_tags(record, repo, hub_label=context.hub.label)
         tags_on_disk = {tag_name(checkpoint_step(path)) for path in record.checkpoints()}
         existing_tags = tagged_steps(claims.all_tags(repo, hub=context.hub)).values()
     if lost_tags := sorted({*existing_tags} - {*acknowledged_tags, *tags_on_disk}):
@@ -397,14 +399,16 @@ def claim_stage_repository(context: RunContext, stage: str) -> None:
 
 
 def _claim(context: RunContext, stage: str) -> None:
-    record, repo, hub = context.record(stage), context.repo(stage), context.hub.label
+    record, repo, hub_label = context.record(stage), context.repo(stage), context.hub.label
     # A step that was trained again has other weights than its tag on the Hub, which must not count as published.
-    retrained_tags = {tag_name(checkpoint_step(path)) for path in unpublished(record, repo, hub=hub)}
+    retrained_tags = {tag_name(checkpoint_step(path)) for path in unsent_checkpoints(record, repo, hub_label=hub_label)}
     claims.claim_repository(
         repo,
         context.run_id(stage),
         sent_tags={
-            tag: commit for tag, commit in published_tags(record, repo, hub=hub).items() if tag not in retrained_tags
+            tag: commit
+            for tag, commit in published_tags(record, repo, hub_label=hub_label).items()
+            if tag not in retrained_tags
         },
         overwrite=context.overwrite,
         drop_old_tags=context.drop_old_tags,
@@ -440,7 +444,7 @@ def resume_command(context: RunContext) -> str:
 
 def _forget_lost_commits(record: StageRecord, repo: str, hub: Hub) -> None:
     """Marks checkpoints as not sent if their tags on the Hub are gone or moved, as after a claim by another run."""
-    sent_tags, tags_on_hub = published_tags(record, repo, hub=hub.label), claims.all_tags(repo, hub=hub)
+    sent_tags, tags_on_hub = published_tags(record, repo, hub_label=hub.label), claims.all_tags(repo, hub=hub)
     remaining = {tag: commit for tag, commit in sent_tags.items() if tags_on_hub.get(tag) == commit}
     if remaining == sent_tags:
         return

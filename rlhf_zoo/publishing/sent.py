@@ -6,7 +6,7 @@ from ..hub.client.publish import read_publication
 from ..runs.record import COMPLETE, StageRecord, checkpoint_step
 
 
-def unpublished(record: StageRecord, repo_id: str, *, hub: str) -> list[Path]:
+def unsent_checkpoints(record: StageRecord, repo_id: str, *, hub_label: str) -> list[Path]:
     """Returns the folders of the unsent checkpoints, oldest first.
 
     Without push_steps, all complete checkpoints are sent. With it, only steps that are its multiples are sent, and the
@@ -15,7 +15,7 @@ def unpublished(record: StageRecord, repo_id: str, *, hub: str) -> list[Path]:
     Args:
         record: The stage's directory.
         repo_id: NAMESPACE/NAME.
-        hub: Label of the Hub, see `Hub.label`.
+        hub_label: See `Hub.label`.
     """
     document = record.read()
     push_steps = (document.get("resolved") or {}).get("push_steps") or 1
@@ -26,32 +26,32 @@ def unpublished(record: StageRecord, repo_id: str, *, hub: str) -> list[Path]:
         path
         for path in record.checkpoints()
         if (checkpoint_step(path) % push_steps == 0 or path in final_checkpoints)
-        and not _acknowledgment(path, repo_id, hub)
+        and not _acknowledgment(path, repo_id, hub_label)
     ]
     # Another thread may have deleted a sent checkpoint meanwhile, and COMPLETE before its other files.
     return [path for path in unsent if (path / COMPLETE).is_file()]
 
 
-def published_tags(record: StageRecord, repo_id: str, *, hub: str) -> dict[str, str]:
+def published_tags(record: StageRecord, repo_id: str, *, hub_label: str) -> dict[str, str]:
     """Returns the tags that were sent to a repository, including tags of checkpoints that were deleted since.
 
     Args:
         record: The stage's directory.
         repo_id: NAMESPACE/NAME.
-        hub: Label of the Hub, see `Hub.label`.
+        hub_label: See `Hub.label`.
 
     Returns:
         Tag -> commit, with `best` last.
     """
     document = record.read()
     repo = document.get("repo") or {}
-    tags_in_record = dict(repo.get("tags", {})) if (repo.get("id"), document.get("hub")) == (repo_id, hub) else {}
-    acknowledgments = (_acknowledgment(path, repo_id, hub) for path in record.checkpoints())
+    tags_in_record = dict(repo.get("tags", {})) if (repo.get("id"), document.get("hub")) == (repo_id, hub_label) else {}
+    acknowledgments = (_acknowledgment(path, repo_id, hub_label) for path in record.checkpoints())
     tags = tags_in_record | {entry["tag"]: entry["commit"] for entry in acknowledgments if entry}
     return {tag: tags[tag] for tag in sorted(tags, key=lambda tag: (tag == "best", tag))}
 
 
-def _acknowledgment(checkpoint: Path, repo_id: str, hub: str) -> dict[str, str]:
+def _acknowledgment(checkpoint: Path, repo_id: str, hub_label: str) -> dict[str, str]:
     """Returns published.json if it names this repository on this Hub, else {}."""
     publication = read_publication(checkpoint)
-    return publication if (publication.get("repo"), publication.get("hub")) == (repo_id, hub) else {}
+    return publication if (publication.get("repo"), publication.get("hub")) == (repo_id, hub_label) else {}

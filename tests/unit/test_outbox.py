@@ -55,7 +55,7 @@ def quick(monkeypatch):
 
 
 def outbox(disk: Disk, patience: float = 5.0) -> Outbox:
-    return Outbox(disk, hub="the Hub", resume_command="rlhf-zoo push --resume run", patience=patience)  # type: ignore[arg-type]
+    return Outbox(disk, hub_name="the Hub", resume_command="rlhf-zoo push --resume run", patience=patience)  # type: ignore[arg-type]
 
 
 def test_outbox_sends_in_order_once_notified():

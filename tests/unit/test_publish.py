@@ -24,7 +24,7 @@ from rlhf_zoo.hub.client.step_tags import tag_name
 from rlhf_zoo.hub.server import create_token
 from rlhf_zoo.hub.server.application import Application
 from rlhf_zoo.publishing.sender import Sender
-from rlhf_zoo.publishing.sent import published_tags, unpublished
+from rlhf_zoo.publishing.sent import published_tags, unsent_checkpoints
 from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.runs.recipe import Recipe
 from rlhf_zoo.runs.record import StageRecord, fingerprint
@@ -376,11 +376,11 @@ def test_deleted_repository_and_new_namespace_get_everything(thread_hub, tmp_pat
     assert list(tags(thread_hub, "elsewhere/toy-ppo")) == ["best", "step-000005"]
     # What another Hub acknowledged under the same name is not sent to this one.
     record = StageRecord(tmp_path / "run" / "ppo")
-    sent = published_tags(record, "elsewhere/toy-ppo", hub=thread_hub.url)
+    sent = published_tags(record, "elsewhere/toy-ppo", hub_label=thread_hub.url)
     assert list(sent) == ["step-000005", "best"]
     for repo, hub in (("elsewhere/toy-ppo", "http://other"), (REPO, thread_hub.url)):
-        assert published_tags(record, repo, hub=hub) == {}
-        assert unpublished(record, repo, hub=hub) == [record.checkpoint_path(5)]
+        assert published_tags(record, repo, hub_label=hub) == {}
+        assert unsent_checkpoints(record, repo, hub_label=hub) == [record.checkpoint_path(5)]
 
 
 @pytest.mark.parametrize("checkpoints_in_list", [published_tags, unpublished])

@@ -29,7 +29,7 @@ class CannedTexts:
 
 
 def find_canned(pair: Pair) -> CannedTexts:
-    """Finds the canned completions: their text answers several prompts, counting both sides, and is no mere label.
+    """Finds the canned completions: their text answers several prompts, counting both sides, and is not merely a label.
 
     It is long, or a side answers almost always with it, or `texts_for_all_prompts` finds it. Prompts that ask the same
     question may have the same answer, so they count as one.

@@ -163,13 +163,13 @@ def try_hub_then_source(name: str, hub: Hub, request: Callable[[Hub], Answer]) -
         ZooError: Neither Hub has the repository, or a Hub refuses for another reason.
     """
     try:
-        return hub, retry_when_rate_limited(lambda: request(hub), hub=hub.name)
+        return hub, retry_when_rate_limited(lambda: request(hub), hub_name=hub.name)
     except ZooError as error:
         if hub.source_hub is None or error.__cause__ is None or not is_missing(error.__cause__):
             raise
     source = hub.source_hub
     try:
-        return source, retry_when_rate_limited(lambda: request(source), hub=source.name)
+        return source, retry_when_rate_limited(lambda: request(source), hub_name=source.name)
     except ZooError as error:
         problem = f"{name} is not on {hub.name}, which was asked first"
         raise ZooError(f"{problem}; {as_clause(error)}") from error.__cause__

@@ -98,12 +98,12 @@ def _requested_wait(error: BaseException | None) -> tuple[float, str | None]:
     return requested_wait(headers) if headers else (0.0, None)
 
 
-def retry_when_rate_limited(call: Callable[[], Result], *, hub: str) -> Result:
+def retry_when_rate_limited(call: Callable[[], Result], *, hub_name: str) -> Result:
     """Calls a function. If the Hub refuses because of a rate limit and states a wait, waits and calls it again.
 
     Args:
         call: The function. It reports a refusal as a ZooError whose `__cause__` is the client's error.
-        hub: The Hub's name, for the log.
+        hub_name: The Hub's name, for the log.
 
     Returns:
         The result of `call`.
@@ -120,7 +120,7 @@ def retry_when_rate_limited(call: Callable[[], Result], *, hub: str) -> Result:
             seconds, _ = _requested_wait(refusal)
             if refusal is None or status_of(refusal) != 429 or not 0 < seconds <= MAX_WAIT_SECONDS:
                 raise
-            log.warning("%s: %s. Waiting.", hub, reason(refusal))
+            log.warning("%s: %s. Waiting.", hub_name, reason(refusal))
             time.sleep(seconds)
     return call()
 

@@ -380,7 +380,7 @@ def origins(context: RunContext, stage: str, checkpoint: ParentCheckpoint) -> li
         repo, commit = checkpoint.lineage["repo"], checkpoint.lineage["commit"]
         return [(repo, commit)] if repo and commit else []
     repo = context.repo(stage)
-    tags = published_tags(context.record(stage), repo, hub=context.hub.label)
+    tags = published_tags(context.record(stage), repo, hub_label=context.hub.label)
     commit = tags.get(tag_name(checkpoint_step(checkpoint.path)))
     return [(repo, commit)] if commit else []
 

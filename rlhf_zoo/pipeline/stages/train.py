@@ -27,7 +27,7 @@ from ...ppo.timing import Phases
 from ...ppo.waiting import WaitInterrupted
 from ...publishing.adapters import check_base
 from ...publishing.sender import claim_stage_repository, keep_published_lineage
-from ...publishing.sent import unpublished
+from ...publishing.sent import unsent_checkpoints
 from ...runs.checkpoint_choice import (
     choose_checkpoint,
     delete_old_checkpoints,
@@ -472,7 +472,7 @@ def _add_callbacks(
         unsent: set[int] = set()
         if run.publisher is not None:
             run.publisher.notify()
-            unpublished_paths = unpublished(record, context.repo(settings.stage), hub=context.hub.label)
+            unpublished_paths = unsent_checkpoints(record, context.repo(settings.stage), hub_label=context.hub.label)
             unsent = {checkpoint_step(path) for path in unpublished_paths}
         protected_steps = unsent | steps_to_protect(record, settings.release, settings.trainer)
         delete_old_checkpoints(record, keep=settings.save_total_limit, protected=protected_steps)
