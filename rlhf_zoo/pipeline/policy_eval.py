@@ -166,7 +166,9 @@ def find_pair(
         data = find_data(settings.dataset_name, settings.dataset_revision, hub)
     stage_folder = _find_ppo_stage(Path(policy))
     if stage_folder is not None:
-        traced = find_traced_policy(policy, sft=against, reward=reward_name, hub=hub)
+        traced = find_traced_policy(
+            policy, sft=against, reward=reward_name, without_reward=no_reward, sft_flag="--against", hub=hub
+        )
         where = str(traced.settings_file)
         recorded = recorded_settings(traced.settings, "ppo", ("response_length", "temperature"), where=where)
         evaluation = StageRecord(stage_folder.parent / "eval")
@@ -187,7 +189,7 @@ def find_pair(
         return PolicyPair(
             traced.policy,
             traced.reference,
-            () if no_reward else traced.reward_models,
+            traced.reward_models,
             data,
             {name: float(value) for name, value in recorded.items()},
             judge=f"reward:{stage_folder.parent / 'judge' / 'reward'}" if judge == SAME_LABELS else judge,

@@ -323,6 +323,19 @@ def finished(toys: Toys, folder: Path, settings: dict[str, Any]) -> Path:
     return checkpoint
 
 
+def test_missing_models_of_a_run_are_named_by_flags_of_the_command(toys: Toys, tmp_path: Path) -> None:
+    settings = ComparisonSettings(dataset_name="data")
+    record = StageRecord(finished(toys, tmp_path / "run", {}).parent)
+    parents = record.read()["parents"]
+    record.write(parents={**parents, "reward": {"path": str(tmp_path / "deleted")}})
+    with pytest.raises(ZooError, match=r"The reward model that .* nor published: name it with --reward\."):
+        find_pair(str(tmp_path / "run"), against=None, reward=None, settings=settings)
+    assert find_pair(str(tmp_path / "run"), against=None, reward="none", settings=settings).rewards == ()
+    record.write(parents={"sft": {"path": str(tmp_path / "deleted")}})
+    with pytest.raises(ZooError, match=r"The sft model that .* nor published: name it with --against\."):
+        find_pair(str(tmp_path / "run"), against=None, reward=None, settings=settings)
+
+
 def described(toys: Toys, folder: Path, card: dict[str, Any]) -> PolicyPair:
     """A folder with the toy policy and a card, against the toy SFT policy."""
     shutil.copytree(toys.ppo, folder, dirs_exist_ok=True)

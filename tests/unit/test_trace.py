@@ -250,7 +250,7 @@ def test_initial_critic_from_elsewhere_needs_a_known_commit(run: Path, tmp_path:
     assert result.value_model is not None and result.value_model.path == copy / "reward/checkpoint-4"
     assert trace_checkpoint(result, "cd", columns=COLUMNS).kl == 0
     StageRecord(copy / "reward").write(fingerprint="another")
-    with pytest.raises(ZooError, match=r"The model that the critic of .* nor published: trace a later step\."):
+    with pytest.raises(ZooError, match=r"The value model that .* nor published: trace a later step\."):
         find_traced_policy(str(copy), step=0, reward=str(run / "reward/checkpoint-4"))
 
 

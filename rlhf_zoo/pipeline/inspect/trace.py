@@ -101,6 +101,8 @@ def find_traced_policy(
     old: str | None = None,
     sft: str | None = None,
     reward: str | None = None,
+    without_reward: bool = False,
+    sft_flag: str = "--sft",
     hub: Hub = DEFAULT_HUB,
 ) -> TracedPolicy:
     """Finds a PPO checkpoint and the models of its run.
@@ -114,6 +116,8 @@ def find_traced_policy(
             or the reference if there is none.
         sft: A folder or repository that replaces the run's reference, or None.
         reward: A folder or repository that replaces the run's reward models, or None.
+        without_reward: Whether to leave out the reward models of a run directory.
+        sft_flag: The command's flag for `sft`, for errors.
         hub: The Hub that has the repositories.
 
     Raises:
@@ -134,14 +138,25 @@ def find_traced_policy(
         if not is_repository and (stage_folder / "run.json").is_file():
             if revision is not None:
                 raise ZooError(f"{name} is a run directory, which has no revisions: pass --step instead.")
-            return _from_run(stage_folder, step=step, old=old, sft=sft, reward=reward, hub=hub)
+            return _from_run(
+                stage_folder, step=step, old=old, sft=sft, reward=reward, without_reward=without_reward,
+                sft_flag=sft_flag, hub=hub,
+            )  # fmt: skip
         if not is_repository:
             raise ZooError(f"{name} has neither a PPO run nor a PPO checkpoint: pass runs/RECIPE, or train PPO first.")
     return _from_repository(name, step=step, revision=revision, old=old, sft=sft, reward=reward, hub=hub)
 
 
 def _from_run(
-    stage_folder: Path, *, step: int | None, old: str | None, sft: str | None, reward: str | None, hub: Hub
+    stage_folder: Path,
+    *,
+    step: int | None,
+    old: str | None,
+    sft: str | None,
+    reward: str | None,
+    without_reward: bool,
+    sft_flag: str,
+    hub: Hub,
 ) -> TracedPolicy:
     record = StageRecord(stage_folder)
     document = record.read()
@@ -151,18 +166,23 @@ def _from_run(
     step = max(steps, default=0) if step is None else step
     name = _checkpoint_at(steps, step, str(stage_folder)) if step else None
     old_name = _old_policy_name(steps, step, old, str(stage_folder))
-    reference = _resolve_checkpoint(sft, hub) if sft is not None else _find_parent(stage_folder, document, "sft", hub)
     parents = document.get("parents") or {}
+
+    def find(role: str, remedy: str) -> Checkpoint:
+        return _find_parent(stage_folder, document, role, hub, remedy=remedy)
+
+    reference = find("sft", f"name it with {sft_flag}") if sft is None else _resolve_checkpoint(sft, hub)
+    reward_roles = [] if without_reward else [role for role in REWARD_ROLES if parents.get(role)]
     reward_models = (
-        [_resolve_checkpoint(reward, hub)]
-        if reward is not None
-        else [_find_parent(stage_folder, document, role, hub) for role in REWARD_ROLES if parents.get(role)]
+        [find(role, "name it with --reward") for role in reward_roles]
+        if reward is None
+        else [_resolve_checkpoint(reward, hub)]
     )
     return TracedPolicy(
         policy=reference if name is None else _resolve_checkpoint(name, hub),
         reference=reference,
         reward_models=tuple(reward_models),
-        value_model=_find_parent(stage_folder, document, "value", hub) if parents.get("value") and not step else None,
+        value_model=find("value", "trace a later step") if parents.get("value") and not step else None,
         old=None if old_name is None else _resolve_checkpoint(old_name, hub),
         step=step,
         settings=document.get("resolved") or {},
@@ -270,8 +290,11 @@ def _old_policy_name(steps: Mapping[int, str], step: int, old: str | None, where
     return old
 
 
-def _find_parent(stage_folder: Path, document: Mapping[str, Any], role: str, hub: Hub) -> Checkpoint:
-    """Finds the model of a role in PPO: in the run directory, at its recorded path, or on the Hub at its commit."""
+def _find_parent(stage_folder: Path, document: Mapping[str, Any], role: str, hub: Hub, *, remedy: str) -> Checkpoint:
+    """Finds the model of a role in PPO: in the run directory, at its recorded path, or on the Hub at its commit.
+
+    Raises ZooError, with `remedy` as the end of the message, if the model is in none of these places.
+    """
     lineage = (document.get("parents") or {}).get(role) or {}
     path, repo, commit = (lineage.get(key) for key in ("path", "repo", "commit"))
     if path:
@@ -289,12 +312,9 @@ def _find_parent(stage_folder: Path, document: Mapping[str, Any], role: str, hub
             return _resolve_checkpoint(str(folder), hub)
     if repo and commit:
         return resolve(f"{repo}@{commit}", hub, is_repository=True)
-    if role == "value":
-        model, remedy = f"The model that the critic of {stage_folder}", "trace a later step"
-    else:
-        option = "--reward" if role in REWARD_ROLES else f"--{role}"
-        model, remedy = f"The {role} model that {stage_folder}", f"name it with {option}"
-    raise ZooError(f"{model} started from is neither in its run directory nor published: {remedy}.")
+    raise ZooError(
+        f"The {role} model that {stage_folder} started from is neither in its run directory nor published: {remedy}."
+    )
 
 
 # Tracing
