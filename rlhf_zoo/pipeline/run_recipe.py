@@ -194,7 +194,7 @@ def run(context: RunContext, console: "Console", publisher: Publisher | None = N
             publisher.drain()
             console.print(f"Every checkpoint and its card is on {context.hub.description}.", highlight=False)
     finally:
-        path = write_summary(context, trained=any_ran)
+        path = write_summary(context, any_stage_ran=any_ran)
         _make_cards(context, context.recipe.stages)  # the cards can name every commit now
     return path
 

@@ -112,7 +112,7 @@ def draw(values, *, chart=draw_token_bars, **options):
 @given(st.floats(-1e12, 1e12), st.floats(-1e12, 1e12), st.booleans())
 def test_ticks_are_three_to_five_round_numbers(one, other, whole):
     low, high = sorted((one, other))
-    found = choose_ticks(low, high, integers=whole)
+    found = choose_ticks(low, high, integers_only=whole)
     assert 3 <= len(found) <= 5
     slack = 1e-6 + 1e-8 * max(abs(low), abs(high))
     assert found[0] <= low + slack and high - slack <= found[-1]

@@ -181,7 +181,7 @@ def draw_step_curves(
     """
     labels = labels or {}
     low, high = step_range([*steps, selected])
-    x_ticks = [step for step in choose_ticks(low, high, integers=True) if low <= step <= high] or [low, high]
+    x_ticks = [step for step in choose_ticks(low, high, integers_only=True) if low <= step <= high] or [low, high]
     panels = [_drop_out_of_range(curve.values) for curve in series]
     bars = [
         [_drop_out_of_range(ends or (None, None)) for ends in curve.intervals or [None] * len(steps)]
@@ -219,7 +219,7 @@ def draw_step_curves(
             if step == selected:
                 selected_value = f", at step {selected}: {_value_with_unit(value, curve.unit)}"
         body += [
-            plot.axes(_with_unit(curve.name, curve.unit), x_labels=curve is series[-1]),
+            plot.axes(_with_unit(curve.name, curve.unit), with_x_labels=curve is series[-1]),
             f'<path class="zoo-selected" d="M{x(selected):.1f} {plot.top}v{plot.height}" stroke="{MARK_COLOR}" '
             'stroke-width="1.5"/>',
             f'<path class="zoo-interval" d="{interval_bars}" stroke="{COLORS["ppo"]}" stroke-width="2" opacity=".55"/>',
@@ -300,13 +300,13 @@ def draw_frontier(curves: Sequence[KLCurve], *, name: str, source: str, selected
     return _svg_element(plot.bottom + 38, "zoo-frontier-chart", "; ".join([title, *descriptions]), body, width)
 
 
-def choose_ticks(low: float, high: float, *, integers: bool = False) -> tuple[float, ...]:
+def choose_ticks(low: float, high: float, *, integers_only: bool = False) -> tuple[float, ...]:
     """Chooses three to five evenly spaced round numbers that enclose low and high.
 
     Args:
         low: The lowest value.
         high: The highest value.
-        integers: Whether the numbers must be integers.
+        integers_only: Whether the numbers must be integers.
     """
     magnitude = max(abs(low), abs(high))
     if magnitude < MIN_DIFFERENCE:  # all values are 0
@@ -315,7 +315,7 @@ def choose_ticks(low: float, high: float, *, integers: bool = False) -> tuple[fl
         low, high = low - magnitude / 10, high + magnitude / 10
     power = math.floor(math.log10((high - low) / 5))
     for step in (factor * 10.0**exponent for exponent in range(power, power + 20) for factor in (1, 2, 2.5, 5)):
-        if integers and step % 1:
+        if integers_only and step % 1:
             continue
         first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
         if last - first <= 4:
@@ -341,8 +341,8 @@ class _Plot:
         self.top, self.height, self.bottom, self.left = top, height, top + height, left
         self.y = _linear_scale(y_ticks[0], y_ticks[-1], self.bottom, top)
 
-    def axes(self, title: str, *, x_labels: bool = True) -> str:
-        """Draws the title, the grid and the tick labels. `x_labels` says whether the x axis has labels."""
+    def axes(self, title: str, *, with_x_labels: bool = True) -> str:
+        """Draws the title, the grid and the tick labels. `with_x_labels` says whether the x axis has labels."""
         grid = "".join(f"M{self.left:.1f} {self.y(value):.1f}H{self.width - RIGHT_MARGIN}" for value in self.y_ticks)
         labels = [
             f'<text x="{self.left - 5:.1f}" y="{self.y(value) + 3.8:.1f}" text-anchor="end">{_tick_label(value)}</text>'
@@ -350,7 +350,7 @@ class _Plot:
         ]
         for value in self.x_ticks:
             grid += f"M{self.x(value):.1f} {self.bottom}v3"
-            if x_labels:
+            if with_x_labels:
                 attributes = f'x="{self.x(value):.1f}" y="{self.bottom + 14}"'
                 labels.append(f'<text class="zoo-along" {attributes} text-anchor="middle">{_tick_label(value)}</text>')
         return (
@@ -368,7 +368,7 @@ def _token_plot(y_ticks: Sequence[float], positions: int) -> _Plot:
     """Returns a plot whose x axis is the token position, starting at 1."""
     positions = max(positions, MIN_POSITIONS)
     left = _axis_width(y_ticks)
-    x_ticks = [position for position in choose_ticks(0, positions, integers=True) if 1 <= position <= positions]
+    x_ticks = [position for position in choose_ticks(0, positions, integers_only=True) if 1 <= position <= positions]
     x = _linear_scale(0.5, positions + 0.5, left, PHONE_WIDTH - RIGHT_MARGIN)
     return _Plot(y_ticks, x_ticks, x, top=TITLE_HEIGHT, height=84, left=left)
 

@@ -275,13 +275,13 @@ def _create_space(api: HfApi, space: str, *, private: bool) -> _SpaceKind:
     return _SpaceKind("static", CPU, refusal)
 
 
-def _check_visibility(space: str, requested: bool | None, private: bool, private_models: Sequence[str]) -> None:
-    if requested is None and private_models and not private:
+def _check_visibility(space: str, wants_private: bool | None, is_private: bool, private_models: Sequence[str]) -> None:
+    if wants_private is None and private_models and not is_private:
         raise ZooError(
             f"{private_models[0]} is private but the Space {space} is public: pass --public to show it anyway."
         )
-    if requested is not None and requested != private:
-        visibility, flag = ("private", "--public") if private else ("public", "--private")
+    if wants_private is not None and wants_private != is_private:
+        visibility, flag = ("private", "--public") if is_private else ("public", "--private")
         raise ZooError(
             f"The Space {space} is {visibility}, which {flag} cannot change: change it in the Space's settings."
         )

@@ -59,14 +59,14 @@ def compare_by_votes(
         "of": len(votes),
         "counts": figures["counts"],
         "win_rate": figures["win_rate"],
-        "problem": _explain_no_votes(name, len(counted), len(votes), published=bool(ppo and sft)),
+        "problem": _explain_no_votes(name, len(counted), len(votes), are_published=bool(ppo and sft)),
     }
 
 
-def _explain_no_votes(name: str, counted: int, total: int, *, published: bool) -> str | None:
+def _explain_no_votes(name: str, counted: int, total: int, *, are_published: bool) -> str | None:
     if counted:
         return None
-    if not published:
+    if not are_published:
         return (
             "Votes are on published models, but these two are not both published: publish both, or evaluate published "
             "models."

@@ -17,12 +17,13 @@ def peak_rss_mib() -> float:
     return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
 
 
-def write_summary(context: RunContext, *, trained: bool) -> Path:
+def write_summary(context: RunContext, *, any_stage_ran: bool) -> Path:
     """Writes the main results in run.json of every stage and in eval/evaluation.json to summary.json.
 
     Args:
         context: The run.
-        trained: Whether this process ran any stage. If not, its memory use is recorded only without an earlier summary.
+        any_stage_ran: Whether this process ran any stage. If not, its memory use is recorded only without an earlier
+            summary.
 
     Returns:
         The path of summary.json.
@@ -34,7 +35,7 @@ def write_summary(context: RunContext, *, trained: bool) -> Path:
     data_seconds = context.record("data").read().get("seconds", 0.0)
     # A resumed run records the largest peak of its processes.
     peaks = [read_json(path).get("peak_rss_mib", 0.0)] if path.is_file() else []
-    if trained or not peaks:
+    if any_stage_ran or not peaks:
         peaks.append(peak_rss_mib())
     summary: dict[str, Any] = {
         "schema": 1,

@@ -32,7 +32,7 @@ def count_trained_prompts(
         Stage -> number of distinct prompts that it trains on; None if they cannot be counted.
     """
     count_by_stage = {
-        stage: _count_in_stage(context, stage, prompts, planned=stage in planned) for stage in context.recipe.stages
+        stage: _count_in_stage(context, stage, prompts, is_planned=stage in planned) for stage in context.recipe.stages
     }
     if sum(count or 0 for count in count_by_stage.values()):
         counts = ", ".join(f"the stage {stage} trains on {count}" for stage, count in count_by_stage.items() if count)
@@ -56,14 +56,14 @@ def _fix(context: RunContext) -> str:
     )
 
 
-def _count_in_stage(context: RunContext, stage: str, prompts: Dataset, *, planned: bool) -> int | None:
-    document = {} if planned else context.record(stage).read()
-    finished = document.get("status") == "finished"
-    if not finished and not planned:
+def _count_in_stage(context: RunContext, stage: str, prompts: Dataset, *, is_planned: bool) -> int | None:
+    document = {} if is_planned else context.record(stage).read()
+    is_finished = document.get("status") == "finished"
+    if not is_finished and not is_planned:
         return None
     try:
-        stage_context = with_trained_keys(context, stage) if finished else context
-        training_rows = _training_rows(stage_context, stage, document.get("left_out") or {} if finished else None)
+        stage_context = with_trained_keys(context, stage) if is_finished else context
+        training_rows = _training_rows(stage_context, stage, document.get("left_out") or {} if is_finished else None)
     except ZooError as error:
         log.info("Whether the stage %s trains on prompts of the evaluation is unknown: %s", stage, error)
         return None
