@@ -123,13 +123,13 @@ class Tally:
             thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
+    def __exit__(self, error_type: type[BaseException] | None, *exception: object) -> None:
         """Sends the remaining votes if the Hub accepts them, and stops the threads."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
         try:
-            self._box.__exit__(kind, *exception)
+            self._box.__exit__(error_type, *exception)
         finally:
             for thread in self._threads:
                 thread.join(JOIN_TIMEOUT)

@@ -251,11 +251,11 @@ class VoteBox:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
         """Sends the remaining votes. Those that the Hub does not accept stay on the disk, with a warning."""
         try:
             # After an exception the program should end soon.
-            self.drain(self._patience if kind is None else min(self._patience, ERROR_PATIENCE))
+            self.drain(self._patience if error_type is None else min(self._patience, ERROR_PATIENCE))
         except ZooError as error:
             log.warning("%s", error)
         finally:

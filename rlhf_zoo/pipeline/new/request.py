@@ -67,7 +67,7 @@ class RecipeRequest:
         rewards = tuple(name if name in functions else _absolute_path(name) for name in self.rewards)
         object.__setattr__(self, "rewards", rewards)
         for name in ("model", "preferences", "prompts", "texts"):
-            object.__setattr__(self, name, _absolute_path(getattr(self, name), data=name != "model"))
+            object.__setattr__(self, name, _absolute_path(getattr(self, name), is_data_set=name != "model"))
         if self.judge is not None and self.judge.startswith("reward:"):
             object.__setattr__(self, "judge", f"reward:{_absolute_path(self.judge.removeprefix('reward:'))}")
 
@@ -123,9 +123,11 @@ def _check_path(option: str, name: str | None) -> None:
         raise ZooError(f"There is no {kind} {name}: check the path after --{option}.")
 
 
-def _absolute_path(name: str | None, *, data: bool = False) -> str | None:
+def _absolute_path(name: str | None, *, is_data_set: bool = False) -> str | None:
     """Returns the absolute path of a folder, a data file or a GGUF file, and any other name unchanged."""
-    exists = name is not None and (Path(name).exists() if data or name.endswith(".gguf") else Path(name).is_dir())
+    exists = name is not None and (
+        Path(name).exists() if is_data_set or name.endswith(".gguf") else Path(name).is_dir()
+    )
     return os.path.abspath(name) if name is not None and exists else name
 
 
