@@ -211,6 +211,7 @@ def _from_repository(
             else f"{name} has more than one revision: pass only one of @TAG, --revision and --step."
         )
     full_name = f"{repo}@{revisions[0]}" if revisions else repo
+    # `_read_tags` reads the steps from this Hub alone, so the policy must come from it too.
     policy = _resolve_checkpoint(full_name, hub, skip_source=True)
     path = policy.path
     for required in (PPO_STATE, RECIPE_FILE):
