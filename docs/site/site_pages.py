@@ -12,7 +12,7 @@ from rlhf_zoo import errors
 from rlhf_zoo.cli.layout import RUN_HEADING, RunOption
 from rlhf_zoo.cli.main import cli
 from rlhf_zoo.runs.registry import STAGES
-from rlhf_zoo.runs.settings.declared import Declared, declared_keys
+from rlhf_zoo.runs.settings.declared import DeclaredKey, declared_keys
 from rlhf_zoo.runs.settings.parse import recipe_keys
 
 PACKAGE = Path(errors.__file__).parent
@@ -118,7 +118,7 @@ def keys_page() -> str:
     """Returns the page of every key that a recipe may set."""
     keys = {
         "recipe": {
-            name: Declared(str(getattr(hint, "__name__", hint)), default, text, is_own=True)
+            name: DeclaredKey(str(getattr(hint, "__name__", hint)), default, text, is_own=True)
             for name, (hint, default, text) in recipe_keys().items()
         },
         **{stage: declared_keys(stage) for stage in STAGES},

@@ -248,13 +248,13 @@ def recipes_keys(stage: str, word: str | None, as_json: bool) -> None:
     Example:
       rlhf-zoo recipes keys ppo kl
     """
-    from ..runs.settings.declared import Declared, declared_keys
+    from ..runs.settings.declared import DeclaredKey, declared_keys
     from ..runs.settings.parse import recipe_keys
     from ..runs.settings.values import short_repr
 
     if stage == "recipe":
         keys = {
-            name: Declared(str(getattr(hint, "__name__", hint)), default, text, is_own=True)
+            name: DeclaredKey(str(getattr(hint, "__name__", hint)), default, text, is_own=True)
             for name, (hint, default, text) in recipe_keys().items()
         }
     else:

@@ -23,7 +23,7 @@ MAX_SHIFT = 0.5
 
 
 @dataclass(frozen=True)
-class LengthControlled(Estimate):
+class LengthControlledWinRate(Estimate):
     """The win rate at equal length, and the plain win rate.
 
     Attributes:
@@ -74,7 +74,7 @@ def length_controlled_win_rate(
     *,
     seed: int,
     resamples: int = 1000,
-) -> LengthControlled:
+) -> LengthControlledWinRate:
     """Computes the win rate at equal length: σ(β₀) of P(first wins) = σ(β₀ + β₁ tanh(Δ/s)).
 
     Δ is the length difference and s its standard deviation. The fit is by maximum likelihood with a ridge penalty on
@@ -120,7 +120,7 @@ def length_controlled_win_rate(
     mean = float(difference.mean())
     # A constant difference other than 0 is infinitely many standard deviations.
     shift = mean / scale if scale > 0 else math.copysign(math.inf, mean) if mean else 0.0
-    return LengthControlled(value, interval, len(score), plain, float(coefficients[1]), scale, longer, shift)
+    return LengthControlledWinRate(value, interval, len(score), plain, float(coefficients[1]), scale, longer, shift)
 
 
 def _fit(

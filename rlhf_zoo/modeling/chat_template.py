@@ -22,7 +22,7 @@ from jinja2.defaults import DEFAULT_NAMESPACE
 
 from ..errors import ZooError, first_line
 from .alignment import special_ids
-from .time_limit import Expired, deadline
+from .time_limit import LimitExceeded, deadline
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -209,7 +209,7 @@ def _apply_template(messages: Conversation, tokenizer: PreTrainedTokenizerBase, 
         with deadline(RENDER_SECONDS, memory=RENDER_MEMORY):
             turns: Any = list(messages)
             return tokenizer.apply_chat_template(turns, **options)
-    except Expired as error:
+    except LimitExceeded as error:
         raise ZooError(
             f"The chat template exceeds {RENDER_SECONDS:g} s or {RENDER_MEMORY // 2**30} GiB on a conversation of "
             f"{len(messages)} messages: use another template."

@@ -1,8 +1,8 @@
 """Time limits for user code: reward functions, and chat templates of downloaded models.
 
 The code runs in the calling thread, as it would without a limit, because some libraries need the main thread, and
-gradient mode and the current device belong to a thread. A second thread watches the clock and raises `Expired` in the
-calling thread. In the main thread, a signal also interrupts waits for a network or a lock, and a system timer
+gradient mode and the current device belong to a thread. A second thread watches the clock and raises `LimitExceeded` in
+the calling thread. In the main thread, a signal also interrupts waits for a network or a lock, and a system timer
 interrupts calls that hold the GIL, such as a regular expression that backtracks. Nothing interrupts a call into C that
 never checks for signals.
 """
@@ -32,7 +32,7 @@ _CPU_TIME_SIGNAL = getattr(signal, "SIGVTALRM", None)
 _CPU_TICK = 0.25
 
 
-class Expired(BaseException):
+class LimitExceeded(BaseException):
     """Time or memory ran out. A BaseException, so that `except Exception` in the limited code does not catch it."""
 
 
@@ -46,7 +46,7 @@ class _LimitedCall:
     expires_at: float
     shorten_on_interrupt: bool
     max_bytes: int | None  # the maximum resident memory of the process
-    has_expired: bool = False  # whether Expired was raised
+    was_interrupted: bool = False  # whether LimitExceeded was raised
 
     def is_over(self, now: float) -> bool:
         if now >= self.expires_at:
@@ -69,24 +69,24 @@ class _Watcher:
             time.sleep(_TICK)
             with self.lock:
                 now = time.monotonic()
-                for call in [call for call in self.calls if call.has_expired or call.is_over(now)]:
+                for call in [call for call in self.calls if call.was_interrupted or call.is_over(now)]:
                     self.calls.remove(call)
-                    if call.has_expired:  # the timer raised Expired
+                    if call.was_interrupted:  # the timer raised LimitExceeded
                         continue
-                    call.has_expired = True
-                    _raise_in(call.thread_id, Expired)
+                    call.was_interrupted = True
+                    _raise_in(call.thread_id, LimitExceeded)
                     if call.in_main_thread and _WAKE_SIGNAL is not None:
                         signal.pthread_kill(call.thread_id, _WAKE_SIGNAL)
                 if not self.calls:
                     self.has_calls.clear()
 
     def on_timer(self, *_: object) -> None:
-        """Raises `Expired` in the main thread. Does not take the lock, because the interrupted code may hold it."""
+        """Raises `LimitExceeded` in the main thread. Takes no lock, because the interrupted code may hold it."""
         now = time.monotonic()
         for call in list(self.calls):
-            if call.in_main_thread and not call.has_expired and call.is_over(now):
-                call.has_expired = True
-                raise Expired
+            if call.in_main_thread and not call.was_interrupted and call.is_over(now):
+                call.was_interrupted = True
+                raise LimitExceeded
 
 
 @functools.cache
@@ -97,7 +97,7 @@ def _watcher(process_id: int) -> _Watcher:
 
 @contextlib.contextmanager
 def deadline(seconds: float | None, *, memory: int | None = None, shorten_on_interrupt: bool = False) -> Iterator[None]:
-    """Raises `Expired` in the code of this context if that code takes too long or uses too much memory.
+    """Raises `LimitExceeded` in the code of this context if that code takes too long or uses too much memory.
 
     Args:
         seconds: The limit; None for no limit.
@@ -106,7 +106,7 @@ def deadline(seconds: float | None, *, memory: int | None = None, shorten_on_int
         shorten_on_interrupt: Whether `shorten_deadlines` leaves the code only GRACE_SECONDS.
 
     Raises:
-        Expired: Time or memory ran out.
+        LimitExceeded: Time or memory ran out.
     """
     watcher, now = _watcher(os.getpid()), time.monotonic()
     in_main_thread = threading.current_thread() is threading.main_thread()
@@ -123,8 +123,10 @@ def deadline(seconds: float | None, *, memory: int | None = None, shorten_on_int
             with watcher.lock:
                 if call in watcher.calls:
                     watcher.calls.remove(call)
-            if call.has_expired:
-                _raise_in(call.thread_id, None)  # cancels Expired if the code ended before Expired was raised
+            if call.was_interrupted:
+                _raise_in(
+                    call.thread_id, None
+                )  # cancels LimitExceeded if the code ended before LimitExceeded was raised
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from ..errors import ZooError
 from ..modeling.chat_template import Prompt
 from ..modeling.reserved_columns import columns_for_functions
-from ..modeling.time_limit import Expired, deadline
+from ..modeling.time_limit import LimitExceeded, deadline
 from .by_token import PartsMismatch, is_list, rewards_by_token, to_float
 from .rule import last_message_text
 
@@ -241,7 +241,7 @@ def _limit_time(rewards: Sequence[NamedReward], timeout: float | None) -> Iterat
     try:
         with deadline(timeout, shorten_on_interrupt=True):
             yield
-    except Expired as error:
+    except LimitExceeded as error:
         seconds, noun = time.monotonic() - start, "function" if len(rewards) == 1 else "functions"
         timed_out = timeout is not None and seconds >= timeout
         raise ZooError(

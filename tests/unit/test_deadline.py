@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from rlhf_zoo.modeling import time_limit as module
-from rlhf_zoo.modeling.time_limit import Expired, deadline, shorten_deadlines
+from rlhf_zoo.modeling.time_limit import LimitExceeded, deadline, shorten_deadlines
 
 
 def spin() -> None:
@@ -45,7 +45,7 @@ def grow() -> None:
 def test_deadline_ends_endless_code(code: Callable[[], None]) -> None:
     signals = signal.SIGURG, signal.SIGVTALRM
     before, start = [signal.getsignal(number) for number in signals], time.monotonic()
-    with pytest.raises(Expired), deadline(0.3):
+    with pytest.raises(LimitExceeded), deadline(0.3):
         code()
     assert 0.3 <= time.monotonic() - start < 5
     assert [signal.getsignal(number) for number in signals] == before
@@ -59,7 +59,7 @@ def test_deadline_works_in_other_thread() -> None:
         try:
             with deadline(0.3):
                 spin()
-        except Expired:
+        except LimitExceeded:
             ended.append(time.monotonic())
 
     start = time.monotonic()
@@ -79,7 +79,7 @@ def test_deadline_leaves_timely_code_alone() -> None:
 
 
 def test_deadline_bounds_memory() -> None:
-    with pytest.raises(Expired), deadline(60, memory=2**29):
+    with pytest.raises(LimitExceeded), deadline(60, memory=2**29):
         grow()
 
 
@@ -87,7 +87,7 @@ def test_interrupt_shortens_deadlines_that_opted_in(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module, "GRACE_SECONDS", 0.2)
     timer = threading.Timer(0.2, shorten_deadlines)
     timer.start()
-    with deadline(0.8), pytest.raises(Expired), deadline(None, shorten_on_interrupt=True):
+    with deadline(0.8), pytest.raises(LimitExceeded), deadline(None, shorten_on_interrupt=True):
         sleep()
 
 
@@ -96,7 +96,7 @@ def test_interrupt_ends_call_that_holds_gil(monkeypatch: pytest.MonkeyPatch) -> 
     before = signal.signal(signal.SIGINT, lambda *_: shorten_deadlines())
     sender = subprocess.Popen(["sh", "-c", f"sleep 0.5; kill -INT {os.getpid()}"])
     try:
-        with pytest.raises(Expired), deadline(None, shorten_on_interrupt=True):
+        with pytest.raises(LimitExceeded), deadline(None, shorten_on_interrupt=True):
             backtrack()
     finally:
         signal.signal(signal.SIGINT, before)

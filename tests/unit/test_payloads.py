@@ -23,7 +23,7 @@ from rlhf_zoo.fileio import hub_id, write_json
 from rlhf_zoo.hub.client.run_signature import trust_all_runs
 from rlhf_zoo.modeling.loading import load_tokenizer
 from rlhf_zoo.modeling.models import load_causal
-from rlhf_zoo.pipeline.inspect.published import Published, named_objects, recipe_of
+from rlhf_zoo.pipeline.inspect.published import PublishedCheckpoint, named_objects, recipe_of
 from rlhf_zoo.pipeline.inspect.trace import find_traced_policy, trace_checkpoint
 from rlhf_zoo.pipeline.policy_eval import ComparisonSettings, find_pair
 from rlhf_zoo.pipeline.stages import ppo
@@ -100,13 +100,13 @@ def pulled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     assert "payload_module" not in sys.modules and "wandb" not in sys.modules
 
 
-def published(stage: str, shared: Mapping[str, Any] | None = None, **keys: Any) -> Published:
+def published(stage: str, shared: Mapping[str, Any] | None = None, **keys: Any) -> PublishedCheckpoint:
     card = {"stage": stage, "recipe": "toy", "step": 4, "parents": PARENTS}
     resolved = {"seed": 3, "recipe": {**SHARED, **(shared or {})}, "data": "d", "parents": {"sft": "s"}, **keys}
-    return Published("x/toy@best", Path("nowhere"), A, card, resolved, [])
+    return PublishedCheckpoint("x/toy@best", Path("nowhere"), A, card, resolved, [])
 
 
-def obeyed(one: Published) -> bool:
+def obeyed(one: PublishedCheckpoint) -> bool:
     """Does with a published checkpoint what `reproduce` does before it trains. Whether it would train."""
     try:
         recipe, _ = recipe_of(one)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.pipeline.inspect.published import Published, comparable_settings, fetch_published, recipe_of
+from rlhf_zoo.pipeline.inspect.published import PublishedCheckpoint, comparable_settings, fetch_published, recipe_of
 from rlhf_zoo.runs.settings.parse import stage_settings
 
 A, B = "a" * 40, "b" * 40
@@ -21,13 +21,13 @@ PARENTS = {"sft": {"repo": "x/toy-sft", "commit": A}, "reward": {"repo": "x/toy-
 GOLD = "rlhf_zoo.runs.corpora.tiny_world_2:gold"
 
 
-def published(stage: str = "ppo", parents: Any = None, shared: Any = None, **keys: Any) -> Published:
+def published(stage: str = "ppo", parents: Any = None, shared: Any = None, **keys: Any) -> PublishedCheckpoint:
     card = {"stage": stage, "recipe": "toy", "step": 4, "parents": PARENTS if parents is None else parents}
     resolved = {**keys, "seed": 3, "recipe": {**SHARED, **(shared or {})}, "data": "d", "parents": {"sft": "s"}}
-    return Published("x/toy@best", Path("nowhere"), A, card, resolved, [])
+    return PublishedCheckpoint("x/toy@best", Path("nowhere"), A, card, resolved, [])
 
 
-def settings_of(one: Published) -> Any:
+def settings_of(one: PublishedCheckpoint) -> Any:
     return stage_settings(recipe_of(one)[0], one.stage, {}, shared_flags={}, output_dir=Path("out"))
 
 

@@ -18,7 +18,7 @@ from rlhf_zoo.fileio import read_json, write_json
 from rlhf_zoo.hub.client.connect import Hub
 from rlhf_zoo.pipeline.inspect.doctor import examine
 from rlhf_zoo.pipeline.inspect.examination import FAILED, OK
-from rlhf_zoo.pipeline.inspect.published import Published, recipe_of
+from rlhf_zoo.pipeline.inspect.published import PublishedCheckpoint, recipe_of
 from rlhf_zoo.pipeline.run_recipe import print_headline, run_stage
 from rlhf_zoo.pipeline.stages import ppo
 from rlhf_zoo.publishing.adapters import check_base, check_planned_base, name_base, reason_not_to_publish
@@ -69,7 +69,7 @@ def test_card_omits_reproduce_when_it_would_be_rejected(runs, keys, parents, why
 
     def again() -> None:
         run, card = StageRecord(runs / "ppo").read(), json.loads((runs / "ppo" / CARD_FILE).read_text())
-        recipe_of(Published("x/toy", Path("nowhere"), COMMITS["sft"], card, run["resolved"], []))
+        recipe_of(PublishedCheckpoint("x/toy", Path("nowhere"), COMMITS["sft"], card, run["resolved"], []))
 
     assert "rlhf-zoo reproduce local/tiny-world-ppo@step-000040" in changed(runs)
     again()

@@ -45,7 +45,7 @@ ALLOW = "--allow_import"
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedCheckpoint:
     """A published checkpoint that was fetched.
 
     Attributes:
@@ -110,7 +110,7 @@ class Published:
         return (repo, commit) if repo and isinstance(commit, str) and _COMMIT.fullmatch(commit) else None
 
 
-def fetch_published(name: str, hub: Hub = DEFAULT_HUB) -> Published:
+def fetch_published(name: str, hub: Hub = DEFAULT_HUB) -> PublishedCheckpoint:
     """Fetches a published checkpoint.
 
     Args:
@@ -142,7 +142,9 @@ def fetch_published(name: str, hub: Hub = DEFAULT_HUB) -> Published:
         raise ZooError(f"{CARD_FILE} of {name} does not name its step: publish it again with this rlhf-zoo.")
     if not is_repository_name(str(card.get("recipe"))):
         raise ZooError(f"{CARD_FILE} of {name} does not name its recipe: publish it again with this rlhf-zoo.")
-    return Published(checkpoint.name, folder, checkpoint.commit, card, resolved, StageRecord(folder).metrics())
+    return PublishedCheckpoint(
+        checkpoint.name, folder, checkpoint.commit, card, resolved, StageRecord(folder).metrics()
+    )
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,7 @@ class _OneFileRecipe(Recipe):
         return self.folder
 
 
-def recipe_of(published: Published, allowed: Sequence[str] = ()) -> tuple[Recipe, dict[str, str]]:
+def recipe_of(published: PublishedCheckpoint, allowed: Sequence[str] = ()) -> tuple[Recipe, dict[str, str]]:
     """Rebuilds the recipe of a published checkpoint.
 
     recipe.json is not trusted, so it may only set numbers, name repositories, and choose among installed code.
@@ -214,7 +216,7 @@ def recipe_of(published: Published, allowed: Sequence[str] = ()) -> tuple[Recipe
     return _OneFileRecipe(published.card["recipe"], Path(published.where), shared, stages), commits_by_stage
 
 
-def comparable_settings(resolved: Mapping[str, Any], published: Published) -> dict[str, Any]:
+def comparable_settings(resolved: Mapping[str, Any], published: PublishedCheckpoint) -> dict[str, Any]:
     """Prepares a run's settings for a comparison with the published settings.
 
     Args:
@@ -231,7 +233,7 @@ def comparable_settings(resolved: Mapping[str, Any], published: Published) -> di
     return settings
 
 
-def named_objects(published: Published) -> Iterator[tuple[str, str, str]]:
+def named_objects(published: PublishedCheckpoint) -> Iterator[tuple[str, str, str]]:
     """Yields the Python objects that the settings name.
 
     Args:
@@ -247,7 +249,7 @@ def named_objects(published: Published) -> Iterator[tuple[str, str, str]]:
                     yield key, name if isinstance(name, str) else repr(name), GROUPS[key]
 
 
-def _check_keys(published: Published, stage_values: Mapping[str, Any]) -> None:
+def _check_keys(published: PublishedCheckpoint, stage_values: Mapping[str, Any]) -> None:
     """Raises ZooError if a download may not set a key, or may not set the key to the given value.
 
     `stage_settings` refuses unknown keys later.
@@ -262,7 +264,7 @@ def _check_keys(published: Published, stage_values: Mapping[str, Any]) -> None:
     check_architecture(published.shared.get("architecture"), where=published.where)
 
 
-def _check_names(published: Published, allowed: Sequence[str]) -> None:
+def _check_names(published: PublishedCheckpoint, allowed: Sequence[str]) -> None:
     objects = list(named_objects(published))
     if unknown := [name for name in allowed if name not in [name for _, name, _ in objects]]:
         values = ", ".join(name for _, name, _ in objects) or "nothing"
@@ -285,12 +287,12 @@ def _check_names(published: Published, allowed: Sequence[str]) -> None:
         _check_namespace(published, "dataset_name", data)
 
 
-def _check_data(published: Published, key: str, name: Any) -> None:
+def _check_data(published: PublishedCheckpoint, key: str, name: Any) -> None:
     check_repository(name, key=key, where=published.where)
     _check_namespace(published, key, name)
 
 
-def _check_namespace(published: Published, key: str, name: Any) -> None:
+def _check_namespace(published: PublishedCheckpoint, key: str, name: Any) -> None:
     """Refuses a name without a namespace, because it could name a loader of `datasets`, such as json."""
     if "/" not in str(name):
         raise ZooError(
@@ -299,7 +301,7 @@ def _check_namespace(published: Published, key: str, name: Any) -> None:
         )
 
 
-def _pinned_parent(published: Published, role: str) -> str:
+def _pinned_parent(published: PublishedCheckpoint, role: str) -> str:
     parent = published.parent(role)
     if parent is None:
         title = parent_title(role, from_base=Card(published.card).started_from_base)

@@ -42,7 +42,7 @@ from .differences import (
     compare_versions,
     compare_weights,
 )
-from .published import Published, comparable_settings, fetch_published, named_objects, recipe_of
+from .published import PublishedCheckpoint, comparable_settings, fetch_published, named_objects, recipe_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -95,7 +95,7 @@ def reproduce(
         return _reproduce(published, context)
 
 
-def _reproduce(published: Published, context: RunContext) -> dict[str, Any]:
+def _reproduce(published: PublishedCheckpoint, context: RunContext) -> dict[str, Any]:
     result_file = context.directory / RESULT_FILE
     _check_directory(context.directory, published)
     context.settings(published.stage)
@@ -133,7 +133,7 @@ def _reproduce(published: Published, context: RunContext) -> dict[str, Any]:
     return document
 
 
-def _note_rounded_parents(published: Published, context: RunContext) -> list[str]:
+def _note_rounded_parents(published: PublishedCheckpoint, context: RunContext) -> list[str]:
     """Returns a note for each parent with rounded published weights; the run itself started from exact weights."""
     notes = []
     for role in ("sft", *REWARD_ROLES):
@@ -148,7 +148,7 @@ def _note_rounded_parents(published: Published, context: RunContext) -> list[str
     return notes
 
 
-def _identity(published: Published) -> dict[str, Any]:
+def _identity(published: PublishedCheckpoint) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "name": published.name,
@@ -160,7 +160,7 @@ def _identity(published: Published) -> dict[str, Any]:
     }
 
 
-def _check_directory(directory: Path, published: Published) -> None:
+def _check_directory(directory: Path, published: PublishedCheckpoint) -> None:
     """Raises ZooError if the directory has files other than those of an earlier reproduction of this checkpoint."""
     result_file = directory / RESULT_FILE
     if result_file.is_file():
@@ -188,7 +188,7 @@ def _use_threads(recorded_count: Any) -> Iterator[None]:
 # Data
 
 
-def _prepare_data(context: RunContext, published: Published) -> tuple[dict[str, Any], list[str]]:
+def _prepare_data(context: RunContext, published: PublishedCheckpoint) -> tuple[dict[str, Any], list[str]]:
     """Prepares the stage's data before training. Returns {repo, commit, how, folder} of the data, and notes.
 
     `folder` holds the published data set for the comparison; it is None if no data set was published or it cannot be
@@ -284,7 +284,7 @@ def _compare_data(run_folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
 # Comparing
 
 
-def _compare(published: Published, context: RunContext, checkpoint: Path) -> dict[str, Any]:
+def _compare(published: PublishedCheckpoint, context: RunContext, checkpoint: Path) -> dict[str, Any]:
     record = context.record(published.stage)
     run = record.read()
     with _as_published(context, record, checkpoint) as folder:
@@ -327,7 +327,7 @@ def _as_published(context: RunContext, record: StageRecord, checkpoint: Path) ->
         yield folder
 
 
-def _card_differences(published: Published, card_fingerprint: Any) -> list[dict[str, Any]]:
+def _card_differences(published: PublishedCheckpoint, card_fingerprint: Any) -> list[dict[str, Any]]:
     """Returns settings that differ between recipe.json and the card; [] if they have the same fingerprint."""
     if card_fingerprint == fingerprint(published.resolved):
         return []
@@ -338,7 +338,7 @@ def _card_differences(published: Published, card_fingerprint: Any) -> list[dict[
     return rows or [{"key": "fingerprint (card, recipe.json)", "published": card_fingerprint, "here": "another"}]
 
 
-def _make_notes(published: Published) -> list[str]:
+def _make_notes(published: PublishedCheckpoint) -> list[str]:
     notes, settings = [], published.resolved
     sampler = str(published.versions.get("sampler", "unknown"))
     if published.stage in ("reward", "ppo") and sampler != str(SAMPLER_VERSION):

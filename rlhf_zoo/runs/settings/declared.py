@@ -41,7 +41,7 @@ _TYPES: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Declared:
+class DeclaredKey:
     """A key as its dataclass declares it.
 
     Attributes:
@@ -64,7 +64,7 @@ class Declared:
 
 
 @functools.cache
-def declared_keys(stage: str) -> Mapping[str, Declared]:
+def declared_keys(stage: str) -> Mapping[str, DeclaredKey]:
     """Returns every key that a stage accepts: as `parse.stage_keys` does, but without importing the dataclasses.
 
     Args:
@@ -83,7 +83,7 @@ def declared_keys(stage: str) -> Mapping[str, Declared]:
 
 
 @functools.cache
-def declared_recipe_keys() -> Mapping[str, Declared]:
+def declared_recipe_keys() -> Mapping[str, DeclaredKey]:
     """Returns every key of recipe.yaml: as `parse.recipe_keys` does, but without importing the dataclasses.
 
     Returns:
@@ -139,13 +139,13 @@ def _enum_type(annotation: str) -> Any:
     return enum.Enum(name, members, type=str) | str
 
 
-def _declared_fields(reference: str) -> dict[str, Declared]:
+def _declared_fields(reference: str) -> dict[str, DeclaredKey]:
     """Returns the declared fields of the dataclass "module:name", inherited fields first."""
     module, _, name = reference.partition(":")
     path, tree = _find_class(module, name)
     node = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
     is_own = _module_name(path).startswith(f"{PACKAGE}.")
-    fields: dict[str, Declared] = {}
+    fields: dict[str, DeclaredKey] = {}
     for base in reversed(node.bases):
         if isinstance(base, ast.Name):
             fields |= _declared_fields(f"{_module_of(base.id, path, tree)}:{base.id}")
@@ -197,16 +197,16 @@ def _module_name(path: Path) -> str:
     return ".".join(parts)
 
 
-def _declaration(entry: ast.AnnAssign, assigned: Mapping[str, ast.expr]) -> Declared | None:
+def _declaration(entry: ast.AnnAssign, assigned: Mapping[str, ast.expr]) -> DeclaredKey | None:
     """Returns a field's declaration; None if the constructor does not take the field."""
     annotation = ast.unparse(entry.annotation).strip("'\"")
     if annotation.startswith("ClassVar"):
         return None
     value = entry.value
     if not (isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in ("field", "option")):
-        return Declared(annotation, _literal(value), "")
+        return DeclaredKey(annotation, _literal(value), "")
     if value.func.id == "option":
-        return Declared(annotation, *map(_literal, value.args))
+        return DeclaredKey(annotation, *map(_literal, value.args))
     field_arguments = {keyword.arg: keyword.value for keyword in value.keywords}
     if "init" in field_arguments and _literal(field_arguments["init"]) is False:
         return None
@@ -214,7 +214,7 @@ def _declaration(entry: ast.AnnAssign, assigned: Mapping[str, ast.expr]) -> Decl
     if isinstance(default, ast.Name):
         default = assigned.get(default.id, default)
     metadata = dict(_dict_items(field_arguments.get("metadata")))
-    return Declared(annotation, _literal(default), str(_literal(metadata.get("help")) or ""))
+    return DeclaredKey(annotation, _literal(default), str(_literal(metadata.get("help")) or ""))
 
 
 def _dict_items(node: ast.expr | None) -> Iterator[tuple[str, ast.expr]]:
