@@ -160,7 +160,9 @@ class LLMJudge:
                 return
             raise ZooError(f"{unavailable}: check the network and the address, or name another judge.") from error
         if status == 401:  # not 403: a key may be valid for completions only
-            raise ZooError(f"The judge {self.name} is not available: {self._refusal(status, headers, content)}")
+            raise ZooError(
+                f"The judge {self.name} is not available: {self._describe_refusal(status, headers, content)}"
+            )
 
     def compare(self, prompts: Sequence[str], first: Sequence[str], second: Sequence[str]) -> list[PairVerdict]:
         """Compares each pair in both orders. Equal texts are a tie without a request.
@@ -346,7 +348,7 @@ class LLMJudge:
                     return self._read(content)
                 # Other 4xx codes are our mistake or a refusal, so another attempt would not help.
                 if status != 429 and status < 500:
-                    raise ZooError(self._refusal(status, headers, content))
+                    raise ZooError(self._describe_refusal(status, headers, content))
                 problem = f"status {status}{self._server_message(content)}"
                 wait = seconds_to_wait(headers.get("Retry-After"))
             except ssl.SSLCertVerificationError as error:
@@ -426,7 +428,7 @@ class LLMJudge:
             return ""
         return f" ({line[:200]})" if line else ""
 
-    def _refusal(self, status: int, headers: Message, content: bytes) -> str:
+    def _describe_refusal(self, status: int, headers: Message, content: bytes) -> str:
         if 300 <= status < 400:
             target = urlsplit(headers.get("Location") or "").netloc.rpartition("@")[2] or "another path"
             return f"{self._host} redirects to {target}, but the judge follows no redirects: use the final address."
