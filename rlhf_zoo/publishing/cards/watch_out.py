@@ -89,11 +89,11 @@ def _changes(facts: StageFacts) -> Iterator[str]:
         values = f"from {short(change.before)} to {short(change.after)}"
         yield f"**Less variety.** Distinct word pairs fall {values}."
     if (change := _change(facts, "repetition")) and _repeats_more(change):
-        before = f"{facts.initial_policy_title} {_percent(change.before)}"
-        yield f"**Repetition.** An answer repeats {_percent(change.after)} of its word pairs ({before})."
+        start = f"{facts.initial_policy_title} {_percent(change.before)}"
+        yield f"**Repetition.** An answer repeats {_percent(change.after)} of its word pairs ({start})."
     if (change := _change(facts, "eos_rate")) and _is_often_cut(facts, change):
-        before = f"{facts.initial_policy_title} {_percent(1 - change.before)}"
-        yield f"**Unfinished answers.** {_percent(1 - change.after)} reach the token limit ({before})."
+        start = f"{facts.initial_policy_title} {_percent(1 - change.before)}"
+        yield f"**Unfinished answers.** {_percent(1 - change.after)} reach the token limit ({start})."
     if rising := _defects(facts, rise_is_shown=True):
         not_shown = _defects(facts, rise_is_shown=False)
         other_sentence = f" Not shown to rise: {', '.join(not_shown)}." if not_shown else ""
