@@ -276,8 +276,8 @@ def _resolve_checkpoint(name: str, hub: Hub, *, skip_source: bool = False) -> Ch
 
 def _checkpoint_at(steps: Mapping[int, str], step: int, where: str) -> str:
     if step not in steps:
-        others = f" or one of {', '.join(map(str, sorted(steps)))}" if steps else ""
-        raise ZooError(f"{where} has no checkpoint of step {step}: choose 0 (the start of PPO){others}.")
+        other_steps = f" or one of {', '.join(map(str, sorted(steps)))}" if steps else ""
+        raise ZooError(f"{where} has no checkpoint of step {step}: choose 0 (the start of PPO){other_steps}.")
     return steps[step]
 
 
