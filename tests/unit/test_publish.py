@@ -383,7 +383,7 @@ def test_deleted_repository_and_new_namespace_get_everything(thread_hub, tmp_pat
         assert unsent_checkpoints(record, repo, hub_label=hub) == [record.checkpoint_path(5)]
 
 
-@pytest.mark.parametrize("checkpoints_in_list", [published_tags, unpublished])
+@pytest.mark.parametrize("checkpoints_in_list", [published_tags, unsent_checkpoints])
 def test_lists_leave_out_sent_checkpoint_that_another_thread_deletes(
     thread_hub, tmp_path, monkeypatch, checkpoints_in_list
 ):
@@ -398,7 +398,7 @@ def test_lists_leave_out_sent_checkpoint_that_another_thread_deletes(
         return read(path)
 
     monkeypatch.setattr(publish, "read_json", delete_first)
-    assert not checkpoints_in_list(record, REPO, hub=thread_hub.url)
+    assert not checkpoints_in_list(record, REPO, hub_label=thread_hub.url)
 
 
 def test_deleted_chosen_checkpoint_is_copied_from_first_namespace(thread_hub, tmp_path):
