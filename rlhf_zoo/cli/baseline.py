@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,14 +12,14 @@ from ..errors import ZooError
 from .common import loading, read_flags
 from .layout import RecipeCommand
 from .open_run import run_context
-from .options import RECIPE, finished_run_options, json_option, seeds_option
+from .options import RECIPE, json_option, seeds_option, unpublished_run_options
 from .tables import interval, print_table
 
 if TYPE_CHECKING:
     from ..pipeline.experiments.baseline import Method
 
 #: Method -> the options that it takes.
-OPTIONS = {
+METHOD_OPTIONS = {
     "best-of-n": ("pool",),
     "sft": ("seeds", "learning_rate"),
     "rejection": ("seeds", "learning_rate"),
@@ -32,7 +31,7 @@ DEFAULT_SEEDS, DEFAULT_POOL = 3, 64
 
 @click.command(cls=RecipeCommand)
 @RECIPE
-@click.option("--method", required=True, type=click.Choice([*OPTIONS]), help="The method to compare PPO with.")
+@click.option("--method", required=True, type=click.Choice([*METHOD_OPTIONS]), help="The method to compare PPO with.")
 @click.option(
     "--beta",
     metavar="LIST",
@@ -55,18 +54,16 @@ DEFAULT_SEEDS, DEFAULT_POOL = 3, 64
     help="Completions assumed to be served after training; the compute to sample them is added to that of training.  "
     "[default: the number evaluated]",
 )
-@finished_run_options("Run this method again, even if it is finished.")
+@unpublished_run_options("Run this method again, even if it is finished.")
 @json_option("Print frontier.json instead of tables.")
 @click.pass_context
 def baseline(
     ctx: click.Context,
     recipe: str,
     method: Method,
-    output_dir: Path | None,
-    hub: str | None,
+    served: int | None,
     restart: bool,
     as_json: bool,
-    served: int | None,
     **options: Any,
 ) -> None:
     """Compare PPO with a simpler method: at equal KL to the SFT policy, and at equal compute.
@@ -80,24 +77,26 @@ def baseline(
       rlhf-zoo baseline tiny-world --method best-of-n
     """
     flags = read_flags(ctx, recipe)
-    if wrong_options := [name for name, value in options.items() if value is not None and name not in OPTIONS[method]]:
-        raise ZooError(f"--{wrong_options[0]} is not an option of --method {method}: leave it out.")
-    with run_context(recipe, flags, output_dir=output_dir, hub=hub, read_only=True) as (context, _):
+    method_options = {name: options.pop(name) for name in ("beta", "seeds", "learning_rate", "pool")}
+    for name, value in method_options.items():
+        if value is not None and name not in METHOD_OPTIONS[method]:
+            raise ZooError(f"--{name} is not an option of --method {method}: leave it out.")
+    with run_context(recipe, flags, read_only=True, **options) as (context, _):
         with loading("loading the trainer"):
             from ..pipeline.experiments.baseline import open_finished_run
             from ..pipeline.experiments.baseline_methods import run_method
             from ..pipeline.experiments.baseline_report import write_report
             from ..publishing.cards.card import make_card
 
-        betas = None if options["beta"] is None else read_betas(options["beta"], method)
+        betas = None if method_options["beta"] is None else read_betas(method_options["beta"], method)
         finished_run = open_finished_run(context, method)
         run_method(
             finished_run,
             method,
             betas=betas,
-            seeds=options["seeds"] or DEFAULT_SEEDS,
-            learning_rate=options["learning_rate"],
-            pool=options["pool"] or DEFAULT_POOL,
+            seeds=method_options["seeds"] or DEFAULT_SEEDS,
+            learning_rate=method_options["learning_rate"],
+            pool=method_options["pool"] or DEFAULT_POOL,
             restart=restart,
         )
         frontier = write_report(finished_run, method, served=served)

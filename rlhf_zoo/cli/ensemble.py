@@ -1,7 +1,8 @@
 """`rlhf-zoo ensemble`: trains a recipe's reward model under several seeds."""
 
+import shlex
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -9,19 +10,17 @@ import click
 from .common import loading, read_flags
 from .layout import RecipeCommand
 from .open_run import run_context
-from .options import RECIPE, finished_run_options, json_option, seeds_option
+from .options import RECIPE, json_option, seeds_option, unpublished_run_options
 from .tables import interval, print_table
 
 
 @click.command(cls=RecipeCommand)
 @RECIPE
 @seeds_option("Number of reward models, including the recipe's own.", minimum=2, default=3)
-@finished_run_options("Train the additional reward models again, even if they are finished.")
+@unpublished_run_options("Train the additional reward models again, even if they are finished.")
 @json_option("Print overview.json instead of a table.")
 @click.pass_context
-def ensemble(
-    ctx: click.Context, recipe: str, seeds: int, output_dir: Path | None, hub: str | None, restart: bool, as_json: bool
-) -> None:
+def ensemble(ctx: click.Context, recipe: str, seeds: int, restart: bool, as_json: bool, **options: Any) -> None:
     """Train the reward model under several seeds, and show where the models disagree.
 
     All models train on the same pairs. If the data, the SFT policy or the recipe's own reward model is missing,
@@ -34,9 +33,7 @@ def ensemble(
       rlhf-zoo ensemble tiny-world --seeds 3
     """
     flags = read_flags(ctx, recipe)
-    with run_context(recipe, flags, output_dir=output_dir, hub=hub, read_only=True) as (context, _):
-        from dataclasses import replace
-
+    with run_context(recipe, flags, read_only=True, **options) as (context, _):
         from rich.console import Console
 
         with loading("loading the trainer"):
@@ -53,7 +50,10 @@ def ensemble(
     _show(document)
     click.echo(f"The figures are in {path}, the plot in {path.with_suffix('.png')}.")
     if document["judge"] is None:
-        click.echo(f"There are no completions of PPO to score: run `rlhf-zoo eval {recipe}` to make them.")
+        arguments = shlex.quote(recipe)
+        if options["output_dir"] is not None:
+            arguments += f" --output_dir {shlex.quote(str(options['output_dir']))}"
+        click.echo(f"There are no completions of PPO to score: run `rlhf-zoo eval {arguments}` to make them.")
 
 
 def _show(document: Mapping[str, Any]) -> None:

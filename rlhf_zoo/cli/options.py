@@ -87,7 +87,7 @@ def _source_hub(title: str) -> Callable:
 
 
 SOURCE_HUB = _source_hub("Hub for models and data that --hub does not have")
-#: For a command that publishes nothing and therefore has no --hub.
+#: For a command that reads from this Hub alone, and therefore has no --hub.
 ONLY_SOURCE_HUB = _source_hub("Hub of models and data")
 
 
@@ -194,14 +194,14 @@ run_options = with_options(
 )
 
 
-def finished_run_options(restart_help: str) -> Callable:
-    """Makes the options of a command that reads a recipe's run and publishes nothing.
+def unpublished_run_options(restart_help: str) -> Callable:
+    """Makes the options of a command that trains beside a recipe's run and publishes nothing.
 
     Args:
         restart_help: The help text of --restart.
     """
     restart = click.option("--restart", cls=RunOption, is_flag=True, help=restart_help)
-    return with_options(OUTPUT_DIR, HUB, TRUST, TRUST_RUN, restart)
+    return with_options(OUTPUT_DIR, HUB, SOURCE_HUB, TRUST, TRUST_RUN, restart)
 
 
 def seeds_option(text: str, *, minimum: int = 1, default: int | None = 1) -> Callable:

@@ -15,7 +15,7 @@ from ..runs.status_line import doing
 from .common import loading, quiet_hub, read_flags
 from .layout import RecipeCommand
 from .open_run import open_hub
-from .options import ONLY_SOURCE_HUB, RECIPE, json_option
+from .options import HUB, RECIPE, SOURCE_HUB, TRUST, json_option
 from .tables import print_json, print_table, stdout_console
 
 if TYPE_CHECKING:
@@ -30,18 +30,20 @@ COLUMNS = ("weights", "gradients", "optimizer", "activations", "cache", "logits"
 
 
 @contextlib.contextmanager
-def hub_for_reading(is_needed: bool, source: str | None) -> Iterator[Hub]:
-    """Connects a read-only command to the Hubs that `rlhf-zoo run` would read from if --hub were not given.
+def hub_for_reading(is_needed: bool, hub: str | None, source_hub: str | None) -> Iterator[Hub]:
+    """Connects a command that publishes nothing to the Hubs from which `rlhf-zoo run` would read.
 
     Args:
         is_needed: Whether the recipe names anything on a Hub. If not, the command connects to no Hub.
-        source: The value of --source_hub.
+        hub: The value of --hub.
+        source_hub: The value of --source_hub.
     """
     from ..hub.client.connect import DEFAULT_HUB
 
-    with open_hub(None, push_to_hub=False, source=source) if is_needed else contextlib.nullcontext(DEFAULT_HUB) as hub:
+    connection = open_hub(hub, push_to_hub=False, source=source_hub)
+    with connection if is_needed else contextlib.nullcontext(DEFAULT_HUB) as connected_hub:
         quiet_hub()
-        yield hub
+        yield connected_hub
 
 
 @click.command(cls=RecipeCommand)
@@ -62,7 +64,9 @@ def hub_for_reading(is_needed: bool, source: str | None) -> Iterator[Hub]:
     help="Number of rows that sft or reward trains on, to plan its steps and total time; may be repeated.",
 )
 @click.option("--detail", is_flag=True, help="Also show the memory of each phase and of each model.")
-@ONLY_SOURCE_HUB
+@HUB
+@SOURCE_HUB
+@TRUST
 @json_option()
 @click.pass_context
 def plan(
@@ -74,6 +78,7 @@ def plan(
     prompt_length: int | None,
     rows: tuple[str, ...],
     detail: bool,
+    hub: str | None,
     source_hub: str | None,
     as_json: bool,
 ) -> None:
@@ -114,7 +119,7 @@ def plan(
             assumptions += [f"{stage}.{key} {json.dumps(keys[key])}, as the recipe's zoo.yaml sets for {device}"
                         for key in keys if key not in flags[stage]]  # fmt: skip
             flags[stage] = {**keys, **flags[stage]}
-    result = _cached_plan(loaded_recipe, device, flags, prompt_length, source_hub)
+    result = _cached_plan(loaded_recipe, device, flags, prompt_length, hub, source_hub)
     result = replace(result, assumptions=[*result.assumptions, *assumptions])
     from ..pipeline.plan.rows import add_steps
 
@@ -144,6 +149,7 @@ def _cached_plan(
     device: Device,
     flags: Mapping[str, Mapping[str, Any]],
     prompt_length: int | None,
+    hub: str | None,
     source_hub: str | None,
 ) -> Plan:
     """Returns the plan from the cache, or makes it. A cached plan needs no slow imports."""
@@ -161,8 +167,8 @@ def _cached_plan(
         from ..pipeline.plan.plan import make_plan
         from ..pipeline.plan.shapes import has_local_shape
     needs_hub = not all(map(has_local_shape, model_names(recipe, flags)))
-    with hub_for_reading(needs_hub, source_hub) as hub, doing(f"planning {recipe.name}"):
-        result = make_plan(recipe, device, flags, prompt_length=prompt_length, hub=hub)
+    with hub_for_reading(needs_hub, hub, source_hub) as connected_hub, doing(f"planning {recipe.name}"):
+        result = make_plan(recipe, device, flags, prompt_length=prompt_length, hub=connected_hub)
     if name is not None:
         peaks = {stage: change.peak for stage, change in result.changes.items() if change is not None}
         cache.write_cached("plans", name, {"plan": result.to_json(), "change_peaks": peaks})

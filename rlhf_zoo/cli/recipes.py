@@ -17,7 +17,7 @@ from ..runs.registry import STAGES
 from ..runs.status_line import doing
 from .common import loading, read_flags
 from .layout import Group, RecipeCommand
-from .options import ONLY_SOURCE_HUB, RECIPE, UserPath, json_option
+from .options import HUB, RECIPE, SOURCE_HUB, TRUST, UserPath, json_option
 from .plan import hub_for_reading
 from .tables import print_json, print_table, print_text
 
@@ -105,9 +105,11 @@ def recipes_copy(recipe: str, target: Path) -> None:
 
 @recipes.command("validate", cls=RecipeCommand)
 @RECIPE
-@ONLY_SOURCE_HUB
+@HUB
+@SOURCE_HUB
+@TRUST
 @click.pass_context
-def recipes_validate(ctx: click.Context, recipe: str, source_hub: str | None) -> None:
+def recipes_validate(ctx: click.Context, recipe: str, hub: str | None, source_hub: str | None) -> None:
     """Check every key of a recipe, flags and the names of reward functions, without training.
 
     If the data are local, every row is checked, and reward functions and rule judges are tried on the first prompts.
@@ -142,8 +144,8 @@ def recipes_validate(ctx: click.Context, recipe: str, source_hub: str | None) ->
     if "ppo" in settings_by_stage:
         check_parents(loaded_recipe, settings_by_stage["ppo"])
     needs_hub = uses_hub(loaded_recipe, config, settings_by_stage)
-    with hub_for_reading(needs_hub, source_hub) as hub, doing(f"checking {loaded_recipe.name}"):
-        lines = _check_on_hub(hub, loaded_recipe, config, settings_by_stage)
+    with hub_for_reading(needs_hub, hub, source_hub) as connected_hub, doing(f"checking {loaded_recipe.name}"):
+        lines = _check_on_hub(connected_hub, loaded_recipe, config, settings_by_stage)
     click.echo("\n".join(lines))
 
 
@@ -168,11 +170,15 @@ def _check_on_hub(
     from ..runs.judge import with_judge
 
     datasets.utils.logging.disable_progress_bar()
-    last_hub = hub.source_hub or hub
-    failure = last_hub.outage()
-    if failure is not None:  # or each name would wait again for a Hub that does not answer
-        last_hub = replace(last_hub, offline=True)
-        hub = last_hub if hub.source_hub is None else replace(hub, source_hub=last_hub)
+    # Names stay unchecked because a Hub does not answer, or because the Hub that is asked last does not have them.
+    asked_hubs = filter(None, (hub, hub.source_hub))
+    blamed_hub, outage = next(
+        ((asked_hub, error) for asked_hub in asked_hubs if (error := asked_hub.outage()) is not None),
+        (hub.source_hub or hub, None),
+    )
+    if outage is not None:  # otherwise the check of each name would wait for the Hub again
+        offline_hub = replace(blamed_hub, offline=True)
+        hub = offline_hub if blamed_hub is hub else replace(hub, source_hub=offline_hub)
     unchecked = {
         f"the columns of {name}": cause
         for name, cause in check_forms(config, settings_by_stage, hub, every_row=True).items()
@@ -203,10 +209,10 @@ def _check_on_hub(
     if truncation is not None and truncation.cut:
         lines.append(f"The stage sft: {truncation.sentence}.")
     if unchecked:
-        cause = next(iter(unchecked.values())) if failure is None else f"it does not answer: {reason(failure)}"
+        cause = next(iter(unchecked.values())) if outage is None else f"it does not answer: {reason(outage)}"
         lines.append(
-            f"Not checked: {', '.join(unchecked)}, which {last_hub.address} does not show ({cause}); --source_hub "
-            "names another Hub."
+            f"Not checked: {', '.join(unchecked)}, which {blamed_hub.name} does not show ({cause}); "
+            f"{blamed_hub.flag} names another Hub."
         )
     return lines
 

@@ -19,7 +19,7 @@ from warm import PYTHON
 from zoo_process import COMMAND, environment, errors, free_port, wait_until, zoo
 
 from rlhf_zoo.cli import main as cli
-from rlhf_zoo.cli.layout import RunOption
+from rlhf_zoo.cli.layout import RecipeCommand, RunOption
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.runs.recipe import copy_recipe
 from rlhf_zoo.runs.recipe_table import Row
@@ -85,6 +85,14 @@ def test_help_puts_shared_options_under_their_own_heading():
         assert "--help" in own, name
         options = re.findall(r"^  (--\w+)", own, re.MULTILINE)
         assert not {"--hub", "--source_hub", "--trust_run"} & {*options}, name
+
+
+def test_every_command_on_recipe_takes_options_that_messages_name():
+    commands = {name: command for name, command in walk(cli.cli).items() if isinstance(command, RecipeCommand)}
+    assert commands.keys() >= {"run", "plan", "recipes validate", "baseline"}
+    for name, command in commands.items():
+        options = {spelling for option in command.params for spelling in option.opts}
+        assert {"--hub", "--source_hub", "--trust_remote_code"} <= options, name
 
 
 def test_help_breaks_lines_at_spaces_only():

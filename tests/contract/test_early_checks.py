@@ -81,30 +81,38 @@ def test_validate_lists_unchecked_items_when_hub_is_unreachable(
 ) -> None:
     make_hub_recipe(tmp_path)
     started = time.monotonic()
-    zoo("recipes", "validate", "mine", "--source_hub", UNREACHABLE_HUB)
-    assert time.monotonic() - started < 20, "the client's own retries take 35 s"
-    output = capsys.readouterr().out
-    assert output.startswith(
-        "mine is valid: sft, reward, ppo.\nNot checked: the columns of maker/pairs, the context of"
-    )
-    assert f"which {UNREACHABLE_HUB} does not show (it does not answer: " in output
+    for option, name in (("--source_hub", f"the source {UNREACHABLE_HUB}"), ("--hub", UNREACHABLE_HUB)):
+        zoo("recipes", "validate", "mine", option, UNREACHABLE_HUB)
+        output = capsys.readouterr().out
+        assert output.startswith(
+            "mine is valid: sft, reward, ppo.\nNot checked: the columns of maker/pairs, the context of"
+        )
+        assert f"which {name} does not show (it does not answer: " in output
+        assert output.endswith(f"; {option} names another Hub.\n")
+    assert time.monotonic() - started < 40, "the client's own retries take 35 s each"
 
 
 @pytest.mark.usefixtures("untraced")
-def test_plan_and_validate_use_source_hub(
+def test_plan_and_validate_read_from_the_hubs_of_run(
     zoo: Callable[..., None], tmp_path: Path, capsys, thread_hub: ThreadHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_hub_recipe(tmp_path, recipe={})
     base, api = save("Qwen3", tmp_path / "base"), thread_hub.api()
     api.create_repo("maker/base")
     api.upload_folder(repo_id="maker/base", folder_path=base)
-    for source in (["--source_hub", thread_hub.url], []):
-        if not source:
+    named_hubs = (
+        ["--source_hub", thread_hub.url],
+        ["--hub", "local", "--source_hub", thread_hub.url],
+        ["--hub", thread_hub.url, "--source_hub", "none"],
+        [],
+    )
+    for hubs in named_hubs:
+        if not hubs:
             monkeypatch.setenv("RLHF_ZOO_SOURCE_HUB", thread_hub.url)
-        zoo("plan", "mine", "--gpu", "cpu", "--prompt_length", "8", "--json", *source)
+        zoo("plan", "mine", "--gpu", "cpu", "--prompt_length", "8", "--json", *hubs)
         plan = json.loads(capsys.readouterr().out)
         assert [stage["stage"] for stage in plan["stages"]] == ["sft", "reward", "ppo"]
-        zoo("recipes", "validate", "mine", *source)
+        zoo("recipes", "validate", "mine", *hubs)
         assert capsys.readouterr().out == "mine is valid: sft, reward, ppo.\n", "nothing was left unchecked"
     monkeypatch.delenv("RLHF_ZOO_SOURCE_HUB")
     with pytest.raises(ZooError, match=r"^The model maker/base cannot be found on the embedded Hub"):

@@ -19,7 +19,7 @@ from json_keys import unexplained
 from toy_run import make_context, make_recipe, save_start
 
 from rlhf_zoo.cli import main as cli
-from rlhf_zoo.cli.baseline import OPTIONS
+from rlhf_zoo.cli.baseline import METHOD_OPTIONS
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.pipeline.experiments import baseline, baseline_methods
 from rlhf_zoo.pipeline.experiments.baseline_methods import draw_samples
@@ -107,7 +107,7 @@ def test_every_baseline_method_is_compared_with_ppo(
     frontier = compare("--method", "rloo", "--beta", "0.05,0.5", "--seeds", "1")
     run = folder / "run" / "baseline"
     assert json.loads(capsys.readouterr().out) == frontier
-    assert tuple(frontier["methods"]) == baseline.METHODS == tuple(OPTIONS)
+    assert tuple(frontier["methods"]) == baseline.METHODS == tuple(METHOD_OPTIONS)
     labels = {method: [point["label"] for point in points] for method, points in frontier["methods"].items()}
     assert labels == {
         "best-of-n": ["n = 1", "n = 2", "n = 4"],
@@ -127,7 +127,7 @@ def test_every_baseline_method_is_compared_with_ppo(
     assert frontier["ppo"]["win_rate"]["sft"]["value"] == pytest.approx(evaluation["win_rate"]["value"])
     assert frontier["ppo"]["win_rate"]["ppo"]["value"] == 0.5
     assert frontier["fits"] == {}, "a curve needs three values of n above 1"
-    assert set(frontier["equal_compute"]) == set(OPTIONS) == {*frontier["equal_kl"], "sft"}
+    assert set(frontier["equal_compute"]) == set(METHOD_OPTIONS) == {*frontier["equal_kl"], "sft"}
     assert {method: command.rpartition("--method ")[2] for method, command in frontier["commands"].items()} == {
         "best-of-n": "best-of-n --pool 4",
         "sft": "sft --seeds 2",

@@ -16,7 +16,8 @@ def test_ensemble_trains_on_same_pairs_and_scores_samples(base: Run, tmp_path: P
     done = run.zoo(*command)
     assert done.returncode == 0, done.stderr
     assert "seed 2" in done.stdout and "On average, two of the models agree on" in done.stdout
-    assert "There are no completions of PPO to score: run `rlhf-zoo eval" in done.stdout
+    evaluate = "rlhf-zoo eval recipes/tiny-world --output_dir run"
+    assert f"There are no completions of PPO to score: run `{evaluate}` to make them." in done.stdout
     assert "On PPO's" not in done.stdout
     assert (run.path / "ensemble" / "overview.png").read_bytes().startswith(b"\x89PNG")
     own, other = run.json("reward", "run.json"), run.json("ensemble", "seed-2", "reward", "run.json")

@@ -294,13 +294,15 @@ def checked_keys(
             )
         if name in RUN_KEYS:
             raise ZooError(
-                f"{problem} set by the run: remove it; the commands take --output_dir, --push_to_hub, --namespace and "
-                "--hub."
+                f"{problem} set by the run: remove it; `rlhf-zoo run` takes --output_dir, --push_to_hub, --namespace "
+                "and --hub."
             )
         if name == "trust_remote_code":
-            place = "as a key of a stage" if flag else "in a recipe, which may be downloaded"
+            if flag:
+                raise ZooError(f"{problem} not allowed as a key of a stage: write {TRUST_CODE_FLAG} without a stage.")
             raise ZooError(
-                f"{problem} not allowed {place}: pass {TRUST_CODE_FLAG} to the command itself, without a stage prefix."
+                f"{problem} not allowed in a recipe, which may be downloaded: remove it, and pass {TRUST_CODE_FLAG} to "
+                "the commands that load the model."
             )
         if name in refused and name in REFUSED:
             raise ZooError(f"{problem} {REFUSED[name]}.")
