@@ -22,7 +22,7 @@ _MAX_LISTED_FILES = 5
 
 @click.command(cls=Command)
 @click.argument("repository", metavar="REPOSITORY[@REVISION]")
-@click.option("--output_dir", "--output-dir", type=UserPath(), help="Folder for the files.")
+@click.option("--output_dir", "--output-dir", type=UserPath(), help="Folder for the files.  [default: the cache]")
 @click.option("--list", "list_only", is_flag=True, help="List the checkpoints with reward and KL; download nothing.")
 @HUB
 @json_option()
@@ -81,8 +81,6 @@ def _first_names(names: list[str]) -> str:
 
 
 def _print_checkpoints(repo: str, hub: Hub, as_json: bool) -> None:
-    from rich.markup import escape
-
     from ..publishing.cards.markdown import number
     from ..publishing.catalog.index import checkpoints
 
@@ -93,7 +91,7 @@ def _print_checkpoints(repo: str, hub: Hub, as_json: bool) -> None:
     rows = listing["checkpoints"]
     metrics = list(dict.fromkeys(name for row in rows for name in row["metrics"]))
     title = ", ".join(filter(None, (repo, listing["stage"], listing["recipe"] and f"recipe {listing['recipe']}")))
-    print_table(escape(title), ["revision", "step", *map(escape, metrics), "commit", "date", "also"], [
+    print_table(title, ["revision", "step", *metrics, "commit", "date", "also"], [
         [
             row["revision"],
             "" if row["step"] is None else str(row["step"]),

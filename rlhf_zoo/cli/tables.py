@@ -100,7 +100,7 @@ def _count_equal(verdicts: Sequence[str]) -> str:
 
 
 def print_table(title: str, columns: list[str], rows: list[list[str]], *, min_width: int = 120) -> None:
-    """Prints a table that breaks lines between words, without padding if the terminal is too narrow for it.
+    """Prints a table that breaks lines between words, and drops its padding if the terminal is too narrow for it.
 
     Args:
         title: The title above the table; "" for none.
@@ -128,7 +128,7 @@ def print_table(title: str, columns: list[str], rows: list[list[str]], *, min_wi
     compact = (console.is_terminal or not min_width) and sum(min_widths) + padded_frame > console.width
     frame = len(columns) - 1 if compact else padded_frame
     breakable = [index for index, column in enumerate(columns) if column not in COPIED_COLUMNS]
-    while compact and breakable and sum(min_widths) + frame > console.width:  # now break long names too
+    while compact and breakable and sum(min_widths) + frame > console.width:  # break the longest words too
         longest = max(breakable, key=min_widths.__getitem__)
         if min_widths[longest] <= MAX_UNBROKEN:
             break
@@ -140,7 +140,10 @@ def print_table(title: str, columns: list[str], rows: list[list[str]], *, min_wi
             min_widths[index] = max(min_widths[index] - excess, min(min_widths[index], NEVER_BROKEN))
     spare = max(console.width - frame - sum(min_widths), 0)
     table = Table(
-        title=printable(title) or None, box=box.SIMPLE_HEAD, padding=0 if compact else (0, 1), show_edge=not compact
+        title=escape(printable(title)),
+        box=box.SIMPLE_HEAD,
+        padding=0 if compact else (0, 1),
+        show_edge=not compact,
     )
     widths = dict(enumerate(min_widths))
     # Widen the columns that need the least space first, so that wide columns get the remaining space.
@@ -149,7 +152,7 @@ def print_table(title: str, columns: list[str], rows: list[list[str]], *, min_wi
         widths[index] += extra_width
         spare -= extra_width
     for index, column in enumerate(columns):
-        table.add_column(column, overflow="fold", no_wrap=column in COPIED_COLUMNS, width=widths[index])
+        table.add_column(escape(column), overflow="fold", no_wrap=column in COPIED_COLUMNS, width=widths[index])
     for row in rows:
         table.add_row(*map(escape, row))
     Console(width=max(console.width, frame + sum(widths.values()))).print(table)

@@ -163,10 +163,11 @@ def test_table_of_long_keys_fits_80_columns_and_cuts_nothing(monkeypatch: pytest
     make_console = partial(Console, file=screen, force_terminal=True, color_system=None)
     monkeypatch.setattr("rich.console.Console", lambda **options: make_console(**({"width": 80} | options)))
     row = ["restore_callback_states_from_checkpoint", "ParallelismConfig", "adamw_torch_fused", 40 * "sentence "]
-    print_table("Keys of ppo", ["key", "type", "default", "meaning"], [row])
+    title, columns = "Keys [of] ppo", ["key", "type", "default", "meaning [type, default]"]
+    print_table(title, columns, [row])
     lines = screen.getvalue().splitlines()
     assert max(map(len, lines)) <= 80 and row[0] in screen.getvalue()
-    letters = Counter("".join(["Keys of ppo", "key", "type", "default", "meaning", *row]).replace(" ", ""))
+    letters = Counter("".join([title, *columns, *row]).replace(" ", ""))
     assert Counter(screen.getvalue().translate({ord(char): None for char in " \n─━"})) == letters
     assert screen.getvalue().count("sentence") == 40, "sentences break between words"
 
