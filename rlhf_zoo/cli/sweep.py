@@ -56,18 +56,18 @@ def sweep(ctx: click.Context, recipe: str, grid: tuple[str, ...], seeds: int, as
     Example:
       rlhf-zoo sweep tiny-world --grid kl_coef=0.02,0.05,0.1 --seeds 3
     """
-    with loading("loading the trainer"):
-        from ..pipeline.experiments.sweep import SWEEP, train, write_overview
-        from ..runs.recipe import load_recipe
+    from ..runs.recipe import load_recipe
 
     flags = read_flags(ctx, recipe)
     loaded_recipe = load_recipe(recipe)
     _check_has_ppo(loaded_recipe, "sweep")
-    values = read_grid(grid, flags=flags.get("ppo", {}))
+    values = read_grid(grid, flags=flags["ppo"])
+    with loading("loading the trainer"):
+        from ..pipeline.experiments.runner import make_variants, recipe_seed
+        from ..pipeline.experiments.sweep import SWEEP, train, write_overview
+
     with run_context(recipe, flags, **options) as (context, publisher):
         from rich.console import Console
-
-        from ..pipeline.experiments.runner import make_variants, recipe_seed
 
         directory = context.directory
         first_seed = recipe_seed(context.recipe, flags, directory) if seeds > 1 else 1
@@ -77,7 +77,7 @@ def sweep(ctx: click.Context, recipe: str, grid: tuple[str, ...], seeds: int, as
         if as_json:
             click.echo(path.read_text(encoding="utf-8").rstrip())
         else:
-            _show_figures("Held-out prompts, by cell; KL in nats per completion", outcomes)
+            _show_figures("Held-out prompts, by setting; KL in nats per completion", outcomes)
             if context.publish:
                 tag = f"{context.repo('ppo')}@{outcomes[0].variant.name}"
                 click.echo(f"Each run is a tag, as in `rlhf-zoo pull {tag} --hub {context.hub.label}`.")
@@ -116,16 +116,16 @@ def ablate(
     Example:
       rlhf-zoo ablate tiny-world --kl_coef 0,0.02,0.1,0.5
     """
+    flags = read_flags(ctx, recipe)
+    loaded_recipe, directory = resolve_run(recipe, output_dir=output_dir, namespace=options["namespace"])
+    _check_has_ppo(loaded_recipe, "ablate")
+    values = read_penalties(kl_coef, flags=flags["ppo"])
     with loading("loading the trainer"):
         from ..pipeline.experiments.runner import make_variants, read_own_outcome, recipe_seed, run_variants, with_keys
         from ..pipeline.experiments.sweep import ABLATION, write_overview
 
-    flags = read_flags(ctx, recipe)
-    loaded_recipe, directory = resolve_run(recipe, output_dir=output_dir, namespace=options["namespace"])
-    _check_has_ppo(loaded_recipe, "ablate")
-    values = read_values("kl_coef", kl_coef, flags=flags.get("ppo", {}))
     # The last step shows what a penalty does: a recommended step may come before the reward is hacked.
-    flags = with_keys(flags, "ppo", {"release": flags.get("ppo", {}).get("release", "last")})
+    flags = with_keys(flags, "ppo", {"release": flags["ppo"].get("release", "last")})
     with locked(directory), open_hub(hub, push_to_hub=options["push_to_hub"], source=source_hub) as connected_hub:
         from rich.console import Console
 
@@ -211,7 +211,7 @@ def _check_key(key: str, flags: Mapping[str, Any]) -> None:
     from ..runs.data.layout import HELD_OUT_KEYS
 
     if key.partition(".")[0] in STAGES:
-        raise ZooError(f"--grid lists {key}, but all cells share one SFT policy and reward model: list keys of PPO.")
+        raise ZooError(f"--grid lists {key}, but all runs share one SFT policy and reward model: list keys of PPO.")
     if key in HELD_OUT_KEYS:
         raise ZooError(
             f"--grid lists {key}, which can change the rows that SFT learns from: list keys of PPO's training."
@@ -222,22 +222,21 @@ def _check_key(key: str, flags: Mapping[str, Any]) -> None:
         raise ZooError(f"--ppo.{key} is given and --grid lists values of it: leave --ppo.{key} out.")
 
 
-def read_values(key: str, text: str, *, flags: Mapping[str, Any]) -> dict[str, list[float]]:
-    """Parses the option of an ablation as a grid with one key.
+def read_penalties(text: str, *, flags: Mapping[str, Any]) -> dict[str, list[float]]:
+    """Parses the value of --kl_coef, as a grid with this one key.
 
     Args:
-        key: A key of PPO whose values are numbers.
-        text: The value of the option, such as "0,0.02,0.1".
+        text: The value, such as "0,0.02,0.1".
         flags: The other flags of PPO.
 
     Raises:
-        ZooError: An item is not a number, or is negative; or `flags` has the key too.
+        ZooError: An item is not a number, or is negative; or `flags` has kl_coef too.
     """
     from ..runs.settings.values import parse_numbers
 
-    if key in flags:
-        raise ZooError(f"--ppo.{key} is given and --{key} lists values: leave --ppo.{key} out.")
-    return {key: parse_numbers(f"--{key}", text, example="0,0.02,0.1")}
+    if "kl_coef" in flags:
+        raise ZooError("--ppo.kl_coef is given and --kl_coef lists values: leave --ppo.kl_coef out.")
+    return {"kl_coef": parse_numbers("--kl_coef", text, example="0,0.02,0.1")}
 
 
 def _check_has_ppo(recipe: Recipe, verb: str) -> None:
@@ -274,7 +273,7 @@ def _show_figures(title: str, outcomes: Sequence[Outcome], own_run: Outcome | No
         )
     print_table(title, ["setting", "step", *COLUMNS.values(), "win rate", "verdict"], rows)
     if own_run is not None:
-        print_text("* The run itself.")
+        print_text("* The recipe's own run.")
     for outcome in outcomes:
         for judged in filter(None, (outcome.judgment, outcome.judgment["at_last"])):
             if judged["fired"]:

@@ -13,7 +13,7 @@ from rich.console import Console
 from toy_run import make_context, make_recipe
 
 from rlhf_zoo.app.engine import TimelineRun
-from rlhf_zoo.cli.sweep import _show_figures, read_values
+from rlhf_zoo.cli.sweep import _show_figures, read_penalties
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.stats import Spread
 from rlhf_zoo.fileio import read_json, write_json
@@ -38,7 +38,7 @@ from rlhf_zoo.runs.record import StageRecord
 
 
 def test_variants_are_one_per_distinct_value() -> None:
-    grid = make_variants(read_values("kl_coef", "0, 0.02,0.5,2e-2", flags={}), folder=ABLATION)
+    grid = make_variants(read_penalties("0, 0.02,0.5,2e-2", flags={}), folder=ABLATION)
     assert [variant.value for variant in grid] == [0.0, 0.02, 0.5], "equal values are one run"
     assert [variant.name for variant in grid] == ["kl-coef-0", "kl-coef-0.02", "kl-coef-0.5"]
     assert [variant.label for variant in grid] == ["β = 0", "β = 0.02", "β = 0.5"]
@@ -54,12 +54,12 @@ def test_variants_repeat_each_value_for_every_seed() -> None:
     assert grid[2].flags({}) == {"ppo": {"seed": 9, "kl_coef": 0.0, "reference": True}}
 
 
-def test_read_values_rejects_invalid_lists() -> None:
+def test_read_penalties_rejects_invalid_lists() -> None:
     for listed in ("", "a", "0.1,", "-1", "nan", "inf", "0.1 0.2"):
         with pytest.raises(ZooError, match="use numbers that are not negative"):
-            read_values("kl_coef", listed, flags={})
+            read_penalties(listed, flags={})
     with pytest.raises(ZooError, match=r"leave --ppo.kl_coef out"):
-        read_values("kl_coef", "0,1", flags={"kl_coef": 0.1})
+        read_penalties("0,1", flags={"kl_coef": 0.1})
 
 
 def test_variant_shares_all_stages_but_ppo_with_base_run(tmp_path: Path) -> None:

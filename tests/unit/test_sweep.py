@@ -38,7 +38,7 @@ def test_grid_gives_every_combination_for_each_seed() -> None:
         (["num_ppo_epochs=1,2.5"], "--grid num_ppo_epochs is '2.5', but it takes a whole number."),
         (["kl_coef=1", "kl-coef=2"], "lists one key twice"),
         (["seed=1,2"], "--grid lists seeds: set their number with --seeds instead."),
-        (["sft.learning_rate=1,2"], "lists sft.learning_rate, but all cells share one SFT policy and reward model"),
+        (["sft.learning_rate=1,2"], "lists sft.learning_rate, but all runs share one SFT policy and reward model"),
         (["lam=0.9,1"], "--ppo.lam is given and --grid lists values of it"),
     ],
 )
