@@ -29,7 +29,7 @@ KEY_OF_OPTION = {
 }  # fmt: skip
 #: Options that apply only to a POLICY, and options that apply only to a RECIPE.
 POLICY_OPTIONS = ("against", "reward", "split", "temperature", "max_new_tokens")
-RUN_OPTIONS = ("namespace", "private", "patience", "resume", "restart", "overwrite_repo")
+RECIPE_OPTIONS = ("namespace", "private", "patience", "resume", "restart", "overwrite_repo")
 #: Keys of a recipe that are options of a POLICY too.
 SHARED_KEYS = ("dataset_name", "dataset_revision", "dataset_config", "columns", "seed")
 
@@ -43,7 +43,7 @@ SHARED_KEYS = ("dataset_name", "dataset_revision", "dataset_config", "columns", 
     "--judge",
     "judges",
     multiple=True,
-    help="A judge; may be repeated, and the first decides the headline win rate.  "
+    help="A judge; may be repeated, and the first one gives the headline win rate.  "
     "[default: the judge of the run, or classifier]",
 )
 @click.option("--llm", help='Settings of judges llm:MODEL, as JSON: \'{"price": [0.15, 0.6], "budget": 1}\'.')
@@ -87,7 +87,7 @@ def evaluate(
 
     For a RECIPE, the PPO and SFT policies of its run are compared. A POLICY is NAMESPACE/NAME[@TAG], a model's folder,
     or a run directory of PPO. Its prompts come from the data set that its run or card names, or from --dataset_name.
-    With --push_to_hub, the figures go into the policy's card.
+    Its figures go into runs/eval or --output_dir, and with --push_to_hub also into its card.
 
     The judge classifier learns from labeled texts of the data set. reward:MODEL is another reward model, and
     reward:MODEL#LABEL the probability of one label of a classifier. rule:REWARD is a reward function or verifier.
@@ -129,7 +129,7 @@ def _evaluate_policy(
     options: Mapping[str, Any],
 ) -> None:
     """Evaluates a POLICY. `keys` holds POLICY_OPTIONS, prompts, samples and group."""
-    wrong_option = next((name for name in RUN_OPTIONS if options[name]), None)
+    wrong_option = next((name for name in RECIPE_OPTIONS if options[name]), None)
     if ctx.meta[LM_EVAL_TASKS] is not None:
         wrong_option = "lm_eval"
     if wrong_option is not None:
@@ -145,12 +145,12 @@ def _evaluate_policy(
                 )
             from ..hub.client.publish import resolve_namespace
 
-            resolve_namespace(None, hub=hub)
+            resolve_namespace(None, hub=hub)  # checks the token before the evaluation rather than after it
         try:
             folder, document = _compare(subject, judges, {**keys, **policy_keys}, llm, options["output_dir"], hub)
         except KeyboardInterrupt:
             asks_llm = any(judge.startswith("llm:") for judge in judges)
-            hint = " Answers of language models are kept." if asks_llm else ""
+            hint = " The answers of language models are kept." if asks_llm else ""
             click.echo(f"Interrupted; no figures were written. Run the same command to start again.{hint}", err=True)
             ctx.exit(130)
         if push_to_hub:
@@ -210,15 +210,16 @@ def _is_policy(subject: str, keys: Mapping[str, Any]) -> bool:
 
 def _recipe_keys(judges: tuple[str, ...], keys: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
     """Returns this command's options as keys of recipe.yaml. Raises ZooError if a flag sets one of these keys too."""
-    keys_of_options = {key: keys[name] for name, key in KEY_OF_OPTION.items() if keys[name] is not None}
+    values = {key: keys[name] for name, key in KEY_OF_OPTION.items() if keys[name] is not None}
     if judges:
-        keys_of_options |= {"evaluation.judge": judges[0], "evaluation.judges": list(judges[1:])}
+        values |= {"evaluation.judge": judges[0], "evaluation.judges": list(judges[1:])}
         # The recipe's judge_name and judge_description describe its own judge.
-        keys_of_options |= {"evaluation.judge_name": None, "evaluation.judge_description": ""}
-    duplicate = next((key for key in keys_of_options if key in flags), None)
+        values |= {"evaluation.judge_name": None, "evaluation.judge_description": ""}
+    duplicate = next((key for key in values if key in flags), None)
     if duplicate is not None:
-        raise ZooError(f"--{duplicate} is also set by another option: pass only one.")
-    return keys_of_options
+        option = next((name for name, key in KEY_OF_OPTION.items() if key == duplicate), "judge")
+        raise ZooError(f"--{option} sets {duplicate} too: leave --{option} or --{duplicate} out.")
+    return values
 
 
 def _policy_keys(ctx: click.Context) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def test_options_as_keys_of_a_recipe() -> None:
         "evaluation.prompts": 20, "evaluation.llm": {"budget": 1}, "evaluation.judge": "a:b",
         "evaluation.judges": ["llm:x"], "evaluation.judge_name": None, "evaluation.judge_description": "",
     }  # fmt: skip
-    with pytest.raises(ZooError, match=r"--evaluation.prompts is also set by another option"):
+    with pytest.raises(ZooError, match=r"--prompts sets evaluation.prompts too: leave --prompts or --evalu"):
         _recipe_keys((), given, {"evaluation.prompts": 3})
 
 
