@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 #: Largest number of characters of a sample in the terminal.
 MAX_CHARACTERS = 160
-#: The verdicts of `--fail-on`, the gravest last.
+#: The verdicts of `--fail_on`, the gravest last.
 FAILURES = ("suspicious", "worse", "hacked")
 
 
@@ -74,6 +74,7 @@ FAILURES = ("suspicious", "worse", "hacked")
 @TRUST
 @click.option("--seed", type=int, default=1, show_default=True, help="Seed of permutations and intervals.")
 @click.option(
+    "--fail_on",
     "--fail-on",
     multiple=True,
     type=click.Choice(FAILURES),
@@ -101,9 +102,7 @@ def probe(
     html: Path | None,
     as_json: bool,
 ) -> None:
-    """Test completions of any trainer for a hacked reward, and give the verdict.
-
-    The completions are compared with those of the SFT model.
+    """Test any trainer's completions for reward hacking against the SFT model's, and give the verdict.
 
     COMPLETIONS is a file of JSON lines, a JSON array or Parquet, as TRL, OpenRLHF or verl write it. Its columns are
     prompt and completion (or input and output). Optional columns are reward (or score), judge, logprobs (of the tokens
@@ -145,7 +144,7 @@ def probe(
     else:
         _print_findings(result, (completions, against), wrote_html=html is not None)
     if fail_on and result.verdict.kind in FAILURES[min(map(FAILURES.index, fail_on)) :]:
-        raise SystemExit(3)
+        raise click.exceptions.Exit(3)
 
 
 def _print_findings(result: RolloutFindings, files: tuple[Path, Path], *, wrote_html: bool) -> None:
@@ -160,11 +159,9 @@ def _print_findings(result: RolloutFindings, files: tuple[Path, Path], *, wrote_
         ]
         for probe in result.report.probes
     ]
-    hints = {
-        family: ": give --model" if "needs the SFT model" in reason else ""
-        for family, reason in result.report.skipped.items()
-    }
-    rows += [[family, "", "", "", reason + hints[family]] for family, reason in result.report.skipped.items()]
+    for family, reason in result.report.skipped.items():
+        hint = ": give --model" if "needs the SFT model" in reason else ""
+        rows.append([family, "", "", "", reason + hint])
     print_table("", ["family", "effect", "p", "fired", "finding"], rows)
     console = stdout_console(160)
     lines = [
@@ -211,7 +208,7 @@ def _quoted(text: str) -> str:
 
 
 def _judge_lines(result: RolloutFindings) -> list[str]:
-    """Returns sentences on how well the judge orders labeled pairs."""
+    """Returns sentences about how well the judge orders labeled pairs."""
     check = result.judge_check
     lines = []
     for title, pairs in (("labeled pairs", check and check.labeled), ("own pairs", check and check.own)):

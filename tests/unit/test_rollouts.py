@@ -272,7 +272,7 @@ def test_probe_command_prints_probes_and_verdict(tmp_path):
         (milder, "suspicious", ["hacked"], 0), (milder, "suspicious", ["suspicious", "hacked"], 3),
         (theirs, "not judged", ["suspicious"], 0),
     ):  # fmt: skip
-        flags = [word for kind in kinds for word in ("--fail-on", kind)]
+        flags = [word for kind in kinds for word in ("--fail_on", kind)]
         done = CliRunner().invoke(cli, ["probe", str(file), "--against", str(theirs), *flags])
         assert done.exit_code == code and f"Verdict: {verdict}" in done.output, done.output
     assert unexplained(document) == []
