@@ -37,7 +37,7 @@ DEFAULT_SEEDS, DEFAULT_POOL = 3, 64
     metavar="LIST",
     help="Values of β, for dpo and rloo.  [default: half of PPO's kl_coef, kl_coef, twice kl_coef]",
 )
-@seeds_option(f"Training runs of each β; not for best-of-n.  [default: {DEFAULT_SEEDS}]", default=None)
+@seeds_option(f"Number of training runs of each setting; not for best-of-n.  [default: {DEFAULT_SEEDS}]", default=None)
 @click.option(
     "--learning_rate",
     "--learning-rate",

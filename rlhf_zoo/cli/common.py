@@ -116,7 +116,8 @@ def read_flags(
     Args:
         ctx: The context of the command.
         recipe: A name or a folder.
-        stage: The only stage that the command runs, which gets the keys without a prefix; None if it runs several.
+        stage: The only stage that the command runs, or "eval"; None if it runs several. A flag without a prefix is a
+            key of recipe.yaml, or else of the stage.
         check_names: Whether to check the names of judges and rewards.
 
     Returns:

@@ -1,4 +1,4 @@
-"""`rlhf-zoo hub extension install|uninstall`: adds the commands to `hf`, or removes them."""
+"""`rlhf-zoo hub extension install|uninstall`: adds the commands of rlhf-zoo to `hf`, or removes them."""
 
 import click
 
@@ -7,7 +7,7 @@ from .layout import Group
 
 @click.group(cls=Group)
 def extension() -> None:
-    """Add these commands to `hf` as `hf rlhf-zoo ...`, or remove them.
+    """Add the commands of rlhf-zoo to `hf` as `hf rlhf-zoo ...`, or remove them.
 
     \b
     Example:
@@ -30,10 +30,10 @@ def install() -> None:
     script = str(executable())
     previous_script = install_extension()
     if previous_script == script:
-        click.echo(f"`hf rlhf-zoo` runs {script} already.")
+        click.echo(f"`hf rlhf-zoo` already runs {script}.")
         return
     instead = f" instead of {previous_script}" if previous_script else ""
-    click.echo(f"`hf rlhf-zoo` runs {script}{instead}: `hf` reads this from {folder()}.")
+    click.echo(f"`hf rlhf-zoo` now runs {script}{instead}: `hf` reads this from {folder()}.")
     click.echo("`rlhf-zoo hub extension uninstall` removes it.")
 
 

@@ -50,7 +50,7 @@ def export(
 
     Commits get new ids and dates there, and the description of each names the original commit. Files do not change:
     rlhf_card.json and README.md still name parents as on the embedded Hub. Run the command again to resume after an
-    interruption, or to send new commits. A repository there with other content is not changed.
+    interruption, or to send new commits. If the repository there holds something else, it is left unchanged.
 
     \b
     Example:
@@ -83,9 +83,8 @@ def export(
         refs.setdefault(commit, []).append(name)
     rows = [[original, new, " ".join(refs.get(new, []))] for original, new in result.commits.items()]
     print_table("", [f"commit of {repository}", f"of {repo}", "branches and tags"], rows)
-    click.echo(
-        f"{url} holds {repository}: {result.sent} new commits were sent, and the files of all tags were checked."
-    )
+    commits = "1 new commit was" if result.sent == 1 else f"{result.sent} new commits were"
+    click.echo(f"{url} holds {repository}: {commits} sent, and the files of all tags were checked.")
     if result.skipped_tags:
         click.echo(f"Left out, because no branch leads to their commits: the tags {', '.join(result.skipped_tags)}.")
     click.echo(
@@ -130,7 +129,7 @@ def add(path: str, repository: str, license_name: str | None, source: str | None
     if as_json:
         print_json(asdict(result))
         return
-    holds = "now holds" if result.new else "already held"
+    holds = "now holds" if result.new else "already holds"
     click.echo(f"{repository} {holds} the model of {path} (commit {result.commit[:12]}).")
     if result.license is None:
         click.echo(

@@ -1,4 +1,4 @@
-"""Lays out help texts: commands and options under headings, with complete sentences."""
+"""Lays out help texts: commands and options under headings, and summaries that are not shortened."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from click.shell_completion import CompletionItem
 #: A limit that no summary reaches. Click shortens summaries that are longer than its limit.
 UNLIMITED = 1000
 RUN_HEADING = "Run and Hub options"
-
-
 #: Stands for "-" while lines are broken, because click also breaks lines after a hyphen.
 UNBREAKABLE_HYPHEN = "\N{NON-BREAKING HYPHEN}"
 
@@ -37,7 +35,7 @@ def _keep_hyphens(text: str) -> str:
 
 
 class Context(click.Context):
-    """The context of this package's commands."""
+    """A context whose help `HelpFormatter` formats."""
 
     formatter_class = HelpFormatter
 

@@ -1,4 +1,4 @@
-"""The command line. A command imports heavy packages only when it runs, after it has chosen the Hub."""
+"""The program `rlhf-zoo`: finds the command, runs it, and turns exceptions into error messages and exit codes."""
 
 import contextlib
 import importlib
@@ -44,17 +44,17 @@ COMMANDS = {
     "pull": "cli.pull:pull",
     "push": "cli.publish:push",
     "recipes": "cli.recipes:recipes",
-    "smoke": "cli.smoke:smoke",
-    "sweep": "cli.sweep:sweep",
     "reproduce": "cli.lineage:reproduce",
     "run": "cli.train:run",
+    "smoke": "cli.smoke:smoke",
     "space": "cli.space:space",
+    "sweep": "cli.sweep:sweep",
     "trace": "cli.compare:trace",
     "zoo": "cli.zoo:zoo",
 }
 #: Errors of gloo and NCCL after another process of the command has ended.
 PEER_LOST = re.compile(r"(?i)connection (closed|reset) by peer|broken pipe|remote process exited|gloo|nccl")
-#: Seconds that a failed process waits for the launcher to end it, so that only the main process prints its error.
+#: Seconds that a failed process other than the main one waits for the launcher to end it.
 LAUNCHER_SECONDS = 15
 
 
@@ -62,7 +62,7 @@ class LazyGroup(Group):
     """A group that imports the module of a command only when the command is used."""
 
     def headings(self, ctx: click.Context) -> Mapping[str, Sequence[str]]:
-        """Returns the names of the commands, by heading. Each heading is a task of a user.
+        """Returns the names of the commands under headings, which say what a user wants to do.
 
         Args:
             ctx: The context of the group.
@@ -94,7 +94,7 @@ class LazyGroup(Group):
         return super().resolve_command(ctx, args)
 
     def _suggestion(self, ctx: click.Context, name: str) -> str:
-        """Returns the end of an error: the command that the user probably meant, or a hint to the list of commands."""
+        """Returns the end of an error: the command that the user probably meant, or else how to list the commands."""
         from ..plugins import did_you_mean
 
         names = self.list_commands(ctx)
@@ -117,7 +117,7 @@ def cli() -> None:
 
 
 def _click_error(error: click.ClickException) -> str:
-    """Rewrites click's message, of one or two sentences, as one sentence that also says where to find help."""
+    """Rewrites click's message, which may have two sentences, as one sentence that also says where to find help."""
     if (own_message := _choice_error(error) or _extra_word_error(error)) is not None:
         return own_message
     message = error.format_message().replace("a valid float range", "a number")
@@ -137,31 +137,32 @@ def _choice_error(error: click.ClickException) -> str | None:
     if parameter is None or not isinstance(parameter.type, click.Choice):
         return None
     choices = [str(choice) for choice in parameter.type.choices]
-    title = parameter.opts[0] if isinstance(parameter, click.Option) else parameter.human_readable_name
+    name = parameter.opts[0] if isinstance(parameter, click.Option) else parameter.human_readable_name
     if isinstance(error, click.MissingParameter):
-        return f"{title} is missing: give one of {', '.join(choices)}."
-    value = re.match(r"'(.*)' is not one of ", error.message, re.DOTALL)
-    if value is None:
+        return f"{name} is missing: give one of {', '.join(choices)}."
+    match = re.match(r"'(.*)' is not one of ", error.message, re.DOTALL)
+    if match is None:
         return None
-    problem = f"{title} is {value[1]!r}, but it takes one of {', '.join(choices)}"
-    return problem + (did_you_mean(value[1], choices) or ".")
+    value = match[1]
+    problem = f"{name} is {value!r}, but it takes one of {', '.join(choices)}"
+    return problem + (did_you_mean(value, choices) or ".")
 
 
 def _extra_word_error(error: click.ClickException) -> str | None:
-    """Returns the message for an unknown subcommand, or for a word after a command without arguments; else None."""
+    """Returns the message for an unknown subcommand, or for a word after a command with options only; else None."""
     context = error.ctx if isinstance(error, click.UsageError) else None
     if context is None:
         return None
     message, command = error.format_message(), context.command
     if isinstance(command, click.Group):
-        name = re.fullmatch(r"No such command '(.*)'\.", message, re.DOTALL)
+        match = re.fullmatch(r"No such command '(.*)'\.", message, re.DOTALL)
         names = ", ".join(command.list_commands(context))
-        return name and f"`{context.command_path}` has no command {name[1]!r}: it has {names}."
-    words = re.fullmatch(r"Got unexpected extra arguments? \((.*)\)", message, re.DOTALL)
-    if words is None or any(isinstance(parameter, click.Argument) for parameter in command.params):
+        return match and f"`{context.command_path}` has no command {match[1]!r}: it has {names}."
+    match = re.fullmatch(r"Got unexpected extra arguments? \((.*)\)", message, re.DOTALL)
+    if match is None or any(isinstance(parameter, click.Argument) for parameter in command.params):
         return None
     options = ", ".join(parameter.opts[0] for parameter in command.params)
-    return f"`{context.command_path}` takes options only, but got {words[1]!r}: use {options}."
+    return f"`{context.command_path}` takes options only, but got {match[1]!r}: use {options}."
 
 
 def _user_error(error: BaseException) -> str | None:
@@ -201,8 +202,8 @@ def _treat_as_ctrl_c(main_pid: int, signal_number: int, frame: FrameType | None)
 def _fail(sentence: str) -> NoReturn:
     """Prints an error and exits with code 2.
 
-    With several processes, the main one prints it. The others wait until the launcher ends them. The launcher always
-    prints its own summary, so the message also goes into the file from which the launcher reads the cause.
+    The launcher of several processes always prints its own summary, so the message also goes into the file from which
+    the launcher reads the cause.
     """
     _wait_for_launcher()
     sentence = printable(sentence)  # parts of it may come from the system, click or a library
@@ -214,6 +215,7 @@ def _fail(sentence: str) -> NoReturn:
 
 
 def _wait_for_launcher() -> None:
+    """Waits, in a process other than the main one, for the launcher to end it: only the main one prints the error."""
     if distributed.rank() > 0:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(LAUNCHER_SECONDS)
@@ -229,8 +231,8 @@ def _format_warning(
 def main() -> None:
     """Runs the command line.
 
-    Exit codes: 0, or the command's own; 2 for an error that the user can fix; 1 for a defect, with its traceback, or
-    for a closed stdout; 130 after Ctrl-C. SIGTERM is treated as Ctrl-C: the run saves its state and closes its files.
+    Exit codes: 0, or the command's own; 2 for an error that the user can fix; 1 for a bug, with its traceback, or for a
+    closed stdout; 130 after Ctrl-C. SIGTERM is treated as Ctrl-C: the run saves its state and closes its files.
     """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, partial(_treat_as_ctrl_c, os.getpid()))
@@ -254,7 +256,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # the C locale cannot encode β
     try:
-        for argument in sys.argv[1:]:
+        for argument in sys.argv[1:]:  # Python decodes bytes that are not UTF-8 as lone surrogates
             if any("\ud800" <= character <= "\udfff" for character in argument):
                 raise ZooError(
                     f"The argument {os.fsencode(argument)!r} is not UTF-8: rename the file, or correct the argument."

@@ -71,9 +71,9 @@ def new(folder: Path, columns: str | None, memory: float | None, source_hub: str
     from ..hub.client.refusals import check_reachable
     from ..modeling.remote_code import TRUST_CODE_FLAG, is_code_trusted
 
-    without_hub = source_hub in (None, "none")
+    is_default = source_hub in (None, "none")  # then the model and the data come from huggingface_hub's own Hub
     quiet_hub()
-    with contextlib.nullcontext() if without_hub else open_hub(source_hub, push_to_hub=False, option=SOURCE_FLAG):
+    with contextlib.nullcontext() if is_default else open_hub(source_hub, push_to_hub=False, flag=SOURCE_FLAG):
         if request.first_hub_name is not None:
             check_reachable(replace(DEFAULT_HUB, flag=SOURCE_FLAG), request.first_hub_name)
         with loading("loading the planner"):
@@ -85,11 +85,13 @@ def new(folder: Path, columns: str | None, memory: float | None, source_hub: str
         # Values come from the data and the tokenizer, so a value with a newline must not look like another setting.
         click.echo(printable(" ".join(f"{setting}: {value} ({reason})".split("\n"))))
     click.echo(recipe.plan.line)
-    device = "" if memory is None else f" --gpu {memory:g}gb"
-    arguments = shlex.quote(str(folder)) + (f" --source_hub {shlex.quote(source_hub)}" if source_hub else "")
-    plan = f"rlhf-zoo plan {arguments}{device}  # memory, and also time if you name a GPU, such as --gpu rtx4090"
+    arguments = shlex.quote(str(folder))
+    arguments += f" {SOURCE_FLAG} {shlex.quote(source_hub)}" if source_hub else ""
     arguments += f" {TRUST_CODE_FLAG}" if is_code_trusted() else ""
+    gpu = "" if memory is None else f" --gpu {memory:g}gb"
     click.echo(
         f"\n{folder} holds {', '.join(recipe.files)}. Try next:\n"
-        f"  {plan}\n  rlhf-zoo doctor {arguments}\n  rlhf-zoo run {arguments}"
+        f"  rlhf-zoo plan {arguments}{gpu}  # memory, and also time if you name a GPU, such as --gpu rtx4090\n"
+        f"  rlhf-zoo doctor {arguments}\n"
+        f"  rlhf-zoo run {arguments}"
     )

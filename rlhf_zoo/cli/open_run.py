@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def open_hub(
-    flag: str | None, *, push_to_hub: bool, source: str | None = "none", option: str = "--hub"
+    flag_value: str | None, *, push_to_hub: bool, source: str | None = "none", flag: str = "--hub"
 ) -> Iterator[Hub]:
     """Connects to the Hub of a command, prints its name, and disconnects at the end.
 
     Args:
-        flag: The value of --hub.
+        flag_value: The value of the flag.
         push_to_hub: Whether the command publishes.
         source: The value of --source_hub. None chooses the default source, whose name is not printed. 'none' uses no
             source.
-        option: The option whose value `flag` is, for messages.
+        flag: The flag that names the Hub, for messages.
     """
     from ..hub.client.connect import choose_hub, choose_source, connect
 
-    target = choose_hub(flag, push_to_hub=push_to_hub, flag=option)
+    target = choose_hub(flag_value, push_to_hub=push_to_hub, flag=flag)
     with connect(target, choose_source(source, target)) as hub:
         named_source = None if source in (None, "none") else hub.source_hub
         note = "" if named_source is None else f"; models and data that it lacks come from {named_source.description}"
@@ -85,7 +85,7 @@ def run_context(
 ) -> Iterator[tuple[RunContext, Publisher | None]]:
     """Loads the recipe, locks the run directory, connects to the Hub, and opens the run as `open_run` does.
 
-    With several processes, the main one does this. The others receive the context from it and publish nothing.
+    With several processes, only the main one does this. The others receive the context from it and publish nothing.
 
     Args:
         recipe: A name, a folder or a loaded recipe.
@@ -220,7 +220,7 @@ def open_run(
     """
     if resume is not None and restart:
         raise ZooError("--resume auto resumes the run and --restart discards it: pass only one.")
-    quiet_hub()  # because uploads continue behind the progress bar of training
+    quiet_hub()  # uploads run while training shows its own progress bar
     context = _make_context(
         recipe,
         directory,

@@ -57,7 +57,6 @@ OVERWRITE = click.option(
     help="Publish even if a repository belongs to another run, and replace its content.",
 )
 
-
 #: The key in a click context's `meta` for the value of --lm_eval, which is short for --evaluation.lm_eval.
 LM_EVAL_TASKS = "rlhf_zoo.lm_eval"
 
@@ -92,7 +91,7 @@ ONLY_SOURCE_HUB = _source_hub("Hub of models and data")
 
 
 def _enter_if_set(module: str, name: str) -> Callable[[click.Context, click.Parameter, bool], None]:
-    """Makes the callback of a flag, which enters a module's context manager until the command ends."""
+    """Makes the callback of a flag: if the flag is set, a module's context manager is open until the command ends."""
 
     def enter(ctx: click.Context, _: click.Parameter, is_set: bool) -> None:
         if is_set:
@@ -110,8 +109,6 @@ TRUST = click.option(
     callback=_enter_if_set("..modeling.remote_code", "allow_remote_code"),
     help="Let models run the code in their repositories. Read that code first. No recipe can set this for you.",
 )
-
-
 TRUST_RUN = click.option(
     "--trust_run",
     "--trust-run",
@@ -121,7 +118,21 @@ TRUST_RUN = click.option(
     callback=_enter_if_set("..hub.client.run_signature", "trust_all_runs"),
     help="Use the code and addresses that the run directory names, even if your rlhf-zoo did not write it.",
 )
-HUB = click.option("--hub", cls=RunOption, help="The Hub: 'local' (the embedded Hub) or an address.")
+
+
+def hub_option(default: str) -> Callable:
+    """Makes the option --hub.
+
+    Args:
+        default: The default, as the help describes it.
+    """
+    text = f"The Hub: 'local' (the embedded Hub) or an address.  [default: {default}]"
+    return click.option("--hub", cls=RunOption, help=text)
+
+
+HUB = hub_option("HF_ENDPOINT, else local")
+#: For a command that publishes whenever it runs.
+PUBLISHING_HUB = hub_option("HF_ENDPOINT, else the Hugging Face Hub (given a token), else local")
 OUTPUT_DIR = click.option(
     "--output_dir",
     "--output-dir",
@@ -129,7 +140,7 @@ OUTPUT_DIR = click.option(
     type=UserPath(),
     help="Run directory.  [default: runs/RECIPE]",
 )
-PRIVATE = click.option("--private", cls=RunOption, is_flag=True, help="Make repositories private.")
+PRIVATE = click.option("--private", cls=RunOption, is_flag=True, help="Make new repositories private.")
 PATIENCE = click.option(
     "--patience",
     cls=RunOption,
@@ -166,17 +177,17 @@ def namespace_option(text: str, *, default: str = "local, or the token's owner")
 NAMESPACE = namespace_option(
     "User or organization to publish under.", default="the run's namespace, else local, or the token's owner"
 )
-#: Options of a command that works on a recipe's run.
+#: Options of a command that trains or checks a recipe's run, and may publish it.
 run_options = with_options(
     OUTPUT_DIR,
-    HUB,
+    hub_option("HF_ENDPOINT, else the Hugging Face Hub (given a token and --push_to_hub), else local"),
     SOURCE_HUB,
     click.option(
         "--push_to_hub",
         "--push-to-hub",
         cls=RunOption,
         is_flag=True,
-        help="Publish; with --hub local this is always on.",
+        help="Publish the run. To the embedded Hub, a run is always published.",
     ),
     NAMESPACE,
     PRIVATE,
@@ -187,7 +198,9 @@ run_options = with_options(
         type=click.Choice(["auto"]),
         help="auto, the default: resume from the newest complete checkpoint, else start at step 0.",
     ),
-    click.option("--restart", cls=RunOption, is_flag=True, help="Discard the run so far and start again."),
+    click.option(
+        "--restart", cls=RunOption, is_flag=True, help="Discard what this command has made so far, and start again."
+    ),
     OVERWRITE,
     TRUST,
     TRUST_RUN,

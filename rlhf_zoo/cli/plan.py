@@ -1,4 +1,4 @@
-"""`rlhf-zoo plan`: shows the memory that a recipe needs, what makes it fit, and how long an update takes."""
+"""`rlhf-zoo plan`: shows the memory that a recipe needs, what makes it fit, and how long training takes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..pipeline.plan.result import Plan, StagePlan
     from ..runs.recipe import Recipe
 
-#: Width in characters of sentences if stdout is not a terminal; no sentence is as long.
+#: Maximum width of a line in characters if stdout is not a terminal; no sentence is that long.
 UNWRAPPED = 1000
 COLUMNS = ("weights", "gradients", "optimizer", "activations", "cache", "logits", "process")
 
@@ -55,7 +55,10 @@ def hub_for_reading(is_needed: bool, hub: str | None, source_hub: str | None) ->
 @click.option("--lora", is_flag=True, help="Assume LoRA adapters on weights in bfloat16, in every stage.")
 @click.option("--load_in_4bit", "--load-in-4bit", is_flag=True, help="Assume LoRA adapters on weights in 4 bits.")
 @click.option(
-    "--prompt_length", "--prompt-length", type=click.IntRange(min=1), help="Number of tokens of the longest prompt."
+    "--prompt_length",
+    "--prompt-length",
+    type=click.IntRange(min=1),
+    help="Number of tokens of the longest prompt.  [default: PPO's max_prompt_length, else the length in zoo.yaml]",
 )
 @click.option(
     "--rows",
@@ -82,10 +85,9 @@ def plan(
     source_hub: str | None,
     as_json: bool,
 ) -> None:
-    """Say whether a recipe fits a device, which change would make it fit, and how long it takes.
+    """Say whether a recipe fits on a device, which change would make it fit, and how long training takes.
 
-    Nothing is trained and no weights are loaded. --detail adds the memory of each phase and model. Keys of the recipe
-    are flags, as in `rlhf-zoo run`.
+    Nothing is trained and no weights are loaded. Keys of the recipe are flags, as for `rlhf-zoo run`.
 
     \b
     Example:
@@ -157,11 +159,11 @@ def _cached_plan(
     from ..pipeline.plan.result import Plan
     from ..pipeline.plan.shipped_shapes import model_names, shape_digests
 
-    name = None
+    entry_name = None
     if recipe.download_mark is None and (digests := shape_digests(model_names(recipe, flags))) is not None:
         keys = [recipe.name, recipe.shared, recipe.stages, recipe.zoo, flags, prompt_length, digests]
-        name = cache.digest([cache.code_digest(), cache.versions(), asdict(device), *keys])
-        if isinstance(entry := cache.read_cached("plans", name), dict):
+        entry_name = cache.digest([cache.code_digest(), cache.versions(), asdict(device), *keys])
+        if isinstance(entry := cache.read_cached("plans", entry_name), dict):
             return Plan.from_json(entry["plan"], change_peaks=entry["change_peaks"])
     with loading("loading the planner"):
         from ..pipeline.plan.plan import make_plan
@@ -169,9 +171,9 @@ def _cached_plan(
     needs_hub = not all(map(has_local_shape, model_names(recipe, flags)))
     with hub_for_reading(needs_hub, hub, source_hub) as connected_hub, doing(f"planning {recipe.name}"):
         result = make_plan(recipe, device, flags, prompt_length=prompt_length, hub=connected_hub)
-    if name is not None:
+    if entry_name is not None:
         peaks = {stage: change.peak for stage, change in result.changes.items() if change is not None}
-        cache.write_cached("plans", name, {"plan": result.to_json(), "change_peaks": peaks})
+        cache.write_cached("plans", entry_name, {"plan": result.to_json(), "change_peaks": peaks})
     return result
 
 

@@ -8,9 +8,9 @@ import click
 from ..errors import ZooError
 from ..runs.registry import STAGES
 from .common import loading
-from .layout import Command, RunOption
+from .layout import Command
 from .open_run import locked, run_context
-from .options import NAMESPACE, OVERWRITE, PATIENCE, PRIVATE, TRUST_RUN, UserPath
+from .options import NAMESPACE, OVERWRITE, PATIENCE, PRIVATE, PUBLISHING_HUB, TRUST_RUN, UserPath
 
 
 @click.command(cls=Command)
@@ -38,18 +38,16 @@ def card(run: Path, step: int | None) -> None:
 
 @click.command(cls=Command)
 @click.argument("run", type=UserPath())
-@click.option("--resume", is_flag=True, help="Finish what training was to publish, on the same Hub.")
-@click.option(
-    "--hub",
-    cls=RunOption,
-    help="The Hub: 'local' or an address.  [default: the Hub that training commands choose]",
-)
+@click.option("--resume", is_flag=True, help="Publish what training left unpublished, on the same Hub.")
+@PUBLISHING_HUB
 @NAMESPACE
 @PRIVATE
 @PATIENCE
 @OVERWRITE
 @TRUST_RUN
-@click.option("--base", help="Published name of the base model of LoRA adapters, if it was in a folder.")
+@click.option(
+    "--base", help="NAMESPACE/NAME[@REVISION] of the base model of LoRA adapters, if training read it from a folder."
+)
 def push(
     run: Path,
     resume: bool,

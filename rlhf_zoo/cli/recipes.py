@@ -110,7 +110,7 @@ def recipes_copy(recipe: str, target: Path) -> None:
 @TRUST
 @click.pass_context
 def recipes_validate(ctx: click.Context, recipe: str, hub: str | None, source_hub: str | None) -> None:
-    """Check every key of a recipe, flags and the names of reward functions, without training.
+    """Check every key of a recipe, the flags, and the names of reward functions, without training.
 
     If the data are local, every row is checked, and reward functions and rule judges are tried on the first prompts.
     For data and models on a Hub, the columns, the first row and the context length are checked, if the Hub answers.
@@ -145,14 +145,14 @@ def recipes_validate(ctx: click.Context, recipe: str, hub: str | None, source_hu
         check_parents(loaded_recipe, settings_by_stage["ppo"])
     needs_hub = uses_hub(loaded_recipe, config, settings_by_stage)
     with hub_for_reading(needs_hub, hub, source_hub) as connected_hub, doing(f"checking {loaded_recipe.name}"):
-        lines = _check_on_hub(connected_hub, loaded_recipe, config, settings_by_stage)
+        lines = _check_models_and_data(connected_hub, loaded_recipe, config, settings_by_stage)
     click.echo("\n".join(lines))
 
 
-def _check_on_hub(
+def _check_models_and_data(
     hub: Hub, recipe: Recipe, config: RecipeConfig, settings_by_stage: dict[str, StageSettings]
 ) -> list[str]:
-    """Runs the checks that need the files of the recipe's models and data. Returns the lines of the result."""
+    """Runs the checks that read files of the recipe's models and data. Returns the lines of the result."""
     import datasets
 
     from ..evaluation.judges.named import check_judges_available, explain_missing_labels

@@ -15,14 +15,14 @@ from ..errors import ZooError
 from .common import loading, quiet_hub
 from .layout import Command
 from .open_run import locked, open_hub, open_run
-from .options import UserPath, json_option
+from .options import RECIPE, UserPath, json_option
 from .tables import print_json
 
 log = logging.getLogger(__name__)
 
 
 @click.command(cls=Command)
-@click.argument("recipe")
+@RECIPE
 @click.option("--keep", type=UserPath(), help="Keep the run and its Hub in this folder, which must be new or empty.")
 @json_option()
 def smoke(recipe: str, keep: Path | None, as_json: bool) -> None:

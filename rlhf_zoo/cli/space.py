@@ -12,7 +12,7 @@ from ..runs.status_line import doing
 from .common import check_repo, loading, quiet_hub
 from .layout import Command, Group
 from .open_run import open_hub
-from .options import HUB, SOURCE_HUB, lineage_options
+from .options import PUBLISHING_HUB, SOURCE_HUB, lineage_options
 
 if TYPE_CHECKING:
     from ..app.space.deploy import Deployment
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     default=None,
     help="Visibility of the Space.  [default: private if one of its models is private]",
 )
-@HUB
+@PUBLISHING_HUB
 @SOURCE_HUB
 def deploy(
     ppo: str,
@@ -138,5 +138,6 @@ def _add_to_collection(models: SpaceModels, space: str, hub: Hub, *, private: bo
 space = Group(
     "space",
     commands={"deploy": deploy},
-    help="The comparison page in a Space.\n\n\b\nExample:\n  rlhf-zoo space deploy local/tiny-world-ppo --hub local",
+    help="Put the comparison page into a Space.\n\n"
+    "\b\nExample:\n  rlhf-zoo space deploy local/tiny-world-ppo --hub local",
 )

@@ -56,8 +56,9 @@ def run_single_stage(
 
         # --restart discards only this stage, so the other stages must belong to this recipe.
         context.check_recipe([name for name in STAGES if name != stage])
-        for flagged_stage in (name for name in STAGES if context.flags[name]):
-            context.settings(flagged_stage)  # raises ZooError for a wrong flag of any stage
+        for name in STAGES:
+            if context.flags[name]:
+                context.settings(name)  # raises ZooError for a wrong flag of any stage
         if stage == "ppo" and distributed.is_main_process():
             print_plan_line(context.recipe, context.flags, stage=stage, hub=context.hub)
         has_run = run_stage(context, stage, publisher)
@@ -125,8 +126,8 @@ def doctor(ctx: click.Context, recipe: str, as_json: bool, **options: Any) -> No
         print_json([asdict(finding) for finding in findings])
     else:
         skipped = [finding for finding in findings if finding.status == SKIPPED]
-        rows = [finding for finding in findings if finding not in skipped]
-        print_table("", ["check", "", "result"], [[finding.check, finding.status, finding.detail] for finding in rows])
+        rows = [[finding.check, finding.status, finding.detail] for finding in findings if finding not in skipped]
+        print_table("", ["check", "", "result"], rows)
         for reason in dict.fromkeys(finding.detail for finding in skipped):
             click.echo(
                 f"Skipped ({reason}): {', '.join(finding.check for finding in skipped if finding.detail == reason)}."
@@ -169,7 +170,7 @@ def run(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Run every stage of a recipe that is not finished, and show the results.
+    """Run every unfinished stage of a recipe, and show the results.
 
     Override any key of a stage with --STAGE.KEY VALUE (--ppo.kl_coef 0.2), and any key of recipe.yaml with --KEY VALUE.
 
@@ -178,17 +179,16 @@ def run(
       rlhf-zoo run tiny-world --seed 2 --ppo.kl_coef 0.2
       rlhf-zoo run tiny-world --rounds 2 --labels gold
     """
-    round_options = {"--labels": labels, "--round_pairs": round_pairs}
-    option = next((name for name, value in round_options.items() if value is not None), None)
-    if rounds == 1 and option is not None:
-        raise ZooError(f"{option} needs --rounds 2 or more: set --rounds, or drop {option}.")
+    for option, value in {"--labels": labels, "--round_pairs": round_pairs}.items():
+        if rounds == 1 and value is not None:
+            raise ZooError(f"{option} needs --rounds 2 or more: set --rounds, or leave {option} out.")
     if labels not in (None, *BUILTIN_LABELERS):
         check_judge_name(str(labels), words=BUILTIN_LABELERS)
     flags = read_flags(ctx, recipe)
     distributed.join()
     if rounds > 1 and distributed.process_count() > 1:
         raise ZooError(
-            "--rounds above 1 runs in one process only: drop --rounds, or run without accelerate launch or torchrun."
+            "--rounds above 1 runs in one process only: leave it out, or run without accelerate launch or torchrun."
         )
     with run_context(recipe, flags, **options) as (context, publisher):
         from rich.console import Console
@@ -244,9 +244,12 @@ def _show_rounds(rounds: Sequence[Mapping[str, Any]]) -> None:
                 "" if gain is None else interval(gain, sign="+"),
             ]
         )
-    figures = ["reward", "judge", "KL", "win rate", "verdict", "Δ judge vs. round before"]
-    columns = ["round", "pairs", "accuracy", "step", *figures]
-    print_table("PPO of each round on held-out prompts; KL in nats per completion, 95% intervals", columns, rows)
+    results = ("reward", "judge", "KL", "win rate", "verdict", "Δ judge vs. round before")
+    print_table(
+        "PPO of each round on held-out prompts; KL in nats per completion, 95% intervals",
+        ["round", "pairs", "accuracy", "step", *results],
+        rows,
+    )
 
 
 def _next_steps(context: RunContext) -> list[str]:

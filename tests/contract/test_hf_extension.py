@@ -49,10 +49,10 @@ def test_extension_installs_runs_and_uninstalls(tmp_path):
     other.mkdir(parents=True)
     result = zoo("hub", "extension", "install", home=tmp_path)
     assert (result.returncode, result.stderr) == (0, "")
-    assert f"`hf rlhf-zoo` runs {SCRIPT}:" in result.stdout
+    assert f"`hf rlhf-zoo` now runs {SCRIPT}:" in result.stdout
     assert "rlhf-zoo hub extension uninstall" in result.stdout
     before = files(tmp_path / FOLDER)
-    assert zoo("hub", "extension", "install", home=tmp_path).stdout == f"`hf rlhf-zoo` runs {SCRIPT} already.\n"
+    assert zoo("hub", "extension", "install", home=tmp_path).stdout == f"`hf rlhf-zoo` already runs {SCRIPT}.\n"
     assert files(tmp_path / FOLDER) == before
 
     arguments = ["recipes", "show", "no such recipe; $(x) 'y'"]

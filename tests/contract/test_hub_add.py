@@ -84,7 +84,7 @@ def test_hub_add_command_adds_gguf_file(tmp_path: Path) -> None:
     (folder,) = (tmp_path / "zoo" / "gguf").glob(f"*/{FILE}")
     assert load_tokenizer(folder).pad_token == "<|endoftext|>" and load_causal(folder)
     repeated = zoo("hub", "add", tmp_path, NAME, home=tmp_path)
-    assert (repeated.returncode, repeated.stdout[:40]) == (0, f"{NAME} already held the model of {tmp_path}"[:40])
+    assert (repeated.returncode, repeated.stdout[:40]) == (0, f"{NAME} already holds the model of {tmp_path}"[:40])
     pulled = zoo("pull", NAME, "--hub", "local", "--output_dir", tmp_path / "pulled", home=tmp_path)
     assert pulled.returncode == 0, pulled.stderr
     card = (tmp_path / "pulled" / "README.md").read_text()
