@@ -29,8 +29,8 @@ from .tables import print_json, stdout_console
     type=click.IntRange(min=1),
     default=60,
     show_default=True,
-    help="Maximum number of votes from one address per hour. Per minute, a sixth of this number is allowed, "
-    "but at least 10.",
+    help="Maximum number of votes from one address per hour. A minute allows a sixth of it, but at least 10, and a day "
+    "allows four times it.",
 )
 @click.option(
     "--ablation",

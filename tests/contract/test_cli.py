@@ -95,6 +95,14 @@ def test_every_command_on_recipe_takes_options_that_messages_name():
         assert {"--hub", "--source_hub", "--trust_remote_code"} <= options, name
 
 
+def test_options_of_several_words_take_underscores_and_hyphens():
+    for name, command in walk(cli.cli).items():
+        spellings = {spelling for option in command.params for spelling in option.opts if spelling.startswith("--")}
+        for spelling in spellings:
+            words = re.split("[-_]", spelling[2:])
+            assert {f"--{'_'.join(words)}", f"--{'-'.join(words)}"} <= spellings, (name, spelling)
+
+
 def test_help_breaks_lines_at_spaces_only():
     for name, command in {"": cli.cli, **walk(cli.cli)}.items():
         texts = [command.help, *(option.help for option in command.params if isinstance(option, click.Option))]

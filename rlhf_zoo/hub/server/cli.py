@@ -86,6 +86,7 @@ def hub() -> None:
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; loopback by default.")
 @click.option("--port", default=0, show_default=True, help="Port to listen on; 0 takes a free one.")
 @click.option(
+    "--ready_file",
     "--ready-file",
     type=click.Path(path_type=Path),
     help="Write {url, pid} here as JSON once the server listens.",
