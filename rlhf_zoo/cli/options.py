@@ -120,19 +120,14 @@ TRUST_RUN = click.option(
 )
 
 
-def hub_option(default: str) -> Callable:
-    """Makes the option --hub.
-
-    Args:
-        default: The default, as the help describes it.
-    """
+def _hub_option(default: str) -> Callable:
     text = f"The Hub: 'local' (the embedded Hub) or an address.  [default: {default}]"
     return click.option("--hub", cls=RunOption, help=text)
 
 
-HUB = hub_option("HF_ENDPOINT, else local")
+HUB = _hub_option("HF_ENDPOINT, else local")
 #: For a command that publishes whenever it runs.
-PUBLISHING_HUB = hub_option("HF_ENDPOINT, else the Hugging Face Hub (given a token), else local")
+PUBLISHING_HUB = _hub_option("HF_ENDPOINT, else the Hugging Face Hub (given a token), else local")
 OUTPUT_DIR = click.option(
     "--output_dir",
     "--output-dir",
@@ -180,7 +175,7 @@ NAMESPACE = namespace_option(
 #: Options of a command that trains or checks a recipe's run, and may publish it.
 run_options = with_options(
     OUTPUT_DIR,
-    hub_option("HF_ENDPOINT, else the Hugging Face Hub (given a token and --push_to_hub), else local"),
+    _hub_option("HF_ENDPOINT, else the Hugging Face Hub (given a token and --push_to_hub), else local"),
     SOURCE_HUB,
     click.option(
         "--push_to_hub",
