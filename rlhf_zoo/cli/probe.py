@@ -102,7 +102,9 @@ def probe(
     html: Path | None,
     as_json: bool,
 ) -> None:
-    """Test any trainer's completions for reward hacking against the SFT model's, and give the verdict.
+    """Test any trainer's completions for reward hacking, and give the verdict.
+
+    They are compared with the SFT model's completions of the same prompts.
 
     COMPLETIONS is a file of JSON lines, a JSON array or Parquet, as TRL, OpenRLHF or verl write it. Its columns are
     prompt and completion (or input and output). Optional columns are reward (or score), judge, logprobs (of the tokens
