@@ -239,14 +239,14 @@ def test_doctor_and_trace_score_with_all_ensemble_members(run: RunContext) -> No
     assert findings["reward model's tokenizer"].detail.count("the policy's: it reads ids") == 2
 
     subject = trace.find_traced_policy(str(run.directory))
-    assert [one.path.parent.parent.name for one in subject.rewards] == ["run", "seed-2"]
+    assert [model.path.parent.parent.name for model in subject.reward_models] == ["run", "seed-2"]
     found = trace.trace_checkpoint(subject, "abc")
     each = [found.scores[f"reward_model_{place}"] for place in (0, 1)]
     assert found.score == pytest.approx(min(each)) and each[0] != pytest.approx(each[1])
     alone = trace.find_traced_policy(
         str(run.directory), sft=str(run.directory / "sft"), reward=str(run.directory / MEMBER)
     )
-    assert (alone.reference.path, alone.rewards[0].path.name) == (subject.reference.path, "checkpoint-4")
+    assert (alone.reference.path, alone.reward_models[0].path.name) == (subject.reference.path, "checkpoint-4")
     assert list(trace.trace_checkpoint(alone, "abc").scores) == ["reward_model"]
 
     make_card(run.record("ppo").path)
@@ -255,7 +255,7 @@ def test_doctor_and_trace_score_with_all_ensemble_members(run: RunContext) -> No
         str(stage), sft=str(run.checkpoint("sft").path), reward=str(run.checkpoint("reward").path), hub=run.hub
     )
     assert len(lineage.rewards) == 1 and lineage.reward_load_kwargs["ensemble"] == "worst"
-    paths = [one.path for one in subject.rewards]
+    paths = [model.path for model in subject.reward_models]
     given: dict[str, Any] = {"ppo": run.checkpoint("ppo").path, "sft": subject.reference.path, "device": "cpu"}
     scores = []
     for reward in (paths, paths[0], paths[1]):
