@@ -75,14 +75,14 @@ def test_equal_requests_are_planned_once(home: Path, plan: Plan, monkeypatch: py
         (replace(recipe, stages={**recipe.stages, "sft": {**recipe.stages["sft"], "max_length": 9}}), SMALL, {}, None),
     ]
     for question in [*questions, *questions]:
-        assert command._cached_plan(*question, None).to_json() == plan.to_json()
+        assert command._cached_plan(*question, None, None).to_json() == plan.to_json()
     assert len(asked) == len(questions), "each is asked once"
     for path in (home / "plans").iterdir():
         path.write_text("{")
-    command._cached_plan(*questions[0], None)
+    command._cached_plan(*questions[0], None, None)
     assert len(asked) == len(questions) + 1, "what cannot be read is made again"
     monkeypatch.setattr(cache, "code_digest", lambda: "changed")
-    command._cached_plan(*questions[0], None)
+    command._cached_plan(*questions[0], None, None)
     assert len(asked) == len(questions) + 2, "and so is what other code planned"
 
 
@@ -97,7 +97,7 @@ def test_plan_of_model_folder_is_cached_until_its_configuration_changes(
     for config in ('{"hidden_size": 16}', '{"hidden_size": 32}', '{"auto_map": {}}'):
         (model / "config.json").write_text(config)
         for _ in range(2):
-            command._cached_plan(recipe, SMALL, {"sft": {"model_name_or_path": str(model)}}, None, None)
+            command._cached_plan(recipe, SMALL, {"sft": {"model_name_or_path": str(model)}}, None, None, None)
             counts.append(len(asked))
     assert counts == [1, 1, 2, 2, 3, 4], "the folder's own code may change without its configuration"
 
@@ -111,7 +111,9 @@ def test_plan_of_published_model_is_cached_until_its_shape_changes(
     for layers in (2, 3):
         monkeypatch.setattr(shipped_shapes, "shipped_shapes", lambda layers=layers: {"a/model": {"num_layers": layers}})
         for _ in range(2):
-            command._cached_plan(load_recipe(RECIPE), SMALL, {"sft": {"model_name_or_path": "a/model"}}, None, None)
+            command._cached_plan(
+                load_recipe(RECIPE), SMALL, {"sft": {"model_name_or_path": "a/model"}}, None, None, None
+            )
             counts.append(len(asked))
     assert counts == [1, 1, 2, 2]
 
@@ -126,8 +128,8 @@ def test_plans_of_folders_without_configuration_and_of_downloads_are_not_cached(
     recipe = load_recipe(RECIPE)
     downloaded = replace(recipe, download_mark=home / ".downloaded")
     for _ in range(2):
-        command._cached_plan(recipe, SMALL, {"sft": {"model_name_or_path": str(model)}}, None, None)
-        command._cached_plan(downloaded, SMALL, {}, None, None)
+        command._cached_plan(recipe, SMALL, {"sft": {"model_name_or_path": str(model)}}, None, None, None)
+        command._cached_plan(downloaded, SMALL, {}, None, None, None)
     assert len(asked) == 4 and not (home / "plans").exists()
 
 
@@ -175,11 +177,11 @@ from rlhf_zoo.cli.plan import _cached_plan
 from rlhf_zoo.pipeline.plan.devices import Device
 from rlhf_zoo.runs.recipe import load_recipe
 device = Device(*{(SMALL.name, SMALL.gib, SMALL.count, SMALL.teraflops, SMALL.bandwidth)}, bfloat16=False, cpu=True)
-print(_cached_plan(load_recipe("tiny-world"), device, {{}}, None, None).line)
+print(_cached_plan(load_recipe("tiny-world"), device, {{}}, None, None, None).line)
 print(*({{"torch", "transformers", "trl", "datasets", "numpy"}} & set(sys.modules)))
 """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planner, "make_plan", lambda *_, **__: plan)
-        command._cached_plan(recipe, SMALL, {}, None, None)
+        command._cached_plan(recipe, SMALL, {}, None, None, None)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout.splitlines() == [plan.line, ""], done.stderr
