@@ -74,18 +74,22 @@ def draw_sums(runs: Sequence[Any], path: Path) -> None:
 
 
 def draw_reviews(runs: Sequence[Any], path: Path) -> None:
-    """Draws each seed's reward gain over its first update, which SFT sampled, and its KL; a column for each β."""
+    """Draws each run's reward gain over its first update, which SFT sampled, and its KL; a column for each β."""
     if not runs:
         return
     figure, axes = _figure(2, 2, height=4.2)
     colors = dict(zip(sorted({run["seed"] for run in runs}), _SEED_COLORS, strict=True))
+    machines = {seed: list(dict.fromkeys(run["machine"] for run in runs if run["seed"] == seed)) for seed in colors}
     for column, beta in enumerate(sorted({run["beta"] for run in runs}, reverse=True)):
         gain, kl = axes[:, column]
         for run in (run for run in runs if run["beta"] == beta):
-            curve, style = run["curve"], {"color": colors[run["seed"]], "linewidth": 1.3}
+            seed, machine, curve = run["seed"], run["machine"], run["curve"]
+            linestyle = ("-", "--", ":")[machines[seed].index(machine)]
+            label = f"seed {seed}, {machine}" if len(machines[seed]) > 1 else f"seed {seed}"
+            style = {"color": colors[seed], "linewidth": 1.3, "linestyle": linestyle}
             steps = [row["step"] for row in curve]
             gain.plot(steps, [row["reward"] - curve[0]["reward"] for row in curve], **style)
-            kl.plot(steps, [row["kl"] for row in curve], label=f"seed {run['seed']}", **style)
+            kl.plot(steps, [row["kl"] for row in curve], label=label, **style)
         gain.set_title(f"With a KL penalty, β = {beta:g}" if beta else "Without a KL penalty", loc="left")
         gain.tick_params(labelbottom=False)
         kl.set_xlabel("PPO update")
@@ -93,7 +97,8 @@ def draw_reviews(runs: Sequence[Any], path: Path) -> None:
         kl.sharey(axes[1, 0])
     axes[0, 0].set_ylabel("reward, gain over SFT")
     axes[1, 0].set_ylabel("KL to SFT, nats")
-    axes[1, 0].legend(frameon=False, labelcolor="linecolor", handlelength=1.2)
+    lines_and_labels = axes[1, 0].get_legend_handles_labels()
+    axes[0, -1].legend(*lines_and_labels, loc="upper left", frameon=False, labelcolor="linecolor", handlelength=1.8)
     _save(figure, path)
 
 
