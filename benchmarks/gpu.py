@@ -125,7 +125,7 @@ class ReplayTrainer(PPOTrainer):
         progress = super().run_epochs(model, rollout, estimates)
         self.recorded = {
             "log-probabilities": rollout.logprobs, "reference log-probabilities": rollout.ref_logprobs,
-            "values": rollout.values, "scores": estimates.scores, "advantages": estimates.advantages,
+            "values": rollout.values, "scores": estimates.shaped_scores, "advantages": estimates.advantages,
             "returns": estimates.returns, "loss": torch.tensor(progress["loss"], device="cpu"),
         }  # fmt: skip
         return progress

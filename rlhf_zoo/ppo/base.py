@@ -24,7 +24,7 @@ from ..modeling.fsdp import gather_weights
 from ..modeling.fsdp_trainer import ShardTrainer
 from ..modeling.length_grouping import LengthGroupingMixin
 from ..modeling.value_head import ValueHead
-from ..rewards import RewardFunction, RewardModel, Rewards, Scored
+from ..rewards import RewardFunction, RewardModel, Rewards, RewardScores
 from .actor_critic import ActorCritic
 from .assembly import Parts, assemble, prepare_prompt_data
 from .checkpoint import PPO_COMPLETE, PPO_STATE, MarkComplete
@@ -144,12 +144,12 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
         return self._rewards.models if self._rewards is not None else ()
 
     @abstractmethod
-    def compute_advantages(self, rollout: Rollout, scored: Scored) -> Advantages:
+    def compute_advantages(self, rollout: Rollout, reward_scores: RewardScores) -> Advantages:
         """Computes rewards, advantages and returns.
 
         Args:
             rollout: B completions.
-            scored: The completions' scores.
+            reward_scores: The completions' scores.
         """
 
     @property
@@ -245,13 +245,13 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
             estimates: The rollout's rewards and advantages.
             loss_metrics: Means of the update's losses and their terms.
         """
-        names = ["given"] if isinstance(estimates.scored, UserScores) else self.rewards.names
+        names = ["given"] if isinstance(estimates.reward_scores, UserScores) else self.rewards.names
         per_completion = completion_metrics(rollout, estimates, names)
         values, returns, mask = estimates.values, estimates.returns, estimates.mask
         rollout_metrics = {
             **{name: self.mean(column) for name, column in per_completion.items()},
             "objective/non_score_reward": self.mean(estimates.non_score),
-            "objective/rlhf_reward": self.mean(estimates.non_score + estimates.scores),
+            "objective/rlhf_reward": self.mean(estimates.non_score + estimates.shaped_scores),
             **critic_metrics(values, returns, mask, length=self.args.response_length),
             "critic/value": self.mean(values.masked_fill(~mask, math.nan)),
             "critic/return": self.mean(returns.masked_fill(~mask, math.nan)),
@@ -260,7 +260,7 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
         # the last quarter of the positions, or explained variance is undefined because returns do not vary.
         applicable = {name: value for name, value in rollout_metrics.items() if not math.isnan(value)}
         metrics = {**applicable, "kl_coef": self.controller.kl_coef, **loss_metrics}
-        metrics |= {name: value for name, value in estimates.scored.metrics.items() if name not in metrics}
+        metrics |= {name: value for name, value in estimates.reward_scores.metrics.items() if name not in metrics}
         if "running" in (self.args.score_centering, self.args.score_scaling):
             metrics |= {
                 "objective/score_mean_so_far": self.running_scores.mean,
@@ -280,7 +280,7 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
         standard_error = math.sqrt(max(kl_square_sum / n - mean_kl**2, 0.0) / n)
         self._kl_watch.observe(mean_kl, standard_error, rollout_metrics["objective/score"])
 
-    def decode_and_score(self, rollout: Rollout, rows: Sequence[Mapping]) -> tuple[DecodedCompletions, Scored]:
+    def decode_and_score(self, rollout: Rollout, rows: Sequence[Mapping]) -> tuple[DecodedCompletions, RewardScores]:
         """Decodes completions and scores them.
 
         Args:
@@ -292,13 +292,15 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
         arguments = decoded.prompts, decoded.completions, decoded.texts, decoded.columns
         return decoded, self.rewards(rollout.samples, *arguments, trainer_state=self.state, model_context=model_context)
 
-    def keep_completions_table(self, decoded: DecodedCompletions, rollout: Rollout, scored: Scored) -> None:
+    def keep_completions_table(
+        self, decoded: DecodedCompletions, rollout: Rollout, reward_scores: RewardScores
+    ) -> None:
         """Keeps the first completions of a rollout for the table of the next log line.
 
         Args:
             decoded: The decoded prompts and completions.
             rollout: The rollout.
-            scored: The completions' scores.
+            reward_scores: The completions' scores.
         """
         if not self.args.log_completions:
             return
@@ -306,10 +308,10 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
         self._completions_table = {
             "prompt": decoded.prompts[first],
             "completion": decoded.completions[first],
-            "score": scored.total[first].tolist(),
+            "score": reward_scores.total[first].tolist(),
             "kl": rollout.kl[first].tolist(),
             "ended": rollout.samples.ended[first].tolist(),
-            **{name: list(column)[first] for name, column in scored.extra.items()},
+            **{name: list(column)[first] for name, column in reward_scores.extra.items()},
         }
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:

@@ -13,11 +13,11 @@ from ..modeling.chat import tokenize_completion, tokenize_prompt
 from ..modeling.chat_template import Prompt
 from ..modeling.prompts import check_prompt_length
 from ..modeling.sampling.sampler import Samples, left_pad
-from ..rewards import Scored
+from ..rewards import RewardScores
 from .token_checks import check_ids
 
 
-class UserScores(Scored):
+class UserScores(RewardScores):
     """Scores from a custom training loop, which have no names of rewards."""
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..modeling.batches import split_batches
 from ..modeling.sampling.sampler import Samples
-from ..rewards import Scored
+from ..rewards import RewardScores
 from .actor_critic import TextBatch
 from .rollout import Rollout
 
@@ -46,13 +46,13 @@ def single_process_order(
 
 
 def gather_rollouts(
-    rollout: Rollout, scored: Scored, *, prompts_per_batch: Sequence[int], group_size: int
-) -> tuple[Rollout, Scored]:
+    rollout: Rollout, reward_scores: RewardScores, *, prompts_per_batch: Sequence[int], group_size: int
+) -> tuple[Rollout, RewardScores]:
     """Joins the rollouts of all processes.
 
     Args:
         rollout: The rollout of this process.
-        scored: The rollout's rewards.
+        reward_scores: The completions' scores.
         prompts_per_batch: The number of prompts in each of this process's batches.
         group_size: The number of completions per prompt.
 
@@ -68,10 +68,10 @@ def gather_rollouts(
         "ref_logprobs": rollout.ref_logprobs.cpu(),
         "values": rollout.values.cpu(),
         "engine": None if rollout.engine_logprobs is None else rollout.engine_logprobs.cpu(),
-        "total": scored.total.cpu(),
-        "per_reward": scored.per_reward.cpu(),
-        "by_token": None if scored.by_token is None else scored.by_token.cpu(),
-        "metrics": dict(scored.metrics),
+        "total": reward_scores.total.cpu(),
+        "per_reward": reward_scores.per_reward.cpu(),
+        "by_token": None if reward_scores.by_token is None else reward_scores.by_token.cpu(),
+        "metrics": dict(reward_scores.metrics),
         "prompts_per_batch": list(prompts_per_batch),
     }
     all_parts: list[dict[str, Any]] = gather_object([local_part])
@@ -101,7 +101,7 @@ def gather_rollouts(
         for part, scores in zip(all_parts, token_scores, strict=True)
     ]
     return joined, replace(
-        scored,
+        reward_scores,
         total=join(part["total"] for part in all_parts),
         per_reward=join(part["per_reward"] for part in all_parts),
         extra={},

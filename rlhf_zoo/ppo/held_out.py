@@ -87,8 +87,9 @@ class HeldOutTrainer(RolloutTrainer):
         held_out = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"": self.eval_dataset}
         for rows in chain.from_iterable(map(self.numbered_batches, map(self.get_eval_dataloader, held_out.values()))):
             rollout = self.rollout(rows, stream=EVAL_STREAM)
-            decoded, scored = self.decode_and_score(rollout, rows)
-            for name, column in zip(table, (decoded.prompts, decoded.completions, scored.total.tolist()), strict=True):
+            decoded, reward_scores = self.decode_and_score(rollout, rows)
+            columns = decoded.prompts, decoded.completions, reward_scores.total.tolist()
+            for name, column in zip(table, columns, strict=True):
                 table[name] += list(column)
             if sampling:
                 break

@@ -29,10 +29,10 @@ def completion_metrics(rollout: Rollout, estimates: Advantages, names: list[str]
     Returns:
         {metric: (B,)}, NaN where the metric does not apply.
     """
-    per_reward = estimates.scored.per_reward
+    per_reward = estimates.reward_scores.per_reward
     return {
-        "objective/score": estimates.scored.total,
-        "objective/shaped_score": estimates.scores,
+        "objective/score": estimates.reward_scores.total,
+        "objective/shaped_score": estimates.shaped_scores,
         **{f"rewards/{name}": per_reward[:, index] for index, name in enumerate(names)},
         "objective/kl": rollout.kl,
         **({} if rollout.engine_mismatch is None else {"policy/engine_mismatch": rollout.engine_mismatch}),

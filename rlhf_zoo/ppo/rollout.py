@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .. import functional as F
 from ..modeling.sampling.sampler import Samples
-from ..rewards import Scored
+from ..rewards import RewardScores
 from .config import PPOConfig
 from .kl_controller import RunningScores
 
@@ -84,8 +84,8 @@ class Advantages:
     """Rewards, advantages and returns of a rollout's actions. A is T if each token is an action, 1 if a completion is.
 
     Attributes:
-        scored: The rewards before shaping.
-        scores: (B,), after shaping, but before score_centering "prompt" subtracts the prompt's other scores.
+        reward_scores: The scores before shaping.
+        shaped_scores: (B,), before score_centering "prompt" subtracts the prompt's other scores.
         non_score: (B,), −β·ΣKL if KL is in the reward, otherwise 0.
         rewards: (B, A), after whitening, if any.
         values: (B, A), V_old.
@@ -94,8 +94,8 @@ class Advantages:
         mask: (B, A) bool.
     """
 
-    scored: Scored
-    scores: Tensor
+    reward_scores: RewardScores
+    shaped_scores: Tensor
     non_score: Tensor
     rewards: Tensor
     values: Tensor
@@ -104,7 +104,7 @@ class Advantages:
     mask: Tensor
 
     def select(self, indices: Tensor) -> Advantages:
-        """Selects rows of all attributes except `scored`, and drops action positions that are padding in all of them.
+        """Selects rows, except of `reward_scores`, and drops action positions that are padding in all of them.
 
         Args:
             indices: (n,) int64.
@@ -113,17 +113,20 @@ class Advantages:
         width = int(self.mask[indices].sum(1).max())
         per_action = ("rewards", "values", "advantages", "returns", "mask")
         selected = {name: getattr(self, name)[indices, :width] for name in per_action}
-        return replace(self, scores=self.scores[indices], non_score=self.non_score[indices], **selected)
+        selected |= {name: getattr(self, name)[indices] for name in ("shaped_scores", "non_score")}
+        return replace(self, **selected)
 
 
-def shaped_scores(scored: Scored, ended: Tensor, args: PPOConfig, running_scores: RunningScores) -> Tensor:
+def shape_reward_scores(
+    reward_scores: RewardScores, ended: Tensor, args: PPOConfig, running_scores: RunningScores
+) -> Tensor:
     """Centers, scales and clips scores, then corrects them for a missing end of sequence.
 
     With "stored", the reward models have already centered or scaled their scores. With score_centering "prompt",
     `compute_advantages` centers them, because that needs the prompt's other completions.
 
     Args:
-        scored: The rewards of B completions.
+        reward_scores: The scores of B completions.
         ended: (B,) bool.
         args: The settings.
         running_scores: The running statistics.
@@ -132,7 +135,7 @@ def shaped_scores(scored: Scored, ended: Tensor, args: PPOConfig, running_scores
         (B,).
     """
     scores = F.shape_scores(
-        scored.total,
+        reward_scores.total,
         mean=running_scores.mean if args.score_centering == "running" else 0.0,
         std=running_scores.std if args.score_scaling == "running" else 1.0,
         clip=args.score_clip,
@@ -142,14 +145,16 @@ def shaped_scores(scored: Scored, ended: Tensor, args: PPOConfig, running_scores
     return F.missing_eos_score(scores, ended, score=args.missing_eos_score)
 
 
-def shaped_token_scores(scored: Scored, ended: Tensor, args: PPOConfig, running_scores: RunningScores) -> Tensor | None:
-    """Scales per-token scores like the score: divided by the running σ with score_scaling "running".
+def shape_token_scores(
+    reward_scores: RewardScores, ended: Tensor, args: PPOConfig, running_scores: RunningScores
+) -> Tensor | None:
+    """Scales per-token scores as the score is scaled: by the running σ with score_scaling "running".
 
-    They are 0 if missing_eos_score replaced the completion's score. What centering, clipping and penalties change in a
-    score goes to the last token.
+    They are 0 if missing_eos_score replaced the completion's score. The last token gets what centering, clipping and
+    penalties change in the score.
 
     Args:
-        scored: The rewards of B completions.
+        reward_scores: The scores of B completions.
         ended: (B,) bool.
         args: The settings.
         running_scores: The running statistics.
@@ -157,9 +162,9 @@ def shaped_token_scores(scored: Scored, ended: Tensor, args: PPOConfig, running_
     Returns:
         (B, T); None if no reward gives per-token scores.
     """
-    if scored.by_token is None:
+    if reward_scores.by_token is None:
         return None
-    token_scores = F.shape_scores(scored.by_token, std=running_scores.std if args.score_scaling == "running" else 1.0)
+    std = running_scores.std if args.score_scaling == "running" else 1.0
+    token_scores = F.shape_scores(reward_scores.by_token, std=std)
     # A replaced score is the completion's only reward.
-    replaced = torch.zeros_like(ended) if args.missing_eos_score is None else ~ended
-    return token_scores.masked_fill(replaced.unsqueeze(1), 0)
+    return token_scores if args.missing_eos_score is None else token_scores.masked_fill(~ended.unsqueeze(1), 0)

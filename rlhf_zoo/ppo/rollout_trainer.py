@@ -11,7 +11,7 @@ from ..modeling.fsdp import unsharded
 from ..modeling.logprobs import token_logprobs
 from ..modeling.reserved_columns import GENERATION_INDEX, PROMPT_INDEX, PROMPT_TOKENS
 from ..modeling.sampling.sampler import Samples, SamplingRequest
-from ..rewards import Scored
+from ..rewards import RewardScores
 from .base import EVAL_STREAM, BasePPOTrainer
 from .guards import check_ends, check_logprobs, check_values
 from .offload import on_device
@@ -118,13 +118,13 @@ class RolloutTrainer(BasePPOTrainer):
         values = values.masked_fill(~samples.mask, 0)
         return Rollout(samples, ref_logprobs, values, has_reference=self.reference is not None)
 
-    def score(self, rollout: Rollout, rows: Sequence[Mapping]) -> Scored:
+    def score(self, rollout: Rollout, rows: Sequence[Mapping]) -> RewardScores:
         """Scores each completion with the rewards.
 
         Args:
             rollout: B completions.
             rows: One data-set row for each completion, the row of its prompt.
         """
-        decoded, scored = self.decode_and_score(rollout, rows)
-        self.keep_completions_table(decoded, rollout, scored)
-        return scored
+        decoded, reward_scores = self.decode_and_score(rollout, rows)
+        self.keep_completions_table(decoded, rollout, reward_scores)
+        return reward_scores

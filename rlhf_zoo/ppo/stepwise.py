@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..errors import ZooError
 from ..modeling.chat_template import Prompt
 from ..modeling.reserved_columns import GENERATION_INDEX, PROMPT_INDEX, PROMPT_TOKENS
-from ..rewards import Scored
+from ..rewards import RewardScores
 from .base import CUSTOM_LOOP_STREAM
 from .custom_loop import encode_prompt, samples_from_user, scores_from_user
 from .held_out import HeldOutTrainer
@@ -21,11 +21,13 @@ class StepwiseTrainer(HeldOutTrainer):
     """Adds `generate` and `step` for a custom training loop. Its abstract methods are the phases that `step` needs."""
 
     @abstractmethod
-    def gather_rollouts(self, rollout: Rollout, scored: Scored, *, group_size: int = 1) -> tuple[Rollout, Scored]:
+    def gather_rollouts(
+        self, rollout: Rollout, reward_scores: RewardScores, *, group_size: int = 1
+    ) -> tuple[Rollout, RewardScores]:
         """Joins the rollouts of all processes. The `group_size` completions of a prompt stay together."""
 
     @abstractmethod
-    def ppo_update(self, model: nn.Module, rollout: Rollout, scored: Scored) -> Tensor:
+    def ppo_update(self, model: nn.Module, rollout: Rollout, reward_scores: RewardScores) -> Tensor:
         """Makes the PPO update for a scored rollout."""
 
     def prepare_loop(self) -> nn.Module:

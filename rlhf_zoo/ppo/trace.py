@@ -24,7 +24,7 @@ from .actor_critic import ActorCritic
 from .completions import decode_rows
 from .config import PPOConfig
 from .kl_controller import RunningScores
-from .rollout import shaped_scores, shaped_token_scores
+from .rollout import shape_reward_scores, shape_token_scores
 from .token_checks import TokenConsumer, check_ids
 
 #: The first part of a traced completion's random key.
@@ -174,8 +174,8 @@ def trace(
     decoded = decode_rows(tokenizer, samples, [{**(columns or {}), "prompt": prompt, PROMPT_TOKENS: prompt_ids}])
     reward_scores = rewards(samples, decoded.prompts, decoded.completions, decoded.texts, decoded.columns)
     running_scores = running_scores or RunningScores()
-    completion_scores = shaped_scores(reward_scores, samples.ended, args, running_scores)
-    token_scores = shaped_token_scores(reward_scores, samples.ended, args, running_scores)
+    completion_scores = shape_reward_scores(reward_scores, samples.ended, args, running_scores)
+    token_scores = shape_token_scores(reward_scores, samples.ended, args, running_scores)
     beta = args.kl_coef if kl_coef is None else kl_coef
     values = actor_critic.values(samples)
     action_columns = _action_columns(

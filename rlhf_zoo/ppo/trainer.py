@@ -29,7 +29,7 @@ from ..modeling.devices import row_too_large_error, try_or_free_memory
 from ..modeling.fsdp import gather_tensor
 from ..modeling.logprobs import response_logits
 from ..modeling.reserved_columns import GENERATION_INDEX
-from ..rewards import Scored
+from ..rewards import RewardScores
 from .actor_critic import TextBatch
 from .base import TRAIN_STREAM
 from .distributed_update import gather_rollouts as gather_across_processes
@@ -45,7 +45,7 @@ from .key_checks import CPU_TOKENS_PER_PASS
 from .loss import PolicyLoss, micro_batch_loss
 from .metrics import UpdateMetrics
 from .minibatch import Minibatch
-from .rollout import Advantages, Rollout, shaped_scores, shaped_token_scores
+from .rollout import Advantages, Rollout, shape_reward_scores, shape_token_scores
 from .stepwise import StepwiseTrainer
 
 log = logging.getLogger(__name__)
@@ -117,37 +117,39 @@ class PPOTrainer(StepwiseTrainer):
             with self.phases("rollout"):
                 rollout = self.rollout(prompt_rows, stream=TRAIN_STREAM)
             with self.phases("reward"), wrap_reward_errors():
-                scored = self.score(rollout, prompt_rows)
+                reward_scores = self.score(rollout, prompt_rows)
             with self.phases("update"):
                 group_size = self.args.num_generations
-                rollout, scored = self.gather_rollouts(rollout, scored, group_size=group_size)
-                loss = self.ppo_update(model, rollout, replace(scored, group_size=group_size))
+                rollout, reward_scores = self.gather_rollouts(rollout, reward_scores, group_size=group_size)
+                loss = self.ppo_update(model, rollout, replace(reward_scores, group_size=group_size))
         self.log_eval_samples()
         return loss
 
-    def gather_rollouts(self, rollout: Rollout, scored: Scored, *, group_size: int = 1) -> tuple[Rollout, Scored]:
+    def gather_rollouts(
+        self, rollout: Rollout, reward_scores: RewardScores, *, group_size: int = 1
+    ) -> tuple[Rollout, RewardScores]:
         """Joins the rollouts of all processes, in the order that a single process would produce.
 
         Args:
             rollout: The rollout of this process.
-            scored: The rollout's rewards.
+            reward_scores: The completions' scores.
             group_size: The number of completions per prompt.
         """
         prompts_per_batch, self._prompts_per_batch = self._prompts_per_batch, []
         if self.args.world_size == 1:
-            return rollout, scored
+            return rollout, reward_scores
         # A custom training loop has no batches of prompts: all its completions are one batch, and each is a group.
         return gather_across_processes(
-            rollout, scored, prompts_per_batch=prompts_per_batch or [len(rollout.samples)], group_size=group_size
+            rollout, reward_scores, prompts_per_batch=prompts_per_batch or [len(rollout.samples)], group_size=group_size
         )
 
-    def ppo_update(self, model: nn.Module, rollout: Rollout, scored: Scored) -> Tensor:
+    def ppo_update(self, model: nn.Module, rollout: Rollout, reward_scores: RewardScores) -> Tensor:
         """Makes the PPO update for a scored rollout: advantages, epochs, metrics, β.
 
         Args:
             model: Policy and critic, wrapped for training.
             rollout: The rollout of all processes.
-            scored: The rollout's rewards.
+            reward_scores: The completions' scores.
 
         Returns:
             The loss, a scalar.
@@ -161,17 +163,17 @@ class PPOTrainer(StepwiseTrainer):
                     precision=self.precision,
                     starts_at_reference=self._starts_at_reference,
                 )
-            warn_if_scores_identical(scored.total, subject="first update")
+            warn_if_scores_identical(reward_scores.total, subject="first update")
             self._start_checked = True
         # Update the running statistics first, because `compute_advantages` centers and scales with them.
-        moments = self.moments(scored.total).tolist()
+        moments = self.moments(reward_scores.total).tolist()
         self.running_scores = self.running_scores.update(moments)
-        estimates = self.compute_advantages(rollout, scored)
-        group_size = scored.group_size
-        zero_variance = F.zero_variance_groups(estimates.scores, size=group_size)
+        estimates = self.compute_advantages(rollout, reward_scores)
+        group_size = reward_scores.group_size
+        zero_variance = F.zero_variance_groups(estimates.shaped_scores, size=group_size)
         if group_size > 1 and self.args.skip_equal_scores:
             indices = (~zero_variance).repeat_interleave(group_size).nonzero().squeeze(1)
-            metrics = self.run_epochs_on_subset(model, rollout, scored, indices)
+            metrics = self.run_epochs_on_subset(model, rollout, reward_scores, indices)
         else:
             metrics = self.run_epochs(model, rollout, estimates)
         if group_size > 1:
@@ -182,33 +184,33 @@ class PPOTrainer(StepwiseTrainer):
         self.controller = self.controller.update(self.mean(rollout.kl), completion_count)
         return torch.tensor(metrics["loss"], device=self.args.device)
 
-    def shape_scores(self, scored: Scored, ended: Tensor) -> Tensor:
+    def shape_scores(self, reward_scores: RewardScores, ended: Tensor) -> Tensor:
         """Centers, scales and clips scores, then corrects them for a missing end of sequence.
 
         Args:
-            scored: The rewards of B completions.
+            reward_scores: The scores of B completions.
             ended: (B,) bool.
 
         Returns:
             (B,).
         """
-        return shaped_scores(scored, ended, self.args, self.running_scores)
+        return shape_reward_scores(reward_scores, ended, self.args, self.running_scores)
 
-    def compute_advantages(self, rollout: Rollout, scored: Scored) -> Advantages:
+    def compute_advantages(self, rollout: Rollout, reward_scores: RewardScores) -> Advantages:
         """Computes rewards, advantages and returns, per token or, with action_level "sequence", per completion.
 
         Args:
             rollout: B completions.
-            scored: The completions' scores.
+            reward_scores: The completions' scores.
 
         Raises:
             ZooError: An override of `token_rewards` changed the sum of a completion's rewards.
         """
         args, token_mask = self.args, rollout.mask
-        shaped = self.shape_scores(scored, rollout.samples.ended)
+        shaped_scores = self.shape_scores(reward_scores, rollout.samples.ended)
         # A held-out prompt has a single completion, so there is no other completion to compare it with.
-        centers_by_prompt = args.score_centering == "prompt" and scored.group_size > 1
-        scores = F.leave_one_out(shaped, size=scored.group_size) if centers_by_prompt else shaped
+        centers_by_prompt = args.score_centering == "prompt" and reward_scores.group_size > 1
+        scores = F.leave_one_out(shaped_scores, size=reward_scores.group_size) if centers_by_prompt else shaped_scores
         kl_in_reward = args.kl_in == "reward"
         # If the KL is in the loss, β is 0 here. The KL is still computed, because `token_rewards` takes it.
         beta = self.controller.kl_coef if kl_in_reward else 0.0
@@ -216,7 +218,7 @@ class PPOTrainer(StepwiseTrainer):
         kl = F.kl_penalty(rollout.logprobs, rollout.ref_logprobs, estimator=estimator).masked_fill(~token_mask, 0)
         kl = F.actions(kl, token_mask, level=args.action_level)
         action_mask, values = token_mask[:, : kl.shape[1]], rollout.values[:, : kl.shape[1]]
-        token_scores = shaped_token_scores(scored, rollout.samples.ended, args, self.running_scores)
+        token_scores = shape_token_scores(reward_scores, rollout.samples.ended, args, self.running_scores)
         token_scores = None if token_scores is None else F.actions(token_scores, token_mask, level=args.action_level)
         # The last token gets the rest of the score, so that a completion's rewards add up to its score.
         terminal_scores = scores if token_scores is None else F.terminal_remainder(scores, token_scores, action_mask)
@@ -228,7 +230,9 @@ class PPOTrainer(StepwiseTrainer):
         advantages, returns = F.gae(rewards, values, action_mask, gamma=args.gamma, lam=args.lam)
         if args.whiten_advantages:
             advantages = F.whiten(advantages, action_mask, self.moments(advantages, action_mask))
-        return Advantages(scored, shaped, -beta * kl.sum(1), rewards, values, advantages, returns, action_mask)
+        return Advantages(
+            reward_scores, shaped_scores, -beta * kl.sum(1), rewards, values, advantages, returns, action_mask
+        )
 
     def token_rewards(self, terminal_scores: Tensor, kl: Tensor, mask: Tensor, *, kl_coef: float) -> Tensor:
         """Computes r_t of each action, without the per-token rewards that reward functions return.
@@ -248,14 +252,14 @@ class PPOTrainer(StepwiseTrainer):
         return F.token_rewards(terminal_scores, kl, mask, kl_coef=kl_coef)
 
     def run_epochs_on_subset(
-        self, model: nn.Module, rollout: Rollout, scored: Scored, indices: Tensor
+        self, model: nn.Module, rollout: Rollout, reward_scores: RewardScores, indices: Tensor
     ) -> dict[str, float]:
         """Runs the epochs of an update on some completions of a rollout, as if only these had been sampled.
 
         Args:
             model: Policy and critic, wrapped for training.
             rollout: The rollout of all processes.
-            scored: The rollout's rewards.
+            reward_scores: The completions' scores.
             indices: (n,) int64, the completions. If there are none, no optimizer step is made.
 
         Returns:
@@ -265,8 +269,8 @@ class PPOTrainer(StepwiseTrainer):
             return {"loss": 0.0, "policy/epochs": 0.0}
         # Compute the advantages again, because whitening and the minibatch sizes depend on which completions are left.
         subset = rollout.select(indices)
-        scored_subset = scored.select(indices, width=subset.mask.shape[1])
-        return self.run_epochs(model, subset, self.compute_advantages(subset, scored_subset))
+        subset_scores = reward_scores.select(indices, width=subset.mask.shape[1])
+        return self.run_epochs(model, subset, self.compute_advantages(subset, subset_scores))
 
     def run_epochs(self, model: nn.Module, rollout: Rollout, estimates: Advantages) -> dict[str, float]:
         """Makes all optimizer steps of an update: epochs × minibatches.

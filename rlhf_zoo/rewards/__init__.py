@@ -1,6 +1,6 @@
 """Rewards: models and functions that score completions. The trainer maximizes their scores."""
 
-from .composed import RewardFunction, Rewards, Scored
+from .composed import RewardFunction, Rewards, RewardScores
 from .ensemble import RewardEnsemble
 from .form import FormatMatch, Length, Repetition, SoftOverlong
 from .model import RewardModel
@@ -15,7 +15,7 @@ __all__ = [
     "RewardEnsemble",
     "RewardFunction",
     "RewardModel",
+    "RewardScores",
     "Rewards",
-    "Scored",
     "SoftOverlong",
 ]

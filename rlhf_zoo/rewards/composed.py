@@ -34,7 +34,7 @@ DISAGREEMENT = "disagreement"
 
 
 @dataclass(frozen=True)
-class Scored:
+class RewardScores:
     """The scores of B completions, and what the reward functions logged.
 
     Attributes:
@@ -53,7 +53,7 @@ class Scored:
     by_token: Tensor | None = None
     group_size: int = 1
 
-    def select(self, indices: Tensor, *, width: int) -> Scored:
+    def select(self, indices: Tensor, *, width: int) -> RewardScores:
         """Selects rows. Leaves out what the functions logged.
 
         Args:
@@ -61,7 +61,9 @@ class Scored:
             width: The number of tokens in the longest of these completions.
         """
         by_token = None if self.by_token is None else self.by_token[indices, :width]
-        return Scored(self.total[indices], self.per_reward[indices], by_token=by_token, group_size=self.group_size)
+        return RewardScores(
+            self.total[indices], self.per_reward[indices], by_token=by_token, group_size=self.group_size
+        )
 
 
 class Rewards:
@@ -134,7 +136,7 @@ class Rewards:
         *,
         trainer_state: Any = None,
         model_context: Callable[..., AbstractContextManager] = nullcontext,
-    ) -> Scored:
+    ) -> RewardScores:
         """Scores B completions.
 
         Args:
@@ -199,7 +201,7 @@ class Rewards:
                 f"let {join_names(reward_names)} return smaller numbers, or lower reward_weights."
             )
         per_reward = torch.cat([per_reward, torch.stack(logged_scores, dim=1)], dim=1) if logged_scores else per_reward
-        return Scored(total, per_reward, *_collect_logs(function_rewards, len(batch)), by_token)
+        return RewardScores(total, per_reward, *_collect_logs(function_rewards, len(batch)), by_token)
 
 
 def _collect_logs(rewards: Sequence[NamedReward], count: int) -> tuple[dict[str, list[Any]], dict[str, float]]:

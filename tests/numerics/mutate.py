@@ -147,7 +147,7 @@ MUTATIONS = [
              "rlhf_zoo/ppo/minibatch.py"),
     Mutation("run_epochs", "one shuffle for all epochs", "generator=shuffle",
              "generator=torch.Generator().manual_seed(shuffle.initial_seed())", TRAINER),
-    Mutation("shaped_scores", "penalty clipped",
+    Mutation("shape_reward_scores", "penalty clipped",
              "return F.missing_eos_score(scores, ended, score=args.missing_eos_score)",
              "scores = F.missing_eos_score(scores, ended, score=args.missing_eos_score)\n"
              "    return scores if args.score_clip is None else scores.clamp(-args.score_clip, args.score_clip)",

@@ -11,7 +11,7 @@ from transformers import GPT2Config, GPT2ForTokenClassification
 from rlhf_zoo.modeling.critic import response_values
 from rlhf_zoo.modeling.sampling.sampler import Samples, left_pad
 from rlhf_zoo.ppo.minibatch import Minibatch
-from rlhf_zoo.rewards import Scored
+from rlhf_zoo.rewards import RewardScores
 
 pytestmark = pytest.mark.attack
 
@@ -111,8 +111,8 @@ def test_every_epoch_of_every_update_has_new_shuffle(tmp_path: Path) -> None:
 
 def test_missing_eos_penalty_and_score_are_not_clipped(tmp_path: Path) -> None:
     scores, ended = torch.tensor([5.0, -5.0, 0.5, -0.5]), torch.tensor([True, True, False, False])
-    scored = Scored(total=scores, per_reward=scores.unsqueeze(1))
+    reward_scores = RewardScores(total=scores, per_reward=scores.unsqueeze(1))
     subtracting = make_trainer(tmp_path, score_clip=1.0, missing_eos_penalty=3.0)
-    assert subtracting.shape_scores(scored, ended).tolist() == [1.0, -1.0, -2.5, -3.5]
+    assert subtracting.shape_scores(reward_scores, ended).tolist() == [1.0, -1.0, -2.5, -3.5]
     replacing = make_trainer(tmp_path, score_clip=1.0, missing_eos_score=-4.0)
-    assert replacing.shape_scores(scored, ended).tolist() == [1.0, -1.0, -4.0, -4.0]
+    assert replacing.shape_scores(reward_scores, ended).tolist() == [1.0, -1.0, -4.0, -4.0]

@@ -271,9 +271,9 @@ def test_eos_anywhere_avoids_missing_eos_penalty(tmp_path: Path, stops: dict[str
     seen: list[tuple[Any, Tensor]] = []
 
     class Watched(PPOTrainer):
-        def compute_advantages(self, rollout: Any, scored: Any) -> Any:
-            estimates = super().compute_advantages(rollout, scored)
-            seen.append((rollout.samples, scored.total - estimates.scores))
+        def compute_advantages(self, rollout: Any, reward_scores: Any) -> Any:
+            estimates = super().compute_advantages(rollout, reward_scores)
+            seen.append((rollout.samples, reward_scores.total - estimates.shaped_scores))
             return estimates
 
     trainer = make_trl_trainer(tmp_path, missing_eos_penalty=2.0, num_mini_batches=1, **stops)

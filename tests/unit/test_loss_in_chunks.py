@@ -20,7 +20,7 @@ from rlhf_zoo.ppo.config import PPOConfig
 from rlhf_zoo.ppo.loss import PolicyLoss, micro_batch_loss
 from rlhf_zoo.ppo.minibatch import Minibatch, MinibatchSize
 from rlhf_zoo.ppo.rollout import Advantages, Rollout
-from rlhf_zoo.rewards import Scored
+from rlhf_zoo.rewards import RewardScores
 
 MORE: dict[str, dict[str, Any]] = {
     "k3_reverse": {"kl_in": "loss", "kl_estimator": "k3_reverse"},
@@ -45,8 +45,8 @@ def minibatch_near_policy(model: PreTrainedModel, samples: Samples) -> Minibatch
     nothing, each = torch.zeros_like(now), now[:, 0]
     samples = Samples(**{**vars(samples), "logprobs": near(now)})
     rollout = Rollout(samples, near(now), nothing, engine_logprobs=near(now))
-    scored = Scored(total=each, per_reward=each.unsqueeze(1))
-    estimates = Advantages(scored, each, each, nothing, nothing, near(3 * nothing) * 4, nothing, samples.mask)
+    reward_scores = RewardScores(total=each, per_reward=each.unsqueeze(1))
+    estimates = Advantages(reward_scores, each, each, nothing, nothing, near(3 * nothing) * 4, nothing, samples.mask)
     # The minibatch is twice what is here.
     size = MinibatchSize(2 * samples.mask.sum(), torch.tensor(6), 10)
     return Minibatch(rollout, estimates, torch.arange(len(samples)), size)

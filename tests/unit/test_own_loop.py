@@ -38,7 +38,7 @@ def replayed(directory: Path, run: Spy, **options: Any) -> tuple[PPOTrainer, lis
         trainer.prepare_loop()
         assert trainer.optimizer is not None
         rates.append(trainer.optimizer.param_groups[0]["lr"])
-        metrics.append(trainer.step(prompts, [torch.tensor(ids) for ids in responses], estimates.scored.total))
+        metrics.append(trainer.step(prompts, [torch.tensor(ids) for ids in responses], estimates.reward_scores.total))
     return trainer, metrics, rates
 
 

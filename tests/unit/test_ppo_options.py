@@ -42,7 +42,7 @@ from rlhf_zoo.ppo.metrics import UpdateMetrics
 from rlhf_zoo.ppo.minibatch import Minibatch, MinibatchSize
 from rlhf_zoo.ppo.rollout import Advantages, Rollout
 from rlhf_zoo.ppo.trainer import TRAIN_STREAM
-from rlhf_zoo.rewards import Scored
+from rlhf_zoo.rewards import RewardScores
 
 # One step of plain gradient descent, of the whole rollout; a norm of 0 clips nothing.
 ONE_STEP: dict[str, Any] = {
@@ -99,14 +99,14 @@ def test_a_loss_and_its_gradient_are_those_of_each_row_by_the_formulas(name: str
     old_values, returns, gains = values.detach()[:, :width] + 0.3 * normal(3, width), normal(3, width), normal(3, width)
     ones = torch.ones(3, 1)
     samples = Samples(ones.long(), ones.bool(), ids, mask, old.masked_fill(~mask, 0), ones[:, 0].bool())
-    scored = Scored(total=ones[:, 0], per_reward=ones)
+    reward_scores = RewardScores(total=ones[:, 0], per_reward=ones)
     # As the models say it: 0 outside the mask, and an entropy that is only logged has no gradient.
     chosen = F.selected_logprobs(logits, ids).masked_fill(~mask, 0)
     entropy = F.entropy(logits if args.entropy_coef else logits.detach())
     kl = F.exact_kl(logits, ref_logits) if name == "full" else None
     batch = Minibatch(
         Rollout(samples, ref.masked_fill(~mask, 0), values.detach()),
-        Advantages(scored, scored.total, scored.total, returns, old_values, gains, returns, acts),
+        Advantages(reward_scores, reward_scores.total, reward_scores.total, returns, old_values, gains, returns, acts),
         torch.arange(3),
         MinibatchSize(torch.tensor(SEQUENCES if sequence else ACTIONS), torch.tensor(SEQUENCES), LONGEST),
     )
@@ -179,7 +179,9 @@ def test_running_statistics_are_of_all_scores_so_far(tmp_path: Path, centering: 
         so_far += lengths
         mean, std = statistics.fmean(so_far), statistics.stdev(so_far)
         shift, scale = mean if centering == "running" else 0.0, std if scaling == "running" else 1.0
-        assert estimates.scores.tolist() == pytest.approx([(n - shift) / scale for n in lengths], rel=1e-5, abs=1e-6)
+        assert estimates.shaped_scores.tolist() == pytest.approx(
+            [(n - shift) / scale for n in lengths], rel=1e-5, abs=1e-6
+        )
         assert metrics["objective/score"] == statistics.fmean(lengths)
         assert metrics["objective/score_mean_so_far"] == pytest.approx(mean, rel=1e-12)
         assert metrics["objective/score_std_so_far"] == pytest.approx(std, rel=1e-12)
@@ -195,7 +197,7 @@ def test_centering_by_prompt_subtracts_the_mean_of_the_prompts_other_completions
     assert held_out["eval_objective/score"] > 0, "a batch of one completion a prompt, of a size that 3 does not divide"
     (rollout, estimates, _), [metrics] = trainer.updates[0], updates_of(trainer)[:1]
     lengths = count(rollout.samples.completion_id_lists())
-    assert len(set(lengths)) > 1 and estimates.scores.tolist() == lengths, "metrics keep the score itself"
+    assert len(set(lengths)) > 1 and estimates.shaped_scores.tolist() == lengths, "metrics keep the score itself"
     assert metrics["objective/score"] == metrics["objective/shaped_score"] == pytest.approx(statistics.fmean(lengths))
     baselines = [
         statistics.fmean(lengths[start:index] + lengths[index + 1 : start + 3])
@@ -279,7 +281,7 @@ def test_a_whole_completion_as_one_action(tmp_path: Path) -> None:
         kl_coef=0.2, max_steps=1,
     )  # fmt: skip
     rollout, estimates, _ = trainer.updates[0]
-    returns, first = estimates.scores - 0.2 * rollout.kl, rollout.values[:, 0]
+    returns, first = estimates.shaped_scores - 0.2 * rollout.kl, rollout.values[:, 0]
     gains = returns - first
     assert estimates.returns.shape == estimates.advantages.shape == (8, 1)
     torch.testing.assert_close(estimates.returns[:, 0], returns)

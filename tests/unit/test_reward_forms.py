@@ -91,11 +91,11 @@ def test_per_token_and_span_rewards_are_aligned_and_weighted() -> None:
         return [[(0, 2, 1.0), (1, 2, 0.5)], [], [(0, 3, 5.0)]]
 
     rewards = Rewards([numbers, spans], weights=[0.5, 2.0], tokenizer=make_tokenizer())
-    scored = rewards(samples, ["a"] * 3, ["abcd", "ef", "ghi"], ["aabcd", "aef", "aghi"], {})
-    assert scored.per_reward.nan_to_num(9.0).tolist() == [[0.0, 1.5], [7.0, 0.0], [9.0, 5.0]]
-    assert scored.total.tolist() == [3.0, 3.5, 10.0]
-    assert scored.by_token is not None
-    assert scored.by_token.tolist() == [[0.5, 4.0, 1.5, 2.0, -5.0], [0.0] * 5, [0.0, 0.0, 10.0, 0.0, 0.0]]
+    reward_scores = rewards(samples, ["a"] * 3, ["abcd", "ef", "ghi"], ["aabcd", "aef", "aghi"], {})
+    assert reward_scores.per_reward.nan_to_num(9.0).tolist() == [[0.0, 1.5], [7.0, 0.0], [9.0, 5.0]]
+    assert reward_scores.total.tolist() == [3.0, 3.5, 10.0]
+    assert reward_scores.by_token is not None
+    assert reward_scores.by_token.tolist() == [[0.5, 4.0, 1.5, 2.0, -5.0], [0.0] * 5, [0.0, 0.0, 10.0, 0.0, 0.0]]
     # Spans count in what the function read, such as the content of a message, without what was taken off before it.
     message = [{"role": "assistant", "content": "hi"}]
     one = Rewards([lambda **_: [[], [], [(1, 2, 3.0)]]], tokenizer=make_tokenizer())
@@ -116,7 +116,7 @@ def test_per_token_rewards_reach_returns(tmp_path: Path) -> None:
     )  # fmt: skip
     [(rollout, estimates, _)] = trainer.updates
     [metrics] = updates_of(trainer)
-    totals, std = estimates.scored.total, float(estimates.scored.total.std())
+    totals, std = estimates.reward_scores.total, float(estimates.reward_scores.total.std())
     assert not rollout.samples.ended.all()
     for row, tokens in enumerate(rollout.samples.completion_id_lists()):
         dense = torch.tensor([0.5 * (place + 1) / std for place in range(len(tokens))])
@@ -125,7 +125,7 @@ def test_per_token_rewards_reach_returns(tmp_path: Path) -> None:
         expected[-1] += shaped - dense.sum()
         torch.testing.assert_close(estimates.rewards[row, : len(tokens)], expected, atol=1e-5, rtol=1e-5)
     assert metrics["objective/score"] == pytest.approx(float(totals.mean()), rel=1e-6)
-    assert metrics["rewards/each"] == pytest.approx(float(estimates.scored.per_reward[:, 0].mean()), rel=1e-6)
+    assert metrics["rewards/each"] == pytest.approx(float(estimates.reward_scores.per_reward[:, 0].mean()), rel=1e-6)
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
@@ -391,7 +391,7 @@ def test_prompts_with_equal_scores_are_counted_and_skipped(tmp_path: Path) -> No
     assert [log["objective/equal_scores"] for log in logs] == [0.5, 0.5]
     assert logs[0]["objective/score"] == logs[1]["objective/score"] and logs[0]["episodes"] == logs[1]["episodes"] == 8
     (rollout, estimates, _), (whole, _, _) = without.updates[0], with_all.updates[0]
-    assert len(rollout.samples) == len(estimates.scores) == 4 and len(whole.samples) == 8
+    assert len(rollout.samples) == len(estimates.shaped_scores) == 4 and len(whole.samples) == 8
     assert estimates.advantages[estimates.mask].mean().abs() < 1e-5, "whitened over what is left"
     assert snapshot(with_all)["policy.lm_head.weight"].ne(snapshot(without)["policy.lm_head.weight"]).any()
 

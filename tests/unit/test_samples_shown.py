@@ -58,7 +58,7 @@ def test_logged_completions_are_printed_and_saved(tmp_path: Path, capsys: pytest
         wanted = [
             {
                 "prompt": asked[row].removesuffix(";:"), "completion": said[row],
-                "score": estimates.scored.total[row].item(), "kl": rollout.kl[row].item(),
+                "score": estimates.reward_scores.total[row].item(), "kl": rollout.kl[row].item(),
                 "ended": rollout.samples.ended[row].item(), "first": said[row][:1],
             }
             for row in range(3)

@@ -118,8 +118,8 @@ def test_trace_equals_trainer_and_definitions(tmp_path: Path, name: str) -> None
             told, width = [getattr(token, figure) for token in result.tokens], tensor.shape[1]
             assert told[:-width] == [None] * (len(told) - width)
             assert told[-width:] == pytest.approx(tensor[0].tolist(), **CLOSE), figure
-        assert result.shaped_score == pytest.approx(float(estimates.scores[0]), **CLOSE)
-        assert result.score == pytest.approx(float(estimates.scored.total[0]), **CLOSE)
+        assert result.shaped_score == pytest.approx(float(estimates.shaped_scores[0]), **CLOSE)
+        assert result.score == pytest.approx(float(estimates.reward_scores.total[0]), **CLOSE)
         assert result.score == pytest.approx(result.scores["reward_model"] + 0.5 * result.scores["begins"], **CLOSE)
         assert result.kl == pytest.approx(float(k1.sum()), **CLOSE)
         assert result.ratio == pytest.approx(float(ratios.prod()), **CLOSE)

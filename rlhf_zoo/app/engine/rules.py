@@ -52,11 +52,11 @@ class RuleRewards:
         texts = [append_completion(wrapped_prompt, completion)]
         completions = [wrap_completion(wrapped_prompt, completion)]
         try:
-            scored = self.rewards(samples, [wrapped_prompt], completions, texts, columns)
+            reward_scores = self.rewards(samples, [wrapped_prompt], completions, texts, columns)
         except ZooError as error:
             log.info("No reward for the prompt %.80r: %s", prompt, error)
             return None
         finally:
             if self.later_timeout is not None:
                 self.rewards.timeout = self.later_timeout
-        return float(scored.total[0])
+        return float(reward_scores.total[0])

@@ -33,7 +33,7 @@ from ...ppo.rollout import Advantages, Rollout
 from ...ppo.token_checks import TokenConsumer, check_ids, check_saved_tokenizer, check_tokenizer, count_embedding_rows
 from ...ppo.trainer import PPOTrainer
 from ...publishing.adapters import check_planned_base
-from ...rewards import RewardModel, Scored
+from ...rewards import RewardModel, RewardScores
 from ...runs.checks.models import NamedModel, check_prompt_lengths, starting_models
 from ...runs.checks.splits import check_forms
 from ...runs.context import RunContext, stages_to_train
@@ -461,16 +461,19 @@ def _check_ratio(trainer: PPOTrainer, trial: tuple[list[dict], Rollout]) -> tupl
     return None, f"|log ρ| is {mismatch:.3g} per token before any step"
 
 
-def _check_rewards(trainer: PPOTrainer, trial: tuple[list[dict], Rollout]) -> tuple[Scored, str]:
+def _check_rewards(trainer: PPOTrainer, trial: tuple[list[dict], Rollout]) -> tuple[RewardScores, str]:
     rows, rollout = trial
-    scored = trainer.score(rollout, rows)
-    warn_if_scores_identical(scored.total, subject="trial rollout")
-    return scored, f"{len(rows)} finite scores from {scored.total.min():.3g} to {scored.total.max():.3g}"
+    reward_scores = trainer.score(rollout, rows)
+    scores = reward_scores.total
+    warn_if_scores_identical(scores, subject="trial rollout")
+    return reward_scores, f"{len(rows)} finite scores from {scores.min():.3g} to {scores.max():.3g}"
 
 
-def _check_reward_sums(trainer: PPOTrainer, trial: tuple[list[dict], Rollout], scored: Scored) -> tuple[None, str]:
+def _check_reward_sums(
+    trainer: PPOTrainer, trial: tuple[list[dict], Rollout], reward_scores: RewardScores
+) -> tuple[None, str]:
     _, rollout = trial
-    estimates: Advantages = trainer.compute_advantages(rollout, scored)
+    estimates: Advantages = trainer.compute_advantages(rollout, reward_scores)
     args = trainer.args
     if args.whiten_rewards:
         return None, "not checked: whitened rewards do not sum to score − β·ΣKL"
@@ -479,6 +482,6 @@ def _check_reward_sums(trainer: PPOTrainer, trial: tuple[list[dict], Rollout], s
         rollout.logprobs, rollout.ref_logprobs, estimator=args.kl_estimator if args.kl_in == "reward" else "k1"
     ).masked_fill(~rollout.mask, 0)
     kl = F.actions(kl, rollout.mask, level=args.action_level)
-    check_rewards(estimates.rewards, estimates.scores, kl, estimates.mask, kl_coef=beta)
-    error = (estimates.rewards.sum(1) - (estimates.scores - beta * kl.sum(1))).abs().max()
+    check_rewards(estimates.rewards, estimates.shaped_scores, kl, estimates.mask, kl_coef=beta)
+    error = (estimates.rewards.sum(1) - (estimates.shaped_scores - beta * kl.sum(1))).abs().max()
     return None, f"Σr = score − β·ΣKL within {float(error):.1g}, β = {beta:g}"

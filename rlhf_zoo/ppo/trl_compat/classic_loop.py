@@ -42,7 +42,7 @@ class ClassicLoop(ZooPPOTrainer):
         tokens, mask = rollout.mask, estimates.mask
         error = (estimates.values - estimates.returns).square()
         returns, values = (self.mean_and_std(x, mask) for x in (estimates.returns, estimates.values))
-        scores = self.mean_and_std(estimates.scores)
+        scores = self.mean_and_std(estimates.shaped_scores)
         lengths = {
             "queries": self.mean_and_std(rollout.samples.prompt_mask.sum(1).float()),
             "responses": self.mean_and_std(tokens.sum(1).float()),
