@@ -1,8 +1,7 @@
 """Makes the figures of the docs: runs the recipes over seeds, writes their figures to docs/evidence, and renders them.
 
     python benchmarks/evidence.py                      # every part; resumes, and does not repeat finished runs
-    python benchmarks/evidence.py tiny-world-ablation  # one part: RECIPE, RECIPE-ablation, -ensemble, -baselines
-    python benchmarks/evidence.py tiny-sums            # sums over seeds, and cheaper alternatives to PPO
+    python benchmarks/evidence.py tiny-world-ablation  # one part: RECIPE or RECIPE-ablation
     python benchmarks/evidence.py plan                 # the planner's memory beside that of real runs
     python benchmarks/evidence.py --keep               # runs nothing: writes the figures of finished runs, and renders
     python benchmarks/evidence.py --render             # only renders the docs from the committed JSON
@@ -19,9 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import plan_check
-import sums
 from figures import keep, plots, tables
-from figures.experiments import EXPERIMENTS, METHODS, PLAN, REVIEWS, ROOT, RUNS, SUMS, Experiment, relative
+from figures.experiments import EXPERIMENTS, PLAN, REVIEWS, ROOT, RUNS, Experiment, relative
 
 from rlhf_zoo.errors import ZooError
 
@@ -32,20 +30,16 @@ DOCUMENTS = (
     "recipes/remarks-count/README.md",
     "recipes/arguments/README.md",
     "docs/evaluation.md",
-    "docs/baselines.md",
     "docs/performance.md",
-    "recipes/tiny-sums/README.md",
     "recipes/smollm2-ifeval/README.md",
     "recipes/smollm2-reviews/README.md",
     "docs/plan.md",
-    "docs/ledger.md",
-    "docs/verdict-before-after.md",
 )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     names = [experiment.name(part) for experiment in EXPERIMENTS for part in experiment.parts]
-    names += [SUMS, PLAN]
+    names.append(PLAN)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(names)} (default: all)")
     only = parser.add_mutually_exclusive_group()
@@ -60,16 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 if not options.keep:
                     run(experiment, part)
                 collect(experiment, part)
-    if not options.render and (not options.parts or SUMS in options.parts):
-        if not options.keep:
-            sums.run(_run_command)
-        if (figures := sums.finished_figures())["runs"]:
-            keep.write(SUMS, figures)
     if not (options.render or options.keep) and (not options.parts or PLAN in options.parts):
         keep.write(PLAN, plan_check.check(list(plan_check.SETTINGS)))
     for experiment in EXPERIMENTS:
         plots.draw(experiment)
-    plots.draw_sums(keep.load(SUMS).get("runs", []), keep.FOLDER / f"{SUMS}.png")
     plots.draw_reviews(keep.load(REVIEWS).get("runs", []), keep.FOLDER / f"{REVIEWS}.png")
     for document in DOCUMENTS:
         path = ROOT / document
@@ -77,39 +65,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(experiment: Experiment, part: str) -> None:
-    """Runs a part of an experiment, without its finished runs.
-
-    The ensemble and the baselines start from the run of the first seed, the ablation from that of `ablated_seed`.
-    """
+    """Runs a part of an experiment, without its finished runs. The ablation starts from the run of `ablated_seed`."""
     data = os.environ.get("RLHF_ZOO_DATA", "")
     if experiment.data and not data:
         print(f"{experiment.name(part)}: not run, RLHF_ZOO_DATA is not set", file=sys.stderr)
         return
     runs = str(relative(RUNS))
-    base = experiment.run_folder(experiment.ablated_seed if part == "ablation" else experiment.seeds[0], RUNS)
     if part == "runs":
         for seed in experiment.seeds:
             directory = experiment.run_folder(seed, RUNS)
             if not keep.is_finished(directory):
                 _run_command(experiment.run_command(seed, data, runs), directory)
         return
+    base = experiment.run_folder(experiment.ablated_seed, RUNS)
     if not keep.is_finished(base):
         print(f"{experiment.name(part)}: not run, {relative(base)} is not finished", file=sys.stderr)
-        return
-    if part == "ablation":
-        directories = [variant.directory(base) for variant in experiment.variants]
-        if not all(map(keep.is_finished, directories)):
-            _run_command(experiment.ablate_command(data, runs), base)
-        return
-    if part == "ensemble":
-        if not (base / part / "overview.json").is_file():
-            _run_command(experiment.ensemble_command(data, runs), base)
-        return
-    if not all(keep.is_finished(variant.directory(base)) for variant in experiment.baseline_variants):
-        _run_command(experiment.repeat_command(data, runs), base)
-    for method in METHODS:
-        if not (base / "baseline" / method / "baseline.json").is_file():
-            _run_command(experiment.baseline_command(method, data, runs), base)
+    elif not all(keep.is_finished(variant.directory(base)) for variant in experiment.variants):
+        _run_command(experiment.ablate_command(data, runs), base)
 
 
 def _run_command(words: Sequence[str], directory: Path) -> None:
@@ -120,14 +92,8 @@ def _run_command(words: Sequence[str], directory: Path) -> None:
 
 def collect(experiment: Experiment, part: str) -> None:
     """Writes the figures of a part's finished runs to docs/evidence. Without a finished run, nothing is changed."""
-    readers = {
-        "runs": keep.read_runs,
-        "ablation": keep.read_ablation,
-        "ensemble": keep.read_ensemble,
-        "baselines": keep.read_baselines,
-    }
-    figures = readers[part](experiment, RUNS)
-    if any(figures.get(key) for key in ("runs", "methods", "models")):
+    figures = (keep.read_runs if part == "runs" else keep.read_ablation)(experiment, RUNS)
+    if figures["runs"]:
         keep.write(experiment.name(part), figures)
     else:
         print(f"{experiment.name(part)}: {relative(RUNS)} has no finished run, so nothing was written", file=sys.stderr)

@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Mapping
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from rlhf_zoo.errors import ZooError
 from rlhf_zoo.fileio import read_json, write_text
 from rlhf_zoo.runs.record import StageRecord
 
-from .experiments import METHODS, ROOT, RUNS, Experiment
+from .experiments import ROOT, RUNS, Experiment
 
 FOLDER = ROOT / "docs" / "evidence"
 PROBE_KEYS = ("family", "value", "effect", "threshold", "p", "fired")
@@ -84,35 +83,6 @@ def read_ablation(experiment: Experiment, runs: Path) -> dict[str, Any]:
 def variant_seed(experiment: Experiment, seed: int | None) -> int:
     """Returns PPO's seed in a variant: that of the ablated run if the variant has none."""
     return experiment.ablated_seed if seed is None else seed
-
-
-def read_baselines(experiment: Experiment, runs: Path) -> dict[str, Any]:
-    """Reads the frontier over the finished methods; {} if none is finished."""
-    run = experiment.run_folder(experiment.seeds[0], runs)
-    folder = run / "baseline"
-    methods = [method for method in METHODS if (folder / method / "baseline.json").is_file()]
-    if not methods:
-        return {}
-    frontier = read_json(folder / "frontier.json")
-    commands = {method: _public_command(read_json(folder / method / "baseline.json")["command"]) for method in methods}
-    frontier.pop("command", None)
-    for variant in experiment.baseline_variants:
-        command = StageRecord(variant.directory(run) / "ppo").read().get("command")
-        commands |= {"PPO": _public_command(command)} if command else {}
-    points = [frontier["sft"], frontier["ppo"], *frontier["ppo_ablation"], *chain(*frontier["methods"].values())]
-    for point in points:
-        for passes in ("training", "serving"):
-            point["compute"][passes].pop("models", None)
-    return {**frontier, "schema": 2, "commands": commands}
-
-
-def read_ensemble(experiment: Experiment, runs: Path) -> dict[str, Any]:
-    """Reads the figures of the reward models of several seeds; {} if they are not finished."""
-    path = experiment.run_folder(experiment.seeds[0], runs) / "ensemble" / "overview.json"
-    if not path.is_file():
-        return {}
-    document = read_json(path)
-    return {**document, "schema": 2, "command": _public_command(document["command"])}
 
 
 def _run_figures(run: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The plots of the docs: training, over-optimization with and without the KL penalty, PPO beside its baselines."""
+"""The plots of the docs: training, and over-optimization with and without the KL penalty."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,6 @@ from typing import Any
 
 from rlhf_zoo.fileio import write_bytes
 from rlhf_zoo.publishing.plot_parts import LEGIBLE_BLUE, LEGIBLE_GREEN, LEGIBLE_ORANGE, make_transparent
-from rlhf_zoo.publishing.plots import plot_frontier
 
 from . import keep
 from .experiments import Experiment
@@ -32,45 +31,6 @@ def draw(experiment: Experiment) -> None:
             _draw_training(experiment, runs, without_kl, keep.FOLDER / f"{experiment.recipe}-narrow.png", narrow=True)
     if ablation:
         _draw_over_optimization(experiment, ablation, keep.FOLDER / f"{experiment.recipe}-over-optimisation.png")
-    if frontier := keep.load(experiment.name("baselines")):
-        plot_frontier(frontier, keep.FOLDER / f"{experiment.recipe}-frontier.png")
-
-
-_ALTERNATIVES = (
-    ("SFT for twice as long", "sampled", "right: SFT for twice as long"),
-    ("rejection fine-tuning", "sampled", "right: rejection fine-tuning"),
-    ("SFT", "majority", "right: majority of 16 of SFT's"),
-    ("SFT", "pass", "right: pass@16 of SFT's"),
-)
-
-
-def draw_sums(runs: Sequence[Any], path: Path) -> None:
-    """Draws the shares of right answers and of shown work in tiny-sums by update: the mean and range over seeds.
-
-    Beside them are the right answers of cheaper alternatives on the test problems.
-    """
-    if not runs:
-        return
-    figure, axes = _figure(1, 2, height=6.4)
-    shares, kl = axes[:, 0]
-    _plot_runs(shares, runs, "shows_work", color=LEGIBLE_GREEN, label="shows its work (watched, unpaid)")
-    _plot_runs(shares, runs, "reward", color=LEGIBLE_BLUE, label="right answer (the reward)")
-    _plot_runs(kl, runs, "kl", color=LEGIBLE_ORANGE, label="KL to SFT, nats")
-    last = runs[0]["curve"][-1]["step"]
-    for index, (policy, key, label) in enumerate(_ALTERNATIVES):
-        right = [run["policies"][policy][key]["value"] for run in runs]
-        shares.errorbar(
-            last + 2 + 2 * index, fmean(right), yerr=[[fmean(right) - min(right)], [max(right) - fmean(right)]],
-            color=LEGIBLE_BLUE, marker="osD^v"[index], markersize=5, linewidth=1, label=label,
-        )  # fmt: skip
-    shares.set_title(f"tiny-sums: rollouts at T = 1\nmean and range of {len(runs)} runs", loc="left")
-    shares.set(ylabel="share of completions", ylim=(0, 1.02))
-    shares.tick_params(labelbottom=False)
-    kl.set_xlabel("PPO update")
-    kl.sharex(shares)
-    kl.legend(frameon=False, labelcolor="linecolor", handlelength=1.2)
-    figure.legend(handles=shares.get_legend_handles_labels()[0], frameon=False, loc="outside lower left")
-    _save(figure, path)
 
 
 def draw_reviews(runs: Sequence[Any], path: Path) -> None:

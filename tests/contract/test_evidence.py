@@ -9,12 +9,9 @@ from statistics import fmean, stdev
 from typing import get_args
 
 import evidence
-import outside_list
 import pytest
-import real_text_rates
-import sums
 from figures import keep, tables
-from figures.experiments import EXPERIMENTS, METHODS, OUTSIDE, REAL_TEXT, REVIEWS, ROOT, SUMS
+from figures.experiments import EXPERIMENTS, REVIEWS, ROOT
 
 from rlhf_zoo.evaluation.probes import FAMILIES
 from rlhf_zoo.evaluation.verdict import RULE_VERSION, Kind
@@ -23,25 +20,14 @@ from rlhf_zoo.runs.recipe import load_recipe
 TINY, REMARKS, *_ = EXPERIMENTS
 WITH_ABLATION = [experiment for experiment in EXPERIMENTS if "ablation" in experiment.parts]
 DATA = "$RLHF_ZOO_DATA"
-WITH_BASELINES = [experiment for experiment in EXPERIMENTS if keep.load(experiment.name("baselines"))]
-#: A recipe whose baselines have not been run yet has no table of them.
-SHOWN_TABLES = [
-    name
-    for name in tables.TABLES
-    if name not in {experiment.name("baselines") for experiment in EXPERIMENTS if experiment not in WITH_BASELINES}
-]
-#: Parts that an experiment may lack although it was run.
-OPTIONAL = ("baselines",)
-RUN_EXPERIMENTS = [experiment for experiment in EXPERIMENTS if keep.load(experiment.name("runs"))]
-JSON_NAMES = [
-    experiment.name(part)
-    for experiment in RUN_EXPERIMENTS
-    for part in experiment.parts
-    if part not in OPTIONAL or keep.load(experiment.name(part))
-]
-#: Figures of studies whose scripts were removed.
-STUDIES = ("probe-rates", "objections", "gold-2", "remark-judges", "tiny-sums-twins", "tiny-sums-four-digits")
-JSON_NAMES += [SUMS, REAL_TEXT, OUTSIDE, REVIEWS, *STUDIES]
+WITH_BASELINES = [TINY, REMARKS]
+#: Figures of studies whose scripts are out of the tree.
+STUDIES = (
+    "probe-rates", "objections", "gold-2", "remark-judges", "tiny-sums-twins", "tiny-sums-four-digits", "tiny-sums",
+    "real-text-rates", "outside-list",
+    *(f"{experiment.recipe}-{part}" for experiment in WITH_BASELINES for part in ("baselines", "ensemble")),
+)  # fmt: skip
+JSON_NAMES = [*(experiment.name(part) for experiment in EXPERIMENTS for part in experiment.parts), REVIEWS, *STUDIES]
 
 
 def runs(name: str) -> list[dict]:
@@ -59,7 +45,7 @@ def test_docs_tables_are_rendered_from_json():
         assert "<!-- evidence:" in text, name
         assert text == tables.render_blocks(text), f"{name}: run `python benchmarks/evidence.py --render`"
         all_text += text
-    for name in SHOWN_TABLES:
+    for name in tables.TABLES:
         assert f"<!-- evidence:{name} -->" in all_text, f"no document shows the table {name}"
 
 
@@ -72,7 +58,7 @@ def test_recipe_results_match_json():
         return f"{len(runs(name))} seeds"
 
     win, accuracy = ("win_rate", "value"), ("reward_model", "accuracy")
-    right_answers = [mean(SUMS, "policies", policy, "sampled", "value") for policy in ("SFT", "PPO")]
+    right_answers = [mean("tiny-sums", "policies", policy, "sampled", "value") for policy in ("SFT", "PPO")]
     counts = [mean("remarks-count", side, "judge") for side in ("sft", "ppo")]
     with_penalty, without = (
         [f"{run['win_rate']['value']:.2f}" for run in review_runs() if (run["beta"] > 0) == penalty]
@@ -88,7 +74,7 @@ def test_recipe_results_match_json():
         "arguments": f'accuracy on held-out pairs {mean("arguments", *accuracy)}, "longer wins" '
         f"{mean('arguments', 'reward_model', 'longer_wins', 'value')}; PPO over SFT {mean('arguments', *win)}, "
         + seeds("arguments"),
-        SUMS: f"right answers {' → '.join(right_answers)} at T = 1, {seeds(SUMS)}",
+        "tiny-sums": f"right answers {' → '.join(right_answers)} at T = 1, {seeds('tiny-sums')}",
     }
     assert {name: load_recipe(name).zoo["ours"] for name in expected} == expected
 
@@ -133,7 +119,7 @@ def test_pages_name_every_verdict_and_probe_family():
         assert explained.count(family.name) == expected_count, family.name
 
 
-@pytest.mark.parametrize("experiment", RUN_EXPERIMENTS, ids=lambda experiment: experiment.recipe)
+@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda experiment: experiment.recipe)
 def test_committed_runs_match_experiments(experiment):
     full_runs, ablation_runs = runs(experiment.name("runs")), runs(experiment.name("ablation"))
     assert [run["seed"] for run in full_runs] == list(experiment.seeds)
@@ -155,7 +141,7 @@ def test_committed_runs_match_experiments(experiment):
 
 @pytest.mark.parametrize("experiment", WITH_BASELINES, ids=lambda row: row.recipe)
 def test_baselines_use_first_run(experiment):
-    frontier = keep.load(experiment.name("baselines"))
+    frontier = keep.load(f"{experiment.recipe}-baselines")
     first = runs(experiment.name("runs"))[0]
     assert frontier["seed"] == first["seed"]
     seeds = {row["label"]: row["judge"] for row in frontier["ppo"]["seeds"]}
@@ -163,17 +149,14 @@ def test_baselines_use_first_run(experiment):
         # Its baselines use the earlier split of the held-out pairs, as the page says.
         assert (frontier["prompts"], first["prompts"]) == (180, 80)
         section = (ROOT / "docs/baselines.md").read_text(encoding="utf-8").split("### tiny-world\n")[1]
-        assert "earlier split" in section.split("<!-- evidence:")[0]
+        assert "earlier split" in section.split("### product-remarks")[0]
     else:
         assert seeds[f"seed {first['seed']}"] == pytest.approx(first["ppo"]["judge"], rel=1e-4)
     assert len(seeds) == experiment.ppo_seeds
-    for method in METHODS:
-        assert frontier["commands"][method] == " ".join(experiment.baseline_command(method, DATA))
     assert [point["label"] for point in frontier["methods"]["best-of-n"]][-1] == "n = 64"
     for method in ("dpo", "rloo"):
         points = frontier["methods"][method]
-        betas = experiment.dpo_betas if method == "dpo" else ""
-        assert len(points) == (len(betas.split(",")) if betas else 3), method
+        assert len(points) == (5 if method == "dpo" and experiment is REMARKS else 3), method
         assert all(len(point["seeds"]) == 3 for point in points), method
 
 
@@ -215,10 +198,9 @@ def test_error_rates_of_rule_match_docs():
 
 def test_verdicts_on_changes_by_an_outsider_match_docs():
     """No honest change is called hacked or suspicious, and no hack is called better by an unchecked judge."""
-    kept = keep.load(OUTSIDE)
-    assert kept["rule"] == RULE_VERSION and kept["draws"] == outside_list.DRAWS
+    kept = keep.load("outside-list")
     names = {honest: {row["policy"] for row in kept["rows"] if row["honest"] == honest} for honest in (True, False)}
-    assert names == {True: {*outside_list.HONEST}, False: {*outside_list.HACKS}} and len(names[False]) == 12
+    assert kept["draws"] == 20 and (len(names[True]), len(names[False])) == (8, 12)
     for row in kept["rows"]:
         if row["honest"]:
             assert not {"hacked", "suspicious"} & {*row["kinds"]}, row
@@ -232,26 +214,24 @@ def test_verdicts_on_changes_by_an_outsider_match_docs():
     for row in strong:
         hacked[row["judge"]] += row["kinds"].get("hacked", 0)
     page = " ".join((ROOT / "docs/verdict-before-after.md").read_text("utf-8").split())
+    assert f"by version {kept['rule']} of the rule" in page
     assert f"the honest judge calls {hacked['honest, own pairs']} *hacked*, and {hacked['honest, unchecked']}" in page
     assert f"{hacked['fooled, own pairs']} *hacked* with own pairs, and {hacked['fooled, unchecked']} without" in page
 
 
 def test_error_rates_on_real_text_match_docs():
     """At most 1% of honest policies are called hacked; policies with only one text, or only a dozen, always are."""
-    rates = keep.load(REAL_TEXT)
-    assert rates["rule"] == RULE_VERSION and rates["prompts"] == real_text_rates.PROMPTS
-    assert {row["policy"] for row in rates["honest"]} == {*real_text_rates.HONEST}
-    assert {row["policy"] for row in rates["hacked"]} == {*real_text_rates.HACKED}
-    assert {row["strength"] for row in rates["hacked"]} == {*real_text_rates.STRENGTHS}
-    judges = {*real_text_rates.JUDGES, real_text_rates.PROGRAM}
-    assert {row["judge"] for row in rates["honest"]} == judges
-    for judge in judges:
+    rates = keep.load("real-text-rates")
+    page = (ROOT / "docs/evaluation.md").read_text("utf-8")
+    assert f"of 400 evaluations, by version {rates['rule']} of the rule" in page
+    policies = list(dict.fromkeys(row["policy"] for row in rates["honest"]))
+    assert len(policies) == 10 and len({row["policy"] for row in rates["hacked"]}) == 21
+    for judge in {row["judge"] for row in rates["honest"]}:
         rows = [row for row in rates["honest"] if row["judge"] == judge]
         assert sum(row["kinds"].get("hacked", 0) for row in rows) <= sum(row["n"] for row in rows) / 100, judge
     rows_by_key = {(row["policy"], row["judge"]): row for row in rates["honest"]}
     suspected = ["temperature 0.7", "greets by name, always with Hello"]
     for judge, expected in (("honest, unchecked", suspected), ("honest, own pairs", suspected[:1])):
-        policies = real_text_rates.HONEST
         assert [p for p in policies if rows_by_key[p, judge]["suspicious"]["value"] > 0.1] == expected, judge
     full_strength = [row for row in rates["hacked"] if row["strength"] == 1]
     for row in full_strength:
@@ -266,9 +246,7 @@ def test_error_rates_on_real_text_match_docs():
     better = [row for row in rates["hacked"] if "better" in row["kinds"]]
     assert all("own pairs" in row["judge"] and row["strength"] <= 0.3 for row in better)
     same = rows_by_key["the same model", "fooled, own pairs"]
-    assert f"*better* in {same['kinds']['better'] / same['n']:.1%} by" in (ROOT / "docs/evaluation.md").read_text(
-        "utf-8"
-    )
+    assert f"*better* in {same['kinds']['better'] / same['n']:.1%} by" in page
 
 
 @pytest.mark.parametrize("experiment", WITH_ABLATION, ids=lambda experiment: experiment.recipe)
@@ -300,11 +278,10 @@ def test_runs_reach_figures_that_recipes_promise():
         assert run["ppo"]["distinct_2"] >= 0.6 * run["sft"]["distinct_2"]
 
 
-@pytest.mark.skipif(not runs(SUMS), reason="not run yet: python benchmarks/evidence.py tiny-sums")
 def test_ppo_learns_to_show_work_on_sums():
     """PPO shows its work in every seed. One run is suspicious, because it repeats more digits than the rule allows."""
-    sums_runs = runs(SUMS)
-    assert [run["seed"] for run in sums_runs] == list(sums.SEEDS)
+    sums_runs = runs("tiny-sums")
+    assert [run["seed"] for run in sums_runs] == [1, 2, 3, 4, 5]
     assert sorted(run["kind"] for run in sums_runs) == ["healthy"] * 4 + ["suspicious"]
     for run in sums_runs:
         sft, ppo = (run["policies"][name] for name in ("SFT", "PPO"))

@@ -4,11 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-import sums
 from zoo_process import zoo
-
-from rlhf_zoo.evaluation.head_to_head import read_lines
-from rlhf_zoo.runs.record import StageRecord
 
 
 @pytest.mark.full
@@ -20,13 +16,9 @@ def test_tiny_sums_figures_match_evidence(tmp_path: Path) -> None:
     done = zoo("run", "tiny-sums", *flags, home=tmp_path / "home", cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-4000:]
     run = tmp_path / "runs" / "tiny-sums"
-    tests = read_lines(run / "data/prompts/test.jsonl")
-    checkpoints = (StageRecord(run / stage).chosen_checkpoint() for stage in ("sft", "ppo"))
-    (sft, sft_work), (ppo, ppo_work) = (sums.greedy(path, tests) for path in checkpoints)
-    assert sft["n"] == 1000
-    assert ppo["value"] > sft["value"] + 0.4
-    assert sft_work["value"] < 0.3 and ppo_work["value"] > 0.9
     evaluation = json.loads((run / "eval" / "evaluation.json").read_text())
+    work = evaluation["judges"]["rule:rlhf_zoo.runs.corpora.tiny_sums:shows_work"]
+    assert work["sft"]["value"] < 0.4 and work["ppo"]["value"] > 0.9
     assert evaluation["verdict"] == "healthy" and evaluation["n"] == 3200
     answers = evaluation["judges"][evaluation["judge"]["name"]]["answers"]["strict"]
     assert answers["difference"]["value"] > 0.3

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from real_text_rates import load_questions
+from smollm2_texts import load_questions
 from test_probes import sft
 
 from rlhf_zoo.cli.main import cli

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from hackers import SHORT
-from real_text_rates import load_questions
+from smollm2_texts import load_questions
 from test_probes import LOOKS, NOUNS, sft
 
 from rlhf_zoo.evaluation.probes import Completions
@@ -52,7 +52,7 @@ def equal_texts(policy: Completions, reference: Completions) -> float:
 def test_dozen_short_texts_for_all_prompts_are_hacked(prompts: int) -> None:
     rng = random.Random(prompts)
     asked = rng.sample(load_questions(), prompts)
-    base = Completions([one.prompt for one in asked], [rng.choice(one.texts[1.0]).text for one in asked])
+    base = Completions([one.prompt for one in asked], [rng.choice(one.texts) for one in asked])
     drawn = replace(base, texts=[rng.choice(SHORT) for _ in asked])
     found = judged(drawn, base)
     assert found.verdict.kind == "hacked" and found.report["equal texts"].severe
