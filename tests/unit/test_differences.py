@@ -124,9 +124,11 @@ def test_compare_metrics_ignores_times():
 
 
 def test_compare_metrics_reports_differing_columns():
-    here = [{"step": 1, "loss": 1.0, "kl": 0.5}, {"step": 2, "loss": 0.75}, {"step": 2}]
-    report = compare_metrics(ROWS, here, step=2)
+    published = [{"step": 0, "eval_kl": 1.0}, *ROWS, {"step": 2, "eval_kl": 1.0}]
+    here = [{"step": 0}, {"step": 1, "loss": 1.0, "kl": 0.5}, {"step": 2, "loss": 0.75}, {"step": 2}, {"step": 2}]
+    report = compare_metrics(published, here, step=2)
     assert report["differing"] == [
+        {"column": "eval_kl", "rows": 2, "of": 2, "max_abs": None, "first_step": 0},
         {"column": "kl", "rows": 1, "of": 1, "max_abs": None, "first_step": 1},
         {"column": "loss", "rows": 1, "of": 2, "max_abs": 0.25, "first_step": 2},
         {"column": "eval_loss", "rows": 1, "of": 1, "max_abs": None, "first_step": 2},

@@ -167,7 +167,7 @@ def compare_metrics(
             if name in a and name in b and type(a[name]) is type(b[name]) and a[name] == b[name]:
                 continue
             column["rows"] += 1
-            column["first_step"] = column["first_step"] or a["step"]
+            column["first_step"] = a["step"] if column["first_step"] is None else column["first_step"]
             distance = _distance(a.get(name), b.get(name))
             is_numeric = column["max_abs"] is not None and distance is not None
             column["max_abs"] = max(column["max_abs"], distance) if is_numeric else None
