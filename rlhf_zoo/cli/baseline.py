@@ -96,7 +96,7 @@ def baseline(
             betas=betas,
             seeds=method_options["seeds"] or DEFAULT_SEEDS,
             learning_rate=method_options["learning_rate"],
-            pool=method_options["pool"] or DEFAULT_POOL,
+            pool_size=method_options["pool"] or DEFAULT_POOL,
             restart=restart,
         )
         frontier = write_report(finished_run, method, served=served)

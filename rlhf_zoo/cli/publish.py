@@ -73,7 +73,7 @@ def push(
     # After the check of the path, because these imports take seconds.
     with loading("loading the publisher"):
         from ..hub.client.run_signature import TRUST_RUN_FLAG
-        from ..pipeline.experiments.runner import variant_of
+        from ..pipeline.experiments.runner import variant_fields
         from ..runs.recipe import Recipe
         from ..runs.record import StageRecord
         from ..runs.rounds import round_fields
@@ -107,7 +107,7 @@ def push(
         private=private,
         stages=None if resume else tuple(folder.name for folder in folders),
         resend_cards=not resume,
-        **(variant_of(root) or round_fields(root)),
+        **(variant_fields(root) or round_fields(root)),
         **options,
     ) as (context, publisher):
         assert publisher is not None

@@ -295,6 +295,7 @@ def test_dpo_is_compared_with_ppo_of_same_sft_policy_only(folder: Path, compare:
     record.write(resolved={**resolved, "parents": {**resolved["parents"], "sft": "another"}})
     samples = read_samples(folder / "run/eval/samples.jsonl")
     for name, keys in (
+        ("kl-coef-0", {"kl_coef": 0.0, "reference": True}),
         ("kl-coef-9", {"kl_coef": 9.0}),
         ("kl-coef-8", {"kl_coef": 8.0, "max_steps": 2}),
         ("kl-coef-own-seed-7", {"seed": 7}),
@@ -310,7 +311,7 @@ def test_dpo_is_compared_with_ppo_of_same_sft_policy_only(folder: Path, compare:
     frontier = compare(*dpo, *FROZEN)
     assert set(frontier["methods"]) == {"dpo"}, "best-of-n was of another SFT policy"
     assert_measured_like_sft(folder, "dpo", frontier)
-    assert [point["label"] for point in frontier["ppo_ablation"]] == ["PPO, β = 9"]
+    assert [point["label"] for point in frontier["ppo_ablation"]] == ["PPO, β = 0", "PPO, β = 9"]
     assert frontier["ppo_ablation"][0]["judge"] == frontier["sft"]["judge"]
     seeds = {row["label"]: row["judge"] for row in frontier["ppo"]["seeds"]}
     assert set(seeds) == {"seed 1", "seed 7"} and seeds["seed 7"] == frontier["sft"]["judge"]["value"]

@@ -27,7 +27,7 @@ from rlhf_zoo.pipeline.experiments.runner import (
     read_outcome,
     read_own_outcome,
     run_variants,
-    variant_of,
+    variant_fields,
 )
 from rlhf_zoo.pipeline.experiments.sweep import ABLATION, write_overview
 from rlhf_zoo.pipeline.stages.interrupt import Stopped
@@ -68,8 +68,10 @@ def test_variant_shares_all_stages_but_ppo_with_base_run(tmp_path: Path) -> None
     variant = Variant((("kl_coef", 0.5),), None, ABLATION)
     run = tmp_path / "run"
     variant.record_base(run)
-    fields = variant_of(variant.directory(run))
-    assert variant_of(run) == {} and fields["variant"] == "kl-coef-0.5" and fields["base"].resolve() == run.resolve()
+    fields = variant_fields(variant.directory(run))
+    assert (
+        variant_fields(run) == {} and fields["variant"] == "kl-coef-0.5" and fields["base"].resolve() == run.resolve()
+    )
     ablation = replace(plain, directory=variant.directory(run), **fields)
     for stage in ("data", "sft", "reward"):
         assert ablation.record(stage).path.resolve() == plain.record(stage).path.resolve()
@@ -187,7 +189,7 @@ def test_run_variants_runs_them_in_sequence(tmp_path: Path, monkeypatch: pytest.
 
     def trained(context: RunContext, *_: object) -> None:
         steps.append(f"run {context.flags['ppo']['kl_coef']:g} {context.flags['ppo'].get('seed')}")
-        assert variant_of(context.directory)["variant"] == context.variant
+        assert variant_fields(context.directory)["variant"] == context.variant
         write_finished_run(run, context.flags["ppo"]["kl_coef"], 1.0, context.flags["ppo"].get("seed"))
 
     monkeypatch.setattr(pipeline, "run", trained)

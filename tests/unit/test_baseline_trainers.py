@@ -78,7 +78,7 @@ def test_rloo_rejects_unsupported_rollouts(tmp_path: Path) -> None:
 def test_rloo_rejects_prompts_with_open_assistant_turn(tmp_path: Path) -> None:
     begun = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "c"}]
     start = StartingPoint(tmp_path, make_tokenizer(), 0.1, 1, StageRecord(tmp_path), "")
-    terms: Any = {"arguments": {}, "sizes": {}, "missing_eos": {}, "score_clip": None}
+    terms: Any = {"arguments": {}, "matrix_sizes": {}, "missing_eos": {}, "score_clip": None}
     with pytest.raises(ZooError, match=r"PPO continues that turn, but trl's RLOO would close it .* compare with dpo"):
         train_rloo(start, Dataset.from_list([{"prompt": begun}]), Rewards([good]), **terms)
 

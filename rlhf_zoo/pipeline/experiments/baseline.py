@@ -210,14 +210,14 @@ class FinishedRun:
         limit = self.context.settings("ppo").data.max_prompt_length
         return drop_long_prompts(rows, self.evaluator.tokenizer, limit, subject="the prompts")[0]
 
-    def resolved(self, **settings: Any) -> dict[str, Any]:
+    def part_settings(self, **settings: Any) -> dict[str, Any]:
         """Returns the settings that identify a part of a baseline, for run.json.
 
         Args:
             **settings: The settings of the part itself. The evaluation and the starting models are added.
         """
         shared, ppo = self.context.shared, self.context.settings("ppo").resolved
-        starts = {stage: checkpoint for stage, checkpoint in self.checkpoints.items() if stage != "ppo"}
+        parents = {stage: checkpoint for stage, checkpoint in self.checkpoints.items() if stage != "ppo"}
         return {
             **settings,
             "paid_by": {key: ppo[key] for key in REWARD_KEYS if key in ppo},
@@ -226,7 +226,7 @@ class FinishedRun:
             "response_length": self.evaluator.max_new_tokens,
             "temperature": self.evaluator.temperature,
             "data": self.source.lineage["fingerprint"],
-            "parents": {stage: checkpoint.lineage["fingerprint"] for stage, checkpoint in starts.items()},
+            "parents": {stage: checkpoint.lineage["fingerprint"] for stage, checkpoint in parents.items()},
         }
 
 

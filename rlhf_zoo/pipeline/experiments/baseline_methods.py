@@ -61,7 +61,7 @@ def run_method(
     betas: Sequence[float] | None,
     seeds: int,
     learning_rate: float | None,
-    pool: int,
+    pool_size: int,
     restart: bool,
 ) -> None:
     """Runs every part of a method that is not finished.
@@ -72,11 +72,11 @@ def run_method(
         betas: Values of β for DPO and RLOO; None for `default_betas`.
         seeds: Number of policies to train for each β, with consecutive seeds from the recipe's.
         learning_rate: The learning rate; None for PPO's, or for SFT's in the method "sft".
-        pool: Number of samples per prompt for best-of-n.
+        pool_size: Number of samples per prompt for best-of-n.
         restart: Whether to repeat finished parts.
     """
     if method == "best-of-n":
-        _run_best_of_n(run, pool, restart)
+        _run_best_of_n(run, pool_size, restart)
         return
     first_seed = run.context.shared.seed
     beta_values = (default_betas(run.context) if betas is None else betas) if method in METHODS_WITH_BETA else [None]
@@ -85,24 +85,24 @@ def run_method(
             _train_and_measure(run, method, seed, beta, learning_rate, restart)
 
 
-def _run_best_of_n(run: FinishedRun, pool: int, restart: bool) -> None:
+def _run_best_of_n(run: FinishedRun, pool_size: int, restart: bool) -> None:
     """Samples and scores a pool of completions of each held-out prompt, except prompts that were scored before.
 
-    A row of metrics.jsonl has the keys step (the index of the prompt), and reward, judge and length, of shape (pool,).
+    A row of metrics.jsonl has the keys step (the index of the prompt), and reward, judge and length, each a list.
     """
-    resolved = run.resolved(pool=pool)
-    with open_part(run.context, run.folder / "best-of-n", resolved, stage=FOLDER, restart=restart) as record:
+    settings = run.part_settings(pool=pool_size)
+    with open_part(run.context, run.folder / "best-of-n", settings, stage=FOLDER, restart=restart) as record:
         if record is not None:
             scored_indices = {row["step"] for row in record.metrics()}
             remaining = [index for index in range(len(run.rows)) if index not in scored_indices]
             for start in range(0, len(remaining), _PROMPTS_PER_WRITE):
-                _score_pools(run, remaining[start : start + _PROMPTS_PER_WRITE], pool, record)
+                _score_pools(run, remaining[start : start + _PROMPTS_PER_WRITE], pool_size, record)
 
 
-def _score_pools(run: FinishedRun, indices: Sequence[int], pool: int, record: StageRecord) -> None:
+def _score_pools(run: FinishedRun, indices: Sequence[int], pool_size: int, record: StageRecord) -> None:
     evaluator = run.evaluator
-    _, prompts, columns = repeat_prompts(run.rows.select(indices), pool)
-    keys = [(POOL_STREAM, index, sample) for index in indices for sample in range(pool)]
+    _, prompts, columns = repeat_prompts(run.rows.select(indices), pool_size)
+    keys = [(POOL_STREAM, index, sample) for index in indices for sample in range(pool_size)]
     desc = f"pools of prompts {indices[0] + 1} to {indices[-1] + 1}"
     samples = evaluator.sample(evaluator.reference, prompts, keys=keys, seed=run.context.shared.seed, desc=desc)
     rewards: list[float] = []
@@ -111,7 +111,7 @@ def _score_pools(run: FinishedRun, indices: Sequence[int], pool: int, record: St
         rewards += evaluator.score_batch(batch, batch_rows, prompts, samples.texts, columns)
     judge_scores = score_completions(evaluator.judge, prompts, samples.texts, columns)
     for position, index in enumerate(indices):
-        pool_slice = slice(position * pool, (position + 1) * pool)
+        pool_slice = slice(position * pool_size, (position + 1) * pool_size)
         record.append_metrics(
             {
                 "step": index,
@@ -128,14 +128,14 @@ def _train_and_measure(
     """Trains and measures a policy, unless this part is finished."""
     arguments = _trainer_arguments(run, method, learning_rate)
     beta_key = {} if beta is None else {"beta": beta}
-    resolved = run.resolved(method=method, **beta_key, seed=seed, arguments=arguments)
+    settings = run.part_settings(method=method, **beta_key, seed=seed, arguments=arguments)
     name = f"seed-{seed}" if beta is None else f"beta-{beta:g}-seed-{seed}"
     folder = run.folder / method / name
     if restart:
         StageRecord(folder / "sft").clear()
     elif beta is None:
-        _mark_for_new_measurement(StageRecord(folder), resolved)
-    with open_part(run.context, folder, resolved, stage=FOLDER, restart=restart) as record:
+        _mark_for_new_measurement(StageRecord(folder), settings)
+    with open_part(run.context, folder, settings, stage=FOLDER, restart=restart) as record:
         if record is None:
             return
         record.metrics_file.unlink(missing_ok=True)  # trl's trainers do not resume, so training starts over
@@ -149,16 +149,16 @@ def _train_and_measure(
         record.write(**beta_key, seed=seed, compute=compute.to_json())
 
 
-def _mark_for_new_measurement(record: StageRecord, resolved: Mapping[str, Any]) -> None:
+def _mark_for_new_measurement(record: StageRecord, current: Mapping[str, Any]) -> None:
     """If only the evaluation has changed, marks a policy as not measured, so that it is measured without training."""
     previous = record.read().get("resolved") or {}
     evaluation_keys = ("evaluation", "evaluation_seed")
     training_settings = [
         {key: value for key, value in settings.items() if key not in evaluation_keys}
-        for settings in (previous, resolved)
+        for settings in (previous, current)
     ]
-    if previous and first_difference(*training_settings) is None and first_difference(previous, resolved) is not None:
-        record.write(status="interrupted", resolved=dict(resolved), fingerprint=fingerprint(resolved))
+    if previous and first_difference(*training_settings) is None and first_difference(previous, current) is not None:
+        record.write(status="interrupted", resolved=dict(current), fingerprint=fingerprint(current))
 
 
 def _trainer_arguments(run: FinishedRun, method: TrainedMethod, learning_rate: float | None) -> dict[str, Any]:
@@ -189,8 +189,8 @@ def _train_by_sft(
             write_text(record.path / SAMPLES_FOLDER / "train.jsonl", _to_jsonl(lines))
             StageRecord(record.path / "sft").clear()  # an earlier policy was trained on other samples
             record.write(sampled=counts)
-        start = merged_model(context, run.checkpoints["sft"])
-        flags |= {"model_name_or_path": str(start), "dataset_name": str(record.path / SAMPLES_FOLDER)}
+        sft_folder = merged_model(context, run.checkpoints["sft"])
+        flags |= {"model_name_or_path": str(sft_folder), "dataset_name": str(record.path / SAMPLES_FOLDER)}
     sft_run = run_sft_variant(context, record.path, flags)
     policy = load_causal(sft_run.checkpoint("sft").path)
     rows = train_and_held_out(sft_run, "sft", stage_source(sft_run, "sft"))[0]
@@ -220,13 +220,13 @@ def _train_by_trl(
     start = StartingPoint(sft, tokenizer, beta, seed, record, label, get_peft_config(ppo.model))
     set_seed(seed)
     if method == "dpo":
-        return train_dpo(start, run.load_pairs(), arguments=arguments, sizes=run.matrix_sizes)
+        return train_dpo(start, run.load_pairs(), arguments=arguments, matrix_sizes=run.matrix_sizes)
     return train_rloo(
         start,
         run.load_prompts(),
         run.rewards,
         arguments=arguments,
-        sizes=run.matrix_sizes,
+        matrix_sizes=run.matrix_sizes,
         missing_eos={"penalty": ppo.trainer.missing_eos_penalty, "score": ppo.trainer.missing_eos_score},
         score_clip=ppo.trainer.score_clip,
     )

@@ -18,6 +18,7 @@ from ...modeling.prompt_keys import count_distinct_prompts
 from ...publishing.plots import plot_frontier
 from ...runs.record import StageRecord, first_difference
 from .baseline import METHODS, POOL_SIZES, FinishedRun, Method
+from .runner import ABLATION_KEYS
 from .sweep import ABLATION
 
 #: Labels of the methods that train one policy per seed.
@@ -36,8 +37,7 @@ def _ppo_points(run: FinishedRun, ppo: Point) -> tuple[Point, list[Point]]:
     by_beta[ppo_args.kl_coef][ppo_args.seed] = replace(ppo, label=f"seed {ppo_args.seed}")
     for folder in sorted((directory / ABLATION).glob("kl-coef-*")):
         if all(
-            _differs_only_in(("kl_coef", "seed", "release"), folder / stage, directory / stage)
-            for stage in ("ppo", "eval")
+            _differs_only_in((*ABLATION_KEYS, "seed"), folder / stage, directory / stage) for stage in ("ppo", "eval")
         ):
             resolved = StageRecord(folder / "ppo").read()["resolved"]
             beta, seed = resolved.get("kl_coef", ppo_args.kl_coef), resolved.get("seed", ppo_args.seed)
@@ -53,8 +53,8 @@ def _ppo_points(run: FinishedRun, ppo: Point) -> tuple[Point, list[Point]]:
         for beta, seeds in sorted(by_beta.items())
     }
     mean = points.pop(ppo_args.kl_coef)
-    ablated = [replace(point, label=f"PPO, β = {beta:g}") for beta, point in points.items()]
-    return replace(mean, label=ppo.label, training=ppo.training, serving=ppo.serving), ablated
+    other_betas = [replace(point, label=f"PPO, β = {beta:g}") for beta, point in points.items()]
+    return replace(mean, label=ppo.label, training=ppo.training, serving=ppo.serving), other_betas
 
 
 def _release_rule(run: Path) -> str | None:
@@ -62,17 +62,17 @@ def _release_rule(run: Path) -> str | None:
     return (StageRecord(run / "ppo").read().get("chosen") or {}).get("rule")
 
 
-def _differs_only_in(keys: Sequence[str], stage_folder: Path, base: Path) -> bool:
-    """Whether a stage is finished, and its settings differ from the base run's in no other keys than `keys`."""
-    record, base_settings = StageRecord(stage_folder).read(), StageRecord(base).read()["resolved"]
-    if record.get("status") != "finished":
+def _differs_only_in(keys: Sequence[str], stage_folder: Path, base_folder: Path) -> bool:
+    """Whether a stage is finished, and its settings differ from those of the run's own stage only in `keys`."""
+    document, base_settings = StageRecord(stage_folder).read(), StageRecord(base_folder).read()["resolved"]
+    if document.get("status") != "finished":
         return False
     settings = [
         {
             **{key: value for key, value in resolved.items() if key not in (*keys, "parents")},
             "parents": {role: parent for role, parent in resolved["parents"].items() if role != "ppo"},
         }
-        for resolved in (record["resolved"], base_settings)
+        for resolved in (document["resolved"], base_settings)
     ]
     return first_difference(*settings) is None
 
@@ -136,7 +136,7 @@ def _points_of(run: FinishedRun, method: Method) -> list[Point]:
 
 def _finished_records(run: FinishedRun, folders: Sequence[Path]) -> Iterator[StageRecord]:
     """Yields the records of finished parts that used the run's current data, evaluation, reward and starting models."""
-    current = run.resolved()
+    current = run.part_settings()
     for folder in folders:
         record = StageRecord(folder)
         document = record.read()
@@ -198,8 +198,8 @@ def write_report(run: FinishedRun, method: Method, *, served: int | None) -> dic
     context, seed, pool = run.context, run.context.shared.seed, _read_pool(run)
     sft = _point_of(run, "SFT", run.lines["sft"], Compute())
     ppo = _point_of(run, "PPO", run.lines["ppo"], run.ppo_training + run.reward_training)
-    ppo, ablated = _ppo_points(run, ppo)
-    comparison = PPOComparison(sft, ppo, ablated, seed, ppo.n if served is None else served)
+    ppo, other_betas = _ppo_points(run, ppo)
+    comparison = PPOComparison(sft, ppo, other_betas, seed, ppo.n if served is None else served)
     methods = {name: points for name in METHODS if (points := _points_of(run, name))}
     description = {
         "schema": 1,
@@ -222,7 +222,7 @@ def write_report(run: FinishedRun, method: Method, *, served: int | None) -> dic
         "trivial": read_json(context.record("eval").path / "evaluation.json").get("trivial"),
         "fits": {"best-of-n": fit} if fit else {},
         "filter": None if pool is None else lowest_kl_filter(pool["reward"], pool["judge"], float(ppo.reward.mean())),
-        "ppo_ablation": [comparison.row(point) for point in ablated],
+        "ppo_ablation": [comparison.row(point) for point in other_betas],
         "methods": series,
         "commands": {name: _last_command(run, name, method) for name in methods},
         # The method "sft" starts from the base model, so its line does not begin at SFT's point.

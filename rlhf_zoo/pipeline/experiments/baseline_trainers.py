@@ -114,17 +114,16 @@ def rloo_arguments(ppo: StageSettings, *, episodes: int, learning_rate: float | 
             "change per_device_train_batch_size of the stage ppo."
         )
     micro_batch = math.gcd(rollout // steps, args.per_device_train_batch_size)
-    batches = rollout // micro_batch
-    updates = math.ceil(episodes / rollout) * steps * args.num_ppo_epochs
+    micro_batches = rollout // micro_batch
     return {
         **{name: getattr(args, name) for name in _OPTIMIZER_KEYS},
         "warmup_steps": warmup_optimizer_steps(args),
         "per_device_train_batch_size": micro_batch,
-        "gradient_accumulation_steps": batches // steps,
-        "steps_per_generation": batches,
+        "gradient_accumulation_steps": micro_batches // steps,
+        "steps_per_generation": micro_batches,
         "num_generations": group_size,
         "num_iterations": args.num_ppo_epochs,
-        "max_steps": updates,
+        "max_steps": math.ceil(episodes / rollout) * steps * args.num_ppo_epochs,
         "max_completion_length": args.response_length,
         "temperature": args.temperature,
         "learning_rate": args.learning_rate if learning_rate is None else learning_rate,
@@ -154,7 +153,7 @@ def warmup_optimizer_steps(args: Any) -> float:
 
 
 def train_dpo(
-    start: StartingPoint, pairs: Dataset, *, arguments: Mapping[str, Any], sizes: Mapping[str, int]
+    start: StartingPoint, pairs: Dataset, *, arguments: Mapping[str, Any], matrix_sizes: Mapping[str, int]
 ) -> tuple[PreTrainedModel, Compute]:
     """Trains a policy by DPO.
 
@@ -162,7 +161,7 @@ def train_dpo(
         start: The policy to start from, and shared options.
         pairs: Rows of prompt, chosen and rejected.
         arguments: Fields of DPOConfig.
-        sizes: Role -> number of parameters in matrices.
+        matrix_sizes: Role -> number of parameters in matrices.
 
     Returns:
         The policy, and the compute of its training.
@@ -175,7 +174,7 @@ def train_dpo(
     trainer, policy = _train(start, DPOTrainer, DPOConfig, rows, arguments)
     names = ("prompt_ids", "prompt_ids", "chosen_ids", "rejected_ids")  # each side includes the prompt
     pair_tokens = sum(len(ids) for name in names for ids in trainer.train_dataset[name])
-    return policy, dpo_compute(sizes, pair_tokens=pair_tokens, epochs=float(trainer.state.epoch or 0.0))
+    return policy, dpo_compute(matrix_sizes, pair_tokens=pair_tokens, epochs=float(trainer.state.epoch or 0.0))
 
 
 def _move_prefix_to_answers(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -189,7 +188,7 @@ def train_rloo(
     rewards: Rewards,
     *,
     arguments: Mapping[str, Any],
-    sizes: Mapping[str, int],
+    matrix_sizes: Mapping[str, int],
     missing_eos: Mapping[str, float | None],
     score_clip: float | None,
 ) -> tuple[PreTrainedModel, Compute]:
@@ -200,7 +199,7 @@ def train_rloo(
         prompts: Rows of prompts, with the columns that reward functions read.
         rewards: PPO's reward.
         arguments: Fields of RLOOConfig.
-        sizes: Role -> number of parameters in matrices.
+        matrix_sizes: Role -> number of parameters in matrices.
         missing_eos: PPO's `penalty` and `score` for a completion that did not end.
         score_clip: PPO's score_clip.
 
@@ -225,7 +224,7 @@ def train_rloo(
         start, RLOOTrainer, RLOOConfig, prompts, {**arguments, "disable_dropout": True}, reward_funcs=reward
     )
     compute = rloo_compute(
-        sizes if start.beta > 0 else {role: size for role, size in sizes.items() if role != "reference"},
+        matrix_sizes if start.beta > 0 else {role: matrix_sizes[role] for role in matrix_sizes if role != "reference"},
         prompt_tokens=counter.prompt_tokens,
         completion_tokens=counter.completion_tokens,
         iterations=arguments["num_iterations"],
@@ -276,12 +275,12 @@ def _path_for_trl(path: Path, target: Path) -> Path:
     return target
 
 
-def _unwrapped_policy(trainer: Any, start: Path) -> PreTrainedModel:
+def _unwrapped_policy(trainer: Any, sft: Path) -> PreTrainedModel:
     """Returns a new model with the trained weights, without the wrappers of trl and accelerate."""
     policy = trainer.accelerator.unwrap_model(trainer.model)
     if is_peft(policy):
         policy = policy.merge_and_unload()
-    model = load_causal(start)
+    model = load_causal(sft)
     model.load_state_dict(policy.state_dict())
     return model.eval()
 

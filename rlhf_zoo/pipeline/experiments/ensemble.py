@@ -152,16 +152,16 @@ def _texts(run: RunContext) -> tuple[dict[str, PolicyTexts], str | None]:
         raise ZooError(f"{record.path} evaluates a different SFT policy than {run.record('sft').path}: {fix}")
     path = record.path / "samples.jsonl"
     try:
-        document = read_json(record.path / "evaluation.json")
+        evaluation = read_json(record.path / "evaluation.json")
         held_out = evaluation_rows(run, stage_source(run, "ppo"), policy_folder=sft.path)
-        per_prompt = document["samples_per_prompt"]
-        held_out = held_out.select(range(document["rows"]))
+        per_prompt = evaluation["samples_per_prompt"]
+        held_out = held_out.select(range(evaluation["rows"]))
         rows = read_samples(path, held_out["prompt"], per_prompt)
         row_groups = group_rows(held_out, run.shared.evaluation.group)
         prompts = [prompt for prompt in held_out["prompt"] for _ in range(per_prompt)]
         groups = [group for group in row_groups for _ in range(per_prompt)]
         texts = {side: _texts_of_side(rows, prompts, groups, side) for side in ("sft", "ppo")}
-        return texts, document["judge"]["name"]
+        return texts, evaluation["judge"]["name"]
     except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
         raise ZooError(f"{path} cannot be read ({error!r}): {fix}") from error
 

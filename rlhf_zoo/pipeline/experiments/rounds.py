@@ -65,14 +65,14 @@ def check_labeler(context: RunContext, labeler: str | None) -> str:
             f"{option} would repeat the existing labels: name another judge, such as reward:NAME, rule:NAME or "
             "votes:NAMESPACE/NAME."
         )
+    # The data set of votes need not exist yet, because the page that collects them shows this run.
+    hub = None if split_judge_name(name)[0] == "votes" else context.hub
     check_judges_available(
         [name],
         config.llm_settings,
         labeled=lambda: labeled_rows(context),
         seed=context.shared.seed,
-        hub=None
-        if split_judge_name(name)[0] == "votes"
-        else context.hub,  # votes may not be there yet: a page of this run collects them
+        hub=hub,
         has_headline=False,
     )
     check_endpoints([name], config.llm_settings)
@@ -122,12 +122,11 @@ def run_rounds(
     for number in range(2, rounds + 1):
         console.rule(f"[bold]round {number}")
         current = round_run(context, number, labeler, runs[-1].checkpoint("ppo"))
-        counts = make_pairs(
-            current, runs[-1], count=pairs or context.settings("reward").data.simulated_pairs or DEFAULT_PAIRS
-        )
+        count = pairs or context.settings("reward").data.simulated_pairs or DEFAULT_PAIRS
+        document = make_pairs(current, runs[-1], count=count)
         console.print(
-            f"{counts['new']} new pairs of samples of round {number - 1}, labeled by {labeler}, and "
-            f"{counts['old']} older pairs.",
+            f"{document['new']} new pairs of samples of round {number - 1}, labeled by {labeler}, and "
+            f"{document['old']} older pairs.",
             highlight=False,
         )
         write_round_file(current)

@@ -38,8 +38,9 @@ VARIANT_FILE = "ablation.json"
 SHOWN_PROMPTS = 4
 _METRICS = ("reward", "judge", "kl", "length", "eos_rate", "distinct_2", "repetition")
 
-#: Even if the run itself differs from an ablation's variants in these keys, their table lists it.
-_IGNORED_KEYS = ("kl_coef", "reference", "release")
+#: Keys in which a run may differ from the variants of an ablation of β, and still be compared with them. At β = 0,
+#: `Variant.flags` sets `reference`.
+ABLATION_KEYS = ("kl_coef", "reference", "release")
 #: Entries of evaluation.json that identify the evaluated prompts and the sampling settings.
 _EVALUATION_KEYS = ("split", "prompts", "rows", "samples_per_prompt", "temperature", "max_new_tokens")
 
@@ -126,8 +127,8 @@ class Variant:
         write_json(self.directory(run_directory) / VARIANT_FILE, {"schema": 1, "variant": self.name, "base": "../.."})
 
 
-def variant_of(directory: Path) -> dict[str, Any]:
-    """Returns the arguments of `RunContext` that only variants have.
+def variant_fields(directory: Path) -> dict[str, Any]:
+    """Returns the fields of `RunContext` that only variants have.
 
     Args:
         directory: A run directory.
@@ -159,17 +160,17 @@ def make_variants(
     Raises:
         ZooError: Two variants would have the same name.
     """
-    result = [
+    variants = [
         Variant(tuple(zip(grid, values, strict=True)), first_seed + offset if offset else None, folder)
         for values in itertools.product(*grid.values())
         for offset in range(seeds)
     ]
-    names = [variant.name for variant in result]
+    names = [variant.name for variant in variants]
     if duplicate := next((name for index, name in enumerate(names) if name in names[:index]), None):
         raise ZooError(
             f"Two runs would both be called {duplicate}: choose values that differ in letters, digits or periods."
         )
-    return result
+    return variants
 
 
 def recipe_seed(recipe: Recipe, flags: Flags, run_directory: Path) -> int:
@@ -235,14 +236,14 @@ def run_variants(
 
 @contextlib.contextmanager
 def open_part(
-    context: RunContext, folder: Path, resolved: Mapping[str, Any], *, stage: str, restart: bool
+    context: RunContext, folder: Path, settings: Mapping[str, Any], *, stage: str, restart: bool
 ) -> Iterator[StageRecord | None]:
     """Opens a part of an experiment that is not a stage, and records its status: running, interrupted or finished.
 
     Args:
         context: The run.
         folder: Directory of the part.
-        resolved: Settings of the part.
+        settings: Settings that identify the part.
         stage: Name of the experiment, recorded in run.json as the stage.
         restart: Whether to repeat a finished part.
 
@@ -257,11 +258,11 @@ def open_part(
     if restart:
         record.clear()
     recipe = context.recipe.name
-    record.check_fingerprint(resolved, recipe=recipe, fix="pass its earlier options, or --restart")
+    record.check_fingerprint(settings, recipe=recipe, fix="pass its earlier options, or --restart")
     if record.read().get("status") == "finished":
         yield None
         return
-    identity = {"fingerprint": fingerprint(resolved), "resolved": dict(resolved), "versions": environment_info()}
+    identity = {"fingerprint": fingerprint(settings), "resolved": dict(settings), "versions": environment_info()}
     record.write(stage=stage, recipe=recipe, status="running", **identity, command=context.command)
     seconds_before = record.read().get("seconds", 0.0)
     try:
@@ -327,33 +328,33 @@ def read_outcome(variant: Variant, run_directory: Path) -> Outcome:
 
 def _judgment(trajectory: Mapping[str, Any], step: int) -> dict[str, Any]:
     """Returns `Outcome.judgment` of the checkpoint at a step."""
-    at_recommended, at_last = (
-        {"step": judged.get("step"), "verdict": judged.get("verdict"), "fired": list(judged.get("fired") or ())}
-        for judged in (trajectory.get("at_recommended") or {}, trajectory)
+    at_last, at_recommended = (
+        {"step": entry.get("step"), "verdict": entry.get("verdict"), "fired": list(entry.get("fired") or ())}
+        for entry in (trajectory, trajectory.get("at_recommended") or {})
     )
-    unjudged: dict[str, Any] = {"step": step, "verdict": None, "fired": []}
-    at_step = next((judged for judged in (at_last, at_recommended) if judged["step"] == step), unjudged)
+    no_verdict: dict[str, Any] = {"step": step, "verdict": None, "fired": []}
+    at_step = next((entry for entry in (at_last, at_recommended) if entry["step"] == step), no_verdict)
     return {**at_step, "at_last": None if at_last["step"] in (step, None) else at_last}
 
 
-def read_own_outcome(run_directory: Path, compared: Variant) -> Outcome | None:
+def read_own_outcome(run_directory: Path, variant: Variant) -> Outcome | None:
     """Reads the outcome of the run itself, for comparison with its variants.
 
     Args:
         run_directory: The run directory.
-        compared: A finished variant. Unless other flags are set, it differs from the run only in `kl_coef`.
+        variant: A finished variant. Unless other flags are set, it differs from the run only in `kl_coef`.
 
     Returns:
         The outcome, whose variant has the run's `kl_coef`. None if the run is not finished or not evaluated, or differs
         from the variant in other settings, or in the evaluation's judge, prompts or sampling.
     """
-    directories = (run_directory, compared.directory(run_directory))
+    directories = (run_directory, variant.directory(run_directory))
     documents = [StageRecord(directory / "ppo").read() for directory in directories]
     paths = [directory / "eval" / "evaluation.json" for directory in directories]
     if documents[0].get("status") != "finished" or not paths[0].is_file():
         return None
     settings = [
-        {key: value for key, value in document["resolved"].items() if key not in _IGNORED_KEYS}
+        {key: value for key, value in document["resolved"].items() if key not in ABLATION_KEYS}
         for document in documents
     ]
     evaluations = [

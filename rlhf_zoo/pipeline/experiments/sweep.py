@@ -40,7 +40,8 @@ def train(
     Returns:
         The outcomes of the cells, and the last error with which the Hub refused a tag, or None.
     """
-    run_directory, send_errors = context.directory, []
+    run_directory = context.directory
+    send_errors: list[ZooError] = []
     for cell in cells:
         if cell.seed is None:  # check each value once: another seed cannot make it invalid
             run_recipe.check(replace(context, **cell.context_fields(run_directory, flags)))
@@ -63,7 +64,8 @@ def train(
                     console.print(f"Warning: {error}", highlight=False, markup=False)
                     send_errors.append(error)
 
-    return run_variants(run_directory, cells, open_cell, console), next(reversed(send_errors), None)
+    outcomes = run_variants(run_directory, cells, open_cell, console)
+    return outcomes, send_errors[-1] if send_errors else None
 
 
 def write_overview(
