@@ -24,7 +24,7 @@ from rlhf_zoo.pipeline.inspect.examination import FAILED
 from rlhf_zoo.pipeline.new.model import inspect_model
 from rlhf_zoo.pipeline.new.recipe import make_recipe
 from rlhf_zoo.pipeline.new.request import RecipeRequest
-from rlhf_zoo.pipeline.new.sizes import MAX_EPISODES, Decisions, add_episodes, batches
+from rlhf_zoo.pipeline.new.sizes import MAX_EPISODES, Decisions, add_episodes, choose_batches
 from rlhf_zoo.pipeline.plan.devices import parse_device
 from rlhf_zoo.pipeline.plan.memory import GIB
 from rlhf_zoo.pipeline.plan.plan import make_plan
@@ -266,7 +266,7 @@ def test_new_on_gpu_uses_8_bit_optimizer_only_when_memory_is_short(monkeypatch: 
 
     monkeypatch.setattr("rlhf_zoo.pipeline.new.recipe.make_plan", counted_plan)
     for gib in (1, 0.00005):
-        request = RecipeRequest("base", prompts="trl-lib/tldr", rewards=["length"], gib=gib)
+        request = RecipeRequest("base", prompts="trl-lib/tldr", rewards=["length(unit='tokens')"], gib=gib)
         new_recipe = make_recipe(request, title="mine")
         files_by_memory[gib] = {name: yaml.safe_load(text) for name, text in new_recipe.files.items()}
         assert files_by_memory[gib]["recipe.yaml"]["evaluation"]["judge"] == "rule:length(unit='words')"
@@ -368,10 +368,10 @@ def test_few_prompts_get_more_passes_and_few_updates_a_warning() -> None:
         (6400, 6400, "100 updates of 64 answers"),
         (100_000, 20_000 // 64 * 64, "312 updates of 64 answers"),
     ):
-        decisions, sizes = Decisions(), {"trained": trained, **batches(trained, 64, MAX_EPISODES)}
+        decisions, sizes = Decisions(), {"trained_rows": trained, **choose_batches(trained, 64, MAX_EPISODES)}
         add_episodes(sizes, decisions)
         assert decisions.rows == [("total_episodes", str(episodes), reason)]
-    add_episodes({"trained": 128, **batches(128, 64, 128)}, decisions, "two hours")
+    add_episodes({"trained_rows": 128, **choose_batches(128, 64, 128)}, decisions, "two hours")
     assert decisions.rows[0][2].startswith("2 updates of 64 answers; two hours; TOO FEW UPDATES")
 
 

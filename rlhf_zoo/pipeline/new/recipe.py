@@ -17,7 +17,7 @@ from ...evaluation.judges.panel import split_label
 from ...modeling.chat_template import ChatSettings
 from ...modeling.devices import best_device, has_bfloat16
 from ...modeling.special_tokens import has_own_pad
-from ...plugins import REWARDS, did_you_mean, load_object
+from ...plugins import REWARDS, did_you_mean, load_object, split_settings
 from ...rewards.verifiable import Verifiable
 from ...runs.data.columns import has_placeholders, placeholder_columns
 from ...runs.recipe import Recipe
@@ -32,7 +32,7 @@ from ..plan.result import Plan, format_gib, format_seconds
 from .data import MAX_COUNTED, InspectedData, StageData, inspect_data, stage_data
 from .model import ModelFacts, inspect_model, reward_labels
 from .request import RecipeRequest, check_folder
-from .sizes import MAX_EPISODES, Decisions, add_episodes, batches, choose_sizes
+from .sizes import MAX_EPISODES, Decisions, add_episodes, choose_batches, choose_sizes
 from .validation import check_recipe
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def make_recipe(request: RecipeRequest, *, title: str) -> NewRecipe:
     model = inspect_model(request.model)
     data_by_stage = _choose_stage_data(request, starts_ppo=model.has_chat_template)
     is_chat, chat_settings = _choose_prompt_form(model, data_by_stage, decisions)
-    _describe_model(model, decisions, first="SFT" if "sft" in data_by_stage else "PPO")
+    _describe_model(model, decisions, first_stage="SFT" if "sft" in data_by_stage else "PPO")
     for stage, data in data_by_stage.items():
         columns = ", ".join(
             f"{stage_column} from {data_column}" for stage_column, data_column in data.keys["columns"].items()
@@ -123,7 +123,7 @@ def make_recipe(request: RecipeRequest, *, title: str) -> NewRecipe:
         "recompute": False,
         "rank": LORA_RANK,
         "judge": judge,
-        "judge_share": JUDGE_SHARE if judge.get("judge") == SAME_LABELS else None,
+        "judge_share": JUDGE_SHARE if judge == SAME_LABELS else None,
     }
     files, plan = _fit_to_memory(variables, device, device_reason, decisions)
     return NewRecipe(files, decisions.rows, plan)
@@ -167,7 +167,8 @@ def _choose_stage_data(request: RecipeRequest, *, starts_ppo: bool) -> dict[str,
     samples = (rows for data in inspected.values() for subset in data.subsets for rows in subset.rows.values())
     columns = {column for rows in samples for row in rows[:1] for column in row}
     for stage_column, data_column in request.columns.items():
-        if not columns.issuperset(placeholder_columns(data_column) if has_placeholders(data_column) else [data_column]):
+        named_columns = placeholder_columns(data_column) if has_placeholders(data_column) else [data_column]
+        if not columns.issuperset(named_columns):
             suggestion = did_you_mean(data_column, columns) or f": they have {', '.join(sorted(columns))}."
             raise ZooError(
                 f"--columns maps {stage_column} to {data_column!r}, but the data have no such column{suggestion}"
@@ -211,11 +212,11 @@ def _choose_prompt_form(
     model: ModelFacts, data_by_stage: Mapping[str, StageData], decisions: Decisions
 ) -> tuple[bool, ChatSettings]:
     """Returns whether prompts are conversations, and the settings for rendering them."""
-    stages = [stage for stage, data in data_by_stage.items() if not data.is_plain_text]
-    if stages and not model.has_chat_template:
+    chat_stages = [stage for stage, data in data_by_stage.items() if not data.is_plain_text]
+    if chat_stages and not model.has_chat_template:
         raise ZooError(
-            f"The data of {stages[0]} are conversations, but {model.name} has no chat template: use a model that has "
-            "one, or plain texts."
+            f"The data of {chat_stages[0]} are conversations, but {model.name} has no chat template: use a model that "
+            "has one, or plain texts."
         )
     has_separate_prompts = all(data.has_prompt or not data.is_plain_text for data in data_by_stage.values())
     is_chat = model.has_chat_template and has_separate_prompts
@@ -223,7 +224,7 @@ def _choose_prompt_form(
     if is_chat:
         reason = (
             "the data are conversations"
-            if stages
+            if chat_stages
             else "the tokenizer has a chat template, and prompts have their own column"
         )
         decisions.add("prompts", "conversations", f"{reason}; a plain prompt becomes a user turn")
@@ -238,7 +239,7 @@ def _choose_prompt_form(
     return is_chat, ChatSettings(chat_template_kwargs=kwargs)
 
 
-def _describe_model(model: ModelFacts, decisions: Decisions, *, first: str) -> None:
+def _describe_model(model: ModelFacts, decisions: Decisions, *, first_stage: str) -> None:
     size = f"{model.parameters / 1e6:,.0f}M" if model.parameters >= 1e6 else f"{model.parameters:,}"
     description = f"{model.architecture}, {size} parameters, {model.dtype}"
     decisions.add("model", description, f"config.json of {model.name}")
@@ -246,8 +247,8 @@ def _describe_model(model: ModelFacts, decisions: Decisions, *, first: str) -> N
     tokenizer = model.tokenizer
     reason = "PAD: the tokenizer's own"
     if not has_own_pad(tokenizer):
-        pad_token = model.spare_pad_token if first == "PPO" and model.spare_pad_token else "another"
-        reason = f"PAD: {first} uses {pad_token}, because PAD must differ from EOS"
+        pad_token = model.spare_pad_token if first_stage == "PPO" and model.spare_pad_token else "another"
+        reason = f"PAD: {first_stage} uses {pad_token}, because PAD must differ from EOS"
     decisions.add("special tokens", f"EOS {tokenizer.eos_token}, PAD {tokenizer.pad_token}", reason)
 
 
@@ -262,13 +263,14 @@ def _fit_to_memory(
     if device.cpu:
         _shorten_for_cpu(variables, device, decisions)
     model: ModelFacts = variables["model"]
-    sizes, max_tokens = variables["sizes"], variables["sizes"]["prompt"] + variables["sizes"]["response"]
+    sizes = variables["sizes"]
+    max_length = sizes["prompt_length"] + sizes["response_length"]
     token_bytes = (BFLOAT16 if device.bfloat16 else FLOAT32) * model.kv_values
-    limit = int(CACHE_SHARE * device.gib * GIB / token_bytes)
-    sizes["cached"] = max(limit, max_tokens) if sizes["rollout"] * max_tokens > limit else None
-    if sizes["cached"] is not None:
+    cache_tokens = int(CACHE_SHARE * device.gib * GIB / token_bytes)
+    sizes["cache_tokens"] = max(cache_tokens, max_length) if sizes["rollout"] * max_length > cache_tokens else None
+    if sizes["cache_tokens"] is not None:
         reason = f"the KV cache of all answers would take over {CACHE_SHARE:.0%} of the memory"
-        decisions.add("max_rollout_batch_tokens", sizes["cached"], reason)
+        decisions.add("max_rollout_batch_tokens", sizes["cache_tokens"], reason)
     plan, largest_stages = _choose_weights(variables, device)
     lora, bfloat16 = variables["lora"], variables["bfloat16"]
     variables["memory"] = {stage.stage: format_gib(stage.peak) for stage in plan.stages}
@@ -299,7 +301,7 @@ def _choose_weights(variables: dict[str, Any], device: Device) -> tuple[Plan, li
         The plan; and for each kind of training that was tried, the name and memory of the largest stage.
     """
     has_bitsandbytes = _has_gpu() and importlib.util.find_spec("bitsandbytes") is not None
-    kinds = ((False, False), (True, False), (True, True))
+    kinds = ((False, False), (True, False), (True, True))  # (LoRA, its frozen weights in bfloat16)
     largest_stages = []
     for lora, bfloat16 in kinds:
         variables |= {"lora": lora, "bfloat16": bfloat16, "adamw_8bit": lora and has_bitsandbytes}
@@ -323,32 +325,33 @@ def _shorten_for_cpu(variables: dict[str, Any], device: Device, decisions: Decis
     All weights are assumed to train.
     """
     sizes = variables["sizes"]
-    sizes["cached"] = None
+    sizes["cache_tokens"] = None
     limit = f"an update should take at most {CPU_MAX_UPDATE_SECONDS} s on this CPU"
 
-    def update_seconds() -> float | None:
+    def predict_seconds() -> float | None:
         duration = predict_update(_recipe(variables), device)
         return None if duration is None else duration.total
 
-    while (update_time := update_seconds()) is not None and update_time > CPU_MAX_UPDATE_SECONDS:
+    while (update_seconds := predict_seconds()) is not None and update_seconds > CPU_MAX_UPDATE_SECONDS:
         if not variables["shared_critic"]:
             variables["shared_critic"] = True
             decisions.add("critic", "shared", f"a head on the policy is faster than a separate model: {limit}")
-        elif sizes["response"] > CPU_MIN_RESPONSE:
-            sizes["response"] = max(CPU_MIN_RESPONSE, sizes["response"] // 2)
-            decisions.add("response_length", sizes["response"], limit)
+        elif sizes["response_length"] > CPU_MIN_RESPONSE:
+            sizes["response_length"] = max(CPU_MIN_RESPONSE, sizes["response_length"] // 2)
+            decisions.add("response_length", sizes["response_length"], limit)
         elif sizes["rollout"] > CPU_MIN_ROLLOUT:
-            sizes |= batches(sizes["trained"], sizes["rollout"] // 2, MAX_EPISODES)
+            sizes |= choose_batches(sizes["trained_rows"], sizes["rollout"] // 2, MAX_EPISODES)
             decisions.add("answers per update", sizes["rollout"], limit)
         else:
             break
     # Without measured rates for this CPU, the run's length is not limited.
-    if update_time is None or update_time * sizes["updates"] <= CPU_MAX_RUN_SECONDS:
+    if update_seconds is None or update_seconds * sizes["updates"] <= CPU_MAX_RUN_SECONDS:
         add_episodes(sizes, decisions)
         return
-    max_updates = max(1, int(CPU_MAX_RUN_SECONDS / update_time))
-    sizes |= batches(sizes["trained"], sizes["rollout"], max_updates * sizes["rollout"])
-    reason = f"an update takes about {format_seconds(update_time)} s on this CPU; the run should end within two hours"
+    max_updates = max(1, int(CPU_MAX_RUN_SECONDS / update_seconds))
+    sizes |= choose_batches(sizes["trained_rows"], sizes["rollout"], max_updates * sizes["rollout"])
+    duration = format_seconds(update_seconds)
+    reason = f"an update takes about {duration} s on this CPU; the run should end within two hours"
     add_episodes(sizes, decisions, reason)
 
 
@@ -389,30 +392,25 @@ def _has_gpu() -> bool:
     return best_device().type == "cuda"
 
 
-#: The argument that makes a reward count words.
-WORDS = "unit='words'"
-
-
 def _judge_name(name: str) -> str:
     """Converts a reward's name to a judge's name. A judge reads only texts, so it counts words instead of tokens."""
     if getattr(load_object(name, group=REWARDS), "unit", None) != "tokens":
         return name
-    reward, _, arguments = name.removesuffix(")").partition("(")
-    return f"{reward}({', '.join(filter(None, (arguments, WORDS)))})"
+    bare_name, settings = split_settings(name)
+    arguments = ", ".join(f"{key}={value!r}" for key, value in {**(settings or {}), "unit": "words"}.items())
+    return f"{bare_name}({arguments})"
 
 
-def _choose_judge(
-    request: RecipeRequest, data_by_stage: Mapping[str, StageData], decisions: Decisions
-) -> dict[str, Any]:
-    """Chooses the judge. Returns the evaluation's keys that name it."""
+def _choose_judge(request: RecipeRequest, data_by_stage: Mapping[str, StageData], decisions: Decisions) -> str:
+    """Returns the name of the evaluation's judge."""
+    functions = request.reward_functions
+    verifiable = [name for name in functions if isinstance(load_object(name, group=REWARDS), Verifiable)]
     if request.judge is not None:
         if request.judge.startswith("reward:"):
             name = request.judge.removeprefix("reward:")
             check_outputs(name, dict(enumerate(reward_labels(split_label(name)[0]))))
         judge, reason = request.judge, "named by --judge"
-    elif verifiable := [
-        name for name in request.reward_functions if isinstance(load_object(name, group=REWARDS), Verifiable)
-    ]:
+    elif verifiable:
         judge, reason = f"rule:{verifiable[0]}", "a verifiable reward is its own judge"
     elif "reward" in data_by_stage:
         judge = SAME_LABELS
@@ -421,17 +419,14 @@ def _choose_judge(
             "by --judge reward:NAMESPACE/NAME, would not share the errors of these labels"
         )
     else:
-        judge = (
-            f"reward:{request.reward_models[0]}"
-            if request.reward_models
-            else f"rule:{_judge_name(request.reward_functions[0])}"
-        )
+        models = request.reward_models
+        judge = f"reward:{models[0]}" if models else f"rule:{_judge_name(functions[0])}"
         reason = (
             "NO JUDGE WAS GIVEN: the reward itself shows that training worked, not that answers got better; name "
             "another reward model by --judge reward:NAMESPACE/NAME"
         )
     decisions.add("judge", judge, reason)
-    return {"judge": judge}
+    return judge
 
 
 def _render(name: str, variables: Mapping[str, Any]) -> str:

@@ -63,21 +63,21 @@ def choose_sizes(
     Raises:
         ZooError: No prompt fits the model's context, or there are too few prompts.
     """
-    context, tokens = model.context_length or MAX_TOKENS, _TokenCounts(model.tokenizer)
+    context_length, counter = model.context_length or MAX_TOKENS, _TokenCounter(model.tokenizer)
     ppo = stage_data["ppo"]
     prompts: Iterable[Mapping[str, Any]] = map(as_turns, ppo.rows) if is_chat else ppo.rows
-    keys_and_lengths = [(prompt_key(row["prompt"]), tokens.of_prompt(row["prompt"])) for row in prompts]
+    keys_and_lengths = [(prompt_key(row["prompt"]), counter.count_prompt(row["prompt"])) for row in prompts]
     lengths = sorted(dict(keys_and_lengths).values())
-    texts, answers = _lengths(stage_data, tokens, is_chat)
+    text_lengths, answer_lengths = _text_and_answer_lengths(stage_data, counter, is_chat)
     prompt_p95 = _percentile_95(lengths)
-    prompt_length = min(_round_up(prompt_p95), context - max(8, context // 8))
-    response_length = min(MAX_RESPONSE, context - prompt_length)
-    if answers:
-        response_length = min(response_length, _round_up(2 * _percentile_95(answers)))
+    prompt_length = min(_round_up(prompt_p95), context_length - max(8, context_length // 8))
+    response_length = min(MAX_RESPONSE, context_length - prompt_length)
+    if answer_lengths:
+        response_length = min(response_length, _round_up(2 * _percentile_95(answer_lengths)))
     if lengths[0] > prompt_length:
         raise ZooError(
             f"The shortest of {len(lengths)} prompts has {lengths[0]} tokens, but the context of {model.name} is "
-            f"{context} tokens, of which a prompt may have {prompt_length}: use shorter prompts."
+            f"{context_length} tokens, of which a prompt may have {prompt_length}: use shorter prompts."
         )
     usable_rows = max(
         int(ppo.row_count * sum(length <= prompt_length for _, length in keys_and_lengths) / len(keys_and_lengths)), 1
@@ -99,12 +99,16 @@ def choose_sizes(
         max(0.005, math.ceil((750 if test_split else 1500) * eval_prompts / distinct_count) / 1000),
     )
     trained_rows = int(usable_rows * (1 - 2 * share))
-    rollout = max(2, min(MAX_ROLLOUT, 2 ** int(math.log2(max(usable_rows * (1 - 2 * share) / 2, 2)))))
-    text_length = min(context, MAX_TOKENS, max(16, _round_up(_percentile_95(texts)))) if texts else None
-    if text_length is not None:
-        decisions.add("max_length", text_length, f"95% of texts have at most {_percentile_95(texts)} tokens")
+    # The largest power of two that leaves at least two updates in a pass over the prompts.
+    rollout = min(MAX_ROLLOUT, 2 ** int(math.log2(max(trained_rows / 2, 2))))
+    text_length, answer_reason = None, ""
+    if text_lengths:
+        text_p95 = _percentile_95(text_lengths)
+        text_length = min(context_length, MAX_TOKENS, max(16, _round_up(text_p95)))
+        decisions.add("max_length", text_length, f"95% of texts have at most {text_p95} tokens")
     decisions.add("max_prompt_length", prompt_length, f"95% of {len(lengths)} prompts have at most {prompt_p95} tokens")
-    answer_reason = f"twice the {_percentile_95(answers)} tokens that 95% of answers do not exceed; " if answers else ""
+    if answer_lengths:
+        answer_reason = f"twice the {_percentile_95(answer_lengths)} tokens that 95% of answers do not exceed; "
     reason = f"{answer_reason}at most {MAX_RESPONSE}, and no more than prompts leave of the context"
     decisions.add("response_length", response_length, reason)
     if test_split:
@@ -126,10 +130,11 @@ def choose_sizes(
         else f"{part} to monitor training and {part} to evaluate, of which {evaluation_reason}{warning}"
     )
     decisions.add("held_out_share", share, f"no stage trains on {2 * part} of {prompt_count} prompts: {purpose}")
-    sft_rows = max(1, min(32, stage_data["sft"].row_count // 4)) if "sft" in stage_data else None
+    sft_batch = max(1, min(32, stage_data["sft"].row_count // 4)) if "sft" in stage_data else None
     sizes = {
-        "prompt": prompt_length, "response": response_length, "text": text_length, "evaluated": eval_prompts,
-        "share": share, "trained": trained_rows, "sft_rows": sft_rows, **batches(trained_rows, rollout, MAX_EPISODES),
+        "prompt_length": prompt_length, "response_length": response_length, "text_length": text_length,
+        "eval_prompts": eval_prompts, "held_out_share": share, "trained_rows": trained_rows, "sft_batch": sft_batch,
+        **choose_batches(trained_rows, rollout, MAX_EPISODES),
     }  # fmt: skip
     add_episodes(sizes, decisions)
     return sizes
@@ -143,34 +148,32 @@ def add_episodes(sizes: Mapping[str, Any], decisions: Decisions, reason: str = "
         decisions: Receives the choice.
         reason: What limits the number of episodes; "" if nothing does.
     """
-    passes, updates = sizes["episodes"] / sizes["trained"], sizes["updates"]
+    passes, updates = sizes["episodes"] / sizes["trained_rows"], sizes["updates"]
     parts = [f"{updates:,} update{'' if updates == 1 else 's'} of {sizes['rollout']} answers"]
     if passes > 1:
-        parts[0] += f", {passes:.0f} passes over {sizes['trained']:,} prompts"
+        parts[0] += f", {passes:.0f} passes over {sizes['trained_rows']:,} prompts"
     parts += [reason] if reason else []
     if updates < FEW_UPDATES:
         parts.append(f"TOO FEW UPDATES TO LEARN MUCH: below {FEW_UPDATES}, so raise total_episodes")
     decisions.add("total_episodes", sizes["episodes"], "; ".join(parts))
 
 
-def batches(trained: int, rollout: int, episodes: int) -> dict[str, int]:
-    """Chooses PPO's batch sizes and the interval between checkpoints.
+def choose_batches(trained_rows: int, rollout: int, max_episodes: int) -> dict[str, int]:
+    """Chooses PPO's batch sizes, its number of episodes, and the interval between checkpoints.
 
     Args:
-        trained: Number of prompt rows to train on.
+        trained_rows: Number of prompt rows to train on.
         rollout: Answers per update.
-        episodes: Maximum number of answers in the run.
+        max_episodes: Maximum number of answers in the run.
 
     Returns:
-        Name of a size in the templates -> size. `rows` is the micro-batch, `accumulated` the gradient accumulation, and
-        `save` the number of updates between checkpoints.
+        Name of a size in the templates -> size. `save_steps` counts updates.
     """
     micro_batch = min(MAX_MICRO_BATCH, rollout)
-    episodes = max(rollout, min(episodes, max(trained, MIN_UPDATES * rollout)) // rollout * rollout)
-    updates = episodes // rollout
+    updates = max(1, min(max_episodes, max(trained_rows, MIN_UPDATES * rollout)) // rollout)
     return {
-        "rollout": rollout, "rows": micro_batch, "accumulated": rollout // micro_batch, "episodes": episodes,
-        "updates": updates, "save": max(1, updates // 20),
+        "rollout": rollout, "micro_batch": micro_batch, "accumulation_steps": rollout // micro_batch,
+        "episodes": updates * rollout, "updates": updates, "save_steps": max(1, updates // 20),
     }  # fmt: skip
 
 
@@ -184,7 +187,7 @@ def _round_up(length: int) -> int:
     return -(-length // 32) * 32
 
 
-class _TokenCounts:
+class _TokenCounter:
     """Counts tokens, and caches the counts, because stages share texts and rendering a chat template is slow.
 
     Args:
@@ -196,7 +199,7 @@ class _TokenCounts:
         self._prompts: dict[str, int] = {}
         self._texts: dict[str, int] = {}
 
-    def of_prompt(self, prompt: Prompt) -> int:
+    def count_prompt(self, prompt: Prompt) -> int:
         """Returns the number of tokens of a prompt.
 
         Args:
@@ -207,7 +210,7 @@ class _TokenCounts:
             self._prompts[key] = len(tokenize_prompt(prompt, self._tokenizer))
         return self._prompts[key]
 
-    def of_text(self, text: Prompt) -> int:
+    def count_text(self, text: Prompt) -> int:
         """Returns the number of tokens of a prompt with its answer.
 
         Args:
@@ -219,25 +222,28 @@ class _TokenCounts:
         return self._texts[key]
 
 
-def _lengths(stage_data: Mapping[str, StageData], tokens: _TokenCounts, is_chat: bool) -> tuple[list[int], list[int]]:
+def _text_and_answer_lengths(
+    stage_data: Mapping[str, StageData], counter: _TokenCounter, is_chat: bool
+) -> tuple[list[int], list[int]]:
     """Returns sorted token counts of the texts for SFT and the reward model, and of the answers in these texts."""
-    texts, answers = [], []
-    for prompt, text in _texts(stage_data, is_chat):
-        texts.append(tokens.of_text(text))
+    text_lengths, answer_lengths = [], []
+    for prompt, text in _prompts_and_texts(stage_data, is_chat):
+        text_lengths.append(counter.count_text(text))
         if prompt is not None:
-            answers.append(max(texts[-1] - tokens.of_prompt(prompt), 1))
-    return sorted(texts), sorted(answers)
+            answer_lengths.append(max(text_lengths[-1] - counter.count_prompt(prompt), 1))
+    return sorted(text_lengths), sorted(answer_lengths)
 
 
-def _texts(stage_data: Mapping[str, StageData], is_chat: bool) -> Iterator[tuple[Any, Any]]:
+def _prompts_and_texts(stage_data: Mapping[str, StageData], is_chat: bool) -> Iterator[tuple[Any, Any]]:
     """Yields (prompt, prompt with answer) for each text or conversation; the prompt is None if it is not separate."""
     for row in stage_data["sft"].rows if "sft" in stage_data else ():
         conversation = {**row, **as_turns(row)} if is_chat else row
-        prompt = conversation["messages"][:-1] if "messages" in conversation else conversation.get("prompt")
-        yield (
-            prompt if "messages" in conversation or "completion" in conversation else None,
-            sft_text(conversation, "text"),
-        )
+        prompt = None
+        if "messages" in conversation:
+            prompt = conversation["messages"][:-1]
+        elif "completion" in conversation:
+            prompt = conversation.get("prompt")
+        yield prompt, sft_text(conversation, "text")
     for row in stage_data["reward"].rows if "reward" in stage_data else ():
         turns = as_turns(row) if is_chat else row
         for side in ("chosen", "rejected"):
