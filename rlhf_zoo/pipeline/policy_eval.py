@@ -35,7 +35,7 @@ from ..modeling.special_tokens import stop_ids
 from ..modeling.text_ids import same_token_ids
 from ..publishing.cards.report import WIN_RATES_PLOT
 from ..publishing.catalog.card import Card, clean
-from ..publishing.catalog.lineage import Lineage, find_policy, prompts_location
+from ..publishing.catalog.lineage import Lineage, PromptsLocation, find_policy, prompts_location
 from ..publishing.plots import plot_win_rates
 from ..rewards import Rewards
 from ..rewards.loading import load_reward
@@ -115,12 +115,12 @@ class PolicyPair:
         rewards: The policy's reward models; () without one.
         data: The data set of the policy's prompts; None if its run or card does not name one.
         settings: `temperature` and `response_length` (tokens) of the policy's training.
+        prompts_location: Where the policy's prompts are in the data set.
         judge: The judge of the policy's run, if the run is on this machine and was evaluated; otherwise None.
-        judge_in_card: The judge that the policy's card names, for messages.
+        judge_in_card: The judge that the policy's card names, for messages; None without one.
         labeled: Data-set arguments of the labeled texts that the judge `classifier` learns from.
         functions: Names of the reward functions that had a weight other than 0 in the policy's training.
-        prompts_location: (configuration, column, evaluation split) of the policy's prompts in the data set.
-        held_out: The share of prompts that training held out, and their split; (None, None) for no share.
+        held_out: (share, split) of the prompts that training held out; None if it held out no share of a split.
         reward_load_kwargs: How to read the reward models, as keywords of `load_reward`.
         truncation_fields: How training truncated completions, as fields of `Truncation`.
         loader: The code that loads the reward model, for a run on this machine; None for a classifier.
@@ -132,12 +132,12 @@ class PolicyPair:
     rewards: tuple[Checkpoint, ...]
     data: DataSource | None
     settings: Mapping[str, float]
+    prompts_location: PromptsLocation
     judge: str | None = None
     judge_in_card: str | None = None
     labeled: LabeledArguments = field(default_factory=LabeledArguments)
     functions: frozenset[str] = frozenset()
-    prompts_location: tuple[str | None, str, str | None] = (PROMPTS_CONFIG, "prompt", None)
-    held_out: tuple[float, str] | tuple[None, None] = (None, None)
+    held_out: tuple[float, str] | None = None
     reward_load_kwargs: Mapping[str, Any] = field(default_factory=dict)
     truncation_fields: Mapping[str, Any] = field(default_factory=dict)
     loader: str | None = None
@@ -171,19 +171,19 @@ def find_pair(
         )
         where = str(traced.settings_file)
         recorded = recorded_settings(traced.settings, "ppo", ("response_length", "temperature"), where=where)
-        evaluation = StageRecord(stage_folder.parent / "eval")
-        evaluation_keys = (evaluation.read().get("resolved") or {}).get("evaluation") or {}
+        eval_record = StageRecord(stage_folder.parent / "eval")
+        evaluation_keys = (eval_record.read().get("resolved") or {}).get("evaluation") or {}
         judge = evaluation_keys.get("judge")
         loader = _reward_loader(traced.settings, where) if reward is None else None
         if not settings.judges:
-            _check_recorded_judge(evaluation, judge)
+            _check_recorded_judge(eval_record, judge)
         if loader is not None and not traced.is_trusted:
             check_object(loader, LOADERS, key="reward_model_loader", where=where, flag=TRUST_RUN_FLAG)
         data_folder = stage_folder.parent / "data"
         # Next to a stage that was downloaded alone, a folder "data" belongs to the user and not to the run.
-        from_run = find_download(stage_folder) is None or find_download(data_folder) is not None
+        is_run_data = find_download(stage_folder) is None or find_download(data_folder) is not None
         configuration = prompts_location(traced.settings).configuration or PROMPTS_CONFIG
-        if data is None and from_run and (data_folder / configuration).is_dir():
+        if data is None and is_run_data and (data_folder / configuration).is_dir():
             data = DataSource(str(data_folder), None, {})
         data = data or _open_run_data(stage_folder, traced, hub)
         return PolicyPair(
@@ -215,7 +215,7 @@ def find_pair(
         data or _open_published_data(lineage, hub),
         sampling,
         judge_in_card=clean(judge_name) if isinstance(judge_name, str) else None,
-        labeled=_published_labels(lineage),
+        labeled=_published_labeled_arguments(lineage),
         functions=_reward_functions(lineage.card.get("settings")),
         prompts_location=lineage.prompts_location,
         held_out=_held_out_share_and_split(lineage.card.get("settings")),
@@ -243,38 +243,39 @@ def _open_run_data(stage_folder: Path, traced: TracedPolicy, hub: Hub) -> DataSo
     return source
 
 
-def _check_recorded_judge(evaluation: StageRecord, judge: object) -> None:
-    """Raises ZooError if another user's evaluation names code or a paid judge."""
-    if judge is None or evaluation.is_own() or may_use_judge(str(judge)):
+def _check_recorded_judge(eval_record: StageRecord, judge: object) -> None:
+    """Raises ZooError if an evaluation that this user's rlhf-zoo did not write names code or a paid judge."""
+    if judge is None or eval_record.is_own() or may_use_judge(str(judge)):
         return
     raise ZooError(
-        f"{evaluation.run_file} was not written by your rlhf-zoo, or was changed since, and names the judge {judge}: "
+        f"{eval_record.run_file} was not written by your rlhf-zoo, or was changed since, and names the judge {judge}: "
         f"choose a judge with --judge, or add {TRUST_RUN_FLAG} if you trust this run."
     )
 
 
-def _reward_loader(resolved: Mapping[str, Any], where: str) -> str | None:
-    """Returns the custom code that loads a run's reward model; None if the model is loaded as a classifier."""
+def _reward_loader(settings: Mapping[str, Any], where: str) -> str | None:
+    """Names the custom code that loads a run's reward model; None if the model is loaded as a classifier."""
     key = "reward_model_loader"
-    loader: str | None = recorded_settings(resolved, "ppo", (key,), where=where)[key]
+    loader: str | None = recorded_settings(settings, "ppo", (key,), where=where)[key]
     return loader
 
 
-def _published_labels(lineage: Lineage) -> LabeledArguments:
-    """Returns the keys of the data that a published policy's judge learned from; defaults if its card has none."""
+def _published_labeled_arguments(lineage: Lineage) -> LabeledArguments:
+    """Returns where a published policy's judge found its labeled texts; defaults if its card names no Hub id."""
     labeled = get_nested(lineage.card, "evaluation", "labeled")
     if not isinstance(labeled, Mapping) or ("dataset_name" in labeled and hub_id(labeled["dataset_name"]) is None):
         return LabeledArguments()
-    if (name := labeled.get("dataset_name")) is not None:
-        check_repository(name, key="evaluation.labeled.dataset_name", where=f"The card of {lineage.ppo.name}")
+    if "dataset_name" in labeled:
+        where = f"The card of {lineage.ppo.name}"
+        check_repository(labeled["dataset_name"], key="evaluation.labeled.dataset_name", where=where)
     return EvaluationConfig(labeled=dict(labeled)).labeled_arguments
 
 
-def _truncation_fields(resolved: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _truncation_fields(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Returns how a run truncated completions, as fields of `Truncation`; {} if it did not truncate them."""
     keys = {"shortest": "response_length_min", "text": "truncate_text", "after": "truncate_after"}
-    settings = recorded_settings(resolved, "ppo", tuple(keys.values()), where=where)
-    fields = {field: settings[key] for field, key in keys.items()}
+    recorded = recorded_settings(settings, "ppo", tuple(keys.values()), where=where)
+    fields = {name: recorded[key] for name, key in keys.items()}
     return fields if fields["shortest"] or fields["text"] else {}
 
 
@@ -321,8 +322,8 @@ def evaluate(pair: PolicyPair, settings: ComparisonSettings, *, out: Path, comma
     """
     started = time.monotonic()
     silence_libraries()
-    names = settings.judges or (pair.judge or "classifier",)
-    check_judges_available(names, settings.llm, hub=pair.hub)
+    judge_names = settings.judges or (pair.judge or "classifier",)
+    check_judges_available(judge_names, settings.llm, hub=pair.hub)
     if pair.data is None:
         raise ZooError(
             f"Neither the run nor the card of {pair.policy.name} names a data set with prompts: pass one with "
@@ -331,13 +332,14 @@ def evaluate(pair: PolicyPair, settings: ComparisonSettings, *, out: Path, comma
     rows, split = _load_prompts(pair, pair.data, settings)
     rows = distinct_first(rows)
     rows = rows.select(range(min(settings.prompts, len(rows))))
-    if (distinct := count_distinct_prompts(rows["prompt"])) < settings.prompts:
+    prompt_count = count_distinct_prompts(rows["prompt"])
+    group_count = number_of_groups(group_rows(rows, settings.group))
+    if prompt_count < settings.prompts:
         log.warning("The split %s has only %s prompts, so all of them are used.", split, describe_prompt_count(rows))
-    groups = number_of_groups(group_rows(rows, settings.group))
-    if groups < FEW_PROMPTS:
-        counts = f"{distinct} prompts" + (f" in {groups} groups that ask the same thing" if groups < distinct else "")
-        log.warning("The evaluation has only %s, so its intervals are too narrow.", counts)
-    evaluator = _make_evaluator(pair, pair.data, settings, names, out)
+    if group_count < FEW_PROMPTS:
+        groups = f" in {group_count} groups that ask the same thing" if group_count < prompt_count else ""
+        log.warning("The evaluation has only %d prompts%s, so its intervals are too narrow.", prompt_count, groups)
+    evaluator = _make_evaluator(pair, pair.data, settings, judge_names, out)
     policy = load_causal(pair.policy.path).eval()
     _check_context_length(policy, evaluator, rows["prompt"])
     checks = _check_judges(evaluator, pair.data, settings)
@@ -382,10 +384,10 @@ def evaluate(pair: PolicyPair, settings: ComparisonSettings, *, out: Path, comma
 
 
 def _load_prompts(pair: PolicyPair, data: DataSource, settings: ComparisonSettings) -> tuple[Dataset, str]:
-    """Returns the held-out prompts and a name for them: the requested split, what training held out, or test."""
+    """Returns prompts and a name for them: the split of --split, what training held out, or the split `test`."""
     configuration, column, _ = pair.prompts_location
-    share, train = pair.held_out if settings.split is None else (None, None)
-    split = train or settings.split or "test"
+    held_out = pair.held_out if settings.split is None else None
+    split = held_out[1] if held_out is not None else settings.split or "test"
     keys = {"configuration": "--dataset_config", "split": "--split"}
     configuration = configuration if settings.dataset_config is None else settings.dataset_config or None
     rows = data.load(configuration, split, columns=[], keys=keys)
@@ -393,17 +395,18 @@ def _load_prompts(pair: PolicyPair, data: DataSource, settings: ComparisonSettin
     column_names = settings.columns or ({} if column == "prompt" else {"prompt": column})
     is_chat = ChatSettings.of(tokenizer_of(pair.policy)) is not None
     rows = convert_rows(rows, "prompts", columns=column_names, as_chat=is_chat, subject=subject)
-    if share is None:
+    if held_out is None:
         return rows, split
+    share = held_out[0]
     return split_by_prompt(rows, share, parts=2)[0], f"{split} ({share:.0%} of its prompts held out)"
 
 
-def _held_out_share_and_split(settings: object) -> tuple[float, str] | tuple[None, None]:
-    """Returns the share of prompts that PPO held out, and their split, by the settings of a run or card."""
+def _held_out_share_and_split(settings: object) -> tuple[float, str] | None:
+    """Returns `PolicyPair.held_out`, by the untrusted settings of a run or card."""
     keys = settings if isinstance(settings, Mapping) else {}
     share, split = keys.get("held_out_share"), keys.get("dataset_train_split", "train")
     if not is_finite(share) or not 0 < share < 1 or not isinstance(split, str):
-        return None, None
+        return None
     return float(share), split
 
 
@@ -430,7 +433,7 @@ def _check_judges(evaluator: Evaluator, data: DataSource, settings: ComparisonSe
 
 
 def _make_evaluator(
-    pair: PolicyPair, data: DataSource, settings: ComparisonSettings, names: Sequence[str], out: Path
+    pair: PolicyPair, data: DataSource, settings: ComparisonSettings, judge_names: Sequence[str], out: Path
 ) -> Evaluator:
     tokenizer, other_tokenizer = tokenizer_of(pair.policy), tokenizer_of(pair.against)
     if not same_token_ids(tokenizer, other_tokenizer):
@@ -447,7 +450,7 @@ def _make_evaluator(
         rewards = Rewards([reward])
     length = settings.max_new_tokens or int(pair.settings["response_length"])
     panel = open_panel(
-        names,
+        judge_names,
         llm=settings.llm,
         labeled=lambda: _load_labeled_texts(pair, data),
         folder=out,
@@ -473,6 +476,7 @@ def _make_evaluator(
 
 def _load_labeled_texts(pair: PolicyPair, data: DataSource) -> Dataset:
     keys = pair.labeled
+    location = keys.dataset_name or data.location
     where = f"configuration {keys.dataset_config}, split {keys.dataset_train_split}"
     try:
         if keys.dataset_name is not None:
@@ -485,7 +489,7 @@ def _load_labeled_texts(pair: PolicyPair, data: DataSource) -> Dataset:
         else:
             hint = ". The recipe's README or the card of its last checkpoint may name one."
         raise ZooError(
-            f"The data set {data.location} has no labeled texts for the judge classifier ({where}): choose a judge "
+            f"The data set {location} has no labeled texts for the judge classifier ({where}): choose a judge "
             f"with --judge (reward:MODEL, rule:REWARD, llm:MODEL or MODULE:FUNCTION){hint}"
         ) from error
 

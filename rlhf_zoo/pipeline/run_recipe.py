@@ -136,7 +136,7 @@ def check(context: RunContext) -> None:
         ppo.check_batch(settings, data)
         if tokenizer is not None and has_conversations(data["train_dataset"]):
             check_conversations(context, "ppo", source, tokenizer)
-        if "ppo" in stages_to_train(context):
+        if "ppo" in settings_to_train:
             distributed.call_on_main_process(lambda: ppo.try_functions(settings, functions, data))
             log.info("Prompts: %s.", check_prompt_lengths(context, models, data["train_dataset"]["prompt"]))
         prompts = evaluation_prompts(context, source)
@@ -272,6 +272,7 @@ def _check_existing_run(context: RunContext, stage: str) -> None:
 def _delete_records(context: RunContext) -> None:
     """Deletes summary.json and the records of all stages in this directory."""
     (context.directory / SUMMARY).unlink(missing_ok=True)
+    # Later stages come first, so that after a kill no record remains whose parent is gone.
     for record in map(context.record, reversed([*STAGES, "eval"])):
         if record.run_file.exists() and record.path.parent == context.directory:
             record.clear()
@@ -300,12 +301,12 @@ def summary_line(context: RunContext, stage: str) -> str:
         parts.append(f"accuracy {reward_model['accuracy']:.3f} on {reward_model['n']} held-out pairs")
     if stage == "eval":
         evaluation = read_json(context.record("eval").path / "evaluation.json")
-        win, rows, groups = evaluation["win_rate"], evaluation["rows"], evaluation.get("groups")
+        win, prompts = evaluation["win_rate"], evaluation["prompts"]
         parts.append(
             f"win rate of PPO over {_start_name(context)} {win['value']:.3f} "
             f"[{win['ci95'][0]:.3f}, {win['ci95'][1]:.3f}] on {win['n']} completions of "
-            f"{format_prompt_count(evaluation['prompts'], rows)} prompts"
-            f"{format_group_count(groups, evaluation['prompts'])}, "
+            f"{format_prompt_count(prompts, evaluation['rows'])} prompts"
+            f"{format_group_count(evaluation.get('groups'), prompts)}, "
             f"KL {evaluation['ppo']['kl']['value']:z.2f} nats"
         )
         parts.append(_verdict_phrase(evaluation))
@@ -349,8 +350,9 @@ def show_published(context: RunContext, console: "Console") -> None:
     rows = evaluation_rows(context, source, policy_folder=context.checkpoint("sft").path)
     shown_rows = rows.select(range(min(len(rows), config.prompts, SHOWN_PROMPTS))).to_dict()
     prompts, columns = shown_rows["prompt"], columns_for_functions(shown_rows)
+    folders: dict[str, Path] = {}
     with tempfile.TemporaryDirectory() as cache, tempfile.TemporaryDirectory() as override_dir:
-        hub, folders = replace(context.hub, cache=Path(cache)), {}
+        hub = replace(context.hub, cache=Path(cache))
         for stage in context.recipe.stages:
             repo = context.record(stage).read()["repo"]
             with doing(f"{stage}: pulling from the Hub"):
@@ -385,9 +387,10 @@ def show_published(context: RunContext, console: "Console") -> None:
         f"{start[0].upper()}{start[1:]} and PPO, pulled from the Hub into an empty cache (weights verified by SHA-256)"
     )
     table = Table(title=title, show_lines=True)
-    texts = ("", "held-out prompts and their completions")
-    for name in (*texts, "reward", f"judge: {judge_title(judge)}", "log-ratio"):
-        table.add_column(name, justify="left" if name in texts else "right")
+    for name in ("", "held-out prompts and their completions"):
+        table.add_column(name)
+    for name in ("reward", f"judge: {judge_title(judge)}", "log-ratio"):
+        table.add_column(name, justify="right")
     for index, prompt in enumerate(prompts):
         table.add_row("prompt", Text(plain_text(prompt).strip(), style="dim"))
         for stage in ("sft", "ppo"):

@@ -94,7 +94,7 @@ def test_doctor_passes_sound_run(sound_world: World) -> None:
     assert findings["prompts"].detail == "12 for rollouts, 12 to monitor training; columns prompt, answer, row"
     assert findings["batch"].detail == "4 of 12 prompts per update, 4 completions in 1 minibatches"
     assert findings["prompt length"].detail == f"the longest has 4 tokens; with a response of 10: 14 of {CONTEXT}"
-    assert findings["tokenizer"].detail == "EOS <eos> = 1, PAD <pad> = 0; ids to 16, 17 embedding rows"
+    assert findings["tokenizer"].detail == "EOS <eos> = 1, PAD <pad> = 0; the highest id is 16, of 17 embedding rows"
     kl, mismatch = findings["KL at the start"].detail.split()[0], findings["ratio"].detail.split()[3]
     assert abs(float(kl)) < 1e-4 and float(mismatch) < 1e-5
     assert not (sound_world.folder / "run/ppo").exists()

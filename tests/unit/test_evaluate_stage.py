@@ -400,7 +400,7 @@ def test_policy_evaluation_uses_held_out_prompts_of_run(trained: RunContext, tmp
     settings = ComparisonSettings(prompts=4, samples=1)
     pair = find_pair(str(run), against=None, reward="none", settings=settings)
     assert pair.data is not None and pair.data.location == str(trained.directory.parent / "data")
-    assert pair.held_out == (None, None)
+    assert pair.held_out is None
     resolved = {**record.read()["resolved"], "held_out_share": 0.2, "dataset_test_split": None}
     record.write(resolved=resolved)
     pair = find_pair(str(run), against=None, reward="none", settings=settings)

@@ -16,7 +16,7 @@ TINY = new_shape(
 
 
 def test_pass_is_one_micro_batch_and_does_not_depend_on_earlier_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracing, "_MEASURED", {})
+    monkeypatch.setattr(tracing, "_TRUNK_RESULTS", {})
     forward_passes: list[int] = []
     monkeypatch.setattr(tracing, "_autocast", lambda _: forward_passes.append(1) or contextlib.nullcontext())
     asked = {"rows": 2, "length": 16, "bf16": False}
@@ -29,7 +29,7 @@ def test_pass_is_one_micro_batch_and_does_not_depend_on_earlier_passes(monkeypat
 
     alone = new_tracer().training_pass(**asked, checkpointing=False)
     assert forward_passes == [1]
-    tracing._MEASURED.clear()
+    tracing._TRUNK_RESULTS.clear()
     again = new_tracer()
     again.training_pass(**asked, checkpointing=True)
     assert again.training_pass(**asked, checkpointing=False) == alone

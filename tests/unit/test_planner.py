@@ -113,20 +113,20 @@ def test_checkpointing_saves_memory_and_adapter_has_few_gradients():
 
 def test_trunks_that_are_equal_are_measured_once(monkeypatch):
     asked = {"rows": 2, "length": 16, "bf16": True, "checkpointing": False}
-    monkeypatch.setattr(tracing, "_MEASURED", {})
+    monkeypatch.setattr(tracing, "_TRUNK_RESULTS", {})
     config = config_of(num_hidden_layers=2)
     policy, critic = (tracing.Tracer(tracing.ModelSpec("{}", role), config) for role in ("policy", "classifier"))
     frozen = tracing.Tracer(tracing.ModelSpec("{}", "policy", is_trainable=False), config)
     for model in (policy, critic, frozen):
         monkeypatch.setattr(model, "_cache_name", lambda _: None)
     measured = policy.training_pass(**asked)
-    assert critic.training_pass(**asked) == measured and len(tracing._MEASURED) == 1
-    tracing._MEASURED.clear()
+    assert critic.training_pass(**asked) == measured and len(tracing._TRUNK_RESULTS) == 1
+    tracing._TRUNK_RESULTS.clear()
     critic._results.clear()
     assert critic.training_pass(**asked) == measured, "measured alone, it is the same"
     reading = {"rows": 2, "length": 16, "bf16": True}
     assert frozen.forward_pass(**reading).casts < policy.forward_pass(**reading).casts, "only trained weights are kept"
-    assert len(tracing._MEASURED) == 3
+    assert len(tracing._TRUNK_RESULTS) == 3
 
 
 @pytest.mark.parametrize("target", [None, ["all-linear"], ["q_proj", "v_proj"]])

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,12 +22,19 @@ from rlhf_zoo.evaluation.judges.panel import Panel, RewardJudge, score_completio
 from rlhf_zoo.evaluation.judges.rule import RuleJudge
 from rlhf_zoo.evaluation.measure import find_function_judges, find_reward_model_judges
 from rlhf_zoo.modeling.models import load_causal, load_classifier
-from rlhf_zoo.pipeline.policy_eval import ComparisonSettings, PolicyPair, _check_context_length, find_pair
+from rlhf_zoo.pipeline.policy_eval import (
+    ComparisonSettings,
+    PolicyPair,
+    _check_context_length,
+    _load_labeled_texts,
+    find_pair,
+)
 from rlhf_zoo.ppo.base import PPO_STATE
 from rlhf_zoo.publishing.cards.report import report, slug
 from rlhf_zoo.rewards import RewardModel, Rewards
+from rlhf_zoo.runs.data.sources import DataSource
 from rlhf_zoo.runs.record import StageRecord
-from rlhf_zoo.runs.settings.evaluation import LLMConfig, llm_config
+from rlhf_zoo.runs.settings.evaluation import LabeledArguments, LLMConfig, llm_config
 from rlhf_zoo.runs.settings.values import json_object
 
 NOTHING = {"against": None}
@@ -360,6 +368,15 @@ def test_what_a_run_of_this_machine_says(toys: Toys, tmp_path: Path) -> None:
     assert card.judge is None and card.judge_in_card == "os:system"  # told, never imported
     for odd in ([], {"judge": "x"}, {"judge": {"target": 3}}, "x"):
         assert described(toys, tmp_path / "told", {"evaluation": odd}).judge_in_card is None
+
+
+def test_missing_labeled_texts_are_reported_with_their_own_data_set(toys: Toys, tmp_path: Path) -> None:
+    (tmp_path / "labels").mkdir()
+    (tmp_path / "labels/train.jsonl").write_text('{"text": "a"}\n')
+    pair = described(toys, tmp_path / "told", {})
+    pair = replace(pair, labeled=LabeledArguments(dataset_name=str(tmp_path / "labels")))
+    with pytest.raises(ZooError, match=r"The data set .*labels has no labeled texts .* choose a judge with --judge"):
+        _load_labeled_texts(pair, DataSource("prompts", None, {}))
 
 
 REWARD_SETTINGS = {

@@ -142,8 +142,8 @@ def _check_columns(context: RunContext) -> tuple[None, str]:
         raise SkipCheck(f"the columns of {', '.join(unchecked)} cannot be checked ({next(iter(unchecked.values()))})")
     if "reward" in stages and stages["reward"].data.simulated_pairs is None:
         check_pairs(context, None)
-    exception = "" if context.shared.corpus is None else ", except for what the corpus prepares"
-    return None, f"{' and '.join(stages) or 'none'} still to train: every split and its columns exist{exception}"
+    exclusion = "" if context.shared.corpus is None else ", except for what the corpus prepares"
+    return None, f"{' and '.join(stages) or 'none'} still to train: every split and its columns exist{exclusion}"
 
 
 def _check_epochs(settings: StageSettings) -> tuple[None, str]:
@@ -261,8 +261,8 @@ def _load_tokenizer(
     )
     return (
         tokenizer,
-        f"{special_tokens}; ids to {max(tokenizer.get_vocab().values())}, "
-        f"{count_embedding_rows(policy)} embedding rows",
+        f"{special_tokens}; the highest id is {max(tokenizer.get_vocab().values())}, "
+        f"of {count_embedding_rows(policy)} embedding rows",
     )
 
 
@@ -284,9 +284,8 @@ def _check_prompt_lengths(
 
 
 def _check_prompt_ids(prompts: list[list[int]], policy: PreTrainedModel) -> tuple[list[list[int]], str]:
-    rows = count_embedding_rows(policy)
     check_ids(prompts, TokenConsumer.of(policy))
-    return prompts, f"the highest is {max(map(max, prompts))}, of {rows} embedding rows"
+    return prompts, f"the highest is {max(map(max, prompts))}, of {count_embedding_rows(policy)} embedding rows"
 
 
 def _check_policy_tokenizer(
@@ -477,11 +476,12 @@ def _check_reward_sums(
     args = trainer.args
     if args.whiten_rewards:
         return None, "not checked: whitened rewards do not sum to score − β·ΣKL"
-    beta = trainer.controller.kl_coef if args.kl_in == "reward" else 0.0
-    kl = F.kl_penalty(
-        rollout.logprobs, rollout.ref_logprobs, estimator=args.kl_estimator if args.kl_in == "reward" else "k1"
-    ).masked_fill(~rollout.mask, 0)
+    if args.kl_in == "reward":
+        beta, estimator = trainer.controller.kl_coef, args.kl_estimator
+    else:
+        beta, estimator = 0.0, "k1"  # β = 0 cancels the KL, whatever its estimator
+    kl = F.kl_penalty(rollout.logprobs, rollout.ref_logprobs, estimator=estimator).masked_fill(~rollout.mask, 0)
     kl = F.actions(kl, rollout.mask, level=args.action_level)
     check_rewards(estimates.rewards, estimates.shaped_scores, kl, estimates.mask, kl_coef=beta)
-    error = (estimates.rewards.sum(1) - (estimates.shaped_scores - beta * kl.sum(1))).abs().max()
-    return None, f"Σr = score − β·ΣKL within {float(error):.1g}, β = {beta:g}"
+    difference = (estimates.rewards.sum(1) - (estimates.shaped_scores - beta * kl.sum(1))).abs().max()
+    return None, f"Σr = score − β·ΣKL within {float(difference):.1g}, β = {beta:g}"

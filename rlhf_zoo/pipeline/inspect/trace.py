@@ -357,28 +357,28 @@ def trace_checkpoint(
     settings |= {} if max_new_tokens is None else {"response_length": max_new_tokens}
     args = PPOConfig(output_dir=str(traced.policy.path), report_to="none", **settings)
     tokenizer = tokenizer_of(traced.policy)
-    models = {"policy": traced.policy, "reference": traced.reference}
-    models |= {"old": traced.old} if traced.old is not None else {}
-    for checkpoint in models.values():
+    checkpoints = {"policy": traced.policy, "reference": traced.reference}
+    checkpoints |= {"old": traced.old} if traced.old is not None else {}
+    for checkpoint in checkpoints.values():
         if not same_token_ids(tokenizer, tokenizer_of(checkpoint)):
             raise ZooError(
                 f"{checkpoint.name} has a different tokenizer from {traced.policy.name}, so their log-probabilities "
                 "cannot be compared: choose a checkpoint of the same run."
             )
-    loaded = {role: load_causal(checkpoint.path) for role, checkpoint in models.items()}
+    policies = {role: load_causal(checkpoint.path) for role, checkpoint in checkpoints.items()}
     loader = data_settings["reward_model_loader"]
     reward_models = [_load_reward_model(traced, checkpoint, loader, args) for checkpoint in traced.reward_models]
     tokenizers = [tokenizer_of(checkpoint) for checkpoint in traced.reward_models]
     rewards = build_rewards(reward_models, functions, args, tokenizer, tokenizers)
     assert rewards is not None
-    critic = _load_critic(traced, data_settings["value_model_name_or_path"], loaded["policy"], rewards, args)
-    for model in (*loaded.values(), critic, *(reward.model for reward in rewards.models)):
+    critic = _load_critic(traced, data_settings["value_model_name_or_path"], policies["policy"], rewards, args)
+    for model in (*policies.values(), critic, *(reward.model for reward in rewards.models)):
         move_to_best_device(model)
     initial_state = args.kl_coef, RunningScores()
     kl_coef, scores = initial_state if traced.is_initial else _read_state(traced.policy.path / PPO_STATE)
     return trace(
         prompt,
-        **loaded,
+        **policies,
         critic=critic,
         rewards=rewards,
         tokenizer=tokenizer,
@@ -432,15 +432,15 @@ def _load_functions(
     if traced.is_trusted:
         return [load_object(name, group=REWARDS) for name in names], weights
     weight_by_name = dict(zip(names, weights[model_count:], strict=True))
-    chosen = [name for name in names if name in allowed or may_import(name, REWARDS)]
-    if missing := [name for name, weight in weight_by_name.items() if weight and name not in chosen]:
+    allowed_names = [name for name in names if name in allowed or may_import(name, REWARDS)]
+    if missing := [name for name, weight in weight_by_name.items() if weight and name not in allowed_names]:
         hint = f", or {TRUST_RUN_FLAG} to allow all functions," if traced.settings_file.name == "run.json" else ""
         raise ZooError(
             f"{traced.policy.name} was also rewarded by {', '.join(missing)}, but code that a download names is not "
             f"imported unless you allow it: add --reward_funcs {shlex.quote(missing[0])}{hint} if you trust it."
         )
-    functions = [load_object(name, group=REWARDS) for name in chosen]
-    return functions, weights[:model_count] + [weight_by_name[name] for name in chosen]
+    functions = [load_object(name, group=REWARDS) for name in allowed_names]
+    return functions, weights[:model_count] + [weight_by_name[name] for name in allowed_names]
 
 
 def _load_critic(

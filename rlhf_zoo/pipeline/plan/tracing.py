@@ -188,7 +188,8 @@ class Tracer:
     def _models(self) -> list[tuple[int, _CountingMode, PreTrainedModel]]:
         """(number of layers, mode of the tensors, model) at two depths, or only at the real depth if that is small."""
         depths = DEPTHS if self.depth > DEPTHS[-1] else (self.depth,)
-        return [(depth, mode := _CountingMode(), self._build(depth, mode)) for depth in depths]
+        modes = [(depth, _CountingMode()) for depth in depths]
+        return [(depth, mode, self._build(depth, mode)) for depth, mode in modes]
 
     def _build(self, depth: int, mode: _CountingMode) -> PreTrainedModel:
         config = copy.deepcopy(self.config)
@@ -220,7 +221,7 @@ class Tracer:
     def _extrapolate(
         self, key: tuple[Any, ...], run: Callable[[PreTrainedModel, _CountingMode], list[int]]
     ) -> list[int]:
-        """Calls `run` with the model at each depth of `_models`, and extrapolates the results to the real depth."""
+        """Calls `run` at each depth of `_models`, and extrapolates linearly to the real depth. Caches the result."""
         if key not in self._results:
             name = self._cache_name(key)
             cached = None if name is None else read_cached("traces", name)
@@ -236,11 +237,11 @@ class Tracer:
                 ) from error
             (depth, values), (larger_depth, larger_values) = measured[0], measured[-1]
             if depth != larger_depth:
-                extra_layers = (self.depth - depth) / (larger_depth - depth)
-                values = [round(a + extra_layers * (b - a)) for a, b in zip(values, larger_values, strict=True)]
+                factor = (self.depth - depth) / (larger_depth - depth)
+                values = [round(a + factor * (b - a)) for a, b in zip(values, larger_values, strict=True)]
             self._results[key] = values
             if name is not None:
-                write_cached("traces", name, self._results[key])
+                write_cached("traces", name, values)
         return self._results[key]
 
     def _measure(
@@ -251,17 +252,17 @@ class Tracer:
             return self._run_at_depths(run)
         trunk = _trunk(self._models[-1][-1])
         # A forward pass saves nothing for a backward pass. Which weights are frozen therefore matters only in bfloat16,
-        # where autocast keeps copies of the trained weights.
-        ignores_frozen = key[0] == "forward" and key[-1] is False
+        # where autocast keeps copies of the trained weights. The key of a forward pass ends with its `bf16`.
+        ignores_frozen = key[0] == "forward" and not key[-1]
         weights = tuple(
             (name, weight.shape, weight.requires_grad or ignores_frozen) for name, weight in trunk.named_parameters()
         )
         depths = tuple(depth for depth, _, _ in self._models)
         spec = replace(self.spec, role="trunk", is_trainable=self.spec.is_trainable or ignores_frozen)
         trunk_key = (spec, depths, type(trunk), weights, key)
-        if trunk_key not in _MEASURED:
-            _MEASURED[trunk_key] = self._run_at_depths(run)
-        return _MEASURED[trunk_key]
+        if trunk_key not in _TRUNK_RESULTS:
+            _TRUNK_RESULTS[trunk_key] = self._run_at_depths(run)
+        return _TRUNK_RESULTS[trunk_key]
 
     def _run_at_depths(self, run: Callable[[PreTrainedModel, _CountingMode], list[int]]) -> list[tuple[int, list[int]]]:
         """Calls `run` at each depth, without garbage collection, which would free tensors at arbitrary moments."""
@@ -295,7 +296,7 @@ class Tracer:
             output_layer = _base_model(model).get_output_embeddings() if self.spec.role == "policy" else None
             head = None if output_layer is None else output_layer.weight
             parameters = [*model.parameters()]
-            linear = {
+            size_by_id = {
                 id(module.weight): module.weight.numel()
                 for name, module in _trunk(model).named_modules()
                 if isinstance(module, nn.Linear | Conv1D) and "lora_" not in name
@@ -304,11 +305,11 @@ class Tracer:
                 if hasattr(module, "_apply_gate"):  # of the experts, count only as many as a token uses
                     experts_per_token = getattr(text_config, "num_experts_per_tok", 1)
                     experts = (weight for weight in module.parameters() if weight.ndim == 3)
-                    linear |= {id(weight): weight.numel() * experts_per_token // len(weight) for weight in experts}
+                    size_by_id |= {id(weight): weight.numel() * experts_per_token // len(weight) for weight in experts}
             return [
                 sum(weight.numel() for weight in parameters),
                 sum(weight.numel() for weight in parameters if weight.requires_grad),
-                sum(linear.values()),
+                sum(size_by_id.values()),
                 embeddings.numel() + (0 if head is None or head is embeddings else head.numel()),
             ]
 
@@ -406,7 +407,7 @@ class Tracer:
                 counter.take_peak(before)
                 forward(model, ids[:, -1:], mask, positions[:, -1:], cache)
                 peak = counter.take_peak(before)
-                del cache
+                del cache  # leaves only the copies of weights that autocast keeps
                 return [counter.live, counter.live + peak]
 
         return ForwardPass(*self._extrapolate(("decode", rows, length, bf16), run))
@@ -458,7 +459,8 @@ def _trunk(model: PreTrainedModel) -> nn.Module:
 
 
 _TRACERS: dict[ModelSpec, Tracer] = {}
-_MEASURED: dict[tuple[Any, ...], list[tuple[int, list[int]]]] = {}
+#: Measurements of trunks, which `Tracer._measure` shares between models with the same trunk.
+_TRUNK_RESULTS: dict[tuple[Any, ...], list[tuple[int, list[int]]]] = {}
 
 
 def tracer(

@@ -79,8 +79,8 @@ class _Inputs:
     sft: ParentCheckpoint
     ppo: ParentCheckpoint
 
-    def resolved(self, context: RunContext) -> dict[str, Any]:
-        """Returns the keys and inputs that identify an evaluation, for its fingerprint."""
+    def identity(self, context: RunContext) -> dict[str, Any]:
+        """Returns the settings and inputs that identify an evaluation, for its fingerprint."""
         own_pairs: dict[str, Any] = {}
         if self.own_pairs is not None:
             lineage = self.own_pairs[1].lineage
@@ -142,14 +142,14 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     context = with_trained_keys(context, "ppo")
     check_code(stage_code(context.settings("ppo")), context.record("ppo").read().get("code"))
     config = evaluation_of(context)
-    checkpoints = {name: context.checkpoint(name) for name in ("sft", "ppo")}  # before any data is prepared
+    # A missing checkpoint or judge is reported before data are prepared.
+    checkpoints = {name: context.checkpoint(name) for name in ("sft", "ppo")}
     check_judges(context)
     own_pairs_data, source = own_pairs(context), stage_source(context, "ppo")
     inputs = _Inputs(source, own_pairs_data, **checkpoints)
-    resolved = inputs.resolved(context)
+    resolved = inputs.identity(context)
     code = judges_code(config.judge_names)  # read before the judges score, because files may be edited meanwhile
-    is_done = _is_done(context, resolved, code)
-    if distributed.call_on_main_process(lambda: is_done):
+    if distributed.call_on_main_process(lambda: _is_done(context, resolved, code)):
         return False
     distributed.call_on_main_process(lambda: check_data(config.lm_eval, context.hub))
     prompts = evaluation_prompts(context, source, inputs.sft.path)
@@ -213,7 +213,8 @@ def _compare(
         # Whether a constant text beats SFT by this judge is measured on the test prompts, below. Until then assume that
         # none does; otherwise the judge would count as unchecked while the candidate is chosen.
         reliability = replace(reliability, winnable=False)
-        trajectory = evaluate_checkpoints(context, inputs.source, evaluator, reliability=reliability)
+        trajectory_or_reason = evaluate_checkpoints(context, inputs.source, evaluator, reliability=reliability)
+    trajectory = None if isinstance(trajectory_or_reason, str) else trajectory_or_reason
 
     def compare_step(step: int) -> tuple[ParentCheckpoint, HeadToHead]:
         checkpoint = context.checkpoint("ppo", step=step)
@@ -224,18 +225,18 @@ def _compare(
                 checks=checks, group=config.group,
             )  # fmt: skip
 
-    candidate = None if isinstance(trajectory, str) else trajectory.verdict.candidate
+    candidate = None if trajectory is None else trajectory.verdict.candidate
     verdict_chooses = (context.record("ppo").read().get("chosen") or {}).get("rule") == "recommended"
     step = checkpoint_step(inputs.ppo.path)
     if verdict_chooses:
         step = _last_step(context) if candidate is None else candidate
     ppo, result = compare_step(step)
     # The candidate was chosen on validation prompts, so its gain is measured again on the test prompts.
-    if candidate is not None and not isinstance(trajectory, str):
+    if trajectory is not None and candidate is not None:
         policy = None if step == candidate else load_causal(context.checkpoint("ppo", step=candidate).path)
         trajectory = trajectory.with_confirmation(result.judge_gain(policy, prompts))
     figures: dict[str, Any] = {}
-    if not isinstance(trajectory, str):
+    if trajectory is not None:
         trivial = score_trivial_policies(result, trajectory.trivial, prompts)
         trajectory = replace(trajectory, reliability=replace(trajectory.reliability, winnable=trivial.winnable))
         # The trivial policies' win rates may cancel the recommendation. Then the last checkpoint is compared instead.
@@ -250,13 +251,13 @@ def _compare(
         figures["defects"] = defect_figures(defects, result)
     if config.filter_samples:
         figures["filters"] = score_filters(result, prompts, samples=config.filter_samples)
-    recommended = None if isinstance(trajectory, str) else trajectory.verdict.recommended
-    choice = choice_of_verdict(step, recommends=recommended is not None) if verdict_chooses else None
-    return _Comparison(result, ppo, trajectory, figures, choice)
+    recommends = trajectory is not None and trajectory.verdict.recommended is not None
+    choice = choice_of_verdict(step, recommends=recommends) if verdict_chooses else None
+    return _Comparison(result, ppo, trajectory or trajectory_or_reason, figures, choice)
 
 
 def _write_results(context: RunContext, comparison: _Comparison, figures: Mapping[str, Any], seconds: float) -> None:
-    """Writes evaluation.json, samples.jsonl, and the scores over training."""
+    """Writes evaluation.json, samples.jsonl, and the scores of the checkpoints."""
     config, folder = evaluation_of(context), context.record("eval").path
     document = {
         **figures,
@@ -349,20 +350,16 @@ def _write_record(
 
 
 def identity_keys(config: EvaluationConfig) -> dict[str, Any]:
-    """Returns the keys that identify an evaluation.
+    """Returns the keys that identify an evaluation, without those that are None or empty.
 
     Args:
         config: The settings of the evaluation, including its judge.
-
-    Returns:
-        Key -> value, without optional keys at their defaults.
     """
-    # At their defaults these keys do not change the fingerprint, so that earlier evaluations stay valid.
-    optional: dict[str, Any] = {
-        "judges": [], "llm": {}, "dataset_test_split": None, "labeled": {}, "own_pairs": {}, "lm_eval": [],
-        "lm_eval_limit": None, "lm_eval_fewshot": None, "reference": {}, "group": None, "filter_samples": 0,
+    # Keys were added over time. Where they have these values, evaluations from before keep their fingerprints.
+    omitted: dict[str, Any] = {
+        "judges": [], "llm": {}, "labeled": {}, "own_pairs": {}, "lm_eval": [], "reference": {}, "filter_samples": 0
     }  # fmt: skip
-    return {key: value for key, value in asdict(config).items() if optional.get(key) != value}
+    return {key: value for key, value in asdict(config).items() if value is not None and omitted.get(key) != value}
 
 
 def origins(context: RunContext, stage: str, checkpoint: ParentCheckpoint) -> list[Origin]:
@@ -385,14 +382,14 @@ def origins(context: RunContext, stage: str, checkpoint: ParentCheckpoint) -> li
     return [(repo, commit)] if commit else []
 
 
-def evaluation_prompts(context: RunContext, source: DataSource, path: Path | None = None) -> Dataset:
+def evaluation_prompts(context: RunContext, source: DataSource, policy_folder: Path | None = None) -> Dataset:
     """Loads and checks the held-out prompts of the evaluation. Prompts repeat only if too few are distinct.
 
     Args:
         context: The run.
         source: PPO's data.
-        path: Folder of the SFT policy, whose tokenizer counts tokens for max_prompt_length; None, before SFT is
-            trained, keeps all prompts.
+        policy_folder: Folder of the SFT policy, whose tokenizer counts tokens for max_prompt_length; None, before SFT
+            is trained, keeps all prompts.
 
     Returns:
         `evaluation.prompts` rows.
@@ -401,7 +398,7 @@ def evaluation_prompts(context: RunContext, source: DataSource, path: Path | Non
         ZooError: The split has too few rows, or no column with the reference answers.
     """
     prompt_count = context.shared.evaluation.prompts
-    prompts = evaluation_rows(context, source, policy_folder=path)
+    prompts = evaluation_rows(context, source, policy_folder=policy_folder)
     if len(prompts) < prompt_count:
         raise ZooError(
             f"The {_describe_location(evaluation_location(context))} has {describe_prompt_count(prompts)} prompts, but "
@@ -452,19 +449,19 @@ def check_judges(context: RunContext, *, restart: bool = False) -> None:
     own_pairs(context)
     check_tasks(config.lm_eval)
     if "ppo" in stages_to_train(context):
-        distributed.call_on_main_process(lambda: check_endpoints(config.judge_names, config.llm_settings))
+        distributed.call_on_main_process(lambda: check_endpoints(names, config.llm_settings))
         distributed.call_on_main_process(lambda: check_data(config.lm_eval, context.hub))
     lexicon_judge(context.shared)
 
 
-def check_rules(context: RunContext, source: DataSource, prompts: Dataset, path: Path | None = None) -> None:
+def check_rules(context: RunContext, source: DataSource, prompts: Dataset, policy_folder: Path | None = None) -> None:
     """Checks that rule judges can score answers to every prompt of the evaluation.
 
     Args:
         context: The run.
         source: PPO's data.
         prompts: The test prompts. Validation prompts, if there are any, are checked too.
-        path: Folder of the SFT policy, as in `evaluation_prompts`.
+        policy_folder: Folder of the SFT policy, as in `evaluation_prompts`.
 
     Raises:
         ZooError: A rule cannot score answers to a prompt.
@@ -476,7 +473,7 @@ def check_rules(context: RunContext, source: DataSource, prompts: Dataset, path:
     rows_by_part = {"test": prompts}
     if config.checkpoint_prompts > 0:
         with contextlib.suppress(ZooError):  # the evaluation reports missing validation prompts
-            rows = evaluation_rows(context, source, "validation", policy_folder=path)
+            rows = evaluation_rows(context, source, "validation", policy_folder=policy_folder)
             rows_by_part["validation"] = rows.select(range(min(config.checkpoint_prompts, len(rows))))
     for rule in rules:
         for part, rows in rows_by_part.items():
@@ -491,10 +488,10 @@ def _last_step(context: RunContext) -> int:
 
 def _write_verdict(folder: Path, trajectory: Trajectory | str) -> dict[str, Any]:
     """Returns the verdict for evaluation.json, and writes each checkpoint's scores by prompt to a file next to it."""
-    scores = folder / "over_training.json"
+    scores_file = folder / "over_training.json"
     if isinstance(trajectory, str):
-        scores.unlink(missing_ok=True)
+        scores_file.unlink(missing_ok=True)
         return {"verdict": None, "recommended": None, "over_training": {"problem": trajectory}}
-    write_json(scores, trajectory.arrays())
+    write_json(scores_file, trajectory.arrays())
     figures = trajectory.to_json()
     return {"verdict": figures["verdict"], "recommended": figures["recommended"], "over_training": figures}

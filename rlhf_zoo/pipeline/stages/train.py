@@ -389,12 +389,12 @@ def _train(run: _Run, trainer: Trainer) -> None:
             trainer._load_from_checkpoint(str(resume_from))
             trainer.evaluate()
     except WaitInterrupted as error:
-        _save_finished(trainer, record, error)
+        _save_finished_updates(trainer, record, error)
         if distributed.is_main_process():
             record.write(status="interrupted", seconds=run.seconds())
         raise Stopped from error
     except UpdateFailed as error:
-        if not _save_finished(trainer, record, error):
+        if not _save_finished_updates(trainer, record, error):
             raise
         if distributed.is_main_process():
             record.write(status="interrupted", seconds=run.seconds())
@@ -403,13 +403,14 @@ def _train(run: _Run, trainer: Trainer) -> None:
         raise type(error)(message) from error.__cause__
 
 
-def _save_finished(trainer: Trainer, record: StageRecord, error: UpdateFailed | WaitInterrupted) -> bool:
+def _save_finished_updates(trainer: Trainer, record: StageRecord, error: UpdateFailed | WaitInterrupted) -> bool:
     """Saves the finished updates. Returns False if there are no such updates, or if other processes are still waiting.
 
     Raises `error` again if the disk is full.
     """
     step = trainer.state.global_step
-    if (distributed.process_count() > 1 and not getattr(error, "raised_on_all_processes", False)) or step == 0:
+    others_wait = distributed.process_count() > 1 and not getattr(error, "raised_on_all_processes", False)
+    if step == 0 or others_wait:
         return False
     if not (record.checkpoint_path(step) / COMPLETE).is_file():
         try:
