@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlhf_zoo.pipeline.stages.global_batch import GlobalReward
+from rlhf_zoo.pipeline.stages.global_batch import GlobalRewardMixin
 
 CHOSEN, REJECTED, MARGINS = [2.0, -1.0, 0.5, 9.0], [0.5, 1.0, 0.5, 9.0], [1.0, 0.5, 0.0, 4.0]
 #: The last pair only fills the batch up.
@@ -21,7 +21,7 @@ def trainer(coefficient: float | None = None) -> Any:
         _metrics={"train": defaultdict(list), "eval": defaultdict(list)},
         _total_train_tokens=100.0,
     )
-    stub._log_metrics = lambda *seen: GlobalReward._log_metrics(stub, *seen)
+    stub._log_metrics = lambda *seen: GlobalRewardMixin._log_metrics(stub, *seen)
     return stub
 
 
@@ -35,7 +35,7 @@ def pair_loss(stub: Any, **inputs: Any) -> float:
         def __call__(self, **_: Any) -> Any:
             return SimpleNamespace(logits=logits)
 
-    loss = GlobalReward.compute_loss(stub, Model(), {"attention_mask": torch.ones(8, 5)} | inputs)
+    loss = GlobalRewardMixin.compute_loss(stub, Model(), {"attention_mask": torch.ones(8, 5)} | inputs)
     (gradient,) = torch.autograd.grad(loss, logits)
     # A chosen score is to rise and a rejected one to fall, by as much; what fills up teaches nothing.
     if stub.args.center_rewards_coefficient is None:

@@ -41,7 +41,7 @@ IGNORED_KEYS = machine_keys()
 _MODEL_KEYS = ("model_name_or_path", "reward_model_path", "value_model_name_or_path")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 RECIPE_FIELDS = frozenset(RecipeConfig.__dataclass_fields__)
-ALLOW = "--allow_import"
+ALLOW_FLAG = "--allow_import"
 
 
 @dataclass(frozen=True)
@@ -179,29 +179,30 @@ def recipe_of(published: PublishedCheckpoint, allowed: Sequence[str] = ()) -> tu
     _check_keys(published, stage_keys)
     _check_names(published, allowed)
     stages: dict[str, dict[str, Any]] = {published.stage: {**stage_keys, "report_to": []}}
-    commits_by_stage: dict[str, str] = {}
+    pinned_by_stage: dict[str, str] = {}
     if published.stage == "reward":
         if published.card.get("round") is not None:
             raise ZooError(
                 f"{published.name} also learned from samples of an earlier round's PPO policy, so it can only be "
                 "reproduced with the rounds before it: `rlhf-zoo run RECIPE --rounds N`, as its card says."
             )
-        commits_by_stage["sft"] = _pinned_parent(published, "sft")
+        pinned_by_stage["sft"] = _pinned_parent(published, "sft")
         stages["sft"] = {}
     elif published.stage == "ppo":
-        models = {
+        published_names = {
             "sft": stage_keys.get("model_name_or_path") or "sft",
             **reward_roles(stage_keys.get("reward_model_path", "reward")),
         }
-        commits = {role: _pinned_parent(published, role) for role in models}
-        commits_by_stage = {role: commit for role, commit in commits.items() if models[role] == role}
-        stages |= {role: {} for role in commits_by_stage}
-        names = {role: role if role in commits_by_stage else commit for role, commit in commits.items()}
-        rewards = [name for role, name in names.items() if role != "sft"]
-        if "sft" not in commits_by_stage:
-            stages["ppo"] = {**stages["ppo"], "model_name_or_path": names["sft"]}
-        if rewards and rewards != ["reward"]:
-            stages["ppo"] = {**stages["ppo"], "reward_model_path": rewards if len(rewards) > 1 else rewards[0]}
+        pinned_by_role = {role: _pinned_parent(published, role) for role in published_names}
+        # A model that a stage of the same recipe trained keeps the stage's name; another is named with its commit.
+        pinned_by_stage = {role: pinned for role, pinned in pinned_by_role.items() if published_names[role] == role}
+        stages |= {role: {} for role in pinned_by_stage}
+        names = {role: role if role in pinned_by_stage else pinned for role, pinned in pinned_by_role.items()}
+        reward_names = [name for role, name in names.items() if role != "sft"]
+        if "sft" not in pinned_by_stage:
+            stages["ppo"]["model_name_or_path"] = names["sft"]
+        if reward_names and reward_names != ["reward"]:
+            stages["ppo"]["reward_model_path"] = reward_names if len(reward_names) > 1 else reward_names[0]
     if published.stage != "ppo" and isinstance(ppo := published.resolved.get("ppo"), Mapping):
         stages["ppo"] = {key: ppo[key] for key in SAMPLING_KEYS if key in ppo}
         if ppo.get("held_out_share") is not None:  # this key excludes a test split
@@ -213,20 +214,20 @@ def recipe_of(published: PublishedCheckpoint, allowed: Sequence[str] = ()) -> tu
     shared["description"] = f"A reproduction of {published.name}."
     if isinstance(evaluation := published.resolved.get("evaluation"), Mapping) and "dataset_test_split" in evaluation:
         shared["evaluation"] = {"dataset_test_split": evaluation["dataset_test_split"]}
-    return _OneFileRecipe(published.card["recipe"], Path(published.where), shared, stages), commits_by_stage
+    return _OneFileRecipe(published.card["recipe"], Path(published.where), shared, stages), pinned_by_stage
 
 
-def comparable_settings(resolved: Mapping[str, Any], published: PublishedCheckpoint) -> dict[str, Any]:
+def comparable_settings(run_settings: Mapping[str, Any], published: PublishedCheckpoint) -> dict[str, Any]:
     """Prepares a run's settings for a comparison with the published settings.
 
     Args:
-        resolved: The settings of the run.
+        run_settings: The settings of the run.
         published: The published checkpoint.
 
     Returns:
         The settings without ignored keys. Names of models that end in @COMMIT are replaced by the published run's.
     """
-    settings = {key: value for key, value in resolved.items() if key not in IGNORED_KEYS}
+    settings = {key: value for key, value in run_settings.items() if key not in IGNORED_KEYS}
     for key in _MODEL_KEYS:
         if key in settings and settings[key] != published.resolved.get(key) and "@" in str(settings[key]):
             settings[key] = published.resolved.get(key)
@@ -266,11 +267,12 @@ def _check_keys(published: PublishedCheckpoint, stage_values: Mapping[str, Any])
 
 def _check_names(published: PublishedCheckpoint, allowed: Sequence[str]) -> None:
     objects = list(named_objects(published))
-    if unknown := [name for name in allowed if name not in [name for _, name, _ in objects]]:
-        values = ", ".join(name for _, name, _ in objects) or "nothing"
-        raise ZooError(f"{ALLOW} names {unknown[0]}, but {published.where} names {values}: remove it.")
+    object_names = [name for _, name, _ in objects]
+    if unknown := [name for name in allowed if name not in object_names]:
+        values = ", ".join(object_names) or "nothing"
+        raise ZooError(f"{ALLOW_FLAG} names {unknown[0]}, but {published.where} names {values}: remove it.")
     for key, name, group in objects:
-        check_object(name, group, key=key, where=published.where, flag=ALLOW, allowed=allowed)
+        check_object(name, group, key=key, where=published.where, flag=ALLOW_FLAG, allowed=allowed)
     for key in _MODEL_KEYS:
         value = published.resolved.get(key)
         for model in map(str, value if isinstance(value, list) else [value] if value is not None else []):

@@ -148,8 +148,9 @@ def shard_count(stage: str, keys: SimpleNamespace, device: Device, conflicts: Ma
     if not keys.fsdp2:
         return 1
     subject = f"fsdp2 of the stage {stage}"
-    for name in (name for name, is_used in conflicts.items() if is_used):
-        raise ZooError(f"{subject} does not work with {name}: remove one of them.")
+    conflict = next((name for name, is_used in conflicts.items() if is_used), None)
+    if conflict is not None:
+        raise ZooError(f"{subject} does not work with {conflict}: remove one of them.")
     if str(keys.optim) not in SHARDABLE_OPTIMIZERS:
         raise ZooError(
             f"{subject} cannot shard the optimizer {keys.optim}: set optim to one of {', '.join(SHARDABLE_OPTIMIZERS)}."

@@ -157,7 +157,6 @@ class _PlanInputs:
         self.assumptions = (
             [] if device.cpu else ["the plan also holds on GPUs, although it was compared with real runs on CPUs only"]
         )
-        self.prompt_length = prompt_length or 0
         if ppo is not None and prompt_length is None:
             prompt_length = ppo.max_prompt_length or recipe.zoo.get("prompt_length")
             if prompt_length is None:
@@ -166,7 +165,7 @@ class _PlanInputs:
                     f"the longest prompt has {prompt_length} tokens; "
                     "set max_prompt_length or --prompt_length to change this"
                 )
-            self.prompt_length = prompt_length
+        self.prompt_length: int = prompt_length or 0  # 0 only without PPO
 
     def ppo_models(self, ppo: SimpleNamespace) -> PPOModels:
         """Returns the models that PPO loads, according to its keys."""

@@ -113,10 +113,10 @@ class _PPOPlanner:
         self.response_length: int = keys.response_length
         self.length = prompt_length + self.response_length
         self.bf16 = computes_in_bfloat16(keys, device)
-        prompts_per_batch, batches = divide_batch(
+        prompts_at_once, steps = divide_batch(
             keys.per_device_train_batch_size, keys.gradient_accumulation_steps, device.count
         )
-        self.prompt_count = prompts_per_batch * batches
+        self.prompt_count = prompts_at_once * steps
         self.completion_count = self.prompt_count * keys.num_generations
         self.minibatch_rows = math.ceil(self.completion_count / keys.num_mini_batches)
         max_tokens = keys.max_tokens_per_micro_batch or default_tokens_per_pass(on_cpu=device.cpu, bf16=self.bf16)
@@ -125,7 +125,7 @@ class _PPOPlanner:
         self.micro_batch_rows = min(
             self.minibatch_rows,
             max_rows,
-            self.minibatch_rows if keys.max_tokens_per_micro_batch else prompts_per_batch,
+            self.minibatch_rows if keys.max_tokens_per_micro_batch else prompts_at_once,
         )
         self.forward_rows = min(self.completion_count, keys.local_rollout_forward_batch_size, max_rows)
         self.policy = stage_tracer(models.policy, "policy", keys, weight_dtype(keys, models.policy), self.bf16)

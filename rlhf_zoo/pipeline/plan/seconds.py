@@ -97,11 +97,11 @@ def predict_duration(work: Work, device: Device, *, bf16: bool) -> Duration | No
         scaling_note = f"; scaled to {device.name} by the makers' TFLOP/s, which is not verified"
     # Sampling is not scaled, because memory bandwidth and kernel launches limit it, not TFLOP/s.
     phases = {name: seconds * (1 if name == "sample" else scale) for name, seconds in rates.phases(work).items()}
-    # Sampling cannot be faster than the reading of weights and cache from memory.
-    read_seconds = work.bytes_read / (device.bandwidth * 1e9) if device.bandwidth else 0.0
+    # Sampling cannot be faster than the transfer of weights and cache from memory.
+    transfer_seconds = work.bytes_read / (device.bandwidth * 1e9) if device.bandwidth else 0.0
     exclusion = "" if device.count == 1 else "; communication between devices is not included"
     return Duration(
-        {**phases, "sample": max(phases["sample"], read_seconds)}, _describe_rates(rates) + scaling_note + exclusion
+        {**phases, "sample": max(phases["sample"], transfer_seconds)}, _describe_rates(rates) + scaling_note + exclusion
     )
 
 

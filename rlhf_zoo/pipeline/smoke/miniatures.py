@@ -75,12 +75,10 @@ def small_flags(recipe: Recipe) -> dict[str, dict[str, Any]]:
         if stage in flags and stage != "recipe":
             check_download(recipe, stage, {name: value}, {})
             flags[stage] |= effective_keys(recipe, stage, {name: value})
-        else:
-            is_evaluation_key = stage == "evaluation" and bool(name)
-            check_download(
-                recipe, "evaluation" if is_evaluation_key else "recipe", {name if is_evaluation_key else key: value}, {}
-            )
-            flags["recipe"][key] = value
+            continue
+        group, group_key = (stage, name) if stage == "evaluation" and name else ("recipe", key)
+        check_download(recipe, group, {group_key: value}, {})
+        flags["recipe"][key] = value
     return flags
 
 

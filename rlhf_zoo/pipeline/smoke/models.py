@@ -128,10 +128,10 @@ def make_tokenizer(
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in family.special])
-    text_before, text_after = family.wrap
-    if text_before or text_after:
-        parts = [*filter(None, (text_before, "$A", text_after))]
-        pieces = [(token, family.special[token]) for token in (text_before, text_after) if token]
+    token_before, token_after = family.wrap
+    if token_before or token_after:
+        parts = [*filter(None, (token_before, "$A", token_after))]
+        pieces = [(token, family.special[token]) for token in (token_before, token_after) if token]
         backend.post_processor = processors.TemplateProcessing(" ".join(parts), special_tokens=pieces)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend, eos_token=family.eos, bos_token=family.bos, unk_token=family.unk,

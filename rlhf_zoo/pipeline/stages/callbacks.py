@@ -59,7 +59,6 @@ def check_room(record: StageRecord, *, min_bytes: int = 0) -> None:
         NoRoom: The disk has less free space.
     """
     last = record.last_checkpoint()
-    # Meanwhile the outbox may send that checkpoint, and delete its temporary files there.
     size = min_bytes if last is None else folder_bytes(last)
     free = shutil.disk_usage(record.path).free
     if free < size:

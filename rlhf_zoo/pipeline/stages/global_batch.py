@@ -20,7 +20,7 @@ from ...modeling import distributed
 class _EvenShards(BatchSamplerShard):
     """Yields this process's share of each global batch, including an incomplete last batch.
 
-    A process that would get no row of the last batch takes the batch's first row, which `GlobalBatch` does not count.
+    A process that would get no row of the last batch takes its first row, which `GlobalBatchMixin` does not count.
     """
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -39,7 +39,7 @@ class _EvenShards(BatchSamplerShard):
         return full_batches + (remaining > 0 and not self.drop_last)
 
 
-class GlobalBatch(Trainer):
+class GlobalBatchMixin(Trainer):
     """A mixin for trl's trainers, such as SFTTrainer. List it before the trainer among the base classes."""
 
     def _shard_evenly(self, loader: Any) -> Any:
@@ -89,7 +89,7 @@ class GlobalBatch(Trainer):
         return (self.accelerator.reduce(loss, "mean"), *outputs)
 
 
-class GlobalReward(GlobalBatch):
+class GlobalRewardMixin(GlobalBatchMixin):
     """A mixin for trl's RewardTrainer. List it before the trainer among the base classes."""
 
     args: RewardConfig

@@ -85,9 +85,11 @@ def _labeled_pairs(context: RunContext) -> Dataset | None:
     except ZooError as error:
         log.info("The judges cannot be checked on labeled pairs: %s", error)
         return None
+    if held_out is None:
+        return None
     data = owner.settings("reward").data
-    if held_out is None or not are_simulated(owner, data):
-        return None if held_out is None else held_out[0]
+    if not are_simulated(owner, data):
+        return held_out[0]
     prefer = load_object(data.preference, group=PREFERENCES)
     return relabel_by_majority(held_out[0], prefer, seed=context.shared.seed)
 

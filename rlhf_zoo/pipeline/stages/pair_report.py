@@ -56,15 +56,15 @@ def held_out_report(
         }
         gold_margins = np.subtract(utilities["chosen"], utilities["rejected"])
     labeled_margins = _margin_column(pairs) if gold_margins is None else gold_margins
-    tied = are_ties(completions["chosen"], completions["rejected"], labeled_margins)
+    is_tie = are_ties(completions["chosen"], completions["rejected"], labeled_margins)
     equal_texts = [a == b for a, b in zip(completions["chosen"], completions["rejected"], strict=True)]
-    untied = np.flatnonzero(~tied)
+    untied_rows = np.flatnonzero(~is_tie)
 
     def select_untied(values: Any) -> Any:
-        return None if values is None else [values[index] for index in untied]
+        return None if values is None else [values[row] for row in untied_rows]
 
     candidates = build_choices(
-        prompts, completions["chosen"], completions["rejected"], seed=seed, ties=set(np.flatnonzero(tied).tolist())
+        prompts, completions["chosen"], completions["rejected"], seed=seed, ties=set(np.flatnonzero(is_tie).tolist())
     )
     gold_utilities = None
     if utility is not None:
@@ -80,7 +80,7 @@ def held_out_report(
         "best_of_n": choice_accuracy(
             candidates, _score_candidates(candidates, reward_model, pairs, scores), groups, gold=gold_utilities
         ),
-        "ties": compare_ties(margins, tied, equal_texts, groups, seed=seed),
+        "ties": compare_ties(margins, is_tie, equal_texts, groups, seed=seed),
         "hard": measure_hard_pairs(
             select_untied(margins),
             select_untied(completions["chosen"]),
@@ -90,7 +90,7 @@ def held_out_report(
             strength=select_untied(labeled_margins),
             gold=select_untied(gold_margins),
         )
-        if len(untied)
+        if len(untied_rows)
         else None,
     }
 
@@ -142,23 +142,23 @@ def score_pairs(reward_model: RewardModel, pairs: Dataset) -> dict[str, list[flo
     return scores
 
 
-def count_trained_pairs(held_out: Dataset, trained: Dataset) -> dict[str, int | None]:
+def count_trained_pairs(held_out_pairs: Dataset, training_pairs: Dataset) -> dict[str, int | None]:
     """Counts the held-out pairs that a reward model was trained on.
 
     Args:
-        held_out: The pairs that the model is measured on.
-        trained: The pairs that the model was trained on.
+        held_out_pairs: The pairs that the model is measured on.
+        training_pairs: The pairs that the model was trained on.
 
     Returns:
         `prompts`: the number of distinct held-out prompts that were trained on, or None if the pairs have no prompts;
         `pairs`: the number of held-out pairs that were trained on, in either order of their sides.
     """
-    has_prompts = any(question_text(row) for row in held_out)
-    shared_rows = sorted(find_overlap(held_out, trained).prompts)
-    trained_keys = set(map(_pair_key, trained))
+    has_prompts = any(question_text(row) for row in held_out_pairs)
+    shared_rows = sorted(find_overlap(held_out_pairs, training_pairs).prompts)
+    training_keys = set(map(_pair_key, training_pairs))
     return {
-        "prompts": count_distinct_prompts(held_out.select(shared_rows)["prompt"]) if has_prompts else None,
-        "pairs": sum(_pair_key(row) in trained_keys for row in held_out),
+        "prompts": count_distinct_prompts(held_out_pairs.select(shared_rows)["prompt"]) if has_prompts else None,
+        "pairs": sum(_pair_key(row) in training_keys for row in held_out_pairs),
     }
 
 

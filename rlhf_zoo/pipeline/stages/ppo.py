@@ -130,11 +130,12 @@ def check_answers(settings: StageSettings, functions: Sequence[Any], data: Mappi
         if rows is None or not verifiable:
             continue
         flags_by_function = [function.rows_with_answer(rows, subject=subject) for function in verifiable]
-        missing = next((row for row, flags in enumerate(zip(*flags_by_function, strict=True)) if not any(flags)), None)
-        if only_verifiable and missing is not None:
+        flags_by_row = zip(*flags_by_function, strict=True)
+        row = next((row for row, flags in enumerate(flags_by_row) if not any(flags)), None)
+        if only_verifiable and row is not None:
             columns = " or ".join(dict.fromkeys(repr(function.column) for function in verifiable))
             raise ZooError(
-                f"Row {missing} of {subject} has no answer in the column {columns}, and no other reward applies to it: "
+                f"Row {row} of {subject} has no answer in the column {columns}, and no other reward applies to it: "
                 "write an answer, remove the row, or add a reward."
             )
     return ", ".join(function.column for function in verifiable) or "no reward reads answers"

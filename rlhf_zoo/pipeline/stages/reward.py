@@ -271,14 +271,14 @@ def _tokenize_pairs(pairs: Dataset, tokenizer: PreTrainedTokenizerBase) -> Datas
 
 def _check_equal_sides(pairs: Dataset, *, subject: str) -> None:
     """Warns about pairs whose sides have the same tokens. Raises ZooError if all pairs have such sides."""
-    equal = sum(
+    equal_count = sum(
         chosen_ids == rejected_ids
         for chosen_ids, rejected_ids in zip(pairs["chosen_ids"], pairs["rejected_ids"], strict=True)
     )
-    if equal == len(pairs):
+    if equal_count == len(pairs):
         raise _no_preference_error(subject)
-    if equal:
-        log.warning("%d of %d pairs of %s have equal sides, which teach nothing.", equal, len(pairs), subject)
+    if equal_count:
+        log.warning("%d of %d pairs of %s have equal sides, which teach nothing.", equal_count, len(pairs), subject)
 
 
 def _no_preference_error(subject: str) -> ZooError:

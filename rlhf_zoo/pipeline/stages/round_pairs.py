@@ -146,8 +146,9 @@ def _labeler(context: RunContext) -> Labeler:
     )
     if split_judge_name(name)[0] in ("llm", "pairs"):
         compare = panel.comparing[-1].compare
+        label_of_score = {1.0: 0, 0.0: 1}  # the score is the first completion's; any other score is a tie
         return lambda prompts, first, second, _: [
-            {1.0: 0, 0.0: 1}.get(comparison.score)
+            label_of_score.get(comparison.score)
             for comparison in compare([plain_text(prompt) for prompt in prompts], list(first), list(second))
         ]
     judge = panel.scoring[-1]
@@ -164,7 +165,7 @@ def _labeler(context: RunContext) -> Labeler:
 
 
 def _pairs_from_votes(context: RunContext, previous: RunContext) -> list[dict[str, Any]]:
-    """Returns pairs from people's votes on a comparison page, if the policy wrote at least one side.
+    """Returns pairs from people's votes on a comparison page, of which the policy wrote at least one side.
 
     Ties, and votes on completions that did not end by themselves, are left out.
     """

@@ -110,9 +110,10 @@ def sft_samples(context: RunContext, settings: StageSettings, source: DataSource
     """
     prompts = prompts_of(context, source, "train")
     tokenizer = context.shared.chat.write_for_prompts(load_tokenizer(sft.path), prompts)
-    loaded = load_causal(merged_model(context, sft))
-    model, options = move_to_best_device(loaded, use_cpu=settings.trainer.use_cpu), sampler_arguments(context)
-    max_tokens, fix = (context_length_of(model) or math.inf) - options["max_new_tokens"], "lower PPO's response_length"
+    policy = load_causal(merged_model(context, sft))
+    model, options = move_to_best_device(policy, use_cpu=settings.trainer.use_cpu), sampler_arguments(context)
+    max_tokens = (context_length_of(model) or math.inf) - options["max_new_tokens"]
+    fix = "lower PPO's response_length"
     limit = context.settings("ppo").data.max_prompt_length if "ppo" in context.recipe.stages else None
     if limit is not None and limit < max_tokens:
         max_tokens, fix = limit, "raise PPO's max_prompt_length"
@@ -232,8 +233,9 @@ def simulated_pairs(
         ("test", "validation", data.simulated_test_pairs, TEST_STREAM),
     ):
         prompts = prompts_of(context, source, prompt_split)
-        repeated = [prompts[index % len(prompts)] for index in range(count)]
-        splits[split] = _labeled_rows(repeated, sample_pairs(context, repeated, seed, (stream,), sft), prefer, rng)
+        repeated_prompts = [prompts[index % len(prompts)] for index in range(count)]
+        samples = sample_pairs(context, repeated_prompts, seed, (stream,), sft)
+        splits[split] = _labeled_rows(repeated_prompts, samples, prefer, rng)
     with distributed.main_process_first():
         if distributed.is_main_process():
             inputs_file.unlink(missing_ok=True)  # after a kill, the old file must not describe the new pairs
@@ -306,8 +308,8 @@ def sample_pairs(
         For the K remaining pairs: the indices of their prompts, the first completions, and the second completions.
     """
     tokenizer = context.shared.chat.write_for_prompts(load_tokenizer(policy.path), list(prompts))
-    loaded = load_causal(merged_model(context, policy))
-    model = move_to_best_device(loaded, use_cpu=context.settings("reward").trainer.use_cpu)
+    model = load_causal(merged_model(context, policy))
+    model = move_to_best_device(model, use_cpu=context.settings("reward").trainer.use_cpu)
     first, second = (
         complete(
             model,

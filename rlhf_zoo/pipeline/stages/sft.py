@@ -68,30 +68,31 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         train, held_out, left_out_counts = train_and_held_out(context, "sft", source)
         set_seed(settings.trainer.seed)
         model, tokenizer = _model_and_tokenizer(context, settings, base, train)
-        tokenizer_settings = _set_up_tokenizer(context, settings, source, model, tokenizer, train)
-        train, n_left_out = _usable_rows(train, settings, tokenizer, subject=source.location)
-        left_out.update(left_out_counts | ({"max_prompt_length": n_left_out} if n_left_out else {}))
+        trainer_settings = _set_up_tokenizer(context, settings, source, model, tokenizer, train)
+        train, long_prompts = _usable_rows(train, settings, tokenizer, subject=source.location)
+        left_out.update(left_out_counts | ({"max_prompt_length": long_prompts} if long_prompts else {}))
         if held_out is not None:
             held_out, _ = _usable_rows(held_out, settings, tokenizer, subject=source.location)
         cut_report = count_cut_rows(
-            train, tokenizer, tokenizer_settings.trainer, text_column=settings.trainer.dataset_text_field
+            train, tokenizer, trainer_settings.trainer, text_column=settings.trainer.dataset_text_field
         )
         if cut_report is not None and cut_report.cut:
             log.warning("%s.", cut_report.sentence)
             cut_rows.update(asdict(cut_report))
         trainer = make_trainer(
             SFTTrainer,
-            tokenizer_settings,
+            trainer_settings,
             model=model,
             train_dataset=train,
             eval_dataset=held_out,
             processing_class=tokenizer,
             peft_config=adapter,
         )
-        if not trainer.args.packing and (n_left_out := len(train) - len(trainer.train_dataset)) > 0:
+        cut_answers = 0 if trainer.args.packing else len(train) - len(trainer.train_dataset)
+        if cut_answers > 0:
             message = "%d of %d rows are left out, because max_length, %s, leaves no token of their answers."
-            log.warning(message, n_left_out, len(train), trainer.args.max_length)
-            left_out["max_length"] = n_left_out
+            log.warning(message, cut_answers, len(train), trainer.args.max_length)
+            left_out["max_length"] = cut_answers
         disable_router_logits(trainer.model)  # trl turns them on
         return trainer
 
@@ -167,10 +168,11 @@ def _model_and_tokenizer(
     tokenizer = load_tokenizer(path)
     model = load_causal(path, options=loading)
     embeddings: Any = model.get_input_embeddings()
-    if (highest := highest_id(tokenizer)) >= (rows := len(embeddings.weight)):
+    row_count, max_id = len(embeddings.weight), highest_id(tokenizer)
+    if max_id >= row_count:
         raise ZooError(
-            f"{base.path} has {rows} embedding rows, but its tokenizer has the token {highest}: use a model with the "
-            "tokenizer that it was trained with."
+            f"{base.path} has {row_count} embedding rows, but its tokenizer has the token {max_id}: use a model with "
+            "the tokenizer that it was trained with."
         )
     return model, tokenizer
 

@@ -37,11 +37,11 @@ def count_trained_prompts(
     if sum(count or 0 for count in count_by_stage.values()):
         counts = ", ".join(f"the stage {stage} trains on {count}" for stage, count in count_by_stage.items() if count)
         total = count_distinct_prompts(prompts["prompt"])
-        log.warning("Of the evaluation's %d prompts %s: %s.", total, counts, _fix(context))
+        log.warning("Of the evaluation's %d prompts %s: %s.", total, counts, _advice(context))
     return count_by_stage
 
 
-def _fix(context: RunContext) -> str:
+def _advice(context: RunContext) -> str:
     """Returns advice on how to keep the evaluation's prompts out of training, for the end of a warning."""
     if evaluation_location(context)["held_out_share"] is not None:  # a stage that is trained now leaves the prompts out
         return "train these stages again with --restart to leave them out"

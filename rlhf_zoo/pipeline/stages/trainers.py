@@ -26,13 +26,13 @@ def make_trainer(trainer_class: type, settings: StageSettings, **inputs: Any) ->
     from ...modeling.fsdp_trainer import ShardedModelMixin
     from ...modeling.length_grouping import LengthGroupingMixin
     from ...ppo.step_guard import FiniteStepsTrainer
-    from .global_batch import GlobalBatch, GlobalReward
+    from .global_batch import GlobalBatchMixin, GlobalRewardMixin
 
     mixins: list[type] = [LengthGroupingMixin, FiniteStepsTrainer]
     if getattr(settings.data, "fsdp2", False):  # a third-party stage may lack this key
         mixins.insert(0, ShardedModelMixin)
     if distributed.process_count() > 1:
-        mixins.insert(0, GlobalReward if issubclass(trainer_class, RewardTrainer) else GlobalBatch)
+        mixins.insert(0, GlobalRewardMixin if issubclass(trainer_class, RewardTrainer) else GlobalBatchMixin)
     full_class: Any = type(trainer_class.__name__, (*mixins, trainer_class), {})
     try:
         # The trainer changes its arguments, so it gets a copy.
@@ -42,9 +42,10 @@ def make_trainer(trainer_class: type, settings: StageSettings, **inputs: Any) ->
         raise ZooError(f"The settings of the stage {settings.stage} do not work: {reason}.") from error
     # trl would write its own card, with local paths, into each checkpoint.
     trainer.create_model_card = lambda **_: None
-    for weight in trainer.model.parameters():  # trl keeps adapters of quantized models in bfloat16
-        if weight.requires_grad and settings.model.use_peft and settings.trainer.bf16:
-            weight.data = weight.data.float()  # in bfloat16 small steps would be rounded away
+    # trl keeps adapters of quantized models in bfloat16, where small steps would be rounded away.
+    if settings.model.use_peft and settings.trainer.bf16:
+        for weight in filter(lambda weight: weight.requires_grad, trainer.model.parameters()):
+            weight.data = weight.data.float()
     check_step_size(trainer.model, trainer.args.learning_rate, subject=f"the model of the stage {settings.stage}")
     if len(trainer.train_dataset) == 0:
         raise ZooError(
