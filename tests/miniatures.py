@@ -93,7 +93,7 @@ FAMILIES = {
 def load(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Returns a model with random weights, and a byte-level tokenizer."""
     family = FAMILIES[name]
-    tokenizer = make_tokenizer(family.base, [CORPUS_LINE], learned_tokens=300 - len(family.special), length=128)
+    tokenizer = make_tokenizer(family.base, [CORPUS_LINE], learned_count=300 - len(family.special), length=128)
     ids = tokenizer.convert_tokens_to_ids
     fields: dict[str, Any] = {
         "vocab_size": len(tokenizer), "tie_word_embeddings": family.tied, "max_position_embeddings": 128,

@@ -170,11 +170,13 @@ def find_pair(
             policy, sft=against, reward=reward_name, without_reward=no_reward, sft_flag="--against", hub=hub
         )
         where = str(traced.settings_file)
-        recorded = recorded_settings(traced.settings, "ppo", ("response_length", "temperature"), where=where)
+        numbers = ("response_length", "temperature")
+        names = (*numbers, "reward_model_loader", *REWARD_LOAD_KEYS)
+        recorded = recorded_settings(traced.settings, "ppo", names, where=where)
         eval_record = StageRecord(stage_folder.parent / "eval")
         evaluation_keys = (eval_record.read().get("resolved") or {}).get("evaluation") or {}
         judge = evaluation_keys.get("judge")
-        loader = _reward_loader(traced.settings, where) if reward is None else None
+        loader = recorded["reward_model_loader"] if reward is None else None
         if not settings.judges:
             _check_recorded_judge(eval_record, judge)
         if loader is not None and not traced.is_trusted:
@@ -191,15 +193,13 @@ def find_pair(
             traced.reference,
             traced.reward_models,
             data,
-            {name: float(value) for name, value in recorded.items()},
+            {name: float(recorded[name]) for name in numbers},
             judge=f"reward:{stage_folder.parent / 'judge' / 'reward'}" if judge == SAME_LABELS else judge,
             labeled=EvaluationConfig(labeled=evaluation_keys.get("labeled") or {}).labeled_arguments,
             functions=_reward_functions(traced.settings),
             prompts_location=prompts_location(traced.settings),
             held_out=_held_out_share_and_split(traced.settings),
-            reward_load_kwargs=reward_load_kwargs(
-                recorded_settings(traced.settings, "ppo", REWARD_LOAD_KEYS, where=where)
-            ),
+            reward_load_kwargs=reward_load_kwargs(recorded),
             truncation_fields=_truncation_fields(traced.settings, where),
             loader=loader,
             hub=hub,
@@ -251,13 +251,6 @@ def _check_recorded_judge(eval_record: StageRecord, judge: object) -> None:
         f"{eval_record.run_file} was not written by your rlhf-zoo, or was changed since, and names the judge {judge}: "
         f"choose a judge with --judge, or add {TRUST_RUN_FLAG} if you trust this run."
     )
-
-
-def _reward_loader(settings: Mapping[str, Any], where: str) -> str | None:
-    """Names the custom code that loads a run's reward model; None if the model is loaded as a classifier."""
-    key = "reward_model_loader"
-    loader: str | None = recorded_settings(settings, "ppo", (key,), where=where)[key]
-    return loader
 
 
 def _published_labeled_arguments(lineage: Lineage) -> LabeledArguments:

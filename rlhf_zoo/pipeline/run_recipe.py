@@ -301,16 +301,19 @@ def summary_line(context: RunContext, stage: str) -> str:
         parts.append(f"accuracy {reward_model['accuracy']:.3f} on {reward_model['n']} held-out pairs")
     if stage == "eval":
         evaluation = read_json(context.record("eval").path / "evaluation.json")
-        win, prompts = evaluation["win_rate"], evaluation["prompts"]
-        parts.append(
-            f"win rate of PPO over {_start_name(context)} {win['value']:.3f} "
-            f"[{win['ci95'][0]:.3f}, {win['ci95'][1]:.3f}] on {win['n']} completions of "
-            f"{format_prompt_count(prompts, evaluation['rows'])} prompts"
-            f"{format_group_count(evaluation.get('groups'), prompts)}, "
-            f"KL {evaluation['ppo']['kl']['value']:z.2f} nats"
-        )
+        kl = evaluation["ppo"]["kl"]["value"]
+        parts.append(f"win rate of PPO over {_start_name(context)} {_describe_win_rate(evaluation)}, KL {kl:z.2f} nats")
         parts.append(_verdict_phrase(evaluation))
     return f"{stage} done: " + ", ".join(parts)
+
+
+def _describe_win_rate(results: Mapping[str, Any]) -> str:
+    """Returns the win rate, its interval and its counts in words, from evaluation.json or summary.json."""
+    win, prompts = results["win_rate"], results["prompts"]
+    return (
+        f"{win['value']:.3f} [{win['ci95'][0]:.3f}, {win['ci95'][1]:.3f}] on {win['n']} completions of "
+        f"{format_prompt_count(prompts, results['rows'])} prompts{format_group_count(results.get('groups'), prompts)}"
+    )
 
 
 def _start_name(context: RunContext) -> str:
@@ -417,13 +420,10 @@ def print_headline(context: RunContext, console: "Console") -> None:
     """
     summary = read_json(context.directory / SUMMARY)
     note = " on simulated preferences" if summary["simulated"] else ""
-    sft, ppo, win, control = (summary[name] for name in ("sft", "ppo", "win_rate", "control"))
+    sft, ppo, control = (summary[name] for name in ("sft", "ppo", "control"))
     start = _start_name(context)
     console.print(
-        f"Win rate of PPO over {start}{note}: [bold]{win['value']:.3f}[/] "
-        f"[{win['ci95'][0]:.3f}, {win['ci95'][1]:.3f}], "
-        f"{win['n']} completions of {format_prompt_count(summary['prompts'], summary['rows'])} prompts"
-        f"{format_group_count(summary.get('groups'), summary['prompts'])}; "
+        f"Win rate of PPO over {start}{note}: {_describe_win_rate(summary)}; "
         f"{start} against itself with another seed: {control['value']:.3f}.",
         highlight=False,
     )

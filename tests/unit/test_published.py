@@ -107,7 +107,7 @@ def test_recipe_of_drops_reporting_and_trust_settings():
     assert stage == {"learning_rate": 1e-3, "seed": 3, "report_to": []}
     # Nor is it a difference.
     assert comparable_settings(stage, found) == {"learning_rate": 1e-3, "seed": 3}
-    assert comparable_settings(found.resolved, found).keys() == {"learning_rate", "seed", "recipe", "data", "parents"}
+    assert comparable_settings(found.settings, found).keys() == {"learning_rate", "seed", "recipe", "data", "parents"}
 
 
 @pytest.mark.parametrize(

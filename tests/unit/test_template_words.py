@@ -51,7 +51,7 @@ TALK = talk("how is 1", "it is 1", "and now", "good 1")
 
 
 def tokenizer(template: str) -> PreTrainedTokenizerBase:
-    made = make_tokenizer(miniatures.FAMILIES["Qwen3"].base, [miniatures.CORPUS_LINE], learned_tokens=290, length=128)
+    made = make_tokenizer(miniatures.FAMILIES["Qwen3"].base, [miniatures.CORPUS_LINE], learned_count=290, length=128)
     made.chat_template = template
     return made
 
@@ -103,7 +103,7 @@ def test_check_rows_accepts_public_templates(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name, family in miniatures.FAMILIES.items() if family.template])
 def test_check_rows_accepts_templates_of_model_families(name: str) -> None:
-    made: Any = make_tokenizer(miniatures.FAMILIES[name].base, [miniatures.CORPUS_LINE], learned_tokens=280, length=128)
+    made: Any = make_tokenizer(miniatures.FAMILIES[name].base, [miniatures.CORPUS_LINE], learned_count=280, length=128)
     check_rows(TALK, made, subject="data")
     if "Gemma" not in name:
         check_rows(TALK, ChatSettings("be kind").write(made), subject="data")

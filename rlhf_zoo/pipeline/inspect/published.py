@@ -53,7 +53,7 @@ class PublishedCheckpoint:
         folder: The folder with the checkpoint's files.
         commit: The commit of the repository; None for a folder.
         card: Content of rlhf_card.json.
-        resolved: Content of recipe.json.
+        settings: Content of recipe.json.
         metrics: The rows of metrics.jsonl.
     """
 
@@ -61,7 +61,7 @@ class PublishedCheckpoint:
     folder: Path
     commit: str | None
     card: Mapping[str, Any]
-    resolved: Mapping[str, Any]
+    settings: Mapping[str, Any]
     metrics: Sequence[Mapping[str, Any]]
 
     @property
@@ -88,7 +88,7 @@ class PublishedCheckpoint:
 
     @property
     def shared(self) -> Mapping[str, Any]:
-        return self.resolved["recipe"]
+        return self.settings["recipe"]
 
     @property
     def where(self) -> str:
@@ -127,12 +127,12 @@ def fetch_published(name: str, hub: Hub = DEFAULT_HUB) -> PublishedCheckpoint:
             raise ZooError(
                 f"{name} has no {file}, so it cannot be reproduced: choose a checkpoint that rlhf-zoo published."
             )
-    card, resolved = read_json(folder / CARD_FILE), read_json(folder / RECIPE_FILE)
+    card, settings = read_json(folder / CARD_FILE), read_json(folder / RECIPE_FILE)
     if not isinstance(card, dict) or not isinstance(card.get("parents"), dict) or str(card.get("stage")) not in STAGES:
         raise ZooError(
             f"{CARD_FILE} of {name} does not name its stage and parents: publish it again with this rlhf-zoo."
         )
-    if not isinstance(resolved, dict) or not isinstance(resolved.get("recipe"), dict):
+    if not isinstance(settings, dict) or not isinstance(settings.get("recipe"), dict):
         raise ZooError(
             f"{RECIPE_FILE} of {name} does not hold a stage's settings: publish it again with this rlhf-zoo."
         )
@@ -143,7 +143,7 @@ def fetch_published(name: str, hub: Hub = DEFAULT_HUB) -> PublishedCheckpoint:
     if not is_repository_name(str(card.get("recipe"))):
         raise ZooError(f"{CARD_FILE} of {name} does not name its recipe: publish it again with this rlhf-zoo.")
     return PublishedCheckpoint(
-        checkpoint.name, folder, checkpoint.commit, card, resolved, StageRecord(folder).metrics()
+        checkpoint.name, folder, checkpoint.commit, card, settings, StageRecord(folder).metrics()
     )
 
 
@@ -174,7 +174,7 @@ def recipe_of(published: PublishedCheckpoint, allowed: Sequence[str] = ()) -> tu
             published.
     """
     stage_keys = {
-        key: value for key, value in published.resolved.items() if key not in (*NON_STAGE_KEYS, *IGNORED_KEYS)
+        key: value for key, value in published.settings.items() if key not in (*NON_STAGE_KEYS, *IGNORED_KEYS)
     }
     _check_keys(published, stage_keys)
     _check_names(published, allowed)
@@ -203,7 +203,7 @@ def recipe_of(published: PublishedCheckpoint, allowed: Sequence[str] = ()) -> tu
             stages["ppo"]["model_name_or_path"] = names["sft"]
         if reward_names and reward_names != ["reward"]:
             stages["ppo"]["reward_model_path"] = reward_names if len(reward_names) > 1 else reward_names[0]
-    if published.stage != "ppo" and isinstance(ppo := published.resolved.get("ppo"), Mapping):
+    if published.stage != "ppo" and isinstance(ppo := published.settings.get("ppo"), Mapping):
         stages["ppo"] = {key: ppo[key] for key in SAMPLING_KEYS if key in ppo}
         if ppo.get("held_out_share") is not None:  # this key excludes a test split
             stages["ppo"] |= {"dataset_test_split": None}
@@ -212,7 +212,7 @@ def recipe_of(published: PublishedCheckpoint, allowed: Sequence[str] = ()) -> tu
     stages = {stage: stages[stage] for stage in STAGES if stage in stages}
     shared = {key: value for key, value in published.shared.items() if key not in ("description", "evaluation")}
     shared["description"] = f"A reproduction of {published.name}."
-    if isinstance(evaluation := published.resolved.get("evaluation"), Mapping) and "dataset_test_split" in evaluation:
+    if isinstance(evaluation := published.settings.get("evaluation"), Mapping) and "dataset_test_split" in evaluation:
         shared["evaluation"] = {"dataset_test_split": evaluation["dataset_test_split"]}
     return _OneFileRecipe(published.card["recipe"], Path(published.where), shared, stages), pinned_by_stage
 
@@ -229,8 +229,8 @@ def comparable_settings(run_settings: Mapping[str, Any], published: PublishedChe
     """
     settings = {key: value for key, value in run_settings.items() if key not in IGNORED_KEYS}
     for key in _MODEL_KEYS:
-        if key in settings and settings[key] != published.resolved.get(key) and "@" in str(settings[key]):
-            settings[key] = published.resolved.get(key)
+        if key in settings and settings[key] != published.settings.get(key) and "@" in str(settings[key]):
+            settings[key] = published.settings.get(key)
     return settings
 
 
@@ -243,7 +243,7 @@ def named_objects(published: PublishedCheckpoint) -> Iterator[tuple[str, str, st
     Yields:
         (key, name, group of entry points).
     """
-    for kinds, settings in ((SHARED_KEYS, published.shared), (STAGE_KEYS, published.resolved)):
+    for kinds, settings in ((SHARED_KEYS, published.shared), (STAGE_KEYS, published.settings)):
         for key, kind in kinds.items():
             if kind is Kind.OBJECT and (value := settings.get(key)) is not None:
                 for name in value if isinstance(value, list) else [value]:
@@ -274,13 +274,13 @@ def _check_names(published: PublishedCheckpoint, allowed: Sequence[str]) -> None
     for key, name, group in objects:
         check_object(name, group, key=key, where=published.where, flag=ALLOW_FLAG, allowed=allowed)
     for key in _MODEL_KEYS:
-        value = published.resolved.get(key)
+        value = published.settings.get(key)
         for model in map(str, value if isinstance(value, list) else [value] if value is not None else []):
             if model not in STAGES:
                 check_repository(model, key=key, where=published.where)
                 if revision := model.partition("@")[2]:
                     check_key(key, revision, {key: Kind.REVISION}, where=published.where)
-    if (stage_data := published.resolved.get("dataset_name")) is not None:
+    if (stage_data := published.settings.get("dataset_name")) is not None:
         _check_data(published, f"dataset_name of the stage {published.stage}", stage_data)
     data = published.shared.get("dataset_name")
     if data is not None and published.shared.get("corpus") is None:

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 RESULT_FILE = "reproduce.json"
 SCHEMA = 1
+#: Thread counts above this are ignored, because a published card is not trusted.
 _MAX_THREADS = 1024
 #: Maximum number of differing metrics in the table.
 _MAX_METRIC_ROWS = 12
@@ -153,7 +154,7 @@ def _identity(published: PublishedCheckpoint) -> dict[str, Any]:
         "schema": SCHEMA,
         "name": published.name,
         "commit": published.commit,
-        "fingerprint": fingerprint(published.resolved),
+        "fingerprint": fingerprint(published.settings),
         "stage": published.stage,
         "recipe": published.card["recipe"],
         "step": published.step,
@@ -303,11 +304,11 @@ def _compare(published: PublishedCheckpoint, context: RunContext, checkpoint: Pa
         "files": files,
         "metrics": metrics,
         "settings": {
-            "fingerprint": {"card": card_fingerprint, "recipe": fingerprint(published.resolved)},
+            "fingerprint": {"card": card_fingerprint, "recipe": fingerprint(published.settings)},
             "differing": [
                 *_card_differences(published, card_fingerprint),
                 *compare_settings(
-                    comparable_settings(published.resolved, published), comparable_settings(run["resolved"], published)
+                    comparable_settings(published.settings, published), comparable_settings(run["resolved"], published)
                 ),
             ],
         },
@@ -329,17 +330,17 @@ def _as_published(context: RunContext, record: StageRecord, checkpoint: Path) ->
 
 def _card_differences(published: PublishedCheckpoint, card_fingerprint: Any) -> list[dict[str, Any]]:
     """Returns settings that differ between recipe.json and the card; [] if they have the same fingerprint."""
-    if card_fingerprint == fingerprint(published.resolved):
+    if card_fingerprint == fingerprint(published.settings):
         return []
     settings = published.card.get("settings")
     settings = settings if isinstance(settings, Mapping) else {}
-    rows = compare_settings(settings, {key: value for key, value in published.resolved.items() if key in settings})
+    rows = compare_settings(settings, {key: value for key, value in published.settings.items() if key in settings})
     rows = [{**row, "key": f"{row['key']} (card, recipe.json)"} for row in rows]
     return rows or [{"key": "fingerprint (card, recipe.json)", "published": card_fingerprint, "here": "another"}]
 
 
 def _make_notes(published: PublishedCheckpoint) -> list[str]:
-    notes, settings = [], published.resolved
+    notes, settings = [], published.settings
     sampler = str(published.versions.get("sampler", "unknown"))
     if published.stage in ("reward", "ppo") and sampler != str(SAMPLER_VERSION):
         notes.append(

@@ -49,9 +49,8 @@ TRAINER_KEYS = (
     "action_level", "cliprange", "cliprange_high", "cliprange_sequence", "critic", "dual_clip", "gamma", "kl_coef",
     "kl_estimator", "kl_in", "lam", "missing_eos_penalty", "missing_eos_score", "response_length",
     "response_length_min", "reward_ensemble", "reward_ensemble_lambda", "reward_label", "reward_output",
-    "reward_pad_token",
-    "reward_weights", "score_centering", "score_clip", "score_scaling", "stop_token", "stop_token_id", "temperature",
-    "truncate_after", "truncate_text", "whiten_advantages", "whiten_rewards",
+    "reward_pad_token", "reward_weights", "score_centering", "score_clip", "score_scaling", "stop_token",
+    "stop_token_id", "temperature", "truncate_after", "truncate_text", "whiten_advantages", "whiten_rewards",
 )  # fmt: skip
 #: Keys of the stage's data that a trace depends on.
 DATA_KEYS = ("reward_funcs", "reward_model_loader", "reward_model_path", "value_model_name_or_path")

@@ -231,7 +231,7 @@ def _first_split(splits: Mapping[str, int], prefixes: Sequence[str]) -> str | No
 
 def _columns(rows: datasets.Dataset, form: Form, requested: Mapping[str, str]) -> dict[str, str] | None:
     """Returns the recipe's key `columns`: {} if no name differs; None if the data set lacks a column of the form."""
-    names, first = rows.column_names, rows[0]
+    names, first_row = rows.column_names, rows[0]
     data_columns = {}
     for stage_column, usual_names in COLUMN_NAMES.items():
         requested_name = requested.get(stage_column)
@@ -267,7 +267,7 @@ def _columns(rows: datasets.Dataset, form: Form, requested: Mapping[str, str]) -
         return mapping("prompt", "completion")
     if has_pairs:
         chosen = data_columns["chosen"]
-        if first_role(first[chosen]) not in (None, "assistant"):
+        if first_role(first_row[chosen]) not in (None, "assistant"):
             return {"messages": chosen}
         if SHAREGPT_COLUMN in names:
             return mapping("chosen", "rejected")

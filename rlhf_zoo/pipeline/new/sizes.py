@@ -188,11 +188,7 @@ def _round_up(length: int) -> int:
 
 
 class _TokenCounter:
-    """Counts tokens, and caches the counts, because stages share texts and rendering a chat template is slow.
-
-    Args:
-        tokenizer: The model's tokenizer.
-    """
+    """Counts tokens, and caches the counts, because stages share texts and rendering a chat template is slow."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
@@ -200,22 +196,13 @@ class _TokenCounter:
         self._texts: dict[str, int] = {}
 
     def count_prompt(self, prompt: Prompt) -> int:
-        """Returns the number of tokens of a prompt.
-
-        Args:
-            prompt: A text or a conversation.
-        """
         key = repr(prompt)
         if key not in self._prompts:
             self._prompts[key] = len(tokenize_prompt(prompt, self._tokenizer))
         return self._prompts[key]
 
     def count_text(self, text: Prompt) -> int:
-        """Returns the number of tokens of a prompt with its answer.
-
-        Args:
-            text: A text or a conversation.
-        """
+        """Counts the tokens of a prompt with its answer."""
         key = repr(text)
         if key not in self._texts:
             self._texts[key] = len(tokenize_for_reward(text, self._tokenizer, ended=True))

@@ -4,7 +4,7 @@ It mirrors trl's trainers: how they split a batch, and how they compute the head
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -181,7 +181,7 @@ def gathered_bytes(shards: int, *models: Tracer | None) -> float:
 
 
 def saving_phase(
-    device: Device, shards: int, models: Iterable[ModelMemory], frozen: float = 0
+    device: Device, shards: int, models: Sequence[ModelMemory], frozen: float = 0
 ) -> dict[str, PhaseMemory]:
     """Estimates the first process's peak of host memory while it saves the optimizer state of all shards.
 
@@ -196,9 +196,8 @@ def saving_phase(
     """
     if shards == 1 or not device.cpu:
         return {}
-    weights, optimizer = frozen, 0.0
-    for model in models:
-        weights, optimizer = weights + model.weights, optimizer + model.optimizer * (1 + shards)
+    weights = frozen + sum(model.weights for model in models)
+    optimizer = (1 + shards) * sum(model.optimizer for model in models)
     return {"save": PhaseMemory(weights=weights, optimizer=optimizer, process=PROCESS_ON_CPU)}
 
 

@@ -155,7 +155,7 @@ class Plan:
         Returns:
             The text; "" if the number of updates or the duration of an update is unknown.
         """
-        [updates] = [plan.batch.get("updates") for plan in self.stages if plan.stage == stage]
+        updates = next(plan.batch.get("updates") for plan in self.stages if plan.stage == stage)
         duration = self.durations[stage]
         if duration is None or updates is None:
             return ""

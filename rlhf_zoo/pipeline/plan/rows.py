@@ -47,32 +47,32 @@ def add_steps(
                 f"--rows is set for {stage.stage}, but max_steps sets its steps: leave out --rows {stage.stage}, or "
                 f"set --{stage.stage}.max_steps -1."
             )
-        rows_and_source = None if epochs is None else _find_rows(recipe, flags, stage.stage, row_counts)
-        if rows_and_source is None:
+        count_and_source = None if epochs is None else _find_row_count(recipe, flags, stage.stage, row_counts)
+        if count_and_source is None:
             stages.append(stage)
             continue
-        rows, source = rows_and_source
-        batch = {**stage.batch, "updates": training_steps(stage, rows, processes=plan.device.count)}
+        row_count, source = count_and_source
+        batch = {**stage.batch, "updates": training_steps(stage, row_count, processes=plan.device.count)}
         stages.append(replace(stage, batch=batch))
-        assumptions.append(f"{stage.stage} trains on {rows:,} rows, {source}")
+        assumptions.append(f"{stage.stage} trains on {row_count:,} rows, {source}")
     return replace(plan, stages=stages, assumptions=assumptions)
 
 
-def training_steps(stage: StagePlan, rows: int, *, processes: int) -> int:
+def training_steps(stage: StagePlan, row_count: int, *, processes: int) -> int:
     """Returns the number of optimizer steps of SFT or the reward model, computed as in transformers' Trainer.
 
     Args:
         stage: The stage's plan.
-        rows: Number of rows that the stage trains on.
+        row_count: Number of rows that the stage trains on.
         processes: Number of processes that share a batch.
     """
     batch = stage.batch
     texts_per_row = 2 if stage.stage == "reward" else 1  # a pair has two texts, and `batch["rows"]` counts texts
-    batches = math.ceil(rows / (batch["rows"] // texts_per_row * processes))
+    batches = math.ceil(row_count / (batch["rows"] // texts_per_row * processes))
     return math.ceil(batch["epochs"] * max(math.ceil(batches / batch["micro_batches"]), 1))
 
 
-def _find_rows(
+def _find_row_count(
     recipe: Recipe, flags: Mapping[str, Mapping[str, Any]], stage: str, row_counts: Mapping[str, int]
 ) -> tuple[int, str] | None:
     """Returns the number of rows that a stage trains on, and its source; None if the number is unknown."""

@@ -47,8 +47,11 @@ def shape_digests(names: Sequence[str]) -> dict[str, str] | None:
     shapes = shipped_shapes() if names else {}
     digests: dict[str, str] = {}
     for name in names:
-        shape = shapes.get(name.partition("@")[0])
-        shape_digest = _config_digest(Path(name)) if Path(name).is_dir() else None if shape is None else digest(shape)
+        if Path(name).is_dir():
+            shape_digest = _config_digest(Path(name))
+        else:
+            shape = shapes.get(name.partition("@")[0])
+            shape_digest = None if shape is None else digest(shape)
         if shape_digest is None:
             return None
         digests[name] = shape_digest

@@ -106,11 +106,7 @@ class _CountingMode(FakeTensorMode):
 
     @contextmanager
     def counting(self, model: nn.Module) -> Iterator[_MemoryCounter]:
-        """Counts the tensors that are allocated in this context. The model's own tensors are not counted.
-
-        Args:
-            model: The model.
-        """
+        """Counts the tensors that are allocated in this context. The model's own tensors are not counted."""
         self.counter = _MemoryCounter(model)
         try:
             yield self.counter

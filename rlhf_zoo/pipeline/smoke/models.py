@@ -99,7 +99,7 @@ def make_family(keys: Mapping[str, Any], *, subject: str) -> Family:
 
 
 def make_tokenizer(
-    family: Family, texts: Iterable[str], *, learned_tokens: int = LEARNED_TOKENS, length: int = 2048
+    family: Family, texts: Iterable[str], *, learned_count: int = LEARNED_TOKENS, length: int = 2048
 ) -> PreTrainedTokenizerBase:
     """Trains a byte-level BPE tokenizer whose special tokens have the family's ids.
 
@@ -108,17 +108,18 @@ def make_tokenizer(
     Args:
         family: The family whose vocabulary size and special tokens are used.
         texts: The texts to train the tokenizer on.
-        learned_tokens: Number of tokens to learn, including the 256 bytes.
+        learned_count: Number of tokens to learn, including the 256 bytes.
         length: The tokenizer's model_max_length.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    learned, merges = _train_bpe(texts, learned_tokens)
+    learned_tokens, merges = _train_bpe(texts, learned_count)
     special_tokens = {index: token for token, index in family.special.items()}
-    learned_names = {*learned}
-    fillers = (name for letters in product(LETTERS, repeat=4) if (name := "Ġ" + "".join(letters)) not in learned_names)
-    other_tokens = (name for name in chain(learned, fillers) if name not in family.special)
+    words = ("Ġ" + "".join(letters) for letters in product(LETTERS, repeat=4))
+    excluded = {*learned_tokens, *family.special}
+    learned = (token for token in learned_tokens if token not in family.special)
+    other_tokens = chain(learned, (word for word in words if word not in excluded))
     vocabulary = {
         special_tokens.get(index) or next(other_tokens): index for index in range(family.tokens or family.vocab_size)
     }

@@ -34,8 +34,8 @@ def merged_model(context: RunContext, parent: ParentCheckpoint) -> Path:
     if not (path / ADAPTER_CONFIG).is_file():
         return path
     from_run = any(path.is_relative_to(folder) for folder in (context.directory, context.base) if folder is not None)
-    weights = hashlib.sha256((path / ADAPTER_WEIGHTS).read_bytes()).hexdigest()[:12]
-    target = path / MERGED_MODEL if from_run else context.directory / MERGED_MODEL / weights
+    weights_digest = hashlib.sha256((path / ADAPTER_WEIGHTS).read_bytes()).hexdigest()[:12]
+    target = path / MERGED_MODEL if from_run else context.directory / MERGED_MODEL / weights_digest
     if not (target / COMPLETE).is_file():
         save_merged(path, target, dtype=context.settings("sft").model.dtype if from_run else "auto")
     return target

@@ -63,7 +63,7 @@ def held_out_report(
     def select_untied(values: Any) -> Any:
         return None if values is None else [values[row] for row in untied_rows]
 
-    candidates = build_choices(
+    choices = build_choices(
         prompts, completions["chosen"], completions["rejected"], seed=seed, ties=set(np.flatnonzero(is_tie).tolist())
     )
     gold_utilities = None
@@ -73,12 +73,12 @@ def held_out_report(
                 utilities["chosen"][choice.pair],
                 *(utility(prompts[choice.pair] + completions["rejected"][index]) for index in choice.wrong),
             ]
-            for choice in candidates
+            for choice in choices
         ]
     return {
         **report,
         "best_of_n": choice_accuracy(
-            candidates, _score_candidates(candidates, reward_model, pairs, scores), groups, gold=gold_utilities
+            choices, _score_choices(choices, reward_model, pairs, scores), groups, gold=gold_utilities
         ),
         "ties": compare_ties(margins, is_tie, equal_texts, groups, seed=seed),
         "hard": measure_hard_pairs(
@@ -102,8 +102,8 @@ def _margin_column(pairs: Dataset) -> list[float] | None:
     return numbers if len(numbers) == len(margins) else None
 
 
-def _score_candidates(
-    candidates: Sequence[Choice], reward_model: RewardModel, pairs: Dataset, scores: dict[str, list[float]]
+def _score_choices(
+    choices: Sequence[Choice], reward_model: RewardModel, pairs: Dataset, scores: dict[str, list[float]]
 ) -> list[list[float]]:
     """Returns scores (C, n) of C choices among n completions each, the chosen completion first.
 
@@ -111,7 +111,7 @@ def _score_candidates(
     """
     prompts, rejected = list(pairs["prompt"]), list(pairs["rejected"])
     pairs_to_score = [
-        (choice.pair, row) for choice in candidates for row in choice.wrong if prompts[row] != prompts[choice.pair]
+        (choice.pair, row) for choice in choices for row in choice.wrong if prompts[row] != prompts[choice.pair]
     ]
     texts = [append_completion(prompts[pair], rejected[row]) for pair, row in pairs_to_score]
     text_scores = reward_model.score_texts(texts, ended=[True] * len(texts)).tolist()
@@ -121,7 +121,7 @@ def _score_candidates(
             scores["chosen"][choice.pair],
             *(new_scores.get((choice.pair, row), scores["rejected"][row]) for row in choice.wrong),
         ]
-        for choice in candidates
+        for choice in choices
     ]
 
 

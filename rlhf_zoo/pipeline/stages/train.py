@@ -229,6 +229,7 @@ def _resolved_settings(
     settings: StageSettings, data: Mapping[str, Any], parents: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Returns the keys, the data and the parents that identify a run of the stage."""
+    # A folder has no fingerprint. `_check_files` compares its files.
     fingerprints = {
         name: parent["fingerprint"]
         for name, parent in parents.items()
