@@ -94,7 +94,7 @@ def baseline(
             finished_run,
             method,
             betas=betas,
-            seeds=method_options["seeds"] or DEFAULT_SEEDS,
+            seed_count=method_options["seeds"] or DEFAULT_SEEDS,
             learning_rate=method_options["learning_rate"],
             pool_size=method_options["pool"] or DEFAULT_POOL,
             restart=restart,

@@ -71,7 +71,7 @@ def sweep(ctx: click.Context, recipe: str, grid: tuple[str, ...], seeds: int, as
 
         directory = context.directory
         first_seed = recipe_seed(context.recipe, flags, directory) if seeds > 1 else 1
-        variants = make_variants(values, folder=SWEEP, seeds=seeds, first_seed=first_seed)
+        variants = make_variants(values, folder=SWEEP, seed_count=seeds, first_seed=first_seed)
         outcomes, error = train(context, publisher, variants, flags, Console(stderr=True))
         path = write_overview(directory, loaded_recipe.name, outcomes, values)
         if as_json:
@@ -130,7 +130,7 @@ def ablate(
         from rich.console import Console
 
         first_seed = recipe_seed(loaded_recipe, flags, directory) if seeds > 1 else 1
-        variants = make_variants(values, folder=ABLATION, seeds=seeds, first_seed=first_seed)
+        variants = make_variants(values, folder=ABLATION, seed_count=seeds, first_seed=first_seed)
         contexts = []
 
         @contextlib.contextmanager

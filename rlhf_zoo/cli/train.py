@@ -208,7 +208,9 @@ def run(
             return
         if rounds > 1:
             open_publishing = partial(publishing, patience=options["patience"])
-            runs = run_rounds(context, console, open_publishing, rounds=rounds, labeler=str(labels), pairs=round_pairs)
+            runs = run_rounds(
+                context, console, open_publishing, round_count=rounds, labeler=str(labels), pair_count=round_pairs
+            )
             rounds_file, rounds_results = write_rounds(runs)
             if as_json:
                 click.echo(rounds_file.read_text(encoding="utf-8").rstrip())

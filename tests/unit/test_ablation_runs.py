@@ -46,7 +46,7 @@ def test_variants_are_one_per_distinct_value() -> None:
 
 
 def test_variants_repeat_each_value_for_every_seed() -> None:
-    grid = make_variants({"kl_coef": [0.0, 0.5]}, folder=ABLATION, seeds=3, first_seed=7)
+    grid = make_variants({"kl_coef": [0.0, 0.5]}, folder=ABLATION, seed_count=3, first_seed=7)
     names = ["kl-coef-0", "kl-coef-0-seed-8", "kl-coef-0-seed-9"]
     assert [variant.name for variant in grid] == [*names, *(name.replace("-0", "-0.5", 1) for name in names)]
     assert grid[1].label == "β = 0, seed 8" and grid[1].settings_text == grid[0].settings_text == "β = 0"
@@ -193,7 +193,7 @@ def test_run_variants_runs_them_in_sequence(tmp_path: Path, monkeypatch: pytest.
         write_finished_run(run, context.flags["ppo"]["kl_coef"], 1.0, context.flags["ppo"].get("seed"))
 
     monkeypatch.setattr(pipeline, "run", trained)
-    grid = make_variants({"kl_coef": [0.5]}, folder=ABLATION, seeds=2)
+    grid = make_variants({"kl_coef": [0.5]}, folder=ABLATION, seed_count=2)
     outcomes = run_variants(run, grid, opened, Console(quiet=True))
     assert [outcome.variant for outcome in outcomes] == grid
     names = ("kl-coef-0.5", "kl-coef-0.5-seed-2")

@@ -13,7 +13,7 @@ from rlhf_zoo.pipeline.experiments.sweep import SWEEP
 def test_grid_gives_every_combination_for_each_seed() -> None:
     grid = read_grid(["kl_coef=0,0.05,5e-2", "ppo.whiten-rewards=true", "kl_target=none,6"], flags={})
     assert grid == {"kl_coef": [0, 0.05], "whiten_rewards": [True], "kl_target": [None, 6]}
-    found = make_variants(grid, folder=SWEEP, seeds=2, first_seed=7)
+    found = make_variants(grid, folder=SWEEP, seed_count=2, first_seed=7)
     assert len(found) == 8 and len({cell.name for cell in found}) == 8
     assert [found[place].name for place in (0, 1, 6)] == [
         "kl-coef-0-whiten-rewards-True-kl-target-none", "kl-coef-0-whiten-rewards-True-kl-target-none-seed-8",

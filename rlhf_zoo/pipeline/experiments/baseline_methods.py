@@ -59,7 +59,7 @@ def run_method(
     method: Method,
     *,
     betas: Sequence[float] | None,
-    seeds: int,
+    seed_count: int,
     learning_rate: float | None,
     pool_size: int,
     restart: bool,
@@ -70,7 +70,7 @@ def run_method(
         run: The run that the method is compared with.
         method: Name of the method.
         betas: Values of β for DPO and RLOO; None for `default_betas`.
-        seeds: Number of policies to train for each β, with consecutive seeds from the recipe's.
+        seed_count: Number of policies to train for each β, with consecutive seeds from the recipe's.
         learning_rate: The learning rate; None for PPO's, or for SFT's in the method "sft".
         pool_size: Number of samples per prompt for best-of-n.
         restart: Whether to repeat finished parts.
@@ -81,7 +81,7 @@ def run_method(
     first_seed = run.context.shared.seed
     beta_values = (default_betas(run.context) if betas is None else betas) if method in METHODS_WITH_BETA else [None]
     for beta in beta_values:
-        for seed in range(first_seed, first_seed + seeds):
+        for seed in range(first_seed, first_seed + seed_count):
             _train_and_measure(run, method, seed, beta, learning_rate, restart)
 
 

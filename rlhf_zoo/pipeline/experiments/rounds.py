@@ -101,9 +101,9 @@ def run_rounds(
     console: "Console",
     open_publisher: OpenPublisher,
     *,
-    rounds: int,
+    round_count: int,
     labeler: str,
-    pairs: int | None,
+    pair_count: int | None,
 ) -> list[RunContext]:
     """Runs rounds 2, 3, … one after the other.
 
@@ -111,18 +111,18 @@ def run_rounds(
         context: The first round, which is finished.
         console: A rich console.
         open_publisher: Opens the publisher of a run.
-        rounds: The total number of rounds.
+        round_count: The total number of rounds.
         labeler: The labeler that `check_labeler` returned.
-        pairs: Number of pairs to label in each round; None for the recipe's simulated_pairs, or else DEFAULT_PAIRS.
+        pair_count: Number of pairs to label per round; None for the recipe's simulated_pairs, or else DEFAULT_PAIRS.
 
     Returns:
         The runs of all rounds.
     """
     runs = [context]
-    for number in range(2, rounds + 1):
+    for number in range(2, round_count + 1):
         console.rule(f"[bold]round {number}")
         current = round_run(context, number, labeler, runs[-1].checkpoint("ppo"))
-        count = pairs or context.settings("reward").data.simulated_pairs or DEFAULT_PAIRS
+        count = pair_count or context.settings("reward").data.simulated_pairs or DEFAULT_PAIRS
         document = make_pairs(current, runs[-1], count=count)
         console.print(
             f"{document['new']} new pairs of samples of round {number - 1}, labeled by {labeler}, and "

@@ -144,14 +144,14 @@ def variant_fields(directory: Path) -> dict[str, Any]:
 
 
 def make_variants(
-    grid: Mapping[str, Sequence[Any]], *, folder: str, seeds: int = 1, first_seed: int = 1
+    grid: Mapping[str, Sequence[Any]], *, folder: str, seed_count: int = 1, first_seed: int = 1
 ) -> list[Variant]:
     """Combines the values of a grid.
 
     Args:
         grid: Key of PPO -> its values.
         folder: Folder in the run directory that holds the variants.
-        seeds: Number of runs per combination. The first run has the recipe's own seed.
+        seed_count: Number of runs per combination. The first run has the recipe's own seed.
         first_seed: The recipe's own seed.
 
     Returns:
@@ -163,7 +163,7 @@ def make_variants(
     variants = [
         Variant(tuple(zip(grid, values, strict=True)), first_seed + offset if offset else None, folder)
         for values in itertools.product(*grid.values())
-        for offset in range(seeds)
+        for offset in range(seed_count)
     ]
     names = [variant.name for variant in variants]
     if duplicate := next((name for index, name in enumerate(names) if name in names[:index]), None):

@@ -79,7 +79,7 @@ class PublishedCheckpoint:
         return versions if isinstance(versions, Mapping) else {}
 
     @property
-    def title(self) -> str:
+    def folder_name(self) -> str:
         """A folder name for this checkpoint: NAMESPACE--NAME@REVISION, or the name of the pulled folder."""
         if self.commit is None:
             return self.folder.resolve().name

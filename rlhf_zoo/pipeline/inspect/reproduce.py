@@ -81,7 +81,7 @@ def reproduce(
     recipe, pinned = recipe_of(published, allowed)
     context = RunContext(
         recipe=recipe,
-        directory=directory or Path("runs") / "reproduce" / published.title,
+        directory=directory or Path("runs") / "reproduce" / published.folder_name,
         hub=hub,
         namespace="local",
         publish=False,

@@ -100,7 +100,7 @@ def make_recipe(request: RecipeRequest, *, title: str) -> NewRecipe:
         chat_settings.write(model.tokenizer)
     device, device_reason = _choose_device(request.gib)
     sizes = choose_sizes(model, data_by_stage, is_chat, decisions)
-    labels = [""] if reward_model is None else reward_labels(reward_model)
+    labels = [] if reward_model is None else reward_labels(reward_model)
     label = labels[-1] if len(labels) > 1 else None
     if label is not None:
         decisions.add("reward_label", label, f"GUESSED: the last of {', '.join(labels)}; its output is the reward")
@@ -109,7 +109,7 @@ def make_recipe(request: RecipeRequest, *, title: str) -> NewRecipe:
         "title": title,
         "model": model,
         "data_by_stage": data_by_stage,
-        "shared": data_by_stage["ppo" if "reward" not in data_by_stage else "reward"].data_set,
+        "shared": data_by_stage["reward" if "reward" in data_by_stage else "ppo"].data_set,
         "conversational": is_chat and data_by_stage["ppo"].is_plain_text,
         "chat": chat_settings if is_chat else ChatSettings(),
         "functions": functions,

@@ -143,8 +143,8 @@ def train_stage(
     """
     stage = settings.stage
     check_installed(settings)
-    lineage = {name: dict(parent.lineage) for name, parent in parents.items()}
-    resolved = _resolved_settings(settings, data, lineage)
+    parent_lineages = {role: dict(parent.lineage) for role, parent in parents.items()}
+    resolved = _resolved_settings(settings, data, parent_lineages)
     code = stage_code(settings)
     # Only the main process makes the plan, because it also writes files.
     plan: _Plan = distributed.call_on_main_process(
@@ -153,9 +153,9 @@ def train_stage(
     if plan.is_finished:
         return False
     run = _Run(context, settings, context.record(stage), plan, started, publisher)
-    for role, parent in lineage.items():
-        if distributed.is_main_process() and parent.get("repo") and not parent.get("path"):
-            log.info("The stage %s takes %s from %s at %s.", stage, role, parent["repo"], parent["commit"])
+    for role, lineage in parent_lineages.items():
+        if distributed.is_main_process() and lineage.get("repo") and not lineage.get("path"):
+            log.info("The stage %s takes %s from %s at %s.", stage, role, lineage["repo"], lineage["commit"])
     with Interruptible(f"the {stage} stage") as stop:
         _reset_precision(settings)
         with doing(f"{stage}: loading models and data"):
@@ -163,7 +163,7 @@ def train_stage(
         # `build` comes first, because settings that it refuses must neither claim the directory nor delete its files.
         if distributed.is_main_process():
             optional_fields = {"code": code, "left_out": left_out, "cut_rows": cut_rows}
-            _write_start(run, resolved, lineage, data, optional_fields)
+            _write_start(run, resolved, parent_lineages, data, optional_fields)
         distributed.wait()
         if not _train_and_record(run, trainer, stop, finish_checkpoint):
             return True
@@ -226,28 +226,28 @@ def _finish(run: _Run, trainer: Trainer, conclude: Callable[[Any, Path], Mapping
 
 
 def _resolved_settings(
-    settings: StageSettings, data: Mapping[str, Any], parents: Mapping[str, Mapping[str, Any]]
+    settings: StageSettings, data_lineage: Mapping[str, Any], parent_lineages: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Returns the keys, the data and the parents that identify a run of the stage."""
     # A folder has no fingerprint. `_check_files` compares its files.
     fingerprints = {
-        name: parent["fingerprint"]
-        for name, parent in parents.items()
-        if parent["fingerprint"] or "files" not in parent
+        role: lineage["fingerprint"]
+        for role, lineage in parent_lineages.items()
+        if lineage["fingerprint"] or "files" not in lineage
     }
-    return {**settings.resolved, "data": data.get("fingerprint"), "parents": fingerprints}
+    return {**settings.resolved, "data": data_lineage.get("fingerprint"), "parents": fingerprints}
 
 
 def _write_start(
     run: _Run,
     resolved: Mapping[str, Any],
-    parents: Mapping[str, Mapping[str, Any]],
-    data: Mapping[str, Any],
+    parent_lineages: Mapping[str, Mapping[str, Any]],
+    data_lineage: Mapping[str, Any],
     optional_fields: Mapping[str, Mapping[str, Any] | None],
 ) -> None:
     """Writes run.json of a stage that is about to train, and deletes the files of a run that the stage replaces.
 
-    `parents` and `data` are lineages. Empty `optional_fields` are not written.
+    Empty `optional_fields` are not written.
     """
     context, settings, record, publisher = run.context, run.settings, run.record, run.publisher
     stage, previous_run = settings.stage, run.plan.previous_run
@@ -260,10 +260,10 @@ def _write_start(
     record.write(
         **context.run_json_header(stage, "running", seed=settings.trainer.seed, resolved=resolved),
         parents={
-            role: keep_published_lineage((previous_run.get("parents") or {}).get(role) or {}, parent)
-            for role, parent in parents.items()
+            role: keep_published_lineage((previous_run.get("parents") or {}).get(role) or {}, lineage)
+            for role, lineage in parent_lineages.items()
         },
-        dataset=keep_published_lineage(previous_run.get("dataset") or {}, data),
+        dataset=keep_published_lineage(previous_run.get("dataset") or {}, data_lineage),
         **({"chat_template": template} if (template := _template_lineage(settings)) else {}),
         hub=previous_run.get("hub") or context.hub.label,
         publish=previous_run.get("publish") if publisher is None else _publish_target(context),
