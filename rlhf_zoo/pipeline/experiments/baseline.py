@@ -50,7 +50,7 @@ REWARD_KEYS = (
     "reward_ensemble_lambda", "reward_funcs", "reward_weights", "score_centering", "score_scaling",
 )  # fmt: skip
 #: Values of n for which best-of-n is reported.
-POOL_SIZES = (1, 2, 4, 8, 16, 32, 64)
+N_VALUES = (1, 2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True)

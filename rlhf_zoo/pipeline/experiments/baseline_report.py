@@ -17,7 +17,7 @@ from ...fileio import read_json, write_json
 from ...modeling.prompt_keys import count_distinct_prompts
 from ...publishing.plots import plot_frontier
 from ...runs.record import StageRecord, first_difference
-from .baseline import METHODS, POOL_SIZES, FinishedRun, Method
+from .baseline import METHODS, N_VALUES, FinishedRun, Method
 from .runner import ABLATION_KEYS
 from .sweep import ABLATION
 
@@ -89,11 +89,11 @@ def _point_of(run: FinishedRun, label: str, lines: Sequence[Mapping[str, Any]], 
         )
     return Point(
         label,
-        average_by_prompt(scores["kl"], samples),
-        average_by_prompt(scores["reward"], samples),
-        average_by_prompt(judge, samples),
-        len(judge),
-        win_rates,
+        kl=average_by_prompt(scores["kl"], samples),
+        reward=average_by_prompt(scores["reward"], samples),
+        judge=average_by_prompt(judge, samples),
+        n=len(judge),
+        wins=win_rates,
         training=training,
         serving=best_of_n_compute(
             run.matrix_sizes,
@@ -159,27 +159,28 @@ def _best_of_n_points(run: FinishedRun) -> list[Point]:
     if pool is None:
         return []
     rewards, judge = pool["reward"], pool["judge"]
-    sizes = [n for n in POOL_SIZES if n <= rewards.shape[1]]
-    best_rewards, judge_scores = expected_best_of_n(rewards, sizes), expected_best_of_n(rewards, sizes, judge=judge)
+    n_values = [n for n in N_VALUES if n <= rewards.shape[1]]
+    best_rewards = expected_best_of_n(rewards, n_values)
+    judge_scores = expected_best_of_n(rewards, n_values, judge=judge)
     win_rates = {}
     for side, opponent in run.lines.items():
         opponent_scores = _column(opponent, "judge").reshape(-1, run.samples_per_prompt)
-        win_rates[side] = expected_best_of_n(rewards, sizes, judge=win_shares(judge, opponent_scores))
+        win_rates[side] = expected_best_of_n(rewards, n_values, judge=win_shares(judge, opponent_scores))
     length = float(pool["length"].mean())
     return [
         Point(
             f"n = {n}",
-            np.full(len(rewards), float(best_of_n_kl(n))),
-            best_rewards[index],
-            judge_scores[index],
-            rewards.size,
-            {side: values[index] for side, values in win_rates.items()},
+            kl=np.full(len(rewards), float(best_of_n_kl(n))),
+            reward=best_rewards[index],
+            judge=judge_scores[index],
+            n=rewards.size,
+            wins={side: values[index] for side, values in win_rates.items()},
             kl_is_bound=True,
             training=run.reward_training if n > 1 else Compute(),
             serving=best_of_n_compute(run.matrix_sizes, n, prompt_tokens=run.prompt_tokens, completion_tokens=length),
             prompts=run.groups,
         )
-        for index, n in enumerate(sizes)
+        for index, n in enumerate(n_values)
     ]
 
 

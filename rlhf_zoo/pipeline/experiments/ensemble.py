@@ -171,11 +171,11 @@ def _texts_of_side(
 ) -> PolicyTexts:
     """Returns the texts of SFT or PPO, with their prompts. `prompts` has a text or a conversation for each row."""
     return PolicyTexts(
-        groups,
-        [append_completion(prompt, row[side]["completion"]) for prompt, row in zip(prompts, rows, strict=True)],
-        [row[side]["ended"] for row in rows],
-        [row[side]["judge"] for row in rows],
-        [row[side]["kl"] for row in rows],
+        groups=groups,
+        texts=[append_completion(prompt, row[side]["completion"]) for prompt, row in zip(prompts, rows, strict=True)],
+        ended=[row[side]["ended"] for row in rows],
+        judge=[row[side]["judge"] for row in rows],
+        kl=[row[side]["kl"] for row in rows],
     )
 
 
@@ -196,9 +196,9 @@ def _score(runs: Sequence[RunContext], texts: Mapping[str, PolicyTexts]) -> tupl
         margins.append(np.subtract(scores["chosen"], scores["rejected"]))
         for side, completions in texts.items():
             scores_by_side[side].append(reward_model.score_texts(completions.texts, ended=completions.ended).tolist())
-    prompts = group_other_prompts(pairs["prompt"], owner.shared.evaluation.group)
+    pair_groups = group_other_prompts(pairs["prompt"], owner.shared.evaluation.group)
     raw_scores = {side: np.array(scores) for side, scores in scores_by_side.items()}
-    return EnsembleScores(np.array(margins), prompts, raw_scores, texts, runs[0].shared.seed), split
+    return EnsembleScores(np.array(margins), pair_groups, raw_scores, texts, runs[0].shared.seed), split
 
 
 def write_overview(run: Path, document: Mapping[str, Any]) -> Path:

@@ -156,15 +156,15 @@ def write_rounds(runs: Sequence[RunContext]) -> tuple[Path, list[dict[str, Any]]
 
 def _round_row(run: RunContext, previous: RunContext | None) -> dict[str, Any]:
     outcome = read_outcome(Variant(), run.directory)
-    reward_document = run.record("reward").read().get("reward_model") or {}
-    counts = {} if run.round is None else read_json(run.round.folder / PAIRS_RECORD_FILE)
+    reward_figures = run.record("reward").read().get("reward_model") or {}
+    pair_counts = {} if run.round is None else read_json(run.round.folder / PAIRS_RECORD_FILE)
     return {
         "round": 1 if run.round is None else run.round.number,
         "directory": str(run.directory),
         "repo": outcome.repo,
         "labels": None if run.round is None else run.round.labeler,
-        "pairs": None if run.round is None else {"new": counts["new"], "old": counts["old"]},
-        "reward_model": {key: reward_document[key] for key in ("accuracy", "ci95", "n") if key in reward_document},
+        "pairs": None if run.round is None else {key: pair_counts[key] for key in ("new", "old")},
+        "reward_model": {key: reward_figures[key] for key in ("accuracy", "ci95", "n") if key in reward_figures},
         "figures": {key: outcome.estimates[key] for key in _METRICS},
         "win_rate": outcome.win_rate,
         **outcome.judgment,

@@ -69,8 +69,8 @@ class TracedPolicy:
         step: The step of the checkpoint; 0 for the policy that PPO started from, None if it is unknown.
         settings: The run's settings.
         settings_file: The file with the settings.
-        is_trusted: Whether this user's rlhf-zoo wrote the settings, so that every Python object that they name may be
-            imported. Otherwise `runs.trusted_names` decides.
+        is_trusted: Whether this user's rlhf-zoo wrote the settings or the user trusts the run, so that every Python
+            object that they name may be imported. Otherwise `runs.trusted_names` decides.
     """
 
     policy: Checkpoint

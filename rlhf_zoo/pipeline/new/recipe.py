@@ -111,7 +111,7 @@ def make_recipe(request: RecipeRequest, *, title: str) -> NewRecipe:
         "data_by_stage": data_by_stage,
         "shared": data_by_stage["reward" if "reward" in data_by_stage else "ppo"].data_set,
         "conversational": is_chat and data_by_stage["ppo"].is_plain_text,
-        "chat": chat_settings if is_chat else ChatSettings(),
+        "chat": chat_settings,
         "functions": functions,
         "reward_model": reward_model,
         "label": label,
@@ -219,24 +219,18 @@ def _choose_prompt_form(
             "has one, or plain texts."
         )
     has_separate_prompts = all(data.has_prompt or not data.is_plain_text for data in data_by_stage.values())
-    is_chat = model.has_chat_template and has_separate_prompts
-    kwargs = {"enable_thinking": False} if model.has_thinking_switch else {}
-    if is_chat:
-        reason = (
-            "the data are conversations"
-            if chat_stages
-            else "the tokenizer has a chat template, and prompts have their own column"
-        )
-        decisions.add("prompts", "conversations", f"{reason}; a plain prompt becomes a user turn")
-        if kwargs:
-            reason = "the template has this variable, and the answers have no thoughts"
-            decisions.add("chat_template_kwargs", "enable_thinking: false", reason)
-    else:
-        reason = (
-            "the tokenizer has no chat template" if not model.has_chat_template else "prompts and answers are one text"
-        )
+    if not (model.has_chat_template and has_separate_prompts):
+        reason = "prompts and answers are one text" if model.has_chat_template else "the tokenizer has no chat template"
         decisions.add("prompts", "plain texts", reason)
-    return is_chat, ChatSettings(chat_template_kwargs=kwargs)
+        return False, ChatSettings()
+    template_reason = "the tokenizer has a chat template, and prompts have their own column"
+    reason = "the data are conversations" if chat_stages else template_reason
+    decisions.add("prompts", "conversations", f"{reason}; a plain prompt becomes a user turn")
+    if not model.has_thinking_switch:
+        return True, ChatSettings()
+    reason = "the template has this variable, and the answers have no thoughts"
+    decisions.add("chat_template_kwargs", "enable_thinking: false", reason)
+    return True, ChatSettings(chat_template_kwargs={"enable_thinking": False})
 
 
 def _describe_model(model: ModelFacts, decisions: Decisions, *, first_stage: str) -> None:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 EXPERTS = "rlhf-zoo-traced"
 #: The two numbers of layers that a model runs with. Both are even, because some models alternate two kinds of layers.
 DEPTHS = 2, 4
-#: Measurements that run a model without its head.
+#: First element of the key of a measurement that runs a model without its head.
 TRUNK_PASSES = ("training", "forward")
 AUTO_CLASSES: Mapping[str, Any] = {"policy": AutoModelForCausalLM, "classifier": AutoModelForSequenceClassification}
 
