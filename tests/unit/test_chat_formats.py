@@ -124,3 +124,11 @@ def test_new_recipe_reads_sharegpt_rows(form: Form, row: dict[str, Any], expecte
     reading = stage_data(InspectedData("some/data", None, [part]), form)
     assert reading is not None and not reading.is_plain_text
     assert expected.items() <= reading.rows[0].items()
+
+
+def test_new_takes_no_split_without_rows() -> None:
+    rows = {"train_gen": [], "train": [{"prompt": "what"}], "test": []}
+    subset = Subset(None, {split: len(rows[split]) for split in rows}, rows, rows.__getitem__)
+    data = stage_data(InspectedData("some/data", None, [subset]), "prompts")
+    assert data is not None and data.test_prompt_count is None
+    assert (data.keys["dataset_train_split"], data.keys["dataset_test_split"]) == ("train", None)

@@ -173,8 +173,8 @@ def stage_data(data: InspectedData, form: Form, requested: Mapping[str, str] | N
     """
     form_error = None
     for subset in data.subsets:
-        train_split = _first_split(subset.splits, TRAIN_SPLITS[form])
-        if train_split is None or not subset.rows[train_split]:
+        train_split = _first_split(subset.rows, TRAIN_SPLITS[form])
+        if train_split is None:
             continue
         column_names = dict.fromkeys(name for row in subset.rows[train_split] for name in row)
         rows = dataset_of({name: [row.get(name) for row in subset.rows[train_split]] for name in column_names})
@@ -188,7 +188,7 @@ def stage_data(data: InspectedData, form: Form, requested: Mapping[str, str] | N
         except ZooError as error:
             form_error = error
             continue
-        test_split = _first_split(subset.splits, TEST_SPLITS.get(form, ()))
+        test_split = _first_split(subset.rows, TEST_SPLITS[form])
         keys: dict[str, Any] = {
             "dataset_config": subset.configuration,
             "dataset_train_split": train_split,
@@ -224,9 +224,10 @@ def _count_prompts(subset: Subset, split: str, columns: Mapping[str, str], name:
     return count_distinct(list(subset.read_split(split)))
 
 
-def _first_split(splits: Mapping[str, int], prefixes: Sequence[str]) -> str | None:
-    """Tries the prefixes in order, and returns the alphabetically first split with the prefix; None if none has any."""
-    return next((name for prefix in prefixes for name in sorted(splits) if name.startswith(prefix)), None)
+def _first_split(rows: Mapping[str, Sequence[Any]], prefixes: Sequence[str]) -> str | None:
+    """Tries the prefixes in order, and returns the alphabetically first split that has the prefix and rows, or None."""
+    names = sorted(name for name in rows if rows[name])
+    return next((name for prefix in prefixes for name in names if name.startswith(prefix)), None)
 
 
 def _columns(rows: datasets.Dataset, form: Form, requested: Mapping[str, str]) -> dict[str, str] | None:
