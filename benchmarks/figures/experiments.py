@@ -58,7 +58,7 @@ class Experiment:
     def variants(self) -> list[Variant]:
         """The runs of the ablation, β = 0 first."""
         betas = {"kl_coef": (0.0, self.beta)}
-        return make_variants(betas, folder=ABLATION, seeds=self.ppo_seeds, first_seed=self.ablated_seed)
+        return make_variants(betas, folder=ABLATION, seed_count=self.ppo_seeds, first_seed=self.ablated_seed)
 
     @property
     def ablated_seed(self) -> int:
