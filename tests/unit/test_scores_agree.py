@@ -17,7 +17,7 @@ from rlhf_zoo.app.page.compare import _notes_html
 from rlhf_zoo.hub.client.refs import Checkpoint
 from rlhf_zoo.modeling.chat import display_text
 from rlhf_zoo.pipeline.experiments import ensemble
-from rlhf_zoo.pipeline.policy_eval import _published_labels
+from rlhf_zoo.pipeline.policy_eval import _published_labeled_arguments
 from rlhf_zoo.publishing.catalog.lineage import Lineage
 from rlhf_zoo.runs.record import StageRecord
 
@@ -75,7 +75,7 @@ def test_judge_scores_conversations_as_conversations(tmp_path: Path, monkeypatch
 def test_labels_of_card_accept_only_hub_data_sets() -> None:
     def labels(**keys: Any) -> Any:
         card = {"evaluation": {"labeled": keys}}
-        return _published_labels(Lineage(Checkpoint("", Path()), Checkpoint("", Path()), None, card))
+        return _published_labeled_arguments(Lineage(Checkpoint("", Path()), Checkpoint("", Path()), None, card))
 
     assert labels(dataset_name="maker/reviews", dataset_config=None).dataset_name == "maker/reviews"
     assert labels(dataset_name="/etc").dataset_name is None
