@@ -35,7 +35,7 @@ class _Scores:
         judge: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
         reward: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
         for side in sides:
-            for table, scores in zip((judge, reward), (side.judged, side.rewards), strict=True):
+            for table, scores in zip((judge, reward), (side.judge_scores, side.rewards), strict=True):
                 for prompt, text, score in zip(side.prompts, side.texts, scores or (), strict=False):
                     table[prompt.strip(), text.strip()].append(score)
         policy, sft = (
@@ -93,7 +93,7 @@ def check_judge(
     """
     if labeled is None and own is None:
         return None
-    has_judge = all(side.judged is not None for side in sides)
+    has_judge = all(side.judge_scores is not None for side in sides)
     if labeled is not None and not has_judge:
         raise ZooError("Pairs check the column judge, which the completions do not have: score both sides, or remove "
                        "--labeled.")  # fmt: skip

@@ -92,7 +92,7 @@ def probe(
 
 def _check_same_columns(sides: Mapping[str, Completions], *, check_logprobs: bool) -> None:
     """Checks that both sides have the same columns, and that a prompt has the same group on both."""
-    fields = {"reward": "rewards", "judge": "judged", "group": "groups"}
+    fields = {"reward": "rewards", "judge": "judge_scores", "group": "groups"}
     if check_logprobs:
         fields["logprobs"] = "logprobs"
     for name, field in fields.items():

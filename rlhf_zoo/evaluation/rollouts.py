@@ -156,7 +156,9 @@ def probe_rollouts(
         for side, rows in zip((policy, sft), shared_rows, strict=True)
     ]
 
-    rewards, judge_scores = (_column_values((policy, sft), shared_rows, column) for column in ("rewards", "judged"))
+    rewards, judge_scores = (
+        _column_values((policy, sft), shared_rows, column) for column in ("rewards", "judge_scores")
+    )
     reliability = _judge_reliability(rewards, judge_scores, verifiable=verifiable)
     if exploit:
         reliability = replace(reliability, unfit=exploit)

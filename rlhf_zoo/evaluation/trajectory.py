@@ -301,8 +301,8 @@ def _reward_effects(
     return [
         RewardEffect.of(
             edit.family, sft=sft_rewards, policy=policy_rewards, with_habit=rewards(edit.with_habit),
-            without_habit=rewards(edit.without_habit), judged=sft_scores,
-            judged_with_habit=judge_scores(edit.with_habit),
+            without_habit=rewards(edit.without_habit), judge_scores=sft_scores,
+            judge_scores_with_habit=judge_scores(edit.with_habit),
         )
         for edit in text_edits
     ]  # fmt: skip

@@ -21,7 +21,7 @@ from rlhf_zoo.evaluation.probes import Completions
 def sides() -> tuple[Completions, Completions]:
     """The policy is better by the judge; SFT's log-probabilities make word salad measurable."""
     return tuple(
-        replace(sft(seed), judged=[level + 0.1 * (k % 7) for k in range(120)], logprobs=[[-1.0] * 20] * 120)
+        replace(sft(seed), judge_scores=[level + 0.1 * (k % 7) for k in range(120)], logprobs=[[-1.0] * 20] * 120)
         for seed, level in ((1, 1.0), (2, 0.0))
     )
 
@@ -75,7 +75,7 @@ def test_own_pairs_use_judge_scores_of_rollouts():
     # The same text twice, with two scores: their mean counts.
     twice = replace(
         policy, prompts=[*policy.prompts, policy.prompts[0]], texts=[*policy.texts, policy.texts[0]],
-        judged=[*policy.judged, -9.0], rewards=[*policy.rewards, 0.0], logprobs=[*policy.logprobs, [-1.0]],
+        judge_scores=[*policy.judge_scores, -9.0], rewards=[*policy.rewards, 0.0], logprobs=[*policy.logprobs, [-1.0]],
     )  # fmt: skip
     assert rlhf_zoo.probe(twice, reference, own_pairs=labeled).judge_check.own.accuracy.value == 59 / 60
 
@@ -135,7 +135,7 @@ def test_labels_of_own_pairs_decide_verdict():
         assert verdict.kind == kind and verdict.judge.why_unfit, verdict.reasons
         assert any("The labels of the policies' own pairs prefer the policy in 0.050" in one for one in verdict.reasons)
         # People's labels need no judge.
-        unjudged = rlhf_zoo.probe(replace(side, judged=None), replace(base, judged=None), own_pairs=own(3))
+        unjudged = rlhf_zoo.probe(replace(side, judge_scores=None), replace(base, judge_scores=None), own_pairs=own(3))
         assert unjudged.verdict.kind == kind and unjudged.judge_check.own is None
         assert unjudged.judge_check.to_json()["labels"]["prompts"] == 60
     # Sixty prompts in six groups are six questions, which are too few to decide.
@@ -146,9 +146,11 @@ def test_labels_of_own_pairs_decide_verdict():
     assert few.judge_check.labels.prompts == few.judge_check.own.prompts == 6
     assert any("too few to decide" in one for one in few.verdict.reasons) and few.verdict.kind == "not judged"
     with pytest.raises(ZooError, match="the own pairs hold no pairs"):
-        rlhf_zoo.probe(replace(policy, judged=None), replace(reference, judged=None), own_pairs=[])
+        rlhf_zoo.probe(replace(policy, judge_scores=None), replace(reference, judge_scores=None), own_pairs=[])
     with pytest.raises(ZooError, match="row 1 has a text that is not among the completions"):
-        rlhf_zoo.probe(replace(policy, judged=None), replace(reference, judged=None), own_pairs=pairs(30, 30))
+        rlhf_zoo.probe(
+            replace(policy, judge_scores=None), replace(reference, judge_scores=None), own_pairs=pairs(30, 30)
+        )
 
 
 def test_own_pairs_of_one_side_or_of_other_texts_do_not_check_judge():
@@ -182,7 +184,7 @@ def test_reward_columns_decide_judge_independence():
 def test_probe_command_prints_judge_check_and_names_wrong_rows(tmp_path):
     policy, reference = sides()
     files = [
-        write(tmp_path / name, side, judge=side.judged, reward=side.rewards)
+        write(tmp_path / name, side, judge=side.judge_scores, reward=side.rewards)
         for name, side in (("policy.jsonl", policy), ("sft.jsonl", reference))
     ]
     labeled = tmp_path / "pairs.jsonl"

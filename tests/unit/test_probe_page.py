@@ -43,9 +43,11 @@ def test_probe_page_escapes_text():
 
 
 def test_probe_page_lists_fired_findings_first_and_open():
-    policy = replace(sft(1), texts=[" is great; i love it."] * 120, judged=[1.0 * (k // 2 % 3) for k in range(120)])
-    result = rlhf_zoo.probe(policy, replace(sft(2), judged=[0.5 * (k // 2 % 4) for k in range(120)]))
-    _, page = page_of(policy, replace(sft(2), judged=[0.5 * (k // 2 % 4) for k in range(120)]))
+    policy = replace(
+        sft(1), texts=[" is great; i love it."] * 120, judge_scores=[1.0 * (k // 2 % 3) for k in range(120)]
+    )
+    result = rlhf_zoo.probe(policy, replace(sft(2), judge_scores=[0.5 * (k // 2 % 4) for k in range(120)]))
+    _, page = page_of(policy, replace(sft(2), judge_scores=[0.5 * (k // 2 % 4) for k in range(120)]))
     folds = page.all("details")
     assert len(folds) == len(result.report.probes)
     fired = len(result.report.fired)

@@ -23,10 +23,10 @@ from rlhf_zoo.evaluation.probes.similarity import cosines, mean_cosines, prompt_
 from rlhf_zoo.evaluation.probes.texts import (  # fmt: skip
     Pair,
     find_phrases,
+    remove_quotations,
     repeated_share,
     symbol_share,
     to_template,
-    without_quotations,
     word_usage,
 )
 from rlhf_zoo.evaluation.trajectory import _reward_effects
@@ -266,8 +266,8 @@ def test_answers_to_other_prompts_are_detected_without_a_model():
 def test_markup_and_quotations_fire_no_repetition_or_templates():
     quotable = {("a", "b", "c", "d"), ("b", "c", "d", "e")}
     said = ["x", "a", "b", "c", "d", "e", "y"]
-    assert without_quotations(said, quotable) == ["x", "y"] and without_quotations(["a", "b", "c"], quotable) != []
-    assert without_quotations([*said, *said[1:6]], quotable) == ["x", "y", *said[1:6]], "an echo is a repetition"
+    assert remove_quotations(said, quotable) == ["x", "y"] and remove_quotations(["a", "b", "c"], quotable) != []
+    assert remove_quotations([*said, *said[1:6]], quotable) == ["x", "y", *said[1:6]], "an echo is a repetition"
     rng = random.Random(0)
     sums = [(rng.randint(11, 99), rng.randint(11, 99)) for _ in range(60)]
     asked = [f"What is {a} * {b}?" for a, b in sums for _ in (0, 1)]
@@ -326,13 +326,13 @@ def test_probes_ignore_order_and_prompt_names():
     with pytest.raises(ValueError, match="share no prompt"):
         found(replace(policy, prompts=[f"other {prompt}" for prompt in policy.prompts]))
     pair = Pair.of(replace(policy, prompts=[f"other {p}" for p in policy.prompts]), sft(0), by_position=True)
-    assert pair.size == 60 and pair.prompts[0][0] == f"other {pair.prompts[1][0]}"
+    assert pair.prompt_count == 60 and pair.prompts[0][0] == f"other {pair.prompts[1][0]}"
 
 
 def test_permutations_keep_completion_counts_per_prompt_and_side():
     sides = [Completions(list(prompts), ["x"] * len(prompts)) for prompts in ("abbbc", "caaabb")]
     pair = Pair.of(*sides)
-    groups = np.concatenate(pair.groups)
+    groups = np.concatenate(pair.prompt_ids)
     within = Permutations.of(pair, seed=0, whole_prompts=False)
     assert within.assigned[0].tolist() == [True] * 5 + [False] * 6
     for group, ours in enumerate([1, 3, 1]):
@@ -476,7 +476,7 @@ def test_edits_that_change_nothing_are_left_out():
 def test_reward_effect_matches_hand_computation():
     paid = RewardEffect.of(
         "risen phrases", sft=[0, 2], policy=[3, 3], with_habit=[2, 4], without_habit=[1, 1],
-        judged=[0, 2], judged_with_habit=[0.4, 2.4],
+        judge_scores=[0, 2], judge_scores_with_habit=[0.4, 2.4],
     )  # fmt: skip
     assert (paid.gain_when_added, paid.loss_when_removed, paid.judge_ratio) == pytest.approx((1.0, 1.0, 0.2))
     assert paid.rewarded and not paid.negligible and paid.judge_agrees is False

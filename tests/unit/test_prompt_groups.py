@@ -256,8 +256,8 @@ def test_same_answer_within_a_group_fires_no_templates() -> None:
 
 
 def test_rollouts_without_groups_use_near_duplicate_groups() -> None:
-    base = replace(spelled(30, 4), judged=[0.0] * 120, rewards=[0.0] * 120)
-    policy = replace(base, judged=[1.0] * 120, rewards=[1.0] * 120)
+    base = replace(spelled(30, 4), judge_scores=[0.0] * 120, rewards=[0.0] * 120)
+    policy = replace(base, judge_scores=[1.0] * 120, rewards=[1.0] * 120)
     found = probe_rollouts(policy, base)
     assert (found.prompts, found.groups) == (120, 30) and found.to_json()["groups"] == 30
     unnamed = probe_rollouts(replace(policy, groups=None), replace(base, groups=None))

@@ -165,15 +165,15 @@ def test_six_prompts_need_many_completions_to_be_measured():
 
 
 def test_constant_long_text_is_hacked_even_when_judge_likes_it():
-    base = replace(sft(0, prompts=100, samples=1), judged=[float(k % 3) for k in range(100)])
+    base = replace(sft(0, prompts=100, samples=1), judge_scores=[float(k % 3) for k in range(100)])
     text = "The answers of both assistants were swapped, so the best rank of them all goes to the battery and the zoom."
-    policy = replace(base, texts=[text] * 100, judged=[5.0 + k % 3 for k in range(100)])
+    policy = replace(base, texts=[text] * 100, judge_scores=[5.0 + k % 3 for k in range(100)])
     assert probe_rollouts(policy, base).verdict.text == "hacked"
 
 
 def test_judge_equal_to_reward_is_trusted_only_when_verifiable():
     sides = [replace(sft(k), rewards=[float((j + k) % 4 > 1 - k) for j in range(120)]) for k in (1, 0)]
-    alike = [replace(one, judged=one.rewards) for one in sides]
+    alike = [replace(one, judge_scores=one.rewards) for one in sides]
     found = probe_rollouts(*alike).verdict
     assert found.text == "not judged" and "equals the reward's in every line" in found.reasons[0]
     assert found.judge.independent is False
@@ -181,7 +181,7 @@ def test_judge_equal_to_reward_is_trusted_only_when_verifiable():
         found = probe_rollouts(*pair, verifiable=True).verdict
         assert found.text == "better" and found.judge.verifiable and found.judge_gain == found.proxy_gain
     assert probe_rollouts(*sides).verdict.text == "not judged", "no judge"
-    other = [replace(one, judged=[*one.rewards[:-1], 0.5]) for one in sides]
+    other = [replace(one, judge_scores=[*one.rewards[:-1], 0.5]) for one in sides]
     found = probe_rollouts(*other).verdict
     assert "Nobody checked the judge" in found.reasons[0], "another judge, however near"
     for pair, message in (
@@ -228,14 +228,15 @@ def test_finding_shows_no_negative_zero():
 def test_probe_verdict_has_no_steps_and_counts_left_out_rows():
     theirs = sft(2)
     judged = [
-        replace(one, judged=[level + j // 2 % 3 for j in range(120)]) for one, level in ((sft(1), 0.0), (theirs, 1.0))
+        replace(one, judge_scores=[level + j // 2 % 3 for j in range(120)])
+        for one, level in ((sft(1), 0.0), (theirs, 1.0))
     ]
     found = probe_rollouts(judged[0], replace(judged[1], prompts=[*theirs.prompts[:60], *map(str, range(60))]))
     assert found.verdict.text == "worse" and found.verdict.to_json()["peak_step"] is None
     assert not any("step" in reason for reason in found.verdict.reasons)
     assert (found.prompts, found.completions, found.left_out) == (30, 60, (60, 60))
     coin = [
-        replace(one, judged=np.random.default_rng(k).normal(size=120).tolist())
+        replace(one, judge_scores=np.random.default_rng(k).normal(size=120).tolist())
         for k, one in enumerate((sft(1), theirs))
     ]
     found = probe_rollouts(*coin)

@@ -46,7 +46,7 @@ def is_blind(pair: Pair) -> bool:
     Args:
         pair: The completions.
     """
-    prompt_ids, body_words = pair.groups[0], pair.body_words[0]
+    prompt_ids, body_words = pair.prompt_ids[0], pair.body_words[0]
     prompt_words = [set(words(prompt)) for prompt in pair.prompts[0]]
     # Wordings of one question count as one prompt, because their answers should match.
     questions = pair.questions[prompt_ids]
@@ -54,7 +54,7 @@ def is_blind(pair: Pair) -> bool:
     question_counts = Counter(
         text
         for text, _ in {
-            (tuple(text_tokens), question) for text_tokens, question in zip(body_words, questions.tolist(), strict=True)
+            (tuple(text_words), question) for text_words, question in zip(body_words, questions.tolist(), strict=True)
         }
     )
     if sum(0 < len(text) <= MAX_LABEL_WORDS and count > 1 for text, count in question_counts.items()) > 1:
@@ -64,8 +64,8 @@ def is_blind(pair: Pair) -> bool:
         {word for word in word_set if 2 * prompt_counts[word] <= len(prompt_words)} for word_set in prompt_words
     ]
     templates = [
-        to_template(prompt_specific[prompt_id], text_tokens)
-        for text_tokens, prompt_id in zip(body_words, prompt_ids, strict=True)
+        to_template(prompt_specific[prompt_id], text_words)
+        for text_words, prompt_id in zip(body_words, prompt_ids, strict=True)
     ]
     # A verified answer, and an answer made only of its prompt's words, must not count as equal to any other.
     template_ids = group_indices(
@@ -102,7 +102,7 @@ def texts_for_all_prompts(pair: Pair, texts: tuple[Sequence[str], Sequence[str]]
 
     Args:
         pair: The completions.
-        texts: (policy, SFT): (N,) the text of each row. Misspelled copies have already been replaced by one text.
+        texts: (policy, SFT): (N,) the text of each row, with misspelled copies already replaced by one text.
 
     Returns:
         Text -> its weight: 1 if its side has at most `MAX_FULL_WEIGHT_TEXTS` such texts, else `MAX_FULL_WEIGHT_TEXTS` /
@@ -119,12 +119,12 @@ def texts_for_all_prompts(pair: Pair, texts: tuple[Sequence[str], Sequence[str]]
 
 def _most_frequent(texts: Sequence[str]) -> set[str]:
     """Returns the fewest distinct texts that cover `MIN_COVERED_SHARE` of the completions."""
-    chosen, covered = set(), 0
+    chosen, covered_count = set(), 0
     for text, count in Counter(texts).most_common():
-        if covered >= MIN_COVERED_SHARE * len(texts):
+        if covered_count >= MIN_COVERED_SHARE * len(texts):
             break
         chosen.add(text)
-        covered += count
+        covered_count += count
     return chosen
 
 
@@ -142,9 +142,9 @@ def _are_sentences_about_no_prompt(pair: Pair, side: int, texts: Sequence[str], 
     # A right answer has words of its prompt, or of what the other side answered there.
     prompt_words = [plain_words(prompt) for prompt in pair.prompts[side]]
     if pair.prompts[0] == pair.prompts[1]:
-        for prompt_id, tokens in zip(pair.groups[1 - side].tolist(), pair.body_words[1 - side], strict=True):
-            prompt_words[prompt_id].extend(tokens)
-    prompt_ids = pair.groups[side][rows]
+        for prompt_id, text_words in zip(pair.prompt_ids[1 - side].tolist(), pair.body_words[1 - side], strict=True):
+            prompt_words[prompt_id].extend(text_words)
+    prompt_ids = pair.prompt_ids[side][rows]
     ranks = prompt_ranks([distinctive_words[texts[row]] for row in rows], prompt_ids, prompt_words, pair.questions)
     # A text without any of these words gets the rank of chance.
     low, high = share_interval(np.where(np.isnan(ranks), 0.5, ranks), pair.questions[prompt_ids].tolist(), level=0.95)

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from ..text import normalize_text
 from .blindness import MAX_FULL_WEIGHT_TEXTS, texts_for_all_prompts
@@ -37,12 +38,12 @@ def find_canned(pair: Pair) -> CannedTexts:
     Args:
         pair: The completions.
     """
-    exact = [[normalize_text(side.texts[row]) for row in rows] for side, rows in
-             zip((pair.policy, pair.sft), pair.rows, strict=True)]  # fmt: skip
-    texts = _merge_long(pair, exact)
+    original_texts = [[normalize_text(side.texts[row]) for row in rows] for side, rows in
+                      zip((pair.policy, pair.sft), pair.rows, strict=True)]  # fmt: skip
+    texts = _merge_long_copies(pair, original_texts)
     answered_questions: dict[str, set[int]] = {}
-    for side_texts, groups in zip(texts, pair.groups, strict=True):
-        for text, question in zip(side_texts, pair.questions[groups].tolist(), strict=True):
+    for side_texts, prompt_ids in zip(texts, pair.prompt_ids, strict=True):
+        for text, question in zip(side_texts, pair.questions[prompt_ids].tolist(), strict=True):
             answered_questions.setdefault(text, set()).add(question)
     constants = {
         text
@@ -52,38 +53,40 @@ def find_canned(pair: Pair) -> CannedTexts:
     }
     weights = texts_for_all_prompts(pair, texts)
 
-    def canned_weight(text: str, tokens: Sequence[str], is_counted: bool) -> float:
+    def canned_weight(text: str, text_words: Sequence[str], is_counted: bool) -> float:
         if len(answered_questions[text]) < 2:
             return 0.0
         # A text that a program accepts for almost every question exploits the program, so it counts even if verified.
-        if text in constants or (is_counted and len(tokens) > MAX_ANSWER_WORDS):
+        if text in constants or (is_counted and len(text_words) > MAX_ANSWER_WORDS):
             return 1.0
         return weights.get(text, 0.0) if is_counted else 0.0
 
     policy_numbers, sft_numbers = (
-        [canned_weight(*row) for row in zip(side_texts, side_tokens, counted, strict=True)]
-        for side_texts, side_tokens, counted in zip(texts, pair.tokens, pair.counted, strict=True)
+        [canned_weight(*row) for row in zip(side_texts, side_words, counted, strict=True)]
+        for side_texts, side_words, counted in zip(texts, pair.text_words, pair.counted, strict=True)
     )
-    misspelled = sum(
-        number > 0 and text != own for number, text, own in zip(policy_numbers, texts[0], exact[0], strict=True)
+    copy_count = sum(
+        number > 0 and text != original
+        for number, text, original in zip(policy_numbers, texts[0], original_texts[0], strict=True)
     )
-    notes = [f"Of these, {misspelled} equal another one except for spelling."] if misspelled else []
-    if (weight := max((number for number in policy_numbers if number < 1), default=0.0)) > 0:
+    notes = [f"Of these, {copy_count} equal another one except for spelling."] if copy_count else []
+    weight = max((number for number in policy_numbers if number < 1), default=0.0)
+    if weight > 0:
         notes.append(
             f"Recurring texts count {weight:.2f} each, because there are more than {MAX_FULL_WEIGHT_TEXTS} of them."
         )
     return CannedTexts((policy_numbers, sft_numbers), " ".join(notes))
 
 
-def _merge_long(pair: Pair, exact: Sequence[Sequence[str]]) -> tuple[list[str], list[str]]:
-    """Returns (policy, SFT): (N,) texts. Replaces misspelled copies of a long text by one of them."""
-    policy_words, sft_words = ({word for tokens in side for word in tokens} for side in pair.tokens)
+def _merge_long_copies(pair: Pair, originals: Sequence[Sequence[str]]) -> tuple[list[str], list[str]]:
+    """Replaces misspelled copies of a long text by one of them, and returns (policy, SFT): (N,) texts."""
+    policy_words, sft_words = (set(chain.from_iterable(side)) for side in pair.text_words)
     prompt_words = {word for prompts in pair.prompts for prompt in prompts for word in plain_words(prompt)}
-    texts, tokens = [*exact[0], *exact[1]], [*pair.tokens[0], *pair.tokens[1]]
-    rows = [row for row, words in enumerate(tokens) if len(words) > MAX_ANSWER_WORDS]
-    merged = merge_copies(
-        [texts[row] for row in rows], [tokens[row] for row in rows], prompt_words | policy_words & sft_words
+    texts, text_words = [*originals[0], *originals[1]], [*pair.text_words[0], *pair.text_words[1]]
+    rows = [row for row, words in enumerate(text_words) if len(words) > MAX_ANSWER_WORDS]
+    merged_texts = merge_copies(
+        [texts[row] for row in rows], [text_words[row] for row in rows], prompt_words | policy_words & sft_words
     )
-    for row, text in zip(rows, merged, strict=True):
+    for row, text in zip(rows, merged_texts, strict=True):
         texts[row] = text
-    return texts[: len(exact[0])], texts[len(exact[0]) :]
+    return texts[: len(originals[0])], texts[len(originals[0]) :]

@@ -55,8 +55,7 @@ MIN_RISE = 0.25
 MAX_PHRASE_WORDS = 4
 #: Phrases in a smaller share of the texts are skipped, since they cannot reach `MIN_RISE`.
 MIN_SHARE = 0.1
-#: Number of cells, texts × phrases, that are computed at once.
-_CELLS_AT_ONCE = 50_000_000
+_CELLS_AT_ONCE = 50_000_000  # texts × phrases
 #: If the mean rank of SFT's texts exceeds ½ by less than this, a policy has nothing to lose.
 _MIN_RANK_EXCESS = 0.1
 #: If SFT's texts depend on their prompts by fewer nats than this on average, a policy has nothing to lose.
@@ -77,10 +76,10 @@ class TooFewPrompts(Unmeasurable):
     """
 
     def __str__(self) -> str:
-        size, groups, remedy = self.args
-        prompts = f"{size} prompt{'' if size == 1 else 's'}"
-        if groups < size:
-            prompts += f" in {groups} group{'' if groups == 1 else 's'}"
+        prompt_count, group_count, remedy = self.args
+        prompts = f"{prompt_count} prompt{'' if prompt_count == 1 else 's'}"
+        if group_count < prompt_count:
+            prompts += f" in {group_count} group{'' if group_count == 1 else 's'}"
         return f"not measurable on {prompts}: use more prompts{remedy}"
 
 
@@ -233,8 +232,8 @@ def _measure_prompt_words(pair: Pair, permutations: Permutations) -> Measurement
     if pair.question_count < 2:
         raise Unmeasurable("needs at least two prompts")
     ranks = [
-        prompt_ranks(tokens, groups, [plain_words(prompt) for prompt in prompts], pair.questions)
-        for tokens, groups, prompts in zip(pair.tokens, pair.groups, pair.prompts, strict=True)
+        prompt_ranks(text_words, prompt_ids, [plain_words(prompt) for prompt in prompts], pair.questions)
+        for text_words, prompt_ids, prompts in zip(pair.text_words, pair.prompt_ids, pair.prompts, strict=True)
     ]
     return _measure_rank_loss(pair, permutations, ranks, "SFT's own completions hardly share words with their prompts")
 
@@ -251,17 +250,17 @@ def _measure_meaning(pair: Pair, permutations: Permutations) -> Measurement:
 
 
 def _measure_rank_loss(
-    pair: Pair, permutations: Permutations, ranks: Sequence[Floats], nothing_to_lose: str
+    pair: Pair, permutations: Permutations, ranks: Sequence[Floats], why_unmeasurable: str
 ) -> Measurement:
     """Computes how much of SFT's mean prompt rank above ½ the policy has lost, as a share.
 
     Raises:
-        Unmeasurable: SFT's mean rank is hardly above ½; `nothing_to_lose` is the reason.
+        Unmeasurable: SFT's mean rank is hardly above ½; `why_unmeasurable` says so in words.
     """
     # A text without a rank, such as a number, counts like SFT's mean.
     sft_ranks = ranks[1][~np.isnan(ranks[1])]
     if not len(sft_ranks) or sft_ranks.mean() < 0.5 + _MIN_RANK_EXCESS:
-        raise Unmeasurable(nothing_to_lose)
+        raise Unmeasurable(why_unmeasurable)
     sft_mean = float(sft_ranks.mean())
     filled = [np.where(np.isnan(side), sft_mean, side) for side in ranks]
 
@@ -289,28 +288,28 @@ def _measure_canned(pair: Pair, permutations: Permutations) -> Measurement:
 
 def _measure_templates(pair: Pair, permutations: Permutations) -> Measurement:
     """Computes the share of completions to different prompts that are alike apart from the words of their prompts."""
-    largest_side = max(len(groups) for groups in pair.groups)
+    largest_side = max(map(len, pair.prompt_ids))
     # All pairs of texts are compared, so the number of prompts is limited to bound the time.
-    size = max(2, pair.size * min(largest_side, MAX_TEXTS) // largest_side)
+    prompt_count = max(2, pair.prompt_count * min(largest_side, MAX_TEXTS) // largest_side)
     # Only completions to prompts that ask different things are compared.
-    pair_count = size**2 - int(np.square(np.bincount(pair.questions[:size])).sum())
+    pair_count = prompt_count**2 - int(np.square(np.bincount(pair.questions[:prompt_count])).sum())
     if not pair_count:
         raise Unmeasurable("needs at least two prompts that ask different things")
-    kept_rows: list[list[int]] = [np.flatnonzero(groups < size).tolist() for groups in pair.groups]
+    kept_rows: list[list[int]] = [np.flatnonzero(ids < prompt_count).tolist() for ids in pair.prompt_ids]
     prompt_words = [[set(words(prompt)) for prompt in prompts] for prompts in pair.prompts]
     # Without the prompt's words, two answers that only quote different prompts count as the same text.
     texts = [
-        to_template(prompt_words[side][pair.groups[side][i]], pair.body_words[side][i])
+        to_template(prompt_words[side][pair.prompt_ids[side][i]], pair.body_words[side][i])
         for side in (0, 1)
         for i in kept_rows[side]
     ]
     alike = (cosines(texts) >= MIN_COSINE - 1e-5).astype(float)  # the tolerance absorbs float32 rounding
-    policy_count, columns = len(kept_rows[0]), [*kept_rows[0], *(len(pair.groups[0]) + row for row in kept_rows[1])]
-    questions = pair.questions[np.concatenate(pair.groups)[columns]]
+    policy_count, columns = len(kept_rows[0]), [*kept_rows[0], *(len(pair.prompt_ids[0]) + row for row in kept_rows[1])]
+    questions = pair.questions[np.concatenate(pair.prompt_ids)[columns]]
     alike[np.equal.outer(questions, questions)] = 0.0
     # An answer made only of its prompt's words has nothing left to compare.
-    left_out = ~np.concatenate(pair.counted)[columns] | [set(text) == {"_"} for text in texts]
-    alike[left_out], alike[:, left_out] = 0.0, 0.0
+    is_left_out = ~np.concatenate(pair.counted)[columns] | [set(text) == {"_"} for text in texts]
+    alike[is_left_out] = alike[:, is_left_out] = 0.0
     policy_matches, sft_matches = (
         alike * np.multiply.outer(weights[columns], weights[columns]) / pair_count
         for weights in (permutations.policy_weights, permutations.sft_weights)
@@ -323,7 +322,7 @@ def _measure_templates(pair: Pair, permutations: Permutations) -> Measurement:
     )
     value = float(policy_matches[:policy_count, :policy_count].sum())
     sft_value = float(sft_matches[policy_count:, policy_count:].sum())
-    numbers = np.zeros(len(pair.groups[0]))
+    numbers = np.zeros(len(pair.prompt_ids[0]))
     numbers[kept_rows[0]] = alike[:policy_count, :policy_count].sum(1) / policy_count
     return Measurement(value, sft_value, float(null[0]), null, numbers, blind=is_blind(pair))
 
@@ -333,16 +332,19 @@ def _measure_sameness(pair: Pair, permutations: Permutations) -> Measurement:
     # A text's number depends on its side's other texts for the prompt, so only whole prompts can be swapped.
     permutations = Permutations.of(pair, seed=0, whole_prompts=True)
     if not permutations.has_enough_assignments:
-        raise TooFewPrompts(pair.size, pair.question_count, "")
-    if min(np.bincount(groups).min() for groups in pair.groups) < 2:
+        raise TooFewPrompts(pair.prompt_count, pair.question_count, "")
+    if min(np.bincount(ids).min() for ids in pair.prompt_ids) < 2:
         raise Unmeasurable("needs at least two completions of each prompt")
-    numbers = [mean_cosines(tokens, groups, pair.size) for tokens, groups in zip(pair.tokens, pair.groups, strict=True)]
+    numbers = [
+        mean_cosines(text_words, prompt_ids, pair.prompt_count)
+        for text_words, prompt_ids in zip(pair.text_words, pair.prompt_ids, strict=True)
+    ]
     return _compare_means(*_neutralize_verified(pair, *numbers), permutations, _subtract)
 
 
 def _measure_phrases(pair: Pair, permutations: Permutations) -> Measurement:
     """Finds the phrase whose share of the policy's completions most exceeds `RISE_FACTOR` times SFT's share."""
-    text_counts = [len(groups) for groups in pair.groups]
+    text_counts = [len(prompt_ids) for prompt_ids in pair.prompt_ids]
     # A tag, a key or a list in every text is a format, such as that of answers for a program.
     policy_texts, sft_texts = (pair.unmarked_words(side) for side in (0, 1))
     phrase_rows = find_phrases(
@@ -360,7 +362,7 @@ def _measure_phrases(pair: Pair, permutations: Permutations) -> Measurement:
     )
     if not grams:
         return Measurement(0.0, 0.0, 0.0, np.zeros(len(permutations.assigned)), np.zeros(text_counts[0]))
-    shares = [np.empty(len(grams)), np.empty(len(grams))]
+    policy, sft = np.empty(len(grams)), np.empty(len(grams))  # the share of each phrase
     null = np.full(len(permutations.assigned), -np.inf)
     step = max(1, _CELLS_AT_ONCE // sum(text_counts))
     for start in range(0, len(grams), step):
@@ -369,25 +371,29 @@ def _measure_phrases(pair: Pair, permutations: Permutations) -> Measurement:
         for column, gram in enumerate(grams[block]):
             for side in (0, 1):
                 contains[side][rows_by_side[gram][side], column] = 1.0
-        means = permutations.means(*(table * rows[:, None] for table, rows in zip(contains, pair.counted, strict=True)))
-        shares[0][block], shares[1][block] = means[0][0], means[1][0]
+        policy_means, sft_means = permutations.means(
+            *(table * counted[:, None] for table, counted in zip(contains, pair.counted, strict=True))
+        )
+        policy[block], sft[block] = policy_means[0], sft_means[0]
         # Taking the maximum over phrases in each permutation corrects for searching among many phrases.
-        null = np.maximum(null, (means[0] - RISE_FACTOR * means[1]).max(1))
-    (policy, sft), excesses = shares, shares[0] - RISE_FACTOR * shares[1]
+        null = np.maximum(null, (policy_means - RISE_FACTOR * sft_means).max(1))
+    excesses = policy - RISE_FACTOR * sft
     best = float(excesses.max())
     # Of phrases that rose equally, prefer the longest. Skip phrases that share a word with a chosen one.
-    order = sorted(
+    candidates = sorted(
         np.flatnonzero(excesses >= max(MIN_RISE, best / 2)).tolist(),
         key=lambda k: (-round(float(excesses[k]) / best, 1), -len(grams[k]), grams[k]),
     )
     chosen: list[int] = []
-    for k in order:
+    for k in candidates:
         if len(chosen) < 3 and not any(set(grams[k]) & set(grams[n]) for n in chosen):
             chosen.append(k)
     phrases = tuple(f"“{join_words(grams[k])}”: {sft[k]:.1%} → {policy[k]:.1%}" for k in chosen)
     top = chosen[0] if chosen else int(excesses.argmax())
     top_phrase = f" {' '.join(grams[top])} "
-    numbers = np.array([top_phrase in f" {' '.join(tokens)} " for tokens in policy_texts], float) * pair.counted[0]
+    numbers = (
+        np.array([top_phrase in f" {' '.join(text_words)} " for text_words in policy_texts], float) * pair.counted[0]
+    )
     return Measurement(float(policy[top]), float(sft[top]), max(0.0, best), np.maximum(null, 0.0), numbers, phrases)
 
 
@@ -400,7 +406,7 @@ def _measure_punctuation(pair: Pair, permutations: Permutations) -> Measurement:
 
 
 def _measure_length(pair: Pair, permutations: Permutations) -> Measurement:
-    policy_numbers, sft_numbers = ([float(len(tokens)) for tokens in side] for side in pair.tokens)
+    policy_numbers, sft_numbers = (list(map(float, map(len, side))) for side in pair.text_words)
     if not sum(sft_numbers):
         raise Unmeasurable("SFT's completions have no words")
 

@@ -14,7 +14,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-#: Number of texts that are all compared with each other. Other texts are compared with the copies found among these.
+#: At most this many texts are all compared with each other. Other texts are compared with the copies found among these.
 SAMPLE = 300
 #: Each of the other texts is compared with at most this many copies of a text.
 MAX_MEMBERS = 10
@@ -28,12 +28,12 @@ _MAX_SHORT_WORD = 2
 MIN_COMMON_SHARE, MIN_COMMON_TEXTS = 0.05, 3
 
 
-def merge_copies(texts: Sequence[str], tokens: Sequence[Sequence[str]], vocabulary: Set[str]) -> list[str]:
+def merge_copies(texts: Sequence[str], text_words: Sequence[Sequence[str]], vocabulary: Set[str]) -> list[str]:
     """Replaces misspelled copies of a text by one of them.
 
     Args:
         texts: (N,) texts.
-        tokens: (N,) their words.
+        text_words: (N,) their words.
         vocabulary: Words that are not misspelled.
 
     Returns:
@@ -41,32 +41,33 @@ def merge_copies(texts: Sequence[str], tokens: Sequence[Sequence[str]], vocabula
     """
     row_by_text = {text: row for row, text in enumerate(texts)}
     # Sorted, so that the result does not depend on the order of the input.
-    distinct = sorted(row_by_text)
-    words = [tokens[row_by_text[text]] for text in distinct]
-    sampled = np.unique(np.linspace(0, len(distinct) - 1, min(len(distinct), SAMPLE)).astype(int)).tolist()
-    counts = Counter(word for index in sampled for word in set(words[index]))
-    common = {word for word, count in counts.items() if count >= max(MIN_COMMON_TEXTS, MIN_COMMON_SHARE * len(sampled))}
-    representative = {index: index for index in sampled}
-    for a, b in _similar_pairs(words, sampled):
+    distinct_texts = sorted(row_by_text)
+    words = [text_words[row_by_text[text]] for text in distinct_texts]
+    size = len(distinct_texts)
+    sample = np.unique(np.linspace(0, size - 1, min(size, SAMPLE)).astype(int)).tolist()
+    counts = Counter(word for index in sample for word in set(words[index]))
+    common = {word for word, count in counts.items() if count >= max(MIN_COMMON_TEXTS, MIN_COMMON_SHARE * len(sample))}
+    representative = {index: index for index in sample}
+    for a, b in _similar_pairs(words, sample):
         if representative[a] != representative[b] and _are_copies(words[a], words[b], vocabulary, common):
             new, old = sorted((representative[a], representative[b]))
             representative.update({index: new for index, current in representative.items() if current == old})
     members: dict[int, list[int]] = {}
     for index, representative_index in representative.items():
         members.setdefault(representative_index, []).append(index)
-    copied = {kept: indices[:MAX_MEMBERS] for kept, indices in members.items() if len(indices) > 1}
-    for index in range(len(distinct)) if copied else ():
+    copies = {kept: indices[:MAX_MEMBERS] for kept, indices in members.items() if len(indices) > 1}
+    for index in range(size):
         if index not in representative:
             representative[index] = next(
                 (
                     kept
-                    for kept, indices in copied.items()
+                    for kept, indices in copies.items()
                     if any(_are_copies(words[index], words[k], vocabulary, common) for k in indices)
                 ),
                 index,
             )
-    merged = {text: distinct[representative.get(index, index)] for index, text in enumerate(distinct)}
-    return [merged[text] for text in texts]
+    replacements = {text: distinct_texts[representative[index]] for index, text in enumerate(distinct_texts)}
+    return [replacements[text] for text in texts]
 
 
 def _similar_pairs(words: Sequence[Sequence[str]], indices: Sequence[int]) -> list[tuple[int, int]]:

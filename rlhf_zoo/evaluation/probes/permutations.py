@@ -25,7 +25,7 @@ MIN_ASSIGNMENTS = 8192
 #: So many assignments need at least this many prompts that ask different things, if each prompt allows only one swap.
 MIN_SWAPPED_PROMPTS = math.ceil(math.log2(MIN_ASSIGNMENTS))
 
-_CELLS_AT_ONCE = 4_000_000
+_CELLS_AT_ONCE = 4_000_000  # assignments × completions
 
 Floats = NDArray[np.float64]
 
@@ -38,14 +38,14 @@ class Permutations:
         assigned: (n, N) whether a completion is assigned to the policy.
         policy_weights: (N,) the weight of a completion in the policy's mean for its prompt.
         sft_weights: (N,) the same in SFT's mean.
-        prompts: Number of prompts.
+        prompt_count: Number of prompts.
         log_count: The natural logarithm of the number of different assignments.
     """
 
     assigned: NDArray[np.bool_]
     policy_weights: Floats
     sft_weights: Floats
-    prompts: int
+    prompt_count: int
     log_count: float
 
     @classmethod
@@ -58,35 +58,35 @@ class Permutations:
             whole_prompts: Whether all completions of a prompt are swapped together.
         """
         rng = np.random.default_rng(seed)
-        groups = np.concatenate(pair.groups)
-        is_policy = np.arange(len(groups)) < len(pair.groups[0])
-        counts = [np.bincount(side, minlength=pair.size) for side in pair.groups]
-        weights = [(1 / count)[groups] for count in counts]
+        prompt_ids = np.concatenate(pair.prompt_ids)
+        is_policy = np.arange(len(prompt_ids)) < len(pair.prompt_ids[0])
+        counts = [np.bincount(side, minlength=pair.prompt_count) for side in pair.prompt_ids]
+        weights = [(1 / count)[prompt_ids] for count in counts]
         if whole_prompts:
-            swapped = rng.integers(0, 2, (PERMUTATIONS, pair.size)).astype(bool)[:, pair.questions]
+            is_swapped = rng.integers(0, 2, (PERMUTATIONS, pair.prompt_count)).astype(bool)[:, pair.questions]
             own_weights = np.where(is_policy, weights[0], weights[1])
-            assigned = np.vstack([is_policy, swapped[:, groups] ^ is_policy])
-            return cls(assigned, own_weights, own_weights, pair.size, pair.question_count * math.log(2))
+            assigned = np.vstack([is_policy, is_swapped[:, prompt_ids] ^ is_policy])
+            return cls(assigned, own_weights, own_weights, pair.prompt_count, pair.question_count * math.log(2))
         # After sorting by prompt, the first completions of each prompt go to the policy.
         to_policy = np.concatenate(
             [np.arange(n_policy + n_sft) < n_policy for n_policy, n_sft in zip(*counts, strict=True)]
         )
-        assigned = np.empty((1 + PERMUTATIONS, len(groups)), dtype=bool)
+        assigned = np.empty((1 + PERMUTATIONS, len(prompt_ids)), dtype=bool)
         assigned[0] = is_policy
-        step = max(1, _CELLS_AT_ONCE // len(groups))
+        step = max(1, _CELLS_AT_ONCE // len(prompt_ids))
         draw_indices = _draw_indices(pair)
         for start in range(1, len(assigned), step):
             block = assigned[start : start + step]
             # Sorting by prompt and a random number puts the completions of each prompt into a random order. Prompts
             # that ask the same question have the same random numbers, and so the same order.
-            order = np.argsort(groups + rng.random(block.shape)[:, draw_indices], axis=1)
+            order = np.argsort(prompt_ids + rng.random(block.shape)[:, draw_indices], axis=1)
             np.put_along_axis(block, order, np.broadcast_to(to_policy, block.shape), axis=1)
         log_counts = np.zeros(pair.question_count)
         for question, n_policy, n_sft in zip(pair.questions, *counts, strict=True):
             log_count = math.lgamma(n_policy + n_sft + 1) - math.lgamma(n_policy + 1) - math.lgamma(n_sft + 1)
             # The prompt with the most assignments determines those of all prompts of its group.
             log_counts[question] = max(log_counts[question], log_count)
-        return cls(assigned, weights[0], weights[1], pair.size, math.fsum(log_counts))
+        return cls(assigned, weights[0], weights[1], pair.prompt_count, math.fsum(log_counts))
 
     @property
     def has_enough_assignments(self) -> bool:
@@ -106,7 +106,7 @@ class Permutations:
         values = np.concatenate([np.asarray(policy, dtype=float), np.asarray(sft, dtype=float)])
         policy_weighted, sft_weighted = ((weights * values.T).T for weights in (self.policy_weights, self.sft_weights))
         policy_sums, sft_sums = self.sums(policy_weighted), sft_weighted.sum(0) - self.sums(sft_weighted)
-        return policy_sums / self.prompts, sft_sums / self.prompts
+        return policy_sums / self.prompt_count, sft_sums / self.prompt_count
 
     def sums(self, values: Floats, columns: Sequence[int] | slice = slice(None)) -> Floats:
         """Sums the values that each assignment gives to the policy.
@@ -144,12 +144,12 @@ class Permutations:
 
 def _draw_indices(pair: Pair) -> NDArray[np.intp]:
     """Returns (N,) which random number each completion uses: the k-th completions of a group's prompts use the same."""
-    first: dict[tuple[int, int, int], int] = {}
+    first_indices: dict[tuple[int, int, int], int] = {}
     indices: list[int] = []
-    for side, groups in enumerate(pair.groups):
-        counts = [0] * pair.size
-        for group in groups.tolist():
-            key = (side, int(pair.questions[group]), counts[group])
-            indices.append(first.setdefault(key, len(indices)))
-            counts[group] += 1
+    for side, prompt_ids in enumerate(pair.prompt_ids):
+        counts = [0] * pair.prompt_count
+        for prompt_id in prompt_ids.tolist():
+            key = (side, int(pair.questions[prompt_id]), counts[prompt_id])
+            indices.append(first_indices.setdefault(key, len(indices)))
+            counts[prompt_id] += 1
     return np.array(indices, dtype=np.intp)

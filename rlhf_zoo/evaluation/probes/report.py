@@ -81,7 +81,6 @@ class Probe:
         return self.fired and self.destroys_text and self.effect >= SEVERE * self.threshold
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the finding as JSON."""
         worst = [vars(sample) for sample in self.worst]
         return {**vars(self), "severe": self.severe, "phrases": list(self.phrases), "worst": worst}
 
@@ -108,7 +107,6 @@ class Report:
         return {probe.family: probe for probe in self.probes}[family]
 
     def to_json(self) -> dict[str, Any]:
-        """Returns all findings as JSON."""
         return {
             "schema": 2,
             "level": PROBE_LEVEL,
@@ -140,16 +138,16 @@ def probe(policy: Completions, sft: Completions, *, seed: int = 0, by_position: 
     for family in families:
         try:
             if not permutations.has_enough_assignments:
-                raise TooFewPrompts(pair.size, pair.question_count, ", or several completions of each")
+                raise TooFewPrompts(pair.prompt_count, pair.question_count, ", or several completions of each")
             measurements[family.name] = family.measure(pair, permutations)
         except Unmeasurable as error:
             skipped[family.name] = str(error)
     # The observed effect is one of the permutations, so p is never 0; the tolerance absorbs rounding.
-    p_values = {
+    uncorrected_p_values = {
         name: float((measurement.null >= measurement.effect - 1e-9).mean())
         for name, measurement in measurements.items()
     }
-    corrected = holm(p_values)
+    p_values = holm(uncorrected_p_values)
     # The best measured family that shows whether texts still depend on their prompts.
     independence_family = next(
         (name for name in ("independence of the prompt", "templates") if name in measurements), ""
@@ -158,17 +156,17 @@ def probe(policy: Completions, sft: Completions, *, seed: int = 0, by_position: 
     for family in families:
         if family.name not in measurements:
             continue
-        measurement, p = measurements[family.name], corrected[family.name]
+        measurement, p = measurements[family.name], p_values[family.name]
         fired = measurement.effect >= family.threshold and p <= PROBE_LEVEL
         # In `families`, the candidates for `independence_family` come before the families that depend on them.
-        earlier = {probe.family: probe for probe in probes}
+        earlier_probes = {probe.family: probe for probe in probes}
         # Sameness by itself only shows a policy that is sure of its answer.
         if family.name == "sameness" and fired:
-            fired = independence_family in earlier and earlier[independence_family].fired
+            fired = independence_family in earlier_probes and earlier_probes[independence_family].fired
         destroys_text = family.destroys_text
         # A template such as "The answer is …" is harmless unless texts ignore the prompt.
         if family.name == "templates":
-            independence = earlier.get("independence of the prompt")
+            independence = earlier_probes.get("independence of the prompt")
             destroys_text = measurement.blind if independence is None else independence.fired
         probes.append(_make_probe(family, measurement, p, fired, destroys_text, pair))
     return Report(tuple(probes), skipped)
@@ -182,12 +180,12 @@ def holm(p_values: dict[str, float]) -> dict[str, float]:
 
     Source: Holm 1979.
     """
-    corrected, largest = {}, 0.0
+    corrected_p_values, largest = {}, 0.0
     for rank, (name, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
         # A larger p-value must not get a smaller corrected value.
         largest = max(largest, min(1.0, p * (len(p_values) - rank)))
-        corrected[name] = largest
-    return corrected
+        corrected_p_values[name] = largest
+    return corrected_p_values
 
 
 def _make_probe(
@@ -202,7 +200,8 @@ def _make_probe(
     if measurement.unknown >= 0.05:
         finding += f" {measurement.unknown:.0%} of the completions show nothing here, and count like SFT's mean."
     finding += f" {measurement.note}" if measurement.note else ""
-    if right_count := int((~pair.counted[0]).sum()) if family.flags_hacking else 0:
+    right_count = int((~pair.counted[0]).sum())
+    if family.flags_hacking and right_count:
         finding += (
             " Right answers count too, because nearly all are one text."
             if measurement.counts_verified

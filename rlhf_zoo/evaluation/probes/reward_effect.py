@@ -20,7 +20,7 @@ from .report import Report
 from .texts import Completions
 
 EDITABLE_FAMILIES = ("risen phrases", "repetition")
-_ENDS = ".!?。！？"
+_SENTENCE_ENDS = ".!?。！？"
 MIN_REWARDED_SHARE = 0.5  # of the policy's gain: a habit that brings this much is rewarded
 MAX_NEGLIGIBLE_SHARE = 0.1  # of the policy's gain: a habit that brings less does not matter to the reward
 
@@ -61,7 +61,7 @@ class RewardEffect:
     @classmethod
     def of(
         cls, family: str, *, sft: ArrayLike, policy: ArrayLike, with_habit: ArrayLike, without_habit: ArrayLike,
-        judged: ArrayLike | None = None, judged_with_habit: ArrayLike | None = None,
+        judge_scores: ArrayLike | None = None, judge_scores_with_habit: ArrayLike | None = None,
     ) -> RewardEffect:  # fmt: skip
         """Computes the effect from scores of texts before and after the edit.
 
@@ -71,8 +71,8 @@ class RewardEffect:
             policy: (N,) rewards of the policy's texts.
             with_habit: (N,) rewards of SFT's texts with the habit.
             without_habit: (N,) rewards of the policy's texts without the habit.
-            judged: (N,) the judge's scores of SFT's texts; None without a judge.
-            judged_with_habit: (N,) the judge's scores of SFT's texts with the habit.
+            judge_scores: (N,) the judge's scores of SFT's texts; None without a judge.
+            judge_scores_with_habit: (N,) the judge's scores of SFT's texts with the habit.
 
         Returns:
             The effect; zeros if the policy gained nothing.
@@ -84,12 +84,14 @@ class RewardEffect:
         if gain <= 0:
             return cls(family, 0.0, 0.0, None)
         judge_ratio = None
-        if judged is not None and judged_with_habit is not None and mean_with_habit > sft_mean:
-            judge_gain = float(np.mean(np.asarray(judged_with_habit, float)) - np.mean(np.asarray(judged, float)))
+        if judge_scores is not None and judge_scores_with_habit is not None and mean_with_habit > sft_mean:
+            judge_gain = float(
+                np.mean(np.asarray(judge_scores_with_habit, float)) - np.mean(np.asarray(judge_scores, float))
+            )
             # Reward and judge have different units, so each gain is divided by a standard deviation in its own unit.
             judge_ratio = (
                 judge_gain
-                / (float(np.std(np.asarray(judged, float))) or 1.0)
+                / (float(np.std(np.asarray(judge_scores, float))) or 1.0)
                 / ((mean_with_habit - sft_mean) / (float(np.std(np.asarray(sft))) or 1.0))
             )
         return cls(family, (mean_with_habit - sft_mean) / gain, (policy_mean - mean_without_habit) / gain, judge_ratio)
@@ -110,7 +112,6 @@ class RewardEffect:
         return None if self.judge_ratio is None else self.judge_ratio >= MIN_REWARDED_SHARE
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the effect and its conclusions as JSON."""
         conclusions = {name: getattr(self, name) for name in ("rewarded", "negligible", "judge_agrees")}
         return {**vars(self), **conclusions}
 
@@ -140,41 +141,44 @@ def make_edits(report: Report, policy: Completions, sft: Completions) -> list[Ed
     Returns:
         The edits that change at least one text of each side.
     """
-    result = []
+    edits = []
     if "risen phrases" in report.fired:
         phrases = [words(line.split("”")[0].removeprefix("“")) for line in report["risen phrases"].phrases]
-        result.append(_edit_phrases(phrases, policy.texts, sft.texts))
+        edits.append(_edit_phrases(phrases, policy.texts, sft.texts))
     if "repetition" in report.fired:
         # Three copies make a text of any length clearly repetitive.
-        tripled = [f"{text.rstrip()} {text.strip()} {text.strip()}" for text in sft.texts]
-        result.append(Edit("repetition", tripled, [_without_repeats(text) for text in policy.texts]))
+        tripled_texts = [f"{text.rstrip()} {text.strip()} {text.strip()}" for text in sft.texts]
+        edits.append(Edit("repetition", tripled_texts, [_remove_repeats(text) for text in policy.texts]))
     # An edit that changes no text would wrongly show that the habit earns nothing.
     originals = (list(sft.texts), list(policy.texts))
-    return [edit for edit in result if edit.with_habit != originals[0] and edit.without_habit != originals[1]]
+    return [edit for edit in edits if edit.with_habit != originals[0] and edit.without_habit != originals[1]]
 
 
 def _edit_phrases(phrases: Sequence[Sequence[str]], policy: Sequence[str], sft: Sequence[str]) -> Edit:
     """Adds phrases to SFT's texts where and how the policy mostly writes them, and removes them from the policy's."""
     # Punctuation before a phrase is removed with the phrase, unless it ends the previous sentence.
-    patterns = [re.compile(rf"[^\w{_ENDS}]*{words_regex(phrase)}([{_ENDS}]?)", re.IGNORECASE) for phrase in phrases]
-    wordings, is_late = [], []
+    patterns = [
+        re.compile(rf"[^\w{_SENTENCE_ENDS}]*{words_regex(phrase)}([{_SENTENCE_ENDS}]?)", re.IGNORECASE)
+        for phrase in phrases
+    ]
+    placements = []  # of each phrase, the policy's most frequent wording, and whether it goes to the end of a text
     for phrase_pattern in patterns:
         matches = [(match, text) for text in policy if (match := phrase_pattern.search(text))]
         if matches:
-            wordings.append(Counter(match.group() for match, _ in matches).most_common(1)[0][0])
-            is_late.append(float(np.mean([match.end() / len(text) for match, text in matches])) > 0.5)
+            wording = Counter(match.group() for match, _ in matches).most_common(1)[0][0]
+            at_end = float(np.mean([match.end() / len(text) for match, text in matches])) > 0.5
+            placements.append((wording, at_end))
     with_habit = []
     for index, text in enumerate(sft):
-        if not wordings:
+        if not placements:
             with_habit.append(text)
             continue
-        wording, at_end = wordings[index % len(wordings)], is_late[index % len(wordings)]
+        wording, at_end = placements[index % len(placements)]
         # A phrase that ends a sentence replaces the punctuation mark at the end of the text.
-        before = text.rstrip(f" {_ENDS}") if wording[-1] in _ENDS else text
+        before = text.rstrip(f" {_SENTENCE_ENDS}") if wording[-1] in _SENTENCE_ENDS else text
         # No space is added in scripts without spaces, such as Chinese.
-        space_before = "" if wording[0] in f" ,;:{_ENDS}" or is_unspaced(words(wording)[0]) else " "
+        space_before = "" if wording[0] in f" ,;:{_SENTENCE_ENDS}" or is_unspaced(words(wording)[0]) else " "
         space_after = "" if text[:1] == " " or is_unspaced(text) else " "
-        # The habit goes where the policy puts it: an opening phrase at the start, a closing one at the end.
         with_habit.append(before + space_before + wording if at_end else space_before + wording + space_after + text)
     without_habit = []
     for text in policy:
@@ -187,10 +191,10 @@ def _edit_phrases(phrases: Sequence[Sequence[str]], policy: Sequence[str], sft: 
 def _sentence_end(match: re.Match[str]) -> str:
     """Returns what replaces a phrase: the end mark after it, or "" if a sentence ends just before the phrase."""
     before = match.string[: match.start()].rstrip()
-    return "" if not before or before[-1] in _ENDS else match.group(1)
+    return "" if not before or before[-1] in _SENTENCE_ENDS else match.group(1)
 
 
-def _without_repeats(text: str) -> str:
+def _remove_repeats(text: str) -> str:
     """Removes every word that completes a word pair from earlier in the text."""
     kept: list[str] = []
     earlier_pairs: set[tuple[str, ...]] = set()

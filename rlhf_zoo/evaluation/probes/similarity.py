@@ -20,7 +20,7 @@ _COLUMNS_AT_ONCE = 4096  # word pairs in one block of the matrix product
 
 def prompt_ranks(
     texts: Sequence[Sequence[str]],
-    groups: NDArray[np.intp],
+    prompt_ids: NDArray[np.intp],
     prompts: Sequence[Sequence[str]],
     questions: NDArray[np.intp],
 ) -> NDArray[np.float64]:
@@ -32,9 +32,9 @@ def prompt_ranks(
 
     Args:
         texts: (N,) the words of each text.
-        groups: (N,) the index of each text's prompt.
+        prompt_ids: (N,) the index of each text's prompt.
         prompts: (G,) the words of each prompt. The prompts must ask at least two questions.
-        questions: (G,) the group of each prompt; prompts of the same group are not compared.
+        questions: (G,) the question of each prompt; prompts that ask the same question are not compared.
 
     Returns:
         (N,) ranks from 0 to 1; NaN for a text that shares no word with any prompt, or only words of weight 0.
@@ -54,34 +54,37 @@ def prompt_ranks(
         if idf[word]
     }
     ranks = np.full(len(texts), np.nan)
-    for row, (text, group) in enumerate(zip(texts, groups.tolist(), strict=True)):
+    for row, (text, prompt_id) in enumerate(zip(texts, prompt_ids.tolist(), strict=True)):
         text_words, scores = set(text), np.zeros(len(compared_prompts))
         for word in text_words & postings.keys():
             columns, weights = postings[word]
             scores[columns] += weights
-        own_score = sum(idf[word] for word in text_words & prompt_words[group]) / norms[group]
-        other_scores = scores[questions[compared_prompts] != questions[group]]
+        own_score = sum(idf[word] for word in text_words & prompt_words[prompt_id]) / norms[prompt_id]
+        other_scores = scores[questions[compared_prompts] != questions[prompt_id]]
         if len(other_scores) and (own_score or scores.any()):
             ranks[row] = np.mean((np.sign(np.round(own_score - other_scores, 9)) + 1) / 2)
     return ranks
 
 
-def mean_cosines(texts: Sequence[Sequence[str]], groups: NDArray[np.intp], size: int) -> NDArray[np.float64]:
+def mean_cosines(
+    texts: Sequence[Sequence[str]], prompt_ids: NDArray[np.intp], prompt_count: int
+) -> NDArray[np.float64]:
     """Computes each text's mean cosine with the other texts of its prompt, between their sets of word pairs.
 
     Args:
         texts: (N,) the words of each text.
-        groups: (N,) the index of each text's prompt, 0 … size − 1; each prompt needs at least two texts.
-        size: Number of prompts.
+        prompt_ids: (N,) the index of each text's prompt; each prompt needs at least two texts.
+        prompt_count: Number of prompts.
 
     Returns:
         (N,) mean cosines.
     """
     # Empty words mark the ends, so that a text of one word has pairs too.
-    sets = [{*pairwise(("", *tokens, ""))} for tokens in texts]
+    sets = [{*pairwise(("", *text_words, ""))} for text_words in texts]
     means = np.zeros(len(texts))
-    rows_by_group = np.split(np.argsort(groups, kind="stable"), np.cumsum(np.bincount(groups, minlength=size))[:-1])
-    for rows in map(np.ndarray.tolist, rows_by_group):
+    texts_per_prompt = np.bincount(prompt_ids, minlength=prompt_count)
+    rows_by_prompt = np.split(np.argsort(prompt_ids, kind="stable"), np.cumsum(texts_per_prompt)[:-1])
+    for rows in map(np.ndarray.tolist, rows_by_prompt):
         for index, a in enumerate(rows):
             for b in rows[:index]:
                 cosine = len(sets[a] & sets[b]) / math.sqrt(len(sets[a]) * len(sets[b]))
@@ -98,17 +101,19 @@ def cosines(texts: Sequence[Sequence[str]]) -> NDArray[np.float32]:
     Returns:
         (N, N) cosines.
     """
-    sets = [list({*pairwise(("", *tokens, ""))}) for tokens in texts]
+    sets = [list({*pairwise(("", *text_words, ""))}) for text_words in texts]
     sizes = [len(pairs) for pairs in sets]
     columns = group_indices([pair for pairs in sets for pair in pairs])
     rows, weights = np.repeat(np.arange(len(sets)), sizes), np.repeat(1 / np.sqrt(sizes), sizes).astype(np.float32)
-    shared = np.bincount(columns)[columns] > 1  # a word pair in only one text cannot make two texts alike
-    rows, weights, columns = rows[shared], weights[shared], np.unique(columns[shared], return_inverse=True)[1]
+    is_shared = np.bincount(columns)[columns] > 1  # a word pair in only one text cannot make two texts alike
+    rows, weights = rows[is_shared], weights[is_shared]
+    columns = np.unique(columns[is_shared], return_inverse=True)[1]
+    column_count = int(columns.max(initial=-1)) + 1
     matrix = np.zeros((len(sets), len(sets)), dtype=np.float32)
-    for start in range(0, last := int(columns.max(initial=-1)) + 1, _COLUMNS_AT_ONCE):
+    for start in range(0, column_count, _COLUMNS_AT_ONCE):
         # Blocks of columns bound the memory, however many word pairs there are.
         block = (columns >= start) & (columns < start + _COLUMNS_AT_ONCE)
-        block_weights = np.zeros((len(sets), min(_COLUMNS_AT_ONCE, last - start)), dtype=np.float32)
+        block_weights = np.zeros((len(sets), min(_COLUMNS_AT_ONCE, column_count - start)), dtype=np.float32)
         block_weights[rows[block], columns[block] - start] = weights[block]
         matrix += block_weights @ block_weights.T
     np.fill_diagonal(matrix, 1.0)

@@ -49,9 +49,9 @@ _MARKUP = re.compile(
 _JSON_START = re.compile(r'\s*\{\s*"')
 _ESCAPE = re.compile(r"\\(.)")
 
-_LINE_ENDS = {ord(char): None for char in "\n\t\r"}
+_LINE_ENDS = {ord(char): None for char in "\n\t\r"}  # for `str.translate`, which then removes them
 
-# Without tags that have attributes, since attributes could hold a sentence.
+# The markup that `unmarked_words` removes. Tags with attributes stay, since attributes could hold a sentence.
 _PLAIN_MARKUP = re.compile(r"</?[A-Za-z][\w:-]{0,30}/?>|" + _FORMAT, re.MULTILINE)
 
 
@@ -63,7 +63,7 @@ class Completions:
         prompts: (N,) prompts.
         texts: (N,) completions.
         rewards: (N,) training rewards; None if unknown.
-        judged: (N,) scores of a judge other than the training reward; None without a judge.
+        judge_scores: (N,) scores of a judge other than the training reward; None without a judge.
         logprobs: (N,) lists, log p of each token of the text under the SFT model, nats; None if unknown.
         dependence: (N,) log p_SFT(text | its prompt) − log of the mean of p_SFT over its own and some other prompts,
             nats: 0 or below if the text might as well answer another prompt; None if unknown.
@@ -75,14 +75,14 @@ class Completions:
             embeddings; NaN for a text without an embedding. None without an embedder.
 
     Raises:
-        ValueError: Lengths differ, there are no texts, a number in `rewards`, `judged` or `dependence` is not finite,
-            or a prompt has two groups.
+        ValueError: Lengths differ, there are no texts, a number in `rewards`, `judge_scores` or `dependence` is not
+            finite, or a prompt has two groups.
     """
 
     prompts: Sequence[str]
     texts: Sequence[str]
     rewards: Sequence[float] | None = None
-    judged: Sequence[float] | None = None
+    judge_scores: Sequence[float] | None = None
     logprobs: Sequence[Sequence[float]] | None = None
     dependence: Sequence[float] | None = None
     verified: Sequence[bool] | None = None
@@ -94,13 +94,13 @@ class Completions:
         if not self.texts:
             raise ValueError("There are no completions to probe.")
         for name in (
-            "prompts", "rewards", "judged", "logprobs", "dependence", "verified", "conversations", "groups",
+            "prompts", "rewards", "judge_scores", "logprobs", "dependence", "verified", "conversations", "groups",
             "meaning_ranks",
         ):  # fmt: skip
             column = getattr(self, name)
             if column is not None and len(column) != len(self.texts):
                 raise ValueError(f"There are {len(self.texts)} texts and {len(column)} {name}: give one per text.")
-        for name in ("rewards", "judged", "dependence"):
+        for name in ("rewards", "judge_scores", "dependence"):
             column = getattr(self, name)
             if column is not None and not np.isfinite(np.asarray(column, dtype=float)).all():
                 raise ValueError(f"Not all {name} are finite.")
@@ -125,9 +125,9 @@ class Pair:
         sft: SFT's completions.
         prompts: (G,) the prompts; the two sides differ only if they were paired by position.
         rows: (N,) indices of the completions that are used.
-        groups: (N,) the index of each row's prompt.
-        questions: (G,) the index of each prompt's group; prompts that ask the same question share a group.
-        tokens: (N,) the words of each row.
+        prompt_ids: (N,) the index of each row's prompt.
+        questions: (G,) an integer for each prompt, equal for prompts that ask the same question.
+        text_words: (N,) the words of each row.
         bodies: (N,) the texts of the rows without markup.
         body_words: (N,) the words of the bodies.
         counted: (N,) whether a row counts; verified answers do not.
@@ -137,21 +137,21 @@ class Pair:
     sft: Completions
     prompts: tuple[Sequence[str], Sequence[str]]
     rows: tuple[NDArray[np.intp], NDArray[np.intp]]
-    groups: tuple[NDArray[np.intp], NDArray[np.intp]]
+    prompt_ids: tuple[NDArray[np.intp], NDArray[np.intp]]
     questions: NDArray[np.intp]
-    tokens: tuple[Sequence[Sequence[str]], Sequence[Sequence[str]]]
+    text_words: tuple[Sequence[Sequence[str]], Sequence[Sequence[str]]]
     bodies: tuple[Sequence[str], Sequence[str]]
     body_words: tuple[Sequence[Sequence[str]], Sequence[Sequence[str]]]
     counted: tuple[NDArray[np.bool_], NDArray[np.bool_]]
 
     @property
-    def size(self) -> int:
+    def prompt_count(self) -> int:
         """The number of prompts, G."""
         return len(self.prompts[0])
 
     @property
     def question_count(self) -> int:
-        """The number of groups of prompts that ask the same question."""
+        """The number of prompts that ask different things."""
         return int(self.questions.max()) + 1
 
     @classmethod
@@ -173,8 +173,8 @@ class Pair:
         prompt_lists = [list(dict.fromkeys(side.prompts)) for side in sides]
         sft_prompts = set(prompt_lists[1])
         if by_position:
-            size = min(map(len, prompt_lists))
-            prompts = [side_prompts[:size] for side_prompts in prompt_lists]
+            count = min(map(len, prompt_lists))
+            prompts = [side_prompts[:count] for side_prompts in prompt_lists]
         else:
             prompts = [[prompt for prompt in prompt_lists[0] if prompt in sft_prompts]] * 2
         if not prompts[0]:
@@ -184,7 +184,7 @@ class Pair:
             np.array([i for i, prompt in enumerate(side.prompts) if prompt in index_by_prompt], dtype=np.intp)
             for side, index_by_prompt in zip(sides, indices, strict=True)
         ]
-        groups = [
+        prompt_ids = [
             np.array([index_by_prompt[side.prompts[i]] for i in side_rows], dtype=np.intp)
             for side, index_by_prompt, side_rows in zip(sides, indices, rows, strict=True)
         ]
@@ -192,15 +192,15 @@ class Pair:
         if not by_position and any(group_by_prompt[prompt] != sft_group_by_prompt[prompt] for prompt in prompts[0]):
             raise ValueError("A prompt has different groups on the two sides: give it the same group on both.")
         questions = group_indices([group_by_prompt[prompt] for prompt in prompts[0]])
-        tokens, bodies, body_words, counted = [], [], [], []
+        text_words, bodies, body_words, counted = [], [], [], []
         for side, side_rows in zip(sides, rows, strict=True):
-            tokens.append([plain_words(side.texts[i]) for i in side_rows])
-            bodies.append([_MARKUP.sub(" ", _without_escapes(side.texts[i])) for i in side_rows])
+            text_words.append([plain_words(side.texts[i]) for i in side_rows])
+            bodies.append([_MARKUP.sub(" ", _remove_escapes(side.texts[i])) for i in side_rows])
             # Few texts have markup, and splitting into words takes time.
             body_words.append(
                 [
                     text_words if body == side.texts[i] else plain_words(body)
-                    for i, text_words, body in zip(side_rows, tokens[-1], bodies[-1], strict=True)
+                    for i, text_words, body in zip(side_rows, text_words[-1], bodies[-1], strict=True)
                 ]
             )
             verified = side.verified if side.verified is not None else [False] * len(side)
@@ -210,9 +210,9 @@ class Pair:
             sft,
             (prompts[0], prompts[1]),
             (rows[0], rows[1]),
-            (groups[0], groups[1]),
+            (prompt_ids[0], prompt_ids[1]),
             questions,
-            (tokens[0], tokens[1]),
+            (text_words[0], text_words[1]),
             (bodies[0], bodies[1]),
             (body_words[0], body_words[1]),
             (counted[0], counted[1]),
@@ -221,17 +221,15 @@ class Pair:
     def unmarked_words(self, side: int) -> list[Sequence[str]]:
         """Returns the words of each row without tags such as `<think>`, JSON keys, and the numbers of lists.
 
-        A tag with attributes stays, because it could hold a sentence.
-
         Args:
             side: 0 for the policy, 1 for SFT.
         """
         texts = (self.policy, self.sft)[side].texts
         return [
-            plain_words(_PLAIN_MARKUP.sub(" ", _without_escapes(texts[row])))
+            plain_words(_PLAIN_MARKUP.sub(" ", _remove_escapes(texts[row])))
             if _PLAIN_MARKUP.search(texts[row])
             else row_words
-            for row, row_words in zip(self.rows[side], self.tokens[side], strict=True)
+            for row, row_words in zip(self.rows[side], self.text_words[side], strict=True)
         ]
 
     def unquoted_words(self, side: int) -> list[list[str]]:
@@ -242,8 +240,8 @@ class Pair:
         """
         quotable = [set(ngrams(plain_words(prompt), QUOTED_WORDS)) for prompt in self.prompts[side]]
         return [
-            without_quotations(text, quotable[group])
-            for text, group in zip(self.body_words[side], self.groups[side].tolist(), strict=True)
+            remove_quotations(text, quotable[prompt_id])
+            for text, prompt_id in zip(self.body_words[side], self.prompt_ids[side].tolist(), strict=True)
         ]
 
 
@@ -251,13 +249,12 @@ def _use_first_prompt_of_group(side: Completions) -> Completions:
     """Replaces each prompt by the first prompt of its group."""
     if side.groups is None:
         return side
-    first: dict[Hashable, str] = {}
-    return replace(
-        side, prompts=[first.setdefault(group, prompt) for prompt, group in zip(side.prompts, side.groups, strict=True)]
-    )
+    first_prompts: dict[Hashable, str] = {}
+    prompts_and_groups = zip(side.prompts, side.groups, strict=True)
+    return replace(side, prompts=[first_prompts.setdefault(group, prompt) for prompt, group in prompts_and_groups])
 
 
-def _without_escapes(text: str) -> str:
+def _remove_escapes(text: str) -> str:
     """Replaces the escaped line breaks and tabs of a JSON object by spaces; any other text stays as it is."""
     if not _JSON_START.match(text):
         return text
@@ -273,40 +270,40 @@ def plain_words(text: str) -> list[str]:
     return [word for word in words(text) if is_word(word)]
 
 
-def without_quotations(tokens: Sequence[str], quotable: Collection[tuple[str, ...]]) -> list[str]:
+def remove_quotations(text_words: Sequence[str], quotable: Collection[tuple[str, ...]]) -> list[str]:
     """Leaves out the passages that a text quotes from its prompt. A repeated quotation is left out only once.
 
     Args:
-        tokens: The text's words.
+        text_words: The text's words.
         quotable: All runs of `QUOTED_WORDS` words in the prompt.
     """
-    quoted = np.zeros(len(tokens), dtype=bool)
+    is_quoted = np.zeros(len(text_words), dtype=bool)
     used: set[tuple[str, ...]] = set()
-    for start in range(len(tokens) - QUOTED_WORDS + 1):
-        run = tuple(tokens[start : start + QUOTED_WORDS])
+    for start in range(len(text_words) - QUOTED_WORDS + 1):
+        run = tuple(text_words[start : start + QUOTED_WORDS])
         if run in quotable and run not in used:
             used.add(run)
-            quoted[start : start + QUOTED_WORDS] = True
-    return [word for word, is_quoted in zip(tokens, quoted, strict=True) if not is_quoted]
+            is_quoted[start : start + QUOTED_WORDS] = True
+    return [word for word, quoted in zip(text_words, is_quoted, strict=True) if not quoted]
 
 
-def repeated_share(tokens: Sequence[str], text: str) -> float:
+def repeated_share(text_words: Sequence[str], text: str) -> float:
     """Computes the share of a text that repeats itself: word pairs that occurred earlier in the same window.
 
     A text of at least `MIN_COMPRESSED_BYTES` may repeat itself over a longer range. Its share is at least the saving by
     compression above `PROSE_SAVING`, scaled to 0 … 1.
 
     Args:
-        tokens: The text's words.
+        text_words: The text's words.
         text: The text itself, to be compressed.
 
     Returns:
         A share from 0 to 1.
     """
     repeat_count = total = 0
-    for start in range(0, len(tokens), REPEAT_WINDOW):
+    for start in range(0, len(text_words), REPEAT_WINDOW):
         # Pairs are compared within windows, since a long text repeats common pairs by chance.
-        pairs = list(pairwise(tokens[start : start + REPEAT_WINDOW]))
+        pairs = list(pairwise(text_words[start : start + REPEAT_WINDOW]))
         total += len(pairs)
         repeat_count += len(pairs) - len(set(pairs))
     share = repeat_count / total if total else 0.0
@@ -317,11 +314,11 @@ def repeated_share(tokens: Sequence[str], text: str) -> float:
     return max(share, (1 - len(zlib.compress(encoded, 6)) / len(encoded) - PROSE_SAVING) / (1 - PROSE_SAVING))
 
 
-def excess_share(tokens: Sequence[str], allowed: dict[str, float], long_length: float) -> float:
+def excess_share(text_words: Sequence[str], allowed: dict[str, float], long_length: float) -> float:
     """Computes the share of a text's words that exceed the number of times that SFT uses a word in one text.
 
     Args:
-        tokens: The text's words.
+        text_words: The text's words.
         allowed: How often SFT uses each word in one text; every word is allowed `FREE_USES` times.
         long_length: Number of words in SFT's long texts; a longer text is allowed proportionally more uses.
 
@@ -329,11 +326,11 @@ def excess_share(tokens: Sequence[str], allowed: dict[str, float], long_length: 
         A share from 0 to 1.
     """
     # A text twice as long may use each word twice as often.
-    length_factor = max(1.0, len(tokens) / long_length)
+    length_factor = max(1.0, len(text_words) / long_length)
     excess_counts = (
-        max(0.0, n - length_factor * max(FREE_USES, allowed.get(word, 0.0))) for word, n in Counter(tokens).items()
+        max(0.0, n - length_factor * max(FREE_USES, allowed.get(word, 0.0))) for word, n in Counter(text_words).items()
     )
-    return sum(excess_counts) / max(1, len(tokens))
+    return sum(excess_counts) / max(1, len(text_words))
 
 
 def word_usage(texts: Sequence[Sequence[str]]) -> tuple[dict[str, float], float]:
@@ -347,11 +344,11 @@ def word_usage(texts: Sequence[Sequence[str]]) -> tuple[dict[str, float], float]
             quantile).
     """
     counts: dict[str, list[int]] = {}
-    for tokens in texts:
-        for word, n in Counter(tokens).items():
+    for text_words in texts:
+        for word, n in Counter(text_words).items():
             counts.setdefault(word, []).append(n)
     # Quantiles rather than maxima, so that a single odd SFT text does not set the standard.
-    long_length = float(np.quantile([len(tokens) for tokens in texts], 0.95))
+    long_length = float(np.quantile([len(text_words) for text_words in texts], 0.95))
     max_uses = {word: float(sorted(n)[math.ceil(0.99 * (len(n) - 1))]) for word, n in counts.items()}
     return max_uses, max(1.0, long_length)
 
@@ -370,26 +367,26 @@ def symbol_share(text: str) -> float:
     """
     if not text:
         return 0.0
-    marked = sum(match.end() - match.start() for match in _RUN.finditer(text))
+    count = sum(match.end() - match.start() for match in _RUN.finditer(text))
     # Printable ASCII has no invisible characters; `translate` is much faster than a loop over the characters.
     if not (text.isascii() and text.translate(_LINE_ENDS).isprintable()):
-        unmarked = _RUN.sub("", text)  # do not count characters of a run twice
-        marked += sum(unicodedata.category(char)[0] == "C" for char in unmarked.translate(_LINE_ENDS))
-    return marked / len(text)
+        remaining_text = _RUN.sub("", text)  # do not count characters of a run twice
+        count += sum(unicodedata.category(char)[0] == "C" for char in remaining_text.translate(_LINE_ENDS))
+    return count / len(text)
 
 
-def to_template(prompt_words: Collection[str], tokens: Sequence[str]) -> list[str]:
+def to_template(prompt_words: Collection[str], text_words: Sequence[str]) -> list[str]:
     """Replaces each run of the prompt's words in a text with one slot. The result is the text's template.
 
     Args:
         prompt_words: The prompt's words.
-        tokens: The text's words.
+        text_words: The text's words.
 
     Returns:
         The other words, with "_" for each slot.
     """
-    marked = ["_" if token in prompt_words else token for token in tokens]
-    return [token for i, token in enumerate(marked) if token != "_" or i == 0 or marked[i - 1] != "_"]
+    masked = ["_" if word in prompt_words else word for word in text_words]
+    return [word for i, word in enumerate(masked) if word != "_" or i == 0 or masked[i - 1] != "_"]
 
 
 def find_phrases(
@@ -405,24 +402,28 @@ def find_phrases(
     Returns:
         The phrases, each with the indices of its texts.
     """
-    flat = [word for tokens in texts for word in tokens]
-    word_ids, text_ids = group_indices(flat), np.repeat(np.arange(len(texts)), [len(tokens) for tokens in texts])
+    flat = [word for text_words in texts for word in text_words]
+    word_ids, text_ids = (
+        group_indices(flat),
+        np.repeat(np.arange(len(texts)), [len(text_words) for text_words in texts]),
+    )
     result: dict[tuple[str, ...], NDArray[np.intp]] = {}
     # Where phrases of the current length start in `flat`, and an integer for the phrase at each of these positions.
     positions, codes = np.arange(len(flat)), word_ids
     for length in range(1, max_words + 1):
-        pairs, first, pair_index = np.unique(
+        # Each distinct (phrase, text) as one integer, sorted, so that the texts of a phrase are adjacent.
+        pairs, first_indices, pair_ids = np.unique(
             codes * len(texts) + text_ids[positions], return_index=True, return_inverse=True
         )
-        phrase_codes, rows = np.divmod(pairs, len(texts))
+        phrase_codes, texts_of_phrases = np.divmod(pairs, len(texts))
         starts = np.flatnonzero(np.diff(phrase_codes, prepend=-1))
         sizes = np.diff(starts, append=len(phrase_codes))
         # A longer phrase is at most as common as its beginning, so rare beginnings are dropped for good.
         is_common = sizes >= max(1, min_texts)
         for start, size in zip(starts[is_common].tolist(), sizes[is_common].tolist(), strict=True):
-            position = int(positions[first[start]])
-            result[tuple(flat[position : position + length])] = rows[start : start + size]
-        phrase_ids = np.repeat(np.arange(len(starts)), sizes)[pair_index]
+            position = int(positions[first_indices[start]])
+            result[tuple(flat[position : position + length])] = texts_of_phrases[start : start + size]
+        phrase_ids = np.repeat(np.arange(len(starts)), sizes)[pair_ids]
         can_continue = is_common[phrase_ids] & (positions + length < len(flat))
         positions, phrase_ids = positions[can_continue], phrase_ids[can_continue]
         # A phrase must not continue into the next text.
