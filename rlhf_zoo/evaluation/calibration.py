@@ -30,29 +30,29 @@ def pair_losses(margins: ArrayLike) -> NDArray[np.float64]:
     return np.logaddexp(0.0, -np.asarray(margins, dtype=float))
 
 
-def histogram(values: ArrayLike, *, bins: int = 24) -> dict[str, list[Any]]:
+def histogram(values: ArrayLike, *, max_bins: int = 24) -> dict[str, list[Any]]:
     """Counts values in bins of equal width. If values lie on both sides of 0, 0 is an edge.
 
     Args:
         values: (N,) any numbers.
-        bins: Number of bins; it may be one less if 0 is an edge.
+        max_bins: Maximum number of bins, B. There may be one less if 0 is an edge.
 
     Returns:
-        {"edges": (bins + 1,), "counts": (bins,)}.
+        {"edges": (B + 1,), "counts": (B,)}.
     """
     sample = np.asarray(values, dtype=float)
     low, high = float(sample.min()), float(sample.max())
     if low < 0 < high:
-        width = (high - low) / (bins - 1)  # bins − 1, because the edge at 0 usually adds a bin
+        width = (high - low) / (max_bins - 1)  # one bin less, because the edge at 0 usually adds one
         edges = width * np.arange(np.floor(low / width), np.ceil(high / width) + 1)
         edges[0], edges[-1] = min(edges[0], low), max(edges[-1], high)  # rounding may leave the extremes outside
     else:
-        edges = np.histogram_bin_edges(sample, bins=bins)
+        edges = np.histogram_bin_edges(sample, bins=max_bins)
     counts, _ = np.histogram(sample, bins=edges)
     return {"edges": [float(edge) for edge in edges], "counts": [int(count) for count in counts]}
 
 
-def reliability_bins(margins: ArrayLike, *, bins: int = BINS) -> list[dict[str, Any]]:
+def reliability_bins(margins: ArrayLike, *, bin_count: int = BINS) -> list[dict[str, Any]]:
     """Compares confidence with the share of right answers in bins of equal width on [½, 1]. Empty bins are left out.
 
     The confidence in a pair is σ(|margin|), the probability of the side that the model prefers. The answer is right if
@@ -61,34 +61,34 @@ def reliability_bins(margins: ArrayLike, *, bins: int = BINS) -> list[dict[str, 
 
     Args:
         margins: (N,) score(chosen) − score(rejected), in the units of training.
-        bins: Number of bins.
+        bin_count: Number of bins.
 
     Returns:
         For each bin: low, high, n, confidence and accuracy (means), and ci95 of the accuracy (Wilson).
     """
     confidence, right = _confidence_and_correctness(margins)
-    bin_indices = _bin_indices(confidence, bins)
+    bin_indices = _bin_indices(confidence, bin_count)
+    rows_by_bin = {index: np.flatnonzero(bin_indices == index) for index in np.unique(bin_indices).tolist()}
     return [
         {
-            "low": 0.5 + index / (2 * bins),
-            "high": 0.5 + (index + 1) / (2 * bins),
-            "n": int(in_bin.sum()),
-            "confidence": float(confidence[in_bin].mean()),
-            **_accuracy_json(right[in_bin]),
+            "low": 0.5 + index / (2 * bin_count),
+            "high": 0.5 + (index + 1) / (2 * bin_count),
+            "n": len(rows),
+            "confidence": float(confidence[rows].mean()),
+            **_accuracy_json(right[rows]),
         }
-        for index in range(bins)
-        if (in_bin := bin_indices == index).any()
+        for index, rows in rows_by_bin.items()
     ]
 
 
-def accuracy_by_margin(margins: ArrayLike, *, parts: int = 5) -> list[dict[str, Any]]:
+def accuracy_by_margin(margins: ArrayLike, *, max_parts: int = 5) -> list[dict[str, Any]]:
     """Computes accuracy by the size of the margin, in parts with about equally many pairs.
 
     A calibrated model is nearly always right when its two scores are far apart.
 
     Args:
         margins: (N,) score(chosen) − score(rejected).
-        parts: Number of parts.
+        max_parts: Maximum number of parts.
 
     Returns:
         For each part: low and high (|margin|, in the model's units), n, accuracy (a margin of 0 counts one half), and
@@ -103,7 +103,7 @@ def accuracy_by_margin(margins: ArrayLike, *, parts: int = 5) -> list[dict[str, 
             "n": len(rows),
             **_accuracy_json(right[rows]),
         }
-        for rows in split_into_parts(sizes, parts)
+        for rows in split_into_parts(sizes, max_parts)
     ]
 
 
@@ -167,28 +167,28 @@ def measure_calibration(margins: ArrayLike, *, seed: int) -> dict[str, Any]:
     return {"bins": bins, "ece": calibration_error(bins), "ece_by_chance": {"mean": mean, "high": high}}
 
 
-def length_profile(scores: ArrayLike, lengths: ArrayLike, *, bins: int = 10) -> list[dict[str, Any]]:
+def length_profile(scores: ArrayLike, lengths: ArrayLike, *, max_parts: int = 10) -> list[dict[str, Any]]:
     """Summarizes scores by length, in parts of about equally many texts. Equal lengths share a part.
 
     Args:
         scores: (N,) scores of texts.
         lengths: (N,) their lengths in tokens.
-        bins: Number of parts, at most.
+        max_parts: Maximum number of parts.
 
     Returns:
         For each part: low and high (lengths), n, mean, and the quartiles low_score and high_score.
     """
-    score, length = np.asarray(scores, dtype=float), np.asarray(lengths, dtype=int)
+    scores, lengths = np.asarray(scores, dtype=float), np.asarray(lengths, dtype=int)
     profile = []
-    for rows in split_into_parts(length, bins):
+    for rows in split_into_parts(lengths, max_parts):
         # Quartiles of the scores, not an interval of their mean: the plot shows the spread.
-        low, high = np.quantile(score[rows], [0.25, 0.75])
+        low, high = np.quantile(scores[rows], [0.25, 0.75])
         profile.append(
             {
-                "low": int(length[rows].min()),
-                "high": int(length[rows].max()),
+                "low": int(lengths[rows].min()),
+                "high": int(lengths[rows].max()),
                 "n": len(rows),
-                "mean": float(score[rows].mean()),
+                "mean": float(scores[rows].mean()),
                 "low_score": float(low),
                 "high_score": float(high),
             }
@@ -233,7 +233,7 @@ def preference_report(
     margin = bootstrap_mean(margins, prompts, seed=seed)
     loss = bootstrap_mean(pair_losses(margins), prompts, seed=seed)
     # A tie is wrong here; otherwise a model that scores everything alike would reach one half.
-    right = accuracy(margins > 0, prompts)
+    share_right = accuracy(margins > 0, prompts)
     scores = np.concatenate([chosen_scores, rejected_scores])
     lengths = np.concatenate([chosen_tokens, rejected_tokens])
     # Both sides of a pair belong to one prompt, so resamples keep them together.
@@ -241,12 +241,12 @@ def preference_report(
     spearman = correlation(scores, lengths, text_prompts, seed=seed, ranks=True)
     pearson = correlation(scores, lengths, text_prompts, seed=seed)
     # The signs −1, 0, 1 become 0, ½, 1 below.
-    longer = np.sign(chosen_tokens - rejected_tokens)
+    length_sign = np.sign(chosen_tokens - rejected_tokens)
     return {
-        "accuracy": right.value,
-        "n": right.n,
+        "accuracy": share_right.value,
+        "n": share_right.n,
         "prompts": len(set(prompts)),
-        "ci95": list(right.ci95),
+        "ci95": list(share_right.ci95),
         "loss": loss.to_json(),
         "guess_loss": GUESS_LOSS,
         "margin": {
@@ -259,8 +259,8 @@ def preference_report(
         "length": {
             "pearson": pearson.to_json() if pearson else None,
             "spearman": spearman.to_json() if spearman else None,
-            "longer_wins": bootstrap_mean((longer + 1) / 2, prompts, seed=seed).to_json(),
-            "prefers_longer": bootstrap_mean((longer * np.sign(margins) + 1) / 2, prompts, seed=seed).to_json(),
+            "longer_wins": bootstrap_mean((length_sign + 1) / 2, prompts, seed=seed).to_json(),
+            "prefers_longer": bootstrap_mean((length_sign * np.sign(margins) + 1) / 2, prompts, seed=seed).to_json(),
             "bins": length_profile(scores, lengths),
         },
     }
@@ -273,6 +273,6 @@ def _confidence_and_correctness(margins: ArrayLike) -> tuple[NDArray[np.float64]
     return np.exp(-pair_losses(np.abs(values))), (np.sign(values) + 1) / 2
 
 
-def _bin_indices(confidence: NDArray[np.float64], bins: int) -> NDArray[np.intp]:
+def _bin_indices(confidence: NDArray[np.float64], bin_count: int) -> NDArray[np.intp]:
     # A confidence of exactly 1 belongs to the last bin.
-    return np.minimum(((confidence - 0.5) * 2 * bins).astype(np.intp), bins - 1)
+    return np.minimum(((confidence - 0.5) * 2 * bin_count).astype(np.intp), bin_count - 1)

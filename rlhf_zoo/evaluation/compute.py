@@ -95,7 +95,6 @@ class Compute:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Returns tokens by kind, FLOPs, and the passes of each model as JSON."""
         kinds = {f"tokens_{kind}": self.total(kind) for kind in ("generated", "read", "trained")}
         return {
             **kinds,

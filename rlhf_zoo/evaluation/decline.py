@@ -58,7 +58,6 @@ class Fall:
         return self.p <= FALL_LEVEL and self.win_rate <= 1 - MIN_WIN_RATE
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the fall as JSON."""
         return {
             "step": self.step,
             "drop": self.drop.to_json(),
@@ -103,7 +102,7 @@ def measure_fall(scores: Floats, steps: Sequence[int], seed: int, resamples: int
     # (J − 1, P): how far the last policy fell short of each earlier one, by prompt.
     contrasts = _contrast_matrix(len(means)) @ scores
     scale = float(np.abs(scores).max())
-    observed, null_largest = _largest_t(contrasts, scale, seed, resamples)
+    largest_t, null_largest = _largest_t(contrasts, scale, seed, resamples)
     # Power is computed for the best policy before the last, because the last one cannot fall from itself.
     best_earlier = int(means[:-1].argmax())
     standard_error = float(contrasts[best_earlier].std()) / math.sqrt(scores.shape[1])
@@ -117,7 +116,7 @@ def measure_fall(scores: Floats, steps: Sequence[int], seed: int, resamples: int
         drop=mean_difference(scores, best, last, seed, resamples),
         share_kept=float((means[last] - means[0]) / best_gain) if best_gain > 0 else None,
         # The observed statistic counts as one of the resamples, so p is never 0.
-        p=float((1 + (null_largest >= observed).sum()) / (1 + resamples)),
+        p=float((1 + (null_largest >= largest_t).sum()) / (1 + resamples)),
         win_rate=float(np.mean((np.sign(scores[last] - scores[best]) + 1) / 2)),
         detectable_share=MIN_SHARE_KEPT - detectable / earlier_gain
         if earlier_gain > 0 and math.isfinite(detectable)
@@ -136,21 +135,21 @@ def _contrast_matrix(size: int) -> Floats:
 
 def _largest_t(values: Floats, scale: float, seed: int, resamples: int) -> tuple[float, Floats]:
     """Returns the largest t statistic of (K, P) contrasts, and (resamples,) draws of it if all contrasts were 0."""
-    prompts = values.shape[1]
+    prompt_count = values.shape[1]
     rounding_error = 1e-12 * scale  # bound on the rounding error if two policies score alike on every prompt
     means = values.mean(1)
-    observed = _t_statistics(means, values.std(1), rounding_error, prompts)
-    weights = np.concatenate(list(resample_counts(prompts, seed, resamples))) / prompts
+    observed = _t_statistics(means, values.std(1), rounding_error, prompt_count)
+    weights = np.concatenate(list(resample_counts(prompt_count, seed, resamples))) / prompt_count
     # Centering imposes the null hypothesis that all contrasts are 0.
     centered = values - means[:, None]
     # Resampled means and standard deviations of all contrasts, with the same prompts for each.
     resampled_means = weights @ centered.T
     resampled_std = np.sqrt(np.maximum(weights @ np.square(centered).T - resampled_means**2, 0.0))
-    return float(observed.max()), _t_statistics(resampled_means, resampled_std, rounding_error, prompts).max(1)
+    return float(observed.max()), _t_statistics(resampled_means, resampled_std, rounding_error, prompt_count).max(1)
 
 
-def _t_statistics(mean: Floats, std: Floats, rounding_error: float, prompts: int) -> Floats:
+def _t_statistics(mean: Floats, std: Floats, rounding_error: float, prompt_count: int) -> Floats:
     """Computes t statistics. They are 0 if the mean is rounding error, and infinite if only `std` is."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        t = np.where(std > rounding_error, mean / std * math.sqrt(prompts), np.sign(mean) * np.inf)
+        t = np.where(std > rounding_error, mean / std * math.sqrt(prompt_count), np.sign(mean) * np.inf)
     return np.where(np.abs(mean) > rounding_error, t, 0.0)

@@ -76,7 +76,9 @@ class JudgeReliability:
     def _pair_prompts(self) -> tuple[int, int]:
         """The numbers of different prompts among the labeled pairs and the policies' own pairs; 0 without pairs."""
         checks = (self.accuracy, self.labeled_prompts), (self.own_accuracy, self.own_prompts)
-        labeled, own = (0 if pairs is None else pairs.n if prompts is None else prompts for pairs, prompts in checks)
+        labeled, own = (
+            0 if accuracy is None else accuracy.n if prompts is None else prompts for accuracy, prompts in checks
+        )
         return labeled, own
 
     @property
@@ -91,15 +93,13 @@ class JudgeReliability:
             return self.unfit
         if self.is_reward and not self.verifiable:
             return "The judge is the training reward itself, which cannot show whether it was exploited."
-        for estimate, pairs in (
-            (self.accuracy, "labeled pairs"),
-            (self.own_accuracy, "pairs of the policies' outputs"),
-        ):
-            if estimate is not None and estimate.ci95[0] < MIN_ACCURACY and not self.verifiable:
-                low, high = estimate.ci95
+        accuracies = {"labeled pairs": self.accuracy, "pairs of the policies' outputs": self.own_accuracy}
+        for pairs_name, accuracy in accuracies.items():
+            if accuracy is not None and accuracy.ci95[0] < MIN_ACCURACY and not self.verifiable:
+                low, high = accuracy.ci95
                 return (
-                    f"The judge orders {estimate.value:.3f} [{low:.3f}, {high:.3f}] of {estimate.n} {pairs} correctly: "
-                    f"the lower bound must be at least {MIN_ACCURACY}."
+                    f"The judge orders {accuracy.value:.3f} [{low:.3f}, {high:.3f}] of {accuracy.n} {pairs_name} "
+                    f"correctly: the lower bound must be at least {MIN_ACCURACY}."
                 )
         # Without enough labels, self-agreement is the only evidence that the scores are not noise.
         pair_prompts = max(self._pair_prompts)
@@ -189,13 +189,13 @@ class Labels:
 
     Attributes:
         win_rate: How often the labels prefer the policy; None without such labels.
-        bound: The upper bound of the win rate at `decline.HACKED_LEVEL`.
+        upper_bound: The upper bound of the win rate at `decline.HACKED_LEVEL`.
         prompts: The number of prompts of these pairs that ask different things; with fewer than `MIN_PROMPTS`, the
             labels show neither gain nor loss.
     """
 
     win_rate: Estimate | None = None
-    bound: float = 1.0
+    upper_bound: float = 1.0
     prompts: int = 0
 
     @classmethod
@@ -206,28 +206,28 @@ class Labels:
             check: The check; None without pairs.
         """
         labels = check.labels if check else None
-        return cls(labels.win_rate, labels.bound, labels.prompts) if labels else cls()
+        return cls(labels.win_rate, labels.upper_bound, labels.prompts) if labels else cls()
 
     @property
-    def _decisive(self) -> Estimate | None:
+    def _decisive_win_rate(self) -> Estimate | None:
         return self.win_rate if self.prompts >= MIN_PROMPTS else None
 
     @property
     def show_gain(self) -> bool:
         """Whether the labels prefer the policy significantly, in at least `MIN_WIN_RATE` of the pairs."""
-        wins = self._decisive
-        return wins is not None and wins.ci95[0] > 0.5 and wins.value >= MIN_WIN_RATE
+        rate = self._decisive_win_rate
+        return rate is not None and rate.ci95[0] > 0.5 and rate.value >= MIN_WIN_RATE
 
     @property
     def show_loss(self) -> bool:
         """Whether the labels prefer SFT significantly, in at least `MIN_WIN_RATE` of the pairs."""
-        wins = self._decisive
-        return wins is not None and wins.ci95[1] < 0.5 and wins.value <= 1 - MIN_WIN_RATE
+        rate = self._decisive_win_rate
+        return rate is not None and rate.ci95[1] < 0.5 and rate.value <= 1 - MIN_WIN_RATE
 
     @property
     def show_certain_loss(self) -> bool:
         """Whether the loss is also significant at `decline.HACKED_LEVEL`."""
-        return self.show_loss and self.bound < 0.5
+        return self.show_loss and self.upper_bound < 0.5
 
     @property
     def reason(self) -> str:
@@ -241,7 +241,7 @@ class Labels:
             else "a loss, whatever the judge scores"
             if self.show_loss
             else "neither a gain nor a loss"
-            if self._decisive
+            if self._decisive_win_rate
             else f"too few to decide, as that needs {MIN_PROMPTS} prompts that ask different things"
         )
         return (

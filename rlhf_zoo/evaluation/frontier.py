@@ -100,7 +100,7 @@ class Point:
         """Counts the FLOPs of training and of serving completions.
 
         Args:
-            served: Number of completions.
+            served: Number of completions to serve.
         """
         return self.training.flops + served * self.serving.flops
 
@@ -155,10 +155,10 @@ def average_points(points: Sequence[Point], weights: Sequence[float] | None = No
         return np.asarray(sum(share * array for share, array in zip(shares, arrays, strict=True)), dtype=float)
 
     # Compute is averaged too, so a mean over seeds has the compute of one run.
-    compute = [
-        [getattr(point, kind).times(share) for share, point in zip(shares, points, strict=True)]
+    training, serving = (
+        sum((getattr(point, kind).times(share) for share, point in zip(shares, points, strict=True)), Compute())
         for kind in ("training", "serving")
-    ]
+    )
     return Point(
         label,
         mean([point.kl for point in points]),
@@ -167,8 +167,8 @@ def average_points(points: Sequence[Point], weights: Sequence[float] | None = No
         sum(point.n for point in points),
         {name: mean([point.wins[name] for point in points]) for name in points[0].wins},
         any(point.kl_is_bound for point in points),
-        sum(compute[0], Compute()),
-        sum(compute[1], Compute()),
+        training,
+        serving,
         tuple(points) if weights is None else (),
         {
             name: mean([point.extra_metrics[name] for point in points])
@@ -193,19 +193,19 @@ def interpolate_at_kl(points: Sequence[Point], kl: float) -> Point | None:
     Returns:
         The point at this KL; None outside the measured range, or if the two neighbors are more than `MAX_GAP` apart.
     """
-    ordered = sorted(points, key=lambda point: point.mean_kl)
-    root_kls = [math.sqrt(max(point.mean_kl, 0.0)) for point in ordered]
+    points = sorted(points, key=lambda point: point.mean_kl)
+    root_kls = [math.sqrt(max(point.mean_kl, 0.0)) for point in points]
     target = math.sqrt(max(kl, 0.0))
-    if not ordered or not root_kls[0] <= target <= root_kls[-1]:
+    if not points or not root_kls[0] <= target <= root_kls[-1]:
         return None
     upper = next(index for index, root_kl in enumerate(root_kls) if root_kl >= target)
     # A measured point needs no interpolation, and the first point has no neighbor below it.
     if root_kls[upper] == target:
-        return ordered[upper]
+        return points[upper]
     gap = root_kls[upper] - root_kls[upper - 1]
     if gap > MAX_GAP:
         return None
-    low, high = ordered[upper - 1], ordered[upper]
+    low, high = points[upper - 1], points[upper]
     fraction = (target - root_kls[upper - 1]) / gap
     return average_points([low, high], [1 - fraction, fraction], label=f"between {low.label} and {high.label}")
 
@@ -230,11 +230,11 @@ def lowest_kl_filter(reward: Floats, judge: Floats, target: float) -> dict[str, 
     means, judge_means = (
         np.cumsum(np.take_along_axis(scores, order, axis=1).mean(0)) / kept_counts for scores in (reward, judge)
     )
-    reaching = np.flatnonzero(means >= target)
-    if not len(reaching):
+    if means[0] < target:
         return None
     # The mean reward falls as more samples are kept, so the last mean that reaches the target has the largest share.
-    last, share = int(reaching[-1]), float(kept_counts[reaching[-1]] / len(kept_counts))
+    last = int(np.flatnonzero(means >= target)[-1])
+    share = float(kept_counts[last] / len(kept_counts))
     return {"share": share, "kl": math.log(1 / share), "reward": float(means[last]), "judge": float(judge_means[last])}
 
 

@@ -45,11 +45,11 @@ class HeadToHead:
         evaluator: The reference, the reward and the judges.
         measurements: The name sft, ppo or control -> its completions and scores, one entry per (prompt, sample).
         prompts: The prompt of each completion.
-        samples: Completions per prompt.
+        samples_per_prompt: Completions per prompt.
         seed: Seed of the sampling and of the resamples.
         reward_judges: Names of the judges that are also the training reward.
         checks: Each judge's results on labeled pairs, by the judge's name.
-        answers: Name of a rule that checks answers -> sft or ppo -> strict or lenient -> answers.
+        answers_by_judge: Name of a rule that checks answers -> sft or ppo -> strict or lenient -> answers.
         row_groups: The group of each row's prompt, see `prompt_groups`; None if every prompt is its own group.
         possible_paraphrases: Number of prompts that may ask the same question as a prompt of another group; 0 if they
             are few, or if a column has the groups.
@@ -58,16 +58,16 @@ class HeadToHead:
     evaluator: Evaluator
     measurements: Mapping[str, PolicyMeasurements]
     prompts: Sequence[Prompt]
-    samples: int
+    samples_per_prompt: int
     seed: int
     reward_judges: Collection[str] = ()
     checks: Mapping[str, JudgeCheck] = field(default_factory=dict)
-    answers: Mapping[str, Mapping[str, Mapping[str, Answers]]] = field(default_factory=dict)
+    answers_by_judge: Mapping[str, Mapping[str, Mapping[str, Answers]]] = field(default_factory=dict)
     row_groups: Sequence[int] | None = None
     possible_paraphrases: int = 0
 
     @property
-    def judge(self) -> str:
+    def judge_name(self) -> str:
         """The name of the headline judge: the first judge in the recipe, and the only one that the verdict uses."""
         return self.evaluator.judge.name
 
@@ -76,7 +76,7 @@ class HeadToHead:
         """The group number of each completion's prompt. Intervals treat a group as one unit."""
         if self.row_groups is None:
             return number_prompts(self.prompts)
-        return np.repeat(self.row_groups, self.samples).tolist()
+        return np.repeat(self.row_groups, self.samples_per_prompt).tolist()
 
     def to_json(self) -> dict[str, Any]:
         """Returns the metrics of evaluation.json.
@@ -86,17 +86,17 @@ class HeadToHead:
         judges = {
             **{
                 judge.name: self._scoring_judge_figures(judge.name, judge.description)
-                for judge in self.evaluator.panel.scoring
+                for judge in self.evaluator.panel.scoring_judges
             },
-            **{name: self._pair_judge_figures(name) for name in self.pairs},
+            **{name: self._pair_judge_figures(name) for name in self.pair_reports},
         }
-        headline = judges[self.judge]
+        headline = judges[self.judge_name]
         figures = {
             "prompts": count_distinct_prompts(self.prompts),
             "groups": max(self.groups) + 1,
             "possible_paraphrases": self.possible_paraphrases,
-            "rows": len(self.prompts) // self.samples,
-            "samples_per_prompt": self.samples,
+            "rows": len(self.prompts) // self.samples_per_prompt,
+            "samples_per_prompt": self.samples_per_prompt,
             "n": len(self.prompts),
             "temperature": self.evaluator.temperature,
             "max_new_tokens": self.evaluator.max_new_tokens,
@@ -124,16 +124,16 @@ class HeadToHead:
         Returns:
             The mean difference of the scores.
         """
-        measured = self.measurements["ppo"]
+        measurements = self.measurements["ppo"]
         if policy is not None:
-            _, prompts, columns = repeat_prompts(rows, self.samples)
-            keys = random_keys(len(prompts), self.samples)
+            _, prompts, columns = repeat_prompts(rows, self.samples_per_prompt)
+            keys = random_keys(len(prompts), self.samples_per_prompt)
             evaluator = self.evaluator.with_headline_judge
-            measured = measure(
+            measurements = measure(
                 policy, evaluator, prompts, keys=keys, seed=self.seed, desc="confirming the candidate", columns=columns
             )
-        differences = np.subtract(measured.judges[self.judge], self.measurements["sft"].judges[self.judge])
-        return bootstrap_mean(differences, self.groups, seed=self.seed)
+        ours, sft = (policy.judges[self.judge_name] for policy in (measurements, self.measurements["sft"]))
+        return bootstrap_mean(np.subtract(ours, sft), self.groups, seed=self.seed)
 
     def to_jsonl(self) -> str:
         """Returns samples.jsonl: a line for each (prompt, sample), with every policy's completion and its metrics."""
@@ -143,13 +143,13 @@ class HeadToHead:
             if not isinstance(prompt, str):
                 # The roles matter to a chat template, so a text is not enough for `probe --model`.
                 row["messages"] = [dict(message) for message in prompt]
-            row["sample"] = i % self.samples
-            row |= {role: measured.row(i, self.judge) for role, measured in self.measurements.items()}
+            row["sample"] = i % self.samples_per_prompt
+            row |= {role: policy.row(i, self.judge_name) for role, policy in self.measurements.items()}
             lines.append(json.dumps(row, ensure_ascii=False) + "\n")
         return "".join(lines)
 
     @cached_property
-    def pairs(self) -> dict[str, dict[str, PairReport]]:
+    def pair_reports(self) -> dict[str, dict[str, PairReport]]:
         """{judge: {role: report}}: the reports of pair judges on ppo and on the control, both against SFT."""
         sft_completions = self.measurements["sft"].completions
         prompt_texts = [plain_text(prompt) for prompt in self.prompts]
@@ -165,7 +165,7 @@ class HeadToHead:
                 )
                 for role in ("ppo", "control")
             }
-            for judge in self.evaluator.panel.comparing
+            for judge in self.evaluator.panel.pair_judges
         }
 
     def _judge_facts(self) -> dict[str, Any]:
@@ -175,7 +175,7 @@ class HeadToHead:
             "description": judge.description,
             "is_training_reward": judge.name in self.reward_judges,
         }
-        if judge.name in self.answers:
+        if judge.name in self.answers_by_judge:
             facts["checks_answers"] = True
         if isinstance(judge, FunctionJudge | RuleJudge):
             facts["target"] = judge.target
@@ -188,8 +188,9 @@ class HeadToHead:
     def _self_agreement(self) -> Estimate | None:
         """Measures how well the headline judge agrees with itself on SFT and the policy; see `split_half`."""
         # Both policies answered the same prompts, so the groups are the same for both.
-        rows = [np.reshape(self.measurements[role].judges[self.judge], (-1, self.samples)) for role in _ROLES]
-        return split_half(np.concatenate(rows), self.groups[:: self.samples] * len(_ROLES), seed=self.seed)
+        scores = np.concatenate([self.measurements[role].judges[self.judge_name] for role in _ROLES])
+        groups = self.groups[:: self.samples_per_prompt] * len(_ROLES)
+        return split_half(scores.reshape(-1, self.samples_per_prompt), groups, seed=self.seed)
 
     def _check_entry(self, judge: str) -> dict[str, Any]:
         """Returns {"check": a judge's results on labeled pairs}; {} if it has none."""
@@ -203,14 +204,16 @@ class HeadToHead:
             **means,
             "win_rate": self._win_rate("ppo", name),
             "control": self._win_rate("control", name),
-            **({"checks_answers": True, "answers": self._answer_figures(name)} if name in self.answers else {}),
+            **self._answer_figures(name),
             **self._check_entry(name),
         }
 
     def _answer_figures(self, name: str) -> dict[str, Any]:
-        """Computes both policies' accuracy by a rule that checks answers, and the paired difference."""
-        sft, ppo = (self.answers[name][role] for role in _ROLES)
-        return {
+        """Computes both policies' accuracy and the paired difference; {} for a judge that does not check answers."""
+        if name not in self.answers_by_judge:
+            return {}
+        sft, ppo = (self.answers_by_judge[name][role] for role in _ROLES)
+        accuracies = {
             strictness: {
                 "sft": sft[strictness].to_json(),
                 "ppo": ppo[strictness].to_json(),
@@ -218,10 +221,11 @@ class HeadToHead:
             }
             for strictness in ppo
         }
+        return {"checks_answers": True, "answers": accuracies}
 
     def _pair_judge_figures(self, name: str) -> dict[str, Any]:
-        judge = next(candidate for candidate in self.evaluator.panel.comparing if candidate.name == name)
-        reports = self.pairs[name]
+        judge = next(candidate for candidate in self.evaluator.panel.pair_judges if candidate.name == name)
+        reports = self.pair_reports[name]
         figures: dict[str, object] = {"description": judge.description}
         if name in self.measurements["sft"].judges:  # it also rated single completions
             figures |= {role: self._mean(self.measurements[role].judges[name]) for role in _ROLES}
@@ -236,24 +240,24 @@ class HeadToHead:
 
     def _policy_metrics(self, role: str) -> dict[str, Any]:
         # The metric modules group by text, so the number of each group is passed as a text.
-        measured, prompt_keys = self.measurements[role], list(map(str, self.groups))
-        kl = {"predictions": measured.logprobs, "references": measured.ref_logprobs}
+        measurements, prompt_keys = self.measurements[role], list(map(str, self.groups))
+        logprobs = {"predictions": measurements.logprobs, "references": measurements.ref_logprobs}
         return {
-            **({"reward": self._mean(measured.reward)} if measured.reward else {}),
-            "judge": self._mean(measured.judges[self.judge]),
-            "kl": cached_metric("kl_divergence").compute(**kl, prompts=prompt_keys, seed=self.seed),
-            "exact_kl": self._mean(measured.exact_kl),
-            "length": self._mean(measured.length),
-            "eos_rate": self._mean(list(map(float, measured.ended))),
+            **({"reward": self._mean(measurements.reward)} if measurements.reward else {}),
+            "judge": self._mean(measurements.judges[self.judge_name]),
+            "kl": cached_metric("kl_divergence").compute(**logprobs, prompts=prompt_keys, seed=self.seed),
+            "exact_kl": self._mean(measurements.exact_kl),
+            "length": self._mean(measurements.length),
+            "eos_rate": self._mean(list(map(float, measurements.ended))),
             **{
                 f"distinct_{n}": cached_metric("distinct_n").compute(
-                    predictions=measured.completions, prompts=prompt_keys, n=n
+                    predictions=measurements.completions, prompts=prompt_keys, n=n
                 )
                 for n in (1, 2)
             },
-            "repetition": self._mean([repetition(text) for text in measured.completions]),
+            "repetition": self._mean([repetition(text) for text in measurements.completions]),
             "sft_perplexity": bootstrap_perplexity(
-                measured.ref_logprob_sums, measured.length, self.groups, seed=self.seed
+                measurements.ref_logprob_sums, measurements.length, self.groups, seed=self.seed
             ).to_json(),
         }
 
@@ -265,10 +269,10 @@ class HeadToHead:
         ppo, sft = (self.measurements[role] for role in ("ppo", "sft"))
         values_by_name = {
             "reward": (ppo.reward, sft.reward),
-            "judge": (ppo.judges[self.judge], sft.judges[self.judge]),
+            "judge": (ppo.judges[self.judge_name], sft.judges[self.judge_name]),
             "length": (ppo.length, sft.length),
             "eos_rate": (ppo.ended, sft.ended),
-            "repetition": tuple([repetition(text) for text in measured.completions] for measured in (ppo, sft)),
+            "repetition": tuple([repetition(text) for text in policy.completions] for policy in (ppo, sft)),
         }
         differences = {
             name: self._mean(np.subtract(np.asarray(a, dtype=float), np.asarray(b, dtype=float)).tolist())
@@ -296,11 +300,9 @@ class HeadToHead:
 
     def _preferences(self) -> np.ndarray:
         """Returns (N,): 1 if the headline judge prefers the policy's completion, 0 if it prefers SFT's, ½ for a tie."""
-        if self.judge in self.pairs:
-            return np.asarray(self.pairs[self.judge]["ppo"].scores)
-        return preference_scores(
-            self.measurements["ppo"].judges[self.judge], self.measurements["sft"].judges[self.judge]
-        )
+        if self.judge_name in self.pair_reports:
+            return np.asarray(self.pair_reports[self.judge_name]["ppo"].scores)
+        return preference_scores(*(self.measurements[role].judges[self.judge_name] for role in ("ppo", "sft")))
 
     def _win_rate_at_equal_length(self) -> dict[str, Any]:
         ppo_lengths, sft_lengths = (self.measurements[role].length for role in ("ppo", "sft"))
@@ -313,7 +315,7 @@ class HeadToHead:
         agreement: dict[str, object] = {}
         for role in _ROLES:
             # For each policy alone, because the difference between policies would inflate the correlation.
-            reward, judge_scores = self.measurements[role].reward, self.measurements[role].judges[self.judge]
+            reward, judge_scores = self.measurements[role].reward, self.measurements[role].judges[self.judge_name]
             estimate = correlation(reward, judge_scores, self.groups, seed=self.seed, ranks=True)
             agreement[role] = None if estimate is None else estimate.to_json()
         # 1 if reward and judge prefer the same side, 0 if they prefer opposite sides, ½ if one of them ties.
@@ -340,18 +342,18 @@ def preference_scores(ours: Sequence[float], theirs: Sequence[float]) -> np.ndar
     return np.where(np.abs(difference) <= TIE_TOLERANCE, 0.5, difference > 0)
 
 
-def random_keys(size: int, samples: int) -> list[tuple[int, ...]]:
+def random_keys(size: int, samples_per_prompt: int) -> list[tuple[int, ...]]:
     """Builds the keys of the random numbers, which are the same for every policy of an evaluation.
 
     Args:
         size: Number of completions.
-        samples: Completions per prompt.
+        samples_per_prompt: Completions per prompt.
 
     Returns:
         (size,) keys (stream, prompt, sample).
     """
     # The keys contain prompt and sample, so a completion's random numbers do not depend on its batch.
-    return [(STREAM, i // samples, i % samples) for i in range(size)]
+    return [(STREAM, i // samples_per_prompt, i % samples_per_prompt) for i in range(size)]
 
 
 def head_to_head(
@@ -359,7 +361,7 @@ def head_to_head(
     evaluator: Evaluator,
     rows: Dataset,
     *,
-    samples: int,
+    samples_per_prompt: int,
     seed: int,
     reward_judges: Collection[str] = (),
     checks: Mapping[str, JudgeCheck] | None = None,
@@ -371,7 +373,7 @@ def head_to_head(
         policy: The trained policy.
         evaluator: The reference, the reward and the judges.
         rows: Prompts, possibly repeated, with other columns for rules and reward functions.
-        samples: Completions per prompt.
+        samples_per_prompt: Completions per prompt.
         seed: Seed of the sampling and of the resamples.
         reward_judges: Names of the judges that were also the training reward.
         checks: Each judge's results on labeled pairs, by the judge's name.
@@ -384,14 +386,14 @@ def head_to_head(
         ZooError: The column of the groups is missing or wrong.
     """
     row_groups = group_rows(rows, group)
-    _, prompts, columns = repeat_prompts(rows, samples)
+    _, prompts, columns = repeat_prompts(rows, samples_per_prompt)
     policies = {"sft": evaluator.reference, "ppo": policy, "control": evaluator.reference}
     measurements = {
         name: measure(
             model,
             evaluator,
             prompts,
-            keys=random_keys(len(prompts), samples),
+            keys=random_keys(len(prompts), samples_per_prompt),
             # The control needs another seed: with the same seed, SFT would write the same texts again.
             seed=seed + (name == "control"),
             desc=f"evaluating {name}",
@@ -405,12 +407,12 @@ def head_to_head(
             role: {
                 strictness: replace(answers, prompts=row_groups)
                 for strictness, answers in check_answers_by_strictness(
-                    judge, prompts, measurements[role].completions, columns, samples_per_prompt=samples
+                    judge, prompts, measurements[role].completions, columns, samples_per_prompt=samples_per_prompt
                 ).items()
             }
             for role in _ROLES
         }
-        for judge in evaluator.panel.scoring
+        for judge in evaluator.panel.scoring_judges
         if is_answer_checker(judge)
     }
     has_group_column = group not in (None, NEAR_DUPLICATES)
@@ -421,7 +423,7 @@ def head_to_head(
         evaluator,
         measurements,
         prompts,
-        samples,
+        samples_per_prompt,
         seed,
         reward_judges,
         checks or {},

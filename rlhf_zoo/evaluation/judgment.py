@@ -190,10 +190,11 @@ def _fall_reasons(evidence: Evidence, best_mean: float, fall: Fall) -> list[str]
         )
     else:
         reasons.append("The last checkpoint has the judge's highest mean.")
-    if not fall.detected and (detectable := fall.detectable_share) is not None:
+    if not fall.detected and fall.detectable_share is not None:
         reasons.append(
-            f"We would notice a loss of {1 - detectable:.0%} of the highest earlier gain in 8 of 10 such evaluations."
-            if detectable > 0
+            f"We would notice a loss of {1 - fall.detectable_share:.0%} of the highest earlier gain in 8 of 10 such "
+            "evaluations."
+            if fall.detectable_share > 0
             else "We would notice even a fall to SFT in fewer than 8 of 10 such evaluations."
         )
     return reasons

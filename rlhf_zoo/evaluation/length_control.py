@@ -54,7 +54,6 @@ class LengthControlledWinRate(Estimate):
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the win rate, the plain win rate and the fit as JSON."""
         return {
             **super().to_json(),
             "plain": self.plain.to_json(),

@@ -93,12 +93,12 @@ class Evaluator:
     @property
     def judge(self) -> Judge:
         """The headline judge."""
-        return self.panel.scoring[0]
+        return self.panel.scoring_judges[0]
 
     @property
     def with_headline_judge(self) -> Evaluator:
         """A copy with only the headline judge."""
-        return replace(self, panel=Panel(self.panel.scoring[:1]))
+        return replace(self, panel=Panel(self.panel.scoring_judges[:1]))
 
     def sample(
         self,
@@ -190,7 +190,7 @@ class PolicyMeasurements:
     @cached_property
     def kl(self) -> list[float]:
         """Σ_t log π − log π_SFT of each completion, nats (the estimator k1)."""
-        return [math.fsum(row) - reference for row, reference in zip(self.logprobs, self.ref_logprob_sums, strict=True)]
+        return [math.fsum(row) - ref for row, ref in zip(self.logprobs, self.ref_logprob_sums, strict=True)]
 
     @cached_property
     def ref_logprob_sums(self) -> list[float]:
@@ -214,18 +214,17 @@ class PolicyMeasurements:
         }
 
 
-def repeat_prompts(rows: Dataset, samples: int) -> tuple[list[int], list[Any], dict[str, list[Any]]]:
-    """Repeats each row `samples` times. The copies of a row are adjacent.
+def repeat_prompts(rows: Dataset, copies: int) -> tuple[list[int], list[Any], dict[str, list[Any]]]:
+    """Repeats each row. The copies of a row are adjacent.
 
     Args:
         rows: (P,) rows with a prompt and other columns.
-        samples: Number of copies of each row.
+        copies: Number of copies of each row.
 
     Returns:
-        (P · samples,) the index of the row, the prompt, and the values of each other column.
+        (P · copies,) the index of the row, the prompt, and the values of each other column.
     """
-    # Callers reshape to (rows, samples), so the copies of a row must be adjacent.
-    row_indices = [index for index in range(len(rows)) for _ in range(samples)]
+    row_indices = [index for index in range(len(rows)) for _ in range(copies)]
     columns = rows.select(row_indices).to_dict()
     return row_indices, columns["prompt"], columns_for_functions(columns)
 
@@ -257,18 +256,18 @@ def measure(
     # KL needs the logits of both models on one device.
     move(policy, evaluator.reference.device)
 
-    def make() -> PolicyMeasurements:
+    def measure_now() -> PolicyMeasurements:
         return _measure(policy, evaluator, prompts, keys=keys, seed=seed, desc=desc, columns=columns)
 
     if evaluator.saved is None:
-        return make()
+        return measure_now()
     key = {
         "measured": desc,
         "policy": [policy.name_or_path, model_fingerprint(policy, evaluator.tokenizer)],
-        "judges": [judge.name for judge in evaluator.panel.scoring],
+        "judges": [judge.name for judge in evaluator.panel.scoring_judges],
         "seed": seed,
     }
-    return PolicyMeasurements(**evaluator.saved.get(key, lambda: dict(vars(make()))))
+    return PolicyMeasurements(**evaluator.saved.get(key, lambda: dict(vars(measure_now()))))
 
 
 def _measure(
@@ -308,11 +307,11 @@ def _measure(
     for batch_metrics in distributed.gather_in_order(metrics_by_batch):
         for values, batch_values in zip(merged, batch_metrics, strict=True):
             values += batch_values
-    reward, exact, logprobs, ref_logprobs = merged
+    reward, exact_kls, logprobs, ref_logprobs = merged
     judge_scores = {
         # Paid judges come last, so that an error in a free judge costs nothing.
         judge.name: score_completions(judge, prompts, samples.texts, columns)
-        for judge in sort_free_first(evaluator.panel.scoring)
+        for judge in sort_free_first(evaluator.panel.scoring_judges)
     }
     # The token ids are kept, because decoding and encoding may give other ids.
     tokens = [list(row) for batch in samples.batches for row in batch.completion_id_lists()]
@@ -322,7 +321,7 @@ def _measure(
         length=samples.lengths,
         ended=samples.ended,
         judges=judge_scores,
-        exact_kl=exact,
+        exact_kl=exact_kls,
         logprobs=logprobs,
         ref_logprobs=ref_logprobs,
         tokens=tokens,
@@ -340,14 +339,14 @@ def _kl_to_reference(
     """Returns the exact KL of each completion, summed over tokens, and log π_ref of each token, in nats."""
     batch = batch.select(slice(rows[0], rows[-1] + 1)).to(evaluator.reference.device)
     logits = response_logits(evaluator.reference, batch, temperature=evaluator.temperature)
-    reference = selected_logprobs(logits, batch.completion_ids)
+    ref_logprobs = selected_logprobs(logits, batch.completion_ids)
     if policy is evaluator.reference:
         # The KL of the reference to itself is exactly 0, so a forward pass is saved.
-        exact = torch.zeros_like(reference)
+        kl = torch.zeros_like(ref_logprobs)
     else:
         # At the sampling temperature, so this is the KL of the distributions that the tokens were sampled from.
-        exact = exact_kl(response_logits(policy, batch, temperature=evaluator.temperature), logits)
-    return exact.masked_fill(~batch.mask, 0).sum(1).tolist(), _unpad(reference, batch)
+        kl = exact_kl(response_logits(policy, batch, temperature=evaluator.temperature), logits)
+    return kl.masked_fill(~batch.mask, 0).sum(1).tolist(), _unpad(ref_logprobs, batch)
 
 
 def _unpad(values: torch.Tensor, batch: Samples) -> list[list[float]]:
@@ -439,7 +438,7 @@ def find_function_judges(evaluator: Evaluator, functions: Collection[str]) -> fr
         evaluator: The judges.
         functions: Names of reward functions.
     """
-    judges = (judge for judge in evaluator.panel.scoring if isinstance(judge, FunctionJudge | RuleJudge))
+    judges = (judge for judge in evaluator.panel.scoring_judges if isinstance(judge, FunctionJudge | RuleJudge))
     # A length in words and a length in tokens are the same incentive.
     rewarded_targets = set(map(_remove_unit, functions))
     return frozenset(judge.name for judge in judges if _remove_unit(judge.target) in rewarded_targets)
@@ -447,8 +446,7 @@ def find_function_judges(evaluator: Evaluator, functions: Collection[str]) -> fr
 
 def _remove_unit(target: str) -> str:
     """Removes the argument `unit` from NAME(KEY=…, unit=…), and the parentheses if no argument remains."""
-    stripped = re.sub(r"""unit *= *(['"])\w+\1 *,? *|\)$""", "", target).rstrip(" ,(")
-    return stripped.replace(" ", "")
+    return re.sub(r"""unit *= *(['"])\w+\1 *,? *|\)$""", "", target).rstrip(" ,(").replace(" ", "")
 
 
 def find_reward_model_judges(evaluator: Evaluator) -> frozenset[str]:
@@ -460,7 +458,7 @@ def find_reward_model_judges(evaluator: Evaluator) -> frozenset[str]:
     models = evaluator.rewards.models if evaluator.rewards is not None else []
     return frozenset(
         judge.name
-        for judge in evaluator.panel.scoring
+        for judge in evaluator.panel.scoring_judges
         if isinstance(judge, RewardJudge)
         and isinstance(judge.model, RewardModel)
         and any(_equal_tensors(judge.model.model.state_dict(), model.model.state_dict()) for model in models)

@@ -49,7 +49,6 @@ class Peak:
         return self.d.value**2
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the peak as JSON."""
         return {"d": self.d.to_json(), "kl": self.kl, "gain": self.gain.to_json()}
 
 
@@ -88,7 +87,6 @@ class Fit:
     no_peak: str | None
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the fit as JSON."""
         return {
             **vars(self),
             "alpha": self.alpha.to_json(),
@@ -283,19 +281,19 @@ def best_of_n_kl(n: ArrayLike) -> Floats:
     return np.log(sizes) - (sizes - 1) / sizes
 
 
-def best_of_n_weights(pool: int, n: int) -> Floats:
+def best_of_n_weights(pool_size: int, n: int) -> Floats:
     """Computes, for each rank, the probability that it is the best of n samples drawn without replacement.
 
     Args:
-        pool: The number of samples, N.
+        pool_size: The number of samples, N.
         n: The number of samples drawn, 1 ≤ n ≤ N.
 
     Returns:
         (N,) C(i−1, n−1) / C(N, n) for rank i = 1 … N, lowest first; they sum to 1.
     """
     # Binomials could overflow, so weights are computed from the top rank down: w(i − 1) = w(i) · (i − n) / (i − 1).
-    ranks = np.arange(pool, 1, -1, dtype=float)
-    return np.asarray(np.cumprod(np.r_[n / pool, np.maximum(ranks - n, 0) / (ranks - 1)])[::-1], dtype=float)
+    ranks = np.arange(pool_size, 1, -1, dtype=float)
+    return np.asarray(np.cumprod(np.r_[n / pool_size, np.maximum(ranks - n, 0) / (ranks - 1)])[::-1], dtype=float)
 
 
 def expected_best_of_n(proxy: ArrayLike, sizes: Sequence[int], *, judge: ArrayLike | None = None) -> Floats:
@@ -315,18 +313,18 @@ def expected_best_of_n(proxy: ArrayLike, sizes: Sequence[int], *, judge: ArrayLi
     Raises:
         ValueError: A score is not finite.
     """
-    scores = np.asarray(proxy, dtype=float)
-    averaged = scores if judge is None else np.asarray(judge, dtype=float)
-    if not (np.isfinite(scores).all() and np.isfinite(averaged).all()):
+    proxy_scores = np.asarray(proxy, dtype=float)
+    scores = proxy_scores if judge is None else np.asarray(judge, dtype=float)
+    if not (np.isfinite(proxy_scores).all() and np.isfinite(scores).all()):
         raise ValueError("A score of the pool is not finite.")
-    order = np.argsort(scores, axis=1, kind="stable")
-    ranked, values = (np.take_along_axis(array, order, axis=1) for array in (scores, averaged))
-    starts_run = np.ones(ranked.shape, dtype=bool)
-    starts_run[:, 1:] = ranked[:, 1:] != ranked[:, :-1]
-    # Each run of tied samples gets a number; `starts_run` is True in column 0, so runs never cross prompts.
-    run = np.cumsum(starts_run.ravel()) - 1
-    run_means = (np.bincount(run, weights=values.ravel()) / np.bincount(run))[run].reshape(values.shape)
-    return np.stack([run_means @ best_of_n_weights(scores.shape[1], n) for n in sizes])
+    order = np.argsort(proxy_scores, axis=1, kind="stable")
+    proxy_scores, scores = (np.take_along_axis(array, order, axis=1) for array in (proxy_scores, scores))
+    starts_tie = np.ones(scores.shape, dtype=bool)
+    starts_tie[:, 1:] = proxy_scores[:, 1:] != proxy_scores[:, :-1]
+    # Each set of tied samples gets a number; `starts_tie` is True in column 0, so no set has samples of two prompts.
+    tie_ids = np.cumsum(starts_tie.ravel()) - 1
+    tie_means = (np.bincount(tie_ids, weights=scores.ravel()) / np.bincount(tie_ids))[tie_ids].reshape(scores.shape)
+    return np.stack([tie_means @ best_of_n_weights(scores.shape[1], n) for n in sizes])
 
 
 def _beta_term(form: Form, d: Floats) -> Floats:
@@ -367,13 +365,15 @@ def _check_errors(errors: ArrayLike, size: int) -> Floats:
     return values
 
 
-def _resample_points(points: _Points, error: Floats, rng: np.random.Generator, resamples: int) -> tuple[Floats, Floats]:
+def _resample_points(
+    points: _Points, errors: Floats, rng: np.random.Generator, resamples: int
+) -> tuple[Floats, Floats]:
     """Returns (B, K) resampled mean gains and (B, K) resampled d; d is (K,) if KL is known by checkpoint only."""
     if points.gains.ndim == 1:
-        return points.means + error * rng.standard_normal((resamples, len(points.means))), points.distances
-    prompts = points.n
+        return points.means + errors * rng.standard_normal((resamples, len(points.means))), points.distances
+    n_prompts = points.n
     # KL and gains of every checkpoint use the same resampled prompts, which keeps them paired.
-    weights = rng.multinomial(prompts, np.full(prompts, 1 / prompts), size=resamples) / prompts
+    weights = rng.multinomial(n_prompts, np.full(n_prompts, 1 / n_prompts), size=resamples) / n_prompts
     return weights @ points.gains.T, root_kl(weights @ points.kl.T) if points.kl.ndim == 2 else points.distances
 
 
@@ -383,10 +383,10 @@ def _measure_scatter(
     """Returns `misfit` divided by the mean misfit of (B, K) noise, and its p-value; None, None if all noise is 0."""
     # The residuals of fitting the form to the noise alone. The form is linear, so the true curve cancels.
     sqrt_weights = np.sqrt(weights)
-    projected = noise - (
+    residuals = noise - (
         np.linalg.lstsq(design * sqrt_weights[:, None], (noise * sqrt_weights).T, rcond=None)[0].T @ design.T
     )
-    noise_misfit = (projected**2) @ weights
+    noise_misfit = (residuals**2) @ weights
     if not noise_misfit.mean() > 0:
         return None, None
     # The observed misfit counts as one of the draws, so the p-value is never 0.
@@ -402,13 +402,12 @@ def _solve_least_squares(form: Form, d: Floats, y: Floats, weights: Floats) -> F
     return np.stack([(gg * dy - dg * gy) / determinant, (dg * dy - dd * gy) / determinant], axis=1)
 
 
-def _draw_from_t(design: Floats, center: Floats, misfit: float, rng: np.random.Generator, size: int) -> Floats:
+def _draw_from_t(design: Floats, center: Floats, misfit: float, rng: np.random.Generator, resamples: int) -> Floats:
     """Draws (B, 2) coefficients from their t distribution; the error variance is estimated from the residuals."""
-    degrees = len(design) - 2
     factor = np.linalg.cholesky(np.linalg.inv(design.T @ design))
     # Draws of the error's standard deviation; a normal draw scaled by one of them is a draw from t.
-    scale = np.sqrt(misfit / rng.chisquare(degrees, size))
-    return center + scale[:, None] * (rng.standard_normal((size, 2)) @ factor.T)
+    scale = np.sqrt(misfit / rng.chisquare(len(design) - 2, resamples))
+    return center + scale[:, None] * (rng.standard_normal((resamples, 2)) @ factor.T)
 
 
 def _pattern_p_value(residuals: Floats, scale: float, rng: np.random.Generator, resamples: int) -> float | None:
@@ -451,9 +450,9 @@ def _find_peak(
         return no_peak("the form does not fit these scores")
     if beta.ci95[0] <= 0:
         return no_peak(f"β is {beta.value:.3g} ({_format_range(beta.ci95)}), so the curve may not bend down at all")
-    values = _find_maximum(form, np.array(alpha.value), np.array(beta.value))
-    drawn_values = _find_maximum(form, draws[:, 0], draws[:, 1])
-    d, gain = (_interval(float(value), drawn, n) for value, drawn in zip(values, drawn_values, strict=True))
+    maximum = _find_maximum(form, np.array(alpha.value), np.array(beta.value))
+    drawn_maxima = _find_maximum(form, draws[:, 0], draws[:, 1])
+    d, gain = (_interval(float(value), drawn, n) for value, drawn in zip(maximum, drawn_maxima, strict=True))
     low, high = observed
     observed_range = f"d from {low:.3g} to {high:.3g} was observed"
     if not low <= d.value <= high:

@@ -50,7 +50,7 @@ def normal_form(text: str) -> str:
     plain = unicodedata.normalize("NFKC", text).replace("’", "'")
     plain = _GENITIVE.sub(r"\2 of \1", _CONTRACTION.sub(r"\1 is", plain))
     tokens = list(_TOKEN.finditer(plain))
-    kept = []
+    kept_tokens = []
     for index, match in enumerate(tokens):
         token = match.group()
         # A text may break off after "the". A policy continues it differently, so a final determiner is kept.
@@ -59,8 +59,8 @@ def normal_form(text: str) -> str:
         is_determiner = token.casefold() in _DETERMINERS and (token != "A" or index == 0 or text.isupper())
         is_please = token.casefold() == "please" and index == 0
         if match["dropped"] is None and not (is_before_word and (is_determiner or is_please)):
-            kept.append(token.casefold())
-    return " ".join(kept)
+            kept_tokens.append(token.casefold())
+    return " ".join(kept_tokens)
 
 
 def near_duplicate_key(prompt: Prompt) -> str:
@@ -205,13 +205,13 @@ def group_means(values: ArrayLike, groups: Sequence[Hashable]) -> NDArray[np.flo
     Raises:
         ValueError: The numbers of values and labels differ.
     """
-    sample, index = np.asarray(values, dtype=float), group_indices(groups)
-    if sample.shape[-1:] != index.shape:
-        raise ValueError(f"There are {sample.shape[-1:]} values and {len(index)} groups: each value needs its group.")
-    sizes = np.bincount(index)
-    if len(sizes) == len(index):
-        return sample
-    sums = np.apply_along_axis(lambda row: np.bincount(index, weights=row), -1, sample)
+    array, group_ids = np.asarray(values, dtype=float), group_indices(groups)
+    if array.shape[-1:] != group_ids.shape:
+        raise ValueError(f"There are {array.shape[-1:]} values and {len(groups)} groups: each value needs its group.")
+    sizes = np.bincount(group_ids)
+    if len(sizes) == len(group_ids):
+        return array
+    sums = np.apply_along_axis(lambda row: np.bincount(group_ids, weights=row), -1, array)
     return np.asarray(sums / sizes, dtype=float)
 
 

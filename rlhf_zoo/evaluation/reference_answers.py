@@ -43,13 +43,14 @@ def compare_with_references(
     """
     evaluator, judge = comparison.evaluator, comparison.evaluator.judge
     _, prompts, columns = repeat_prompts(rows, 1)
-    groups = comparison.groups[:: comparison.samples]
+    groups = comparison.groups[:: comparison.samples_per_prompt]
     reference_texts = [
         _remove_special_tokens(last_message_text(value), evaluator.tokenizer.all_special_tokens)
         for value in rows[column]
     ]
     # There is one reference answer per prompt, so only the first sample is compared.
-    texts = {side: comparison.measurements[side].completions[:: comparison.samples] for side in ("sft", "ppo")}
+    first_samples = slice(None, None, comparison.samples_per_prompt)
+    texts = {side: comparison.measurements[side].completions[first_samples] for side in ("sft", "ppo")}
     if temperature is not None:
         sampler, keys = replace(evaluator, temperature=temperature), random_keys(len(prompts), 1)
         for side, model in {"sft": evaluator.reference, "ppo": policy()}.items():
@@ -57,7 +58,7 @@ def compare_with_references(
             texts[side] = sampler.sample(
                 model, prompts, keys=keys, seed=comparison.seed, desc=f"{side}, {column}"
             ).texts
-    pair_judge = next((candidate for candidate in evaluator.panel.comparing if candidate.name == judge.name), None)
+    pair_judge = next((candidate for candidate in evaluator.panel.pair_judges if candidate.name == judge.name), None)
 
     def win_rate_over_references(side: str) -> WinRate:
         if pair_judge is None:
@@ -79,7 +80,7 @@ def compare_with_references(
     return {"column": column, "temperature": temperature, **rates}
 
 
-def _remove_special_tokens(text: str, special: list[str]) -> str:
-    for token in special:
+def _remove_special_tokens(text: str, special_tokens: list[str]) -> str:
+    for token in special_tokens:
         text = text.replace(token, "")
     return text

@@ -54,11 +54,10 @@ def read_rollouts(
         return source
     if isinstance(source, str | Path):
         name = str(source)
-    documents = iterate_rows(source, name)
     names = COLUMNS if reward is None else {**COLUMNS, "reward": (reward,)}
     rows: dict[str, dict[str, Any]] = {}
     unread_columns: set[str] = set()  # other columns with a number
-    for where, document in documents:
+    for where, document in iterate_rows(source, name):
         if len(rows) == MAX_ROWS:
             raise ZooError(f"{name} holds over {MAX_ROWS:,} completions: give a random sample of them.")
         row = _flatten_sample(document, side)
@@ -78,16 +77,16 @@ def read_rollouts(
                 "give it in every row or in none."
             )
         columns[column] = None if rows_without else [row[column] for row in rows.values()]
-    numbers = ", ".join(map(repr, sorted(unread_columns)))
+    unread_names = ", ".join(map(repr, sorted(unread_columns)))
     if columns["reward"] is None and reward is not None:
-        hint = f" Its other columns of numbers are {numbers}." if numbers else ""
+        hint = f" Its other columns of numbers are {unread_names}." if unread_columns else ""
         raise ZooError(f"{name} has no column {reward!r}: name the column of the reward.{hint}")
-    if numbers:
+    if unread_columns:
         missing = " and no ".join(column for column in ("reward", "judge") if columns[column] is None)
         advice = {"reward": " Name the reward's with --reward.", "judge": " Rename the judge's to judge."}
         log.warning(
             "%s has %sunread columns of numbers: %s.%s",
-            name, f"no {missing}, and " if missing else "", numbers,
+            name, f"no {missing}, and " if missing else "", unread_names,
             "".join(text for column, text in advice.items() if columns[column] is None),
         )  # fmt: skip
     conversations = [row.get("conversation", row["prompt"]) for row in rows.values()]

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -73,8 +74,8 @@ def add_logprobs(
     model = move(load_causal(path, options=LoadOptions(dtype=options.dtype)).eval(), device)
     tokenizer = load_tokenizer(path)
     cache = LogprobCache(model, tokenizer)
-    shared = set(policy.prompts) & set(sft.prompts)
-    rows = [[row for row, prompt in enumerate(side.prompts) if prompt in shared] for side in (policy, sft)]
+    shared_prompts = set(policy.prompts) & set(sft.prompts)
+    rows = [[row for row, prompt in enumerate(side.prompts) if prompt in shared_prompts] for side in (policy, sft)]
     prompt_ids, texts = _tokenize([policy, sft], rows, model, tokenizer, str(options.model))
     own = _compute_logprobs(
         model, tokenizer, [(prompt_ids[prompt], tokens) for prompt, tokens in texts], cache, is_sum=False,
@@ -97,11 +98,13 @@ def add_logprobs(
     for side, side_rows in zip((policy, sft), rows, strict=True):
         part = slice(start, start + len(side_rows))
         start += len(side_rows)
+        # No probe reads the empty lists and zeros of the other rows.
         logprobs: list[list[float]] = [[] for _ in side.texts]
-        side_dependence = [0.0] * len(side)  # no probe reads the rows that keep 0
-        for row, value, nats in zip(side_rows, own[part], dependence[part] if dependence else side_rows, strict=True):
-            logprobs[row], side_dependence[row] = _as_list(value), float(nats)
-        sides.append(replace(side, logprobs=logprobs, dependence=side_dependence if dependence else None))
+        for row, value in zip(side_rows, own[part], strict=True):
+            logprobs[row] = _as_list(value)
+        side_dependence = np.zeros(len(side))
+        side_dependence[side_rows] = dependence[part] if dependence else 0.0
+        sides.append(replace(side, logprobs=logprobs, dependence=side_dependence.tolist() if dependence else None))
     return sides[0], sides[1]
 
 
@@ -188,9 +191,9 @@ def _compute_logprobs(
     score = make_batch_scorer(model, tokenizer, *zip(*requests, strict=True))
 
     def score_rows(batch: Sequence[int]) -> dict[str, Value]:
-        rounded = [[round(logprob, DECIMALS) for logprob in logprobs] for logprobs in score(batch)]
+        logprobs = [[round(logprob, DECIMALS) for logprob in row_logprobs] for row_logprobs in score(batch)]
         return {keys[row]: round(sum(values), DECIMALS) if is_sum else values
-                for row, values in zip(batch, rounded, strict=True)}  # fmt: skip
+                for row, values in zip(batch, logprobs, strict=True)}  # fmt: skip
 
     max_batch = CPU_BATCH if model.device.type == "cpu" else len(missing_rows)
     with Progress(len(row_by_key), desc, "text", initial=len(row_by_key) - len(missing_rows)) as bar:

@@ -95,7 +95,6 @@ class RolloutFindings:
         return paraphrase_warning(self.possible_paraphrases, "name the group of each prompt in a column `group`")
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the findings as JSON."""
         counts = {
             "prompts": self.prompts, "groups": self.groups, "completions": self.completions,
             "reference_completions": self.reference_completions, "left_out": list(self.left_out),
@@ -137,20 +136,21 @@ def probe_rollouts(
     """
     has_groups = policy.groups is not None
     policy, sft = group_sides(policy, sft)
-    exploit: str | None = None
+    exploit_reason: str | None = None
     if verifiable:
         verified = mark_right_answers(policy, sft)
-        policy, sft, exploit = verified.policy, verified.sft, verified.unfit
+        policy, sft, exploit_reason = verified.policy, verified.sft, verified.unfit
     report = report or probe(policy, sft, seed=seed)
     # Comparisons are paired by prompt, so they need prompts that both sides answered.
-    shared = set(policy.prompts) & set(sft.prompts)
-    shared_rows = [[row for row, prompt in enumerate(side.prompts) if prompt in shared] for side in (policy, sft)]
-    # Prompts are indexed in SFT's order, so the result does not depend on the order of a set.
-    prompt_indices = {
-        prompt: index for index, prompt in enumerate(dict.fromkeys(p for p in sft.prompts if p in shared))
-    }
+    policy_prompts = set(policy.prompts)
+    # In SFT's order, so that the result does not depend on the order of a set.
+    shared_prompts = list(dict.fromkeys(prompt for prompt in sft.prompts if prompt in policy_prompts))
+    prompt_indices = {prompt: index for index, prompt in enumerate(shared_prompts)}
+    shared_rows = [
+        [row for row, prompt in enumerate(side.prompts) if prompt in prompt_indices] for side in (policy, sft)
+    ]
     group_of = sft.group_by_prompt
-    prompt_groups = [group_of[prompt] for prompt in prompt_indices]
+    prompt_groups = [group_of[prompt] for prompt in shared_prompts]
     row_prompts = [
         np.array([prompt_indices[side.prompts[row]] for row in rows])
         for side, rows in zip((policy, sft), shared_rows, strict=True)
@@ -160,8 +160,8 @@ def probe_rollouts(
         _column_values((policy, sft), shared_rows, column) for column in ("rewards", "judge_scores")
     )
     reliability = _judge_reliability(rewards, judge_scores, verifiable=verifiable)
-    if exploit:
-        reliability = replace(reliability, unfit=exploit)
+    if exploit_reason:
+        reliability = replace(reliability, unfit=exploit_reason)
     if judge_check is not None:
         reliability = reliability.with_check(judge_check)
     if verifiable:
@@ -169,7 +169,7 @@ def probe_rollouts(
     wins = self_agreement = None
     if judge_scores is not None:
         scores_by_prompt = [
-            [values[indices == index] for index in range(len(prompt_indices))]
+            [values[indices == index] for index in range(len(shared_prompts))]
             for values, indices in zip(judge_scores, row_prompts, strict=True)
         ]
         wins = _win_rates(*scores_by_prompt)
@@ -191,14 +191,14 @@ def probe_rollouts(
     return RolloutFindings(
         report,
         decide(evidence, seed=seed),
-        len(prompt_indices),
+        len(shared_prompts),
         number_of_groups(prompt_groups),
         completions,
         reference_completions,
         (len(policy) - completions, len(sft) - reference_completions),
         self_agreement,
         judge_check,
-        0 if has_groups else count_possible_paraphrases(list(prompt_indices), prompt_groups),
+        0 if has_groups else count_possible_paraphrases(shared_prompts, prompt_groups),
         not verifiable and _may_be_right_answers(policy),
     )
 
@@ -228,8 +228,8 @@ def _self_agreement(
         seed: Seed of the resamples.
     """
     # Halves need rows of equal length, so surplus samples are dropped.
-    fewest = min(len(prompt_scores) for side in scores_by_prompt for prompt_scores in side)
-    score_rows = [prompt_scores[:fewest] for side in scores_by_prompt for prompt_scores in side]
+    samples_per_prompt = min(len(prompt_scores) for side in scores_by_prompt for prompt_scores in side)
+    score_rows = [prompt_scores[:samples_per_prompt] for side in scores_by_prompt for prompt_scores in side]
     return split_half(score_rows, [*groups, *groups], seed=seed)
 
 

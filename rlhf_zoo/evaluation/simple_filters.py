@@ -30,7 +30,7 @@ Kind = Literal["reward", "length", "words"]
 STREAM = 12  # separates these random numbers from others under the same seed
 MAX_WORDS = 20  # words that a filter may leave out
 MAX_CANDIDATES = 1000  # words that are tried, the most frequent ones
-MIN_WORD_SHARE = 0.005  # of the samples; a rarer word decides too little to be worth a rule
+MIN_WORD_SHARE = 0.005  # share of the samples; a rarer word decides too little to be worth a rule
 MIN_WORD_GAIN = 0.01  # rise of the mean reward for which another word is left out, in the reward's std
 
 
@@ -77,7 +77,6 @@ class FilterScore:
         return self.ppo_minus_this.value <= 0
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the filter and its figures as JSON."""
         return {
             "name": self.filter.name,
             "kind": self.filter.kind,
@@ -116,17 +115,17 @@ def score_filters(comparison: HeadToHead, rows: Dataset, *, samples: int) -> dic
         desc="filtering SFT's samples",
         columns=columns,
     )
-    judge = np.reshape(pool.judges[comparison.judge], (-1, samples))
+    judge = np.reshape(pool.judges[comparison.judge_name], (-1, samples))
     sft, ppo = (
-        np.reshape(comparison.measurements[side].judges[comparison.judge], (-1, comparison.samples))
+        np.reshape(comparison.measurements[side].judges[comparison.judge_name], (-1, comparison.samples_per_prompt))
         for side in ("sft", "ppo")
     )
     reward = np.reshape(pool.reward, (-1, samples))
     filters = make_filters(pool.completions, reward, judge, win_shares(judge, sft))
     groups = comparison.row_groups if comparison.row_groups is not None else number_prompts(rows["prompt"])
     scores = [_score_filter(candidate, ppo.mean(1), groups, seed=comparison.seed) for candidate in filters]
-    reaching = [score for score in scores if score.reaches_ppo]
-    best = reaching[0] if reaching else max(scores, key=lambda score: score.judge.value)
+    sufficient = [score for score in scores if score.reaches_ppo]
+    best = sufficient[0] if sufficient else max(scores, key=lambda score: score.judge.value)
     return {"samples": samples, "tried": [score.to_json() for score in scores], "best": best.filter.name}
 
 
@@ -158,8 +157,8 @@ def _powers_of_two(samples: int) -> list[int]:
 
 def _best_of_n_filters(reward: Floats, judge: Floats, wins: Floats) -> Iterator[Filter]:
     sizes = _powers_of_two(reward.shape[1])
-    kept = [expected_best_of_n(reward, sizes, judge=values) for values in (reward, judge, wins)]
-    for size, *values in zip(sizes, *kept, strict=True):
+    expected = [expected_best_of_n(reward, sizes, judge=values) for values in (reward, judge, wins)]
+    for size, *values in zip(sizes, *expected, strict=True):
         yield Filter(f"best of {size} by the reward", "reward", size, *values)
 
 
@@ -169,21 +168,21 @@ def _length_filters(completions: Sequence[str], reward: Floats, judge: Floats, w
     sizes = _powers_of_two(reward.shape[1])
     longest, shortest = (expected_best_of_n(sign * length, sizes[-1:], judge=reward).mean() for sign in (1, -1))
     name, score = ("longest", length) if longest >= shortest else ("shortest", -length)
-    kept = [expected_best_of_n(score, sizes, judge=values) for values in (reward, judge, wins)]
-    for size, *values in zip(sizes, *kept, strict=True):
+    expected = [expected_best_of_n(score, sizes, judge=values) for values in (reward, judge, wins)]
+    for size, *values in zip(sizes, *expected, strict=True):
         yield Filter(f"{name} of {size}", "length", size, *values)
 
 
 def _word_filter(completions: Sequence[str], reward: Floats, judge: Floats, wins: Floats) -> Iterator[Filter]:
     """Yields the filter that drops samples with certain words; if every sample of a prompt has one, it keeps all."""
-    left_out, is_kept = choose_words(completions, reward)
-    if not left_out:
+    filter_words, is_kept = choose_words(completions, reward)
+    if not filter_words:
         return
     is_kept[~is_kept.any(1)] = True
     weights = is_kept / is_kept.sum(1, keepdims=True)
     reward, judge, wins = ((weights * values).sum(1) for values in (reward, judge, wins))
-    name = "without 1 word" if len(left_out) == 1 else f"without any of {len(left_out)} words"
-    yield Filter(name, "words", float(1 / is_kept.mean()), reward, judge, wins, left_out)
+    name = "without 1 word" if len(filter_words) == 1 else f"without any of {len(filter_words)} words"
+    yield Filter(name, "words", float(1 / is_kept.mean()), reward, judge, wins, filter_words)
 
 
 def choose_words(completions: Sequence[str], reward: Floats) -> tuple[tuple[str, ...], NDArray[np.bool_]]:
@@ -198,28 +197,29 @@ def choose_words(completions: Sequence[str], reward: Floats) -> tuple[tuple[str,
     """
     text_words = [{word for word in words(text) if is_word(word)} for text in completions]
     counts = Counter(word for word_set in text_words for word in word_set)
-    frequent = [word for word, count in counts.items() if count >= MIN_WORD_SHARE * len(completions)]
-    candidates = sorted(frequent, key=lambda word: (-counts[word], word))[:MAX_CANDIDATES]
-    kept, chosen = np.ones(reward.shape, dtype=bool), list[str]()
+    frequent_words = [word for word, count in counts.items() if count >= MIN_WORD_SHARE * len(completions)]
+    candidates = sorted(frequent_words, key=lambda word: (-counts[word], word))[:MAX_CANDIDATES]
+    is_kept, chosen_words = np.ones(reward.shape, dtype=bool), list[str]()
     if not candidates:
-        return (), kept
+        return (), is_kept
     # (words, P, N): 1 where a sample has the word.
     has_word = np.array([[word in word_set for word_set in text_words] for word in candidates], dtype=np.float32)
     has_word = has_word.reshape(-1, *reward.shape)
     all_means, min_rise = reward.mean(1), MIN_WORD_GAIN * float(reward.std())
-    best = float(all_means.mean())
-    while len(chosen) < MAX_WORDS:
-        count = kept.sum(1) - np.einsum("wpn,pn->wp", has_word, kept.astype(float))
-        total = (kept * reward).sum(1) - np.einsum("wpn,pn->wp", has_word, kept * reward)
+    best_mean = float(all_means.mean())
+    while len(chosen_words) < MAX_WORDS:
+        # (words, P): how many samples each prompt would keep without this word too, and the sum of their rewards.
+        count = is_kept.sum(1) - np.einsum("wpn,pn->wp", has_word, is_kept.astype(float))
+        total = (is_kept * reward).sum(1) - np.einsum("wpn,pn->wp", has_word, is_kept * reward)
         # If every sample of a prompt has one of the words, all samples of that prompt are kept.
         means = np.where(count > 0.5, total / np.maximum(count, 1), all_means).mean(1)
         index = int(np.argmax(means))
-        if means[index] <= best + min_rise:
+        if means[index] <= best_mean + min_rise:
             break
-        best = float(means[index])
-        chosen.append(candidates[index])
-        kept &= has_word[index] == 0
-    return tuple(chosen), kept
+        best_mean = float(means[index])
+        chosen_words.append(candidates[index])
+        is_kept &= has_word[index] == 0
+    return tuple(chosen_words), is_kept
 
 
 def _score_filter(candidate: Filter, ppo: Floats, groups: Sequence[Hashable], *, seed: int) -> FilterScore:

@@ -95,7 +95,7 @@ def summarize_seeds(values: Sequence[float]) -> Spread:
 
 
 def group_indices(groups: Sequence[Hashable]) -> NDArray[np.intp]:
-    """Numbers labels in order of first appearance.
+    """Replaces labels by integers, in order of first appearance.
 
     Args:
         groups: (N,) hashable labels.
@@ -107,19 +107,19 @@ def group_indices(groups: Sequence[Hashable]) -> NDArray[np.intp]:
     return np.array([numbers.setdefault(group, len(numbers)) for group in groups], dtype=np.intp)
 
 
-def split_into_parts(values: ArrayLike, parts: int) -> list[NDArray[np.intp]]:
+def split_into_parts(values: ArrayLike, max_parts: int) -> list[NDArray[np.intp]]:
     """Splits values into parts of about equal size, lowest first. Equal values share a part.
 
     Args:
         values: (N,) numbers.
-        parts: Maximum number of parts.
+        max_parts: Maximum number of parts.
 
     Returns:
         The indices of the values in each part.
     """
     sample = np.asarray(values)
     # "inverted_cdf" takes edges from the data. Equal edges merge, so equal values stay together.
-    edges = np.unique(np.quantile(sample, np.linspace(0, 1, parts + 1)[1:], method="inverted_cdf"))
+    edges = np.unique(np.quantile(sample, np.linspace(0, 1, max_parts + 1)[1:], method="inverted_cdf"))
     part_indices = np.searchsorted(edges, sample)
     return [np.flatnonzero(part_indices == part) for part in range(len(edges))]
 
@@ -160,8 +160,9 @@ def mean_interval(
     Raises:
         ValueError: As in `bootstrap_mean`.
     """
-    sample, index = _check_values(values, groups)
-    return _bootstrap_interval(np.bincount(index, weights=sample), np.bincount(index), seed, resamples, level)
+    sample, group_ids = _check_values(values, groups)
+    sums, counts = np.bincount(group_ids, weights=sample), np.bincount(group_ids)
+    return _bootstrap_interval(sums, counts, seed, resamples, level)
 
 
 def bootstrap_perplexity(logprobs: ArrayLike, lengths: ArrayLike, groups: Sequence[Hashable], *, seed: int) -> Estimate:
@@ -209,9 +210,9 @@ def _nats_and_tokens(
     logprobs: ArrayLike, lengths: ArrayLike, groups: Sequence[Hashable]
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Returns −Σ logprobs and Σ lengths of each group, (G,) each."""
-    sample, index = _check_values(logprobs, groups)
+    sample, group_ids = _check_values(logprobs, groups)
     tokens, _ = _check_values(lengths, groups)
-    sums, counts = np.bincount(index, weights=-sample), np.bincount(index, weights=tokens)
+    sums, counts = np.bincount(group_ids, weights=-sample), np.bincount(group_ids, weights=tokens)
     if not (counts > 0).all():
         raise ValueError("A perplexity is a mean over tokens, but the texts of some prompt have none.")
     return sums, counts
@@ -225,14 +226,14 @@ def _bootstrap_interval(
     return float(low), float(high)
 
 
-def quantile_levels(groups: int, level: float = 0.95) -> tuple[float, float]:
+def quantile_levels(n_groups: int, level: float = 0.95) -> tuple[float, float]:
     """Computes which quantiles of the resamples bound an interval.
 
     With few groups, the 2.5% and 97.5% quantiles are too narrow. The levels are widened to match Student's t and a
     variance with denominator G − 1.
 
     Args:
-        groups: Number of groups, G.
+        n_groups: Number of groups, G.
         level: Coverage of the interval.
 
     Returns:
@@ -240,9 +241,9 @@ def quantile_levels(groups: int, level: float = 0.95) -> tuple[float, float]:
 
     Source: Hesterberg 2015, The American Statistician 69:371.
     """
-    if groups == 1:
+    if n_groups == 1:
         return (1 - level) / 2, (1 + level) / 2
-    low = NormalDist().cdf(-_t_quantile(groups - 1, level) * math.sqrt(groups / (groups - 1)))
+    low = NormalDist().cdf(-_t_quantile(n_groups - 1, level) * math.sqrt(n_groups / (n_groups - 1)))
     return low, 1 - low
 
 
@@ -252,33 +253,33 @@ def _resampled_ratios(sums: NDArray[Any], counts: NDArray[Any], seed: int, resam
     return np.concatenate([(draws @ sums) / (draws @ counts) for draws in chunks])
 
 
-def resample_counts(size: int, seed: int, resamples: int) -> Iterable[NDArray[np.float64]]:
-    """Counts how often each group is drawn when `size` groups are drawn with replacement.
+def resample_counts(n_groups: int, seed: int, resamples: int) -> Iterable[NDArray[np.float64]]:
+    """Draws as many groups as there are, with replacement, and counts how often each group is drawn.
 
     Args:
-        size: Number of groups.
+        n_groups: Number of groups, G.
         seed: Seed of the resamples.
         resamples: Number of resamples.
 
     Returns:
-        Arrays (n, size) of counts, one row per resample; a single array if all resamples fit in memory.
+        Arrays (n, G) of counts, one row per resample; a single array if all resamples fit in memory.
     """
     # All metrics of an evaluation use the same groups and seed, so the last draws are cached.
-    if size * resamples <= _MAX_CELLS:
-        return [_cached_counts(size, seed, resamples)]
-    rng, chunk = np.random.default_rng(seed), max(1, _MAX_CELLS // size)
-    return (_draw_counts(rng, size, min(chunk, resamples - start)) for start in range(0, resamples, chunk))
+    if n_groups * resamples <= _MAX_CELLS:
+        return [_cached_counts(n_groups, seed, resamples)]
+    rng, step = np.random.default_rng(seed), max(1, _MAX_CELLS // n_groups)
+    return (_draw_counts(rng, n_groups, min(step, resamples - start)) for start in range(0, resamples, step))
 
 
 @lru_cache(maxsize=2)
-def _cached_counts(size: int, seed: int, resamples: int) -> NDArray[np.float64]:
-    counts = _draw_counts(np.random.default_rng(seed), size, resamples)
+def _cached_counts(n_groups: int, seed: int, resamples: int) -> NDArray[np.float64]:
+    counts = _draw_counts(np.random.default_rng(seed), n_groups, resamples)
     counts.flags.writeable = False  # callers share the cached array
     return counts
 
 
-def _draw_counts(rng: np.random.Generator, size: int, n: int) -> NDArray[np.float64]:
-    return rng.multinomial(size, np.full(size, 1 / size), size=n).astype(float)
+def _draw_counts(rng: np.random.Generator, n_groups: int, resamples: int) -> NDArray[np.float64]:
+    return rng.multinomial(n_groups, np.full(n_groups, 1 / n_groups), size=resamples).astype(float)
 
 
 def win_rate(a: ArrayLike, b: ArrayLike, groups: Sequence[Hashable], *, tolerance: float = 0.0) -> WinRate:
@@ -287,7 +288,7 @@ def win_rate(a: ArrayLike, b: ArrayLike, groups: Sequence[Hashable], *, toleranc
     Args:
         a: (N,) scores of the first side.
         b: (N,) scores of the second side.
-        groups: (N,) the prompt of each row.
+        groups: (N,) the prompt of each pair of scores.
         tolerance: Scores at most this far apart tie; a tie counts one half.
 
     Raises:
@@ -305,8 +306,8 @@ def mean_share(values: ArrayLike, groups: Sequence[Hashable]) -> Estimate:
 
     The interval is Wilson's with three changes: the number of trials is the effective sample size, given the groups
     (Korn & Graubard 1998, Survey Methodology 24:193); the quantile is that of t with G − 1 degrees of freedom; and a
-    tenth of a trial corrects for continuity. If all values are 0, or all are 1, each group counts as one trial. If all
-    are equal otherwise, as when every comparison ties, the interval has no width. With one group, it is 0 to 1. The
+    tenth of a trial corrects for continuity. If all values are 0, or all are 1, it is Wilson's own with one trial per
+    group. If all are equal otherwise, as when every comparison ties, it has no width. With one group, it is 0 to 1. The
     coverage is 0.93 or more for shares of 0.5 to 0.98, 20 to 180 prompts, and 1 to 3 samples per prompt, whether or not
     samples of a prompt are alike (test_stats.py). A percentile bootstrap over 20 prompts covers only 0.53 for a share
     of 0.98, and 0.88 for a share of 0.9.
@@ -333,12 +334,8 @@ def share_interval(values: ArrayLike, groups: Sequence[Hashable], *, level: floa
     Raises:
         ValueError: As in `bootstrap_mean`.
     """
-    sample, index = _check_values(values, groups)
-    n_groups, center = int(index.max()) + 1, float(sample.mean())
-    group_sizes = np.bincount(index)
-    # The linearized variance of a ratio: groups may have different sizes.
-    residuals = np.bincount(index, weights=sample - center) / group_sizes.mean()
-    variance = float(residuals @ residuals) / n_groups / max(1, n_groups - 1)
+    sample, group_ids = _check_values(values, groups)
+    n_groups, center = int(group_ids.max()) + 1, float(sample.mean())
     if center in (0.0, 1.0):
         low, high = _wilson_interval(center, n_groups, NormalDist().inv_cdf((1 + level) / 2))
         return (0.0, high) if center == 0.0 else (low, 1.0)  # rounding would leave this bound slightly off
@@ -346,6 +343,9 @@ def share_interval(values: ArrayLike, groups: Sequence[Hashable], *, level: floa
         return center, center
     if n_groups == 1:
         return 0.0, 1.0
+    # The linearized variance of a ratio: groups may have different sizes.
+    residuals = np.bincount(group_ids, weights=sample - center) / (len(sample) / n_groups)
+    variance = float(residuals @ residuals) / n_groups / (n_groups - 1)
     variance = max(variance, float(sample.var()) / len(sample) / n_groups)  # the group means may be equal by chance
     trials = center * (1 - center) / variance * (n_groups - 1) / n_groups
     quantile = _t_quantile(n_groups - 1, level)
@@ -361,11 +361,11 @@ def _wilson_interval(center: float, trials: float, z: float) -> tuple[float, flo
     return middle - half_width, middle + half_width
 
 
-def _t_quantile(degrees: int, level: float = 0.95) -> float:
-    """Returns the half-width of a two-sided t interval with `degrees` degrees of freedom, in standard errors."""
+def _t_quantile(degrees_of_freedom: int, level: float = 0.95) -> float:
+    """Returns the half-width of a two-sided t interval, in standard errors."""
     from scipy.special import stdtrit  # importing it takes longer than most commands take to start
 
-    return float(stdtrit(degrees, (1 + level) / 2))
+    return float(stdtrit(degrees_of_freedom, (1 + level) / 2))
 
 
 def accuracy(correct: ArrayLike, groups: Sequence[Hashable]) -> Estimate:
@@ -381,8 +381,8 @@ def accuracy(correct: ArrayLike, groups: Sequence[Hashable]) -> Estimate:
     Raises:
         ValueError: As in `bootstrap_mean`.
     """
-    answers, index = _check_values(correct, groups)
-    if len(answers) == int(index.max()) + 1:
+    answers, group_ids = _check_values(correct, groups)
+    if len(answers) == int(group_ids.max()) + 1:
         return proportion(int(answers.sum()), len(answers))
     return mean_share(answers, groups)
 
@@ -395,7 +395,7 @@ def correlation(
     Args:
         x: (N,) numbers.
         y: (N,) numbers.
-        groups: (N,) the prompt of each row.
+        groups: (N,) the prompt of each pair (x, y).
         seed: Seed of the resamples.
         ranks: True for Spearman's ρ, which is r of the ranks; tied values share the mean of their ranks.
         resamples: Number of resamples.
@@ -406,7 +406,7 @@ def correlation(
     Raises:
         ValueError: As in `bootstrap_mean`.
     """
-    first, index = _check_values(x, groups)
+    first, group_ids = _check_values(x, groups)
     second, _ = _check_values(y, groups)
     # Each value's index among the sorted distinct values suffices to rank any resample.
     value_indices = [np.unique(side, return_inverse=True)[1] for side in (first, second)]
@@ -426,19 +426,19 @@ def correlation(
 
     if min(indices.max() for indices in value_indices) == 0:
         return None
-    n_groups = int(index.max()) + 1
-    # Few resamples at once, so that many rows fit into memory.
+    n_groups = int(group_ids.max()) + 1
+    # Weights of every value take more memory than those of groups, so fewer resamples are computed at once.
     step = max(1, _MAX_CELLS // (8 * len(first)))
     resampled = np.concatenate(
         [
-            coefficients(counts[start : start + step, index])
+            coefficients(counts[start : start + step, group_ids])
             for counts in resample_counts(n_groups, seed, resamples)
             for start in range(0, len(counts), step)
         ]
     )
     # A resample in which x or y does not vary has no correlation.
-    defined = resampled[~np.isnan(resampled)]
-    low, high = np.quantile(defined, quantile_levels(n_groups)) if len(defined) else (-1.0, 1.0)
+    resampled = resampled[~np.isnan(resampled)]
+    low, high = np.quantile(resampled, quantile_levels(n_groups)) if len(resampled) else (-1.0, 1.0)
     return Estimate(float(coefficients(np.ones((1, len(first))))[0]), (float(low), float(high)), len(first))
 
 
@@ -467,7 +467,7 @@ def proportion(successes: int, n: int) -> Estimate:
     return Estimate(successes / n, (low if successes else 0.0, high if successes < n else 1.0), n)
 
 
-def jackknife(value: float, left_out: ArrayLike, *, n: int) -> Estimate:
+def jackknife(value: float, leave_one_out: ArrayLike, *, n: int) -> Estimate:
     """Computes `value` ± 1.96 standard errors from the values with one group left out.
 
     se² = (G−1)/G · Σ(θ_i − θ̄)². Use it for statistics that a bootstrap biases by drawing duplicates. With one group,
@@ -475,12 +475,12 @@ def jackknife(value: float, left_out: ArrayLike, *, n: int) -> Estimate:
 
     Args:
         value: The statistic over all groups.
-        left_out: (G,) the statistic without each group in turn.
+        leave_one_out: (G,) the statistic without each group in turn.
         n: Number of observations behind the estimate.
 
     Source: Tukey 1958.
     """
-    theta = np.asarray(left_out, dtype=float)
+    theta = np.asarray(leave_one_out, dtype=float)
     n_groups = len(theta)
     if n_groups < 2:
         return Estimate(value, (-math.inf, math.inf), n)

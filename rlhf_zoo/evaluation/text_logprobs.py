@@ -47,10 +47,10 @@ def _pad_samples(
     prompt_ids, prompt_mask = left_pad([list(ids) for ids in prompt_tokens], fill, "cpu")
     width = max(1, *map(len, tokens))
     # Prompts are padded on the left and completions on the right, so that no padding is between them.
-    padded = torch.tensor([[*ids, *([fill] * (width - len(ids)))] for ids in tokens])
+    completion_ids = torch.tensor([[*ids, *([fill] * (width - len(ids)))] for ids in tokens])
     mask = torch.arange(width) < torch.tensor([len(ids) for ids in tokens]).unsqueeze(1)
     ended = torch.tensor([bool(ids) and ids[-1] in stops for ids in tokens])
-    return Samples(prompt_ids, prompt_mask, padded, mask, torch.zeros(mask.shape), ended)
+    return Samples(prompt_ids, prompt_mask, completion_ids, mask, torch.zeros(mask.shape), ended)
 
 
 def make_batch_scorer(
@@ -173,13 +173,14 @@ def choose_other_prompts(prompts: Sequence[str], *, seed: int) -> list[list[str]
     Returns:
         (N,) lists of `OTHER_PROMPTS` prompts; None if there are too few.
     """
-    distinct = list(dict.fromkeys(prompts))
-    if len(distinct) <= OTHER_PROMPTS:
+    distinct_prompts = list(dict.fromkeys(prompts))
+    size = len(distinct_prompts)
+    if size <= OTHER_PROMPTS:
         return None
     # Every text uses the same cyclic shifts of the prompts, so each prompt is used equally often.
-    shifts = np.random.default_rng(seed).permutation(np.arange(1, len(distinct)))[:OTHER_PROMPTS]
-    index_by_text = {text: k for k, text in enumerate(distinct)}
-    return [[distinct[(index_by_text[text] + shift) % len(distinct)] for shift in shifts] for text in prompts]
+    shifts = np.random.default_rng(seed).permutation(np.arange(1, size))[:OTHER_PROMPTS]
+    indices = {prompt: index for index, prompt in enumerate(distinct_prompts)}
+    return [[distinct_prompts[(indices[prompt] + shift) % size] for shift in shifts] for prompt in prompts]
 
 
 def dependence_from_logprobs(own_logprobs: ArrayLike, other_logprobs: ArrayLike) -> list[float]:
@@ -223,27 +224,26 @@ def score_by_reward(
     if evaluator.rewards is None:
         return []
     stops = evaluator.stops or stop_ids(evaluator.reference, evaluator.tokenizer)
+    prompt_ids = [tokenize_prompt(prompt, evaluator.tokenizer) for prompt in prompts]
     max_tokens, context_length = 2 * evaluator.max_new_tokens, context_length_of(evaluator.reference)
     if context_length is not None:
-        longest_prompt = max((len(tokenize_prompt(prompt, evaluator.tokenizer)) for prompt in prompts), default=0)
+        longest_prompt = max(map(len, prompt_ids), default=0)
         max_tokens = max(evaluator.max_new_tokens, min(max_tokens, context_length - longest_prompt - 1))
     tokens = [
         tokenize_completion(prompt, text, evaluator.tokenizer)[:max_tokens]
         for prompt, text in zip(prompts, texts, strict=True)
     ]
     # The cut tokens are decoded like a policy's, so that texts and tokens match.
-    prompt_ids = [tokenize_prompt(prompt, evaluator.tokenizer) for prompt in prompts]
     texts = decode_completions(evaluator.tokenizer, prompts, prompt_ids, tokens)
     # A text that ends by itself has the end token that the policy would write.
-    with_end_token = [[*ids, stops[0]] for ids in tokens]
+    tokens = [[*ids, stops[0]] for ids in tokens]
     rewards: list[float] = []
-    size = max_rows_in_memory(evaluator.reference, max(map(len, with_end_token), default=1))
+    batch_size = max_rows_in_memory(evaluator.reference, max(map(len, tokens), default=1))
     with Progress(len(texts), f"{desc}: reward", "text", leave=False) as bar:
-        for start in range(0, len(texts), size):
-            batch_rows = slice(start, start + size)
-            batch = build_samples(prompts[batch_rows], with_end_token[batch_rows], evaluator.tokenizer, stops).to(
-                evaluator.reference.device
-            )
+        for start in range(0, len(texts), batch_size):
+            batch_rows = slice(start, start + batch_size)
+            batch = build_samples(prompts[batch_rows], tokens[batch_rows], evaluator.tokenizer, stops)
+            batch = batch.to(evaluator.reference.device)
             rewards += evaluator.score_batch(batch, batch_rows, prompts, texts, columns)
             bar.update(len(batch))
     return rewards

@@ -55,8 +55,8 @@ class Trajectory:
     """The measurements of a run's checkpoints and of its SFT policy on the same prompts.
 
     Attributes:
-        prompts: Number of prompts, P.
-        samples: Completions per prompt.
+        prompt_count: Number of prompts, P.
+        samples_per_prompt: Completions per prompt.
         sft: The SFT policy's measurements.
         checkpoints: The measurements of the checkpoints, in order of their steps.
         judge: Name of the headline judge.
@@ -69,8 +69,8 @@ class Trajectory:
         groups: (P,) the group of each prompt, see `evaluation.prompt_groups`; None if every prompt is its own group.
     """
 
-    prompts: int
-    samples: int
+    prompt_count: int
+    samples_per_prompt: int
     sft: PolicyMeasurements
     checkpoints: Sequence[_CheckpointMeasurements]
     judge: str
@@ -102,20 +102,20 @@ class Trajectory:
         if step is None or step == self.checkpoints[-1].step:
             return None
         sft, *checkpoints = self._policies()
-        up_to_step = [policy for policy in checkpoints if policy.step <= step]
-        return decide(Evidence(sft, up_to_step, judge=self.reliability, groups=self.prompt_groups), seed=self.seed)
+        checkpoints = [policy for policy in checkpoints if policy.step <= step]
+        return decide(Evidence(sft, checkpoints, judge=self.reliability, groups=self.prompt_groups), seed=self.seed)
 
     @cached_property
     def verdict_without_judge(self) -> Verdict:
         """The verdict by the same rule from reward, KL and probes alone."""
         sft, *checkpoints = (replace(policy, judge=None, wins=None) for policy in self._policies())
-        unjudged = [replace(effect, judge_ratio=None) for effect in self.reward_effects]
-        return decide(Evidence(sft, checkpoints, reward_effects=unjudged, groups=self.prompt_groups), seed=self.seed)
+        effects = [replace(effect, judge_ratio=None) for effect in self.reward_effects]
+        return decide(Evidence(sft, checkpoints, reward_effects=effects, groups=self.prompt_groups), seed=self.seed)
 
     @property
     def prompt_groups(self) -> Sequence[int]:
         """The group number of each prompt."""
-        return range(self.prompts) if self.groups is None else self.groups
+        return range(self.prompt_count) if self.groups is None else self.groups
 
     def with_confirmation(self, gain: Estimate) -> Trajectory:
         """Returns a copy with the candidate's gain over SFT on test prompts.
@@ -134,23 +134,20 @@ class Trajectory:
         ]
         return [self._policy(0, self.sft, None), *checkpoints]
 
-    def _policy(self, step: int, measured: PolicyMeasurements, report: Report | None) -> Checkpoint:
-        kl, proxy, judge = (self._by_prompt(measured, name) for name in ("kl", "reward", "judge"))
-        wins = (
-            preference_scores(measured.judges[self.judge], self.sft.judges[self.judge])
-            .reshape(self.prompts, self.samples)
-            .mean(1)
-        )
-        return Checkpoint(step, float(kl.mean()), proxy, judge, wins, report)
+    def _policy(self, step: int, policy: PolicyMeasurements, report: Report | None) -> Checkpoint:
+        kl, proxy, judge = (self._by_prompt(policy, name) for name in ("kl", "reward", "judge"))
+        wins = preference_scores(policy.judges[self.judge], self.sft.judges[self.judge])
+        wins_by_prompt = wins.reshape(self.prompt_count, -1).mean(1)
+        return Checkpoint(step, float(kl.mean()), proxy, judge, wins_by_prompt, report)
 
     def to_json(self) -> dict[str, Any]:
         """Returns what the card and other programs read: the verdict, the fits, and the metrics of each checkpoint."""
         return {
             "schema": 1,
             **self.prompt_source,
-            "prompts": self.prompts,
+            "prompts": self.prompt_count,
             "groups": number_of_groups(self.prompt_groups),
-            "samples_per_prompt": self.samples,
+            "samples_per_prompt": self.samples_per_prompt,
             **self.verdict.to_json(),
             "without_judge": self.verdict_without_judge.text,
             "at_recommended": None if self.verdict_at_recommended is None else self.verdict_at_recommended.summary(),
@@ -172,22 +169,22 @@ class Trajectory:
 
     def arrays(self) -> dict[str, Any]:
         """Returns {metric: (policies, P)} for SFT (step 0) and the checkpoints, for analyses that need no model."""
-        measurements = [self.sft, *(checkpoint.measurements for checkpoint in self.checkpoints)]
-        means = {name: [self._by_prompt(measured, name).tolist() for measured in measurements] for name in _METRICS}
+        policies = [self.sft, *(checkpoint.measurements for checkpoint in self.checkpoints)]
+        means = {name: [self._by_prompt(policy, name).tolist() for policy in policies] for name in _METRICS}
         steps = [0, *(checkpoint.step for checkpoint in self.checkpoints)]
         return {"schema": 1, "seed": self.seed, "steps": steps, **means}
 
-    def _values(self, measured: PolicyMeasurements, name: str) -> Sequence[float]:
-        return {"reward": measured.reward, "judge": measured.judges[self.judge], "kl": measured.exact_kl}[name]
+    def _values(self, policy: PolicyMeasurements, name: str) -> Sequence[float]:
+        return {"reward": policy.reward, "judge": policy.judges[self.judge], "kl": policy.exact_kl}[name]
 
-    def _by_prompt(self, measured: PolicyMeasurements, name: str) -> NDArray[np.float64]:
-        return np.asarray(self._values(measured, name), dtype=float).reshape(self.prompts, self.samples).mean(1)
+    def _by_prompt(self, policy: PolicyMeasurements, name: str) -> NDArray[np.float64]:
+        return np.reshape(self._values(policy, name), (self.prompt_count, -1)).mean(1)
 
-    def _estimates(self, measured: PolicyMeasurements) -> dict[str, Any]:
-        groups = [group for group in self.prompt_groups for _ in range(self.samples)]
-        estimates = {name: bootstrap_mean(self._values(measured, name), groups, seed=self.seed) for name in _METRICS}
-        estimates["length"] = bootstrap_mean(measured.length, groups, seed=self.seed)
-        estimates["distinct_2"] = distinct_n_estimate(measured.completions, groups, 2)
+    def _estimates(self, policy: PolicyMeasurements) -> dict[str, Any]:
+        groups = [group for group in self.prompt_groups for _ in range(self.samples_per_prompt)]
+        estimates = {name: bootstrap_mean(self._values(policy, name), groups, seed=self.seed) for name in _METRICS}
+        estimates["length"] = bootstrap_mean(policy.length, groups, seed=self.seed)
+        estimates["distinct_2"] = distinct_n_estimate(policy.completions, groups, 2)
         return {name: estimate.to_json() for name, estimate in estimates.items()}
 
     def _fit(self, name: str) -> dict[str, Any] | None:
@@ -195,9 +192,9 @@ class Trajectory:
         kl = np.stack([self._by_prompt(checkpoint.measurements, "kl") for checkpoint in self.checkpoints])
         if len({round(float(d), 6) for d in root_kl(kl.mean(1)) if d > 0}) < MIN_POINTS:
             return None
-        base = self._by_prompt(self.sft, name)
         # Gains by prompt, so that the fit can resample the same prompts for all checkpoints.
-        gains = np.stack([self._by_prompt(checkpoint.measurements, name) - base for checkpoint in self.checkpoints])
+        means = np.stack([self._by_prompt(checkpoint.measurements, name) for checkpoint in self.checkpoints])
+        gains = means - self._by_prompt(self.sft, name)
         kl, gains = (group_means(values, self.prompt_groups) for values in (kl, gains))
         return fit_form("rl", kl, gains, seed=self.seed).to_json()
 
@@ -253,12 +250,12 @@ def evaluate_checkpoints(
     checkpoints = []
     for path in paths:
         step = checkpoint_step(path)
-        result = measure_policy(load_causal(path).eval(), f"validating step {step}")
-        policy_completions = _completions(evaluator, prompts, result, completion_groups, seed)
+        measurements = measure_policy(load_causal(path).eval(), f"validating step {step}")
+        policy_completions = _completions(evaluator, prompts, measurements, completion_groups, seed)
         report = probe(policy_completions, sft_completions, seed=seed)
-        checkpoints.append(_CheckpointMeasurements(step, result, report))
-    # The judge's self-agreement is measured over SFT and the last checkpoint.
-    scores = [np.reshape(policy.judges[judge], (count, -1)) for policy in (sft, checkpoints[-1].measurements)]
+        checkpoints.append(_CheckpointMeasurements(step, measurements, report))
+    # From here on, `measurements`, `policy_completions` and `report` are those of the last checkpoint.
+    scores = [np.reshape(policy.judges[judge], (count, -1)) for policy in (sft, measurements)]
     return Trajectory(
         count,
         config.checkpoint_samples,
@@ -268,7 +265,7 @@ def evaluate_checkpoints(
         seed=seed,
         reliability=replace(reliability, split_half=split_half(np.concatenate(scores), groups * 2, seed=seed)),
         trivial=choose_trivial_policies(
-            evaluator, prompts, columns, sft, checkpoints[-1].measurements, samples=config.checkpoint_samples
+            evaluator, prompts, columns, sft, measurements, samples_per_prompt=config.checkpoint_samples
         ),
         reward_effects=_reward_effects(evaluator, prompts, columns, report, policy_completions, sft_completions),
         prompt_source=evaluation_location(context, "validation"),
@@ -290,19 +287,20 @@ def _reward_effects(
     if not text_edits:
         return []
 
-    def rewards(texts: Sequence[str]) -> list[float]:
+    def compute_rewards(texts: Sequence[str]) -> list[float]:
         return score_by_reward(evaluator, prompts, texts, columns, desc="edited texts")
 
-    def judge_scores(texts: Sequence[str]) -> list[float]:
+    def judge(texts: Sequence[str]) -> list[float]:
         return score_completions(evaluator.judge, prompts, texts, columns)
 
     # Unedited texts are tokenized and scored in the same way as edited texts, so that only the edit matters.
-    sft_rewards, policy_rewards, sft_scores = rewards(sft.texts), rewards(policy.texts), judge_scores(sft.texts)
+    sft_rewards, policy_rewards = compute_rewards(sft.texts), compute_rewards(policy.texts)
+    sft_scores = judge(sft.texts)
     return [
         RewardEffect.of(
-            edit.family, sft=sft_rewards, policy=policy_rewards, with_habit=rewards(edit.with_habit),
-            without_habit=rewards(edit.without_habit), judge_scores=sft_scores,
-            judge_scores_with_habit=judge_scores(edit.with_habit),
+            edit.family, sft=sft_rewards, policy=policy_rewards, with_habit=compute_rewards(edit.with_habit),
+            without_habit=compute_rewards(edit.without_habit), judge_scores=sft_scores,
+            judge_scores_with_habit=judge(edit.with_habit),
         )
         for edit in text_edits
     ]  # fmt: skip
@@ -311,19 +309,19 @@ def _reward_effects(
 def _completions(
     evaluator: Evaluator,
     prompts: Sequence[Prompt],
-    measured: PolicyMeasurements,
+    measurements: PolicyMeasurements,
     groups: Sequence[int],
     seed: int,
 ) -> Completions:
-    judge_scores = measured.judges[evaluator.judge.name]
+    judge_scores = measurements.judges[evaluator.judge.name]
 
     def prompt_dependence() -> list[float] | None:
         return measure_dependence(
             evaluator.reference,
             evaluator.tokenizer,
             prompts,
-            measured.tokens,
-            measured.ref_logprob_sums,
+            measurements.tokens,
+            measurements.ref_logprob_sums,
             seed=seed,
             temperature=evaluator.temperature,
         )
@@ -332,14 +330,14 @@ def _completions(
     dependences = (
         prompt_dependence()
         if evaluator.saved is None
-        else evaluator.saved.get({"measured": "dependence", "tokens": measured.tokens}, prompt_dependence)
+        else evaluator.saved.get({"measured": "dependence", "tokens": measurements.tokens}, prompt_dependence)
     )
     return Completions(
         [display_text(prompt) for prompt in prompts],
-        measured.completions,
-        measured.reward or None,
+        measurements.completions,
+        measurements.reward or None,
         judge_scores,
-        measured.ref_logprobs,
+        measurements.ref_logprobs,
         dependences,
         verified=[score >= 1 for score in judge_scores] if is_answer_checker(evaluator.judge) else None,
         groups=groups,

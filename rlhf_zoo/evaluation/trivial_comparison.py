@@ -30,7 +30,7 @@ def choose_trivial_policies(
     sft: PolicyMeasurements,
     ppo: PolicyMeasurements,
     *,
-    samples: int,
+    samples_per_prompt: int,
 ) -> list[TrivialPolicy]:
     """Chooses trivial policies from SFT's and PPO's completions to validation prompts, without the judges.
 
@@ -40,17 +40,17 @@ def choose_trivial_policies(
         columns: Name -> (N,) values of the prompts' other columns.
         sft: The SFT policy's completions.
         ppo: The PPO policy's completions.
-        samples: Completions per prompt.
+        samples_per_prompt: Completions per prompt.
 
     Returns:
         The policies.
     """
-    first_of_each = slice(None, None, samples)
+    first_of_each = slice(None, None, samples_per_prompt)
     distinct_prompts = prompts[first_of_each]
     columns = {name: values[first_of_each] for name, values in columns.items()}
     favorite = None
     if sft.reward and ppo.reward:
-        favorites = select_candidates([*sft.completions, *ppo.completions], [*sft.reward, *ppo.reward])
+        candidates = select_candidates([*sft.completions, *ppo.completions], [*sft.reward, *ppo.reward])
         # A constant is written after every prompt, so each candidate is scored after all prompts.
         means = [
             np.mean(
@@ -59,12 +59,12 @@ def choose_trivial_policies(
                     distinct_prompts,
                     [text] * len(distinct_prompts),
                     columns,
-                    desc=f"one text for every prompt, {number} of {len(favorites)}",
+                    desc=f"one text for every prompt, {number} of {len(candidates)}",
                 )
             )
-            for number, text in enumerate(favorites, 1)
+            for number, text in enumerate(candidates, 1)
         ]
-        favorite = favorites[int(np.argmax(means))]
+        favorite = candidates[int(np.argmax(means))]
     return choose_policies(sft.completions, ppo.completions, favorite=favorite)
 
 
@@ -81,7 +81,7 @@ def score_trivial_policies(comparison: HeadToHead, policies: Sequence[TrivialPol
     Returns:
         The scores.
     """
-    _, prompts, columns = repeat_prompts(rows, comparison.samples)
+    _, prompts, columns = repeat_prompts(rows, comparison.samples_per_prompt)
     is_paid = isinstance(comparison.evaluator.judge, LLMJudge)
     affordable = [policy for policy in policies if policy.kind == "constant" or not is_paid]
     return TrivialScores([_score_policy(comparison, policy, prompts, columns) for policy in affordable])
@@ -94,11 +94,11 @@ def _score_policy(
     repeats = 1
     if policy.kind == "constant":
         # All samples of a prompt are the same text. It is scored once, and the score is repeated below.
-        repeats, texts = comparison.samples, [policy.text] * len(prompts)
+        repeats, texts = comparison.samples_per_prompt, [policy.text] * len(prompts)
     elif policy.kind == "ending":
         texts = [append_ending(text, policy.text) for text in sft]
     else:
-        texts = shift_by_prompt(ppo, comparison.samples)
+        texts = shift_by_prompt(ppo, comparison.samples_per_prompt)
     scored_prompts, scored_texts = prompts[::repeats], texts[::repeats]
     scored_columns = {name: values[::repeats] for name, values in columns.items()}
     judge_scores = np.repeat(
@@ -111,7 +111,7 @@ def _score_policy(
         policy,
         judge=bootstrap_mean(judge_scores, groups, seed=seed),
         win_rate=win_rate(
-            judge_scores, comparison.measurements["sft"].judges[comparison.judge], groups, tolerance=TIE_TOLERANCE
+            judge_scores, comparison.measurements["sft"].judges[comparison.judge_name], groups, tolerance=TIE_TOLERANCE
         ),
         reward=bootstrap_mean(reward, groups, seed=seed) if len(reward) else None,
     )

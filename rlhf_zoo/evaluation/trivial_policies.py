@@ -57,7 +57,6 @@ class TrivialScore:
         return self.win_rate.ci95[0] > 0.5
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the policy and its scores as JSON."""
         return {
             **vars(self.policy),
             "judge": self.judge.to_json(),
@@ -69,22 +68,17 @@ class TrivialScore:
 
 @dataclass(frozen=True)
 class TrivialScores:
-    """The scores of all trivial policies.
+    """The scores of all trivial policies."""
 
-    Attributes:
-        policies: The scores.
-    """
-
-    policies: Sequence[TrivialScore]
+    scores: Sequence[TrivialScore]
 
     @property
     def winnable(self) -> bool:
         """Whether a constant beats SFT."""
-        return any(score.policy.kind == "constant" and score.beats_sft for score in self.policies)
+        return any(score.policy.kind == "constant" and score.beats_sft for score in self.scores)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns all scores, and whether a constant beats SFT, as JSON."""
-        return {"winnable_by_a_constant": self.winnable, "policies": [score.to_json() for score in self.policies]}
+        return {"winnable_by_a_constant": self.winnable, "policies": [score.to_json() for score in self.scores]}
 
 
 def select_candidates(texts: Sequence[str], rewards: Sequence[float]) -> list[str]:
@@ -131,10 +125,10 @@ def choose_policies(sft: Sequence[str], ppo: Sequence[str], *, favorite: str | N
 def _most_frequent(texts: Sequence[str], *, policy: str) -> tuple[str, str | None]:
     """Returns (name, text) of a policy's most frequent completion; its text is None if all are empty."""
     # The empty text is not a useful constant.
-    counted = Counter(text for text in texts if text.strip())
-    text = min(counted, key=lambda text: (-counted[text], text), default=None)
-    repeats = text is not None and counted[text] > 1
-    return f"{policy}'s most frequent completion" if repeats else f"one of {policy}'s completions", text
+    counts = Counter(text for text in texts if text.strip())
+    text = min(counts, key=lambda candidate: (-counts[candidate], candidate), default=None)
+    recurs = text is not None and counts[text] > 1
+    return f"{policy}'s most frequent completion" if recurs else f"one of {policy}'s completions", text
 
 
 def find_risen_ending(sft: Sequence[str], ppo: Sequence[str]) -> str | None:
@@ -161,9 +155,10 @@ def find_risen_ending(sft: Sequence[str], ppo: Sequence[str]) -> str | None:
             rise = {text: ppo_counts[text] / len(ppo) - sft_counts[text] / max(1, len(sft)) for text in ppo_counts}
             text = min(rise, key=lambda ending: (-rise[ending], ending))
             rises[size] = rise[text], text
-    if not rises or (largest := max(rise for rise, _ in rises.values())) < MIN_RISE:
+    largest_rise = max((rise for rise, _ in rises.values()), default=0.0)
+    if largest_rise < MIN_RISE:
         return None
-    return rises[max(size for size, (rise, _) in rises.items() if rise >= _MIN_RISE_KEPT * largest)][1]
+    return rises[max(size for size, (rise, _) in rises.items() if rise >= _MIN_RISE_KEPT * largest_rise)][1]
 
 
 def _last_words(text: str, size: int) -> str:
@@ -182,15 +177,15 @@ def append_ending(text: str, ending: str) -> str:
     return text if text.endswith(ending) else text.rstrip().rstrip(".!?") + "," + ending
 
 
-def shift_by_prompt(texts: Sequence[str], samples: int) -> list[str]:
+def shift_by_prompt(texts: Sequence[str], samples_per_prompt: int) -> list[str]:
     """Gives each prompt the completions of the prompt before it.
 
     Args:
-        texts: (prompts · samples,) completions in the order of the prompts.
-        samples: Completions per prompt.
+        texts: (N,) completions in the order of the prompts.
+        samples_per_prompt: Completions per prompt.
 
     Returns:
         The same texts, shifted by one prompt.
     """
     # A shift, not a shuffle, so that no prompt keeps its own completions.
-    return [*texts[-samples:], *texts[:-samples]]
+    return [*texts[-samples_per_prompt:], *texts[:-samples_per_prompt]]

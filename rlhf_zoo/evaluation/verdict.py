@@ -169,12 +169,9 @@ class Verdict:
             return self
         is_confirmed = self.candidate == step and gain.ci95[0] > 0
         conclusion = "so it is recommended" if is_confirmed else "so none is recommended, and `main` is the last step"
-        not_candidate = (
-            ""
-            if self.candidate == step
-            else "; it is no longer the candidate given the facts about the judge on these prompts"
-        )
-        reason = f"Step {step} on test prompts against SFT: {with_interval(gain)}{not_candidate}, {conclusion}."
+        change = "; it is no longer the candidate given the facts about the judge on these prompts"
+        change_note = "" if self.candidate == step else change
+        reason = f"Step {step} on test prompts against SFT: {with_interval(gain)}{change_note}, {conclusion}."
         return replace(
             self, recommended=step if is_confirmed else None, confirmed=gain, reasons=(*self.reasons, reason)
         )
@@ -354,21 +351,21 @@ def _explanations(evidence: Evidence, *, judge_trusted: bool) -> dict[str, str]:
     return {family: text for family, text in explanations.items() if text is not None}
 
 
-def _too_few_prompts(evidence: Evidence, groups: int) -> str:
-    prompts = len(evidence.groups) if evidence.groups is not None else groups
-    if prompts == groups:
-        return f"A verdict needs {MIN_PROMPTS} prompts, not {prompts}."
+def _too_few_prompts(evidence: Evidence, group_count: int) -> str:
+    prompt_count = len(evidence.groups) if evidence.groups is not None else group_count
+    if prompt_count == group_count:
+        return f"A verdict needs {MIN_PROMPTS} prompts, not {prompt_count}."
     return (
-        f"A verdict needs {MIN_PROMPTS} prompts that ask different things, not {groups}: "
-        f"the {prompts} prompts ask only {groups} question{'' if groups == 1 else 's'}."
+        f"A verdict needs {MIN_PROMPTS} prompts that ask different things, not {group_count}: "
+        f"the {prompt_count} prompts ask only {group_count} question{'' if group_count == 1 else 's'}."
     )
 
 
-def _group_scores(rows: Sequence[ArrayLike | None], name: str, evidence: Evidence) -> Floats | None:
+def _group_scores(scores: Sequence[ArrayLike | None], name: str, evidence: Evidence) -> Floats | None:
     """Checks (P,) scores of J policies and returns (J, G) their means by group of prompts; None if any are missing."""
-    if any(row is None for row in rows):
+    if any(policy_scores is None for policy_scores in scores):
         return None
-    arrays = [np.asarray(row, dtype=float) for row in rows]
+    arrays = [np.asarray(policy_scores, dtype=float) for policy_scores in scores]
     shapes = sorted({array.shape for array in arrays})
     if len(shapes) != 1 or arrays[0].ndim != 1 or arrays[0].size == 0:
         raise ValueError(f"Every policy needs a {name} score on each of the same prompts; the shapes are {shapes}.")
@@ -410,10 +407,7 @@ def _candidate(
         f"{among_note}, {means[best_row]:.4g} at step {best.step}"
     )
     gain = mean_difference(judge_scores, chosen_row, 0, seed, resamples)
-    return (
-        chosen.step,
-        f"Step {chosen.step} has {criterion}, on these prompts: {with_interval(gain)} against SFT.",
-    )
+    return chosen.step, f"Step {chosen.step} has {criterion}, on these prompts: {with_interval(gain)} against SFT."
 
 
 def _skip_reasons(last: Checkpoint) -> dict[str, str]:

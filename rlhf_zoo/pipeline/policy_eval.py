@@ -340,17 +340,18 @@ def evaluate(pair: PolicyPair, settings: ComparisonSettings, *, out: Path, comma
         policy,
         evaluator,
         rows,
-        samples=settings.samples,
+        samples_per_prompt=settings.samples,
         seed=settings.seed,
         reward_judges=find_reward_model_judges(evaluator) | find_function_judges(evaluator, pair.functions),
         checks=checks,
         group=settings.group,
     )
     results = comparison.to_json()
-    if evaluator.panel.votes:
+    if evaluator.panel.vote_repos:
         sides = {"ppo": _published_commits(pair.policy), "sft": _published_commits(pair.against)}
         results["votes"] = {
-            name: compare_by_votes(name, **sides, seed=settings.seed, hub=pair.hub) for name in evaluator.panel.votes
+            name: compare_by_votes(name, **sides, seed=settings.seed, hub=pair.hub)
+            for name in evaluator.panel.vote_repos
         }
     document = {
         "schema": 1,

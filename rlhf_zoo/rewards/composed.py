@@ -123,8 +123,8 @@ class Rewards:
     @property
     def weighted_models(self) -> list[tuple[RewardModel, float]]:
         """All reward models with the weights of their scores. The models of an ensemble have its weight."""
-        weighted = zip(self.rewards, self.weights, strict=True)
-        return [(model, weight) for reward, weight in weighted for model in _models_of(reward)]
+        rewards_and_weights = zip(self.rewards, self.weights, strict=True)
+        return [(model, weight) for reward, weight in rewards_and_weights for model in _models_of(reward)]
 
     def __call__(
         self,
@@ -185,9 +185,9 @@ class Rewards:
                 padded[samples.mask] = torch.tensor([number for row in token_rewards for number in row], device=device)
                 by_token = weight * padded + (0.0 if by_token is None else by_token)
         per_reward = torch.stack(scores, dim=1)
-        unscored = per_reward.isnan().all(1)
-        if unscored.any():
-            row = int(unscored.nonzero()[0])
+        has_no_score = per_reward.isnan().all(1)
+        if has_no_score.any():
+            row = int(has_no_score.nonzero()[0])
             raise ZooError(
                 f"No reward applies to the prompt {batch.quoted_prompt(row)} of row {row}, because "
                 f"{join_names(reward_names)} returned None: let one of them return a number."
@@ -275,13 +275,13 @@ def _name_reward(reward: RewardModel | RewardEnsemble | RewardFunction) -> str:
 
 def _make_unique(names: Sequence[str]) -> list[str]:
     """Makes names unique: each copy of a repeated name gets its index in the list as a suffix."""
-    taken = {name for name in names if names.count(name) == 1}
+    used_names = {name for name in names if names.count(name) == 1}
     unique = []
     for index, name in enumerate(names):
         if names.count(name) > 1:
             name = f"{name}_{index}"
-            while name in taken:
+            while name in used_names:
                 name += "_"
-            taken.add(name)
+            used_names.add(name)
         unique.append(name)
     return unique

@@ -110,10 +110,10 @@ class NamedReward:
         Args:
             batch: The batch to score.
         """
-        values = self.function(**self._arguments(batch))
-        if inspect.isawaitable(values):
-            return _run_coroutine(_as_coroutine(values))
-        return list(values) if isinstance(values, Iterator) else values
+        result = self.function(**self._arguments(batch))
+        if inspect.isawaitable(result):
+            return _run_coroutine(_as_coroutine(result))
+        return list(result) if isinstance(result, Iterator) else result
 
     async def call_async(self, batch: Batch) -> Any:
         """Calls the function, which must be a coroutine function, and awaits its result.
@@ -320,7 +320,7 @@ def convert_rewards(
                 f"{batch.quoted_prompt(row)}: {_RETURN_FIX}."
             ) from error
         total = sum(addends)
-        # The trainer uses float32, in which larger numbers would be infinite.
+        # The trainer uses float32, in which larger numbers are infinite.
         non_finite = [number for number in (*addends, total) if not abs(number) <= torch.finfo(torch.float32).max]
         if reward is not None and non_finite:
             raise ZooError(
@@ -375,7 +375,7 @@ def _describe(error: Exception) -> str:
 
 
 async def _as_coroutine(values: Awaitable[Any]) -> Any:
-    return await values
+    return await values  # `asyncio.run_coroutine_threadsafe` refuses other awaitables
 
 
 async def _gather(coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:

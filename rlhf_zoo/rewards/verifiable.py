@@ -92,8 +92,8 @@ class AnswerRule(Rule):
                 f'column of the answers, {self.name}(column="NAME").'
             )
 
-    def rows_with_answer(self, rows: Any, *, subject: str) -> list[bool]:
-        """Returns whether each row has an answer.
+    def has_answers(self, rows: Any, *, subject: str) -> list[bool]:
+        """Returns, for each row, whether it has an answer.
 
         Args:
             rows: A data set of prompts.
@@ -188,8 +188,8 @@ class ExactMatch(AnswerRule):
 
     def _parse_answer(self, answer: Any) -> str:
         answer = str(answer)
-        marked = text_after_marker(answer, self.marker)
-        return self._normalize(answer if marked is None else marked)
+        text = text_after_marker(answer, self.marker)
+        return self._normalize(answer if text is None else text)
 
     def _normalize(self, text: str) -> str:
         if self.marker is not None:

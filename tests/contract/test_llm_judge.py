@@ -19,7 +19,7 @@ from zoo_process import wait_until
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.judges.llm import LLMJudge
-from rlhf_zoo.evaluation.judges.llm_questions import as_data, parse_rating, parse_verdict
+from rlhf_zoo.evaluation.judges.llm_questions import encode_as_json, parse_rating, parse_verdict
 from rlhf_zoo.evaluation.judges.llm_usage import Usage
 from rlhf_zoo.evaluation.judges.pairwise import PairJudge, compare_pairs
 from rlhf_zoo.evaluation.judges.scalar import Judge
@@ -386,9 +386,9 @@ ATTACKS = [
     st.text(),
     st.text(),
 )
-def test_as_data_keeps_every_text_inside_its_string(prompt, a, b):
+def test_encode_as_json_keeps_every_text_inside_its_string(prompt, a, b):
     """The line parses back into exactly these three strings, and contains no mark of a chat template."""
-    line = as_data(prompt=prompt, A=a, B=b)
+    line = encode_as_json(prompt=prompt, A=a, B=b)
     pairs = json.loads(line, object_pairs_hook=list)
     assert pairs == [("prompt", prompt), ("A", a), ("B", b)]
     assert "\n" not in line and "\r" not in line and not [mark for mark in MARKS if mark in line]

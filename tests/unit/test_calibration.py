@@ -44,18 +44,18 @@ def test_pair_losses_match_hand_values():
 
 def test_reliability_bins_match_hand_values():
     """Four pairs at ¾, of which three right; two at ½ (a tie is half right)."""
-    parts = reliability_bins([THREE, THREE, THREE, -THREE, 0.0, 0.0], bins=2)
+    parts = reliability_bins([THREE, THREE, THREE, -THREE, 0.0, 0.0], bin_count=2)
     assert [(part["low"], part["high"], part["n"]) for part in parts] == [(0.5, 0.75, 2), (0.75, 1.0, 4)]
     assert [part["confidence"] for part in parts] == pytest.approx([0.5, 0.75], abs=1e-12)
     assert [part["accuracy"] for part in parts] == [0.5, 0.75]
     assert calibration_error(parts) == pytest.approx(0, abs=1e-12)
     # All wrong at ¾: a distance of ¾.
-    assert calibration_error(reliability_bins([-THREE] * 5, bins=2)) == pytest.approx(0.75)
+    assert calibration_error(reliability_bins([-THREE] * 5, bin_count=2)) == pytest.approx(0.75)
 
 
 def test_accuracy_by_margin_matches_hand_values():
     margins = [0.1, -0.1, 0.0, 0.2, 1.0, -1.0, 2.0, 2.0]
-    parts = accuracy_by_margin(margins, parts=2)
+    parts = accuracy_by_margin(margins, max_parts=2)
     assert [(part["low"], part["high"], part["n"]) for part in parts] == [(0.0, 0.2, 4), (1.0, 2.0, 4)]
     assert [part["accuracy"] for part in parts] == [2.5 / 4, 3 / 4]
     assert all(part["ci95"][0] < part["accuracy"] < part["ci95"][1] for part in parts)
@@ -98,7 +98,7 @@ def test_histogram_counts_every_margin(values):
 
 def test_length_profile_matches_hand_values():
     scores, lengths = [0.0, 2.0, 4.0, 6.0, 8.0, 10.0], [3, 3, 3, 5, 5, 9]
-    parts = length_profile(scores, lengths, bins=3)
+    parts = length_profile(scores, lengths, max_parts=3)
     seen = [(part["low"], part["high"], part["n"], part["mean"]) for part in parts]
     assert seen == [(3, 3, 3, 2.0), (5, 5, 2, 7.0), (9, 9, 1, 10.0)]
     assert (parts[0]["low_score"], parts[0]["high_score"]) == (1.0, 3.0)

@@ -123,13 +123,13 @@ def test_pair_judge_compares_with_answers_of_the_data():
     """The first sample of each prompt; an answer is a conversation's last message, without special tokens."""
     judge = FunctionPairJudge(by_length, name="longer")
     tools = SimpleNamespace(
-        judge=SimpleNamespace(name="longer"), panel=SimpleNamespace(comparing=[judge]),
+        judge=SimpleNamespace(name="longer"), panel=SimpleNamespace(pair_judges=[judge]),
         tokenizer=SimpleNamespace(all_special_tokens=["<eos>"]),
     )  # fmt: skip
     written = {"sft": ["aaa", "", "b", "long text"], "ppo": ["aaaa", "", "long text", ""]}
     measured = {side: SimpleNamespace(completions=texts) for side, texts in written.items()}
     answers = [[{"role": "assistant", "content": text}] for text in ("aaa<eos>", "bb<eos>")]
     rows = Dataset.from_dict({"prompt": ["p", "q"], "answer": answers})
-    result = SimpleNamespace(evaluator=tools, measurements=measured, samples=2, seed=0, groups=[0, 0, 1, 1])
+    result = SimpleNamespace(evaluator=tools, measurements=measured, samples_per_prompt=2, seed=0, groups=[0, 0, 1, 1])
     rates = compare_with_references(result, rows, lambda: None, column="answer")
     assert (rates["sft"]["value"], rates["ppo"]["value"]) == (0.25, 1.0)

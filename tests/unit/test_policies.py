@@ -188,12 +188,12 @@ def first(prompts: list[str], shown_first: list[str], shown_second: list[str]) -
 def test_a_panel(tmp_path: Path) -> None:
     names = ["test_policies:longest", "rule:test_policies:known", "pairs:test_policies:first", "votes:a/b"]
     panel = open_panel(names, llm=LLMConfig(), labeled=lambda: [], folder=tmp_path, seed=1, title="length")
-    assert [judge.name for judge in panel.scoring] == ["length", "rule:test_policies:known"]
-    assert [judge.name for judge in panel.comparing] == ["pairs:test_policies:first"] and panel.votes == ("a/b",)
-    assert panel.scoring[0].description == "The longer, the better."
-    rule = panel.scoring[1]
+    assert [judge.name for judge in panel.scoring_judges] == ["length", "rule:test_policies:known"]
+    assert [judge.name for judge in panel.pair_judges] == ["pairs:test_policies:first"] and panel.vote_repos == ("a/b",)
+    assert panel.scoring_judges[0].description == "The longer, the better."
+    rule = panel.scoring_judges[1]
     assert score_completions(rule, ["p", "q"], ["a", "b"], {"answer": ["a", "a"], "other": [1, 2]}) == [1.0, 0.0]
-    assert score_completions(panel.scoring[0], ["p"], ["abc"], {"answer": ["a"]}) == [3.0]
+    assert score_completions(panel.scoring_judges[0], ["p"], ["abc"], {"answer": ["a"]}) == [3.0]
     with pytest.raises(ZooError, match="returned no score for the prompt 'q'"):
         score_completions(rule, ["p", "q"], ["a", "b"], {"answer": ["a", "?"]})
     with pytest.raises(ZooError, match="answer"):
@@ -207,7 +207,7 @@ def test_a_judge_that_is_shown_no_label(tmp_path: Path) -> None:
     def panel(name: str) -> Any:
         return open_panel([f"unlabeled:{name}"], llm=LLMConfig(), labeled=lambda: rows, folder=tmp_path, seed=1)
 
-    (judge,) = panel("test_policies:told").scoring
+    (judge,) = panel("test_policies:told").scoring_judges
     assert judge.description == "['a', 'bb']" and score_completions(judge, ["p"], ["abc"], {}) == [3.0]
     with pytest.raises(ZooError, match="returned a list, not a judge"):
         panel("builtins:sorted")
@@ -252,7 +252,7 @@ def test_the_training_reward_is_known_by_its_weights(toys: Toys) -> None:
     tools: Any = SimpleNamespace(panel=panel, rewards=Rewards([model()]))
     assert find_reward_model_judges(tools) == {"reward:copy"}
     assert find_reward_model_judges(SimpleNamespace(panel=panel, rewards=None)) == frozenset()  # type: ignore[arg-type]
-    given = panel.scoring[0](["the camera"], [" is good"])
+    given = panel.scoring_judges[0](["the camera"], [" is good"])
     alone = model().score_texts(["the camera is good"], ended=[True]).tolist()
     np.testing.assert_allclose(given, alone, rtol=1e-6)
 
@@ -262,7 +262,7 @@ def test_a_judge_is_one_label_of_a_classifier(toys: Toys, tmp_path: Path) -> Non
     save_two_label_classifier(two, toys.reward)
 
     def judge(name: str) -> RewardJudge:
-        [found] = open_panel([name], llm=LLMConfig(), labeled=lambda: [], folder=tmp_path, seed=1).scoring
+        [found] = open_panel([name], llm=LLMConfig(), labeled=lambda: [], folder=tmp_path, seed=1).scoring_judges
         assert isinstance(found, RewardJudge)
         return found
 
@@ -429,7 +429,7 @@ def test_a_stage_of_a_run_is_its_reward_model(toys: Toys, tmp_path: Path) -> Non
     record.mark_complete(record.checkpoint_path(3))
     record.write(stage="reward")
     panel = open_panel([f"reward:{record.path}"], llm=LLMConfig(), labeled=list, folder=tmp_path, seed=1)
-    assert panel.scoring[0](["the camera"], [" is good"])
+    assert panel.scoring_judges[0](["the camera"], [" is good"])
 
 
 def test_a_report_shows_names_as_text() -> None:

@@ -165,7 +165,8 @@ def test_verdict_needs_20_groups_not_20_spellings() -> None:
 def test_verdict_at_recommended_step_counts_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     points, groups = run(FALLEN, prompts=80), [prompt // 2 for prompt in range(80)]
     trajectory = Trajectory(
-        prompts=80, samples=1, sft=None, checkpoints=[SimpleNamespace(step=point.step) for point in points[1:]],
+        prompt_count=80, samples_per_prompt=1, sft=None,
+        checkpoints=[SimpleNamespace(step=point.step) for point in points[1:]],
         judge="judge", seed=0, reliability=GOOD, groups=groups, confirmation=(20, Estimate(0.9, (0.8, 1.0), 80)),
     )  # fmt: skip
     monkeypatch.setattr(Trajectory, "_policies", lambda self: points)

@@ -119,7 +119,7 @@ def test_samples_of_evaluation_are_both_sides_of_probe(tmp_path, home):
         {"prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": f"tell me about item {number}"}]}
         for number in range(12)
     ])  # fmt: skip
-    comparison = head_to_head(load_causal(folder), evaluator, rows, samples=2, seed=1)
+    comparison = head_to_head(load_causal(folder), evaluator, rows, samples_per_prompt=2, seed=1)
     samples = tmp_path / "samples.jsonl"
     samples.write_text(comparison.to_jsonl(), encoding="utf-8")
     first = json.loads(samples.read_text(encoding="utf-8").split("\n")[0])
@@ -143,7 +143,7 @@ def test_samples_of_evaluation_are_both_sides_of_probe(tmp_path, home):
         assert needs_model == ([] if options else ["word salad", "independence of the prompt"])
 
     plain = Dataset.from_list([{"prompt": f"item {number}"} for number in range(3)])
-    samples.write_text(head_to_head(model, evaluator, plain, samples=1, seed=1).to_jsonl(), encoding="utf-8")
+    samples.write_text(head_to_head(model, evaluator, plain, samples_per_prompt=1, seed=1).to_jsonl(), encoding="utf-8")
     assert "messages" not in json.loads(samples.read_text(encoding="utf-8").split("\n")[0])
     assert read_rollouts(samples).prompts == plain["prompt"][:] and read_rollouts(samples).conversations is None
     rows_without = [{"prompt": "a", "ppo": {"reward": 1.0}}]

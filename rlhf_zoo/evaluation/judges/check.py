@@ -33,7 +33,7 @@ from ..stats import Estimate, WinRate, bootstrap_mean, correlation, mean_share, 
 
 Finding = Literal["agrees", "inconclusive", "contradicts"]
 MIN_EXCESS = 0.2  # smallest excess that counts, as a share of the pairs
-MIN_PAIRS = 10  # that the reward orders wrongly, and as many that it orders correctly; fewer cannot show shared errors
+MIN_PAIRS = 10  # pairs that the reward orders wrongly, and as many correctly; fewer cannot show shared errors
 DRAWS = 25  # draws of a noisy preference for each pair
 MIN_AGREEMENT = 0.75  # share of the draws that must agree to settle a pair
 _MIN_PROBABILITY = 1e-6  # lower bound on probabilities, so that log-odds are finite
@@ -69,7 +69,6 @@ class SharedErrors:
         return True if excess.ci95[1] < MIN_EXCESS else None
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the error rates and the independence as JSON."""
         return {
             **{name: estimate.to_json() if estimate else None for name, estimate in vars(self).items()},
             "independent": self.independent,
@@ -115,7 +114,6 @@ class PairCheck:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the results and the finding as JSON."""
         return {
             "accuracy": self.accuracy.to_json(),
             "prompts": self.prompts,
@@ -133,16 +131,15 @@ class PairLabels:
 
     Attributes:
         win_rate: The share of pairs whose label prefers the policy.
-        bound: The upper bound of the win rate at `HACKED_LEVEL`.
+        upper_bound: The upper bound of the win rate at `HACKED_LEVEL`.
         prompts: The number of prompts of these pairs that ask different things.
     """
 
     win_rate: Estimate
-    bound: float
+    upper_bound: float
     prompts: int
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the win rate and the number of prompts as JSON."""
         return {"win_rate": self.win_rate.to_json(), "prompts": self.prompts}
 
 
@@ -174,7 +171,6 @@ class JudgeCheck:
         return None
 
     def to_json(self) -> dict[str, Any]:
-        """Returns both results and the independence as JSON."""
         return {
             **(self.labeled.to_json() if self.labeled else {}),
             **({"own": self.own.to_json()} if self.own else {}),
@@ -229,7 +225,7 @@ def check_pairs(
     """
     accuracy = win_rate(chosen, rejected, prompts)
     margins = np.subtract(np.asarray(chosen, dtype=float), np.asarray(rejected, dtype=float))
-    shared = None if reward_margins is None else shared_errors(margins, reward_margins, prompts, seed=seed)
+    with_reward = None if reward_margins is None else shared_errors(margins, reward_margins, prompts, seed=seed)
     compared_rows = [row for row, side in enumerate(policy_chosen or ()) if side is not None]
     bias = None
     if policy_chosen is not None and compared_rows:
@@ -239,7 +235,7 @@ def check_pairs(
         toward_policy = [-1.0 if policy_chosen[row] else 1.0 for row in compared_rows]
         bias = bootstrap_mean(wrong * toward_policy, compared_prompts, seed=seed)
     if not are_probabilities:
-        return PairCheck(accuracy, len(set(prompts)), None, shared, bias)
+        return PairCheck(accuracy, len(set(prompts)), None, with_reward, bias)
     # A probability of 0 or 1 would have infinite log-odds.
     chosen_p, rejected_p = (
         np.clip(np.asarray(side, dtype=float), _MIN_PROBABILITY, 1 - _MIN_PROBABILITY) for side in (chosen, rejected)
@@ -247,7 +243,7 @@ def check_pairs(
     # The difference of log-odds is a Bradley-Terry margin, which `measure_calibration` expects.
     log_odds_margins = np.log(chosen_p / (1 - chosen_p)) - np.log(rejected_p / (1 - rejected_p))
     calibration = measure_calibration(log_odds_margins, seed=seed)
-    return PairCheck(accuracy, len(set(prompts)), calibration, shared, bias)
+    return PairCheck(accuracy, len(set(prompts)), calibration, with_reward, bias)
 
 
 def shared_errors(judge: ArrayLike, reward: ArrayLike, prompts: Sequence[Hashable], *, seed: int) -> SharedErrors:
@@ -264,8 +260,8 @@ def shared_errors(judge: ArrayLike, reward: ArrayLike, prompts: Sequence[Hashabl
     """
     judge_errs, reward_errs = (np.asarray(margins, dtype=float) <= 0 for margins in (judge, reward))
 
-    def error_rate(selected: np.ndarray) -> Estimate | None:
-        rows = np.flatnonzero(selected).tolist()
+    def error_rate(is_included: np.ndarray) -> Estimate | None:
+        rows = np.flatnonzero(is_included).tolist()
         return mean_share(judge_errs[rows], [prompts[row] for row in rows]) if rows else None
 
     wrong, right = error_rate(reward_errs), error_rate(~reward_errs)

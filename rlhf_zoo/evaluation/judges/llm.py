@@ -29,7 +29,7 @@ from ...errors import ZooError
 from ...fileio import int_or_none, read_json, write_json
 from ...hub.client.retry_after import seconds_to_wait
 from ...runs.status_line import Progress
-from .llm_questions import CRITERION, MIDDLE, PROMPT_VERSION, Question, about_pair, about_single
+from .llm_questions import CRITERION, MIDDLE, PROMPT_VERSION, Question, pair_question, rating_question
 from .llm_usage import Meter, Stopped, Usage
 from .pairwise import PairVerdict, check_lengths, merge_orders
 
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 _SCHEMA = 1
 _CHAT = "/chat/completions"
-_GRACE_SECONDS = 5.0  # for pending answers when a run stops, because they cost money anyway
+_GRACE_SECONDS = 5.0  # how long a run that stops waits for pending answers, which cost money anyway
 _MAX_WAIT_SECONDS = 300.0  # a run ends if the server asks for a longer wait
 _MAX_RESPONSE_BYTES = 2**22
 _MIN_ANSWERS = 10  # with at least this many answers, a majority of unreadable answers makes the model unfit
@@ -184,7 +184,7 @@ class LLMJudge:
         check_lengths(prompts, first, second)
         # Each pair becomes two questions, one per order.
         pairs = [
-            None if a == b else (about_pair(self._criterion, prompt, a, b), about_pair(self._criterion, prompt, b, a))
+            None if a == b else [pair_question(self._criterion, prompt, *order) for order in ((a, b), (b, a))]
             for prompt, a, b in zip(prompts, first, second, strict=True)
         ]
         scores = iter(self._ask([question for pair in pairs if pair for question in pair]))
@@ -194,13 +194,14 @@ class LLMJudge:
                 verdicts.append(PairVerdict(0.5, {"identical": True}))
             else:
                 orders = (next(scores), next(scores))
-                verdicts.append(merge_orders(*orders, **({"unparsed": True} if None in orders else {})))
+                details = {"unparsed": True} if None in orders else {}
+                verdicts.append(merge_orders(*orders, **details))
         return verdicts
 
     def __call__(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
         """Rates each completion from 1 to 10; 5.5 if the answer is unreadable. Raises as `compare` does."""
         check_lengths(prompts, completions)
-        questions = [about_single(self._criterion, *texts) for texts in zip(prompts, completions, strict=True)]
+        questions = [rating_question(self._criterion, *texts) for texts in zip(prompts, completions, strict=True)]
         return [MIDDLE if score is None else score for score in self._ask(questions)]
 
     def _digest(self, question: Question) -> str:
@@ -242,9 +243,10 @@ class LLMJudge:
         # Equal questions are sent once.
         unique = dict(zip(digests, questions, strict=True))
         for digest, question in unique.items():
-            if digest not in self._memory and (loaded := self._load(digest, question)) is not None:
-                self._memory[digest] = loaded
-                self._meter.reuse(loaded)
+            entry = None if digest in self._memory else self._load(digest, question)
+            if entry is not None:
+                self._memory[digest] = entry
+                self._meter.count_cached(entry)
         missing = {digest: question for digest, question in unique.items() if digest not in self._memory}
         if missing:
             try:
@@ -253,12 +255,14 @@ class LLMJudge:
                 location = f"in {self._cache}" if self._cache is not None else "in memory"
                 count = len(unique.keys() & self._memory.keys())
                 raise type(error)(f"{error} ({count} of {len(unique)} answers are kept {location}.)") from error
-        unparsed = [self._memory[digest]["answers"][-1] for digest in unique if self._memory[digest]["score"] is None]
+        entries = [self._memory[digest] for digest in unique]
+        unreadable = [entry["answers"][-1] for entry in entries if entry["score"] is None]
         # A few unreadable answers are noise; a majority means that the model is unfit as a judge.
-        if len(unique) >= _MIN_ANSWERS and 2 * len(unparsed) > len(unique):
+        if len(unique) >= _MIN_ANSWERS and 2 * len(unreadable) > len(unique):
             raise ZooError(
-                f"{len(unparsed)} of {len(unique)} answers of {self._model} cannot be parsed, such as "
-                f"{_one_line(unparsed[0])[:60]!r}: use a model that follows the requested format, or raise max_tokens."
+                f"{len(unreadable)} of {len(unique)} answers of {self._model} cannot be parsed, such as "
+                f"{_one_line(unreadable[0])[:60]!r}: use a model that follows the requested format, or raise "
+                "max_tokens."
             )
         return [self._memory[digest]["score"] for digest in digests]
 
@@ -284,9 +288,9 @@ class LLMJudge:
 
         # Daemon threads, because a thread that waits for the network must not keep an interrupted process alive.
         workers = [threading.Thread(target=work, daemon=True) for _ in range(min(self._concurrency, len(questions)))]
-        done = total - len(questions)
+        cached_count = total - len(questions)
         with Progress(
-            total, f"judging with {self._model}", "answer", initial=done, leave=False, hidden=not self._progress
+            total, f"judging with {self._model}", "answer", initial=cached_count, leave=False, hidden=not self._progress
         ) as bar:
             try:
                 for worker in workers:
@@ -432,11 +436,11 @@ class LLMJudge:
         if 300 <= status < 400:
             target = urlsplit(headers.get("Location") or "").netloc.rpartition("@")[2] or "another path"
             return f"{self._host} redirects to {target}, but the judge follows no redirects: use the final address."
-        answered = f"{self._host} answered {status}{self._server_message(content)}"
+        response = f"{self._host} answered {status}{self._server_message(content)}"
         if status in (401, 403):
             state = "is set but was not accepted" if self._key() else "is not set"
-            return f"{answered}: the key is read from the environment variable {self._key_name}, which {state}."
-        return f"{answered}: check the endpoint {self._url}, the model {self._model!r} and the request's parameters."
+            return f"{response}: the key is read from the environment variable {self._key_name}, which {state}."
+        return f"{response}: check the endpoint {self._url}, the model {self._model!r} and the request's parameters."
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

@@ -63,8 +63,8 @@ class Question:
     parse: Callable[[str], float | None]
 
 
-def about_pair(criterion: str, prompt: str, a: str, b: str) -> Question:
-    """Asks which of two completions is better.
+def pair_question(criterion: str, prompt: str, a: str, b: str) -> Question:
+    """Builds the question which of two completions is better.
 
     Args:
         criterion: What makes a completion better.
@@ -72,23 +72,23 @@ def about_pair(criterion: str, prompt: str, a: str, b: str) -> Question:
         a: The completion shown first, as A.
         b: The completion shown second, as B.
     """
-    user = as_data(prompt=prompt, A=a, B=b)
+    user = encode_as_json(prompt=prompt, A=a, B=b)
     return Question("pair", _PAIR.format(criterion=criterion), user, _PAIR_AGAIN, parse_verdict)
 
 
-def about_single(criterion: str, prompt: str, completion: str) -> Question:
-    """Asks for a rating of one completion.
+def rating_question(criterion: str, prompt: str, completion: str) -> Question:
+    """Builds the question for a rating of one completion.
 
     Args:
         criterion: What makes a completion good.
         prompt: The prompt of the completion.
         completion: The completion to rate.
     """
-    user = as_data(prompt=prompt, completion=completion)
+    user = encode_as_json(prompt=prompt, completion=completion)
     return Question("single", _SINGLE.format(criterion=criterion), user, _SINGLE_AGAIN, parse_rating)
 
 
-def as_data(**texts: str) -> str:
+def encode_as_json(**texts: str) -> str:
     """Encodes texts as one line of JSON. No text can end its string, or contain a chat template's marks.
 
     A quotation mark within a JSON string is always escaped. Servers interpret marks such as <|im_end|> and [INST] even
@@ -135,8 +135,8 @@ def _value(answer: str, key: str) -> Any:
     """Returns the value of `key` in a JSON object; None unless it occurs exactly once. Returns other text unchanged."""
     text = answer.strip()
     # Many models wrap JSON in a Markdown fence.
-    if fenced := _FENCE.fullmatch(text):
-        text = fenced[1]
+    if fence := _FENCE.fullmatch(text):
+        text = fence[1]
     if not text.startswith("{"):
         return text
     try:

@@ -45,7 +45,6 @@ class Usage:
     cached_cost: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the figures as JSON."""
         return dict(vars(self))
 
 
@@ -85,7 +84,7 @@ class Meter:
             sums = {name: figures[name] + amount for name, amount in amounts.items() if figures[name] is not None}
             self._usage = replace(self._usage, **sums)
 
-    def reuse(self, entry: Mapping[str, Any]) -> None:
+    def count_cached(self, entry: Mapping[str, Any]) -> None:
         """Counts an answer read from the cache.
 
         Args:

@@ -146,19 +146,19 @@ def open_panel(
         ZooError: A judge is not available.
     """
     check_judges_available(names, llm, hub=hub, has_headline=has_headline)
-    scoring: list[Judge] = []
-    comparing: list[PairJudge] = []
-    votes: list[str] = []
+    scoring_judges: list[Judge] = []
+    pair_judges: list[PairJudge] = []
+    vote_repos: list[str] = []
     by_recipe_name: dict[str, Judge] = {}
     for index, name in enumerate(names):
         kind, argument = split_judge_name(name)
-        count_before = len(scoring)
+        count_before = len(scoring_judges)
         if kind == "classifier":
-            scoring.append(ClassifierJudge.train(labeled(), seed=seed))
+            scoring_judges.append(ClassifierJudge.train(labeled(), seed=seed))
         elif kind == "unlabeled":
-            scoring.append(_create_unlabeled_judge(argument, labeled()))
+            scoring_judges.append(_create_unlabeled_judge(argument, labeled()))
         elif kind == "reward":
-            scoring.append(RewardJudge(name, _load_reward_model(argument, use_cpu=use_cpu, hub=hub)))
+            scoring_judges.append(RewardJudge(name, _load_reward_model(argument, use_cpu=use_cpu, hub=hub)))
         elif kind == SAME_LABELS:
             if same_labels is None:
                 raise ZooError(
@@ -166,28 +166,28 @@ def open_panel(
                     "reward:RUN/judge/reward."
                 )
             reward_model = _load_reward_model(str(same_labels), use_cpu=use_cpu, hub=hub)
-            scoring.append(
+            scoring_judges.append(
                 RewardJudge(JUDGES_OF_LABELS[SAME_LABELS], reward_model, description=SAME_LABELS_DESCRIPTION)
             )
         elif kind == "rule":
-            scoring.append(RuleJudge(argument))
+            scoring_judges.append(RuleJudge(argument))
         elif kind == "llm":
             llm_judge = _open_llm(argument, llm, folder / "llm")
-            comparing.append(llm_judge)
+            pair_judges.append(llm_judge)
             # The headline judge must also score single completions.
             if index == 0:
-                scoring.append(llm_judge)
+                scoring_judges.append(llm_judge)
         elif kind == "pairs":
-            comparing.append(FunctionPairJudge(argument, name=name))
+            pair_judges.append(FunctionPairJudge(argument, name=name))
         elif kind == "votes":
-            votes.append(argument)
+            vote_repos.append(argument)
         else:
             name_and_description = {"name": title, "description": description} if index == 0 else {}
-            scoring.append(FunctionJudge(argument, **name_and_description))
+            scoring_judges.append(FunctionJudge(argument, **name_and_description))
         # The key is the recipe's name for the judge, which may differ from the judge's own name.
-        if len(scoring) > count_before:
-            by_recipe_name[name] = scoring[-1]
-    return Panel((*scoring, *extra), tuple(comparing), tuple(votes), by_recipe_name)
+        if len(scoring_judges) > count_before:
+            by_recipe_name[name] = scoring_judges[-1]
+    return Panel((*scoring_judges, *extra), tuple(pair_judges), tuple(vote_repos), by_recipe_name)
 
 
 @contextlib.contextmanager
@@ -294,14 +294,14 @@ def _load_reward_model(name: str, *, use_cpu: bool, hub: Hub) -> RewardModel:
     from ...modeling.loading import load_tokenizer
     from ...modeling.models import load_classifier
 
-    model, label = split_label(name)
-    path = resolve_model(model, hub).path
-    loaded = move_to_best_device(load_classifier(path, label=label), use_cpu=use_cpu)
+    model_name, label = split_label(name)
+    path = resolve_model(model_name, hub).path
+    model = move_to_best_device(load_classifier(path, label=label), use_cpu=use_cpu)
     tokenizer = load_tokenizer(path, name=f"The judge reward:{name}")
     if label is None:
-        return RewardModel(loaded, tokenizer, tokenizer)
+        return RewardModel(model, tokenizer, tokenizer)
     # Probabilities have one scale for all models, so they are neither centered nor scaled.
-    return RewardModel(loaded, tokenizer, tokenizer, label=label, output="logprob", center=False, scale=False)
+    return RewardModel(model, tokenizer, tokenizer, label=label, output="logprob", center=False, scale=False)
 
 
 def _create_unlabeled_judge(target: str, rows: Iterable[Mapping[str, object]]) -> Judge:

@@ -48,7 +48,7 @@ def check_panel(
 
     return {
         judge.name: JudgeCheck(check_judge(judge, labeled), check_judge(judge, own), judge.name in same_labels)
-        for judge in sort_free_first(panel.scoring)
+        for judge in sort_free_first(panel.scoring_judges)
     }
 
 

@@ -191,12 +191,12 @@ def compare_pairs(
     pair_groups = list(prompts if groups is None else groups)
     agreements, shown_first_wins, answer_groups = 0, [], []
     # A judge may call a pair of equal texts a tie without asking, so such a pair has no orders.
-    readable = [
+    readable_pairs = [
         (verdict.details["orders"], group)
         for verdict, group in zip(verdicts, pair_groups, strict=True)
         if None not in verdict.details.get("orders", [None])
     ]
-    for (when_first, when_second), group in readable:
+    for (when_first, when_second), group in readable_pairs:
         # An agreement is the same preference for the same text in both orders, ties included.
         agreements += when_first == when_second
         # Both numbers are preferences for the text shown first, so their mean measures position bias.
@@ -204,7 +204,7 @@ def compare_pairs(
         answer_groups += [group, group]
     return PairReport(
         win_rate=win_rate(scores, [1 - score for score in scores], pair_groups),
-        agreement=proportion(agreements, len(readable)) if readable else None,
+        agreement=proportion(agreements, len(readable_pairs)) if readable_pairs else None,
         shown_first=bootstrap_mean(shown_first_wins, answer_groups, seed=seed) if shown_first_wins else None,
         unparsed=sum(None in verdict.details.get("orders", []) for verdict in verdicts),
         verdicts=verdicts,

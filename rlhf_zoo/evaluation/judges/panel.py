@@ -25,15 +25,15 @@ class Panel:
     """The judges of an evaluation.
 
     Attributes:
-        scoring: Judges of single completions. The first is the headline judge, which the verdict uses.
-        comparing: Judges of pairs.
-        votes: Data sets of people's votes, each NAMESPACE/NAME.
+        scoring_judges: Judges of single completions. The first is the headline judge, which the verdict uses.
+        pair_judges: Judges of pairs.
+        vote_repos: Data sets of people's votes, each NAMESPACE/NAME.
         by_recipe_name: The scoring judges by the names that the recipe gives them.
     """
 
-    scoring: Sequence[Judge]
-    comparing: Sequence[PairJudge] = ()
-    votes: Sequence[str] = ()
+    scoring_judges: Sequence[Judge]
+    pair_judges: Sequence[PairJudge] = ()
+    vote_repos: Sequence[str] = ()
     by_recipe_name: Mapping[str, Judge] = field(default_factory=dict)
 
     def save(self, folder: Path) -> None:
@@ -42,7 +42,7 @@ class Panel:
         Args:
             folder: The folder of the evaluation.
         """
-        for judge in self.scoring:
+        for judge in self.scoring_judges:
             if isinstance(judge, ClassifierJudge):
                 judge.save(folder / "judge.npz")
 
@@ -149,8 +149,8 @@ def score_completions(
 
     def score_all() -> list[float]:
         if isinstance(judge, RuleJudge):
-            wrapped = [wrap_completion(prompt, text) for prompt, text in zip(prompts, completions, strict=True)]
-            return judge.score(prompts, wrapped, columns or {})
+            messages = [wrap_completion(prompt, text) for prompt, text in zip(prompts, completions, strict=True)]
+            return judge.score(prompts, messages, columns or {})
         if isinstance(judge, RewardJudge):
             return judge(prompts, completions)
         return judge([plain_text(prompt) for prompt in prompts], list(completions))

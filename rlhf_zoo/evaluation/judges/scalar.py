@@ -25,7 +25,7 @@ from ...plugins import call_list_judge
 from ..stats import Estimate, proportion
 from .pairwise import check_lengths, first_paragraph, load_function
 
-_HELD_OUT = 0.2  # share of the texts held out to measure a classifier's accuracy
+_HELD_OUT_SHARE = 0.2  # share of the texts held out to measure a classifier's accuracy
 
 
 @runtime_checkable
@@ -336,9 +336,9 @@ def _split(
     texts, labels = _parse_rows(rows)
     # Splitting distinct texts rather than rows keeps copies of training texts out of the held-out part.
     keys = [text.strip().lower() for text in texts]
-    unique = sorted(set(keys))
-    shuffled = np.random.default_rng(seed).permutation(len(unique))
-    held_out_keys = {unique[index] for index in shuffled[: round(_HELD_OUT * len(unique))]}
+    distinct_keys = sorted(set(keys))
+    order = np.random.default_rng(seed).permutation(len(distinct_keys))
+    held_out_keys = {distinct_keys[index] for index in order[: round(_HELD_OUT_SHARE * len(distinct_keys))]}
     is_held_out = np.array([key in held_out_keys for key in keys], dtype=bool)
     for part, name in ((~is_held_out, "training"), (is_held_out, "held-out")):
         if len(set(labels[part].tolist())) < 2:

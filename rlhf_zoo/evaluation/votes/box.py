@@ -76,7 +76,7 @@ class _Journal:
         write_text(self.path / "votes" / f"{vote.id}.json", _dump_row(vote.to_row()))
 
     @contextlib.contextmanager
-    def sending(self) -> Iterator[bool]:
+    def try_lock(self) -> Iterator[bool]:
         """Yields whether this process may send now. One process sends at a time; a killed one releases the lock."""
         with self._lock_file() as file:
             try:
@@ -100,13 +100,13 @@ class _Journal:
             ) from error
 
     def next_batch(self) -> tuple[str, list[Vote]] | None:
-        """Returns the name and votes of the batch to send; None if no votes wait. Call only while `sending`."""
+        """Returns the name and votes of the batch to send; None if no votes wait. Call only under the lock."""
         batches = self._files("batches")
         if not batches:
             sent = self._ids("sent")
-            waiting = [vote for vote in self.waiting() if vote.id not in sent]
-            if waiting:
-                self._create_batch(waiting[:MAX_BATCH_VOTES])
+            unsent = [vote for vote in self.votes_without_batch() if vote.id not in sent]
+            if unsent:
+                self._create_batch(unsent[:MAX_BATCH_VOTES])
             batches = self._files("batches")
         self._delete_copies()
         if not batches:
@@ -115,7 +115,7 @@ class _Journal:
         return (_batch_name(batches[0]), list(votes)) if votes else None
 
     def acknowledge(self, name: str) -> None:
-        """Moves a batch into the folder `sent`. Call only while `sending`."""
+        """Moves a batch into the folder `sent`. Call only under the lock."""
         source, target = (self.path / folder / f"{name.replace('/', '_')}.json" for folder in ("batches", "sent"))
         target.parent.mkdir(exist_ok=True)
         # A rename is atomic: after a crash the batch is in one folder or the other, never in both or neither.
@@ -123,8 +123,8 @@ class _Journal:
         for folder in (source.parent, target.parent):
             sync_folder(folder)
 
-    def waiting(self) -> list[Vote]:
-        """Returns the votes in the folder `votes`, oldest first; a copy of some may already be in a batch."""
+    def votes_without_batch(self) -> list[Vote]:
+        """Returns the votes in the folder `votes`, oldest first. After a crash, a batch may have some of them too."""
         votes = []
         for path in self._files("votes"):
             with contextlib.suppress(FileNotFoundError):  # another process has just put it into a batch
@@ -134,15 +134,14 @@ class _Journal:
     def unsent_ids(self) -> set[str]:
         """Returns the ids of the votes that the Hub has not acknowledged."""
         # Read the folders in the order in which votes move, so that no moving vote is missed.
-        cast = {path.stem for path in self._files("votes")}
-        return (cast | self._ids("batches")) - self._ids("sent")
+        without_batch = {path.stem for path in self._files("votes")}
+        return (without_batch | self._ids("batches")) - self._ids("sent")
 
     def votes(self) -> list[Vote]:
         """Returns every vote that was cast here, sent or not."""
-        waiting = self.waiting()
-        return merge_votes(
-            waiting, *(self._votes(path) for folder in ("batches", "sent") for path in self._files(folder))
-        )
+        without_batch = self.votes_without_batch()
+        batches = (self._votes(path) for folder in ("batches", "sent") for path in self._files(folder))
+        return merge_votes(without_batch, *batches)
 
     def _create_batch(self, votes: Sequence[Vote]) -> None:
         day, time_of_day = now()[:19].split("T")
@@ -348,7 +347,7 @@ class VoteBox:
 
     def _send_batch(self) -> bool:
         """Sends a batch if one waits, and returns whether it did."""
-        with self._journal.sending() as may_send:
+        with self._journal.try_lock() as may_send:
             batch = self._journal.next_batch() if may_send else None
             if batch is not None:
                 name, votes = batch
@@ -359,7 +358,7 @@ class VoteBox:
             self._wait(POLL_SECONDS)
         with self._changed:
             if batch is None:
-                self._wake |= not may_send
+                self._wake |= not may_send  # another process sends now, so try again
                 return False
             if self._send_problem is not None:
                 log.warning("%s answers again: votes are sent.", self._store.name)

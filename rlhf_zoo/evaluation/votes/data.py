@@ -42,7 +42,7 @@ class HubVotes:
         if hub_id(repo_id) is None or "/" not in repo_id:
             raise ZooError(f"{repo_id!r} is not a repository for votes: use NAMESPACE/NAME.")
         self.name, self.hub = repo_id, hub
-        self._private, self._ready = private, False
+        self._private, self._has_card = private, False
         self._cached: tuple[str, list[Vote]] | None = None  # the last commit that was read, and its votes
 
     def append(self, batch: str, votes: Sequence[Vote]) -> None:
@@ -61,20 +61,20 @@ class HubVotes:
         from huggingface_hub import CommitOperationAdd
 
         api = self.hub.api()
-        if not self._ready:
+        if not self._has_card:
             api.create_repo(self.name, repo_type="dataset", exist_ok=True, private=self._private)
         # File names come from the batch, so sending the batch again writes the same files.
         files = {f"{name}/{batch}.parquet": _parquet(name, votes) for name in CONFIGURATIONS}
 
         def operations(head: str) -> list[Any]:
-            card = None if self._ready else self._updated_card(api, head)
-            self._ready = False  # if the commit fails, the README is checked again
-            added = {**files, "README.md": card.encode() if card else None}
-            return [CommitOperationAdd(name, content) for name, content in added.items() if content is not None]
+            card = None if self._has_card else self._updated_card(api, head)
+            self._has_card = False  # if the commit fails, the README is checked again
+            contents = {**files, "README.md": card.encode() if card else None}
+            return [CommitOperationAdd(name, content) for name, content in contents.items() if content is not None]
 
         message = f"{len(votes)} vote{'s' * (len(votes) > 1)}"
         commit_on_head(self.name, operations, message, repo_type="dataset", hub=self.hub)
-        self._ready = True
+        self._has_card = True
 
     def _head_commit(self, api: Any) -> str:
         refs = api.list_repo_refs(self.name, repo_type="dataset")
@@ -142,13 +142,13 @@ class HubVotes:
         except RepositoryNotFoundError:
             return []
         votes: list[Vote] = []
-        invalid = 0
+        invalid_count = 0
         for path in sorted(folder.glob("*/*/*.parquet")):
-            file_votes, file_invalid = _read_votes(path)
+            file_votes, file_invalid_count = _read_votes(path)
             votes += file_votes
-            invalid += file_invalid
-        if invalid:
-            log.warning("%s holds %d rows that are not votes of rlhf-zoo; they are skipped.", self.name, invalid)
+            invalid_count += file_invalid_count
+        if invalid_count:
+            log.warning("%s holds %d rows that are not votes of rlhf-zoo; they are skipped.", self.name, invalid_count)
         self._cached = (head, merge_votes(votes))
         return list(self._cached[1])
 
@@ -193,7 +193,7 @@ def _read_votes(path: Path) -> tuple[list[Vote], int]:
     import pyarrow.parquet as parquet
 
     vote_columns = {name for configuration in CONFIGURATIONS for name in _schema(configuration).names}
-    votes, invalid = [], 0
+    votes, invalid_count = [], 0
     try:
         with parquet.ParquetFile(path) as file:
             metadata = file.metadata
@@ -208,12 +208,12 @@ def _read_votes(path: Path) -> tuple[list[Vote], int]:
                     try:
                         votes.append(Vote.from_row(row))
                     except ZooError:
-                        invalid += 1
+                        invalid_count += 1
     except (pa.ArrowException, OSError, ValueError) as error:
         # One damaged file must not hide all other votes. Text that is not UTF-8 is a ValueError.
         log.warning("%s cannot be read (%s); its votes are skipped.", path, reason(error))
         return [], 0
-    return votes, invalid
+    return votes, invalid_count
 
 
 def _is_plain(kind: object) -> bool:

@@ -66,16 +66,16 @@ def fit_bradley_terry(wins: ArrayLike, *, prior: float) -> NDArray[np.float64]:
 
     Source: Bradley & Terry 1952.
     """
-    won = np.array(wins, dtype=float)
-    np.fill_diagonal(won, 0.0)  # votes on a model against itself say nothing
-    games = won + won.T
-    one_hot = np.eye(len(won))
+    win_counts = np.array(wins, dtype=float)
+    np.fill_diagonal(win_counts, 0.0)  # votes on a model against itself say nothing
+    games = win_counts + win_counts.T
+    one_hot = np.eye(len(win_counts))
     first, second = np.nonzero(np.triu(games))
     # Each pair of players is one weighted row of a logistic regression; the prior adds a row for each player.
     theta = fit_logistic(
         np.vstack([one_hot[first] - one_hot[second], one_hot]),
-        np.concatenate([won[first, second] / games[first, second], np.full(len(won), 0.5)]),
-        np.concatenate([games[first, second], np.full(len(won), prior)]),
+        np.concatenate([win_counts[first, second] / games[first, second], np.full(len(games), 0.5)]),
+        np.concatenate([games[first, second], np.full(len(games), prior)]),
         ridge=0.0,
     )
     return np.asarray(theta - theta.mean())
@@ -113,8 +113,8 @@ def fit_elo(
     players = list(dict.fromkeys([name for pair in zip(first, second, strict=True) for name in pair]))
     index_by_player = {name: index for index, name in enumerate(players)}
     first_index, second_index = (np.array([index_by_player[name] for name in side]) for side in (first, second))
-    group = group_indices(prompts)
-    prompt_count = int(group.max()) + 1
+    prompt_ids = group_indices(prompts)
+    prompt_count = int(prompt_ids.max()) + 1
 
     def win_table(weights: NDArray[np.float64]) -> NDArray[np.float64]:
         table = np.zeros((len(players), len(players)))
@@ -125,7 +125,7 @@ def fit_elo(
     theta = fit_bradley_terry(win_table(np.ones(len(sample))), prior=prior)
     if prompt_count < FEW_PROMPTS:
         # All votes on a prompt together weigh as much as one vote.
-        table = win_table((1 / np.bincount(group))[group])
+        table = win_table((1 / np.bincount(prompt_ids))[prompt_ids])
         # Without a prior, only differences of strengths are identified, so use the pseudo-inverse.
         covariance = np.linalg.pinv(_fisher_information(theta, table + table.T, prior), hermitian=True)
         # Ratings are relative to their mean, so the mean's uncertainty is projected out.
@@ -134,7 +134,7 @@ def fit_elo(
         low, high = theta - _Z * standard_error, theta + _Z * standard_error
     else:
         resampled_counts = [row for counts in resample_counts(prompt_count, seed, resamples) for row in counts]
-        thetas = [fit_bradley_terry(win_table(row[group]), prior=prior) for row in resampled_counts]
+        thetas = [fit_bradley_terry(win_table(row[prompt_ids]), prior=prior) for row in resampled_counts]
         low, high = np.quantile(thetas, quantile_levels(prompt_count), axis=0)
     votes = Counter([*first_index.tolist(), *second_index.tolist()])
     return {
@@ -163,24 +163,24 @@ def summarize_votes(votes: Iterable[Vote], *, seed: int = 1) -> dict[str, Any]:
             votes.
     """
     # A batch that was sent twice, or a copy in another file, must not count twice.
-    distinct = list({vote.id: vote for vote in votes}.values())
+    votes = list({vote.id: vote for vote in votes}.values())
     # Votes between two checkpoints of PPO say nothing about PPO against SFT.
-    ppo_against_sft = [vote for vote in distinct if {vote.left.role, vote.right.role} == set(ROLES)]
-    identities = _describe_models(distinct)
+    ppo_against_sft = [vote for vote in votes if {vote.left.role, vote.right.role} == set(ROLES)]
+    identities = _describe_models(votes)
     pairs: dict[tuple[_ModelKey, _ModelKey], list[Vote]] = {}
     for vote in ppo_against_sft:
         ppo, sft = (vote.left, vote.right) if vote.left.role == "ppo" else (vote.right, vote.left)
         pairs.setdefault((_model_key(ppo), _model_key(sft)), []).append(vote)
-    decisive = Counter(vote.verdict for vote in distinct if vote.verdict in ("left", "right"))
+    side_counts = Counter(vote.verdict for vote in votes if vote.verdict in ("left", "right"))
     return {
-        "votes": len(distinct),
+        "votes": len(votes),
         **_count_votes(ppo_against_sft),
         "pairs": [
             {"ppo": identities[ppo], "sft": identities[sft], **_count_votes(pair_votes)}
             for (ppo, sft), pair_votes in sorted(pairs.items(), key=lambda pair: -len(pair[1]))
         ],
-        "elo": _rate_models([vote for vote in distinct if vote.verdict != "both_bad"], identities, seed),
-        "left": proportion(decisive["left"], decisive.total()).to_json() if decisive else None,
+        "elo": _rate_models([vote for vote in votes if vote.verdict != "both_bad"], identities, seed),
+        "left": proportion(side_counts["left"], side_counts.total()).to_json() if side_counts else None,
     }
 
 
@@ -196,12 +196,7 @@ def _describe_models(votes: Iterable[Vote]) -> dict[_ModelKey, dict[str, str | N
     """Returns {role, repo, commit, tag} of every model, from its last vote in the list."""
     models = [model for vote in votes for model in (vote.left, vote.right)]
     return {
-        _model_key(model): {
-            "role": model.role,
-            "repo": model.repo,
-            "commit": model.commit,
-            "tag": model.tag,
-        }
+        _model_key(model): {"role": model.role, "repo": model.repo, "commit": model.commit, "tag": model.tag}
         for model in models
     }
 
@@ -234,30 +229,30 @@ def _rate_models(
 ) -> list[dict[str, Any]]:
     """Returns rows {role, repo, commit, tag, elo, among}; each set of linked models is rated separately."""
     rows = []
-    for set_number, linked in enumerate(_group_linked(votes)):
+    for set_number, linked_votes in enumerate(_group_linked_votes(votes)):
         ratings = fit_elo(
-            [_model_key(vote.left) for vote in linked],
-            [_model_key(vote.right) for vote in linked],
-            [_left_score(vote) for vote in linked],
-            [near_duplicate_key(vote.prompt) for vote in linked],
+            [_model_key(vote.left) for vote in linked_votes],
+            [_model_key(vote.right) for vote in linked_votes],
+            [_left_score(vote) for vote in linked_votes],
+            [near_duplicate_key(vote.prompt) for vote in linked_votes],
             seed=seed,
         )
-        best = sorted(ratings.items(), key=lambda item: -item[1].value)
-        rows += [{**identities[key], "elo": rating.to_json(), "among": set_number} for key, rating in best]
+        ranking = sorted(ratings.items(), key=lambda item: -item[1].value)
+        rows += [{**identities[key], "elo": rating.to_json(), "among": set_number} for key, rating in ranking]
     return rows
 
 
-def _group_linked(votes: Sequence[Vote]) -> list[list[Vote]]:
+def _group_linked_votes(votes: Sequence[Vote]) -> list[list[Vote]]:
     """Groups votes by the sets of models that a chain of votes links, the set with most votes first."""
     from scipy.cluster.hierarchy import DisjointSet  # importing it takes long, and few commands rate models
 
     models = DisjointSet(_model_key(model) for vote in votes for model in (vote.left, vote.right))
     for vote in votes:
         models.merge(_model_key(vote.left), _model_key(vote.right))
-    linked_votes: dict[_ModelKey, list[Vote]] = {}
+    votes_by_set: dict[_ModelKey, list[Vote]] = {}
     for vote in votes:
-        linked_votes.setdefault(models[_model_key(vote.left)], []).append(vote)
-    return sorted(linked_votes.values(), key=lambda linked: -len(linked))
+        votes_by_set.setdefault(models[_model_key(vote.left)], []).append(vote)
+    return sorted(votes_by_set.values(), key=len, reverse=True)
 
 
 def _to_elo(theta: float) -> float:

@@ -102,7 +102,7 @@ class FinishedRun:
         """
         _, prompts, columns = repeat_prompts(self.rows, self.samples_per_prompt)
         figures: dict[str, Floats] = {}
-        for judge in self._evaluator.panel.scoring:
+        for judge in self._evaluator.panel.scoring_judges:
             if isinstance(judge, RuleJudge) and judge.name != self.judge:
                 figures[judge.name] = average_by_prompt(
                     score_completions(judge, prompts, texts, columns), self.samples_per_prompt

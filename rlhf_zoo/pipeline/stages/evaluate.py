@@ -169,7 +169,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         figures = {
             **comparison.result.to_json(),
             **comparison.figures,
-            **_collect_votes(context, evaluator.panel.votes, parents),
+            **_collect_votes(context, evaluator.panel.vote_repos, parents),
             **_run_lm_eval(context, parents),
         }
     except KeyboardInterrupt as error:
@@ -221,8 +221,8 @@ def _compare(
         policy = load_causal(checkpoint.path)
         with doing(f"eval: PPO at step {step} against SFT"):
             return checkpoint, head_to_head(
-                policy, evaluator, prompts, samples=config.samples, seed=seed, reward_judges=judges_of_reward,
-                checks=checks, group=config.group,
+                policy, evaluator, prompts, samples_per_prompt=config.samples, seed=seed,
+                reward_judges=judges_of_reward, checks=checks, group=config.group,
             )  # fmt: skip
 
     candidate = None if trajectory is None else trajectory.verdict.candidate

@@ -129,7 +129,7 @@ def check_answers(settings: StageSettings, functions: Sequence[Any], data: Mappi
         rows = data.get(name)
         if rows is None or not verifiable:
             continue
-        flags_by_function = [function.rows_with_answer(rows, subject=subject) for function in verifiable]
+        flags_by_function = [function.has_answers(rows, subject=subject) for function in verifiable]
         flags_by_row = zip(*flags_by_function, strict=True)
         row = next((row for row, flags in enumerate(flags_by_row) if not any(flags)), None)
         if only_verifiable and row is not None:

@@ -145,13 +145,13 @@ def _labeler(context: RunContext) -> Labeler:
         has_headline=False,
     )
     if split_judge_name(name)[0] in ("llm", "pairs"):
-        compare = panel.comparing[-1].compare
+        compare = panel.pair_judges[-1].compare
         label_of_score = {1.0: 0, 0.0: 1}  # the score is the first completion's; any other score is a tie
         return lambda prompts, first, second, _: [
             label_of_score.get(comparison.score)
             for comparison in compare([plain_text(prompt) for prompt in prompts], list(first), list(second))
         ]
-    judge = panel.scoring[-1]
+    judge = panel.scoring_judges[-1]
 
     def by_score(
         prompts: Sequence[Prompt], first: Sequence[str], second: Sequence[str], columns: Mapping[str, Sequence[Any]]
