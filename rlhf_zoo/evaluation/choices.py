@@ -67,59 +67,59 @@ def build_choices(
         The choices. Pairs with too few distinct wrong candidates are left out, so the list may be empty.
     """
     rng = random.Random(seed)
-    right, wrong = [normalize_text(text) for text in chosen], [normalize_text(text) for text in rejected]
+    right_texts, wrong_texts = list(map(normalize_text, chosen)), list(map(normalize_text, rejected))
     chosen_by_prompt: dict[str, set[str]] = defaultdict(set)
     pairs_of_prompt: dict[str, list[int]] = defaultdict(list)
     for pair, prompt in enumerate(prompts):
         # The chosen text of a tie cannot be a wrong candidate either; ties have no other use here.
-        chosen_by_prompt[prompt].add(right[pair])
+        chosen_by_prompt[prompt].add(right_texts[pair])
         if pair not in ties:
             pairs_of_prompt[prompt].append(pair)
     # Without ties, and without pairs whose two texts are the same.
-    usable = [pair for pairs in pairs_of_prompt.values() for pair in pairs if wrong[pair] != right[pair]]
-    selected = sorted(usable if len(usable) <= MAX_CHOICES else rng.sample(usable, MAX_CHOICES))
-    all_prompts = list(pairs_of_prompt)
+    selected_pairs = [
+        pair for pairs in pairs_of_prompt.values() for pair in pairs if wrong_texts[pair] != right_texts[pair]
+    ]
+    if len(selected_pairs) > MAX_CHOICES:
+        selected_pairs = rng.sample(selected_pairs, MAX_CHOICES)
+    searched_prompts = list(pairs_of_prompt)
     # Similarity is computed with every searched prompt, so their number is bounded.
-    searched = (
-        all_prompts if len(all_prompts) <= MAX_SEARCHED_PROMPTS else rng.sample(all_prompts, MAX_SEARCHED_PROMPTS)
-    )
+    if len(searched_prompts) > MAX_SEARCHED_PROMPTS:
+        searched_prompts = rng.sample(searched_prompts, MAX_SEARCHED_PROMPTS)
     # A text chosen for another prompt may answer this one well too, so it cannot serve as a wrong candidate.
-    chosen_anywhere = set(right)
-    words_by_prompt = {prompt: set(words(prompt)) for prompt in {*searched, *(prompts[pair] for pair in selected)}}
-    result = []
-    for pair in selected:
-        wrong_pairs, excluded = [pair], {wrong[pair], *chosen_by_prompt[prompts[pair]]}
+    chosen_anywhere = set(right_texts)
+    all_prompts = {*searched_prompts, *(prompts[pair] for pair in selected_pairs)}
+    words_by_prompt = {prompt: set(words(prompt)) for prompt in all_prompts}
 
-        # The defaults bind this pair's collections, which the loop replaces for the next pair.
-        def add_candidates(
-            pairs: Sequence[int], wrong_pairs: list[int] = wrong_pairs, excluded: set[str] = excluded
-        ) -> None:
-            for other in rng.sample(pairs, len(pairs)):
-                if len(wrong_pairs) < candidates - 1 and wrong[other] not in excluded:
-                    wrong_pairs.append(other)
-                    excluded.add(wrong[other])
+    def add_candidates(wrong_pairs: list[int], pairs: Sequence[int], excluded_texts: set[str]) -> None:
+        for other in rng.sample(pairs, len(pairs)):
+            if len(wrong_pairs) < candidates - 1 and wrong_texts[other] not in excluded_texts:
+                wrong_pairs.append(other)
+                excluded_texts.add(wrong_texts[other])
 
-        add_candidates(pairs_of_prompt[prompts[pair]])
+    choices = []
+    for pair in sorted(selected_pairs):
+        wrong_pairs, excluded_texts = [pair], {wrong_texts[pair], *chosen_by_prompt[prompts[pair]]}
+        add_candidates(wrong_pairs, pairs_of_prompt[prompts[pair]], excluded_texts)
         own_count = len(wrong_pairs)
         if own_count < candidates - 1:
-            excluded |= chosen_anywhere
+            excluded_texts |= chosen_anywhere
             own_words = words_by_prompt[prompts[pair]]
             # The random number breaks ties between equally similar prompts.
             ranking = {
-                prompt: (-_jaccard_index(own_words, words_by_prompt[prompt]), rng.random()) for prompt in searched
+                prompt: (-_jaccard_index(own_words, words_by_prompt[prompt]), rng.random())
+                for prompt in searched_prompts
             }
             for prompt in sorted(ranking, key=ranking.__getitem__):
                 if prompt != prompts[pair]:
-                    add_candidates(pairs_of_prompt[prompt])
+                    add_candidates(wrong_pairs, pairs_of_prompt[prompt], excluded_texts)
                 if len(wrong_pairs) == candidates - 1:
                     break
         if len(wrong_pairs) == candidates - 1:
-            result.append(Choice(pair, tuple(wrong_pairs), len(wrong_pairs) - own_count))
-    return result
+            choices.append(Choice(pair, tuple(wrong_pairs), len(wrong_pairs) - own_count))
+    return choices
 
 
 def _jaccard_index(a: set[str], b: set[str]) -> float:
-    """Returns the number of common words divided by the number of words in either set (Jaccard index)."""
     return len(a & b) / max(len(a | b), 1)
 
 

@@ -85,14 +85,11 @@ class Compute:
         Args:
             factor: For example n for n samples, or 1/n for the mean of n runs.
         """
-        return Compute(
-            {
-                role: Passes(
-                    passes.parameters, passes.generated * factor, passes.read * factor, passes.trained * factor
-                )
-                for role, passes in self.models.items()
-            }
-        )
+        models = {
+            role: Passes(passes.parameters, passes.generated * factor, passes.read * factor, passes.trained * factor)
+            for role, passes in self.models.items()
+        }
+        return Compute(models)
 
     def to_json(self) -> dict[str, Any]:
         kinds = {f"tokens_{kind}": self.total(kind) for kind in ("generated", "read", "trained")}
@@ -134,8 +131,8 @@ def ppo_compute(
         The passes of each role.
     """
     # The critic trains on the same tokens as the policy; reference and reward model do not train.
-    trained = {role: Passes(sizes[role], trained=trained_tokens) for role in ("policy", "critic") if role in sizes}
-    return Compute(_rollout(sizes, prompt_tokens, completion_tokens)) + Compute(trained)
+    training = {role: Passes(sizes[role], trained=trained_tokens) for role in ("policy", "critic") if role in sizes}
+    return Compute(_rollout(sizes, prompt_tokens, completion_tokens)) + Compute(training)
 
 
 def rloo_compute(
@@ -193,9 +190,9 @@ def sft_compute(
         The passes of each role.
     """
     # Rejection sampling needs no reference and no critic.
-    sampled = {role: sizes[role] for role in ("policy", "reward") if role in sizes}
-    trained = Compute({"policy": Passes(sizes["policy"], trained=trained_tokens)})
-    return Compute(_rollout(sampled, prompt_tokens, completion_tokens)) + trained
+    sampling_sizes = {role: sizes[role] for role in ("policy", "reward") if role in sizes}
+    training = Compute({"policy": Passes(sizes["policy"], trained=trained_tokens)})
+    return Compute(_rollout(sampling_sizes, prompt_tokens, completion_tokens)) + training
 
 
 def best_of_n_compute(sizes: Mapping[str, int], n: int, *, prompt_tokens: float, completion_tokens: float) -> Compute:
@@ -213,8 +210,8 @@ def best_of_n_compute(sizes: Mapping[str, int], n: int, *, prompt_tokens: float,
         The passes of each role.
     """
     roles = ("policy", "reward") if n > 1 else ("policy",)
-    served = {role: sizes[role] for role in roles if role in sizes}
-    return Compute(_rollout(served, prompt_tokens, completion_tokens)).times(n)
+    serving_sizes = {role: sizes[role] for role in roles if role in sizes}
+    return Compute(_rollout(serving_sizes, prompt_tokens, completion_tokens)).times(n)
 
 
 def break_even(

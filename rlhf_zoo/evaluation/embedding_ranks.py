@@ -37,8 +37,8 @@ def add_meaning_ranks(policy: Completions, sft: Completions, name: str, hub: Hub
     Raises:
         ZooError: The embedder cannot be loaded, or there are fewer than two groups of prompts.
     """
-    shared = set(policy.prompts) & set(sft.prompts)
-    prompts = [prompt for prompt in dict.fromkeys(policy.prompts) if prompt in shared]
+    shared_prompts = set(policy.prompts) & set(sft.prompts)
+    prompts = [prompt for prompt in dict.fromkeys(policy.prompts) if prompt in shared_prompts]
     group_of = policy.group_by_prompt
     if len({group_of[prompt] for prompt in prompts}) < 2:
         raise ZooError(
@@ -47,36 +47,35 @@ def add_meaning_ranks(policy: Completions, sft: Completions, name: str, hub: Hub
         )
     embedder = Embedder(resolve(name, hub).path, name=name)
     texts = [text for side in (policy, sft) for prompt, text in zip(side.prompts, side.texts, strict=True)
-             if prompt in shared and text.strip()]  # fmt: skip
+             if prompt in shared_prompts and text.strip()]  # fmt: skip
     requests = _request_texts(policy) | _request_texts(sft)
     with doing(f"embedding completions and prompts with {name}"):
         prompt_vectors = embedder.embed([requests[prompt] for prompt in prompts]).numpy()
-        distinct = list(dict.fromkeys(texts))
-        row_by_text = {text: row for row, text in enumerate(distinct)}
-        text_vectors = embedder.embed(distinct).numpy() if distinct else prompt_vectors[:0]
+        texts = list(dict.fromkeys(texts))
+        row_by_text = {text: row for row, text in enumerate(texts)}
+        text_vectors = embedder.embed(texts).numpy() if texts else prompt_vectors[:0]
     groups = [group_of[prompt] for prompt in prompts]
-    prompt_index = {prompt: index for index, prompt in enumerate(prompts)}
+    prompt_indices = {prompt: index for index, prompt in enumerate(prompts)}
     sides = []
     for side in (policy, sft):
         ranks = np.full(len(side), np.nan)
-        rows = [row for row, text in enumerate(side.texts) if side.prompts[row] in shared and text.strip()]
+        rows = [row for row, text in enumerate(side.texts) if side.prompts[row] in shared_prompts and text.strip()]
         vectors = text_vectors[[row_by_text[side.texts[row]] for row in rows]]
-        ranks[rows] = ranks_among_prompts(
-            vectors, prompt_vectors, [prompt_index[side.prompts[row]] for row in rows], groups
-        )
+        own_prompts = [prompt_indices[side.prompts[row]] for row in rows]
+        ranks[rows] = ranks_among_prompts(vectors, prompt_vectors, own_prompts, groups)
         sides.append(replace(side, meaning_ranks=ranks.tolist()))
     return sides[0], sides[1]
 
 
 def ranks_among_prompts(
-    texts: NDArray[np.float32], prompts: NDArray[np.float32], own: Sequence[int], groups: Sequence[Hashable]
+    texts: NDArray[np.float32], prompts: NDArray[np.float32], own_prompts: Sequence[int], groups: Sequence[Hashable]
 ) -> NDArray[np.float64]:
     """Computes the share of other prompts less similar to a text than its own prompt; a tie counts one half.
 
     Args:
         texts: (N, H) vectors of length 1.
         prompts: (G, H) vectors of length 1.
-        own: (N,) the index of each text's prompt.
+        own_prompts: (N,) the index of each text's prompt.
         groups: (G,) the group of each prompt; prompts of the same group are not compared.
 
     Returns:
@@ -84,14 +83,14 @@ def ranks_among_prompts(
     """
     # A sample of the prompts suffices to estimate a share.
     compared_prompts = np.unique(np.linspace(0, len(prompts) - 1, min(len(prompts), MAX_OTHER_PROMPTS)).astype(int))
-    group = group_indices(groups)
-    own_index, ranks = np.asarray(own, dtype=int), np.empty(len(own))
-    for start in range(0, len(own_index), _TEXTS_AT_ONCE):
+    group_ids, prompt_ids = group_indices(groups), np.asarray(own_prompts, dtype=int)
+    ranks = np.empty(len(prompt_ids))
+    for start in range(0, len(prompt_ids), _TEXTS_AT_ONCE):
         block = slice(start, start + _TEXTS_AT_ONCE)
-        own_cosines = np.einsum("nh,nh->n", texts[block], prompts[own_index[block]])
+        own_cosines = np.einsum("nh,nh->n", texts[block], prompts[prompt_ids[block]])
         # Rounded, so that equal vectors tie whatever the order of the sums.
         gaps = np.round(own_cosines[:, None] - texts[block] @ prompts[compared_prompts].T, 6)
-        is_other = group[own_index[block], None] != group[compared_prompts]
+        is_other = group_ids[prompt_ids[block], None] != group_ids[compared_prompts]
         ranks[block] = ((np.sign(gaps) + 1) / 2 * is_other).sum(1) / np.maximum(is_other.sum(1), 1)
     return ranks
 

@@ -26,8 +26,8 @@ def standardize(scores: ArrayLike, reference: ArrayLike) -> NDArray[np.float64]:
     Returns:
         (M, N) scores in standard deviations of the reference texts.
     """
-    base = np.asarray(reference, dtype=float)
-    return (np.asarray(scores, dtype=float) - base.mean(axis=1, keepdims=True)) / base.std(axis=1, keepdims=True)
+    array, reference = np.asarray(scores, dtype=float), np.asarray(reference, dtype=float)
+    return (array - reference.mean(axis=1, keepdims=True)) / reference.std(axis=1, keepdims=True)
 
 
 def disagreement(scores: ArrayLike) -> NDArray[np.float64]:
@@ -46,17 +46,19 @@ def disagreement(scores: ArrayLike) -> NDArray[np.float64]:
     return np.asarray(scores, dtype=float).std(axis=0, ddof=1)
 
 
-def unrelated_disagreement(models: int) -> float:
+def unrelated_disagreement(model_count: int) -> float:
     """Computes the mean disagreement of M models with independent standard normal scores.
 
     Args:
-        models: M ≥ 2.
+        model_count: M ≥ 2.
 
     Returns:
         c4(M) = √(2/(M−1)) Γ(M/2) / Γ((M−1)/2).
     """
     # Log-gamma, since Γ itself overflows for large M.
-    return math.sqrt(2 / (models - 1)) * math.exp(math.lgamma(models / 2) - math.lgamma((models - 1) / 2))
+    return math.sqrt(2 / (model_count - 1)) * math.exp(
+        math.lgamma(model_count / 2) - math.lgamma((model_count - 1) / 2)
+    )
 
 
 def pairwise_agreement(margins: ArrayLike) -> dict[tuple[int, int], Estimate]:
@@ -77,7 +79,7 @@ def pairwise_agreement(margins: ArrayLike) -> dict[tuple[int, int], Estimate]:
 
 
 def average_by_kl(
-    values: ArrayLike, kl: ArrayLike, groups: Sequence[Hashable], *, seed: int, parts: int = 5
+    values: ArrayLike, kl: ArrayLike, groups: Sequence[Hashable], *, seed: int, max_parts: int = 5
 ) -> list[dict[str, Any]]:
     """Sorts texts by KL into parts of about equal size, and averages values in each part. Equal KLs share a part.
 
@@ -86,18 +88,18 @@ def average_by_kl(
         kl: (N,) KL of each text, nats.
         groups: (N,) the prompt of each text, which the intervals resample.
         seed: Seed of the resamples.
-        parts: Number of parts, at most.
+        max_parts: Maximum number of parts.
 
     Returns:
         For each part, by increasing KL: low, high and kl (its mean), nats; value, ci95 and n.
     """
-    sample, nats, prompts = np.asarray(values, dtype=float), np.asarray(kl, dtype=float), group_indices(groups)
+    array, nats, group_ids = np.asarray(values, dtype=float), np.asarray(kl, dtype=float), group_indices(groups)
     return [
         {
             "low": float(nats[rows].min()),
             "high": float(nats[rows].max()),
             "kl": float(nats[rows].mean()),
-            **bootstrap_mean(sample[rows], prompts[rows].tolist(), seed=seed).to_json(),
+            **bootstrap_mean(array[rows], group_ids[rows].tolist(), seed=seed).to_json(),
         }
-        for rows in split_into_parts(nats, parts)
+        for rows in split_into_parts(nats, max_parts)
     ]

@@ -21,14 +21,14 @@ class PPOComparison:
     Attributes:
         sft: The SFT policy.
         ppo: PPO, averaged over its seeds.
-        ablated: PPO with other values of β.
+        beta_points: PPO with other values of β.
         seed: Seed of the resamples of intervals.
         served: Number of served completions whose compute is added to that of training.
     """
 
     sft: Point
     ppo: Point
-    ablated: Sequence[Point]
+    beta_points: Sequence[Point]
     seed: int
     served: int
 
@@ -146,7 +146,7 @@ class PPOComparison:
 
     def _ppo_at_kl(self, point: Point) -> dict[str, Any]:
         """Compares a point with PPO at the point's KL; {} if PPO has no points with other β near this KL."""
-        ppo = interpolate_at_kl([self.sft, *self.ablated, self.ppo], point.mean_kl) if self.ablated else None
+        ppo = interpolate_at_kl([self.sft, *self.beta_points, self.ppo], point.mean_kl) if self.beta_points else None
         return {} if ppo is None else {"ppo_at_its_kl": self._compare_point(point, ppo)}
 
     def _compare_point(self, point: Point, ppo: Point) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def are_ties(chosen: Sequence[str], rejected: Sequence[str], strength: ArrayLike
 
 
 def compare_ties(
-    margins: ArrayLike, tied: ArrayLike, same: ArrayLike, prompts: Sequence[Hashable], *, seed: int
+    margins: ArrayLike, is_tie: ArrayLike, has_equal_texts: ArrayLike, prompts: Sequence[Hashable], *, seed: int
 ) -> dict[str, Any] | None:
     """Compares ties with other pairs by the mean distance between the two scores of a pair.
 
@@ -63,29 +63,29 @@ def compare_ties(
 
     Args:
         margins: (N,) score(chosen) − score(rejected).
-        tied: (N,) True for ties.
-        same: (N,) True for pairs with identical texts, which are left out: every model scores them equally.
+        is_tie: (N,) True for ties.
+        has_equal_texts: (N,) True for pairs with identical texts, which are left out: every model scores them equally.
         prompts: (N,) the prompt of each pair.
         seed: Seed of the resamples.
 
     Returns:
         The figures as JSON; None if there are no ties between different texts.
     """
-    distances, is_tie = np.abs(np.asarray(margins, dtype=float)), np.asarray(tied, dtype=bool)
-    tied_rows, untied_rows = np.flatnonzero(is_tie & ~np.asarray(same, dtype=bool)), np.flatnonzero(~is_tie)
-    if not len(tied_rows):
+    distances, ties = np.abs(np.asarray(margins, dtype=float)), np.asarray(is_tie, dtype=bool)
+    tie_rows, other_rows = np.flatnonzero(ties & ~np.asarray(has_equal_texts, dtype=bool)), np.flatnonzero(~ties)
+    if not len(tie_rows):
         return None
 
     def mean_distance(rows: NDArray[np.intp]) -> Estimate:
         return bootstrap_mean(distances[rows], [prompts[row] for row in rows.tolist()], seed=seed)
 
-    tie = mean_distance(tied_rows)
-    other = mean_distance(untied_rows) if len(untied_rows) else None
+    distance = mean_distance(tie_rows)
+    other_distance = mean_distance(other_rows) if len(other_rows) else None
     return {
-        "n": len(tied_rows),
-        "apart": tie.to_json(),
-        "others": other.to_json() if other else None,
-        "ratio": tie.value / other.value if other and other.value > 0 else None,
+        "n": len(tie_rows),
+        "apart": distance.to_json(),
+        "others": other_distance.to_json() if other_distance else None,
+        "ratio": distance.value / other_distance.value if other_distance and other_distance.value > 0 else None,
     }
 
 

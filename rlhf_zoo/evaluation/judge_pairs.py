@@ -124,7 +124,7 @@ def _check_on_pairs(
     prompts: list[str] = []
     judge_scores_by_pair: list[tuple[float, float]] = []
     rewards_by_pair: list[tuple[float, float]] = []
-    without_reward: list[str] = []
+    rows_without_reward: list[str] = []
     policy_chosen: list[bool | None] = []
     has_rewards = False
     for where, row in iterate_rows(source, name):
@@ -139,7 +139,7 @@ def _check_on_pairs(
             )
         reward_scores = _pair_of_scores(row, "reward", texts, scores.reward, where)
         if reward_scores is None:
-            without_reward.append(where)
+            rows_without_reward.append(where)
         else:
             rewards_by_pair.append(reward_scores)
         has_rewards = has_rewards or row.get("reward_chosen") is not None
@@ -148,9 +148,11 @@ def _check_on_pairs(
         judge_scores_by_pair.append(judge_scores)
     if not prompts:
         raise ZooError(f"{name} hold no pairs: give prompt, chosen and rejected.")
-    if has_rewards and without_reward:
-        raise ZooError(f"{without_reward[0]} has no reward_chosen and reward_rejected: give them in all pairs or none.")
-    margins = None if without_reward else np.subtract(*np.array(rewards_by_pair).T)
+    if has_rewards and rows_without_reward:
+        raise ZooError(
+            f"{rows_without_reward[0]} has no reward_chosen and reward_rejected: give them in all pairs or none."
+        )
+    margins = None if rows_without_reward else np.subtract(*np.array(rewards_by_pair).T)
     chosen, rejected = np.array(judge_scores_by_pair).T
     groups = scores.group_own(prompts) if are_own else group_other_prompts(prompts, NEAR_DUPLICATES)
     result = check_pairs(

@@ -94,47 +94,47 @@ def length_controlled_win_rate(
     Raises:
         ValueError: As in `stats.win_rate`.
     """
-    score = np.asarray(scores, dtype=float)
+    outcomes = np.asarray(scores, dtype=float)
     # The plain win rate is reported too, and computing it validates the input.
-    plain = win_rate(score, 1 - score, groups)
+    plain = win_rate(outcomes, 1 - outcomes, groups)
     difference = np.asarray(lengths, dtype=float) - np.asarray(other_lengths, dtype=float)
-    coefficients, scale = _fit(score, difference, np.ones(len(score)), np.zeros(2))
+    coefficients, scale = _fit(outcomes, difference, np.ones(len(outcomes)), np.zeros(2))
     value = float(sigmoid(coefficients[0]))
-    index = group_indices(groups)
-    size = int(index.max()) + 1
+    group_ids = group_indices(groups)
+    n_groups = int(group_ids.max()) + 1
     # If one side won every comparison, it also wins every resample, so percentiles would show no spread.
     if plain.value in (0.0, 1.0):
-        interval = proportion(round(plain.value * size), size).ci95
+        interval = proportion(round(plain.value * n_groups), n_groups).ci95
     else:
         # Each refit starts at the fit to all comparisons, so it takes only a few steps.
         intercepts = [
-            _fit(score, difference, row[index], coefficients)[0][0]
-            for counts in resample_counts(size, seed, resamples)
+            _fit(outcomes, difference, row[group_ids], coefficients)[0][0]
+            for counts in resample_counts(n_groups, seed, resamples)
             for row in counts
         ]
-        low, high = np.quantile(sigmoid(np.array(intercepts)), quantile_levels(size))
+        low, high = np.quantile(sigmoid(np.array(intercepts)), quantile_levels(n_groups))
         interval = (float(low), float(high))
     # Equal lengths count one half.
     longer = float(((np.sign(difference) + 1) / 2).mean())
     mean = float(difference.mean())
     # A constant difference other than 0 is infinitely many standard deviations.
     shift = mean / scale if scale > 0 else math.copysign(math.inf, mean) if mean else 0.0
-    return LengthControlledWinRate(value, interval, len(score), plain, float(coefficients[1]), scale, longer, shift)
+    return LengthControlledWinRate(value, interval, len(outcomes), plain, float(coefficients[1]), scale, longer, shift)
 
 
 def _fit(
-    score: NDArray[np.float64],
+    outcomes: NDArray[np.float64],
     difference: NDArray[np.float64],
     weights: NDArray[np.float64],
-    start: NDArray[np.float64],
+    initial: NDArray[np.float64],
 ) -> tuple[NDArray[np.float64], float]:
-    """Returns (β₀, β₁) and the scale s."""
+    """Returns (β₀, β₁) and the scale s; `initial` has the coefficients at which the fit starts."""
     mean = np.average(difference, weights=weights)
     scale = float(np.sqrt(np.average((difference - mean) ** 2, weights=weights)))
     # Without variation in length, β₁ is not identified: fit the intercept alone.
     if scale <= 1e-12 * np.abs(difference).max(initial=1.0):
-        ones = np.ones((len(score), 1))
-        return np.array([fit_logistic(ones, score, weights, ridge=RIDGE)[0], 0.0]), 0.0
+        ones = np.ones((len(outcomes), 1))
+        return np.array([fit_logistic(ones, outcomes, weights, ridge=RIDGE)[0], 0.0]), 0.0
     # tanh bounds the effect of a very long text, as in AlpacaEval 2.
-    features = np.stack([np.ones(len(score)), np.tanh(difference / scale)], axis=1)
-    return fit_logistic(features, score, weights, ridge=RIDGE, start=start), scale
+    features = np.stack([np.ones(len(outcomes)), np.tanh(difference / scale)], axis=1)
+    return fit_logistic(features, outcomes, weights, ridge=RIDGE, initial=initial), scale

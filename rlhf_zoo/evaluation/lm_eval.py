@@ -41,16 +41,16 @@ def check_tasks(tasks: Sequence[str]) -> None:
     if not tasks:
         return
     check_harness()
-    available = _task_manager().all_tasks
-    unknown = next(
-        (task for task in tasks if task not in available and not (_is_path(task) and Path(task).is_file())), None
+    known_tasks = _task_manager().all_tasks
+    unknown_task = next(
+        (task for task in tasks if task not in known_tasks and not (_is_path(task) and Path(task).is_file())), None
     )
-    if unknown is not None:
+    if unknown_task is not None:
         # Suggest a similar name, or else say how to name a task.
-        hint = did_you_mean(unknown, available) or (
+        hint = did_you_mean(unknown_task, known_tasks) or (
             ": `lm_eval ls tasks` lists tasks. Write a YAML file with its folder or its ending, such as ./TASK.yaml."
         )
-        raise ZooError(f"lm-evaluation-harness has no task {unknown!r}{hint}")
+        raise ZooError(f"lm-evaluation-harness has no task {unknown_task!r}{hint}")
 
 
 def _is_path(task: str) -> bool:
@@ -146,21 +146,22 @@ def run_tasks(
                 fewshot_random_seed=seed,
             )
     # All policies ran the same tasks, so the first result has the names of all tasks and metrics.
-    first = next(iter(results.values()))
+    first_result = next(iter(results.values()))
+    metrics_by_task = {task: _metric_names(values) for task, values in first_result["results"].items()}
     return {
         "version": importlib.metadata.version(HARNESS),
         "limit": config.lm_eval_limit,
         "tasks": {
             task: {
-                "n": (first.get("n-samples", {}).get(task) or {}).get("effective"),
-                "fewshot": first.get("n-shot", {}).get(task),
+                "n": (first_result.get("n-samples", {}).get(task) or {}).get("effective"),
+                "fewshot": first_result.get("n-shot", {}).get(task),
                 "metrics": {
                     metric: {side: _read_estimate(result["results"][task], metric) for side, result in results.items()}
                     for metric in metrics
                 },
             }
-            for task, task_results in first["results"].items()
-            if (metrics := _metric_names(task_results))
+            for task, metrics in metrics_by_task.items()
+            if metrics
         },
     }
 

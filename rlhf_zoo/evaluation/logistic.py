@@ -10,7 +10,7 @@ def fit_logistic(
     weights: NDArray[np.float64],
     *,
     ridge: float,
-    start: NDArray[np.float64] | None = None,
+    initial: NDArray[np.float64] | None = None,
 ) -> NDArray[np.float64]:
     """Fits a weighted logistic regression with a ridge penalty.
 
@@ -19,7 +19,7 @@ def fit_logistic(
         targets: (N,) probabilities in [0, 1].
         weights: (N,) weight of each row.
         ridge: Weight of the penalty, which covers the intercept too.
-        start: (K,) initial β; None for zeros.
+        initial: (K,) initial β; None for zeros.
 
     Returns:
         (K,) β that minimizes Σ w·[log(1 + e^(xβ)) − y·xβ] + ½·ridge·‖β‖².
@@ -37,7 +37,7 @@ def fit_logistic(
         probability = sigmoid(features @ beta)
         return (features.T * (weights * probability * (1 - probability))) @ features + ridge * np.eye(len(beta))
 
-    initial = np.zeros(features.shape[1]) if start is None else start
+    initial = np.zeros(features.shape[1]) if initial is None else initial
     solution = minimize(loss, initial, jac=gradient, hess=hessian, method="trust-exact", options={"gtol": 1e-10})
     return np.asarray(solution.x)
 

@@ -24,7 +24,7 @@ GROUP_REMEDY = "set `evaluation.group` or `eval --group` to the column that hold
 #: Maximum number of prompts that are compared.
 MAX_PROMPTS = 1000
 
-_FREQUENT = {
+_STOP_WORDS = {
     "a", "about", "after", "again", "all", "am", "an", "and", "any", "are", "as", "at", "be", "been", "before",
     "being", "below", "between", "both", "but", "by", "call", "called", "can", "come", "could", "describe",
     "did", "do", "does", "doing", "done", "down", "each", "every", "explain", "few", "for", "from", "further",
@@ -53,20 +53,20 @@ def count_possible_paraphrases(prompts: Sequence[Prompt], groups: Sequence[Hasha
     group_by_text = dict(zip(map(near_duplicate_key, prompts), groups, strict=True))
     texts = list(group_by_text)
     texts = [texts[k] for k in np.unique(np.linspace(0, len(texts) - 1, min(len(texts), MAX_PROMPTS)).astype(int))]
-    word_sets = [{_stem(word) for word in words(text) if is_word(word) and word not in _FREQUENT} for text in texts]
+    word_sets = [{_stem(word) for word in words(text) if is_word(word) and word not in _STOP_WORDS} for text in texts]
     counts = Counter(word for word_set in word_sets for word in word_set)
     content_words = [{word for word in word_set if 2 * counts[word] <= len(texts)} for word_set in word_sets]
     rows_by_word: dict[str, list[int]] = {}
-    similar: set[int] = set()
+    similar_rows: set[int] = set()
     for row, content in enumerate(content_words):
-        shared = Counter(other for word in content for other in rows_by_word.get(word, ()))
-        for other, count in shared.items():
-            needed = max(MIN_SHARED, MIN_SHARED_PART * min(len(content), len(content_words[other])))
-            if count >= needed and group_by_text[texts[row]] != group_by_text[texts[other]]:
-                similar |= {row, other}
+        shared_counts = Counter(other for word in content for other in rows_by_word.get(word, ()))
+        for other, count in shared_counts.items():
+            min_count = max(MIN_SHARED, MIN_SHARED_PART * min(len(content), len(content_words[other])))
+            if count >= min_count and group_by_text[texts[row]] != group_by_text[texts[other]]:
+                similar_rows |= {row, other}
         for word in content:
             rows_by_word.setdefault(word, []).append(row)
-    return len(similar) if len(similar) >= MIN_PARAPHRASED * len(texts) else 0
+    return len(similar_rows) if len(similar_rows) >= MIN_PARAPHRASED * len(texts) else 0
 
 
 def paraphrase_warning(count: int, remedy: str) -> str:

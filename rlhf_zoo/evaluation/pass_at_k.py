@@ -30,7 +30,7 @@ class Answers:
     prompts: Sequence[Hashable] | None = None
 
     @property
-    def samples(self) -> int:
+    def samples_per_prompt(self) -> int:
         """The number of answers per prompt, S."""
         return int(self.right.shape[1])
 
@@ -48,7 +48,7 @@ class Answers:
 
         Source: Chen et al. 2021, arXiv:2107.03374, equation 1.
         """
-        size = self.samples
+        size = self.samples_per_prompt
         if size < k:
             raise ValueError(f"pass@{k} needs {k} answers per prompt; there are {size}.")
         # math.comb is exact, and 0 if fewer than k answers are wrong.
@@ -73,15 +73,15 @@ class Answers:
 
     def joint_figures(self) -> dict[str, Floats]:
         """Returns the metrics that need all S answers to a prompt, (P,) each: the majority vote and pass@S."""
-        if self.samples < 2:
+        if self.samples_per_prompt < 2:
             return {}
-        votes = {} if self.parsed is None else {f"majority of {self.samples}": self.majority_correct()}
-        return {**votes, f"pass@{self.samples}": self.pass_at(self.samples)}
+        votes = {} if self.parsed is None else {f"majority of {self.samples_per_prompt}": self.majority_correct()}
+        return {**votes, f"pass@{self.samples_per_prompt}": self.pass_at(self.samples_per_prompt)}
 
     def to_json(self) -> dict[str, Any]:
         """Returns accuracy, pass_at by k (powers of two, and S), and majority_at S, each {value, ci95, n}."""
         prompts = range(len(self.right)) if self.prompts is None else self.prompts
-        samples = self.samples
+        samples = self.samples_per_prompt
         sizes = sorted({samples, *(2**power for power in range(samples.bit_length()))})
         figures: dict[str, object] = {
             "accuracy": accuracy(self.right.ravel(), [prompt for prompt in prompts for _ in range(samples)]).to_json(),

@@ -68,14 +68,14 @@ class ProbeCallback(TrainerCallback):
             log.warning("Nothing was probed: the trainer wrote no completions into %s.", _completions_folder(args))
 
     def _new_files(self, args: TrainingArguments) -> list[Path]:
-        new = []
+        new_paths = []
         for path in sorted(_completions_folder(args).glob("completions_*.parquet"), key=_step_of_file):
             stat = path.stat()
             version = (stat.st_mtime_ns, stat.st_size)
             if self._versions.get(path) != version:
                 self._versions[path] = version
-                new.append(path)
-        return new
+                new_paths.append(path)
+        return new_paths
 
     def _collect(self, path: Path, step: int) -> None:
         rows = read_completion_log(path)

@@ -48,14 +48,14 @@ class SavedMeasurements:
                 and None.
         """
         path = self._folder / f"{fingerprint(key)[:32]}.json"
-        saved = distributed.call_on_main_process(lambda: _read(path))
-        if saved is not None:
-            self.seconds += saved["seconds"]
-            return saved["value"]
-        started = time.monotonic()
+        document = distributed.call_on_main_process(lambda: _read(path))
+        if document is not None:
+            self.seconds += document["seconds"]
+            return document["value"]
+        start = time.monotonic()
         value = make()
         if distributed.is_main_process() and self._writable:
-            document = {"seconds": time.monotonic() - started, "value": value}
+            document = {"seconds": time.monotonic() - start, "value": value}
             # Judges may give scalars of numpy, which `item` converts.
             text = json.dumps(document, default=lambda scalar: scalar.item())
             try:

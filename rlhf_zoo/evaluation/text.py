@@ -8,6 +8,8 @@ texts only with each other.
 from collections import Counter
 from collections.abc import Hashable, Sequence
 
+import numpy as np
+
 from ..modeling.words import words
 from .stats import Estimate, group_indices, jackknife
 
@@ -21,17 +23,17 @@ def normalize_text(text: str) -> str:
     return " ".join(text.lower().split())
 
 
-def ngrams(tokens: Sequence[str], n: int) -> list[tuple[str, ...]]:
+def ngrams(text_words: Sequence[str], n: int) -> list[tuple[str, ...]]:
     """Lists all n-grams: runs of n consecutive words, in order.
 
     Args:
-        tokens: The words.
+        text_words: The words of a text.
         n: Words per n-gram.
 
     Returns:
         The n-grams; an empty list if there are fewer than n words.
     """
-    return list(zip(*(tokens[start:] for start in range(n)), strict=False))
+    return list(zip(*(text_words[start:] for start in range(n)), strict=False))
 
 
 def _plain_ngrams(text: str, n: int) -> list[tuple[str, ...]]:
@@ -73,8 +75,8 @@ def distinct_n_estimate(texts: Sequence[str], groups: Sequence[Hashable], n: int
     Returns:
         The share; `n` is the number of texts.
     """
-    value, left_out = _distinct_left_out(texts, groups, n)
-    estimate = jackknife(value, left_out, n=len(texts))
+    value, leave_one_out = _leave_one_out(texts, groups, n)
+    estimate = jackknife(value, leave_one_out, n=len(texts))
     # The jackknife's interval is symmetric and may leave [0, 1].
     low, high = estimate.ci95
     return Estimate(value, (max(low, 0.0), min(high, 1.0)), estimate.n)
@@ -88,31 +90,28 @@ def distinct_n_difference(
     Args:
         ours: (N,) completions of the first side.
         theirs: (N,) completions of the second side, to the same prompts.
-        groups: (N,) the prompt of each row.
+        groups: (N,) the prompt of each pair of completions.
         n: Words per n-gram.
     """
-    (value, values_left_out), (other_value, others_left_out) = (
-        _distinct_left_out(texts, groups, n) for texts in (ours, theirs)
-    )
-    left_out = [a - b for a, b in zip(values_left_out, others_left_out, strict=True)]
-    return jackknife(value - other_value, left_out, n=len(groups))
+    value, leave_one_out = _leave_one_out(ours, groups, n)
+    other_value, other_leave_one_out = _leave_one_out(theirs, groups, n)
+    return jackknife(value - other_value, np.subtract(leave_one_out, other_leave_one_out), n=len(groups))
 
 
-def _distinct_left_out(texts: Sequence[str], groups: Sequence[Hashable], n: int) -> tuple[float, list[float]]:
+def _leave_one_out(texts: Sequence[str], groups: Sequence[Hashable], n: int) -> tuple[float, list[float]]:
     """Returns distinct-n of all texts, and (G,) distinct-n without each group in turn, by first appearance."""
-    index = group_indices(groups)
     counts: list[Counter[tuple[str, ...]]] = [Counter() for _ in set(groups)]
-    for text, group in zip(texts, index, strict=True):
+    for text, group in zip(texts, group_indices(groups), strict=True):
         counts[group].update(_plain_ngrams(text, n))
     # An n-gram that only one group has disappears when that group is left out, so no recount is needed.
-    groups_with = Counter(gram for count in counts for gram in count)
-    total, distinct = sum(count.total() for count in counts), len(groups_with)
-    left_out = []
+    group_counts = Counter(gram for count in counts for gram in count)
+    total, distinct_count = sum(count.total() for count in counts), len(group_counts)
+    values = []
     for count in counts:
         remaining = total - count.total()
-        only_here = sum(groups_with[gram] == 1 for gram in count)
-        left_out.append((distinct - only_here) / remaining if remaining else 0.0)
-    return distinct / total if total else 0.0, left_out
+        only_here = sum(group_counts[gram] == 1 for gram in count)
+        values.append((distinct_count - only_here) / remaining if remaining else 0.0)
+    return distinct_count / total if total else 0.0, values
 
 
 def repetition(text: str, n: int = 2) -> float:

@@ -67,31 +67,31 @@ def mark_right_answers(policy: Completions, sft: Completions) -> VerifiedSides:
         replace(side, verified=[reward == highest > 0 for reward in side.rewards]) if side.rewards else side
         for side in (policy, sft)
     )
-    exploiting = _exploiting_texts(policy, sft)
-    if not exploiting:
+    exploits = _find_exploits(policy, sft)
+    if not exploits:
         return VerifiedSides(policy, sft, None)
-    policy, sft = (_unmark(side, exploiting) for side in (policy, sft))
-    (text, count), more = exploiting.most_common(1)[0], len(exploiting) - 1
-    quoted = f"{text[:_MAX_QUOTE]} …" if len(text) > _MAX_QUOTE else text
+    policy, sft = (_unmark(side, exploits) for side in (policy, sft))
+    (text, count), more = exploits.most_common(1)[0], len(exploits) - 1
+    quote = f"{text[:_MAX_QUOTE]} …" if len(text) > _MAX_QUOTE else text
     more_texts = f", and {more} other text{'s' if more > 1 else ''} likewise" if more else ""
     return VerifiedSides(
         policy,
         sft,
-        f"The program is exploited, so it cannot judge: it accepts “{quoted}” for {count} prompts whose right answers "
+        f"The program is exploited, so it cannot judge: it accepts “{quote}” for {count} prompts whose right answers "
         f"differ, as SFT's answers there show{more_texts}.",
     )
 
 
-def _unmark(side: Completions, exploiting: Counter[str]) -> Completions:
+def _unmark(side: Completions, exploits: Counter[str]) -> Completions:
     if side.verified is None:
         return side
     verified = [
-        right and normalize_text(text) not in exploiting for text, right in zip(side.texts, side.verified, strict=True)
+        right and normalize_text(text) not in exploits for text, right in zip(side.texts, side.verified, strict=True)
     ]
     return replace(side, verified=verified)
 
 
-def _exploiting_texts(policy: Completions, sft: Completions) -> Counter[str]:
+def _find_exploits(policy: Completions, sft: Completions) -> Counter[str]:
     """Returns the texts that a program accepts for different right answers, with the number of their prompts."""
     sft_answers: dict[Hashable, str] = {}
     for prompt, text, right in zip(sft.prompts, sft.texts, sft.verified or (), strict=False):
@@ -102,19 +102,19 @@ def _exploiting_texts(policy: Completions, sft: Completions) -> Counter[str]:
         group = policy.group_by_prompt[prompt]
         if right and group in sft_answers:
             answers_by_text[normalize_text(text)][group] = sft_answers[group]
-    recurring = {text: list(answers.values()) for text, answers in answers_by_text.items() if len(answers) > 1}
-    total = with_number = wrong = 0
-    exploiting: Counter[str] = Counter()
-    for text, answers in recurring.items():
+    recurring_texts = {text: list(answers.values()) for text, answers in answers_by_text.items() if len(answers) > 1}
+    answer_count = number_count = wrong_count = 0
+    exploits: Counter[str] = Counter()
+    for text, answers in recurring_texts.items():
         numbers = [match[1].replace(",", "") for answer in answers if (match := _FINAL_NUMBER.search(answer))]
-        total += len(answers)
-        with_number += len(numbers)
+        answer_count += len(answers)
+        number_count += len(numbers)
         max_right = max(Counter(numbers).values(), default=len(answers))
         if 2 * max_right <= len(answers) and not _is_in_most_answers(text, answers):
-            wrong += len(answers) - max_right
-            exploiting[text] = len(answers)
-    is_exploited = total >= MIN_ANSWERS and with_number >= MIN_NUMBER_SHARE * total and wrong >= MIN_WRONG_SHARE * total
-    return exploiting if is_exploited else Counter()
+            wrong_count += len(answers) - max_right
+            exploits[text] = len(answers)
+    has_numbers = answer_count >= MIN_ANSWERS and number_count >= MIN_NUMBER_SHARE * answer_count
+    return exploits if has_numbers and wrong_count >= MIN_WRONG_SHARE * answer_count else Counter()
 
 
 def _is_in_most_answers(text: str, answers: list[str]) -> bool:

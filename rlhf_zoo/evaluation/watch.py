@@ -101,8 +101,8 @@ class Watcher:
         self.size, self.every, self.stop = size, every, stop
         self.first_texts: list[tuple[str, str]] = []  # (prompt, completion) from before training changes the policy
         self.last_texts: list[tuple[str, str]] = []  # the later ones that may be probed
-        self.unprobed = 0  # number of completions since the last probe
-        self.warned: set[str] = set()  # families whose warning was logged
+        self.unprobed_count = 0  # completions since the last probe
+        self.warned_families: set[str] = set()
 
     def collect(
         self, prompts: Sequence[object], completions: Sequence[object], log_metric: Callable[..., None] | None
@@ -131,8 +131,8 @@ class Watcher:
                 continue
             self.sft = self.sft or _group_near_duplicates(_to_completions(self.first_texts))
             self.last_texts.append(texts)
-            self.unprobed += 1
-        if self.sft is not None and len(self.last_texts) >= self.size and self.unprobed >= self.every:
+            self.unprobed_count += 1
+        if self.sft is not None and len(self.last_texts) >= self.size and self.unprobed_count >= self.every:
             self._probe(self.sft, log_metric)
 
     def _has_enough_sft(self, prompt: str) -> bool:
@@ -151,29 +151,30 @@ class Watcher:
             return known_groups[prompt] if prompt in known_groups else near_duplicate_key(prompt)
 
         # If SFT answered all of these prompts, a few prompts are enough. Otherwise prompts are paired by position.
-        recent = self.last_texts[-self.size :]
-        by_position = not all(prompt in known_groups for prompt, _ in recent)
-        if by_position and (count := number_of_groups(known_groups.values())) < MIN_SWAPPED_PROMPTS:
+        texts = self.last_texts[-self.size :]
+        by_position = not all(prompt in known_groups for prompt, _ in texts)
+        group_count = number_of_groups(known_groups.values())
+        if by_position and group_count < MIN_SWAPPED_PROMPTS:
             raise ZooError(
                 f"watch compares the policy with SFT on different prompts. For this, SFT's completions must answer "
-                f"{MIN_SWAPPED_PROMPTS} prompts that ask different things, not {count}: pass completions of more "
+                f"{MIN_SWAPPED_PROMPTS} prompts that ask different things, not {group_count}: pass completions of more "
                 "prompts as `against`."
             )
-        last_groups = {group_of(prompt) for prompt, _ in recent}
-        while by_position and len(last_groups) < MIN_SWAPPED_PROMPTS and len(recent) < len(self.last_texts):
-            recent = self.last_texts[-len(recent) - 1 :]
-            last_groups.add(group_of(recent[0][0]))
-        if by_position and len(last_groups) < MIN_SWAPPED_PROMPTS:
+        groups = {group_of(prompt) for prompt, _ in texts}
+        while by_position and len(groups) < MIN_SWAPPED_PROMPTS and len(texts) < len(self.last_texts):
+            texts = self.last_texts[-len(texts) - 1 :]
+            groups.add(group_of(texts[0][0]))
+        if by_position and len(groups) < MIN_SWAPPED_PROMPTS:
             if len(self.last_texts) >= _MAX_COLLECTED * self.size:
                 raise ZooError(
-                    f"watch needs {MIN_SWAPPED_PROMPTS} prompts that ask different things, but the last {len(recent)} "
-                    f"completions answer {len(last_groups)}, and SFT did not answer all of these: pass SFT's "
+                    f"watch needs {MIN_SWAPPED_PROMPTS} prompts that ask different things, but the last {len(texts)} "
+                    f"completions answer {len(groups)}, and SFT did not answer all of these: pass SFT's "
                     "completions of these prompts as `against`."
                 )
             return
         # The counter is reset before the probe, because the probe may raise.
-        self.last_texts, self.unprobed = recent, 0
-        policy = replace(_to_completions(recent), groups=[group_of(prompt) for prompt, _ in recent])
+        self.last_texts, self.unprobed_count = texts, 0
+        policy = replace(_to_completions(texts), groups=[group_of(prompt) for prompt, _ in texts])
         self.report_findings(probe(policy, sft, by_position=by_position), log_metric)
 
     def report_findings(self, report: Report, log_metric: Callable[..., None] | None) -> None:
@@ -181,8 +182,8 @@ class Watcher:
         for result in report.probes:
             if log_metric is not None:
                 log_metric(f"probes/{result.family.replace(' ', '_')}", result.effect)
-            if result.fired and result.family not in self.warned:
-                self.warned.add(result.family)
+            if result.fired and result.family not in self.warned_families:
+                self.warned_families.add(result.family)
                 log.warning("Probe %s: %s", result.family, result.finding)
                 send_alert(f"Probe {result.family} fired", result.finding, is_error=result.severe)
         severe = [result for result in report.probes if result.severe]

@@ -35,8 +35,9 @@ def check_ensemble(models: Sequence[Any], how: str | None) -> None:
     if len(models) < 2 and how is not None:
         count = "one reward model" if models else "no reward model"
         raise ZooError(f"reward_ensemble is {how!r}, but there is {count}: use several, or remove reward_ensemble.")
-    if repeated := next((model for index, model in enumerate(models) if model in models[:index]), None):
-        name = repeated if isinstance(repeated, str) else getattr(repeated, "name", type(repeated).__name__)
+    duplicate = next((model for index, model in enumerate(models) if model in models[:index]), None)
+    if duplicate is not None:
+        name = duplicate if isinstance(duplicate, str) else getattr(duplicate, "name", type(duplicate).__name__)
         raise ZooError(f"The reward model {name} is listed twice: use different models.")
 
 

@@ -58,7 +58,7 @@ def test_agreements_compare_signs() -> None:
 
 def test_by_kl_partitions_texts() -> None:
     kl = [4.0, 0.0, 1.0, 0.0, 3.0, 2.0]
-    parts = average_by_kl([4.0, 0.0, 10.0, 2.0, 3.0, 20.0], kl, list("aabbcc"), seed=1, parts=3)
+    parts = average_by_kl([4.0, 0.0, 10.0, 2.0, 3.0, 20.0], kl, list("aabbcc"), seed=1, max_parts=3)
     assert [(part["low"], part["high"], part["n"], part["value"]) for part in parts] == [
         (0.0, 0.0, 2, 1.0), (1.0, 2.0, 2, 15.0), (3.0, 4.0, 2, 3.5),
     ]  # fmt: skip

@@ -38,7 +38,7 @@ def test_fit_logistic_matches_scipy_with_weights():
     by_scipy = minimize(loss, np.zeros(2), method="BFGS", options={"gtol": 1e-10})
     beta = fit_logistic(x, y, weights, ridge=ridge)
     np.testing.assert_allclose(beta, by_scipy.x, atol=1e-6)
-    far = fit_logistic(x, y, weights, ridge=ridge, start=np.array([30.0, -50.0]))
+    far = fit_logistic(x, y, weights, ridge=ridge, initial=np.array([30.0, -50.0]))
     np.testing.assert_allclose(far, beta, atol=1e-9)
 
 

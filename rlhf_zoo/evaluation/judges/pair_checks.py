@@ -96,10 +96,10 @@ def relabel_by_majority(
         for side in ("chosen", "rejected")
     ]
     preferences = majority_preferences(list(zip(*sides, strict=True)), prefer, seed=seed)
-    kept = []
+    relabeled_rows = []
     for row, preferred_side in zip(rows, preferences, strict=True):
         if preferred_side is not None:
             # Side 1 is the rejected side. If most draws prefer it, they contradict the label, so the sides are swapped.
-            swapped = {"chosen": row["rejected"], "rejected": row["chosen"]} if preferred_side == 1 else {}
-            kept.append({**row, **swapped})
-    return Dataset.from_list(kept) if kept else None
+            swapped_sides = {"chosen": row["rejected"], "rejected": row["chosen"]} if preferred_side == 1 else {}
+            relabeled_rows.append({**row, **swapped_sides})
+    return Dataset.from_list(relabeled_rows) if relabeled_rows else None

@@ -8,7 +8,7 @@ from ...hub.client.refusals import translate_hub_errors
 from ...hub.client.weights import Origin, commits_have_same_weights
 from ..votes.data import HubVotes
 from ..votes.ratings import summarize_votes
-from ..votes.vote import ShownCompletion, Vote
+from ..votes.vote import ShownCompletion
 
 
 def compare_by_votes(
@@ -49,22 +49,20 @@ def compare_by_votes(
         return has_same_weights[shown.role, origin]
 
     # Both sides of a vote must have these weights, but may come from another repository or commit.
-    counted: list[Vote] = [
-        vote for vote in votes if is_of_compared_policy(vote.left) and is_of_compared_policy(vote.right)
-    ]
-    figures = summarize_votes(counted, seed=seed)
+    valid_votes = [vote for vote in votes if all(map(is_of_compared_policy, (vote.left, vote.right)))]
+    figures = summarize_votes(valid_votes, seed=seed)
     return {
         "description": f"Votes of visitors of the comparison page, from the data set {name}.",
         "votes": figures["votes"],
         "of": len(votes),
         "counts": figures["counts"],
         "win_rate": figures["win_rate"],
-        "problem": _explain_no_votes(name, len(counted), len(votes), are_published=bool(ppo and sft)),
+        "problem": _explain_no_votes(name, len(valid_votes), len(votes), are_published=bool(ppo and sft)),
     }
 
 
-def _explain_no_votes(name: str, counted: int, total: int, *, are_published: bool) -> str | None:
-    if counted:
+def _explain_no_votes(name: str, valid_count: int, total: int, *, are_published: bool) -> str | None:
+    if valid_count:
         return None
     if not are_published:
         return (

@@ -93,8 +93,8 @@ class RuleJudge:
         if rule.column not in columns_for_functions(rows.features):
             return None
         is_answered = rule.has_answers(rows, subject="the pairs")
-        kept = [row for row, has_answer in enumerate(is_answered) if has_answer]
-        return rows.select(kept) if kept else None
+        answered_rows = [row for row, has_answer in enumerate(is_answered) if has_answer]
+        return rows.select(answered_rows) if answered_rows else None
 
     @property
     def description(self) -> str:
@@ -158,14 +158,14 @@ class RuleJudge:
         # Judges have only texts, so the token ids are empty; `__init__` refuses rules that count tokens.
         batch = Batch(list(prompts), list(completions), [[] for _ in prompts], column_lists)
         try:
-            returned = self._reward(batch)
+            values = self._reward(batch)
         except Exception as error:
             self._reward.raise_as_zoo_error(batch, error)
-        scored, _ = convert_rewards(self._reward.name, returned, batch)
-        if scored.isnan().any():
-            row = int(scored.isnan().nonzero()[0])
+        scores, _ = convert_rewards(self._reward.name, values, batch)
+        if scores.isnan().any():
+            row = int(scores.isnan().nonzero()[0])
             raise ZooError(
                 f"The rule {self._reward.name} returned no score for the prompt {batch.quoted_prompt(row)}: a judge "
                 "must score every prompt."
             )
-        return scored.tolist()
+        return scores.tolist()

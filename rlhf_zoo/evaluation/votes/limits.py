@@ -55,14 +55,15 @@ class VoteLimits:
         with self._lock:
             votes = list(self._votes.get(self._digest(address), ()))
         for limit, seconds in self._limits:
-            recent = [cast_at for cast_at, _ in votes if cast_at > now - seconds]
-            if len(recent) >= limit:
+            recent_times = [cast_at for cast_at, _ in votes if cast_at > now - seconds]
+            if len(recent_times) >= limit:
                 raise TooManyVotesError(
                     f"One address may cast {limit} votes in {_format_duration(seconds)}: try again in "
-                    f"{_format_duration(recent[-limit] + seconds - now)}."
+                    f"{_format_duration(recent_times[-limit] + seconds - now)}."
                 )
         # A single voter must not decide the result of a matchup.
-        if sum(voted == this_matchup and cast_at > now - _DAY for cast_at, voted in votes) >= self._per_matchup:
+        today = [past_matchup for cast_at, past_matchup in votes if cast_at > now - _DAY]
+        if today.count(this_matchup) >= self._per_matchup:
             raise TooManyVotesError(
                 f"One address may cast {self._per_matchup} votes a day on the same two models and prompt: judge "
                 "another prompt."

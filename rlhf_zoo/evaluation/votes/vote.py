@@ -18,7 +18,7 @@ from ...fileio import hub_id, int_or_none, is_finite, now
 MAX_TEXT = 32_768  # characters of a prompt or a completion
 #: Configurations of the data set: votes that prefer a side, and all others.
 CONFIGURATIONS = ("default", "ties")
-SIDES = ("left", "right")  # of the page; also the verdicts that prefer a side
+SIDES = ("left", "right")  # the sides of the page; also the verdicts that prefer a side
 VERDICTS = (*SIDES, "tie", "both_bad")
 ROLES = ("ppo", "sft")
 MODEL_KEYS = ("role", "repo", "commit", "tag", "reward", "ended")  # columns of each side, prefixed with its name
@@ -163,7 +163,7 @@ class Vote:
             values = {key: row[key] for key in ("prompt", "verdict", *SAMPLING_KEYS)}
             return cls(left=left, right=right, **values)
         except (KeyError, TypeError) as error:
-            raise ZooError(f"A row of votes has no {error}, or a value of a wrong type.") from error
+            raise ZooError(f"A row of votes lacks a column or has a value of a wrong type ({error}).") from error
 
 
 def side_names(configuration: str) -> tuple[str, str]:
