@@ -204,9 +204,9 @@ def _measure_independence(pair: Pair, permutations: Permutations) -> Measurement
     if policy is None or sft is None:
         # Log-probabilities come from an SFT model, so here only prompts are missing.
         if pair.policy.logprobs is not None:
-            distinct = len(set(pair.policy.prompts))
+            other_count = len(set(pair.policy.prompts)) - 1
             raise Unmeasurable(
-                f"needs {OTHER_PROMPTS} other prompts, for the likelihood of a text after them, and has {distinct - 1}"
+                f"needs {OTHER_PROMPTS} other prompts, for the likelihood of a text after them, and has {other_count}"
             )
         raise Unmeasurable("needs the SFT model, for the likelihood of a text after other prompts")
     policy_numbers, sft_numbers = (
