@@ -52,7 +52,7 @@ def verdict(change: Change, *, gain: float, seed: int = 0) -> str:
     sides = [
         Completions(
             prompts, texts, groups=prompts,
-            **{name: (rise + noise.normal(size=60)).tolist() for name in ("rewards", "judged")},
+            **{name: (rise + noise.normal(size=60)).tolist() for name in ("rewards", "judge_scores")},
         )
         for texts, rise in (([change(second, rng) for _, second in pairs], gain), ([first for first, _ in pairs], 0.0))
     ]  # fmt: skip
