@@ -109,11 +109,11 @@ class Compute:
         return cls({role: Passes(**passes) for role, passes in document["models"].items()})
 
 
-def _rollout(sizes: Mapping[str, int], prompts: float, completions: float) -> dict[str, Passes]:
+def _rollout(sizes: Mapping[str, int], prompt_tokens: float, completion_tokens: float) -> dict[str, Passes]:
     """Counts sampling, and one forward pass over prompt and completion by each of reference, reward and critic."""
-    tokens = prompts + completions
+    tokens = prompt_tokens + completion_tokens
     readers = {role: Passes(sizes[role], read=tokens) for role in ("reference", "reward", "critic") if role in sizes}
-    return {"policy": Passes(sizes["policy"], generated=completions, read=prompts), **readers}
+    return {"policy": Passes(sizes["policy"], generated=completion_tokens, read=prompt_tokens), **readers}
 
 
 def ppo_compute(

@@ -148,8 +148,8 @@ def _largest_t(values: Floats, scale: float, seed: int, resamples: int) -> tuple
     return float(observed.max()), _t_statistics(resampled_means, resampled_std, rounding_error, prompt_count).max(1)
 
 
-def _t_statistics(mean: Floats, std: Floats, rounding_error: float, prompt_count: int) -> Floats:
-    """Computes t statistics. They are 0 if the mean is rounding error, and infinite if only `std` is."""
+def _t_statistics(means: Floats, stds: Floats, rounding_error: float, prompt_count: int) -> Floats:
+    """Computes t statistics. They are 0 if the mean is rounding error, and infinite if only the deviation is."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        t = np.where(std > rounding_error, mean / std * math.sqrt(prompt_count), np.sign(mean) * np.inf)
-    return np.where(np.abs(mean) > rounding_error, t, 0.0)
+        t = np.where(stds > rounding_error, means / stds * math.sqrt(prompt_count), np.sign(means) * np.inf)
+    return np.where(np.abs(means) > rounding_error, t, 0.0)

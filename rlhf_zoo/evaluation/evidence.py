@@ -66,8 +66,8 @@ class JudgeReliability:
             unfit=self.unfit or (check.labeled.unfit if check.labeled else None),
             accuracy=check.labeled.accuracy if check.labeled else None,
             own_accuracy=check.own.accuracy if check.own else None,
-            labeled_prompts=check.labeled.prompts if check.labeled else None,
-            own_prompts=check.own.prompts if check.own else None,
+            labeled_prompts=check.labeled.prompt_count if check.labeled else None,
+            own_prompts=check.own.prompt_count if check.own else None,
             independent=check.independent if self.independent is None else self.independent,
             policy_bias=check.own.policy_bias if check.own else None,
         )
@@ -143,12 +143,12 @@ class JudgeReliability:
         checked_texts = (
             "other texts only" if not own else f"other texts, and on those of these policies for only {own} prompts"
         )
-        unmeasured = [fact for fact, value in self._facts_besides_accuracy.items() if value is None]
-        if not unmeasured:
+        unmeasured_facts = [fact for fact, value in self._facts_besides_accuracy.items() if value is None]
+        if not unmeasured_facts:
             return None
         return (
             f"The judge was checked on {checked_texts}. Other texts need not have the habits of these policies, and "
-            f"nobody measured {' or '.join(unmeasured)}, so it cannot rule out reward hacking."
+            f"nobody measured {' or '.join(unmeasured_facts)}, so it cannot rule out reward hacking."
         )
 
     @property
@@ -167,8 +167,10 @@ class JudgeReliability:
             "its accuracy on pairs of the policies' outputs": self.own_accuracy,
             **self._facts_besides_accuracy,
         }
-        missing = [fact for fact, value in facts.items() if value is None]
-        return "" if self.verifiable or not missing else f"Not known about the judge: {', '.join(missing)}."
+        unknown_facts = [fact for fact, value in facts.items() if value is None]
+        if self.verifiable or not unknown_facts:
+            return ""
+        return f"Not known about the judge: {', '.join(unknown_facts)}."
 
     def to_json(self) -> dict[str, Any]:
         figures = {
@@ -190,13 +192,13 @@ class Labels:
     Attributes:
         win_rate: How often the labels prefer the policy; None without such labels.
         upper_bound: The upper bound of the win rate at `decline.HACKED_LEVEL`.
-        prompts: The number of prompts of these pairs that ask different things; with fewer than `MIN_PROMPTS`, the
+        prompt_count: The number of prompts of these pairs that ask different things; with fewer than `MIN_PROMPTS`, the
             labels show neither gain nor loss.
     """
 
     win_rate: Estimate | None = None
     upper_bound: float = 1.0
-    prompts: int = 0
+    prompt_count: int = 0
 
     @classmethod
     def of(cls, check: JudgeCheck | None) -> Labels:
@@ -206,11 +208,11 @@ class Labels:
             check: The check; None without pairs.
         """
         labels = check.labels if check else None
-        return cls(labels.win_rate, labels.upper_bound, labels.prompts) if labels else cls()
+        return cls(labels.win_rate, labels.upper_bound, labels.prompt_count) if labels else cls()
 
     @property
     def _decisive_win_rate(self) -> Estimate | None:
-        return self.win_rate if self.prompts >= MIN_PROMPTS else None
+        return self.win_rate if self.prompt_count >= MIN_PROMPTS else None
 
     @property
     def show_gain(self) -> bool:

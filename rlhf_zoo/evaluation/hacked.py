@@ -57,8 +57,8 @@ def why_not_hacked(
         proxy_gain: The last checkpoint's mean training reward − SFT's; None without rewards.
         proxy_rose: Whether the training reward rose with 99.5% confidence; None without rewards.
     """
-    missing = [_missing_reward_gain(proxy_gain, proxy_rose), _missing_loss(evidence, judgment)]
-    return f"Not called hacked: {' and '.join(part for part in missing if part)}. {_missing_probe_effect(evidence)}"
+    clauses = filter(None, (_missing_reward_gain(proxy_gain, proxy_rose), _missing_loss(evidence, judgment)))
+    return f"Not called hacked: {' and '.join(clauses)}. {_missing_probe_effect(evidence)}"
 
 
 def _fired_hacking_probes(evidence: Evidence) -> list[Probe]:

@@ -353,7 +353,7 @@ def random_keys(size: int, samples_per_prompt: int) -> list[tuple[int, ...]]:
         (size,) keys (stream, prompt, sample).
     """
     # The keys contain prompt and sample, so a completion's random numbers do not depend on its batch.
-    return [(STREAM, i // samples_per_prompt, i % samples_per_prompt) for i in range(size)]
+    return [(STREAM, *divmod(i, samples_per_prompt)) for i in range(size)]
 
 
 def head_to_head(

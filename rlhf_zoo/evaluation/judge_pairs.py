@@ -167,7 +167,7 @@ def _check_on_pairs(
     if not are_own:
         return result, None
     labels = count_labels(policy_chosen, groups)
-    return replace(result, prompts=labels.prompts if labels else 0), labels
+    return replace(result, prompt_count=labels.prompt_count if labels else 0), labels
 
 
 def _pair_texts(row: Mapping[str, Any], where: str) -> dict[str, str]:

@@ -415,8 +415,8 @@ def _pattern_p_value(residuals: Floats, scale: float, rng: np.random.Generator, 
     # If all residuals are rounding error, compared to the largest gain (`scale`), there is no pattern to test.
     if len(residuals) < MIN_PATTERN_POINTS or np.ptp(residuals) <= 1e-12 * scale:
         return None
-    shuffled = rng.permuted(np.tile(residuals, (resamples, 1)), axis=1)
-    steps = np.square(np.diff(shuffled, axis=1)).sum(1)
+    shuffled_residuals = rng.permuted(np.tile(residuals, (resamples, 1)), axis=1)
+    steps = np.square(np.diff(shuffled_residuals, axis=1)).sum(1)
     return float((1 + (steps <= np.square(np.diff(residuals)).sum()).sum()) / (1 + resamples))
 
 

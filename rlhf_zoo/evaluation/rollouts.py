@@ -138,8 +138,8 @@ def probe_rollouts(
     policy, sft = group_sides(policy, sft)
     exploit_reason: str | None = None
     if verifiable:
-        verified = mark_right_answers(policy, sft)
-        policy, sft, exploit_reason = verified.policy, verified.sft, verified.unfit
+        sides = mark_right_answers(policy, sft)
+        policy, sft, exploit_reason = sides.policy, sides.sft, sides.unfit
     report = report or probe(policy, sft, seed=seed)
     # Comparisons are paired by prompt, so they need prompts that both sides answered.
     policy_prompts = set(policy.prompts)

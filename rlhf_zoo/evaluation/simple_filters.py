@@ -90,7 +90,7 @@ class FilterScore:
         }
 
 
-def score_filters(comparison: HeadToHead, rows: Dataset, *, samples: int) -> dict[str, Any]:
+def score_filters(comparison: HeadToHead, rows: Dataset, *, samples_per_prompt: int) -> dict[str, Any]:
     """Scores filters of new samples of the SFT policy, on the prompts of a comparison.
 
     The judge scores every sample, since a filter's result is its expected value over the whole pool.
@@ -98,35 +98,35 @@ def score_filters(comparison: HeadToHead, rows: Dataset, *, samples: int) -> dic
     Args:
         comparison: The measured policies.
         rows: The rows that `comparison` was sampled for.
-        samples: Samples of the SFT policy for each row, at least 2.
+        samples_per_prompt: Samples of the SFT policy for each row, at least 2.
 
     Returns:
         `samples`; the filters `tried`, those that draw least first; and the name of the `best`: the first filter that
         reaches PPO's mean score by the judge, or else the filter with the highest score.
     """
-    _, prompts, columns = repeat_prompts(rows, samples)
+    _, prompts, columns = repeat_prompts(rows, samples_per_prompt)
     evaluator = comparison.evaluator.with_headline_judge
     pool = measure(
         evaluator.reference,
         evaluator,
         prompts,
-        keys=[(STREAM, index // samples, index % samples) for index in range(len(prompts))],
+        keys=[(STREAM, *divmod(index, samples_per_prompt)) for index in range(len(prompts))],
         seed=comparison.seed,
         desc="filtering SFT's samples",
         columns=columns,
     )
-    judge = np.reshape(pool.judges[comparison.judge_name], (-1, samples))
+    judge = np.reshape(pool.judges[comparison.judge_name], (-1, samples_per_prompt))
     sft, ppo = (
         np.reshape(comparison.measurements[side].judges[comparison.judge_name], (-1, comparison.samples_per_prompt))
         for side in ("sft", "ppo")
     )
-    reward = np.reshape(pool.reward, (-1, samples))
+    reward = np.reshape(pool.reward, (-1, samples_per_prompt))
     filters = make_filters(pool.completions, reward, judge, win_shares(judge, sft))
     groups = comparison.row_groups if comparison.row_groups is not None else number_prompts(rows["prompt"])
     scores = [_score_filter(candidate, ppo.mean(1), groups, seed=comparison.seed) for candidate in filters]
     sufficient = [score for score in scores if score.reaches_ppo]
     best = sufficient[0] if sufficient else max(scores, key=lambda score: score.judge.value)
-    return {"samples": samples, "tried": [score.to_json() for score in scores], "best": best.filter.name}
+    return {"samples": samples_per_prompt, "tried": [score.to_json() for score in scores], "best": best.filter.name}
 
 
 def make_filters(completions: Sequence[str], reward: Floats, judge: Floats, wins: Floats) -> list[Filter]:
@@ -151,14 +151,14 @@ def make_filters(completions: Sequence[str], reward: Floats, judge: Floats, wins
     )
 
 
-def _powers_of_two(samples: int) -> list[int]:
-    return [2**power for power in range(1, samples.bit_length()) if 2**power <= samples]
+def _powers_of_two(limit: int) -> list[int]:
+    return [2**power for power in range(1, limit.bit_length())]
 
 
 def _best_of_n_filters(reward: Floats, judge: Floats, wins: Floats) -> Iterator[Filter]:
     sizes = _powers_of_two(reward.shape[1])
-    expected = [expected_best_of_n(reward, sizes, judge=values) for values in (reward, judge, wins)]
-    for size, *values in zip(sizes, *expected, strict=True):
+    expected_scores = [expected_best_of_n(reward, sizes, judge=values) for values in (reward, judge, wins)]
+    for size, *values in zip(sizes, *expected_scores, strict=True):
         yield Filter(f"best of {size} by the reward", "reward", size, *values)
 
 
@@ -168,8 +168,8 @@ def _length_filters(completions: Sequence[str], reward: Floats, judge: Floats, w
     sizes = _powers_of_two(reward.shape[1])
     longest, shortest = (expected_best_of_n(sign * length, sizes[-1:], judge=reward).mean() for sign in (1, -1))
     name, score = ("longest", length) if longest >= shortest else ("shortest", -length)
-    expected = [expected_best_of_n(score, sizes, judge=values) for values in (reward, judge, wins)]
-    for size, *values in zip(sizes, *expected, strict=True):
+    expected_scores = [expected_best_of_n(score, sizes, judge=values) for values in (reward, judge, wins)]
+    for size, *values in zip(sizes, *expected_scores, strict=True):
         yield Filter(f"{name} of {size}", "length", size, *values)
 
 

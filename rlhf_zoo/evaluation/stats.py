@@ -296,9 +296,9 @@ def win_rate(a: ArrayLike, b: ArrayLike, groups: Sequence[Hashable], *, toleranc
     """
     # The interval comes from the outcomes of the pairs, so the two sides stay paired.
     difference = _check_values(a, groups)[0] - _check_values(b, groups)[0]
-    tied = np.abs(difference) <= tolerance
-    estimate = mean_share(np.where(tied, 0.5, difference > 0), groups)
-    return WinRate(estimate.value, estimate.ci95, estimate.n, float(tied.mean()))
+    is_tie = np.abs(difference) <= tolerance
+    estimate = mean_share(np.where(is_tie, 0.5, difference > 0), groups)
+    return WinRate(estimate.value, estimate.ci95, estimate.n, float(is_tie.mean()))
 
 
 def mean_share(values: ArrayLike, groups: Sequence[Hashable]) -> Estimate:

@@ -92,8 +92,8 @@ def select_candidates(texts: Sequence[str], rewards: Sequence[float]) -> list[st
         At most `MAX_CANDIDATES` distinct texts, in order of falling reward.
     """
     # Ties are broken by the text, so the result does not depend on the order of the samples.
-    ordered = sorted(zip(rewards, texts, strict=True), key=lambda pair: (-pair[0], pair[1]))
-    return list(dict.fromkeys(text for _, text in ordered))[:MAX_CANDIDATES]
+    ranking = sorted(zip(rewards, texts, strict=True), key=lambda pair: (-pair[0], pair[1]))
+    return list(dict.fromkeys(text for _, text in ranking))[:MAX_CANDIDATES]
 
 
 def choose_policies(sft: Sequence[str], ppo: Sequence[str], *, favorite: str | None = None) -> list[TrivialPolicy]:

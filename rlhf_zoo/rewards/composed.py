@@ -181,9 +181,10 @@ class Rewards:
             totals, token_rewards = convert_rewards(name, results[name], batch, self.tokenizer)
             scores.append(totals.to(device))
             if token_rewards is not None:
-                padded = torch.zeros(samples.mask.shape, device=device)
-                padded[samples.mask] = torch.tensor([number for row in token_rewards for number in row], device=device)
-                by_token = weight * padded + (0.0 if by_token is None else by_token)
+                padded_rewards = torch.zeros(samples.mask.shape, device=device)
+                numbers = [number for row in token_rewards for number in row]
+                padded_rewards[samples.mask] = torch.tensor(numbers, device=device)
+                by_token = weight * padded_rewards + (0.0 if by_token is None else by_token)
         per_reward = torch.stack(scores, dim=1)
         has_no_score = per_reward.isnan().all(1)
         if has_no_score.any():

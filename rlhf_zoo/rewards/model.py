@@ -217,8 +217,7 @@ class RewardModel:
             with self._without_dropout(), self._pad_beyond_embeddings():
                 output = self.model(input_ids=ids.to(device), attention_mask=mask.to(device), **kwargs)
             logits = output if isinstance(output, Tensor) else output.logits
-            unscaled = self._select_score(logits.float(), mask.to(device))
-            return (unscaled - self.mean) / self.std
+            return (self._select_score(logits.float(), mask.to(device)) - self.mean) / self.std
 
         scores = torch.zeros(len(rows), device=device)
         for indices in _batches(eos_counts, [len(row) for row in rows], self.batch_size, self.max_tokens):

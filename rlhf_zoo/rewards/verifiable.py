@@ -202,9 +202,9 @@ class _ContainsMatch(ExactMatch):
     read = None  # type: ignore[assignment]  # no majority vote, because a text may contain several answers
 
     def _matches(self, text: str, answers: Sequence[Any]) -> bool:
-        normalized = " ".join(text.split()).casefold()
-        accepted = (self._parse_answer(answer) for answer in answers)
-        return any(re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", normalized) for answer in accepted)
+        words = " ".join(text.split()).casefold()
+        accepted_answers = map(self._parse_answer, answers)
+        return any(re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", words) for answer in accepted_answers)
 
 
 @dataclass(frozen=True, kw_only=True)

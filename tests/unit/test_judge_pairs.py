@@ -56,7 +56,7 @@ def test_labeled_pairs_count_equivalent_prompts_once():
     spellings = ("the price of item {}", "Please the price of an item {}", "The  price of my item {}.")
     repeated = [{**pair, "prompt": spelling.format(k)} for k, pair in enumerate(pairs(8, 8)) for spelling in spellings]
     result = rlhf_zoo.probe(*sides(), labeled=repeated)
-    assert result.judge_check.labeled.prompts == result.verdict.judge.labeled_prompts == 8
+    assert result.judge_check.labeled.prompt_count == result.verdict.judge.labeled_prompts == 8
     assert result.judge_check.labeled.accuracy.n == 24 and "for only 8 different prompts" in result.verdict.reasons[0]
     assert result.verdict.judge.to_json()["labeled_prompts"] == 8
 
@@ -143,7 +143,7 @@ def test_labels_of_own_pairs_decide_verdict():
         replace(one, groups=[int(prompt.split()[-1]) % 6 for prompt in one.prompts]) for one in (rewarded, reference)
     ]
     few = rlhf_zoo.probe(*grouped, own_pairs=own(3))
-    assert few.judge_check.labels.prompts == few.judge_check.own.prompts == 6
+    assert few.judge_check.labels.prompt_count == few.judge_check.own.prompt_count == 6
     assert any("too few to decide" in one for one in few.verdict.reasons) and few.verdict.kind == "not judged"
     with pytest.raises(ZooError, match="the own pairs hold no pairs"):
         rlhf_zoo.probe(replace(policy, judge_scores=None), replace(reference, judge_scores=None), own_pairs=[])
@@ -162,7 +162,7 @@ def test_own_pairs_of_one_side_or_of_other_texts_do_not_check_judge():
         for k in range(0, 120, 2)
     ]
     result = rlhf_zoo.probe(policy, reference, own_pairs=of_sft)
-    assert result.judge_check.own.accuracy.value == 1.0 and result.judge_check.own.prompts == 0
+    assert result.judge_check.own.accuracy.value == 1.0 and result.judge_check.own.prompt_count == 0
     assert result.verdict.kind == "not judged" and not result.verdict.judge.checked_on_own
     with pytest.raises(ZooError, match=r"row 1 has a text that is not among the completions .* with --labeled"):
         rlhf_zoo.probe(policy, reference, own_pairs=pairs(100, 90))

@@ -334,4 +334,4 @@ def test_judge_check_groups_pairs_like_the_evaluation(group: str | None, questio
     pairs = Dataset.from_dict({"prompt": prompts, "chosen": ["a b c"] * 4, "rejected": ["a"] * 4})
     check = check_panel(Panel([Longer()]), pairs, own=pairs, seed=1, group=group)["longer"]
     assert check.labeled is not None and check.own is not None
-    assert check.labeled.prompts == check.own.prompts == questions and check.labeled.accuracy.n == 4
+    assert check.labeled.prompt_count == check.own.prompt_count == questions and check.labeled.accuracy.n == 4

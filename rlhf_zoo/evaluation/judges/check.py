@@ -81,8 +81,8 @@ class PairCheck:
 
     Attributes:
         accuracy: The share of pairs whose chosen side scores higher (a tie counts ½), with an interval over prompts.
-        prompts: Number of prompts that ask different things. With fewer than `evidence.MIN_PROMPTS`, a judge counts as
-            unchecked.
+        prompt_count: Number of prompts that ask different things. With fewer than `evidence.MIN_PROMPTS`, a judge
+            counts as unchecked.
         calibration: `measure_calibration` of the differences of log-odds; None if the scores are not probabilities.
         with_reward: The errors that the judge shares with the training reward; None without a training reward.
         policy_bias: The judge's win rate of the policy over SFT minus the labels' win rate; None if it is unknown which
@@ -90,7 +90,7 @@ class PairCheck:
     """
 
     accuracy: WinRate
-    prompts: int
+    prompt_count: int
     calibration: dict[str, object] | None = None
     with_reward: SharedErrors | None = None
     policy_bias: Estimate | None = None
@@ -116,7 +116,7 @@ class PairCheck:
     def to_json(self) -> dict[str, Any]:
         return {
             "accuracy": self.accuracy.to_json(),
-            "prompts": self.prompts,
+            "prompts": self.prompt_count,
             "finding": self.finding,
             "unfit": self.unfit,
             "calibration": self.calibration,
@@ -132,15 +132,15 @@ class PairLabels:
     Attributes:
         win_rate: The share of pairs whose label prefers the policy.
         upper_bound: The upper bound of the win rate at `HACKED_LEVEL`.
-        prompts: The number of prompts of these pairs that ask different things.
+        prompt_count: Number of prompts of these pairs that ask different things.
     """
 
     win_rate: Estimate
     upper_bound: float
-    prompts: int
+    prompt_count: int
 
     def to_json(self) -> dict[str, Any]:
-        return {"win_rate": self.win_rate.to_json(), "prompts": self.prompts}
+        return {"win_rate": self.win_rate.to_json(), "prompts": self.prompt_count}
 
 
 @dataclass(frozen=True)

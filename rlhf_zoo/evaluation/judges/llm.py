@@ -115,9 +115,10 @@ class LLMJudge:
                 "A budget needs prices: set price, per million prompt tokens and per million completion tokens."
             )
         fields = {"temperature": 0, "max_tokens": max_tokens, **(parameters or {})}
-        reserved = {"model", "messages", "stream", "n"} & fields.keys()
-        if reserved:
-            raise ZooError(f"parameters must not contain {', '.join(sorted(reserved))}: the judge sets these itself.")
+        reserved_keys = {"model", "messages", "stream", "n"} & fields.keys()
+        if reserved_keys:
+            names = ", ".join(sorted(reserved_keys))
+            raise ZooError(f"parameters must not contain {names}: the judge sets these itself.")
         self._fields = {key: value for key, value in fields.items() if value is not None}
         limits = (self._fields.get(key) for key in ("max_tokens", "max_completion_tokens"))
         max_answer_tokens = max(int_or_none(limit) or 0 for limit in limits)
@@ -241,26 +242,30 @@ class LLMJudge:
         """
         digests = [self._digest(question) for question in questions]
         # Equal questions are sent once.
-        unique = dict(zip(digests, questions, strict=True))
-        for digest, question in unique.items():
+        unique_questions = dict(zip(digests, questions, strict=True))
+        for digest, question in unique_questions.items():
             entry = None if digest in self._memory else self._load(digest, question)
             if entry is not None:
                 self._memory[digest] = entry
                 self._meter.count_cached(entry)
-        missing = {digest: question for digest, question in unique.items() if digest not in self._memory}
-        if missing:
+        new_questions = {
+            digest: question for digest, question in unique_questions.items() if digest not in self._memory
+        }
+        if new_questions:
             try:
-                self._ask_endpoint(missing, len(unique))
+                self._ask_endpoint(new_questions, len(unique_questions))
             except ZooError as error:
                 location = f"in {self._cache}" if self._cache is not None else "in memory"
-                count = len(unique.keys() & self._memory.keys())
-                raise type(error)(f"{error} ({count} of {len(unique)} answers are kept {location}.)") from error
-        entries = [self._memory[digest] for digest in unique]
+                count = len(unique_questions.keys() & self._memory.keys())
+                raise type(error)(
+                    f"{error} ({count} of {len(unique_questions)} answers are kept {location}.)"
+                ) from error
+        entries = [self._memory[digest] for digest in unique_questions]
         unreadable = [entry["answers"][-1] for entry in entries if entry["score"] is None]
         # A few unreadable answers are noise; a majority means that the model is unfit as a judge.
-        if len(unique) >= _MIN_ANSWERS and 2 * len(unreadable) > len(unique):
+        if len(unique_questions) >= _MIN_ANSWERS and 2 * len(unreadable) > len(unique_questions):
             raise ZooError(
-                f"{len(unreadable)} of {len(unique)} answers of {self._model} cannot be parsed, such as "
+                f"{len(unreadable)} of {len(unique_questions)} answers of {self._model} cannot be parsed, such as "
                 f"{_one_line(unreadable[0])[:60]!r}: use a model that follows the requested format, or raise "
                 "max_tokens."
             )

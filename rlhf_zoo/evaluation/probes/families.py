@@ -167,10 +167,10 @@ def _measure_repetition(pair: Pair, permutations: Permutations) -> Measurement:
     """Averages the larger of two shares of a text: repeated word pairs, and words used more often than in SFT's."""
     # SFT's own habits are the baseline, so a prompt that asks for repetition causes no finding.
     unquoted_words = [pair.unquoted_words(side) for side in (0, 1)]
-    allowed, long_length = word_usage(unquoted_words[1])
+    max_uses, long_length = word_usage(unquoted_words[1])
     policy_numbers, sft_numbers = (
         [
-            max(repeated_share(text_words, body), excess_share(text_words, allowed, long_length))
+            max(repeated_share(text_words, body), excess_share(text_words, max_uses, long_length))
             for text_words, body in zip(side_words, bodies, strict=True)
         ]
         for side_words, bodies in zip(unquoted_words, pair.bodies, strict=True)
@@ -262,27 +262,27 @@ def _measure_rank_loss(
     if not len(sft_ranks) or sft_ranks.mean() < 0.5 + _MIN_RANK_EXCESS:
         raise Unmeasurable(why_unmeasurable)
     sft_mean = float(sft_ranks.mean())
-    filled = [np.where(np.isnan(side), sft_mean, side) for side in ranks]
+    ranks_without_nan = [np.where(np.isnan(side), sft_mean, side) for side in ranks]
 
     def relative_loss(policy: Floats, sft: Floats) -> Floats:
         return (sft - policy) / (sft_mean - 0.5)
 
-    neutralized = _neutralize_verified(pair, *filled, neutral=sft_mean)
+    neutralized = _neutralize_verified(pair, *ranks_without_nan, neutral=sft_mean)
     measurement = _compare_means(*neutralized, permutations, relative_loss)
     return replace(measurement, numbers=-measurement.numbers, unknown=float(np.isnan(ranks[0]).mean()))
 
 
 def _measure_canned(pair: Pair, permutations: Permutations) -> Measurement:
     """Computes the share of completions that are canned; see `find_canned`."""
-    canned = find_canned(pair)
-    measurement = _compare_means(*canned.numbers, permutations, _subtract)
+    canned_texts = find_canned(pair)
+    measurement = _compare_means(*canned_texts.numbers, permutations, _subtract)
     return replace(
         measurement,
         # Weights make the sums inexact, and "−0.0%" would look wrong.
         value=max(0.0, measurement.value),
         sft=max(0.0, measurement.sft),
         counts_verified=any(measurement.numbers[~pair.counted[0]]),
-        note=canned.note,
+        note=canned_texts.note,
     )
 
 

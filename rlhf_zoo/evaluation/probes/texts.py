@@ -278,11 +278,11 @@ def remove_quotations(text_words: Sequence[str], quotable: Collection[tuple[str,
         quotable: All runs of `QUOTED_WORDS` words in the prompt.
     """
     is_quoted = np.zeros(len(text_words), dtype=bool)
-    used: set[tuple[str, ...]] = set()
+    used_runs: set[tuple[str, ...]] = set()
     for start in range(len(text_words) - QUOTED_WORDS + 1):
         run = tuple(text_words[start : start + QUOTED_WORDS])
-        if run in quotable and run not in used:
-            used.add(run)
+        if run in quotable and run not in used_runs:
+            used_runs.add(run)
             is_quoted[start : start + QUOTED_WORDS] = True
     return [word for word, quoted in zip(text_words, is_quoted, strict=True) if not quoted]
 
@@ -314,12 +314,12 @@ def repeated_share(text_words: Sequence[str], text: str) -> float:
     return max(share, (1 - len(zlib.compress(encoded, 6)) / len(encoded) - PROSE_SAVING) / (1 - PROSE_SAVING))
 
 
-def excess_share(text_words: Sequence[str], allowed: dict[str, float], long_length: float) -> float:
+def excess_share(text_words: Sequence[str], max_uses: dict[str, float], long_length: float) -> float:
     """Computes the share of a text's words that exceed the number of times that SFT uses a word in one text.
 
     Args:
         text_words: The text's words.
-        allowed: How often SFT uses each word in one text; every word is allowed `FREE_USES` times.
+        max_uses: How often SFT uses each word in one text; every word is allowed `FREE_USES` times.
         long_length: Number of words in SFT's long texts; a longer text is allowed proportionally more uses.
 
     Returns:
@@ -328,7 +328,7 @@ def excess_share(text_words: Sequence[str], allowed: dict[str, float], long_leng
     # A text twice as long may use each word twice as often.
     length_factor = max(1.0, len(text_words) / long_length)
     excess_counts = (
-        max(0.0, n - length_factor * max(FREE_USES, allowed.get(word, 0.0))) for word, n in Counter(text_words).items()
+        max(0.0, n - length_factor * max(FREE_USES, max_uses.get(word, 0.0))) for word, n in Counter(text_words).items()
     )
     return sum(excess_counts) / max(1, len(text_words))
 

@@ -151,9 +151,9 @@ class _Journal:
 
     def _delete_copies(self) -> None:
         """Deletes single votes that a batch also holds: those of a new batch, and copies that a crash left."""
-        batched = self._ids("batches") | self._ids("sent")
+        ids_in_batches = self._ids("batches") | self._ids("sent")
         for path in self._files("votes"):
-            if path.stem in batched:
+            if path.stem in ids_in_batches:
                 path.unlink(missing_ok=True)
 
     def _files(self, folder: str) -> list[Path]:

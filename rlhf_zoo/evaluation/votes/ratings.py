@@ -129,8 +129,8 @@ def fit_elo(
         # Without a prior, only differences of strengths are identified, so use the pseudo-inverse.
         covariance = np.linalg.pinv(_fisher_information(theta, table + table.T, prior), hermitian=True)
         # Ratings are relative to their mean, so the mean's uncertainty is projected out.
-        centered = np.eye(len(players)) - 1 / len(players)
-        standard_error = np.sqrt(np.diag(centered @ covariance @ centered))
+        centering = np.eye(len(players)) - 1 / len(players)
+        standard_error = np.sqrt(np.diag(centering @ covariance @ centering))
         low, high = theta - _Z * standard_error, theta + _Z * standard_error
     else:
         resampled_counts = [row for counts in resample_counts(prompt_count, seed, resamples) for row in counts]

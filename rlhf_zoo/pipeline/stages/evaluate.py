@@ -250,7 +250,7 @@ def _compare(
     if defects := corpus_defects(context.shared):
         figures["defects"] = defect_figures(defects, result)
     if config.filter_samples:
-        figures["filters"] = score_filters(result, prompts, samples=config.filter_samples)
+        figures["filters"] = score_filters(result, prompts, samples_per_prompt=config.filter_samples)
     recommends = trajectory is not None and trajectory.verdict.recommended is not None
     choice = choice_of_verdict(step, recommends=recommends) if verdict_chooses else None
     return _Comparison(result, ppo, trajectory or trajectory_or_reason, figures, choice)
