@@ -178,7 +178,7 @@ class Trajectory:
         return {"reward": policy.reward, "judge": policy.judges[self.judge], "kl": policy.exact_kl}[name]
 
     def _by_prompt(self, policy: PolicyMeasurements, name: str) -> NDArray[np.float64]:
-        return np.reshape(self._values(policy, name), (self.prompt_count, -1)).mean(1)
+        return np.reshape(self._values(policy, name), (self.prompt_count, self.samples_per_prompt)).mean(1)
 
     def _estimates(self, policy: PolicyMeasurements) -> dict[str, Any]:
         groups = [group for group in self.prompt_groups for _ in range(self.samples_per_prompt)]

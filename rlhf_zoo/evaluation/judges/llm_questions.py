@@ -64,7 +64,7 @@ class Question:
 
 
 def pair_question(criterion: str, prompt: str, a: str, b: str) -> Question:
-    """Builds the question which of two completions is better.
+    """Builds a question that asks which of two completions is better.
 
     Args:
         criterion: What makes a completion better.
@@ -77,7 +77,7 @@ def pair_question(criterion: str, prompt: str, a: str, b: str) -> Question:
 
 
 def rating_question(criterion: str, prompt: str, completion: str) -> Question:
-    """Builds the question for a rating of one completion.
+    """Builds a question that asks for a rating of one completion.
 
     Args:
         criterion: What makes a completion good.

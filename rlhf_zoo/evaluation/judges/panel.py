@@ -149,8 +149,8 @@ def score_completions(
 
     def score_all() -> list[float]:
         if isinstance(judge, RuleJudge):
-            messages = [wrap_completion(prompt, text) for prompt, text in zip(prompts, completions, strict=True)]
-            return judge.score(prompts, messages, columns or {})
+            responses = [wrap_completion(prompt, text) for prompt, text in zip(prompts, completions, strict=True)]
+            return judge.score(prompts, responses, columns or {})
         if isinstance(judge, RewardJudge):
             return judge(prompts, completions)
         return judge([plain_text(prompt) for prompt in prompts], list(completions))
