@@ -44,21 +44,21 @@ class EnsembleScores:
     Attributes:
         margins: (M, pairs) chosen − rejected on held-out pairs. A tie counts as wrong, as on a reward model's card.
         pair_prompts: (pairs,) the group of each pair's prompt.
-        raw: Side -> (M, N) raw scores of its completions. The sides are sft and, if the run was evaluated, ppo.
+        raw_scores: Side -> (M, N) raw scores of its completions. The sides are sft and, if the run was evaluated, ppo.
         texts: Side -> its completions.
         seed: Seed of the resamples of intervals.
     """
 
     margins: Scores
     pair_prompts: Sequence[Hashable]
-    raw: Mapping[str, Scores]
+    raw_scores: Mapping[str, Scores]
     texts: Mapping[str, PolicyTexts]
     seed: int
 
     @cached_property
     def scores(self) -> dict[str, Scores]:
         """Side -> (M, N) scores, of mean 0 and standard deviation 1 for each model on SFT's completions."""
-        return {side: standardize(rows, self.raw["sft"]) for side, rows in self.raw.items()}
+        return {side: standardize(rows, self.raw_scores["sft"]) for side, rows in self.raw_scores.items()}
 
     def report(self, seeds: Sequence[int], directories: Sequence[str]) -> dict[str, Any]:
         """Returns the models, their ensemble and their disagreement as overview.json holds them.
@@ -68,7 +68,7 @@ class EnsembleScores:
             directories: The directory of each model.
         """
         # A model with larger scores would weigh more in the mean, so its margins are divided by their scale.
-        mean_margin = (self.margins / self.raw["sft"].std(axis=1, keepdims=True)).mean(axis=0)
+        mean_margin = (self.margins / self.raw_scores["sft"].std(axis=1, keepdims=True)).mean(axis=0)
         pair_agreements = pairwise_agreement(self.margins)
         models = []
         for model, margin in enumerate(self.margins):

@@ -77,7 +77,7 @@ class Evaluator:
         temperature: The sampling temperature.
         truncation: Where completions are cut, at a text or a random length; None to cut none.
         stops: Token ids that end a completion.
-        saved: The measurements of an unfinished evaluation, which `measure` reads and adds to; None to save none.
+        saved_measurements: Those of an unfinished evaluation, which `measure` reads and adds to; None to save none.
     """
 
     reference: PreTrainedModel
@@ -88,7 +88,7 @@ class Evaluator:
     temperature: float
     truncation: Truncation | None = None
     stops: Sequence[int] | None = None
-    saved: SavedMeasurements | None = None
+    saved_measurements: SavedMeasurements | None = None
 
     @property
     def judge(self) -> Judge:
@@ -259,7 +259,7 @@ def measure(
     def measure_now() -> PolicyMeasurements:
         return _measure(policy, evaluator, prompts, keys=keys, seed=seed, desc=desc, columns=columns)
 
-    if evaluator.saved is None:
+    if evaluator.saved_measurements is None:
         return measure_now()
     key = {
         "measured": desc,
@@ -267,7 +267,7 @@ def measure(
         "judges": [judge.name for judge in evaluator.panel.scoring_judges],
         "seed": seed,
     }
-    return PolicyMeasurements(**evaluator.saved.get(key, lambda: dict(vars(measure_now()))))
+    return PolicyMeasurements(**evaluator.saved_measurements.get(key, lambda: dict(vars(measure_now()))))
 
 
 def _measure(

@@ -63,7 +63,7 @@ class Trajectory:
         seed: Seed of sampling, permutations and resamples.
         reliability: The facts about the judge.
         reward_effects: How much the last checkpoint's habits (families of probes that fired) change the reward.
-        trivial: The trivial policies chosen on these prompts.
+        trivial_policies: The trivial policies chosen on these prompts.
         confirmation: The candidate's step, and its gain on test prompts; None until it is measured.
         prompt_source: The split and data of the prompts, see `evaluation_location`.
         groups: (P,) the group of each prompt, see `evaluation.prompt_groups`; None if every prompt is its own group.
@@ -77,7 +77,7 @@ class Trajectory:
     seed: int
     reliability: JudgeReliability = field(default_factory=JudgeReliability)
     reward_effects: Sequence[RewardEffect] = ()
-    trivial: Sequence[TrivialPolicy] = ()
+    trivial_policies: Sequence[TrivialPolicy] = ()
     confirmation: tuple[int, Estimate] | None = None
     prompt_source: Mapping[str, object] = field(default_factory=lambda: {"split": "validation"})
     groups: Sequence[int] | None = None
@@ -264,7 +264,7 @@ def evaluate_checkpoints(
         judge=judge,
         seed=seed,
         reliability=replace(reliability, split_half=split_half(np.concatenate(scores), groups * 2, seed=seed)),
-        trivial=choose_trivial_policies(
+        trivial_policies=choose_trivial_policies(
             evaluator, prompts, columns, sft, measurements, samples_per_prompt=config.checkpoint_samples
         ),
         reward_effects=_reward_effects(evaluator, prompts, columns, report, policy_completions, sft_completions),
@@ -327,11 +327,8 @@ def _completions(
         )
 
     # Scoring each text after eight other prompts takes as long as sampling, so the result is reused.
-    dependences = (
-        prompt_dependence()
-        if evaluator.saved is None
-        else evaluator.saved.get({"measured": "dependence", "tokens": measurements.tokens}, prompt_dependence)
-    )
+    saved, key = evaluator.saved_measurements, {"measured": "dependence", "tokens": measurements.tokens}
+    dependences = prompt_dependence() if saved is None else saved.get(key, prompt_dependence)
     return Completions(
         [display_text(prompt) for prompt in prompts],
         measurements.completions,

@@ -119,7 +119,7 @@ def overview(runs: Sequence[RunContext]) -> dict[str, Any]:
     texts, judge_name = _texts(first_run)
     ensemble_scores, split = _score(runs, texts)
     records = [run.record("reward") for run in runs]
-    for record, scores in zip(records, ensemble_scores.raw["sft"], strict=True):
+    for record, scores in zip(records, ensemble_scores.raw_scores["sft"], strict=True):
         if scores.std() == 0:
             raise ZooError(
                 f"The reward model in {record.path} gives all SFT completions the same score: train it longer."

@@ -159,7 +159,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     try:
         if SAME_LABELS in config.judge_names:
             train_same_labels(context)
-        evaluator = replace(make_evaluator(context, inputs.sft.path), saved=saved)
+        evaluator = replace(make_evaluator(context, inputs.sft.path), saved_measurements=saved)
         with doing("eval: checking the judges"):
             checks = check_on_pairs(context, evaluator, None if own_pairs_data is None else own_pairs_data[0])
         comparison = _compare(context, inputs, evaluator, prompts, checks)
@@ -237,13 +237,13 @@ def _compare(
         trajectory = trajectory.with_confirmation(result.judge_gain(policy, prompts))
     figures: dict[str, Any] = {}
     if trajectory is not None:
-        trivial = score_trivial_policies(result, trajectory.trivial, prompts)
+        trivial = score_trivial_policies(result, trajectory.trivial_policies, prompts)
         trajectory = replace(trajectory, reliability=replace(trajectory.reliability, winnable=trivial.winnable))
         # The trivial policies' win rates may cancel the recommendation. Then the last checkpoint is compared instead.
         if verdict_chooses and trajectory.verdict.recommended is None and step != _last_step(context):
             step = _last_step(context)
             ppo, result = compare_step(step)
-            trivial = score_trivial_policies(result, trajectory.trivial, prompts)
+            trivial = score_trivial_policies(result, trajectory.trivial_policies, prompts)
         figures["trivial"] = trivial.to_json()
     if (answers := config.reference_arguments) is not None:
         figures["reference"] = compare_with_references(result, prompts, lambda: load_causal(ppo.path), **vars(answers))
