@@ -325,7 +325,8 @@ def convert_rewards(
         if reward is not None and non_finite:
             raise ZooError(
                 f"The reward function {name} returned {non_finite[0]} for row {row}, prompt "
-                f"{batch.quoted_prompt(row)}: return a finite number, or None for rows that it does not apply to."
+                f"{batch.quoted_prompt(row)}: return a number that is finite in float32, or None for rows that it does "
+                "not apply to."
             )
         totals.append(total)
     return torch.tensor(totals, dtype=torch.float32), token_rewards if any(map(is_list, rewards)) else None

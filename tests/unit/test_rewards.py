@@ -201,7 +201,7 @@ def test_trl_reward_functions_work_unchanged(samples: Samples) -> None:
         ([[(2, 2, 1.0)], 2.0, 3.0], r"row 0, prompt .* \(the span from 2 to 2 is not in the text of 6 characters\)"),
         ([[(0, 99, 1.0)], 2.0, 3.0], r"row 0, prompt .* \(the span from 0 to 99 is not in the text of 6 characters\)"),
         ([[(0, 2, 1.0)], 2.0, 3.0], r"row 0, prompt .* \(spans need a tokenizer to find their tokens\)"),
-        ([1.0, 1e39, 2.0], r"wrong returned 1e\+39 for row 1, prompt 'd': return a finite number"),
+        ([1.0, 1e39, 2.0], r"wrong returned 1e\+39 for row 1, prompt 'd': return a number that is finite in float32"),
         ([1.0, 2.0, 10**400], "wrong returned inf for row 2"),
         ([1.0, None, 2.0], "No reward applies to the prompt 'd' of row 1, because wrong returned None"),
         (ValueError("no"), "wrong raised ValueError: no on row 0, prompt 'abc'"),
