@@ -80,7 +80,7 @@ gpu: $(if $(wildcard .gpu/here),,.venv/test.stamp) ## the trainer on a GPU, in 1
 	PYTHONPATH=$(CURDIR):$(CURDIR)/.gpu/here $(if $(wildcard .gpu/here),$(PYTHON),$(BIN)/python) benchmarks/gpu.py $(ARGS)
 	PYTHONPATH=$(CURDIR):$(CURDIR)/.gpu/here $(if $(wildcard .gpu/here),$(PYTHON),$(BIN)/python) benchmarks/calibrate.py
 
-evidence: .venv/demo.stamp ## the recipes over seeds and without the KL penalty, resumable; writes docs/evidence/*.json
+evidence: .venv/demo.stamp ## the recipes over seeds, resumable; writes docs/evidence/*.json
 	$(BIN)/python benchmarks/evidence.py
 
 .venv/bin/pip:

@@ -2,7 +2,7 @@
 
     python benchmarks/plan_check.py                  # all settings; takes 15 minutes on two cores
     python benchmarks/plan_check.py separate lora    # some settings
-    python benchmarks/evidence.py plan               # all settings; writes docs/evidence/plan.json, and renders
+    python benchmarks/plan_check.py --json docs/evidence/plan.json  # all settings, into the file of docs/plan.md
     python benchmarks/plan_check.py --device cuda    # on a GPU, six settings at a time, as in `make gpu`
 
 On a CPU it measures the peak memory of the process (VmHWM), including its imports, and the memory before its models are
@@ -276,31 +276,11 @@ def compare(names: Sequence[str], device: str = "cpu") -> Iterator[dict[str, Any
             yield {"setting": name, **predicted(ALL_SETTINGS[name], device), **measurement}
 
 
-def check(names: Sequence[str]) -> dict[str, Any]:
-    """Compares settings on the CPU, and returns the document for docs/evidence."""
-    import platform
-
-    from rlhf_zoo.runs.context import environment_info
-
-    rows = []
-    for row in compare(names):
-        rows.append(row)
-        print(format_row(row), flush=True)
-    environment = environment_info()
-    return {
-        "schema": 1,
-        "command": "python benchmarks/evidence.py plan",
-        "machine": f"{platform.system()} {platform.machine()}, {os.environ.get('OMP_NUM_THREADS', '2')} threads",
-        "versions": {name: environment[name] for name in ("torch", "transformers", "trl")},
-        "within": TOLERANCE,
-        "settings": rows,
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("settings", nargs="*", metavar="SETTING", help=", ".join(ALL_SETTINGS))
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="file to write")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -309,11 +289,13 @@ def main() -> None:
     if unknown := set(options.settings) - set(ALL_SETTINGS):
         parser.error(f"unknown setting {', '.join(sorted(unknown))}: choose from {', '.join(ALL_SETTINGS)}")
     names = options.settings or list(SETTINGS)
-    is_accurate = True
+    rows = []
     for row in compare(names, options.device):
+        rows.append(row)
         print(format_row(row), flush=True)
-        is_accurate &= is_within_tolerance(row)
-    sys.exit(int(not is_accurate))
+    if options.json:
+        options.json.write_text(json.dumps({"settings": rows}, indent=1) + "\n", encoding="utf-8")
+    sys.exit(int(not all(map(is_within_tolerance, rows))))
 
 
 if __name__ == "__main__":

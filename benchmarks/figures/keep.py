@@ -68,23 +68,6 @@ def read_runs(experiment: Experiment, runs: Path) -> dict[str, Any]:
     return {"schema": 2, "recipe": experiment.recipe, "runs": [_run_figures(folder) for folder in folders]}
 
 
-def read_ablation(experiment: Experiment, runs: Path) -> dict[str, Any]:
-    """Reads the figures of the finished runs under β = 0 and the recipe's β, with several seeds of PPO."""
-    base = experiment.run_folder(experiment.ablated_seed, runs)
-    figures = []
-    for variant in experiment.variants:
-        run = variant.directory(base)
-        if is_finished(run):
-            seed = variant_seed(experiment, variant.seed)
-            figures.append({**_run_figures(run), "beta": variant.value, "ppo_seed": seed})
-    return {"schema": 2, "recipe": experiment.recipe, "runs": figures}
-
-
-def variant_seed(experiment: Experiment, seed: int | None) -> int:
-    """Returns PPO's seed in a variant: that of the ablated run if the variant has none."""
-    return experiment.ablated_seed if seed is None else seed
-
-
 def _run_figures(run: Path) -> dict[str, Any]:
     """Reads the figures of a finished run from evaluation.json, which `rlhf-zoo eval --restart` replaces.
 

@@ -1,7 +1,6 @@
-"""The plots of the docs: training, and over-optimization with and without the KL penalty."""
+"""The plots of the docs: training with and without the KL penalty."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 from statistics import fmean
@@ -22,15 +21,13 @@ FONT_SIZE = 12  # typographic points
 
 def draw(experiment: Experiment) -> None:
     """Draws the plots of a recipe. A plot without kept figures is not changed."""
-    runs = keep.load(experiment.name("runs")).get("runs", [])
-    ablation = keep.load(experiment.name("ablation")).get("runs", [])
+    runs = keep.load(experiment.recipe).get("runs", [])
+    ablation = keep.load(f"{experiment.recipe}-ablation").get("runs", [])
     without_kl = [run for run in ablation if run["beta"] == 0]
     if runs:
         _draw_training(experiment, runs, without_kl, keep.FOLDER / f"{experiment.recipe}.png", narrow=False)
         if experiment.recipe in WITH_NARROW_PLOT:
             _draw_training(experiment, runs, without_kl, keep.FOLDER / f"{experiment.recipe}-narrow.png", narrow=True)
-    if ablation:
-        _draw_over_optimization(experiment, ablation, keep.FOLDER / f"{experiment.recipe}-over-optimisation.png")
 
 
 def draw_reviews(runs: Sequence[Any], path: Path) -> None:
@@ -60,12 +57,6 @@ def draw_reviews(runs: Sequence[Any], path: Path) -> None:
     lines_and_labels = axes[1, 0].get_legend_handles_labels()
     axes[0, -1].legend(*lines_and_labels, loc="upper left", frameon=False, labelcolor="linecolor", handlelength=1.8)
     _save(figure, path)
-
-
-def _checkpoint_points(run: Mapping[str, Any], score: str) -> list[tuple[int, float, float]]:
-    """Returns (step, √KL, score) of SFT, which is step 0 at KL 0, and of each checkpoint, on validation prompts."""
-    start = (0, 0.0, run["validation"][score])
-    return [start, *((row["step"], math.sqrt(max(row["kl"], 0.0)), row[score]) for row in run["checkpoints"])]
 
 
 def _draw_training(
@@ -110,36 +101,12 @@ def _plot_runs(axes: Any, runs: Sequence[Any], key: str, *, label: str, color: s
     axes.fill_between(steps, low, high, alpha=0.18, color=color, linewidth=0)
 
 
-def _draw_over_optimization(experiment: Experiment, runs: Sequence[Any], path: Path) -> None:
-    """Draws each checkpoint's reward and judge score against √KL; a ring marks the recommended checkpoint."""
-    figure, axes = _figure(2)
-    for panel, (name, title) in zip(axes[0], (("reward", "reward model (proxy)"), ("judge", "judge")), strict=True):
-        labeled = set()
-        for run in runs:
-            color = LEGIBLE_ORANGE if run["beta"] == 0 else LEGIBLE_BLUE
-            points = _checkpoint_points(run, name)
-            label = f"β = {run['beta']:g}"
-            panel.plot(*zip(*((x, y) for _, x, y in points), strict=True), "o-", color=color, alpha=0.75, markersize=3,
-                       linewidth=1.1, label=None if label in labeled else label)  # fmt: skip
-            labeled.add(label)
-            for step, x, y in points[1:]:
-                if step == run["recommended"]:
-                    panel.scatter(x, y, s=110, facecolors="none", edgecolors=color, linewidths=1.6, zorder=4)
-        panel.set(
-            title=f"{experiment.recipe}: {title}", xlabel="√KL to SFT, nats$^{1/2}$ per completion; ring: recommended"
-        )
-        panel.set_ylabel("mean on validation prompts")
-        panel.legend(frameon=False, fontsize=8)
-    _save(figure, path)
-
-
-def _figure(columns: int, rows: int = 1, *, height: float = 3.8) -> tuple[Any, Any]:
+def _figure(columns: int, rows: int, *, height: float) -> tuple[Any, Any]:
     """Makes a figure and its axes by row and column. Every second row is half as high."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.4 * columns, height), layout="constrained")
-    ratios = [2, 1] * (rows // 2) or None
-    axes = figure.subplots(rows, columns, squeeze=False, sharex=False, height_ratios=ratios)
+    axes = figure.subplots(rows, columns, squeeze=False, sharex=False, height_ratios=[2, 1] * (rows // 2))
     return figure, axes
 
 

@@ -1,14 +1,14 @@
-"""The tables of runs: over seeds, and under β = 0 beside the recipe's β."""
+"""The tables of a recipe's runs over seeds."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rlhf_zoo.modeling.prompt_keys import format_group_count
 
 from . import keep
 from .experiments import Experiment
-from .text import NOTHING, code, join, made_by, name_seeds, spread, table
+from .text import NOTHING, code, name_seeds, spread, table
 
 Run = Mapping[str, Any]
 
@@ -25,12 +25,11 @@ FIGURES = (
 
 def runs_table(experiment: Experiment) -> str:
     """A column each for SFT, PPO, and PPO under β = 0: the mean over seeds, and the range in brackets."""
-    runs = kept_runs(experiment, "runs")
+    runs = keep.load(experiment.recipe).get("runs", [])
     if not runs:
         return NOTHING
-    without_kl = [
-        run for run in kept_runs(experiment, "ablation") if run["beta"] == 0 and has_same_prompts(run, runs[0])
-    ]
+    ablation = keep.load(f"{experiment.recipe}-ablation").get("runs", [])
+    without_kl = [run for run in ablation if run["beta"] == 0 and has_same_prompts(run, runs[0])]
     columns = [("SFT", runs, "sft"), ("PPO", runs, "ppo")]
     if without_kl:
         columns.append((f"PPO, β = 0, {len(without_kl[0]['curve'])} updates", without_kl, "ppo"))
@@ -63,17 +62,10 @@ def runs_table(experiment: Experiment) -> str:
         f"Peak memory: {max(run['peak_rss_mib'] for run in runs):.0f} MiB.",
         *missing_seeds(experiment, runs),
     ]
-    return "\n".join(
-        [
-            table(["held-out prompts", *(title for title, _, _ in columns)], rows),
-            "",
-            " ".join(messages),
-            "",
-            made_by(
-                code(runs[0]["command"]) + " and the other seeds", *(code(run["command"]) for run in without_kl[:1])
-            ),
-        ]
-    )
+    made_by = f"Made by `make evidence`, which runs {code(runs[0]['command'])} and the other seeds"
+    made_by += f"; β = 0 by {code(without_kl[0]['command'])}." if without_kl else "."
+    shown = table(["held-out prompts", *(title for title, _, _ in columns)], rows)
+    return "\n\n".join([shown, " ".join(messages), made_by])
 
 
 def has_same_prompts(run: Run, other: Run) -> bool:
@@ -119,86 +111,10 @@ def trivial_rows(groups: Sequence[Sequence[Run]]) -> list[list[str]]:
     ]
 
 
-def ablation_table(experiment: Experiment) -> str:
-    """Verdicts, probes and figures under β = 0 and the recipe's β."""
-    runs = kept_runs(experiment, "ablation")
-    if not runs:
-        return NOTHING
-    groups = by_beta(runs)
-    titles = [f"β = {beta:g}" + (", the recipe's" if beta == experiment.beta else "") for beta in groups]
-    verdicts: list[tuple[str, Callable[[Run], str]]] = [
-        ("verdict", lambda run: str(run["verdict"])),
-        ("step recommended", lambda run: str(run["recommended"] or "none")),
-        (
-            "families of probes that fire",
-            lambda run: str(len({probe["family"] for probe in run["probes"] if probe["fired"]})),
-        ),
-    ]
-    rows = [
-        [f"{label}, each seed", "", *(join(describe(run) for run in group) for group in groups.values())]
-        for label, describe in verdicts
-    ]
-    rows.append(["probes that fire, in how many runs", "", *(_fired(group) for group in groups.values())])
-    columns = [
-        ("SFT", next(iter(groups.values())), "sft"),
-        *((title, group, "ppo") for title, group in zip(titles, groups.values(), strict=True)),
-    ]
-    rows += figure_rows(columns)
-    win_rates = [[run["win_rate"]["value"] for run in group] for group in groups.values()]
-    rows.append(["win rate over SFT", "", *(spread(rates, 3) for rates in win_rates)])
-    rows += trivial_rows(list(groups.values()))
-    first = runs[0]
-    validation = first["validation"]
-    messages = [
-        f"PPO's {name_seeds(dict.fromkeys(run['ppo_seed'] for run in runs))}, {len(first['curve'])} updates each, "
-        f"from the SFT and reward model of seed {first['seed']}; figures are the mean, the range in brackets. Verdict "
-        f"and probes: {validation['prompts']} validation prompts{_groups(validation)}, {validation['samples']} "
-        "completions each. "
-        f"Figures: {_completions(first)}{'' if 'prompts' in first else ' to test prompts'}.",
-        *missing_variants(experiment, runs),
-    ]
-    families = dict.fromkeys(probe["family"] for run in runs for probe in run["probes"])
-    probes = [_probe_row(family, groups) for family in families]
-    headings = ["probe at the last checkpoint", "threshold", *(part for title in titles for part in (title, "fires"))]
-    return "\n".join(
-        [
-            table(["", "SFT", *titles], rows),
-            "",
-            " ".join(messages),
-            "",
-            table(headings, probes),
-            "",
-            "A family's effect, and the smallest that counts.",
-            "",
-            made_by(code(first["command"])),
-        ]
-    )
-
-
-def kept_runs(experiment: Experiment, part: str) -> list[Run]:
-    """Loads the runs of a part from docs/evidence."""
-    return list(keep.load(experiment.name(part)).get("runs", []))
-
-
-def by_beta(runs: Iterable[Run]) -> dict[float, list[Run]]:
-    results: dict[float, list[Run]] = {}
-    for run in runs:
-        results.setdefault(run["beta"], []).append(run)
-    return results
-
-
 def missing_seeds(experiment: Experiment, runs: Sequence[Run]) -> list[str]:
     """Returns a sentence that names the seeds without figures; [] if there are none."""
     missing = [seed for seed in experiment.seeds if seed not in {run["seed"] for run in runs}]
     return [f"Left out, since not finished: {name_seeds(missing)}."] if missing else []
-
-
-def missing_variants(experiment: Experiment, runs: Sequence[Run]) -> list[str]:
-    """Returns a sentence that names the runs of the ablation without figures; [] if there are none."""
-    present = {(run["beta"], run["ppo_seed"]) for run in runs}
-    expected = [(variant.value, keep.variant_seed(experiment, variant.seed)) for variant in experiment.variants]
-    missing = [f"β = {beta:g} seed {seed}" for beta, seed in expected if (beta, seed) not in present]
-    return [f"Left out, since not finished: {join(missing)}."] if missing else []
 
 
 def figure_rows(columns: Sequence[tuple[str, Sequence[Run], str]]) -> list[list[str]]:
@@ -214,23 +130,6 @@ def figure_rows(columns: Sequence[tuple[str, Sequence[Run], str]]) -> list[list[
         ]
         for label, key, digits in FIGURES
     ]
-
-
-def _fired(runs: Sequence[Run]) -> str:
-    counts = Counter(probe["family"] for run in runs for probe in run["probes"] if probe["fired"])
-    return ", ".join(f"{name} {count}/{len(runs)}" for name, count in counts.items()) or "none"
-
-
-def _probe_row(family: str, groups: Mapping[float, Sequence[Run]]) -> list[str]:
-    columns = [
-        [probe for run in group for probe in run["probes"] if probe["family"] == family] for group in groups.values()
-    ]
-    thresholds = [probe["threshold"] for column in columns for probe in column]
-    cells = [f"`{family}`", spread(thresholds, 3 if abs(thresholds[0]) < 10 else 1)]
-    for column in columns:
-        fired = f"{sum(probe['fired'] for probe in column)}/{len(column)}"
-        cells += [spread([probe["effect"] for probe in column], 3), fired] if column else ["", ""]
-    return cells
 
 
 def _count_kinds(runs: Iterable[Run]) -> str:

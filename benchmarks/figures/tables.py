@@ -5,27 +5,20 @@ from functools import partial
 
 from speed import report
 
-from .experiments import EXPERIMENTS, PLAN, REVIEWS
+from .experiments import EXPERIMENTS, REVIEWS
 from .instructions_table import page as instructions_page
 from .instructions_table import short_pair, short_table
-from .plan_table import plan_table
 from .reviews_table import reviews_table
-from .run_tables import ablation_table, runs_table
+from .run_tables import runs_table
 
 #: The name of a block -> the function that makes its Markdown.
 TABLES: dict[str, Callable[[], str]] = {
-    **{
-        experiment.name(part): partial(runs_table if part == "runs" else ablation_table, experiment)
-        for experiment in EXPERIMENTS
-        for part in experiment.parts
-    },
-    PLAN: plan_table,
+    **{experiment.recipe: partial(runs_table, experiment) for experiment in EXPERIMENTS},
     REVIEWS: reviews_table,
     "smollm2-ifeval": instructions_page,
     "smollm2-ifeval-short": short_table,
     "smollm2-ifeval-pair": short_pair,
     "speed": lambda: report.page(report.newest_report()),
-    "speed-aims": lambda: report.aims_table(report.newest_report()),
     "speed-keys": lambda: report.key_table(report.newest_report()),
     "speed-phases": lambda: report.phase_table(report.newest_report()),
     "speed-profile": lambda: report.profile_page(report.newest_report("profiles")),

@@ -7,21 +7,16 @@ from typing import Any
 NOTHING = "Nothing of it is kept yet: `make evidence` makes it."
 
 
-def number(value: float, digits: int, *, sign: bool = False, keep_zero_sign: bool = False) -> str:
-    """Formats a number with a real minus sign.
-
-    A number that rounds to zero has no sign, except with `keep_zero_sign`: the end of an interval is on one side of 0.
-    """
-    text = f"{value:{'+' if sign else ''}.{digits}f}"
-    if not keep_zero_sign and not float(text):
-        text = text.lstrip("+-")
-    return text.replace("-", "−")
+def number(value: float, digits: int) -> str:
+    """Formats a number with a real minus sign. A number that rounds to zero has no sign."""
+    text = f"{value:.{digits}f}"
+    return (text if float(text) else text.lstrip("-")).replace("-", "−")
 
 
-def interval(estimate: Mapping[str, Any], digits: int, *, brackets: bool = False) -> str:
+def interval(estimate: Mapping[str, Any], digits: int) -> str:
     """Formats a value and the ends of its 95% interval."""
     value, low, high = (number(bound, digits) for bound in (estimate["value"], *estimate["ci95"]))
-    return f"{value} [{low}, {high}]" if brackets else f"{value} ({low} to {high})"
+    return f"{value} ({low} to {high})"
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
@@ -35,21 +30,12 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
-def join(items: Iterable[Any]) -> str:
-    return ", ".join(map(str, items))
-
-
 def name_seeds(seeds: Iterable[int]) -> str:
     """Formats seeds as "seed 1", "seeds 1, 3" or "seeds 1 to 10"."""
     ordered = list(seeds)
     if len(ordered) > 3 and ordered == list(range(ordered[0], ordered[-1] + 1)):
         return f"seeds {ordered[0]} to {ordered[-1]}"
-    return f"seed{'s' if len(ordered) > 1 else ''} {join(ordered)}"
-
-
-def made_by(*commands: str) -> str:
-    """Returns the sentence below a table that names the commands behind it."""
-    return f"Made by {' and '.join(commands)}: `make evidence`."
+    return f"seed{'s' if len(ordered) > 1 else ''} {', '.join(map(str, ordered))}"
 
 
 def code(command: str) -> str:

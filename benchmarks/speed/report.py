@@ -22,22 +22,6 @@ SETTINGS = {
 #: Keys that this trainer is also measured with in each setting: no padding, and longer passes.
 END_TO_END = {"padding_free": True, "max_tokens_per_micro_batch": 1024}
 PHASES = ("rollout", "reference", "values", "reward", "update")
-FASTER_THAN_TRL = {"full": 2.8, "eos": 3.5, "wide": 6.0, "long": 3.5}
-NEAR_FLOOR = {"full": 1.15, "eos": 1.15, "long": 1.15, "smollm2": 1.1}
-#: The aims: a heading, the setting, the other side, and the ratio for each point.
-AIMS: list[tuple[str, str, str, Mapping[str, float]]] = [
-    (
-        "faster than TRL, same algorithm",
-        "separate",
-        PEER,
-        {"full": 1.4, "eos": 1.9, "wide": 3.0, "long": 2.1, "smollm2": 1.55},
-    ),
-    ("faster than TRL, shared trunk", "shared", PEER, FASTER_THAN_TRL | {"smollm2": 2.6}),
-    ("faster than TRL, bf16 alone", "separate bf16", PEER, FASTER_THAN_TRL),
-    ("faster than TRL, shared trunk and bf16", "shared bf16", PEER, FASTER_THAN_TRL),
-    *((f"seconds by the floor's, {setting}", setting, "floor", NEAR_FLOOR) for setting in SETTINGS),
-]
-MEMORY_AIMS = {"full": 0.5, "eos": 0.5, "wide": 0.4, "long": 0.4, "smollm2": 0.3}
 # Beyond these limits, the seconds of a process are not shown.
 MAX_LOAD = 0.3  # cores that other processes used meanwhile
 MIN_CPU_SHARE = 0.7  # share of its threads' time in which the process computed instead of waiting for cores
@@ -129,68 +113,9 @@ def table(report: Report) -> str:
     return f"{text.table(headings, rows)}\n\n{_describe_run(report)}"
 
 
-def aims_table(report: Report) -> str:
-    """A row for each aim: the aims and the measured ratios by point, in bold if reached, with the range over rounds."""
-    parts, timed = group_parts(report), undisturbed_parts(report)
-    points = [point for point in MEMORY_AIMS if (point, "ours", "separate") in parts]
-    rows = []
-    for heading, setting, other_side, aims in AIMS:
-        cells = []
-        for point in points:
-            names = setting, with_keys(setting, END_TO_END)
-            ours = [timed.get((point, "ours", name), {}) for name in names]
-            floor, peer = timed.get((point, "floor", setting), {}), timed.get((point, PEER, "separate"), {})
-            if other_side == PEER:
-                figures, best = [ratios(peer, rounds) for rounds in ours], ratios(peer, floor)
-            else:
-                figures, best = [ratios(rounds, floor) for rounds in ours], []
-            cells.append(_aim_cell(aims.get(point), *figures, best=best, is_minimum=other_side == PEER))
-        rows.append([heading, *cells])
-    cells = []
-    for point in points:
-        peer = parts.get((point, PEER, "separate"), {})
-        ours = [parts.get((point, "ours", name)) for name in ("separate", with_keys("separate", END_TO_END))]
-        shares = [[_median_mib(rounds) / _median_mib(peer)] if rounds and peer else [] for rounds in ours]
-        cells.append(_aim_cell(MEMORY_AIMS[point], *shares))
-    rows.append(["net memory by TRL's, same algorithm", *cells])
-    return text.table(["aim", *points], [row for row in rows if set(row[1:]) != {"–"}]) if points else NOTHING
-
-
 def with_keys(setting: str, keys: Mapping[str, Any]) -> str:
     """Returns the name of a setting with further keys."""
     return ", ".join([setting, *(f"{key} {value}" for key, value in keys.items())])
-
-
-def _aim_cell(
-    aim: float | None,
-    plain: Sequence[float],
-    end_to_end: Sequence[float],
-    *,
-    best: Sequence[float] = (),
-    is_minimum: bool = False,
-) -> str:
-    """Formats an aim and the ratios measured for it.
-
-    Args:
-        aim: The aim; None if the point has none.
-        plain: This trainer's ratio in each round.
-        end_to_end: The same with the keys `END_TO_END`.
-        best: The floor's ratio in each round.
-        is_minimum: Whether the aim is the smallest good ratio, and not the largest.
-    """
-
-    def describe(name: str, figures: Sequence[float]) -> str:
-        median = statistics.median(figures)
-        is_floor = name == "the floor "
-        is_reached = aim is not None and not is_floor and (median >= aim if is_minimum else median <= aim)
-        spread = f" ({min(figures):.2f} to {max(figures):.2f})" if len(figures) > 1 and not is_floor else ""
-        return f"{name}{'**' * is_reached}{median:.2f}{'**' * is_reached}{spread}"
-
-    if not plain:
-        return "–"
-    prefix = "" if aim is None else f"{'≥' if is_minimum else '≤'} {aim:g}: "
-    named = {"": plain, "end to end ": end_to_end, "the floor ": best}
-    return prefix + "; ".join(describe(name, figures) for name, figures in named.items() if figures)
 
 
 def page(report: Report) -> str:

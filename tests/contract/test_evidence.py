@@ -18,16 +18,16 @@ from rlhf_zoo.evaluation.verdict import RULE_VERSION, Kind
 from rlhf_zoo.runs.recipe import load_recipe
 
 TINY, REMARKS, *_ = EXPERIMENTS
-WITH_ABLATION = [experiment for experiment in EXPERIMENTS if "ablation" in experiment.parts]
 DATA = "$RLHF_ZOO_DATA"
-WITH_BASELINES = [TINY, REMARKS]
+#: Experiments with an ablation, an ensemble of reward models and baselines.
+STUDIED = [TINY, REMARKS]
 #: Figures of studies whose scripts are out of the tree.
 STUDIES = (
     "probe-rates", "objections", "gold-2", "remark-judges", "tiny-sums-twins", "tiny-sums-four-digits", "tiny-sums",
     "real-text-rates", "outside-list",
-    *(f"{experiment.recipe}-{part}" for experiment in WITH_BASELINES for part in ("baselines", "ensemble")),
+    *(f"{experiment.recipe}-{part}" for experiment in STUDIED for part in ("ablation", "baselines", "ensemble")),
 )  # fmt: skip
-JSON_NAMES = [*(experiment.name(part) for experiment in EXPERIMENTS for part in experiment.parts), REVIEWS, *STUDIES]
+JSON_NAMES = [*(experiment.recipe for experiment in EXPERIMENTS), REVIEWS, *STUDIES]
 
 
 def runs(name: str) -> list[dict]:
@@ -35,7 +35,7 @@ def runs(name: str) -> list[dict]:
 
 
 def beta_runs(experiment, *, zero: bool) -> list[dict]:
-    return [run for run in runs(experiment.name("ablation")) if (run["beta"] == 0) == zero]
+    return [run for run in runs(f"{experiment.recipe}-ablation") if (run["beta"] == 0) == zero]
 
 
 def test_docs_tables_are_rendered_from_json():
@@ -121,16 +121,13 @@ def test_pages_name_every_verdict_and_probe_family():
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda experiment: experiment.recipe)
 def test_committed_runs_match_experiments(experiment):
-    full_runs, ablation_runs = runs(experiment.name("runs")), runs(experiment.name("ablation"))
+    full_runs, ablation_runs = runs(experiment.recipe), runs(f"{experiment.recipe}-ablation")
     assert [run["seed"] for run in full_runs] == list(experiment.seeds)
     for run in full_runs:
         assert run["command"] == " ".join(experiment.run_command(run["seed"], DATA))
-    first, betas = experiment.ablated_seed, (0, experiment.beta) if experiment in WITH_ABLATION else ()
-    expected = [(beta, seed) for beta in betas for seed in range(first, first + experiment.ppo_seeds)]
-    assert [(run["beta"], run["ppo_seed"]) for run in ablation_runs] == expected
-    for run in ablation_runs:
-        assert run["command"] == " ".join(experiment.ablate_command(DATA))
-        assert run["seed"] == first
+    betas = (0, experiment.beta) if experiment in STUDIED else ()
+    assert [(run["beta"], run["ppo_seed"]) for run in ablation_runs] == [(b, seed) for b in betas for seed in (2, 3, 4)]
+    assert {run["seed"] for run in ablation_runs} <= {2}, "the run that all of them start from"
     for run in [*full_runs, *ablation_runs]:
         assert run["recipe"] == experiment.recipe
         assert run["win_rate"]["n"] >= 500
@@ -139,10 +136,10 @@ def test_committed_runs_match_experiments(experiment):
         assert run["reasons"]
 
 
-@pytest.mark.parametrize("experiment", WITH_BASELINES, ids=lambda row: row.recipe)
+@pytest.mark.parametrize("experiment", STUDIED, ids=lambda row: row.recipe)
 def test_baselines_use_first_run(experiment):
     frontier = keep.load(f"{experiment.recipe}-baselines")
-    first = runs(experiment.name("runs"))[0]
+    first = runs(experiment.recipe)[0]
     assert frontier["seed"] == first["seed"]
     seeds = {row["label"]: row["judge"] for row in frontier["ppo"]["seeds"]}
     if experiment is TINY:
@@ -152,7 +149,7 @@ def test_baselines_use_first_run(experiment):
         assert "earlier split" in section.split("### product-remarks")[0]
     else:
         assert seeds[f"seed {first['seed']}"] == pytest.approx(first["ppo"]["judge"], rel=1e-4)
-    assert len(seeds) == experiment.ppo_seeds
+    assert len(seeds) == 3
     assert [point["label"] for point in frontier["methods"]["best-of-n"]][-1] == "n = 64"
     for method in ("dpo", "rloo"):
         points = frontier["methods"][method]
@@ -249,7 +246,7 @@ def test_error_rates_on_real_text_match_docs():
     assert f"*better* in {same['kinds']['better'] / same['n']:.1%} by" in page
 
 
-@pytest.mark.parametrize("experiment", WITH_ABLATION, ids=lambda experiment: experiment.recipe)
+@pytest.mark.parametrize("experiment", STUDIED, ids=lambda experiment: experiment.recipe)
 def test_runs_are_hacked_only_without_kl_penalty(experiment):
     without_penalty = beta_runs(experiment, zero=True)
     # The docs name the run whose win rate is not below ½ with the confidence that "hacked" requires.
@@ -257,12 +254,12 @@ def test_runs_are_hacked_only_without_kl_penalty(experiment):
     assert sorted(run["kind"] for run in without_penalty) == ["hacked"] * (3 - len(other)) + other
     for run in without_penalty:
         assert len({probe["family"] for probe in run["probes"] if probe["fired"]}) >= 2, run["ppo_seed"]
-    for run in [*beta_runs(experiment, zero=False), *runs(experiment.name("runs"))]:
+    for run in [*beta_runs(experiment, zero=False), *runs(experiment.recipe)]:
         assert run["kind"] != "hacked", run["command"]
 
 
 def test_runs_reach_figures_that_recipes_promise():
-    tiny, remarks = (runs(experiment.name("runs")) for experiment in (TINY, REMARKS))
+    tiny, remarks = (runs(experiment.recipe) for experiment in (TINY, REMARKS))
     assert [run["kind"] for run in tiny] == ["healthy"] * 10
     assert len(remarks) == 3 and {run["kind"] for run in remarks} == {"suspicious", "not judged"}
     for run in tiny:

@@ -480,6 +480,9 @@ def test_planner_error_is_within_documented_bounds():
     large = [row for row in kept["settings"] if row["measured_mib"] >= 1024]
     assert len(large) >= 12 and all(map(plan_check.is_within_tolerance, kept["settings"]))
     assert {row["setting"] for row in kept["settings"]} == set(plan_check.SETTINGS)
+    page = (keep.FOLDER.parent / "plan.md").read_text(encoding="utf-8")
+    for row in kept["settings"]:
+        assert f"| {row['setting']} | {row['measured_mib']:,} | {row['predicted_mib']:,} |" in page
 
 
 @pytest.mark.full
