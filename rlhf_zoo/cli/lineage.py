@@ -106,7 +106,7 @@ def reproduce(
 
         quiet_hub()  # the stage has its own progress bars
         document = reproducing.reproduce(
-            repository, hub=connected_hub, directory=output_dir, allowed=allow_import, command=command_line()
+            repository, hub=connected_hub, directory=output_dir, allowed_names=allow_import, command=command_line()
         )
         if as_json:
             print_json(document)

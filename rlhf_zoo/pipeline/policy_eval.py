@@ -232,14 +232,15 @@ def _open_run_data(stage_folder: Path, traced: TracedPolicy, hub: Hub) -> DataSo
     """
     settings = traced.settings
     shared = settings.get("recipe") or {}
-    keys = settings if settings.get("dataset_name") else {} if shared.get("corpus") else shared
-    if not isinstance(name := keys.get("dataset_name"), str):
+    keys = settings if settings.get("dataset_name") else shared
+    name = keys.get("dataset_name")
+    if not isinstance(name, str) or (keys is shared and shared.get("corpus")):
         return None
     if not traced.is_trusted:
         check_repository(name, key="dataset_name", where=str(traced.settings_file))
-    recorded = StageRecord(stage_folder).read().get("dataset")
-    source = find_data(name, keys.get("dataset_revision"), hub, recorded=recorded)
-    check_unchanged(f"The data set {name}", source.lineage, recorded)
+    recorded_lineage = StageRecord(stage_folder).read().get("dataset")
+    source = find_data(name, keys.get("dataset_revision"), hub, recorded=recorded_lineage)
+    check_unchanged(f"The data set {name}", source.lineage, recorded_lineage)
     return source
 
 

@@ -94,7 +94,7 @@ def _warn_if_evaluation_would_fail(context: RunContext) -> None:
     try:
         source = stage_source(context, "ppo")
         prompts = evaluation_prompts(context, source)
-        count_trained_prompts(context, prompts, planned=["ppo"])
+        count_trained_prompts(context, prompts, planned_stages=["ppo"])
         check_rules(context, source, prompts)
         check_judges(context)
     except ZooError as error:
@@ -140,7 +140,7 @@ def check(context: RunContext) -> None:
             distributed.call_on_main_process(lambda: ppo.try_functions(settings, functions, data))
             log.info("Prompts: %s.", check_prompt_lengths(context, models, data["train_dataset"]["prompt"]))
         prompts = evaluation_prompts(context, source)
-        count_trained_prompts(context, prompts, planned=stages_to_train(context))
+        count_trained_prompts(context, prompts, planned_stages=stages_to_train(context))
         check_rules(context, source, prompts)
         check_judges(context, restart=context.restart)
         if distributed.is_main_process() and not context.restart:

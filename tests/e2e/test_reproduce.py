@@ -60,7 +60,7 @@ from rlhf_zoo.pipeline.inspect.reproduce import reproduce
 
 for key, folder, name, allowed in json.loads(sys.argv[2]):
     try:
-        report = reproduce(name, hub=Hub("other", sys.argv[1], "a test"), directory=Path(folder), allowed=allowed)
+        report = reproduce(name, hub=Hub("other", sys.argv[1], "a test"), directory=Path(folder), allowed_names=allowed)
     except ZooError as error:
         report = {"error": str(error)}
     Path(f"{key}.json").write_text(json.dumps(report))

@@ -190,7 +190,7 @@ def test_evaluation_prompts_trained_on_are_counted_per_stage(
     """The evaluation asks for two prompts; of a split of its own PPO holds out one of them, which only watches."""
     context = replace(a_run(tmp_path), flags=flags)
     prompts = evaluation_prompts(context, data_source(context))
-    assert count_trained_prompts(context, prompts, planned=["sft", "ppo"]) == seen
+    assert count_trained_prompts(context, prompts, planned_stages=["sft", "ppo"]) == seen
     told = [
         record.getMessage() for record in caplog.records if record.name == "rlhf_zoo.pipeline.stages.trained_prompts"
     ]
@@ -198,7 +198,7 @@ def test_evaluation_prompts_trained_on_are_counted_per_stage(
     assert count_trained_prompts(context, prompts) == {"sft": None, "ppo": None}, (
         "nothing here says what it learned from"
     )
-    assert count_trained_prompts(context, prompts, planned=["ppo"]) == {"sft": None, "ppo": seen["ppo"]}
+    assert count_trained_prompts(context, prompts, planned_stages=["ppo"]) == {"sft": None, "ppo": seen["ppo"]}
 
 
 def test_held_out_pairs_trained_on_are_counted() -> None:

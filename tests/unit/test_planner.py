@@ -178,7 +178,7 @@ def test_trained_parameter_takes_sixteen_bytes():
 def test_update_memory_takes_the_highest_peak():
     policy, critic = ModelMemory(100, 100, 200), ModelMemory(80, 80, 160)
     first, later = (TrainingPass(50, 120), TrainingPass(40, 95)), (TrainingPass(50, 70), TrainingPass(40, 60))
-    one = {"frozen": 30, "logits": 5, "head_bytes": 7}
+    one = {"frozen_bytes": 30, "logits": 5, "head_bytes": 7}
     several = memory.update_memory(policy, critic, later, accumulates=True, **one)
     assert (several.total, several.gradients) == (100 + 80 + 30 + 180 + 360 + 50 + 7 + 60, 180)
     single = memory.update_memory(policy, critic, first, accumulates=False, **one)

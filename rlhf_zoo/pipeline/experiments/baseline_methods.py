@@ -197,9 +197,9 @@ def _train_by_sft(
     tokens = count_trained_tokens(sft_run, rows, run.evaluator.tokenizer)
     if method == "sft":  # half of the tokens equal the run's own SFT, which counts for no method
         return policy, sft_compute(run.matrix_sizes, trained_tokens=tokens / 2)
-    sampled = record.read()["sampled"]
-    sampled_tokens = {name: sampled[name] for name in ("prompt_tokens", "completion_tokens")}
-    return policy, sft_compute(run.matrix_sizes, trained_tokens=tokens, **sampled_tokens)
+    counts = record.read()["sampled"]
+    token_counts = {name: counts[name] for name in ("prompt_tokens", "completion_tokens")}
+    return policy, sft_compute(run.matrix_sizes, trained_tokens=tokens, **token_counts)
 
 
 def _train_by_trl(

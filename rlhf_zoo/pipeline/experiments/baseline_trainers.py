@@ -318,10 +318,9 @@ def ppo_reward(
         counter.prompt_tokens += int(samples.prompt_mask.sum())
         counter.completion_tokens += int(samples.mask.sum())
         # trl decodes completions without their prompts, which loses the space before the first word.
-        decoded = decode_completions(tokenizer, prompts, samples.prompt_id_lists(), completion_ids)
-        answered = list(zip(prompts, decoded, strict=True))
-        completions = [wrap_completion(prompt, text) for prompt, text in answered]
-        texts = [append_completion(prompt, text) for prompt, text in answered]
+        answers = decode_completions(tokenizer, prompts, samples.prompt_id_lists(), completion_ids)
+        completions = [wrap_completion(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
+        texts = [append_completion(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
         state = columns.get("trainer_state")
         scores = rewards(samples, prompts, completions, texts, columns, trainer_state=state).total
         scores = F.shape_scores(scores, mean=0.0, std=1.0, clip=score_clip)

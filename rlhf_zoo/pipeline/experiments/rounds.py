@@ -82,11 +82,11 @@ def check_labeler(context: RunContext, labeler: str | None) -> str:
 def _check_rounds(context: RunContext) -> None:
     """Checks that the recipe trains a reward model, which PPO uses, so that a round can train it again."""
     stages = context.recipe.stages
-    missing = next((stage for stage in ("sft", "reward", "ppo") if stage not in stages), None)
-    if missing is not None:
+    missing_stage = next((stage for stage in ("sft", "reward", "ppo") if stage not in stages), None)
+    if missing_stage is not None:
         raise ZooError(
             f"--rounds needs the stages sft, reward and ppo, but the recipe {context.recipe.name} has no stage "
-            f"{missing}: add {missing}.yaml, or omit --rounds."
+            f"{missing_stage}: add {missing_stage}.yaml, or omit --rounds."
         )
     path = context.settings("ppo").data.reward_model_path
     if path != "reward":

@@ -137,9 +137,10 @@ def _check_keys(context: RunContext, publishes: bool) -> tuple[StageSettings, st
 def _check_columns(context: RunContext) -> tuple[None, str]:
     # `_check_prompts` checks the columns of PPO's data.
     stages = {stage: settings for stage, settings in stages_to_train(context).items() if stage != "ppo"}
-    unchecked = check_forms(context.shared, stages, context.hub)
-    if unchecked:
-        raise SkipCheck(f"the columns of {', '.join(unchecked)} cannot be checked ({next(iter(unchecked.values()))})")
+    reason_by_stage = check_forms(context.shared, stages, context.hub)
+    if reason_by_stage:
+        names, reason = ", ".join(reason_by_stage), next(iter(reason_by_stage.values()))
+        raise SkipCheck(f"the columns of {names} cannot be checked ({reason})")
     if "reward" in stages and stages["reward"].data.simulated_pairs is None:
         check_pairs(context, None)
     exclusion = "" if context.shared.corpus is None else ", except for what the corpus prepares"
@@ -274,10 +275,8 @@ def _check_prompt_lengths(
     prompts: list[list[int]] = []
     for name in ("train_dataset", "eval_dataset"):
         if data[name] is not None:
-            prepared = prepare_prompts(
-                data[name], tokenizer, context_length=context_length, max_new_tokens=response_length
-            )
-            prompts += list(prepared[PROMPT_TOKENS])
+            rows = prepare_prompts(data[name], tokenizer, context_length=context_length, max_new_tokens=response_length)
+            prompts += list(rows[PROMPT_TOKENS])
     longest = max(map(len, prompts))
     total = f"{longest + response_length}" + (f" of {context_length}" if context_length else "")
     return prompts, f"the longest has {longest} tokens; with a response of {response_length}: {total}"

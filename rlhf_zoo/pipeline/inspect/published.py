@@ -155,7 +155,7 @@ class _OneFileRecipe(Recipe):
         return self.folder
 
 
-def recipe_of(published: PublishedCheckpoint, allowed: Sequence[str] = ()) -> tuple[Recipe, dict[str, str]]:
+def recipe_of(published: PublishedCheckpoint, allowed_names: Sequence[str] = ()) -> tuple[Recipe, dict[str, str]]:
     """Rebuilds the recipe of a published checkpoint.
 
     recipe.json is not trusted, so it may only set numbers, name repositories, and choose among installed code.
@@ -163,7 +163,7 @@ def recipe_of(published: PublishedCheckpoint, allowed: Sequence[str] = ()) -> tu
 
     Args:
         published: The checkpoint.
-        allowed: Names of Python objects that the user allows to be imported, although they are not known to be
+        allowed_names: Names of Python objects that the user allows to be imported, although they are not known to be
             harmless.
 
     Returns:
@@ -177,7 +177,7 @@ def recipe_of(published: PublishedCheckpoint, allowed: Sequence[str] = ()) -> tu
         key: value for key, value in published.settings.items() if key not in (*NON_STAGE_KEYS, *IGNORED_KEYS)
     }
     _check_keys(published, stage_keys)
-    _check_names(published, allowed)
+    _check_names(published, allowed_names)
     stages: dict[str, dict[str, Any]] = {published.stage: {**stage_keys, "report_to": []}}
     pinned_by_stage: dict[str, str] = {}
     if published.stage == "reward":
@@ -265,14 +265,14 @@ def _check_keys(published: PublishedCheckpoint, stage_values: Mapping[str, Any])
     check_architecture(published.shared.get("architecture"), where=published.where)
 
 
-def _check_names(published: PublishedCheckpoint, allowed: Sequence[str]) -> None:
+def _check_names(published: PublishedCheckpoint, allowed_names: Sequence[str]) -> None:
     objects = list(named_objects(published))
     object_names = [name for _, name, _ in objects]
-    if unknown := [name for name in allowed if name not in object_names]:
+    if unknown := [name for name in allowed_names if name not in object_names]:
         values = ", ".join(object_names) or "nothing"
         raise ZooError(f"{ALLOW_FLAG} names {unknown[0]}, but {published.where} names {values}: remove it.")
     for key, name, group in objects:
-        check_object(name, group, key=key, where=published.where, flag=ALLOW_FLAG, allowed=allowed)
+        check_object(name, group, key=key, where=published.where, flag=ALLOW_FLAG, allowed=allowed_names)
     for key in _MODEL_KEYS:
         value = published.settings.get(key)
         for model in map(str, value if isinstance(value, list) else [value] if value is not None else []):

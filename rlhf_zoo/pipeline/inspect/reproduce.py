@@ -56,7 +56,7 @@ _MAX_METRIC_ROWS = 12
 
 
 def reproduce(
-    name: str, *, hub: Hub, directory: Path | None = None, allowed: Sequence[str] = (), command: str = ""
+    name: str, *, hub: Hub, directory: Path | None = None, allowed_names: Sequence[str] = (), command: str = ""
 ) -> dict[str, Any]:
     """Trains a published checkpoint again, up to its step, and compares the two checkpoints.
 
@@ -66,7 +66,7 @@ def reproduce(
         name: NAMESPACE/NAME[@REVISION], or a pulled folder.
         hub: The Hub that has the checkpoint and its parents.
         directory: The run directory; None for runs/reproduce/NAMESPACE--NAME@REV or runs/reproduce/FOLDER.
-        allowed: Names of Python objects from the download that the user allows to be imported.
+        allowed_names: Names of Python objects from the download that the user allows to be imported.
         command: The command line, for run.json.
 
     Returns:
@@ -78,7 +78,7 @@ def reproduce(
             published step.
     """
     published = fetch_published(name, hub)
-    recipe, pinned = recipe_of(published, allowed)
+    recipe, pinned = recipe_of(published, allowed_names)
     context = RunContext(
         recipe=recipe,
         directory=directory or Path("runs") / "reproduce" / published.folder_name,

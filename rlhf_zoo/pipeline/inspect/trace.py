@@ -213,10 +213,10 @@ def _from_repository(
     # `_read_tags` reads the steps from this Hub alone, so the policy must come from it too.
     policy = _resolve_checkpoint(full_name, hub, skip_source=True)
     path = policy.path
-    for required in (PPO_STATE, RECIPE_FILE):
-        if not (path / required).is_file():
+    for file in (PPO_STATE, RECIPE_FILE):
+        if not (path / file).is_file():
             raise ZooError(
-                f"{name} is not a PPO policy of rlhf-zoo (it has no {required}): pass a run directory of PPO, or the "
+                f"{name} is not a PPO policy of rlhf-zoo (it has no {file}): pass a run directory of PPO, or the "
                 "repository of a published run, such as NAMESPACE/RECIPE-ppo."
             )
     lineage = find_lineage(policy.name, sft=sft, reward=reward, hub=hub)
@@ -403,7 +403,7 @@ def _load_reward_model(
 
 
 def _load_functions(
-    traced: TracedPolicy, data_settings: Mapping[str, Any], weights: list[float] | None, allowed: Sequence[str]
+    traced: TracedPolicy, data_settings: Mapping[str, Any], weights: list[float] | None, allowed_names: Sequence[str]
 ) -> tuple[list[Any], list[float]]:
     """Loads the reward functions. Returns them, and the weights of all rewards.
 
@@ -423,7 +423,7 @@ def _load_functions(
         raise ZooError(
             f"{traced.settings_file} has {len(weights)} reward_weights for {count} rewards: use another run."
         )
-    if unknown_names := [name for name in allowed if name not in names]:
+    if unknown_names := [name for name in allowed_names if name not in names]:
         raise ZooError(
             f"--reward_funcs names {unknown_names[0]}, but the reward functions of {traced.policy.name} are "
             f"{', '.join(names) or 'none'}: name one of these, or remove the option."
@@ -431,15 +431,15 @@ def _load_functions(
     if traced.is_trusted:
         return [load_object(name, group=REWARDS) for name in names], weights
     weight_by_name = dict(zip(names, weights[model_count:], strict=True))
-    allowed_names = [name for name in names if name in allowed or may_import(name, REWARDS)]
-    if missing := [name for name, weight in weight_by_name.items() if weight and name not in allowed_names]:
+    loadable_names = [name for name in names if name in allowed_names or may_import(name, REWARDS)]
+    if missing_names := [name for name, weight in weight_by_name.items() if weight and name not in loadable_names]:
         hint = f", or {TRUST_RUN_FLAG} to allow all functions," if traced.settings_file.name == "run.json" else ""
         raise ZooError(
-            f"{traced.policy.name} was also rewarded by {', '.join(missing)}, but code that a download names is not "
-            f"imported unless you allow it: add --reward_funcs {shlex.quote(missing[0])}{hint} if you trust it."
+            f"{traced.policy.name} was also rewarded by {', '.join(missing_names)}, but code that a download names is "
+            f"not imported unless you allow it: add --reward_funcs {shlex.quote(missing_names[0])}{hint} if you trust it."
         )
-    functions = [load_object(name, group=REWARDS) for name in allowed_names]
-    return functions, weights[:model_count] + [weight_by_name[name] for name in allowed_names]
+    functions = [load_object(name, group=REWARDS) for name in loadable_names]
+    return functions, weights[:model_count] + [weight_by_name[name] for name in loadable_names]
 
 
 def _load_critic(

@@ -157,13 +157,13 @@ def _inspect_subset(data: CheckedData, configuration: str | None) -> Subset:
     return Subset(configuration, sizes, rows, read_split)
 
 
-def stage_data(data: InspectedData, form: Form, requested: Mapping[str, str] | None = None) -> StageData | None:
+def stage_data(data: InspectedData, form: Form, requested_columns: Mapping[str, str] | None = None) -> StageData | None:
     """Chooses how a stage reads a data set, from the first configuration that has the stage's form.
 
     Args:
         data: The data set.
         form: The form that the stage reads.
-        requested: Column of the stage -> column of the data set, from --columns.
+        requested_columns: Column of the stage -> column of the data set, from --columns.
 
     Returns:
         How the stage reads the data set; None if no configuration has columns of this form.
@@ -178,7 +178,7 @@ def stage_data(data: InspectedData, form: Form, requested: Mapping[str, str] | N
             continue
         column_names = dict.fromkeys(name for row in subset.rows[train_split] for name in row)
         rows = dataset_of({name: [row.get(name) for row in subset.rows[train_split]] for name in column_names})
-        columns = _columns(rows, form, requested or {})
+        columns = _columns(rows, form, requested_columns or {})
         if columns is None:
             continue
         try:
@@ -230,12 +230,12 @@ def _first_split(rows: Mapping[str, Sequence[Any]], prefixes: Sequence[str]) -> 
     return next((name for prefix in prefixes for name in names if name.startswith(prefix)), None)
 
 
-def _columns(rows: datasets.Dataset, form: Form, requested: Mapping[str, str]) -> dict[str, str] | None:
+def _columns(rows: datasets.Dataset, form: Form, requested_columns: Mapping[str, str]) -> dict[str, str] | None:
     """Returns the recipe's key `columns`: {} if no name differs; None if the data set lacks a column of the form."""
     names, first_row = rows.column_names, rows[0]
     data_columns = {}
     for stage_column, usual_names in COLUMN_NAMES.items():
-        requested_name = requested.get(stage_column)
+        requested_name = requested_columns.get(stage_column)
         # `_choose_stage_data` in `recipe` checked the placeholders.
         if requested_name is not None and has_placeholders(requested_name):
             data_column: str | None = requested_name if set(placeholder_columns(requested_name)) <= set(names) else None
@@ -254,7 +254,7 @@ def _columns(rows: datasets.Dataset, form: Form, requested: Mapping[str, str]) -
     has_pairs = "chosen" in data_columns and "rejected" in data_columns
     has_prompt = data_columns.get("prompt") not in (None, "text")
     # ShareGPT's conversations contain the prompts, so a column such as `input` does not hold them.
-    if SHAREGPT_COLUMN in names and "prompt" not in (*names, *requested):
+    if SHAREGPT_COLUMN in names and "prompt" not in (*names, *requested_columns):
         has_prompt = False
     if form == "pairs":
         return mapping("chosen", "rejected", *(["prompt"] if has_prompt else [])) if has_pairs else None

@@ -163,8 +163,8 @@ def _choose_stage_data(request: RecipeRequest, *, starts_ppo: bool) -> dict[str,
         starts_ppo: Whether PPO may start from the model itself if SFT has no texts.
     """
     names = filter(None, (request.preferences, request.prompts, request.texts))
-    inspected = {name: inspect_data(name) for name in dict.fromkeys(names)}
-    samples = (rows for data in inspected.values() for subset in data.subsets for rows in subset.rows.values())
+    data_by_name = {name: inspect_data(name) for name in dict.fromkeys(names)}
+    samples = (rows for data in data_by_name.values() for subset in data.subsets for rows in subset.rows.values())
     columns = {column for rows in samples for row in rows[:1] for column in row}
     for stage_column, data_column in request.columns.items():
         named_columns = placeholder_columns(data_column) if has_placeholders(data_column) else [data_column]
@@ -175,7 +175,7 @@ def _choose_stage_data(request: RecipeRequest, *, starts_ppo: bool) -> dict[str,
             )
     pairs = None
     if request.preferences is not None and not request.reward_models:
-        preferences = inspected[request.preferences]
+        preferences = data_by_name[request.preferences]
         pairs = stage_data(preferences, "pairs", request.columns)
         if pairs is None:
             raise ZooError(
@@ -183,7 +183,7 @@ def _choose_stage_data(request: RecipeRequest, *, starts_ppo: bool) -> dict[str,
                 "--columns '{chosen: …, rejected: …, prompt: …}', or pass other --preferences."
             )
     sft_names = [request.texts] if request.texts else [request.preferences, request.prompts]
-    candidates = [inspected[name] for name in sft_names if name]
+    candidates = [data_by_name[name] for name in sft_names if name]
     texts_data = (stage_data(data, "texts", request.columns) for data in candidates)
     sft = next((data for data in texts_data if data is not None), None)
     if sft is None and not (starts_ppo and request.preferences is None and request.texts is None):
@@ -193,11 +193,11 @@ def _choose_stage_data(request: RecipeRequest, *, starts_ppo: bool) -> dict[str,
         )
     name = request.prompts or request.preferences
     assert name is not None  # `RecipeRequest.check` refuses this
-    prompts = stage_data(inspected[name], "prompts", request.columns)
+    prompts = stage_data(data_by_name[name], "prompts", request.columns)
     if prompts is None:
         raise ZooError(
-            f"{_describe_columns(inspected[name])}, but PPO reads prompt, messages, or chosen and rejected: pass other "
-            "--prompts."
+            f"{_describe_columns(data_by_name[name])}, but PPO reads prompt, messages, or chosen and rejected: pass "
+            "other --prompts."
         )
     stages = {"sft": sft, "reward": pairs, "ppo": prompts}
     return {stage: data for stage, data in stages.items() if data is not None}

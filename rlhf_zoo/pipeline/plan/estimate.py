@@ -181,7 +181,7 @@ def gathered_bytes(shards: int, *models: Tracer | None) -> float:
 
 
 def saving_phase(
-    device: Device, shards: int, models: Sequence[ModelMemory], frozen: float = 0
+    device: Device, shards: int, models: Sequence[ModelMemory], frozen_bytes: float = 0
 ) -> dict[str, PhaseMemory]:
     """Estimates the first process's peak of host memory while it saves the optimizer state of all shards.
 
@@ -189,14 +189,14 @@ def saving_phase(
         device: The devices of the stage.
         shards: Number of devices over which the weights are sharded.
         models: Bytes of each trained model on each device.
-        frozen: Bytes of the frozen models' weights.
+        frozen_bytes: Bytes of the frozen models' weights.
 
     Returns:
         {"save": the peak}; {} without shards or on a GPU.
     """
     if shards == 1 or not device.cpu:
         return {}
-    weights = frozen + sum(model.weights for model in models)
+    weights = frozen_bytes + sum(model.weights for model in models)
     optimizer = (1 + shards) * sum(model.optimizer for model in models)
     return {"save": PhaseMemory(weights=weights, optimizer=optimizer, process=PROCESS_ON_CPU)}
 

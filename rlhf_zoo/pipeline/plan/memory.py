@@ -156,11 +156,11 @@ def model_memory(
         shares_base: Whether the model shares its frozen weights with another model, where they are counted.
     """
     is_adapter = 0 < counts.trained < counts.parameters
-    frozen = counts.parameters - counts.trained
+    frozen_count = counts.parameters - counts.trained
     trained_bytes = counts.trained * (FLOAT32 if is_adapter else bytes_per_weight)
-    quantized = min(counts.linear, frozen) if quantization else 0
-    frozen_bytes = (frozen - quantized) * bytes_per_weight
-    frozen_bytes += quantized * BYTES_PER_QUANTIZED_WEIGHT.get(quantization or "", 0)
+    quantized_count = min(counts.linear, frozen_count) if quantization else 0
+    frozen_bytes = (frozen_count - quantized_count) * bytes_per_weight
+    frozen_bytes += quantized_count * BYTES_PER_QUANTIZED_WEIGHT.get(quantization or "", 0)
     return ModelMemory(
         weights=(0 if shares_base else frozen_bytes) + trained_bytes,
         gradients=trained_bytes,
@@ -184,7 +184,7 @@ def update_memory(
     critic: ModelMemory,
     passes: tuple[TrainingPass, TrainingPass],
     *,
-    frozen: float,
+    frozen_bytes: float,
     logits: float,
     head_bytes: float,
     accumulates: bool,
@@ -199,7 +199,7 @@ def update_memory(
         policy: Bytes that the policy takes outside of its passes.
         critic: Bytes that the critic takes outside of its passes.
         passes: The training passes of the policy and of the critic.
-        frozen: Bytes of the frozen models' weights.
+        frozen_bytes: Bytes of the frozen models' weights.
         logits: Peak bytes of the logits.
         head_bytes: Bytes from `head_gradient_bytes`.
         accumulates: Whether gradients of an earlier micro-batch exist.
@@ -211,15 +211,15 @@ def update_memory(
     critic_peak = policy_pass.saved + head_bytes + max(logits, critic_pass.peak)
     policy_peak = policy_pass.peak + head_bytes
     if accumulates:
-        working = max(critic_peak, policy_peak)
+        working_bytes = max(critic_peak, policy_peak)
     else:
-        working = max(critic_peak, critic.gradients + policy_peak, gradients) - gradients
+        working_bytes = max(critic_peak, critic.gradients + policy_peak, gradients) - gradients
     return PhaseMemory(
-        weights=policy.weights + critic.weights + frozen,
+        weights=policy.weights + critic.weights + frozen_bytes,
         gradients=gradients + exchange_bytes,
         optimizer=policy.optimizer + critic.optimizer,
-        activations=working - min(head_bytes, working),
-        logits=min(head_bytes, working),
+        activations=working_bytes - min(head_bytes, working_bytes),
+        logits=min(head_bytes, working_bytes),
         cache=cache,
     )
 
@@ -241,15 +241,15 @@ def training_memory(
         accumulates: Whether gradients of an earlier micro-batch exist.
         exchange_bytes: Bytes of the buffers for exchanging gradients between processes.
     """
-    working = training_pass.saved + head_bytes
+    working_bytes = training_pass.saved + head_bytes
     if accumulates:
-        working = max(working, training_pass.peak + head_bytes)
+        working_bytes = max(working_bytes, training_pass.peak + head_bytes)
     else:
-        working = max(working, training_pass.peak + head_bytes, model.gradients) - model.gradients
+        working_bytes = max(working_bytes, training_pass.peak + head_bytes, model.gradients) - model.gradients
     return PhaseMemory(
         weights=model.weights,
         gradients=model.gradients + exchange_bytes,
         optimizer=model.optimizer,
-        activations=max(working - head_bytes, 0),
-        logits=min(head_bytes, working),
+        activations=max(working_bytes - head_bytes, 0),
+        logits=min(head_bytes, working_bytes),
     )

@@ -229,13 +229,13 @@ def smallest_change(
 
     def try_changes(changes: Sequence[Mapping[str, Any]]) -> Change | None:
         """Returns the merged changes if the stage fits with them; otherwise None."""
-        merged = {name: value for change in changes for name, value in change.items()}
-        merged = {name: value for name, value in merged.items() if value != getattr(keys, name)}
+        merged_keys = {name: value for change in changes for name, value in change.items()}
+        merged_keys = {name: value for name, value in merged_keys.items() if value != getattr(keys, name)}
         try:
-            peak = estimate(stage, SimpleNamespace(**{**vars(keys), **merged})).peak
+            peak = estimate(stage, SimpleNamespace(**{**vars(keys), **merged_keys})).peak
         except ZooError:
             return None  # these keys do not work together
-        return Change(merged, peak) if peak <= device.usable_gib * GIB else None
+        return Change(merged_keys, peak) if peak <= device.usable_gib * GIB else None
 
     rounding_groups: list[list[dict[str, Any]]] = []
     if try_changes(rounding_changes) is not None:

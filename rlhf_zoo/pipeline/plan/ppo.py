@@ -276,9 +276,9 @@ class _PPOPlanner:
             step = replace(step, peak=step.peak + round(cache / counts.layers))
         # During prefill the cache is only as long as the prompts.
         unused_cache = 0 if baseline.cache else cache * (1 - (self.prompt_length + SPARE_COLUMNS) / columns)
-        working = max(step.peak, prefill.peak - unused_cache)
+        working_bytes = max(step.peak, prefill.peak - unused_cache)
         logits = SAMPLING_TENSORS * FLOAT32 * rows * counts.vocabulary
-        return replace(baseline, activations=working, cache=cache, logits=logits)
+        return replace(baseline, activations=working_bytes, cache=cache, logits=logits)
 
     def _values_phase(self, value_model: Tracer) -> PhaseMemory:
         forward = value_model.forward_pass(rows=self.forward_rows, length=self.length, bf16=self.bf16)
@@ -344,7 +344,7 @@ class _PPOPlanner:
             policy,
             critic,
             (passes[0], passes[1]),
-            frozen=self._frozen_weight_bytes(),
+            frozen_bytes=self._frozen_weight_bytes(),
             logits=self._logit_bytes(self.micro_batch_rows, is_training=True),
             head_bytes=head_bytes,
             accumulates=accumulates,
@@ -364,7 +364,9 @@ class _PPOPlanner:
             forward_only.append(policy)
         trained = [model.counts for model in (self.policy, self.critic) if model is not None]
         epochs = keys.num_ppo_epochs
-        training = sum(forward_flops(counts, tokens, self.length) * training_cost(counts, keys) for counts in trained)
+        training_flops = sum(
+            forward_flops(counts, tokens, self.length) * training_cost(counts, keys) for counts in trained
+        )
         # On average, a response token attends to (prompt_length + length) / 2 tokens; `forward_flops` divides by 2.
         return Work(
             prefill=forward_flops(policy, self.prompt_count * self.prompt_length, self.prompt_length),
@@ -374,7 +376,7 @@ class _PPOPlanner:
             + response_tokens * (self.length + self.prompt_length) / 2 * self._kv_bytes_per_token(),
             forward_only=sum(forward_flops(counts, tokens, self.length) for counts in forward_only),
             forward_only_head=head_flops if has_reference(keys, has_ref_model=False) else 0,
-            update=epochs * training,
+            update=epochs * training_flops,
             update_head=epochs * head_flops * 3,
             parameter_updates=epochs * keys.num_mini_batches * sum(counts.trained for counts in trained),
         )

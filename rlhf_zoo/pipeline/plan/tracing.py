@@ -220,18 +220,18 @@ class Tracer:
         """Calls `run` at each depth of `_models`, and extrapolates linearly to the real depth. Caches the result."""
         if key not in self._results:
             name = self._cache_name(key)
-            cached = None if name is None else read_cached("traces", name)
-            if isinstance(cached, list) and cached and all(isinstance(value, int) for value in cached):
-                self._results[key] = cached
-                return cached
+            values = None if name is None else read_cached("traces", name)
+            if isinstance(values, list) and values and all(isinstance(value, int) for value in values):
+                self._results[key] = values
+                return values
             try:
-                measured = self._measure(key, run)
+                measurements = self._measure(key, run)
             except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, NotImplementedError) as error:
                 raise ZooError(
                     f"A {self.config.model_type} of this configuration cannot be run on tensors without memory "
                     f"({first_line(error)}), so its memory cannot be planned."
                 ) from error
-            (depth, values), (larger_depth, larger_values) = measured[0], measured[-1]
+            (depth, values), (larger_depth, larger_values) = measurements[0], measurements[-1]
             if depth != larger_depth:
                 factor = (self.depth - depth) / (larger_depth - depth)
                 values = [round(a + factor * (b - a)) for a, b in zip(values, larger_values, strict=True)]

@@ -117,9 +117,9 @@ def make_tokenizer(
     learned_tokens, merges = _train_bpe(texts, learned_count)
     special_tokens = {index: token for token, index in family.special.items()}
     words = ("Ġ" + "".join(letters) for letters in product(LETTERS, repeat=4))
-    excluded = {*learned_tokens, *family.special}
-    learned = (token for token in learned_tokens if token not in family.special)
-    other_tokens = chain(learned, (word for word in words if word not in excluded))
+    used_tokens = {*learned_tokens, *family.special}
+    ordinary_tokens = (token for token in learned_tokens if token not in family.special)
+    other_tokens = chain(ordinary_tokens, (word for word in words if word not in used_tokens))
     vocabulary = {
         special_tokens.get(index) or next(other_tokens): index for index in range(family.tokens or family.vocab_size)
     }

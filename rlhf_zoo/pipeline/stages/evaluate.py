@@ -356,10 +356,10 @@ def identity_keys(config: EvaluationConfig) -> dict[str, Any]:
         config: The settings of the evaluation, including its judge.
     """
     # Keys were added over time. Where they have these values, evaluations from before keep their fingerprints.
-    omitted: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "judges": [], "llm": {}, "labeled": {}, "own_pairs": {}, "lm_eval": [], "reference": {}, "filter_samples": 0
     }  # fmt: skip
-    return {key: value for key, value in asdict(config).items() if value is not None and omitted.get(key) != value}
+    return {key: value for key, value in asdict(config).items() if value is not None and defaults.get(key) != value}
 
 
 def origins(context: RunContext, stage: str, checkpoint: ParentCheckpoint) -> list[Origin]:

@@ -115,13 +115,13 @@ class GlobalRewardMixin(GlobalBatchMixin):
 
     def _log_metrics(self, mode: str, chosen: Tensor, rejected: Tensor, tokens: Tensor) -> None:
         """Computes trl's metrics over the pairs of all processes."""
-        gathered = distributed.gather((chosen.tolist(), rejected.tolist(), int(tokens)))
+        process_results = distributed.gather((chosen.tolist(), rejected.tolist(), int(tokens)))
         all_chosen, all_rejected = (
-            torch.tensor([score for process in gathered for score in process[side]]) for side in (0, 1)
+            torch.tensor([score for result in process_results for score in result[side]]) for side in (0, 1)
         )
         scores = torch.cat([all_chosen, all_rejected])
         if mode == "train":
-            self._total_train_tokens += sum(process[2] for process in gathered)
+            self._total_train_tokens += sum(result[2] for result in process_results)
         metrics = self._metrics[mode]
         metrics["num_tokens"] = [self._total_train_tokens]
         for name, value in (

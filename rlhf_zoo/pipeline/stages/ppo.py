@@ -86,9 +86,9 @@ def load_reward_checkpoint(settings: StageSettings, path: Path) -> PreTrainedMod
         settings: The stage's settings.
         path: Folder of the checkpoint.
     """
-    loading = LoadOptions(dtype="auto", attention=settings.model.attn_implementation)
+    options = LoadOptions(dtype="auto", attention=settings.model.attn_implementation)
     label, loader = settings.trainer.reward_label, settings.data.reward_model_loader
-    return load_reward_model(path, label=label, loader=loader, options=loading)
+    return load_reward_model(path, label=label, loader=loader, options=options)
 
 
 def _model_placeholder(completions: list[Any], **_: object) -> list[None]:
@@ -226,12 +226,12 @@ def drop_too_long_prompts(
     Returns:
         The data sets with the remaining prompts, and the number of training prompts that were dropped.
     """
-    limit, remaining, dropped = settings.data.max_prompt_length, dict(data), 0
+    limit, remaining, dropped_count = settings.data.max_prompt_length, dict(data), 0
     # The training prompts come last, because their count is returned.
     for name, subject in (("eval_dataset", "the prompts to evaluate on"), ("train_dataset", "the prompts")):
         if remaining[name] is not None:
-            remaining[name], dropped = drop_long_prompts(remaining[name], tokenizer, limit, subject=subject)
-    return remaining, dropped
+            remaining[name], dropped_count = drop_long_prompts(remaining[name], tokenizer, limit, subject=subject)
+    return remaining, dropped_count
 
 
 def build_trainer(settings: StageSettings, functions: list[RewardFunction], **inputs: Any) -> "PPOTrainer":
@@ -287,8 +287,8 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         tokenizer = load_policy_tokenizer(context, parents["sft"].path, data)
         if not context.preflight_passed and has_conversations(data["train_dataset"]):
             check_conversations(context, "ppo", source, tokenizer)
-        data, dropped = drop_too_long_prompts(settings, tokenizer, data)
-        left_out.update({"max_prompt_length": dropped} if dropped else {})
+        data, dropped_count = drop_too_long_prompts(settings, tokenizer, data)
+        left_out.update({"max_prompt_length": dropped_count} if dropped_count else {})
         set_seed(settings.trainer.seed)
         models = _load_models(context, settings, parents)
         # Set the seed again: loading may have drawn random numbers, and the trainer now initializes an adapter.

@@ -91,8 +91,8 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
             if distributed.is_main_process():
                 _write_score_statistics(model, tokenizer, inputs.samples, path)
 
-    def conclude(trainer: Trainer, chosen: Path) -> dict[str, Any]:
-        return {"reward_model": _measure_chosen(context, settings, tokenizer, inputs, chosen)}
+    def conclude(trainer: Trainer, checkpoint: Path) -> dict[str, Any]:
+        return {"reward_model": _measure_chosen(context, settings, tokenizer, inputs, checkpoint)}
 
     return train_stage(
         context,
@@ -172,12 +172,12 @@ def _load_model(
     """Loads the SFT policy with a new head that has a single output, the score."""
     from transformers import AutoModelForSequenceClassification
 
-    subject, path, loading = f"The SFT model {sft.path}", merged_model(context, sft), stage_load_options(settings)
+    subject, path, options = f"The SFT model {sft.path}", merged_model(context, sft), stage_load_options(settings)
     model = load_model(
         AutoModelForSequenceClassification,
         path,
         subject=subject,
-        options=loading,
+        options=options,
         may_lack=HEADS,
         overrides={"num_labels": 1},
     )
@@ -209,10 +209,10 @@ def _write_score_statistics(model: Any, tokenizer: PreTrainedTokenizerBase, samp
 
 
 def _measure_chosen(
-    context: RunContext, settings: StageSettings, tokenizer: PreTrainedTokenizerBase, inputs: _Inputs, chosen: Path
+    context: RunContext, settings: StageSettings, tokenizer: PreTrainedTokenizerBase, inputs: _Inputs, checkpoint: Path
 ) -> dict[str, Any]:
     """Returns the chosen checkpoint's score statistics and its figures on held-out pairs, as fields of run.json."""
-    model = move_to_best_device(load_classifier(chosen), use_cpu=settings.trainer.use_cpu)
+    model = move_to_best_device(load_classifier(checkpoint), use_cpu=settings.trainer.use_cpu)
     report = {key: model.config.rlhf_zoo[key] for key in ("score_mean", "score_std")}
     if inputs.held_out is not None:
         pairs, split = inputs.held_out

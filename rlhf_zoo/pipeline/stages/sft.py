@@ -155,7 +155,7 @@ def _model_and_tokenizer(
     Raises:
         ZooError: The base has fewer embeddings than its tokenizer has tokens.
     """
-    shared, loading = settings.recipe, stage_load_options(settings)
+    shared, options = settings.recipe, stage_load_options(settings)
     if base is None:
         architecture = shared.architecture or {}
         tokenizer = train_tokenizer(
@@ -163,10 +163,10 @@ def _model_and_tokenizer(
             max_length=architecture.get("max_position_embeddings", 512),
             **(shared.tokenizer or {}),
         )
-        return build_causal(architecture, tokenizer, options=loading), tokenizer
+        return build_causal(architecture, tokenizer, options=options), tokenizer
     path = resolve(base.path, context.hub, revision=base.lineage["commit"]).path
     tokenizer = load_tokenizer(path)
-    model = load_causal(path, options=loading)
+    model = load_causal(path, options=options)
     embeddings: Any = model.get_input_embeddings()
     row_count, max_id = len(embeddings.weight), highest_id(tokenizer)
     if max_id >= row_count:

@@ -18,21 +18,22 @@ log = logging.getLogger(__name__)
 
 
 def count_trained_prompts(
-    context: RunContext, prompts: Dataset, *, planned: Collection[str] = ()
+    context: RunContext, prompts: Dataset, *, planned_stages: Collection[str] = ()
 ) -> dict[str, int | None]:
     """Counts the evaluation's prompts that each stage trains on, and warns if there are any.
 
     Args:
         context: The run.
         prompts: The prompts of the evaluation.
-        planned: Stages that will be trained. Other stages can be counted only if they are finished in this run
+        planned_stages: Stages that will be trained. Other stages can be counted only if they are finished in this run
             directory.
 
     Returns:
         Stage -> number of distinct prompts that it trains on; None if they cannot be counted.
     """
     count_by_stage = {
-        stage: _count_in_stage(context, stage, prompts, is_planned=stage in planned) for stage in context.recipe.stages
+        stage: _count_in_stage(context, stage, prompts, is_planned=stage in planned_stages)
+        for stage in context.recipe.stages
     }
     if sum(count or 0 for count in count_by_stage.values()):
         counts = ", ".join(f"the stage {stage} trains on {count}" for stage, count in count_by_stage.items() if count)
