@@ -432,11 +432,11 @@ def _load_functions(
         return [load_object(name, group=REWARDS) for name in names], weights
     weight_by_name = dict(zip(names, weights[model_count:], strict=True))
     loadable_names = [name for name in names if name in allowed_names or may_import(name, REWARDS)]
-    if missing_names := [name for name, weight in weight_by_name.items() if weight and name not in loadable_names]:
+    if missing := [name for name, weight in weight_by_name.items() if weight and name not in loadable_names]:
         hint = f", or {TRUST_RUN_FLAG} to allow all functions," if traced.settings_file.name == "run.json" else ""
         raise ZooError(
-            f"{traced.policy.name} was also rewarded by {', '.join(missing_names)}, but code that a download names is "
-            f"not imported unless you allow it: add --reward_funcs {shlex.quote(missing_names[0])}{hint} if you trust it."
+            f"{traced.policy.name} was also rewarded by {', '.join(missing)}, but code that a download names is not "
+            f"imported unless you allow it: add --reward_funcs {shlex.quote(missing[0])}{hint} if you trust it."
         )
     functions = [load_object(name, group=REWARDS) for name in loadable_names]
     return functions, weights[:model_count] + [weight_by_name[name] for name in loadable_names]

@@ -286,12 +286,9 @@ def code_lineage(context: RunContext) -> list[dict[str, Any]]:
     Returns:
         The lineage of each model's code. If run.json of a stage already records the same files, its entry is returned.
     """
-    recorded_lineages = [code for stage in STAGES for code in context.record(stage).read().get("remote_code") or ()]
+    recorded_entries = [code for stage in STAGES for code in context.record(stage).read().get("remote_code") or ()]
     lineages = [code.lineage for code in executed_code()]
-    return [
-        next((recorded for recorded in recorded_lineages if recorded["files"] == lineage["files"]), lineage)
-        for lineage in lineages
-    ]
+    return [next((entry for entry in recorded_entries if entry["files"] == code["files"]), code) for code in lineages]
 
 
 def _make_plan(
