@@ -18,10 +18,10 @@ WIDTH = 7.2  # inches, at 120 dpi
 MAX_MARKERS = 60  # curves with more points show no markers
 #: If less than this share of the judge's highest gain is left at the end, the title names the step with the highest.
 MIN_SHARE_KEPT = 0.75
-ARROWS = 5  # number of arrows along a path, approximately
+ARROW_COUNT = 5  # approximate number of arrows along a path
 
 
-def over_training_message(trajectory: Mapping[str, Any], initial_policy: str = "SFT") -> str:
+def over_training_title(trajectory: Mapping[str, Any], initial_policy: str = "SFT") -> str:
     """Returns the title of `plot_over_training`, which says how the reward and the judge changed during training.
 
     Args:
@@ -154,7 +154,7 @@ def make_transparent(figure: Figure, *, min_font_size: float) -> None:
 
 
 def arrows(points: Sequence[tuple[float, float]]) -> Iterable[tuple[tuple[float, float], tuple[float, float]]]:
-    """Yields (start, end) of about `ARROWS` arrows along a path. Very short arrows are left out.
+    """Yields (start, end) of about `ARROW_COUNT` arrows along a path. Very short arrows are left out.
 
     Args:
         points: The path, from its beginning.
@@ -164,7 +164,7 @@ def arrows(points: Sequence[tuple[float, float]]) -> Iterable[tuple[tuple[float,
     def length(start: tuple[float, float], end: tuple[float, float]) -> float:
         return math.hypot(*((after - before) / span for before, after, span in zip(start, end, spans, strict=True)))
 
-    stride = max(1, (len(points) - 1) // ARROWS)
+    stride = max(1, (len(points) - 1) // ARROW_COUNT)
     for start, end in pairwise([*points[::stride], points[-1]]):
         if length(start, end) > 0.06:  # in units of the path's extent
             yield start, end

@@ -38,7 +38,7 @@ from .plot_parts import (
     make_transparent,
     mark_step,
     new_figure,
-    over_training_message,
+    over_training_title,
     set_log_y,
     sqrt_kl,
 )
@@ -178,37 +178,36 @@ def plot_over_training(trajectory: Mapping[str, Any] | None, path: Path, *, init
         max(row[key]["value"] for row in rows) - min(row[key]["value"] for row in rows) for key in ("reward", "judge")
     ]
     separate_scales = not 1 / 4 < (spans[1] or 1e-9) / (spans[0] or 1e-9) < 4
-    figure, (top, bottom) = new_figure(
+    figure, (reward_axes, kl_axes) = new_figure(
         3.8, 2, left=0.75, right=0.75 if separate_scales else 0.1, top=0.85, gap=0.4, sharex=True, height_ratios=(3, 2)
     )
-    right = top.twinx() if separate_scales else top
-    draw_band(top, steps, [row["reward"] for row in rows], LEGIBLE_BLUE)
-    draw_band(right, steps, [row["judge"] for row in rows], LEGIBLE_GREEN)
-    draw_band(bottom, steps, [row["kl"] for row in rows], LEGIBLE_ORANGE)
-    bottom.set_ylim(bottom=min(0.0, bottom.get_ylim()[0]))
-    label_lines(top, [("reward", LEGIBLE_BLUE), ("judge" + " (right)" * separate_scales, LEGIBLE_GREEN)])
-    label = initial_policy.removeprefix("the ")
-    label_lines(bottom, [(f"KL to {label}, nats", LEGIBLE_ORANGE)])
+    judge_axes = reward_axes.twinx() if separate_scales else reward_axes
+    draw_band(reward_axes, steps, [row["reward"] for row in rows], LEGIBLE_BLUE)
+    draw_band(judge_axes, steps, [row["judge"] for row in rows], LEGIBLE_GREEN)
+    draw_band(kl_axes, steps, [row["kl"] for row in rows], LEGIBLE_ORANGE)
+    kl_axes.set_ylim(bottom=min(0.0, kl_axes.get_ylim()[0]))
+    label_lines(reward_axes, [("reward", LEGIBLE_BLUE), ("judge" + " (right)" * separate_scales, LEGIBLE_GREEN)])
+    policy_title = initial_policy.removeprefix("the ")
+    label_lines(kl_axes, [(f"KL to {policy_title}, nats", LEGIBLE_ORANGE)])
     recommended = trajectory.get("recommended")
-    for axes in (top, bottom):
-        if recommended is not None:
-            axes.axvline(recommended, color=LEGIBLE_GRAY, linestyle=(0, (4, 4)), linewidth=1.5)
     if recommended is not None:
+        for axes in (reward_axes, kl_axes):
+            axes.axvline(recommended, color=LEGIBLE_GRAY, linestyle=(0, (4, 4)), linewidth=1.5)
         shift, side = (6, "left") if recommended < max(steps) / 2 else (-6, "right")
         annotate(
-            bottom, f"step {recommended}: recommended", (recommended, 0), (shift, 6),
+            kl_axes, f"step {recommended}: recommended", (recommended, 0), (shift, 6),
             xycoords=("data", "axes fraction"), ha=side,
         )  # fmt: skip
     if len(steps) <= MAX_TICKS:
-        bottom.set_xticks(steps)
-    bottom.set_xlabel(f"PPO update (0 = {label}); {trajectory['prompts']} validation prompts")
-    title = over_training_message(trajectory, initial_policy)
+        kl_axes.set_xticks(steps)
+    kl_axes.set_xlabel(f"PPO update (0 = {policy_title}); {trajectory['prompts']} validation prompts")
+    title = over_training_title(trajectory, initial_policy)
     figure.suptitle(title, x=0.02, y=0.985, ha="left", fontsize=17, fontweight="bold")
     make_transparent(figure, min_font_size=15)
-    figure.subplots_adjust(left=max(0.75, *(0.12 + _label_width(axes) for axes in (top, bottom))) / WIDTH)
+    figure.subplots_adjust(left=max(0.75, *(0.12 + _label_width(axes) for axes in (reward_axes, kl_axes))) / WIDTH)
     if separate_scales:
-        top.tick_params(axis="y", labelcolor=LEGIBLE_BLUE)
-        right.tick_params(axis="y", labelcolor=LEGIBLE_GREEN)
+        reward_axes.tick_params(axis="y", labelcolor=LEGIBLE_BLUE)
+        judge_axes.tick_params(axis="y", labelcolor=LEGIBLE_GREEN)
     return _save(figure, path)
 
 
@@ -233,26 +232,26 @@ def plot_against_kl(trajectory: Mapping[str, Any] | None, path: Path) -> bool:
     rows = [trajectory["sft"], *trajectory["checkpoints"]]
     distances = [sqrt_kl(row["kl"]["value"]) for row in rows]
     steps = [0, *(row["step"] for row in trajectory["checkpoints"])]
-    figure, (proxy, judge) = new_figure(5.6, 2, gap=0.35, sharex=True)
+    figure, (reward_axes, judge_axes) = new_figure(5.6, 2, gap=0.35, sharex=True)
     fits = trajectory.get("fits") or {}
     for axes, key, title, color, fit in (
-        (proxy, "reward", "training reward (the proxy)", BLUE, fits.get("proxy")),
-        (judge, "judge", f"judge: {trajectory['judge']}", GREEN, fits.get("judge")),
+        (reward_axes, "reward", "training reward (the proxy)", BLUE, fits.get("proxy")),
+        (judge_axes, "judge", f"judge: {trajectory['judge']}", GREEN, fits.get("judge")),
     ):
         draw_against_kl(axes, rows, key, color=color, fmt="o", markersize=4.5, linewidth=1)
         values = [row[key]["value"] for row in rows]
         if fit:
             # R(d) = R(0) + d (α − β ln d), with d = √KL: Gao et al. 2022 (arXiv:2210.10760), §3.
             low, high = min(distances[1:]), max(distances[1:])
-            curve = [d for percent in range(101) if (d := low + (high - low) * percent / 100) > 0]
+            x = [d for percent in range(101) if (d := low + (high - low) * percent / 100) > 0]
             alpha, beta = (fit[name]["value"] for name in ("alpha", "beta"))
-            axes.plot(curve, [values[0] + d * (alpha - beta * math.log(d)) for d in curve], color=GRAY, linewidth=1)
-        for step, x, y in zip(steps, distances, values, strict=True):
-            annotate(axes, str(step) if step else "SFT", (x, y), (5, -11), fontsize=8.5)
+            axes.plot(x, [values[0] + d * (alpha - beta * math.log(d)) for d in x], color=GRAY, linewidth=1)
+        for step, distance, value in zip(steps, distances, values, strict=True):
+            annotate(axes, str(step) if step else "SFT", (distance, value), (5, -11), fontsize=8.5)
             if step and step == trajectory.get("recommended"):
-                draw_ring(axes, x, y)
+                draw_ring(axes, distance, value)
         axes.set_title(title, fontsize=10)
-    judge.set_xlabel(f"√KL to SFT, {_SQRT_KL_UNIT}; numbers: steps; ring: recommended")
+    judge_axes.set_xlabel(f"√KL to SFT, {_SQRT_KL_UNIT}; numbers: steps; ring: recommended")
     return _save(figure, path)
 
 
@@ -267,8 +266,8 @@ def plot_frontier(frontier: Mapping[str, Any], path: Path) -> bool:
     """
     if not frontier.get("methods"):
         return False
-    figure, panels = new_figure(7.4, 2, top=0.45, gap=0.15, sharex=True)
-    for axes, name in zip(panels, ("judge", "reward"), strict=True):
+    figure, (judge_axes, reward_axes) = new_figure(7.4, 2, top=0.45, gap=0.15, sharex=True)
+    for axes, key in ((judge_axes, "judge"), (reward_axes, "reward")):
         for color, marker, (method, points) in zip(
             (BLUE, GREEN, GRAY, PURPLE, BROWN), "osD^v", frontier["methods"].items(), strict=False
         ):
@@ -277,16 +276,16 @@ def plot_frontier(frontier: Mapping[str, Any], path: Path) -> bool:
             title = method if len(sorted_points) > 1 else f"{method}, {sorted_points[0]['label']}"
             label = f"{title}, at the upper bound of its KL" if is_bound else title
             draw_against_kl(
-                axes, sorted_points, name, color=color, marker=marker, linestyle="--" if is_bound else "-", label=label
+                axes, sorted_points, key, color=color, marker=marker, linestyle="--" if is_bound else "-", label=label
             )
-        draw_against_kl(axes, [frontier["sft"]], name, color="black", marker="x", label="SFT")
+        draw_against_kl(axes, [frontier["sft"]], key, color="black", marker="x", label="SFT")
         ppo_points = sorted([*frontier["ppo_ablation"], frontier["ppo"]], key=lambda point: point["kl"]["value"])
-        draw_against_kl(axes, ppo_points, name, color=ORANGE, marker="o", markersize=3)
-        draw_against_kl(axes, [frontier["ppo"]], name, color=ORANGE, marker="*", markersize=13, label="PPO")
+        draw_against_kl(axes, ppo_points, key, color=ORANGE, marker="o", markersize=3)
+        draw_against_kl(axes, [frontier["ppo"]], key, color=ORANGE, marker="*", markersize=13, label="PPO")
         axes.set_xlim(left=-0.05)
-    panels[0].set_ylabel(f"judge: {frontier['judge']}")
-    panels[0].legend(frameon=False, fontsize=8.5)
-    panels[1].set(ylabel="reward: what PPO maximizes", xlabel=f"√KL to SFT, {_SQRT_KL_UNIT}")
+    judge_axes.set_ylabel(f"judge: {frontier['judge']}")
+    judge_axes.legend(frameon=False, fontsize=8.5)
+    reward_axes.set(ylabel="reward: what PPO maximizes", xlabel=f"√KL to SFT, {_SQRT_KL_UNIT}")
     figure.suptitle("What each method reaches, and how far from SFT", fontsize=11)
     return _save(figure, path)
 
@@ -360,17 +359,17 @@ def plot_panels(rows: Rows, panels: Sequence[Panel], path: Path, *, mark: int | 
     filled_panels = [(title, unit, curve) for key, title, unit in panels if len((curve := series(rows, key))[0]) >= 2]
     if not filled_panels:
         return False
-    grid_rows = math.ceil(len(filled_panels) / 2)
-    figure, grid = new_figure(2.3 * grid_rows + 0.2, grid_rows, columns=2, left=0.8, gap=0.55, sharex=True)
-    for axes, (title, unit, curve) in zip(grid, filled_panels, strict=False):
+    row_count = math.ceil(len(filled_panels) / 2)
+    figure, all_axes = new_figure(2.3 * row_count + 0.2, row_count, columns=2, left=0.8, gap=0.55, sharex=True)
+    for axes, (title, unit, curve) in zip(all_axes, filled_panels, strict=False):
         axes.plot(*curve, color=BLUE, **line_style(curve[0], size=2.5))
         axes.set_title(title, fontsize=10)
         axes.set_ylabel(unit, fontsize=9)
         axes.tick_params(labelsize=8.5, labelbottom=True)
         mark_step(axes, mark)
-    for axes in grid[len(filled_panels) :]:
+    for axes in all_axes[len(filled_panels) :]:
         axes.set_visible(False)
-    for axes in grid[: len(filled_panels)][-2:]:
+    for axes in all_axes[: len(filled_panels)][-2:]:  # the lowest panel of each column
         axes.set_xlabel("PPO update", fontsize=9)
     return _save(figure, path)
 

@@ -42,7 +42,7 @@ def probe_page(result: RolloutFindings, *, policy: str, reference: str) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["shortened"] = _shortened
+    environment.filters["shorten"] = _shorten
     return environment.get_template("probe_page.html.jinja").render(
         result=result,
         policy=policy,
@@ -59,7 +59,7 @@ def probe_page(result: RolloutFindings, *, policy: str, reference: str) -> str:
 
 
 def _figures(result: RolloutFindings) -> Iterator[tuple[str, Estimate]]:
-    """Yields (title, estimate) of each figure behind the verdict that was measured."""
+    """Yields (title, estimate) of the figures behind the verdict, as far as they were measured."""
     verdict = result.verdict
     estimates = {
         "Training reward, policy − SFT": verdict.proxy_gain,
@@ -72,6 +72,6 @@ def _figures(result: RolloutFindings) -> Iterator[tuple[str, Estimate]]:
     yield from ((title, estimate) for title, estimate in estimates.items() if estimate is not None)
 
 
-def _shortened(text: str) -> str:
+def _shorten(text: str) -> str:
     hidden = len(text) - MAX_SAMPLE
     return text if hidden <= 0 else f"{text[:MAX_SAMPLE]} … ({hidden:,} more characters)"

@@ -13,7 +13,7 @@ from huggingface_hub import ModelCard
 from rlhf_zoo.fileio import read_json, write_json
 from rlhf_zoo.publishing.cards import markdown
 from rlhf_zoo.publishing.cards.card import make_card
-from rlhf_zoo.publishing.plot_parts import over_training_message
+from rlhf_zoo.publishing.plot_parts import over_training_title
 from rlhf_zoo.runs.record import StageRecord
 
 pytestmark = pytest.mark.usefixtures("no_plots")
@@ -409,20 +409,20 @@ def test_card_unfolded_part_is_short(runs, stage):
         ([0.0, 0.1, 0.1], "Reward rises, the judge hardly changes"),
     ],
 )
-def test_over_training_message_describes_curves(judge, message):
+def test_over_training_title_describes_curves(judge, message):
     over = over_training()
     over["verdict"] = "healthy"
     for row, value in zip([over["sft"], *over["checkpoints"]], judge, strict=True):
         row["judge"] = {"value": value, "ci95": [value - 0.2, value + 0.2], "n": 60}
-    assert over_training_message(over) == message
+    assert over_training_title(over) == message
     if judge[-1] >= 1:
         suspicious = {**over, "kind": "suspicious"}
-        assert over_training_message(suspicious) == "Reward and judge rise, the verdict is suspicious"
+        assert over_training_title(suspicious) == "Reward and judge rise, the verdict is suspicious"
     over["fall"] = {"detected": False, "step": 20, "share_kept": 0.5}
     expected = "Reward rises, the judge is highest at step 20" if judge[-1] >= 1 else message
-    assert over_training_message(over) == expected
+    assert over_training_title(over) == expected
     over["fall"] = {"detected": True}
-    assert over_training_message(over) != message or judge[-1] < 0
+    assert over_training_title(over) != message or judge[-1] < 0
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """Writes the model card of a stage from local files alone: README.md, rlhf_card.json, plots, .eval_results.
 
-It reads run.json, metrics.jsonl and the checkpoints of the stage, run.json of the other stages (or of those in the run
-that trained the SFT policy), and ../eval and ../baseline where they exist. A main metric that is not in these files is
-shown as "not measured". This module imports neither torch nor any library of Hugging Face.
+It reads the stage's run.json, metrics.jsonl and checkpoints, the run.json of the stages that trained its parents, and
+../eval and ../baseline where they exist. Main metrics that are not in these files are shown as "not measured". This
+module imports neither torch nor any library of Hugging Face.
 """
 
 import re
@@ -21,7 +21,7 @@ from .estimates import estimate_at
 from .facts import StageFacts
 from .hacking_signs import watched_metrics
 from .kl import penalty_varies
-from .markdown import Raw, rounded
+from .markdown import Raw, round_significant
 from .parts import TEMPLATES, Metric, StageCard
 from .reproducible import obstacle
 from .summary import links, trained_with
@@ -56,7 +56,7 @@ _TASK_NAMES = {
     "reward": "Ranking pairs of answers",
     "ppo": "Answers, against the SFT model",
 }
-_SAMPLED_TASK_NAME = "Answers to held-out prompts"  # the task of metrics of an SFT model's samples
+_SAMPLED_TASK_NAME = "Answers to held-out prompts"  # the task of an SFT model's metrics other than the perplexity
 
 
 def make_card(
@@ -75,8 +75,8 @@ def make_card(
     Args:
         stage_dir: The stage's directory.
         out: Folder for the files; None for the stage's directory.
-        step: The step to describe. Later metrics and checkpoints are left out. So are held-out metrics, because
-            the evaluation measures the end of the run. None describes the end.
+        step: The step to describe; None for the end of the run. Later metrics and checkpoints are left out, and so
+            are held-out metrics, because the evaluation measures the end.
         merged: Whether to describe the branch `merged`: the end of the run with its adapter merged.
         trusted: Whether this user wrote the run or trusts it (see `run_signature`). If not, metrics are left out.
 
@@ -108,7 +108,7 @@ def front_matter(facts: StageFacts, card: StageCard) -> dict[str, Any]:
     tags += ["conversational"] if facts.is_chat else []
     reward_models = (facts.parents.get(role, {}).get("repo") for role in REWARD_ROLES)
     tags += [f"reward-model:{name}" for name in reward_models if hub_id(name)]
-    if facts.simulated:
+    if facts.is_simulated:
         tags.append("simulated")
     metadata: dict[str, Any] = {
         **({"language": facts.setting("language")} if facts.setting("language") else {}),
@@ -147,13 +147,11 @@ def card_json(facts: StageFacts) -> dict[str, Any]:
         "recipe": facts.recipe,
         "repo": facts.repo_id,
         "step": facts.described_step,
-        "tag": next(
-            (checkpoint.tag for checkpoint in facts.checkpoints if checkpoint.step == facts.described_step), None
-        ),
-        "chosen": facts.chosen,
+        "tag": facts.described_checkpoint.tag if facts.described_checkpoint else None,
+        "chosen": facts.choice,
         "status": facts.run.get("status") if facts.step is None else "checkpoint",
         "seed": facts.run.get("seed"),
-        "simulated": facts.simulated,
+        "simulated": facts.is_simulated,
         "adapter": facts.is_adapter,
         "merged": facts.merged,
         **({"dtype": facts.setting("push_dtype")} if facts.setting("push_dtype") else {}),
@@ -193,19 +191,18 @@ def _without_folders(value: object) -> Any:
 
 
 def _index_result(facts: StageFacts, task: str, part: DataPart, metrics: list[Metric]) -> dict[str, Any]:
-    name = part.name or facts.recipe
+    data_name = part.name or facts.recipe
     subset = " ".join(filter(None, (part.config, part.split)))
-    dataset = {"name": f"{name.rpartition('/')[2]} ({subset})", "type": name}
+    dataset = {"name": f"{data_name.rpartition('/')[2]} ({subset})", "type": data_name}
     dataset |= {key: value for key, value in (("config", part.config), ("split", part.split)) if value is not None}
-    revision = facts.parents["data"]["commit"] if part.repo in facts.dataset_ids else None
-    if revision:
-        dataset["revision"] = revision
+    if part.repo in facts.dataset_ids and (commit := facts.parents["data"]["commit"]):
+        dataset["revision"] = commit
     is_perplexity = any(kind == "perplexity" for kind, _, _ in metrics)
     task_name = _TASK_NAMES.get(facts.stage, task) if is_perplexity or facts.stage != "sft" else _SAMPLED_TASK_NAME
     result = {
         "task": {"type": task, "name": task_name},
         "dataset": dataset,
-        "metrics": [{"type": kind, "value": rounded(value), "name": name} for kind, value, name in metrics],
+        "metrics": [{"type": kind, "value": round_significant(value), "name": name} for kind, value, name in metrics],
     }
     if facts.hub_label != "local" and facts.repo_id:
         url = f"{facts.hub_label.rstrip('/')}/{facts.repo_id}/blob/main/{CARD_FILE}"
@@ -319,10 +316,10 @@ def _no_samples_note(facts: StageFacts) -> str:
 
 def _columns(facts: StageFacts, card: StageCard) -> dict[str, str]:
     """Returns the columns of the checkpoint table: heading -> metric."""
-    logged = {key for row in facts.checkpoints for key, value in row.metrics.items() if value is not None}
+    keys = {key for row in facts.checkpoints for key, value in row.metrics.items() if value is not None}
     if not penalty_varies(facts):
-        logged.discard("kl_coef")
-    return {heading: key for heading, key in card.columns.items() if heading == card.required_column or key in logged}
+        keys.discard("kl_coef")  # a constant β is among the settings
+    return {heading: key for heading, key in card.columns.items() if heading == card.required_column or key in keys}
 
 
 def _draw_plots(facts: StageFacts, card: StageCard, folder: Path) -> dict[str, Raw]:
@@ -341,26 +338,25 @@ def _draw_plots(facts: StageFacts, card: StageCard, folder: Path) -> dict[str, R
 
 
 def _lineage_rows(facts: StageFacts) -> list[tuple[str, Any, Any]]:
-    """Returns (role, repository, commit) of each ancestor, and then of the model itself."""
-    order = {role: index for index, role in enumerate(_ROLE_TITLES)}
+    """Returns (title, repository, commit) of each ancestor, and then of the model itself."""
+    titles, order = dict(_ROLE_TITLES), {role: index for index, role in enumerate(_ROLE_TITLES)}
     ancestors = {"base": facts.sft_base_model, **facts.parents}
     if facts.ppo_starts_from_base:  # the base model is also the parent with the role "sft"
         ancestors.pop("sft", None)
+        titles["base"] = _PPO_BASE_TITLE
     rows = []
     for role in sorted(ancestors, key=lambda role: order.get(role, len(order))):
-        is_start = facts.ppo_starts_from_base and role == "base"
         name, commit = _repository_and_commit(role, ancestors[role])
         if merged_commit := _merged_commit(facts, role):
             commit = Raw(f"{commit}, merged into its model: {markdown.code(merged_commit)}")
-        rows.append((_PPO_BASE_TITLE if is_start else _ROLE_TITLES.get(role, role), name, commit))
-    described_rows = [row for row in facts.checkpoints if row.step == facts.described_step]
-    commit = described_rows[0].commit if described_rows else None
+        rows.append((titles.get(role, role), name, commit))
+    checkpoint = facts.described_checkpoint
     own_title = f"this model, step {facts.described_step}" if facts.described_step is not None else "this model"
-    if facts.step is not None and not described_rows:
+    if facts.step is not None and checkpoint is None:
         return [*rows, (own_title, "no checkpoint was saved at this step", "")]
-    own_entry = {"repo": facts.repo_id, "commit": commit}
-    name, commit = _repository_and_commit("self", own_entry)
-    if facts.repo_id and facts.step_in_this_commit is not None and not own_entry["commit"]:
+    own_commit = checkpoint.commit if checkpoint else None
+    name, commit = _repository_and_commit("self", {"repo": facts.repo_id, "commit": own_commit})
+    if facts.repo_id and facts.step_in_this_commit is not None and not own_commit:
         commit = Raw("the commit of this card")
     return [*rows, (own_title, name, commit)]
 

@@ -13,8 +13,7 @@ from .markdown import Raw, code
 
 _AUTO_CLASSES = {"text-generation": "AutoModelForCausalLM", "text-classification": "AutoModelForSequenceClassification"}
 _OUTPUT_FLAGS = ("--output_dir", "--output-dir")
-_HUB_FLAGS = ("--overwrite_repo",)  # flags that do not change the training
-_MAX_PROMPT = 100  # characters of a prompt in a snippet
+_MAX_PROMPT = 100  # maximum characters of a prompt in a snippet
 
 
 def published_checkpoint(facts: StageFacts) -> CheckpointRow | None:
@@ -26,16 +25,8 @@ def published_checkpoint(facts: StageFacts) -> CheckpointRow | None:
     Returns:
         The checkpoint; None if it is neither.
     """
-    if facts.repo_id is None:
-        return None
-    return next(
-        (
-            row
-            for row in facts.checkpoints
-            if row.step == facts.described_step and (row.commit or facts.step_in_this_commit)
-        ),
-        None,
-    )
+    row = facts.described_checkpoint
+    return row if facts.repo_id and row and (row.commit or facts.step_in_this_commit is not None) else None
 
 
 def pull_command(facts: StageFacts, revision: str) -> str:
@@ -87,22 +78,19 @@ def checkpoint_command(facts: StageFacts, command: str) -> str | None:
 
 
 def training_command(facts: StageFacts) -> str:
-    """Returns the command that started the run, as `public_command` does, or an equivalent one if none was recorded.
+    """Returns the `public_command` that started the run, or an equivalent one if none was recorded.
 
     Args:
         facts: The facts of the stage.
     """
-    command = public_command(facts.run.get("command"))
-    if not command:
-        seed = facts.run.get("seed")
-        command = f"rlhf-zoo {facts.stage} {shlex.quote(facts.recipe)}" + (
-            f" --seed {seed}" if seed is not None else ""
-        )
-    return command
+    seed = f" --seed {facts.run['seed']}" if facts.run.get("seed") is not None else ""
+    return public_command(facts.run.get("command")) or f"rlhf-zoo {facts.stage} {shlex.quote(facts.recipe)}{seed}"
 
 
 def public_command(command: Any) -> str:
-    """Returns a command without --output_dir, --overwrite_repo and access tokens, and with absolute paths shortened.
+    """Returns a command without --output_dir and --overwrite_repo, and with access tokens masked.
+
+    Absolute paths are reduced to the names of their files or folders.
 
     Args:
         command: The command line, or the list of its words; None if none was recorded.
@@ -117,13 +105,12 @@ def public_command(command: Any) -> str:
 
 
 def _public_words(words: Iterable[str]) -> list[str]:
-    """Returns words without --output_dir and --overwrite_repo, and with absolute paths reduced to their names."""
     public: list[str] = []
     remaining = iter(words)
     for word in remaining:
         if word in _OUTPUT_FLAGS:
             next(remaining, None)
-        elif word not in _HUB_FLAGS and not word.startswith(tuple(f"{flag}=" for flag in _OUTPUT_FLAGS)):
+        elif word != "--overwrite_repo" and not word.startswith(tuple(f"{flag}=" for flag in _OUTPUT_FLAGS)):
             flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
             public.append(flag + equals + (PurePath(value).name if PurePath(value).is_absolute() else value))
     return public

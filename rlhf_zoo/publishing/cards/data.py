@@ -70,8 +70,8 @@ def stage_setting(facts: StageFacts, key: str) -> Any:
     """
     if key in facts.settings:
         return facts.settings[key]
-    declared = {entry.name: entry for entry in fields(STAGES[facts.stage].load("arguments"))}
-    default = declared[key].default if key in declared else None
+    defaults = {entry.name: entry.default for entry in fields(STAGES[facts.stage].load("arguments"))}
+    default = defaults.get(key)
     return None if default is MISSING else default
 
 
@@ -160,22 +160,25 @@ def overlap_with_training(facts: StageFacts) -> str:
         facts: The facts of the stage.
 
     Returns:
-        The sentences; "" if nothing was counted.
+        The sentences; "" if the evaluation did not compare the prompts.
     """
     data = facts.evaluation.get("data")
     counts = data.get("trained_on") if isinstance(data, Mapping) else None
     if not isinstance(counts, Mapping):
         return ""
     titles = {stage: title for stage, title in STAGE_NAMES.items() if stage in counts}
-    never = [title for stage, title in titles.items() if counts[stage] == 0]
-    unknown = [title for stage, title in titles.items() if not is_finite(counts[stage])]
-    counted = [(title, counts[stage]) for stage, title in titles.items() if is_finite(counts[stage]) and counts[stage]]
-    parts = [f"{title} also trained on **{count:,} of them**." for title, count in counted]
-    if never:
-        parts.append(f"{_join(never, 'and')} never trained on them.")
-    if unknown:
-        parts.append(f"It is unknown whether {_join(unknown, 'or')} trained on them.")
-    return " ".join(f"{part[:1].upper()}{part[1:]}" for part in parts)
+    without_overlap = [title for stage, title in titles.items() if counts[stage] == 0]
+    uncounted = [title for stage, title in titles.items() if not is_finite(counts[stage])]
+    sentences = [
+        f"{title} also trained on **{counts[stage]:,} of them**."
+        for stage, title in titles.items()
+        if is_finite(counts[stage]) and counts[stage]
+    ]
+    if without_overlap:
+        sentences.append(f"{_join(without_overlap, 'and')} never trained on them.")
+    if uncounted:
+        sentences.append(f"It is unknown whether {_join(uncounted, 'or')} trained on them.")
+    return " ".join(f"{sentence[:1].upper()}{sentence[1:]}" for sentence in sentences)
 
 
 #: Stage -> its name within a sentence.

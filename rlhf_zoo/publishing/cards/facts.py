@@ -19,10 +19,10 @@ from .markdown import NOT_EVALUATED, NOT_MEASURED
 from .run_files import (
     describe_foreign_evaluation,
     is_transformers_class,
-    published_steps,
+    published_commits,
     read_evaluation,
     read_frontier,
-    without_private,
+    without_private_keys,
 )
 
 #: File in a run's directory with the results of baselines.
@@ -39,8 +39,8 @@ def is_better_than_ppo(entry: Mapping[str, Any]) -> bool:
     Args:
         entry: The filter's entry in evaluation.json. Its `ppo_minus_this` is paired by prompt.
     """
-    lead = estimate_at(entry, "ppo_minus_this")
-    return lead is not None and lead["ci95"][1] < 0
+    difference = estimate_at(entry, "ppo_minus_this")
+    return difference is not None and difference["ci95"][1] < 0
 
 
 @dataclass(frozen=True)
@@ -69,14 +69,14 @@ class StageFacts:
         run: Its run.json.
         metrics: Rows of its metrics.jsonl, up to `step`.
         step: The described step; None for the end of the run.
-        evaluation: The content of ../eval/evaluation.json; {} if it does not exist or measured something else, if the
-            facts describe a step, or if the run is not trusted.
+        evaluation: The content of ../eval/evaluation.json; {} if there is none, if it is of other weights, if `step`
+            is not None, or if the run is not trusted.
         samples: Rows of ../eval/samples.jsonl; [] where `evaluation` is {}.
         ignored_evaluation: A phrase for what ../eval measured, if that is not the end of this run; None otherwise.
         merged: Whether the facts describe the branch `merged`, which holds the checkpoint with its adapter merged.
         frontier: The content of ../baseline/frontier.json; {} where `evaluation` is {}, or if the baselines belong to
             another evaluation.
-        trusted: Whether this user wrote the run or chose to trust it. If not, its metrics are not read.
+        trusted: Whether this user wrote the run or trusts it. If not, its metrics are not read.
     """
 
     path: Path
@@ -128,7 +128,7 @@ class StageFacts:
             for folder in path.glob("checkpoint-*")
             if folder.name.removeprefix("checkpoint-").isdigit()
         }
-        steps = {row["step"] for row in rows} | steps_on_disk | {*published_steps(run)}
+        steps = {row["step"] for row in rows} | steps_on_disk | {*published_commits(run)}
         if step not in steps:
             raise ZooError(f"{path} has no step {step}: it has {', '.join(map(str, sorted(steps))) or 'none yet'}.")
         return cls(path, run, [row for row in rows if row["step"] <= step], step, trusted=trusted)
@@ -157,7 +157,7 @@ class StageFacts:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """The resolved settings of the stage, without secrets and without folders of outputs, logs and caches."""
-        return without_private(self.run.get("resolved", {}))
+        return without_private_keys(self.run.get("resolved", {}))
 
     def setting(self, key: str, default: Any = None) -> Any:
         """Returns a setting of the stage, or else of recipe.yaml.
@@ -171,8 +171,8 @@ class StageFacts:
         return default if value is None else value
 
     @property
-    def simulated(self) -> bool:
-        """Whether a program simulates the preferences."""
+    def is_simulated(self) -> bool:
+        """Whether a program wrote the texts and the preferences."""
         return bool(self.setting("simulated"))
 
     @property
@@ -191,8 +191,8 @@ class StageFacts:
         return self.run.get("hub") or "local"
 
     @property
-    def chosen(self) -> Mapping[str, Any] | None:
-        """{step, rule, metric, value} of the chosen checkpoint; None until one is chosen, and for a single step."""
+    def choice(self) -> Mapping[str, Any] | None:
+        """{step, rule, metric, value} of the chosen checkpoint; None until one is chosen, and if `step` is not None."""
         choice = self.run.get("chosen") if self.describes_finished_run else None
         return None if choice and choice.get("provisional") else choice
 
@@ -203,11 +203,11 @@ class StageFacts:
 
     @cached_property
     def described_step(self) -> int | None:
-        """The step that the card describes: `step`, the chosen, the last saved or the last logged; the first known."""
+        """The step that the card describes: `step`, or else the chosen step, the last saved or the last logged one."""
         if self.step is not None:
             return self.step
-        if self.chosen:
-            return self.chosen["step"]
+        if self.choice:
+            return self.choice["step"]
         saved_steps = [checkpoint.step for checkpoint in self.checkpoints]
         return max(saved_steps or [row["step"] for row in self.metrics], default=None)
 
@@ -247,7 +247,7 @@ class StageFacts:
 
     @cached_property
     def parents(self) -> dict[str, dict[str, Any]]:
-        """Role -> {repo, commit}. Local ones add `folder` (name), and `files` (digest) or `gguf` (sha256) if known."""
+        """Role -> {repo, commit}; for local parents also `folder` (name), and `files` (digest) or `gguf` (sha256)."""
         parents = {**(self.run.get("parents") or {}), "data": self._dataset}
         if self.stage == "sft" and "base" not in parents and hub_id(self.setting("model_name_or_path")):
             parents["base"] = {"repo": self.setting("model_name_or_path"), "commit": self.setting("model_revision")}
@@ -267,7 +267,8 @@ class StageFacts:
         if role not in _PARENT_FOLDERS:
             return {}
         run, fingerprint = StageRecord(self.path.parent / role).read(), parent.get("fingerprint")
-        if run and (None in (run.get("fingerprint"), fingerprint) or run["fingerprint"] == fingerprint):
+        # A fingerprint that is not recorded does not rule the run out.
+        if run and (fingerprint is None or run.get("fingerprint") in (None, fingerprint)):
             return run
         # For a run that is not trusted, do not read other folders of this machine.
         parent_folders = self.path.parents[1:3] if self.trusted else []
@@ -286,7 +287,7 @@ class StageFacts:
 
     @cached_property
     def sft_base_model(self) -> Mapping[str, Any] | None:
-        """{repo, commit} of the model that the SFT policy started from; the model of PPO if `ppo_starts_from_base`.
+        """{repo, commit} of the model that SFT started from, or that PPO did if `ppo_starts_from_base`.
 
         A local model has `folder` and repo None. Random weights have neither. None if the run does not record it.
         """
@@ -355,16 +356,10 @@ class StageFacts:
         """Whether the weights are a LoRA adapter, according to the checkpoint or, without one, the settings."""
         if self.merged:
             return False
-        folders = [
-            path for path in StageRecord(self.path).checkpoints() if checkpoint_step(path) == self.described_step
-        ]
-        if (
-            self.described_step is not None
-            and (checkpoint := StageRecord(self.path).checkpoint_path(self.described_step)).is_dir()
-        ):
-            folders.append(checkpoint)
-        if folders:
-            return (folders[0] / "adapter_config.json").is_file()
+        step = self.described_step
+        checkpoint = StageRecord(self.path).checkpoint_path(step) if step is not None else None
+        if checkpoint is not None and checkpoint.is_dir():
+            return (checkpoint / "adapter_config.json").is_file()
         return bool(self.setting("use_peft"))
 
     @cached_property
@@ -378,10 +373,10 @@ class StageFacts:
 
     @property
     def has_critic(self) -> bool:
-        """Whether the checkpoint holds a critic that is a separate model and that plain transformers can load."""
-        step = self.described_step
+        """Whether the published checkpoint holds a critic that is a separate model and that transformers can load."""
         if self.settings.get("push_critic") is False:
             return False
+        step = self.described_step
         folder = StageRecord(self.path).checkpoint_path(step) if step is not None else self.path
         config = folder / "critic" / "config.json"
         return config.is_file() and any(map(is_transformers_class, read_json(config).get("architectures") or []))
@@ -416,7 +411,7 @@ class StageFacts:
     @cached_property
     def checkpoints(self) -> list[CheckpointRow]:
         """Checkpoints that were sent or are complete on disk, by step, plus the checkpoint being saved at `step`."""
-        commits = published_steps(self.run)
+        commits = published_commits(self.run)
         folders = {checkpoint_step(folder): folder for folder in StageRecord(self.path).checkpoints()}
         for step, folder in folders.items():
             publication = read_publication(folder)
@@ -426,14 +421,19 @@ class StageFacts:
         steps = {*commits, *folders}
         if self.step is not None and StageRecord(self.path).checkpoint_path(self.step).is_dir():
             steps.add(self.step)
-        rows: dict[int, dict[str, Any]] = {}
+        metrics: dict[int, dict[str, Any]] = {}
         for row in self.metrics:
-            rows.setdefault(row["step"], {}).update(row)
+            metrics.setdefault(row["step"], {}).update(row)
         return [
-            CheckpointRow(step, self._tag_of(step), commits.get(step), rows.get(step, {}))
+            CheckpointRow(step, self._tag_of(step), commits.get(step), metrics.get(step, {}))
             for step in sorted(steps)
             if self.step is None or step <= self.step
         ]
+
+    @property
+    def described_checkpoint(self) -> CheckpointRow | None:
+        """The checkpoint at `described_step`; None if `checkpoints` has none there."""
+        return next((row for row in self.checkpoints if row.step == self.described_step), None)
 
     def _tag_of(self, step: int) -> str:
         is_chosen = self.sweep_tag is not None and step == (self.run.get("chosen") or {}).get("step")
@@ -461,7 +461,7 @@ class StageFacts:
 
     @property
     def defects(self) -> list[str]:
-        """Names of the defects whose shares the evaluation measured."""
+        """Names of the defects whose share of completions the evaluation measured."""
         return list(self.evaluation.get("defects") or {})
 
     @property
@@ -472,19 +472,17 @@ class StageFacts:
         is evaluation.json's best.
         """
         filters = self.evaluation.get("filters") or {}
-        tried = filters.get("tried") or ()
-        if better := [entry for entry in tried if is_better_than_ppo(entry)]:
-            return max(better, key=lambda entry: entry["judge"]["value"])
-        return next((entry for entry in tried if entry["name"] == filters["best"]), None)
+        entries = filters.get("tried") or ()
+        if better_entries := [entry for entry in entries if is_better_than_ppo(entry)]:
+            return max(better_entries, key=lambda entry: entry["judge"]["value"])
+        return next((entry for entry in entries if entry["name"] == filters["best"]), None)
 
     @property
     def reward_report(self) -> Mapping[str, Any]:
         """Measurements of this stage's reward model, or of PPO's, on held-out pairs; {} without any."""
-        stage_report = self.run.get("reward_model") if self.stage == "reward" and self.step is None else None
-        evaluated_report = (
-            self.evaluation.get("reward_model") if self.stage == "reward" or self.has_reward_model else None
-        )
-        return stage_report or evaluated_report or {}
+        own_report = self.run.get("reward_model") if self.stage == "reward" and self.step is None else None
+        has_model = self.stage == "reward" or self.has_reward_model
+        return own_report or (self.evaluation.get("reward_model") if has_model else None) or {}
 
     @property
     def accuracy(self) -> Mapping[str, Any] | None:
@@ -498,15 +496,11 @@ class StageFacts:
     def score_statistics(self) -> dict[str, Any]:
         """{score_mean, score_std} of a reward model over SFT samples; {} if they were not measured."""
         record = StageRecord(self.path)
-        candidates: list[Mapping[str, Any]] = [self.run.get("reward_model") or {}] if self.step is None else []
-        for folder in reversed(record.checkpoints()) if self.step is None else [record.checkpoint_path(self.step)]:
-            if (folder / "config.json").is_file():
-                candidates.append(read_json(folder / "config.json").get("rlhf_zoo") or {})
-        return next(
-            (
-                {key: candidate[key] for key in ("score_mean", "score_std")}
-                for candidate in candidates
-                if "score_mean" in candidate
-            ),
-            {},
-        )
+        if self.step is None:
+            sources, folders = [self.run.get("reward_model") or {}], record.checkpoints()[::-1]
+        else:
+            sources, folders = [], [record.checkpoint_path(self.step)]
+        configs = [folder / "config.json" for folder in folders]
+        sources += [read_json(config).get("rlhf_zoo") or {} for config in configs if config.is_file()]
+        source = next((source for source in sources if "score_mean" in source), {})
+        return {key: source[key] for key in ("score_mean", "score_std") if source}

@@ -13,7 +13,7 @@ _ENSEMBLE_METRIC = re.compile(rf"{_DISAGREEMENT}|rewards/reward_model_\d+")
 
 
 def signs(facts: StageFacts) -> list[str]:
-    """Returns sentences on what PPO changed: on held-out prompts if they were evaluated, else on the training rollouts.
+    """Returns sentences on what PPO changed, on held-out prompts or, without an evaluation, on the training rollouts.
 
     Args:
         facts: The facts of the stage.
@@ -111,19 +111,20 @@ def watched_metrics(facts: StageFacts) -> list[str]:
 
 def _disagreements(samples: list[dict[str, Any]]) -> tuple[int, int] | None:
     """Returns (comparisons that PPO wins by reward and loses by judge, all comparisons); None without comparisons."""
-    disagreements = []
+    disagrees = []  # for each comparison
     for row in samples:
         sft, ppo = row.get("sft"), row.get("ppo")
         if isinstance(sft, Mapping) and isinstance(ppo, Mapping):
             values: list[Any] = [side.get(key) for key in ("reward", "judge") for side in (sft, ppo)]
             if all(map(is_finite, values)):
-                disagreements.append(values[1] > values[0] and values[3] < values[2])
-    return (sum(disagreements), len(disagreements)) if disagreements else None
+                sft_reward, ppo_reward, sft_judge, ppo_judge = values
+                disagrees.append(ppo_reward > sft_reward and ppo_judge < sft_judge)
+    return (sum(disagrees), len(disagrees)) if disagrees else None
 
 
 def _change(before: float, after: float) -> str:
     return f"{number(before)} → {number(after)}"
 
 
-def _ratio(before: float, after: float, title: str) -> str:
-    return f": {number(after / before)} times {title}" if before > 0 else ""
+def _ratio(before: float, after: float, base: str) -> str:
+    return f": {number(after / before)} times {base}" if before > 0 else ""

@@ -6,7 +6,7 @@ from typing import Any
 
 from ...fileio import is_finite
 
-#: Where the README and docs/ are, for links.
+#: The address of the repository that has the README and docs/, for links.
 SOURCE = "https://github.com/rlhf-zoo/rlhf-zoo/blob/main"
 NOT_MEASURED = "not measured"
 NOT_EVALUATED = "not evaluated"
@@ -102,11 +102,11 @@ def estimate(figure: Mapping[str, Any] | None) -> Raw:
     return Raw(f"{number(figure['value'])} [{number(low)}, {number(high)}]")
 
 
-def rounded(value: float) -> float:
+def round_significant(value: float) -> float:
     """Rounds a number to three significant digits; one closer to 0 than `TINY` is 0.
 
     Args:
-        value: The number, which is finite.
+        value: A finite number.
     """
     return float(f"{value:.3g}") if abs(value) >= TINY else 0.0
 
@@ -162,8 +162,8 @@ def judge_title(name: str) -> str:
     return argument[1].replace("_", " ") if argument else name
 
 
-def shortened(text: str, limit: int) -> str:
-    """Returns a text without surrounding space, cut between words if it is longer than the limit.
+def shorten(text: str, limit: int) -> str:
+    """Strips a text, and cuts it between words if it is longer than the limit.
 
     Args:
         text: The text.

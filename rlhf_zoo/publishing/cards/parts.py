@@ -30,8 +30,7 @@ _OPTIONAL_FIGURES = {
     "distinct_1": "distinct-1",
     "sft_perplexity": "perplexity under the SFT policy, per token",
 }
-_MAX_FIRST = 4
-_MAX_WORST = 3
+_MAX_FIRST, _MAX_WORST = 4, 3  # maximum samples under a heading
 
 #: A metric of the model index: type, value, name.
 Metric = tuple[str, Any, str]
@@ -104,10 +103,10 @@ def selected_samples(facts: StageFacts, side: str) -> dict[str, list[dict[str, A
         Heading -> samples.
     """
     rows = [row for row in facts.samples if isinstance(row.get(side), Mapping)]
-    first: dict[str, dict[str, Any]] = {}
+    first_rows: dict[str, dict[str, Any]] = {}
     for row in rows:
-        first.setdefault(row["prompt"], row)
-    selected = {"The first held-out prompts": list(first.values())[:_MAX_FIRST]}
+        first_rows.setdefault(row["prompt"], row)
+    selected = {"The first held-out prompts": list(first_rows.values())[:_MAX_FIRST]}
     key = "judge" if any(is_finite(row[side].get("judge")) for row in rows) else "reward"
     worst = sorted((row for row in rows if is_finite(row[side].get(key))), key=lambda row: row[side][key])
     selected[f"The worst of all {len(rows)}, by the {key}"] = worst[:_MAX_WORST]

@@ -6,7 +6,7 @@ from typing import Any
 from ...fileio import is_finite
 from ...runs.registry import REWARD_ROLES
 from .. import plots
-from ..plot_parts import over_training_message
+from ..plot_parts import over_training_title
 from . import markdown
 from .data import DataPart, evaluated_on, stage_setting
 from .facts import StageFacts
@@ -64,22 +64,23 @@ def _draw(facts: StageFacts, draw: Draw) -> None:
     panels = _PANELS
     if any(row.get("completions/eos_rate", 1) < 1 for row in rows):
         panels += (("completions/eos_rate", "Ended with EOS", "share of completions"),)
-    watched = watched_metrics(facts)
-    panels += tuple((key, f"{key.partition('/')[2]} (watched)", "mean of the rollouts") for key in watched)
+    panels += tuple(
+        (key, f"{key.partition('/')[2]} (watched)", "mean of the rollouts") for key in watched_metrics(facts)
+    )
     if penalty_varies(facts):
         panels += (("kl_coef", "β, the KL coefficient", "reward per nat"),)
     over_training = facts.evaluation.get("over_training")
     trajectory = over_training if isinstance(over_training, Mapping) and over_training.get("checkpoints") else None
-    title = over_training_message(trajectory, facts.initial_policy) if trajectory else ""
-    description = f"{title}; KL to {facts.initial_policy}, at each checkpoint"
-    draw("over_training", description, plots.plot_over_training, trajectory, initial_policy=facts.initial_policy)
+    title = over_training_title(trajectory, facts.initial_policy) if trajectory else ""
+    alternative_text = f"{title}; KL to {facts.initial_policy}, at each checkpoint"
+    draw("over_training", alternative_text, plots.plot_over_training, trajectory, initial_policy=facts.initial_policy)
     draw("reward_kl", "Reward and KL against the step", plots.plot_reward_and_kl, rows, mark=mark)
     draw("reward_sqrt_kl", "Reward against √KL", plots.plot_reward_against_kl, rows, mark=mark)
-    description = "Training reward and judge against √KL, at each checkpoint"
-    draw("against_kl", description, plots.plot_against_kl, trajectory)
-    description = ", ".join(title[0].lower() + title[1:] for _, title, _ in panels)
+    alternative_text = "Training reward and judge against √KL, at each checkpoint"
+    draw("against_kl", alternative_text, plots.plot_against_kl, trajectory)
     draw("baselines", "Judge and reward of PPO and of baselines against √KL", plots.plot_frontier, facts.frontier)
-    draw("training", f"Against the step: {description}", plots.plot_panels, rows, panels, mark=mark)
+    titles = ", ".join(title[0].lower() + title[1:] for _, title, _ in panels)
+    draw("training", f"Against the step: {titles}", plots.plot_panels, rows, panels, mark=mark)
 
 
 def _variables(facts: StageFacts) -> dict[str, Any]:
@@ -88,8 +89,8 @@ def _variables(facts: StageFacts) -> dict[str, Any]:
         "figures": policy_figures(facts),
         "kl": kl_settings(facts),
         "ptx_config": stage_setting(facts, "ptx_dataset_config"),
-        "adaptive": penalty_varies(facts),
-        "answers": list(answer_rows(facts.evaluation.get("judges") or {})),
+        "penalty_varies": penalty_varies(facts),
+        "answer_rows": list(answer_rows(facts.evaluation.get("judges") or {})),
         "frontier": facts.frontier,
         "methods": _METHOD_DESCRIPTIONS,
         "baselines": list(_baselines(facts.frontier)),
@@ -98,9 +99,9 @@ def _variables(facts: StageFacts) -> dict[str, Any]:
         "judge_notes": _judge_notes(_main_judge(facts)),
         "parts": reward_parts(facts),
         "selected_samples": selected_samples(facts, "ppo"),
-        "rewarded": _reward_description(facts),
+        "reward_description": _reward_description(facts),
         "signs": signs(facts),
-        "times": _phase_times(facts),
+        "phase_times": _phase_times(facts),
         "verdict": verdict(facts),
         "verdict_kind": kind_of_verdict(facts),
         "summary": headline(facts),
@@ -121,7 +122,7 @@ def _baselines(frontier: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, 
 
 
 def _phase_times(facts: StageFacts) -> dict[str, float]:
-    """Returns the mean seconds of each phase of an update, and the tokens per second; without those not timed."""
+    """Returns the mean seconds of each phase of an update that was timed, and the mean `tokens_per_second`."""
     rows = [row for row in facts.metrics if is_finite(row.get("tokens_per_second"))]
     names = [
         "tokens_per_second",
@@ -136,23 +137,23 @@ def _phase_times(facts: StageFacts) -> dict[str, float]:
 
 def _reward_description(facts: StageFacts) -> Raw:
     """Returns a description of PPO's reward."""
-    rewarded = [markdown.code(name) for name, weight in facts.reward_function_weights.items() if weight != 0]
-    unweighted = [markdown.code(name) for name, weight in facts.reward_function_weights.items() if weight == 0]
-    reward_sources = [_learned_reward(facts)] if facts.has_reward_model else []
-    if rewarded:
-        reward_sources.append(f"the reward function{'s' if len(rewarded) > 1 else ''} {', '.join(rewarded)}")
-    note = f" (with {', '.join(unweighted)} logged at weight 0)" if unweighted else ""
-    return Raw((" and ".join(reward_sources) or "a reward that is not recorded") + note)
+    functions = [markdown.code(name) for name, weight in facts.reward_function_weights.items() if weight != 0]
+    logged_functions = [markdown.code(name) for name, weight in facts.reward_function_weights.items() if weight == 0]
+    terms = [_reward_model_description(facts)] if facts.has_reward_model else []
+    if functions:
+        terms.append(f"the reward function{'s' if len(functions) > 1 else ''} {', '.join(functions)}")
+    note = f" (with {', '.join(logged_functions)} logged at weight 0)" if logged_functions else ""
+    return Raw((" and ".join(terms) or "a reward that is not recorded") + note)
 
 
-def _learned_reward(facts: StageFacts) -> str:
-    models = sum(role in facts.parents for role in REWARD_ROLES)
+def _reward_model_description(facts: StageFacts) -> str:
+    model_count = sum(role in facts.parents for role in REWARD_ROLES)
     aggregation, penalty = facts.setting("reward_ensemble"), facts.setting("reward_ensemble_lambda", 0.5)
-    if models < 2:
+    if model_count < 2:
         return "a learned reward"
     descriptions = {"worst": "lowest score", "mean": "mean score", "mean_minus_variance": "mean minus variance"}
     penalty_note = f" (λ = {markdown.number(penalty)})" if aggregation == "mean_minus_variance" else ""
-    return f"the {descriptions.get(aggregation, 'combined score')} of {models} reward models{penalty_note}"
+    return f"the {descriptions.get(aggregation, 'combined score')} of {model_count} reward models{penalty_note}"
 
 
 def _main_judge(facts: StageFacts) -> dict[str, Any]:
@@ -171,19 +172,15 @@ def _other_judges(facts: StageFacts) -> dict[str, dict[str, Any]]:
 
     Votes are judges named votes:NAME, which have only a description and a win rate.
     """
-    main = (facts.evaluation.get("judge") or {}).get("name")
+    main_name = (facts.evaluation.get("judge") or {}).get("name")
     judges: dict[str, dict[str, Any]] = {}
-    for name, figures in (facts.evaluation.get("judges") or {}).items():
-        if name != main and isinstance(figures, Mapping):
+    for name, judge in (facts.evaluation.get("judges") or {}).items():
+        if name != main_name and isinstance(judge, Mapping):
             estimates = {key: facts.estimate("judges", name, key) for key in ("sft", "ppo", "win_rate")}
-            judges[name] = {
-                **estimates,
-                "description": figures.get("description", ""),
-                "notes": _judge_notes(figures),
-            }
-    for name, figures in (facts.evaluation.get("votes") or {}).items():
-        if isinstance(figures, Mapping):
-            sentences = " ".join(str(figures[key]) for key in ("description", "problem") if figures.get(key))
+            judges[name] = {**estimates, "description": judge.get("description", ""), "notes": _judge_notes(judge)}
+    for name, votes in (facts.evaluation.get("votes") or {}).items():
+        if isinstance(votes, Mapping):
+            sentences = " ".join(str(votes[key]) for key in ("description", "problem") if votes.get(key))
             judges[f"votes:{name}"] = {
                 "win_rate": facts.estimate("votes", name, "win_rate"),
                 "description": sentences,

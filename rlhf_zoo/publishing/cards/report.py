@@ -66,33 +66,33 @@ def report(document: Mapping[str, Any]) -> str:
 
 
 def _lines(document: Mapping[str, Any]) -> Iterator[str]:
-    ours, theirs = (_checkpoint_name(document[side]) for side in ("policy", "against"))
-    yield f"## Evaluation against {theirs}"
+    our_name, their_name = (_checkpoint_name(document[side]) for side in ("policy", "against"))
+    yield f"## Evaluation against {their_name}"
     yield ""
     if document["policy"].get("tag") not in (None, "main"):
-        yield f"These figures are for {ours}, which may differ from the checkpoint that this card describes."
+        yield f"These figures are for {our_name}, which may differ from the checkpoint that this card describes."
         yield ""
-    yield f"| held-out prompts | {theirs} | {ours} | n | difference, paired |"
+    yield f"| held-out prompts | {their_name} | {our_name} | n | difference, paired |"
     yield "|---|---|---|---|---|"
     for key, title in FIGURES.items():
-        before, after = (document[side].get(key) for side in ("sft", "ppo"))
-        if after is not None:
-            is_zero_kl = key in ("kl", "exact_kl") and abs(before["value"]) < 1e-3
-            cell = "0: it is the reference" if is_zero_kl else estimate(before)
+        theirs, ours = (document[side].get(key) for side in ("sft", "ppo"))
+        if ours is not None:
+            is_zero_kl = key in ("kl", "exact_kl") and abs(theirs["value"]) < 1e-3
+            cell = "0: it is the reference" if is_zero_kl else estimate(theirs)
             change = document["difference"].get(key)
-            yield f"| {title} | {cell} | {estimate(after)} | {after['n']} | {estimate(change) if change else ''} |"
-    for description, before, after, change in answer_rows(document["judges"]):
+            yield f"| {title} | {cell} | {estimate(ours)} | {ours['n']} | {estimate(change) if change else ''} |"
+    for description, theirs, ours, change in answer_rows(document["judges"]):
         cell = estimate(change) if change else ""
-        yield f"| {escape(description)} | {estimate(before)} | {estimate(after)} | {after['n']} | {cell} |"
-    for name, figures in document["judges"].items():
-        yield f"| **win rate**, by {escape(name)} | | {estimate(figures['win_rate'])} | {figures['win_rate']['n']} | |"
-    for name, figures in (document.get("votes") or {}).items():
-        win_rate = figures.get("win_rate")
-        cell = estimate(win_rate) if win_rate else escape(figures["problem"])
+        yield f"| {escape(description)} | {estimate(theirs)} | {estimate(ours)} | {ours['n']} | {cell} |"
+    for name, judge in document["judges"].items():
+        yield f"| **win rate**, by {escape(name)} | | {estimate(judge['win_rate'])} | {judge['win_rate']['n']} | |"
+    for name, votes in (document.get("votes") or {}).items():
+        win_rate = votes.get("win_rate")
+        cell = estimate(win_rate) if win_rate else escape(votes["problem"])
         yield f"| **win rate**, by votes of {escape(name)} | | {cell} | {(win_rate or {}).get('n', '')} | |"
     yield f"| win rate at equal length | | {estimate(document['win_rate_at_equal_length'])} | {document['n']} | |"
-    control = f"| {estimate(document['control'])} | | {document['n']} | |"
-    yield f"| control: the other policy against itself, another sampling seed {control}"
+    control = estimate(document["control"])
+    yield f"| control: the other policy against itself, another sampling seed | {control} | | {document['n']} | |"
     yield ""
     source = f"the {escape(document['split'])} split of {code(document['data']['location'])}"
     n_samples = document["samples_per_prompt"]
@@ -105,9 +105,9 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
         f"{document['seed']}. In brackets: 95% intervals over {'groups' if in_groups else 'prompts'}, paired for "
         "differences; n counts completions. A tie counts one half."
     )
-    for name, figures in document["judges"].items():
+    for name, judge in document["judges"].items():
         yield ""
-        yield f"**Judge:** {escape(name)}. {escape(figures['description'])}{judge_notes(figures)}"
+        yield f"**Judge:** {escape(name)}. {escape(judge['description'])}{judge_notes(judge)}"
     yield ""
     yield f"Made by {code(document['command'])}."
 
@@ -166,7 +166,7 @@ def judge_notes(judge: Mapping[str, Any]) -> Raw:
     if note := unparsed_note(judge):
         notes.append(note)
     cost = (judge.get("usage") or {}).get("cost")
-    if is_finite(cost) and cost is not None:
+    if is_finite(cost):
         notes.append(f"Cost: {cost:.4g}.")
     return Raw("".join(f" {note}" for note in notes))
 
@@ -189,13 +189,14 @@ def _check_notes(check: Mapping[str, Any]) -> list[str]:
         notes.append(f"**{escape(check['unfit'])}**")
     elif accuracy := check.get("accuracy"):
         notes.append(f"It orders {estimate(accuracy)} of {accuracy['n']} labeled pairs correctly.")
-    notes += _shared_errors(check.get("with_reward"))
-    if own_pairs := check.get("own"):
+    notes += _shared_error_notes(check.get("with_reward"))
+    own_pairs = check.get("own")
+    if own_pairs:
         accuracy = own_pairs["accuracy"]
         notes.append(
             f"Of {accuracy['n']} labeled pairs of the policies' own outputs, it orders {estimate(accuracy)} correctly."
         )
-        notes += _shared_errors(own_pairs.get("with_reward"))
+        notes += _shared_error_notes(own_pairs.get("with_reward"))
     if check.get("same_labels"):
         notes.append(_SAME_LABELS_NOTE)
     elif "independent" in check and any((pairs or {}).get("with_reward") for pairs in (check, own_pairs)):
@@ -203,13 +204,13 @@ def _check_notes(check: Mapping[str, Any]) -> list[str]:
     return notes
 
 
-def _shared_errors(shared: Mapping[str, Any] | None) -> list[str]:
-    """Returns a sentence on whether a judge shares the training reward's errors, if that was measured."""
-    if not shared or not shared["where_reward_errs"]:
+def _shared_error_notes(errors: Mapping[str, Any] | None) -> list[str]:
+    """Returns [a sentence on whether a judge shares the training reward's errors]; [] if that was not measured."""
+    if not errors or not errors["where_reward_errs"]:
         return []
-    correlation = f" (correlation of the errors: {estimate(shared['correlation'])})" if shared["correlation"] else ""
+    correlation = f" (correlation of the errors: {estimate(errors['correlation'])})" if errors["correlation"] else ""
     return [
-        f"It errs on {estimate(shared['judge_errs'])} of them, and on {estimate(shared['where_reward_errs'])} of those "
+        f"It errs on {estimate(errors['judge_errs'])} of them, and on {estimate(errors['where_reward_errs'])} of those "
         f"that the reward model orders wrongly{correlation}. A wrong label counts as an error of both."
     ]
 
@@ -227,11 +228,9 @@ def unparsed_note(judge: Mapping[str, Any]) -> str | None:
     if not unparsed_pairs and not unparsed_answers:
         return None
     note = f"{unparsed_pairs} pairs had an answer that could not be parsed, and count as ties"
-    return (
-        f"{note}; of all answers, {unparsed_answers} could not be parsed, and such a rating counts as 5.5."
-        if unparsed_answers
-        else f"{note}."
-    )
+    if unparsed_answers:
+        note += f"; of all answers, {unparsed_answers} could not be parsed, and such a rating counts as 5.5"
+    return f"{note}."
 
 
 def _checkpoint_name(side: Mapping[str, Any]) -> Raw:
@@ -287,7 +286,7 @@ def add_to_card(repo: str, folder: Path, document: Mapping[str, Any], *, hub: Hu
 
 def _files_to_send(folder: Path) -> list[Path]:
     files = [folder / name for name in ("evaluation.json", "samples.jsonl", WIN_RATES_PLOT)]
-    missing = next((path for path in files if not path.is_file()), None)
-    if missing is not None:
-        raise ZooError(f"{missing} does not exist, so the evaluation cannot be published: run it again.")
+    for path in files:
+        if not path.is_file():
+            raise ZooError(f"{path} does not exist, so the evaluation cannot be published: run it again.")
     return files

@@ -79,8 +79,7 @@ def _named_objects(
 
 def _is_registered(name: str, group: str) -> bool:
     base_name = name.partition("(")[0].strip()
-    module, colon, _ = base_name.partition(":")
-    return base_name in registered(group) if not colon else module.startswith(_OWN_MODULES)
+    return base_name.startswith(_OWN_MODULES) if ":" in base_name else base_name in registered(group)
 
 
 def _is_pinned(parent: Mapping[str, Any] | None) -> bool:

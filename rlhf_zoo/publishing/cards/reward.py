@@ -11,7 +11,7 @@ from .facts import StageFacts
 from .markdown import Raw, number
 from .parts import TEMPLATES, Draw, Metric, StageCard
 from .summary import bold
-from .watch_out import LIKES_LENGTH
+from .watch_out import MIN_LENGTH_CORRELATION
 
 
 def _index_metrics(facts: StageFacts) -> Iterator[tuple[DataPart, list[Metric]]]:
@@ -28,24 +28,22 @@ def _draw(facts: StageFacts, draw: Draw) -> None:
     draw("margins", "Histogram of margins on held-out pairs", plots.plot_margins, report)
     draw("calibration", "Calibration on held-out pairs", plots.plot_reliability, report)
     draw("length", "Score against length on held-out pairs", plots.plot_score_by_length, report)
-    loss = {"loss": "training", "eval_loss": "validation"}
+    curves = {"loss": "training", "eval_loss": "validation"}
     options: dict[str, object] = {"title": "Loss", "unit": "nats per pair", "mark": facts.plot_marker_step}
-    draw("loss", "Loss against the step", plots.plot_curves, rows, loss, **options)
-    accuracy = {"accuracy": "training batches", "eval_accuracy": "validation"}
-    options = {"title": "Pair accuracy", "unit": "share of pairs", "mark": facts.plot_marker_step}
-    draw("accuracy", "Pair accuracy against the step", plots.plot_curves, rows, accuracy, **options)
+    draw("loss", "Loss against the step", plots.plot_curves, rows, curves, **options)
+    curves = {"accuracy": "training batches", "eval_accuracy": "validation"}
+    options |= {"title": "Pair accuracy", "unit": "share of pairs"}
+    draw("accuracy", "Pair accuracy against the step", plots.plot_curves, rows, curves, **options)
 
 
 def _variables(facts: StageFacts) -> dict[str, Any]:
-    hard = list(_hard_pair_rows(facts.reward_report.get("hard") or {}))
-    has_gold = any(row.get("gold") is not None for _, row in hard)
-    overlap = Raw(_training_overlap(facts.reward_report.get("trained_on")))
+    hard_pair_rows = list(_hard_pair_rows(facts.reward_report.get("hard") or {}))
     return {
         "report": facts.reward_report,
         "pairs": measured_on(facts),
-        "hard": hard,
-        "has_gold": has_gold,
-        "training_overlap": overlap,
+        "hard_pair_rows": hard_pair_rows,
+        "has_gold": any(row.get("gold") is not None for _, row in hard_pair_rows),
+        "training_overlap": Raw(_training_overlap(facts.reward_report.get("trained_on"))),
         "watch_out": list(_watch_out(facts)),
         "accuracy": bold(facts.accuracy),
         "length_effect": _length_effect(facts),
@@ -55,7 +53,7 @@ def _variables(facts: StageFacts) -> dict[str, Any]:
 def _length_effect(facts: StageFacts) -> str:
     """Returns a sentence on what the correlation of the score with length means for PPO."""
     correlation = (estimate_at(facts.reward_report, "length", "spearman") or {"value": 0.0})["value"]
-    if abs(correlation) < LIKES_LENGTH:
+    if abs(correlation) < MIN_LENGTH_CORRELATION:
         return "Length hardly matters."
     return f"PPO on this reward will probably write {'longer' if correlation > 0 else 'shorter'} texts."
 
@@ -85,7 +83,7 @@ def _training_overlap(counts: Any) -> str:
 
 
 def _hard_pair_rows(hard_pairs: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yields (description of the pairs, accuracy on them); within each kind of quarters, the hardest first."""
+    """Yields (description of pairs, accuracy on them): quarters of the pairs by difficulty, then groups by length."""
     for key, description in (("by_overlap", "words in common"), ("by_strength", "difference in utility")):
         for row in hard_pairs.get(key) or ():
             yield f"{description}: {number(row['low'])} to {number(row['high'])}", row

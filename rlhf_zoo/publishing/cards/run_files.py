@@ -42,15 +42,15 @@ def read_evaluation(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]
 
 
 def read_frontier(path: Path, eval_run: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the results of baselines; {} without results, or unless they belong to this evaluation.
+    """Returns the results of baselines; {} if there are none, or if they belong to another evaluation.
 
     Args:
         path: frontier.json of the baselines.
         eval_run: The content of ../eval/run.json.
     """
     frontier: dict[str, Any] = read_json(path) if path.is_file() else {}
-    owner = frontier.get("evaluation")
-    return frontier if owner is not None and owner == eval_run.get("fingerprint") else {}
+    fingerprint = frontier.get("evaluation")
+    return frontier if fingerprint is not None and fingerprint == eval_run.get("fingerprint") else {}
 
 
 def describe_foreign_evaluation(record: StageRecord, run: Mapping[str, Any], eval_run: Mapping[str, Any]) -> str | None:
@@ -85,7 +85,7 @@ def describe_foreign_evaluation(record: StageRecord, run: Mapping[str, Any], eva
     return f"other weights (sha256 {str(weights)[:10]})" if weights and own_weights else None
 
 
-def published_steps(run: Mapping[str, Any]) -> dict[int, str]:
+def published_commits(run: Mapping[str, Any]) -> dict[int, str]:
     """Returns step -> commit of every checkpoint that has a tag.
 
     Args:
@@ -95,14 +95,14 @@ def published_steps(run: Mapping[str, Any]) -> dict[int, str]:
     return {step: tags[tag] for step, tag in tagged_steps(tags).items()}
 
 
-def without_private(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns settings without secrets, and without folders of outputs, logs and caches. Other paths stay.
+def without_private_keys(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns settings without the keys of secrets, and of folders of outputs, logs and caches.
 
     Args:
         settings: Settings, which may be nested.
     """
     return {
-        key: without_private(value) if isinstance(value, Mapping) else value
+        key: without_private_keys(value) if isinstance(value, Mapping) else value
         for key, value in settings.items()
         if key in _PUBLIC_TOKENS or not _PRIVATE.search(key)
     }

@@ -50,11 +50,10 @@ def _variables(facts: StageFacts) -> Mapping[str, Any]:
 
 def _watch_out(facts: StageFacts) -> Iterator[Raw]:
     yield Raw("**It imitates its data**, with their errors and opinions.")
-    cut = facts.run.get("cut_rows") or {}
-    if cut.get("cut"):
-        yield Raw(
-            f"**Cut texts.** `max_length` truncated {short(cut['cut'])} of the {short(cut['rows'])} training rows."
-        )
+    counts = facts.run.get("cut_rows") or {}
+    if counts.get("cut"):
+        share = f"{short(counts['cut'])} of the {short(counts['rows'])} training rows"
+        yield Raw(f"**Cut texts.** `max_length` truncated {share}.")
 
 
 def _unmeasured(facts: StageFacts) -> list[str]:

@@ -1,4 +1,4 @@
-"""Writes the part of a card that is not folded: the verdict on PPO, main figures, an example and how it was trained."""
+"""Writes the top of a card, above its folded sections: verdict on PPO, main figures, an example, how it was trained."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from ...runs.settings.declared import default_of
 from . import commands
 from .estimates import estimate_at
 from .facts import StageFacts
-from .markdown import SOURCE, Raw, code, escape, judge_title, short, shortened, with_interval
+from .markdown import SOURCE, Raw, code, escape, judge_title, short, shorten, with_interval
 from .watch_out import counter_evidence
 
 _ALERTS = {"healthy": "TIP", "no sign found": "NOTE", "hacked": "CAUTION"}
@@ -31,7 +31,8 @@ def kind_of_verdict(facts: StageFacts) -> str | None:
         The kind; None where no verdict was computed.
     """
     trajectory = facts.evaluation.get("over_training") or {}
-    return str(trajectory.get("kind") or trajectory.get("verdict")) if trajectory.get("checkpoints") else None
+    kind = trajectory.get("kind") or trajectory.get("verdict")  # `kind` is the verdict without numbers
+    return str(kind) if trajectory.get("checkpoints") else None
 
 
 def verdict(facts: StageFacts) -> dict[str, Raw]:
@@ -42,8 +43,8 @@ def verdict(facts: StageFacts) -> dict[str, Raw]:
 
     Returns:
         {alert: the kind of box, text: the verdict and the advice, fetch: the command that downloads the recommended
-        step, reasons: sentences}. `fetch` is empty where no step is recommended, or that step is not published;
-        `reasons` is empty without a verdict.
+        step, reasons: sentences}. `fetch` is "" if no step is recommended or that step is not published; `reasons` is
+        "" without a verdict.
     """
     trajectory = facts.evaluation.get("over_training") or {}
     kind = kind_of_verdict(facts)
@@ -54,17 +55,16 @@ def verdict(facts: StageFacts) -> dict[str, Raw]:
         return {"alert": Raw("NOTE"), "text": Raw(text), "fetch": Raw(""), "reasons": Raw("")}
     last, recommended = trajectory.get("step") or trajectory["checkpoints"][-1]["step"], trajectory.get("recommended")
     title = "Verdict" if last == facts.described_step else f"Verdict at step {last}"
-    judged = trajectory
-    step_verdict = trajectory.get("at_recommended")
+    shown_verdict, step_verdict = trajectory, trajectory.get("at_recommended")
     # If the card describes the recommended step, the verdict on that step replaces the verdict on the last one.
     if step_verdict and step_verdict["step"] == facts.described_step:
-        title, judged, kind = "Verdict", {**trajectory, **step_verdict}, str(step_verdict["kind"])
-    reasons = [_verdict_reason(facts, kind, judged), _step_reason(facts, trajectory)]
+        title, shown_verdict, kind = "Verdict", {**trajectory, **step_verdict}, str(step_verdict["kind"])
+    reasons = [_verdict_reason(facts, kind, shown_verdict), _step_reason(facts, trajectory)]
     if kind in _KINDS_WITHOUT_SIGNS or recommended == facts.described_step:
         reasons.append(counter_evidence(facts))
     return {
         "alert": Raw(_ALERTS.get(kind, "WARNING")),
-        "text": Raw(f"**{title}: {escape(judged['verdict'])}.** {_advice(facts, kind, recommended)}"),
+        "text": Raw(f"**{title}: {escape(shown_verdict['verdict'])}.** {_advice(facts, kind, recommended)}"),
         "fetch": _fetch_command(facts, recommended),
         "reasons": Raw(" ".join(filter(None, reasons))),
     }
@@ -83,18 +83,18 @@ def _gain_sentence(facts: StageFacts, win_rate: Mapping[str, Any] | None) -> str
 
 def _verdict_reason(facts: StageFacts, kind: str, trajectory: Mapping[str, Any]) -> str:
     probes = trajectory["probes"]["probes"]
-    fired = trajectory["fired"] if "fired" in trajectory else [probe["family"] for probe in probes if probe["fired"]]
-    reasons = [str(reason) for reason in trajectory.get("reasons") or ()]
+    families = [probe["family"] for probe in probes if probe["fired"]]
+    families = trajectory.get("fired", families)  # the entry of the recommended step lists its own
     if kind == "healthy":
-        if fired:
-            families = escape(", ".join(fired))
-            return f"Judge and reward rise together, so what probes found does not count as hacking: {families}."
+        if families:
+            findings = escape(", ".join(families))
+            return f"Judge and reward rise together, so what probes found does not count as hacking: {findings}."
         return f"Judge and reward rise together, and none of {len(probes)} probes for reward hacking fired."
     if kind.startswith("no sign found"):
         return "No probe for reward hacking fired, but the judge is unchecked, so this proves little."
     if kind == "suspicious":
-        unexplained = [family for family in fired if family not in (trajectory.get("explained") or ())]
-        return f"Probes find signs of hacking that nothing explains: {escape(', '.join(unexplained))}."
+        unexplained_families = [name for name in families if name not in (trajectory.get("explained") or ())]
+        return f"Probes find signs of hacking that nothing explains: {escape(', '.join(unexplained_families))}."
     if kind == "no gain":
         return f"Readers would not notice a gain over {facts.initial_policy}."
     if kind == "gain not shown" and trajectory.get("disagree"):
@@ -104,12 +104,12 @@ def _verdict_reason(facts: StageFacts, kind: str, trajectory: Mapping[str, Any])
         return "There may be a gain, but it is too small for this evaluation to show."
     if kind.startswith("past the peak"):
         return "The judge's score has fallen since that peak."
-    reason = reasons[0].removeprefix("Hacked: ") if reasons else ""
+    reason = str((trajectory.get("reasons") or [""])[0]).removeprefix("Hacked: ")
     return escape(reason[:1].upper() + reason[1:])
 
 
 def _advice(facts: StageFacts, kind: str, recommended: int | None) -> str:
-    """Returns which checkpoint to use; without the full stop where the command that downloads it follows."""
+    """Returns a sentence on which checkpoint to use; it ends with a colon if the command that downloads it follows."""
     if recommended is None:
         return {
             "hacked": "Do not use it.",
@@ -122,7 +122,7 @@ def _advice(facts: StageFacts, kind: str, recommended: int | None) -> str:
 
 
 def _step_reason(facts: StageFacts, trajectory: Mapping[str, Any]) -> str:
-    """Returns why the recommended step is that one; "" if no step is recommended."""
+    """Returns a sentence on why that step is recommended; "" if none is."""
     step, recommended = facts.described_step, trajectory.get("recommended")
     if recommended is None:
         return ""
@@ -173,10 +173,11 @@ def _recommendation_reason(facts: StageFacts, trajectory: Mapping[str, Any], rec
 def _fetch_command(facts: StageFacts, recommended: int | None) -> Raw:
     """Returns the command that downloads the recommended step; "" if no step is recommended, or it is not published."""
     row = next((row for row in facts.checkpoints if row.step == recommended), None)
+    command = None
     if row is not None and row.step == facts.described_step:
         command = commands.download_command(facts)
-    else:
-        command = commands.download_revision_command(facts, row.tag) if row and row.commit and facts.repo_id else None
+    elif row is not None and row.commit and facts.repo_id:
+        command = commands.download_revision_command(facts, row.tag)
     return code(command) if command else Raw("")
 
 
@@ -190,16 +191,16 @@ def best_constant_texts(facts: StageFacts) -> dict[str, Mapping[str, Any]]:
         "win_rate" or "reward" -> the best constant's entry in evaluation.json; {} if no constant was scored.
     """
     policies = (facts.evaluation.get("trivial") or {}).get("policies") or ()
-    texts = [policy for policy in policies if policy.get("kind") == "constant"]
-    return {
-        key: max(measured, key=lambda policy: policy[key]["value"])
-        for key in ("win_rate", "reward")
-        if (measured := [policy for policy in texts if estimate_at(policy, key)])
-    }
+    best = {}
+    for key in ("win_rate", "reward"):
+        constants = [policy for policy in policies if policy.get("kind") == "constant" and estimate_at(policy, key)]
+        if constants:
+            best[key] = max(constants, key=lambda policy: policy[key]["value"])
+    return best
 
 
 def example(facts: StageFacts) -> dict[str, Any] | None:
-    """Returns a prompt with both answers: the pair with the median gain, by judge and then by reward.
+    """Returns a prompt with both answers: the pair whose gain by the judge is the median.
 
     Pairs that the judge rates equal are left out. If it rates all equal, the reward takes its place.
 
@@ -207,18 +208,19 @@ def example(facts: StageFacts) -> dict[str, Any] | None:
         facts: The facts of the stage.
 
     Returns:
-        {prompt, sft, ppo, measure}, where `measure` is "judge", "reward" or None (no pair differs); None without
-        samples of both.
+        {prompt, sft, ppo, measure}, where `measure` is "judge", "reward" or None (no pair differs); None if no prompt
+        has samples of both policies.
     """
     rows = [row for row in facts.samples if all(isinstance(row.get(side), Mapping) for side in ("sft", "ppo"))]
     if not rows:
         return None
-    gains = [(_gain(row, "judge"), _gain(row, "reward"), index) for index, row in enumerate(rows)]
-    unequal = [gain for gain in gains if gain[0]] or [gain for gain in gains if gain[1]]
-    row = rows[sorted(unequal)[len(unequal) // 2][2]] if unequal else rows[0]
-    texts = {side: shortened(row[side]["completion"], _MAX_COMPLETION) for side in ("sft", "ppo")}
-    measure = "judge" if any(gain[0] for gain in unequal) else "reward" if unequal else None
-    return {"prompt": shortened(row["prompt"], _MAX_PROMPT), **texts, "measure": measure}
+    measure = next((key for key in ("judge", "reward") if any(_gain(row, key) for row in rows)), None)
+    if measure is not None:
+        rows = [row for row in rows if _gain(row, measure)]
+        rows.sort(key=lambda row: (_gain(row, "judge"), _gain(row, "reward")))
+    row = rows[len(rows) // 2 if measure else 0]
+    texts = {side: shorten(row[side]["completion"], _MAX_COMPLETION) for side in ("sft", "ppo")}
+    return {"prompt": shorten(row["prompt"], _MAX_PROMPT), **texts, "measure": measure}
 
 
 def _gain(row: Mapping[str, Any], key: str) -> float:
@@ -234,7 +236,7 @@ def links(facts: StageFacts) -> Raw:
     Args:
         facts: The facts of the stage.
     """
-    linked_repos = list(_links_to_ppo(facts))
+    linked_repos = _link_to_ppo(facts)
     for role, parent in facts.parents.items():
         if (name := hub_id(parent["repo"])) is not None:
             is_base = role == "sft" and facts.ppo_starts_from_base
@@ -262,12 +264,16 @@ def trained_with(facts: StageFacts) -> Iterator[tuple[str, Raw]]:
     """
     versions, run = facts.run.get("versions") or {}, facts.run
     version = versions.get("rlhf-zoo") or versions.get("rlhf_zoo")
-    recipe = [code(facts.recipe), f"rlhf-zoo {escape(version)}" if version else "", f"seed {run.get('seed')}"]
-    yield "Recipe", Raw(", ".join(filter(None, recipe if run.get("seed") is not None else recipe[:2])))
+    seed = f"seed {run['seed']}" if run.get("seed") is not None else ""
+    yield (
+        "Recipe",
+        Raw(", ".join(filter(None, (code(facts.recipe), f"rlhf-zoo {escape(version)}" if version else "", seed)))),
+    )
     settings = list(_setting_phrases(facts))
     if is_finite(run.get("seconds")) and facts.step is None:
-        steps = facts.last_step if (facts.described_step or 0) < (facts.last_step or 0) else None
-        subject = f"all {steps:,} {'updates' if facts.stage == 'ppo' else 'steps'}" if steps else "the whole run"
+        last_step, subject = facts.last_step or 0, "the whole run"
+        if (facts.described_step or 0) < last_step:
+            subject = f"all {last_step:,} {'updates' if facts.stage == 'ppo' else 'steps'}"
         settings.append(f"{subject} took {_duration(run['seconds'])}{_machine(versions, run)}")
     if settings:
         yield _STAGE_TITLES.get(facts.stage, facts.stage), Raw(", ".join(settings))
@@ -340,7 +346,7 @@ def headline(facts: StageFacts) -> dict[str, Any] | None:
 
 
 def _notes(facts: StageFacts) -> Iterator[str]:
-    """Yields what the figures of `headline` are of, and what a single text for every prompt would reach."""
+    """Yields sentences on what the figures of `headline` measure, and on what one text for every prompt would reach."""
     n, prompts = facts.evaluation["n"], facts.evaluation.get("prompts")
     groups = facts.evaluation.get("groups", prompts)
     in_groups = f" in {short(groups)} groups" if is_finite(groups) and groups != prompts else ""
@@ -367,7 +373,7 @@ def _notes(facts: StageFacts) -> Iterator[str]:
 def _judge_rows(facts: StageFacts) -> Iterator[tuple[str, str, str]]:
     """Yields the rows of `headline` with the judge's mean of SFT and PPO, and of filtered SFT if filters were tried.
 
-    Without the first row if the judge is the reward, which has a row.
+    A judge that is the training reward gets no row of its own, because the reward has one.
     """
     ppo, sft = facts.estimate("ppo", "judge"), facts.estimate("sft", "judge")
     if ppo and sft and not (facts.evaluation.get("judge") or {}).get("is_training_reward"):
@@ -393,21 +399,21 @@ def examples(facts: StageFacts, side: str) -> list[tuple[str, str]]:
         facts: The facts of the stage.
         side: "sft" or "ppo".
     """
-    first: dict[str, str] = {}
+    answers: dict[str, str] = {}
     for row in facts.samples:
         if isinstance(row.get(side), Mapping):
-            first.setdefault(str(row["prompt"]), str(row[side]["completion"]))
-    return [
-        (shortened(prompt, _MAX_PROMPT), shortened(text, _MAX_COMPLETION)) for prompt, text in list(first.items())[:2]
-    ]
+            answers.setdefault(str(row["prompt"]), str(row[side]["completion"]))
+    pairs = list(answers.items())[:2]
+    return [(shorten(prompt, _MAX_PROMPT), shorten(answer, _MAX_COMPLETION)) for prompt, answer in pairs]
 
 
-def _links_to_ppo(facts: StageFacts) -> Iterator[tuple[str, str]]:
-    """Yields (title, repository) of the same run's PPO policy, if that is published and was trained with this model."""
+def _link_to_ppo(facts: StageFacts) -> list[tuple[str, str]]:
+    """Returns [(title, repository)] of the run's PPO policy; [] if it is not published or has another parent."""
     if facts.step is not None or not facts.trusted or facts.stage == "ppo":
-        return
+        return []
     run = StageRecord(facts.path.parent / "ppo").read()
     parent = (run.get("parents") or {}).get(facts.stage) or {}
     name = hub_id((run.get("repo") or {}).get("id"))
-    if name is not None and parent.get("fingerprint") in (None, facts.run.get("fingerprint")):
-        yield ("PPO made from it" if facts.stage == "sft" else "PPO trained on it"), name
+    if name is None or parent.get("fingerprint") not in (None, facts.run.get("fingerprint")):
+        return []
+    return [("PPO made from it" if facts.stage == "sft" else "PPO trained on it", name)]

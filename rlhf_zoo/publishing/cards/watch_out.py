@@ -13,7 +13,7 @@ from .markdown import SOURCE, Raw, escape, judge_title, short, with_interval
 _MIN_LENGTH_RATIO = 1.05  # a smaller change of length is not worth a line
 _MIN_REPETITION = 0.05  # share of repeated word pairs; a smaller one is not worth a line
 _MIN_SHARE_ENDED = 0.5  # if fewer answers end by themselves, the judge mostly reads fragments
-LIKES_LENGTH = 0.3  # a reward "likes long texts" from this rank correlation of its scores with their lengths
+MIN_LENGTH_CORRELATION = 0.3  # a reward whose rank correlation with length is smaller does not "like long texts"
 
 
 class _Change(NamedTuple):
@@ -52,57 +52,57 @@ def counter_evidence(facts: StageFacts) -> str:
             )
         else:
             parts.append(f"a filter of {facts.initial_policy}'s answers scores {scores[0]}, PPO {scores[1]}")
-    *first, last = parts or [""]
-    return f"**But** {', '.join(first)}{', and ' if first else ''}{last}." if parts else ""
+    if not parts:
+        return ""
+    *others, last = parts
+    return f"**But** {', '.join(others)}{', and ' if others else ''}{last}."
 
 
 def _defects(facts: StageFacts, *, rise_is_shown: bool) -> list[str]:
-    """Returns the defects whose share is shown to rise with PPO, or else those whose share is not, with both shares.
+    """Returns the defects whose rise with PPO is shown or, if `rise_is_shown` is False, is not, each with both shares.
 
     A rise is shown if the interval of the paired difference lies above 0.
     """
-    shares = []
+    defects = []
     for name in facts.defects:
         before, after = (facts.estimate("defects", name, side) for side in ("sft", "ppo"))
         rise = facts.estimate("defects", name, "difference")
         if before and after and rise and (rise["ci95"][0] > 0) is rise_is_shown:
-            shares.append(f"{escape(name)} ({_percent(before['value'])} → {_percent(after['value'])})")
-    return shares
+            defects.append(f"{escape(name)} ({_percent(before['value'])} → {_percent(after['value'])})")
+    return defects
 
 
 def _changes(facts: StageFacts) -> Iterator[str]:
     if change := _change(facts, "length"):
-        longer = change.after > change.before
         ratio = max(change) / max(min(change), 1e-9)
         if ratio >= _MIN_LENGTH_RATIO and _is_shown(facts, "length"):
-            win_rate = facts.estimate("win_rate_at_equal_length") or {}
-            win_rate_sentence = (
-                "No win rate at equal length: the lengths overlap too little."
-                if win_rate.get("warning")
-                else f"At equal length the win rate is {with_interval(win_rate)}."
-                if win_rate
-                else ""
-            )
-            lengths = f"{short(change.before)} → {short(change.after)}"
-            yield f"**{'Longer' if longer else 'Shorter'} answers.** {lengths} tokens. {win_rate_sentence}".rstrip()
+            title = "Longer" if change.after > change.before else "Shorter"
+            sentence = f"**{title} answers.** {short(change.before)} → {short(change.after)} tokens."
+            if win_rate := facts.estimate("win_rate_at_equal_length"):
+                sentence += (
+                    " No win rate at equal length: the lengths overlap too little."
+                    if win_rate.get("warning")
+                    else f" At equal length the win rate is {with_interval(win_rate)}."
+                )
+            yield sentence
     if (change := _change(facts, "distinct_2")) and change.after < change.before and _is_shown(facts, "distinct_2"):
         values = f"from {short(change.before)} to {short(change.after)}"
         yield f"**Less variety.** Distinct word pairs fall {values}."
     if (change := _change(facts, "repetition")) and _repeats_more(change):
-        start = f"{facts.initial_policy_title} {_percent(change.before)}"
-        yield f"**Repetition.** An answer repeats {_percent(change.after)} of its word pairs ({start})."
+        before_ppo = f"{facts.initial_policy_title} {_percent(change.before)}"
+        yield f"**Repetition.** An answer repeats {_percent(change.after)} of its word pairs ({before_ppo})."
     if (change := _change(facts, "eos_rate")) and _is_often_cut(facts, change):
-        start = f"{facts.initial_policy_title} {_percent(1 - change.before)}"
-        yield f"**Unfinished answers.** {_percent(1 - change.after)} reach the token limit ({start})."
-    if rising := _defects(facts, rise_is_shown=True):
-        not_shown = _defects(facts, rise_is_shown=False)
-        other_sentence = f" Not shown to rise: {', '.join(not_shown)}." if not_shown else ""
-        yield f"**More** answers with {', '.join(rising)}.{other_sentence}"
-    main = (facts.evaluation.get("judge") or {}).get("name")
+        before_ppo = f"{facts.initial_policy_title} {_percent(1 - change.before)}"
+        yield f"**Unfinished answers.** {_percent(1 - change.after)} reach the token limit ({before_ppo})."
+    if rising_defects := _defects(facts, rise_is_shown=True):
+        other_defects = _defects(facts, rise_is_shown=False)
+        other_sentence = f" Not shown to rise: {', '.join(other_defects)}." if other_defects else ""
+        yield f"**More** answers with {', '.join(rising_defects)}.{other_sentence}"
+    main_name = (facts.evaluation.get("judge") or {}).get("name")
     for name in facts.evaluation.get("judges") or {}:
         before, after = (facts.estimate("judges", name, side) for side in ("sft", "ppo"))
         is_covered = name.startswith(("rule:length", "rule:repetition"))  # by the lines above
-        if name != main and not is_covered and before and after and _fell(before, after):
+        if name != main_name and not is_covered and before and after and _fell(before, after):
             values = f"from {short(before['value'])} to {short(after['value'])}"
             yield f"**{escape(judge_title(name))} falls** {values}{_measured_quantity(facts, name)}."
 
@@ -113,9 +113,9 @@ def _repeats_more(repetition: _Change) -> bool:
 
 
 def _is_often_cut(facts: StageFacts, eos_rate: _Change) -> bool:
-    """Whether PPO's answers reach the token limit more often than SFT's, or most of them reach it.
+    """Whether PPO's answers reach the token limit more often than SFT's, or if they could end, most of them reach it.
 
-    The second counts only with a stop token: without one, every answer has the full length, which is no defect.
+    Without a stop token, every answer has the full length, which is no defect.
     """
     stops = [facts.settings.get(key, default_of("ppo", key)) for key in ("stop_token", "stop_token_id")]
     has_stop_token = any(stop is not None for stop in stops)
@@ -125,25 +125,26 @@ def _is_often_cut(facts: StageFacts, eos_rate: _Change) -> bool:
 def _doubts(facts: StageFacts) -> Iterator[str]:
     before, after = facts.estimate("agreement", "sft"), facts.estimate("agreement", "ppo")
     same_side = facts.estimate("agreement", "same_side")
-    falls = bool(before and after and _fell(before, after))
     is_reward = (facts.evaluation.get("judge") or {}).get("is_training_reward")
     # A judge that is the reward agrees with itself.
     if same_side and same_side["value"] < 1 and not is_reward:
         share = _percent(1 - same_side["value"])
-        line = f"**Reward and judge disagree** in {share} of the comparisons."
-        if falls and before and after:
-            line += f" Their correlation over answers falls from {short(before['value'])} to {short(after['value'])}."
-        yield line
+        sentence = f"**Reward and judge disagree** in {share} of the comparisons."
+        if before and after and _fell(before, after):
+            values = f"from {short(before['value'])} to {short(after['value'])}"
+            sentence += f" Their correlation over answers falls {values}."
+        yield sentence
     if (facts.evaluation.get("trivial") or {}).get("winnable_by_a_constant"):
         beaten = f"One text for every prompt beats {facts.initial_policy} by this judge"
         yield f"**A fixed text wins.** {beaten}, so it cannot rule out hacking."
     if is_reward:
         yield "**The judge is the training reward**, so a win only shows that training worked."
-    likes_length = estimate_at(facts.reward_report, "length", "spearman") if facts.has_reward_model else None
-    if likes_length and likes_length["value"] >= LIKES_LENGTH:
-        yield f"**The reward likes long texts**: rank correlation {short(likes_length['value'])} with length."
-    if rival := _filter_sentence(facts) if facts.best_filter else _rival_sentence(facts):
-        yield rival
+    correlation = estimate_at(facts.reward_report, "length", "spearman") if facts.has_reward_model else None
+    if correlation and correlation["value"] >= MIN_LENGTH_CORRELATION:
+        yield f"**The reward likes long texts**: rank correlation {short(correlation['value'])} with length."
+    rival_sentence = _filter_sentence(facts) if facts.best_filter else _rival_sentence(facts)
+    if rival_sentence:
+        yield rival_sentence
     paraphrases = facts.evaluation.get("possible_paraphrases")
     if isinstance(paraphrases, int) and paraphrases > 0:
         yield f"**Paraphrased prompts?** {paraphrase_warning(paraphrases, GROUP_REMEDY)}"
@@ -157,38 +158,39 @@ def _doubts(facts: StageFacts) -> Iterator[str]:
 def _filter_sentence(facts: StageFacts) -> str | None:
     """Returns a sentence on the best simple filter of SFT's samples.
 
-    None if PPO is shown to be better than the filter, or if `counter_evidence` already says it after the advice to use
-    this step.
+    None if PPO is shown to be better than the filter, or if `counter_evidence` names the filter after the advice to
+    use this step.
     """
     best = facts.best_filter
-    lead = estimate_at(best or {}, "ppo_minus_this")
-    if best is None or lead is None or lead["ci95"][0] > 0:
+    difference = estimate_at(best or {}, "ppo_minus_this")
+    if best is None or difference is None or difference["ci95"][0] > 0:
         return None
     recommended = (facts.evaluation.get("over_training") or {}).get("recommended")
     if best["reaches_ppo"] and recommended is not None and recommended == facts.described_step:
         return None
-    filtered_start = f"{facts.initial_policy} with a filter ({escape(best['name'])})"
+    filtered_policy = f"{facts.initial_policy} with a filter ({escape(best['name'])})"
     if is_better_than_ppo(best):
         return (
             f"**A simple filter does better** by the judge: {facts.initial_policy}'s answers, {escape(best['name'])}."
         )
     if best["reaches_ppo"]:
-        subject = filtered_start[:1].upper() + filtered_start[1:]
+        subject = filtered_policy[:1].upper() + filtered_policy[1:]
         return f"**A simple filter does as well.** {subject} reaches PPO's score by the judge."
-    return f"**A simple filter may do as well.** PPO's lead over {filtered_start} is not shown."
+    return f"**A simple filter may do as well.** PPO's lead over {filtered_policy} is not shown."
 
 
 def _rival_sentence(facts: StageFacts) -> str | None:
     """Returns a sentence on the best-of-n with the lowest reward that still reaches PPO's; None if none reaches it."""
     points = (facts.frontier.get("methods") or {}).get("best-of-n") or ()
-    rivals = [point for point in points if point["reward"]["value"] >= facts.frontier["ppo"]["reward"]["value"]]
+    ppo = facts.frontier.get("ppo")
+    rivals = [point for point in points if point["reward"]["value"] >= ppo["reward"]["value"]]
     if not rivals:
         return None
-    point = min(rivals, key=lambda point: point["reward"]["value"])
-    rates = [with_interval(row["win_rate"]["sft"]) for row in (point, facts.frontier["ppo"])]
+    rival = min(rivals, key=lambda point: point["reward"]["value"])
+    rival_rate, ppo_rate = (with_interval(point["win_rate"]["sft"]) for point in (rival, ppo))
     return (
-        f"**Simplest rival:** best-of-n from {facts.initial_policy} ({escape(point['label'])}) reaches PPO's "
-        f"reward, with a win rate of {rates[0]} (PPO {rates[1]})."
+        f"**Simplest rival:** best-of-n from {facts.initial_policy} ({escape(rival['label'])}) reaches PPO's "
+        f"reward, with a win rate of {rival_rate} (PPO {ppo_rate})."
     )
 
 
