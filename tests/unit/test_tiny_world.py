@@ -40,10 +40,10 @@ GOOD = "the phone's battery lasts two full days, so i stopped carrying a charger
 @given(lines)
 def test_generated_lines_parse(line: str) -> None:
     reading = read(line)
-    assert (reading.stray, reading.repeated, reading.ended) == ((), 0, True)
+    assert (reading.stray_tokens, reading.repeated_word_count, reading.is_complete) == ((), 0, True)
     assert explain(line)["repetition"] == explain(line)["grammar"] == 0
     assert line == line.lower()
-    assert 4 <= reading.words <= 40
+    assert 4 <= reading.word_count <= 40
 
 
 @property_based

@@ -53,7 +53,7 @@ def prepare(source: str | None = None, *, seed: int) -> dict[str, dict[str, Rows
     pairs = {split: _pairs(rows) for split, rows in _read(source).items()}
     arguments = {split: _arguments(pairs[split]) for split in ("train", "validation", "test")}
     unique_prompts = {split: dict.fromkeys(_prompt(*item) for item in items) for split, items in arguments.items()}
-    prompts = {split: [{"prompt": opening} for opening in items] for split, items in unique_prompts.items()}
+    prompts = {split: [{"prompt": prompt} for prompt in items] for split, items in unique_prompts.items()}
     random.Random(f"arguments train prompts {seed}").shuffle(prompts["train"])
     return {
         "lines": {split: [{"text": side + text} for side, text in items] for split, items in arguments.items()},

@@ -68,7 +68,7 @@ def prepare(source: str | None = None, *, seed: int, train_pairs: int = 5_000) -
     Raises:
         ZooError: The source cannot be read, or lacks a split or a column.
     """
-    remarks = read_normalized(source)
+    remarks = read_lower_case_remarks(source)
     open_splits = {split: remarks[split] for split in ("train", "validation", "test")}
     return {
         "lines": {split: [{"text": remark.text} for remark in rows] for split, rows in open_splits.items()},
@@ -81,7 +81,7 @@ def prepare(source: str | None = None, *, seed: int, train_pairs: int = 5_000) -
     }
 
 
-def read_normalized(source: str | None) -> dict[str, list[Remark]]:
+def read_lower_case_remarks(source: str | None) -> dict[str, list[Remark]]:
     """Reads remarks, lower-cases them, and drops remarks of one word, which leave nothing to complete.
 
     Args:
@@ -95,11 +95,13 @@ def read_normalized(source: str | None) -> dict[str, list[Remark]]:
     """
     if source is None:
         raise ZooError(f"Product remarks do not come with this package: {HELP}, or name a folder or a Hub id.")
-    normalized = {
+    remarks_by_split = {
         split: [Remark(" ".join(remark.text.lower().split()), remark.label) for remark in remarks]
         for split, remarks in read_remarks(source).items()
     }
-    return {split: [remark for remark in remarks if len(remark.words) > 1] for split, remarks in normalized.items()}
+    return {
+        split: [remark for remark in remarks if len(remark.words) > 1] for split, remarks in remarks_by_split.items()
+    }
 
 
 def _openings(remark: Remark) -> Iterator[str]:
@@ -124,17 +126,18 @@ def _prompts(remarks: dict[str, list[Remark]], *, seed: int) -> dict[str, Rows]:
             for opening in _openings(remark):
                 counts[opening][remark.label] += 1
     low, high = NEUTRAL
-    neutral = {
+    neutral_openings = {
         opening
         for opening, (cons, pros) in counts.items()
         if cons + pros >= MIN_CONTINUATIONS and low <= pros / (cons + pros) <= high
     }
     rng = random.Random(f"product-remarks train prompts {seed}")
-    train = [rng.choice(list(_openings(remark))) for remark in remarks["train"]]
+    train_openings = [rng.choice(list(_openings(remark))) for remark in remarks["train"]]
     held_out: dict[str, Rows] = {"validation": [], "test": []}
-    for opening in sorted(neutral, key=unit_hash):
+    for opening in sorted(neutral_openings, key=unit_hash):
         held_out["test" if unit_hash(opening) < TEST_SHARE else "validation"].append({"prompt": opening})
-    return {"train": [{"prompt": opening} for opening in train if opening not in neutral], **held_out}
+    train = [{"prompt": opening} for opening in train_openings if opening not in neutral_openings]
+    return {"train": train, **held_out}
 
 
 def _pairs(remarks: Sequence[Remark], stream: str, *, limit: int | None, matched_only: bool) -> Rows:
@@ -148,30 +151,31 @@ def _pairs(remarks: Sequence[Remark], stream: str, *, limit: int | None, matched
     for remark in remarks:
         by_first_word[remark.words[0]][remark.label].append(remark)
     pairs: list[tuple[Remark, Remark]] = []
-    unmatched: tuple[list[Remark], list[Remark]] = ([], [])
+    unmatched_cons: list[Remark] = []
+    unmatched_pros: list[Remark] = []
     for cons, pros in by_first_word.values():
         rng.shuffle(cons)
         rng.shuffle(pros)
         match_count = min(len(cons), len(pros))
         pairs += zip(pros[:match_count], cons[:match_count], strict=True)
-        unmatched[0].extend(cons[match_count:])
-        unmatched[1].extend(pros[match_count:])
+        unmatched_cons += cons[match_count:]
+        unmatched_pros += pros[match_count:]
     rng.shuffle(pairs)
     if not matched_only:
-        for side in unmatched:
-            rng.shuffle(side)
-        pairs += zip(unmatched[1], unmatched[0], strict=False)
+        rng.shuffle(unmatched_cons)
+        rng.shuffle(unmatched_pros)
+        pairs += zip(unmatched_pros, unmatched_cons, strict=False)
     rows = [_row(pro, con) for pro, con in pairs[:limit]]
     rng.shuffle(rows)
     return rows
 
 
 def _row(pro: Remark, con: Remark) -> dict[str, Any]:
-    max_shared = min(MAX_OPENING_WORDS, len(pro.words) - 1, len(con.words) - 1)
-    shared = 0
-    while shared < max_shared and pro.words[shared] == con.words[shared]:
-        shared += 1
-    prompt = " ".join(pro.words[:shared])
+    max_count = min(MAX_OPENING_WORDS, len(pro.words) - 1, len(con.words) - 1)
+    shared_count = 0
+    while shared_count < max_count and pro.words[shared_count] == con.words[shared_count]:
+        shared_count += 1
+    prompt = " ".join(pro.words[:shared_count])
     return {"prompt": prompt, "chosen": pro.text[len(prompt) :], "rejected": con.text[len(prompt) :]}
 
 
@@ -189,17 +193,17 @@ def read_remarks(source: str) -> dict[str, list[Remark]]:
     """
     path = Path(source).expanduser()
     if path.exists():
-        raw = _nltk_texts(path, "pros_cons", ("IntegratedPros.txt", "IntegratedCons.txt"))
-        if raw is not None:
-            remarks = _clean_lines(raw["IntegratedPros.txt"], raw["IntegratedCons.txt"])
+        texts = _nltk_texts(path, "pros_cons", ("IntegratedPros.txt", "IntegratedCons.txt"))
+        if texts is not None:
+            remarks = _clean_lines(texts["IntegratedPros.txt"], texts["IntegratedCons.txt"])
             return split_by_hash(remarks, subject="The corpus")
         if not path.is_dir():
             raise ZooError(f"{source} is neither a folder nor NLTK's pros_cons zip: {HELP}.")
     rows = read_splits(source, SPLITS, ("text", "label"), fix=HELP)
-    return {split: _remarks(rows[split], f"{source}, split {split},") for split in SPLITS}
+    return {split: _parse_remarks(rows[split], f"{source}, split {split},") for split in SPLITS}
 
 
-def _remarks(rows: Rows, subject: str) -> list[Remark]:
+def _parse_remarks(rows: Rows, subject: str) -> list[Remark]:
     for number, row in enumerate(rows, 1):
         if not isinstance(row["text"], str) or row["label"] not in (0, 1):
             raise ZooError(
@@ -239,16 +243,16 @@ def _nltk_texts(path: Path, corpus: str, names: Sequence[str]) -> dict[str, str]
 def _clean_lines(pros: str, cons: str) -> dict[str, Remark]:
     """Returns lower-cased text -> remark without tags. Drops one-word lines and lines that have both labels."""
     by_text: dict[str, Remark] = {}
-    contradictory: set[str] = set()
-    for label, raw in ((1, pros), (0, cons)):
-        for line in raw.splitlines():
+    contradictory_texts: set[str] = set()
+    for label, lines in ((1, pros), (0, cons)):
+        for line in lines.splitlines():
             text = " ".join(_TAG.sub(" ", line).split())
             if len(text.split(" ")) < 2:
                 continue
-            existing = by_text.setdefault(text.lower(), Remark(text, label))
-            if existing.label != label:
-                contradictory.add(text.lower())
-    return {key: remark for key, remark in by_text.items() if key not in contradictory}
+            first_remark = by_text.setdefault(text.lower(), Remark(text, label))
+            if first_remark.label != label:
+                contradictory_texts.add(text.lower())
+    return {key: remark for key, remark in by_text.items() if key not in contradictory_texts}
 
 
 def lexicon(source: str) -> dict[str, int]:
@@ -269,10 +273,10 @@ def lexicon(source: str) -> dict[str, int]:
     if not path.exists():
         raise ZooError(f"There is no opinion lexicon at {source}: {fix}.")
     signs: dict[str, set[int]] = defaultdict(set)
-    raw = _nltk_texts(path, "opinion_lexicon", ("positive-words.txt", "negative-words.txt"))
-    if raw is not None:
+    texts = _nltk_texts(path, "opinion_lexicon", ("positive-words.txt", "negative-words.txt"))
+    if texts is not None:
         for name, sign in (("positive-words.txt", +1), ("negative-words.txt", -1)):
-            for line in raw[name].splitlines():
+            for line in texts[name].splitlines():
                 if (word := line.strip()) and not word.startswith(";"):
                     signs[word].add(sign)
     elif path.is_dir():
@@ -286,11 +290,7 @@ def lexicon(source: str) -> dict[str, int]:
         raise ZooError(f"{source} is neither a folder nor NLTK's opinion_lexicon zip: {fix}.")
     if not signs:
         raise ZooError(f"The opinion lexicon at {source} is empty: {fix}.")
-    return {
-        word: sign
-        for word, (sign, *other_signs) in ((word, sorted(word_signs)) for word, word_signs in signs.items())
-        if not other_signs
-    }
+    return {word: word_signs.pop() for word, word_signs in signs.items() if len(word_signs) == 1}
 
 
 prepare.lexicon = lexicon  # type: ignore[attr-defined]  # read by the judge `evaluation.lexicon`

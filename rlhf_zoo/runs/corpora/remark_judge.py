@@ -170,8 +170,8 @@ class TrigramModel:
 
     def _probability(self, word: str, history: Tokens) -> float:
         probability = self._unknown
-        for length, followers in enumerate(self._followers):
-            total, counts = followers.get(tuple(history[len(history) - length :]), (0, Counter[str]()))
+        for length, histories in enumerate(self._followers):
+            total, counts = histories.get(tuple(history[len(history) - length :]), (0, Counter[str]()))
             if total:
                 probability = max(counts[word] - DISCOUNT, 0) / total + DISCOUNT * len(counts) / total * probability
         return probability

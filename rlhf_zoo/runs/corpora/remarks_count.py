@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .product_remarks import Remark, read_normalized
+from .product_remarks import Remark, read_lower_case_remarks
 from .source import Rows, unit_hash
 
 COUNTS = (1, 2, 3, 4, 5)
@@ -34,7 +34,7 @@ def items(text: str) -> list[str]:
     Returns:
         The words of each item, lower-cased and without marks; "" for an empty item.
     """
-    return _normalized(_COMMA.split(text))
+    return _normalize_items(_COMMA.split(text))
 
 
 def _count_range(text: str) -> tuple[int, int]:
@@ -42,11 +42,11 @@ def _count_range(text: str) -> tuple[int, int]:
 
     The lower count splits only at commas; the upper count also splits at other marks and at "and".
     """
-    fewest, most = (len({*_normalized(separator.split(text))} - {""}) for separator in (_COMMA, _ANY_SEPARATOR))
+    fewest, most = (len({*_normalize_items(separator.split(text))} - {""}) for separator in (_COMMA, _ANY_SEPARATOR))
     return fewest, max(fewest, most)
 
 
-def _normalized(pieces: Sequence[str]) -> list[str]:
+def _normalize_items(pieces: Sequence[str]) -> list[str]:
     return [" ".join(re.findall(r"\w+", piece.lower())) for piece in pieces]
 
 
@@ -92,9 +92,9 @@ class ItemCount:
 
     def _score(self, prompt: str, completion: str) -> float | None:
         request = _REQUEST.match(prompt)
-        return (
-            None if request is None else float(self._has_count(prompt[request.end() :] + completion, int(request[1])))
-        )
+        if request is None:
+            return None
+        return float(self._has_count(prompt[request.end() :] + completion, int(request[1])))
 
     def _has_count(self, text: str, count: int) -> bool:
         item_list = items(text)
@@ -127,7 +127,7 @@ def prepare(source: str | None = None, *, seed: int) -> dict[str, dict[str, Rows
     Raises:
         ZooError: The source cannot be read, or lacks a split or a column.
     """
-    remarks = read_normalized(source)
+    remarks = read_lower_case_remarks(source)
     lists = {
         split: [remark for remark in remarks[split] if is_list(remark)] for split in ("train", "validation", "test")
     }
@@ -135,22 +135,20 @@ def prepare(source: str | None = None, *, seed: int) -> dict[str, dict[str, Rows
     train_prompts = [
         _prompt(remark, rng.choice(COUNTS), rng.randint(1, MAX_OPENING_WORDS)) for remark in lists["train"]
     ]
-    prompts: dict[str, Rows] = {
-        "train": [{"prompt": prompt} for prompt in train_prompts if _split_of(prompt) == "train"]
-    }
+    prompts = {"train": train_prompts}
     for split in HELD_OUT:
-        hashed = ((remark, unit_hash(remark.text)) for remark in lists[split])
-        candidates = (
-            _prompt(remark, COUNTS[int(position * 1e6) % len(COUNTS)], 1 + int(position * 2))
-            for remark, position in hashed
-        )
-        prompts[split] = [
-            {"prompt": candidate} for candidate in sorted({*candidates}, key=unit_hash) if _split_of(candidate) == split
-        ]
-    lines = {
-        split: [{"text": _line(remark)} for remark in remarks_of_split] for split, remarks_of_split in lists.items()
+        candidates = set()
+        for remark in lists[split]:
+            position = unit_hash(remark.text)  # it decides the number and the length of the opening
+            candidates.add(_prompt(remark, COUNTS[int(position * 1e6) % len(COUNTS)], 1 + int(position * 2)))
+        prompts[split] = sorted(candidates, key=unit_hash)
+    return {
+        "lines": {split: [{"text": _line(remark)} for remark in rows] for split, rows in lists.items()},
+        "prompts": {
+            split: [{"prompt": prompt} for prompt in candidates if _split_of(prompt) == split]
+            for split, candidates in prompts.items()
+        },
     }
-    return {"lines": lines, "prompts": prompts}
 
 
 def is_list(remark: Remark) -> bool:
@@ -178,9 +176,9 @@ def _line(remark: Remark) -> str:
     return f"{_request_text(len(pieces), remark)} {', '.join(pieces)}"
 
 
-def _prompt(remark: Remark, count: int, words: int) -> str:
-    first = _COMMA.split(_strip_marks(remark))[0].split()
-    return f"{_request_text(count, remark)} {' '.join(first[:words])}"
+def _prompt(remark: Remark, count: int, word_count: int) -> str:
+    words = _COMMA.split(_strip_marks(remark))[0].split()
+    return f"{_request_text(count, remark)} {' '.join(words[:word_count])}"
 
 
 def _split_of(prompt: str) -> str:

@@ -62,8 +62,8 @@ def prepare(source: str | None = None, *, seed: int) -> dict[str, dict[str, Rows
     reviews, snippets = (_read(source, corpus) for corpus in (REVIEWS, SNIPPETS))
     lines = {split: [{"text": row["text"]} for row in reviews[split]] for split in ("train", "validation", "test")}
     held_out = [{"prompt": _first_words(row["text"])} for row in (*lines["validation"], *lines["test"])]
-    overlapping = find_overlap(held_out, lines["train"]).rows
-    lines["train"] = [row for index, row in enumerate(lines["train"]) if index not in overlapping]
+    overlap = find_overlap(held_out, lines["train"])
+    lines["train"] = [row for index, row in enumerate(lines["train"]) if index not in overlap.rows]
     return {
         "lines": lines,
         "preferences": {split: _pairs(snippets[split], limit) for split, limit in PAIRS.items()},
@@ -85,7 +85,7 @@ def _pairs(rows: Rows, limit: int) -> Rows:
     sides = [[row["text"] for row in hashed_order if row["label"] == label][:limit] for label in (1, 0)]
     count = min(map(len, sides))
     by_length = (sorted(side[:count], key=lambda text: len(text.split())) for side in sides)
-    pairs = [{"prompt": "", "chosen": pos, "rejected": neg} for pos, neg in zip(*by_length, strict=True)]
+    pairs = [{"prompt": "", "chosen": pro, "rejected": con} for pro, con in zip(*by_length, strict=True)]
     return sorted(pairs, key=lambda pair: unit_hash(pair["chosen"]))
 
 

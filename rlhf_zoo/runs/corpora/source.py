@@ -127,22 +127,24 @@ def _read_hub(source: str, splits: Sequence[str], fix: str) -> dict[str, Iterabl
 
     try:
         with open_checked(source) as data:
-            loaded = dict(data.load())
-            if missing := [split for split in splits if split not in loaded]:
+            rows_by_split = dict(data.load())
+            missing_splits = [split for split in splits if split not in rows_by_split]
+            if missing_splits:
                 files = HfApi().list_repo_files(source, repo_type="dataset", revision=data.revision)
                 local_files = [file for file in files if not leads_out(file)]
                 files_by_split = {
-                    split: [file for file in local_files if Path(file).name.split(".")[0] == split] for split in missing
+                    split: [file for file in local_files if Path(file).name.split(".")[0] == split]
+                    for split in missing_splits
                 }
-                for split in missing:
-                    if not files_by_split[split]:
-                        existing = ", ".join(sorted(loaded)) or "none"
+                for split, split_files in files_by_split.items():
+                    if not split_files:
+                        existing = ", ".join(sorted(rows_by_split)) or "none"
                         raise ZooError(
                             f"The data set {source} has no split {split} (it has {existing}): add {split}.jsonl."
                         )
-                loaded |= data.load(data_files=files_by_split)
+                rows_by_split |= data.load(data_files=files_by_split)
     except (HTTPError, datasets.exceptions.DatasetsError, OSError, ValueError) as error:
         raise ZooError(
             f"The data set {source} cannot be loaded ({first_line(error)}): check its id, or {fix}."
         ) from error
-    return {split: loaded[split] for split in splits}
+    return {split: rows_by_split[split] for split in splits}

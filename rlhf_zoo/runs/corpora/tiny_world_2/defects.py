@@ -36,7 +36,7 @@ def doubled_clauses(prompts: Sequence[str], completions: Sequence[str]) -> list[
     flags = []
     for reading in _readings(prompts, completions):
         counts = Counter(phrase.key for phrase in reading.phrases if phrase.kind in _KINDS_WITH_CONTENT)
-        flags.append(max(counts.values(), default=0) > 1 or reading.repeated > 1)
+        flags.append(max(counts.values(), default=0) > 1 or reading.repeated_word_count > 1)
     return flags
 
 

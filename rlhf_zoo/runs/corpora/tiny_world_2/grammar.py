@@ -64,17 +64,17 @@ class Reading:
 
     Attributes:
         phrases: The phrases in order.
-        stray: Words and marks that the grammar does not allow at their position.
-        repeated: Number of words dropped as immediate repetitions; a repeated span without words counts as one.
-        words: Number of all words, without punctuation.
-        ended: Whether the sentence has a grammatical end with a full stop.
+        stray_tokens: Words and marks that the grammar does not allow at their position.
+        repeated_word_count: Number of words dropped as immediate repetitions; a span without words counts as one.
+        word_count: Number of all words, without punctuation.
+        is_complete: Whether the sentence has a grammatical end with a full stop.
     """
 
     phrases: tuple[Phrase, ...]
-    stray: tuple[str, ...]
-    repeated: int
-    words: int
-    ended: bool
+    stray_tokens: tuple[str, ...]
+    repeated_word_count: int
+    word_count: int
+    is_complete: bool
 
 
 def tokenize(text: str) -> list[str]:
@@ -219,18 +219,18 @@ def _fold_repeats(tokens: list[str]) -> tuple[list[str], int]:
 
     Returns the remaining tokens and the number of words dropped.
     """
-    folded: list[str] = []
-    dropped = 0
+    kept: list[str] = []
+    dropped_count = 0
     for token in tokens:
-        folded.append(token)
-        if token not in folded[-1 - _MAX_REPEAT_TOKENS : -1]:
+        kept.append(token)
+        if token not in kept[-1 - _MAX_REPEAT_TOKENS : -1]:
             continue
-        for span in range(1, min(_MAX_REPEAT_TOKENS, len(folded) // 2) + 1):
-            if folded[-1] == folded[-1 - span] and folded[-span:] == folded[-2 * span : -span]:
-                dropped += max(1, sum(map(is_word, folded[-span:])))
-                del folded[-span:]
+        for span in range(1, min(_MAX_REPEAT_TOKENS, len(kept) // 2) + 1):
+            if kept[-1] == kept[-1 - span] and kept[-span:] == kept[-2 * span : -span]:
+                dropped_count += max(1, sum(map(is_word, kept[-span:])))
+                del kept[-span:]
                 break
-    return folded, dropped
+    return kept, dropped_count
 
 
 def is_word(token: str) -> bool:
@@ -262,17 +262,17 @@ class _Reader:
         recovery = _RECOVERY if self.after_stray and self.state in _RECOVERABLE else ()
         for kind in (*_ALLOWED[self.state], *recovery):
             for end, phrases in _TRIES[kind].match(tokens, start):
-                agreeing = [phrase for phrase in phrases if self._agrees(kind, phrase)]
-                if agreeing and (best is None or end > best[0]):
-                    fitting = [phrase for phrase in agreeing if self._fits(phrase)]
-                    best = end, (fitting or agreeing)[0], bool(fitting)
+                candidates = [phrase for phrase in phrases if self._agrees(kind, phrase)]
+                if candidates and (best is None or end > best[0]):
+                    fitting_phrases = [phrase for phrase in candidates if self._fits(phrase)]
+                    best = end, (fitting_phrases or candidates)[0], bool(fitting_phrases)
         self.after_stray = best is None
         if best is None:
             return None
         end, phrase, fits = best
-        resolved = self._resolve(phrase, fits=fits)
+        reported_phrase = self._fill_in(phrase, fits=fits)
         self._advance(phrase)
-        return end, resolved
+        return end, reported_phrase
 
     def _agrees(self, kind: str, phrase: Phrase) -> bool:
         if kind == "detail":
@@ -294,7 +294,7 @@ class _Reader:
             return phrase.aspect == self.aspect and phrase.polarity == self.polarity
         return True
 
-    def _resolve(self, phrase: Phrase, *, fits: bool) -> Phrase:
+    def _fill_in(self, phrase: Phrase, *, fits: bool) -> Phrase:
         aspect = phrase.aspect if phrase.kind in ("subject", "bare subject") else self.aspect
         if phrase.kind == "verdict":
             aspect = "product"
@@ -317,18 +317,18 @@ def read(text: str) -> Reading:
         text: Any text.
     """
     tokens = tokenize(text)
-    words = sum(map(is_word, tokens))
-    tokens, repeated = _fold_repeats(tokens)
+    word_count = sum(map(is_word, tokens))
+    tokens, repeated_word_count = _fold_repeats(tokens)
     reader = _Reader()
     phrases: list[Phrase] = []
-    stray: list[str] = []
+    stray_tokens: list[str] = []
     position = 0
     while position < len(tokens):
         match = reader.read_phrase(tokens, position)
         if match is None:
-            stray.append(tokens[position])
+            stray_tokens.append(tokens[position])
             position += 1
         else:
             position, phrase = match
             phrases.append(phrase)
-    return Reading(tuple(phrases), tuple(stray), repeated, words, reader.state == "end")
+    return Reading(tuple(phrases), tuple(stray_tokens), repeated_word_count, word_count, reader.state == "end")

@@ -105,7 +105,7 @@ def _is_true_detail(phrase: Phrase) -> bool:
 
 
 def _score_grammar(reading: Reading, text: str) -> float:
-    penalty = 0.3 * len(reading.stray) + 0.4 * (not reading.ended)
+    penalty = 0.3 * len(reading.stray_tokens) + 0.4 * (not reading.is_complete)
     return -min(penalty, MAX_GRAMMAR_PENALTY) - CAPITALS_PENALTY * (text != text.lower())
 
 
@@ -133,8 +133,13 @@ def explain(text: str) -> dict[str, float]:
     for phrase in (*opinions, *consequences):
         repeated_phrase_words += len(phrase.text.split()) * (phrase.key in key_counts)
         key_counts[phrase.key] += 1
-    fillers = len(by_kind.get("filler", [])) + len(by_kind.get("aside", []))
-    meaningful_words = reading.words - reading.repeated - sum(map(is_word, reading.stray)) - repeated_phrase_words
+    filler_count = len(by_kind.get("filler", [])) + len(by_kind.get("aside", []))
+    meaningful_word_count = (
+        reading.word_count
+        - reading.repeated_word_count
+        - sum(map(is_word, reading.stray_tokens))
+        - repeated_phrase_words
+    )
     aspects = {phrase.aspect for phrase in subjects}
 
     def excess(number: int, limit: int) -> int:
@@ -146,9 +151,9 @@ def explain(text: str) -> dict[str, float]:
         "empty": -1.25 * (not any(is_true(phrase) and phrase.aspect == opening_aspect for phrase in details)),
         "backed": _score_backing(reading.phrases),
         "consistent": -0.75 * _count_reversals(opinions),
-        "concise": -0.1 * (excess(MIN_WORDS, max(0, meaningful_words)) + excess(reading.words, MAX_WORDS))
-        - 0.3 * fillers,
-        "repetition": -0.5 * (sum(key_counts.values()) - len(key_counts)) - 0.25 * reading.repeated,
+        "concise": -0.1 * (excess(MIN_WORDS, max(0, meaningful_word_count)) + excess(reading.word_count, MAX_WORDS))
+        - 0.3 * filler_count,
+        "repetition": -0.5 * (sum(key_counts.values()) - len(key_counts)) - 0.25 * reading.repeated_word_count,
         "stuffing": -0.5
         * (
             excess(len(verdicts), 1)
@@ -160,7 +165,7 @@ def explain(text: str) -> dict[str, float]:
     }
     # Adding 0.0 turns -0.0 into 0.0, which is easier to read.
     parts = {name: value + 0.0 for name, value in parts.items()}
-    return {**parts, "utility": math.fsum(parts.values()), "words": float(reading.words)}
+    return {**parts, "utility": math.fsum(parts.values()), "words": float(reading.word_count)}
 
 
 @functools.lru_cache(1 << 16)
