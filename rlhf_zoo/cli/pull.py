@@ -82,9 +82,9 @@ def _first_names(names: list[str]) -> str:
 
 def _print_checkpoints(repo: str, hub: Hub, as_json: bool) -> None:
     from ..publishing.cards.markdown import number
-    from ..publishing.catalog.index import checkpoints
+    from ..publishing.catalog.index import list_checkpoints
 
-    listing = checkpoints(repo, hub)
+    listing = list_checkpoints(repo, hub)
     if as_json:
         print_json(listing)
         return

@@ -12,7 +12,7 @@ from zoo_process import free_port
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.publishing.catalog import ablation
-from rlhf_zoo.publishing.catalog.index import checkpoints
+from rlhf_zoo.publishing.catalog.index import list_checkpoints
 
 SFT = {"repo": "local/toy-sft", "commit": "a" * 40}
 OWN = "local/toy-ppo"
@@ -95,7 +95,7 @@ def test_find_runs_lists_own_run_and_its_ablation(runs_hub: ThreadHub, repo: str
     assert [name for name, run in runs.items() if run.private] == ["local/hidden-ppo"]
     assert runs[OWN].card["main"] is True, "the card is from main, not from the checkpoint"
     for name in (OWN, "local/b0-ppo"):
-        assert runs[name].listing == checkpoints(name)
+        assert runs[name].listing == list_checkpoints(name)
 
 
 def test_find_runs_treats_commits_with_equal_weights_as_one_sft_model(runs_hub: ThreadHub) -> None:

@@ -142,7 +142,10 @@ def test_request_for_damaged_repository_returns_410(
         record for record in caplog.records if record.levelno >= logging.ERROR
     ]
     # The client's commands.
-    for call in (lambda: index.checkpoints("local/lost-commit"), lambda: fetch("local/lost-commit", tmp_path / "out")):
+    for call in (
+        lambda: index.list_checkpoints("local/lost-commit"),
+        lambda: fetch("local/lost-commit", tmp_path / "out"),
+    ):
         with pytest.raises(ZooError, match=r"'local/lost-commit' is damaged on this Hub's disk") as error:
             call()
         assert "\n" not in str(error.value)

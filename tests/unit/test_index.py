@@ -17,11 +17,11 @@ from rlhf_zoo.publishing.catalog.index import (
     CardEstimate,
     Entry,
     benchmark_table,
-    checkpoint_rows,
+    checkpoint_listing,
     filter_entries,
+    insert_table,
     make_entry,
     sort_entries,
-    with_table,
     write_benchmark,
 )
 
@@ -122,10 +122,10 @@ def test_any_card_gives_printable_listing(card, rows):
         assert len(sort_entries([entry, entry_of()], by)) == 2
     json.dumps(asdict(entry), allow_nan=False)
     table = benchmark_table([entry, entry_of()], command="rlhf-zoo zoo", namespace="zoo")
-    assert with_table(with_table(None, table), table) == with_table(None, table)
+    assert insert_table(insert_table(None, table), table) == insert_table(None, table)
     lines = [line for line in table.splitlines() if line.startswith("|")]
     assert len(lines) == 4 and {line.count("|") for line in lines} == {lines[0].count("|")}
-    listed = checkpoint_rows({"step-000004": COMMIT}, {"main": COMMIT}, {"main": {**card, "checkpoints": rows}}, {})
+    listed = checkpoint_listing({"step-000004": COMMIT}, {"main": COMMIT}, {"main": {**card, "checkpoints": rows}}, {})
     json.dumps(listed, allow_nan=False)
 
 
@@ -185,13 +185,13 @@ TABLE = benchmark_table(ENTRIES, command="rlhf-zoo zoo", namespace="zoo")
 
 def test_benchmark_table_replaces_only_itself():
     text = "# Mine\r\n\nbefore\n\n<!-- zoo -->\nold\n<!-- /zoo -->\n\nafter  \n"
-    new = with_table(text, TABLE)
+    new = insert_table(text, TABLE)
     assert new.startswith("# Mine\r\n\nbefore\n\n<!-- zoo -->\nMade by") and new.endswith("<!-- /zoo -->\n\nafter  \n")
-    assert "old" not in new and with_table(new, TABLE) == new
-    appended = with_table("# Mine\n", TABLE)
-    assert appended == f"# Mine\n\n{TABLE}" and with_table(appended, TABLE) == appended
-    fresh = with_table(None, TABLE)
-    assert fresh.startswith("# Recipes\n") and fresh.endswith(TABLE) and with_table(fresh, TABLE) == fresh
+    assert "old" not in new and insert_table(new, TABLE) == new
+    appended = insert_table("# Mine\n", TABLE)
+    assert appended == f"# Mine\n\n{TABLE}" and insert_table(appended, TABLE) == appended
+    fresh = insert_table(None, TABLE)
+    assert fresh.startswith("# Recipes\n") and fresh.endswith(TABLE) and insert_table(fresh, TABLE) == fresh
 
 
 @pytest.mark.parametrize("order", ["a", "z", "za", "aaz", "azz", "azaz"])
@@ -219,7 +219,7 @@ def test_checkpoint_rows_omit_figures_of_moved_tags():
         {"tag": "step-000004", "commit": "a" * 40, "reward": 1.0},
         {"tag": "step-000010", "commit": "f" * 40, "reward": 2.0},
     ]
-    listing = checkpoint_rows(tags, {"main": "b" * 40}, {"main": {"step": 10, "checkpoints": rows}}, {})
+    listing = checkpoint_listing(tags, {"main": "b" * 40}, {"main": {"step": 10, "checkpoints": rows}}, {})
     assert [(row["step"], row["metrics"], row["also"]) for row in listing["checkpoints"]] == [
         (4, {"reward": 1.0}, []), (10, {}, ["main"]),
     ]  # fmt: skip

@@ -25,7 +25,7 @@ from rlhf_zoo.modeling.critic import critic_from
 from rlhf_zoo.modeling.models import load_classifier
 from rlhf_zoo.modeling.special_tokens import train_tokenizer
 from rlhf_zoo.publishing.catalog.card import CardEstimate
-from rlhf_zoo.publishing.catalog.index import checkpoint_rows
+from rlhf_zoo.publishing.catalog.index import checkpoint_listing
 
 PROMPT = "the camera"
 REPO = "me/toy-ppo"
@@ -93,7 +93,7 @@ def listing(*, moved: bool = False) -> tuple[dict, dict]:
     }
     tags = {f"step-{step:06d}": commit(99 if moved and step == 20 else step) for step in STEPS} | {"v1": commit(7)}
     dates = {commit(step): datetime(2026, 11, 1, tzinfo=UTC) for step in (*STEPS, 50, 99)}
-    rows = checkpoint_rows(tags, {"main": commit(50), "best": commit(50)}, {"main": card, "best": card}, dates)
+    rows = checkpoint_listing(tags, {"main": commit(50), "best": commit(50)}, {"main": card, "best": card}, dates)
     return {"repo": REPO, "note": None, **rows}, card
 
 

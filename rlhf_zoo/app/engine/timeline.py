@@ -87,7 +87,7 @@ class TimelineRun:
         """Creates a run from the tags of its repository and from its card.
 
         Args:
-            listing: {repo, checkpoints: [{revision, step, commit, also, metrics}]}, from `catalog.index.checkpoints`.
+            listing: {repo, checkpoints: [{revision, step, commit, also, metrics}]}, from `index.list_checkpoints`.
                 `also` lists the other tags of the same commit.
             card: rlhf_card.json of `main`; {} if there is none. It is not trusted: only its finite numbers are used.
                 The recommended step is its `evaluation.recommended`, {step} or a number.

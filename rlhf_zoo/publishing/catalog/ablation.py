@@ -17,7 +17,7 @@ from ...hub.client.pull import split_revision
 from ...hub.client.refusals import translate_hub_errors
 from ...hub.client.weights import Origin, commits_have_same_weights
 from .card import Card, clean, try_download_card
-from .index import TAG, WORKERS, checkpoints
+from .index import TAG, WORKERS, list_checkpoints
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelInfo
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MAX_CARDS = 32
 #: Maximum number of runs, including the first. One request of the page samples one checkpoint of each.
 MAX_RUNS = 16
-_MAX_NOTES = 3
+_MAX_NAMED = 3  # skipped repositories that a note names
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Run:
     """A PPO repository.
 
     Attributes:
-        listing: Its checkpoints, as `catalog.index.checkpoints` returns them.
+        listing: Its checkpoints, as `catalog.index.list_checkpoints` returns them.
         card: rlhf_card.json of `main`, {} without one.
         private: Whether reading the repository needs a token.
     """
@@ -98,8 +98,8 @@ def find_runs(
     name, _ = split_revision(repo)
     with disable_progress_bars():
         first_run, problem = _read_first_run(name, card, hub)
-        # A card that does not name its SFT model is replaced by the card of `main`.
-        card = card if Card(card).origin else first_run.card
+        if not Card(card).origin:  # the card does not name its SFT model; that of `main` may
+            card = first_run.card
         if names is not None:
             return Ablation((first_run, *_read_named_runs(first_run, card, names, hub)), problem)
         if problem is not None:
@@ -133,7 +133,7 @@ def _read_run(repo: str, hub: Hub) -> tuple[Run, str | None]:
                 f"{repo} is not on {hub.name}, or this token may not read it: check the names of the runs."
             ) from error
     card, note = try_download_card(repo, info.sha or "main", hub)
-    return Run(checkpoints(repo, hub), card, bool(info.private)), note
+    return Run(list_checkpoints(repo, hub), card, bool(info.private)), note
 
 
 def _read_named_runs(first_run: Run, card: Mapping[str, Any], names: Iterable[str], hub: Hub) -> list[Run]:
@@ -193,10 +193,10 @@ def _search_runs(first_run: Run, card: Mapping[str, Any], hub: Hub) -> tuple[lis
         notes.append(f"only the {MAX_CARDS} most recently changed of {len(models)} models were read")
     with ThreadPoolExecutor(WORKERS) as pool:
         candidates = list(pool.map(lambda model: _as_run(model, origin, recipe, beta, hub), models[:MAX_CARDS]))
-    skipped = [note for _, note in candidates if note is not None]
-    if skipped:
-        remainder = f" and {len(skipped) - _MAX_NOTES} more" if len(skipped) > _MAX_NOTES else ""
-        notes.append(f"these are not shown: {', '.join(skipped[:_MAX_NOTES])}{remainder}")
+    skip_notes = [note for _, note in candidates if note is not None]
+    if skip_notes:
+        remainder = f" and {len(skip_notes) - _MAX_NAMED} more" if len(skip_notes) > _MAX_NAMED else ""
+        notes.append(f"these are not shown: {', '.join(skip_notes[:_MAX_NAMED])}{remainder}")
     runs = _best_per_beta([run for run, _ in candidates if run is not None], first_run.card.get("seed"))
     if len(runs) >= MAX_RUNS:
         notes.append(f"only {MAX_RUNS - 1} of {len(runs)} are shown: name the runs that you want")
@@ -214,13 +214,11 @@ def _as_run(model: ModelInfo, origin: Origin, recipe: str, beta: float, hub: Hub
     card, note = try_download_card(model.id, model.sha or "main", hub)
     if note is not None:
         return None, f"{model.id} ({note})"
-    is_comparable = (
-        card.is_ppo and card.get("recipe") == recipe and commits_have_same_weights(card.origin, origin, hub=hub)
-    )
-    if not is_comparable or card.beta in (None, beta):
+    is_other_beta = card.is_ppo and card.get("recipe") == recipe and card.beta not in (None, beta)
+    if not is_other_beta or not commits_have_same_weights(card.origin, origin, hub=hub):
         return None, None
     try:
-        return Run(checkpoints(model.id, hub), card, bool(model.private)), None
+        return Run(list_checkpoints(model.id, hub), card, bool(model.private)), None
     except ZooError as error:
         return None, f"{model.id} ({str(error).rstrip('.')})"
 

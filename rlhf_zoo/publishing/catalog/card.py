@@ -58,8 +58,8 @@ class CardEstimate:
         if value is None:
             return None
         interval = get_nested(estimate, "ci95")
-        ends = [float(end) for end in interval if is_finite(end)] if isinstance(interval, list) else []
-        ci95 = (ends[0], ends[1]) if len(ends) == 2 == len(interval) else None
+        is_interval = isinstance(interval, list) and len(interval) == 2 and all(map(is_finite, interval))
+        ci95 = (float(interval[0]), float(interval[1])) if is_interval else None
         return cls(value, ci95, int_or_none(get_nested(estimate, "n")))
 
 
@@ -147,7 +147,7 @@ class Card(dict[str, Any]):
 
     @property
     def simulated(self) -> bool | None:
-        """Whether a program simulates the human preferences."""
+        """Whether a program wrote the texts and the preferences; None if the card does not say."""
         simulated = self.get("simulated")
         return simulated if isinstance(simulated, bool) else None
 

@@ -147,12 +147,12 @@ def node_lines(node: Node) -> list[str]:
         return [*lines, clean(member.problem)]
     if node.omitted:
         return [*lines, node.omitted]
-    if figures := list(_summary(node)):
-        lines.append(", ".join(figures))
+    if phrases := list(_summary_phrases(node)):
+        lines.append(", ".join(phrases))
     return lines
 
 
-def _summary(node: Node) -> Iterator[str]:
+def _summary_phrases(node: Node) -> Iterator[str]:
     if node.member.card is None:
         if node.entry.kind == "model":
             yield "no card"

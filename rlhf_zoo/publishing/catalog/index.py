@@ -54,7 +54,7 @@ class Entry:
         base: Name of the base model.
         step: The checkpoint's step.
         seed: The run's seed.
-        simulated: Whether a program simulates the human preferences.
+        simulated: Whether a program wrote the texts and the preferences.
         reward: Mean reward of its completions.
         kl: KL to SFT, in nats per completion.
         win_rate: Win rate over SFT, by the recipe's judge.
@@ -191,9 +191,9 @@ def sort_entries(entries: Iterable[Entry], sort: str | None = None, *, reverse: 
     if sort is None:
         return in_default_order[::-1] if reverse else in_default_order
     key, largest_first = SORTS[sort]
-    with_figure = [entry for entry in in_default_order if key(entry) is not None]
-    with_figure.sort(key=key, reverse=largest_first != reverse)
-    return [*with_figure, *(entry for entry in in_default_order if key(entry) is None)]
+    sortable = [entry for entry in in_default_order if key(entry) is not None]
+    sortable.sort(key=key, reverse=largest_first != reverse)
+    return [*sortable, *(entry for entry in in_default_order if key(entry) is None)]
 
 
 def benchmark_table(entries: Sequence[Entry], *, command: str, namespace: str) -> str:
@@ -247,8 +247,8 @@ def _markdown_figure(figure: CardEstimate | None) -> str:
     return text if figure.held_out else f"{text} (training)"
 
 
-def with_table(text: str | None, table: str) -> str:
-    """Replaces the table between the markers of a text, or appends it if there are no markers.
+def insert_table(text: str | None, table: str) -> str:
+    """Inserts the table between the markers of a text, in place of an older one, or appends it if there are no markers.
 
     Args:
         text: The text; None for a new file, which gets an introduction.
@@ -269,7 +269,7 @@ def with_table(text: str | None, table: str) -> str:
 
 
 def write_benchmark(path: Path, table: str) -> None:
-    """Writes the table into a file as `with_table` does. Text outside the markers is kept.
+    """Writes the table into a file as `insert_table` does. Text outside the markers is kept.
 
     Args:
         path: The file, created if it does not exist.
@@ -282,7 +282,7 @@ def write_benchmark(path: Path, table: str) -> None:
         text = path.read_bytes().decode() if path.exists() else None
         if not path.parent.is_dir():
             raise ZooError(f"The folder {path.parent} does not exist: create it, or pass another path to --readme.")
-        new_text = with_table(text, table)
+        new_text = insert_table(text, table)
         if new_text != text:
             write_text(path, new_text)
     except ZooError as error:
@@ -322,15 +322,15 @@ def published_models(namespace: str, hub: Hub = DEFAULT_HUB) -> list[Entry]:
 
     with translate_hub_errors(f"Cannot list the models of {namespace} on {hub.name}", "check the network and --hub."):
         models = list(hub.api().list_models(author=namespace, filter=TAG, expand=["sha", "lastModified", "tags"]))
-        damaged = _damaged_models(namespace, hub)
+        damage_notes = _damage_notes(namespace, hub)
     with disable_progress_bars(), ThreadPoolExecutor(WORKERS) as pool:
         entries = {entry.repo: entry for entry in pool.map(partial(_read_entry, hub=hub), models)}
-    for repo, note in damaged.items():
+    for repo, note in damage_notes.items():
         entries[repo] = replace(entries.get(repo) or Entry(repo, ""), note=f"damaged on the Hub: {note}")
     return list(entries.values())
 
 
-def _damaged_models(namespace: str, hub: Hub) -> dict[str, str]:
+def _damage_notes(namespace: str, hub: Hub) -> dict[str, str]:
     """Returns damaged model -> reason. Only the embedded Hub reports damage, and only to users with a token."""
     from huggingface_hub.errors import HfHubHTTPError
     from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
@@ -358,7 +358,7 @@ def _read_entry(model: ModelInfo, *, hub: Hub) -> Entry:
     return make_entry(model.id, model.sha or "", card, changed_at=model.last_modified, tags=model.tags or (), note=note)
 
 
-def checkpoints(repo: str, hub: Hub = DEFAULT_HUB) -> dict[str, Any]:
+def list_checkpoints(repo: str, hub: Hub = DEFAULT_HUB) -> dict[str, Any]:
     """Lists the checkpoints of a repository.
 
     The rows are the tags of steps, then the other tags and branches. A step's `also` contains `best` or `main` if the
@@ -393,17 +393,17 @@ def checkpoints(repo: str, hub: Hub = DEFAULT_HUB) -> dict[str, Any]:
     with disable_progress_bars():
         cards = {name: try_download_card(repo, commit, hub) for name, commit in pointers.items()}
     note = next((note for _, note in cards.values()), None)
-    rows = checkpoint_rows(commits, pointers, {name: card for name, (card, _) in cards.items()}, dates)
-    return {"repo": repo, "note": None if rows["stage"] else note, **rows}
+    listing = checkpoint_listing(commits, pointers, {name: card for name, (card, _) in cards.items()}, dates)
+    return {"repo": repo, "note": None if listing["stage"] else note, **listing}
 
 
-def checkpoint_rows(
+def checkpoint_listing(
     commits_by_ref: Mapping[str, str],
     pointers: Mapping[str, str],
     cards: Mapping[str, Mapping[str, object]],
     dates: Mapping[str, datetime],
 ) -> dict[str, Any]:
-    """Creates the rows of `checkpoints`.
+    """Creates the listing that `list_checkpoints` returns, from the Hub's refs and cards.
 
     Args:
         commits_by_ref: Tag or branch -> commit, without best and main.
@@ -412,7 +412,7 @@ def checkpoint_rows(
         dates: Commit -> its date.
 
     Returns:
-        {stage, recipe, checkpoints}, as in `checkpoints`.
+        {stage, recipe, checkpoints}.
     """
     pointer_cards = {name: Card(cards.get(name) or {}) for name in ("main", "best")}
     card = pointer_cards["main"] or pointer_cards["best"]

@@ -16,7 +16,7 @@ from ...modeling.model_files import ADAPTER_CONFIG
 from ...runs.checkpoint_choice import resolve_model
 from ...runs.models import folder_lineage
 from ...runs.record import StageRecord
-from ...runs.registry import REWARD_ROLES, is_member, parent_title
+from ...runs.registry import REWARD_ROLES, is_ensemble_member, parent_title
 from ...runs.settings.declared import default_of
 from ...runs.settings.key_classes import is_revision
 from ..cards.card import CARD_FILE, card_json
@@ -66,7 +66,7 @@ class Lineage:
 
     @property
     def simulated(self) -> bool:
-        """Whether a program simulates the human preferences."""
+        """Whether a program wrote the texts and the preferences."""
         return Card(self.card).simulated is True
 
     @property
@@ -171,7 +171,7 @@ def find_policy(
     Raises:
         ZooError: A model cannot be fetched, or nothing names the model to compare with.
     """
-    checkpoint = resolve_model(_ppo_stage(policy), hub)
+    checkpoint = resolve_model(_ppo_stage_of_run(policy), hub)
     card = _read_card(checkpoint)
     if only_ppo and not card.is_ppo:
         raise ZooError(
@@ -179,8 +179,8 @@ def find_policy(
             "was trained from it."
         )
     flag = "--sft" if only_ppo else "--against"
-    base = resolve_model(against, hub) if against is not None else _parent(checkpoint, card, "sft", flag, hub)
-    if base is None:
+    reference = resolve_model(against, hub) if against is not None else _parent(checkpoint, card, "sft", flag, hub)
+    if reference is None:
         model_files = (checkpoint.path / name for name in ("config.json", ADAPTER_CONFIG))
         if checkpoint.repo is None and not any(path.is_file() for path in model_files):
             raise ZooError(
@@ -189,13 +189,13 @@ def find_policy(
             )
         raise ZooError(f"{checkpoint.name} does not name the SFT model it started from: name it with {flag}.")
     if without_reward or reward is not None:
-        return Lineage(checkpoint, base, None if reward is None else resolve_model(reward, hub), card)
+        return Lineage(checkpoint, reference, None if reward is None else resolve_model(reward, hub), card)
     parents = (_parent(checkpoint, card, role, "--reward", hub) for role in REWARD_ROLES)
     rewards = [parent for parent in parents if parent is not None]
-    return Lineage(checkpoint, base, rewards[0] if rewards else None, card, tuple(rewards[1:]))
+    return Lineage(checkpoint, reference, rewards[0] if rewards else None, card, tuple(rewards[1:]))
 
 
-def _ppo_stage(policy: str) -> str:
+def _ppo_stage_of_run(policy: str) -> str:
     """Returns the folder of the PPO stage for the folder of a run, and every other name as it is."""
     folder = Path(policy)
     is_run = (folder / "ppo" / "run.json").is_file() and not (folder / "run.json").is_file()
@@ -222,10 +222,9 @@ def _parent(child: Checkpoint, card: Card, role: str, flag: str, hub: Hub) -> Ch
     repo, commit = hub_id(parent.get("repo")), parent.get("commit")
     title = parent_title(role, from_base=card.started_from_base)
     if repo is None:
-        # The reward models of a local ensemble are in the run directory, next to the PPO stage.
-        folder = _member_beside(child.path, parent.get("folder")) if child.hub is None else None
-        if folder is None and child.hub is None:
-            folder = _recorded_folder(child.path, role)
+        folder = None
+        if child.hub is None:
+            folder = _ensemble_member(child.path, parent.get("folder")) or _recorded_folder(child.path, role)
         if folder is not None:
             return Checkpoint(str(folder), folder)
         raise ZooError(f"The {title} of {child.name} was never published: name a copy of it with {flag}.")
@@ -254,10 +253,10 @@ def _recorded_folder(checkpoint: Path, role: str) -> Path | None:
     return folder if folder.is_dir() and folder_lineage(folder)["files"] == parent["files"] else None
 
 
-def _member_beside(checkpoint: Path, folder: Any) -> Path | None:
-    """Finds a reward model of an ensemble, which the card of a run names, in the directory of that run."""
+def _ensemble_member(checkpoint: Path, folder: Any) -> Path | None:
+    """Finds a reward model of a local ensemble in the run directory, next to the PPO stage whose card names it."""
     # The card may come from another user, so only folders of an ensemble are looked up.
-    if not isinstance(folder, str) or not is_member(folder):
+    if not isinstance(folder, str) or not is_ensemble_member(folder):
         return None
     runs = checkpoint.resolve().parents[:2]
     checkpoints = (StageRecord(run / folder).chosen_checkpoint() for run in runs if (run / folder).is_dir())
@@ -356,10 +355,9 @@ def _read_repository(entry: CardParent, hub: Hub) -> Member:
             return member
         return Member(problem="does not exist, or this token may not read it")
     except RevisionNotFoundError:
-        listed_revisions = ", ".join(revisions[:_MAX_LISTED]) + (
-            f" and {len(revisions) - _MAX_LISTED} more" if len(revisions) > _MAX_LISTED else ""
-        )
-        return Member(problem=f"has no revision {entry.commit!r}; it has {listed_revisions}")
+        listed = ", ".join(revisions[:_MAX_LISTED])
+        remainder = f" and {len(revisions) - _MAX_LISTED} more" if len(revisions) > _MAX_LISTED else ""
+        return Member(problem=f"has no revision {entry.commit!r}; it has {listed}{remainder}")
     except client_errors() as error:
         return Member(problem=f"cannot be read ({reason(error)})")
     parents = card.parents if card is not None else ()
