@@ -129,7 +129,7 @@ def add(path: str, repository: str, license_name: str | None, source: str | None
     if as_json:
         print_json(asdict(result))
         return
-    holds = "now holds" if result.new else "already holds"
+    holds = "now holds" if result.is_new else "already holds"
     click.echo(f"{repository} {holds} the model of {path} (commit {result.commit[:12]}).")
     if result.license is None:
         click.echo(

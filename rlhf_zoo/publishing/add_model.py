@@ -31,13 +31,13 @@ class AddResult:
     Attributes:
         repo: NAMESPACE/NAME.
         commit: The commit with the model.
-        new: Whether this call made the commit; False if the repository already had the same files.
+        is_new: Whether this call made the commit; False if the repository already had the same files.
         license: The license on its card; None if there is none.
     """
 
     repo: str
     commit: str
-    new: bool
+    is_new: bool
     license: str | None
 
 
@@ -74,19 +74,19 @@ def add_model(name: str, repo: str, *, license: str | None, source: str | None, 
         card_license = _write_card(card, folder, title=repo.partition("/")[2], license=license, source=source)
         extra_files = {path.name: path for path in folder.iterdir() if _EXTRA_FILE.match(path.name)}
         sentence_files = [path for pattern in SENTENCE_FILES for path in folder.glob(pattern)]
-        model = checkpoint_files(folder) | {path.relative_to(folder).as_posix(): path for path in sentence_files}
-        files = {**model, **extra_files, README: card}
+        model_files = checkpoint_files(folder) | {path.relative_to(folder).as_posix(): path for path in sentence_files}
+        files = {**model_files, **extra_files, README: card}
         with translate_hub_errors(f"{repo} cannot be written on {hub.name}", "check its name, and try again."):
             # Without a license or source to add, only the model files must be equal: the card may have been edited.
-            existing = _commit_with_files(repo, files if license or source else model, model, hub)
-            commit = existing or publish_files(files, repo, repo_type="model", message=f"Add {folder.name}", hub=hub)
-    return AddResult(repo, commit, existing is None, card_license)
+            head = _commit_with_files(repo, files if license or source else model_files, model_files, hub)
+            commit = head or publish_files(files, repo, repo_type="model", message=f"Add {folder.name}", hub=hub)
+    return AddResult(repo, commit, head is None, card_license)
 
 
-def _commit_with_files(repo: str, files: Mapping[str, Path], model: Collection[str], hub: Hub) -> str | None:
+def _commit_with_files(repo: str, files: Mapping[str, Path], model_files: Collection[str], hub: Hub) -> str | None:
     """Returns the head commit of `main` if it has these files; None if they must be sent.
 
-    Raises ZooError if the repository holds a model whose files differ from those that `model` names.
+    Raises ZooError if the repository holds a model whose `model_files` differ.
     """
     api = hub.api()
     if not api.repo_exists(repo) or not api.file_exists(repo, "config.json"):
@@ -94,30 +94,30 @@ def _commit_with_files(repo: str, files: Mapping[str, Path], model: Collection[s
     commit = str(api.model_info(repo).sha)
     entries = cast("list[RepoFile]", api.get_paths_info(repo, list(files), revision=commit))
     equal_files = {entry.path for entry in entries if content_id(files[entry.path], entry) == expected_id(entry)}
-    if not equal_files.issuperset(model):
+    if not equal_files.issuperset(model_files):
         raise ZooError(f"{repo} on {hub.name} holds another model: choose another name.")
     return commit if equal_files == set(files) else None
 
 
-def _write_card(card: Path, folder: Path, *, title: str, license: str | None, source: str | None) -> str | None:
+def _write_card(path: Path, folder: Path, *, title: str, license: str | None, source: str | None) -> str | None:
     """Writes the model's own card, or a short one if it has none. Returns the license on the card."""
     from huggingface_hub import ModelCard
 
     gguf = gguf_source(folder)
     if (folder / README).is_file():
-        content = ModelCard.load(folder / README)
+        card = ModelCard.load(folder / README)
     else:
-        content = ModelCard(f"---\nlibrary_name: transformers\n---\n\n# {title}\n")
+        card = ModelCard(f"---\nlibrary_name: transformers\n---\n\n# {title}\n")
         if gguf:
             quantization = gguf.get("quantization") or "quantization unknown"
-            content.text += (
+            card.text += (
                 f"\nUnpacked from the GGUF file `{gguf.get('file')}` ({quantization}, sha256 `{gguf.get('sha256')}`) "
                 "into float32. Quantization rounded the weights, so they are not those of the original model.\n"
             )
-    card_license = license or content.data.license or gguf.get("license")
+    card_license = license or card.data.license or gguf.get("license")
     if card_license is not None:
-        content.data.license = card_license
+        card.data.license = card_license
     if source is not None:
-        content.text += f"\nSource: {source}\n"
-    content.save(card)
+        card.text += f"\nSource: {source}\n"
+    card.save(path)
     return card_license if isinstance(card_license, str) else None

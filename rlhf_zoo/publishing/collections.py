@@ -56,8 +56,10 @@ def collect(
         ZooError: The Hub refuses.
     """
     stages = list(STAGES)
-    models = sorted(repos, key=lambda repo: (stages.index(repos[repo]) if repos[repo] in stages else len(stages), repo))
-    items = [(repo, "model", STAGES[repos[repo]].note if repos[repo] in STAGES else repos[repo]) for repo in models]
+    models = sorted(
+        repos.items(), key=lambda item: (stages.index(item[1]) if item[1] in stages else len(stages), item[0])
+    )
+    items = [(repo, "model", STAGES[stage].note if stage in STAGES else stage) for repo, stage in models]
     items += [(space, "space", SPACE_NOTE)] if space is not None else []
     title = title_of(recipe)
     with translate_hub_errors(
@@ -65,7 +67,7 @@ def collect(
         "check that the token may write Collections.",
     ):
         api = hub.api()
-        slug = _slug(api, title, namespace, private=private)
+        slug = _find_or_create(api, title, namespace, private=private)
         existing_items = _existing_items(api, slug)
         for repo, kind, note in items:
             if (repo, kind) not in existing_items:
@@ -74,7 +76,7 @@ def collect(
     return slug
 
 
-def _slug(api: HfApi, title: str, namespace: str, *, private: bool) -> str:
+def _find_or_create(api: HfApi, title: str, namespace: str, *, private: bool) -> str:
     """Returns the slug of the first Collection with this title. Creates one if there is none."""
     for collection in api.list_collections(owner=namespace):
         if collection.title == title:

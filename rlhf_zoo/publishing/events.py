@@ -5,7 +5,7 @@ metrics give equal bytes, and no file name reveals the host.
 """
 
 import datetime
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from ..fileio import is_finite
 EVENTS_FILE = "runs/{stage}/events.out.tfevents.{start}.rlhf-zoo"  # {start}: Unix time of the first row
 
 
-def write_events(rows: Iterable[Mapping[str, Any]], folder: Path, *, stage: str) -> Path | None:
+def write_events(rows: Sequence[Mapping[str, Any]], folder: Path, *, stage: str) -> Path | None:
     """Writes every finite number in `rows` as a scalar at its step.
 
     Args:
@@ -29,15 +29,14 @@ def write_events(rows: Iterable[Mapping[str, Any]], folder: Path, *, stage: str)
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.record_writer import RecordWriter
 
-    logged = list(rows)
-    if not logged:
+    if not rows:
         return None
-    path = folder / EVENTS_FILE.format(stage=stage, start=int(_seconds(logged[0])))
+    path = folder / EVENTS_FILE.format(stage=stage, start=int(_seconds(rows[0])))
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
         writer = RecordWriter(file)
-        writer.write(Event(wall_time=_seconds(logged[0]), file_version="brain.Event:2").SerializeToString())
-        for row in logged:
+        writer.write(Event(wall_time=_seconds(rows[0]), file_version="brain.Event:2").SerializeToString())
+        for row in rows:
             values = [
                 Summary.Value(tag=name, simple_value=value)
                 for name, value in sorted(row.items())

@@ -82,9 +82,9 @@ class Outbox:
         """
         self.notify()
         if not self._wait(patience=self._patience):
-            remaining = self._sender.remaining()
+            uploads = self._sender.remaining_uploads()
             raise ZooError(
-                f"{len(remaining)} uploads of the run are not on {self._hub_name} yet, starting with {remaining[0]} "
+                f"{len(uploads)} uploads of the run are not on {self._hub_name} yet, starting with {uploads[0]} "
                 f"({self._failure_reason}): run `{self._resume_command}` when the Hub answers."
             )
 
@@ -115,7 +115,7 @@ class Outbox:
                         return False
                     sent, sending = self._sent, self._sending
                 if bar is None and time.monotonic() - start > 1:
-                    count = len(self._sender.remaining())
+                    count = len(self._sender.remaining_uploads())
                     bar = stack.enter_context(
                         tqdm(total=count + sent, initial=sent, desc="sending", unit="upload", leave=False, disable=None)
                     )

@@ -53,11 +53,11 @@ def _round(path: Path, target: Path, dtype: torch.dtype) -> None:
     with safe_open(path, framework="pt") as weights:
         tensors = {key: weights.get_tensor(key) for key in weights.keys()}  # noqa: SIM118
         metadata = weights.metadata()
-    converted = {
+    rounded_tensors = {
         key: tensor.to(dtype) if tensor.is_floating_point() and tensor.element_size() > dtype.itemsize else tensor
         for key, tensor in tensors.items()
     }
-    save_file(converted, target, metadata)
+    save_file(rounded_tensors, target, metadata)
 
 
 def _with_dtype(config: Any, dtype: str) -> Any:

@@ -34,9 +34,9 @@ from ..hub.client.refusals import client_errors, status_of, translate_hub_errors
 from ..hub.client.run_signature import TRUST_RUN_FLAG
 from ..hub.client.step_tags import tag_name, tagged_steps
 from ..modeling.integrity import check_integrity
-from ..runs.checkpoint_choice import checkpoints_to_keep, is_best
+from ..runs.checkpoint_choice import checkpoints_to_keep, chosen_is_best
 from ..runs.context import RunContext
-from ..runs.prepared import forget_lost_data, pending_data, send_data
+from ..runs.corpus_data import forget_lost_data, has_pending_data, send_data
 from ..runs.record import StageRecord, checkpoint_step
 from ..runs.registry import STAGES
 from .adapters import file_overrides
@@ -44,7 +44,7 @@ from .cards.card import make_card
 from .cards.facts import FRONTIER
 from .collections import collect
 from .events import write_events
-from .sent import published_tags, unsent_checkpoints
+from .sent_checkpoints import published_tags, unsent_checkpoints
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class Sender:
         self._checked: set[str] = set()  # stages whose state on the Hub was checked, and "data"
         self._cards_to_resend = set(STAGES) if resend_cards else set()
 
-    def remaining(self) -> list[str]:
+    def remaining_uploads(self) -> list[str]:
         """Returns descriptions of the remaining uploads, in order."""
         return [upload.description for upload in self._uploads()]
 
@@ -101,9 +101,9 @@ class Sender:
         if not stages:
             return
         has_data_repo = bool(context.record("data").read().get("repo"))
-        if "data" not in self._checked and (pending_data(context) or has_data_repo):
+        if "data" not in self._checked and (has_pending_data(context) or has_data_repo):
             yield Upload(f"the state of {context.dataset_repo}", self._check_data)
-        if pending_data(context):
+        if has_pending_data(context):
             yield Upload("the data", lambda: send_data(context))
         for stage in stages:
             yield from self._stage_uploads(context.record(stage), stage)
@@ -147,13 +147,13 @@ class Sender:
         repo, hub_label = self._context.repo(stage), self._context.hub.label
         # Read this before listing the checkpoints, because a stage that ends in between may add one.
         document = record.read()
-        pending = unsent_checkpoints(record, repo, hub_label=hub_label)
+        checkpoints = unsent_checkpoints(record, repo, hub_label=hub_label)
         lacks_chosen_checkpoint = document.get("status") == "finished" and record.chosen_checkpoint() is None
         if stage not in self._checked and (
-            pending or lacks_chosen_checkpoint or published_tags(record, repo, hub_label=hub_label)
+            checkpoints or lacks_chosen_checkpoint or published_tags(record, repo, hub_label=hub_label)
         ):
             yield Upload(f"the state of {repo}", lambda: self._check_repository(record, stage))
-        for path in pending:
+        for path in checkpoints:
             yield Upload(f"step {checkpoint_step(path)} of {stage}", partial(self._send, record, stage, path))
         if document.get("status") == "finished":
             digest = self._release_digest(record)
@@ -167,7 +167,7 @@ class Sender:
     def _check_repository(self, record: StageRecord, stage: str) -> None:
         """Claims a stage's repository before the first commit, and forgets acknowledged commits that it has lost."""
         # Restore a missing chosen checkpoint first, while run.json still names the repository that has it.
-        self._context.restore_chosen(stage)
+        self._context.restore_chosen_checkpoint(stage)
         _claim(self._context, stage)
         _forget_lost_commits(record, self._context.repo(stage), self._context.hub)
         self._pin_lineage(record)
@@ -228,13 +228,13 @@ class Sender:
 
     def _release(self, record: StageRecord, stage: str, digest: str) -> None:
         context, repo = self._context, self._context.repo(stage)
-        context.restore_chosen(stage)
+        context.restore_chosen_checkpoint(stage)
         checkpoint = record.chosen_checkpoint()
         if checkpoint is None:
             raise ZooError(f"{record.path} is finished but holds no checkpoint to publish: train it with --restart.")
         tag = tag_name(checkpoint_step(checkpoint))
         tags = published_tags(record, repo, hub_label=context.hub.label)
-        has_best = is_best(record)
+        has_best = chosen_is_best(record)
         step_tags = {name: commit for name, commit in tags.items() if name != "best"}
         # Record the tag `best` first, because the card names it and is part of the commit that the tag will point to.
         self._record_repository(record, repo, {"best": tags[tag], **tags} if has_best else step_tags)
@@ -297,31 +297,31 @@ class Sender:
 
         It covers the Hub, the repository, the end of the run, and the files of the evaluation and the baselines.
         """
-        document, evaluation = record.read(), self._context.record("eval").path
+        document, eval_folder = record.read(), self._context.record("eval").path
         repo = self._context.repo(document["stage"])
         run_end = {key: document.get(key) for key in ("finished", "chosen", "fingerprint", "reward_model")}
         digest = hashlib.sha256(repr((sorted(run_end.items(), key=str), repo)).encode())
         digest.update(self._context.hub.label.encode())
-        for path in (evaluation / "evaluation.json", evaluation / "samples.jsonl", evaluation.parent / FRONTIER):
+        for path in (eval_folder / "evaluation.json", eval_folder / "samples.jsonl", eval_folder.parent / FRONTIER):
             digest.update(path.read_bytes() if path.is_file() else b"")
         return digest.hexdigest()
 
 
 def _check_links(context: RunContext) -> None:
-    """Checks that a run of another user contains no links to files elsewhere.
+    """Checks that a run of another user has no links to files elsewhere. Warns that it is sent without figures.
 
-    Otherwise a downloaded run could make `push` publish any file of this machine. All folders of the run are checked,
-    because cards, metrics and data are made from files next to the checkpoints. The user's own runs may contain links,
-    for example to a stage on another disk.
+    Such a link could make `push` publish any file of this machine. All folders of the run are checked, because cards,
+    metrics and data are made from files next to the checkpoints. The user's own runs may contain links, for example to
+    a stage on another disk.
 
     Raises:
         ZooError: There is such a link, or the run claims to be part of a run that this user wrote.
     """
     records = [context.record(name) for name in ("data", *STAGES, "eval")]
-    trusted = [record.is_own() for record in records if record.run_file.is_file()]
-    if all(trusted):
+    is_own = [record.is_own() for record in records if record.run_file.is_file()]
+    if all(is_own):
         return
-    if context.base is not None and any(trusted):
+    if context.base is not None and any(is_own):
         raise ZooError(
             f"{context.directory} was not written by your rlhf-zoo but claims to be part of your run in "
             f"{context.base}, so neither was sent. Move it elsewhere, or add {TRUST_RUN_FLAG} if you trust it."
@@ -427,10 +427,7 @@ def keep_published_lineage(recorded: Mapping[str, Any], current: Mapping[str, An
     """
     if recorded.get("fingerprint") != current.get("fingerprint") or not recorded.get("commit"):
         return dict(current)
-    return {
-        **current,
-        **{key: recorded[key] for key in ("repo", "commit", "tag", "hub") if key in recorded},
-    }
+    return {**current, **{key: recorded[key] for key in ("repo", "commit", "tag", "hub") if key in recorded}}
 
 
 def resume_command(context: RunContext) -> str:
@@ -445,13 +442,13 @@ def resume_command(context: RunContext) -> str:
 def _forget_lost_commits(record: StageRecord, repo: str, hub: Hub) -> None:
     """Marks checkpoints as not sent if their tags on the Hub are gone or moved, as after a claim by another run."""
     sent_tags, tags_on_hub = published_tags(record, repo, hub_label=hub.label), claims.all_tags(repo, hub=hub)
-    remaining = {tag: commit for tag, commit in sent_tags.items() if tags_on_hub.get(tag) == commit}
-    if remaining == sent_tags:
+    intact_tags = {tag: commit for tag, commit in sent_tags.items() if tags_on_hub.get(tag) == commit}
+    if intact_tags == sent_tags:
         return
     for checkpoint in record.checkpoints():
-        if tag_name(checkpoint_step(checkpoint)) not in remaining:
+        if tag_name(checkpoint_step(checkpoint)) not in intact_tags:
             (checkpoint / PUBLISHED_FILE).unlink(missing_ok=True)
-    record.write(repo=_repository_entry(repo, remaining) if remaining else None, released=None)
+    record.write(repo=_repository_entry(repo, intact_tags) if intact_tags else None, released=None)
 
 
 def _repository_entry(repo: str, tags: Mapping[str, str]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def test_add_model_uploads_only_model_files_and_only_once(tmp_path: Path, thread
     for name in ("LICENSE.txt", "training_args.bin", "notes.md", ".env"):
         (folder / name).write_text(name)
     added = add_model(str(folder), NAME, license=None, source="trained by hand", hub=hub)
-    assert (added.new, added.license) == (True, "mit")
+    assert (added.is_new, added.license) == (True, "mit")
     files = set(thread_hub.api().list_repo_files(NAME))
     assert {"config.json", "model.safetensors", "README.md", "LICENSE.txt"} <= files
     assert not {"training_args.bin", "notes.md", ".env"} & files
@@ -40,9 +40,9 @@ def test_add_model_uploads_only_model_files_and_only_once(tmp_path: Path, thread
     assert (folder / "README.md").read_text().endswith("My model.\n"), "the folder itself is not changed"
 
     repeated = add_model(str(folder), NAME, license=None, source=None, hub=hub)
-    assert (repeated.new, repeated.commit) == (False, added.commit)
+    assert (repeated.is_new, repeated.commit) == (False, added.commit)
     changed = add_model(str(folder), NAME, license="apache-2.0", source=None, hub=hub)
-    assert changed.new and ModelCard.load(NAME).data.license == "apache-2.0"
+    assert changed.is_new and ModelCard.load(NAME).data.license == "apache-2.0"
 
 
 def test_add_model_rejects_other_model_and_incomplete_folder(tmp_path: Path, thread_hub: ThreadHub) -> None:

@@ -24,7 +24,7 @@ from rlhf_zoo.hub.client.step_tags import tag_name
 from rlhf_zoo.hub.server import create_token
 from rlhf_zoo.hub.server.application import Application
 from rlhf_zoo.publishing.sender import Sender
-from rlhf_zoo.publishing.sent import published_tags, unsent_checkpoints
+from rlhf_zoo.publishing.sent_checkpoints import published_tags, unsent_checkpoints
 from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.runs.recipe import Recipe
 from rlhf_zoo.runs.record import StageRecord, fingerprint
@@ -174,9 +174,9 @@ def test_finished_run_gets_a_collection(thread_hub, tmp_path, monkeypatch, caplo
     both = Recipe("toy", tmp_path, {"description": "A toy."}, {"sft": {}, "ppo": {}})
     due = sender(thread_hub, tmp_path, recipe=both)
     send_all(due)
-    assert collections() == [] and due.remaining() == [], "SFT is not there"
+    assert collections() == [] and due.remaining_uploads() == [], "SFT is not there"
     due = sender(thread_hub, tmp_path)
-    assert due.remaining()[-1] == "the Collection of toy"
+    assert due.remaining_uploads()[-1] == "the Collection of toy"
 
     def refused(status: int) -> Any:
         def collect(*_: Any, **__: Any) -> str:
@@ -193,11 +193,11 @@ def test_finished_run_gets_a_collection(thread_hub, tmp_path, monkeypatch, caplo
         assert "collection" not in noted.read(), "it is tried again"
         patched.setattr("rlhf_zoo.publishing.sender.collect", refused(403))
         send_all(due)
-        assert "The Collection cannot be made." in caplog.text and due.remaining() == []
+        assert "The Collection cannot be made." in caplog.text and due.remaining_uploads() == []
         assert noted.read()["collection"] == {"hub": thread_hub.url, "repos": [REPO], "slug": None}
     noted.write(collection=None)
     send_all(due)
-    assert collections() == ["toy: SFT, RM, PPO"] and due.remaining() == []
+    assert collections() == ["toy: SFT, RM, PPO"] and due.remaining_uploads() == []
     assert noted.read()["collection"]["slug"].startswith("local/toy-sft-rm-ppo")
 
 

@@ -9,8 +9,8 @@ from ..runs.record import COMPLETE, StageRecord, checkpoint_step
 def unsent_checkpoints(record: StageRecord, repo_id: str, *, hub_label: str) -> list[Path]:
     """Returns the folders of the unsent checkpoints, oldest first.
 
-    Without push_steps, all complete checkpoints are sent. With it, only steps that are its multiples are sent, and the
-    last and the chosen checkpoint once the stage has finished.
+    Without push_steps, all complete checkpoints are to be sent. With it, only steps that are its multiples are, and
+    the last and the chosen checkpoint once the stage has finished.
 
     Args:
         record: The stage's directory.
@@ -22,14 +22,14 @@ def unsent_checkpoints(record: StageRecord, repo_id: str, *, hub_label: str) -> 
     final_checkpoints: set[Path | None] = set()
     if document.get("status") == "finished":
         final_checkpoints = {record.last_checkpoint(), record.chosen_checkpoint()}
-    unsent = [
+    unsent_paths = [
         path
         for path in record.checkpoints()
         if (checkpoint_step(path) % push_steps == 0 or path in final_checkpoints)
         and not _acknowledgment(path, repo_id, hub_label)
     ]
     # Another thread may have deleted a sent checkpoint meanwhile, and COMPLETE before its other files.
-    return [path for path in unsent if (path / COMPLETE).is_file()]
+    return [path for path in unsent_paths if (path / COMPLETE).is_file()]
 
 
 def published_tags(record: StageRecord, repo_id: str, *, hub_label: str) -> dict[str, str]:
